@@ -87,9 +87,9 @@ def _update_watchdog(staff: Staff, seat: Seat) -> tuple[str, bool]:
         return "", True
     ground = ground_of(staff, seat)
     need = ground.config.server.need
-    left = attempts.budget_left_usd(ground, need, but=server.id)
+    left_usd = attempts.budget_left_usd(ground, need, but=server.id)
     try:
-        guard.arm(ground, server, budget_left_usd=left, ceiling_s=need.max_ttl_s)
+        guard.arm(ground, server, budget_left_usd=left_usd, ceiling_s=need.max_ttl_s)
     except LabError as error:
         text = f"{seat.name}: its server does not have the new budget yet: {error.what}"
         staff.reporter.emit(Note(text=text, level="warning"))

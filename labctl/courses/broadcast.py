@@ -106,14 +106,14 @@ def push(staff: Staff, seats: Sequence[Seat]) -> list[SeatOutcome]:
 
     return [
         SeatOutcome(
-            seat=by_lab[done.ground.lab_id].name,
-            students=by_lab[done.ground.lab_id].students,
-            server=servers[done.ground.lab_id],
-            error=done.error.what if done.error else "",
-            why=done.error.why if done.error else "",
-            hint=done.error.hint if done.error else "",
+            seat=by_lab[outcome.ground.lab_id].name,
+            students=by_lab[outcome.ground.lab_id].students,
+            server=servers[outcome.ground.lab_id],
+            error=outcome.error.what if outcome.error else "",
+            why=outcome.error.why if outcome.error else "",
+            hint=outcome.error.hint if outcome.error else "",
         )
-        for done in fleet.each(reporting, push_to_seat, tell=report)
+        for outcome in fleet.each(reporting, push_to_seat, tell=report)
     ]
 
 

@@ -119,10 +119,10 @@ def rules_of(folder: CourseFolder, name: str) -> AssignmentConfig:
     return rules
 
 
-def told(found: Collection) -> str:
+def told(collection: Collection) -> str:
     """Return a collection in one line of text."""
-    text = f"{len(found.here)} of {len(found.handed)} submitted"
-    damaged = len(found.damaged)
+    text = f"{len(collection.here)} of {len(collection.handed)} submitted"
+    damaged = len(collection.damaged)
     return f"{text}, {damaged} damaged" if damaged else f"{text}, all bundles match their receipts"
 
 

@@ -82,11 +82,11 @@ def seat_grounds(
     granted to its present server. `listed` is what the provider has just listed: a server that the
     ledger does not know is priced from its own tags. `course` is a `course_ground` to share.
     """
-    wanted = folder.seats() if seats is None else list(seats)
+    chosen = folder.seats() if seats is None else list(seats)
     shared = course or course_ground(folder, paths, state, reporter)
     budgets = _SeatBudgets(folder, state, list(listed))
     grounds = []
-    for seat in wanted:
+    for seat in chosen:
         config = seat_config(folder, seat, budgets.need(seat))
         config.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         grounds.append(shared.beside(config, seat.lab_id))

@@ -86,9 +86,9 @@ def look(
 ) -> tuple[bytes, RosterDiff]:
     """Return the roster's bytes and what importing them would change. Nothing is changed."""
     data, table = read_table_file(roster)
-    known = folder.students(active_only=False) if folder.roster_file.exists() else ()
+    students = folder.students(active_only=False) if folder.roster_file.exists() else ()
     keys = load_keys(folder.private)
-    return data, compare(table, str(roster), known, keys, format, keep=keep)
+    return data, compare(table, str(roster), students, keys, format, keep=keep)
 
 
 def import_roster(
@@ -152,10 +152,10 @@ def _ledger_lines(diff: RosterDiff) -> list[Draft]:
         "returned": [student.id for student in diff.returned],
         "changed": [change.after.id for change in diff.changed],
     }
-    left = [
+    left_lines = [
         Draft(kind="left", seat=student.seat, student=student.id, by=by) for student in diff.left
     ]
-    return [Draft(kind="roster", by=by, detail=detail), *left]
+    return [Draft(kind="roster", by=by, detail=detail), *left_lines]
 
 
 def _store_imported_file(folder: CourseFolder, roster: Path, data: bytes) -> None:

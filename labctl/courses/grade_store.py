@@ -36,7 +36,7 @@ class Shelf:
         return self.folder.grades / self.name / owner
 
     def read(self, owner: str) -> Record | None:
-        """Return a grade's record, or None if there is none that this labctl can read."""
+        """Return a grade's record, or None if it is missing or from a newer labctl."""
         try:
             return records.decode((self.place(owner) / FILE).read_bytes())
         except (FileNotFoundError, NotADirectoryError):
@@ -139,9 +139,9 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _same_json(one: bytes, other: bytes) -> bool:
+def _same_json(data: bytes, other: bytes) -> bool:
     try:
-        return bool(json.loads(one) == json.loads(other))
+        return bool(json.loads(data) == json.loads(other))
     except (ValueError, RecursionError):
         return False
 

@@ -75,10 +75,12 @@ def current_grades(
 def keep_released(folder: CourseFolder, assignment: str, by: str = "") -> None:
     """Add the score of released grades to the ledger where an earlier version wrote none."""
     lines = released_lines(folder.ledger.entries(kind="released"), assignment)
-    unknown = [Student(id=one) for one, line in lines.items() if one and not is_complete(line)]
-    found = current_grades(folder, assignment, unknown) if unknown else []
+    incomplete = [
+        Student(id=student) for student, line in lines.items() if student and not is_complete(line)
+    ]
+    current = current_grades(folder, assignment, incomplete) if incomplete else []
     folder.ledger.append_all(
-        [released_line(assignment, one, by) for one in found if one.score is not None]
+        [released_line(assignment, grade, by) for grade in current if grade.score is not None]
     )
 
 

@@ -76,7 +76,7 @@ def material(staff: Staff, name: str, how: GradeConfig) -> Material:
 
 
 def own_word(root: Path) -> Evaluation | None:
-    """Return the evaluation in a submission, or None if there is none or it is damaged."""
+    """Return the evaluation in a submission, or None if it is missing or damaged."""
     try:
         return read_evaluation(root / EVALUATION)
     except LabError:

@@ -201,7 +201,7 @@ class _Batch:
         if self.unreached and not self.stopped:
             self.unreached.append(job.handed.seat)
             return
-        begun = time.monotonic()
+        started_at = time.monotonic()
         evaluation: Evaluation | None = None
         try:
             reply, evaluation = self.send_job(server, job)
@@ -211,15 +211,15 @@ class _Batch:
             self.why = " ".join(filter(None, [error.what, error.why]))
             return
         except (LabError, OSError) as error:
-            what = error.what if isinstance(error, LabError) else str(error)
+            message = error.what if isinstance(error, LabError) else str(error)
             why = error.why if isinstance(error, LabError) else ""
-            record = self.empty_record(job, "error", reason=" ".join(filter(None, [what, why])))
+            record = self.empty_record(job, "error", reason=" ".join(filter(None, [message, why])))
             reply = {}
         if self.stopped:
             return
-        record = msgspec.structs.replace(record, seconds=round(time.monotonic() - begun, 3))
+        record = msgspec.structs.replace(record, seconds=round(time.monotonic() - started_at, 3))
         output = str((reply.get("predict") or {}).get("said", ""))
-        self.store_grade(job.handed, record, fresh=True, said=output)
+        self.store_grade(job.handed, record, fresh=True, output=output)
 
     def send_job(
         self, server: GradingServer, job: _Job
@@ -325,9 +325,9 @@ class _Batch:
         return msgspec.structs.replace(updated, score=score)
 
     def store_grade(
-        self, handed: Handed, record: Record, *, fresh: bool, said: str | None = None
+        self, handed: Handed, record: Record, *, fresh: bool, output: str | None = None
     ) -> None:
-        corrected = self.shelf.put(record, fresh=fresh, said=said)
+        corrected = self.shelf.put(record, fresh=fresh, said=output)
         graded = Graded(
             seat=handed.seat,
             state=record.outcome,

@@ -230,8 +230,8 @@ def _send_request(
 
 def _write_assignments(target: Path, description: dict[str, Any]) -> tuple[str, ...]:
     """Write each assignment's file; return the names. Names from the keeper must not be paths."""
-    given = description.get("assignments")
-    texts = given if isinstance(given, dict) else {}
+    assignments = description.get("assignments")
+    texts = assignments if isinstance(assignments, dict) else {}
     names = sorted(
         name
         for name, text in texts.items()
@@ -243,7 +243,7 @@ def _write_assignments(target: Path, description: dict[str, Any]) -> tuple[str, 
 
 
 def _write_lab(target: Path, invitation: Join, image: str) -> str:
-    """Write lab.yaml if there is none; otherwise return the section to add to it, "" if present."""
+    """Write lab.yaml if it is missing; otherwise return the section to add, "" if present."""
     section = (
         "server:\n"
         "  provider: course\n"

@@ -71,7 +71,7 @@ class Plan(Value, frozen=True):
 
 
 def plan(staff: Staff, *, offline: bool = False, now: float | None = None) -> Plan:
-    """Compute the plan. Nothing is created or changed; with `offline` no provider is asked.
+    """Compute the plan. Nothing is created or changed; `offline` sends no request.
 
     `problem` says if the provider does not answer, or has nothing that fits.
     """
@@ -110,7 +110,7 @@ def plan(staff: Staff, *, offline: bool = False, now: float | None = None) -> Pl
 
 
 def load(staff: Staff) -> Planned | None:
-    """Return the plan that was shown last, or None if there is none that can be read."""
+    """Return the plan that was shown last, or None if it is missing or unreadable."""
     try:
         data = (staff.folder.private / PLAN_FILE).read_bytes()
         return msgspec.json.decode(data, type=Planned)

@@ -125,12 +125,12 @@ def _choose_host(sittings: Iterable[Sitting], places: int, first: int) -> int:
 
     Accounts in state "gone" do not count.
     """
-    taken: dict[int, int] = {}
+    places_used: dict[int, int] = {}
     for account in sittings:
         if account.state != "gone":
-            taken[account.host] = taken.get(account.host, 0) + 1
+            places_used[account.host] = places_used.get(account.host, 0) + 1
     numbers: tuple[int, ...] = (first, *range(1, MOST_HOSTS + 1))
     for number in numbers:
-        if taken.get(number, 0) < places:
+        if places_used.get(number, 0) < places:
             return number
     raise CapacityError(f"a course can have at most {MOST_HOSTS} shared servers")

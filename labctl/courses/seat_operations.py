@@ -174,12 +174,12 @@ class SeatWork:
         transport.run(LET_IN, stdin=body.encode(), timeout_s=SCRIPT_S)
 
     def look(self, seat: Seat, server: Server) -> Server | None:
-        found = self._provider.find(server.id)
+        listed = self._provider.find(server.id)
         try:
-            gone = found is None and accounts.is_gone(self._course, server)
+            is_gone = listed is None and accounts.is_gone(self._course, server)
         except PolicyError:
             return server  # another account answered, which cannot know: the sweep reports it
-        return None if gone else found or server
+        return None if is_gone else listed or server
 
     def end(self, seat: Seat, server: Server) -> None:
         """Save and end the seat's server.

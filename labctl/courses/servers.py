@@ -1,7 +1,7 @@
 """A course's servers: created together, with the result of each seat.
 
-A seat's failure stops no other, and repeating the call retries what failed. Consent is asked for
-once, for a whole class.
+A seat's failure stops no other, and repeating the call retries what failed. One consent covers
+a whole class.
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ class SharedSeats:
         """Return the inner provider's offers, then the shared servers, at the price per account.
 
         If the inner provider has no further server, only the shared servers are offered. Its
-        error is raised only if there is none.
+        error is raised only without a shared server.
         """
         own = [server.offer for server in self.hosts.listed().values()]
         try:

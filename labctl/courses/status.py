@@ -287,7 +287,7 @@ def server_of(staff: Staff, seat: Seat) -> Server:
 
 
 def servers_of(staff: Staff, seats: Sequence[Seat]) -> list[tuple[Seat, Server]]:
-    """Return the seats with a running server, as recorded; NotFoundError if there is none."""
+    """Return the seats with a running server, as recorded; NotFoundError without any."""
     by_lab: dict[str, Server] = {}
     for server in staff.state.servers():
         if server.state not in (*ENDED, "stopped"):

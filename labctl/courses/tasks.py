@@ -209,17 +209,17 @@ class Rounds:
         for entry in self.staff.folder.ledger.entries():
             if entry.kind in ("up", "down") and entry.at >= lesson.warm:
                 last[entry.seat] = entry
-        wanted = [
+        missing = [
             seat
             for seat in self.staff.folder.seats()
             if seat.lab_id not in look.servers
             and (seat.name not in last or last[seat.name].why.startswith(metering.UNSEEN))
         ]
-        if not wanted:
+        if not missing:
             return
-        count = "1 server" if len(wanted) == 1 else f"{len(wanted)} servers"
+        count = "1 server" if len(missing) == 1 else f"{len(missing)} servers"
         self.tell("", f"class starts soon: bringing up {count}")
-        for outcome in servers.up(self.staff, wanted):
+        for outcome in servers.up(self.staff, missing):
             if outcome.error:
                 self.tell(outcome.seat, ": ".join(filter(None, [outcome.error, outcome.why])))
 

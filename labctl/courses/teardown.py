@@ -60,7 +60,7 @@ class SeatEnding(Value, frozen=True):
 def down(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[SeatEnding]:
     """Save what is on these seats' servers, then end them; return a result for each server.
 
-    Consent is asked for once. A seat whose results cannot be saved keeps its server or its disk,
+    One consent covers all. A seat whose results cannot be saved keeps its server or its disk,
     with an error; the others end. Safe to repeat.
     """
     course = staff.course()
@@ -80,21 +80,25 @@ def down(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[
         saved = _save_all(staff, with_server, servers, by_lab, discard)
         ready = [outcome.ground for outcome in saved if outcome.error is None]
         unended = _end_all(course, [servers[ground.lab_id] for ground in ready])
-        gone = [ground for ground in ready if ground.lab_id not in unended]
+        ended_contexts = [ground for ground in ready if ground.lab_id not in unended]
         # Servers that ended without everything saved: their disks were kept.
-        kept = {
+        with_kept_disk = {
             outcome.ground.lab_id
             for outcome in saved
             if outcome.error and _is_gone(staff, servers, outcome)
         }
-        ended = [(by_lab[ground.lab_id], servers[ground.lab_id]) for ground in gone]
+        ended = [(by_lab[ground.lab_id], servers[ground.lab_id]) for ground in ended_contexts]
         metering.ended(staff.folder, ended, staff.by, staff.why, "" if discard else metering.HOME)
-        with_disk = [(by_lab[lab_id], servers[lab_id]) for lab_id in servers if lab_id in kept]
+        with_disk = [
+            (by_lab[lab_id], servers[lab_id]) for lab_id in servers if lab_id in with_kept_disk
+        ]
         metering.ended(staff.folder, with_disk, staff.by, staff.why, metering.DISK)
-    gone += [ground for ground in with_server if ground.lab_id in kept]
-    _remove_leftovers(staff, course, gone)
+    ended_contexts += [ground for ground in with_server if ground.lab_id in with_kept_disk]
+    _remove_leftovers(staff, course, ended_contexts)
     _handle_kept_disks(staff)
-    return [_describe_ending(by_lab, servers, outcome, unended, kept) for outcome in saved]
+    return [
+        _describe_ending(by_lab, servers, outcome, unended, with_kept_disk) for outcome in saved
+    ]
 
 
 def _is_gone(staff: Staff, servers: dict[str, Server], outcome: fleet.Outcome[SavedSeat]) -> bool:
@@ -162,17 +166,17 @@ def _end_all(course: Ground, servers: Sequence[Server]) -> dict[str, LabError]:
     return {}
 
 
-def _remove_leftovers(staff: Staff, course: Ground, gone: Sequence[Ground]) -> None:
+def _remove_leftovers(staff: Staff, course: Ground, ended: Sequence[Ground]) -> None:
     """Remove saved disks and timers of ended servers; after the last server, the shared parts."""
-    if not gone:
+    if not ended:
         return
     try:
-        left = course.provider.leftovers()
-        _remove_saved_disks(course, gone, left)
-        _remove_timers(course, {ground.lab_id for ground in gone}, left)
+        leftover_resources = course.provider.leftovers()
+        _remove_saved_disks(course, ended, leftover_resources)
+        _remove_timers(course, {ground.lab_id for ground in ended}, leftover_resources)
         up, ours = course.provider.servers(), labs_of(staff)
         if not any(server.lab_id in ours and server.state not in ENDED for server in up):
-            _remove_shared(course, left)
+            _remove_shared(course, leftover_resources)
     except LabError as error:
         text = f"leftovers of ended servers could not be removed: {error.what}"
         staff.reporter.emit(Note(text=text, level="warning"))
@@ -195,33 +199,37 @@ def _handle_kept_disks(staff: Staff) -> None:
         staff.reporter.emit(Note(text=f"{text}; {GIVE_UP}", level="warning"))
 
 
-def _remove_saved_disks(course: Ground, gone: Sequence[Ground], left: Sequence[Resource]) -> None:
+def _remove_saved_disks(
+    course: Ground, ended: Sequence[Ground], leftover_resources: Sequence[Resource]
+) -> None:
     """Remove kept disks whose results have all been saved."""
     with_saved = {
         ground.lab_id: ground
-        for ground in gone
+        for ground in ended
         if ground.state.events(lab_id=ground.lab_id, kind=kept_disks.SAVED, limit=1)
     }
-    disks = [disk for disk in left if disk.expires_at and disk.lab_id in with_saved]
+    disks = [disk for disk in leftover_resources if disk.expires_at and disk.lab_id in with_saved]
     end_server.take_away(
         course, [disk for disk in disks if kept_disks.is_saved(with_saved[disk.lab_id], disk)]
     )
 
 
-def _remove_timers(course: Ground, gone: set[str], left: Sequence[Resource]) -> None:
+def _remove_timers(
+    course: Ground, lab_ids: set[str], leftover_resources: Sequence[Resource]
+) -> None:
     """Remove free resources of these labs, such as timers at the provider."""
     free = [
         resource
-        for resource in left
-        if resource.lab_id in gone and not (resource.price_usd_per_month or resource.expires_at)
+        for resource in leftover_resources
+        if resource.lab_id in lab_ids and not (resource.price_usd_per_month or resource.expires_at)
     ]
     with ThreadPoolExecutor(AT_ONCE) as threads:
         list(threads.map(lambda resource: end_server.take_away(course, [resource]), free))
 
 
-def _remove_shared(course: Ground, left: Sequence[Resource]) -> None:
+def _remove_shared(course: Ground, leftover_resources: Sequence[Resource]) -> None:
     """Remove what the course's servers shared at the provider, once none is left."""
-    shared = [resource for resource in left if resource.lab_id == course.group]
+    shared = [resource for resource in leftover_resources if resource.lab_id == course.group]
     end_server.take_away(course, [resource for resource in shared if resource.expires_at is None])
 
 
@@ -230,7 +238,7 @@ def _describe_ending(
     servers: dict[str, Server],
     outcome: fleet.Outcome[SavedSeat],
     unended: dict[str, LabError],
-    kept: set[str],
+    with_kept_disk: set[str],
 ) -> SeatEnding:
     seat = by_lab[outcome.ground.lab_id]
     error = outcome.error or unended.get(seat.lab_id)
@@ -242,14 +250,14 @@ def _describe_ending(
         ended=error is None,
         error=of_course(error.what, seat) if error else "",
         why=of_course(error.why, seat) if error else "",
-        hint=_ending_hint(seat, outcome.error, kept) if error else "",
+        hint=_ending_hint(seat, outcome.error, with_kept_disk) if error else "",
     )
 
 
-def _ending_hint(seat: Seat, unsaved: LabError | None, kept: set[str]) -> str:
-    if seat.lab_id in kept and not seat.students:
+def _ending_hint(seat: Seat, unsaved: LabError | None, with_kept_disk: set[str]) -> str:
+    if seat.lab_id in with_kept_disk and not seat.students:
         return GIVE_UP
-    if seat.lab_id in kept:
+    if seat.lab_id in with_kept_disk:
         return f"labctl course up --only {seat.name} restores the disk   # {GIVE_UP}"
     # The bare name of a student who is in a team by now would end the team's server.
     again = f"labctl course down --only {'' if seat.students else FORMER}{seat.name}"
@@ -300,10 +308,10 @@ def end_of_term(staff: Staff, *, collect: Collect, revoke: Revoke, discard: bool
     if ended:
         _end_own(staff)
     revoked = revoke() if ended else 0
-    left = asked(staff)
+    remaining = asked(staff)
     proof = Proof(
         endings=tuple(endings),
-        left=tuple(left),
+        left=tuple(remaining),
         collected=collected,
         revoked_keys=revoked,
         at=time.time(),
@@ -328,17 +336,17 @@ def _end_own(staff: Staff) -> None:
                 end_server.end(ground, servers)
             if ground.group and isinstance(ground.provider, Bake):
                 bake.drop(staff)
-            left = ground.provider.leftovers()
+            leftover_resources = ground.provider.leftovers()
             if ground.group:
-                _remove_shared(ground, left)
-            _remove_caches(ground, left)
+                _remove_shared(ground, leftover_resources)
+            _remove_caches(ground, leftover_resources)
         except LabError as error:
             staff.reporter.emit(Note(text=error.what, level="warning"))
 
 
-def _remove_caches(course: Ground, left: Sequence[Resource]) -> None:
+def _remove_caches(course: Ground, leftover_resources: Sequence[Resource]) -> None:
     """Remove caches that only the course's servers could use again; they take disk space."""
-    caches = [resource for resource in left if resource.kind == leftovers.CACHE]
+    caches = [resource for resource in leftover_resources if resource.kind == leftovers.CACHE]
     end_server.take_away(
         course, [cache for cache in caches if cache.lab and cache.lab == course.owner]
     )

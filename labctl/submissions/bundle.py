@@ -287,7 +287,7 @@ def _hash_member(file: BinaryIO, member: Member, on_bytes: Callable[[int], None]
 
 def _read_blocks(file: BinaryIO, member: Member) -> Iterator[bytes]:
     file.seek(member.offset)
-    left = member.size
-    while left and (block := file.read(min(CHUNK_BYTES, left))):
-        left -= len(block)
+    remaining = member.size
+    while remaining and (block := file.read(min(CHUNK_BYTES, remaining))):
+        remaining -= len(block)
         yield block

@@ -148,9 +148,9 @@ def _accept_bundle(
 ) -> Signed:
     about = (name, student, index.sha256, index.size)
     # The submission time is that of its last part by S3's clock. Normally the index comes last.
-    begun = receiver.begin(*about, at=version.at)
-    if isinstance(begun, Signed):
-        return begun
+    started = receiver.begin(*about, at=version.at)
+    if isinstance(started, Signed):
+        return started
     at, offset = version.at, 0
     for number, part in enumerate(index.parts, 1):
         candidates = posts.get(f"{student}/{part_key(number)}", [])

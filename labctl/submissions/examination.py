@@ -41,7 +41,7 @@ _MAX_REPLY_BYTES = 256 * 1024
 _BROKEN = "examining it exceeded the memory or time limit, or crashed the examining process"
 
 
-class _Order(Value, frozen=True):
+class _ExaminationOrder(Value, frozen=True):
     """The request to the confined process."""
 
     expected: Expected
@@ -49,7 +49,7 @@ class _Order(Value, frozen=True):
     cpu_s: int
 
 
-class _Reply(Value, frozen=True):
+class _ExaminationReply(Value, frozen=True):
     """The reply; exactly one field is set. `failed` is the receiver's fault, not the bundle's."""
 
     examined: Examined | None = None
@@ -65,7 +65,7 @@ def examine_confined(path: Path, expected: Expected, slots: Path) -> Examined:
     Raises:
         TransferError: it is not the expected bundle, it is harmful, or examining it took too much.
     """
-    order = _Order(expected, MEMORY_BYTES, CPU_S + path.stat().st_size // BYTES_PER_S)
+    order = _ExaminationOrder(expected, MEMORY_BYTES, CPU_S + path.stat().st_size // BYTES_PER_S)
     words = [sys.executable, "-P", "-m", "labctl.submissions.examination"]
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with _hold_slot(slots, expected.student), path.open("rb") as file:
@@ -85,7 +85,7 @@ def examine_confined(path: Path, expected: Expected, slots: Path) -> Examined:
             process.kill()
         timer.cancel()
     try:
-        reply = decoded(text, _Reply)
+        reply = decoded(text, _ExaminationReply)
     except ValueError:
         raise refused(_BROKEN) from None
     if reply.failed:
@@ -118,7 +118,7 @@ def _hold_slot(directory: Path, student: str) -> Iterator[None]:
 def main() -> None:
     """Run the confined process: the bundle is on standard input, the order in its argument."""
     end_with_parent()
-    order = msgspec.json.decode(sys.argv[1], type=_Order)
+    order = msgspec.json.decode(sys.argv[1], type=_ExaminationOrder)
     with os.fdopen(0, "rb", closefd=False) as file:
         reply = _examine_order(file, order)
     sys.stdout.buffer.write(msgspec.json.encode(reply))
@@ -126,18 +126,18 @@ def main() -> None:
     os._exit(0)  # Python's own shutdown would need calls that are not permitted
 
 
-def _examine_order(file: BinaryIO, order: _Order) -> _Reply:
+def _examine_order(file: BinaryIO, order: _ExaminationOrder) -> _ExaminationReply:
     try:
         _import_everything()
         confine(order.memory_bytes, order.cpu_s)
     except (LabError, OSError, ValueError) as error:
-        return _Reply(failed=str(error))
+        return _ExaminationReply(failed=str(error))
     try:
-        return _Reply(examined=examine(file, order.expected))
+        return _ExaminationReply(examined=examine(file, order.expected))
     except TransferError as error:
-        return _Reply(refused=error.why)
+        return _ExaminationReply(refused=error.why)
     except (MemoryError, RecursionError):
-        return _Reply(refused=_BROKEN)
+        return _ExaminationReply(refused=_BROKEN)
 
 
 def _import_everything() -> None:

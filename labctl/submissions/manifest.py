@@ -31,7 +31,7 @@ class BundleFile(Value, frozen=True, forbid_unknown_fields=True):
 
 
 class Code(Value, frozen=True, forbid_unknown_fields=True):
-    """The git commit of the code ("" if there is none), and whether files differed from it.
+    """The git commit of the code ("" if unknown), and whether files differed from it.
 
     `run_commit` and `run_dirty` are those at the start of the run.
     """

@@ -68,17 +68,17 @@ def post(
     count = -(-size // ticket.part_bytes)
     if count > len(ticket.parts):
         raise PolicyError("the bundle is larger than the ticket allows", hint="labctl submit")
-    done = _read_progress(progress, sha256)
+    posted = _read_progress(progress, sha256)
     parts = []
     for number in range(count):
         start = number * ticket.part_bytes
         span = (start, min(ticket.part_bytes, size - start))
         part = Part(sha256=_hash_part(file, *span), size=span[1])
         parts.append(part)
-        if part.sha256 not in done.parts:
+        if part.sha256 not in posted.parts:
             _post_part(ticket, ticket.parts[number], file, span, on_bytes)
-            done = Posted(sha256=sha256, parts=(*done.parts, part.sha256))
-            progress.write_bytes(msgspec.json.encode(done))
+            posted = Posted(sha256=sha256, parts=(*posted.parts, part.sha256))
+            progress.write_bytes(msgspec.json.encode(posted))
         on_bytes(start + span[1])
     index = Index(version=1, sha256=sha256, size=size, parts=tuple(parts))
     body = msgspec.json.encode(index)

@@ -109,7 +109,7 @@ def fetch_feedback(
 
 
 def last(root: Path, rules: Assignment) -> Path:
-    """Return the path of the newest local receipt; NotFoundError if there is none."""
+    """Return the path of the newest local receipt; NotFoundError if it does not exist."""
     receipts = sorted(folder(root, rules.name).glob("receipt-*.json"))
     if not receipts:
         raise NotFoundError(f"this machine has no receipt for {rules.name}", hint="labctl submit")

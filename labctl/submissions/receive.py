@@ -35,31 +35,33 @@ KEY_LINE = re.compile(
 MARK = "labctl-submit:"
 
 
-def write_assignment(receiver: Receiver, name: str, place: str, given: Mapping[str, object]) -> str:
+def write_assignment(
+    receiver: Receiver, name: str, place: str, options: Mapping[str, object]
+) -> str:
     """Write an assignment's file into the receiver's directory, and return its text.
 
     `given` has due, late, penalty, max_size, require, host_key and course as typed. A due time in a
     named time zone is written with its offset, so that other machines need not know the zone.
     ConfigError for invalid values.
     """
-    due = str(given.get("due") or "")
+    due = str(options.get("due") or "")
     if due:
         try:
             due = str(parse_moment(due))
         except ValueError as error:
             raise _invalid_error(name, (Problem("due", 0, str(error)),)) from None
-    host_key = str(given.get("host_key") or "")
+    host_key = str(options.get("host_key") or "")
     if place.startswith("ssh://") and not host_key:
         host_key = _read_host_key(place)
-    require = given.get("require") or ("model",)
+    require = options.get("require") or ("model",)
     assert isinstance(require, tuple | list)
     lines = {
         "assignment": checked(name),
-        "course": str(given.get("course") or ""),
+        "course": str(options.get("course") or ""),
         "due": due,
-        "late": str(given.get("late") or "never"),
-        "penalty": str(given.get("penalty") or "0"),
-        "max_size": str(given.get("max_size") or "500MB"),
+        "late": str(options.get("late") or "never"),
+        "penalty": str(options.get("penalty") or "0"),
+        "max_size": str(options.get("max_size") or "500MB"),
         "require": [str(part) for part in require],
         "hand_in": place,
         "host_key": host_key,

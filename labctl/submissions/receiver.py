@@ -99,10 +99,10 @@ class Receiver:
         """Return an assignment's rules; NotFoundError if this receiver does not have it."""
         file = self.assignment_file(name)
         if not file.is_file():
-            known = sorted(path.stem for path in file.parent.glob("*.yaml"))
+            names = sorted(path.stem for path in file.parent.glob("*.yaml"))
             raise NotFoundError(
                 f"there is no assignment {name}",
-                why=f"the receiver has {', '.join(known) or 'no assignments yet'}",
+                why=f"the receiver has {', '.join(names) or 'no assignments yet'}",
                 hint="labctl submit --assignment FILE   # the file from your instructor",
             )
         rules = load_assignment(file)
@@ -145,7 +145,7 @@ class Receiver:
         return [receipt.decode(path.read_bytes()) for path in paths]
 
     def feedback(self, name: str, student: str) -> Feedback | None:
-        """Return the feedback released to a student, or None if there is none."""
+        """Return the feedback released to a student, or None before the release."""
         return feedback.read(self._feedback_path(name, student))
 
     def give(self, name: str, student: str, found: Feedback | None) -> None:

@@ -147,8 +147,8 @@ def _error_reply(error: LabError) -> dict[str, Any]:
 def _disk_error(error: OSError) -> LabError:
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     kind = DiskFullError if is_full else LabError
-    what = "the receiver's disk is full" if is_full else "the receiver cannot write"
-    return kind(what, why=f"{error.strerror}; tell your instructor")
+    message = "the receiver's disk is full" if is_full else "the receiver cannot write"
+    return kind(message, why=f"{error.strerror}; tell your instructor")
 
 
 def _send_reply(sink: BinaryIO, reply: dict[str, Any]) -> None:

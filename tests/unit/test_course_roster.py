@@ -148,7 +148,7 @@ def test_rows_that_are_wrong_inside_are_told_beside_rows_of_the_wrong_length(
         ("id,name\nbob,B\x1b[2Jb\n", 2, "unprintable character"),
         ("id,name\nada,A\nada,B\n", 3, "is already on line 2"),
         ("id,email\nada,a@x.edu\nbob,A@x.edu\n", 3, "is already on line 2"),
-        ("id,team\nada,\nbob,Ada\n", 3, "has the id of a student who is not in it"),
+        ("id,team\nada,\nbob,Ada\n", 3, "has the id of a student outside it"),
         ("id,name\n", 0, "it lists no students"),
         ("name\n-oProxyCommand=x\n", 0, ""),
         ("name\n???\n", 2, "cannot derive an id from"),

@@ -158,8 +158,8 @@ def late_text(late_s: int) -> str:
 
 
 def _late_text_in_minutes(late_s: int) -> str:
-    days, rest = divmod(late_s, 86_400)
-    hours, minutes = divmod(rest // 60, 60)
+    days, seconds = divmod(late_s, 86_400)
+    hours, minutes = divmod(seconds // 60, 60)
     parts = [f"{days} d"] * bool(days) + [f"{hours} h"] * bool(hours)
     return " ".join([*parts, *[f"{minutes} min"] * (not days)])
 

@@ -145,10 +145,10 @@ def seat_costs(
     members: dict[str, list[str]] = {}
     for student in students:
         members.setdefault(student.seat, []).append(student.id)
-    given: dict[str, list[Entry]] = {}
+    budget_lines: dict[str, list[Entry]] = {}
     for entry in entries:
         if entry.kind == "budget":
-            given.setdefault(entry.seat, []).append(entry)
+            budget_lines.setdefault(entry.seat, []).append(entry)
     costs = []
     for seat in dict.fromkeys([*members, *totals]):
         spent = totals.get(seat, Spent())
@@ -163,7 +163,7 @@ def seat_costs(
                 # Names of the course's own seats begin with a dot; they have no budget.
                 budget_usd=None
                 if seat.startswith(".")
-                else allowance_usd(given.get(seat, ()), seat, budget_usd),
+                else allowance_usd(budget_lines.get(seat, ()), seat, budget_usd),
             )
         )
     return costs

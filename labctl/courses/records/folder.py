@@ -189,8 +189,8 @@ class CourseFolder:
         for name in names:
             seat = seats.get(name) or by_student.get(name) or self._find_former(name)
             if seat is None:
-                known = [*seats, *by_student]
-                raise _unknown("student or team", name, known, self.path)
+                candidates = [*seats, *by_student]
+                raise _unknown("student or team", name, candidates, self.path)
             chosen[seat.name] = seat
         return tuple(chosen.values())
 
@@ -304,10 +304,10 @@ def make_private(path: Path) -> bool:
     return True
 
 
-def _unknown(what: str, name: str, known: list[str], folder: Path) -> NotFoundError:
-    near = nearest(name, known)
+def _unknown(kind: str, name: str, candidates: list[str], folder: Path) -> NotFoundError:
+    near = nearest(name, candidates)
     return NotFoundError(
-        f"there is no {what} {plain(name)!r} in this course",
+        f"there is no {kind} {plain(name)!r} in this course",
         why=f"did you mean {near}?" if near else "",
         hint=f"labctl -C {plain(str(folder))} course roster   # lists them",
     )

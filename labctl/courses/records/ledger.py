@@ -218,15 +218,15 @@ def _find_end(file: int, size: int) -> tuple[int, bytes]:
     length = TAIL_BYTES
     while True:
         begin = max(0, size - length)
-        whole, newline, torn = os.pread(file, size - begin, begin).rpartition(b"\n")
-        number = _last_number(whole) if newline else 0
+        complete, newline, torn = os.pread(file, size - begin, begin).rpartition(b"\n")
+        number = _last_number(complete) if newline else 0
         if begin == 0 or (newline and number):
             return number, torn
         length *= 4  # a line may be as long as a roster
 
 
-def _last_number(whole: bytes) -> int:
-    for line in reversed(whole.split(b"\n")):
+def _last_number(complete: bytes) -> int:
+    for line in reversed(complete.split(b"\n")):
         entry = _decode(line)
         if entry is not None:
             return entry.n

@@ -68,16 +68,16 @@ def derived(text: str) -> str:
 def across(students: Sequence[Student], lines: Sequence[int], problems: list[Problem]) -> None:
     """Report ids and addresses that occur twice, and teams with the id of another student."""
     for field in ("id", "email"):
-        seen: dict[str, int] = {}
+        line_of: dict[str, int] = {}
         for student, line in zip(students, lines, strict=True):
             value = getattr(student, field).casefold()
-            if value and value in seen:
-                place = f"on line {seen[value]}" if seen[value] else "in the roster"
+            if value and value in line_of:
+                place = f"on line {line_of[value]}" if line_of[value] else "in the roster"
                 message = f"the {field} {shown(value)} is already {place}"
                 problems.append(Problem("", line, message))
-            seen.setdefault(value, line)
+            line_of.setdefault(value, line)
     teams = {student.id: student.team for student in students}
     for student, line in zip(students, lines, strict=True):
         if student.team in teams and teams[student.team] != student.team:
-            message = f"the team {student.team} has the id of a student who is not in it"
+            message = f"the team {student.team} has the id of a student outside it"
             problems.append(Problem("", line, message))

@@ -134,18 +134,18 @@ def assign(
             ids[person.key] = person.login
         elif id_by_mail and id_by_mail not in bound:
             ids[person.key] = id_by_mail
-    taken = set(by_id) | set(ids.values()) | bound
+    used_ids = set(by_id) | set(ids.values()) | bound
     for person in people:
         if person.key in ids:
             continue
-        wanted = roster_checks.derived(person.login or person.name)
-        namesake = by_id.get(wanted)
+        derived_id = roster_checks.derived(person.login or person.name)
+        namesake = by_id.get(derived_id)
         is_same = namesake is not None and namesake.name.casefold() == person.name.casefold()
-        if is_same and wanted not in bound and wanted not in ids.values():
-            ids[person.key] = wanted
+        if is_same and derived_id not in bound and derived_id not in ids.values():
+            ids[person.key] = derived_id
             continue
-        ids[person.key] = _free_id(wanted, taken)
-        taken.add(ids[person.key])
+        ids[person.key] = _free_id(derived_id, used_ids)
+        used_ids.add(ids[person.key])
     return ids
 
 
@@ -169,11 +169,11 @@ def save_keys(path: Path, keys: Keys) -> None:
     write_private(path / KEYS_FILE, msgspec.json.encode(keys) + b"\n")
 
 
-def _free_id(wanted: str, taken: set[str]) -> str:
-    number, candidate = 2, wanted
-    while candidate in taken:
+def _free_id(preferred: str, used_ids: set[str]) -> str:
+    number, candidate = 2, preferred
+    while candidate in used_ids:
         end = f"-{number}"
-        candidate = f"{wanted[: 39 - len(end)].rstrip('-')}{end}"
+        candidate = f"{preferred[: 39 - len(end)].rstrip('-')}{end}"
         number += 1
     return candidate
 
@@ -189,7 +189,7 @@ def _build_diff(
 ) -> RosterDiff:
     before = {student.id: student for student in known}
     after = {ids[person.key]: _merge_student(person, ids[person.key], before) for person in people}
-    gone = (
+    left_students = (
         [] if keep else [student for student in known if student.active and student.id not in after]
     )
     merged: dict[str, Student] = {}
@@ -208,7 +208,7 @@ def _build_diff(
             Change(before=old, after=new) for old, new in pairs if old != new and old.active
         ),
         returned=tuple(new for old, new in pairs if not old.active),
-        left=tuple(gone),
+        left=tuple(left_students),
         same=sum(old == new for old, new in pairs),
         keys=Keys(keys={**keys.keys, name: format_keys}),
     )

@@ -105,12 +105,12 @@ def spans(
             servers.setdefault((entry.seat, server_id), _Lifetime()).add_entry(entry)
     for server in living or ():
         servers.setdefault((server.seat, server.server_id), _Lifetime()).add_running(server, now)
-    found: list[Span] = []
+    stretches: list[Span] = []
     for (seat, server_id), lifetime in servers.items():
         if living is None:
             lifetime.assume_running(now)
-        found += lifetime.as_spans(seat, server_id)
-    return found
+        stretches += lifetime.as_spans(seat, server_id)
+    return stretches
 
 
 class _Lifetime:

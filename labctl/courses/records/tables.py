@@ -77,7 +77,7 @@ class Table(Value, frozen=True):
 
 
 def read_table(data: bytes, problems: list[Problem]) -> Table | None:
-    """Parse the table in these bytes; None, with `problems`, if there is none."""
+    """Parse the table in these bytes; None, with `problems`, if that fails."""
     if len(data) > MAX_TABLE_BYTES:
         problems.append(Problem("", 0, f"the file is larger than {MAX_TABLE_BYTES // 2**20} MiB"))
         return None
@@ -93,11 +93,11 @@ def read_table(data: bytes, problems: list[Problem]) -> Table | None:
         problems += [] if problems else [Problem("", 0, "the file is empty")]
         return None
     header = tuple(cell.strip() for cell in rows[0][1])
-    seen: dict[str, int] = {}
+    first_column: dict[str, int] = {}
     for place, name in enumerate(header):
-        if name.casefold() in READ and name.casefold() in seen:
+        if name.casefold() in READ and name.casefold() in first_column:
             problems.append(Problem("", rows[0][0], f"the column {name!r} occurs twice"))
-        seen.setdefault(name.casefold(), place)
+        first_column.setdefault(name.casefold(), place)
     body = [(line, _fit_row(row, len(header), line, problems)) for line, row in rows[1:]]
     return Table(
         header=header,
