@@ -73,7 +73,7 @@ class Scalars(Value, frozen=True):
         return next((series for series in self.series if series.tag == tag), None)
 
 
-class _Point(NamedTuple):
+class _CurvePoint(NamedTuple):
     step: int
     time: float
     value: float
@@ -122,10 +122,10 @@ class _Curves:
     """Collects points by directory and tag."""
 
     def __init__(self) -> None:
-        self.points: dict[str, dict[str, list[_Point]]] = {}
+        self.points: dict[str, dict[str, list[_CurvePoint]]] = {}
         self.count = 0
 
-    def add(self, group: str, tag: str, point: _Point) -> None:
+    def add(self, group: str, tag: str, point: _CurvePoint) -> None:
         points = self.points.setdefault(group, {}).setdefault(tag, [])
         # A repeated step replaces the earlier points: the run was restarted before it.
         while points and points[-1].step >= point.step:
@@ -190,7 +190,7 @@ def _records(file: BinaryIO) -> Iterator[tuple[int, bytes | str | None]]:
             return
         length, crc = _HEAD.unpack(head)
         if masked_crc(head[:8]) != crc:
-            # Where the next record begins stands in this number alone.
+            # Only this number tells where the next record begins.
             yield at, "damaged here: the rest was not read"
             return
         end = at + _HEAD.size + length + _CRC.size
@@ -300,7 +300,7 @@ def _scalar(data: bytes, group: str, step: int, time: float, curves: _Curves) ->
         elif number == 8:
             scalar = _parse_tensor(value)
     if tag and scalar is not None:
-        curves.add(group, tag, _Point(step, time, scalar))
+        curves.add(group, tag, _CurvePoint(step, time, scalar))
 
 
 def _parse_tensor(data: bytes) -> float | None:

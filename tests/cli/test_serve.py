@@ -85,7 +85,9 @@ def test_what_makes_no_sense_is_refused_with_the_next_command(
 
 
 def test_a_run_that_is_neither_there_nor_here_must_be_pulled(lab: Lab) -> None:
-    with pytest.raises(NotFoundError, match="neither on this server nor on this machine") as missing:
+    with pytest.raises(
+        NotFoundError, match="neither on this server nor on this machine"
+    ) as missing:
         wanted(lab, "old")
     assert missing.value.hint == "labctl pull old"
     with pytest.raises(NotFoundError, match="there is no run"):
