@@ -42,7 +42,7 @@ Entry = tuple[int, int, int, int, str]
 
 
 class Index:
-    """Hashes of files, kept between calls. A lost index costs time, nothing else."""
+    """Hashes of files, stored between calls. A lost index only costs time."""
 
     def __init__(self, lab_root: Path, section: str) -> None:
         self._path = lab_root / ".labctl" / "index.json"

@@ -13,7 +13,7 @@ class Shape:
     """The input and output of a checkpoint's network, stored with its weights."""
 
     classes: tuple[str, ...]  # in the order of the network's outputs
-    channels: int  # 1: grey, 3: colour
+    channels: int  # 1: gray, 3: color
     image_size: int  # pixels; images are square
 
 
