@@ -68,14 +68,14 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     model.train(training)
     small, large = (MeasuredPass(model, inputs, request, size).run() for size in SIZES)
     item_bytes = max(0, large[0] - small[0]) // (SIZES[1] - SIZES[0])
-    parameters = list({id(one): one for one in model.parameters()}.values())
-    trained = [one for one in parameters if one.requires_grad]
+    parameters = list({id(parameter): parameter for parameter in model.parameters()}.values())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
     first = list_tensors(inputs)[0]
     return {
-        "parameters": sum(one.numel() for one in parameters),
-        "weight_bytes": sum(one.nbytes for one in [*parameters, *model.buffers()]),
-        "trained_parameters": sum(one.numel() for one in trained),
-        "trained_bytes": sum(one.nbytes for one in trained),
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "weight_bytes": sum(parameter.nbytes for parameter in [*parameters, *model.buffers()]),
+        "trained_parameters": sum(parameter.numel() for parameter in trained),
+        "trained_bytes": sum(parameter.nbytes for parameter in trained),
         "fixed_bytes": max(0, small[0] - SIZES[0] * item_bytes),
         "item_bytes": item_bytes,
         "item_flops": (large[1] - small[1]) // (SIZES[1] - SIZES[0]),
@@ -138,25 +138,25 @@ def list_tensors(values: Any) -> list[Any]:
     import torch
     from torch.utils._pytree import tree_leaves
 
-    return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
 
 
 class MeasuredPass:
     """One forward pass and, for training, one backward pass over a batch of `size` items."""
 
-    def __init__(self, model: Any, inputs: Any, asked: dict[str, Any], size: int) -> None:
-        self.model, self.inputs, self.asked, self.size = model, inputs, asked, size
+    def __init__(self, model: Any, inputs: Any, request: dict[str, Any], size: int) -> None:
+        self.model, self.inputs, self.request, self.size = model, inputs, request, size
 
     def run(self) -> tuple[int, int]:
         """Run; return (peak bytes beside weights and their gradients, operations)."""
         from torch.utils.flop_counter import FlopCounterMode
 
         kept = [*self.model.parameters(), *self.model.buffers(), *list_tensors(self.inputs)]
-        live = watch_tensors([one.untyped_storage()._cdata for one in kept])
+        live = watch_tensors([value.untyped_storage()._cdata for value in kept])
         hooks = [
-            one.register_post_accumulate_grad_hook(lambda p: live.exclude_gradient(p.grad))
-            for one in self.model.parameters()
-            if one.requires_grad
+            value.register_post_accumulate_grad_hook(lambda p: live.exclude_gradient(p.grad))
+            for value in self.model.parameters()
+            if value.requires_grad
         ]
         try:
             with live, FlopCounterMode(display=False) as counter:
@@ -170,8 +170,8 @@ class MeasuredPass:
     def _step(self) -> None:
         import torch
 
-        training = self.asked["training"]
-        half = self.asked["precision"] in ("bf16", "fp16")
+        training = self.request["training"]
+        half = self.request["precision"] in ("bf16", "fp16")
         with torch.set_grad_enabled(training):
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
                 output = self._call_model(self._make_batch())
@@ -182,16 +182,16 @@ class MeasuredPass:
     def _make_batch(self) -> Any:
         from torch.utils._pytree import tree_map
 
-        return tree_map(lambda one: self._repeat(one), self.inputs)
+        return tree_map(lambda value: self._repeat(value), self.inputs)
 
-    def _repeat(self, one: Any) -> Any:
+    def _repeat(self, value: Any) -> Any:
         import torch
 
-        if not isinstance(one, torch.Tensor):
-            return one
-        if not one.ndim:
-            return one.clone()
-        return one[:1].repeat(self.size, *[1] * (one.ndim - 1))
+        if not isinstance(value, torch.Tensor):
+            return value
+        if not value.ndim:
+            return value.clone()
+        return value[:1].repeat(self.size, *[1] * (value.ndim - 1))
 
     def _call_model(self, batch: Any) -> Any:
         if isinstance(batch, dict):
@@ -208,14 +208,14 @@ def loss(output: Any) -> Any:
     given = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if given is not None:
         return given
-    scores = [one for one in list_tensors(output) if one.is_floating_point()]
+    scores = [value for value in list_tensors(output) if value.is_floating_point()]
     if not scores and hasattr(output, "logits"):
         scores = [output.logits]
     if not scores:
         raise UnmeasurableError("output", f"its output is a {type(output).__name__} without floats")
     first = scores[0]
     if first.ndim < 2 or first.shape[-1] < 2:
-        return sum(one.float().mean() for one in scores)
+        return sum(value.float().mean() for value in scores)
     flat = first.flatten(0, -2).float()
     labels = torch.zeros(len(flat), dtype=torch.int64)
     return torch.nn.functional.cross_entropy(flat, labels)
@@ -235,10 +235,10 @@ def watch_tensors(known: list[int]) -> Any:
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            made = func(*args, **(kwargs or {}))
-            for one in list_tensors(made):
-                self.on_tensor(one)
-            return made
+            result = func(*args, **(kwargs or {}))
+            for tensor in list_tensors(result):
+                self.on_tensor(tensor)
+            return result
 
         def on_tensor(self, tensor: Any) -> None:
             storage = tensor.untyped_storage()
