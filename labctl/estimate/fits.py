@@ -71,7 +71,7 @@ def largest_usable() -> tuple[str, int]:
 
 
 def smallest_for(total_bytes: int) -> str:
-    """Return the smallest GPU with enough memory; "" if there is none."""
+    """Return the smallest GPU with enough memory; "" if none exists."""
     ordered = sorted(CARDS, key=lambda gpu: (gpu.memory_bytes, gpu.fp16_tflops))
     current = (gpu for gpu in ordered if gpu.name not in OLD_CARDS)
     large_enough = (

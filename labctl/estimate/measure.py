@@ -1,9 +1,9 @@
-"""A program for the lab's own Python: builds a model, runs it on two small batches, counts.
+"""A program for the lab's own Python: build a model, run it on two small batches, and measure it.
 
-It is handed to `python -c`, so it imports nothing of labctl and runs where labctl is not installed
-(Python 3.8 and PyTorch 2.4 or newer). One JSON object on standard input asks; the last line of
-standard output that begins with MARK answers. Bytes are those of tensors that are alive, whoever
-holds them, gradients of parameters left out.
+It is passed to `python -c`, so it imports nothing of labctl and runs where labctl is not installed
+(Python 3.8 and PyTorch 2.4 or newer). The request is a JSON object on standard input; the reply is
+the last line of standard output that begins with MARK. Bytes are those of all live tensors, without
+the gradients of parameters.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ SIZES = (2, 4)
 
 
 def main() -> None:
-    asked = json.loads(sys.stdin.readline())
+    request = json.loads(sys.stdin.readline())
     if importlib.util.find_spec("torch") is None:
-        answer({"error": "torch"})
+        reply({"error": "torch"})
         return
     limit_memory()
     warnings.simplefilter("ignore")
     try:
-        answer(measure(asked))
-    except Refused as refused:
-        answer({"error": refused.kind, "why": str(refused)})
+        reply(measure(request))
+    except UnmeasurableError as refused:
+        reply({"error": refused.kind, "why": str(refused)})
 
 
-def answer(body: dict[str, Any]) -> None:
+def reply(body: dict[str, Any]) -> None:
     print("\n" + MARK + json.dumps(body), flush=True)
 
 
-class Refused(Exception):
-    """The code is not what can be measured."""
+class UnmeasurableError(Exception):
+    """The code cannot be measured. `kind` is "file", "function", "model", "input" or "output"."""
 
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(why)
@@ -48,7 +48,7 @@ class Refused(Exception):
 
 
 def limit_memory() -> None:
-    """What does not fit fails to allocate, in place of the whole machine running out (Linux)."""
+    """Limit memory so that an allocation fails before the machine runs out of it (Linux)."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -58,24 +58,24 @@ def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (int(free * 1024 * 0.9), most))
 
 
-def measure(asked: dict[str, Any]) -> dict[str, Any]:
+def measure(request: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     torch.manual_seed(0)
-    model, example = built(asked)
-    inputs, source = choose_inputs(model, example, asked)
-    training = asked["training"]
+    model, example = build_model(request)
+    inputs, source = choose_inputs(model, example, request)
+    training = request["training"]
     model.train(training)
-    small, large = (Step(model, inputs, asked, size).run() for size in SIZES)
+    small, large = (MeasuredPass(model, inputs, request, size).run() for size in SIZES)
     item_bytes = max(0, large[0] - small[0]) // (SIZES[1] - SIZES[0])
-    parameters = list({id(one): one for one in model.parameters()}.values())
-    trained = [one for one in parameters if one.requires_grad]
-    first = leaves(inputs)[0]
+    parameters = list({id(parameter): parameter for parameter in model.parameters()}.values())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    first = list_tensors(inputs)[0]
     return {
-        "parameters": sum(one.numel() for one in parameters),
-        "weight_bytes": sum(one.nbytes for one in [*parameters, *model.buffers()]),
-        "trained_parameters": sum(one.numel() for one in trained),
-        "trained_bytes": sum(one.nbytes for one in trained),
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "weight_bytes": sum(parameter.nbytes for parameter in [*parameters, *model.buffers()]),
+        "trained_parameters": sum(parameter.numel() for parameter in trained),
+        "trained_bytes": sum(parameter.nbytes for parameter in trained),
         "fixed_bytes": max(0, small[0] - SIZES[0] * item_bytes),
         "item_bytes": item_bytes,
         "item_flops": (large[1] - small[1]) // (SIZES[1] - SIZES[0]),
@@ -84,79 +84,79 @@ def measure(asked: dict[str, Any]) -> dict[str, Any]:
         "input_from": source,
         "python": sys.executable,
         "torch": torch.__version__,
-        "autocast": asked["precision"] in ("bf16", "fp16"),
+        "autocast": request["precision"] in ("bf16", "fp16"),
     }
 
 
-def built(asked: dict[str, Any]) -> tuple[Any, Any]:
-    """The model, and the example that came with it (or None)."""
+def build_model(request: dict[str, Any]) -> tuple[Any, Any]:
+    """Call the function; return (model, the example input that it returned, or None)."""
     import torch
 
-    path = Path(asked["file"])
+    path = Path(request["file"])
     sys.path.insert(0, str(path.parent))
     sys.argv = [str(path)]
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise Refused("file", f"{path.name} is not a Python file")
+        raise UnmeasurableError("file", f"{path.name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
-    make = getattr(module, asked["function"], None)
+    make = getattr(module, request["function"], None)
     if not callable(make):
         names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         own = [n for n in names if getattr(getattr(module, n), "__module__", "") == path.stem]
-        raise Refused("function", ", ".join(sorted(own)[:20]))
+        raise UnmeasurableError("function", ", ".join(sorted(own)[:20]))
     made = make()
     model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, torch.nn.Module):
-        raise Refused("model", f"it returned {type(model).__name__}")
+        raise UnmeasurableError("model", f"it returned {type(model).__name__}")
     return model, example
 
 
-def choose_inputs(model: Any, example: Any, asked: dict[str, Any]) -> tuple[Any, str]:
-    """A batch of some items, and where its shape comes from."""
+def choose_inputs(model: Any, example: Any, request: dict[str, Any]) -> tuple[Any, str]:
+    """Choose a batch of inputs; return (inputs, the source of their shape)."""
     import torch
 
-    if asked["input"]:
-        kind = getattr(torch, asked["input_type"])
-        return torch.zeros(1, *asked["input"], dtype=kind), "--input"
+    if request["input"]:
+        kind = getattr(torch, request["input_type"])
+        return torch.zeros(1, *request["input"], dtype=kind), "--input"
     if example is not None:
-        return example, asked["function"]
+        return example, request["function"]
     nn = torch.nn
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
             return torch.zeros(1, layer.in_channels, 224, 224), "a guess from its first layer"
         if isinstance(layer, nn.Embedding):
-            long = torch.zeros(1, asked["seq"] or 512, dtype=torch.int64)
-            return long, "--seq" if asked["seq"] else "a guess from its first layer"
+            long = torch.zeros(1, request["seq"] or 512, dtype=torch.int64)
+            return long, "--seq" if request["seq"] else "a guess from its first layer"
         if isinstance(layer, nn.Linear):
             return torch.zeros(1, layer.in_features), "its first layer"
-    raise Refused("input", "its first layer does not tell")
+    raise UnmeasurableError("input", "it cannot be derived from the model's first layer")
 
 
-def leaves(values: Any) -> list[Any]:
+def list_tensors(values: Any) -> list[Any]:
     import torch
     from torch.utils._pytree import tree_leaves
 
-    return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
 
 
-class Step:
+class MeasuredPass:
     """One forward pass and, for training, one backward pass over a batch of `size` items."""
 
-    def __init__(self, model: Any, inputs: Any, asked: dict[str, Any], size: int) -> None:
-        self.model, self.inputs, self.asked, self.size = model, inputs, asked, size
+    def __init__(self, model: Any, inputs: Any, request: dict[str, Any], size: int) -> None:
+        self.model, self.inputs, self.request, self.size = model, inputs, request, size
 
     def run(self) -> tuple[int, int]:
-        """(the most bytes alive at once beside weights and their gradients, operations)"""
+        """Run; return (peak bytes beside weights and their gradients, operations)."""
         from torch.utils.flop_counter import FlopCounterMode
 
-        kept = [*self.model.parameters(), *self.model.buffers(), *leaves(self.inputs)]
-        live = watcher([one.untyped_storage()._cdata for one in kept])
+        kept = [*self.model.parameters(), *self.model.buffers(), *list_tensors(self.inputs)]
+        live = watch_tensors([value.untyped_storage()._cdata for value in kept])
         hooks = [
-            one.register_post_accumulate_grad_hook(lambda p: live.gradient(p.grad))
-            for one in self.model.parameters()
-            if one.requires_grad
+            value.register_post_accumulate_grad_hook(lambda p: live.exclude_gradient(p.grad))
+            for value in self.model.parameters()
+            if value.requires_grad
         ]
         try:
             with live, FlopCounterMode(display=False) as counter:
@@ -170,30 +170,30 @@ class Step:
     def _step(self) -> None:
         import torch
 
-        training = self.asked["training"]
-        half = self.asked["precision"] in ("bf16", "fp16")
+        training = self.request["training"]
+        half = self.request["precision"] in ("bf16", "fp16")
         with torch.set_grad_enabled(training):
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
-                output = self._called(self._batch())
+                output = self._call_model(self._make_batch())
                 total = loss(output) if training else None
             if total is not None:
                 total.backward()
 
-    def _batch(self) -> Any:
+    def _make_batch(self) -> Any:
         from torch.utils._pytree import tree_map
 
-        return tree_map(lambda one: self._repeated(one), self.inputs)
+        return tree_map(lambda value: self._repeat(value), self.inputs)
 
-    def _repeated(self, one: Any) -> Any:
+    def _repeat(self, value: Any) -> Any:
         import torch
 
-        if not isinstance(one, torch.Tensor):
-            return one
-        if not one.ndim:
-            return one.clone()
-        return one[:1].repeat(self.size, *[1] * (one.ndim - 1))
+        if not isinstance(value, torch.Tensor):
+            return value
+        if not value.ndim:
+            return value.clone()
+        return value[:1].repeat(self.size, *[1] * (value.ndim - 1))
 
-    def _called(self, batch: Any) -> Any:
+    def _call_model(self, batch: Any) -> Any:
         if isinstance(batch, dict):
             return self.model(**batch)
         if isinstance(batch, (tuple, list)):
@@ -202,59 +202,59 @@ class Step:
 
 
 def loss(output: Any) -> Any:
-    """Cross-entropy over the last dimension of what looks like scores, else the mean."""
+    """Compute a loss: cross-entropy over the last dimension of likely scores, else the mean."""
     import torch
 
     given = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if given is not None:
         return given
-    scores = [one for one in leaves(output) if one.is_floating_point()]
+    scores = [value for value in list_tensors(output) if value.is_floating_point()]
     if not scores and hasattr(output, "logits"):
         scores = [output.logits]
     if not scores:
-        raise Refused("output", f"its output is a {type(output).__name__} without floats")
+        raise UnmeasurableError("output", f"its output is a {type(output).__name__} without floats")
     first = scores[0]
     if first.ndim < 2 or first.shape[-1] < 2:
-        return sum(one.float().mean() for one in scores)
+        return sum(value.float().mean() for value in scores)
     flat = first.flatten(0, -2).float()
     labels = torch.zeros(len(flat), dtype=torch.int64)
     return torch.nn.functional.cross_entropy(flat, labels)
 
 
-def watcher(known: list[int]) -> Any:
-    """A mode that sees every tensor that an operation makes, until its storage is gone."""
+def watch_tensors(known: list[int]) -> Any:
+    """Return a mode that records every tensor of an operation, until its storage is freed."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watcher(TorchDispatchMode):
         def __init__(self) -> None:
             super().__init__()
             self.known: dict[int, int] = dict.fromkeys(known, -1)
-            self.events: list[tuple[int, int]] = []  # (which storage, bytes: less than 0 is gone)
+            self.events: list[tuple[int, int]] = []  # (storage number, bytes; negative when freed)
             self.gradients: set[int] = set()
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            made = func(*args, **(kwargs or {}))
-            for one in leaves(made):
-                self.note(one)
-            return made
+            result = func(*args, **(kwargs or {}))
+            for tensor in list_tensors(result):
+                self.on_tensor(tensor)
+            return result
 
-        def note(self, tensor: Any) -> None:
+        def on_tensor(self, tensor: Any) -> None:
             storage = tensor.untyped_storage()
             if storage._cdata in self.known:
                 return
             number, size = len(self.events), storage.nbytes()
             self.known[storage._cdata] = number
             self.events.append((number, size))
-            weakref.finalize(storage, self.gone, storage._cdata, number, size)
+            weakref.finalize(storage, self.on_freed, storage._cdata, number, size)
 
-        def gone(self, key: int, number: int, size: int) -> None:
+        def on_freed(self, key: int, number: int, size: int) -> None:
             self.known.pop(key, None)
             self.events.append((number, -size))
 
-        def gradient(self, tensor: Any) -> None:
-            """This one was a parameter's gradient all along: it is counted elsewhere."""
+        def exclude_gradient(self, tensor: Any) -> None:
+            """Exclude a parameter's gradient, which is counted elsewhere."""
             self.gradients.add(self.known.get(tensor.untyped_storage()._cdata, -1))
 
         def peak(self) -> int:

@@ -73,7 +73,7 @@ class Scalars(Value, frozen=True):
         return next((series for series in self.series if series.tag == tag), None)
 
 
-class _Point(NamedTuple):
+class _CurvePoint(NamedTuple):
     step: int
     time: float
     value: float
@@ -122,10 +122,10 @@ class _Curves:
     """Collects points by directory and tag."""
 
     def __init__(self) -> None:
-        self.points: dict[str, dict[str, list[_Point]]] = {}
+        self.points: dict[str, dict[str, list[_CurvePoint]]] = {}
         self.count = 0
 
-    def add(self, group: str, tag: str, point: _Point) -> None:
+    def add(self, group: str, tag: str, point: _CurvePoint) -> None:
         points = self.points.setdefault(group, {}).setdefault(tag, [])
         # A repeated step replaces the earlier points: the run was restarted before it.
         while points and points[-1].step >= point.step:
@@ -138,6 +138,7 @@ class _Curves:
             raise _LimitError(f"more than {MOST_TAGS:,} curves: only the first were read")
 
     def restart(self, group: str, step: int) -> None:
+        """Discard the points of a directory from `step` on."""
         for points in self.points.get(group, {}).values():
             while points and points[-1].step >= step:
                 points.pop()
@@ -159,20 +160,20 @@ class _Curves:
 def _read_file(file: BinaryIO, name: str, group: str, curves: _Curves) -> list[Flaw]:
     damaged: list[int] = []
     flaw: Flaw | None = None
-    for at, data in _records(file):
+    for offset, data in _records(file):
         if isinstance(data, str):
-            flaw = Flaw(file=name, at_byte=at, what=data, cut=data == CUT)
+            flaw = Flaw(file=name, at_byte=offset, what=data, cut=data == CUT)
         elif data is None:
-            damaged.append(at)
+            damaged.append(offset)
         else:
             try:
                 _event(data, group, curves)
             except (ValueError, struct.error):
-                damaged.append(at)
+                damaged.append(offset)
     flaws = [flaw] if flaw else []
     if damaged:
         records = "record" if len(damaged) == 1 else "records"
-        what = f"{len(damaged)} damaged {records}, passed over"
+        what = f"skipped {len(damaged)} damaged {records}"
         flaws.insert(0, Flaw(file=name, at_byte=damaged[0], what=what))
     return flaws
 
@@ -181,29 +182,29 @@ CUT = "it ends in the middle of a record"
 
 
 def _records(file: BinaryIO) -> Iterator[tuple[int, bytes | str | None]]:
-    """(where it begins, its data), None for damaged data; a text says why the rest is missing."""
+    """Yield (offset, data) of each record. Data is None if damaged, or why the rest is missing."""
     size = os.fstat(file.fileno()).st_size
-    at = 0
+    offset = 0
     while head := file.read(_HEAD.size):
         if len(head) < _HEAD.size:
-            yield at, CUT
+            yield offset, CUT
             return
         length, crc = _HEAD.unpack(head)
         if masked_crc(head[:8]) != crc:
-            # Where the next record begins stands in this number alone.
-            yield at, "damaged here: the rest was not read"
+            # Only this number tells where the next record begins.
+            yield offset, "damaged; the rest was not read"
             return
-        end = at + _HEAD.size + length + _CRC.size
+        end = offset + _HEAD.size + length + _CRC.size
         if end > size:
-            yield at, CUT
+            yield offset, CUT
             return
         if length > LARGEST_RECORD_BYTES:
             file.seek(end)
         else:
             data = file.read(length)
             (crc,) = _CRC.unpack(file.read(_CRC.size))
-            yield at, data if masked_crc(data) == crc else None
-        at = end
+            yield offset, data if masked_crc(data) == crc else None
+        offset = end
 
 
 @functools.cache
@@ -217,7 +218,7 @@ def _crc_table() -> tuple[int, ...]:
 
 
 def masked_crc(data: bytes) -> int:
-    """CRC-32C (Castagnoli, RFC 3720 appendix B.4), rotated and shifted as TFRecords have it."""
+    """Compute CRC-32C (Castagnoli, RFC 3720 appendix B.4), masked as in TFRecords."""
     table, crc = _crc_table(), 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
@@ -300,7 +301,7 @@ def _scalar(data: bytes, group: str, step: int, time: float, curves: _Curves) ->
         elif number == 8:
             scalar = _parse_tensor(value)
     if tag and scalar is not None:
-        curves.add(group, tag, _Point(step, time, scalar))
+        curves.add(group, tag, _CurvePoint(step, time, scalar))
 
 
 def _parse_tensor(data: bytes) -> float | None:

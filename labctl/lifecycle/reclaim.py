@@ -136,7 +136,7 @@ def drill(ground: Ground, run_id: str, notice_s: float, taker: Reclaim | None = 
     announced = _reclaim(ground, server, taker, monitor, notice_s)
     gone_at = _await_end(ground, server)
     ground.state.record("reclaimed", lab_id=ground.lab_id, server_id=server.id, run_id=run.id)
-    recovery = recover(ground, run.id, told=REASON)
+    recovery = recover(ground, run.id, reason=REASON)
     new = ground.server()
     first_at, first_step = _await_first_step(ground, new, run.id)
     result = Drill(

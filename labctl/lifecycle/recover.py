@@ -122,7 +122,7 @@ def _follow_attempts(ground: Ground, run_id: str, on_log: Callable[[bytes], None
             at = log_offset
 
 
-def _await_recovery(ground: Ground, run_id: str, told: str) -> int:
+def _await_recovery(ground: Ground, run_id: str, reason: str) -> int:
     """Wait until the run is resumed, here or by a keeper; return where its log resumes (bytes)."""
     announced = ""
 
@@ -135,7 +135,7 @@ def _await_recovery(ground: Ground, run_id: str, told: str) -> int:
     def resume() -> int:
         if (at := _find_other_recovery(ground, run_id)) is not None:
             return at
-        return recover(ground, run_id, told=told).log_offset
+        return recover(ground, run_id, reason=reason).log_offset
 
     while_others_recover = retry_on(
         NotOursError,
@@ -181,18 +181,18 @@ def tend(
         known = _refresh_run(ground, server, run_id)
         if known.state != "lost" or known.stopped_by:
             return known
-        told = known.told
+        reason = known.told
     except GoneError as error:
-        told = error.what
+        reason = error.what
     except ConnectError:
         try:
             if server is not None:
                 check_there(ground, server, silences or Silences())
             return known
         except GoneError as error:
-            told = error.what
+            reason = error.what
     with contextlib.suppress(NotOursError):
-        return recover(ground, run_id, told=told, wait=wait).run
+        return recover(ground, run_id, reason=reason, wait=wait).run
     return runs.latest(ground, run_id)
 
 
@@ -232,7 +232,7 @@ def _mirror_outputs(ground: Ground, run_id: str) -> Iterator[None]:
 
 
 def recover(
-    ground: Ground, run_id: str, *, told: str = "its server was lost", wait: bool = True
+    ground: Ground, run_id: str, *, reason: str = "its server was lost", wait: bool = True
 ) -> Recovery:
     """Resume the run on the lab's server or a new one. Repeated, it finds the run active.
 
@@ -253,7 +253,7 @@ def recover(
         spec, files = _restore_run(ground, server, run_id)
         lab_files.push_data(ground, server)
         ground.reporter.emit(Step(name=f"resuming {run_id}"))
-        reply = _resume(ground, server, spec, told, turn)
+        reply = _resume(ground, server, spec, reason, turn)
         run = runs.keep(ground, server, reply["run"])
         recovery = Recovery(
             run=run,
@@ -263,7 +263,7 @@ def recover(
             took_s=time.monotonic() - started_s,
             files=files,
             log_offset=int(reply["offset"]),
-            told=told,
+            told=reason,
         )
         ground.reporter.emit(Step(name=f"resuming {run_id}", done=True, detail=server.id))
         if not reply["found"]:
@@ -305,10 +305,12 @@ def _require_progress(ground: Ground, run_id: str) -> None:
         )
 
 
-def _resume(ground: Ground, server: Server, spec: RunSpec, told: str, turn: Turn) -> dict[str, Any]:
+def _resume(
+    ground: Ground, server: Server, spec: RunSpec, reason: str, turn: Turn
+) -> dict[str, Any]:
     """Start the next attempt exactly once; returns {"run", "found", "offset", "step"}."""
     remote = ground.remote(server)
-    request = {**runs.asked(ground, spec), "told": f"{told}; resuming here"}
+    request = {**runs.asked(ground, spec), "told": f"{reason}; resuming here"}
     for _ in range(2):
         turn.check()
         reply = remote.call("resume", request)

@@ -141,7 +141,7 @@ def _avoid_zone(ground: Ground, server: Server | None) -> None:
 
 
 def _fetch_reclaim(ground: Ground, server: Server) -> dict[str, Any]:
-    """Fetch the watchdog's report of a reclaim in progress, {} if there is none."""
+    """Fetch the watchdog's report of a reclaim in progress, {} if none exists."""
     about = {"lab": ground.config.name, "lab_id": ground.lab_id, "runs": []}
     try:
         watch = ground.remote(server).call("status", about).get("watch") or {}

@@ -17,7 +17,7 @@ def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any
 
     "keeper" is the host of the keeper that looks after the lab, "" if none does or without
     `refresh`. "server" is None if the lab has none. "reachable" is None without `refresh`. "watch"
-    is the last report of the server's watchdog, {} if there is none, and "watched_at" its Unix
+    is the last report of the server's watchdog, {} before the first, and "watched_at" its Unix
     second. Costs come from the ledger. "kept" lists the lab's disks that outlived a server. "ended"
     maps server ids to the reason that the provider gave for their end. With `why`, "watch" includes
     the watchdog's last "decisions".

@@ -145,7 +145,7 @@ def _figures(name: str, items: int, said: int, correct: int) -> ClassFigures:
 
 
 def _find_problem(evaluation: Evaluation) -> str:
-    """Describe the first inconsistency; "" if there is none."""
+    """Describe the first inconsistency; "" if none exists."""
     size = len(evaluation.classes)
     if evaluation.version != VERSION:
         return f"version {evaluation.version} is not supported, only {VERSION} is"

@@ -265,7 +265,7 @@ def to_run(status: dict[str, Any], server_id: str) -> Run:
 
 
 def latest(ground: Ground, run_id: str = "") -> Run:
-    """Return the run with this name, or the lab's latest; NotFoundError if there is none."""
+    """Return the run with this name, or the lab's latest; NotFoundError if none exists."""
     run = ground.state.run(ground.lab_id, run_id) if run_id else _find_latest(ground)
     if run is None:
         raise NotFoundError(

@@ -130,7 +130,7 @@ def list_forwards(record: Record, server_id: str | None = None) -> list[Forward]
 def stop_forward(record: Record, which: str, server_id: str | None = None) -> list[Forward]:
     """Stop the background forwards with this id or service name, or "all"; return them.
 
-    NotFoundError if there is none of that name. Touches no other process.
+    NotFoundError if none has that name. Touches no other process.
     """
     matches = [
         forward

@@ -45,9 +45,9 @@ class Due(Value, frozen=True):
     identity: tuple[int, int, int] | None = None
 
 
-def renamed_identity(found: os.stat_result) -> tuple[int, int, int]:
+def renamed_identity(status: os.stat_result) -> tuple[int, int, int]:
     """Return what a rename leaves unchanged and a change of the contents does not."""
-    return found.st_size, found.st_mtime_ns, found.st_ino
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def confirm(partial: Path, came: Iterable[Due]) -> tuple[list[Due], list[Due]]:
@@ -63,9 +63,9 @@ def confirm(partial: Path, came: Iterable[Due]) -> tuple[list[Due], list[Due]]:
     for file in due:
         path = partial / file.path
         with contextlib.suppress(OSError):  # a file that cannot be read back was not stored
-            sha256, found = hash_on_disk(path)
-            if (sha256, found.st_size) == (file.sha256, file.size):
-                good.append(msgspec.structs.replace(file, identity=renamed_identity(found)))
+            sha256, status = hash_on_disk(path)
+            if (sha256, status.st_size) == (file.sha256, file.size):
+                good.append(msgspec.structs.replace(file, identity=renamed_identity(status)))
                 continue
         path.unlink(missing_ok=True)
         bad.append(file)

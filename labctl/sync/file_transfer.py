@@ -31,7 +31,7 @@ NO_PROGRAM = 127
 
 
 class Destination(Value, frozen=True):
-    """Where files go: `staging` on the server, for the live tree `basis` ("" if there is none).
+    """Where files go: `staging` on the server, for the live tree `basis` ("" if none exists).
 
     `rsync_version` is the output of the server's rsync --version, "" if it has no rsync.
     """

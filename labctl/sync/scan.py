@@ -42,7 +42,7 @@ Entry = tuple[int, int, int, int, str]
 
 
 class Index:
-    """Hashes of files, kept between calls. A lost index costs time, nothing else."""
+    """Hashes of files, stored between calls. A lost index only costs time."""
 
     def __init__(self, lab_root: Path, section: str) -> None:
         self._path = lab_root / ".labctl" / "index.json"
@@ -52,33 +52,33 @@ class Index:
         # Names of the files that `hash` had to read.
         self.read: set[str] = set()
 
-    def known(self, name: str, found: os.stat_result) -> str:
-        """Return the stored hash of the file that `found` describes, "" if it must be read."""
+    def known(self, name: str, status: os.stat_result) -> str:
+        """Return the stored hash of the file that `status` describes, "" if it must be read."""
         entry = self._fresh.get(name) or self._known.get(name)
-        if entry is None or entry[:4] != identity(found):
+        if entry is None or entry[:4] != identity(status):
             return ""
         self._fresh[name] = entry
         return entry[4]
 
     def hash(self, name: str, path: Path) -> tuple[str, os.stat_result]:
         """Return the file's hash and the stat it belongs to; read it only if needed."""
-        found = path.stat(follow_symlinks=False)
-        sha256 = self.known(name, found)
+        status = path.stat(follow_symlinks=False)
+        sha256 = self.known(name, status)
         if sha256:
-            return sha256, found
+            return sha256, status
         sha256 = hash_file(path)
         self.read.add(name)
-        self.learn(name, found, sha256)
-        return sha256, found
+        self.learn(name, status, sha256)
+        return sha256, status
 
-    def learn(self, name: str, found: os.stat_result, sha256: str) -> None:
+    def learn(self, name: str, status: os.stat_result, sha256: str) -> None:
         """Store a hash unless the file is so new that it may change without a new time."""
-        if time.time() - found.st_mtime > RACY_S:
-            self.put(name, found, sha256)
+        if time.time() - status.st_mtime > RACY_S:
+            self.put(name, status, sha256)
 
-    def put(self, name: str, found: os.stat_result, sha256: str) -> None:
-        """Store the hash of the file that `found` describes."""
-        self._fresh[name] = (*identity(found), sha256)
+    def put(self, name: str, status: os.stat_result, sha256: str) -> None:
+        """Store the hash of the file that `status` describes."""
+        self._fresh[name] = (*identity(status), sha256)
 
     def save(self, *, keep: bool = False) -> None:
         """Write the entries used since loading; with `keep`, also those that were not used."""
@@ -100,9 +100,9 @@ def _read_index(path: Path) -> dict[str, dict[str, Entry]]:
         return {}
 
 
-def identity(found: os.stat_result) -> tuple[int, int, int, int]:
+def identity(status: os.stat_result) -> tuple[int, int, int, int]:
     """Return what changes whenever a file's contents change."""
-    return found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns
+    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
 
 
 def hash_file(path: Path, length: int | None = None) -> str:
@@ -194,15 +194,15 @@ def refresh(
 def _scan(
     root: Path, index: Index, reporter: Reporter, walk: _Walk, *, later: bool
 ) -> tuple[FileEntry, ...]:
-    found = sorted(walk.files())
+    entries = sorted(walk.files())
     walk.tell(reporter)
-    hashes = [index.known(name, status) for name, status in found]
-    limit = _choose_hash_limit(found, hashes) if later else sys.maxsize
-    pairs = zip(found, hashes, strict=True)
+    hashes = [index.known(name, status) for name, status in entries]
+    limit = _choose_hash_limit(entries, hashes) if later else sys.maxsize
+    pairs = zip(entries, hashes, strict=True)
     unread = sum(s.st_size for (_, s), sha256 in pairs if not sha256 and s.st_size < limit)
     files: list[FileEntry] = []
     done = reported = 0
-    for (name, status), sha256 in zip(found, hashes, strict=True):
+    for (name, status), sha256 in zip(entries, hashes, strict=True):
         if not sha256 and status.st_size < limit:
             try:
                 sha256, status = index.hash(name, root / name)
@@ -217,20 +217,22 @@ def _scan(
     return tuple(files)
 
 
-def _choose_hash_limit(found: list[Found], hashes: list[str]) -> int:
+def _choose_hash_limit(entries: list[Found], hashes: list[str]) -> int:
     """Return the size in bytes from which files without a hash are hashed during their transfer.
 
     That is 0 for a large first push. A later push hashes changed files before: the server has files
     of these names, and would have to ask for their hashes.
     """
-    is_large = len(found) >= MANY_FILES or sum(status.st_size for _, status in found) >= LARGE_BYTES
+    is_large = (
+        len(entries) >= MANY_FILES or sum(status.st_size for _, status in entries) >= LARGE_BYTES
+    )
     return 0 if is_large and not any(hashes) else LARGE_BYTES
 
 
-def _entry(name: str, found: os.stat_result, sha256: str) -> FileEntry:
-    mode = 0o755 if found.st_mode & 0o100 else 0o644
+def _entry(name: str, status: os.stat_result, sha256: str) -> FileEntry:
+    mode = 0o755 if status.st_mode & 0o100 else 0o644
     return FileEntry(
-        path=name, size=found.st_size, sha256=sha256, mode=mode, mtime_ns=found.st_mtime_ns
+        path=name, size=status.st_size, sha256=sha256, mode=mode, mtime_ns=status.st_mtime_ns
     )
 
 

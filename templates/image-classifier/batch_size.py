@@ -20,7 +20,7 @@ STEPS_PER_EPOCH = 16  # fewer and larger steps would learn less from the same im
 
 
 def largest_that_fits(fits: Callable[[int], bool], cap: int) -> int:
-    """Double from 1 until `fits` says no or `cap` is passed; the last size that fitted.
+    """Double from 1 until `fits` is false or `cap` is passed; return the last size that fitted.
 
     Raises MemoryError if not even one image fits.
     """
@@ -35,7 +35,7 @@ def largest_that_fits(fits: Callable[[int], bool], cap: int) -> int:
 def choose(
     model: nn.Module, shape: Shape, images: int, device: torch.device, precision: torch.dtype | None
 ) -> int:
-    """A batch size for a training set of `images` images. Leaves model and random state alone."""
+    """Find a batch size for a training set of `images` images. Keeps model and random state."""
     cap = max(1, min(LARGEST, images // STEPS_PER_EPOCH))
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
@@ -51,7 +51,7 @@ def choose(
 def _fits_gpu(
     model: nn.Module, shape: Shape, size: int, device: torch.device, precision: torch.dtype | None
 ) -> bool:
-    """Try a whole training step on a copy of the model: only the GPU itself knows what fits."""
+    """Try a full training step on a copy of the model: only a real step shows what fits."""
     try:
         learner = Learner(copy.deepcopy(model), device, precision)
         learner.step([_blank(shape, size)], rate=0.0, clip=1.0)
@@ -60,14 +60,14 @@ def _fits_gpu(
     except torch.cuda.OutOfMemoryError:
         return False
     finally:
-        # What the failed try had allocated would count against the real training.
+        # Memory of the failed step would otherwise be missing in the real training.
         learner = None  # type: ignore[assignment]
         gc.collect()
         torch.cuda.empty_cache()
 
 
 def _activation_bytes(model: nn.Module, shape: Shape, device: torch.device) -> int:
-    """Memory that a training step takes per image: a CPU out of memory kills, it does not refuse.
+    """Measure the memory of a training step per image, since a CPU out of memory kills the process.
 
     Counts what autograd keeps for the backward pass, and the same again for the gradients.
     """
@@ -93,7 +93,7 @@ def _blank(shape: Shape, size: int) -> Batch:
 
 
 def available_memory_bytes() -> int:
-    """Memory that this process may still take: the machine's, or less if a container is limited."""
+    """Return the memory available to this process: the machine's, or less in a container."""
     pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
     available = os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
     for limit, used in (

@@ -1,4 +1,4 @@
-"""Checkpoints that are either whole or not there.
+"""Checkpoints that are either complete or absent.
 
 A checkpoint is a directory `step-00000100` of safetensors and JSON files (no pickle: loading one
 never runs code), and a manifest with the size and SHA-256 of each. It is written under another
@@ -86,7 +86,7 @@ def _print(line: str) -> None:
 
 
 def found(paths: Iterable[Path], say: Callable[[str], None] = _print) -> list[Checkpoint]:
-    """The checkpoints among `paths`, oldest first; `say` hears of each without a manifest."""
+    """List the checkpoints among `paths`, oldest first; `say` reports each without a manifest."""
     checkpoints = []
     for path in paths:
         if NAME.fullmatch(path.name) and path.is_dir():
@@ -98,7 +98,7 @@ def found(paths: Iterable[Path], say: Callable[[str], None] = _print) -> list[Ch
 
 
 def first_whole(candidates: Iterable[Checkpoint]) -> Checkpoint | None:
-    """The first candidate whose files are all as written; those before it are named."""
+    """Return the first undamaged candidate; print the damaged ones before it."""
     for checkpoint in candidates:
         try:
             verify(checkpoint)
@@ -110,12 +110,12 @@ def first_whole(candidates: Iterable[Checkpoint]) -> Checkpoint | None:
 
 
 def latest(directory: Path) -> Checkpoint | None:
-    """The newest whole checkpoint in `directory`."""
+    """Return the newest complete checkpoint in `directory`."""
     return first_whole(reversed(found(directory.glob("step-*"))))
 
 
 def best(path: Path) -> Checkpoint:
-    """The best whole checkpoint at or anywhere below `path`; raises CheckpointError if none is."""
+    """Find the best complete checkpoint at or below `path`; raises CheckpointError without one."""
     paths = [path] if NAME.fullmatch(path.resolve().name) else path.rglob("step-*")
     ranked = sorted(found(paths), key=lambda checkpoint: checkpoint.rank, reverse=True)
     checkpoint = first_whole(ranked)
@@ -125,8 +125,7 @@ def best(path: Path) -> Checkpoint:
 
 
 def load_tensors(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
-    """The tensors of one safetensors file, in main memory. Nothing else is ever loaded: a pickle
-    would run code."""
+    """Load a safetensors file to main memory. Other formats are never loaded: pickles run code."""
     path = checkpoint.path / f"{name}.safetensors"
     try:
         return load_file(path)
@@ -169,19 +168,19 @@ def write(
 
 def prune(directory: Path, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints and the best one."""
-    # Damaged ones were named when the run started; once is enough.
+    # Damaged checkpoints were already reported when the run started.
     checkpoints = found(directory.glob("step-*"), say=lambda _: None)
     kept = {checkpoint.path for checkpoint in checkpoints[-keep:]}
     kept.add(max(checkpoints, key=lambda checkpoint: checkpoint.rank).path)
     for checkpoint in checkpoints:
         if checkpoint.path not in kept:
-            # Renamed first: removing takes time, and half a checkpoint must not bear its name.
+            # Rename first: removal takes time, and a partial checkpoint must not have this name.
             checkpoint.path.rename(_partial(checkpoint.path))
     clean(directory)
 
 
 def clean(directory: Path) -> None:
-    """Remove what an interrupted `write` or `prune` left behind."""
+    """Remove leftovers of an interrupted `write` or `prune`."""
     for path in directory.glob(".step-*.partial-*"):
         shutil.rmtree(path)
 

@@ -1,4 +1,4 @@
-"""Read a dataset as labctl lays it out: {train,val,test}/<class>/<image>."""
+"""Read a dataset with the layout {train,val,test}/<class>/<image>."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNREADABLE = (
 
 @contextmanager
 def opened(path: Path) -> Iterator[Image.Image]:
-    """An image; raises DatasetError for what is none, is damaged, or is too large to decode."""
+    """Open an image; raises DatasetError if it is not an image, damaged, or too large."""
     try:
         with Image.open(path) as picture:
             if picture.width * picture.height > MOST_PIXELS:
@@ -42,9 +42,9 @@ def opened(path: Path) -> Iterator[Image.Image]:
 
 
 def locate(places: Places) -> Path:
-    """The dataset's directory; the digits are made first where no dataset is.
+    """Return the dataset's directory, after creating the digits if there is no dataset.
 
-    Raises DatasetError if there is none and nowhere to make one.
+    Raises DatasetError if there is no dataset and no writable place for it.
     """
     for place in (places.dataset, places.spare_dataset):
         if place.is_dir() and any(place.iterdir()):
@@ -61,7 +61,7 @@ def locate(places: Places) -> Path:
 
 
 def shape_of(root: Path, image_size: int) -> Shape:
-    """What a network for this dataset must fit: the classes of train/, and grey or colour."""
+    """Find the shape of a network for this dataset: the classes of train/, and gray or color."""
     train = root / "train"
     if not train.is_dir():
         raise DatasetError(f"{train} is not there; {root} needs the folders {', '.join(SPLITS)}")
@@ -76,10 +76,10 @@ def shape_of(root: Path, image_size: int) -> Shape:
 
 
 class ImageFolder(Dataset[Batch]):
-    """The images of one split, in the order of their names.
+    """The images of one split, ordered by name.
 
     An item is the image as uint8 (C, S, S) and the class's index in `shape.classes`, int64 ().
-    Bytes rather than floats: a quarter of the traffic between workers and to the GPU.
+    Bytes instead of floats reduce the traffic between workers and to the GPU to a quarter.
     """
 
     def __init__(self, split: Path, shape: Shape) -> None:
@@ -104,7 +104,7 @@ class ImageFolder(Dataset[Batch]):
 
 
 def to_tensor(picture: Image.Image, shape: Shape) -> Tensor:
-    """A picture of any size and mode as the network takes it: uint8 (C, S, S)."""
+    """Convert a picture of any size and mode to the network's input: uint8 (C, S, S)."""
     size = (shape.image_size, shape.image_size)
     plain = picture.convert("L" if shape.channels == 1 else "RGB")
     pixels = numpy.array(plain.resize(size, Image.Resampling.BILINEAR))
@@ -112,7 +112,7 @@ def to_tensor(picture: Image.Image, shape: Shape) -> Tensor:
 
 
 class EpochOrder(Sampler[int]):
-    """A fresh shuffle every epoch that can begin in the middle.
+    """A new shuffle for every epoch, which can start in the middle.
 
     The order is a function of seed and epoch alone: a resumed run sees exactly the images that the
     interrupted one had not come to, whatever the number of workers.
@@ -143,16 +143,16 @@ def loader(
     workers: int = 0,
     order: EpochOrder | None = None,
 ) -> DataLoader[Batch]:
-    """Batches in `order`, else by name."""
+    """Create a loader of batches in `order`, else by name."""
     return DataLoader(
         images,
         batch_size=batch_size,
         sampler=order,
         num_workers=workers,
-        # Only from page-locked memory can a copy to the GPU run beside the computation.
+        # Copies to the GPU overlap with computation only from page-locked memory.
         pin_memory=device.type == "cuda",
         persistent_workers=workers > 0,
-        # Its own generator: the loader draws a number whenever it is iterated, and the model's
+        # A separate generator: the loader draws a number at every iteration, and the model's
         # dropout must not depend on how often a run was interrupted.
         generator=torch.Generator().manual_seed(0),
     )

@@ -35,7 +35,7 @@ BATCH_SIZE = 256  # fixed, so that the sums are the same everywhere
 
 @dataclass(frozen=True)
 class Score:
-    """How a model does on a split."""
+    """The result of a model on a split."""
 
     accuracy: float  # correct / total
     correct: int
@@ -45,7 +45,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Evaluation(Score):
-    """A score, and of what."""
+    """A score, with its checkpoint and split."""
 
     checkpoint: str
     split: str
@@ -73,7 +73,7 @@ def answer(
     model.eval()
     loss = 0.0
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    # Without TF32, which rounds to 10 bits, a GPU and a CPU come to the same answers.
+    # Without TF32, which rounds to 10 bits, GPU and CPU give the same predictions.
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         for batch, labels in loader(images, BATCH_SIZE, device, workers):
             between()
@@ -92,7 +92,7 @@ def score(
     workers: int = 0,
     between: Callable[[], None] = lambda: None,
 ) -> Score:
-    """How many of the images `answer` gets right."""
+    """Count the images that `answer` classifies correctly."""
     return _score(answer(model, images, device, workers, between))
 
 
@@ -104,9 +104,9 @@ def _score(answers: Answers) -> Score:
 def examine(
     checkpoint: Checkpoint, data: Path, split: str, device: torch.device, workers: int = 0
 ) -> tuple[Evaluation, dict[str, object]]:
-    """A whole checkpoint's score on `data`/`split`, and all that labctl's report shows of it.
+    """Evaluate a checkpoint on `data`/`split`; return its score and the body of evaluation.json.
 
-    Raises CheckpointError where its answers are not numbers.
+    Raises CheckpointError if its predictions are NaN or infinite.
     """
     shape = from_json(checkpoints.load_state(checkpoint)["shape"])
     model = Classifier(shape)
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--split", default="test", choices=SPLITS)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ...")
     parser.add_argument("--json", action="store_true", help="print nothing but the JSON")
-    # labctl asks by this variable, since not every project's evaluate.py knows the option.
+    # labctl sets this variable, since not every project's evaluate.py has the option.
     out = os.environ.get("LABCTL_EVALUATION")
     parser.add_argument("--out", type=Path, default=out, help="write the whole evaluation there")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What a checkpoint's answers amount to, as labctl's evaluation.json says it.
+"""Summarize a checkpoint's predictions in the format of labctl's evaluation.json.
 
 The confusion matrix, the share that always saying the most frequent class would get right, the
 worst mistakes with their pictures, and hashes of what was asked and of what was asked about.
@@ -25,7 +25,7 @@ THUMBNAIL_SIZE = (96, 96)  # pixels
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model said of each image of a split, in the split's order."""
+    """A model's prediction for each image of a split, in the split's order."""
 
     truth: Tensor  # int64 (N,)
     said: Tensor  # int64 (N,)
@@ -40,7 +40,7 @@ class Answers:
 def findings(
     answers: Answers, images: ImageFolder, split: Path, checkpoint: Checkpoint, device: str
 ) -> dict[str, object]:
-    """The body of evaluation.json, but for `where`."""
+    """Build the body of evaluation.json, without `where`."""
     classes = images.shape.classes
     return {
         "version": 1,
@@ -61,14 +61,14 @@ def findings(
 
 
 def confusion(answers: Answers, classes: int) -> list[list[int]]:
-    """Counts: a row for each true class, a column for each answer."""
+    """Count items: a row for each true class, a column for each predicted class."""
     cells = (answers.truth * classes + answers.said).bincount(minlength=classes * classes)
     table: list[list[int]] = cells.reshape(classes, classes).tolist()
     return table
 
 
 def baseline(images: ImageFolder, train: Path) -> float | None:
-    """The accuracy of always saying the class that `train` has most of; None without a `train`."""
+    """Compute the accuracy of always predicting the majority class of `train`; None without it."""
     if not train.is_dir():
         return None
     counts = Counter(label for _, label in ImageFolder(train, images.shape).files)
@@ -77,7 +77,7 @@ def baseline(images: ImageFolder, train: Path) -> float | None:
 
 
 def worst(answers: Answers, images: ImageFolder, split: Path) -> list[dict[str, object]]:
-    """The mistakes that the model was surest of, with their pictures as data URIs."""
+    """List the most confident mistakes, with their pictures as data URIs."""
     classes = images.shape.classes
     wrong = (answers.said != answers.truth).nonzero().flatten().tolist()
     wrong.sort(key=lambda number: -float(answers.probability[number]))
@@ -94,7 +94,7 @@ def worst(answers: Answers, images: ImageFolder, split: Path) -> list[dict[str, 
 
 
 def thumbnail(path: Path) -> str:
-    """The image as a small PNG in a data URI."""
+    """Encode the image as a small PNG in a data URI."""
     with opened(path) as picture:
         small = picture.convert("L" if picture.mode in ("1", "L") else "RGB")
         small.thumbnail(THUMBNAIL_SIZE)

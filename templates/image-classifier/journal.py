@@ -1,5 +1,4 @@
-"""What a run tells about itself: TensorBoard's event files, and progress, metrics and evaluation
-as JSON."""
+"""Write a run's logs: TensorBoard's event files, and progress, metrics and evaluation as JSON."""
 
 from __future__ import annotations
 
@@ -18,11 +17,11 @@ PROGRESS_EVERY_S = 1.0
 
 
 class DivergedError(Exception):
-    """The loss is no longer a number."""
+    """The loss became NaN or infinite."""
 
 
 class Window:
-    """Sums over the steps since the last figures were logged."""
+    """Sums over the steps since the last log entry."""
 
     def __init__(self) -> None:
         self.started = time.monotonic()
@@ -36,13 +35,13 @@ class Window:
         self.wait_s += wait_s
 
     def figures(self) -> dict[str, float]:
-        """Means over the window; waits for the GPU. Raises DivergedError."""
+        """Compute the means over the window; waits for the GPU. Raises DivergedError."""
         images = torch.tensor([result.images for result in self.results], dtype=torch.float64)
         loss = torch.stack([result.loss for result in self.results]).double().cpu()
         correct = torch.stack([result.correct for result in self.results]).sum().item()
         mean_loss = float((loss * images).sum() / self.images)
         check_finite(mean_loss)
-        # The clock is read after the figures: by then the GPU has done the work they describe.
+        # Read the clock after the values: by then the GPU has finished the work.
         seconds = max(time.monotonic() - self.started, 1e-9)
         return {
             "loss": mean_loss,
@@ -54,14 +53,14 @@ class Window:
 
 
 class Journal:
-    """Writes to a run's log directory. `step` is the last step done: 0, or a checkpoint's."""
+    """Writes to a run's log directory. `step` is the last completed step: 0, or a checkpoint's."""
 
     def __init__(self, logs: Path, step: int) -> None:
         logs.mkdir(parents=True, exist_ok=True)
         self.logs = logs
         self.progress_at = -math.inf
-        # An interrupted run may have logged steps after its last checkpoint, which come again:
-        # purge_step makes TensorBoard forget them.
+        # An interrupted run may have logged steps after its last checkpoint, which are repeated
+        # now: purge_step removes them from TensorBoard.
         self.writer = SummaryWriter(str(logs), purge_step=step + 1, flush_secs=10)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -72,16 +71,16 @@ class Journal:
         return time.monotonic() - self.progress_at >= PROGRESS_EVERY_S
 
     def progress(self, values: Mapping[str, float]) -> None:
-        """What `labctl status` and `top` show."""
+        """Write the progress that `labctl status` and `top` show."""
         write_json(self.logs / "progress.json", values)
         self.progress_at = time.monotonic()
 
     def metrics(self, values: Mapping[str, object]) -> None:
-        """The run's final figures."""
+        """Write the run's final metrics."""
         write_json(self.logs / "metrics.json", values)
 
     def evaluation(self, values: Mapping[str, object]) -> None:
-        """What the best checkpoint gets right and wrong, for labctl's report."""
+        """Write the best checkpoint's evaluation for labctl's report."""
         write_json(self.logs / "evaluation.json", values)
 
     def flush(self) -> None:
@@ -92,6 +91,6 @@ class Journal:
 
 
 def check_finite(loss: float) -> None:
-    """Raises DivergedError: training on would waste the server, and its checkpoints be useless."""
+    """Raise DivergedError for NaN: further training would waste the server, without any use."""
     if not math.isfinite(loss):
         raise DivergedError(f"the loss became {loss}; try a smaller --lr")

@@ -17,7 +17,7 @@ from dataset import Batch
 
 @dataclass(frozen=True)
 class StepResult:
-    """Figures of one step. Tensors stay on the device: reading one would wait for the GPU."""
+    """Metrics of one step. Tensors stay on the device: reading one would wait for the GPU."""
 
     loss: Tensor  # mean over the step's images
     correct: Tensor  # how many of them were classified correctly
@@ -26,7 +26,7 @@ class StepResult:
 
 
 def mixed_precision(wish: str, device: torch.device) -> torch.dtype | None:
-    """The type to compute in beside float32, or None for float32 alone.
+    """Choose the type for mixed precision, or None for float32 only.
 
     `wish` is auto, bf16, fp16 or off. "auto" means bf16 where the GPU has it, since it has the
     range of float32, fp16 on older GPUs, and float32 on CPUs, where neither is faster as a rule.
@@ -34,15 +34,15 @@ def mixed_precision(wish: str, device: torch.device) -> torch.dtype | None:
     if wish == "auto":
         if device.type != "cuda":
             return None
-        # Emulated bf16 would be slower than float32; GPUs before Ampere have fp16 in hardware.
+        # GPUs before Ampere have fp16 in hardware, but emulate bf16, slower than float32.
         return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
     return {"bf16": torch.bfloat16, "fp16": torch.float16, "off": None}[wish]
 
 
 def learning_rate(step: int, total_steps: int, peak: float) -> float:
-    """The rate of step 1..total_steps: a linear rise over the first 5 %, then half a cosine.
+    """Return the rate of step 1..total_steps: a linear rise over the first 5 %, then half a cosine.
 
-    A function of the step alone, so there is no scheduler whose state a resumed run would need.
+    It depends only on the step, so that a resumed run needs no state of a scheduler.
     """
     warmup = max(1, total_steps // 20)
     if step <= warmup:
@@ -61,12 +61,12 @@ class Learner:
         self.device = device
         self.precision = precision
         self.optimizer = torch.optim.AdamW(self.model.parameters(), weight_decay=0.01)
-        # fp16 has so little range that small gradients vanish; scaling the loss up and the
-        # gradients down again keeps them. Switched off, the scaler does nothing.
+        # In fp16 small gradients would vanish; scaling the loss up and the gradients down again
+        # keeps them. A disabled scaler does nothing.
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == torch.float16)
 
     def step(self, group: Sequence[Batch], rate: float, clip: float) -> StepResult:
-        """Learn from `group`, whose batches count as one: their gradients are added up."""
+        """Do one step with `group`, whose batches count as one: their gradients are accumulated."""
         self.model.train()
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = rate
@@ -77,7 +77,7 @@ class Learner:
             images, labels = (part.to(self.device, non_blocking=True) for part in batch)
             with self._autocast():
                 logits = self.model(images).float()
-                # Divided by the group's images, not the batch's: the last batch may be smaller.
+                # Divide by the images of the group, not of the batch: the last one may be smaller.
                 loss = functional.cross_entropy(logits, labels, reduction="sum") / images_in_group
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach()
@@ -99,7 +99,7 @@ class Learner:
         return torch.autocast(self.device.type, self.precision)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Everything that the next step depends on, by file: weights, moments, random numbers."""
+        """Return all state of the next step, by file: weights, moments, random numbers."""
         moments = {
             f"{number}.{name}": value
             for number, values in self.optimizer.state_dict()["state"].items()
@@ -111,7 +111,7 @@ class Learner:
         return {"model": self.model.state_dict(), "optimizer": moments, "random": random}
 
     def restore(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Continue where `tensors` was taken."""
+        """Restore the state from `tensors`."""
         self.model.load_state_dict(tensors["model"])
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors["optimizer"].items():
@@ -120,6 +120,6 @@ class Learner:
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         torch.set_rng_state(tensors["random"]["cpu"])
-        # A run that moves from a CPU to a GPU has none; it goes on, if not bit for bit.
+        # A run that moves from a CPU to a GPU has none; it continues, but not bit for bit.
         if self.device.type == "cuda" and "cuda" in tensors["random"]:
             torch.cuda.set_rng_state(tensors["random"]["cuda"], self.device)

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Shape:
-    """What a checkpoint's network was made for; kept with its weights."""
+    """The input and output of a checkpoint's network, stored with its weights."""
 
     classes: tuple[str, ...]  # in the order of the network's outputs
-    channels: int  # 1: grey, 3: colour
+    channels: int  # 1: gray, 3: color
     image_size: int  # pixels; images are square
 
 
 def to_json(shape: Shape) -> dict[str, object]:
-    """As a checkpoint's state.json keeps it."""
+    """Convert to the form in a checkpoint's state.json."""
     return {
         "classes": list(shape.classes),
         "channels": shape.channels,
@@ -27,7 +27,7 @@ def to_json(shape: Shape) -> dict[str, object]:
 
 
 def from_json(values: dict[str, Any]) -> Shape:
-    """The shape that `to_json` wrote."""
+    """Restore a shape that `to_json` wrote."""
     return Shape(tuple(values["classes"]), values["channels"], values["image_size"])
 
 
@@ -59,7 +59,7 @@ class Classifier(nn.Module):
 def _block(channels_in: int, channels_out: int) -> nn.Sequential:
     """(B, channels_in, S, S) -> (B, channels_out, S/2, S/2)."""
     return nn.Sequential(
-        # No bias: GroupNorm, which has one, would take it out again.
+        # No bias: GroupNorm would cancel it, and has its own.
         nn.Conv2d(channels_in, channels_out, kernel_size=3, padding=1, bias=False),
         nn.GroupNorm(8, channels_out),
         nn.ReLU(inplace=True),

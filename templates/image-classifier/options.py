@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def parse_options(description: str, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """`arguments`, else the command line's. Defaults stand here once; `--help` shows them."""
+    """Parse `arguments`, else the command line. All defaults are here; `--help` shows them."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )

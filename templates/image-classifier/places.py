@@ -24,12 +24,12 @@ class Places:
 
     @property
     def where(self) -> str:
-        """Which machine this is, in labctl's words."""
+        """The name of this machine in evaluation.json: "here" or "server"."""
         return "here" if self.run_id == LOCAL else "server"
 
 
 def from_environment(environ: Mapping[str, str], dataset_name: str = "digits") -> Places:
-    """The places that `LABCTL_*` name, else the local defaults."""
+    """Return the paths that `LABCTL_*` name, else the local defaults."""
     run = Path(environ.get("LABCTL_RUN_DIR", "."))
     data = environ.get("LABCTL_DATA_DIR")
     return Places(
@@ -42,7 +42,7 @@ def from_environment(environ: Mapping[str, str], dataset_name: str = "digits") -
 
 
 def write_json(path: Path, values: Mapping[str, object]) -> None:
-    """Replace a file at once, so that a reader sees the old one or the new one, never half."""
+    """Replace a file atomically, so that a reader sees either the old or the new one."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps(values) + "\n")
     partial.replace(path)

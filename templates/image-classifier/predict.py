@@ -1,4 +1,4 @@
-"""The trained model as `labctl serve` asks for it: pictures in, a probability for each class out.
+"""The interface for `labctl serve`: images in, a probability for each class out.
 
 `load` is called once when the server starts, `predict` for every batch of pictures. What else
 belongs to serving (HTTP, batches, limits) is labctl's.
@@ -25,7 +25,7 @@ MOST_REFERENCES = 2000  # validation images that are looked at when the server s
 
 
 class Predictor:
-    """A model that is ready. `reference` counts its answers on the validation set, by class."""
+    """A loaded model. `reference` counts its predictions on the validation set, by class."""
 
     def __init__(self, model: nn.Module, shape: Shape, checkpoint: str) -> None:
         self.device = pick_device("auto")
@@ -37,14 +37,14 @@ class Predictor:
 
     @torch.inference_mode()
     def predict(self, pictures: Sequence[Image.Image]) -> list[list[float]]:
-        """A probability for each class, in the order of `classes`, for each picture."""
+        """Return, for each picture, a probability for each class, in the order of `classes`."""
         batch = torch.stack([to_tensor(picture, self.shape) for picture in pictures])
         logits = self.model(batch.to(self.device))
         return logits.float().softmax(dim=1).tolist()  # type: ignore[no-any-return]
 
     @torch.inference_mode()
     def _reference(self) -> list[int] | None:
-        """None where there is no validation set for these classes: drift is not measured then."""
+        """Count predictions by class; None without a validation set, so that drift is unknown."""
         counts = torch.zeros(len(self.classes), dtype=torch.int64)
         try:
             data = locate(places.from_environment(os.environ))
@@ -59,7 +59,7 @@ class Predictor:
 
 
 def load(path: Path) -> Predictor:
-    """The best whole checkpoint at or below `path`; raises CheckpointError if there is none."""
+    """Load the best complete checkpoint at or below `path`; raises CheckpointError without one."""
     checkpoint = checkpoints.best(path)
     shape = from_json(checkpoints.load_state(checkpoint)["shape"])
     model = Classifier(shape)

@@ -27,12 +27,12 @@ IMAGE_SUFFIXES = frozenset(
 
 
 class DatasetError(Exception):
-    """The dataset cannot be made or read; the message says what to change."""
+    """The dataset cannot be created or read; the message says what to change."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """One image of a dataset to be: its class, its file name there, and how to write it."""
+    """One image of a new dataset: its class, its file name, and how to write it."""
 
     label: str
     name: str
@@ -40,7 +40,7 @@ class Image:
 
 
 def digits() -> list[Image]:
-    """The 1797 handwritten digits inside scikit-learn: grey, 8 by 8 pixels, values 0 to 16."""
+    """Return the 1797 digits of scikit-learn: gray, 8 by 8 pixels, values 0 to 16."""
     from PIL import Image as Picture
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
@@ -53,7 +53,7 @@ def digits() -> list[Image]:
 
 
 def folder(source: Path) -> list[Image]:
-    """Every image below `source`, whose folders are the classes; files are copied as they are."""
+    """List the images below `source`, whose folders are the classes; files are copied unchanged."""
     classes = sorted(path for path in source.iterdir() if path.is_dir() and path.name[0] != ".")
     if {path.name for path in classes} & set(SPLITS):
         raise DatasetError(f"{source} is split already; point `data:` in lab.yaml at it")
@@ -67,7 +67,7 @@ def folder(source: Path) -> list[Image]:
 
 
 def split(images: Iterable[Image], seed: int) -> dict[str, list[Image]]:
-    """Deal every class out to train, val and test, at least one image to each.
+    """Distribute every class to train, val and test, at least one image to each.
 
     The order comes from a hash of the name and not from a random generator, whose sequence may
     change between library versions; adding an image then moves few of the others.
@@ -94,7 +94,7 @@ def _order(image: Image, seed: int) -> str:
 
 
 def write(out: Path, parts: dict[str, list[Image]], origin: dict[str, object]) -> None:
-    """Write the dataset beside `out` and rename it, so that half of one is never found there."""
+    """Write the dataset beside `out` and rename it, so that `out` is never incomplete."""
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.partial-{secrets.token_hex(4)}")
     try:
@@ -111,7 +111,7 @@ def write(out: Path, parts: dict[str, list[Image]], origin: dict[str, object]) -
 
 
 def prepare(out: Path, source: Path | None = None, seed: int = 0) -> bool:
-    """Make the dataset at `out`; False, and nothing touched, if the same one is there already."""
+    """Create the dataset at `out`; False, without changes, if the same one already exists."""
     origin: dict[str, object] = {"source": str(source) if source else "digits", "seed": seed}
     if out.is_dir() and any(out.iterdir()):
         _refuse_another(out, origin)

@@ -1,4 +1,4 @@
-"""Train the classifier; stop it whenever you like, and start it again to go on.
+"""Train the classifier. You can stop it at any time, and start it again to continue.
 
     python train.py                       # the digits, made first if they are not there
     python train.py --epochs 20 --batch-size auto --image-size 64
@@ -43,7 +43,7 @@ SETTINGS = ("epochs", "lr", "accumulate", "seed")  # what decides the course of 
 
 @dataclass
 class Position:
-    """How far a run has come."""
+    """The progress of a run."""
 
     step: int = 0  # optimizer steps done
     epoch: int = 0  # whole epochs done
@@ -65,11 +65,11 @@ class StopRequest:
 
 
 class Stopped(Exception):
-    """Asked to stop in the middle of something that can be done again."""
+    """A stop was requested during work that can be repeated."""
 
 
 class Training:
-    """One run: the data, the learner, where it stands, and the loop."""
+    """One run: the data, the learner, its progress, and the training loop."""
 
     def __init__(self, options: argparse.Namespace, here: Places, stop: StopRequest) -> None:
         self.options, self.here, self.stop = options, here, stop
@@ -84,7 +84,7 @@ class Training:
         state = checkpoints.load_state(checkpoint) if checkpoint else {}
 
         self.learner, self.batch_size = self._build(shape, state)
-        # What a checkpoint must agree with, and what it should: both are kept with each.
+        # A checkpoint must match the former and should match the latter; it stores both.
         self.fixed = {"shape": to_json(shape), "images": len(self.images)}
         self.settings = {name: getattr(options, name) for name in SETTINGS}
         self.settings["batch_size"] = self.batch_size
@@ -101,9 +101,9 @@ class Training:
         self.started = time.monotonic() - self.at.seconds
 
     def _build(self, shape: Shape, state: dict[str, Any]) -> tuple[Learner, int]:
-        """A learner with fresh weights, and its batch size: as given, as before, or measured."""
+        """Create a learner with new weights, and its batch size: given, restored, or measured."""
         torch.manual_seed(self.options.seed)
-        # The fastest convolution algorithms on GPUs add in an order that changes from run to run.
+        # The fastest convolution algorithms on GPUs sum in an order that varies between runs.
         torch.backends.cudnn.deterministic = True
         model = Classifier(shape)
         precision = mixed_precision(self.options.amp, self.device)
@@ -131,7 +131,7 @@ class Training:
         return Position(**state["position"])
 
     def run(self) -> int:
-        """Train to the end and evaluate, or until asked to stop. Returns the exit code."""
+        """Train to the end and evaluate, or until a stop is requested. Returns the exit code."""
         self._say_what()
         setup = {"setup/batch_size": self.batch_size, "setup/workers": self.workers}
         self.journal.scalars(self.at.step, setup)
@@ -146,7 +146,7 @@ class Training:
         return 0
 
     def _train_epoch(self) -> bool:
-        """Train to the end of the epoch, validate, keep a checkpoint. False: asked to stop."""
+        """Train to the end of the epoch, validate, save a checkpoint. False: stop requested."""
         self.order.start(self.at.epoch, self.at.seen)
         self.window = Window()
         for group, wait_s in timed(groups(self.batches, self.options.accumulate)):
@@ -228,7 +228,7 @@ class Training:
 
     def _save(self, metrics: dict[str, float]) -> None:
         self.at.seconds = time.monotonic() - self.started
-        # Events first: whoever resumes at this step finds every scalar up to it.
+        # Events first: a run that resumes at this step then has every scalar up to it.
         self.journal.flush()
         train = {
             f"train_{name}": self.figures[name] for name in ("loss", "accuracy") if self.figures
@@ -250,7 +250,7 @@ class Training:
         checkpoints.prune(self.here.checkpoints, self.options.keep)
 
     def _report(self) -> None:
-        """Evaluate the best checkpoint on images that had no part in training or choosing it."""
+        """Evaluate the best checkpoint on images that were not used to train or choose it."""
         best = checkpoints.best(self.here.checkpoints)
         result, findings = evaluate.examine(best, self.data, "test", self.device)
         self._progress()
@@ -275,14 +275,14 @@ class Training:
 
 
 def groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
-    """The batches in groups of `size`, each one optimizer step; the last may be smaller."""
+    """Yield the batches in groups of `size`, one optimizer step each; the last may be smaller."""
     iterator = iter(batches)
     while group := list(itertools.islice(iterator, size)):
         yield group
 
 
 def timed(items: Iterator[list[Batch]]) -> Iterator[tuple[list[Batch], float]]:
-    """Each item with the seconds that it was waited for."""
+    """Yield each item with the seconds spent waiting for it."""
     asked = time.monotonic()
     for item in items:
         yield item, time.monotonic() - asked
@@ -290,19 +290,19 @@ def timed(items: Iterator[list[Batch]]) -> Iterator[tuple[list[Batch], float]]:
 
 
 def default_workers(device: torch.device) -> int:
-    """Processes that load images: on a CPU they would only compete with the training."""
+    """Choose the number of processes that load images; on a CPU they would slow the training."""
     return min(8, os.cpu_count() or 1) if device.type == "cuda" else 0
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """As JSON would give it back: lists for tuples."""
+    """Convert as a round trip through JSON would: tuples become lists."""
     return {
         key: list(value) if isinstance(value, tuple) else value for key, value in values.items()
     }
 
 
 def build_model() -> tuple[Classifier, torch.Tensor]:
-    """A network for digits and one of them, for `labctl estimate train.py:build_model`."""
+    """Return a network for digits and an example, for `labctl estimate train.py:build_model`."""
     shape = Shape(classes=tuple("0123456789"), channels=1, image_size=16)
     return Classifier(shape), torch.zeros(1, 1, 16, 16, dtype=torch.uint8)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from labctl.errors import LabError, NotFoundError
 from labctl.insight.explain.profile import Profile, Row, advise, read_profile
-from labctl.insight.profiler.trace import _minus, _union, summary
+from labctl.insight.profiler.trace import _merge, _subtract, summary
 
 MAIN, ENGINE = 10, 11
 
@@ -120,9 +120,9 @@ def test_spans_are_joined_and_taken_away_without_loss(one: Any, other: Any) -> N
     def points(spans: Any) -> set[int]:
         return {at for begin, end in spans for at in range(begin, end)}
 
-    left, right = _union(one), _union(other)
+    left, right = _merge(one), _merge(other)
     assert points(left) == points(one)
-    assert points(_minus(left, right)) == points(one) - points(other)
+    assert points(_subtract(left, right)) == points(one) - points(other)
 
 
 NAMES = st.sampled_from(

@@ -63,14 +63,14 @@ class Profile(Value, frozen=True):
     steps_us: tuple[float, ...] = ()
 
 
-class _Note(Value, frozen=True):
+class _ProfileNote(Value, frozen=True):
     why: str
 
 
 def read_profile(directory: Path) -> Profile:
     """Read the profile in a run's logs/profile.
 
-    NotFoundError, with the reason, if there is none; LabError if it is invalid.
+    NotFoundError, with the reason, if none exists; LabError if it is invalid.
     """
     try:
         with (directory / FILE).open("rb") as file:
@@ -92,7 +92,7 @@ def read_profile(directory: Path) -> Profile:
 def _read_note(directory: Path) -> str:
     try:
         with (directory / NOTE).open("rb") as file:
-            return msgspec.json.decode(file.read(LARGEST_BYTES), type=_Note).why
+            return msgspec.json.decode(file.read(LARGEST_BYTES), type=_ProfileNote).why
     except (FileNotFoundError, msgspec.MsgspecError):
         return (
             "the command never imported PyTorch's optimizers in a Python that reads "

@@ -71,7 +71,7 @@ def given_number(material: Material, names: Iterable[str]) -> float | None:
 
 
 def taken(material: Material, names: Iterable[str]) -> str:
-    """Find an option of these names in the command or the lab's scripts; "" if there is none."""
+    """Find an option of these names in the command or the lab's scripts; "" if none exists."""
     names = tuple(names)
     option = given(material, names)
     if option:

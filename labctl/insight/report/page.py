@@ -129,30 +129,34 @@ class Page(Value, frozen=True):
 
 def page(facts: Facts) -> Page:
     """Write the report's text from the facts. Pure: the same facts give the same page."""
-    found, used = facts.evaluation, use(facts.samples)
+    evaluation, used = facts.evaluation, use(facts.samples)
     charts, charts_note = logged(facts)
     agreement, rows = versus_rows(facts)
     return Page(
         lab=facts.lab,
         run=facts.run.id,
         date=date(facts.run.started_at or facts.run.created_at),
-        figure=percent(found.accuracy) if found else "",
-        headline=f"of the {found.split} set classified correctly" if found else "Not evaluated yet",
-        lead=_lead(found),
+        figure=percent(evaluation.accuracy) if evaluation else "",
+        headline=f"of the {evaluation.split} set classified correctly"
+        if evaluation
+        else "Not evaluated yet",
+        lead=_lead(evaluation),
         tiles=_tiles(facts, used),
-        scale=_scale(found),
+        scale=_scale(evaluation),
         charts=charts,
         charts_note=charts_note,
         labelled=any(line.label for one in charts for line in one.lines),
         chosen=_describe_checkpoint(facts),
-        split=found.split if found else "",
-        classes=_classes(found),
-        class_names=found.classes if found and len(found.classes) <= MOST_MATRIX else (),
-        matrix=_matrix(found),
-        pairs=_pairs(found),
-        pairs_note=_pairs_note(found),
+        split=evaluation.split if evaluation else "",
+        classes=_classes(evaluation),
+        class_names=evaluation.classes
+        if evaluation and len(evaluation.classes) <= MOST_MATRIX
+        else (),
+        matrix=_matrix(evaluation),
+        pairs=_pairs(evaluation),
+        pairs_note=_pairs_note(evaluation),
         mistakes=_mistakes(facts),
-        mistakes_note=_mistakes_note(found),
+        mistakes_note=_mistakes_note(evaluation),
         versus=rows,
         versus_said=agreement,
         server=server_rows(facts, used),
@@ -165,29 +169,29 @@ def page(facts: Facts) -> Page:
     )
 
 
-def _lead(found: Evaluation | None) -> str:
-    if found is None:
+def _lead(evaluation: Evaluation | None) -> str:
+    if evaluation is None:
         return "Run labctl eval to measure the model's accuracy, then labctl report again."
-    text = f"{found.correct:,} of {count(found.items, 'item')}."
-    if bounds := interval(found.correct, found.items):
+    text = f"{evaluation.correct:,} of {count(evaluation.items, 'item')}."
+    if bounds := interval(evaluation.correct, evaluation.items):
         low, high = bounds
         text += f" The 95{SPACE}% confidence interval is {bare_percent(low)} to {percent(high)}"
         text += " (Wilson)."
-    if found.baseline_accuracy is None:
+    if evaluation.baseline_accuracy is None:
         return f"{text} Baseline: {NOT_MEASURED}."
-    share = percent(found.baseline_accuracy)
+    share = percent(evaluation.baseline_accuracy)
     return f"{text} Baseline: always predicting the majority class would get {share}."
 
 
-def _scale(found: Evaluation | None) -> Scale | None:
-    if found is None or (bounds := interval(found.correct, found.items)) is None:
+def _scale(evaluation: Evaluation | None) -> Scale | None:
+    if evaluation is None or (bounds := interval(evaluation.correct, evaluation.items)) is None:
         return None
     low, high = bounds
-    base = found.baseline_accuracy
-    alt = f"Accuracy {percent(found.accuracy)}, 95% interval {percent(low)} to {percent(high)}"
+    base = evaluation.baseline_accuracy
+    alt = f"Accuracy {percent(evaluation.accuracy)}, 95% interval {percent(low)} to {percent(high)}"
     alt += "" if base is None else f", baseline {percent(base)}"
     return Scale(
-        accuracy=found.accuracy * 100,
+        accuracy=evaluation.accuracy * 100,
         low=low * 100,
         high=high * 100,
         baseline=None if base is None else base * 100,
@@ -233,8 +237,8 @@ def _busy_tile(used: Use) -> Tile:
 
 def _describe_checkpoint(facts: Facts) -> str:
     """Name the evaluated checkpoint, and say whether it is the best one."""
-    found = facts.evaluation
-    name = found.checkpoint if found else ""
+    evaluation = facts.evaluation
+    name = evaluation.checkpoint if evaluation else ""
     if not name:
         return ""
     checkpoint = next(
@@ -253,7 +257,7 @@ def _describe_checkpoint(facts: Facts) -> str:
     return f"{text}: {percent(accuracy)} on validation, {rank}."
 
 
-def _classes(found: Evaluation | None) -> tuple[ClassRow, ...]:
+def _classes(evaluation: Evaluation | None) -> tuple[ClassRow, ...]:
     return tuple(
         ClassRow(
             name=figures.name,
@@ -263,15 +267,17 @@ def _classes(found: Evaluation | None) -> tuple[ClassRow, ...]:
             f1=percent(figures.f1),
             bar=None if figures.f1 is None else round(figures.f1 * 100, 1),
         )
-        for figures in (class_figures(found) if found else ())
+        for figures in (class_figures(evaluation) if evaluation else ())
     )
 
 
-def _matrix(found: Evaluation | None) -> tuple[MatrixRow, ...]:
-    if found is None or len(found.classes) > MOST_MATRIX:
+def _matrix(evaluation: Evaluation | None) -> tuple[MatrixRow, ...]:
+    if evaluation is None or len(evaluation.classes) > MOST_MATRIX:
         return ()
     rows = []
-    for number, (name, counts) in enumerate(zip(found.classes, found.confusion, strict=True)):
+    for number, (name, counts) in enumerate(
+        zip(evaluation.classes, evaluation.confusion, strict=True)
+    ):
         total = sum(counts)
         cells = tuple(
             Cell(
@@ -286,48 +292,48 @@ def _matrix(found: Evaluation | None) -> tuple[MatrixRow, ...]:
     return tuple(rows)
 
 
-def _list_confusions(found: Evaluation) -> list[tuple[int, int, int]]:
+def _list_confusions(evaluation: Evaluation) -> list[tuple[int, int, int]]:
     """List (count, true class, predicted class) of every confusion, the most frequent first."""
     confusions = [
         (each, row, column)
-        for row, counts in enumerate(found.confusion)
+        for row, counts in enumerate(evaluation.confusion)
         for column, each in enumerate(counts)
         if each and row != column
     ]
     return sorted(confusions, key=lambda confusion: (-confusion[0], *confusion[1:]))
 
 
-def _pairs(found: Evaluation | None) -> tuple[Pair, ...]:
-    if found is None:
+def _pairs(evaluation: Evaluation | None) -> tuple[Pair, ...]:
+    if evaluation is None:
         return ()
     return tuple(
         Pair(
-            truth=found.classes[row],
-            said=found.classes[column],
+            truth=evaluation.classes[row],
+            said=evaluation.classes[column],
             count=f"{each:,}",
-            share=percent(each / sum(found.confusion[row])),
+            share=percent(each / sum(evaluation.confusion[row])),
         )
-        for each, row, column in _list_confusions(found)[:MOST_PAIRS]
+        for each, row, column in _list_confusions(evaluation)[:MOST_PAIRS]
     )
 
 
-def _pairs_note(found: Evaluation | None) -> str:
-    if found is None:
+def _pairs_note(evaluation: Evaluation | None) -> str:
+    if evaluation is None:
         return ""
-    more = len(_list_confusions(found)) - MOST_PAIRS
+    more = len(_list_confusions(evaluation)) - MOST_PAIRS
     note = f"{count(more, 'rarer confusion')} not shown." if more > 0 else ""
-    if len(found.classes) > MOST_MATRIX:
+    if len(evaluation.classes) > MOST_MATRIX:
         note = (
-            f"A matrix of {len(found.classes):,} classes would be unreadable, so it is left out. "
-            f"{note}"
+            f"A matrix of {len(evaluation.classes):,} classes would be unreadable, "
+            f"so it is left out. {note}"
         )
     return note.strip()
 
 
 def _mistakes(facts: Facts) -> tuple[Card, ...]:
-    found = facts.evaluation
+    evaluation = facts.evaluation
     cards = []
-    for mistake in found.worst[:MOST_PICTURES] if found else ():
+    for mistake in evaluation.worst[:MOST_PICTURES] if evaluation else ():
         source = (
             mistake.picture
             if mistake.picture.startswith("data:")
@@ -347,13 +353,13 @@ def _mistakes(facts: Facts) -> tuple[Card, ...]:
     return tuple(cards)
 
 
-def _mistakes_note(found: Evaluation | None) -> str:
-    if found is None:
+def _mistakes_note(evaluation: Evaluation | None) -> str:
+    if evaluation is None:
         return ""
-    wrong = found.items - found.correct
+    wrong = evaluation.items - evaluation.correct
     if not wrong:
         return "No mistakes."
-    shown = min(len(found.worst), MOST_PICTURES)
+    shown = min(len(evaluation.worst), MOST_PICTURES)
     if not shown:
         return f"{count(wrong, 'item')} wrong; no examples were saved."
     if wrong == 1:

@@ -1,4 +1,4 @@
-"""What a run used of its server, from the samples that the server took."""
+"""Summarize a run's use of its server, from telemetry."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from labctl.insight.report.curves import gpu_use
 from labctl.insight.telemetry import GpuSample, Sample
 from labctl.model import Value
 
-# A sample speaks for the time until the next one, and for no longer than this: the server takes one
-# every 10 s, after six hours one a minute.
+# A sample covers the time since the previous one, but at most this: the server takes a sample every
+# 10 s, after six hours once a minute.
 LONGEST_GAP_S = 130.0
 JOULES_PER_WH = 3600.0
 
@@ -17,8 +17,8 @@ JOULES_PER_WH = 3600.0
 class Use(Value, frozen=True):
     """Means over the measured time, None where not measured. Percent, watts, bytes, cores.
 
-    `energy_wh` is the cards' own counters' growth; `energy_estimate_wh` is power times time, where
-    the cards have no counter.
+    `energy_wh` is the growth of the GPUs' own counters; `energy_estimate_wh` is power times time,
+    for GPUs without a counter.
     """
 
     samples: int = 0

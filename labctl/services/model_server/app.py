@@ -27,8 +27,8 @@ from .settings import Settings
 
 # number of classes in each prediction, the most probable first
 TOP = 5
-# How a forward calls it; a page of somebody else's, which points a name of its own at the loopback,
-# is not answered.
+# Host names of a forward. Requests with another name are refused: a foreign page may point its own
+# name at the loopback (DNS rebinding).
 OUR_HOSTS = ["127.0.0.1", "localhost"]
 
 

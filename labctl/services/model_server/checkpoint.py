@@ -111,7 +111,7 @@ def _is_safetensors(file: Path, name: str) -> bool:
 
 
 def _find_damage(file: Path, size: int) -> str:
-    """Describe the damage of a safetensors file; "" if there is none.
+    """Describe the damage of a safetensors file; "" if none exists.
 
     The header must be complete, and match the file's size.
     """
