@@ -110,7 +110,7 @@ def test_a_store_that_cannot_be_reached_for_a_while(stored: StoreLab) -> None:
     stored.store.box.sh(f"iptables -I INPUT {cut}")
     try:
         failed = stored.shown(lambda mirror: bool(mirror["failed"]))
-        assert "cannot be reached" in failed["failed"]
+        assert "cannot reach the store" in failed["failed"]
         assert stored.lab.seen(RUN)["state"] == "running"
     finally:
         stored.store.box.sh(f"iptables -D INPUT {cut}")

@@ -354,7 +354,7 @@ def test_docker_run_may_still_be_at_work(run_dir: Path) -> None:
         (state("exited", 137, OOMKilled=True), False, ("exited", 137, "out of memory")),
         (state("exited", 137), False, ("exited", 137, "killed from outside (SIGKILL)")),
         (state("exited", 2), False, ("exited", 2, "ended with exit code 2 before the command did")),
-        (state("exited", 137), True, ("cancelled", 137, "did not stop within its time")),
+        (state("exited", 137), True, ("cancelled", 137, "did not stop in time and was killed")),
         (state("created", 127, Error="no such exec"), False, ("exited", 127, "no such exec")),
     ],
 )
