@@ -419,7 +419,7 @@ def test_cancelling_a_claim_ends_it_and_again_says_so(run_dir: Path, root: Path)
     first, second = runs.cancel(request), runs.cancel(request)
     assert (first["run"]["state"], first["already"]) == ("cancelled", False)
     assert (second["run"]["state"], second["already"]) == ("cancelled", True)
-    with pytest.raises(Failure, match="no run other"):
+    with pytest.raises(Failure, match="run other does not exist"):
         runs.cancel({**request, "run": "other"})
 
 
