@@ -108,7 +108,7 @@ def test_a_changed_unit_waits_for_the_containers_with_a_gpu(box: Sshd, gpu_conta
     watch = call(box, "guard", {**GUARD, "limits": {"ttl_s": 9 * 3600}}, THIRD)["watch"]
     assert (watch["version"], watch["alive"]) == (SECOND, True)
     assert watch["ttl_left_s"] > 8.5 * 3600
-    (put_off,) = [one for one in watch["decisions"] if one["what"] == "update put off"]
+    (put_off,) = [one for one in watch["decisions"] if one["what"] == "update postponed"]
     assert gpu_container in put_off["why"]
     assert count_reloads(box) == before
     box.sh(f"systemctl kill --signal=KILL {UNIT.name}")  # its program is still there
@@ -186,7 +186,7 @@ def share(box: Sshd, folder: Path, memory: str) -> tuple[str, int]:
     return done.stdout, int(changed[1])
 
 
-NOTICE = "systemd has not read its changed files"
+NOTICE = "systemd has not reloaded its changed files"
 
 
 def test_a_shared_servers_role_puts_its_reload_off(

@@ -182,9 +182,9 @@ SIGNS = [
     (a_terminal, "somebody typed in terminal pts/"),
     (tmux, "somebody typed in the tmux session typing"),
     (a_program, "perl (process"),
-    (rsync, "rsync moves"),
-    (sftp, "sftp moves"),
-    (our_program, "labctl plan moves"),
+    (rsync, "rsync transfers"),
+    (sftp, "sftp transfers"),
+    (our_program, "labctl plan transfers"),
     (a_gpu, "GPU 0 is at 63 %"),
     (a_broken_gpu, "the GPU cannot be read, which counts as work (nvidia-smi: exit 15, lost)"),
 ]

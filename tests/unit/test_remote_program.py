@@ -96,7 +96,7 @@ def test_failures_come_as_values(archive: Path) -> None:
     for verb in ("cancel", "follow"):
         done = bare(archive, verb, about)
         assert done.returncode == 1
-        with pytest.raises(NotFoundError, match="no run none"):
+        with pytest.raises(NotFoundError, match="run none does not exist"):
             checked(verb, find_reply(done.stderr), 1, "")
 
 

@@ -354,7 +354,7 @@ def test_docker_run_may_still_be_at_work(run_dir: Path) -> None:
         (state("exited", 137, OOMKilled=True), False, ("exited", 137, "out of memory")),
         (state("exited", 137), False, ("exited", 137, "killed from outside (SIGKILL)")),
         (state("exited", 2), False, ("exited", 2, "ended with exit code 2 before the command did")),
-        (state("exited", 137), True, ("cancelled", 137, "did not stop within its time")),
+        (state("exited", 137), True, ("cancelled", 137, "did not stop in time and was killed")),
         (state("created", 127, Error="no such exec"), False, ("exited", 127, "no such exec")),
     ],
 )
@@ -419,7 +419,7 @@ def test_cancelling_a_claim_ends_it_and_again_says_so(run_dir: Path, root: Path)
     first, second = runs.cancel(request), runs.cancel(request)
     assert (first["run"]["state"], first["already"]) == ("cancelled", False)
     assert (second["run"]["state"], second["already"]) == ("cancelled", True)
-    with pytest.raises(Failure, match="no run other"):
+    with pytest.raises(Failure, match="run other does not exist"):
         runs.cancel({**request, "run": "other"})
 
 

@@ -297,7 +297,7 @@ def test_without_rrsync_small_files_go_and_large_ones_are_told(
     big.write_bytes(bytes(PART_BYTES + 1))
     store = sshd.open_store()
     store.put("small", b"1")
-    with pytest.raises(StoreError, match="no rsync with rrsync on the store's machine") as raised:
+    with pytest.raises(StoreError, match="without rrsync on the store's machine") as raised:
         store.send("big", big, PART_BYTES + 1, sha256(bytes(PART_BYTES + 1)))
     assert not raised.value.whole
     assert store.read("small") == b"1"

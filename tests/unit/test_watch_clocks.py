@@ -176,8 +176,8 @@ def test_work_makes_the_idle_warning_due_again() -> None:
         (Limits(idle_s=60.0), 1e9, ""),
         (Limits(ttl_s=HOUR, ceiling_s=2 * HOUR), HOUR, ""),
         (Limits(ttl_s=HOUR, ceiling_s=2 * HOUR), HOUR + 60, "ceiling"),
-        (Limits(ttl_s=HOUR, extended_s=HOUR, ceiling_s=2 * HOUR), 60, "0 s at most"),
-        (Limits(ttl_s=HOUR, budget_usd=3.0, price_usd_per_hour=2.0), HOUR, "30 min at most"),
+        (Limits(ttl_s=HOUR, extended_s=HOUR, ceiling_s=2 * HOUR), 60, "at most 0 s"),
+        (Limits(ttl_s=HOUR, budget_usd=3.0, price_usd_per_hour=2.0), HOUR, "at most 30 min"),
     ],
 )
 def test_extensions_stay_inside(limits: Limits, span_s: float, said: str) -> None:

@@ -171,7 +171,7 @@ def test_what_is_pulled_is_saved_until_it_changes(home: Path) -> None:
     )
     left = saved_results.unsaved(account, LAB["lab_id"], False)
     assert any("its manifest does not match b" in each for each in left.broken)
-    with pytest.raises(Failure, match="no run other"):
+    with pytest.raises(Failure, match="run other does not exist"):
         saved_results.pulled({**LAB, "runs": {"other": []}})
 
 
