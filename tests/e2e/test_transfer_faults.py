@@ -554,7 +554,7 @@ def test_34_35_odd_names_are_left_out_and_told_escaped(box: Box, lab: Path, name
 
 def test_34_35_a_run_that_was_not_asked_for_is_refused(box: Box, lab: Path) -> None:
     turn_evil(box, "logs/x", run="../../elsewhere")
-    with pytest.raises(PolicyError, match="not asked for"):
+    with pytest.raises(PolicyError, match="did not request"):
         pull(box.remote, LAB, LAB_ID, [], lab, reporter=Recorder())
 
 

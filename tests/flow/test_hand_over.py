@@ -181,7 +181,7 @@ def test_a_server_of_this_machine_alone_goes_to_no_other(
     monkeypatch.setattr(keeper_host.KeeperHost, "endpoint", Endpoint(host="192.0.2.7"))
     with pytest.raises(UsageError, match="cannot keep digits") as caught:
         two.hand_over()
-    assert "from this machine alone" in caught.value.why
+    assert "works only on this machine" in caught.value.why
     assert two.said == []
 
 

@@ -246,7 +246,7 @@ def test_amounts(text: str, wanted: Amount) -> None:
     "text", ["", "0", "-5", "x", "%", "100%", "1%%", "nan", "inf", "1e999", "5 %x"]
 )
 def test_what_is_no_amount(text: str) -> None:
-    with pytest.raises(UsageError, match="no share of a run"):
+    with pytest.raises(UsageError, match="not a valid amount"):
         amount(text)
 
 

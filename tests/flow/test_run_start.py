@@ -197,7 +197,7 @@ def test_an_image_that_cannot_be_had(started: Started) -> None:
         started.start(Turn(MISSING, end=MISSING), Turn({}, end=no))
     assert caught.value.why == "b\nc\nmanifest unknown"
     made = Turn({}, end={"code": 0, "tail": []})
-    with pytest.raises(LabError, match="not on the server after it was made"):
+    with pytest.raises(LabError, match="although it was just built"):
         started.start(Turn(MISSING, end=MISSING), made, Turn(MISSING, end=MISSING), made)
     assert started.began == []
 

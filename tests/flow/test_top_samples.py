@@ -74,7 +74,7 @@ def test_one_sample_is_asked_for(lab: World) -> None:
 def test_a_server_that_tells_nothing_is_an_error(lab: World) -> None:
     ground = scripted(lab, said(), said({"cores": "many"}, [], 3, None))
     for _ in range(2):
-        with pytest.raises(CommandError, match="told nothing"):
+        with pytest.raises(CommandError, match="sent no metrics"):
             look(ground)
 
 

@@ -179,7 +179,7 @@ def test_more_than_can_be_looked_at_is_said(
     for number in range(4):
         write(tmp_path, scalar("a", 1, 1), f"tfevents.{number}/{NAME}")
     (tmp_path / NAME).unlink()
-    assert "4 files: the first 2 were read" in read_scalars(tmp_path).flaws[0].what
+    assert "4 files: only the first 2 were read" in read_scalars(tmp_path).flaws[0].what
 
 
 def test_links_lead_nowhere(tmp_path: Path) -> None:
