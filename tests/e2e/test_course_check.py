@@ -92,9 +92,9 @@ def test_the_throw_away_key_asks_and_does_nothing_else(bed: CourseBed, tmp_path:
 
 
 def student_of(bed: CourseBed, identity: str) -> CourseProvider:
-    from labctl.courses.keeper_check import _provider
+    from labctl.courses.keeper_check import _build_provider
 
-    return _provider(bed.staff(), bed.machine.host_key, identity)
+    return _build_provider(bed.staff(), bed.machine.host_key, identity)
 
 
 def test_what_the_keeper_can_offer_nobody_is_named(bed: CourseBed) -> None:

@@ -66,7 +66,7 @@ class ClassWires(Wires):
         self._machines = machines
         self._guard = threading.Lock()
 
-    def _transport(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
+    def _make_transport(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
         return self.machine_of(server_id).transport()
 
     def machine_of(self, server_id: str) -> Machine:

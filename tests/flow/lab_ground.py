@@ -250,7 +250,7 @@ class Wires(Connections):
         super().__init__(places.ssh_dir, places.user_ssh_config)
         self.machine = machine
 
-    def _transport(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
+    def _make_transport(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
         return self.machine.transport()
 
     def wait_for_ssh(self, server: Server, deadline_s: float) -> Transport:

@@ -43,7 +43,7 @@ class Wires(Connections):
         self.replies = replies
         self.lines: list[str] = []
 
-    def _transport(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
+    def _make_transport(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
         reply = self.replies(server_id)
         wire = FakeTransport(endpoint)
 

@@ -119,7 +119,7 @@ def test_cost_of_every_lab(tmp_path: Path) -> None:
 
 
 class Wires(Connections):
-    def _transport(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
+    def _make_transport(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
         return FakeTransport(endpoint).reply("", Result(code=0))
 
 

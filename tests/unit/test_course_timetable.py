@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from labctl.config.course_schema import ClassHours, Term
-from labctl.courses.backup import Backup, missing
+from labctl.courses.backup import Backup, _find_missing
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.ledger import Entry
 from labctl.courses.records.timetable import following, just_ended, lessons, phase
@@ -139,8 +139,8 @@ def test_another_courses_ledger_is_not_taken_over(tmp_path: Path) -> None:
 
 def test_lines_are_compared_by_what_they_say() -> None:
     one = Entry(n=1, at=5.0, kind="budget", seat="alice", detail={"usd": 5})
-    assert missing([msgspec.structs.replace(one, n=9)], [one]) == []
-    assert len(missing([one], [msgspec.structs.replace(one, at=6.0)])) == 1
+    assert _find_missing([msgspec.structs.replace(one, n=9)], [one]) == []
+    assert len(_find_missing([one], [msgspec.structs.replace(one, at=6.0)])) == 1
 
 
 class Wire:

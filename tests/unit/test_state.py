@@ -312,11 +312,11 @@ def test_a_database_that_is_held_is_told_as_busy(
 
 def test_no_room_is_told_as_such_and_nothing_is_lost(state: State) -> None:
     state.save_server(server("s1"))
-    pages = state._rows("PRAGMA page_count")[0][0]
-    state._rows(f"PRAGMA max_page_count = {pages}")
+    pages = state._select_rows("PRAGMA page_count")[0][0]
+    state._select_rows(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(DiskFullError):
         state.record("x", detail={"text": "x" * 400_000})
-    state._rows("PRAGMA max_page_count = 1000000")
+    state._select_rows("PRAGMA max_page_count = 1000000")
     assert state.servers() == [server("s1")]
     state.record("after")
     assert state.events(limit=1)[0].kind == "after"
@@ -339,11 +339,11 @@ def test_on_a_network_file_system_there_is_no_shared_memory(
 ) -> None:
     with State(path, network=network) as state:
         state.save_server(server("s1"))
-        assert state._rows("PRAGMA journal_mode") == [(mode,)]
+        assert state._select_rows("PRAGMA journal_mode") == [(mode,)]
         assert Path(f"{path}-shm").exists() == (mode == "wal")
     with State(path) as again:
         assert again.servers() == [server("s1")]
-        assert again._rows("PRAGMA journal_mode") == [(mode,)]
+        assert again._select_rows("PRAGMA journal_mode") == [(mode,)]
 
 
 def test_file_systems_are_found_by_the_deepest_mount() -> None:
