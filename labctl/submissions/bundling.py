@@ -199,7 +199,7 @@ def _note_doubts(run: Run, sources: list[Source], notes: list[str]) -> None:
     ]
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        notes.append(f"changed since the run started: {', '.join(changed[:3])}{more}")
+        notes.append(f"changed since the run began: {', '.join(changed[:3])}{more}")
 
 
 def _check_required(rules: Assignment, result: Contents, run_id: str) -> None:

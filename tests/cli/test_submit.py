@@ -227,7 +227,7 @@ def test_a_checkpoint_that_is_not_whole_is_not_handed_in(
     file = run / "checkpoints" / "step-00000040" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"!")
     said = labctl("submit", "--dry-run")
-    assert (said.code, "not whole: model.safetensors" in said.err) == (1, True)
+    assert (said.code, "is incomplete: model.safetensors" in said.err) == (1, True)
     file.unlink()
     assert "incomplete" in labctl("submit", "--dry-run").err
 
@@ -251,7 +251,7 @@ def test_links_stay_here_and_are_told(
     (run / "logs" / "passwd").symlink_to("/etc/passwd")
     said = labctl("submit", "--dry-run")
     assert said.code == 0
-    assert "logs/passwd is a link" in said.out
+    assert "skipped logs/passwd: it is a link" in said.out
     (run / "logs" / "a\nb").write_text("x")
     said = labctl("submit", "--dry-run")
     assert said.code == 1

@@ -541,7 +541,7 @@ def test_servers_at_the_provider_of_before_are_neither_forgotten_nor_proven_gone
     ):
         with pytest.raises(PolicyError) as stopped:
             deed()
-        assert stopped.value.what.startswith("alice has a server at cloud")
+        assert stopped.value.what.startswith("the server of alice is at cloud")
         assert stopped.value.hint == (
             "server: {provider: cloud} in course.yaml, then labctl course down"
         )

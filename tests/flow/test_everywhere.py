@@ -92,7 +92,7 @@ def test_one_that_fails_stops_no_other(tmp_path: Path) -> None:
     assert summary(answers).splitlines() == [
         "1 of 3 servers: done",
         "  digits-01: not reached; next: labctl doctor",
-        "  digits-02: ended with 7",
+        "  digits-02: exit code 7",
     ]
 
 

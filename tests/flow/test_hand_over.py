@@ -226,7 +226,7 @@ def test_what_was_not_announced_or_leaves_the_directory_is_refused(tmp_path: Pat
         stream.seek(0)
         with pytest.raises(kind):
             Unpacking(stream).files(tmp_path)
-    with pytest.raises(TransferError, match="no lab"):
+    with pytest.raises(TransferError, match="not an exported lab"):
         Unpacking(io.BytesIO(b"nonsense"))
 
 

@@ -138,7 +138,7 @@ def test_too_short_a_probe_goes_on_until_it_can_tell(lab: World) -> None:
 def test_a_cut_link_is_taken_up_again(lab: World) -> None:
     program, reporter = Program(cuts=3), Recorded()
     assert probed(lab, program, reporter=reporter).pace is not None
-    assert "the link died; the probe goes on" in reporter.said
+    assert "the link died; the probe is still running" in reporter.said
 
 
 def test_a_run_that_is_over_first_has_its_own_time(lab: World) -> None:

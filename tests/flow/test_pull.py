@@ -279,7 +279,7 @@ def test_a_directory_that_a_server_names_is_one(
                 reply["runs"]["r1"]["directory"] = directory
             return reply
 
-    with pytest.raises(PolicyError, match="no directory"):
+    with pytest.raises(PolicyError, match="invalid directory"):
         pull(Lying(server), *LAB, ["r1"], lab, reporter=Silent())
 
 

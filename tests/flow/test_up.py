@@ -327,7 +327,7 @@ def test_the_plan_says_what_it_costs_at_most_and_what_ends_it(lab: World) -> Non
     assert "after 4.0 h" in plan
     assert "when 3.00 dollars are spent" in plan
     assert "after 30 min without work" in plan
-    assert "2.00 dollars at most" in plan
+    assert "at most 2.00 dollars" in plan
 
 
 def test_a_budget_smaller_than_one_hour_starts_nothing(lab: World) -> None:
