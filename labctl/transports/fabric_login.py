@@ -55,6 +55,15 @@ class Login:
             self.jump.close()
 
 
+@dataclass(frozen=True)
+class _Keys:
+    """The keys to log in with: one private key, those of the user's agent, those in ~/.ssh."""
+
+    private: paramiko.PKey | None = None
+    use_agent: bool = False
+    use_home: bool = False
+
+
 class _PinnedKeys(paramiko.MissingHostKeyPolicy):
     """Accepts the endpoint's pinned keys. Without any, it refuses with `presented` set."""
 
@@ -94,7 +103,7 @@ def fetch_host_key(endpoint: Endpoint, known_hosts: Path | None = None) -> str:
     def fetch() -> str:
         jump = _log_in_to_jump_host(endpoint, known_hosts)
         pinned = _PinnedKeys(Endpoint(host=endpoint.host))
-        connection = _make_connection(endpoint, jump, pinned, {})
+        connection = _make_connection(endpoint, jump, pinned, _Keys())
         try:
             _open(connection, endpoint, pinned)
         except LabError:
@@ -112,7 +121,7 @@ def fetch_host_key(endpoint: Endpoint, known_hosts: Path | None = None) -> str:
 def _log_in(endpoint: Endpoint, known_hosts: Path | None) -> Login:
     jump = _log_in_to_jump_host(endpoint, known_hosts)
     pinned = _PinnedKeys(endpoint)
-    connection = _make_connection(endpoint, jump, pinned, _key_arguments(endpoint))
+    connection = _make_connection(endpoint, jump, pinned, _read_keys(endpoint))
     try:
         _open(connection, endpoint, pinned)
     except BaseException:
@@ -124,14 +133,14 @@ def _log_in(endpoint: Endpoint, known_hosts: Path | None) -> Login:
 
 
 def _make_connection(
-    endpoint: Endpoint, jump: Login | None, pinned: _PinnedKeys, arguments: dict[str, Any]
+    endpoint: Endpoint, jump: Login | None, pinned: _PinnedKeys, keys: _Keys
 ) -> fabric.Connection:
     """A connection that is not open yet. It reads no ssh_config: the endpoint says everything."""
     gateway: fabric.Connection | str | bool = endpoint.proxy_command or False
     if jump is not None:
         gateway = jump.connection
-    elif not gateway:
-        arguments = {**arguments, "sock": _open_socket(endpoint)}
+    # A gateway brings a channel of its own.
+    own_socket = {} if gateway else {"sock": _open_socket(endpoint)}
     connection = fabric.Connection(
         host=ssh.check_host(endpoint.host),
         user=endpoint.user,
@@ -144,7 +153,10 @@ def _make_connection(
             "auth_timeout": STEP_TIMEOUT_S,
             "channel_timeout": STEP_TIMEOUT_S,
             "transport_factory": _transport_factory(endpoint.host_key),
-            **arguments,
+            "pkey": keys.private,
+            "allow_agent": keys.use_agent,
+            "look_for_keys": keys.use_home,
+            **own_socket,
         },
     )
     connection.client.set_missing_host_key_policy(pinned)
@@ -239,20 +251,19 @@ def _find_known_key(name: str, known_hosts: Path | None) -> str:
     return ""
 
 
-def _key_arguments(endpoint: Endpoint) -> dict[str, Any]:
+def _read_keys(endpoint: Endpoint) -> _Keys:
     """The named key alone; without one the agent's keys, then those in ~/.ssh.
 
     Of a key with a passphrase, only the agent can have the private half.
     """
     if not endpoint.identity:
-        return {"allow_agent": True, "look_for_keys": True}
+        return _Keys(use_agent=True, use_home=True)
     path = Path(endpoint.identity)
     try:
-        key = paramiko.PKey.from_path(path)
+        return _Keys(private=paramiko.PKey.from_path(path))
     except paramiko.PasswordRequiredException:
-        return {"allow_agent": True, "look_for_keys": False}
+        return _Keys(use_agent=True)
     except (OSError, ValueError, paramiko.SSHException) as error:
         raise LabError(
             f"the key {path} cannot be read", why=_reason(error), hint=f"ls -l {path}"
         ) from error
-    return {"pkey": key, "allow_agent": False, "look_for_keys": False}
