@@ -82,7 +82,7 @@ def test_one_market_is_enough_where_spot_is_preferred(aws: AwsProvider, cloud: C
     cloud.reply("GetServiceQuota", allowed)
     found = by_name(checks := aws.check(Need(gpu=GpuNeed(kind="any", count=1))))
     assert failed(checks) == []
-    assert "nothing on-demand until it is raised" in found["quota on-demand"].detail
+    assert "no on-demand servers until it is raised" in found["quota on-demand"].detail
     never = Need(gpu=GpuNeed(kind="any", count=1), spot="never")
     assert failed(aws.check(never)) == ["quota on-demand"]
 
@@ -91,7 +91,7 @@ def test_quota_that_may_not_be_read_is_not_guessed(aws: AwsProvider, cloud: Clou
     cloud.reply("GetServiceQuota", {"__type": "AccessDeniedException", "message": "no"})
     found = by_name(aws.check())
     assert not found["quota on-demand"].ok
-    assert "not known" in found["quota on-demand"].detail
+    assert "unknown: the account" in found["quota on-demand"].detail
 
 
 def test_need_that_nothing_fits_is_told(aws: AwsProvider) -> None:

@@ -241,7 +241,7 @@ def test_the_directory_for_sockets_is_private_and_ours(tmp_path: Path) -> None:
     path.rmdir()
     (tmp_path / "elsewhere").mkdir()
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(PolicyError, match="somebody else"):
+    with pytest.raises(PolicyError, match="belongs to another user"):
         runtime_dir(tmp_path)
 
 

@@ -82,7 +82,7 @@ def test_the_last_one_counts_and_a_teams_is_anybodys_of_it(folder: CourseFolder)
     assert (alice.number, alice.late_s, alice.penalty, alice.submissions) == (2, 3600, 10, 2)
     assert (team.student, team.students, team.late_s) == ("carol", ("bob", "carol"), 0)
     assert found["dan"].state == "missing"
-    assert told(collect(folder, "hw3")).startswith("2 of 3 handed in")
+    assert told(collect(folder, "hw3")).startswith("2 of 3 submitted")
 
 
 def test_an_extension_counts_afterwards_too(folder: CourseFolder) -> None:
@@ -192,7 +192,7 @@ def test_the_graded_submissions_lateness_is_taken_off_once_for_a_whole_team(
 
 
 def test_a_release_is_for_whoever_has_a_grade(folder: CourseFolder) -> None:
-    with pytest.raises(NotFoundError, match="nothing of hw3 is graded"):
+    with pytest.raises(NotFoundError, match="hw3 has no graded submission"):
         release(folder, "hw3")
     hand_in(folder, "carol", DUE_AT - 100)
     graded(folder, "team-1")

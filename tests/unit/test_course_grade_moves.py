@@ -228,7 +228,7 @@ def test_while_an_assignment_is_open_a_team_counts_as_the_roster_has_it(bed: Bed
     collected_and_graded(bed)
     assert bed.canvas()["alice"] == "80"
     said = bed.course("grades", "hw3")
-    assert "alice: 80 -> 50 (of alice instead of team-1" in said.err
+    assert "alice: 80 -> 50 (from alice instead of team-1" in said.err
 
 
 def test_a_new_roster_comes_after_the_teams_of_what_has_closed(bed: Bed) -> None:

@@ -173,13 +173,13 @@ def test_what_a_join_file_cannot_say_is_told(
 ) -> None:
     body = json.loads(written(folder, keys).read_text())
     body["join"] |= change
-    with pytest.raises(ConfigError, match="no join file"):
+    with pytest.raises(ConfigError, match="is not a join file"):
         read_join(json.dumps(body).encode())
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"{}", b"[" * 9000, b"x" * 20_000])
 def test_what_is_no_join_file_is_told(data: bytes) -> None:
-    with pytest.raises(ConfigError, match="no join file"):
+    with pytest.raises(ConfigError, match="is not a join file"):
         read_join(data)
 
 

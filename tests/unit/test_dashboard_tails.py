@@ -61,7 +61,7 @@ class Wire(Connections):
         super().__init__(folder, None)
         self.there = there
 
-    def _transport(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
+    def _make_transport(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
         return FakeTransport().reply("", self.there.answer)
 
 

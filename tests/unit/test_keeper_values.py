@@ -107,7 +107,7 @@ def test_a_host_is_shown_as_ssh_takes_it() -> None:
 def test_a_ward_is_named_by_lab_and_id_and_by_nothing_else() -> None:
     assert kept_labs.ward_name("digits", "0f1e2d3c4b5a") == "digits-0f1e2d3c4b5a"
     for lab, lab_id in (("../x", "0f1e2d3c4b5a"), ("digits", "../../x"), ("", "x"), ("A", "b")):
-        with pytest.raises(ValueError, match="no lab"):
+        with pytest.raises(ValueError, match="invalid lab name"):
             kept_labs.ward_name(lab, lab_id)
     assert NAME_PATTERN.fullmatch("keep")
 

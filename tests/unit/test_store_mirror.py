@@ -588,5 +588,5 @@ def test_what_s3_refuses_is_told(s3: Any, cloud: Rehearsal) -> None:
     with pytest.raises(DeniedError, match="was denied"):
         mine.write("x", b"1")
     cloud.change(denied=[])
-    with pytest.raises(TransferError, match="no bucket nowhere"):
+    with pytest.raises(TransferError, match="bucket nowhere does not exist"):
         open_store("s3://nowhere", PREFIX, around()).names()

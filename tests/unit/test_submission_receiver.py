@@ -253,7 +253,7 @@ def test_a_bundle_made_for_something_else_is_refused(
     ("data", "said"),
     [
         (Tar(FILES).add("../../.ssh/authorized_keys", b"ssh-ed25519 AAAA").end().getvalue(),
-         "not what manifest.json names"),
+         "does not match manifest.json"),
         (Tar({"code/l": b""}).add("code/l", type=b"2", linkname="/etc/passwd").end().getvalue(),
          "is a link"),
         (packed({**FILES, "logs/a.zip": bomb()}), "logs/a.zip: it would unpack to 3.0 GiB"),
@@ -356,7 +356,7 @@ def test_a_receipt_that_somebody_else_signed_is_none(
     forged = receipt.sign(msgspec.structs.replace(signed.receipt, late_s=0), other)
     with pytest.raises(PolicyError) as caught:
         receipt.verify(forged, receiver.public())
-    assert "another key" in caught.value.why
+    assert "not signed by the key" in caught.value.why
     dressed = msgspec.structs.replace(forged, key=receiver.public())
     with pytest.raises(PolicyError):
         receipt.verify(dressed, receiver.public())
@@ -434,7 +434,7 @@ def test_nobody_speaks_for_another_student(made: tuple[Receiver, Clock]) -> None
     handed_in(receiver, packed(student="bob"), "bob")
     (said,) = asked(receiver, {"do": "receipts", "assignment": "hw3", "student": "bob"})
     assert said["error"]["kind"] == "PolicyError"
-    assert "alice's, not 'bob''s" in said["error"]["what"]
+    assert "belongs to alice, not to 'bob'" in said["error"]["what"]
     assert asked(receiver, {"do": "receipts", "assignment": "hw3"}) == [{"receipts": []}]
 
 
