@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.measure import NotDoneError, environment
 from labctl import Lab
 from labctl.commands.ssh import known_hosts_line
-from labctl.config import lab_id, paths
+from labctl.config import ensure_lab_id, find_paths
 from labctl.model import Endpoint, Offer, Server
 from labctl.servers.connections import Connections
 from labctl.servers.host_keys import make_key
@@ -80,7 +80,7 @@ class Boxes:
 
     @property
     def connections(self) -> Connections:
-        places = paths({"HOME": str(self.home)})
+        places = find_paths({"HOME": str(self.home)})
         return Connections(places.ssh_dir, places.user_ssh_config)
 
     def server(self, box: Box, identity: str) -> Server:
@@ -101,10 +101,10 @@ class Boxes:
         root = self.home / name
         root.mkdir()
         (root / "lab.yaml").write_text(f"lab: {name}\nrun: 'true'\n{text}")
-        server = self.server(box, lab_id(root))
+        server = self.server(box, ensure_lab_id(root))
         lab = Lab.load(root, environ=environment(self.home))
         lab.ground.state.save_server(server)
-        lab.ground.keep_facts(server, probe(lab.ground.connections.open(server)))
+        lab.ground.save_facts(server, probe(lab.ground.connections.open(server)))
         return lab
 
     def end_masters(self) -> None:
@@ -134,7 +134,7 @@ def boxes(home: Path, count: int, base: str) -> Iterator[Boxes]:
             docker("run", "-d", "--init", "--name", name, "-p", "127.0.0.1::22", IMAGE)
         made = Boxes(home, key, tuple(_ready(name, public, key) for name in names))
         _describe(made)
-        with State(paths({"HOME": str(home)}).database) as state:
+        with State(find_paths({"HOME": str(home)}).database) as state:
             for number, box in enumerate(made.all):
                 state.save_server(made.server(box, f"{number:012x}"))
         yield made

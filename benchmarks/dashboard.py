@@ -56,11 +56,11 @@ def course(root: Path, students: int) -> Bed:
     """Build a complete course as late in a term."""
     names = tuple(f"Student {number:04}" for number in range(students))
     bed = fill(make(root, names))
-    from labctl.courses.records.ledger import Draft
+    from labctl.courses.records.ledger import CourseLedgerDraft
 
     lines = []
-    for server in bed.state.servers():
-        seat = next(one for one in bed.folder.seats() if one.lab_id == server.lab_id)
+    for server in bed.state.list_servers():
+        seat = next(one for one in bed.folder.list_seats() if one.lab_id == server.lab_id)
         step_s = (bed.now - server.created_at) / LEDGER_LINES
         for number in range(LEDGER_LINES):
             begin = server.created_at + number * step_s
@@ -68,7 +68,9 @@ def course(root: Path, students: int) -> Bed:
                 "server_id": server.id, "from": begin, "until": begin + step_s, "idle_s": 0.0,
                 "usd": step_s / 3600 * server.offer.price_usd_per_hour,
             }  # fmt: skip
-            lines.append(Draft(kind="cost", seat=seat.name, at=begin + step_s, detail=detail))
+            lines.append(
+                CourseLedgerDraft(kind="cost", seat=seat.name, at=begin + step_s, detail=detail)
+            )
         for number in range(8):
             bed.run(server, f"1119-{number:06}-cccc", "exited")
     bed.folder.ledger.append_all(lines)
@@ -81,9 +83,11 @@ def keep(bed: Bed, stop: Any) -> None:
     while not stop.is_set():
         begun = time.monotonic()
         step += 1
-        for server in bed.state.servers():
+        for server in bed.state.list_servers():
             bed.watch(server, busy=(f"GPU 0 is at {int(step) % 100} %",))
-            run = next((one for one in bed.state.runs(server.lab_id) if not one.ended), None)
+            run = next(
+                (one for one in bed.state.list_runs(server.lab_id) if not one.has_ended), None
+            )
             if run is not None:
                 progress = {"step": step, "total_steps": 1000.0}
                 bed.state.save_run(msgspec.structs.replace(run, progress=progress))

@@ -153,10 +153,10 @@ def _make_and_end(count: int, home: Path) -> dict[str, float]:
     root.mkdir(parents=True, exist_ok=True)
     (root / "lab.yaml").write_text("lab: fleet\nserver: {provider: aws, gpu: none}\n")
     lab = Lab.load(root, reporter=_Yes())
-    first = lab.ground.in_group(f"fleet{count}")
+    first = lab.ground.with_group(f"fleet{count}")
     run_id = f"{os.getpid():x}"
     grounds = [
-        first.beside(
+        first.make_sibling(
             msgspec.structs.replace(first.config, name=f"fleet{number}"), f"b{run_id}-{number}"
         )
         for number in range(count)
@@ -185,7 +185,7 @@ class _Yes:
     def emit(self, event: object) -> None:
         pass
 
-    def ask(self, decision: object) -> bool:
+    def confirm(self, decision: object) -> bool:
         return True
 
 

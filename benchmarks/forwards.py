@@ -12,9 +12,9 @@ from contextlib import ExitStack, contextmanager
 
 from benchmarks.boxes import Box, Boxes, docker
 from benchmarks.measure import NotDoneError, Row
-from labctl.events import Silent
+from labctl.events import SilentReporter
 from labctl.model import Service
-from labctl.services.forward import Forwarding, ForwardSpec, answers, free_port
+from labctl.services.forward import Forwarding, ForwardSpec, find_free_port, is_answering
 
 PORT = 9000
 BLOCK_BYTES = 1024 * 1024
@@ -49,7 +49,7 @@ def doors(made: Boxes, box: Box) -> Iterator[dict[str, int]]:
     with ExitStack() as stack:
         found = {}
         for name in ("default", "labctl's ciphers"):
-            port = free_port(0)
+            port = find_free_port(0)
             words = (*made.ssh(name), "-N", "-L", f"127.0.0.1:{port}:127.0.0.1:{PORT}", box.name)
             process = stack.enter_context(subprocess.Popen(words))
             stack.callback(process.terminate)
@@ -60,13 +60,13 @@ def doors(made: Boxes, box: Box) -> Iterator[dict[str, int]]:
             server_id=box.name,
             endpoint=box.endpoint,
             service=Service(name="bench", port=PORT),
-            local_port=free_port(0),
+            local_port=find_free_port(0),
         )
 
         def unchanged() -> Service:
             return spec.service
 
-        forwarding = stack.enter_context(Forwarding(spec, Silent(), unchanged))
+        forwarding = stack.enter_context(Forwarding(spec, SilentReporter(), unchanged))
         found["labctl forward"] = forwarding.local_port
         for name, port in found.items():
             _wait(name, port)
@@ -75,7 +75,7 @@ def doors(made: Boxes, box: Box) -> Iterator[dict[str, int]]:
 
 def _wait(name: str, port: int) -> None:
     deadline = time.monotonic() + READY_S
-    while not answers(port, "/0"):
+    while not is_answering(port, "/0"):
         if time.monotonic() > deadline:
             raise NotDoneError(f"{name} does not answer")
         time.sleep(0.02)

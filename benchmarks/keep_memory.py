@@ -20,15 +20,15 @@ from typing import Any
 
 import msgspec
 
-from labctl.config import Paths, paths
+from labctl.config import Paths, find_paths
 from labctl.errors import LabError
-from labctl.events import Silent
+from labctl.events import SilentReporter
 from labctl.keeper.labs import Keeper
 from labctl.lifecycle import kept_labs
 from labctl.model import Endpoint, Offer, Run, Server
 from labctl.servers.agent import MARK
 from labctl.servers.connections import Connections
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.state import State
 from labctl.transports import Result, Transport
 from labctl.transports.fake import FakeTransport
@@ -60,7 +60,7 @@ class Wire(Connections):
 def ward(places: Paths, state: State, number: int) -> str:
     """Create a lab that was handed over, with its server and run on record; return its name."""
     name, lab_id = f"lab-{number}", f"{number:012x}"
-    one = kept_labs.Ward(
+    one = kept_labs.KeptLab(
         lab=name,
         lab_id=lab_id,
         by="alice@laptop",
@@ -68,7 +68,7 @@ def ward(places: Paths, state: State, number: int) -> str:
         runs=("night",),
         files={f"code/file-{i}": (i, "0" * 64) for i in range(100)},
     )
-    root = kept_labs.directory(places, one.name)
+    root = kept_labs.lab_directory(places, one.name)
     (root / ".labctl").mkdir(parents=True)
     (root / "lab.yaml").write_text(LAB_YAML.format(name=name))
     (root / ".labctl" / "lab.json").write_text(json.dumps({"id": lab_id}))
@@ -96,14 +96,16 @@ def rss_mb() -> float:
 
 def measured(home: Path, rounds: int, labs: int) -> dict[str, Any]:
     environ = {"HOME": str(home)}
-    places = paths(environ)
+    places = find_paths(environ)
     state = State(places.database)
     names = [ward(places, state, number) for number in range(labs)]
     wires = {name: Wire(places, name.rpartition("-")[2]) for name in names}
     closer: list[str] = []
 
-    def ground(one: kept_labs.Ward) -> Ground:
-        made = kept_labs.ground(one, places, state, Silent(), environ, record_only=True)
+    def ground(one: kept_labs.KeptLab) -> LabContext:
+        made = kept_labs.make_context(
+            one, places, state, SilentReporter(), environ, record_only=True
+        )
         made.__dict__["connections"] = wires[one.name]
         return made
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.measure import NotDoneError, Row, environment
-from labctl.servers.agent import MARK, files
+from labctl.servers.agent import MARK, list_program_files
 
 TEMPLATE = Path(__file__).parents[1] / "templates" / "image-classifier"
 GROUP = "a thousand steps of the sample project"
@@ -144,7 +144,7 @@ def _lab(home: Path) -> Path:
         path.write_text(body)
     shutil.copytree(TEMPLATE, run / "code")
     (home / "program").mkdir()
-    for name, content in files():
+    for name, content in list_program_files():
         place = home / "program" / name
         place.parent.mkdir(exist_ok=True)
         place.write_bytes(content)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.measure import Call, Row
 from benchmarks.peers import Peer
-from labctl.config import lab_id, paths
+from labctl.config import ensure_lab_id, find_paths
 from labctl.model import Endpoint, Offer, Run, Server
 from labctl.state import State
 
@@ -29,8 +29,8 @@ def recorded_lab(home: Path, servers: int) -> Path:
     root = home / "digits"
     root.mkdir(parents=True)
     (root / "lab.yaml").write_text("lab: digits\nrun: python train.py\n")
-    identity = lab_id(root)
-    with State(paths({"HOME": str(home)}).database) as state:
+    identity = ensure_lab_id(root)
+    with State(find_paths({"HOME": str(home)}).database) as state:
         for number in range(servers):
             state.save_server(_server(number, identity if number == 0 else f"other{number:07d}"))
         for name in ("first", "second", "third"):

@@ -16,24 +16,24 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labctl.config import CourseConfig, Paths, paths
+from labctl.config import CourseConfig, Paths, find_paths
 from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.student import Student
-from labctl.events import Reporter, Silent
+from labctl.events import Reporter, SilentReporter
 from labctl.state import State
 
 if TYPE_CHECKING:
-    from labctl.courses.allowances import Budgeted
+    from labctl.courses.allowances import BudgetChange
     from labctl.courses.collect import Collection
-    from labctl.courses.grading_run import Grading
+    from labctl.courses.grading_run import GradingResult
     from labctl.courses.invitation import Invitation
-    from labctl.courses.plan import Plan
+    from labctl.courses.plan import CoursePlan
     from labctl.courses.records.cost_report import CourseCosts
     from labctl.courses.records.gradebook import Grade
-    from labctl.courses.release import Released
+    from labctl.courses.release import ReleaseResult
     from labctl.courses.servers import SeatOutcome, Staff
-    from labctl.courses.status import CourseNow
+    from labctl.courses.status import CourseStatus
     from labctl.courses.teardown import SeatEnding
 
 
@@ -45,12 +45,12 @@ class Course:
     ) -> None:
         self.folder = folder
         self.paths = paths
-        self.reporter: Reporter = reporter or Silent()
+        self.reporter: Reporter = reporter or SilentReporter()
 
     @classmethod
     def load(cls, path: str | Path = ".", *, reporter: Reporter | None = None) -> Course:
         """Load the course of a folder. ConfigError lists all problems in its course.yaml."""
-        course = cls(open_course(path), paths=paths(), reporter=reporter)
+        course = cls(open_course(path), paths=find_paths(), reporter=reporter)
         assert course.config
         return course
 
@@ -64,26 +64,26 @@ class Course:
 
     def students(self) -> tuple[Student, ...]:
         """Return the active students in the order of the roster."""
-        return self.folder.students()
+        return self.folder.list_students()
 
     def seats(self) -> tuple[Seat, ...]:
-        return self.folder.seats()
+        return self.folder.list_seats()
 
     def seat_of(self, student: str) -> Seat:
         """Return a student's seat; NotFoundError, with the nearest id, for an unknown student."""
-        return self.folder.seat_of(student)
+        return self.folder.find_seat_of(student)
 
     def up(self, seats: Sequence[Seat] | None = None) -> list[SeatOutcome]:
         """Start a server for each seat (default: all seats); the outcomes name each failure."""
-        from labctl.courses.servers import up
+        from labctl.courses.servers import bring_up_servers
 
-        return up(self.staff(), self.seats() if seats is None else seats)
+        return bring_up_servers(self.staff(), self.seats() if seats is None else seats)
 
-    def status(self, *, refresh: bool = False) -> CourseNow:
+    def status(self, *, refresh: bool = False) -> CourseStatus:
         """Return the state of every seat as recorded; with `refresh`, query the servers first."""
-        from labctl.courses.status import status
+        from labctl.courses.status import read_status
 
-        return status(self.staff(), self.seats(), refresh=refresh)
+        return read_status(self.staff(), self.seats(), refresh=refresh)
 
     def down(
         self, seats: Sequence[Seat] | None = None, *, discard: bool = False
@@ -93,10 +93,10 @@ class Course:
         Without `seats`, this includes the seats of students who left or joined a team. The results
         name each failure.
         """
-        from labctl.courses.teardown import down
+        from labctl.courses.teardown import end_seats
 
-        all_seats = self.folder.seats(active_only=False, former=True)
-        return down(self.staff(), all_seats if seats is None else seats, discard=discard)
+        all_seats = self.folder.list_seats(active_only=False, former=True)
+        return end_seats(self.staff(), all_seats if seats is None else seats, discard=discard)
 
     def collect(self, assignment: str) -> Collection:
         """Fetch the submissions, verify their receipts, and return the one that counts per seat."""
@@ -104,19 +104,19 @@ class Course:
 
         return collect(self.folder, assignment)
 
-    def grade(self, assignment: str, *, again: bool = False) -> Grading:
+    def grade(self, assignment: str, *, again: bool = False) -> GradingResult:
         """Grade the submissions on the grading server of course.yaml; see docs/grading.md."""
-        from labctl.courses.grading_run import grade
+        from labctl.courses.grading_run import grade_assignment
         from labctl.courses.servers import Staff
 
         staff = Staff(self.folder, self.paths, self.state, self.reporter)
-        return grade(staff, assignment, again=again)
+        return grade_assignment(staff, assignment, again=again)
 
-    def release(self, assignment: str) -> Released:
+    def release(self, assignment: str) -> ReleaseResult:
         """Let students read their feedback. Asks before it changes a released score."""
-        from labctl.courses.release import release
+        from labctl.courses.release import release_grades
 
-        return release(self.folder, assignment, reporter=self.reporter)
+        return release_grades(self.folder, assignment, reporter=self.reporter)
 
     def invite(
         self,
@@ -131,39 +131,39 @@ class Course:
 
         Each file works once, for `valid_s` seconds.
         """
-        from labctl.courses.keys import Keys
+        from labctl.courses.keys import AuthorizedKeys
         from labctl.courses.publish import invite_all
 
-        keys = Keys(self.folder, authorized_keys)
+        keys = AuthorizedKeys(self.folder, authorized_keys)
         return invite_all(self.folder, students, into, keys, host_key=host_key, valid_s=valid_s)
 
     def staff(self) -> Staff:
         """Return the course with the person who runs this program, for the ledger."""
-        from labctl.courses.creation import acting
+        from labctl.courses.creation import current_user
         from labctl.courses.servers import Staff
 
-        return Staff(self.folder, self.paths, self.state, self.reporter, by=acting())
+        return Staff(self.folder, self.paths, self.state, self.reporter, by=current_user())
 
-    def plan(self, *, offline: bool = False) -> Plan:
+    def plan(self, *, offline: bool = False) -> CoursePlan:
         """Return the servers to create, their cost and the quota. It creates nothing."""
-        from labctl.courses.plan import plan
+        from labctl.courses.plan import compute_plan
 
-        return plan(self.staff(), offline=offline)
+        return compute_plan(self.staff(), offline=offline)
 
     def costs(self, *, refresh: bool = False) -> CourseCosts:
         """Return the cost so far; with `refresh`, query the provider first."""
-        from labctl.courses.costs import costs
+        from labctl.courses.costs import compute_costs
 
-        return costs(self.staff(), refresh=refresh)
+        return compute_costs(self.staff(), refresh=refresh)
 
-    def budget(self, student: str, amount: str, why: str = "") -> Budgeted:
+    def budget(self, student: str, amount: str, why: str = "") -> BudgetChange:
         """Change the budget of a student's seat: "+5" adds five dollars, "25" sets it to 25."""
-        from labctl.courses.allowances import budget
+        from labctl.courses.allowances import change_budget
 
-        return budget(self.staff(), self.folder.seat(student), amount, why)
+        return change_budget(self.staff(), self.folder.find_seat(student), amount, why)
 
     def grades(self, assignment: str) -> list[Grade]:
         """Return a grade for every active student."""
-        from labctl.courses.grades import grades
+        from labctl.courses.grades import list_grades
 
-        return grades(self.folder, assignment)
+        return list_grades(self.folder, assignment)

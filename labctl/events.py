@@ -38,7 +38,7 @@ class Note(Event, frozen=True):
     level: str = "info"
 
 
-class Decision(Value, frozen=True):
+class Question(Value, frozen=True):
     """A yes-or-no question. Without a terminal and without --yes the answer is no.
 
     `about` is "price" if a yes costs money, "billing" if nothing would ever end those costs, and
@@ -56,14 +56,14 @@ class Decision(Value, frozen=True):
 class Reporter(Protocol):
     def emit(self, event: Event) -> None: ...
 
-    def ask(self, decision: Decision) -> bool: ...
+    def confirm(self, decision: Question) -> bool: ...
 
 
-class Silent:
+class SilentReporter:
     """A Reporter that draws nothing and answers every question with its default."""
 
     def emit(self, event: Event) -> None:
         pass
 
-    def ask(self, decision: Decision) -> bool:
+    def confirm(self, decision: Question) -> bool:
         return decision.default

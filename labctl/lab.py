@@ -24,31 +24,31 @@ import msgspec
 from labctl.config import (
     Paths,
     check_files,
-    environment,
-    lab_id,
+    copy_environment,
+    ensure_lab_id,
+    find_paths,
+    is_trusted,
+    list_trust_questions,
     load_lab,
-    paths,
     trust,
-    trust_questions,
-    trusted,
 )
 from labctl.errors import PolicyError
-from labctl.events import Decision, Note, Reporter, Silent
+from labctl.events import Note, Question, Reporter, SilentReporter
 from labctl.model import Need, Run, Server
-from labctl.providers import provider_class
-from labctl.servers.context import Ground
+from labctl.providers import get_provider_class
+from labctl.servers.context import LabContext
 from labctl.state import State
 
 if TYPE_CHECKING:
     from labctl.insight.explanation import Explanation
     from labctl.insight.run_report import Report
     from labctl.insight.top import ServerNow
-    from labctl.lifecycle.down import Ending
-    from labctl.lifecycle.forget import Lost
-    from labctl.runs.probe import Probed
+    from labctl.lifecycle.down import DownResult
+    from labctl.lifecycle.forget import UnconfirmedRecords
+    from labctl.runs.probe import ProbeResult
     from labctl.services.forwards import Forwarding
-    from labctl.submissions.submit import Choice, HandedIn
-    from labctl.sync.lab_files import Pushed
+    from labctl.submissions.submit import SubmissionChoice, SubmitResult
+    from labctl.sync.lab_files import PushedTree
     from labctl.sync.pull import PulledRun
 
 
@@ -59,7 +59,7 @@ NO_LAB = "none"
 class Lab:
     """A lab: a directory with a lab.yaml. Creating the object uses no network."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: LabContext) -> None:
         self.ground = ground
         self.config = ground.config
         self.id = ground.lab_id
@@ -83,22 +83,24 @@ class Lab:
         directory need not be a lab; commands that list everything at the provider work there.
         `everywhere` searches every region.
         """
-        variables = environment() if environ is None else environ
-        user_paths: Paths = paths(variables)
+        variables = copy_environment() if environ is None else environ
+        user_paths: Paths = find_paths(variables)
         config = load_lab(
             Path(path),
             overrides=overrides,
             environ=variables,
-            settings_type=None if record_only else lambda name: provider_class(name).settings_type,
+            settings_type=None
+            if record_only
+            else lambda name: get_provider_class(name).settings_type,
             needs_file=needs_file,
         )
         state = State(user_paths.database)
-        lab_reporter = reporter or Silent()
+        lab_reporter = reporter or SilentReporter()
         if state.was_rebuilt:
             text = f"labctl's record on this machine was rebuilt: {state.was_rebuilt}"
             lab_reporter.emit(Note(text=f"{text}; labctl status --refresh", level="warning"))
-        own_id = lab_id(config.root) if config.path.exists() else NO_LAB
-        return cls(Ground(config, own_id, user_paths, state, lab_reporter, everywhere))
+        own_id = ensure_lab_id(config.root) if config.path.exists() else NO_LAB
+        return cls(LabContext(config, own_id, user_paths, state, lab_reporter, everywhere))
 
     def up(self, need: Need | None = None) -> LabServer:
         """Return the lab's server, and start one if it has none. `need` overrides lab.yaml."""
@@ -112,7 +114,7 @@ class Lab:
             self.ground = dataclasses.replace(self.ground, config=self.config)
         return LabServer(self, up(self.ground))
 
-    def push(self, *, force: bool = False) -> list[Pushed]:
+    def push(self, *, force: bool = False) -> list[PushedTree]:
         """Send code and data to the server.
 
         PolicyError if files were edited on the server, unless `force` is set.
@@ -120,7 +122,7 @@ class Lab:
         from labctl.sync.lab_files import push
 
         check_files(self.config)
-        return push(self.ground, self.ground.server(), force=force)
+        return push(self.ground, self.ground.get_server(), force=force)
 
     def run(
         self,
@@ -151,14 +153,14 @@ class Lab:
             self._hand_over(keeper, id)
             if follow:
                 return self._follow_and_recover(id, on_log)
-            return LabRun(self, runs.latest(self.ground, id))
-        server = self.ground.server()
+            return LabRun(self, runs.find_run(self.ground, id))
+        server = self.ground.get_server()
         if keeper:
             from labctl.lifecycle import export_lab, keeper_host
 
             export_lab.check(self.ground, keeper_host.KeeperHost(self.ground, keeper), server)
         renew(self.ground, server)
-        spec = runs.spec(self.ground, server, tuple(command), id or runs.new_id(), tty)
+        spec = runs.build_spec(self.ground, server, tuple(command), id or runs.make_run_id(), tty)
         if push:
             self.push()
         if recover:
@@ -172,24 +174,24 @@ class Lab:
             on_log=on_log,
         )
         if recover:
-            spending_policy.agree(self.ground, server, run.id)
+            spending_policy.record_price_limit(self.ground, server, run.id)
         self._hand_over(keeper, run.id)
         if recover and follow:
             return self._follow_and_recover(run.id, on_log)
         return LabRun(self, run)
 
     def _is_unfinished(self, run_id: str) -> bool:
-        from labctl.lifecycle.recover import unfinished
+        from labctl.lifecycle.recover import is_unfinished
 
-        return unfinished(self.ground, run_id)
+        return is_unfinished(self.ground, run_id)
 
     def _hand_over(self, keeper: str, run_id: str) -> None:
         if keeper:
-            from labctl.lifecycle.export_lab import hand_over
+            from labctl.lifecycle.export_lab import export_lab
             from labctl.lifecycle.keeper_host import KeeperHost
 
             host = KeeperHost(self.ground, keeper)
-            hand_over(self.ground, host, self.ground.server(), run_id)
+            export_lab(self.ground, host, self.ground.get_server(), run_id)
 
     def _follow_and_recover(self, run_id: str, on_log: Callable[[bytes], None]) -> LabRun:
         from labctl.lifecycle.recover import follow
@@ -209,16 +211,16 @@ class Lab:
 
         if reconcile.has_copies(self.ground):
             self._require_trust()
-        reconcile.come_back(self.ground)
+        reconcile.reconcile(self.ground)
         run_id = run.id if isinstance(run, LabRun) else (run or "")
-        ids = [] if all_runs else [runs.latest(self.ground, run_id).id]
+        ids = [] if all_runs else [runs.find_run(self.ground, run_id).id]
         return reconcile.pull(self.ground, ids, everything=everything)
 
     def forward(self, service: str, *, port: int = 0) -> Forwarding:
         """Open a local port to a service, and start the service if needed; a context manager."""
         from labctl.services.lab_services import forward
 
-        return forward(self.ground, self.ground.server(), service, port)
+        return forward(self.ground, self.ground.get_server(), service, port)
 
     def serve(self, run: str = "", *, checkpoint: str = "", port: int = 0) -> Forwarding:
         """Serve the model of a run (default: the latest) as POST /predict on a local port.
@@ -227,13 +229,13 @@ class Lab:
         """
         from labctl.services import model_serving
 
-        server = self.ground.server()
-        choice = model_serving.Choice(run=run, checkpoint=checkpoint)
+        server = self.ground.get_server()
+        choice = model_serving.ServeChoice(run=run, checkpoint=checkpoint)
         return model_serving.forward(
-            self.ground, server, model_serving.of_model(self.ground, server, choice), port
+            self.ground, server, model_serving.request_model(self.ground, server, choice), port
         )
 
-    def down(self, *, discard: bool = False) -> Ending:
+    def down(self, *, discard: bool = False) -> DownResult:
         """Download what is not here yet, remove the server, and return what is left.
 
         With `discard`, nothing is downloaded.
@@ -242,7 +244,7 @@ class Lab:
 
         return down(self.ground, discard=discard)
 
-    def forget(self) -> Lost:
+    def forget(self) -> UnconfirmedRecords:
         """Drop the records of servers that these credentials do not show; terminate nothing."""
         from labctl.lifecycle.forget import forget
 
@@ -250,9 +252,9 @@ class Lab:
 
     def status(self, *, refresh: bool = False, why: bool = False) -> dict[str, Any]:
         """Return the lab's record; with `refresh`, query the provider and the server first."""
-        from labctl.lifecycle.status import status
+        from labctl.lifecycle.status import read_status
 
-        return status(self.ground, refresh=refresh, why=why)
+        return read_status(self.ground, refresh=refresh, why=why)
 
     def probe(
         self,
@@ -261,59 +263,59 @@ class Lab:
         amount: str = "1%",
         push: bool = True,
         on_start: Callable[[Run], None] = lambda run: None,
-    ) -> Probed:
+    ) -> ProbeResult:
         """Run `command` for a share (`1%`) or a number of steps (`200`) and estimate the whole."""
         from labctl.runs import probe
 
-        parsed_amount = probe.amount(amount)
+        parsed_amount = probe.parse_amount(amount)
         self._require_trust()
         check_files(self.config)
         return probe.probe(self.ground, tuple(command), parsed_amount, push=push, on_start=on_start)
 
     def top(self) -> ServerNow:
         """Return one sample of the server: GPUs, CPU, memory, and the runs of all its users."""
-        from labctl.insight.top import look
+        from labctl.insight.top import measure_now
 
-        return look(self.ground)
+        return measure_now(self.ground)
 
     def explain(self, run: str = "") -> Explanation:
         """Explain why a run (default: the latest) is slow or wrong, with evidence and advice."""
         from labctl.insight.explanation import explain
-        from labctl.lifecycle.reconcile import bring_logs
+        from labctl.lifecycle.reconcile import fetch_logs
 
-        return explain(self.ground, bring_logs(self.ground, run))
+        return explain(self.ground, fetch_logs(self.ground, run))
 
     def report(self, run: str = "", out: Path | None = None) -> Report:
         """Write the results of a run (default: the latest) as one HTML file; see docs/report.md."""
         from labctl import __version__
-        from labctl.insight.run_report import report
+        from labctl.insight.run_report import write_report
 
-        return report(self.ground, run, out, version=__version__)
+        return write_report(self.ground, run, out, version=__version__)
 
-    def submit(self, choice: Choice | None = None) -> HandedIn:
+    def submit(self, choice: SubmissionChoice | None = None) -> SubmitResult:
         """Submit a run (default: the latest) for the lab's assignment; see docs/submit.md."""
         from labctl.submissions import submit
 
-        return submit.submit(self.ground, choice or submit.Choice())
+        return submit.submit(self.ground, choice or submit.SubmissionChoice())
 
     @property
     def keeper(self) -> str:
         """The host whose keeper watches over the lab, or "" without one."""
-        if not self.ground.state.events(lab_id=self.id, kind="handed", limit=1):
+        if not self.ground.state.list_events(lab_id=self.id, kind="handed", limit=1):
             return ""
-        from labctl.lifecycle.recovery_lock import handed_to
+        from labctl.lifecycle.recovery_lock import find_keeper
 
-        return handed_to(self.ground)
+        return find_keeper(self.ground)
 
     def _require_trust(self) -> None:
-        questions = trust_questions(self.config)
-        if trusted(self.ground.paths, self.config):
+        questions = list_trust_questions(self.config)
+        if is_trusted(self.ground.paths, self.config):
             return
         detail = "\n".join(f"  - {question}" for question in questions)
-        decision = Decision(
+        decision = Question(
             question="approve this lab.yaml?", detail=f"{self.config.path} would:\n{detail}"
         )
-        if not self.ground.reporter.ask(decision):
+        if not self.ground.reporter.confirm(decision):
             raise PolicyError(
                 f"{self.config.path} was not approved",
                 why="it uses your secrets, files or money; read it first",
@@ -365,5 +367,5 @@ class LabRun:
         """Follow the run to its end, reconnecting if needed, and return it with its exit code."""
         from labctl.runs.runs import watch
 
-        self.seen = watch(self.lab.ground, self.lab.ground.server(), self.id, on_log=on_log)
+        self.seen = watch(self.lab.ground, self.lab.ground.get_server(), self.id, on_log=on_log)
         return self.seen

@@ -39,7 +39,7 @@ class GpuNeed(Value, frozen=True):
     min_memory_bytes: int = 0
 
     @property
-    def required(self) -> bool:
+    def is_required(self) -> bool:
         return self.kind not in ("auto", "none")
 
 
@@ -224,7 +224,7 @@ class Check(Value, frozen=True):
     skipped: bool = False
 
 
-class Facts(Value, frozen=True):
+class ServerFacts(Value, frozen=True):
     """The properties of a server, found by one probe in one round trip."""
 
     os: str = ""
@@ -251,7 +251,7 @@ class Facts(Value, frozen=True):
     boto3: bool = False
 
     @property
-    def home_is_network(self) -> bool:
+    def has_network_home(self) -> bool:
         return self.home_filesystem.startswith(NETWORK_FILESYSTEMS)
 
 
@@ -311,7 +311,7 @@ class Run(Value, frozen=True):
     gpu_lost_at: float | None = None
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self.state in ("exited", "lost", "cancelled")
 
 

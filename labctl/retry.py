@@ -53,7 +53,7 @@ def retry_on(
     )
 
 
-def while_turned_away() -> Retrying:
+def retry_rejected_logins() -> Retrying:
     """Retry a login that sshd rejected for load, for about 3 s.
 
     Pauses stay short: whichever client sshd accepts next has waited about as long.
@@ -61,7 +61,7 @@ def while_turned_away() -> Retrying:
     return retry_on(TurnedAwayError, pause_s=0.3, longest_pause_s=2.4, tries=5)
 
 
-def while_throttled() -> Retrying:
+def retry_throttled_calls() -> Retrying:
     """Retry while the provider throttles calls, for up to 120 s."""
     return retry_on(
         ThrottledError, pause_s=THROTTLED_PAUSE_S, longest_pause_s=5.0, deadline_s=120.0

@@ -46,7 +46,7 @@ class Command:
     def __str__(self) -> str:
         return self.render()
 
-    def then(self, other: Command) -> Command:
+    def chain(self, other: Command) -> Command:
         """Return `self && other`."""
         return Command((*self.words, Raw("&&"), *other.words))
 
@@ -63,7 +63,7 @@ def command(*words: str | int | float) -> Command:
     return Command(tuple(w if isinstance(w, Raw) else str(w) for w in words))
 
 
-def portable(line: str) -> str:
+def portable_line(line: str) -> str:
     """Wrap a POSIX shell line so that any login shell (fish, csh, ...) runs it unchanged.
 
     The line is sent as base64, which every shell reads as a plain word.

@@ -25,8 +25,8 @@ from pathlib import Path
 from labctl.courses.loading import open_course
 from labctl.servers.host_keys import make_key
 from labctl.submissions import bundle, manifest
-from labctl.submissions.bundle import Source
-from labctl.submissions.manifest import BundleFile, Code, Manifest
+from labctl.submissions.bundle import BundleSource
+from labctl.submissions.manifest import BundleFile, BundleManifest, CodeCommit
 from labctl.submissions.receiver import Receiver
 
 LABCTL = str(Path(sys.executable).with_name("labctl"))
@@ -164,7 +164,7 @@ def submit(receiver: Receiver, student: str, code: str) -> None:
         "code/predict.sh": code.encode(),
     }
     sources = [
-        Source(
+        BundleSource(
             file=BundleFile(
                 path=path, size=len(content), sha256=hashlib.sha256(content).hexdigest()
             ),
@@ -172,7 +172,7 @@ def submit(receiver: Receiver, student: str, code: str) -> None:
         )
         for path, content in contents.items()
     ]
-    bundle_manifest = Manifest(
+    bundle_manifest = BundleManifest(
         kind=manifest.KIND,
         version=1,
         assignment="hw3",
@@ -182,7 +182,7 @@ def submit(receiver: Receiver, student: str, code: str) -> None:
         run="night",
         checkpoint="step-1",
         record={"id": "night", "state": "exited", "exit_code": 0},
-        code=Code(),
+        code=CodeCommit(),
         files=tuple(source.file for source in sources),
     )
     packed = io.BytesIO()
@@ -197,7 +197,7 @@ def submit(receiver: Receiver, student: str, code: str) -> None:
 def submit_all(course: Path) -> None:
     folder = open_course(course)
     receiver = Receiver(folder.drop)
-    names = [student.id for student in folder.students()][:SUBMISSIONS]
+    names = [student.id for student in folder.list_students()][:SUBMISSIONS]
     codes = [HOSTILE, GUESS, *[RIGHT] * (SUBMISSIONS - 2)]
     announce(f"{SUBMISSIONS} students submit; one submission is a fork bomb, one a guess")
     for name, code in zip(names, codes, strict=True):

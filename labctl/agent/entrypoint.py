@@ -11,9 +11,9 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from .broker.detection import BROKER, brokered
-from .host.paths import home
-from .reply import Failure, answer, finish
+from .broker.detection import BROKER, is_brokered
+from .host.paths import labctl_home
+from .reply import Failure, send_closing_reply, send_reply
 
 # Verb -> module and function. Imports take time, so only the verb's own module is imported.
 ANSWERING = {
@@ -101,12 +101,12 @@ def _load_verb(name: str) -> Callable[[dict[str, Any]], Any]:
 def _mark_used() -> None:
     """Touch the file that the watchdog's activity.py reads; ignore errors."""
     with suppress(OSError):
-        (home() / ".used").touch()
+        (labctl_home() / ".used").touch()
 
 
 def main() -> int:
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
-    if brokered():
+    if is_brokered():
         # Also for the docker command and the terminals that this process starts.
         os.environ["DOCKER_HOST"] = f"unix://{BROKER}"
     if verb not in LOOKING:
@@ -116,11 +116,11 @@ def main() -> int:
         if verb in STREAMING:
             _load_verb(STREAMING[verb])(request)
         elif verb in ANSWERING:
-            answer(_load_verb(ANSWERING[verb])(request))
+            send_reply(_load_verb(ANSWERING[verb])(request))
         else:
             raise Failure("usage", f"the labctl agent on the server has no verb {verb!r}")
     except Failure as failure:
-        finish({"error": failure.body})
+        send_closing_reply({"error": failure.body})
         return 1
     except BrokenPipeError:
         # The reader is gone; this does not affect a run.
@@ -134,6 +134,6 @@ def main() -> int:
             "the server's disk is full" if kind == "disk" else "the server could not write a file"
         )
         body = {"kind": kind, "what": what, "why": str(error), "hint": "labctl ssh -- df -h"}
-        finish({"error": body})
+        send_closing_reply({"error": body})
         return 1
     return 0

@@ -17,23 +17,23 @@ class Failure(Exception):
         self.body = {"kind": kind, "what": what, "why": why, "hint": hint}
 
 
-def line(body: dict[str, Any]) -> bytes:
+def encode_line(body: dict[str, Any]) -> bytes:
     return (MARK + json.dumps(body, separators=(",", ":")) + "\n").encode()
 
 
-def answer(body: dict[str, Any]) -> None:
+def send_reply(body: dict[str, Any]) -> None:
     """Write the reply to standard output; raw bytes may follow it."""
-    sys.stdout.buffer.write(line(body))
+    sys.stdout.buffer.write(encode_line(body))
     sys.stdout.buffer.flush()
 
 
-def finish(body: dict[str, Any]) -> None:
+def send_closing_reply(body: dict[str, Any]) -> None:
     """Write the closing reply of a streaming verb to standard error."""
-    sys.stderr.buffer.write(line(body))
+    sys.stderr.buffer.write(encode_line(body))
     sys.stderr.buffer.flush()
 
 
-def reply_of(verb: str, stdout: str, stderr: str) -> dict[str, Any]:
+def parse_reply(verb: str, stdout: str, stderr: str) -> dict[str, Any]:
     """Parse the reply of another process of this program, and raise its Failure if it has one."""
     for text in (stdout, stderr):
         start = text.rfind(MARK)

@@ -30,13 +30,13 @@ def offers_command(ctx: click.Context, /, all_: bool, json_: bool, **overrides: 
     \b
     labctl offers --gpu any --min-gpu-memory 16GB --max-price 1.50
     """
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import print_json
     from labctl.errors import NoOfferError
 
     lab = open_lab(ctx, quiet=json_, overrides=overrides, needs_file=False)
     offers = lab.ground.provider.offers(lab.config.server.need)
     if json_:
-        as_json({"offers": offers})
+        print_json({"offers": offers})
     elif offers:
         _draw_offers(offers if all_ else offers[:MAX_OFFERS_SHOWN], len(offers))
     if not offers:
@@ -48,7 +48,7 @@ def offers_command(ctx: click.Context, /, all_: bool, json_: bool, **overrides: 
 def _draw_offers(offers: Sequence[Offer], total: int) -> None:
     import time
 
-    from labctl.cli.screen import span, table
+    from labctl.cli.screen import duration_text, print_table
 
     rows = [
         (
@@ -62,9 +62,9 @@ def _draw_offers(offers: Sequence[Offer], total: int) -> None:
         )
         for offer in offers
     ]
-    table(rows, ("TYPE", "GPU", "ZONE", "USD/H", "7 DAYS", "LIST", "MARKET"))
+    print_table(rows, ("TYPE", "GPU", "ZONE", "USD/H", "7 DAYS", "LIST", "MARKET"))
     oldest = min((offer.priced_at for offer in offers if offer.priced_at), default=0.0)
-    notes = [f"prices {span(time.time() - oldest)} old"] if oldest else []
+    notes = [f"prices {duration_text(time.time() - oldest)} old"] if oldest else []
     notes += [f"and {total - len(offers)} more: --all"] if total > len(offers) else []
     if notes:
         click.echo("; ".join(notes), err=True)
@@ -100,8 +100,8 @@ def extend_command(ctx: click.Context, span: str, json_: bool) -> None:
     \b
     labctl extend 30m
     """
-    from labctl.cli.screen import as_json
-    from labctl.cli.screen import span as format_span
+    from labctl.cli.screen import duration_text as format_span
+    from labctl.cli.screen import print_json
     from labctl.config import parse_duration
     from labctl.errors import UsageError
     from labctl.lifecycle.extend import extend
@@ -112,7 +112,7 @@ def extend_command(ctx: click.Context, span: str, json_: bool) -> None:
         raise UsageError(str(error), hint="labctl extend 30m") from None
     watch = extend(open_lab(ctx, quiet=json_).ground, span_s)
     if json_:
-        as_json({"watch": watch})
+        print_json({"watch": watch})
     elif watch.get("ttl_left_s") is not None:
         click.echo(
             f"The server now stops in {format_span(watch['ttl_left_s'])}{_earlier_limits(watch)}"
@@ -123,7 +123,7 @@ def extend_command(ctx: click.Context, span: str, json_: bool) -> None:
 
 def _earlier_limits(watch: dict[str, Any]) -> str:
     """Describe what may stop the server before its ttl; "" if nothing can."""
-    from labctl.cli.screen import span as format_span
+    from labctl.cli.screen import duration_text as format_span
 
     budget_s, idle_s = watch.get("budget_left_s"), watch.get("idle_left_s")
     limits = []
@@ -147,23 +147,23 @@ def cost_command(ctx: click.Context, all_: bool, json_: bool) -> None:
     labctl cost
     labctl cost --all --json
     """
-    from labctl.cli.screen import as_json
-    from labctl.servers.cost import costs
+    from labctl.cli.screen import print_json
+    from labctl.servers.cost import compute_costs
 
     lab = open_lab(ctx, quiet=json_, record_only=True, needs_file=not all_)
     if lab.keeper:
-        from labctl.lifecycle.reconcile import hear
+        from labctl.lifecycle.reconcile import merge_keeper_records
 
-        hear(lab.ground)
-    lab_costs = costs(lab.ground, every_lab=all_)
+        merge_keeper_records(lab.ground)
+    lab_costs = compute_costs(lab.ground, every_lab=all_)
     if json_:
-        as_json({"costs": lab_costs})
+        print_json({"costs": lab_costs})
     else:
         _draw_costs(lab_costs, all_)
 
 
 def _draw_costs(costs: Costs, every_lab: bool) -> None:
-    from labctl.cli.screen import table
+    from labctl.cli.screen import print_table
 
     if not costs.servers:
         click.echo("No server on record.")
@@ -181,7 +181,7 @@ def _draw_costs(costs: Costs, every_lab: bool) -> None:
         )
         for server in costs.servers
     ]
-    table(rows, ("SERVER", "TYPE", "HOURS", "USD/H", "USD", "SAVED", "IDLE"))
+    print_table(rows, ("SERVER", "TYPE", "HOURS", "USD/H", "USD", "SAVED", "IDLE"))
     for server in costs.servers:
         if server.note:
             click.echo(f"{_id_without_region(server.server_id)}: {server.note}")
@@ -196,7 +196,7 @@ def _draw_costs(costs: Costs, every_lab: bool) -> None:
             )
             for run in costs.runs
         ]
-        table(runs, ("RUN", "SERVER", "HOURS", "USD"))
+        print_table(runs, ("RUN", "SERVER", "HOURS", "USD"))
     partial = "" if costs.complete else " without unknown amounts (?)"
     saved = f"; spot saved {costs.spot_saved_usd:.2f}" if costs.spot_saved_usd else ""
     click.echo(f"\ntotal{partial}: {costs.total_usd:.2f} dollars{saved}")
@@ -206,10 +206,10 @@ def _draw_costs(costs: Costs, every_lab: bool) -> None:
 def _draw_kept(disks: Sequence[KeptDisk]) -> None:
     """Print the disks that outlived their servers, their price, and how to use or remove them."""
     from labctl.cli.exit_codes import clean
-    from labctl.servers.disks import told
+    from labctl.servers.disks import describe_kept_disk
 
     for disk in disks:
-        click.echo(clean(told(disk)))
+        click.echo(clean(describe_kept_disk(disk)))
     if disks:
         _print_disk_commands()
 
@@ -249,7 +249,7 @@ def down_command(ctx: click.Context, discard: bool, forget: bool, yes: bool, jso
     labctl down
     labctl down --yes
     """
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import print_json
 
     lab = open_lab(ctx, yes=yes, quiet=json_)
     if forget:
@@ -258,7 +258,7 @@ def down_command(ctx: click.Context, discard: bool, forget: bool, yes: bool, jso
     ending = lab.down(discard=discard)
     billing = [r for r in ending.leftovers if r.price_usd_per_month > 0]
     if json_:
-        as_json(
+        print_json(
             {
                 "removed": ending.removed,
                 "pulled_files": ending.pulled_files,
@@ -292,11 +292,11 @@ def down_command(ctx: click.Context, discard: bool, forget: bool, yes: bool, jso
 
 
 def _forget(lab: Lab, json_: bool) -> None:
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import print_json
 
     names = lab.forget().names
     if json_:
-        as_json({"forgotten": names})
+        print_json({"forgotten": names})
         return
     for name in names:
         click.echo(f"forgotten: {name}")
@@ -304,11 +304,11 @@ def _forget(lab: Lab, json_: bool) -> None:
 
 
 def _describe_leftover(resource: Resource) -> str:
-    from labctl.servers.disks import costs, short
+    from labctl.servers.disks import cost_text, short_id
 
-    name = short(resource) if resource.expires_at else resource.id
+    name = short_id(resource) if resource.expires_at else resource.id
     note = f" ({resource.note})" if resource.note and not resource.expires_at else ""
-    return f"left: {resource.kind} {name}: {costs(resource)}{note}"
+    return f"left: {resource.kind} {name}: {cost_text(resource)}{note}"
 
 
 @click.command("orphans")
@@ -340,28 +340,28 @@ def orphans_command(
     labctl orphans --provider aws --all-regions
     labctl orphans --terminate
     """
-    from labctl.cli.screen import as_json
-    from labctl.servers.leftovers import end_them, orphans
+    from labctl.cli.screen import print_json
+    from labctl.servers.leftovers import end_orphans, find_orphans
 
     overrides = {"provider": provider} if provider else {}
     lab = open_lab(
         ctx, yes=yes, quiet=json_, overrides=overrides, needs_file=False, everywhere=all_regions
     )
-    resources = orphans(lab.ground)
+    resources = find_orphans(lab.ground)
     if terminate:
-        resources = end_them(lab.ground, resources, kept_too=kept_too)
+        resources = end_orphans(lab.ground, resources, kept_too=kept_too)
     if json_:
-        as_json({"orphans": resources, "billing": resources.billing})
+        print_json({"orphans": resources, "billing": resources.is_billing})
     else:
         _draw_orphans(resources)
-    ctx.exit(1 if resources.billing else 0)
+    ctx.exit(1 if resources.is_billing else 0)
 
 
 def _draw_orphans(orphans: Orphans) -> None:
     import time
 
-    from labctl.cli.screen import ago, table
-    from labctl.servers.disks import costs, short
+    from labctl.cli.screen import age_text, print_table
+    from labctl.servers.disks import cost_text, short_id
 
     if not orphans.servers and not orphans.resources:
         scope = " with these credentials" if orphans.elsewhere else ""
@@ -374,7 +374,7 @@ def _draw_orphans(orphans: Orphans) -> None:
             server.id,
             server.lab,
             f"{server.offer.price_usd_per_hour:.4f} an hour",
-            ago(server.created_at, now),
+            age_text(server.created_at, now),
             f"{server.state}{', on record here' if server.id in orphans.here else ''}",
         )
         for server in orphans.servers
@@ -385,12 +385,12 @@ def _draw_orphans(orphans: Orphans) -> None:
             resource.id,
             resource.lab,
             f"{resource.price_usd_per_month:.2f} a month",
-            ago(resource.created_at, now),
+            age_text(resource.created_at, now),
             "kept" if resource.expires_at else resource.note,
         )
         for resource in orphans.resources
     ]
-    table(rows, ("KIND", "ID", "LAB", "USD", "AGE", ""))
+    print_table(rows, ("KIND", "ID", "LAB", "USD", "AGE", ""))
     for resource in orphans.resources:
         if resource.expires_at:
-            click.echo(f"kept disk {short(resource)}: {costs(resource)}")
+            click.echo(f"kept disk {short_id(resource)}: {cost_text(resource)}")

@@ -24,7 +24,7 @@ def cp_command(ctx: click.Context, source: str, target: str, json_: bool) -> Non
     labctl cp notes.txt digits:notes/
     labctl cp digits:labctl/digits/code/result.csv .
     """
-    from labctl.cli.screen import as_json, size
+    from labctl.cli.screen import bytes_text, print_json
     from labctl.errors import UsageError
     from labctl.sync.single_file import download_file, upload_file
 
@@ -36,7 +36,7 @@ def cp_command(ctx: click.Context, source: str, target: str, json_: bool) -> Non
             why=f"got {source} and {target}",
             hint=f"labctl cp FILE {prefix}PATH",
         )
-    transport = lab.ground.remote(lab.ground.server()).transport
+    transport = lab.ground.open_agent(lab.ground.get_server()).transport
     if target.startswith(prefix):
         path = target.removeprefix(prefix) or "."
         size_bytes = upload_file(transport, Path(source), path, lab.ground.reporter)
@@ -44,6 +44,6 @@ def cp_command(ctx: click.Context, source: str, target: str, json_: bool) -> Non
         path = source.removeprefix(prefix)
         size_bytes = download_file(transport, path, Path(target), lab.ground.reporter)
     if json_:
-        as_json({"source": source, "target": target, "size_bytes": size_bytes})
+        print_json({"source": source, "target": target, "size_bytes": size_bytes})
         return
-    click.echo(f"copied {source} to {target} ({size(size_bytes)})")
+    click.echo(f"copied {source} to {target} ({bytes_text(size_bytes)})")

@@ -115,5 +115,5 @@ def open_course(ctx: click.Context, *, yes: bool = False, quiet: bool = False) -
 
     screen = Screen(yes=yes, quiet=quiet)
     ctx.meta[SCREEN] = screen
-    ctx.call_on_close(screen.rest)
+    ctx.call_on_close(screen.stop_drawing)
     return Course.load(Path(ctx.find_root().obj or "."), reporter=screen)

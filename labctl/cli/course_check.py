@@ -8,8 +8,8 @@ import click
 
 from labctl.cli.course import open_course
 from labctl.cli.course_keeper import AUTHORIZED_KEYS
-from labctl.cli.course_options import chosen, only_options, staff_of
-from labctl.cli.options import json_option, rest, yes_option
+from labctl.cli.course_options import make_staff, only_options, select_seats
+from labctl.cli.options import json_option, stop_drawing, yes_option
 
 
 @click.command("check")
@@ -41,15 +41,15 @@ def check_command(
     labctl course check
     labctl course check --boot
     """
-    from labctl.cli.screen import as_json, draw_checks
-    from labctl.courses.preflight import check
+    from labctl.cli.screen import draw_checks, print_json
+    from labctl.courses.preflight import check_course
 
     course = open_course(ctx, yes=yes, quiet=json_)
-    seats = chosen(course, only, group)
-    checks = check(staff_of(course), seats, boot=boot, keys_file=keys_file)
-    rest(ctx)
+    seats = select_seats(course, only, group)
+    checks = check_course(make_staff(course), seats, boot=boot, keys_file=keys_file)
+    stop_drawing(ctx)
     if json_:
-        as_json({"checks": checks})
+        print_json({"checks": checks})
     else:
         draw_checks(checks)
     ctx.exit(0 if all(check.ok for check in checks) else 1)
@@ -70,24 +70,24 @@ def bake_command(ctx: click.Context, drop: bool, yes: bool, json_: bool) -> None
     labctl course bake
     labctl course bake --drop
     """
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import print_json
     from labctl.courses.bake import bake
-    from labctl.courses.bake import drop as remove_image
+    from labctl.courses.bake import drop_images as remove_image
 
     course = open_course(ctx, yes=yes, quiet=json_)
     if drop:
-        removed = remove_image(staff_of(course))
+        removed = remove_image(make_staff(course))
         if json_:
-            as_json({"removed": removed})
+            print_json({"removed": removed})
         else:
             click.echo(
                 f"Removed {len(removed)} images and snapshots; "
                 "servers boot from the provider's own image."
             )
         return
-    image = bake(staff_of(course))
+    image = bake(make_staff(course))
     if json_:
-        as_json({"baked": image})
+        print_json({"baked": image})
         return
     click.echo(f"{image.image_id} is ready; labctl course up boots from it")
     if image.usd_per_month:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
-from labctl.cli.course_options import staff_of
+from labctl.cli.course_options import make_staff
 from labctl.cli.options import json_option
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ def cost_command(ctx: click.Context, refresh: bool, csv_: bool, json_: bool) -> 
     labctl course cost
     labctl course cost --csv > costs.csv
     """
-    from labctl.cli.screen import as_json
-    from labctl.courses.costs import as_csv, costs
+    from labctl.cli.screen import print_json
+    from labctl.courses.costs import as_csv, compute_costs
 
     course = open_course(ctx, quiet=json_ or csv_)
-    course_costs = costs(staff_of(course), refresh=refresh)
+    course_costs = compute_costs(make_staff(course), refresh=refresh)
     if json_:
-        as_json({"costs": course_costs})
+        print_json({"costs": course_costs})
     elif csv_:
         click.echo(as_csv(course_costs), nl=False)
     else:
@@ -64,7 +64,7 @@ def _bar_text(share: float | None) -> str:
 
 
 def _draw_costs(costs: CourseCosts) -> None:
-    from labctl.cli.screen import folded, table
+    from labctl.cli.screen import print_table, wrap_text
 
     rows = [
         (
@@ -83,9 +83,9 @@ def _draw_costs(costs: CourseCosts) -> None:
     if rows:
         headings = ("SEAT", "USD", "HOURS", "IDLE H", "BUDGET", "LEFT", "USED", "TEAM")
         if any(row[-1] for row in rows):
-            table(rows, headings)
+            print_table(rows, headings)
         else:
-            table([row[:-1] for row in rows], headings[:-1])
+            print_table([row[:-1] for row in rows], headings[:-1])
     without_cost = len(costs.seats) - len(rows)
     if without_cost:
         click.echo(f"{'and ' if rows else ''}{without_cost} seats without cost")
@@ -100,17 +100,17 @@ def _draw_costs(costs: CourseCosts) -> None:
             )
             for one in costs.assignments
         ]
-        table(assignment_rows, ("ASSIGNMENT", "USD", "HOURS", "SEATS"))
+        print_table(assignment_rows, ("ASSIGNMENT", "USD", "HOURS", "SEATS"))
     _draw_idle(costs)
     click.echo(f"\ntotal {_usd_text(costs.usd)} USD, of which {_usd_text(costs.idle_usd)} idle")
     for line in forecast_lines(costs.forecast):
-        click.echo("\n".join(folded(line)))
+        click.echo("\n".join(wrap_text(line)))
     if not costs.complete:
         click.echo("from the ledger; to query the provider: --refresh", err=True)
 
 
 def _draw_idle(costs: CourseCosts) -> None:
-    from labctl.cli.screen import table
+    from labctl.cli.screen import print_table
 
     rows = [
         (
@@ -126,7 +126,7 @@ def _draw_idle(costs: CourseCosts) -> None:
     ]
     if rows:
         click.echo("\nthe most expensive idle hours")
-        table(rows, ("SEAT", "USD", "IDLE H", "FROM", "TO", "SERVER"))
+        print_table(rows, ("SEAT", "USD", "IDLE H", "FROM", "TO", "SERVER"))
 
 
 def forecast_lines(forecast: Forecast) -> list[str]:
@@ -173,18 +173,18 @@ def budget_command(
     labctl course budget
     labctl course budget alice +5 --why "second topic"
     """
-    from labctl.cli.screen import as_json
-    from labctl.courses.allowances import budget
-    from labctl.courses.costs import costs
+    from labctl.cli.screen import print_json
+    from labctl.courses.allowances import change_budget
+    from labctl.courses.costs import compute_costs
 
     course = open_course(ctx, quiet=json_)
-    staff = staff_of(course)
-    seat = course.folder.seat(student) if student else None
-    changed = budget(staff, seat, amount, why) if seat and amount else None
-    all_seats = [one for one in costs(staff).seats if not one.seat.startswith(".")]
+    staff = make_staff(course)
+    seat = course.folder.find_seat(student) if student else None
+    changed = change_budget(staff, seat, amount, why) if seat and amount else None
+    all_seats = [one for one in compute_costs(staff).seats if not one.seat.startswith(".")]
     seat_costs = [one for one in all_seats if seat is None or one.seat == seat.name]
     if json_:
-        as_json({"budgets": seat_costs, "changed": changed})
+        print_json({"budgets": seat_costs, "changed": changed})
         return
     if changed:
         before, after = changed.before_usd, changed.after_usd
@@ -200,7 +200,7 @@ def budget_command(
 
 
 def _draw_budgets(seat_costs: list[SeatCost]) -> None:
-    from labctl.cli.screen import table
+    from labctl.cli.screen import print_table
 
     rows = [
         (
@@ -212,13 +212,13 @@ def _draw_budgets(seat_costs: list[SeatCost]) -> None:
         )
         for one in seat_costs
     ]
-    table(rows, ("SEAT", "BUDGET", "USD", "LEFT", "USED"))
+    print_table(rows, ("SEAT", "BUDGET", "USD", "LEFT", "USED"))
 
 
 def _draw_history(folder: CourseFolder, seat: str) -> None:
     from labctl.cli.exit_codes import clean
 
-    for entry in folder.ledger.entries(seat=seat, kind="budget"):
+    for entry in folder.ledger.list_entries(seat=seat, kind="budget"):
         when = time.strftime("%d %b %H:%M", time.localtime(entry.at))
         amount = f"{float(entry.detail.get('usd', 0)):+.2f}"
         click.echo(clean(f"{when}  {amount}  {entry.by}  {entry.why}"))

@@ -34,19 +34,19 @@ def due_command(
     \b
     labctl course due hw3 alice +3d --why "ill, with a note"
     """
-    from labctl.cli.screen import as_json
-    from labctl.cli.submit_output import moment
-    from labctl.courses.allowances import due
-    from labctl.courses.creation import acting
+    from labctl.cli.screen import print_json
+    from labctl.cli.submit_output import time_text
+    from labctl.courses.allowances import extend_due_time
+    from labctl.courses.creation import current_user
 
     folder = open_course(ctx, quiet=json_).folder
-    moved = due(folder, assignment, student, time, by=acting(), why=why)
+    moved = extend_due_time(folder, assignment, student, time, by=current_user(), why=why)
     if json_:
-        as_json({"due": moved})
+        print_json({"due": moved})
         return
-    closes = f"; it closes {moment(moved.closes_at, str(moved.due))}" if moved.closes_at else ""
+    closes = f"; it closes {time_text(moved.closes_at, str(moved.due))}" if moved.closes_at else ""
     click.echo(
-        f"{assignment} is due for {student} on {moment(moved.due.at, str(moved.due))}{closes}"
+        f"{assignment} is due for {student} on {time_text(moved.due.at, str(moved.due))}{closes}"
     )
 
 
@@ -92,8 +92,8 @@ def grades_command(
     labctl course grades hw3
     labctl course grades hw3 --format canvas -o hw3.csv --release
     """
-    from labctl.cli.screen import as_json
-    from labctl.courses.grades import grades, written
+    from labctl.cli.screen import print_json
+    from labctl.courses.grades import export_grades, list_grades
 
     course = open_course(ctx, yes=yes, quiet=json_)
     if release:
@@ -102,18 +102,18 @@ def grades_command(
     export = None
     if export_format:
         to = "" if export_format == "own" else export_format
-        export = written(course.folder, assignment, to=to, penalty=not no_penalty)
+        export = export_grades(course.folder, assignment, to=to, penalty=not no_penalty)
         if out:
             out.write_bytes(export.data)
         elif not json_:
             click.echo(export.data, nl=False)
         for note in export.notes:
             click.echo(note, err=True)
-    all_grades = grades(course.folder, assignment)
+    all_grades = list_grades(course.folder, assignment)
     if json_:
         rows = [_as_json_row(grade) for grade in all_grades]
         written_to = str(out) if out else ""
-        as_json({"assignment": assignment, "grades": rows, "written": written_to})
+        print_json({"assignment": assignment, "grades": rows, "written": written_to})
     elif out:
         click.echo(f"{out}: {export.format if export else ''}", err=True)
     elif not export_format:
@@ -138,10 +138,10 @@ def draw_unreleased(assignment: str, grades: list[Grade]) -> None:
 
 def _release(ctx: click.Context, course: Course, assignment: str) -> None:
     from labctl.cli.exit_codes import clean
-    from labctl.courses.creation import acting
-    from labctl.courses.release import release
+    from labctl.courses.creation import current_user
+    from labctl.courses.release import release_grades
 
-    result = release(course.folder, assignment, by=acting(), reporter=ctx.meta[SCREEN])
+    result = release_grades(course.folder, assignment, by=current_user(), reporter=ctx.meta[SCREEN])
     for change in result.changes:
         click.echo(f"changed: {clean(change)}", err=True)
     waiting = f"; without a grade: {', '.join(result.waiting)}" if result.waiting else ""
@@ -167,7 +167,7 @@ def _as_json_row(grade: Grade) -> dict[str, object]:
 
 
 def _draw(grades: list[Grade]) -> None:
-    from labctl.cli.screen import span, table
+    from labctl.cli.screen import duration_text, print_table
     from labctl.courses.records.gradebook import points_text
 
     rows: list[tuple[str, ...]] = [
@@ -175,8 +175,8 @@ def _draw(grades: list[Grade]) -> None:
             grade.student,
             grade.team or "-",
             points_text(grade.score) or "-",
-            span(grade.stamp.late_s) if grade.stamp.late_s else "-",
-            f"-{points_text(grade.off)}" if grade.off else "-",
+            duration_text(grade.stamp.late_s) if grade.stamp.late_s else "-",
+            f"-{points_text(grade.penalty_points)}" if grade.penalty_points else "-",
             points_text(grade.final) or "-",
             "yes" if grade.released else "-",
             grade.problem,
@@ -187,7 +187,7 @@ def _draw(grades: list[Grade]) -> None:
     if all(not grade.team for grade in grades):
         rows = [(row[0], *row[2:]) for row in rows]
         headings = (headings[0], *headings[2:])
-    table(rows, headings)
+    print_table(rows, headings)
     scores = [grade.final for grade in grades if grade.final is not None]
     mean = (
         f"; mean {sum(scores) / len(scores):.1f} of {points_text(grades[0].points)}"

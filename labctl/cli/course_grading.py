@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labctl.cli.course import open_course
-from labctl.cli.course_options import chosen, only_options, staff_of
+from labctl.cli.course_options import make_staff, only_options, select_seats
 from labctl.cli.options import SCREEN, json_option, yes_option
 
 if TYPE_CHECKING:
-    from labctl.courses.collect import Collection, Handed
-    from labctl.courses.grading_run import Graded, Grading
+    from labctl.courses.collect import Collection, SeatSubmission
+    from labctl.courses.grading_run import GradingResult, SeatGrade
 
 TEMPORARY = 75
 STATES = {
@@ -48,15 +48,15 @@ def collect_command(
     labctl course collect hw3
     labctl course collect hw3 --only alice,bob
     """
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import print_json
     from labctl.courses.collect import collect
 
     course = open_course(ctx, quiet=json_)
-    staff = staff_of(course, ctx.meta[SCREEN])
-    seats = chosen(course, only, group, name) if only or group else ()
+    staff = make_staff(course, ctx.meta[SCREEN])
+    seats = select_seats(course, only, group, name) if only or group else ()
     collection = collect(course.folder, name, seats, profile=profile, by=staff.by)
     if json_:
-        as_json({"assignment": name, "collection": collection})
+        print_json({"assignment": name, "collection": collection})
     else:
         _draw_collection(collection)
     ctx.exit(1 if collection.damaged else 0)
@@ -64,7 +64,7 @@ def collect_command(
 
 def _draw_collection(collection: Collection) -> None:
     from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import size, table
+    from labctl.cli.screen import bytes_text, print_table
 
     rows = [
         (
@@ -73,14 +73,14 @@ def _draw_collection(collection: Collection) -> None:
             submission.received,
             _late_text(submission),
             str(submission.submissions or ""),
-            size(submission.size) if submission.size else "",
+            bytes_text(submission.size) if submission.size else "",
             clean(submission.why),
         )
         for submission in collection.handed
     ]
     headings = ("SEAT", "STATE", "RECEIVED", "LATE", "COUNT", "SIZE", "")
-    table(rows, headings, shutil.get_terminal_size().columns)
-    count, late = len(collection.here), sum(1 for one in collection.here if one.late_s)
+    print_table(rows, headings, shutil.get_terminal_size().columns)
+    count, late = len(collection.accepted), sum(1 for one in collection.accepted if one.late_s)
     click.echo(f"{count} of {len(collection.handed)} submitted, {late} of them late.")
     if collection.fetched or collection.refused:
         refused = len(collection.refused)
@@ -90,7 +90,7 @@ def _draw_collection(collection: Collection) -> None:
     if collection.strangers:
         names = ", ".join(collection.strangers)
         click.echo(f"ignored, no seat in this course: {clean(names)}", err=True)
-    if collection.here:
+    if collection.accepted:
         click.echo(f"next: labctl course grade {collection.assignment}", err=True)
 
 
@@ -99,7 +99,7 @@ def _state_style(state: str) -> tuple[str, str]:
     return STATES.get(state, (state, "white"))
 
 
-def _late_text(submission: Handed) -> str:
+def _late_text(submission: SeatSubmission) -> str:
     from labctl.courses.grading.results import late_text
 
     if not submission.late_s:
@@ -140,17 +140,17 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
     """
     from labctl.cli.course_grades import draw_unreleased
     from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import as_json
-    from labctl.courses.grades import grades
-    from labctl.courses.grading_run import grade
-    from labctl.courses.release import release
+    from labctl.cli.screen import print_json
+    from labctl.courses.grades import list_grades
+    from labctl.courses.grading_run import grade_assignment
+    from labctl.courses.release import release_grades
 
     name, json_ = options["name"], options["json_"]
     course = open_course(ctx, yes=options["yes"], quiet=json_)
-    staff = staff_of(course, ctx.meta[SCREEN])
+    staff = make_staff(course, ctx.meta[SCREEN])
     only, group = options["only"], options["group"]
-    seats = chosen(course, only, group, name) if only or group else ()
-    grading = grade(
+    seats = select_seats(course, only, group, name) if only or group else ()
+    grading = grade_assignment(
         staff,
         name,
         seats,
@@ -163,13 +163,15 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
     ctx.meta[SCREEN].rest()
     if not json_:
         _draw_grading(grading)
-    may_release = options["release"] and grading.whole
+    may_release = options["release"] and grading.is_complete
     screen = ctx.meta[SCREEN]
     released = (
-        release(course.folder, name, seats, by=staff.by, reporter=screen) if may_release else None
+        release_grades(course.folder, name, seats, by=staff.by, reporter=screen)
+        if may_release
+        else None
     )
     if json_:
-        as_json({"assignment": name, "grading": grading, "released": released})
+        print_json({"assignment": name, "grading": grading, "released": released})
     else:
         if released:
             for change in released.changes:
@@ -177,11 +179,11 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
             click.echo(f"feedback released to: {', '.join(released.students)}")
         elif options["release"]:
             click.echo("nothing was released: some submissions are not graded", err=True)
-        draw_unreleased(name, grades(course.folder, name))
-    ctx.exit(TEMPORARY if grading.unreached else 0 if grading.whole else 1)
+        draw_unreleased(name, list_grades(course.folder, name))
+    ctx.exit(TEMPORARY if grading.unreached else 0 if grading.is_complete else 1)
 
 
-def _print_graded(graded: Graded) -> None:
+def _print_graded(graded: SeatGrade) -> None:
     """Print a line for a submission that was graded now; nothing if it already had a grade."""
     from labctl.cli.exit_codes import clean
 
@@ -193,13 +195,13 @@ def _print_graded(graded: Graded) -> None:
         click.echo(f"{text}  {clean(why)}".rstrip(), err=True)
 
 
-def _draw_grading(grading: Grading) -> None:
+def _draw_grading(grading: GradingResult) -> None:
     from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import table
+    from labctl.cli.screen import print_table
 
     rows = [_graded_cells(graded) for graded in grading.seats]
     headings = ("SEAT", "STATE", "POINTS", "CLAIM", "MEASURED", "NOTE")
-    table(rows, headings, shutil.get_terminal_size().columns)
+    print_table(rows, headings, shutil.get_terminal_size().columns)
     flagged = [graded for graded in grading.seats if graded.record and graded.record.flags]
     if flagged:
         click.echo("\nPlease review (not proof of misconduct):")
@@ -210,7 +212,7 @@ def _draw_grading(grading: Grading) -> None:
     _draw_totals(grading)
 
 
-def _graded_cells(graded: Graded) -> tuple[str, ...]:
+def _graded_cells(graded: SeatGrade) -> tuple[str, ...]:
     state, record = _state_style(graded.state)[0], graded.record
     why = graded.why.splitlines()[0] if graded.why else ""
     if record is None:
@@ -224,7 +226,7 @@ def _graded_cells(graded: Graded) -> tuple[str, ...]:
     return graded.seat, state, score, claimed, measured, note
 
 
-def _draw_totals(grading: Grading) -> None:
+def _draw_totals(grading: GradingResult) -> None:
     from labctl.cli.exit_codes import clean
 
     seats = grading.seats

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
-from labctl.cli.course_options import chosen, only_options, staff_of
-from labctl.cli.options import json_option, rest
+from labctl.cli.course_options import make_staff, only_options, select_seats
+from labctl.cli.options import json_option, stop_drawing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from labctl.courses.records.folder import Seat
-    from labctl.courses.status import CourseNow, SeatNow
+    from labctl.courses.status import CourseStatus, SeatStatus
 
 # columns from which the table has the server's type
 WIDE = 100
@@ -35,16 +35,16 @@ def status_command(ctx: click.Context, only: str, group: str, refresh: bool, jso
     labctl course status
     labctl course status --refresh --group lab-1
     """
-    from labctl.cli.screen import as_json
-    from labctl.courses.status import status
+    from labctl.cli.screen import print_json
+    from labctl.courses.status import read_status
 
     course = open_course(ctx, quiet=json_)
-    unneeded = () if only or group else course.folder.unneeded_seats()
-    seats = [*chosen(course, only, group), *unneeded]
-    course_now = status(staff_of(course), seats, refresh=refresh)
-    rest(ctx)
+    unneeded = () if only or group else course.folder.list_unneeded_seats()
+    seats = [*select_seats(course, only, group), *unneeded]
+    course_now = read_status(make_staff(course), seats, refresh=refresh)
+    stop_drawing(ctx)
     if json_:
-        as_json({name: getattr(course_now, name) for name in course_now.__struct_fields__})
+        print_json({name: getattr(course_now, name) for name in course_now.__struct_fields__})
     else:
         _draw(course_now)
         _draw_unneeded(unneeded)
@@ -61,11 +61,11 @@ def _draw_unneeded(seats: Sequence[Seat]) -> None:
     click.echo(f"  next: labctl course down --only {selection}", err=True)
 
 
-def _draw(course: CourseNow) -> None:
+def _draw(course: CourseStatus) -> None:
     import shutil
 
     from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import table
+    from labctl.cli.screen import print_table
 
     wide = shutil.get_terminal_size((100, 24)).columns >= WIDE
     headings = (
@@ -78,7 +78,7 @@ def _draw(course: CourseNow) -> None:
         "BUDGET",
         "ACTIVITY",
     )
-    table([_seat_cells(seat, wide) for seat in course.seats], headings)
+    print_table([_seat_cells(seat, wide) for seat in course.seats], headings)
     per_hour = f" at {course.usd_per_hour:.2f} an hour" if course.usd_per_hour else ""
     click.echo()
     click.echo(
@@ -93,17 +93,17 @@ def _draw(course: CourseNow) -> None:
         click.echo(text, err=True)
 
 
-def _seat_cells(seat: SeatNow, wide: bool) -> tuple[str, ...]:
-    from labctl.cli.screen import span
+def _seat_cells(seat: SeatStatus, wide: bool) -> tuple[str, ...]:
+    from labctl.cli.screen import duration_text
 
     kind = f"{seat.type}{' spot' if seat.spot else ''}" or "-"
-    left = "-" if seat.ttl_left_s is None else span(seat.ttl_left_s)
+    left = "-" if seat.ttl_left_s is None else duration_text(seat.ttl_left_s)
     budget = "-" if seat.budget_usd is None else f"{seat.budget_usd:.2f}"
     return (
         seat.seat,
         "-" if seat.state == "none" else seat.state,
         *((kind,) if wide else ()),
-        span(seat.up_s) if seat.up_s else "-",
+        duration_text(seat.up_s) if seat.up_s else "-",
         left,
         f"{seat.spent_usd:.2f}",
         budget,
@@ -111,17 +111,17 @@ def _seat_cells(seat: SeatNow, wide: bool) -> tuple[str, ...]:
     )
 
 
-def _activity_text(seat: SeatNow) -> str:
-    from labctl.cli.screen import span
+def _activity_text(seat: SeatStatus) -> str:
+    from labctl.cli.screen import duration_text
 
     if seat.error:
         return f"! {seat.error}"
     run = seat.run
-    if run is not None and not run.ended:
+    if run is not None and not run.has_ended:
         step, total = run.progress.get("step"), run.progress.get("total_steps")
         steps = "" if step is None else f" step {step:.0f}" + (f"/{total:.0f}" if total else "")
         return f"{run.id} {run.state}{steps}"
-    idle = f"idle {span(seat.idle_s)}" if seat.idle_s else ""
+    idle = f"idle {duration_text(seat.idle_s)}" if seat.idle_s else ""
     last = f"{run.id} {run.told or run.state}" if run is not None else ""
     return "; ".join(filter(None, [idle, last])) or "-"
 
@@ -173,18 +173,18 @@ def ssh_command(
         raise UsageError("no student or team was named", hint="labctl course ssh NAME")
     if json_:
         raise UsageError("--json needs --all", hint="labctl course ssh --all --json -- COMMAND")
-    from labctl.cli.runs import become_ssh
-    from labctl.courses.status import ground_of, server_of
+    from labctl.cli.runs import replace_with_ssh
+    from labctl.courses.status import build_seat_context, find_server
 
     course = open_course(ctx)
-    staff = staff_of(course)
-    seat = course.folder.seat(words[0])
-    server_of(staff, seat)
+    staff = make_staff(course)
+    seat = course.folder.find_seat(words[0])
+    find_server(staff, seat)
     command = words[1:]
     if command[:1] == ("--",):
         command = command[1:]
     tty = not command or (sys.stdin.isatty() and sys.stdout.isatty())
-    become_ssh(ground_of(staff, seat), _command_line(command), tty=tty)
+    replace_with_ssh(build_seat_context(staff, seat), _command_line(command), tty=tty)
 
 
 def _command_line(words: tuple[str, ...]) -> str:
@@ -199,32 +199,34 @@ def _run_on_all(
 ) -> int:
     import msgspec
 
-    from labctl.cli.fan_out import draw, exit_code, summary
-    from labctl.cli.screen import as_json
-    from labctl.courses.status import servers_of
+    from labctl.cli.fan_out import exit_code, print_answer, summary_text
+    from labctl.cli.screen import print_json
+    from labctl.courses.status import list_running_servers
     from labctl.servers.connections import Connections
-    from labctl.servers.fan_out import Answer, run_everywhere
+    from labctl.servers.fan_out import ServerResult, run_on_all
 
     course = open_course(ctx, quiet=json_)
-    seats_and_servers = servers_of(staff_of(course), chosen(course, only, group))
+    seats_and_servers = list_running_servers(make_staff(course), select_seats(course, only, group))
     width = max(len(seat.name) for seat, _ in seats_and_servers)
     names = {server.id: seat.name for seat, server in seats_and_servers}
 
-    def set_seat_name(answer: Answer) -> Answer:
+    def set_seat_name(answer: ServerResult) -> ServerResult:
         return msgspec.structs.replace(answer, alias=names[answer.server_id])
 
-    answers = run_everywhere(
+    answers = run_on_all(
         Connections(course.paths.ssh_dir, course.paths.user_ssh_config),
         [server for _, server in seats_and_servers],
         _command_line(words),
         at_once=at_once,
-        tell=(lambda _: None) if json_ else (lambda answer: draw(set_seat_name(answer), width)),
+        tell=(lambda _: None)
+        if json_
+        else (lambda answer: print_answer(set_seat_name(answer), width)),
     )
     named_answers = [set_seat_name(answer) for answer in answers]
     if json_:
-        as_json({"servers": named_answers})
+        print_json({"servers": named_answers})
     else:
-        click.echo(summary(named_answers), err=True)
+        click.echo(summary_text(named_answers), err=True)
     return exit_code(named_answers)
 
 
@@ -242,22 +244,22 @@ def logs_command(ctx: click.Context, name: str, run: str, follow: bool, tail: in
     labctl course logs alice -f
     """
     from labctl.cli.exit_codes import clean
-    from labctl.courses.broadcast import run_of
+    from labctl.courses.broadcast import find_run
     from labctl.runs import runs
 
     course = open_course(ctx)
-    lab, server, latest = run_of(staff_of(course), course.folder.seat(name), run)
-    write = strangers_log()
+    lab, server, latest = find_run(make_staff(course), course.folder.find_seat(name), run)
+    write = make_safe_log_writer()
     try:
         shown = runs.watch(lab, server, latest.id, tail=tail, follow=follow, on_log=write)
     except KeyboardInterrupt:
         click.echo(f"\nrun {latest.id} is still running", err=True)
         ctx.exit(130)
-    if shown.ended:
+    if shown.has_ended:
         click.echo(f"run {shown.id}: {clean(shown.told)}", err=True)
 
 
-def strangers_log() -> Callable[[bytes], None]:
+def make_safe_log_writer() -> Callable[[bytes], None]:
     """Return a function that writes the log of a program that is not trusted.
 
     Into a file or a pipe the bytes go unchanged. A terminal must not be steered, so control
@@ -292,16 +294,16 @@ def explain_command(ctx: click.Context, name: str, run: str, everything: bool, j
     labctl course explain alice
     """
     from labctl.cli.explain import draw
-    from labctl.cli.screen import as_json
-    from labctl.courses.broadcast import run_of
+    from labctl.cli.screen import print_json
+    from labctl.courses.broadcast import find_run
     from labctl.insight.explanation import explain
-    from labctl.lifecycle.reconcile import bring_logs
+    from labctl.lifecycle.reconcile import fetch_logs
 
     course = open_course(ctx, quiet=json_)
-    lab, _, latest = run_of(staff_of(course), course.folder.seat(name), run)
-    explanation = explain(lab, bring_logs(lab, latest.id))
-    rest(ctx)
+    lab, _, latest = find_run(make_staff(course), course.folder.find_seat(name), run)
+    explanation = explain(lab, fetch_logs(lab, latest.id))
+    stop_drawing(ctx)
     if json_:
-        as_json({key: getattr(explanation, key) for key in explanation.__struct_fields__})
+        print_json({key: getattr(explanation, key) for key in explanation.__struct_fields__})
     else:
         draw(explanation, everything)

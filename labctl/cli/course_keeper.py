@@ -64,7 +64,7 @@ def invite_command(
     """
     from msgspec import to_builtins
 
-    from labctl.cli.screen import as_json, table
+    from labctl.cli.screen import print_json, print_table
     from labctl.config import parse_duration
     from labctl.errors import UsageError
 
@@ -78,12 +78,12 @@ def invite_command(
         students, into, host_key=host_key, valid_s=valid_s, authorized_keys=keys_file
     )
     if json_:
-        as_json({"invited": [{**to_builtins(one, enc_hook=str)} for one in invitations]})
+        print_json({"invited": [{**to_builtins(one, enc_hook=str)} for one in invitations]})
         return
     if not invitations:
         click.echo("All students have joined. For a new laptop: labctl course invite NAME")
         return
-    table([(one.student, str(one.path)) for one in invitations], ("STUDENT", "FILE"))
+    print_table([(one.student, str(one.path)) for one in invitations], ("STUDENT", "FILE"))
     until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(invitations[0].expires))
     click.echo("Send each file only to its student. It works once: labctl join FILE", err=True)
     click.echo(f"The files expire on {until}.", err=True)
@@ -92,7 +92,7 @@ def invite_command(
 def _select_students(
     folder: CourseFolder, names: tuple[str, ...], everybody: bool, keys_file: Path
 ) -> list[str]:
-    from labctl.courses.keys import Keys
+    from labctl.courses.keys import AuthorizedKeys
     from labctl.errors import UsageError
 
     if bool(names) == everybody:
@@ -103,8 +103,8 @@ def _select_students(
         )
     if not everybody:
         return list(names)
-    joined = set(Keys(folder, keys_file).students())
-    return [student.id for student in folder.students() if student.id not in joined]
+    joined = set(AuthorizedKeys(folder, keys_file).list_students())
+    return [student.id for student in folder.list_students() if student.id not in joined]
 
 
 @click.command("door", hidden=True)
@@ -116,7 +116,7 @@ def door_command(directory: Path, student: str, joining: Path | None) -> None:
     import os
     import signal
 
-    from labctl.config import environment
+    from labctl.config import copy_environment
     from labctl.courses.loading import open_course as open_folder
     from labctl.submissions.confinement import limit_memory
     from labctl.submissions.connection_limits import MAX_MEMORY_BYTES, hold_connection
@@ -124,7 +124,7 @@ def door_command(directory: Path, student: str, joining: Path | None) -> None:
     os.umask(0o077)
     os.nice(NICE)
     limit_memory(MAX_MEMORY_BYTES)
-    command = environment().get("SSH_ORIGINAL_COMMAND", "")
+    command = copy_environment().get("SSH_ORIGINAL_COMMAND", "")
 
     def restart_idle_timer() -> None:
         """Kill this process IDLE_S seconds after the last data arrived."""
@@ -133,7 +133,7 @@ def door_command(directory: Path, student: str, joining: Path | None) -> None:
     restart_idle_timer()
     folder = open_folder(directory)
     from labctl.courses.keys import CHECKER, keeper_dir
-    from labctl.courses.rpc import say
+    from labctl.courses.rpc import send_error
     from labctl.errors import BusyError
 
     # A check belongs to no student; its slots are apart from those of a student with its name.
@@ -145,7 +145,7 @@ def door_command(directory: Path, student: str, joining: Path | None) -> None:
             else:
                 _answer(folder, student, command, restart_idle_timer)
     except BusyError as error:
-        say(sys.stdout.buffer, error)
+        send_error(sys.stdout.buffer, error)
 
 
 def _answer(
@@ -161,10 +161,10 @@ def _answer(
 
         relay(folder.id, student, source, sink, restart_idle_timer)
     elif command in ("", SUBMIT_REQUEST):
-        from labctl.submissions.receiver import Receiver, checked
+        from labctl.submissions.receiver import Receiver, check_name
         from labctl.submissions.service import serve
 
-        serve(Receiver(folder.drop), checked(student), source, sink, restart_idle_timer)
+        serve(Receiver(folder.drop), check_name(student), source, sink, restart_idle_timer)
     else:
         raise PolicyError(
             f"{command[:80]!a} cannot be run here",
@@ -178,8 +178,8 @@ def _enroll(folder: CourseFolder, student: str, command: str, keys_file: Path) -
 
     import msgspec
 
-    from labctl.courses.keys import JOIN_REQUEST, Keys
-    from labctl.courses.rpc import enrolment
+    from labctl.courses.keys import JOIN_REQUEST, AuthorizedKeys
+    from labctl.courses.rpc import answer_enrolment
     from labctl.errors import PolicyError
 
     if command != JOIN_REQUEST:
@@ -189,7 +189,7 @@ def _enroll(folder: CourseFolder, student: str, command: str, keys_file: Path) -
             hint="labctl join FILE",
         )
     line = sys.stdin.buffer.readline(32 * 1024)
-    reply = enrolment(folder, student, line, Keys(folder, keys_file), time.time())
+    reply = answer_enrolment(folder, student, line, AuthorizedKeys(folder, keys_file), time.time())
     click.echo(json.dumps(msgspec.to_builtins(reply)))
 
 
@@ -226,31 +226,33 @@ def serve_command(
 def _run_keeper(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> None:
     import signal
 
-    from labctl.courses.keys import Keys
-    from labctl.courses.requests import Desk
-    from labctl.courses.rpc import Door, only_keeper
-    from labctl.courses.scheduler import Vigil, Yes
-    from labctl.courses.seat_operations import KeeperStaff, SeatWork
+    from labctl.courses.keys import AuthorizedKeys
+    from labctl.courses.requests import RequestHandler
+    from labctl.courses.rpc import RpcServer, hold_keeper_lock
+    from labctl.courses.scheduler import ConsentingReporter, CourseScheduler
+    from labctl.courses.seat_operations import KeeperStaff, SeatOperations
     from labctl.submissions.confinement import UNCONFINED, has_filter
 
     course = open_course(ctx)
     folder = course.folder
-    staff = KeeperStaff(folder, course.paths, course.state, Yes(_log), by="keeper")
-    with only_keeper(folder, course.paths):
-        desk = Desk(folder, SeatWork(staff), tell=_log)
-        vigil = Vigil(staff, desk, Keys(folder, keys_file), tell=_log)
+    staff = KeeperStaff(folder, course.paths, course.state, ConsentingReporter(_log), by="keeper")
+    with hold_keeper_lock(folder, course.paths):
+        desk = RequestHandler(folder, SeatOperations(staff), tell=_log)
+        vigil = CourseScheduler(staff, desk, AuthorizedKeys(folder, keys_file), tell=_log)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: vigil.stop.set())
-        vigil.begin()
-        with Door(desk):
-            seats = len(folder.seats())
+        vigil.restore()
+        with RpcServer(desk):
+            seats = len(folder.list_seats())
             _log("", f"the keeper of {folder.config.name} started with {seats} seats")
             if not has_filter():
                 _log("", f"warning: {UNCONFINED}")
             if dashboard:
-                from labctl.web.http_server import run
+                from labctl.web.http_server import serve_dashboard
 
-                url = run(folder, course.paths, course.state, port=port, stop=vigil.stop)
+                url = serve_dashboard(
+                    folder, course.paths, course.state, port=port, stop=vigil.stop
+                )
                 _log("", f"dashboard: {url}")
             vigil.run()
         _log("", "the keeper stopped; the next one resumes its work")

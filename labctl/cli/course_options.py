@@ -28,25 +28,25 @@ def only_options(function: F) -> F:
     return function
 
 
-def chosen(course: Course, only: str, group: str, assignment: str = "") -> list[Seat]:
+def select_seats(course: Course, only: str, group: str, assignment: str = "") -> list[Seat]:
     """Return the seats that `--only` and `--group` select.
 
     With `assignment`, they are selected from its seats, which stay as they were when it closed.
     NotFoundError, with the known names, for an unknown name or section.
     """
-    from labctl.courses.assignment_seats import assignment_seats
+    from labctl.courses.assignment_seats import list_assignment_seats
     from labctl.errors import NotFoundError, UsageError
 
     folder = course.folder
     names = [name.strip() for name in only.split(",") if name.strip()]
     if only and not names:
         raise UsageError("--only has no names", hint="--only alice,bob")
-    candidates = assignment_seats(folder, assignment) if assignment else None
-    seats = list(folder.chosen(names, candidates))
+    candidates = list_assignment_seats(folder, assignment) if assignment else None
+    seats = list(folder.choose_seats(names, candidates))
     if group:
-        members = {student.id for student in folder.students() if student.section == group}
+        members = {student.id for student in folder.list_students() if student.section == group}
         if not members:
-            sections = sorted({student.section for student in folder.students()} - {""})
+            sections = sorted({student.section for student in folder.list_students()} - {""})
             why = (
                 f"the sections are {', '.join(sections)}"
                 if sections
@@ -61,11 +61,11 @@ def chosen(course: Course, only: str, group: str, assignment: str = "") -> list[
     return seats
 
 
-def staff_of(course: Course, reporter: Reporter | None = None) -> Staff:
+def make_staff(course: Course, reporter: Reporter | None = None) -> Staff:
     """Return the course with the acting person; events go to `reporter`, else to the course's."""
-    from labctl.courses.creation import acting
+    from labctl.courses.creation import current_user
     from labctl.courses.servers import Staff
 
     return Staff(
-        course.folder, course.paths, course.state, reporter or course.reporter, by=acting()
+        course.folder, course.paths, course.state, reporter or course.reporter, by=current_user()
     )

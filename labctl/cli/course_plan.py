@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
-from labctl.cli.course_options import staff_of
+from labctl.cli.course_options import make_staff
 from labctl.cli.options import json_option
 
 if TYPE_CHECKING:
-    from labctl.courses.plan import Plan, QuotaNeed
+    from labctl.courses.plan import CoursePlan, QuotaNeed
 
 MAX_NAMES = 12
 
@@ -29,26 +29,26 @@ def plan_command(ctx: click.Context, offline: bool, json_: bool) -> None:
     \b
     labctl course plan
     """
-    from labctl.cli.screen import as_json
-    from labctl.courses.plan import plan, remember
+    from labctl.cli.screen import print_json
+    from labctl.courses.plan import compute_plan, store_planned
 
-    staff = staff_of(open_course(ctx, quiet=json_))
-    course_plan = plan(staff, offline=offline)
+    staff = make_staff(open_course(ctx, quiet=json_))
+    course_plan = compute_plan(staff, offline=offline)
     if json_:
-        as_json({"plan": course_plan})
+        print_json({"plan": course_plan})
     else:
         _draw(course_plan)
-    remember(staff)
+    store_planned(staff)
     lacks_quota = course_plan.quotas and not any(quota.enough for quota in course_plan.quotas)
     ctx.exit(1 if course_plan.problem or lacks_quota else 0)
 
 
 def _print_item(sign: str, text: str) -> None:
     from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import folded
+    from labctl.cli.screen import wrap_text
 
     colors = {"+": "green", "-": "red", "~": "yellow", "!": "yellow"}
-    first, *more = folded(clean(text), 2) or [""]
+    first, *more = wrap_text(clean(text), 2) or [""]
     click.echo(click.style(f"{sign} ", fg=colors.get(sign)) + first)
     for line in more:
         click.echo(f"  {line}")
@@ -59,8 +59,8 @@ def _join_names(names: tuple[str, ...]) -> str:
     return ", ".join(names[:MAX_NAMES]) + more
 
 
-def _draw(plan: Plan) -> None:
-    from labctl.cli.screen import folded
+def _draw(plan: CoursePlan) -> None:
+    from labctl.cli.screen import wrap_text
 
     click.echo(f"{plan.course}: {plan.students} students, {plan.seats} seats")
     _draw_changes(plan)
@@ -75,7 +75,7 @@ def _draw(plan: Plan) -> None:
         names = _join_names(plan.to_end)
         _print_item("-", f"to remove, their students left or changed teams: {names}")
     click.echo()
-    for line in folded(f"{servers}; each ends {plan.limits}"):
+    for line in wrap_text(f"{servers}; each ends {plan.limits}"):
         click.echo(line)
     _draw_money(plan)
     if plan.quotas:
@@ -89,7 +89,7 @@ def _draw(plan: Plan) -> None:
     _draw_next(plan)
 
 
-def _draw_changes(plan: Plan) -> None:
+def _draw_changes(plan: CoursePlan) -> None:
     if plan.first:
         click.echo("the first plan of this course")
     for change in plan.changes if not plan.first else ():
@@ -105,9 +105,9 @@ def _draw_changes(plan: Plan) -> None:
         _print_item("-", f"seats whose students have left: {_join_names(plan.gone_seats)}")
 
 
-def _draw_money(plan: Plan) -> None:
+def _draw_money(plan: CoursePlan) -> None:
     from labctl.cli.course_costs import forecast_lines
-    from labctl.cli.screen import folded
+    from labctl.cli.screen import wrap_text
 
     offer = plan.offer
     if offer is not None:
@@ -130,12 +130,12 @@ def _draw_money(plan: Plan) -> None:
     lines = forecast_lines(plan.costs.forecast)
     show_all = plan.costs.forecast.expected_usd is not None or plan.term_class_usd is None
     for line in lines if show_all else lines[-1:]:
-        for part in folded(line, 2):
+        for part in wrap_text(line, 2):
             click.echo(f"  {part}")
 
 
 def _draw_quota(quota: QuotaNeed, *, alone: bool) -> None:
-    from labctl.cli.screen import folded
+    from labctl.cli.screen import wrap_text
 
     room = quota.room
     needs = f"{quota.servers * room.each:g} {room.units} needed"
@@ -144,13 +144,13 @@ def _draw_quota(quota: QuotaNeed, *, alone: bool) -> None:
     _print_item(mark, f"quota, {quota.market}: {needs}, {allowed} ({room.quota})")
     if not quota.enough and alone:
         click.echo("  send this request weeks ahead:")
-        for line in folded(quota.request, 4):
+        for line in wrap_text(quota.request, 4):
             click.echo(f"    {line}")
         if room.next:
             click.echo(f"  {room.next}")
 
 
-def _draw_next(plan: Plan) -> None:
+def _draw_next(plan: CoursePlan) -> None:
     if plan.problem:
         click.echo()
         _print_item("-", plan.problem)

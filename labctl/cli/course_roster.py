@@ -48,18 +48,20 @@ def init_command(
     \b
     labctl course init ml-2026 --roster canvas.csv
     """
-    from labctl.cli.screen import Screen, as_json
-    from labctl.config import data_dir
-    from labctl.courses.creation import init
+    from labctl.cli.screen import Screen, print_json
+    from labctl.config import find_data_dir
+    from labctl.courses.creation import init_course
     from labctl.courses.records.roster import read_roster
 
     screen = Screen(yes=yes, quiet=json_)
     ctx.meta[SCREEN] = screen
     target = Path(ctx.find_root().obj or ".") / name
-    created = init(data_dir() / "templates", target, roster, screen, format=format_ or "")
+    created = init_course(
+        find_data_dir() / "templates", target, roster, screen, format=format_ or ""
+    )
     if json_:
         students = read_roster(target / "roster.csv")
-        as_json(
+        print_json(
             {"course": name, "made": created.made, "format": created.diff.format}
             | {"students": students, "diff": _diff_json(created.diff)}
         )
@@ -97,29 +99,29 @@ def roster_command(
     labctl course roster
     labctl course roster canvas-week-3.csv --dry-run
     """
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import print_json
     from labctl.courses import creation
 
     course = open_course(ctx, yes=yes, quiet=json_)
     folder = course.folder
     if file is None:
-        students = folder.students(active_only=False)
+        students = folder.list_students(active_only=False)
         if json_:
-            as_json({"students": students, "seats": folder.seats()})
+            print_json({"students": students, "seats": folder.list_seats()})
         else:
             _draw_students(students)
         return
     if dry_run:
-        _, diff = creation.look(folder, file, format=format_ or "", keep=keep)
+        _, diff = creation.preview_import(folder, file, format=format_ or "", keep=keep)
     else:
         diff = creation.import_roster(
             folder, file, course.reporter, format=format_ or "", keep=keep
         )
     if json_:
-        as_json({"changed": not dry_run and not diff.nothing, "diff": _diff_json(diff)})
+        print_json({"changed": not dry_run and not diff.is_empty, "diff": _diff_json(diff)})
         return
     _draw_diff(diff)
-    if dry_run and not diff.nothing:
+    if dry_run and not diff.is_empty:
         click.echo(f"next: labctl course roster {file}", err=True)
 
 
@@ -135,7 +137,7 @@ def _diff_json(diff: RosterDiff) -> dict[str, object]:
 
 
 def _draw_students(students: tuple[Student, ...]) -> None:
-    from labctl.cli.screen import table
+    from labctl.cli.screen import print_table
 
     rows = [
         (
@@ -147,7 +149,7 @@ def _draw_students(students: tuple[Student, ...]) -> None:
         )
         for student in students
     ]
-    table(rows, ("ID", "TEAM", "SECTION", "ACTIVE", "NAME"))
+    print_table(rows, ("ID", "TEAM", "SECTION", "ACTIVE", "NAME"))
     inactive = sum(not student.active for student in students)
     note = f"; {inactive} inactive" if inactive else ""
     click.echo(f"students: {len(students) - inactive}{note}", err=True)

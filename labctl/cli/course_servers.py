@@ -10,13 +10,13 @@ import click
 from labctl.cli.course import open_course
 from labctl.cli.course_check import bake_command, check_command
 from labctl.cli.course_inspect import explain_command, logs_command, ssh_command, status_command
-from labctl.cli.course_options import chosen, only_options, staff_of
+from labctl.cli.course_options import make_staff, only_options, select_seats
 from labctl.cli.options import SCREEN, json_option, yes_option
 
 if TYPE_CHECKING:
-    from labctl.courses.leftovers import Left
+    from labctl.courses.leftovers import ProviderLeftovers
     from labctl.courses.servers import SeatOutcome
-    from labctl.courses.teardown import Proof, SeatEnding
+    from labctl.courses.teardown import EndProof, SeatEnding
     from labctl.model import Server
 
 # placeholder for a seat's name, so that equal messages of several seats compare equal
@@ -70,15 +70,17 @@ def up_command(
     labctl course up --group lab-1
     """
     from labctl.cli.course_table import ClassScreen
-    from labctl.cli.screen import as_json
-    from labctl.courses.servers import up
+    from labctl.cli.screen import print_json
+    from labctl.courses.servers import bring_up_servers
 
     course = open_course(ctx, yes=yes, quiet=json_)
-    seats = chosen(course, only, group)
+    seats = select_seats(course, only, group)
     with ClassScreen(ctx.meta[SCREEN], [seat.name for seat in seats]) as screen:
-        outcomes = up(staff_of(course, screen), seats, login_only=login_only, at_once=at_once)
+        outcomes = bring_up_servers(
+            make_staff(course, screen), seats, login_only=login_only, at_once=at_once
+        )
     if json_:
-        as_json({"seats": outcomes})
+        print_json({"seats": outcomes})
     else:
         _draw_up(outcomes)
     ctx.exit(1 if any(outcome.error for outcome in outcomes) else 0)
@@ -184,17 +186,17 @@ def down_command(
         _end_term(ctx, discard, yes, json_)
         return
     from labctl.cli.course_table import ClassScreen
-    from labctl.cli.screen import as_json
-    from labctl.courses.teardown import down
+    from labctl.cli.screen import print_json
+    from labctl.courses.teardown import end_seats
 
     course = open_course(ctx, yes=yes, quiet=json_)
     # Without a selection, include the seats of students who left or joined a team.
-    all_seats = list(course.folder.seats(active_only=False, former=True))
-    seats = chosen(course, only, group) if only or group else all_seats
+    all_seats = list(course.folder.list_seats(active_only=False, former=True))
+    seats = select_seats(course, only, group) if only or group else all_seats
     with ClassScreen(ctx.meta[SCREEN], [], done="saved") as screen:
-        endings = down(staff_of(course, screen), seats, discard=discard)
+        endings = end_seats(make_staff(course, screen), seats, discard=discard)
     if json_:
-        as_json({"seats": endings})
+        print_json({"seats": endings})
     else:
         _draw_down(endings)
     ctx.exit(1 if any(ending.error for ending in endings) else 0)
@@ -211,13 +213,13 @@ def _draw_down(endings: list[SeatEnding]) -> None:
 
 
 def _forget(ctx: click.Context, yes: bool, json_: bool) -> None:
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import print_json
     from labctl.courses.forget import forget_lost
 
     course = open_course(ctx, yes=yes, quiet=json_)
     names = forget_lost(course.staff())
     if json_:
-        as_json({"forgotten": names})
+        print_json({"forgotten": names})
         return
     for name in names:
         click.echo(f"forgotten: {name}")
@@ -226,22 +228,24 @@ def _forget(ctx: click.Context, yes: bool, json_: bool) -> None:
 
 def _end_term(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> None:
     from labctl.cli.course_table import ClassScreen
-    from labctl.cli.screen import as_json
-    from labctl.courses.end_of_term import collector, revoker
+    from labctl.cli.screen import print_json
+    from labctl.courses.end_of_term import make_collector, make_revoker
     from labctl.courses.teardown import end_of_term
 
     course = open_course(ctx, yes=yes, quiet=json_)
     with ClassScreen(ctx.meta[SCREEN], [], done="saved") as screen:
-        staff = staff_of(course, screen)
-        proof = end_of_term(staff, collect=collector(staff), revoke=revoker(staff), discard=discard)
+        staff = make_staff(course, screen)
+        proof = end_of_term(
+            staff, collect=make_collector(staff), revoke=make_revoker(staff), discard=discard
+        )
     if json_:
-        as_json({"clean": proof.clean, "proof": proof})
+        print_json({"clean": proof.is_clean, "proof": proof})
     else:
         _draw_proof(proof)
-    ctx.exit(0 if proof.clean else 1)
+    ctx.exit(0 if proof.is_clean else 1)
 
 
-def _draw_proof(proof: Proof) -> None:
+def _draw_proof(proof: EndProof) -> None:
     from labctl.cli.exit_codes import clean
 
     for name, result in proof.collected.items():
@@ -262,7 +266,7 @@ def _draw_proof(proof: Proof) -> None:
             click.echo(f"still there{owner}: {clean(resource.kind)} {clean(resource.id)}, {price}")
         if not (left.error or left.servers or left.resources):
             click.echo(f"{left.provider} has nothing of this course in any region")
-    if proof.clean:
+    if proof.is_clean:
         click.echo(click.style("Nothing of this course is billing.", fg="green"))
     else:
         click.echo(click.style("Something may still be billing.", fg="red"), err=True)
@@ -270,18 +274,18 @@ def _draw_proof(proof: Proof) -> None:
             click.echo(f"  next: {command}", err=True)
 
 
-def _owner_text(left: Left, lab_id: str) -> str:
+def _owner_text(left: ProviderLeftovers, lab_id: str) -> str:
     name = left.seats.get(lab_id, "")
     return f", {name}'s" if name else ""
 
 
-def _next_commands(proof: Proof) -> list[str]:
+def _next_commands(proof: EndProof) -> list[str]:
     """Return the commands that remove what is left; a repetition does not remove everything."""
     from labctl.courses.teardown import GIVE_UP
 
     commands = []
     for left in proof.left:
-        if left.former and left.bills:
+        if left.former and left.has_costs:
             setting = f"`provider: {left.provider}` in course.yaml"
             commands.append(f"{setting}, then labctl course down --end-of-term")
         disk_labs = [resource.lab_id for resource in left.resources if resource.expires_at]
@@ -312,17 +316,17 @@ def push_command(
     labctl course push slides.pdf starter/
     """
     from labctl.cli.course_table import ClassScreen
-    from labctl.cli.screen import as_json
-    from labctl.courses.broadcast import push
-    from labctl.courses.material import take
+    from labctl.cli.screen import print_json
+    from labctl.courses.broadcast import push_handouts
+    from labctl.courses.material import add_handouts
 
     course = open_course(ctx, yes=yes, quiet=json_)
-    seats = chosen(course, only, group)
-    names = take(course.folder, files)
+    seats = select_seats(course, only, group)
+    names = add_handouts(course.folder, files)
     with ClassScreen(ctx.meta[SCREEN], [], done="has them") as screen:
-        outcomes = push(staff_of(course, screen), seats)
+        outcomes = push_handouts(make_staff(course, screen), seats)
     if json_:
-        as_json({"files": names, "seats": outcomes})
+        print_json({"files": names, "seats": outcomes})
     else:
         complete = sum(not outcome.error for outcome in outcomes)
         click.echo(f"{complete} of {len(outcomes)} servers have all files from handouts/")
@@ -342,16 +346,16 @@ def message_command(ctx: click.Context, text: str, only: str, group: str, json_:
     labctl course message "lab starts at 10"
     labctl course message --group lab-1 "room 204 today"
     """
-    from labctl.cli.fan_out import exit_code, summary
-    from labctl.cli.screen import as_json
-    from labctl.courses.broadcast import message
+    from labctl.cli.fan_out import exit_code, summary_text
+    from labctl.cli.screen import print_json
+    from labctl.courses.broadcast import send_message
 
     course = open_course(ctx, quiet=json_)
-    answers = message(staff_of(course), chosen(course, only, group), text)
+    answers = send_message(make_staff(course), select_seats(course, only, group), text)
     if json_:
-        as_json({"servers": answers})
+        print_json({"servers": answers})
     else:
-        click.echo(summary(answers), err=True)
+        click.echo(summary_text(answers), err=True)
     ctx.exit(1 if exit_code(answers) else 0)
 
 
@@ -367,10 +371,10 @@ def extend_command(ctx: click.Context, name: str, span: str, why: str, json_: bo
     \b
     labctl course extend alice 2h --why "long training"
     """
-    from labctl.cli.screen import as_json
-    from labctl.cli.screen import span as format_span
+    from labctl.cli.screen import duration_text as format_span
+    from labctl.cli.screen import print_json
     from labctl.config import parse_duration
-    from labctl.courses.broadcast import extend
+    from labctl.courses.broadcast import extend_server
     from labctl.errors import UsageError
 
     course = open_course(ctx, quiet=json_)
@@ -378,11 +382,11 @@ def extend_command(ctx: click.Context, name: str, span: str, why: str, json_: bo
         span_s = parse_duration(span)
     except ValueError as error:
         raise UsageError(str(error), hint=f"labctl course extend {name} 2h") from None
-    seat = course.folder.seat(name)
-    watch = extend(staff_of(course), seat, span_s, why)
+    seat = course.folder.find_seat(name)
+    watch = extend_server(make_staff(course), seat, span_s, why)
     left_s = watch.get("ttl_left_s")
     if json_:
-        as_json({"seat": seat.name, "watch": watch})
+        print_json({"seat": seat.name, "watch": watch})
     elif left_s is None:
         click.echo(f"{seat.name}: the server has no time limit")
     else:

@@ -17,9 +17,9 @@ from typing import Any
 import click
 
 from labctl.cli.exit_codes import clean
-from labctl.cli.screen import Screen, span
-from labctl.courses.seat_reporter import Done, News, SeatEvent
-from labctl.events import Decision, Event, Note
+from labctl.cli.screen import Screen, duration_text
+from labctl.courses.seat_reporter import SeatDone, SeatEvent, SeatNews
+from labctl.events import Event, Note, Question
 
 # rows of the terminal that the table leaves free
 ROWS_KEPT_FREE = 6
@@ -61,8 +61,8 @@ class ClassScreen:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.rest()
-        self._screen.rest()
+        self.stop_drawing()
+        self._screen.stop_drawing()
         for text, seats in self._warnings.items():
             whose = seats[0] if len(seats) == 1 else f"{len(seats)} seats"
             click.echo(click.style(clean(f"{whose}: {text}"), fg="yellow"), err=True)
@@ -77,23 +77,23 @@ class ClassScreen:
                 return
             if sys.stderr.isatty():
                 self._draw()
-            elif isinstance(event, Done):
+            elif isinstance(event, SeatDone):
                 self._print_done(event)
 
     def _emit_to_screen(self, event: Event) -> None:
         """Draw an event without a seat; the table is removed first, lest they overwrite it."""
         was_live = self._live is not None
-        self.rest()
+        self.stop_drawing()
         self._screen.emit(event)
         if was_live and isinstance(event, Note):
             self._draw()
 
-    def ask(self, decision: Decision) -> bool:
+    def confirm(self, decision: Question) -> bool:
         with self._lock:
-            self.rest()
-            return self._screen.ask(decision)
+            self.stop_drawing()
+            return self._screen.confirm(decision)
 
-    def rest(self) -> None:
+    def stop_drawing(self) -> None:
         """Remove the live table from the screen."""
         with self._lock:
             if self._live is not None:
@@ -106,15 +106,15 @@ class ClassScreen:
             row.since = row.since or time.monotonic()
             # The time starts with the first event, after the question about the price.
             self._begun = self._begun or row.since
-            if isinstance(event, Done):
+            if isinstance(event, SeatDone):
                 row.state, row.text = ("failed", event.error) if event.error else ("done", "")
-            elif isinstance(event, News) and event.warning:
+            elif isinstance(event, SeatNews) and event.warning:
                 self._warnings.setdefault(event.text, []).append(event.seat)
-            elif isinstance(event, News):
+            elif isinstance(event, SeatNews):
                 row.state, row.text = "running", event.text
 
-    def _print_done(self, event: Done) -> None:
-        elapsed = span(time.monotonic() - self._rows[event.seat].since)
+    def _print_done(self, event: SeatDone) -> None:
+        elapsed = duration_text(time.monotonic() - self._rows[event.seat].since)
         text = f"failed: {event.error}" if event.error else f"{self._done} {elapsed}"
         click.echo(f"  {clean(event.seat)}: {clean(text)}", err=True)
 
@@ -123,7 +123,7 @@ class ClassScreen:
             from rich.console import Console
             from rich.live import Live
 
-            self._screen.rest()
+            self._screen.stop_drawing()
             self._live = Live(
                 console=Console(stderr=True),
                 get_renderable=self._make_table,
@@ -160,4 +160,4 @@ class ClassScreen:
             counts[row.state] += 1
         parts = [f"{counts['done']} of {len(self._rows)} {self._done}"]
         parts += [f"{counts[state]} {state}" for state in ("running", "failed") if counts[state]]
-        return f"{', '.join(parts)}; {span(time.monotonic() - self._begun)}"
+        return f"{', '.join(parts)}; {duration_text(time.monotonic() - self._begun)}"

@@ -10,9 +10,9 @@ import click
 from labctl.cli.options import json_option, need_options, open_lab
 
 if TYPE_CHECKING:
-    from labctl.estimate.compute import Amount
-    from labctl.estimate.plan import Plan
-    from labctl.insight.model_measurement import Source
+    from labctl.estimate.compute import Workload
+    from labctl.estimate.plan import ModelPlan
+    from labctl.insight.model_measurement import ModelSource
     from labctl.lab import Lab
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -232,18 +232,18 @@ def estimate_command(ctx: click.Context, /, json_: bool, **options: Any) -> None
     plan, amount = _read_plan(options, from_code=source is not None), _read_amount(options)
     result = estimate(lab.ground, plan, amount, source)
     if json_:
-        from labctl.cli.screen import as_json
+        from labctl.cli.screen import print_json
 
-        as_json({name: getattr(result, name) for name in result.__struct_fields__})
+        print_json({name: getattr(result, name) for name in result.__struct_fields__})
     else:
         from labctl.cli.estimate_output import draw
 
         draw(result)
 
 
-def _read_plan(options: dict[str, Any], *, from_code: bool) -> Plan:
+def _read_plan(options: dict[str, Any], *, from_code: bool) -> ModelPlan:
     from labctl.errors import UsageError
-    from labctl.estimate.plan import Plan
+    from labctl.estimate.plan import ModelPlan
 
     if options["optimizer"] and options["serve"]:
         raise UsageError(
@@ -257,15 +257,15 @@ def _read_plan(options: dict[str, Any], *, from_code: bool) -> Plan:
             why="the parameters of the function's model are counted",
             hint="leave out one of them",
         )
-    fields = {name: options[name] for name in Plan.__struct_fields__ if name in options}
+    fields = {name: options[name] for name in ModelPlan.__struct_fields__ if name in options}
     default_optimizer = "adamw" if from_code and not options["serve"] else ""
     fields["precision"] = options["precision"] or ("fp32" if from_code else "bf16")
-    return Plan(**{**fields, "optimizer": options["optimizer"] or default_optimizer})
+    return ModelPlan(**{**fields, "optimizer": options["optimizer"] or default_optimizer})
 
 
-def _read_amount(options: dict[str, Any]) -> Amount:
+def _read_amount(options: dict[str, Any]) -> Workload:
     from labctl.errors import UsageError
-    from labctl.estimate.compute import Amount
+    from labctl.estimate.compute import Workload
     from labctl.estimate.constants import UTILISATION
 
     share = UTILISATION if options["utilisation"] is None else options["utilisation"]
@@ -280,7 +280,7 @@ def _read_amount(options: dict[str, Any]) -> Amount:
                 f"{option} {options[name]:g} is not a finite number of at least 0",
                 hint=f"{option} 7",
             )
-    return Amount(
+    return Workload(
         tokens=options["tokens"] * options["epochs"],
         items=options["items"] * options["epochs"],
         per_second=options["tokens_per_second"],
@@ -293,14 +293,14 @@ def _read_amount(options: dict[str, Any]) -> Amount:
     )
 
 
-def _read_source(lab: Lab, options: dict[str, Any]) -> Source | None:
-    from labctl.insight.model_measurement import Source, parse_target
+def _read_source(lab: Lab, options: dict[str, Any]) -> ModelSource | None:
+    from labctl.insight.model_measurement import ModelSource, parse_target
 
     if not options["target"]:
         return None
     root = lab.config.root
     file, function = parse_target(options["target"], root)
-    return Source(
+    return ModelSource(
         file=file,
         function=function,
         root=root,

@@ -8,22 +8,22 @@ import click
 
 from labctl.cli.estimate_tables import (
     ENORMOUS_HOURS,
-    amount,
-    count,
+    count_text,
+    decimal_bytes_text,
+    dollars_text,
     draw_costs,
     draw_fits,
     draw_ways,
-    hours,
-    milliseconds,
-    say,
-    usd,
+    hours_text,
+    milliseconds_text,
+    print_text,
 )
-from labctl.cli.screen import table
+from labctl.cli.screen import print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from labctl.estimate.plan import Plan
+    from labctl.estimate.plan import ModelPlan
     from labctl.insight.estimate import Estimate
 
 GIB = 1024**3
@@ -49,9 +49,11 @@ def _title_text(estimate: Estimate) -> str:
     plan = estimate.plan
     if plan.kind != "network":
         name = "trees over" if plan.kind == "trees" else "a model of"
-        return f"{name} {count(plan.rows)} rows x {plan.columns} columns"
+        return f"{name} {count_text(plan.rows)} rows x {plan.columns} columns"
     model = plan.measured
-    text = f"{count(model.parameters if model else plan.params)} parameters, {plan.precision}, "
+    text = (
+        f"{count_text(model.parameters if model else plan.params)} parameters, {plan.precision}, "
+    )
     text += f"training with {plan.optimizer}" if plan.training else "serving"
     if model or plan.seq:
         items = f"{plan.batch} items" if model else f"{plan.batch} x {plan.seq:,} tokens"
@@ -64,7 +66,9 @@ def _draw_memory(estimate: Estimate) -> None:
 
     memory, rows = estimate.memory, []
     if estimate.plan.kind != "network":
-        say(f"memory: {amount(memory.total_bytes)}, half of it the table itself in fp32")
+        print_text(
+            f"memory: {decimal_bytes_text(memory.total_bytes)}, half of it the table itself in fp32"
+        )
         return
     origins = _explain_terms(estimate)
     for term in TERMS:
@@ -72,16 +76,16 @@ def _draw_memory(estimate: Estimate) -> None:
         if size or term in origins:
             share = f"{size / memory.total_bytes:.0%}"
             name, origin = NAMES.get(term, term), origins.get(term, "")
-            rows.append((name, f"{amount(size):>10}", f"{share:>5}", origin))
+            rows.append((name, f"{decimal_bytes_text(size):>10}", f"{share:>5}", origin))
     each = " on each GPU" if estimate.plan.gpus > 1 else ""
     total = f"{memory.total_bytes / GIB:,.1f} GiB{each}"
-    rows.append(("total", f"{amount(memory.total_bytes):>10}", "", total))
+    rows.append(("total", f"{decimal_bytes_text(memory.total_bytes):>10}", "", total))
     rule = _simple_rule_text(estimate.plan)
-    rows.append(("simple rule", f"{amount(memory.simple_rule_bytes):>10}", "", rule))
-    table(rows, ("MEMORY", "      SIZE", "SHARE", "HOW"))
+    rows.append(("simple rule", f"{decimal_bytes_text(memory.simple_rule_bytes):>10}", "", rule))
+    print_table(rows, ("MEMORY", "      SIZE", "SHARE", "HOW"))
 
 
-def _simple_rule_text(plan: Plan) -> str:
+def _simple_rule_text(plan: ModelPlan) -> str:
     scope = "the whole model, " if plan.gpus > 1 else ""
     if not plan.training:
         return f"{scope}weights only"
@@ -93,41 +97,43 @@ def _explain_terms(estimate: Estimate) -> dict[str, str]:
     from labctl.estimate.constants import BYTES
 
     plan, model = estimate.plan, estimate.plan.measured
-    product = f"{BYTES[plan.precision]:g} bytes x {count(plan.params)}"
+    product = f"{BYTES[plan.precision]:g} bytes x {count_text(plan.params)}"
     origins = {"overhead": "assumed: CUDA's context, kernels, workspaces"}
     origins["weights"] = "parameters and buffers, counted" if model else product
     if plan.training:
         origins["gradients"] = "one for each trained parameter"
         origins["optimizer"] = _optimizer_states_text(plan)
         origins["activations"] = _activations_text(plan)
-    elif plan.shaped:
+    elif plan.has_shape:
         origins["activations"] = "the working set of one layer"
         heads = plan.kv_heads or plan.all_heads
         full = estimate.details.kv_cache_all_heads_bytes
         origins["kv_cache"] = f"{heads} heads" + (
-            f"; with all {plan.all_heads} heads {amount(full)}" if heads != plan.all_heads else ""
+            f"; with all {plan.all_heads} heads {decimal_bytes_text(full)}"
+            if heads != plan.all_heads
+            else ""
         )
     elif model:
         origins["activations"] = "measured: a forward pass on the CPU"
     return origins
 
 
-def _optimizer_states_text(plan: Plan) -> str:
+def _optimizer_states_text(plan: ModelPlan) -> str:
     from labctl.estimate.constants import STATE_BYTES, STATES
-    from labctl.estimate.plan import mixed
+    from labctl.estimate.plan import is_mixed
 
     assert plan.optimizer
     states = f"{STATES[plan.optimizer]} states"
     if plan.measured:
         return f"{states} for each trained parameter"
-    master = "fp32 weights 4 bytes + " if mixed(plan) else ""
+    master = "fp32 weights 4 bytes + " if is_mixed(plan) else ""
     return f"{master}{states} x {STATE_BYTES[plan.optimizer]} bytes"
 
 
-def _activations_text(plan: Plan) -> str:
+def _activations_text(plan: ModelPlan) -> str:
     if plan.measured:
         return f"measured: a training step on the CPU, x {plan.micro_batch} items"
-    if not plan.shaped:
+    if not plan.has_shape:
         return "NOT counted: give --seq --hidden --layers"
     parts = [f"{plan.attention} attention"]
     parts += ["checkpointing"] if plan.checkpointing else []
@@ -139,11 +145,11 @@ def _draw_notes(estimate: Estimate) -> None:
     if plan.kind != "network":
         return
     name = details.largest_term
-    say(f"The largest part: {NAMES.get(name, name)}.")
+    print_text(f"The largest part: {NAMES.get(name, name)}.")
     if details.simple_rule_leaves_out:
-        say(f"The simple rule ignores {_join_words(details.simple_rule_leaves_out)}.")
+        print_text(f"The simple rule ignores {_join_words(details.simple_rule_leaves_out)}.")
     if details.checkpoint_bytes:
-        say(f"Resumable checkpoint: {amount(details.checkpoint_bytes)}.")
+        print_text(f"Resumable checkpoint: {decimal_bytes_text(details.checkpoint_bytes)}.")
     if plan.measured:
         _draw_model(estimate)
     _draw_work(estimate)
@@ -158,7 +164,7 @@ def _draw_model(estimate: Estimate) -> None:
     model = estimate.plan.measured
     assert model is not None
     shape = " x ".join(str(size) for size in model.input_shape) or "one number"
-    say(
+    print_text(
         f"Input of one item: {shape} {model.input_type} (from {model.input_from}); "
         f"PyTorch {model.torch}" + (", bf16 by autocast" if model.autocast else "") + "."
     )
@@ -172,22 +178,26 @@ def _draw_work(estimate: Estimate) -> None:
         per_item = f" ({plan.measured.item_flops:.3g} per item)" if plan.measured else ""
         share = f"; assuming that a GPU reaches {details.utilisation:.0%} of its peak"
         measured = estimate.amount.per_second or estimate.amount.seconds_per_request
-        say(f"Work: {details.flops:.3g} operations{per_item}{extra}{'' if measured else share}.")
+        print_text(
+            f"Work: {details.flops:.3g} operations{per_item}{extra}{'' if measured else share}."
+        )
     if details.weights_seconds is not None and details.seconds_per_token is not None:
         where = (
             "at the given bandwidth"
             if estimate.amount.bandwidth_bytes_per_s
             else f"on {details.time_on}"
         )
-        say(
-            f"Reading all weights takes {milliseconds(details.weights_seconds)} per token {where}, "
-            f"with the KV cache {milliseconds(details.seconds_per_token)}. No token can be faster."
+        weights = milliseconds_text(details.weights_seconds)
+        with_cache = milliseconds_text(details.seconds_per_token)
+        print_text(
+            f"Reading all weights takes {weights} per token {where}, with the KV cache {with_cache}. "
+            "No token can be faster."
         )
 
 
 def _draw_answer(estimate: Estimate) -> None:
     if not estimate.gpu.needed:
-        say(f"No GPU needed: {estimate.gpu.why}.")
+        print_text(f"No GPU needed: {estimate.gpu.why}.")
     else:
         _draw_fitting_gpus(estimate)
     _draw_time(estimate)
@@ -200,11 +210,11 @@ def _draw_fitting_gpus(estimate: Estimate) -> None:
     gpus = [row.gpu for row in estimate.fits if row.fits and row.current]
     number = f", {estimate.plan.gpus} of them" if estimate.plan.gpus > 1 else ""
     if gpus:
-        say(f"Fits on: {', '.join(gpus)}{number}.")
+        print_text(f"Fits on: {', '.join(gpus)}{number}.")
     elif estimate.cheapest is None:
-        say("Fits on none of these GPUs.")
-    if estimate.plan.training and not estimate.plan.shaped and not estimate.plan.measured:
-        say("Activations are not included. To add them: --batch --seq --hidden --layers.")
+        print_text("Fits on none of these GPUs.")
+    if estimate.plan.training and not estimate.plan.has_shape and not estimate.plan.measured:
+        print_text("Activations are not included. To add them: --batch --seq --hidden --layers.")
 
 
 def _draw_time(estimate: Estimate) -> None:
@@ -214,20 +224,22 @@ def _draw_time(estimate: Estimate) -> None:
     if estimate.amount.requests_per_day:
         load = details.load
         if load is None:
-            say("The time per request is unknown. Add --seconds-per-request 7 or --reply 300.")
+            print_text(
+                "The time per request is unknown. Add --seconds-per-request 7 or --reply 300."
+            )
             return
-        say(
+        print_text(
             f"{load.requests_per_day:,} requests a day of {load.seconds_per_request:.3g} s are "
             f"{load.gpu_hours_per_day:.1f} GPU-hours a day ({details.time_on}). If they come "
             f"evenly, they need at least {load.gpus} such server{'s' if load.gpus > 1 else ''}."
         )
     elif value is not None:
-        rounded = hours(value)
+        rounded = hours_text(value)
         exact = f"{value:,.1f} hours" if value >= 1 else rounded
         more = f" ({rounded})" if value >= ENORMOUS_HOURS else ""
         by_throughput = measured_hours(estimate.amount) is not None
         basis = f", by {details.time_on}" if by_throughput else f" on {details.time_on}"
-        say(f"Time: {exact}{more}{basis}.")
+        print_text(f"Time: {exact}{more}{basis}.")
 
 
 def _draw_price(estimate: Estimate) -> None:
@@ -235,21 +247,22 @@ def _draw_price(estimate: Estimate) -> None:
     if estimate.amount.price_usd_per_hour is not None:
         row = estimate.costs[0]
         if row.usd is not None:
-            say(f"Cost: {usd(row.usd)} dollars{month} at {row.price_usd_per_hour:g} an hour.")
+            usd, price = dollars_text(row.usd), f"{row.price_usd_per_hour:g}"
+            print_text(f"Cost: {usd} dollars{month} at {price} an hour.")
         if row.always_on_usd is not None:
-            say(f"Always on: {usd(row.always_on_usd)} dollars a month.")
+            print_text(f"Always on: {dollars_text(row.always_on_usd)} dollars a month.")
         return
     if estimate.cheapest is not None:
         cheapest = estimate.cheapest
         market = "spot" if cheapest.spot else "on demand"
         price = f"{cheapest.price_usd_per_hour:.3f} an hour, {market}"
-        cost = f": {usd(cheapest.usd)} dollars{month}" if cheapest.usd else ""
+        cost = f": {dollars_text(cheapest.usd)} dollars{month}" if cheapest.usd else ""
         if cost and cheapest.always_on_usd:
-            cost += f", {usd(cheapest.always_on_usd)} if always on"
+            cost += f", {dollars_text(cheapest.always_on_usd)} if always on"
         zone = f" in {cheapest.zone}" if cheapest.zone else ""
         price = price if cheapest.price_usd_per_hour else "costs nothing"
-        say(f"The cheapest that fits: {cheapest.type}{zone} ({price}){cost}.")
+        print_text(f"The cheapest that fits: {cheapest.type}{zone} ({price}){cost}.")
     elif estimate.costs:
-        say("It fits on none of the offers.")
+        print_text("It fits on none of the offers.")
     else:
-        say(f"Cost unknown. {estimate.details.costs_note}.")
+        print_text(f"Cost unknown. {estimate.details.costs_note}.")

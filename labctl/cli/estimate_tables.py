@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.exit_codes import clean
-from labctl.cli.screen import table
+from labctl.cli.screen import print_table
 
 if TYPE_CHECKING:
-    from labctl.estimate.fits import Fit
+    from labctl.estimate.fits import GpuFit
     from labctl.insight.estimate import Cost, Estimate
 
 MAX_WIDTH = 110
@@ -21,7 +21,7 @@ MAX_COSTS = 6
 ENORMOUS_HOURS = 48
 
 
-def say(text: str, indent: str = "", first: str | None = None) -> None:
+def print_text(text: str, indent: str = "", first: str | None = None) -> None:
     """Print text wrapped to the screen; `first` replaces the indent of the first line."""
     width = min(shutil.get_terminal_size((100, 24)).columns, MAX_WIDTH)
     start = indent if first is None else first
@@ -37,7 +37,7 @@ def say(text: str, indent: str = "", first: str | None = None) -> None:
     )
 
 
-def amount(size: float) -> str:
+def decimal_bytes_text(size: float) -> str:
     """Write bytes in powers of ten, as usual for models: 16.0 GB, 10.8 MB, 377 kB."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6)):
         if size >= 0.95 * factor:
@@ -45,7 +45,7 @@ def amount(size: float) -> str:
     return f"{size / 1e3:,.0f} kB" if size else "0"
 
 
-def count(number: float) -> str:
+def count_text(number: float) -> str:
     """Write a number with a suffix: 8B, 512M, 98.3k."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
@@ -53,11 +53,11 @@ def count(number: float) -> str:
     return f"{number:.0f}"
 
 
-def milliseconds(seconds: float) -> str:
+def milliseconds_text(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms"
 
 
-def hours(value: float | None) -> str:
+def hours_text(value: float | None) -> str:
     """Write hours: `-` for None, 12 min, 47.4 h, 5 days, 3 years."""
     if value is None:
         return "-"
@@ -72,7 +72,7 @@ def hours(value: float | None) -> str:
     return f"{value / 24 / 365:,.0f} years"
 
 
-def usd(dollars: float | None) -> str:
+def dollars_text(dollars: float | None) -> str:
     if dollars is None:
         return "-"
     if 0 < dollars < 0.005:
@@ -93,17 +93,19 @@ def draw_fits(estimate: Estimate) -> None:
         headings.append("PER TOKEN")
     rows = [_fit_cells(row, headings) for row in estimate.fits]
     if any(row.note for row in estimate.fits):
-        table(rows, (*headings, ""))
+        print_table(rows, (*headings, ""))
     else:
-        table([row[:-1] for row in rows], tuple(headings))
+        print_table([row[:-1] for row in rows], tuple(headings))
 
 
-def _fit_cells(row: Fit, headings: list[str]) -> tuple[str, ...]:
+def _fit_cells(row: GpuFit, headings: list[str]) -> tuple[str, ...]:
     cells = [row.gpu, "yes" if row.fits else "no", _share_text(row.share)]
     if "TIME" in headings or "GPU-TIME/DAY" in headings:
-        cells.append(hours(row.hours))
+        cells.append(hours_text(row.hours))
     if "PER TOKEN" in headings:
-        cells.append("-" if row.seconds_per_token is None else milliseconds(row.seconds_per_token))
+        cells.append(
+            "-" if row.seconds_per_token is None else milliseconds_text(row.seconds_per_token)
+        )
     return (*cells, row.note)
 
 
@@ -120,9 +122,9 @@ def draw_costs(estimate: Estimate) -> None:
     rows = [cost for cost in costs if best[cost.type, cost.spot] is cost][:MAX_COSTS]
     amounts = ("PER DAY", "USD/MONTH", "ALWAYS ON") if month else ("TIME", "USD")
     headings = ("TYPE", "GPU", "ZONE", "MARKET", "USD/H", *amounts)
-    table([_cost_cells(cost, month) for cost in rows], headings)
+    print_table([_cost_cells(cost, month) for cost in rows], headings)
     if len(estimate.costs) > len(rows):
-        say(f"and {len(estimate.costs) - len(rows)} more: --json")
+        print_text(f"and {len(estimate.costs) - len(rows)} more: --json")
 
 
 def _cost_cells(cost: Cost, month: bool) -> tuple[str, ...]:
@@ -135,10 +137,10 @@ def _cost_cells(cost: Cost, month: bool) -> tuple[str, ...]:
         cost.zone or "-",
         market if cost.provider else "-",
         f"{cost.price_usd_per_hour:.3f}",
-        hours(cost.hours),
-        usd(cost.usd),
+        hours_text(cost.hours),
+        dollars_text(cost.usd),
     )
-    return (*cells, usd(cost.always_on_usd)) if month else cells
+    return (*cells, dollars_text(cost.always_on_usd)) if month else cells
 
 
 def draw_ways(estimate: Estimate) -> None:
@@ -147,15 +149,15 @@ def draw_ways(estimate: Estimate) -> None:
     rows = [
         (
             way.options,
-            f"{amount(way.total_bytes):>10}",
+            f"{decimal_bytes_text(way.total_bytes):>10}",
             (f"{way.gpus}x " if way.gpus > 1 else "") + way.fits_on if way.fits_on else "no",
             way.what,
         )
         for way in estimate.ways
     ]
     together = [row for row in rows if row[3] == "together"]
-    table(
+    print_table(
         [row for row in rows if row not in together], ("CHANGE", "      SIZE", "FITS ON", "PRICE")
     )
     for options, size, fits_on, _ in together:
-        say(f"Together on one {fits_on}, {size.strip()}: {options}", "  ", "")
+        print_text(f"Together on one {fits_on}, {size.strip()}: {options}", "  ", "")

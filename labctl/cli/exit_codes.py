@@ -26,7 +26,7 @@ def clean(text: str) -> str:
     )
 
 
-def tell(error: LabError) -> None:
+def print_error(error: LabError) -> None:
     """Print what failed, why, and the next command on standard error."""
     click.echo(f"{click.style('labctl:', fg='red')} {clean(error.what)}", err=True)
     if isinstance(error, ConfigError):
@@ -60,7 +60,7 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
         error.show()
         return _own_code(error.exit_code)
     except LabError as error:
-        tell(error)
+        print_error(error)
         return INTERRUPTED if isinstance(error, InterruptError) else _own_code(error.exit_code)
     except SystemExit as end:
         # Only click exits by itself, with 1, when the reader of a pipe has closed it
@@ -96,9 +96,9 @@ def _parse_command_name(words: list[str]) -> str:
 def _report_bug(error: Exception) -> int:
     import traceback
 
-    from labctl.config import paths
+    from labctl.config import find_paths
 
-    directory = paths().log_dir
+    directory = find_paths().log_dir
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     log = directory / f"bug-{time.strftime('%Y%m%d-%H%M%S')}.log"
     log.write_text("".join(traceback.format_exception(error)))

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from labctl.cli.options import json_option, open_lab, rest
+from labctl.cli.options import json_option, open_lab, stop_drawing
 
 if TYPE_CHECKING:
     from labctl.insight.explain.evidence import Finding
     from labctl.insight.explanation import Explanation
-    from labctl.insight.profile import Profiled
+    from labctl.insight.profile import ProfileResult
     from labctl.lab import Lab
     from labctl.model import Run
 
@@ -48,13 +48,13 @@ def explain_command(ctx: click.Context, run: str, everything: bool, json_: bool)
     labctl explain
     labctl explain night --json
     """
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import print_json
 
     lab = open_lab(ctx, quiet=json_)
     explanation = lab.explain(run)
-    rest(ctx)
+    stop_drawing(ctx)
     if json_:
-        as_json({name: getattr(explanation, name) for name in explanation.__struct_fields__})
+        print_json({name: getattr(explanation, name) for name in explanation.__struct_fields__})
         return
     draw(explanation, everything)
 
@@ -106,7 +106,7 @@ def _draw_title(explanation: Explanation) -> None:
     ]
     _print_wrapped(f"based on {', '.join(sources)}", indent=INDENT, first=INDENT, dim=True)
     for flaw in read.flaws[:3]:
-        growing = " (perhaps still being written)" if flaw.cut and not run.ended else ""
+        growing = " (perhaps still being written)" if flaw.cut and not run.has_ended else ""
         text = f"{flaw.file} from byte {flaw.at_byte}: {flaw.what}{growing}"
         _print_wrapped(text, indent=INDENT, first=INDENT, dim=True)
 
@@ -116,13 +116,13 @@ def _count_text(count: int, noun: str) -> str:
 
 
 def _describe_state(run: Run) -> str:
-    from labctl.cli.screen import span
+    from labctl.cli.screen import duration_text
 
     elapsed = ""
     if run.started_at:
         end = run.ended_at or run.seen_at
-        elapsed = span(end - run.started_at) if end > run.started_at else ""
-    if run.ended:
+        elapsed = duration_text(end - run.started_at) if end > run.started_at else ""
+    if run.has_ended:
         return f"{run.told or run.state}{f' after {elapsed}' if elapsed else ''}"
     return f"{run.state}{f' for {elapsed}' if elapsed else ''}"
 
@@ -225,14 +225,14 @@ def profile_command(
     labctl profile night --steps 3 --open
     labctl profile --no-page --json
     """
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import print_json
     from labctl.insight import profile
 
     lab = open_lab(ctx, quiet=json_)
     profiled = profile.profile(lab.ground, run, steps=steps, warmup=warmup)
-    rest(ctx)
+    stop_drawing(ctx)
     if json_:
-        as_json({name: getattr(profiled, name) for name in profiled.__struct_fields__})
+        print_json({name: getattr(profiled, name) for name in profiled.__struct_fields__})
         return
     _draw_profile(profiled)
     if profiled.there and not no_page:
@@ -251,9 +251,9 @@ PHASES = {
 }
 
 
-def _draw_profile(profiled: Profiled) -> None:
+def _draw_profile(profiled: ProfileResult) -> None:
     from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import table
+    from labctl.cli.screen import print_table
 
     profile = profiled.profile
     device = f" on {profile.device}, PyTorch {profile.torch}" if profile.torch else ""
@@ -262,7 +262,7 @@ def _draw_profile(profiled: Profiled) -> None:
     busy = "" if profile.gpu_busy is None else f"; the GPU is busy {profile.gpu_busy:.0%} of it"
     click.echo(f"{INDENT}a step takes {_time_text(profile.step_us)} (median){busy}\n")
     parts = sorted(profile.phases.items(), key=lambda item: -item[1])
-    table(
+    print_table(
         [
             (PHASES.get(name, name), f"{_time_text(share * profile.step_us):>8}", _bar_text(share))
             for name, share in parts
@@ -273,7 +273,7 @@ def _draw_profile(profiled: Profiled) -> None:
     click.echo()
     rows = profile.kernels or profile.operations
     kind = "KERNEL ON THE GPU" if profile.kernels else "OPERATION"
-    table(
+    print_table(
         [
             (f"{_time_text(row.us):>8}", f"{row.count:>7.1f}", f"{row.share:>5.0%}", row.name)
             for row in rows[:8]
@@ -297,10 +297,10 @@ def _time_text(microseconds: float) -> str:
     return f"{microseconds:.3g} us"
 
 
-def _show_page(lab: Lab, profiled: Profiled, port: int, open_: bool) -> None:
+def _show_page(lab: Lab, profiled: ProfileResult, port: int, open_: bool) -> None:
     from labctl.insight import profile
 
-    with profile.forward(lab.ground, profiled, port) as forward:
+    with profile.open_page(lab.ground, profiled, port) as forward:
         click.echo(f"profile: {forward.url}")
         click.echo(
             f"Press Ctrl-C to close. To see it again: labctl profile {profiled.run}, "

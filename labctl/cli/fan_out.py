@@ -8,38 +8,38 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from labctl.servers.fan_out import Answer
+    from labctl.servers.fan_out import ServerResult
 
 OWN_FAILURE = 255
 
 
-def everywhere(line: str, at_once: int, json_: bool) -> int:
+def run_on_all_servers(line: str, at_once: int, json_: bool) -> int:
     """Run `line` on the servers of all labs and return the exit code. It needs no lab directory."""
-    from labctl.cli.screen import as_json
-    from labctl.config import paths
+    from labctl.cli.screen import print_json
+    from labctl.config import find_paths
     from labctl.servers.connections import Connections
-    from labctl.servers.fan_out import run_everywhere, running_servers
+    from labctl.servers.fan_out import list_running_servers, run_on_all
     from labctl.state import State
 
-    user_paths = paths()
+    user_paths = find_paths()
     with State(user_paths.database) as state:
-        servers = running_servers(state)
+        servers = list_running_servers(state)
     width = max(len(server.alias) for server in servers)
-    answers = run_everywhere(
+    answers = run_on_all(
         Connections(user_paths.ssh_dir, user_paths.user_ssh_config),
         servers,
         line,
         at_once=at_once,
-        tell=(lambda answer: None) if json_ else (lambda answer: draw(answer, width)),
+        tell=(lambda answer: None) if json_ else (lambda answer: print_answer(answer, width)),
     )
     if json_:
-        as_json({"servers": answers})
+        print_json({"servers": answers})
     else:
-        click.echo(summary(answers), err=True)
+        click.echo(summary_text(answers), err=True)
     return exit_code(answers)
 
 
-def draw(answer: Answer, width: int) -> None:
+def print_answer(answer: ServerResult, width: int) -> None:
     """Print a server's lines, each after its name. Errors go to standard error."""
     from labctl.cli.exit_codes import clean
 
@@ -51,7 +51,7 @@ def draw(answer: Answer, width: int) -> None:
         click.echo(f"{name}    {clean(line)}", err=True)
 
 
-def summary(answers: Sequence[Answer]) -> str:
+def summary_text(answers: Sequence[ServerResult]) -> str:
     """Write one line with the number of successes, and one for each server that failed."""
     done = sum(answer.code == 0 for answer in answers)
     lines = [f"{done} of {len(answers)} servers: done"]
@@ -63,7 +63,7 @@ def summary(answers: Sequence[Answer]) -> str:
     return "\n".join(lines)
 
 
-def exit_code(answers: Sequence[Answer]) -> int:
+def exit_code(answers: Sequence[ServerResult]) -> int:
     """Return the largest exit code of the servers; 255 if a server was not reached."""
     if any(answer.code is None for answer in answers):
         return OWN_FAILURE

@@ -37,19 +37,19 @@ def join_command(
     """
     from labctl.cli.exit_codes import clean
     from labctl.cli.options import SCREEN
-    from labctl.cli.screen import Screen, as_json
-    from labctl.config import paths
-    from labctl.courses.join import encoded, fetch, join
+    from labctl.cli.screen import Screen, print_json
+    from labctl.config import find_paths
+    from labctl.courses.join import fetch_join_file, join_course, result_as_json
 
     screen = Screen(yes=yes, quiet=json_)
     ctx.meta[SCREEN] = screen
-    ctx.call_on_close(screen.rest)
-    data = fetch(place)
+    ctx.call_on_close(screen.stop_drawing)
+    data = fetch_join_file(place)
     base = Path(ctx.find_root().obj or ".")
     target = base / into if into is not None else None
-    joined = join(data, target, paths(), screen, key=key, base=base)
+    joined = join_course(data, target, find_paths(), screen, key=key, base=base)
     if json_:
-        as_json({"joined": encoded(joined)})
+        print_json({"joined": result_as_json(joined)})
         return
     event = "You had already joined" if joined.again else "You have joined"
     click.echo(f"{event} {joined.course} as {joined.student}.")

@@ -77,11 +77,11 @@ class KeepContext:
     """Environment, paths, state and exit code, shared by all parts of `keep`."""
 
     def __init__(self) -> None:
-        from labctl.config import environment, paths
+        from labctl.config import copy_environment, find_paths
         from labctl.state import State
 
-        self.environ = environment()
-        self.paths: Paths = paths(self.environ)
+        self.environ = copy_environment()
+        self.paths: Paths = find_paths(self.environ)
         self.paths.keep_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.state: State = State(self.paths.database)
         self.code = 0
@@ -116,21 +116,21 @@ def _run_keeper(context: KeepContext) -> None:
     import signal
 
     from labctl.keeper.labs import Keeper, only_keeper
-    from labctl.keeper.workers import Attendants
-    from labctl.lifecycle.kept_labs import wards
+    from labctl.keeper.workers import RecoveryWorkers
+    from labctl.lifecycle.kept_labs import list_kept_labs
 
-    attendants = Attendants()
+    attendants = RecoveryWorkers()
     with only_keeper(context.paths):
         keeper = Keeper(
             context.paths,
             context.state,
             context.environ,
             tell=context.log,
-            attend=attendants.attend,
+            attend=attendants.run_worker,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: keeper.stop.set())
-        count = len(wards(context.paths))
+        count = len(list_kept_labs(context.paths))
         context.log("", f"labctl keep started with {count} lab{'' if count == 1 else 's'}")
         keeper.run()
         attendants.end_all()
@@ -139,17 +139,17 @@ def _run_keeper(context: KeepContext) -> None:
 
 def _read_ward(context: KeepContext, name: str) -> dict[str, Any]:
     from labctl.keeper.labs import is_running
-    from labctl.lifecycle.import_lab import know
+    from labctl.lifecycle.import_lab import describe_keeper
 
-    return {"known": know(context.paths, name, is_running(context.paths))}
+    return {"known": describe_keeper(context.paths, name, is_running(context.paths))}
 
 
 def _import_lab(context: KeepContext) -> dict[str, Any]:
-    from labctl.keeper.labs import Journal, is_running
-    from labctl.lifecycle.import_lab import take_in
+    from labctl.keeper.labs import LogReporter, is_running
+    from labctl.lifecycle.import_lab import import_lab
 
-    journal = Journal(lambda name, text: click.echo(text, err=True), "")
-    taken = take_in(
+    journal = LogReporter(lambda name, text: click.echo(text, err=True), "")
+    taken = import_lab(
         sys.stdin.buffer,
         context.paths,
         context.state,
@@ -162,14 +162,14 @@ def _import_lab(context: KeepContext) -> dict[str, Any]:
 
 def _describe_lab(context: KeepContext, name: str) -> dict[str, Any]:
     from labctl.keeper.labs import is_running
-    from labctl.lifecycle.kept_labs import known_runs, read_rounds, ward
-    from labctl.state.ledgers import lines
+    from labctl.lifecycle.kept_labs import find_kept_lab, list_recorded_runs, read_rounds
+    from labctl.state.ledgers import list_lines
 
-    lab = ward(context.paths, name)
+    lab = find_kept_lab(context.paths, name)
     return {
         "told": {
-            "lines": lines(context.state, lab.lab_id),
-            "runs": known_runs(context.state, lab),
+            "lines": list_lines(context.state, lab.lab_id),
+            "runs": list_recorded_runs(context.state, lab),
             "round": read_rounds(context.paths).get(lab.name),
             "running": is_running(context.paths),
         }
@@ -183,14 +183,14 @@ def _send_run_files(context: KeepContext, name: str, run: str) -> None:
     """
     from labctl.errors import LabError
     from labctl.errors.replies import as_reply
-    from labctl.lifecycle.kept_labs import directory, ward
-    from labctl.runs.saved_copies import give, index_of
+    from labctl.lifecycle.kept_labs import find_kept_lab, lab_directory
+    from labctl.runs.saved_copies import list_outputs, write_tar
 
     out = sys.stdout.buffer
     try:
         sha256_by_path = json.loads(sys.stdin.buffer.readline() or b"{}")
-        root = directory(context.paths, ward(context.paths, name).name)
-        files = index_of(root, run)
+        root = lab_directory(context.paths, find_kept_lab(context.paths, name).name)
+        files = list_outputs(root, run)
     except LabError as error:
         out.write(json.dumps(as_reply(error)).encode() + b"\n")
         context.code = error.exit_code
@@ -198,7 +198,7 @@ def _send_run_files(context: KeepContext, name: str, run: str) -> None:
     index = {file.path: [file.size, file.sha256] for file in files}
     out.write(json.dumps({"version": 1, "files": index}).encode() + b"\n")
     missing_files = [file for file in files if sha256_by_path.get(file.path) != file.sha256]
-    give(root, run, missing_files, out)
+    write_tar(root, run, missing_files, out)
     out.flush()
 
 
@@ -208,9 +208,9 @@ def _recover_runs(context: KeepContext, name: str) -> dict[str, Any]:
     import signal
     import threading
 
-    from labctl.keeper.labs import Journal
-    from labctl.keeper.recovery_worker import attend
-    from labctl.lifecycle.kept_labs import ground, ward
+    from labctl.keeper.labs import LogReporter
+    from labctl.keeper.recovery_worker import recover_lab
+    from labctl.lifecycle.kept_labs import find_kept_lab, make_context
 
     def exit_with_keeper() -> None:
         # Read the descriptor: the lock of sys.stdin must be free when the interpreter exits.
@@ -223,9 +223,9 @@ def _recover_runs(context: KeepContext, name: str) -> dict[str, Any]:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if not sys.stdin.isatty():
         threading.Thread(target=exit_with_keeper, daemon=True).start()
-    lab = ward(context.paths, name)
-    journal = Journal(context.log, lab.name)
-    attend(ground(lab, context.paths, context.state, journal, context.environ), lab)
+    lab = find_kept_lab(context.paths, name)
+    journal = LogReporter(context.log, lab.name)
+    recover_lab(make_context(lab, context.paths, context.state, journal, context.environ), lab)
     return {}
 
 
@@ -267,12 +267,12 @@ def _install_unit(context: KeepContext) -> None:
 
 
 def _list_labs(context: KeepContext, json_: bool) -> None:
-    from labctl.cli.screen import ago, as_json, table
-    from labctl.keeper.labs import is_running, listed
+    from labctl.cli.screen import age_text, print_json, print_table
+    from labctl.keeper.labs import describe_kept_labs, is_running
 
-    labs, running = listed(context.paths, context.state), is_running(context.paths)
+    labs, running = describe_kept_labs(context.paths, context.state), is_running(context.paths)
     if json_:
-        as_json({"running": running, "labs": labs})
+        print_json({"running": running, "labs": labs})
         return
     if not running:
         click.echo("No keeper is running here; next: labctl keep, or labctl keep --install")
@@ -287,11 +287,11 @@ def _list_labs(context: KeepContext, json_: bool) -> None:
                 lab["name"],
                 ", ".join(_run_state(run) for run in lab["runs"]),
                 server.id if server else "no server",
-                f"{ago(last.at)} ago" if last else "never",
+                f"{age_text(last.at)} ago" if last else "never",
                 (last.error or last.state) if last else "",
             )
         )
-    table(rows, ("LAB", "RUNS", "SERVER", "CHECKED", "RESULT"))
+    print_table(rows, ("LAB", "RUNS", "SERVER", "CHECKED", "RESULT"))
 
 
 def _run_state(run: Any) -> str:

@@ -79,7 +79,7 @@ def open_lab(
     set_overrides = {k: v for k, v in (overrides or {}).items() if v is not None}
     screen = Screen(yes=yes, quiet=quiet)
     ctx.meta[SCREEN] = screen
-    ctx.call_on_close(screen.rest)
+    ctx.call_on_close(screen.stop_drawing)
     lab = Lab.load(
         ctx.find_root().obj or ".",
         overrides=set_overrides,
@@ -113,6 +113,6 @@ def _remove_expired(lab: Lab) -> None:
         lab.ground.reporter.emit(Note(text=text, level="warning"))
 
 
-def rest(ctx: click.Context) -> None:
+def stop_drawing(ctx: click.Context) -> None:
     """Stop live drawing before another program's output begins."""
     ctx.meta[SCREEN].rest()

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from labctl.cli.options import SCREEN, rest
+from labctl.cli.options import SCREEN, stop_drawing
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
     from labctl.model import Run
-    from labctl.runs.probe import Elsewhere, Probed
+    from labctl.runs.probe import OfferComparison, ProbeResult
 
 
-def asked(
+def confirm_after_probe(
     ctx: click.Context,
     lab: Lab,
     command: tuple[str, ...],
@@ -28,43 +28,45 @@ def asked(
     With `json_` the estimate is printed as one object and the whole run is not started. Nor is it
     if the command ended before its probe did.
     """
-    from labctl.cli.screen import as_json
-    from labctl.events import Decision
+    from labctl.cli.screen import print_json
+    from labctl.events import Question
 
     def report_start(run: Run) -> None:
         click.echo(f"probing with run {run.id}", err=True)
 
     estimate = lab.probe(command, amount=amount, push=push, on_start=report_start)
-    rest(ctx)
+    stop_drawing(ctx)
     if json_:
-        as_json({"probe": estimate})
+        print_json({"probe": estimate})
         return False
     if estimate.finished:
-        elapsed = lasting(estimate.time.seconds)
+        elapsed = duration_text(estimate.time.seconds)
         click.echo(f"the whole run finished during the probe: it took {elapsed}", err=True)
         click.echo(f"labctl pull {estimate.run.id}    download its results", err=True)
         return False
-    question = f"{sentence(estimate)}; continue?"
-    click.echo(details(estimate), err=True)
+    question = f"{estimate_text(estimate)}; continue?"
+    click.echo(describe_estimate(estimate), err=True)
     if ctx.meta[SCREEN].yes:
         click.echo(f"{question} yes", err=True)
         return True
-    if lab.ground.reporter.ask(Decision(question=question, about="price")):
+    if lab.ground.reporter.confirm(Question(question=question, about="price")):
         return True
     click.echo("nothing more was started; labctl down removes the server", err=True)
     return False
 
 
-def sentence(estimate: Probed) -> str:
+def estimate_text(estimate: ProbeResult) -> str:
     """Write the result: `whole run will take 47 min, 0.31 dollars on this spot offer`."""
-    text = f"whole run will take {lasting(estimate.time.seconds)}"
+    text = f"whole run will take {duration_text(estimate.time.seconds)}"
     offer = estimate.server.offer
     if not offer.price_usd_per_hour:
         return f"{text} and costs nothing"
-    return f"{text}, {money(estimate.usd)} dollars on this {'spot ' if offer.spot else ''}offer"
+    return (
+        f"{text}, {dollars_text(estimate.usd)} dollars on this {'spot ' if offer.spot else ''}offer"
+    )
 
 
-def details(estimate: Probed) -> str:
+def describe_estimate(estimate: ProbeResult) -> str:
     """Describe how it was measured, its range, what it leaves out, and the other offers."""
     lines = []
     pace = estimate.pace
@@ -74,17 +76,22 @@ def details(estimate: Probed) -> str:
         lines.append(
             f"{pace.steps:.0f} of {estimate.total_steps:.0f} steps measured, {step}; {warm_up}"
         )
-        limits = f"between {lasting(estimate.time.low_s)} and {lasting(estimate.time.high_s)}"
+        low, high = duration_text(estimate.time.low_s), duration_text(estimate.time.high_s)
+        limits = f"between {low} and {high}"
         if estimate.usd:
-            limits += f", {money(estimate.low_usd)} and {money(estimate.high_usd)} dollars"
+            limits += (
+                f", {dollars_text(estimate.low_usd)} and {dollars_text(estimate.high_usd)} dollars"
+            )
         start_s = pace.start_s
-        lines.append(f"{limits}; startup takes {lasting(start_s)}" if start_s >= 1 else limits)
+        lines.append(
+            f"{limits}; startup takes {duration_text(start_s)}" if start_s >= 1 else limits
+        )
         lines.append("validation and evaluation count only if they ran during the probe")
     if estimate.ends_before:
         lines.append(f"the server's {estimate.ends_before} ends it before that: labctl extend 2h")
     timed = tuple(row for row in estimate.elsewhere if row.seconds is not None)
     if timed:
-        lines += ["", *offers(timed)]
+        lines += ["", *offer_table_lines(timed)]
     if any(row.offer.type != estimate.server.offer.type for row in timed):
         lines.append("times on other GPUs are scaled by their peak in half precision")
     if len(timed) < len(estimate.elsewhere):
@@ -94,7 +101,7 @@ def details(estimate: Probed) -> str:
     return "\n".join(lines)
 
 
-def offers(rows: tuple[Elsewhere, ...]) -> list[str]:
+def offer_table_lines(rows: tuple[OfferComparison, ...]) -> list[str]:
     """Format a table of the whole run on other offers. The time of each row must be known."""
     head = ("OTHER OFFER", "GPU", "USD/H", "TIME", "DOLLARS")
     cells = [head]
@@ -102,14 +109,14 @@ def offers(rows: tuple[Elsewhere, ...]) -> list[str]:
         offer = row.offer
         kind = f"{offer.type}{' spot' if offer.spot else ''}"
         gpu = f"{offer.gpu_count} x {offer.gpu_name}" if offer.gpu_count else "none"
-        time, usd = lasting(row.seconds or 0.0), money(row.usd or 0.0)
+        time, usd = duration_text(row.seconds or 0.0), dollars_text(row.usd or 0.0)
         cells.append((kind, gpu, f"{offer.price_usd_per_hour:.4g}", time, usd))
     widths = [max(len(cell[column]) for cell in cells) for column in range(len(head))]
     lines = ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)) for row in cells]
     return [line.rstrip() for line in lines]
 
 
-def lasting(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Write a duration: `42 s`, `2.2 min`, `47 min`, `3 h 20 min`, `2 d 4 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -124,6 +131,6 @@ def lasting(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
-def money(usd: float) -> str:
+def dollars_text(usd: float) -> str:
     """Write dollars to the cent; below 10 cents with two significant digits."""
     return f"{usd:.2f}" if usd >= 0.1 or not usd else f"{usd:.2g}"

@@ -49,14 +49,14 @@ def _init(directory: Path, json_: bool) -> None:
     \b
     labctl receive init ~/drop
     """
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import print_json
     from labctl.submissions.confinement import UNCONFINED, has_filter
 
     public = _open_receiver(directory).init()
     if not has_filter():
         click.echo(f"warning: {UNCONFINED}", err=True)
     if json_:
-        as_json({"receiver": public})
+        print_json({"receiver": public})
         return
     click.echo(f"{directory} is ready for submissions. It signs receipts with the key")
     click.echo(f"  {public}")
@@ -165,14 +165,14 @@ def _extend(directory: Path, name: str, student: str, time: str) -> None:
     \b
     labctl receive extend ~/drop hw3 alice 3d
     """
-    from labctl.cli.submit_output import moment
+    from labctl.cli.submit_output import time_text
     from labctl.submissions.receive import extend
 
     standing, due = extend(_open_receiver(directory), name, student, time)
     if standing.due_at is None:
         click.echo(f"{name} has no due time")
         return
-    click.echo(f"{name} is due for {student} on {moment(standing.due_at, due)}")
+    click.echo(f"{name} is due for {student} on {time_text(standing.due_at, due)}")
 
 
 @receive_command.command("list")
@@ -185,18 +185,18 @@ def _list(directory: Path, name: str, json_: bool) -> None:
     \b
     labctl receive list ~/drop hw3
     """
-    from labctl.cli.screen import as_json, size, table
-    from labctl.cli.submit_output import length
+    from labctl.cli.screen import bytes_text, print_json, print_table
+    from labctl.cli.submit_output import two_unit_duration_text
 
     receiver = _open_receiver(directory)
-    receiver.rules(name)
+    receiver.load_rules(name)
     receipts = [
         signed.receipt
         for student in receiver.students(name)
         for signed in receiver.receipts(name, student)
     ]
     if json_:
-        as_json({"submissions": receipts})
+        print_json({"submissions": receipts})
         return
     if not receipts:
         click.echo(f"nobody has submitted {name} yet")
@@ -206,14 +206,14 @@ def _list(directory: Path, name: str, json_: bool) -> None:
             receipt.student,
             str(receipt.number),
             receipt.received,
-            f"{length(receipt.late_s)} late" if receipt.late_s else "on time",
+            f"{two_unit_duration_text(receipt.late_s)} late" if receipt.late_s else "on time",
             f"{receipt.penalty}%" if receipt.penalty else "",
-            size(receipt.bundle_bytes),
+            bytes_text(receipt.bundle_bytes),
             receipt.bundle_sha256[:16],
         )
         for receipt in receipts
     ]
-    table(rows, ("STUDENT", "NO", "RECEIVED", "STATE", "OFF", "SIZE", "SHA256"))
+    print_table(rows, ("STUDENT", "NO", "RECEIVED", "STATE", "OFF", "SIZE", "SHA256"))
 
 
 @receive_command.command("check", short_help="Compare bundles with their receipts.")
@@ -228,18 +228,18 @@ def _check(ctx: click.Context, directory: Path, name: str, json_: bool) -> None:
     labctl receive check ~/drop hw3
     """
     from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import print_json
     from labctl.submissions.receipt import Receipt
 
     receiver = _open_receiver(directory)
-    receiver.rules(name)
+    receiver.load_rules(name)
     rows = [
         (f"{checked.student} {checked.number}" if isinstance(checked, Receipt) else checked, error)
         for checked, error in receiver.check(name)
     ]
     mismatches = sum(bool(error) for _, error in rows)
     if json_:
-        as_json({"checked": [{"submission": label, "wrong": error} for label, error in rows]})
+        print_json({"checked": [{"submission": label, "wrong": error} for label, error in rows]})
     else:
         for label, error in rows:
             if error:
@@ -272,7 +272,7 @@ def _open(directory: Path, name: str, student: str, number: int | None, into: Pa
     """
     from labctl.submissions.bundle import unpack
 
-    with _open_receiver(directory).bundle_of(name, student, number or 0).open("rb") as file:
+    with _open_receiver(directory).find_bundle(name, student, number or 0).open("rb") as file:
         manifest = unpack(file, into)
     click.echo(f"{into}: {len(manifest.files)} files of run {manifest.run}")
 
@@ -315,12 +315,12 @@ def _collect(directory: Path, name: str, profile: str, json_: bool) -> None:
     labctl receive collect ~/drop hw3
     """
     from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import print_json
     from labctl.submissions.receive import collect_posts
 
     posts = collect_posts(_open_receiver(directory), name, profile)
     if json_:
-        as_json({"collected": posts})
+        print_json({"collected": posts})
         return
     for post in posts:
         if post.signed is None:
@@ -338,7 +338,7 @@ def _serve(directory: Path, student: str) -> None:
     import os
     import signal
 
-    from labctl.config import environment
+    from labctl.config import copy_environment
     from labctl.errors import BusyError
     from labctl.submissions.confinement import limit_memory
     from labctl.submissions.connection_limits import MAX_MEMORY_BYTES, hold_connection
@@ -346,7 +346,7 @@ def _serve(directory: Path, student: str) -> None:
 
     os.umask(0o077)
     limit_memory(MAX_MEMORY_BYTES)
-    check_request(environment().get("SSH_ORIGINAL_COMMAND", ""))
+    check_request(copy_environment().get("SSH_ORIGINAL_COMMAND", ""))
 
     def restart_idle_timer() -> None:
         """Kill this process IDLE_S seconds after the last data arrived."""

@@ -7,21 +7,21 @@ import urllib.parse
 import urllib.request
 from typing import Any, ClassVar
 
-from labctl.config import environment
-from labctl.providers import Reclaim
-from labctl.servers.context import Ground
+from labctl.config import copy_environment
+from labctl.providers import Reclaimable
+from labctl.servers.context import LabContext
 
 LOOPBACK = ("127.0.0.1", "localhost")
 HEADER = {"X-Labctl-Rehearsal": "1", "Content-Type": "application/json"}
 TIMEOUT_S = 5.0
 
 
-class Rehearsed:
+class RehearsalReclaim:
     """A Reclaim for spot instances of a rehearsal; other servers are left to their provider."""
 
     no_notice: ClassVar[str] = "only spot instances get a notice, and this is not a spot instance"
 
-    def __init__(self, address: str, provider: Reclaim) -> None:
+    def __init__(self, address: str, provider: Reclaimable) -> None:
         self.address = address
         self.provider = provider
 
@@ -31,15 +31,19 @@ class Rehearsed:
         return was_reclaimed or self.provider.reclaim(server_id, notice_s)
 
 
-def rehearsed_taker(ground: Ground) -> Rehearsed | None:
+def find_rehearsal(ground: LabContext) -> RehearsalReclaim | None:
     """Return the rehearsal that simulates the lab's server, or None if it is not simulated here."""
-    address = environment().get("AWS_ENDPOINT_URL", "").rstrip("/")
+    address = copy_environment().get("AWS_ENDPOINT_URL", "").rstrip("/")
     if urllib.parse.urlsplit(address).hostname not in LOOPBACK:
         return None
     state = _post(address, "state", {}) or {}
-    is_simulated = ground.server().id.partition(".")[0] in state.get("instances", ())
+    is_simulated = ground.get_server().id.partition(".")[0] in state.get("instances", ())
     provider = ground.provider
-    return Rehearsed(address, provider) if is_simulated and isinstance(provider, Reclaim) else None
+    return (
+        RehearsalReclaim(address, provider)
+        if is_simulated and isinstance(provider, Reclaimable)
+        else None
+    )
 
 
 def _post(address: str, name: str, body: dict[str, Any]) -> dict[str, Any] | None:

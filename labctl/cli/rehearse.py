@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labctl.cli.options import json_option, open_lab, rest, yes_option
+from labctl.cli.options import json_option, open_lab, stop_drawing, yes_option
 from labctl.errors import LabError
 
 if TYPE_CHECKING:
@@ -68,14 +68,14 @@ def _aws(
     labctl rehearse aws
     labctl rehearse aws --boot none --set delays.visible=30s
     """
-    from labctl.rehearsal.scenario import load
+    from labctl.rehearsal.scenario import load_scenario
 
     settings = [*switches]
     settings += [f"boot={boot}"] if boot else []
     settings += [f"regions=[{', '.join(regions)}]"] if regions else []
-    scenario = load(path, settings)
+    scenario = load_scenario(path, settings)
     try:
-        from labctl.rehearsal.images import here
+        from labctl.rehearsal.images import default_building
         from labctl.rehearsal.simulation import Rehearsal
     except ModuleNotFoundError as error:
         raise LabError(
@@ -83,7 +83,10 @@ def _aws(
             why=f"the module {error.name} is missing",
             hint="pip install 'labctl[rehearse]'",
         ) from error
-    with _catch_signals() as wakeup, Rehearsal(scenario, here(_log_progress), port, _log) as cloud:
+    with (
+        _catch_signals() as wakeup,
+        Rehearsal(scenario, default_building(_log_progress), port, _log) as cloud,
+    ):
         _print_environment(cloud)
         try:
             wakeup.recv(1)
@@ -112,27 +115,27 @@ def _reclaim(
     labctl rehearse reclaim --notice 30s
     labctl rehearse reclaim --without-notice --json
     """
-    from labctl.cli.rehearsal import rehearsed_taker
-    from labctl.cli.screen import as_json
+    from labctl.cli.rehearsal import find_rehearsal
+    from labctl.cli.screen import print_json
     from labctl.config import parse_duration
     from labctl.errors import UsageError
-    from labctl.lifecycle.reclaim import drill
+    from labctl.lifecycle.reclaim import run_drill
 
     try:
         notice_s = 0 if without_notice else parse_duration(notice)
     except ValueError as error:
         raise UsageError(str(error), hint="labctl rehearse reclaim --notice 30s") from None
     lab = open_lab(ctx, yes=yes, quiet=json_)
-    result = drill(lab.ground, run, notice_s, rehearsed_taker(lab.ground))
+    result = run_drill(lab.ground, run, notice_s, find_rehearsal(lab.ground))
     if json_:
-        as_json({"drill": result})
+        print_json({"drill": result})
     else:
-        rest(ctx)
+        stop_drawing(ctx)
         _draw_drill(result)
 
 
 def _draw_drill(drill: Drill) -> None:
-    from labctl.cli.screen import span, table
+    from labctl.cli.screen import duration_text, print_table
 
     def offset_text(moment: float | None) -> str:
         return "-" if moment is None else f"{moment - drill.began_at:+.1f} s"
@@ -141,7 +144,7 @@ def _draw_drill(drill: Drill) -> None:
         return "" if number is None else f"step {number:.0f}"
 
     source = "from the provider" if drill.announced else "sent to the watchdog"
-    notice = f"{span(drill.notice_s)} before the end; {source}"
+    notice = f"{duration_text(drill.notice_s)} before the end; {source}"
     with_notice = [
         ("notice", offset_text(drill.notice_at), notice),
         ("SIGTERM", offset_text(drill.sigterm_at), ""),
@@ -158,7 +161,7 @@ def _draw_drill(drill: Drill) -> None:
         ("server gone", offset_text(drill.gone_at), drill.server_id),
         ("first step after", offset_text(drill.first_step_at), step_text(drill.first_step_after)),
     ]
-    table(rows, ("EVENT", "TIME", "RESULT"))
+    print_table(rows, ("EVENT", "TIME", "RESULT"))
     lost = "unknown" if drill.lost_steps is None else f"{drill.lost_steps:.0f} steps"
     lost += "" if drill.lost_s is None else f", {drill.lost_s:.1f} s of work"
     recovery = "never reached" if drill.recover_s is None else f"{drill.recover_s:.1f} s"

@@ -31,18 +31,18 @@ def report_command(
     labctl report --out results.html
     """
     from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import as_json, size
+    from labctl.cli.screen import bytes_text, print_json
 
     lab = open_lab(ctx, quiet=json_)
     report = lab.report(run, out.absolute() if out else None)
     if open_:
         click.launch(Path(report.file).as_uri())
     if json_:
-        as_json({"report": report})
+        print_json({"report": report})
         return
     for missing in report.lacks:
         click.echo(clean(missing), err=True)
-    click.echo(f"{clean(_relative_path(Path(report.file)))} ({size(report.bytes)})")
+    click.echo(f"{clean(_relative_path(Path(report.file)))} ({bytes_text(report.bytes)})")
 
 
 def _relative_path(file: Path) -> str:

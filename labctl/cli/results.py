@@ -10,7 +10,7 @@ from labctl.cli.options import json_option, open_lab
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
-    from labctl.runs.evaluate import Evaluated
+    from labctl.runs.evaluate import EvaluationResult
     from labctl.sync.pull import PulledRun
 
 
@@ -41,14 +41,14 @@ def pull_command(
     labctl pull --code
     """
     from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import print_json
     from labctl.sync.lab_files import pull_code
 
     lab = open_lab(ctx, quiet=json_)
     if code:
-        edits = pull_code(lab.ground, lab.ground.server())
+        edits = pull_code(lab.ground, lab.ground.get_server())
         if json_:
-            as_json({"edits": edits})
+            print_json({"edits": edits})
         for name in [] if json_ else edits:
             click.echo(clean(name))
         return
@@ -57,7 +57,7 @@ def pull_command(
     else:
         pulled_runs = lab.pull(run, everything=everything, all_runs=all_runs)
     if json_:
-        as_json({"pulled": pulled_runs})
+        print_json({"pulled": pulled_runs})
         return
     for pulled in pulled_runs:
         if not follow:
@@ -67,23 +67,23 @@ def pull_command(
 
 
 def _describe_pull(pulled: PulledRun) -> str:
-    from labctl.cli.screen import size
+    from labctl.cli.screen import bytes_text
 
     files = f"{pulled.files} {'file' if pulled.files == 1 else 'files'}"
     rest = "everything is up to date." if pulled.complete else "more may follow."
-    return f"runs/{pulled.run}: Downloaded {files} ({size(pulled.bytes)}); {rest}"
+    return f"runs/{pulled.run}: Downloaded {files} ({bytes_text(pulled.bytes)}); {rest}"
 
 
 def _follow_outputs(lab: Lab, run: str, json_: bool) -> PulledRun:
     """Pull until the run has ended; print a line for each round that downloaded something."""
     from labctl.runs import runs
-    from labctl.runs.outputs import mirror_here
+    from labctl.runs.outputs import follow_outputs
 
     def print_round(pulled: PulledRun) -> None:
         if not json_ and (pulled.files or pulled.complete):
             click.echo(_describe_pull(pulled))
 
-    return mirror_here(lab.ground, runs.latest(lab.ground, run).id, on_round=print_round)
+    return follow_outputs(lab.ground, runs.find_run(lab.ground, run).id, on_round=print_round)
 
 
 @click.command("eval")
@@ -118,23 +118,23 @@ def eval_command(
     labctl eval runs/1121-070314-8f3a/checkpoints/step-00000320
     labctl eval --on-server
     """
-    from labctl.cli.screen import as_json
-    from labctl.runs.evaluate import evaluate, evaluate_there
+    from labctl.cli.screen import print_json
+    from labctl.runs.evaluate import evaluate, evaluate_on_server
 
     limit_s = _parse_time_limit_s(time_limit)
     lab = open_lab(ctx, quiet=json_)
     if on_server:
-        result = evaluate_there(lab.ground, checkpoint, time_limit_s=limit_s)
+        result = evaluate_on_server(lab.ground, checkpoint, time_limit_s=limit_s)
     else:
         result = evaluate(lab.ground, checkpoint)
     if json_:
-        as_json({"evaluation": result})
+        print_json({"evaluation": result})
     else:
         _draw_evaluation(result)
     ctx.exit(1 if _has_both(result) and not result.same else 0)
 
 
-def _has_both(result: Evaluated) -> bool:
+def _has_both(result: EvaluationResult) -> bool:
     return None not in (result.accuracy_local, result.accuracy_server)
 
 
@@ -147,9 +147,9 @@ def _parse_time_limit_s(text: str) -> int:
         raise click.BadParameter(str(error), param_hint="--time-limit") from None
 
 
-def _draw_evaluation(result: Evaluated) -> None:
+def _draw_evaluation(result: EvaluationResult) -> None:
     from labctl.cli.exit_codes import clean
-    from labctl.runs.evaluation import interval
+    from labctl.runs.evaluation import confidence_interval
 
     comparison = "the same" if result.same else "DIFFERENT" if _has_both(result) else ""
     for name, accuracy, remark in (
@@ -161,7 +161,7 @@ def _draw_evaluation(result: Evaluated) -> None:
     evaluation = result.evaluation
     if evaluation is None:
         return
-    low, high = interval(evaluation.correct, evaluation.items) or (0.0, 1.0)
+    low, high = confidence_interval(evaluation.correct, evaluation.items) or (0.0, 1.0)
     score = f"{evaluation.correct} of {evaluation.items} on {evaluation.split}"
     click.echo(f"{'correct:':<15}{clean(score)}; 95 % interval {low:.4f} to {high:.4f}")
     if evaluation.baseline_accuracy is not None:

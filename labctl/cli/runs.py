@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from labctl.cli.options import json_option, open_lab, rest, yes_option
+from labctl.cli.options import json_option, open_lab, stop_drawing, yes_option
 
 if TYPE_CHECKING:
     from labctl.errors import LabError
     from labctl.lab import Lab
     from labctl.model import Run
-    from labctl.servers.context import Ground
+    from labctl.servers.context import LabContext
 
 OWN_FAILURE = 255
 DETACHED = 130
@@ -32,14 +32,14 @@ def push_command(ctx: click.Context, force: bool, yes: bool, json_: bool) -> Non
     \b
     labctl push
     """
-    from labctl.cli.screen import as_json, size
+    from labctl.cli.screen import bytes_text, print_json
 
     pushes = open_lab(ctx, yes=yes, quiet=json_).push(force=force)
     if json_:
-        as_json({"pushed": pushes})
+        print_json({"pushed": pushes})
         return
     for push in pushes:
-        uploaded = f"{push.sent} uploaded ({size(push.sent_bytes)})"
+        uploaded = f"{push.sent} uploaded ({bytes_text(push.sent_bytes)})"
         click.echo(f"{push.target}: {uploaded}, {push.unchanged} unchanged")
 
 
@@ -97,17 +97,17 @@ def run_command(
         raise _reject_probe_with_terminal()
 
     lab = open_lab(ctx, yes=yes, quiet=json_)
-    if probe and not (run_id and lab.ground.state.run(lab.id, run_id)):
-        from labctl.cli.probe import asked
+    if probe and not (run_id and lab.ground.state.get_run(lab.id, run_id)):
+        from labctl.cli.probe import confirm_after_probe
 
-        if not asked(ctx, lab, command, probe, push=not no_push, json_=json_):
+        if not confirm_after_probe(ctx, lab, command, probe, push=not no_push, json_=json_):
             return
         no_push = not recover  # the probe has just pushed it
     started_runs: list[Run] = []
 
     def report_start(run: Run, found: bool) -> None:
         started_runs.append(run)
-        rest(ctx)
+        stop_drawing(ctx)
         if not json_:
             event = "found" if found else "started"
             click.echo(f"run {run.id} {event}: {clean(shlex.join(run.command))}", err=True)
@@ -129,7 +129,7 @@ def run_command(
             raise
         _print_still_running(lab, started_runs[0])
         ctx.exit(DETACHED)
-    if tty and not run.ended:
+    if tty and not run.has_ended:
         _become_ssh_to_lab(lab, f"docker attach {run.container}")
     _finish(ctx, run, detach, json_)
 
@@ -166,11 +166,11 @@ def _reject_probe_with_terminal() -> LabError:
 
 def _finish(ctx: click.Context, run: Run, detach: bool, json_: bool) -> None:
     from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import print_json
 
     if json_:
-        as_json({"run": run})
-    elif run.ended:
+        print_json({"run": run})
+    elif run.has_ended:
         click.echo(f"run {run.id}: {clean(run.told)}", err=True)
         if run.stopped_by:
             click.echo(f"labctl up && labctl run --recover --id {run.id}    resume it", err=True)
@@ -179,10 +179,10 @@ def _finish(ctx: click.Context, run: Run, detach: bool, json_: bool) -> None:
         _print_new_files(run)
     else:
         click.echo(f"labctl logs -f {run.id}    follow its log", err=True)
-    ctx.exit(exit_code(run) if run.ended else 0)
+    ctx.exit(find_exit_code(run) if run.has_ended else 0)
 
 
-def exit_code(run: Run) -> int:
+def find_exit_code(run: Run) -> int:
     """Return the exit code of the run's command; 255 if it is unknown."""
     return OWN_FAILURE if run.exit_code is None else run.exit_code
 
@@ -203,7 +203,7 @@ def write_log(block: bytes) -> None:
 
 
 def _print_still_running(lab: Lab, run: Run) -> None:
-    server = lab.ground.state.server_of_lab(lab.id)
+    server = lab.ground.state.get_lab_server(lab.id)
     price = server.offer.price_usd_per_hour if server else 0.0
     cost = f"{price:.2f} dollars an hour" if price else "free"
     click.echo(f"\nrun {run.id} is still running ({cost})", err=True)
@@ -219,10 +219,10 @@ def _print_still_running(lab: Lab, run: Run) -> None:
 
 
 def _become_ssh_to_lab(lab: Lab, line: str, *, tty: bool = True) -> None:
-    become_ssh(lab.ground, line, tty=tty)
+    replace_with_ssh(lab.ground, line, tty=tty)
 
 
-def become_ssh(ground: Ground, line: str, *, tty: bool = True) -> None:
+def replace_with_ssh(ground: LabContext, line: str, *, tty: bool = True) -> None:
     """Replace this process with ssh to the lab's server, with its exit code and signals.
 
     `line` is for the shell on the server; "" opens a login shell.
@@ -231,20 +231,22 @@ def become_ssh(ground: Ground, line: str, *, tty: bool = True) -> None:
 
     from labctl.commands.ssh import interactive_argv
     from labctl.errors import LabError
-    from labctl.servers.gate import has_gate, let_in
-    from labctl.shell import portable
-    from labctl.transports.ssh_client import quick_login
+    from labctl.servers.gate import admit_if_unreachable, has_gate
+    from labctl.shell import portable_line
+    from labctl.transports.ssh_client import find_quick_login_options
 
-    server = ground.server()
+    server = ground.get_server()
     if has_gate(server):
-        let_in(ground, server)
+        admit_if_unreachable(ground, server)
     config = ground.connections.write(server)
     if not shutil.which("ssh"):
         raise LabError(
             "ssh is not installed on this machine", hint="sudo apt-get install openssh-client"
         )
-    remote_line = portable(line) if line else ""
-    argv = interactive_argv(str(config), server.alias, remote_line, tty=tty, login=quick_login())
+    remote_line = portable_line(line) if line else ""
+    argv = interactive_argv(
+        str(config), server.alias, remote_line, tty=tty, login=find_quick_login_options()
+    )
     sys.stdout.flush()
     os.execvp(argv[0], argv)
 
@@ -265,10 +267,10 @@ def attach_command(ctx: click.Context, run: str) -> None:
     from labctl.shell import command
 
     lab = open_lab(ctx)
-    run_id = runs.latest(lab.ground, run).id
-    server = lab.ground.server()
+    run_id = runs.find_run(lab.ground, run).id
+    server = lab.ground.get_server()
     request = {"lab": lab.config.name, "lab_id": lab.id, "run": run_id}
-    session = lab.ground.remote(server).call("session", request)["session"]
+    session = lab.ground.open_agent(server).call("session", request)["session"]
     _become_ssh_to_lab(lab, command("exec", "tmux", "attach-session", "-t", f"={session}").render())
 
 
@@ -288,10 +290,10 @@ def exec_command(ctx: click.Context, run_id: str, command: tuple[str, ...]) -> N
     from labctl.shell import command as words
 
     lab = open_lab(ctx)
-    run = runs.latest(lab.ground, run_id)
-    runs.refresh(lab.ground, lab.ground.server())
-    run = runs.latest(lab.ground, run.id)
-    if run.ended:
+    run = runs.find_run(lab.ground, run_id)
+    runs.refresh(lab.ground, lab.ground.get_server())
+    run = runs.find_run(lab.ground, run.id)
+    if run.has_ended:
         raise NotFoundError(f"run {run.id} has ended", why=run.told, hint="labctl run -it -- bash")
     tty = sys.stdin.isatty() and sys.stdout.isatty()
     flags = ("-it",) if tty else ("-i",)
@@ -342,9 +344,9 @@ def ssh_command(
         _become_ssh_to_lab(open_lab(ctx), line, tty=tty)
     if not command:
         raise UsageError("--all needs a command", hint="labctl ssh --all -- uptime")
-    from labctl.cli.fan_out import everywhere
+    from labctl.cli.fan_out import run_on_all_servers
 
-    ctx.exit(everywhere(line, at_once, json_))
+    ctx.exit(run_on_all_servers(line, at_once, json_))
 
 
 @click.command("cancel")
@@ -359,15 +361,15 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
     labctl cancel
     """
     from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import print_json
     from labctl.runs import runs
 
     lab = open_lab(ctx, quiet=json_)
-    ground: Ground = lab.ground
-    run_id = runs.latest(ground, run).id
-    ended_run, had_ended = runs.cancel(ground, ground.server(), run_id, grace)
+    ground: LabContext = lab.ground
+    run_id = runs.find_run(ground, run).id
+    ended_run, had_ended = runs.cancel(ground, ground.get_server(), run_id, grace)
     if json_:
-        as_json({"run": ended_run, "already": had_ended})
+        print_json({"run": ended_run, "already": had_ended})
     elif had_ended:
         click.echo(f"Run {ended_run.id} had already ended: {clean(ended_run.told)}")
     else:

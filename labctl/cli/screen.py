@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labctl.cli.exit_codes import clean
-from labctl.events import Decision, Event, Note, Progress, Step
+from labctl.events import Event, Note, Progress, Question, Step
 
 if TYPE_CHECKING:
     from labctl.model import Check
@@ -45,7 +45,7 @@ class Screen:
         elif isinstance(event, Progress):
             self._draw_progress(event)
 
-    def ask(self, decision: Decision) -> bool:
+    def confirm(self, decision: Question) -> bool:
         """Ask a question. Without a terminal the answer is no, with a note on how to say yes."""
         if decision.typed:
             return self._ask_to_type(decision)
@@ -53,7 +53,7 @@ class Screen:
             if decision.about == "price" and decision.detail and not self.quiet:
                 self._print(clean(decision.detail))
             return True
-        self.rest()
+        self.stop_drawing()
         if decision.detail:
             click.echo(clean(decision.detail), err=True)
         if not sys.stdin.isatty():
@@ -62,8 +62,8 @@ class Screen:
             return False
         return click.confirm(clean(decision.question), default=decision.default, err=True)
 
-    def _ask_to_type(self, decision: Decision) -> bool:
-        self.rest()
+    def _ask_to_type(self, decision: Question) -> bool:
+        self.stop_drawing()
         click.echo(clean(decision.detail), err=True)
         if not sys.stdin.isatty():
             text = f"{clean(decision.question)}: no (not a terminal; --yes does not answer this)"
@@ -74,7 +74,7 @@ class Screen:
         )
         return str(answer).strip() == decision.typed
 
-    def rest(self) -> None:
+    def stop_drawing(self) -> None:
         """Remove live drawing from the screen before anything else writes there."""
         if self.live is not None:
             self.live.stop()
@@ -126,7 +126,7 @@ class Screen:
         amount = ""
         if unit == "bytes" and done:
             rate = done / max(time.monotonic() - started_at, 0.01)
-            amount = f"{size(done)} of {size(total)}, {size(rate)}/s"
+            amount = f"{bytes_text(done)} of {bytes_text(total)}, {bytes_text(rate)}/s"
         elif total:
             amount = f"{done:.0f}/{total:.0f}"
         self.live.update(task, completed=done, total=total or None, amount=amount)
@@ -136,7 +136,7 @@ class Screen:
         if task is not None and self.live is not None:
             self.live.remove_task(task)
             if not self.tasks:
-                self.rest()
+                self.stop_drawing()
 
 
 def _make_progress_bars() -> Any:
@@ -154,7 +154,7 @@ def _make_progress_bars() -> Any:
     )
 
 
-def size(count: float) -> str:
+def bytes_text(count: float) -> str:
     """Write a number of bytes in the largest unit that gives at least 1: 1536 -> 1.5 KiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
@@ -163,14 +163,14 @@ def size(count: float) -> str:
     raise AssertionError
 
 
-def ago(moment: float | None, now: float | None = None) -> str:
+def age_text(moment: float | None, now: float | None = None) -> str:
     """Write the time since a Unix time: 42 s, 3 min, 2.5 h, 3 d; "-" for None and 0."""
     if not moment:
         return "-"
-    return span((now or time.time()) - moment)
+    return duration_text((now or time.time()) - moment)
 
 
-def span(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Write a duration in one unit: 42 s, 3 min, 2.5 h, 3 d."""
     if seconds < 90:
         return f"{max(0, seconds):.0f} s"
@@ -181,7 +181,7 @@ def span(seconds: float) -> str:
     return f"{seconds / 86400:.0f} d"
 
 
-def folded(text: str, indent: int = 0, width: int = 0) -> list[str]:
+def wrap_text(text: str, indent: int = 0, width: int = 0) -> list[str]:
     """Wrap text into lines that fit the screen after the indent; words are never broken."""
     import shutil
     import textwrap
@@ -190,7 +190,7 @@ def folded(text: str, indent: int = 0, width: int = 0) -> list[str]:
     return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
 
 
-def table(rows: Sequence[tuple[str, ...]], headings: tuple[str, ...], width: int = 0) -> None:
+def print_table(rows: Sequence[tuple[str, ...]], headings: tuple[str, ...], width: int = 0) -> None:
     """Print a table. Columns are as wide as their content; the last is cut at the screen's edge."""
     import shutil
 
@@ -218,13 +218,13 @@ def draw_checks(checks: Sequence[Check], width: int = 0) -> None:
             mark = click.style("! ", fg="yellow")
         text = clean(f"{check.name}: {check.detail}")
         if wraps:
-            text = "\n    ".join(folded(text, 4, width))
+            text = "\n    ".join(wrap_text(text, 4, width))
         click.echo(f"{mark}  {text}")
         if check.next:
             click.echo(f"      next: {clean(check.next)}")
 
 
-def as_json(body: dict[str, Any]) -> None:
+def print_json(body: dict[str, Any]) -> None:
     """Print one JSON object with a version to standard output."""
     import msgspec
 

@@ -49,7 +49,7 @@ def serve_command(
     labctl serve --stop
     """
     lab = open_lab(ctx, yes=options["yes"], quiet=json_)
-    server = lab.ground.server()
+    server = lab.ground.get_server()
     if options["stop"]:
         _stop(lab, server, json_)
         return
@@ -58,12 +58,12 @@ def serve_command(
 
 
 def _stop(lab: Lab, server: Server, json_: bool) -> None:
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import print_json
     from labctl.services import model_serving
 
     stopped = model_serving.stop(lab.ground, server)
     if json_:
-        as_json({"stopped": stopped})
+        print_json({"stopped": stopped})
     else:
         text = f"stopped: {', '.join(stopped)}" if stopped else "nothing was being served"
         click.echo(text, err=True)
@@ -80,7 +80,7 @@ def _build_request(
         if not 0 < options["port"] < 65536:
             hint = f"labctl serve --image {options['image']} --port 8000"
             raise UsageError("--image needs --port, the port that it listens on", hint=hint)
-        return model_serving.of_image(
+        return model_serving.request_image(
             lab.ground,
             server,
             options["image"],
@@ -96,14 +96,14 @@ def _build_request(
         raise UsageError("only one run can be served", hint=f"labctl serve {words[0]}")
     if options["batch"]:
         env["LABCTL_SERVE_MAX_BATCH"] = str(options["batch"])
-    choice = model_serving.Choice(
+    choice = model_serving.ServeChoice(
         run=words[0] if words else "",
         checkpoint=options["checkpoint"],
         push=options["push"],
         env=env,
         loading_s=options["load_time"],
     )
-    return model_serving.of_model(lab.ground, server, choice)
+    return model_serving.request_model(lab.ground, server, choice)
 
 
 def _parse_assignment(text: str) -> tuple[str, str]:
@@ -136,7 +136,7 @@ def _print_address(request: ServiceRequest, url: str, port: int, json_: bool) ->
     import msgspec
 
     from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import print_json
     from labctl.services import model_serving
 
     url = url.rstrip("/")
@@ -145,7 +145,7 @@ def _print_address(request: ServiceRequest, url: str, port: int, json_: bool) ->
         body["image"] = request.image
         lines = [f"{request.image}: {url}"]
     else:
-        model = model_serving.health(port)
+        model = model_serving.check_health(port)
         body |= msgspec.to_builtins(model)
         lines = [
             f"run {model.run}, {model.checkpoint}, {model.classes} classes: {url}",
@@ -153,6 +153,6 @@ def _print_address(request: ServiceRequest, url: str, port: int, json_: bool) ->
             f"  {url}/healthz  {url}/metrics",
         ]
     if json_:
-        as_json({"serve": body})
+        print_json({"serve": body})
     else:
         click.echo(clean("\n".join(lines)))

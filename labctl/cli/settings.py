@@ -18,14 +18,14 @@ def config_command(ctx: click.Context, json_: bool) -> None:
     \b
     labctl config
     """
-    from labctl.cli.screen import as_json, table
-    from labctl.config import settings
+    from labctl.cli.screen import print_json, print_table
+    from labctl.config import list_settings
 
-    rows = settings(open_lab(ctx, quiet=json_).config)
+    rows = list_settings(open_lab(ctx, quiet=json_).config)
     if json_:
-        as_json({"settings": [{"key": k, "value": v, "origin": o} for k, v, o in rows]})
+        print_json({"settings": [{"key": k, "value": v, "origin": o} for k, v, o in rows]})
     else:
-        table([(k, o, v) for k, v, o in rows], ("KEY", "SOURCE", "VALUE"))
+        print_table([(k, o, v) for k, v, o in rows], ("KEY", "SOURCE", "VALUE"))
 
 
 @click.command("inventory")
@@ -36,13 +36,13 @@ def inventory_command(ctx: click.Context) -> None:
     \b
     labctl inventory > hosts.yml && ansible-playbook -i hosts.yml site.yml
     """
-    from labctl.commands.ansible import Host, inventory
+    from labctl.commands.ansible import Host, build_inventory
 
     lab = open_lab(ctx)
-    server = lab.ground.server()
+    server = lab.ground.get_server()
     config = lab.ground.connections.write(server)
     host = Host(alias=server.alias, ssh_config=config, user=server.endpoint.user)
-    click.echo(inventory([host]), nl=False)
+    click.echo(build_inventory([host]), nl=False)
 
 
 @click.group("secret")
@@ -86,13 +86,13 @@ def _list(ctx: click.Context, json_: bool) -> None:
     \b
     labctl secret list
     """
-    from labctl.cli.screen import as_json
-    from labctl.config import secret_names
+    from labctl.cli.screen import print_json
+    from labctl.config import list_secret_names
 
     lab = open_lab(ctx, quiet=json_)
-    names = secret_names(lab.ground.paths, lab.id)
+    names = list_secret_names(lab.ground.paths, lab.id)
     if json_:
-        as_json({"secrets": names})
+        print_json({"secrets": names})
     for name in [] if json_ else names:
         click.echo(name)
 
@@ -106,10 +106,10 @@ def trust_command(ctx: click.Context) -> None:
     labctl trust
     """
     from labctl.cli.exit_codes import clean
-    from labctl.config import trust, trust_questions
+    from labctl.config import list_trust_questions, trust
 
     lab = open_lab(ctx)
-    for question in trust_questions(lab.config):
+    for question in list_trust_questions(lab.config):
         click.echo(f"- {clean(question)}")
     trust(lab.ground.paths, lab.config)
     click.echo("approved")

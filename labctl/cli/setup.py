@@ -29,12 +29,12 @@ def init_command(ctx: click.Context, directory: Path, provider: str | None) -> N
     import sys
 
     from labctl.cli.screen import Screen
-    from labctl.config import data_dir
+    from labctl.config import find_data_dir
     from labctl.errors import UsageError
-    from labctl.lifecycle.sample_project import init
-    from labctl.providers import provider_names
+    from labctl.lifecycle.sample_project import create_project
+    from labctl.providers import list_provider_names
 
-    names = provider_names()
+    names = list_provider_names()
     if provider is None and sys.stdin.isatty():
         click.echo("Where should labctl get servers?", err=True)
         for name in names:
@@ -48,7 +48,7 @@ def init_command(ctx: click.Context, directory: Path, provider: str | None) -> N
             hint="labctl init digits --provider local",
         )
     target = Path(ctx.find_root().obj or ".") / directory
-    init(data_dir() / "templates", target, provider, Screen())
+    create_project(find_data_dir() / "templates", target, provider, Screen())
     click.echo(f"{directory} is ready. Next:\n\n  cd {directory}\n  labctl up\n  labctl run")
 
 
@@ -78,14 +78,14 @@ def up_command(
     """
     import msgspec
 
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import print_json
 
     lab = open_lab(ctx, yes=yes, quiet=json_, overrides=overrides)
     need = lab.config.server.need
     need_without_deadline = msgspec.structs.replace(need, deadline=False) if no_deadline else None
     server = lab.up(need_without_deadline).server
     if json_:
-        as_json({"server": server})
+        print_json({"server": server})
         return
     price = server.offer.price_usd_per_hour
     cost = f"{price:.2f} dollars an hour" if price else "costs nothing"
@@ -105,13 +105,13 @@ def doctor_command(ctx: click.Context, provider: str | None, json_: bool) -> Non
     \b
     labctl doctor
     """
-    from labctl.cli.screen import as_json, draw_checks
-    from labctl.lifecycle.doctor import doctor
+    from labctl.cli.screen import draw_checks, print_json
+    from labctl.lifecycle.doctor import run_doctor
 
     overrides = {"provider": provider} if provider else {}
-    checks = doctor(open_lab(ctx, quiet=json_, overrides=overrides).ground)
+    checks = run_doctor(open_lab(ctx, quiet=json_, overrides=overrides).ground)
     if json_:
-        as_json({"checks": checks})
+        print_json({"checks": checks})
     else:
         draw_checks(checks)
     ctx.exit(0 if all(check.ok for check in checks) else 1)

@@ -30,11 +30,11 @@ def status_command(ctx: click.Context, refresh: bool, why: bool, json_: bool) ->
     labctl status --refresh
     labctl status --why
     """
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import print_json
 
     status = _read_status(ctx, refresh or why, why, json_)
     if json_:
-        as_json(status)
+        print_json(status)
         return
     server: Server | None = status["server"]
     if server is None:
@@ -72,15 +72,15 @@ def _read_status(ctx: click.Context, refresh: bool, why: bool, json_: bool) -> d
 def _draw_kept(disks: list[KeptDisk]) -> None:
     if disks:
         from labctl.cli.exit_codes import clean
-        from labctl.servers.disks import told
+        from labctl.servers.disks import describe_kept_disk
 
         for disk in disks:
-            click.echo(f"  {clean(told(disk))}")
+            click.echo(f"  {clean(describe_kept_disk(disk))}")
 
 
 def _draw_server(status: dict[str, Any], server: Server) -> None:
     from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import size, span
+    from labctl.cli.screen import bytes_text, duration_text
 
     state = {True: server.state, False: "NOT REACHABLE", None: f"{server.state} (last known)"}
     kind = clean(f"{server.provider} {server.offer.type}")
@@ -89,17 +89,17 @@ def _draw_server(status: dict[str, Any], server: Server) -> None:
         click.echo(f"  {clean(status['why'])}")
     price = server.offer.price_usd_per_hour
     cost = f"{status['cost_usd']:.2f} dollars so far at {price:.2f} an hour" if price else "no cost"
-    click.echo(f"  up {span(status['clocks']['up_s'])}, {cost}")
+    click.echo(f"  up {duration_text(status['clocks']['up_s'])}, {cost}")
     _draw_limits(status, price)
     if status["disk"]:
-        click.echo(f"  disk {size(status['disk']['free_bytes'])} free")
+        click.echo(f"  disk {bytes_text(status['disk']['free_bytes'])} free")
     click.echo(f"  ssh {server.alias}")
 
 
 def _draw_limits(status: dict[str, Any], price: float) -> None:
     """Print the time and money left as the watchdog reported them, and what it cannot do."""
     from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import ago, span
+    from labctl.cli.screen import age_text, duration_text
 
     watch, clocks = status["watch"], status["clocks"]
     if not watch:
@@ -112,12 +112,12 @@ def _draw_limits(status: dict[str, Any], price: float) -> None:
         for name, key in (("ttl", "ttl_left_s"), ("idle", "idle_left_s"))
         if watch.get(key) is not None
     }
-    limits = [f"{name} {span(seconds)} left" for name, seconds in left_s.items()]
+    limits = [f"{name} {duration_text(seconds)} left" for name, seconds in left_s.items()]
     if watch.get("budget_left_s") is not None and price:
         dollars = (watch["budget_left_s"] - report_age_s) / 3600 * price
         limits.append(f"{dollars:.2f} dollars left")
     if limits:
-        age = ago(status["watched_at"], status["now"])
+        age = age_text(status["watched_at"], status["now"])
         reported = f" (reported {age} ago)" if report_age_s > 5 else ""
         click.echo(f"  {', '.join(limits)}{reported}")
     if not watch.get("alive"):
@@ -134,13 +134,13 @@ def _draw_limits(status: dict[str, Any], price: float) -> None:
 def _draw_mirror(mirror: dict[str, Any], now: float) -> None:
     """Print when the store was last complete, or why it is not."""
     from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import ago, size
+    from labctl.cli.screen import age_text, bytes_text
 
-    when = f"{ago(mirror['at'], now)} ago" if mirror["at"] else "never"
+    when = f"{age_text(mirror['at'], now)} ago" if mirror["at"] else "never"
     if not mirror["failed"]:
         click.echo(f"  mirrored {when}")
         return
-    behind = f", {size(mirror['behind_bytes'])} behind" if mirror["behind_bytes"] else ""
+    behind = f", {bytes_text(mirror['behind_bytes'])} behind" if mirror["behind_bytes"] else ""
     text = f"  not mirrored (last: {when}{behind}), retrying: {clean(mirror['failed'])}"
     click.echo(click.style(text, fg="yellow"))
 
@@ -148,7 +148,7 @@ def _draw_mirror(mirror: dict[str, Any], now: float) -> None:
 def _draw_decisions(watch: dict[str, Any]) -> None:
     import time
 
-    from labctl.cli.screen import table
+    from labctl.cli.screen import print_table
 
     rows = [
         (
@@ -160,16 +160,16 @@ def _draw_decisions(watch: dict[str, Any]) -> None:
     ]
     click.echo()
     if rows:
-        table(rows, ("TIME", "DECISION", "WHY"))
+        print_table(rows, ("TIME", "DECISION", "WHY"))
     else:
         click.echo("The watchdog has taken no action.")
 
 
 def _draw_runs(runs: list[Run], server: Server | None, now: float, ended: dict[str, str]) -> None:
-    from labctl.cli.screen import table
+    from labctl.cli.screen import print_table
 
     def make_row(run: Run) -> tuple[str, ...]:
-        if run.ended or (server is not None and run.server_id == server.id):
+        if run.has_ended or (server is not None and run.server_id == server.id):
             result = run.told or shlex.join(run.command)
             return run.id, run.state, _steps_text(run), _elapsed_text(run, now), result
         elapsed = _elapsed_text(run, run.seen_at or now)
@@ -179,7 +179,7 @@ def _draw_runs(runs: list[Run], server: Server | None, now: float, ended: dict[s
 
     rows = [make_row(run) for run in runs[:15]]
     click.echo()
-    table(rows, ("RUN", "STATE", "STEPS", "TIME", "RESULT"))
+    print_table(rows, ("RUN", "STATE", "STEPS", "TIME", "RESULT"))
     if len(runs) > 15:
         click.echo(f"and {len(runs) - 15} earlier (--json lists all)")
     for run in runs[:15]:
@@ -196,13 +196,13 @@ def _steps_text(run: Run) -> str:
 
 
 def _elapsed_text(run: Run, now: float) -> str:
-    from labctl.cli.screen import span
+    from labctl.cli.screen import duration_text
 
     start = run.started_at or run.created_at
     if not start:
         return "-"
-    end = run.ended_at or (run.seen_at if run.ended else now)
-    return span(end - start)
+    end = run.ended_at or (run.seen_at if run.has_ended else now)
+    return duration_text(end - start)
 
 
 @click.command("logs")
@@ -223,11 +223,11 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
 
     lab = open_lab(ctx)
     server = _server_with_logs(lab, run)
-    run_id = runs.latest(lab.ground, run).id
+    run_id = runs.find_run(lab.ground, run).id
     if server is None:
-        from labctl.lifecycle.reconcile import log_elsewhere
+        from labctl.lifecycle.reconcile import read_saved_log
 
-        write_log(_last_lines(log_elsewhere(lab.ground, run_id), tail))
+        write_log(_last_lines(read_saved_log(lab.ground, run_id), tail))
         click.echo("the server has ended; this is the log that was saved or pulled", err=True)
         return
     try:
@@ -236,7 +236,7 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
         text = f"Run {run_id} is still running. To stop it: labctl cancel {run_id}"
         click.echo(f"\n{text}", err=True)
         ctx.exit(130)
-    if shown.ended:
+    if shown.has_ended:
         click.echo(f"run {shown.id}: {clean(shown.told)}", err=True)
 
 
@@ -245,16 +245,18 @@ def _server_with_logs(lab: Lab, run: str) -> Server | None:
     from labctl.errors import NotFoundError
 
     if lab.keeper:
-        from labctl.lifecycle.reconcile import come_back
+        from labctl.lifecycle.reconcile import reconcile
 
-        come_back(lab.ground)
+        reconcile(lab.ground)
     try:
-        return lab.ground.server()
+        return lab.ground.get_server()
     except NotFoundError:
         from labctl.lifecycle import reconcile
         from labctl.runs import runs
 
-        was_pulled = reconcile.log_here(lab.ground, runs.latest(lab.ground, run).id).is_file()
+        was_pulled = reconcile.local_log_path(
+            lab.ground, runs.find_run(lab.ground, run).id
+        ).is_file()
         if not (was_pulled or lab.keeper or lab.config.store):
             raise
         return None
@@ -323,7 +325,7 @@ def forward_command(
 
 def _list_or_stop_forwards(lab: Lab, services: tuple[str, ...], stop: bool, json_: bool) -> None:
     """List the background forwards, or stop the named ones (all without names)."""
-    from labctl.cli.screen import as_json, table
+    from labctl.cli.screen import print_json, print_table
     from labctl.services.forwards import list_forwards, stop_forward
 
     state = lab.ground.state
@@ -332,19 +334,19 @@ def _list_or_stop_forwards(lab: Lab, services: tuple[str, ...], stop: bool, json
     else:
         forwards = list_forwards(state)
     if json_:
-        as_json({"forwards": forwards})
+        print_json({"forwards": forwards})
     elif forwards:
         rows = [(one.id, one.service, "stopped" if stop else one.url) for one in forwards]
-        table(rows, ("ID", "SERVICE", "URL"))
+        print_table(rows, ("ID", "SERVICE", "URL"))
     else:
         click.echo("No background forwards.", err=True)
 
 
 def _print_urls(urls: list[tuple[str, str]], open_: bool, json_: bool) -> None:
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import print_json
 
     if json_:
-        as_json({"forwards": [{"service": name, "url": url} for name, url in urls]})
+        print_json({"forwards": [{"service": name, "url": url} for name, url in urls]})
     for name, url in urls:
         if not json_:
             click.echo(f"{name}: {url}")

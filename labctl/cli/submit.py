@@ -11,7 +11,7 @@ from labctl.cli.options import json_option, open_lab, yes_option
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
-    from labctl.submissions.submit import Choice
+    from labctl.submissions.submit import SubmissionChoice
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -66,7 +66,7 @@ def submit_command(
     labctl submit
     labctl submit --verify
     """
-    from labctl.submissions.submit import Choice
+    from labctl.submissions.submit import SubmissionChoice
 
     if key:
         _print_public_key(json_)
@@ -76,7 +76,7 @@ def submit_command(
         _verify_receipt(ctx, assignment, verify, bundle, json_)
         return
     lab = open_lab(ctx, yes=yes, quiet=json_, record_only=True)
-    choice = Choice(run=run, checkpoint=checkpoint, assignment=assignment, allowed=allow)
+    choice = SubmissionChoice(run=run, checkpoint=checkpoint, assignment=assignment, allowed=allow)
     if receipts:
         _fetch_receipts(lab, choice, json_)
     elif grade:
@@ -88,39 +88,39 @@ def submit_command(
 
 
 def _print_public_key(json_: bool) -> None:
-    from labctl.cli.screen import as_json
-    from labctl.config import paths
+    from labctl.cli.screen import print_json
+    from labctl.config import find_paths
     from labctl.submissions.receiver_host import public_key
 
-    line = public_key(paths())
+    line = public_key(find_paths())
     if json_:
-        as_json({"key": line})
+        print_json({"key": line})
         return
     click.echo(line)
     click.echo("Send this line to your instructor, who registers it under your name.", err=True)
 
 
-def _submit(lab: Lab, choice: Choice, json_: bool) -> None:
-    from labctl.cli.screen import as_json
+def _submit(lab: Lab, choice: SubmissionChoice, json_: bool) -> None:
+    from labctl.cli.screen import print_json
     from labctl.cli.submit_output import draw_contents, draw_done, draw_terms
     from labctl.submissions.submit import submit
 
     if json_:
-        as_json({"handed_in": submit(lab.ground, choice)})
+        print_json({"handed_in": submit(lab.ground, choice)})
         return
     result = submit(lab.ground, choice, on_terms=draw_terms, on_contents=draw_contents)
     draw_done(result, lab.config.root)
 
 
-def _rehearse(lab: Lab, choice: Choice, json_: bool) -> None:
-    from labctl.cli.screen import as_json
+def _rehearse(lab: Lab, choice: SubmissionChoice, json_: bool) -> None:
+    from labctl.cli.screen import print_json
     from labctl.cli.submit_output import draw_contents, draw_terms
     from labctl.submissions.submit import rehearse
 
     terms, contents = rehearse(lab.ground, choice)
     if json_:
         details = {"bundle_bytes": contents.bundle_bytes, "notes": contents.notes}
-        as_json({"terms": terms, "manifest": contents.manifest, **details})
+        print_json({"terms": terms, "manifest": contents.manifest, **details})
         return
     draw_terms(terms, offline=True)
     draw_contents(contents, terms)
@@ -129,47 +129,47 @@ def _rehearse(lab: Lab, choice: Choice, json_: bool) -> None:
 def _verify_receipt(
     ctx: click.Context, assignment: Path | None, path: str, bundle: Path | None, json_: bool
 ) -> None:
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import print_json
     from labctl.cli.submit_output import draw_verified
     from labctl.submissions import receipts, submit
 
     root = Path(ctx.find_root().obj or ".").resolve()
     rules = submit.find_assignment(root, assignment)
-    receipt = Path(path) if path else receipts.last(root, rules)
+    receipt = Path(path) if path else receipts.find_last_receipt(root, rules)
     verified = receipts.verify(receipt, rules.receiver, bundle)
     if json_:
-        as_json({"verified": verified})
+        print_json({"verified": verified})
     else:
         draw_verified(verified, root)
     ctx.exit(3 if verified.bundle == "changed" else 0)
 
 
-def _fetch_receipts(lab: Lab, choice: Choice, json_: bool) -> None:
-    from labctl.cli.screen import as_json
+def _fetch_receipts(lab: Lab, choice: SubmissionChoice, json_: bool) -> None:
+    from labctl.cli.screen import print_json
     from labctl.cli.submit_output import draw_receipts
     from labctl.submissions import receipts, submit
 
     root = lab.config.root
     rules = submit.find_assignment(root, choice.assignment)
-    with submit.opened(lab.ground, rules) as host:
+    with submit.open_receiver(lab.ground, rules) as host:
         saved, refused = receipts.fetch(root, rules, host)
     if json_:
         rows: list[Any] = [{"path": str(path), "receipt": receipt} for path, receipt in saved]
-        as_json({"receipts": rows, "refused": refused})
+        print_json({"receipts": rows, "refused": refused})
         return
     draw_receipts(saved, refused, root)
 
 
-def _fetch_grade(lab: Lab, choice: Choice, json_: bool) -> None:
-    from labctl.cli.screen import as_json
+def _fetch_grade(lab: Lab, choice: SubmissionChoice, json_: bool) -> None:
+    from labctl.cli.screen import print_json
     from labctl.cli.submit_output import draw_feedback
     from labctl.submissions import receipts, submit
 
     root = lab.config.root
     rules = submit.find_assignment(root, choice.assignment)
-    with submit.opened(lab.ground, rules) as host:
+    with submit.open_receiver(lab.ground, rules) as host:
         feedback, path = receipts.fetch_feedback(root, rules, host)
     if json_:
-        as_json({"feedback": feedback, "path": str(path)})
+        print_json({"feedback": feedback, "path": str(path)})
         return
     draw_feedback(feedback, path, root)

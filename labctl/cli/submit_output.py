@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.exit_codes import clean
-from labctl.cli.screen import size, table
+from labctl.cli.screen import bytes_text, print_table
 from labctl.config.scalars import size_text
 
 if TYPE_CHECKING:
-    from labctl.submissions.bundling import Contents
+    from labctl.submissions.bundling import BundleContents
     from labctl.submissions.feedback import Feedback
     from labctl.submissions.receipt import Receipt
     from labctl.submissions.receipts import Verified
-    from labctl.submissions.submit import HandedIn, Terms
+    from labctl.submissions.submit import SubmitResult, Terms
 
 PARTS = ("model", "logs", "report", "evaluation", "code")
 # characters of a SHA-256 in a table
@@ -34,7 +34,7 @@ def draw_terms(terms: Terms, *, offline: bool = False) -> None:
     rows += [("size", f"at most {size_text(terms.max_bytes)}"), ("to", f"{terms.hand_in}{sender}")]
     if terms.ticket_until:
         until = datetime.fromisoformat(terms.ticket_until).timestamp()
-        rows.append(("ticket", f"yours is valid until {moment(until, terms.due)}"))
+        rows.append(("ticket", f"yours is valid until {time_text(until, terms.due)}"))
     if terms.number:
         count = "one submission" if terms.number == 1 else f"{terms.number} submissions"
         rows.append(("earlier", f"{count} from you; each is kept"))
@@ -58,11 +58,15 @@ def _due_text(terms: Terms) -> str:
     if standing.due_at is None:
         return "never"
     left_s = standing.due_at - terms.now
-    distance = f"in {length(left_s)}" if left_s >= 0 else f"{length(-left_s)} ago"
+    distance = (
+        f"in {two_unit_duration_text(left_s)}"
+        if left_s >= 0
+        else f"{two_unit_duration_text(-left_s)} ago"
+    )
     extended = ""
     if terms.due and round(datetime.fromisoformat(terms.due).timestamp()) != standing.due_at:
         extended = ", with your extension"
-    return f"{moment(standing.due_at, terms.due)} ({distance}){extended}"
+    return f"{time_text(standing.due_at, terms.due)} ({distance}){extended}"
 
 
 def _late_text(terms: Terms) -> str:
@@ -74,16 +78,16 @@ def _late_text(terms: Terms) -> str:
     elif standing.closes_at == standing.due_at:
         return "not accepted"
     else:
-        rule = f"accepted until {moment(standing.closes_at, terms.due)}"
+        rule = f"accepted until {time_text(standing.closes_at, terms.due)}"
     if terms.penalty:
         rule += f", {terms.penalty}% of the points off for each day or part of a day"
     if standing.late_s:
         off = f", {standing.penalty}% off" if terms.penalty else ""
-        rule += f"; you are {length(standing.late_s)} late{off}"
+        rule += f"; you are {two_unit_duration_text(standing.late_s)} late{off}"
     return rule
 
 
-def length(seconds: float) -> str:
+def two_unit_duration_text(seconds: float) -> str:
     """Write a duration in at most two units: 7 d 15 h, 2 h 5 min, 40 s.
 
     It is rounded down, so that nobody waits too long.
@@ -96,7 +100,7 @@ def length(seconds: float) -> str:
     return " ".join(parts[:2]) or "0 s"
 
 
-def moment(at: float, like: str = "") -> str:
+def time_text(at: float, like: str = "") -> str:
     """Write a Unix time in the zone of `like` (an ISO time with offset), else in UTC."""
     zone = datetime.fromisoformat(like).tzinfo if like else UTC
     time = datetime.fromtimestamp(at, zone or UTC)
@@ -104,23 +108,25 @@ def moment(at: float, like: str = "") -> str:
     return time.strftime(f"%a %d %b %Y %H:%M {offset}")
 
 
-def draw_contents(contents: Contents, terms: Terms) -> None:
+def draw_contents(contents: BundleContents, terms: Terms) -> None:
     """Print the parts of the bundle with their sizes, and warnings."""
     from labctl.submissions.bundling import SERVERS_EVALUATION
 
     click.echo()
     rows = []
     for part in PARTS:
-        files = contents.of(part)
+        files = contents.list_part(part)
         if files:
             count = "1 file" if len(files) == 1 else f"{len(files)} files"
             detail = f"{count}{_version_text(contents, part)}"
-            rows.append((part, size(sum(file.size for file in files)), detail))
+            rows.append((part, bytes_text(sum(file.size for file in files)), detail))
         elif part in ("model", "logs", "report", "evaluation"):
-            in_logs = part == "evaluation" and contents.holds(SERVERS_EVALUATION)
+            in_logs = part == "evaluation" and contents.has_file(SERVERS_EVALUATION)
             rows.append((part, "-", "the server's, in the logs" if in_logs else "missing"))
-    rows.append(("bundle", size(contents.bundle_bytes), f"of at most {size_text(terms.max_bytes)}"))
-    table(rows, ("PART", "SIZE", f"OF RUN {contents.manifest.run}"))
+    rows.append(
+        ("bundle", bytes_text(contents.bundle_bytes), f"of at most {size_text(terms.max_bytes)}")
+    )
+    print_table(rows, ("PART", "SIZE", f"OF RUN {contents.manifest.run}"))
     for note in contents.notes:
         width = shutil.get_terminal_size((100, 24)).columns
         for line in textwrap.wrap(f"! {clean(note)}", width, subsequent_indent="  "):
@@ -128,7 +134,7 @@ def draw_contents(contents: Contents, terms: Terms) -> None:
     click.echo("checked: no pickle that runs code, no archive bomb, no secret found")
 
 
-def _version_text(contents: Contents, part: str) -> str:
+def _version_text(contents: BundleContents, part: str) -> str:
     """Return the checkpoint of the model or the commit of the code, after a comma."""
     if part == "model" and contents.manifest.checkpoint:
         return f", {contents.manifest.checkpoint}"
@@ -138,7 +144,7 @@ def _version_text(contents: Contents, part: str) -> str:
     return ""
 
 
-def draw_done(result: HandedIn, root: Path) -> None:
+def draw_done(result: SubmitResult, root: Path) -> None:
     """Print the receipt of a submission, or how to get it if it comes later."""
     if result.signed is None:
         click.echo(f"submitted; sha256 {result.sha256}")
@@ -159,7 +165,7 @@ def draw_receipt(receipt: Receipt) -> None:
     state = "on time"
     if receipt.late_s:
         off = f", {receipt.penalty}% off" if receipt.penalty else ""
-        state = f"{length(receipt.late_s)} late{off}"
+        state = f"{two_unit_duration_text(receipt.late_s)} late{off}"
     elif not receipt.due:
         state = "no due date"
     rows = [
@@ -194,14 +200,14 @@ def draw_receipts(saved: list[tuple[Path, Receipt]], refused: list[str], root: P
         (
             str(receipt.number),
             receipt.received,
-            f"{length(receipt.late_s)} late" if receipt.late_s else "on time",
+            f"{two_unit_duration_text(receipt.late_s)} late" if receipt.late_s else "on time",
             receipt.bundle_sha256[:SHOWN_CHARACTERS],
             path.name,
         )
         for path, receipt in saved
     ]
     if rows:
-        table(rows, ("NO", "RECEIVED", "STATE", "SHA256", "RECEIPT"))
+        print_table(rows, ("NO", "RECEIVED", "STATE", "SHA256", "RECEIPT"))
         click.echo(f"saved in {_relative_path(str(saved[0][0].parent), root)}")
     for line in refused:
         click.echo(click.style(f"refused {clean(line)}", fg="red"))

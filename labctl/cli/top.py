@@ -34,9 +34,9 @@ def top_command(ctx: click.Context, once: bool, json_: bool) -> None:
     """
     lab = open_lab(ctx, quiet=json_)
     if json_:
-        from labctl.cli.screen import as_json
+        from labctl.cli.screen import print_json
 
-        as_json({"lab": lab.config.name, "lab_id": lab.id, "server": lab.top()})
+        print_json({"lab": lab.config.name, "lab_id": lab.id, "server": lab.top()})
     elif once or not sys.stdout.isatty():
         _draw_once(lab, lab.top())
     else:
@@ -47,13 +47,15 @@ def _draw_once(lab: Lab, now: ServerNow) -> None:
     from rich.console import Console
 
     from labctl.cli.top_history import History
-    from labctl.cli.top_screen import About, picture
+    from labctl.cli.top_screen import About, draw_server
 
     console = Console(highlight=False)
     history = History()
     history.add(now)
-    about = About(server=lab.ground.server(), lab_id=lab.id, bars=_choose_bars(console.encoding))
-    console.print(picture(history, about, console.width))
+    about = About(
+        server=lab.ground.get_server(), lab_id=lab.id, bars=_choose_bars(console.encoding)
+    )
+    console.print(draw_server(history, about, console.width))
 
 
 def _draw_live(lab: Lab) -> None:
@@ -61,27 +63,30 @@ def _draw_live(lab: Lab) -> None:
     from rich.live import Live
 
     from labctl.cli.top_history import History
-    from labctl.cli.top_screen import About, picture
+    from labctl.cli.top_screen import About, draw_server
     from labctl.insight.top import follow
 
     console = Console(highlight=False)
     history = History()
     about = About(
-        server=lab.ground.server(), lab_id=lab.id, foot=FOOT, bars=_choose_bars(console.encoding)
+        server=lab.ground.get_server(),
+        lab_id=lab.id,
+        foot=FOOT,
+        bars=_choose_bars(console.encoding),
     )
 
     def draw(cut: str = "") -> None:
         import msgspec
 
         shown_about = msgspec.structs.replace(about, cut=cut) if cut else about
-        live.update(picture(history, shown_about, console.width, console.height), refresh=True)
+        live.update(draw_server(history, shown_about, console.width, console.height), refresh=True)
 
     def add_sample(now: ServerNow) -> None:
         history.add(now)
         draw()
 
     def show_cut(error: LabError, pause_s: float) -> None:
-        history.gap()
+        history.add_gap()
         when = time.strftime("%H:%M:%S")
         draw(f"{when} {error.what}; runs continue; retrying in {pause_s:g} s")
 

@@ -38,13 +38,13 @@ class History:
         for run in now.runs:
             self._note_steps(now.at, run)
 
-    def gap(self) -> None:
+    def add_gap(self) -> None:
         """Add a gap: no sample arrived for a while."""
         for figures in self._figures.values():
             figures.append(None)
 
     @property
-    def single(self) -> bool:
+    def is_single_sample(self) -> bool:
         """Whether there is only one sample, which is too little for a bar chart."""
         return len(self._figures.get("cpu", ())) < 2
 
@@ -57,7 +57,7 @@ class History:
         if not steps or run.step > steps[-1][1]:
             steps.append((at, run.step))
 
-    def left_s(self, run: RunNow) -> float | None:
+    def estimate_left_s(self, run: RunNow) -> float | None:
         """Return the seconds left at the run's pace since the view began; None if unknown."""
         steps = self._steps.get(run.name)
         if not steps or not run.total_steps:
@@ -67,13 +67,13 @@ class History:
             return None
         return max(0.0, run.total_steps - last) * (last_at - first_at) / (last - first)
 
-    def line(self, name: str, width: int, most: float | None = None, bars: str = BARS) -> str:
+    def draw_line(self, name: str, width: int, most: float | None = None, bars: str = BARS) -> str:
         """Draw the last `width` figures as bars, relative to `most` or to their own maximum."""
         figures = list(self._figures.get(name, ()))
-        return sparkline(figures[-width:] if width else [], width, most, bars)
+        return draw_sparkline(figures[-width:] if width else [], width, most, bars)
 
 
-def sparkline(
+def draw_sparkline(
     figures: list[float | None], width: int, most: float | None = None, bars: str = BARS
 ) -> str:
     """Draw one bar per figure, aligned to the right, with gaps for None.

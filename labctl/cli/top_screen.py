@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from labctl.cli.exit_codes import clean
-from labctl.cli.screen import size, span
+from labctl.cli.screen import bytes_text, duration_text
 from labctl.cli.top_history import BARS, History
 from labctl.insight.top import GpuNow, ProcessNow, RunNow, ServerNow
 from labctl.model import Server, Value
@@ -35,7 +35,7 @@ class About(Value, frozen=True):
     bars: str = BARS
 
 
-def picture(history: History, about: About, width: int, height: int = 0) -> RenderableType:
+def draw_server(history: History, about: About, width: int, height: int = 0) -> RenderableType:
     """Draw the server in at most `height` lines (0: any number); processes are left out first."""
     now = history.now
     if now is None:
@@ -65,7 +65,7 @@ def _draw_head(now: ServerNow, about: About, width: int) -> Text:
     price = server.offer.price_usd_per_hour
     facts = [
         " ".join(filter(None, (server.provider, server.offer.type, server.offer.zone))),
-        f"up {span(now.at - server.created_at)}",
+        f"up {duration_text(now.at - server.created_at)}",
         f"{price:.2f} dollars an hour" if price else "costs nothing",
     ]
     text = Text().append(clean(server.alias), "bold").append(f"  {clean(', '.join(facts))}")
@@ -92,12 +92,12 @@ def _make_table(*headings: str, last_grows: bool = False) -> Table:
 
 def _draw_machine(now: ServerNow, history: History, about: About, width: int) -> Table:
     table = _make_table()
-    bars = 0 if history.single else WIDE_BARS if width >= WIDE else NARROW_BARS
+    bars = 0 if history.is_single_sample else WIDE_BARS if width >= WIDE else NARROW_BARS
     for min_width in (len("processor"), bars, 0, 0):
         table.add_column(no_wrap=True, min_width=min_width)
 
     def add_row(name: str, figure: str, note: str, key: str, maximum: float | None) -> None:
-        line = history.line(key, bars, maximum, about.bars)
+        line = history.draw_line(key, bars, maximum, about.bars)
         table.add_row(name, Text(line, "cyan"), figure, Text(note, HEADING))
 
     busy = (
@@ -105,19 +105,23 @@ def _draw_machine(now: ServerNow, history: History, about: About, width: int) ->
     )
     add_row("processor", busy, f"load {now.load:.1f}", "cpu", now.cores)
     add_row(
-        "memory", of(now.memory_bytes, now.memory_total_bytes), "", "memory", now.memory_total_bytes
+        "memory",
+        amount_text(now.memory_bytes, now.memory_total_bytes),
+        "",
+        "memory",
+        now.memory_total_bytes,
     )
-    read, written = rate(now.disk_read_bytes_per_s), rate(now.disk_write_bytes_per_s)
+    read, written = rate_text(now.disk_read_bytes_per_s), rate_text(now.disk_write_bytes_per_s)
     add_row("disk", f"{read} read, {written} written", "", "disk", None)
-    received, sent = rate(now.net_in_bytes_per_s), rate(now.net_out_bytes_per_s)
+    received, sent = rate_text(now.net_in_bytes_per_s), rate_text(now.net_out_bytes_per_s)
     add_row("network", f"{received} in, {sent} out", "", "network", None)
-    table.add_row("space", "", f"{of(now.disk_free_bytes, now.disk_total_bytes)} free")
+    table.add_row("space", "", f"{amount_text(now.disk_free_bytes, now.disk_total_bytes)} free")
     return table
 
 
 def _draw_gpus(now: ServerNow, history: History, about: About, width: int) -> Table:
     wide = width >= WIDE
-    bars = 0 if history.single else WIDE_BARS if wide else 8
+    bars = 0 if history.is_single_sample else WIDE_BARS if wide else 8
     clock = ("CLOCK",) if wide else ()
     table = _make_table("GPU", "NAME", "USE", "MEMORY", "POWER", "TEMP", *clock, "HELD BY")
     for gpu in now.gpus:
@@ -125,11 +129,11 @@ def _draw_gpus(now: ServerNow, history: History, about: About, width: int) -> Ta
         table.add_row(
             gpu.index,
             Text(_shorten(_gpu_name(gpu), 24 if wide else 14)),
-            _gpu_use_text(gpu, history.line(f"gpu {gpu.index}", bars, 100.0, about.bars)),
+            _gpu_use_text(gpu, history.draw_line(f"gpu {gpu.index}", bars, 100.0, about.bars)),
             _memory_text(gpu.memory_bytes, gpu.memory_total_bytes),
-            share(gpu.power_w, gpu.power_limit_w, "W"),
+            ratio_text(gpu.power_w, gpu.power_limit_w, "W"),
             _temperature_text(gpu),
-            *((share(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, "MHz"),) if wide else ()),
+            *((ratio_text(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, "MHz"),) if wide else ()),
             Text(_shorten(reasons, 24 if wide else 11), "red"),
         )
     return table
@@ -162,21 +166,21 @@ def _draw_runs(now: ServerNow, history: History, about: About, width: int) -> Ta
         "RUN", "WHO", "CORES", "MEMORY", *(("GPU MEM",) if gpus else ()), "STEPS", "LEFT"
     )
     for run in now.runs:
-        left = history.left_s(run)
+        left = history.estimate_left_s(run)
         gpu_memory = (_gpu_memory(p for p in now.processes if p.name == run.name),) if gpus else ()
         table.add_row(
-            Text(_shorten(name_of(run, about.lab_id), 40 if wide else 16), "bold"),
+            Text(_shorten(container_name(run, about.lab_id), 40 if wide else 16), "bold"),
             Text(_shorten(run.person, 12 if wide else 8)),
-            share(run.cpu_cores, run.cores, "", ".1f"),
+            ratio_text(run.cpu_cores, run.cores, "", ".1f"),
             _memory_text(run.memory_bytes, run.memory_limit_bytes),
             *gpu_memory,
             _steps_text(run, about.bars, 20 if wide else 6),
-            span(left) if left is not None else "-",
+            duration_text(left) if left is not None else "-",
         )
     return table
 
 
-def name_of(run: RunNow | ProcessNow, lab_id: str) -> str:
+def container_name(run: RunNow | ProcessNow, lab_id: str) -> str:
     """Name a run by its id, with its lab if that is another; a service or container by its name."""
     if run.run:
         return run.run if run.lab_id == lab_id else f"{run.lab or run.lab_id[:6]}/{run.run}"
@@ -202,13 +206,13 @@ def _draw_processes(processes: Sequence[ProcessNow], about: About, width: int) -
     table.expand = True
     table.width = width
     for process in processes:
-        container = name_of(process, about.lab_id) if process.name else "-"
+        container = container_name(process, about.lab_id) if process.name else "-"
         table.add_row(
             str(process.pid),
             Text(_shorten(process.person, 12 if width >= WIDE else 8)),
             Text(_shorten(container, 30 if width >= WIDE else 16)),
             f"{process.cpu_cores:.1f}",
-            size(process.memory_bytes),
+            bytes_text(process.memory_bytes),
             *((_gpu_memory([process]),) if gpus else ()),
             Text(clean(process.command)),
         )
@@ -218,26 +222,26 @@ def _draw_processes(processes: Sequence[ProcessNow], about: About, width: int) -
 def _gpu_memory(processes: Iterable[ProcessNow]) -> str:
     amounts = [use.memory_bytes for process in processes for use in process.gpus]
     known = [amount for amount in amounts if amount is not None]
-    return size(sum(known)) if known else ("unknown" if amounts else "-")
+    return bytes_text(sum(known)) if known else ("unknown" if amounts else "-")
 
 
 def _memory_text(used: float | None, total: float | None) -> Text:
     is_full = used is not None and total and used / total >= FULL
-    return Text(of(used, total, "/"), "yellow" if is_full else "")
+    return Text(amount_text(used, total, "/"), "yellow" if is_full else "")
 
 
-def of(used: float | None, total: float | None, between: str = " of ") -> str:
+def amount_text(used: float | None, total: float | None, between: str = " of ") -> str:
     """Write `3.2 of 15.5 GiB`; "-" for a size that was not measured. Both are bytes."""
     if used is None:
         return "-"
     if total is None:
-        return size(used)
-    used_text, total_text = size(used), size(total)
+        return bytes_text(used)
+    used_text, total_text = bytes_text(used), bytes_text(total)
     number, _, unit = used_text.rpartition(" ")
     return f"{number if total_text.endswith(f' {unit}') else used_text}{between}{total_text}"
 
 
-def share(used: float | None, total: float | None, unit: str, form: str = ".0f") -> str:
+def ratio_text(used: float | None, total: float | None, unit: str, form: str = ".0f") -> str:
     """Write `61/70 W`; "-" for a figure that was not measured."""
     if used is None:
         return "-"
@@ -245,8 +249,8 @@ def share(used: float | None, total: float | None, unit: str, form: str = ".0f")
     return f"{used:{form}}{limit} {unit}".rstrip()
 
 
-def rate(bytes_per_s: float | None) -> str:
-    return "-" if bytes_per_s is None else f"{size(bytes_per_s)}/s"
+def rate_text(bytes_per_s: float | None) -> str:
+    return "-" if bytes_per_s is None else f"{bytes_text(bytes_per_s)}/s"
 
 
 def _shorten(text: str, width: int) -> str:

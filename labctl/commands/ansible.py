@@ -35,7 +35,7 @@ class Host(Value, frozen=True):
     boto3: bool = False
 
 
-def stamp_of(files: Mapping[str, bytes]) -> str:
+def compute_stamp(files: Mapping[str, bytes]) -> str:
     """Return the content hash (hex) of files by relative path, the stamp of a prepared server."""
     digest = hashlib.sha256()
     for path in sorted(files):
@@ -44,7 +44,7 @@ def stamp_of(files: Mapping[str, bytes]) -> str:
     return digest.hexdigest()
 
 
-def host_variables(host: Host) -> dict[str, str | bool]:
+def build_host_variables(host: Host) -> dict[str, str | bool]:
     """Return the Ansible variables of one host. A root login needs no sudo, and may lack it."""
     variables: dict[str, str | bool] = {
         "ansible_ssh_common_args": f"-F {shlex.quote(str(host.ssh_config))}",
@@ -58,17 +58,17 @@ def host_variables(host: Host) -> dict[str, str | bool]:
     return variables
 
 
-def inventory(hosts: Sequence[Host]) -> str:
+def build_inventory(hosts: Sequence[Host]) -> str:
     """Build a YAML inventory, for `ansible-playbook -i FILE playbooks/server.yml -K`."""
     lines = [f"{GROUP}:", "  hosts:" + ("" if hosts else " {}")]
     for host in hosts:
         lines.append(f"    {json.dumps(host.alias)}:")
-        for name, value in host_variables(host).items():
+        for name, value in build_host_variables(host).items():
             lines.append(f"      {name}: {json.dumps(value)}")
     return "\n".join(lines) + "\n"
 
 
-def playbook(
+def playbook_argv(
     python: str,
     playbooks_dir: Path,
     inventory_file: Path,
@@ -87,7 +87,10 @@ def playbook(
     """
     return [
         "env",
-        *(f"{name}={value}" for name, value in environment(playbooks_dir, home, locale).items()),
+        *(
+            f"{name}={value}"
+            for name, value in build_environment(playbooks_dir, home, locale).items()
+        ),
         python,
         "-P",
         "-m",
@@ -100,7 +103,7 @@ def playbook(
     ]
 
 
-def environment(playbooks_dir: Path, home: Path, locale: str) -> dict[str, str]:
+def build_environment(playbooks_dir: Path, home: Path, locale: str) -> dict[str, str]:
     """Return the environment variables for Ansible.
 
     They name the configuration file, since Ansible would otherwise use any ansible.cfg in its
@@ -123,6 +126,6 @@ def environment(playbooks_dir: Path, home: Path, locale: str) -> dict[str, str]:
     }
 
 
-def end_master(control_path: Path) -> list[str]:
+def end_master_argv(control_path: Path) -> list[str]:
     """Build argv that stops the SSH master at this socket. ssh ignores the host name here."""
     return ["ssh", "-F", "/dev/null", "-S", str(control_path), "-O", "exit", "--", "master"]

@@ -43,7 +43,7 @@ class _Owner(Holder, frozen=True):
     expires_s: int
 
 
-class Lease(Value, frozen=True):
+class MachineLease(Value, frozen=True):
     """The lease of a machine. "mine": the caller's token holds it. `left_s`: until it expires.
 
     "broken": the machine cannot store leases; `error` says why.
@@ -190,7 +190,7 @@ say error "$error"
 """
 
 
-def parse(stdout: str) -> Lease:
+def parse(stdout: str) -> MachineLease:
     """Parse the script's output. ProviderError if it is not in the script's format."""
     values: dict[str, list[str]] = {}
     for line in stdout.splitlines():
@@ -203,7 +203,7 @@ def parse(stdout: str) -> Lease:
             why=f"it printed {stdout[:_MOST_TEXT]!a}",
             hint="labctl doctor",
         )
-    return Lease(
+    return MachineLease(
         state=state,
         holder=_parse_holder(values.get("owner", [""])[0]) if state in ("held", "mine") else None,
         left_s=_parse_int(values.get("left", ["0"])[0]),

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterable
 
 from labctl.errors import LabError
-from labctl.model import Facts, Gpu, Value
+from labctl.model import Gpu, ServerFacts, Value
 
 BEGIN = "=== labctl probe ==="
 END = "=== labctl probe end ==="
@@ -123,7 +123,7 @@ echo "$end"
 )
 
 
-class Missing(Value, frozen=True):
+class MissingRequirement(Value, frozen=True):
     """Something that labctl needs and the server lacks.
 
     `words` tell the user what is wrong; `command` is the administrator's command that fixes it.
@@ -136,7 +136,7 @@ class Missing(Value, frozen=True):
     optional: bool = False
 
 
-def parse(stdout: str, stderr: str = "") -> Facts:
+def parse(stdout: str, stderr: str = "") -> ServerFacts:
     """Parse the script's output into Facts; LabError if it is missing or incomplete."""
     lines = stdout.splitlines()
     start = next((i for i, line in enumerate(lines) if line.endswith(BEGIN)), None)
@@ -162,11 +162,11 @@ def _shorten(text: str) -> str:
     return " ".join(printable.split())
 
 
-def _build_facts(values: dict[str, list[str]]) -> Facts:
+def _build_facts(values: dict[str, list[str]]) -> ServerFacts:
     first = {key: texts[0] for key, texts in values.items()}
     text = first.get
     docker, docker_error = _parse_docker(first.get("docker_said"))
-    return Facts(
+    return ServerFacts(
         os=text("os", ""),
         arch=text("arch", ""),
         kernel=text("kernel", ""),
@@ -252,7 +252,7 @@ def _parse_gpus(rows: Iterable[str]) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def missing(facts: Facts, *, boto3: bool = False) -> list[Missing]:
+def list_missing(facts: ServerFacts, *, boto3: bool = False) -> list[MissingRequirement]:
     """List what the server lacks, each with the exact command for its administrator.
 
     `boto3`: the server calls AWS itself.
@@ -265,12 +265,12 @@ def missing(facts: Facts, *, boto3: bool = False) -> list[Missing]:
     ]
 
 
-def _missing_docker(facts: Facts) -> list[Missing]:
+def _missing_docker(facts: ServerFacts) -> list[MissingRequirement]:
     error = facts.docker_error
     if not error:
         return []
     user = shlex.quote(facts.user or "USER")
-    rights = Missing(
+    rights = MissingRequirement(
         name="docker rights",
         words=f"the account {facts.user} may not use Docker (it is not in the group docker)",
         command=f"sudo usermod --append --groups docker {user}",
@@ -278,14 +278,14 @@ def _missing_docker(facts: Facts) -> list[Missing]:
     if error == PERMISSION_DENIED:
         return [rights]
     if error.startswith(NOT_INSTALLED):
-        engine = Missing(
+        engine = MissingRequirement(
             name="docker",
             words=f"Docker Engine is {error}",
             command=_install_command(facts, "docker.io"),
         )
         return [engine] if facts.uid == 0 else [engine, rights]
     return [
-        Missing(
+        MissingRequirement(
             name="docker daemon",
             words=f"Docker Engine is installed, but {error}",
             command="sudo systemctl enable --now docker",
@@ -293,9 +293,11 @@ def _missing_docker(facts: Facts) -> list[Missing]:
     ]
 
 
-def _missing_programs(facts: Facts) -> list[Missing]:
+def _missing_programs(facts: ServerFacts) -> list[MissingRequirement]:
     lacking = [
-        Missing(name=name, words=f"{name} is not installed", command=_install_command(facts, name))
+        MissingRequirement(
+            name=name, words=f"{name} is not installed", command=_install_command(facts, name)
+        )
         for name, version in (
             ("tmux", facts.tmux),
             ("python3", facts.python),
@@ -305,7 +307,7 @@ def _missing_programs(facts: Facts) -> list[Missing]:
     if facts.python and not _is_new_enough(facts.python):
         oldest = ".".join(map(str, OLDEST_PYTHON))
         lacking.append(
-            Missing(
+            MissingRequirement(
                 name="python3",
                 words=f"python3 is {facts.python}; labctl needs {oldest} or newer",
                 command="upgrade the system: Debian 11, Ubuntu 20.04 or newer",
@@ -314,11 +316,11 @@ def _missing_programs(facts: Facts) -> list[Missing]:
     return lacking
 
 
-def _missing_runtime(facts: Facts) -> list[Missing]:
+def _missing_runtime(facts: ServerFacts) -> list[MissingRequirement]:
     if not facts.gpus or facts.nvidia_runtime:
         return []
     return [
-        Missing(
+        MissingRequirement(
             name="nvidia runtime",
             words="the server has a GPU, but containers cannot use it without the "
             "NVIDIA Container Toolkit",
@@ -329,11 +331,11 @@ def _missing_runtime(facts: Facts) -> list[Missing]:
     ]
 
 
-def _missing_boto3(facts: Facts) -> list[Missing]:
+def _missing_boto3(facts: ServerFacts) -> list[MissingRequirement]:
     if facts.boto3:
         return []
     return [
-        Missing(
+        MissingRequirement(
             name="boto3",
             words="boto3 1.24 or newer is not installed: unless labctl can install it in its own "
             "venv, the server cannot use S3 and cannot save results by itself",
@@ -348,11 +350,11 @@ def _is_new_enough(version: str) -> bool:
     return numbers >= OLDEST_PYTHON
 
 
-def _is_debian(facts: Facts) -> bool:
+def _is_debian(facts: ServerFacts) -> bool:
     return any(name in facts.os for name in ("Debian", "Ubuntu", "Mint", "Pop!_OS"))
 
 
-def _install_command(facts: Facts, package: str) -> str:
+def _install_command(facts: ServerFacts, package: str) -> str:
     if _is_debian(facts):
         return f"sudo apt-get install --yes {package}"
     if package == "docker.io":
@@ -360,7 +362,7 @@ def _install_command(facts: Facts, package: str) -> str:
     return f"install {package} with the system's package manager"
 
 
-def admin_commands(lacking: Iterable[Missing]) -> list[str]:
+def list_admin_commands(lacking: Iterable[MissingRequirement]) -> list[str]:
     """List the administrator's commands for `lacking`: one apt-get for all, no duplicates."""
     apt = "sudo apt-get install --yes "
     commands = list(dict.fromkeys(lack.command for lack in lacking))

@@ -265,7 +265,7 @@ def _split_config_line(line: str) -> list[str]:
     return [keyword, *(a or b for a, b in re.findall(r'"([^"]*)"|(\S+)', rest))]
 
 
-def quick_login(version: str) -> tuple[str, ...]:
+def quick_login_options(version: str) -> tuple[str, ...]:
     """Return options that make logins faster with the client of this `version` (`ssh -V`).
 
     OpenSSH 9.0 to 9.9 prefer sntrup761x25519, which takes 67 ms of CPU time for each login. 9.9

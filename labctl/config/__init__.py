@@ -8,17 +8,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from labctl.config.approval import trust, trust_questions, trusted
+    from labctl.config.approval import is_trusted, list_trust_questions, trust
     from labctl.config.course import COURSE_FILE, load_course
     from labctl.config.course_schema import AssignmentConfig, CourseConfig
-    from labctl.config.directories import Paths, data_dir, environment, expanded, paths, student_key
+    from labctl.config.directories import (
+        Paths,
+        copy_environment,
+        expand,
+        find_data_dir,
+        find_paths,
+        student_key,
+    )
     from labctl.config.file_checks import check_files
-    from labctl.config.identity import known_lab_id, lab_id
+    from labctl.config.identity import ensure_lab_id, read_lab_id
     from labctl.config.lab import load_lab
     from labctl.config.layers import SWITCHES
     from labctl.config.reader import LAB_FILE
     from labctl.config.scalars import (
-        cleaned_name,
+        clean_name,
         duration_text,
         gpu_text,
         parse_duration,
@@ -32,15 +39,15 @@ if TYPE_CHECKING:
     )
     from labctl.config.schema import (
         KNOWN_SERVICE_PORTS,
+        ContainerLimits,
         DataSource,
         ImageConfig,
         LabConfig,
-        Limits,
         ServerConfig,
         ServiceConfig,
     )
-    from labctl.config.secrets import secret_names, secret_values, set_secret
-    from labctl.config.show import settings
+    from labctl.config.secrets import list_secret_names, read_secret_values, set_secret
+    from labctl.config.show import list_settings
 
 _MODULES = {
     "approval": (
@@ -103,23 +110,27 @@ __all__ = [
     "LAB_FILE",
     "SWITCHES",
     "AssignmentConfig",
+    "ContainerLimits",
     "CourseConfig",
     "DataSource",
     "ImageConfig",
     "LabConfig",
-    "Limits",
     "Paths",
     "ServerConfig",
     "ServiceConfig",
     "check_files",
-    "cleaned_name",
-    "data_dir",
+    "clean_name",
+    "copy_environment",
     "duration_text",
-    "environment",
-    "expanded",
+    "ensure_lab_id",
+    "expand",
+    "find_data_dir",
+    "find_paths",
     "gpu_text",
-    "known_lab_id",
-    "lab_id",
+    "is_trusted",
+    "list_secret_names",
+    "list_settings",
+    "list_trust_questions",
     "load_course",
     "load_lab",
     "parse_duration",
@@ -129,16 +140,12 @@ __all__ = [
     "parse_port",
     "parse_price",
     "parse_size",
-    "paths",
-    "secret_names",
-    "secret_values",
+    "read_lab_id",
+    "read_secret_values",
     "set_secret",
-    "settings",
     "size_text",
     "student_key",
     "trust",
-    "trust_questions",
-    "trusted",
 ]
 
 

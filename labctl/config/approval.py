@@ -10,15 +10,15 @@ import time
 import msgspec
 
 from labctl.config.directories import Paths
-from labctl.config.document import plain
+from labctl.config.document import escape
 from labctl.config.identity import write_private
 from labctl.config.reader import LAB_FILE
 from labctl.config.schema import DEFAULT_PROVIDER, LabConfig
-from labctl.config.show import settings
+from labctl.config.show import list_settings
 from labctl.errors import LabError
 
 
-def trust_questions(config: LabConfig) -> list[str]:
+def list_trust_questions(config: LabConfig) -> list[str]:
     """List what lab.yaml itself would do with the user's own data and accounts, a phrase each.
 
     Empty if it names no secrets, no store, no directory outside the lab, no provider other than
@@ -30,14 +30,14 @@ def trust_questions(config: LabConfig) -> list[str]:
         names = ", ".join(config.secrets)
         questions.append(f"give your {names} to the programs that it runs")
     if "store" in from_lab:
-        questions.append(f"copy results to {plain(config.store)}{_describe_access(config.store)}")
+        questions.append(f"copy results to {escape(config.store)}{_describe_access(config.store)}")
     questions += [
-        f"send {plain(str(source.path))} to the server"
+        f"send {escape(str(source.path))} to the server"
         for source in config.data.values()
         if source.path is not None and not source.inside_lab
     ]
     questions += [
-        f"have the server read {plain(source.url)}"
+        f"have the server read {escape(source.url)}"
         for source in config.data.values()
         if source.url.startswith("s3://")
     ]
@@ -57,14 +57,14 @@ def _server_questions(config: LabConfig, from_lab: set[str]) -> list[str]:
         named_keys = {key for key in from_lab if key.startswith("server.")}
     details = [
         f"{key.removeprefix(section).removeprefix('server.')} {value}"
-        for key, value, _ in settings(config)
+        for key, value, _ in list_settings(config)
         if key != "server.provider"
         and value not in ("", "0")  # omitted in an entry of a list
         and any(_covers(key, named) for named in named_keys)
     ]
     if not named_keys:
         return []
-    text = f" ({plain('; '.join(details))})" if details else ""
+    text = f" ({escape('; '.join(details))})" if details else ""
     return [f"use a server from {provider}, a shared or paid machine{text}"]
 
 
@@ -73,9 +73,9 @@ def _covers(key: str, named: str) -> bool:
     return named == key or named.startswith(f"{key}.") or key.startswith((f"{named}.", f"{named}["))
 
 
-def trusted(paths: Paths, config: LabConfig) -> bool:
+def is_trusted(paths: Paths, config: LabConfig) -> bool:
     """Whether there is nothing to ask, or exactly this file was approved before."""
-    return not trust_questions(config) or config.file_hash in _read_answers(paths)
+    return not list_trust_questions(config) or config.file_hash in _read_answers(paths)
 
 
 def trust(paths: Paths, config: LabConfig) -> None:
@@ -96,7 +96,7 @@ def _read_answers(paths: Paths) -> dict[str, dict[str, str | int]]:
         return {}
     except OSError as error:
         raise LabError(
-            f"cannot read {plain(str(file))}",
+            f"cannot read {escape(str(file))}",
             why=error.strerror or "",
-            hint=f"ls -l {plain(str(file))}",
+            hint=f"ls -l {escape(str(file))}",
         ) from error

@@ -16,11 +16,17 @@ from labctl.config.course_schema import (
     CourseFile,
     GradingConfig,
 )
-from labctl.config.directories import paths as standard_paths
-from labctl.config.document import Node, plain, read_bytes, shown
+from labctl.config.directories import find_paths as standard_paths
+from labctl.config.document import Node, escape, quote, read_bytes
 from labctl.config.lab import LabLoading, SettingsType
-from labctl.config.layers import file_layer, leaves, merged, switch_layers, user_layer
-from labctl.config.reader import LAB_FILE, keys_of, problem, read_known
+from labctl.config.layers import (
+    build_switch_layers,
+    iterate_leaves,
+    merge,
+    read_file_layer,
+    read_user_layer,
+)
+from labctl.config.reader import LAB_FILE, list_keys, make_problem, read_known
 from labctl.config.schema import MACHINE_KEYS, LabConfig
 from labctl.errors import ConfigError, Problem
 
@@ -43,9 +49,9 @@ def load_course(
     path = path / COURSE_FILE if path.is_dir() else path
     data = read_bytes(path, COURSE_FILE, hint="labctl course init NAME --roster FILE")
     if not data.strip(b"\xef\xbb\xbf \t\r\n"):
-        raise ConfigError(f"{plain(str(path))} is empty", hint="write `course: NAME` into it")
+        raise ConfigError(f"{escape(str(path))} is empty", hint="write `course: NAME` into it")
     problems: list[Problem] = []
-    top = file_layer(data, LAB_FILE, [*keys_of(CourseFile), *LAB_KEYS], problems)
+    top = read_file_layer(data, LAB_FILE, [*list_keys(CourseFile), *LAB_KEYS], problems)
     if problems and not top.value:
         raise _make_error(path, problems)
     loading = _Loading(path, top, environ, settings_type, problems)
@@ -59,7 +65,7 @@ def _make_error(path: Path, problems: list[Problem]) -> ConfigError:
     distinct = sorted(dict.fromkeys(problems), key=lambda p: (p.line == 0, p.line))
     count = "one problem" if len(distinct) == 1 else f"{len(distinct)} problems"
     return ConfigError(
-        f"{plain(str(path))} has {count}",
+        f"{escape(str(path))} has {count}",
         tuple(distinct),
         hint="labctl course plan   # after you fix these lines",
     )
@@ -71,7 +77,7 @@ def _is_of_machine(layer: Node) -> bool:
     Only course.yaml, which was reviewed, decides what a course needs and costs: an LABCTL_GPU for
     the instructor's own lab must not change the servers of a class.
     """
-    return all(key in MACHINE_KEYS or key.count(".") == 2 for key, _ in leaves(layer))
+    return all(key in MACHINE_KEYS or key.count(".") == 2 for key, _ in iterate_leaves(layer))
 
 
 class _Loading:
@@ -91,16 +97,18 @@ class _Loading:
         self.settings_type = settings_type
         self.problems = problems
         own_paths = standard_paths(environ)
-        from labctl.config.directories import environment
+        from labctl.config.directories import copy_environment
 
-        variables = environment() if environ is None else environ
+        variables = copy_environment() if environ is None else environ
         self.home = own_paths.home
-        self.below = user_layer(own_paths.config_file, own_paths.home, problems)
-        self.above = [layer for layer in switch_layers({}, variables) if _is_of_machine(layer)]
+        self.below = read_user_layer(own_paths.config_file, own_paths.home, problems)
+        self.above = [
+            layer for layer in build_switch_layers({}, variables) if _is_of_machine(layer)
+        ]
 
     def build_config(self, file_hash: str) -> CourseConfig | None:
         """Return the course, or None if there are problems."""
-        own = {key: node for key, node in self.nodes.items() if key in keys_of(CourseFile)}
+        own = {key: node for key, node in self.nodes.items() if key in list_keys(CourseFile)}
         file_values = read_known(Node(own, 0, LAB_FILE), CourseFile, "", self.problems)
         if self.problems and "course" not in file_values:
             return None
@@ -139,9 +147,9 @@ class _Loading:
         """Read the lab of every seat, as if these keys were in a lab.yaml."""
         entries = {**self.add_networks(file, nodes), "lab": Node(file.course)}
         layers = [self.below, Node(entries, 0, LAB_FILE), *self.above]
-        top = reduce(merged, layers, Node({}, 0, LAB_FILE))
+        top = reduce(merge, layers, Node({}, 0, LAB_FILE))
         loading = LabLoading(self.path, self.home, top, self.settings_type, self.problems)
-        lab = loading.config("")
+        lab = loading.build_config("")
         if lab is None:
             return None
         origins = {
@@ -172,7 +180,7 @@ class _Loading:
             kind = self.settings_type(provider) if self.settings_type else None
         except (UsageError, NotFoundError):
             return False
-        return kind is not None and "ssh_from" in keys_of(kind)
+        return kind is not None and "ssh_from" in list_keys(kind)
 
     def read_grading(self, file: CourseFile) -> GradingConfig | None:
         """Read `grading`, the lab in which submissions are graded; it has no students' data."""
@@ -181,19 +189,19 @@ class _Loading:
             return None
         if not isinstance(node.value, dict):
             message = "expected a mapping with server, image, limits"
-            self.problems.append(problem(node, "grading", message))
+            self.problems.append(make_problem(node, "grading", message))
             return None
         before = len(self.problems)
         known_keys = ("server", "image", "limits")
         for key, item in node.value.items():
             if key not in known_keys:
                 message = f"unknown key; known keys: {', '.join(known_keys)}"
-                self.problems.append(problem(item, f"grading.{plain(key)}", message))
+                self.problems.append(make_problem(item, f"grading.{escape(key)}", message))
         entries = {key: node.value[key] for key in known_keys if key in node.value}
         inner: list[Problem] = []
         named = Node({**entries, "lab": Node("grading")}, 0, LAB_FILE)
-        top = reduce(merged, [self.below, named, *self.above], Node({}, 0, LAB_FILE))
-        lab = LabLoading(self.path, self.home, top, self.settings_type, inner).config("")
+        top = reduce(merge, [self.below, named, *self.above], Node({}, 0, LAB_FILE))
+        lab = LabLoading(self.path, self.home, top, self.settings_type, inner).build_config("")
         self.problems += [Problem(f"grading.{p.path}", p.line, p.message) for p in inner]
         return None if lab is None or len(self.problems) > before else GradingConfig(lab=lab)
 
@@ -203,7 +211,7 @@ class _Loading:
             server = self.nodes.get("server", Node({})).value
             if isinstance(server, dict) and key in server:
                 message = f"belongs at per_student.{key}: it applies to each student"
-                self.problems.append(problem(server[key], f"server.{key}", message))
+                self.problems.append(make_problem(server[key], f"server.{key}", message))
         limits = file.per_student
         if limits.ttl and limits.max_ttl and limits.ttl > limits.max_ttl:
             self.add_problem("per_student", "ttl is longer than max_ttl")
@@ -211,10 +219,10 @@ class _Loading:
         provider = server.get("provider", Node(None)) if isinstance(server, dict) else Node(None)
         if isinstance(provider.value, str) and provider.value in PROVIDERS_WITH_STUDENTS:
             message = (
-                f"{shown(provider.value)} is the provider of students; "
+                f"{quote(provider.value)} is the provider of students; "
                 "name the provider that the course's servers come from"
             )
-            self.problems.append(problem(provider, "server.provider", message))
+            self.problems.append(make_problem(provider, "server.provider", message))
         for name, assignment in file.assignments.items():
             self.check_assignment(name, assignment)
 

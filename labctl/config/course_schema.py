@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from labctl.config.document import shown
+from labctl.config.document import quote
 from labctl.config.reader import Parsed
 from labctl.config.scalars import (
     parse_duration,
@@ -43,7 +43,7 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,63}")
 
 def parse_email(text: str) -> str:
     if len(text) > 254 or text.startswith("-") or not _EMAIL.fullmatch(text):
-        raise ValueError(f"{shown(text)} is not an email address")
+        raise ValueError(f"{quote(text)} is not an email address")
     return text
 
 
@@ -51,7 +51,7 @@ def parse_day_time(text: str) -> int:
     """Parse `10:00` into seconds since midnight; `24:00` is the end of the day."""
     match = re.fullmatch(r"(\d{1,2}):(\d\d)", text)
     if match is None or int(match[2]) > 59 or int(match[1]) * 60 + int(match[2]) > 24 * 60:
-        raise ValueError(f'{shown(text)} is not a time of day: write "10:00"')
+        raise ValueError(f'{quote(text)} is not a time of day: write "10:00"')
     return int(match[1]) * 3600 + int(match[2]) * 60
 
 
@@ -59,7 +59,7 @@ def parse_date(text: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{shown(text)} is not a date: write 2026-09-01") from None
+        raise ValueError(f"{quote(text)} is not a date: write 2026-09-01") from None
 
 
 def parse_zone(text: str) -> str:
@@ -69,7 +69,7 @@ def parse_zone(text: str) -> str:
         ZoneInfo(text)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ValueError(
-            f"this machine has no time zone {shown(text)}: write Europe/Berlin or UTC"
+            f"this machine has no time zone {quote(text)}: write Europe/Berlin or UTC"
         ) from None
     return text
 
@@ -78,43 +78,43 @@ def parse_network(text: str) -> str:
     try:
         return str(ipaddress.ip_network(text))
     except ValueError:
-        raise ValueError(f"{shown(text)} is not a network: write 192.0.2.0/24") from None
+        raise ValueError(f"{quote(text)} is not a network: write 192.0.2.0/24") from None
 
 
 def parse_host(text: str) -> str:
     if len(text) > 253 or not _HOST.fullmatch(text):
-        raise ValueError(f"{shown(text)} is not a host name or address")
+        raise ValueError(f"{quote(text)} is not a host name or address")
     return text
 
 
 def parse_user(text: str) -> str:
     if not _USER.fullmatch(text):
-        raise ValueError(f"{shown(text)} is not a user name")
+        raise ValueError(f"{quote(text)} is not a user name")
     return text
 
 
 def parse_points(text: str) -> float:
     if not re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text) or float(text) <= 0:
-        raise ValueError(f"{shown(text)} is not a number of points above 0")
+        raise ValueError(f"{quote(text)} is not a number of points above 0")
     return float(text)
 
 
 def parse_share(text: str) -> float:
     if not re.fullmatch(r"[01](\.\d{1,9})?", text) or float(text) > 1:
-        raise ValueError(f"{shown(text)} is not a fraction from 0 to 1, such as 0.02")
+        raise ValueError(f"{quote(text)} is not a fraction from 0 to 1, such as 0.02")
     return float(text)
 
 
 def parse_count(text: str) -> int:
     if not re.fullmatch(r"\d{1,3}", text) or not 1 <= int(text) <= 100:
-        raise ValueError(f"{shown(text)} is not a number from 1 to 100")
+        raise ValueError(f"{quote(text)} is not a number from 1 to 100")
     return int(text)
 
 
 Duration = Annotated[int, Parsed(parse_duration)]
 
 
-class Person(Value, frozen=True):
+class InstructorConfig(Value, frozen=True):
     name: str
     email: Annotated[str, Parsed(parse_email)] = ""
 
@@ -214,7 +214,7 @@ class CourseFile(Value, frozen=True):
     """Every key of course.yaml that lab.yaml does not have."""
 
     course: Annotated[str, Parsed(parse_name)]
-    instructor: Person | None = None
+    instructor: InstructorConfig | None = None
     shared: SharedConfig | None = None
     per_student: PerStudent = PerStudent()
     hours: tuple[ClassHours, ...] = ()
@@ -245,7 +245,7 @@ class CourseConfig(Value, frozen=True):
     path: Path
     file_hash: str
     lab: LabConfig
-    instructor: Person | None = None
+    instructor: InstructorConfig | None = None
     shared: SharedConfig | None = None
     per_student: PerStudent = PerStudent()
     hours: tuple[ClassHours, ...] = ()

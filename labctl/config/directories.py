@@ -46,12 +46,12 @@ def student_key(places: Paths) -> Path:
     return places.keys_dir / "submit" / "id_ed25519"
 
 
-def environment() -> dict[str, str]:
+def copy_environment() -> dict[str, str]:
     """Return a copy of this process's environment, for layers that may not read it themselves."""
     return dict(os.environ)
 
 
-def paths(environ: Mapping[str, str] | None = None) -> Paths:
+def find_paths(environ: Mapping[str, str] | None = None) -> Paths:
     """Return the paths for an environment: LABCTL_STATE_DIR, the XDG directories, the defaults."""
     variables = os.environ if environ is None else environ
     home = Path(variables.get("HOME") or Path.home())
@@ -60,7 +60,7 @@ def paths(environ: Mapping[str, str] | None = None) -> Paths:
     data_home = _directory(variables.get("XDG_DATA_HOME", ""), home / ".local" / "share")
     state_home = _directory(variables.get("XDG_STATE_HOME", ""), home / ".local" / "state")
     own_state_dir = variables.get("LABCTL_STATE_DIR", "")
-    state_dir = expanded(own_state_dir, home) if own_state_dir else state_home / "labctl"
+    state_dir = expand(own_state_dir, home) if own_state_dir else state_home / "labctl"
     return Paths(
         home=home,
         state_dir=state_dir,
@@ -68,20 +68,20 @@ def paths(environ: Mapping[str, str] | None = None) -> Paths:
         keys_dir=data_home / "labctl" / "keys",
         ssh_dir=state_dir / "ssh",
         log_dir=state_dir / "logs",
-        data_dir=data_dir(),
+        data_dir=find_data_dir(),
         cache_dir=_directory(variables.get("XDG_CACHE_HOME", ""), home / ".cache") / "labctl",
         user_ssh_config=home / ".ssh" / "config",
     )
 
 
-def data_dir() -> Path:
+def find_data_dir() -> Path:
     """Return the directory of images/, playbooks/, templates/: in a wheel, or a checkout's root."""
     package = Path(__file__).resolve().parents[1]
     shipped = package / "_data"
     return shipped if shipped.is_dir() else package.parent
 
 
-def expanded(text: str, home: Path) -> Path:
+def expand(text: str, home: Path) -> Path:
     """Return `text` as an absolute path; a leading `~` is `home`."""
     if text == "~" or text.startswith("~/"):
         return home / text[2:]

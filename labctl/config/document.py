@@ -36,18 +36,18 @@ class Node(Value, frozen=True):
     origin: str = ""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"{self.origin}:{self.line}" if self.line else self.origin
 
 
-def shown(text: str) -> str:
+def quote(text: str) -> str:
     """Quote `text`, shorten it to a readable length, and escape everything unprintable."""
     if len(text) > MAX_SHOWN_CHARACTERS:
         text = text[: MAX_SHOWN_CHARACTERS - 1] + "…"
     return repr(text)
 
 
-def plain(text: str) -> str:
+def escape(text: str) -> str:
     """Escape everything unprintable in `text`, without quotes."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
@@ -59,20 +59,20 @@ def read_bytes(path: Path, what: str, *, hint: str) -> bytes:
     """
     try:
         if path.exists() and not path.is_file():
-            raise ConfigError(f"{plain(str(path))} is not a file", hint=hint)
+            raise ConfigError(f"{escape(str(path))} is not a file", hint=hint)
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"there is no {what} in {plain(str(path.parent))}", hint=hint) from None
+        raise ConfigError(f"there is no {what} in {escape(str(path.parent))}", hint=hint) from None
     except OSError as error:
         raise LabError(
-            f"cannot read {plain(str(path))}",
+            f"cannot read {escape(str(path))}",
             why=error.strerror or "",
-            hint=f"ls -l {plain(str(path))}",
+            hint=f"ls -l {escape(str(path))}",
         ) from error
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(
-            f"{plain(str(path))} is too large",
+            f"{escape(str(path))} is too large",
             why=f"at most {MAX_FILE_BYTES // 1024} KiB are read",
             hint="put data into separate files and list those under data:",
         )
@@ -111,7 +111,7 @@ def _decode(data: bytes, problems: list[Problem]) -> str | None:
     controls = list(re.finditer(_CONTROL, text))
     for match in controls[:10]:
         line = text.count("\n", 0, match.start()) + 1
-        problems.append(Problem("", line, f"a control character, {shown(match.group())}"))
+        problems.append(Problem("", line, f"a control character, {quote(match.group())}"))
     return None if controls else text
 
 
@@ -126,7 +126,7 @@ def _syntax_problem(error: Exception, text: str) -> Problem:
         return Problem("", line, "a tab at the start of the line; indent with spaces")
     if "another document" in message:
         return Problem("", line, "a second document begins here (`---`); only one is allowed")
-    return Problem("", line, f"not valid YAML: {plain(str(message))}")
+    return Problem("", line, f"not valid YAML: {escape(str(message))}")
 
 
 @cache
@@ -156,7 +156,7 @@ def _loader_type() -> type:
                 self.problems.append(Problem("", line, "anchors (`&`) are not allowed"))
                 event.anchor = None
             if event.tag is not None:
-                self.problems.append(Problem("", line, f"tags ({shown(event.tag)}) are refused"))
+                self.problems.append(Problem("", line, f"tags ({quote(event.tag)}) are refused"))
                 event.tag = None
             if self._depth >= MAX_DEPTH:
                 message = f"nested deeper than {MAX_DEPTH} levels"
@@ -175,7 +175,7 @@ def _convert(node: Any, origin: str, path: str, problems: list[Problem]) -> Node
         if node.tag == "tag:yaml.org,2002:null":
             return Node(None, line, origin)
         if re.search(_CONTROL, node.value):
-            problems.append(Problem(path, line, f"a control character in {shown(node.value)}"))
+            problems.append(Problem(path, line, f"a control character in {quote(node.value)}"))
         return Node(node.value, line, origin)
     if node.id == "sequence":
         items = [
@@ -193,9 +193,9 @@ def _convert_keys(node: Any, origin: str, path: str, problems: list[Problem]) ->
         if key.id != "scalar":
             problems.append(Problem(path, line, "a key must be a word, not a list or a mapping"))
             continue
-        key_path = f"{path}.{plain(key.value)}" if path else plain(key.value)
+        key_path = f"{path}.{escape(key.value)}" if path else escape(key.value)
         if re.search(_CONTROL, key.value):
-            problems.append(Problem(key_path, line, f"a control character in {shown(key.value)}"))
+            problems.append(Problem(key_path, line, f"a control character in {quote(key.value)}"))
         elif key.value in entries:
             first = entries[key.value].line
             problems.append(Problem(key_path, line, f"given twice, first on line {first}"))

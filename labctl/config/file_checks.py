@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from labctl.config.document import plain, shown
+from labctl.config.document import escape, quote
 from labctl.config.reader import LAB_FILE
 from labctl.config.schema import LabConfig
 from labctl.errors import ConfigError, Problem
@@ -24,7 +24,7 @@ def check_files(config: LabConfig) -> None:
     if problems:
         problems.sort(key=lambda problem: (problem.line == 0, problem.line))
         raise ConfigError(
-            f"{plain(str(config.path))} names files that cannot be used",
+            f"{escape(str(config.path))} names files that cannot be used",
             tuple(problems),
             hint=f"fix these lines of {LAB_FILE}, or create the files, and try again",
         )
@@ -37,11 +37,11 @@ def _check_image(config: LabConfig) -> list[Problem]:
     directory = config.root / config.image.build
     message = ""
     if not directory.is_dir():
-        message = f"there is no directory {shown(config.image.build)} in the lab"
+        message = f"there is no directory {quote(config.image.build)} in the lab"
     elif not _stays_inside(config.root, directory / "Dockerfile"):
-        message = f"{shown(config.image.build)} leads out of the lab through a link"
+        message = f"{quote(config.image.build)} leads out of the lab through a link"
     elif not (directory / "Dockerfile").is_file():
-        message = f"there is no Dockerfile in {shown(config.image.build)}"
+        message = f"there is no Dockerfile in {quote(config.image.build)}"
     return [Problem(key, config.lines.get(key, 0), message)] if message else []
 
 
@@ -52,16 +52,16 @@ def _check_data(config: LabConfig) -> list[Problem]:
             continue
         message = ""
         if not source.path.exists():
-            message = f"there is no directory {shown(source.written)}"
+            message = f"there is no directory {quote(source.written)}"
         elif not source.path.is_dir():
-            message = f"{shown(source.written)} is not a directory"
+            message = f"{quote(source.written)} is not a directory"
         elif source.inside_lab and not _stays_inside(config.root, source.path):
             message = (
-                f"{shown(source.written)} leads out of the lab through a link; "
+                f"{quote(source.written)} leads out of the lab through a link; "
                 "if that is intended, write the path of its target"
             )
         elif not os.access(source.path, os.R_OK | os.X_OK):
-            message = f"{shown(source.written)} may not be read"
+            message = f"{quote(source.written)} may not be read"
         if message:
             key = f"data.{name}"
             problems.append(Problem(key, config.lines.get(key, 0), message))
@@ -72,7 +72,7 @@ def _check_wheelhouse(config: LabConfig) -> list[Problem]:
     if not config.wheelhouse or Path(config.wheelhouse).is_dir():
         return []
     origin = config.origins.get("wheelhouse", "")
-    message = f"there is no directory {shown(config.wheelhouse)} (from {plain(origin)})"
+    message = f"there is no directory {quote(config.wheelhouse)} (from {escape(origin)})"
     return [Problem("wheelhouse", 0, message)]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.config.document import plain
+from labctl.config.document import escape
 from labctl.errors import LabError, PolicyError
 
 LAB_ID_FILE = Path(".labctl") / "lab.json"
@@ -21,7 +21,7 @@ class _LabRecord(msgspec.Struct):
     created_at: float = 0.0
 
 
-def known_lab_id(root: Path) -> str:
+def read_lab_id(root: Path) -> str:
     """Return the lab's id, or "" if it has none yet. Creates nothing.
 
     Raises PolicyError if .labctl is a link, LabError if the file is damaged.
@@ -29,9 +29,9 @@ def known_lab_id(root: Path) -> str:
     file = root / LAB_ID_FILE
     if file.parent.is_symlink() or file.is_symlink():
         raise PolicyError(
-            f"{plain(str(file.parent))} is a link to another place",
+            f"{escape(str(file.parent))} is a link to another place",
             why="labctl writes there, and a lab of somebody else must not choose where",
-            hint=f"rm {plain(str(file.parent))}",
+            hint=f"rm {escape(str(file.parent))}",
         )
     try:
         record = msgspec.json.decode(file.read_bytes(), type=_LabRecord)
@@ -41,22 +41,22 @@ def known_lab_id(root: Path) -> str:
         record = _LabRecord(id="")
     except OSError as error:
         raise LabError(
-            f"cannot read {plain(str(file))}",
+            f"cannot read {escape(str(file))}",
             why=error.strerror or "",
-            hint=f"ls -l {plain(str(file))}",
+            hint=f"ls -l {escape(str(file))}",
         ) from error
     if not re.fullmatch("[0-9a-f]{12}", record.id):
         raise LabError(
-            f"{plain(str(file))} is damaged",
+            f"{escape(str(file))} is damaged",
             why="it holds the id by which this lab's servers are found",
             hint="labctl status --refresh   # shows what the lab still has; then delete that file",
         )
     return record.id
 
 
-def lab_id(root: Path) -> str:
+def ensure_lab_id(root: Path) -> str:
     """Return the lab's id, 12 hex digits; create it if missing, once even for many processes."""
-    existing_id = known_lab_id(root)
+    existing_id = read_lab_id(root)
     if existing_id:
         return existing_id
     file = root / LAB_ID_FILE
@@ -70,11 +70,11 @@ def lab_id(root: Path) -> str:
         _create_atomically(file, json.dumps(record).encode() + b"\n")
     except OSError as error:
         raise LabError(
-            f"cannot write {plain(str(file))}",
+            f"cannot write {escape(str(file))}",
             why=error.strerror or "",
             hint="make the lab's directory writable for your account",
         ) from error
-    return known_lab_id(root)
+    return read_lab_id(root)
 
 
 def _create_atomically(file: Path, data: bytes) -> None:

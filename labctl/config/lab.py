@@ -10,12 +10,18 @@ from typing import Any
 
 import msgspec
 
-from labctl.config.directories import expanded
-from labctl.config.directories import paths as standard_paths
-from labctl.config.document import Node, plain, read_bytes, shown
-from labctl.config.layers import file_layer, leaves, merged, switch_layers, user_layer
-from labctl.config.reader import LAB_FILE, keys_of, problem, raw, read, read_known
-from labctl.config.scalars import cleaned_name, duration_text, parse_name
+from labctl.config.directories import expand
+from labctl.config.directories import find_paths as standard_paths
+from labctl.config.document import Node, escape, quote, read_bytes
+from labctl.config.layers import (
+    build_switch_layers,
+    iterate_leaves,
+    merge,
+    read_file_layer,
+    read_user_layer,
+)
+from labctl.config.reader import LAB_FILE, as_plain, list_keys, make_problem, read, read_known
+from labctl.config.scalars import clean_name, duration_text, parse_name
 from labctl.config.schema import (
     DEFAULT_IMAGE,
     DEFAULT_MIRROR_S,
@@ -63,28 +69,28 @@ def load_lab(
     problems: list[Problem] = []
     hint = _missing_hint(path)
     has_no_file = not needs_file and not path.exists()
-    default = f'lab: "{cleaned_name(path.parent.name)}"\n'.encode()  # quoted: it may be `null`
+    default = f'lab: "{clean_name(path.parent.name)}"\n'.encode()  # quoted: it may be `null`
     data = default if has_no_file else read_bytes(path, LAB_FILE, hint=hint)
     if not data.strip(b"\xef\xbb\xbf \t\r\n"):
         raise ConfigError(
-            f"{plain(str(path))} is empty",
+            f"{escape(str(path))} is empty",
             why="it needs at least one line, such as `lab: digits`",
             hint=SAMPLE,
         )
-    known = [key for key in keys_of(LabFile) if key not in MACHINE_KEYS]
-    lab_layer = file_layer(data, LAB_FILE, known, problems)
+    known = [key for key in list_keys(LabFile) if key not in MACHINE_KEYS]
+    lab_layer = read_file_layer(data, LAB_FILE, known, problems)
     if problems and not lab_layer.value:
         # Nothing in it can be read, so problems with missing values would only mislead.
         raise _config_error(path, problems)
     layers = [
-        user_layer(own_paths.config_file, own_paths.home, problems),
+        read_user_layer(own_paths.config_file, own_paths.home, problems),
         lab_layer,
-        *switch_layers(overrides or {}, variables),
+        *build_switch_layers(overrides or {}, variables),
     ]
-    top = reduce(merged, layers, Node({}, 0, LAB_FILE))
+    top = reduce(merge, layers, Node({}, 0, LAB_FILE))
     from hashlib import sha256
 
-    config = LabLoading(path, own_paths.home, top, settings_type, problems).config(
+    config = LabLoading(path, own_paths.home, top, settings_type, problems).build_config(
         sha256(data).hexdigest()
     )
     if config is None:
@@ -96,7 +102,7 @@ def _config_error(path: Path, problems: list[Problem]) -> ConfigError:
     distinct = sorted(dict.fromkeys(problems), key=lambda p: (p.line == 0, p.line))
     count = "one problem" if len(distinct) == 1 else f"{len(distinct)} problems"
     return ConfigError(
-        f"{plain(str(path))} has {count}",
+        f"{escape(str(path))} has {count}",
         tuple(distinct),
         hint="labctl config   # after you fix these lines",
     )
@@ -111,7 +117,7 @@ def _missing_hint(path: Path) -> str:
     """Suggest the sample project, or a directory above that is a lab."""
     for parent in path.parents[1:]:
         if (parent / LAB_FILE).is_file():
-            return f"labctl -C {plain(str(parent))} ..."
+            return f"labctl -C {escape(str(parent))} ..."
     return SAMPLE
 
 
@@ -137,19 +143,19 @@ class LabLoading:
         self.path = path
         self.home = home
         self.nodes = top.value
-        self.leaves = dict(leaves(top))
+        self.leaves = dict(iterate_leaves(top))
         self.settings_type = settings_type
         self.problems = problems
         self.providers = ""
 
-    def config(self, file_hash: str) -> LabConfig | None:
+    def build_config(self, file_hash: str) -> LabConfig | None:
         """Return the lab, or None if there are problems."""
         settings, server_node = self.split_server()
         top = Node({**self.nodes, "server": server_node}, 0, LAB_FILE)
         file = LabFile(**read_known(top, LabFile, "", self.problems))
-        name = self.name()
+        name = self.find_name()
         self.check_across(file)
-        services = self.services(file)
+        services = self.build_services(file)
         if self.problems:
             return None
         return LabConfig(
@@ -162,20 +168,20 @@ class LabLoading:
                 need=_need(file.server),
                 provider_settings=settings,
             ),
-            image=self.image(file),
+            image=self.choose_image(file),
             run=file.run,
             env=file.env,
             secrets=file.secrets,
-            data={key: self.source(text) for key, text in file.data.items()},
+            data={key: self.make_source(text) for key, text in file.data.items()},
             outputs=file.outputs,
             services=services,
             store=file.store,
             mirror_s=file.mirror or DEFAULT_MIRROR_S,
             limits=file.limits,
             base_image=file.base_image,
-            wheelhouse=str(expanded(file.wheelhouse, self.home)) if file.wheelhouse else "",
+            wheelhouse=str(expand(file.wheelhouse, self.home)) if file.wheelhouse else "",
             package_index=file.package_index,
-            origins={key: node.place for key, node in self.leaves.items()},
+            origins={key: node.location for key, node in self.leaves.items()},
             lines={key: node.line for key, node in self.leaves.items() if node.origin == LAB_FILE},
             beside={
                 key: text
@@ -191,7 +197,7 @@ class LabLoading:
             node = Node({}, node.line, node.origin)
         if not isinstance(node.value, dict):
             return {}, node
-        server_keys = keys_of(ServerFile)
+        server_keys = list_keys(ServerFile)
         settings: dict[str, Any] = {}
         entries = {}
         for key, item in node.value.items():
@@ -207,11 +213,11 @@ class LabLoading:
     def read_settings(self, provider: str, node: Node, settings: dict[str, Any]) -> bool:
         """Read one provider's section into `settings`; False for an unknown provider."""
         if self.settings_type is None:
-            settings[provider] = raw(node) or {}
+            settings[provider] = as_plain(node) or {}
             return True
         kind = self.find_settings_type(provider)
         if kind is not None:
-            settings[provider] = read(node, kind, f"server.{plain(provider)}", self.problems)
+            settings[provider] = read(node, kind, f"server.{escape(provider)}", self.problems)
         return kind is not None
 
     def find_settings_type(self, provider: str) -> type[msgspec.Struct] | None:
@@ -234,14 +240,14 @@ class LabLoading:
         name = default.value if selected.value is None else selected.value
         if not isinstance(name, str) or name in settings or self.settings_type is None:
             return
-        if name in entries and name not in keys_of(ServerFile):
+        if name in entries and name not in list_keys(ServerFile):
             return
         if not self.read_settings(name, Node({}, selected.line, selected.origin), settings):
-            message = f"there is no provider called {shown(name)}"
+            message = f"there is no provider called {quote(name)}"
             message = f"{message}; {self.providers}" if self.providers else message
-            self.problems.append(problem(selected, "server.provider", message))
+            self.problems.append(make_problem(selected, "server.provider", message))
 
-    def name(self) -> str:
+    def find_name(self) -> str:
         """Return the lab's name, as written or the directory's; report an invalid one."""
         node = self.nodes.get("lab", Node(None))
         if node.value is not None:
@@ -250,11 +256,11 @@ class LabLoading:
         try:
             return parse_name(name)
         except ValueError:
-            message = f"the directory's name, {shown(name)}, is not a valid lab name; write"
-            self.problems.append(Problem("lab", 0, f"{message} `lab: {cleaned_name(name)}`"))
+            message = f"the directory's name, {quote(name)}, is not a valid lab name; write"
+            self.problems.append(Problem("lab", 0, f"{message} `lab: {clean_name(name)}`"))
             return ""
 
-    def at(self, path: str) -> Node:
+    def find_leaf(self, path: str) -> Node:
         """Return the leaf at a dotted path, or an empty one."""
         return self.leaves.get(path, Node(None, 0, LAB_FILE))
 
@@ -262,16 +268,20 @@ class LabLoading:
         """Check rules that concern several values, such as duplicates."""
         for key, names in (("secrets", file.secrets), ("outputs", file.outputs)):
             for name in {name for name in names if names.count(name) > 1}:
-                self.problems.append(problem(self.at(key), key, f"{shown(name)} is listed twice"))
+                self.problems.append(
+                    make_problem(self.find_leaf(key), key, f"{quote(name)} is listed twice")
+                )
         longest = file.server.max_ttl
         if longest and file.server.ttl and file.server.ttl > longest:
             message = f"is longer than max_ttl ({duration_text(longest)})"
-            self.problems.append(problem(self.at("server.ttl"), "server.ttl", message))
+            self.problems.append(make_problem(self.find_leaf("server.ttl"), "server.ttl", message))
         for name in sorted(set(file.secrets) & set(file.env)):
             message = "is also in secrets; lab.yaml must not contain the value of a secret"
-            self.problems.append(problem(self.at(f"env.{name}"), f"env.{name}", message))
+            self.problems.append(
+                make_problem(self.find_leaf(f"env.{name}"), f"env.{name}", message)
+            )
 
-    def services(self, file: LabFile) -> dict[str, ServiceConfig]:
+    def build_services(self, file: LabFile) -> dict[str, ServiceConfig]:
         """Return the services, each with its port."""
         services: dict[str, ServiceConfig] = {}
         ports: dict[int, str] = {}
@@ -281,18 +291,18 @@ class LabLoading:
             if name not in KNOWN_SERVICE_PORTS and not _has_port(node):
                 known = " and ".join(KNOWN_SERVICE_PORTS)
                 message = f"needs a port (only {known} have a default): write `{{port: 8000}}`"
-                self.problems.append(problem(node, f"services.{plain(name)}", message))
+                self.problems.append(make_problem(node, f"services.{escape(name)}", message))
         for name, service in file.services.items():
             port = service.port or KNOWN_SERVICE_PORTS.get(name, 0)
             if port in ports:
                 message = f"port {port} is already used by {ports[port]}"
-                self.problems.append(problem(nodes[name], f"services.{name}", message))
+                self.problems.append(make_problem(nodes[name], f"services.{name}", message))
             if port:
                 ports.setdefault(port, name)
             services[name] = ServiceConfig(port=port, command=service.command)
         return services
 
-    def image(self, file: LabFile) -> ImageConfig:
+    def choose_image(self, file: LabFile) -> ImageConfig:
         """Return the configured image, else the lab's own Dockerfile, else plain Python."""
         if isinstance(file.image, ImageFile):
             return ImageConfig(build=file.image.build, args=file.image.args)
@@ -302,11 +312,11 @@ class LabLoading:
             return ImageConfig(build=".")
         return ImageConfig(reference=DEFAULT_IMAGE)
 
-    def source(self, text: str) -> DataSource:
+    def make_source(self, text: str) -> DataSource:
         if "://" in text:
             return DataSource(written=text, url=text)
         if text.startswith(("/", "~")):
-            return DataSource(written=text, path=expanded(text, self.home))
+            return DataSource(written=text, path=expand(text, self.home))
         return DataSource(written=text, path=self.path.parent / text, inside_lab=True)
 
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from labctl.config.document import Node, parse, plain, read_bytes
-from labctl.config.reader import problem, unknown_key
+from labctl.config.document import Node, escape, parse, read_bytes
+from labctl.config.reader import make_problem, make_unknown_key_problem
 from labctl.config.schema import MACHINE_KEYS, USER_KEYS
 from labctl.errors import Problem
 
@@ -42,7 +42,7 @@ PROVIDER_VARIABLE = r"LABCTL_SERVER_([A-Z0-9]+)_([A-Z0-9_]+)"
 _NOT_FROM_ENVIRONMENT = frozenset({"name"})
 
 
-def file_layer(
+def read_file_layer(
     data: bytes, origin: str, known: tuple[str, ...] | list[str], problems: list[Problem]
 ) -> Node:
     """Parse a file's top mapping, keep the keys that it may have, and report the others."""
@@ -51,7 +51,7 @@ def file_layer(
     if node is None or node.value is None:
         return empty
     if not isinstance(node.value, dict):
-        problems.append(problem(node, "", "the file must be a mapping: lines of `key: value`"))
+        problems.append(make_problem(node, "", "the file must be a mapping: lines of `key: value`"))
         return empty
     entries = {}
     for key, item in node.value.items():
@@ -59,23 +59,25 @@ def file_layer(
             entries[key] = item
         elif key in MACHINE_KEYS:
             message = f"is a machine setting: set LABCTL_{key.upper()} or write it in config.yaml"
-            problems.append(problem(item, key, message))
+            problems.append(make_problem(item, key, message))
         else:
-            problems.append(unknown_key(item, plain(key), known, SWITCHES.get(key, "")))
+            problems.append(
+                make_unknown_key_problem(item, escape(key), known, SWITCHES.get(key, ""))
+            )
     return Node(entries, node.line, origin)
 
 
-def user_layer(file: Path, home: Path, problems: list[Problem]) -> Node:
+def read_user_layer(file: Path, home: Path, problems: list[Problem]) -> Node:
     if not file.exists():
         return Node({})
     shortened = str(file)
     if file.is_relative_to(home):
         shortened = f"~/{file.relative_to(home)}"
     data = read_bytes(file, file.name, hint="")
-    return file_layer(data, shortened, USER_KEYS, problems)
+    return read_file_layer(data, shortened, USER_KEYS, problems)
 
 
-def switch_layers(overrides: Mapping[str, str], environ: Mapping[str, str]) -> Iterator[Node]:
+def build_switch_layers(overrides: Mapping[str, str], environ: Mapping[str, str]) -> Iterator[Node]:
     """Yield a layer for each variable and flag that is set, the strongest last."""
     for short, dotted in SWITCHES.items():
         variable = f"LABCTL_{short.upper()}"
@@ -98,7 +100,7 @@ def _nest(dotted: str, text: str, origin: str) -> Node:
     return node
 
 
-def merged(below: Node, above: Node) -> Node:
+def merge(below: Node, above: Node) -> Node:
     """Merge `above` over `below`: mappings key by key; any other value of `above` replaces.
 
     An empty value of `above` replaces nothing.
@@ -109,7 +111,7 @@ def merged(below: Node, above: Node) -> Node:
         return above
     keys = {**below.value, **above.value}
     entries = {
-        key: merged(below.value[key], above.value[key])
+        key: merge(below.value[key], above.value[key])
         if key in below.value and key in above.value
         else keys[key]
         for key in keys
@@ -118,10 +120,10 @@ def merged(below: Node, above: Node) -> Node:
     return Node(entries, source.line, source.origin)
 
 
-def leaves(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
+def iterate_leaves(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
     """Yield (dotted path, node) of every value that is not a mapping."""
     if isinstance(node.value, dict):
         for key, item in node.value.items():
-            yield from leaves(item, f"{path}.{key}" if path else key)
+            yield from iterate_leaves(item, f"{path}.{key}" if path else key)
     elif node.value is not None:
         yield path, node

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from labctl.config.document import Node, plain, shown
+from labctl.config.document import Node, escape, quote
 from labctl.errors import Problem
 
 LAB_FILE = "lab.yaml"
@@ -36,30 +36,32 @@ class _Unreadable(Exception):
     """A value cannot be read; its problem was already reported."""
 
 
-def problem(node: Node, path: str, message: str) -> Problem:
+def make_problem(node: Node, path: str, message: str) -> Problem:
     """Return a Problem at `node`; for a node that is not from lab.yaml it names the origin."""
     if node.origin == LAB_FILE or not node.origin:
         return Problem(path, node.line, message)
-    return Problem(path, 0, f"{message} (from {plain(node.place)})")
+    return Problem(path, 0, f"{message} (from {escape(node.location)})")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def find_nearest(word: str, known: Iterable[str]) -> str:
     """Return the known word that is most similar to `word`, or "" if none is."""
     from difflib import get_close_matches
 
     return next(iter(get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)), "")
 
 
-def unknown_key(node: Node, path: str, known: Iterable[str], elsewhere: str = "") -> Problem:
+def make_unknown_key_problem(
+    node: Node, path: str, known: Iterable[str], elsewhere: str = ""
+) -> Problem:
     """Return the problem of an unknown key. `elsewhere` is the dotted path where it belongs."""
     keys = sorted(known)
     key = path.rpartition(".")[2]
-    near = nearest(key, keys)
+    near = find_nearest(key, keys)
     if elsewhere:
-        return problem(node, path, f"unknown key; it belongs at {elsewhere}")
+        return make_problem(node, path, f"unknown key; it belongs at {elsewhere}")
     if near:
-        return problem(node, path, f"unknown key; did you mean {near}?")
-    return problem(node, path, f"unknown key; known keys: {', '.join(keys)}")
+        return make_problem(node, path, f"unknown key; did you mean {near}?")
+    return make_problem(node, path, f"unknown key; known keys: {', '.join(keys)}")
 
 
 def read(node: Node, kind: Any, path: str, problems: list[Problem]) -> Any:
@@ -74,12 +76,12 @@ def read_known(
     node: Node, kind: type[msgspec.Struct], path: str, problems: list[Problem]
 ) -> dict[str, Any]:
     """Read the fields of a `kind` from the mapping `node`; report those that cannot be read."""
-    fields = keys_of(kind)
+    fields = list_keys(kind)
     values: dict[str, Any] = {}
     for key, item in node.value.items() if isinstance(node.value, dict) else ():
-        key_path = f"{path}.{plain(key)}" if path else plain(key)
+        key_path = f"{path}.{escape(key)}" if path else escape(key)
         if key not in fields:
-            problems.append(unknown_key(item, key_path, fields))
+            problems.append(make_unknown_key_problem(item, key_path, fields))
         elif item.value is not None:
             before = len(problems)
             value = read(item, fields[key].type, key_path, problems)
@@ -87,20 +89,20 @@ def read_known(
                 values[fields[key].name] = value
     for key, field in fields.items():
         if field.required and (not isinstance(node.value, dict) or _is_missing(node.value, key)):
-            problems.append(problem(node, f"{path}.{key}" if path else key, "is required"))
+            problems.append(make_problem(node, f"{path}.{key}" if path else key, "is required"))
     return values
 
 
-def raw(node: Node) -> Any:
+def as_plain(node: Node) -> Any:
     """Return the node as plain dicts, lists and strings."""
     if isinstance(node.value, dict):
-        return {key: raw(value) for key, value in node.value.items()}
+        return {key: as_plain(value) for key, value in node.value.items()}
     if isinstance(node.value, list):
-        return [raw(item) for item in node.value]
+        return [as_plain(item) for item in node.value]
     return node.value
 
 
-def keys_of(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
+def list_keys(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
     """Return the keys that a mapping of this kind may have, with their fields."""
     return {field.encode_name: field for field in msgspec.structs.fields(kind)}
 
@@ -108,7 +110,7 @@ def keys_of(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
 def _read(node: Node, kind: Any, path: str, problems: list[Problem]) -> Any:
     origin = get_origin(kind)
     if kind is Any or kind is object:
-        return raw(node)
+        return as_plain(node)
     if origin in (Union, UnionType):
         return _read_union(node, get_args(kind), path, problems)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -123,7 +125,7 @@ def _read(node: Node, kind: Any, path: str, problems: list[Problem]) -> Any:
 
 
 def _refuse(node: Node, path: str, message: str, problems: list[Problem]) -> _Unreadable:
-    problems.append(problem(node, path, message))
+    problems.append(make_problem(node, path, message))
     return _Unreadable()
 
 
@@ -132,7 +134,7 @@ def _describe_value(node: Node) -> str:
         return "a mapping"
     if isinstance(node.value, list):
         return "a list"
-    return "nothing" if node.value is None else shown(node.value)
+    return "nothing" if node.value is None else quote(node.value)
 
 
 def _read_union(node: Node, kinds: tuple[Any, ...], path: str, problems: list[Problem]) -> Any:
@@ -194,10 +196,10 @@ def _read_mapping(
     before = len(problems)
     entries = {}
     for key, item in node.value.items():
-        key_path = f"{path}.{plain(key)}"
+        key_path = f"{path}.{escape(key)}"
         name = read(Node(key, item.line, item.origin), key_kind, key_path, problems)
         if item.value is None and _shape(value_kind) is not dict:
-            problems.append(problem(item, key_path, 'has no value; write "" for an empty one'))
+            problems.append(make_problem(item, key_path, 'has no value; write "" for an empty one'))
         else:
             entries[name] = read(item, value_kind, key_path, problems)
     if len(problems) > before:
@@ -213,7 +215,7 @@ def _read_list(node: Node, kind: Any, path: str, problems: list[Problem]) -> lis
     for position, item in enumerate(node.value):
         item_path = f"{path}[{position}]"
         if item.value is None:
-            problems.append(problem(item, item_path, "has no value"))
+            problems.append(make_problem(item, item_path, "has no value"))
         else:
             items.append(read(item, kind, item_path, problems))
     if len(problems) > before:
@@ -233,11 +235,11 @@ def _read_scalar(node: Node, kind: Any, path: str, problems: list[Problem]) -> A
             return _parse_choice(text, get_args(kind))
         value = msgspec.convert(text, kind, strict=False)
         if isinstance(value, float) and not abs(value) < float("inf"):
-            raise ValueError(f"{shown(text)} is not a finite number")
+            raise ValueError(f"{quote(text)} is not a finite number")
         return value
     except msgspec.ValidationError as error:
         expected = _SCALAR_WORDS.get(kind, "")
-        message = f"expected {expected}, got {shown(text)}" if expected else str(error)
+        message = f"expected {expected}, got {quote(text)}" if expected else str(error)
         raise _refuse(node, path, message, problems) from None
     except ValueError as error:
         raise _refuse(node, path, str(error), problems) from None
@@ -248,6 +250,6 @@ def _parse_choice(text: str, allowed: tuple[Any, ...]) -> Any:
         if text == str(choice):
             return choice
     words = ", ".join(str(choice) for choice in allowed)
-    near = nearest(text, [str(choice) for choice in allowed])
+    near = find_nearest(text, [str(choice) for choice in allowed])
     hint = f"; did you mean {near}?" if near else ""
-    raise ValueError(f"{shown(text)} is not one of {words}{hint}")
+    raise ValueError(f"{quote(text)} is not one of {words}{hint}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from labctl.config.document import shown
+from labctl.config.document import quote
 from labctl.model import NAME_PATTERN, GpuNeed
 
 _DURATION = r"(?:([0-9]{1,4})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,7})m)?(?:([0-9]{1,9})s)?"
@@ -39,7 +39,7 @@ MAX_BYTES = 2**50
 MAX_GPUS = 64
 
 
-def cleaned_name(text: str) -> str:
+def clean_name(text: str) -> str:
     """Return the nearest valid name; "lab" if nothing of `text` remains."""
     words = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     return words[:39].rstrip("-") or "lab"
@@ -50,8 +50,8 @@ def parse_name(text: str) -> str:
     if NAME_PATTERN.fullmatch(text):
         return text
     raise ValueError(
-        f"{shown(text)} is not a valid name: use lowercase letters, digits and `-`, at most 39, "
-        f"starting with a letter or digit; try {cleaned_name(text)}"
+        f"{quote(text)} is not a valid name: use lowercase letters, digits and `-`, at most 39, "
+        f"starting with a letter or digit; try {clean_name(text)}"
     )
 
 
@@ -59,11 +59,11 @@ def parse_duration(text: str) -> int:
     """Parse `8h`, `30m`, `90s`, `1h30m` or `2d` into seconds."""
     match = re.fullmatch(_DURATION, text)
     if not text or match is None:
-        raise ValueError(f"{shown(text)} is not a duration: write 30m, 8h, 1h30m or 2d")
+        raise ValueError(f"{quote(text)} is not a duration: write 30m, 8h, 1h30m or 2d")
     parts = zip(match.groups(), _DURATION_UNITS_S.values(), strict=True)
     seconds = sum(int(count) * unit for count, unit in parts if count)
     if not 0 < seconds <= MAX_SECONDS:
-        raise ValueError(f"{shown(text)} is out of range: more than 0s, at most 366d")
+        raise ValueError(f"{quote(text)} is out of range: more than 0s, at most 366d")
     return seconds
 
 
@@ -79,18 +79,18 @@ def parse_size(text: str) -> int:
     """Parse `8GB` (powers of ten), `2GiB` (powers of two) or a plain number into bytes."""
     match = re.fullmatch(_SIZE, text)
     if match is None:
-        raise ValueError(f"{shown(text)} is not a size: write 8GB, 512MB, 2GiB or plain bytes")
+        raise ValueError(f"{quote(text)} is not a size: write 8GB, 512MB, 2GiB or plain bytes")
     number, unit = match.groups()
     factor = _SIZE_FACTORS.get(unit.lower())
     if factor is None:
         units = ", ".join(_SIZE_UNITS)
-        raise ValueError(f"{shown(text)}: the unit {shown(unit)} is not one of {units}")
+        raise ValueError(f"{quote(text)}: the unit {quote(unit)} is not one of {units}")
     if not unit and "." in number:
-        raise ValueError(f"{shown(text)} is not a whole number of bytes; give a unit, such as GB")
+        raise ValueError(f"{quote(text)} is not a whole number of bytes; give a unit, such as GB")
     whole, _, fraction = number.partition(".")
     size: int = int(whole) * factor + int(fraction or 0) * factor // 10 ** len(fraction)
     if not 0 < size <= MAX_BYTES:
-        raise ValueError(f"{shown(text)} is out of range: more than 0, at most 1024TiB")
+        raise ValueError(f"{quote(text)} is out of range: more than 0, at most 1024TiB")
     return size
 
 
@@ -104,13 +104,13 @@ def size_text(size: int) -> str:
 def parse_price(text: str) -> float:
     """Parse US dollars: a plain number above zero."""
     if not re.fullmatch(_NUMBER, text) or float(text) <= 0:
-        raise ValueError(f"{shown(text)} is not a price: a plain number of dollars, such as 1.50")
+        raise ValueError(f"{quote(text)} is not a price: a plain number of dollars, such as 1.50")
     return float(text)
 
 
 def parse_cpus(text: str) -> float:
     if not re.fullmatch(_NUMBER, text) or not 0 < float(text) <= 1024:
-        raise ValueError(f"{shown(text)} is not a number of CPUs: write 4 or 1.5")
+        raise ValueError(f"{quote(text)} is not a number of CPUs: write 4 or 1.5")
     return float(text)
 
 
@@ -120,7 +120,7 @@ def number_text(number: float) -> str:
 
 def parse_port(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= 65535:
-        raise ValueError(f"{shown(text)} is not a port: a number from 1 to 65535")
+        raise ValueError(f"{quote(text)} is not a port: a number from 1 to 65535")
     return int(text)
 
 
@@ -131,18 +131,18 @@ def parse_gpu(text: str) -> GpuNeed:
     count = 1
     if colon:
         if not re.fullmatch(_COUNT, count_text) or not 1 <= int(count_text) <= MAX_GPUS:
-            raise ValueError(f"{shown(text)}: expected a number from 1 to {MAX_GPUS} after `:`")
+            raise ValueError(f"{quote(text)}: expected a number from 1 to {MAX_GPUS} after `:`")
         count = int(count_text)
     if kind.startswith(">="):
         return GpuNeed(kind="any", count=count, min_memory_bytes=parse_size(kind[2:].strip()))
     if kind.lower() in ("auto", "none"):
         if colon:
-            raise ValueError(f"{shown(text)}: {kind} cannot have a number; write any:{count}")
+            raise ValueError(f"{quote(text)}: {kind} cannot have a number; write any:{count}")
         return GpuNeed(kind=kind.lower())
     if kind.lower() == "any":
         return GpuNeed(kind="any", count=count)
     if not re.fullmatch(_GPU_MODEL, kind.upper()):
-        raise ValueError(f"{shown(text)} is not a GPU: {allowed}")
+        raise ValueError(f"{quote(text)} is not a GPU: {allowed}")
     return GpuNeed(kind=kind.upper(), count=count)
 
 
@@ -154,15 +154,15 @@ def gpu_text(gpu: GpuNeed) -> str:
 
 def parse_env_name(text: str) -> str:
     if not re.fullmatch(_ENV_NAME, text):
-        raise ValueError(f"{shown(text)} is not a variable name: use letters, digits and `_`")
+        raise ValueError(f"{quote(text)} is not a variable name: use letters, digits and `_`")
     if text.upper().startswith("LABCTL_"):
-        raise ValueError(f"{shown(text)}: names that start with LABCTL_ are reserved for labctl")
+        raise ValueError(f"{quote(text)}: names that start with LABCTL_ are reserved for labctl")
     return text
 
 
 def parse_secret_name(text: str) -> str:
     if parse_env_name(text).upper().startswith("AWS_"):
-        raise ValueError(f"{shown(text)}: AWS credentials never leave this machine")
+        raise ValueError(f"{quote(text)}: AWS credentials never leave this machine")
     return text
 
 
@@ -173,7 +173,7 @@ def parse_line(text: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(text))
     except ValueError:
-        raise ValueError(f"{shown(text)}: a quote is not closed") from None
+        raise ValueError(f"{quote(text)}: a quote is not closed") from None
     if not words:
         raise ValueError("the command is empty")
     return words

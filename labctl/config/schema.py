@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from labctl.config.document import shown
+from labctl.config.document import quote
 from labctl.config.reader import Parsed
 from labctl.config.scalars import (
     parse_cpus,
@@ -47,24 +47,24 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 def parse_reference(text: str) -> str:
     if len(text) > 512 or not _REFERENCE.fullmatch(text):
-        raise ValueError(f"{shown(text)} is not an image: write name:tag or registry/name:tag")
+        raise ValueError(f"{quote(text)} is not an image: write name:tag or registry/name:tag")
     return text
 
 
 def parse_inside(text: str) -> str:
     """Parse a path below some directory and normalize it: never absolute, never above it."""
     if not text or text.startswith("-") or "\n" in text:
-        raise ValueError(f"{shown(text)} is not a path")
+        raise ValueError(f"{quote(text)} is not a path")
     path = os.path.normpath(text)
     if path.startswith(("/", "~")) or path.split("/")[0] == "..":
-        raise ValueError(f"{shown(text)} is outside the lab; give a path inside it")
+        raise ValueError(f"{quote(text)} is outside the lab; give a path inside it")
     return path
 
 
 def parse_output(text: str) -> str:
     path = parse_inside(text)
     if path == ".":
-        raise ValueError(f"{shown(text)}: name the directories below /lab/run")
+        raise ValueError(f"{quote(text)}: name the directories below /lab/run")
     return path
 
 
@@ -79,11 +79,11 @@ def parse_source(text: str) -> str:
         return parse_bucket(text)
     if scheme != "https":
         raise ValueError(
-            f"{shown(text)}: expected a directory, https:// or s3://, got {shown(scheme)}"
+            f"{quote(text)}: expected a directory, https:// or s3://, got {quote(scheme)}"
         )
     host = re.split("[/?#]", rest)[0]
     if not re.fullmatch(r"[A-Za-z0-9.-]+(:[0-9]{1,5})?", host) or re.search(r"\s", rest):
-        raise ValueError(f"{shown(text)} is not an address without a user and without spaces")
+        raise ValueError(f"{quote(text)} is not an address without a user and without spaces")
     return text
 
 
@@ -92,9 +92,9 @@ def parse_bucket(text: str) -> str:
     bucket, _, prefix = text.removeprefix("s3://").partition("/")
     parts = prefix.rstrip("/").split("/")
     if not text.startswith("s3://") or not _BUCKET.fullmatch(bucket):
-        raise ValueError(f"{shown(text)} is not a bucket: write s3://bucket/folder")
+        raise ValueError(f"{quote(text)} is not a bucket: write s3://bucket/folder")
     if re.search(r"\s", prefix) or ".." in parts or "" in parts[:-1]:
-        raise ValueError(f"{shown(text)}: the folder may not contain spaces, `..` or `//`")
+        raise ValueError(f"{quote(text)}: the folder may not contain spaces, `..` or `//`")
     return text.rstrip("/")
 
 
@@ -108,29 +108,29 @@ def parse_store(text: str) -> str:
     match = _SSH_STORE.fullmatch(text)
     if match is None or ".." in text.split("/"):
         form = "write ssh://user@host:22/directory, with only letters, digits and ._+@~-"
-        raise ValueError(f"{shown(text)} is not a directory on an SSH server: {form}")
+        raise ValueError(f"{quote(text)} is not a directory on an SSH server: {form}")
     if match["port"] and not 0 < int(match["port"]) < 65536:
-        raise ValueError(f"{shown(text)}: ports go from 1 to 65535")
+        raise ValueError(f"{quote(text)}: ports go from 1 to 65535")
     return text.rstrip("/")
 
 
 def parse_interval(text: str) -> int | None:
     seconds = parse_duration(text)
     if seconds < MIN_MIRROR_S:
-        raise ValueError(f"{shown(text)} is too short: the minimum is {MIN_MIRROR_S}s")
+        raise ValueError(f"{quote(text)} is too short: the minimum is {MIN_MIRROR_S}s")
     return seconds
 
 
 def parse_place(text: str) -> str:
     """Parse a directory on this machine: absolute or below the home directory."""
     if not text.startswith(("/", "~/")):
-        raise ValueError(f"{shown(text)}: give the full path, starting with / or ~/")
+        raise ValueError(f"{quote(text)}: give the full path, starting with / or ~/")
     return os.path.normpath(text)
 
 
 def parse_index(text: str) -> str:
     if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", text):
-        raise ValueError(f"{shown(text)} is not the https:// address of a package index")
+        raise ValueError(f"{quote(text)} is not the https:// address of a package index")
     return text
 
 
@@ -143,7 +143,7 @@ Reference = Annotated[str, Parsed(parse_reference)]
 Line = Annotated[tuple[str, ...], Parsed(parse_line)]
 
 
-class Limits(Value, frozen=True):
+class ContainerLimits(Value, frozen=True):
     """The resources that one container may use; 0 is no limit."""
 
     memory_bytes: Size = msgspec.field(default=0, name="memory")
@@ -207,7 +207,7 @@ class LabFile(Value, frozen=True):
     services: dict[Name, ServiceConfig] = msgspec.field(default_factory=dict)
     store: Annotated[str, Parsed(parse_store)] = ""
     mirror: Annotated[int | None, Parsed(parse_interval)] = None
-    limits: Limits = Limits()
+    limits: ContainerLimits = ContainerLimits()
     base_image: Reference = ""
     wheelhouse: Annotated[str, Parsed(parse_place)] = ""
     package_index: Annotated[str, Parsed(parse_index)] = ""
@@ -256,7 +256,7 @@ class LabConfig(Value, frozen=True):
     services: dict[str, ServiceConfig] = msgspec.field(default_factory=dict)
     store: str = ""
     mirror_s: int = DEFAULT_MIRROR_S
-    limits: Limits = Limits()
+    limits: ContainerLimits = ContainerLimits()
     base_image: str = ""
     wheelhouse: str = ""
     package_index: str = ""

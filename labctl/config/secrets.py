@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.config.approval import trusted
+from labctl.config.approval import is_trusted
 from labctl.config.directories import Paths
-from labctl.config.document import plain
+from labctl.config.document import escape
 from labctl.config.identity import write_private
 from labctl.config.scalars import parse_secret_name
 from labctl.config.schema import LabConfig
@@ -21,7 +21,7 @@ from labctl.shell import Secret
 MAX_SECRET_CHARACTERS = 64 * 1024
 
 
-def secret_values(
+def read_secret_values(
     paths: Paths, lab_id: str, config: LabConfig, environ: Mapping[str, str]
 ) -> dict[str, Secret]:
     """Return the value of every secret that lab.yaml names, from the lab's file or `environ`.
@@ -31,9 +31,9 @@ def secret_values(
     """
     if not config.secrets:
         return {}
-    if not trusted(paths, config):
+    if not is_trusted(paths, config):
         raise PolicyError(
-            f"{plain(config.name)} uses secrets and was not approved",
+            f"{escape(config.name)} uses secrets and was not approved",
             why=f"its lab.yaml names {', '.join(config.secrets)}",
             hint="labctl trust",
         )
@@ -66,7 +66,7 @@ def set_secret(paths: Paths, lab_id: str, name: str, value: Secret | str) -> Non
     write_private(file, msgspec.json.encode({key: text for key, text in stored.items() if text}))
 
 
-def secret_names(paths: Paths, lab_id: str) -> list[str]:
+def list_secret_names(paths: Paths, lab_id: str) -> list[str]:
     """List the secrets that this lab's file has values for."""
     return sorted(_read_stored(_file(paths, lab_id)))
 
@@ -83,9 +83,9 @@ def _read_stored(file: Path) -> dict[str, str]:
             mode = stat.S_IMODE(file.stat().st_mode)
             if mode & 0o077:
                 raise PolicyError(
-                    f"{plain(str(file))} can be read by others",
+                    f"{escape(str(file))} can be read by others",
                     why=f"its mode is {mode:04o}; a file of secrets must be 0600",
-                    hint=f"chmod 600 {plain(str(file))}",
+                    hint=f"chmod 600 {escape(str(file))}",
                 )
             return msgspec.json.decode(stream.read(), type=dict[str, str])
     except FileNotFoundError:
@@ -93,10 +93,10 @@ def _read_stored(file: Path) -> dict[str, str]:
     except msgspec.MsgspecError:
         # The decoder's own message may quote the file.
         why = "it is not a mapping of names to values"
-        raise LabError(f"{plain(str(file))} is damaged", why=why, hint=f"rm {file}") from None
+        raise LabError(f"{escape(str(file))} is damaged", why=why, hint=f"rm {file}") from None
     except OSError as error:
         raise LabError(
-            f"cannot read {plain(str(file))}",
+            f"cannot read {escape(str(file))}",
             why=error.strerror or "",
-            hint=f"ls -l {plain(str(file))}",
+            hint=f"ls -l {escape(str(file))}",
         ) from error

@@ -19,7 +19,7 @@ _SECRETIVE = r"(?i)SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|PRIVATE"
 _USER_OF_URL = r"://[^/@\s]+@"
 
 
-def settings(config: LabConfig) -> list[tuple[str, str, str]]:
+def list_settings(config: LabConfig) -> list[tuple[str, str, str]]:
     """List (dotted key, value as text, origin) of all settings; secret values are masked."""
     return [(key, _mask(key, text), _find_origin(config, key)) for key, text in _rows(config)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta, timezone
 
-from labctl.config.document import shown
+from labctl.config.document import quote
 from labctl.config.scalars import duration_text, parse_duration
 from labctl.model import Value
 
@@ -38,20 +38,20 @@ def parse_moment(text: str) -> Moment:
     match = _LOCAL.fullmatch(text)
     if match is None:
         raise ValueError(
-            f"{shown(text)} is not a time with a zone: write 2026-11-28 23:59 Europe/Berlin, "
+            f"{quote(text)} is not a time with a zone: write 2026-11-28 23:59 Europe/Berlin, "
             "or 2026-11-28T23:59+01:00"
         )
     day, hour, zone = match.groups()
     try:
         local = datetime.fromisoformat(f"{day}T{hour}")
     except ValueError as error:
-        raise ValueError(f"{shown(text)} is not a time: {error}") from None
+        raise ValueError(f"{quote(text)} is not a time: {error}") from None
     if _OFFSET.fullmatch(zone):
         offset = "+00:00" if zone in ("Z", "UTC") else zone
         try:
             moment = datetime.fromisoformat(f"{day}T{hour}{offset}")
         except ValueError as error:
-            raise ValueError(f"{shown(text)} is not a time: {error}") from None
+            raise ValueError(f"{quote(text)} is not a time: {error}") from None
     else:
         moment = _resolve_in_zone(text, local, zone)
     shift = moment.utcoffset() or timedelta()
@@ -66,13 +66,13 @@ def _resolve_in_zone(text: str, local: datetime, name: str) -> datetime:
         zone = ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ValueError(
-            f"{shown(text)}: this machine has no time zone {shown(name)}; write an offset: +01:00"
+            f"{quote(text)}: this machine has no time zone {quote(name)}; write an offset: +01:00"
         ) from None
     first, second = (local.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
     if first.astimezone(UTC).astimezone(zone).replace(tzinfo=None) != local:
-        raise ValueError(f"{shown(text)}: clocks skip this time there; write an offset: +01:00")
+        raise ValueError(f"{quote(text)}: clocks skip this time there; write an offset: +01:00")
     if first.utcoffset() != second.utcoffset():
-        raise ValueError(f"{shown(text)}: this time occurs twice there; write an offset: +01:00")
+        raise ValueError(f"{quote(text)}: this time occurs twice there; write an offset: +01:00")
     return first
 
 
@@ -86,7 +86,7 @@ def parse_late(text: str) -> int:
         return parse_duration(text)
     except ValueError:
         raise ValueError(
-            f"{shown(text)} is not a late rule: write never, any, or a duration such as 48h"
+            f"{quote(text)} is not a late rule: write never, any, or a duration such as 48h"
         ) from None
 
 
@@ -98,12 +98,12 @@ def parse_penalty(text: str) -> int:
     match = _PERCENT.fullmatch(text)
     if match is None or int(match[1]) > 100:
         raise ValueError(
-            f"{shown(text)} is not a penalty: write percent for each day begun, such as 10%"
+            f"{quote(text)} is not a penalty: write percent for each day begun, such as 10%"
         )
     return int(match[1])
 
 
 def parse_part(text: str) -> str:
     if text not in PARTS:
-        raise ValueError(f"{shown(text)} cannot be required; use one of {', '.join(PARTS)}")
+        raise ValueError(f"{quote(text)} cannot be required; use one of {', '.join(PARTS)}")
     return text

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 
-from labctl.config.document import shown
+from labctl.config.document import quote
 from labctl.config.scalars import parse_duration
 from labctl.config.times import ANY_S, Moment
-from labctl.courses.assignment_seats import assignment_seats
+from labctl.courses.assignment_seats import list_assignment_seats
 from labctl.courses.records.folder import CourseFolder, Seat
-from labctl.courses.records.ledger import Entry, allowance_usd, due_extensions
+from labctl.courses.records.ledger import CourseLedgerEntry, allowance_usd, read_due_extensions
 from labctl.courses.servers import ENDED, Staff
-from labctl.courses.status import ground_of
+from labctl.courses.status import build_seat_context
 from labctl.errors import LabError, NotFoundError, PolicyError, UsageError
 from labctl.events import Note
 from labctl.model import Value
@@ -24,7 +24,7 @@ from labctl.submissions.receiver import Receiver
 _DOLLARS = re.compile(r"([+-]?)([0-9]{1,6}(?:\.[0-9]{1,2})?)")
 
 
-class Budgeted(Value, frozen=True):
+class BudgetChange(Value, frozen=True):
     """A seat's budget before and after a change.
 
     `in_force` is False if the seat's running server could not be given the new limit.
@@ -37,7 +37,7 @@ class Budgeted(Value, frozen=True):
     server_id: str = ""
 
 
-def budget(staff: Staff, seat: Seat, text: str, why: str = "") -> Budgeted:
+def change_budget(staff: Staff, seat: Seat, text: str, why: str = "") -> BudgetChange:
     """Change a seat's budget: `+5` on top, `-5` off, `25` in all.
 
     A running server gets the new limit at once. If it cannot be reached, the ledger still records
@@ -47,11 +47,11 @@ def budget(staff: Staff, seat: Seat, text: str, why: str = "") -> Budgeted:
     match = _DOLLARS.fullmatch(text)
     if match is None:
         raise UsageError(
-            f"{shown(text)} is not an amount", hint=f"labctl course budget {seat.name} +5"
+            f"{quote(text)} is not an amount", hint=f"labctl course budget {seat.name} +5"
         )
     folder = staff.folder
     base = folder.config.per_student.budget
-    entries = folder.ledger.entries(seat=seat.name)
+    entries = folder.ledger.list_entries(seat=seat.name)
     before_usd = allowance_usd(entries, seat.name, base)
     if before_usd is None:
         raise UsageError(
@@ -68,7 +68,7 @@ def budget(staff: Staff, seat: Seat, text: str, why: str = "") -> Budgeted:
             "budget", seat=seat.name, by=staff.by, why=why, usd=round(change_usd, 2)
         )
     server_id, in_force = _update_watchdog(staff, seat)
-    return Budgeted(
+    return BudgetChange(
         seat=seat.name,
         before_usd=before_usd,
         after_usd=before_usd + change_usd,
@@ -82,10 +82,10 @@ def _update_watchdog(staff: Staff, seat: Seat) -> tuple[str, bool]:
 
     Returns the server's id ("" if none is running) and whether the limit is in force.
     """
-    server = staff.state.server_of_lab(seat.lab_id)
+    server = staff.state.get_lab_server(seat.lab_id)
     if server is None or server.state in (*ENDED, "stopped"):
         return "", True
-    ground = ground_of(staff, seat)
+    ground = build_seat_context(staff, seat)
     need = ground.config.server.need
     left_usd = attempts.budget_left_usd(ground, need, but=server.id)
     try:
@@ -97,12 +97,12 @@ def _update_watchdog(staff: Staff, seat: Seat) -> tuple[str, bool]:
     return server.id, True
 
 
-def history(folder: CourseFolder, seat: Seat) -> list[Entry]:
+def list_budget_changes(folder: CourseFolder, seat: Seat) -> list[CourseLedgerEntry]:
     """List every change of a seat's budget, oldest first."""
-    return folder.ledger.entries(seat=seat.name, kind="budget")
+    return folder.ledger.list_entries(seat=seat.name, kind="budget")
 
 
-class Due(Value, frozen=True):
+class DueTimeExtension(Value, frozen=True):
     """When an assignment is due for a student. `closes_at` is None if it never closes."""
 
     assignment: str
@@ -112,9 +112,9 @@ class Due(Value, frozen=True):
     closes_at: int | None
 
 
-def due(
+def extend_due_time(
     folder: CourseFolder, assignment: str, student: str, text: str, *, by: str = "", why: str = ""
-) -> Due:
+) -> DueTimeExtension:
     """Extend the due time of a student and their whole team by `+3d` or `12h`; `0` revokes it.
 
     The extension counts from the assignment's own due time: repeating it changes nothing.
@@ -123,7 +123,7 @@ def due(
     if rules is None:
         assignments = ", ".join(folder.config.assignments) or "none yet"
         raise NotFoundError(
-            f"there is no assignment {shown(assignment)}",
+            f"there is no assignment {quote(assignment)}",
             why=f"course.yaml has {assignments}",
             hint=f"edit {folder.config.path}",
         )
@@ -134,9 +134,12 @@ def due(
         raise UsageError(str(error), hint=hint) from None
     if rules.due is None:
         raise UsageError(f"{assignment} has no due time", hint=f"edit {folder.config.path}")
-    (seat,) = folder.chosen([student], assignment_seats(folder, assignment, by=by))
+    (seat,) = folder.choose_seats([student], list_assignment_seats(folder, assignment, by=by))
     for member in seat.students:
-        if due_extensions(folder.ledger.entries(kind="due"), assignment).get(member, 0) != seconds:
+        if (
+            read_due_extensions(folder.ledger.list_entries(kind="due"), assignment).get(member, 0)
+            != seconds
+        ):
             folder.ledger.append(
                 "due",
                 seat=seat.name,
@@ -148,7 +151,7 @@ def due(
             )
     apply_extensions(folder, assignment)
     due_at = rules.due.at + seconds
-    return Due(
+    return DueTimeExtension(
         assignment=assignment,
         student=student,
         seconds=seconds,
@@ -165,8 +168,8 @@ def apply_extensions(folder: CourseFolder, assignment: str) -> None:
     receiver = Receiver(folder.drop)
     if not receiver.assignment_file(assignment).is_file():
         return
-    extensions = due_extensions(folder.ledger.entries(kind="due"), assignment)
-    seats = {seat.name: seat.students for seat in assignment_seats(folder, assignment)}
+    extensions = read_due_extensions(folder.ledger.list_entries(kind="due"), assignment)
+    seats = {seat.name: seat.students for seat in list_assignment_seats(folder, assignment)}
     for name, students in seats.items():
         longest = max((extensions.get(student, 0) for student in students), default=0)
         extensions = {**extensions, **({name: longest} if longest else {})}

@@ -6,12 +6,17 @@ import time
 from collections.abc import Iterable, Sequence
 
 from labctl.config.course_schema import AssignmentConfig
-from labctl.courses.grade_store import Shelf
+from labctl.courses.grade_store import GradeStore
 from labctl.courses.records.folder import CourseFolder, Seat
-from labctl.courses.records.membership import Members, closed_line, closing_time, frozen_members
+from labctl.courses.records.membership import (
+    Members,
+    closing_time,
+    draft_closed_line,
+    read_frozen_members,
+)
 
 
-def assignment_seats(folder: CourseFolder, name: str, *, by: str = "") -> tuple[Seat, ...]:
+def list_assignment_seats(folder: CourseFolder, name: str, *, by: str = "") -> tuple[Seat, ...]:
     """Return the seats of an assignment, including those of students who left.
 
     The first call after the assignment closed writes its teams to the ledger; they never change
@@ -19,14 +24,14 @@ def assignment_seats(folder: CourseFolder, name: str, *, by: str = "") -> tuple[
     """
     rules = folder.config.assignments.get(name)
     if rules is None:
-        return folder.seats(active_only=False)
+        return folder.list_seats(active_only=False)
     members = _freeze(folder, name, rules, by)
     if members is None:
-        return folder.seats(active_only=False)
+        return folder.list_seats(active_only=False)
     frozen_ids = {student for students in members.values() for student in students}
     late = {
         student.id: (student.id,)
-        for student in folder.students(active_only=False)
+        for student in folder.list_students(active_only=False)
         if student.id not in frozen_ids
     }
     return folder.build_seats({**late, **members})
@@ -52,13 +57,13 @@ def _freeze(folder: CourseFolder, name: str, rules: AssignmentConfig, by: str) -
     closes_at = closing_time(rules)
     if closes_at is None or time.time() < closes_at:
         return None
-    frozen = frozen_members(folder.ledger.entries(kind="closed"), name, rules)
+    frozen = read_frozen_members(folder.ledger.list_entries(kind="closed"), name, rules)
     if frozen is not None:
         return frozen
     members, why = _collect_members(folder, name, closes_at)
-    folder.ledger.append_all([closed_line(name, members, by, why)])
+    folder.ledger.append_all([draft_closed_line(name, members, by, why)])
     # If two processes get here at once, the first line in the ledger counts.
-    return frozen_members(folder.ledger.entries(kind="closed"), name, rules) or members
+    return read_frozen_members(folder.ledger.list_entries(kind="closed"), name, rules) or members
 
 
 def _collect_members(folder: CourseFolder, name: str, closed_at: float) -> tuple[Members, str]:
@@ -67,9 +72,9 @@ def _collect_members(folder: CourseFolder, name: str, closed_at: float) -> tuple
     A student belongs to the seat they were graded as since the close, otherwise to the roster's.
     A grade from before the close does not count: the team could still change then.
     """
-    shelf, teams, moved = Shelf(folder, name), dict[str, tuple[str, ...]](), []
-    for student in folder.students(active_only=False):
-        record = shelf.read(student.id)
+    shelf, teams, moved = GradeStore(folder, name), dict[str, tuple[str, ...]](), []
+    for student in folder.list_students(active_only=False):
+        record = shelf.read_record(student.id)
         seat = record.seat if record is not None and record.at >= closed_at else student.seat
         if seat != student.seat:
             moved.append(student.id)

@@ -11,29 +11,29 @@ from collections.abc import Sequence
 import msgspec
 
 from labctl.courses.records.folder import CourseFolder
-from labctl.courses.records.ledger import Draft, Entry
+from labctl.courses.records.ledger import CourseLedgerDraft, CourseLedgerEntry
 from labctl.courses.servers import Staff
 from labctl.errors import PolicyError
-from labctl.stores import Store, lab_store
+from labctl.stores import LabStore, lab_store
 
 LEDGER, IDENTITY = "ledger.jsonl", "course.json"
 
 
-def course_store(staff: Staff) -> Store | None:
+def open_course_store(staff: Staff) -> LabStore | None:
     """Return the course's store, or None if course.yaml names none."""
     ground = staff.course()
-    return lab_store.lab_store(ground) if ground.config.store else None
+    return lab_store.open_lab_store(ground) if ground.config.store else None
 
 
 class Backup:
     """The backup of one course's ledger. `save` writes nothing if nothing has changed."""
 
-    def __init__(self, folder: CourseFolder, place: Store) -> None:
+    def __init__(self, folder: CourseFolder, place: LabStore) -> None:
         self.folder = folder
         self.place = place
         self._saved = -1
 
-    def bring_back(self) -> int:
+    def restore(self) -> int:
         """Import the lines that only the store has; return how many there were.
 
         PolicyError if the store's ledger belongs to another course, or to this one under another
@@ -48,13 +48,13 @@ class Backup:
                 hint=f"restore the .course/{IDENTITY} that belongs to it, or use another store",
             )
         stored = self.place.read(LEDGER)
-        missing = _find_missing(self.folder.ledger.entries(), _parse_entries(stored or b""))
+        missing = _find_missing(self.folder.ledger.list_entries(), _parse_entries(stored or b""))
         self.folder.ledger.append_all(missing)
         return len(missing)
 
     def save(self) -> bool:
         """Write the ledger to the store if it has grown; return whether it had."""
-        entries = self.folder.ledger.entries()
+        entries = self.folder.ledger.list_entries()
         if len(entries) == self._saved:
             return False
         if self._saved < 0:
@@ -65,22 +65,24 @@ class Backup:
         return True
 
 
-def _parse_entries(data: bytes) -> list[Entry]:
+def _parse_entries(data: bytes) -> list[CourseLedgerEntry]:
     """Parse the lines of a ledger; skip those that cannot be read."""
     entries = []
     for line in data.splitlines():
         try:
-            entries.append(msgspec.json.decode(line, type=Entry))
+            entries.append(msgspec.json.decode(line, type=CourseLedgerEntry))
         except msgspec.MsgspecError:
             continue
     return entries
 
 
-def _find_missing(own: Sequence[Entry], stored: Sequence[Entry]) -> list[Draft]:
+def _find_missing(
+    own: Sequence[CourseLedgerEntry], stored: Sequence[CourseLedgerEntry]
+) -> list[CourseLedgerDraft]:
     """Return the lines of `stored` that `own` lacks. Line numbers do not count."""
     own_contents = {_encode_content(entry) for entry in own}
     return [
-        Draft(
+        CourseLedgerDraft(
             kind=entry.kind,
             seat=entry.seat,
             student=entry.student,
@@ -94,5 +96,5 @@ def _find_missing(own: Sequence[Entry], stored: Sequence[Entry]) -> list[Draft]:
     ]
 
 
-def _encode_content(entry: Entry) -> bytes:
+def _encode_content(entry: CourseLedgerEntry) -> bytes:
     return msgspec.json.encode(msgspec.structs.replace(entry, n=0), order="deterministic")

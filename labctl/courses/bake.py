@@ -12,10 +12,10 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from labctl.config.identity import write_private
-from labctl.courses.context import BAKED, Baked, baked, own_ground
-from labctl.courses.material import SHARED, bring, material
+from labctl.courses.context import BAKED, BakedImage, build_own_context, find_baked_image
+from labctl.courses.material import SHARED, collect_material, push_material
 from labctl.courses.seat_reporter import SeatReporter
-from labctl.courses.servers import Staff, agreed
+from labctl.courses.servers import Staff, require_price_consent
 from labctl.errors import BusyError, PolicyError, ProviderError
 from labctl.events import Note, Step
 from labctl.lifecycle import up
@@ -23,7 +23,7 @@ from labctl.model import Resource, Server
 from labctl.providers import Bake
 from labctl.runs import images
 from labctl.servers import adoption, attempts, end_server
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.shell import command
 
 READY_S = 3600.0
@@ -61,7 +61,7 @@ sync
 """
 
 
-def bake(staff: Staff) -> Baked:
+def bake(staff: Staff) -> BakedImage:
     """Bake the course's image and return it once servers can boot from it.
 
     The previous image is removed once the new one is ready. PolicyError if the provider cannot
@@ -71,7 +71,7 @@ def bake(staff: Staff) -> Baked:
     (staff.folder.private / BAKED).unlink(missing_ok=True)
     course = staff.course(plain=True)
     provider = _require_baker(course)
-    ground = own_ground(staff.folder, course, "bake")
+    ground = build_own_context(staff.folder, course, "bake")
     server = _create_filled_server(staff, ground)
     staff.reporter.emit(Step(name="baking"))
     name = f"{staff.folder.config.name}-{_stamp()}"
@@ -84,7 +84,7 @@ def bake(staff: Staff) -> Baked:
         end_server.end(ground, [server])
     staff.reporter.emit(Step(name="baking", done=True, detail=image_id))
     resources = _list_images(staff, course)
-    image = Baked(
+    image = BakedImage(
         provider=course.provider.name,
         image_id=image_id,
         at=time.time(),
@@ -103,9 +103,9 @@ def _stamp() -> str:
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
 
-def drop(staff: Staff) -> list[Resource]:
+def drop_images(staff: Staff) -> list[Resource]:
     """Remove the course's images and snapshots; servers boot the provider's own image again."""
-    image = baked(staff.folder)
+    image = find_baked_image(staff.folder)
     (staff.folder.private / BAKED).unlink(missing_ok=True)
     course = staff.course(everywhere=True, plain=True)
     resources = _list_images(staff, course)
@@ -116,7 +116,7 @@ def drop(staff: Staff) -> list[Resource]:
     return resources
 
 
-def _require_baker(course: Ground) -> Bake:
+def _require_baker(course: LabContext) -> Bake:
     if not isinstance(course.provider, Bake):
         raise PolicyError(
             f"{course.provider.name} cannot make machine images",
@@ -126,28 +126,28 @@ def _require_baker(course: Ground) -> Bake:
     return course.provider
 
 
-def _create_filled_server(staff: Staff, ground: Ground) -> Server:
+def _create_filled_server(staff: Staff, ground: LabContext) -> Server:
     """Create a server with the course's Docker image and data on it."""
-    with ground.state.exclusive(ground.lab_id, "course bake"):
+    with ground.state.hold_lab(ground.lab_id, "course bake"):
         server = adoption.adopt(ground)
         if server is None:
-            need = agreed(ground, [ground]) or ground.config.server.need
-            server = attempts.make(_consented_context(ground), need)
+            need = require_price_consent(ground, [ground]) or ground.config.server.need
+            server = attempts.create_server(_consented_context(ground), need)
         server = up.make_ready(ground, server)
         reference = ground.config.image.reference
         if reference:
-            images.ensure(ground, server, ground.remote(server), reference)
-        bring(ground, server, material(staff.folder, staff.reporter))
+            images.ensure_image(ground, server, ground.open_agent(server), reference)
+        push_material(ground, server, collect_material(staff.folder, staff.reporter))
     return server
 
 
-def _consented_context(ground: Ground) -> Ground:
+def _consented_context(ground: LabContext) -> LabContext:
     """Return a context that does not ask for consent to the price again."""
     reporter = SeatReporter(ground.config.name, ground.reporter, agreed=True)
-    return ground.beside(ground.config, ground.lab_id, reporter=reporter)
+    return ground.make_sibling(ground.config, ground.lab_id, reporter=reporter)
 
 
-def _clean(ground: Ground, server: Server) -> None:
+def _clean(ground: LabContext, server: Server) -> None:
     """Remove everything that sixty other servers must not inherit, keys above all."""
     transport = ground.connections.reopen(server)
     home = transport.run('printf %s "$HOME"', timeout_s=30.0).stdout.strip()
@@ -177,7 +177,7 @@ def _tags(staff: Staff, name: str) -> dict[str, str]:
 
 def _wait(provider: Bake, image_id: str) -> None:
     deadline = time.monotonic() + READY_S
-    while (state := provider.baked(image_id)) == "pending":
+    while (state := provider.get_image_state(image_id)) == "pending":
         if time.monotonic() > deadline:
             raise BusyError(
                 f"the image {image_id} is not ready after {READY_S / 60:.0f} minutes",
@@ -190,7 +190,7 @@ def _wait(provider: Bake, image_id: str) -> None:
         )
 
 
-def _list_images(staff: Staff, course: Ground) -> list[Resource]:
+def _list_images(staff: Staff, course: LabContext) -> list[Resource]:
     resources = course.provider.leftovers()
     return [
         resource
@@ -199,5 +199,7 @@ def _list_images(staff: Staff, course: Ground) -> list[Resource]:
     ]
 
 
-def _remove(course: Ground, resources: list[Resource]) -> None:
-    end_server.take_away(course, sorted(resources, key=lambda resource: KINDS.index(resource.kind)))
+def _remove(course: LabContext, resources: list[Resource]) -> None:
+    end_server.remove_resources(
+        course, sorted(resources, key=lambda resource: KINDS.index(resource.kind))
+    )

@@ -8,19 +8,19 @@ from typing import Any
 import msgspec
 
 from labctl.courses import server_contents
-from labctl.courses.context import seat_grounds
-from labctl.courses.material import bring, material
+from labctl.courses.context import build_seat_contexts
+from labctl.courses.material import collect_material, push_material
 from labctl.courses.records.folder import Seat
-from labctl.courses.seat_reporter import Done, SeatReporter
-from labctl.courses.servers import SeatOutcome, Staff, of_course
-from labctl.courses.status import ground_of, server_of, servers_of
+from labctl.courses.seat_reporter import SeatDone, SeatReporter
+from labctl.courses.servers import SeatOutcome, Staff, rephrase_for_seat
+from labctl.courses.status import build_seat_context, find_server, list_running_servers
 from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.lifecycle import extend as more_time
 from labctl.lifecycle import fleet
 from labctl.model import Run, Server
 from labctl.servers import attempts, guard
-from labctl.servers.context import Ground
-from labctl.servers.fan_out import Answer, Doors, run_everywhere
+from labctl.servers.context import LabContext
+from labctl.servers.fan_out import LoginLimiter, ServerResult, run_on_all
 from labctl.shell import command
 
 MOST_MESSAGE = 500
@@ -41,7 +41,7 @@ mkdir -p "$HOME/labctl" && printf '%s %s\\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$
 """
 
 
-def message(staff: Staff, seats: Sequence[Seat], text: str) -> list[Answer]:
+def send_message(staff: Staff, seats: Sequence[Seat], text: str) -> list[ServerResult]:
     """Show a line in every terminal and tmux session on the seats' servers.
 
     It is also appended to `~/labctl/messages.txt` there. UsageError for control characters.
@@ -53,20 +53,20 @@ def message(staff: Staff, seats: Sequence[Seat], text: str) -> list[Answer]:
             hint='labctl course message "lab starts at 10"',
         )
     line = command("sh", "-c", _SHOW_SCRIPT, "sh", text).render()
-    return ask_all(staff, servers_of(staff, seats), line, timeout_s=MESSAGE_S)
+    return run_on_seats(staff, list_running_servers(staff, seats), line, timeout_s=MESSAGE_S)
 
 
-def ask_all(
+def run_on_seats(
     staff: Staff,
     pairs: Sequence[tuple[Seat, Server]],
     line: str,
     *,
     at_once: int = 32,
     timeout_s: float | None = None,
-) -> list[Answer]:
+) -> list[ServerResult]:
     """Run a shell command line on all of these servers; each answer carries its seat's name."""
     servers = [server for _, server in pairs]
-    answers = run_everywhere(
+    answers = run_on_all(
         staff.course().connections, servers, line, at_once=at_once, timeout_s=timeout_s
     )
     return [
@@ -75,34 +75,34 @@ def ask_all(
     ]
 
 
-def push(staff: Staff, seats: Sequence[Seat]) -> list[SeatOutcome]:
+def push_handouts(staff: Staff, seats: Sequence[Seat]) -> list[SeatOutcome]:
     """Copy the course's handouts from its folder to these seats' servers."""
-    pairs = servers_of(staff, seats)
-    handouts = material(staff.folder, staff.reporter, data=False)
+    pairs = list_running_servers(staff, seats)
+    handouts = collect_material(staff.folder, staff.reporter, data=False)
     servers = {seat.lab_id: server for seat, server in pairs}
     by_lab = {seat.lab_id: seat for seat, _ in pairs}
-    grounds = seat_grounds(
+    grounds = build_seat_contexts(
         staff.folder, staff.paths, staff.state, staff.reporter, [seat for seat, _ in pairs]
     )
     reporting = [
-        ground.beside(
+        ground.make_sibling(
             ground.config,
             ground.lab_id,
             SeatReporter(by_lab[ground.lab_id].name, staff.reporter, agreed=False),
         )
         for ground in grounds
     ]
-    doors = Doors(list(servers.values()))
+    doors = LoginLimiter(list(servers.values()))
 
-    def push_to_seat(ground: Ground) -> Server:
+    def push_to_seat(ground: LabContext) -> Server:
         server = servers[ground.lab_id]
-        with doors.through(server.endpoint):
-            bring(ground, server, handouts)
+        with doors.reserve(server.endpoint):
+            push_material(ground, server, handouts)
         return server
 
-    def report(outcome: fleet.Outcome[Server]) -> None:
+    def report(outcome: fleet.LabOutcome[Server]) -> None:
         error = outcome.error.what if outcome.error else ""
-        staff.reporter.emit(Done(seat=by_lab[outcome.ground.lab_id].name, error=error))
+        staff.reporter.emit(SeatDone(seat=by_lab[outcome.ground.lab_id].name, error=error))
 
     return [
         SeatOutcome(
@@ -113,19 +113,19 @@ def push(staff: Staff, seats: Sequence[Seat]) -> list[SeatOutcome]:
             why=outcome.error.why if outcome.error else "",
             hint=outcome.error.hint if outcome.error else "",
         )
-        for outcome in fleet.each(reporting, push_to_seat, tell=report)
+        for outcome in fleet.run_for_each(reporting, push_to_seat, tell=report)
     ]
 
 
-def extend(staff: Staff, seat: Seat, span_s: int, why: str = "") -> dict[str, Any]:
+def extend_server(staff: Staff, seat: Seat, span_s: int, why: str = "") -> dict[str, Any]:
     """Give a seat's server `span_s` more seconds, even beyond `max_ttl`.
 
     Returns the watchdog's state afterwards. The ledger records who extended and why. PolicyError if
     the seat's budget would not last.
     """
-    server = server_of(staff, seat)
+    server = find_server(staff, seat)
     staff.folder.ledger.append("extend", seat=seat.name, by=staff.by, why=why, seconds=span_s)
-    ground = ground_of(staff, seat)
+    ground = build_seat_context(staff, seat)
     try:
         need = ground.config.server.need
         left_usd = attempts.budget_left_usd(ground, need, but=server.id)
@@ -140,17 +140,17 @@ def extend(staff: Staff, seat: Seat, span_s: int, why: str = "") -> dict[str, An
         raise
 
 
-def run_of(staff: Staff, seat: Seat, run_id: str = "") -> tuple[Ground, Server, Run]:
+def find_run(staff: Staff, seat: Seat, run_id: str = "") -> tuple[LabContext, Server, Run]:
     """Return a seat's run, by id or the newest, with the lab and the server that it is on."""
-    server = server_of(staff, seat)
-    ground = ground_of(staff, seat)
+    server = find_server(staff, seat)
+    ground = build_seat_context(staff, seat)
     try:
-        lab, run = server_contents.latest_run(
-            server_contents.labs_on(ground, server), server, run_id
+        lab, run = server_contents.find_latest_run(
+            server_contents.list_labs(ground, server), server, run_id
         )
     except NotFoundError as error:
         # The original hint is a command that only the student could type.
-        error.what = of_course(error.what, seat)
+        error.what = rephrase_for_seat(error.what, seat)
         error.hint = f"labctl course ssh {seat.name} -- ls labctl   # lists the labs on its server"
         raise
     return lab, server, run

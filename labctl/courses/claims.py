@@ -29,7 +29,7 @@ MOST_CLAIMS = 16
 UNKNOWN = Endpoint(host="", port=0)
 
 
-class Claim(Value, frozen=True):
+class SeatClaim(Value, frozen=True):
     """A lab's hold on its seat's server. `leaving` means released: the server is to end."""
 
     token: str
@@ -42,37 +42,37 @@ class Claim(Value, frozen=True):
     leaving: bool = False
 
 
-class Holding(Value, frozen=True):
+class SeatRecord(Value, frozen=True):
     """What is stored about one seat: its claims, the tokens that can log in, its server."""
 
-    claims: tuple[Claim, ...] = ()
+    claims: tuple[SeatClaim, ...] = ()
     ready: tuple[str, ...] = ()
     server: Server | None = None
 
 
-class Work(Protocol):
+class ServerActions(Protocol):
     """The work at the provider and on servers for one seat. Every method may raise LabError."""
 
-    def make(self, seat: Seat) -> Server:
+    def create_server(self, seat: Seat) -> Server:
         """Return a ready server, the seat's own or a new one; this may take minutes."""
 
-    def let_in(self, seat: Seat, server: Server, claims: tuple[Claim, ...]) -> Server:
+    def authorize_keys(self, seat: Seat, server: Server, claims: tuple[SeatClaim, ...]) -> Server:
         """Allow only these claims' keys to log in; return the server with the endpoint to use."""
 
-    def look(self, seat: Seat, server: Server) -> Server | None:
+    def check_server(self, seat: Seat, server: Server) -> Server | None:
         """Return the server as its provider shows it now, or None if it is gone."""
 
-    def end(self, seat: Seat, server: Server) -> None:
+    def end_server(self, seat: Seat, server: Server) -> None:
         """Save what is on the server, end it, and wait until its provider confirms that."""
 
 
-class SeatDesk:
+class SeatClaims:
     """One seat's claims and server, safe for several threads. `begin` starts a worker thread."""
 
     def __init__(
         self,
         seat: Seat,
-        work: Work,
+        work: ServerActions,
         file: Path,
         *,
         begin: Callable[[Callable[[], None]], None],
@@ -87,17 +87,17 @@ class SeatDesk:
         self._holding = _read_holding(file)
 
     @property
-    def claims(self) -> tuple[Claim, ...]:
+    def claims(self) -> tuple[SeatClaim, ...]:
         return self._holding.claims
 
     @property
     def server(self) -> Server | None:
         return self._holding.server
 
-    def id_of(self, claim: Claim) -> str:
+    def server_id_of(self, claim: SeatClaim) -> str:
         return f"{PROVIDER}-{self.seat.pseudonym}-{claim.token}"
 
-    def claim(self, new: Claim) -> Server:
+    def claim(self, new: SeatClaim) -> Server:
         """Claim the seat's server, creating it if needed; repeating a token returns the same claim.
 
         Returns at once. BusyError while the server is ending.
@@ -141,12 +141,12 @@ class SeatDesk:
                 return None
             if token not in self._holding.ready or held.leaving or self._busy:
                 return self._view(held)
-        self.look()
+        self.check_server()
         with self._changed:
             held = self._find_claim(token)
             return self._view(held) if held is not None else None
 
-    def look(self) -> Server | None:
+    def check_server(self) -> Server | None:
         """Ask the provider whether the server still exists; drop all claims if it does not.
 
         A stopped server counts as gone for its students: the next claim starts it again.
@@ -155,9 +155,9 @@ class SeatDesk:
             server = self.server
             if server is None or self._busy or time.monotonic() - self._looked_at < LOOK_S:
                 return server
-        return self.seen(server, self._work.look(self.seat, server))
+        return self.update_server(server, self._work.check_server(self.seat, server))
 
-    def seen(self, server: Server, found: Server | None) -> Server | None:
+    def update_server(self, server: Server, found: Server | None) -> Server | None:
         """Update `server` to what the provider shows now: `found`, or None if it is gone."""
         with self._changed:
             if self.server is not server or self._busy:
@@ -168,11 +168,11 @@ class SeatDesk:
                 self._store_changes(claims=(), ready=(), server=None)
             return self.server
 
-    def views(self, student: str) -> list[Server]:
+    def list_views(self, student: str) -> list[Server]:
         with self._changed:
             return [self._view(claim) for claim in self.claims if claim.student == student]
 
-    def leave(self, token: str, student: str) -> None:
+    def release(self, token: str, student: str) -> None:
         """Release a claim, if it exists; the server ends with its last one."""
         with self._changed:
             held = self._find_claim(token)
@@ -184,7 +184,7 @@ class SeatDesk:
             )
             self._wake_worker()
 
-    def leave_all(self, students: tuple[str, ...] | None = None) -> None:
+    def release_all(self, students: tuple[str, ...] | None = None) -> None:
         """Release the claims of these students, or of all if None."""
         with self._changed:
             self._store_changes(
@@ -197,7 +197,7 @@ class SeatDesk:
             )
             self._wake_worker()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Resume unfinished work, after a restart of the keeper or a failure that may pass."""
         with self._changed:
             waiting = [
@@ -211,13 +211,13 @@ class SeatDesk:
         with self._changed:
             return self._changed.wait_for(lambda: not self._busy, timeout_s)
 
-    def _find_claim(self, token: str) -> Claim | None:
+    def _find_claim(self, token: str) -> SeatClaim | None:
         return next((claim for claim in self.claims if claim.token == token), None)
 
     def _is_settled(self, token: str) -> bool:
         return token in self._errors or not self._busy
 
-    def _view(self, claim: Claim) -> Server:
+    def _view(self, claim: SeatClaim) -> Server:
         """Return the server as the claim's owner sees it, under their lab's name and id."""
         server, ready = self.server, claim.token in self._holding.ready
         state: ServerState = "running" if server and ready else "starting"
@@ -225,7 +225,7 @@ class SeatDesk:
             state = "ending"
         offer = server.offer if server and ready else claim.offer
         return Server(
-            id=self.id_of(claim),
+            id=self.server_id_of(claim),
             provider=PROVIDER,
             lab=claim.lab,
             lab_id=claim.lab_id,
@@ -288,11 +288,11 @@ class SeatDesk:
                 return False
         try:
             if staying:
-                server = self._work.make(self.seat)
-                server = self._work.let_in(self.seat, server, staying)
+                server = self._work.create_server(self.seat)
+                server = self._work.authorize_keys(self.seat, server, staying)
                 return self._record_server(server, staying)
             if self.server is not None:
-                self._work.end(self.seat, self.server)
+                self._work.end_server(self.seat, self.server)
         except Exception as error:
             self._drop_failed(as_lab_error(error, self._notify), staying)
             return False
@@ -303,7 +303,7 @@ class SeatDesk:
             self._store_changes(claims=remaining, ready=(), server=None)
             return bool(remaining)
 
-    def _record_server(self, server: Server, served: tuple[Claim, ...]) -> bool:
+    def _record_server(self, server: Server, served: tuple[SeatClaim, ...]) -> bool:
         """Record the server and who can log in; return whether another step is needed.
 
         While somebody stays, claims that were released before this step are gone after it.
@@ -319,7 +319,7 @@ class SeatDesk:
             self._store_changes(server=server, ready=tokens, claims=remaining)
             return any(claim.leaving or claim.token not in tokens for claim in remaining)
 
-    def _drop_failed(self, error: LabError, staying: tuple[Claim, ...]) -> None:
+    def _drop_failed(self, error: LabError, staying: tuple[SeatClaim, ...]) -> None:
         self._notify(": ".join(filter(None, [error.what, error.why.replace("\n", "; ")])))
         with self._changed:
             failed = {claim.token for claim in staying} - set(self._holding.ready)
@@ -343,11 +343,11 @@ def _as_provider_error(error: LabError) -> LabError:
     return ProviderError(error.what, why=error.why, hint=error.hint)
 
 
-def _read_holding(file: Path) -> Holding:
+def _read_holding(file: Path) -> SeatRecord:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Holding)
+        return msgspec.json.decode(file.read_bytes(), type=SeatRecord)
     except FileNotFoundError:
-        return Holding()
+        return SeatRecord()
     except msgspec.MsgspecError as error:
         raise LabError(
             f"{file} cannot be read",

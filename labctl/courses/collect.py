@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Literal
 
 from labctl.config.course_schema import AssignmentConfig
-from labctl.config.document import shown
-from labctl.config.reader import nearest
-from labctl.courses.assignment_seats import assignment_seats, choose_seats
+from labctl.config.document import quote
+from labctl.config.reader import find_nearest
+from labctl.courses.assignment_seats import choose_seats, list_assignment_seats
 from labctl.courses.records.folder import CourseFolder, Seat
-from labctl.courses.records.ledger import Draft
+from labctl.courses.records.ledger import CourseLedgerDraft
 from labctl.errors import NotFoundError
 from labctl.model import Value
 from labctl.submissions.receipt import Receipt
@@ -25,7 +25,7 @@ from labctl.submissions.receiver import Receiver
 State = Literal["in", "missing", "damaged", "closed"]
 
 
-class Handed(Value, frozen=True):
+class SeatSubmission(Value, frozen=True):
     """The submission of a seat that counts, or in `state` why none does.
 
     `missing`: nothing was submitted. `damaged`: the bundle no longer matches its receipt. `closed`:
@@ -57,14 +57,14 @@ class Collection(Value, frozen=True):
     """
 
     assignment: str
-    handed: tuple[Handed, ...]
+    handed: tuple[SeatSubmission, ...]
     damaged: tuple[str, ...] = ()
     fetched: int = 0
     refused: tuple[str, ...] = ()
     strangers: tuple[str, ...] = ()
 
     @property
-    def here(self) -> tuple[Handed, ...]:
+    def accepted(self) -> tuple[SeatSubmission, ...]:
         return tuple(submission for submission in self.handed if submission.state == "in")
 
 
@@ -77,7 +77,7 @@ def collect(
     Every bundle is hashed and checked against its receipt, and each receipt against the receiver's
     key. New submissions are written to the ledger. Safe to repeat.
     """
-    rules_of(folder, name)
+    find_rules(folder, name)
     receiver = Receiver(folder.drop)
     if not receiver.assignment_file(name).is_file():
         raise NotFoundError(
@@ -86,7 +86,7 @@ def collect(
             hint="labctl course serve   # publishes the assignments of course.yaml",
         )
     fetched, refused = _fetch_posts(receiver, name, profile)
-    all_seats = assignment_seats(folder, name, by=by)
+    all_seats = list_assignment_seats(folder, name, by=by)
     chosen = choose_seats(all_seats, seats)
     results = list(receiver.check(name))
     damage = {_submission_id(subject): why for subject, why in results if why}
@@ -105,29 +105,29 @@ def collect(
     )
 
 
-def rules_of(folder: CourseFolder, name: str) -> AssignmentConfig:
+def find_rules(folder: CourseFolder, name: str) -> AssignmentConfig:
     """Return an assignment's rules from course.yaml; NotFoundError suggests the nearest name."""
     rules = folder.config.assignments.get(name)
     if rules is None:
-        near = nearest(name, list(folder.config.assignments))
+        near = find_nearest(name, list(folder.config.assignments))
         names = ", ".join(folder.config.assignments) or "none yet"
         raise NotFoundError(
-            f"there is no assignment {shown(name)}",
+            f"there is no assignment {quote(name)}",
             why=f"did you mean {near}?" if near else f"course.yaml has {names}",
             hint=f"edit {folder.config.path}",
         )
     return rules
 
 
-def told(collection: Collection) -> str:
+def describe_collection(collection: Collection) -> str:
     """Return a collection in one line of text."""
-    text = f"{len(collection.here)} of {len(collection.handed)} submitted"
+    text = f"{len(collection.accepted)} of {len(collection.handed)} submitted"
     damaged = len(collection.damaged)
     return f"{text}, {damaged} damaged" if damaged else f"{text}, all bundles match their receipts"
 
 
 def _fetch_posts(receiver: Receiver, name: str, profile: str) -> tuple[int, tuple[str, ...]]:
-    if not receiver.rules(name).hand_in.startswith("s3://"):
+    if not receiver.load_rules(name).hand_in.startswith("s3://"):
         return 0, ()
     from labctl.submissions.receive import collect_posts
 
@@ -145,18 +145,18 @@ def _submission_id(subject: Receipt | str) -> str:
 
 def _choose_submission(
     receiver: Receiver, name: str, seat: Seat, receipts: list[Receipt], damage: dict[str, str]
-) -> Handed:
+) -> SeatSubmission:
     members = {seat.name, *seat.students}
     own_receipts = sorted(
         (receipt for receipt in receipts if receipt.student in members),
-        key=lambda receipt: (received_at(receipt), receipt.number),
+        key=lambda receipt: (parse_received_at(receipt), receipt.number),
     )
     damaged = [place for place in sorted(damage) if place.split("/")[0] in members]
-    missing = Handed(seat=seat.name, students=seat.students, state="missing")
+    missing = SeatSubmission(seat=seat.name, students=seat.students, state="missing")
     for receipt in reversed(own_receipts):
-        standing = receiver.standing(name, receipt.student, received_at(receipt))
+        standing = receiver.standing(name, receipt.student, parse_received_at(receipt))
         if standing.accepted:
-            return Handed(
+            return SeatSubmission(
                 seat=seat.name,
                 students=seat.students,
                 state="in",
@@ -168,7 +168,7 @@ def _choose_submission(
                 run=receipt.run,
                 size=receipt.bundle_bytes,
                 sha256=receipt.bundle_sha256,
-                bundle=str(receiver.bundle_of(name, receipt.student, receipt.number)),
+                bundle=str(receiver.find_bundle(name, receipt.student, receipt.number)),
                 submissions=len(own_receipts) + len(damaged),
                 why=_damage_text(damaged, damage),
             )
@@ -180,8 +180,10 @@ def _choose_submission(
     return missing
 
 
-def _without_submission(missing: Handed, state: State, why: str, submissions: int) -> Handed:
-    return Handed(
+def _without_submission(
+    missing: SeatSubmission, state: State, why: str, submissions: int
+) -> SeatSubmission:
+    return SeatSubmission(
         seat=missing.seat,
         students=missing.students,
         state=state,
@@ -194,21 +196,23 @@ def _damage_text(places: list[str], damage: dict[str, str]) -> str:
     return "; ".join(f"{place}: {damage[place]}" for place in places)
 
 
-def received_at(receipt: Receipt) -> float:
+def parse_received_at(receipt: Receipt) -> float:
     """Return the Unix time of a receipt."""
     return float(calendar.timegm(time.strptime(receipt.received, "%Y-%m-%dT%H:%M:%SZ")))
 
 
-def _record_collected(folder: CourseFolder, name: str, handed: Iterable[Handed], by: str) -> None:
+def _record_collected(
+    folder: CourseFolder, name: str, handed: Iterable[SeatSubmission], by: str
+) -> None:
     """Write a ledger line for each submission that was not collected before."""
     recorded = {
         (entry.seat, str(entry.detail.get("sha256", "")))
-        for entry in folder.ledger.entries(kind="collected")
+        for entry in folder.ledger.list_entries(kind="collected")
         if entry.detail.get("assignment") == name
     }
     folder.ledger.append_all(
         [
-            Draft(
+            CourseLedgerDraft(
                 kind="collected",
                 seat=submission.seat,
                 student=submission.student,

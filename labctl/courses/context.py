@@ -16,13 +16,13 @@ import msgspec
 
 from labctl.config import LabConfig, Paths
 from labctl.courses.records.folder import MOST_NAME, PRIVATE, CourseFolder, Seat
-from labctl.courses.records.ledger import Entry
-from labctl.courses.records.spending import Spent, allowance_usd, spending
+from labctl.courses.records.ledger import CourseLedgerEntry
+from labctl.courses.records.spending import SeatSpending, allowance_usd, compute_spending
 from labctl.events import Reporter
 from labctl.model import Need, Server, Value
-from labctl.providers import Bake, provider_class
-from labctl.servers.context import Ground
-from labctl.servers.cost import server_costs
+from labctl.providers import Bake, get_provider_class
+from labctl.servers.context import LabContext
+from labctl.servers.cost import list_server_costs
 from labctl.state import State
 
 BAKED = "baked.json"
@@ -32,7 +32,7 @@ SEATS = Path(PRIVATE) / "seats"
 SAVER_S = 240.0
 
 
-def course_ground(
+def build_course_context(
     folder: CourseFolder,
     paths: Paths,
     state: State,
@@ -40,14 +40,14 @@ def course_ground(
     *,
     everywhere: bool = False,
     plain: bool = False,
-) -> Ground:
+) -> LabContext:
     """Build the course's own context, for requests about all seats at once. It has no server.
 
     `everywhere` searches every region. With `shared:` in course.yaml its servers are accounts on
     shared servers; with `plain` they are the shared servers themselves.
     """
     config = msgspec.structs.replace(_with_baked_image(folder), root=folder.path / SEATS)
-    course = Ground(
+    course = LabContext(
         config,
         folder.id,
         paths,
@@ -61,39 +61,39 @@ def course_ground(
     )
     if plain or folder.config.shared is None:
         return course
-    from labctl.courses.shared_servers import through
+    from labctl.courses.shared_servers import build_shared_context
 
-    return through(folder, course)
+    return build_shared_context(folder, course)
 
 
-def seat_grounds(
+def build_seat_contexts(
     folder: CourseFolder,
     paths: Paths,
     state: State,
     reporter: Reporter,
     seats: Sequence[Seat] | None = None,
     *,
-    course: Ground | None = None,
+    course: LabContext | None = None,
     listed: Iterable[Server] = (),
-) -> list[Ground]:
+) -> list[LabContext]:
     """Build a context for each of these seats, by default all, in their order.
 
     A seat's budget is what the ledger leaves of it now; its maximum lifetime includes what was
     granted to its present server. `listed` is what the provider has just listed: a server that the
     ledger does not know is priced from its own tags. `course` is a `course_ground` to share.
     """
-    chosen = folder.seats() if seats is None else list(seats)
-    shared = course or course_ground(folder, paths, state, reporter)
+    chosen = folder.list_seats() if seats is None else list(seats)
+    shared = course or build_course_context(folder, paths, state, reporter)
     budgets = _SeatBudgets(folder, state, list(listed))
     grounds = []
     for seat in chosen:
-        config = seat_config(folder, seat, budgets.need(seat))
+        config = build_seat_config(folder, seat, budgets.need(seat))
         config.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        grounds.append(shared.beside(config, seat.lab_id))
+        grounds.append(shared.make_sibling(config, seat.lab_id))
     return grounds
 
 
-def seat_config(folder: CourseFolder, seat: Seat, need: Need) -> LabConfig:
+def build_seat_config(folder: CourseFolder, seat: Seat, need: Need) -> LabConfig:
     """Return the course's lab as configured for a seat, rooted in the seat's own directory."""
     lab = _with_baked_image(folder)
     return msgspec.structs.replace(
@@ -104,7 +104,7 @@ def seat_config(folder: CourseFolder, seat: Seat, need: Need) -> LabConfig:
     )
 
 
-class Baked(Value, frozen=True):
+class BakedImage(Value, frozen=True):
     """The course's machine image. `image` is the Docker image inside, `data` the data sets."""
 
     provider: str
@@ -115,10 +115,10 @@ class Baked(Value, frozen=True):
     usd_per_month: float = 0.0
 
 
-def baked(folder: CourseFolder) -> Baked | None:
+def find_baked_image(folder: CourseFolder) -> BakedImage | None:
     """Return the image that seats boot from, or None if none was baked for their provider."""
     try:
-        image = msgspec.json.decode((folder.private / BAKED).read_bytes(), type=Baked)
+        image = msgspec.json.decode((folder.private / BAKED).read_bytes(), type=BakedImage)
     except (FileNotFoundError, msgspec.MsgspecError):
         return None
     return image if image.provider == folder.config.lab.server.provider else None
@@ -126,14 +126,14 @@ def baked(folder: CourseFolder) -> Baked | None:
 
 def _with_baked_image(folder: CourseFolder) -> LabConfig:
     """Return the course's lab, set to boot from the baked image if there is one."""
-    lab, baked_image = folder.config.lab, baked(folder)
+    lab, baked_image = folder.config.lab, find_baked_image(folder)
     if baked_image is None:
         return lab
-    kind = provider_class(baked_image.provider)
+    kind = get_provider_class(baked_image.provider)
     if not issubclass(kind, Bake):
         return lab
     settings = lab.server.provider_settings.get(baked_image.provider)
-    image = kind.booting(
+    image = kind.with_image(
         kind.settings_type() if settings is None else settings, baked_image.image_id
     )
     all_settings = {**lab.server.provider_settings, baked_image.provider: image}
@@ -146,12 +146,14 @@ class _SeatBudgets:
 
     def __init__(self, folder: CourseFolder, state: State, listed: Sequence[Server]) -> None:
         self._need = folder.config.lab.server.need
-        self._entries = folder.ledger.entries()
+        self._entries = folder.ledger.list_entries()
         now = time.time()
-        self._spent = spending(self._entries, now)
-        self._spent |= spending(self._entries, now, folder.living(listed)) if listed else {}
+        self._spent = compute_spending(self._entries, now)
+        self._spent |= (
+            compute_spending(self._entries, now, folder.list_running(listed)) if listed else {}
+        )
         self._recorded_usd: dict[str, float] = {}
-        for cost in server_costs(state, None, now):
+        for cost in list_server_costs(state, None, now):
             lab_usd = self._recorded_usd.get(cost.lab_id, 0.0)
             self._recorded_usd[cost.lab_id] = lab_usd + (cost.cost_usd or 0.0)
 
@@ -164,15 +166,15 @@ class _SeatBudgets:
         entries = [entry for entry in self._entries if entry.seat == seat.name]
         budget_usd = allowance_usd(entries, seat.name, self._need.budget_usd)
         if budget_usd is not None:
-            left_usd = max(0.0, budget_usd - self._spent.get(seat.name, Spent()).usd)
+            left_usd = max(0.0, budget_usd - self._spent.get(seat.name, SeatSpending()).usd)
             budget_usd = left_usd + self._recorded_usd.get(seat.lab_id, 0.0)
         max_ttl_s = self._need.max_ttl_s
         if max_ttl_s is not None:
-            max_ttl_s += granted_s(entries)
+            max_ttl_s += sum_granted_s(entries)
         return msgspec.structs.replace(self._need, budget_usd=budget_usd, max_ttl_s=max_ttl_s)
 
 
-def granted_s(entries: Iterable[Entry]) -> int:
+def sum_granted_s(entries: Iterable[CourseLedgerEntry]) -> int:
     """Return the seconds that staff granted to a seat's present server, from the seat's own lines.
 
     Extensions by students (lines with their name) stay within the ceiling and do not raise it.
@@ -186,7 +188,7 @@ def granted_s(entries: Iterable[Entry]) -> int:
     return total
 
 
-def own_seat(folder: CourseFolder, purpose: str) -> Seat:
+def build_own_seat(folder: CourseFolder, purpose: str) -> Seat:
     """Return a seat without students, for a server of the course itself, such as for grading."""
     digest = hashlib.sha256(f"{folder.id}:{purpose}".encode()).hexdigest()
     room = MOST_NAME - len(purpose) - 1
@@ -198,10 +200,10 @@ def own_seat(folder: CourseFolder, purpose: str) -> Seat:
 OWN = ("check", "bake", "grading")
 
 
-def own_ground(folder: CourseFolder, course: Ground, purpose: str) -> Ground:
+def build_own_context(folder: CourseFolder, course: LabContext, purpose: str) -> LabContext:
     """Build the context of a server of the course itself: no budget, the course's TTL."""
-    seat = own_seat(folder, purpose)
+    seat = build_own_seat(folder, purpose)
     need = msgspec.structs.replace(folder.config.lab.server.need, budget_usd=None)
-    config = seat_config(folder, seat, need)
+    config = build_seat_config(folder, seat, need)
     config.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return course.beside(config, seat.lab_id, has_results=False)
+    return course.make_sibling(config, seat.lab_id, has_results=False)

@@ -7,9 +7,9 @@ import io
 import time
 from collections.abc import Sequence
 
-from labctl.courses.metering import accrue
-from labctl.courses.records.cost_report import CourseCosts, course_costs
-from labctl.courses.records.spending import Living
+from labctl.courses.metering import record_costs
+from labctl.courses.records.cost_report import CourseCosts, compute_course_costs
+from labctl.courses.records.spending import RunningServer
 from labctl.courses.servers import Staff
 
 COLUMNS = (
@@ -18,23 +18,23 @@ COLUMNS = (
 )
 
 
-def costs(staff: Staff, *, refresh: bool = False, now: float | None = None) -> CourseCosts:
+def compute_costs(staff: Staff, *, refresh: bool = False, now: float | None = None) -> CourseCosts:
     """Compute a course's costs from its ledger.
 
     With `refresh` the ledger is first updated from the provider. Without it, servers that are on
     record as up count as running until now.
     """
     folder = staff.folder
-    living: list[Living] | None = None
+    living: list[RunningServer] | None = None
     if refresh:
         course = staff.course()
         servers = course.provider.servers()
-        accrue(folder, course, servers)
-        living = folder.living(servers)
-    return course_costs(
+        record_costs(folder, course, servers)
+        living = folder.list_running(servers)
+    return compute_course_costs(
         folder.config,
-        folder.students(active_only=False),
-        folder.ledger.entries(),
+        folder.list_students(active_only=False),
+        folder.ledger.list_entries(),
         time.time() if now is None else now,
         living,
     )
@@ -53,7 +53,7 @@ def as_csv(found: CourseCosts) -> str:
             (
                 cost.student,
                 cost.team,
-                harmless(cost.section),
+                escape_formula(cost.section),
                 "yes" if cost.active else "no",
                 f"{cost.usd:.4f}",
                 f"{cost.hours:.3f}",
@@ -68,6 +68,6 @@ def as_csv(found: CourseCosts) -> str:
     return stream.getvalue()
 
 
-def harmless(text: str) -> str:
+def escape_formula(text: str) -> str:
     """Return a cell's text, quoted if a spreadsheet would take it for a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

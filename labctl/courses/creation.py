@@ -12,7 +12,7 @@ from labctl.config.identity import write_draft, write_private
 from labctl.courses.assignment_seats import freeze_closed
 from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.records.gitignore import ignore_in_git
-from labctl.courses.records.ledger import Draft
+from labctl.courses.records.ledger import CourseLedgerDraft
 from labctl.courses.records.roster import write_roster
 from labctl.courses.records.roster_import import (
     RosterDiff,
@@ -22,13 +22,13 @@ from labctl.courses.records.roster_import import (
     save_keys,
 )
 from labctl.errors import ConfigError, PolicyError, UsageError
-from labctl.events import Decision, Note, Reporter
+from labctl.events import Note, Question, Reporter
 from labctl.model import Value
 
 DIRECTORIES = ("assignments", "shared", "imported")
 
 
-class Begun(Value, frozen=True):
+class CourseCreation(Value, frozen=True):
     """The result of `init`: `made` is True for a new folder, `diff` is what the roster changed."""
 
     path: Path
@@ -36,14 +36,14 @@ class Begun(Value, frozen=True):
     diff: RosterDiff
 
 
-def acting() -> str:
+def current_user() -> str:
     """Return the name of this machine's user, for the ledger."""
     return getpass.getuser()
 
 
-def init(
+def init_course(
     templates: Path, target: Path, roster: Path, reporter: Reporter, *, format: str = ""
-) -> Begun:
+) -> CourseCreation:
     """Create a course's folder and import its roster; repeating it changes nothing.
 
     ConfigError lists every bad row of the roster; nothing is created then.
@@ -78,15 +78,15 @@ def init(
         text = (templates / "course" / COURSE_FILE).read_text().replace("NAME", name)
         write_draft(file, text.encode(), mode=0o644).replace(file)
     diff = import_roster(CourseFolder(target), roster, reporter, format=format)
-    return Begun(path=target, made=is_new, diff=diff)
+    return CourseCreation(path=target, made=is_new, diff=diff)
 
 
-def look(
+def preview_import(
     folder: CourseFolder, roster: Path, *, format: str = "", keep: bool = False
 ) -> tuple[bytes, RosterDiff]:
     """Return the roster's bytes and what importing them would change. Nothing is changed."""
     data, table = read_table_file(roster)
-    students = folder.students(active_only=False) if folder.roster_file.exists() else ()
+    students = folder.list_students(active_only=False) if folder.roster_file.exists() else ()
     keys = load_keys(folder.private)
     return data, compare(table, str(roster), students, keys, format, keep=keep)
 
@@ -103,9 +103,9 @@ def import_roster(
 
     PolicyError without that consent; nothing is changed then.
     """
-    data, diff = look(folder, roster, format=format, keep=keep)
-    if diff.left and not reporter.ask(
-        Decision(
+    data, diff = preview_import(folder, roster, format=format, keep=keep)
+    if diff.left and not reporter.confirm(
+        Question(
             question=_missing_question(len(diff.left), roster.name),
             detail="\n".join(f"- {student.id}  {student.name}" for student in diff.left),
         )
@@ -116,11 +116,11 @@ def import_roster(
             hint=f"labctl course roster {roster} --yes   # or --keep, if the file is only a part",
         )
     _store_imported_file(folder, roster, data)
-    if diff.nothing and folder.roster_file.exists():
+    if diff.is_empty and folder.roster_file.exists():
         save_keys(folder.private, diff.keys)
         return diff
     if folder.roster_file.exists():
-        freeze_closed(folder, by=acting())  # while the roster still has the old teams
+        freeze_closed(folder, by=current_user())  # while the roster still has the old teams
     write_roster(folder.roster_file, diff.students)
     save_keys(folder.private, diff.keys)
     folder.refresh()
@@ -137,15 +137,15 @@ def _missing_question(count: int, file: str) -> str:
 
 
 def _note_idle_seat(folder: CourseFolder, student: str, reporter: Reporter) -> None:
-    seat = folder.seat_of(student)
-    active = {other.id for other in folder.students()}
+    seat = folder.find_seat_of(student)
+    active = {other.id for other in folder.list_students()}
     if not active & set(seat.students):
         text = f"{student} has left. To end their server: labctl course down --only {seat.name}"
         reporter.emit(Note(text=text))
 
 
-def _ledger_lines(diff: RosterDiff) -> list[Draft]:
-    by = acting()
+def _ledger_lines(diff: RosterDiff) -> list[CourseLedgerDraft]:
+    by = current_user()
     detail = {
         "format": diff.format,
         "added": [student.id for student in diff.added],
@@ -153,9 +153,10 @@ def _ledger_lines(diff: RosterDiff) -> list[Draft]:
         "changed": [change.after.id for change in diff.changed],
     }
     left_lines = [
-        Draft(kind="left", seat=student.seat, student=student.id, by=by) for student in diff.left
+        CourseLedgerDraft(kind="left", seat=student.seat, student=student.id, by=by)
+        for student in diff.left
     ]
-    return [Draft(kind="roster", by=by, detail=detail), *left_lines]
+    return [CourseLedgerDraft(kind="roster", by=by, detail=detail), *left_lines]
 
 
 def _store_imported_file(folder: CourseFolder, roster: Path, data: bytes) -> None:
@@ -163,7 +164,7 @@ def _store_imported_file(folder: CourseFolder, roster: Path, data: bytes) -> Non
 
     Names sort by time, the newest last.
     """
-    imported = imported_files(folder)
+    imported = list_imported_files(folder)
     if imported and imported[-1].read_bytes() == data:
         return
     folder.imported.mkdir(mode=0o700, exist_ok=True)
@@ -173,13 +174,13 @@ def _store_imported_file(folder: CourseFolder, roster: Path, data: bytes) -> Non
     write_private(folder.imported / f"{number:04}-{stamp}-{stem}.csv", data)
 
 
-def imported_files(folder: CourseFolder) -> list[Path]:
+def list_imported_files(folder: CourseFolder) -> list[Path]:
     """List the imported files, the newest last."""
     return sorted(folder.imported.glob("[0-9]*.csv")) if folder.imported.is_dir() else []
 
 
-def newest_imported(folder: CourseFolder) -> Path:
-    imported = imported_files(folder)
+def find_newest_import(folder: CourseFolder) -> Path:
+    imported = list_imported_files(folder)
     if not imported:
         raise ConfigError(
             "this course has no imported roster",

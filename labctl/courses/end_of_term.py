@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from labctl.courses.collect import collect
-from labctl.courses.keys import DEFAULT_FILE, Keys
+from labctl.courses.keys import DEFAULT_FILE, AuthorizedKeys
 from labctl.courses.servers import Staff
 from labctl.courses.teardown import Collect, Revoke
 
 
-def revoker(staff: Staff, file: Path | None = None) -> Revoke:
+def make_revoker(staff: Staff, file: Path | None = None) -> Revoke:
     """Return a function that removes all students' keys and invitations from authorized_keys."""
 
     def revoke() -> int:
-        keys = Keys(staff.folder, file or Path(DEFAULT_FILE))
+        keys = AuthorizedKeys(staff.folder, file or Path(DEFAULT_FILE))
         removed = keys.expel()
         if removed:
             why = "end of term: keys revoked"
@@ -24,13 +24,13 @@ def revoker(staff: Staff, file: Path | None = None) -> Revoke:
     return revoke
 
 
-def collector(staff: Staff) -> Collect:
+def make_collector(staff: Staff) -> Collect:
     """Return a function that collects an assignment's submissions and describes the result."""
 
     def collect_one(name: str) -> str:
         collection = collect(staff.folder, name, by=staff.by)
         missing = sum(submission.state == "missing" for submission in collection.handed)
-        parts = [f"{len(collection.here)} submitted and intact"]
+        parts = [f"{len(collection.accepted)} submitted and intact"]
         parts += [f"{missing} missing"] if missing else []
         parts += [f"{len(collection.damaged)} DAMAGED"] if collection.damaged else []
         return ", ".join(parts)

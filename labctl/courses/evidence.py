@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from labctl.courses.collect import Handed
-from labctl.courses.grading.flags import Facts, Flag, flags, mentions_in
-from labctl.courses.grading.record import Record
+from labctl.courses.collect import SeatSubmission
+from labctl.courses.grading.flags import Flag, SubmissionFacts, find_flags, find_mentions
+from labctl.courses.grading.record import GradeRecord
 from labctl.courses.records.folder import CourseFolder
 from labctl.errors import TransferError
 from labctl.model import FileEntry
@@ -17,8 +17,8 @@ from labctl.submissions import bundle, manifest
 MOST_CODE_BYTES = 1024 * 1024
 
 
-def flagged(
-    folder: CourseFolder, handed: Sequence[Handed], records: Mapping[str, Record]
+def flag_submissions(
+    folder: CourseFolder, handed: Sequence[SeatSubmission], records: Mapping[str, GradeRecord]
 ) -> dict[str, tuple[Flag, ...]]:
     """Return the flags of each of these submissions that has a grade record, by seat."""
     facts = [
@@ -26,13 +26,15 @@ def flagged(
         for submission in handed
         if submission.seat in records
     ]
-    return flags(facts)
+    return find_flags(facts)
 
 
-def _read_facts(folder: CourseFolder, handed: Handed, record: Record) -> Facts:
+def _read_facts(
+    folder: CourseFolder, handed: SeatSubmission, record: GradeRecord
+) -> SubmissionFacts:
     try:
         with Path(handed.bundle).open("rb") as file:
-            members = bundle.members(file)
+            members = bundle.read_members(file)
             first = next(members)
             file.seek(first.offset)
             bundle_manifest = manifest.decode(file.read(first.size))
@@ -40,10 +42,10 @@ def _read_facts(folder: CourseFolder, handed: Handed, record: Record) -> Facts:
             for member in members:
                 if member.path.startswith("code/") and member.size <= MOST_CODE_BYTES:
                     file.seek(member.offset)
-                    mentions += mentions_in(member.path, file.read(member.size))
+                    mentions += find_mentions(member.path, file.read(member.size))
     except (TransferError, StopIteration, OSError):
-        return Facts(seat=handed.seat, comparison=record.comparison)
-    return Facts(
+        return SubmissionFacts(seat=handed.seat, comparison=record.comparison)
+    return SubmissionFacts(
         seat=handed.seat,
         pseudonym=folder.pseudonym(handed.seat),
         run=bundle_manifest.run,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from labctl.courses import metering
-from labctl.courses.leftovers import labs_of
-from labctl.courses.records.ledger import Draft
+from labctl.courses.leftovers import list_lab_ids
+from labctl.courses.records.ledger import CourseLedgerDraft
 from labctl.courses.servers import Staff
 from labctl.lifecycle import forget
 
@@ -18,12 +18,12 @@ def forget_lost(staff: Staff) -> list[str]:
     declines, NotFoundError if there is nothing to forget.
     """
     course = staff.course()
-    lab_ids = labs_of(staff)
+    lab_ids = list_lab_ids(staff)
     lost = forget.find_lost(course, sorted(lab_ids))
     in_ledger = {
         server_id: server
-        for server_id, server in metering.open_servers(
-            staff.folder.ledger.entries(), course
+        for server_id, server in metering.list_open_servers(
+            staff.folder.ledger.list_entries(), course
         ).items()
         if forget.is_lost(course, server_id, server.account, server.price)
     }
@@ -35,7 +35,7 @@ def forget_lost(staff: Staff) -> list[str]:
         forget.note_forgotten(course, staff.folder.id, server_id)
     staff.folder.ledger.append_all(
         [
-            Draft(
+            CourseLedgerDraft(
                 kind="down", seat=server.seat, by=staff.by, why=WHY, detail={"server_id": server_id}
             )
             for server_id, server in in_ledger.items()

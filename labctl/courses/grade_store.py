@@ -13,17 +13,17 @@ import msgspec
 
 from labctl.config.identity import write_private
 from labctl.courses.grading import record as records
-from labctl.courses.grading.record import FILE, OUTPUT, RESULTS, Record
+from labctl.courses.grading.record import FILE, OUTPUT, RESULTS, GradeRecord
 from labctl.courses.grading.results import earlier_lateness_note, lateness_note
 from labctl.courses.grading.results import encode as encode_results
 from labctl.courses.records.folder import CourseFolder
-from labctl.courses.records.ledger import Draft
+from labctl.courses.records.ledger import CourseLedgerDraft
 
 # Hashes of every results.json that grading wrote; each is written before its file.
 WRITTEN = "results.sha256"
 
 
-class Shelf:
+class GradeStore:
     """The stored grades of one assignment."""
 
     def __init__(self, folder: CourseFolder, name: str, by: str = "") -> None:
@@ -31,27 +31,29 @@ class Shelf:
         self.name = name
         self.by = by
 
-    def place(self, owner: str) -> Path:
+    def grade_directory(self, owner: str) -> Path:
         """Return the directory of a seat's or a student's grade. It may not exist."""
         return self.folder.grades / self.name / owner
 
-    def read(self, owner: str) -> Record | None:
+    def read_record(self, owner: str) -> GradeRecord | None:
         """Return a grade's record, or None if it is missing or from a newer labctl."""
         try:
-            return records.decode((self.place(owner) / FILE).read_bytes())
+            return records.decode((self.grade_directory(owner) / FILE).read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def output(self, owner: str) -> str:
+    def read_output(self, owner: str) -> str:
         """Return what the submission's program printed, or "" if nothing."""
         try:
-            return (self.place(owner) / OUTPUT).read_text(encoding="utf-8", errors="replace")
+            return (self.grade_directory(owner) / OUTPUT).read_text(
+                encoding="utf-8", errors="replace"
+            )
         except (FileNotFoundError, NotADirectoryError):
             return ""
 
     def is_corrected(self, owner: str) -> bool:
         """Tell whether somebody has edited or added this results.json."""
-        place = self.place(owner)
+        place = self.grade_directory(owner)
         try:
             data = (place / RESULTS).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -60,35 +62,37 @@ class Shelf:
             return _sha256(data) not in (place / WRITTEN).read_text().split()
         except FileNotFoundError:
             # Graded before hashes were stored: either it matches its record, or it was edited.
-            record = self.read(owner)
+            record = self.read_record(owner)
         if record is None or record.raw is None:
             return True
         return not _matches_record(data, record)
 
-    def put(self, record: Record, *, fresh: bool, said: str | None = None) -> tuple[str, ...]:
+    def store_grade(
+        self, record: GradeRecord, *, fresh: bool, said: str | None = None
+    ) -> tuple[str, ...]:
         """Store a grade for its seat and each student of it; `said` None keeps the stored output.
 
         Released feedback does not change. Returns the owners whose results.json was left alone
         because somebody had edited it.
         """
-        corrected = tuple(owner for owner in owners(record) if self.is_corrected(owner))
-        for owner in owners(record):
-            place = self.place(owner)
+        corrected = tuple(owner for owner in list_owners(record) if self.is_corrected(owner))
+        for owner in list_owners(record):
+            place = self.grade_directory(owner)
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             if said is not None:
                 write_private(place / OUTPUT, said.encode("utf-8", "replace"))
             if owner not in corrected:
                 _write_results(place, record)
-        self.replace(record)
+        self.replace_record(record)
         if fresh:
             self._record_graded(record)
         return corrected
 
-    def replace(self, record: Record) -> None:
-        for owner in owners(record):
-            write_private(self.place(owner) / FILE, records.encode(record))
+    def replace_record(self, record: GradeRecord) -> None:
+        for owner in list_owners(record):
+            write_private(self.grade_directory(owner) / FILE, records.encode(record))
 
-    def _record_graded(self, record: Record) -> None:
+    def _record_graded(self, record: GradeRecord) -> None:
         detail = {
             "assignment": self.name,
             "number": record.number,
@@ -98,7 +102,7 @@ class Shelf:
         }
         self.folder.ledger.append_all(
             [
-                Draft(
+                CourseLedgerDraft(
                     kind="graded",
                     seat=record.seat,
                     student=record.student,
@@ -109,11 +113,11 @@ class Shelf:
         )
 
 
-def _write_results(place: Path, record: Record) -> None:
+def _write_results(place: Path, record: GradeRecord) -> None:
     if record.raw is None:
         (place / RESULTS).unlink(missing_ok=True)
         return
-    data = encode_results(records.results_of(record))
+    data = encode_results(records.build_results(record))
     hashes = place / WRITTEN
     digests = hashes.read_text().split() if hashes.exists() else []
     if _sha256(data) not in digests:
@@ -123,10 +127,10 @@ def _write_results(place: Path, record: Record) -> None:
     write_private(place / RESULTS, data)
 
 
-def _matches_record(data: bytes, record: Record) -> bool:
+def _matches_record(data: bytes, record: GradeRecord) -> bool:
     """Tell whether this results.json is what this or an earlier version wrote for the record."""
     assert record.raw is not None
-    results = records.results_of(record)
+    results = records.build_results(record)
     lateness = (record.raw.score, record.points, record.penalty, record.late_s)
     output = results.output
     if note := lateness_note(*lateness):
@@ -146,5 +150,5 @@ def _same_json(data: bytes, other: bytes) -> bool:
         return False
 
 
-def owners(record: Record) -> tuple[str, ...]:
+def list_owners(record: GradeRecord) -> tuple[str, ...]:
     return tuple(dict.fromkeys((record.seat, *record.students)))

@@ -6,53 +6,55 @@ from collections.abc import Sequence
 
 import msgspec
 
-from labctl.config.document import shown
-from labctl.config.reader import nearest
-from labctl.courses.assignment_seats import assignment_seats
-from labctl.courses.creation import newest_imported
-from labctl.courses.grade_store import Shelf
+from labctl.config.document import quote
+from labctl.config.reader import find_nearest
+from labctl.courses.assignment_seats import list_assignment_seats
+from labctl.courses.creation import find_newest_import
+from labctl.courses.grade_store import GradeStore
 from labctl.courses.records import roster_formats
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import Grade, Stamp, read_grades
 from labctl.courses.records.released_grades import (
     as_released,
+    draft_released_line,
     is_complete,
-    released_line,
-    released_lines,
+    list_released_lines,
 )
 from labctl.courses.records.roster_import import compare, load_keys, read_table_file
 from labctl.courses.records.student import Student
-from labctl.courses.records.writeback import Written, write_back
+from labctl.courses.records.writeback import GradeExport, write_back
 from labctl.errors import NotFoundError
 from labctl.submissions.receiver import Receiver
 
 
-def grades(folder: CourseFolder, assignment: str, *, everybody: bool = False) -> list[Grade]:
+def list_grades(folder: CourseFolder, assignment: str, *, everybody: bool = False) -> list[Grade]:
     """Return a grade for each student in the course; with `everybody`, for those who left too.
 
     A released grade shows what was released; a change since then is its `unreleased`.
     NotFoundError if course.yaml has no such assignment.
     """
-    lines = released_lines(folder.ledger.entries(kind="released"), assignment)
-    current = current_grades(folder, assignment, folder.students(active_only=not everybody))
+    lines = list_released_lines(folder.ledger.list_entries(kind="released"), assignment)
+    current = list_current_grades(
+        folder, assignment, folder.list_students(active_only=not everybody)
+    )
     return [as_released(grade, lines.get(grade.student)) for grade in current]
 
 
-def current_grades(
+def list_current_grades(
     folder: CourseFolder, assignment: str, students: Sequence[Student]
 ) -> list[Grade]:
     """Return the present grades of these students, corrections included, released or not."""
     rules = folder.config.assignments.get(assignment)
     if rules is None:
         names = list(folder.config.assignments)
-        near = nearest(assignment, names)
+        near = find_nearest(assignment, names)
         raise NotFoundError(
-            f"there is no assignment {shown(assignment)}",
+            f"there is no assignment {quote(assignment)}",
             why=f"course.yaml has {', '.join(names) or 'none yet'}",
             hint=f"labctl course grades {near}" if near else f"edit {folder.config.path}",
         )
-    released = released_lines(folder.ledger.entries(kind="released"), assignment)
-    all_seats = assignment_seats(folder, assignment)
+    released = list_released_lines(folder.ledger.list_entries(kind="released"), assignment)
+    all_seats = list_assignment_seats(folder, assignment)
     seats = {student: seat.name for seat in all_seats for student in seat.students}
     stored = read_grades(
         folder.grades,
@@ -63,7 +65,7 @@ def current_grades(
         frozenset(released),
         seats,
     )
-    shelf = Shelf(folder, assignment)
+    shelf = GradeStore(folder, assignment)
     return [
         msgspec.structs.replace(
             grade, corrected=bool(grade.owner) and shelf.is_corrected(grade.owner)
@@ -72,15 +74,15 @@ def current_grades(
     ]
 
 
-def keep_released(folder: CourseFolder, assignment: str, by: str = "") -> None:
+def record_released_scores(folder: CourseFolder, assignment: str, by: str = "") -> None:
     """Add the score of released grades to the ledger where an earlier version wrote none."""
-    lines = released_lines(folder.ledger.entries(kind="released"), assignment)
+    lines = list_released_lines(folder.ledger.list_entries(kind="released"), assignment)
     incomplete = [
         Student(id=student) for student, line in lines.items() if student and not is_complete(line)
     ]
-    current = current_grades(folder, assignment, incomplete) if incomplete else []
+    current = list_current_grades(folder, assignment, incomplete) if incomplete else []
     folder.ledger.append_all(
-        [released_line(assignment, grade, by) for grade in current if grade.score is not None]
+        [draft_released_line(assignment, grade, by) for grade in current if grade.score is not None]
     )
 
 
@@ -105,17 +107,17 @@ def _stamps(folder: CourseFolder, assignment: str, seats: Sequence[Seat]) -> dic
     return stamps
 
 
-def written(
+def export_grades(
     folder: CourseFolder, assignment: str, *, to: str = "", penalty: bool = True
-) -> Written:
+) -> GradeExport:
     """Return the grades in the format of the newest import, or in format `to`; write nothing."""
-    all_grades = grades(folder, assignment, everybody=True)
-    path = newest_imported(folder)
+    all_grades = list_grades(folder, assignment, everybody=True)
+    path = find_newest_import(folder)
     _, table = read_table_file(path)
     keys = load_keys(folder.private)
-    name = roster_formats.sniff(table)
+    name = roster_formats.detect_format(table)
     # If the keys were lost, students are matched again by mail address and name.
-    students = folder.students(active_only=False)
+    students = folder.list_students(active_only=False)
     diff = compare(table, str(path), students, keys, keep=True)
     return write_back(
         table, name, assignment, all_grades, diff.keys.keys[name], to=to, penalty=penalty

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from labctl.config.course_schema import GradeConfig
-from labctl.courses.grading_server import GradingServer, files_below
+from labctl.courses.grading_server import GradingServer, hash_files
 from labctl.courses.servers import Staff
 from labctl.errors import ConfigError, LabError
 from labctl.model import FileEntry, Value
@@ -19,7 +19,7 @@ from labctl.sync.scan import hash_file
 MEMORY_BYTES, CPUS, PIDS, DISK_BYTES = 4 * 10**9, 1.0, 256, 256 * 1024**2
 
 
-class Material(Value, frozen=True):
+class GradingMaterial(Value, frozen=True):
     """Staff's files for grading an assignment: each part's files, below its local root."""
 
     inputs: tuple[FileEntry, ...]
@@ -27,28 +27,28 @@ class Material(Value, frozen=True):
     grader: tuple[FileEntry, ...]
     roots: dict[str, str]
 
-    def lines(self) -> list[str]:
+    def hash_lines(self) -> list[str]:
         """Return one line per file with its hash, to detect changes."""
         parts = (("inputs", self.inputs), ("labels", self.labels), ("grader", self.grader))
         return [f"{part} {file.path} {file.sha256}" for part, files in parts for file in files]
 
 
-def name_there(assignment: str, part: str) -> str:
+def remote_name(assignment: str, part: str) -> str:
     """Return the name of a part on the server."""
     return f"{assignment[:30].rstrip('-')}-{part}"
 
 
-def bring(server: GradingServer, assignment: str, parts: Material) -> None:
+def upload_material(server: GradingServer, assignment: str, parts: GradingMaterial) -> None:
     """Upload all parts to the server."""
     for part, files in (
         ("inputs", parts.inputs),
         ("labels", parts.labels),
         ("grader", parts.grader),
     ):
-        server.bring(name_there(assignment, part), Path(parts.roots[part]), files)
+        server.upload(remote_name(assignment, part), Path(parts.roots[part]), files)
 
 
-def material(staff: Staff, name: str, how: GradeConfig) -> Material:
+def hash_material(staff: Staff, name: str, how: GradeConfig) -> GradingMaterial:
     """Hash the inputs, the labels and the grader: all other files of assignments/NAME."""
     folder = staff.folder.path
     configured = {"inputs": how.inputs, "labels": how.labels}
@@ -60,22 +60,22 @@ def material(staff: Staff, name: str, how: GradeConfig) -> Material:
                 hint=f"put the hidden {part} there, or edit {staff.folder.config.path}",
             )
     own = folder / "assignments" / name
-    files = files_below(staff, f"grader-{name}", own) if own.is_dir() else ()
+    files = hash_files(staff, f"grader-{name}", own) if own.is_dir() else ()
     data = [root.resolve() for root in roots.values()]
     grader = tuple(
         file
         for file in files
         if not any((own / file.path).resolve().is_relative_to(d) for d in data)
     )
-    return Material(
-        inputs=files_below(staff, f"inputs-{name}", roots["inputs"]) if how.inputs else (),
-        labels=files_below(staff, f"labels-{name}", roots["labels"]) if how.labels else (),
+    return GradingMaterial(
+        inputs=hash_files(staff, f"inputs-{name}", roots["inputs"]) if how.inputs else (),
+        labels=hash_files(staff, f"labels-{name}", roots["labels"]) if how.labels else (),
         grader=grader,
         roots={part: str(roots.get(part, own)) for part in ("inputs", "labels", "grader")},
     )
 
 
-def own_word(root: Path) -> Evaluation | None:
+def read_own_evaluation(root: Path) -> Evaluation | None:
     """Return the evaluation in a submission, or None if it is missing or damaged."""
     try:
         return read_evaluation(root / EVALUATION)
@@ -83,7 +83,7 @@ def own_word(root: Path) -> Evaluation | None:
         return None
 
 
-def entries(root: Path) -> Iterable[FileEntry]:
+def list_bundle_files(root: Path) -> Iterable[FileEntry]:
     """List the code and the model of an unpacked bundle: all that the container needs."""
     for part in ("code", "model"):
         for path in sorted((root / part).rglob("*")):
@@ -97,10 +97,10 @@ def entries(root: Path) -> Iterable[FileEntry]:
                 )
 
 
-def limits_of(server: GradingServer) -> dict[str, Any]:
+def build_limits(server: GradingServer) -> dict[str, Any]:
     """Return course.yaml's grading.limits, with defaults for those that it does not set."""
     limits = server.ground.config.limits
-    gpus = server.gpus()
+    gpus = server.gpu_setting()
     gpu_request = {"Driver": "", "Count": -1, "Capabilities": [["gpu"]], "Options": {}}
     memory = limits.memory_bytes or MEMORY_BYTES
     return {

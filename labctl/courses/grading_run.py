@@ -19,22 +19,27 @@ import msgspec
 
 from labctl.config.course_schema import AssignmentConfig, GradeConfig
 from labctl.courses import collect as collecting
-from labctl.courses.collect import Collection, Handed, rules_of
-from labctl.courses.evidence import flagged
-from labctl.courses.grade_store import Shelf
-from labctl.courses.grades import keep_released
-from labctl.courses.grading.claims import compared
-from labctl.courses.grading.record import Outcome, Record, told_of
-from labctl.courses.grading.results import Results, after_penalty, failed, parse_results
-from labctl.courses.grading_material import (
-    bring,
-    entries,
-    limits_of,
-    material,
-    name_there,
-    own_word,
+from labctl.courses.collect import Collection, SeatSubmission, find_rules
+from labctl.courses.evidence import flag_submissions
+from labctl.courses.grade_store import GradeStore
+from labctl.courses.grades import record_released_scores
+from labctl.courses.grading.claims import compare_evaluation
+from labctl.courses.grading.record import GradeRecord, Outcome, describe_outcome
+from labctl.courses.grading.results import (
+    GradeResults,
+    build_failed_results,
+    parse_results,
+    subtract_penalty,
 )
-from labctl.courses.grading_server import GradingServer, end_forgotten, grading_server
+from labctl.courses.grading_material import (
+    build_limits,
+    hash_material,
+    list_bundle_files,
+    read_own_evaluation,
+    remote_name,
+    upload_material,
+)
+from labctl.courses.grading_server import GradingServer, end_forgotten, open_grading_server
 from labctl.courses.records.folder import Seat
 from labctl.courses.servers import Staff
 from labctl.errors import ConfigError, ConnectError, InterruptError, LabError, PolicyError
@@ -49,7 +54,7 @@ ACCURACY = (*PYTHON, "/lab/labctl/accuracy.py")
 LINK_S = 90.0
 
 
-class Graded(Value, frozen=True):
+class SeatGrade(Value, frozen=True):
     """The grade of one seat. `state` is the outcome of its Record, or why it has no submission.
 
     `fresh` is True if it was graded now. `corrected` names the owners whose results.json was edited
@@ -58,22 +63,22 @@ class Graded(Value, frozen=True):
 
     seat: str
     state: str
-    record: Record | None = None
+    record: GradeRecord | None = None
     fresh: bool = False
     why: str = ""
     corrected: tuple[str, ...] = ()
 
 
-class Grading(Value, frozen=True):
+class GradingResult(Value, frozen=True):
     """The grades of an assignment. `unreached` seats were not graded: the server was lost."""
 
     assignment: str
-    seats: tuple[Graded, ...]
+    seats: tuple[SeatGrade, ...]
     unreached: tuple[str, ...] = ()
     why: str = ""
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether every submission that counts has a grade."""
         return not self.unreached and all(seat.state != "error" for seat in self.seats)
 
@@ -81,11 +86,11 @@ class Grading(Value, frozen=True):
 class _Job(Value, frozen=True):
     """A submission to grade, and the hash of everything that its grade depends on."""
 
-    handed: Handed
+    handed: SeatSubmission
     key: str
 
 
-def grade(
+def grade_assignment(
     staff: Staff,
     name: str,
     seats: Sequence[Seat] = (),
@@ -94,14 +99,14 @@ def grade(
     keep: bool = False,
     at_once: int = 1,
     profile: str = "",
-    tell: Callable[[Graded], None] = lambda graded: None,
-) -> Grading:
+    tell: Callable[[SeatGrade], None] = lambda graded: None,
+) -> GradingResult:
     """Grade the submissions of these seats, by default all; call `tell` with each grade.
 
     No server is created if there is nothing to run. PolicyError if students' code must not run on
     the configured grading server.
     """
-    rules = rules_of(staff.folder, name)
+    rules = find_rules(staff.folder, name)
     if rules.grade is None:
         raise ConfigError(
             f"course.yaml does not say how {name} is graded",
@@ -113,8 +118,8 @@ def grade(
         staff, name, rules, rules.grade, collection, tell, again=again, all_seats=not seats
     )
     # A second grading would clear the server while this one uses it.
-    with staff.state.exclusive(f"{staff.folder.id}-grade", "course grade", wait_s=0.5):
-        keep_released(staff.folder, name, staff.by)
+    with staff.state.hold_lab(f"{staff.folder.id}-grade", "course grade", wait_s=0.5):
+        record_released_scores(staff.folder, name, staff.by)
         batch.run(keep, at_once)
     return batch.result()
 
@@ -129,7 +134,7 @@ class _Batch:
         rules: AssignmentConfig,
         config: GradeConfig,
         collection: Collection,
-        notify: Callable[[Graded], None],
+        notify: Callable[[SeatGrade], None],
         *,
         again: bool,
         all_seats: bool,
@@ -143,26 +148,26 @@ class _Batch:
         self.all_seats = all_seats
         self.stopped = False
         self.notify = notify
-        self.shelf = Shelf(staff.folder, name, staff.by)
-        self.material = material(staff, name, config)
-        self.done: dict[str, Graded] = {}
+        self.shelf = GradeStore(staff.folder, name, staff.by)
+        self.material = hash_material(staff, name, config)
+        self.done: dict[str, SeatGrade] = {}
         self.unreached: list[str] = []
         self.why = ""
 
     def run(self, keep: bool, at_once: int) -> None:
         jobs = []
-        for handed in self.collection.here:
+        for handed in self.collection.accepted:
             job = _Job(handed=handed, key=self.job_key(handed))
-            stored = self.shelf.read(handed.seat)
+            stored = self.shelf.read_record(handed.seat)
             if stored and stored.key == job.key and stored.outcome != "error" and not self.again:
                 self.store_grade(handed, self.with_lateness(stored, handed), fresh=False)
             else:
                 jobs.append(job)
         if jobs:
-            with grading_server(self.staff, keep=keep) as server:
-                server.ready_image()
-                bring(server, self.name, self.material)
-                self.grade_all(server, jobs, 1 if server.gpus() else at_once)
+            with open_grading_server(self.staff, keep=keep) as server:
+                server.prepare_image()
+                upload_material(server, self.name, self.material)
+                self.grade_all(server, jobs, 1 if server.gpu_setting() else at_once)
         elif not keep:
             end_forgotten(self.staff)
         self.update_flags()
@@ -183,7 +188,7 @@ class _Batch:
             # Containers that still run end when the server is cleared.
             threads.shutdown(wait=not self.stopped, cancel_futures=True)
 
-    def job_key(self, handed: Handed) -> str:
+    def job_key(self, handed: SeatSubmission) -> str:
         """Return the hash of everything that the grade depends on."""
         grading = self.staff.folder.config.grading
         parts = [
@@ -192,7 +197,7 @@ class _Batch:
             repr(grading.lab.limits if grading else ""),
             repr(grading.lab.image if grading else ""),
             f"{self.rules.points}",
-            *self.material.lines(),
+            *self.material.hash_lines(),
         ]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -236,19 +241,19 @@ class _Batch:
                 if hazards := bundle.find_hazards(file, members):
                     raise PolicyError("the submission must not be loaded", why="\n".join(hazards))
                 bundle.unpack(file, root)
-            evaluation = own_word(root)
-            server.bring(name, root, tuple(entries(root)))
+            evaluation = read_own_evaluation(root)
+            server.upload(name, root, tuple(list_bundle_files(root)))
         request = {
             "job": self.job_name(job),
             "submission": name,
-            "inputs": name_there(self.name, "inputs") if self.material.inputs else "",
-            "labels": name_there(self.name, "labels") if self.material.labels else "",
-            "grader": name_there(self.name, "grader"),
+            "inputs": remote_name(self.name, "inputs") if self.material.inputs else "",
+            "labels": remote_name(self.name, "labels") if self.material.labels else "",
+            "grader": remote_name(self.name, "grader"),
             "predict": list(self.config.predict or PREDICT),
             "grade": list(self.config.command or ACCURACY),
             "points": self.rules.points,
             "timeout_s": self.config.timeout,
-            "limits": limits_of(server),
+            "limits": build_limits(server),
         }
         return server.grade(request, 2 * self.config.timeout + LINK_S), evaluation
 
@@ -259,15 +264,15 @@ class _Batch:
 
     def build_record(
         self, job: _Job, reply: dict[str, Any], evaluation: Evaluation | None, image: str
-    ) -> Record:
+    ) -> GradeRecord:
         """Build the record of a grade from the server's reply."""
         predict, judged = reply["predict"], reply["grade"]
         if predict["outcome"] != "ok":
-            reason = told_of(predict["outcome"], predict["code"])
-            raw = failed(f"{reason}, so nothing could be graded")
+            reason = describe_outcome(predict["outcome"], predict["code"])
+            raw = build_failed_results(f"{reason}, so nothing could be graded")
             return self.graded_record(job, "failed", raw, evaluation, image, reason, predict)
         if judged["outcome"] != "ok":
-            reason = f"staff's grader: {told_of(judged['outcome'], judged['code'])}"
+            reason = f"staff's grader: {describe_outcome(judged['outcome'], judged['code'])}"
             output = judged["said"][-1500:]
             return self.empty_record(job, "error", reason=f"{reason}\n{output}".strip())
         try:
@@ -280,24 +285,24 @@ class _Batch:
         self,
         job: _Job,
         outcome: Outcome,
-        raw: Results,
+        raw: GradeResults,
         evaluation: Evaluation | None,
         image: str,
         reason: str,
         predict: dict[str, Any],
-    ) -> Record:
+    ) -> GradeRecord:
         record = msgspec.structs.replace(
             self.empty_record(job, outcome, reason=reason),
             raw=raw,
-            comparison=compared(evaluation, raw.extra_data, self.config.tolerance),
+            comparison=compare_evaluation(evaluation, raw.extra_data, self.config.tolerance),
             said=bool(predict["said"]),
             image=image,
         )
         return self.with_lateness(record, job.handed)
 
-    def empty_record(self, job: _Job, outcome: Outcome, *, reason: str) -> Record:
+    def empty_record(self, job: _Job, outcome: Outcome, *, reason: str) -> GradeRecord:
         handed = job.handed
-        return Record(
+        return GradeRecord(
             assignment=self.name,
             seat=handed.seat,
             students=handed.students,
@@ -314,21 +319,21 @@ class _Batch:
             at=time.time(),
         )
 
-    def with_lateness(self, record: Record, handed: Handed) -> Record:
+    def with_lateness(self, record: GradeRecord, handed: SeatSubmission) -> GradeRecord:
         """Return the record with the extensions of now: a new extension needs no new grading."""
         updated = msgspec.structs.replace(
             record, late_s=handed.late_s, penalty=handed.penalty, students=handed.students
         )
         if record.raw is None:
             return updated
-        score = after_penalty(record.raw.score, record.points, handed.penalty)
+        score = subtract_penalty(record.raw.score, record.points, handed.penalty)
         return msgspec.structs.replace(updated, score=score)
 
     def store_grade(
-        self, handed: Handed, record: Record, *, fresh: bool, output: str | None = None
+        self, handed: SeatSubmission, record: GradeRecord, *, fresh: bool, output: str | None = None
     ) -> None:
-        corrected = self.shelf.put(record, fresh=fresh, said=output)
-        graded = Graded(
+        corrected = self.shelf.store_grade(record, fresh=fresh, said=output)
+        graded = SeatGrade(
             seat=handed.seat,
             state=record.outcome,
             record=record,
@@ -346,25 +351,25 @@ class _Batch:
         )
         records = {
             submission.seat: record
-            for submission in every.here
-            if (record := self.shelf.read(submission.seat)) is not None
+            for submission in every.accepted
+            if (record := self.shelf.read_record(submission.seat)) is not None
         }
-        for seat, flags in flagged(self.staff.folder, every.here, records).items():
+        for seat, flags in flag_submissions(self.staff.folder, every.accepted, records).items():
             updated = msgspec.structs.replace(records[seat], flags=flags)
             if updated != records[seat]:
-                self.shelf.replace(updated)
+                self.shelf.replace_record(updated)
             if seat in self.done:
                 self.done[seat] = msgspec.structs.replace(self.done[seat], record=updated)
 
-    def result(self) -> Grading:
+    def result(self) -> GradingResult:
         others = [
-            Graded(seat=submission.seat, state=submission.state, why=submission.why)
+            SeatGrade(seat=submission.seat, state=submission.state, why=submission.why)
             for submission in self.collection.handed
             if submission.state != "in"
         ]
         order = [submission.seat for submission in self.collection.handed]
         seats = sorted([*self.done.values(), *others], key=lambda graded: order.index(graded.seat))
-        return Grading(
+        return GradingResult(
             assignment=self.name,
             seats=tuple(seats),
             unreached=tuple(self.unreached),

@@ -14,20 +14,20 @@ from typing import Any
 import msgspec
 
 from labctl.config import LabConfig
-from labctl.courses.context import own_seat
+from labctl.courses.context import build_own_seat
 from labctl.courses.records.folder import PRIVATE
 from labctl.courses.servers import Staff
 from labctl.errors import ConfigError, ConnectError, LabError, PolicyError
-from labctl.events import Decision, Event, Note, Progress, Reporter, Step
+from labctl.events import Event, Note, Progress, Question, Reporter, Step
 from labctl.lifecycle import up
 from labctl.model import FileEntry, Server
 from labctl.runs import images
 from labctl.servers import adoption, end_server
-from labctl.servers.agent import Remote
-from labctl.servers.context import Ground
+from labctl.servers.agent import AgentClient
+from labctl.servers.context import LabContext
 from labctl.sync.push import push
 from labctl.sync.scan import scan_code, scan_data
-from labctl.wire.boot_id import boot_token
+from labctl.wire.boot_id import read_boot_token
 
 # Lifetime if course.yaml sets no `ttl`, so that a forgotten server ends.
 LONGEST_S = 12 * 3600
@@ -48,30 +48,30 @@ class _UploadReporter:
         if not isinstance(event, Progress):
             self._reporter.emit(event)
 
-    def ask(self, decision: Decision) -> bool:
-        return not decision.typed or self._reporter.ask(decision)
+    def confirm(self, decision: Question) -> bool:
+        return not decision.typed or self._reporter.confirm(decision)
 
 
 class GradingServer:
     """The server of one grading."""
 
-    def __init__(self, ground: Ground, server: Server) -> None:
+    def __init__(self, ground: LabContext, server: Server) -> None:
         self.ground = ground
         self.server = server
         self.image = ""
         self.ended = False
 
     @property
-    def about(self) -> dict[str, Any]:
+    def lab_fields(self) -> dict[str, Any]:
         return {"lab": self.ground.config.name, "lab_id": self.ground.lab_id}
 
-    def remote(self) -> Remote:
-        return self.ground.remote(self.server)
+    def remote(self) -> AgentClient:
+        return self.ground.open_agent(self.server)
 
     def check(self) -> None:
         """Raise PolicyError if the server is this machine, or holds credentials."""
-        reply = self.remote().call("grade-check", self.about)
-        own_machine = boot_token()
+        reply = self.remote().call("grade-check", self.lab_fields)
+        own_machine = read_boot_token()
         if len(own_machine) > 1 and reply["machine"] == own_machine:
             raise PolicyError(
                 f"{self.server.alias} is this machine",
@@ -85,19 +85,19 @@ class GradingServer:
                 hint="remove them there, or set another machine in course.yaml: grading.server",
             )
 
-    def ready_image(self) -> str:
+    def prepare_image(self) -> str:
         """Pull or build the image on the server; return its reference."""
-        reference = images.reference(self.ground)
+        reference = images.image_reference(self.ground)
         remote = self.remote()
         if not remote.call("image", {"references": [reference]})["ids"][reference]:
             if self.ground.config.image.build:
                 root = self.ground.config.root
                 self._upload("code", root, scan_code(root, self.ground.reporter))
-            images.ensure(self.ground, self.server, remote, reference)
+            images.ensure_image(self.ground, self.server, remote, reference)
         self.image = reference
         return reference
 
-    def bring(self, name: str, root: Path, files: tuple[FileEntry, ...]) -> None:
+    def upload(self, name: str, root: Path, files: tuple[FileEntry, ...]) -> None:
         """Upload these files to the server, under `name`."""
         self._upload(f"grading/{name}", root, files)
 
@@ -106,7 +106,7 @@ class GradingServer:
 
         A repeated request gets the same reply: nothing runs twice.
         """
-        full_request = {**self.about, "image": self.image, **request}
+        full_request = {**self.lab_fields, "image": self.image, **request}
         try:
             reply = self.remote().call("grade", full_request, timeout_s=timeout_s)
         except ConnectError:
@@ -118,14 +118,14 @@ class GradingServer:
             raise LabError(f"{reply['missing']} is no longer on the grading server")
         return reply
 
-    def gpus(self) -> str:
+    def gpu_setting(self) -> str:
         """Return "all" if the server has GPUs for containers, else ""."""
-        facts = self.ground.facts(self.server)
+        facts = self.ground.load_facts(self.server)
         return "all" if facts.gpus and facts.nvidia_runtime else ""
 
     def clear(self) -> None:
         """Remove the labels and the submissions from the server."""
-        self.remote().call("grade-clear", self.about)
+        self.remote().call("grade-clear", self.lab_fields)
 
     def _upload(self, target: str, root: Path, files: tuple[FileEntry, ...]) -> None:
         config = self.ground.config
@@ -133,7 +133,7 @@ class GradingServer:
         push(*about, root, files, _UploadReporter(self.ground.reporter), force=True)
 
 
-def grading_ground(staff: Staff) -> Ground:
+def build_grading_context(staff: Staff) -> LabContext:
     """Build the context of the course's grading server.
 
     ConfigError or PolicyError if it has none on which students' code may run.
@@ -160,9 +160,9 @@ def grading_ground(staff: Staff) -> Ground:
             hint="grading.server in course.yaml: provider: static, or a cloud",
         )
     owner = f"{folder.config.name}-{folder.id[:6]}"
-    return Ground(
+    return LabContext(
         _grading_config(staff, lab),
-        own_seat(folder, PURPOSE).lab_id,
+        build_own_seat(folder, PURPOSE).lab_id,
         staff.paths,
         staff.state,
         staff.reporter,
@@ -171,7 +171,7 @@ def grading_ground(staff: Staff) -> Ground:
     )
 
 
-def other_grading_ground(staff: Staff) -> Ground | None:
+def build_other_grading_context(staff: Staff) -> LabContext | None:
     """Return the grading server's context if the course's provider does not list that server."""
     config = staff.folder.config
     if config.grading is None or config.grading.lab.server.provider in NO_BOUNDARY:
@@ -179,7 +179,7 @@ def other_grading_ground(staff: Staff) -> Ground | None:
     ours, its = config.lab.server, config.grading.lab.server
     name = its.provider
     same = ours.provider_settings.get(name) == its.provider_settings.get(name)
-    return None if ours.provider == name and same else grading_ground(staff)
+    return None if ours.provider == name and same else build_grading_context(staff)
 
 
 def _grading_config(staff: Staff, lab: LabConfig) -> LabConfig:
@@ -203,7 +203,7 @@ def _grading_config(staff: Staff, lab: LabConfig) -> LabConfig:
         need = msgspec.structs.replace(need, ttl_s=min(LONGEST_S, need.max_ttl_s or LONGEST_S))
     return msgspec.structs.replace(
         lab,
-        name=own_seat(folder, PURPOSE).lab,
+        name=build_own_seat(folder, PURPOSE).lab,
         root=root,
         server=msgspec.structs.replace(lab.server, need=need),
         image=image,
@@ -215,12 +215,12 @@ def _grading_config(staff: Staff, lab: LabConfig) -> LabConfig:
 
 
 @contextmanager
-def grading_server(staff: Staff, *, keep: bool = False) -> Iterator[GradingServer]:
+def open_grading_server(staff: Staff, *, keep: bool = False) -> Iterator[GradingServer]:
     """Yield a checked server; clear and end it afterwards, whatever happens.
 
     With `keep` it stays up with all its files, so that the next grading is faster.
     """
-    ground = grading_ground(staff)
+    ground = build_grading_context(staff)
     server = up.up(ground)
     grading = GradingServer(ground, server)
     try:
@@ -233,9 +233,9 @@ def grading_server(staff: Staff, *, keep: bool = False) -> Iterator[GradingServe
 
 def end_forgotten(staff: Staff) -> None:
     """End the grading server that an earlier grading left, kept on purpose or interrupted."""
-    if staff.state.server_of_lab(own_seat(staff.folder, PURPOSE).lab_id) is None:
+    if staff.state.get_lab_server(build_own_seat(staff.folder, PURPOSE).lab_id) is None:
         return
-    ground = grading_ground(staff)
+    ground = build_grading_context(staff)
     if (server := adoption.adopt(ground)) is not None:
         _clear_and_end(GradingServer(ground, server))
 
@@ -252,6 +252,6 @@ def _clear_and_end(grading: GradingServer) -> None:
     ground.reporter.emit(Step(name="clearing the grading server", done=True))
 
 
-def files_below(staff: Staff, name: str, root: Path) -> tuple[FileEntry, ...]:
+def hash_files(staff: Staff, name: str, root: Path) -> tuple[FileEntry, ...]:
     """Hash the files of a directory of staff's; unchanged files are not read again."""
     return scan_data(staff.folder.private, name, root, staff.reporter)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import msgspec
 
 from labctl.courses.records.folder import Seat
-from labctl.courses.servers import Staff, of_course
-from labctl.courses.status import ground_of
+from labctl.courses.servers import Staff, rephrase_for_seat
+from labctl.courses.status import build_seat_context
 from labctl.errors import ConnectError, LabError
 from labctl.model import Check, Server
 from labctl.runs import images
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 
 NAME = "image"
 # Unreachable servers to try before giving up.
@@ -40,8 +40,8 @@ def check_image(staff: Staff, up: Sequence[tuple[Seat, Server]]) -> Check:
         return judged
     for seat, server in up[:TRIED]:
         try:
-            check = load_image(ground_of(staff, seat), server, seat.name)
-            return msgspec.structs.replace(check, next=of_course(check.next, seat))
+            check = load_image(build_seat_context(staff, seat), server, seat.name)
+            return msgspec.structs.replace(check, next=rephrase_for_seat(check.next, seat))
         except ConnectError:
             continue
     why = "no server can be reached" if up else "no server is up"
@@ -54,14 +54,14 @@ def check_image(staff: Staff, up: Sequence[tuple[Seat, Server]]) -> Check:
     )
 
 
-def load_image(ground: Ground, server: Server, where: str) -> Check:
+def load_image(ground: LabContext, server: Server, where: str) -> Check:
     """Pull or load the image on this server; ConnectError if it cannot be reached."""
     reference = ground.config.image.reference
     try:
-        remote = ground.remote(server)
+        remote = ground.open_agent(server)
         if remote.call("image", {"references": [reference]})["ids"][reference]:
             return Check(name=NAME, ok=True, detail=f"{reference} is on {where} already")
-        images.ensure(ground, server, remote, reference)
+        images.ensure_image(ground, server, remote, reference)
     except ConnectError:
         raise
     except LabError as error:

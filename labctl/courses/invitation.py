@@ -18,15 +18,15 @@ from pathlib import Path
 import msgspec
 
 from labctl.config.identity import write_private
-from labctl.courses.keys import Keys, checked_key, keeper_dir, used
+from labctl.courses.keys import AuthorizedKeys, keeper_dir, parse_key, used_up_error
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.gitignore import JOIN_FILES, ignore_in_git
 from labctl.errors import ConfigError, PolicyError, UsageError
 from labctl.model import NAME_PATTERN, Value
 from labctl.submissions.assignment import SSH_PLACE
-from labctl.submissions.receipt import is_signed, signature_of, utc_text
+from labctl.submissions.receipt import is_signed, sign_bytes, utc_text
 from labctl.submissions.receiver import Receiver
-from labctl.submissions.untrusted_json import UPGRADE, decoded, is_newer
+from labctl.submissions.untrusted_json import UPGRADE, decode_json, is_newer
 
 KIND = "labctl-join"
 VERSION = 1
@@ -36,7 +36,7 @@ VALID_S = 14 * 86_400
 _DOMAIN = b"labctl join 1\n"
 
 
-class Join(Value, frozen=True, forbid_unknown_fields=True):
+class JoinInvitation(Value, frozen=True, forbid_unknown_fields=True):
     """The contents of a join file. `seat` is the lab id of the student's servers.
 
     `keeper` is ssh://user@host[:port], `receiver` the course's signing key, `expires` in Unix
@@ -57,7 +57,7 @@ class Join(Value, frozen=True, forbid_unknown_fields=True):
 
 
 class JoinFile(Value, frozen=True, forbid_unknown_fields=True):
-    join: Join
+    join: JoinInvitation
     signature: str
 
 
@@ -81,7 +81,7 @@ def invite(
     folder: CourseFolder,
     student: str,
     into: Path,
-    keys: Keys,
+    keys: AuthorizedKeys,
     host_key: str,
     valid_s: int = VALID_S,
 ) -> Invitation:
@@ -89,41 +89,43 @@ def invite(
 
     PolicyError if the student has left, UsageError if course.yaml names no keeper.
     """
-    recipient = folder.student(student)
+    recipient = folder.find_student(student)
     if not recipient.active:
         raise PolicyError(f"{student} has left the course", hint="labctl course roster")
-    keeper = keeper_place(folder)
+    keeper = keeper_address(folder)
     into.mkdir(parents=True, exist_ok=True)
     _keep_out_of_git(folder, into)
     receiver = Receiver(folder.drop).init()
     expires = int(time.time()) + valid_s
-    join = Join(
+    join = JoinInvitation(
         kind=KIND,
         version=VERSION,
         course=folder.config.name,
         course_id=folder.id,
         student=recipient.id,
-        seat=folder.seat_of(recipient).lab_id,
+        seat=folder.find_seat_of(recipient).lab_id,
         keeper=keeper,
         host_key=" ".join(host_key.split()[:2]),
         receiver=receiver,
         code=base64.b32encode(os.urandom(CODE_BYTES)).decode().lower(),
         expires=expires,
     )
-    public = enrolment_key(join)[1]
+    public = derive_enrolment_key(join)[1]
     write_private(
         _record_path(folder, recipient.id),
         msgspec.json.encode(_OpenInvitation(public=public, expires=expires)),
     )
     keys.invite(recipient.id, public)
-    signature = signature_of(_signed_bytes(join), Receiver(folder.drop).key)
+    signature = sign_bytes(_signed_bytes(join), Receiver(folder.drop).key)
     path = into / f"{folder.config.name}-{recipient.id}.join"
     text = msgspec.json.format(msgspec.json.encode(JoinFile(join=join, signature=signature)))
     write_private(path, text + b"\n")
     return Invitation(student=recipient.id, email=recipient.email, path=path, expires=expires)
 
 
-def enrol(folder: CourseFolder, student: str, public: str, keys: Keys, now: float) -> None:
+def enrol(
+    folder: CourseFolder, student: str, public: str, keys: AuthorizedKeys, now: float
+) -> None:
     """Authorize the student's own key in exchange for the invitation, which is then used up.
 
     PolicyError if the invitation was used before, or has expired.
@@ -132,19 +134,19 @@ def enrol(folder: CourseFolder, student: str, public: str, keys: Keys, now: floa
     try:
         invitation = msgspec.json.decode(record.read_bytes(), type=_OpenInvitation)
     except FileNotFoundError:
-        raise used() from None
+        raise used_up_error() from None
     if invitation.expires < now:
         keys.withdraw([student])
-        raise used()
-    if not folder.student(student).active:
+        raise used_up_error()
+    if not folder.find_student(student).active:
         raise PolicyError(f"{student} has left the course", hint="ask your instructor")
-    seat = folder.seat_of(student).name
+    seat = folder.find_seat_of(student).name
     keys.admit(student, public, instead_of=invitation.public)
     record.unlink(missing_ok=True)
     folder.ledger.append("joined", seat=seat, student=student, by=student)
 
 
-def withdraw_expired(folder: CourseFolder, keys: Keys, now: float) -> list[str]:
+def withdraw_expired(folder: CourseFolder, keys: AuthorizedKeys, now: float) -> list[str]:
     """Revoke expired invitations; return their students."""
     expired = []
     for path in (keeper_dir(folder) / "invitations").glob("[!.]*.json"):
@@ -160,7 +162,7 @@ def withdraw_expired(folder: CourseFolder, keys: Keys, now: float) -> list[str]:
     return sorted(expired)
 
 
-def read_join(data: bytes, *, key: str = "", now: float | None = None) -> Join:
+def read_join(data: bytes, *, key: str = "", now: float | None = None) -> JoinInvitation:
     """Parse a join file and verify its signature. ConfigError if it is not a join file.
 
     PolicyError if it was changed, is signed by another key than `key`, or has expired.
@@ -174,7 +176,7 @@ def read_join(data: bytes, *, key: str = "", now: float | None = None) -> Join:
                 why=f"this labctl reads version {VERSION} of join files",
                 hint=UPGRADE,
             )
-        file = decoded(data, JoinFile)
+        file = decode_json(data, JoinFile)
         _check_contents(file.join)
     except ValueError as error:
         raise ConfigError(
@@ -200,7 +202,7 @@ def read_join(data: bytes, *, key: str = "", now: float | None = None) -> Join:
     return file.join
 
 
-def enrolment_key(join: Join) -> tuple[bytes, str]:
+def derive_enrolment_key(join: JoinInvitation) -> tuple[bytes, str]:
     """Derive the code's key pair: the private key in OpenSSH's format, and the public line."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -219,7 +221,7 @@ def enrolment_key(join: Join) -> tuple[bytes, str]:
     return text, public.decode()
 
 
-def keeper_place(folder: CourseFolder) -> str:
+def keeper_address(folder: CourseFolder) -> str:
     """Return the keeper of course.yaml as ssh://user@host:port; UsageError if it names none."""
     keeper = folder.config.keeper
     if keeper is None:
@@ -231,7 +233,7 @@ def keeper_place(folder: CourseFolder) -> str:
     return f"ssh://{keeper.user}@{keeper.host}:{keeper.port}"
 
 
-def _check_contents(join: Join) -> None:
+def _check_contents(join: JoinInvitation) -> None:
     """Raise ValueError for invalid contents, before any of them is used."""
     if join.kind != KIND or join.version != VERSION:
         raise ValueError("it is of another kind or version")
@@ -241,7 +243,7 @@ def _check_contents(join: Join) -> None:
     if not SSH_PLACE.fullmatch(join.keeper):
         raise ValueError(f"{join.keeper[:60]!a} is not the address of a keeper")
     try:
-        checked_key(join.host_key)
+        parse_key(join.host_key)
     except UsageError:
         raise ValueError("its host key is not a public key") from None
     if not 16 <= len(join.code) <= 64 or not join.code.isalnum():
@@ -259,5 +261,5 @@ def _record_path(folder: CourseFolder, student: str) -> Path:
     return keeper_dir(folder) / "invitations" / f"{student}.json"
 
 
-def _signed_bytes(join: Join) -> bytes:
+def _signed_bytes(join: JoinInvitation) -> bytes:
     return _DOMAIN + msgspec.json.encode(join, order="deterministic")

@@ -12,7 +12,7 @@ import msgspec
 
 from labctl.config import Paths, load_lab, student_key, trust
 from labctl.config.identity import write_private
-from labctl.courses.invitation import MOST_BYTES, Join, enrolment_key, read_join
+from labctl.courses.invitation import MOST_BYTES, JoinInvitation, derive_enrolment_key, read_join
 from labctl.courses.keys import JOIN_REQUEST
 from labctl.errors import (
     AuthenticationError,
@@ -24,10 +24,10 @@ from labctl.errors import (
     PolicyError,
     UsageError,
 )
-from labctl.errors.replies import raised, reply_in
-from labctl.events import Decision, Reporter
+from labctl.errors.replies import parse_error, parse_reply
+from labctl.events import Question, Reporter
 from labctl.model import NAME_PATTERN, Endpoint, Value
-from labctl.providers import provider_class
+from labctl.providers import get_provider_class
 from labctl.providers.course import REQUEST as DOOR_REQUEST
 from labctl.servers.connections import Connections
 from labctl.servers.host_keys import fingerprint, make_key, replace_file
@@ -39,7 +39,7 @@ MOST_ASSIGNMENTS, MOST_TEXT = 100, 64 * 1024
 _LOOPBACK = re.compile(r"http://(127\.0\.0\.1|localhost)(:[0-9]{1,5})?/\S*")
 
 
-class Joined(Value, frozen=True):
+class JoinResult(Value, frozen=True):
     """The result of joining a course.
 
     `directory` is a lab whose servers come from the course. `again` is True if the keeper knew the
@@ -55,7 +55,7 @@ class Joined(Value, frozen=True):
     section: str = ""
 
 
-def fetch(place: str) -> bytes:
+def fetch_join_file(place: str) -> bytes:
     """Read a join file from a path or an https:// address; NotFoundError if it does not exist."""
     if "://" not in place:
         try:
@@ -104,7 +104,7 @@ def _download(place: str) -> bytes:
         ) from None
 
 
-def join(
+def join_course(
     data: bytes,
     into: Path | None,
     paths: Paths,
@@ -112,7 +112,7 @@ def join(
     *,
     key: str = "",
     base: Path = Path(),
-) -> Joined:
+) -> JoinResult:
     """Enrol this account's key with the file's code, and write a lab.
 
     The lab goes to `into`, or to a directory below `base` named after the course. Repeating it
@@ -135,9 +135,9 @@ def join(
     names = _write_assignments(target, description)
     section = _write_lab(target, invitation, str(description.get("image") or ""))
     if not section:
-        config = load_lab(target, settings_type=lambda name: provider_class(name).settings_type)
+        config = load_lab(target, settings_type=lambda name: get_provider_class(name).settings_type)
         trust(paths, config)
-    return Joined(
+    return JoinResult(
         course=invitation.course,
         student=invitation.student,
         directory=target,
@@ -147,21 +147,21 @@ def join(
     )
 
 
-def _require_consent(invitation: Join, target: Path, reporter: Reporter) -> None:
+def _require_consent(invitation: JoinInvitation, target: Path, reporter: Reporter) -> None:
     question = f"join {invitation.course} as {invitation.student}, with {target.name} as your lab?"
     detail = (
         f"keeper    {invitation.keeper}\nhost key  {fingerprint(invitation.host_key)}\n"
         f"signed by {invitation.receiver}\nvalid to  {utc_text(invitation.expires)}"
     )
-    if not reporter.ask(Decision(question=question, detail=detail, default=True)):
+    if not reporter.confirm(Question(question=question, detail=detail, default=True)):
         raise PolicyError(
             "nothing was sent", why="joining was not agreed to", hint="labctl join FILE --yes"
         )
 
 
-def _enrol(connections: Connections, invitation: Join, public: str) -> dict[str, Any]:
+def _enrol(connections: Connections, invitation: JoinInvitation, public: str) -> dict[str, Any]:
     """Exchange the code for this account's key; return the keeper's description of the course."""
-    private, _ = enrolment_key(invitation)
+    private, _ = derive_enrolment_key(invitation)
     with tempfile.TemporaryDirectory() as folder:
         identity = Path(folder) / "code"
         replace_file(identity, private)
@@ -172,7 +172,7 @@ def _enrol(connections: Connections, invitation: Join, public: str) -> dict[str,
 
 
 def _greet_enrolled(
-    connections: Connections, invitation: Join, paths: Paths, error: LabError
+    connections: Connections, invitation: JoinInvitation, paths: Paths, error: LabError
 ) -> dict[str, Any]:
     """Return the course's description if this key was enrolled before, with the code used up."""
     message = {"do": "hello"}
@@ -201,7 +201,11 @@ def _greet_enrolled(
 
 
 def _send_request(
-    connections: Connections, invitation: Join, identity: str, request: str, message: dict[str, Any]
+    connections: Connections,
+    invitation: JoinInvitation,
+    identity: str,
+    request: str,
+    message: dict[str, Any],
 ) -> dict[str, Any]:
     place = SSH_PLACE.fullmatch(invitation.keeper)
     assert place is not None
@@ -212,18 +216,18 @@ def _send_request(
         identity=identity,
         host_key=invitation.host_key,
     )
-    lines = connections.talk(endpoint, request)
+    lines = connections.open_line_channel(endpoint, request)
     try:
         line = lines.ask(json.dumps(message).encode() + b"\n")
     finally:
         lines.close()
-    reply = reply_in(line.decode(errors="replace"))
+    reply = parse_reply(line.decode(errors="replace"))
     if reply is None:
         raise LabError(
             f"{invitation.keeper} does not answer like a keeper",
             hint="ask your instructor whether the keeper is running: labctl course serve",
         )
-    if (error := raised(reply)) is not None:
+    if (error := parse_error(reply)) is not None:
         raise error
     return reply
 
@@ -242,7 +246,7 @@ def _write_assignments(target: Path, description: dict[str, Any]) -> tuple[str, 
     return tuple(names)
 
 
-def _write_lab(target: Path, invitation: Join, image: str) -> str:
+def _write_lab(target: Path, invitation: JoinInvitation, image: str) -> str:
     """Write lab.yaml if it is missing; otherwise return the section to add, "" if present."""
     section = (
         "server:\n"
@@ -267,7 +271,7 @@ def _write_lab(target: Path, invitation: Join, image: str) -> str:
     return ""
 
 
-def encoded(joined: Joined) -> dict[str, Any]:
+def result_as_json(joined: JoinResult) -> dict[str, Any]:
     """Return the result for --json."""
     value: dict[str, Any] = msgspec.to_builtins(joined, enc_hook=str)
     return value

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from labctl.config import student_key
-from labctl.courses.invitation import keeper_place
-from labctl.courses.keys import Keys
-from labctl.courses.publish import known_host_key
+from labctl.courses.invitation import keeper_address
+from labctl.courses.keys import AuthorizedKeys
+from labctl.courses.publish import read_host_key
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.servers import Staff
 from labctl.errors import HostKeyError, LabError, NotFoundError, PolicyError
 from labctl.model import Check, Need
-from labctl.providers import Surroundings
+from labctl.providers import ProviderContext
 from labctl.providers.course import CourseProvider, CourseSettings
 from labctl.servers.connections import Connections
 from labctl.servers.host_keys import make_key
@@ -23,7 +23,7 @@ from labctl.servers.host_keys import make_key
 NAME = "keeper"
 
 
-def check_keeper(staff: Staff, keys: Keys) -> list[Check]:
+def check_keeper(staff: Staff, keys: AuthorizedKeys) -> list[Check]:
     """Send the keeper a student's first request, and ask for its offers to a seat.
 
     On the keeper's machine a temporary key is authorized for the check. Elsewhere it uses this
@@ -33,7 +33,7 @@ def check_keeper(staff: Staff, keys: Keys) -> list[Check]:
     if folder.config.keeper is None:
         return []
     try:
-        host_key = known_host_key(folder)
+        host_key = read_host_key(folder)
     except NotFoundError as error:
         return [_skipped_check("nobody has been invited yet", error.hint)]
     on_keeper = keys.is_open()
@@ -56,9 +56,9 @@ def check_keeper(staff: Staff, keys: Keys) -> list[Check]:
 
 def _check_answers(folder: CourseFolder, provider: CourseProvider) -> list[Check]:
     """Run the checks. PolicyError if the keeper rejects the key; other failures become Checks."""
-    place = keeper_place(folder)
+    place = keeper_address(folder)
     try:
-        provider.hello()
+        provider.fetch_hello()
     except PolicyError:
         raise
     except LabError as error:
@@ -79,24 +79,24 @@ def _build_provider(staff: Staff, host_key: str, identity: str) -> CourseProvide
     config = staff.folder.config
     connections = Connections(staff.paths.ssh_dir, staff.paths.user_ssh_config)
     settings = CourseSettings(
-        keeper=keeper_place(staff.folder),
+        keeper=keeper_address(staff.folder),
         host_key=host_key,
         course=config.name,
         identity=identity,
     )
-    context = Surroundings(
+    context = ProviderContext(
         data_dir=staff.paths.data_dir,
         owner=config.name,
         connect=connections.connect,
         settle_host_key=lambda endpoint: endpoint,
         progress=lambda text, done, total: None,
-        talk=connections.talk,
+        talk=connections.open_line_channel,
     )
     return CourseProvider(settings, context)
 
 
 @contextlib.contextmanager
-def _temporary_key(staff: Staff, keys: Keys) -> Iterator[str]:
+def _temporary_key(staff: Staff, keys: AuthorizedKeys) -> Iterator[str]:
     """Yield a key that the keeper's account authorizes while the block runs."""
     with tempfile.TemporaryDirectory() as place:
         identity = Path(place) / "check"

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from labctl.config.course_schema import KeeperConfig
-from labctl.courses.keys import Keys
-from labctl.courses.publish import known_host_key
+from labctl.courses.keys import AuthorizedKeys
+from labctl.courses.publish import read_host_key
 from labctl.courses.records.folder import CourseFolder
 from labctl.errors import ConnectError
 from labctl.servers.fan_out import LOGINS_AT_ONCE
@@ -23,17 +23,17 @@ TIMEOUT_S = 30.0
 ACCEPTED_LINE, REFUSED_LINE = "Server accepts key", "Permission denied"
 
 
-def not_let_in(folder: CourseFolder, keys: Keys) -> list[str]:
+def find_rejected_students(folder: CourseFolder, keys: AuthorizedKeys) -> list[str]:
     """List students with a line in authorized_keys whose key the keeper's sshd rejects.
 
     ConnectError if the keeper cannot be reached, or shows another host key than the pinned one.
     """
-    keeper, publics = folder.config.keeper, keys.publics()
+    keeper, publics = folder.config.keeper, keys.read_public_keys()
     if keeper is None or not publics:
         return []
     with tempfile.TemporaryDirectory() as directory:
         known_hosts = Path(directory) / "known_hosts"
-        known_hosts.write_text(f"{ALIAS} {known_host_key(folder)}\n")
+        known_hosts.write_text(f"{ALIAS} {read_host_key(folder)}\n")
 
         def is_student_accepted(student: str) -> bool:
             public = Path(directory) / f"{student}.pub"

@@ -21,7 +21,7 @@ from labctl.state.locks import hold_lock
 from labctl.submissions import REQUEST as SUBMIT_REQUEST
 from labctl.submissions.receive import KEY_LINE, program_words
 from labctl.submissions.receive import MARK as SUBMIT_MARK
-from labctl.submissions.receiver import checked
+from labctl.submissions.receiver import check_name
 
 # The only request that an invitation's key may send.
 JOIN_REQUEST = "labctl-join"
@@ -34,7 +34,7 @@ WAIT_S = 30.0
 CHECK_WAIT_S = 120.0
 
 
-class Keys:
+class AuthorizedKeys:
     """The lines of a course in one authorized_keys file."""
 
     def __init__(self, folder: CourseFolder, file: Path) -> None:
@@ -48,17 +48,17 @@ class Keys:
         PolicyError if it is no longer there. UsageError if `public` is not a key, PolicyError if it
         belongs to another student.
         """
-        body = checked_key(public)
-        own_marks = {f"{MARK}{self.folder.id}:{checked(student)}", f"{SUBMIT_MARK}{student}"}
+        body = parse_key(public)
+        own_marks = {f"{MARK}{self.folder.id}:{check_name(student)}", f"{SUBMIT_MARK}{student}"}
         with self._lock():
             lines = self._read_lines()
             if instead_of:
-                invitation = checked_key(instead_of)
+                invitation = parse_key(instead_of)
                 if not any(
                     _has_key(line, invitation) and _mark_of(line).startswith(JOIN_MARK)
                     for line in lines
                 ):
-                    raise used()
+                    raise used_up_error()
                 lines = [line for line in lines if not _has_key(line, invitation)]
             others = [line for line in lines if _mark_of(line) not in own_marks]
             if any(_has_key(line, body) for line in others):
@@ -73,8 +73,8 @@ class Keys:
 
     def invite(self, student: str, public: str) -> None:
         """Authorize an invitation's key to enrol a student; an earlier invitation is replaced."""
-        mark = f"{JOIN_MARK}{self.folder.id}:{checked(student)}"
-        line = self._format_line(student, checked_key(public), mark, "--joining", str(self.file))
+        mark = f"{JOIN_MARK}{self.folder.id}:{check_name(student)}"
+        line = self._format_line(student, parse_key(public), mark, "--joining", str(self.file))
         with self._lock():
             self._write_lines(
                 [*(other for other in self._read_lines() if _mark_of(other) != mark), line]
@@ -107,7 +107,7 @@ class Keys:
         One check at a time; the next check replaces a line that a killed one left.
         """
         mark = f"{CHECK_MARK}{self.folder.id}"
-        line = self._format_line(CHECKER, checked_key(public), mark)
+        line = self._format_line(CHECKER, parse_key(public), mark)
         lock = keeper_dir(self.folder) / ".check.lock"
         with hold_lock(lock, "labctl course check", wait_s=CHECK_WAIT_S):
             with self._lock():
@@ -124,11 +124,11 @@ class Keys:
         marks = tuple(f"{mark}{self.folder.id}:" for mark in (MARK, JOIN_MARK))
         return any(_mark_of(line).startswith(marks) for line in self._read_lines())
 
-    def students(self) -> list[str]:
+    def list_students(self) -> list[str]:
         """List the students who have a key here."""
-        return sorted(self.publics())
+        return sorted(self.read_public_keys())
 
-    def publics(self) -> dict[str, str]:
+    def read_public_keys(self) -> dict[str, str]:
         """Return each student's public key, as its type and base64."""
         own_mark = f"{MARK}{self.folder.id}:"
         lines = [line for line in self._read_lines() if _mark_of(line).startswith(own_mark)]
@@ -195,7 +195,7 @@ def keeper_dir(folder: CourseFolder) -> Path:
     return folder.private / "keeper"
 
 
-def checked_key(public: str) -> tuple[str, str]:
+def parse_key(public: str) -> tuple[str, str]:
     """Parse a public key's line into (type, base64); UsageError if it is not one."""
     match = KEY_LINE.fullmatch(public.strip())
     if match is None:
@@ -203,7 +203,7 @@ def checked_key(public: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def used() -> PolicyError:
+def used_up_error() -> PolicyError:
     return PolicyError(
         "this join file was already used, or has expired",
         why="each join file works only once",

@@ -7,26 +7,26 @@ import dataclasses
 import msgspec
 
 from labctl.courses import metering
-from labctl.courses.context import OWN, own_seat
-from labctl.courses.grading_server import other_grading_ground
+from labctl.courses.context import OWN, build_own_seat
+from labctl.courses.grading_server import build_other_grading_context
 from labctl.courses.servers import Staff
 from labctl.errors import LabError
 from labctl.events import Step
 from labctl.model import Resource, Server, Value
 from labctl.providers import Keep
 from labctl.servers import disks, leftovers
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.state.disks import is_expired
 
 
-def labs_of(staff: Staff) -> set[str]:
+def list_lab_ids(staff: Staff) -> set[str]:
     """Return the lab ids of the course and of all its seats, past ones included.
 
     Call it once: it reads the ledger.
     """
     folder = staff.folder
-    seats = [*folder.seats(active_only=False, former=True), *folder.past_seats()]
-    return {folder.id, *own_labs(staff), *(seat.lab_id for seat in seats)}
+    seats = [*folder.list_seats(active_only=False, former=True), *folder.list_past_seats()]
+    return {folder.id, *list_own_lab_ids(staff), *(seat.lab_id for seat in seats)}
 
 
 def remove_expired_disks(staff: Staff) -> list[Resource]:
@@ -37,25 +37,25 @@ def remove_expired_disks(staff: Staff) -> list[Resource]:
     course = staff.course(plain=True)
     if not isinstance(course.provider, Keep):
         return []
-    labs = labs_of(staff) - {staff.folder.id}
+    labs = list_lab_ids(staff) - {staff.folder.id}
     resources = [resource for resource in course.provider.leftovers() if resource.lab_id in labs]
     disks.remove_expired(course, resources)
     return [resource for resource in resources if resource.expires_at and not is_expired(resource)]
 
 
-def own_labs(staff: Staff) -> set[str]:
+def list_own_lab_ids(staff: Staff) -> set[str]:
     """Return the lab ids of the course's own servers, shared ones included."""
-    lab_ids = {own_seat(staff.folder, purpose).lab_id for purpose in OWN}
+    lab_ids = {build_own_seat(staff.folder, purpose).lab_id for purpose in OWN}
     if staff.folder.config.shared is not None:
         from labctl.courses.seat_accounts import MOST_HOSTS
-        from labctl.courses.shared_servers import Hosts
+        from labctl.courses.shared_servers import SharedHosts
 
-        hosts = Hosts(staff.folder, staff.course(plain=True))
+        hosts = SharedHosts(staff.folder, staff.course(plain=True))
         lab_ids |= {hosts.lab_id(number) for number in range(MOST_HOSTS + 1)}
     return lab_ids
 
 
-class Left(Value, frozen=True):
+class ProviderLeftovers(Value, frozen=True):
     """What a provider still shows of the course at the end. Empty means that nothing bills.
 
     `former` is True if course.yaml names another provider by now, so that nothing was ended at this
@@ -70,32 +70,34 @@ class Left(Value, frozen=True):
     seats: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
-    def bills(self) -> bool:
+    def has_costs(self) -> bool:
         """Whether something still costs money there, or the provider could not be asked."""
         has_paid = any(resource.price_usd_per_month > 0 for resource in self.resources)
         return bool(self.error or self.servers or has_paid)
 
 
-def every_ground(staff: Staff, *, everywhere: bool) -> list[Ground]:
+def build_provider_contexts(staff: Staff, *, everywhere: bool) -> list[LabContext]:
     """Build a context for each provider in course.yaml: that of the seats, and that of grading."""
     grounds = [staff.course(everywhere=everywhere, plain=True)]
-    grading = other_grading_ground(staff)
+    grading = build_other_grading_context(staff)
     if grading is not None:
         grounds.append(dataclasses.replace(grading, everywhere=everywhere))
     return grounds
 
 
-def asked(staff: Staff) -> list[Left]:
+def list_leftovers(staff: Staff) -> list[ProviderLeftovers]:
     """List what every provider still shows of the course, in every region, free caches aside.
 
     This includes providers that course.yaml named before, if servers of seats cost something there
     or have not ended.
     """
-    results = [_list_leftovers(staff, ground) for ground in every_ground(staff, everywhere=True)]
+    results = [
+        _list_leftovers(staff, ground) for ground in build_provider_contexts(staff, everywhere=True)
+    ]
     course = staff.course(everywhere=True, plain=True)
     former = {
         server.provider
-        for server in metering.known(staff.folder.ledger.entries()).values()
+        for server in metering.read_servers(staff.folder.ledger.list_entries()).values()
         if server.provider not in ("", course.provider.name) and (server.price or not server.ended)
     }
     for name in sorted(former - {result.provider for result in results}):
@@ -107,13 +109,13 @@ def asked(staff: Staff) -> list[Left]:
     return results
 
 
-def _list_leftovers(staff: Staff, ground: Ground, *, former: bool = False) -> Left:
+def _list_leftovers(staff: Staff, ground: LabContext, *, former: bool = False) -> ProviderLeftovers:
     name = ground.config.server.provider
     step = Step(name=f"listing what is left at {name}")
     staff.reporter.emit(step)
     try:
-        ours = labs_of(staff)
-        open_servers = metering.open_servers(staff.folder.ledger.entries(), ground)
+        ours = list_lab_ids(staff)
+        open_servers = metering.list_open_servers(staff.folder.ledger.list_entries(), ground)
         metering.require_same_account(ground, open_servers, ours)
         servers = [
             server
@@ -127,11 +129,11 @@ def _list_leftovers(staff: Staff, ground: Ground, *, former: bool = False) -> Le
         ]
     except LabError as error:
         message = " ".join(filter(None, [error.what, error.why]))
-        return Left(provider=name, error=message, former=former)
+        return ProviderLeftovers(provider=name, error=message, former=former)
     staff.reporter.emit(msgspec.structs.replace(step, done=True))
     labs = {server.lab_id for server in servers} | {resource.lab_id for resource in resources}
-    seats = staff.folder.seats(active_only=False, former=True)
-    return Left(
+    seats = staff.folder.list_seats(active_only=False, former=True)
+    return ProviderLeftovers(
         provider=name,
         servers=tuple(servers),
         resources=tuple(resources),

@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 
 from labctl.courses.records.folder import PRIVATE, CourseFolder
-from labctl.courses.server_contents import labs_on
+from labctl.courses.server_contents import list_labs
 from labctl.errors import NotFoundError, UsageError
 from labctl.events import Reporter
 from labctl.model import FileEntry, Server, Value
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.shell import command
 from labctl.sync.fetch import fetch_data
 from labctl.sync.push import push
@@ -36,7 +36,7 @@ done
 """
 
 
-def take(folder: CourseFolder, files: Sequence[Path]) -> list[str]:
+def add_handouts(folder: CourseFolder, files: Sequence[Path]) -> list[str]:
     """Copy these files and directories into the course's `handouts/`; return their names.
 
     UsageError for a link, a special file or the course's own files; NotFoundError for a missing
@@ -81,7 +81,7 @@ def _require_no_secrets(folder: CourseFolder, file: Path) -> None:
         )
 
 
-class Tree(Value, frozen=True):
+class UploadTree(Value, frozen=True):
     """A local directory, and its target in a lab on the server: "data/<name>"."""
 
     target: str
@@ -89,21 +89,23 @@ class Tree(Value, frozen=True):
     files: tuple[FileEntry, ...]
 
 
-class Material(Value, frozen=True):
+class CourseMaterial(Value, frozen=True):
     """The files for every lab of the course: directories from here, URLs that servers fetch."""
 
-    trees: tuple[Tree, ...] = ()
+    trees: tuple[UploadTree, ...] = ()
     urls: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-def material(folder: CourseFolder, reporter: Reporter, *, data: bool = True) -> Material:
+def collect_material(
+    folder: CourseFolder, reporter: Reporter, *, data: bool = True
+) -> CourseMaterial:
     """Read and hash the handouts, and with `data` course.yaml's data sets, once for all labs."""
     sources = folder.config.lab.data if data else {}
     roots = {name: source.path for name, source in sources.items() if source.path is not None}
     if (folder.path / NAME).is_dir():
         roots[NAME] = folder.path / NAME
     trees = tuple(
-        Tree(
+        UploadTree(
             target=f"data/{name}",
             root=root,
             files=scan_data(folder.private, name, root, reporter),
@@ -111,26 +113,28 @@ def material(folder: CourseFolder, reporter: Reporter, *, data: bool = True) -> 
         for name, root in roots.items()
     )
     urls = {name: source.url for name, source in sources.items() if source.url}
-    return Material(trees=trees, urls=urls)
+    return CourseMaterial(trees=trees, urls=urls)
 
 
-def seed(lab: Ground, server: Server) -> None:
+def seed_data(lab: LabContext, server: Server) -> None:
     """Copy the data of a baked machine image into the lab on the server, without a transfer."""
     line = command("sh", "-c", _SEED, "sh", SHARED, lab.config.name).render()
     lab.connections.reopen(server).run(line, timeout_s=SEED_S)
 
 
-def bring(ground: Ground, server: Server, wanted: Material, *, baked: bool = False) -> int:
+def push_material(
+    ground: LabContext, server: Server, wanted: CourseMaterial, *, baked: bool = False
+) -> int:
     """Make the course data of every lab on the server equal to the folder; return the files sent.
 
     Students' changes in it are overwritten. `baked` is True if the machine image came with some of
     it.
     """
     sent = 0
-    for lab in labs_on(ground, server) if wanted.trees or wanted.urls else []:
-        remote = lab.remote(server)
+    for lab in list_labs(ground, server) if wanted.trees or wanted.urls else []:
+        remote = lab.open_agent(server)
         if baked and lab is ground:
-            seed(lab, server)
+            seed_data(lab, server)
         for tree in wanted.trees:
             destination = (lab.config.name, lab.lab_id, tree.target)
             result = push(remote, *destination, tree.root, tree.files, lab.reporter, force=True)

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
-from labctl.courses.context import OWN, own_seat
+from labctl.courses.context import OWN, build_own_seat
 from labctl.courses.records.folder import CourseFolder, Seat
-from labctl.courses.records.ledger import Draft, Entry
+from labctl.courses.records.ledger import CourseLedgerDraft, CourseLedgerEntry
 from labctl.errors import BusyError
 from labctl.model import Server
 from labctl.servers import accounts
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.state import State
 
 HOUR_S = 3600.0
@@ -41,7 +41,7 @@ YOUNG_S = 60.0
 
 
 @dataclass
-class Known:
+class LedgerServer:
     """A server in the ledger: until when its cost is recorded, and whether its end is."""
 
     seat: str
@@ -58,7 +58,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Look:
+class ServerSnapshot:
     """A snapshot of a course's servers at time `at`, with the reports of their watchdogs.
 
     `idle_s` is a server's idle time since it was created, if a watchdog reported it. `confirmed`
@@ -77,7 +77,9 @@ class Look:
     in_progress: frozenset[str] = frozenset()
 
 
-def accrue(folder: CourseFolder, course: Ground, listed: Iterable[Server]) -> list[Entry]:
+def record_costs(
+    folder: CourseFolder, course: LabContext, listed: Iterable[Server]
+) -> list[CourseLedgerEntry]:
     """Record what every server of the course has cost until now, and which have ended unseen.
 
     `listed` is everything that the provider shows now. Returns the lines written, none if nothing
@@ -86,15 +88,15 @@ def accrue(folder: CourseFolder, course: Ground, listed: Iterable[Server]) -> li
     """
     servers = list(listed)
     seats = [
-        *folder.seats(active_only=False, former=True),
-        *(own_seat(folder, purpose) for purpose in OWN),
+        *folder.list_seats(active_only=False, former=True),
+        *(build_own_seat(folder, purpose) for purpose in OWN),
     ]
     in_progress = _find_ends_in_progress(folder, course, seats, servers)
     # Read after that check, so that an end recorded meanwhile is not recorded twice.
-    entries = folder.ledger.entries()
-    before = open_servers(entries, course)
+    entries = folder.ledger.list_entries()
+    before = list_open_servers(entries, course)
     require_same_account(course, before, {seat.lab_id for seat in seats})
-    look = Look(
+    look = ServerSnapshot(
         at=time.time(),
         servers=servers,
         idle_s=_read_idle_s(course, servers),
@@ -105,11 +107,11 @@ def accrue(folder: CourseFolder, course: Ground, listed: Iterable[Server]) -> li
         endings=_read_endings(course, entries, servers),
         in_progress=in_progress,
     )
-    return folder.ledger.append_all(lines(entries, seats, look))
+    return folder.ledger.append_all(draft_lines(entries, seats, look))
 
 
 @contextmanager
-def write_ends(state: State, seats: Iterable[Seat]) -> Iterator[None]:
+def hold_end_locks(state: State, seats: Iterable[Seat]) -> Iterator[None]:
     """Hold the right to record how the servers of these seats end.
 
     Meanwhile no other process records such an end as unseen. The locks end with the process.
@@ -119,19 +121,19 @@ def write_ends(state: State, seats: Iterable[Seat]) -> Iterator[None]:
         for seat in seats:
             wait_s = max(0.0, min(LOOK_S, give_up_at - time.monotonic()))
             with suppress(BusyError):  # another process is ending it too; its lock serves both
-                locks.enter_context(state.exclusive(_end_lock(seat), "course down", wait_s=wait_s))
+                locks.enter_context(state.hold_lab(_end_lock(seat), "course down", wait_s=wait_s))
         yield
 
 
 def _find_ends_in_progress(
-    folder: CourseFolder, course: Ground, seats: Iterable[Seat], servers: Iterable[Server]
+    folder: CourseFolder, course: LabContext, seats: Iterable[Seat], servers: Iterable[Server]
 ) -> frozenset[str]:
     """Return the vanished servers whose end another process is about to record."""
     by_name = {seat.name: seat for seat in seats}
     listed_ids = {server.id for server in servers if server.state not in accounts.ENDED}
     vanished = {
         server_id: by_name[server.seat]
-        for server_id, server in open_servers(folder.ledger.entries(), course).items()
+        for server_id, server in list_open_servers(folder.ledger.list_entries(), course).items()
         if server_id not in listed_ids and server.seat in by_name
     }
     return frozenset(
@@ -141,7 +143,7 @@ def _find_ends_in_progress(
 
 def _is_ending(state: State, seat: Seat) -> bool:
     try:
-        with state.exclusive(_end_lock(seat), "metering", wait_s=0.0):
+        with state.hold_lab(_end_lock(seat), "metering", wait_s=0.0):
             return False
     except BusyError:
         return True
@@ -151,33 +153,37 @@ def _end_lock(seat: Seat) -> str:
     return f"{seat.lab_id}-end"
 
 
-def open_servers(entries: Iterable[Entry], course: Ground) -> dict[str, Known]:
+def list_open_servers(
+    entries: Iterable[CourseLedgerEntry], course: LabContext
+) -> dict[str, LedgerServer]:
     """Return the servers at the course's provider without an end in the ledger, by id."""
     own = ("", course.provider.name)
     return {
         server_id: server
-        for server_id, server in known(entries).items()
+        for server_id, server in read_servers(entries).items()
         if not server.ended and server.provider in own
     }
 
 
-def require_same_account(course: Ground, servers: dict[str, Known], lab_ids: set[str]) -> None:
+def require_same_account(
+    course: LabContext, servers: dict[str, LedgerServer], lab_ids: set[str]
+) -> None:
     """Raise PolicyError if one of these servers, or of the recorded ones, is in another account."""
     command = "labctl course status --refresh"
     accounts.require_same_account(
         course,
-        [server for server in course.state.servers() if server.lab_id in lab_ids],
-        [attempt for attempt in course.state.open_attempts() if attempt.lab_id in lab_ids],
+        [server for server in course.state.list_servers() if server.lab_id in lab_ids],
+        [attempt for attempt in course.state.list_open_attempts() if attempt.lab_id in lab_ids],
         command=command,
     )
     for server_id, server in servers.items():
         if accounts.is_elsewhere(course, server.account):
             subject = f"the server {server_id} of {server.seat}"
-            raise accounts.refusal(course, server.account, subject, server.price, command)
+            raise accounts.make_refusal(course, server.account, subject, server.price, command)
 
 
 def _find_confirmed(
-    course: Ground, servers: dict[str, Known], listed_ids: set[str]
+    course: LabContext, servers: dict[str, LedgerServer], listed_ids: set[str]
 ) -> frozenset[str]:
     """Return the missing servers without an account that the provider confirms as ended."""
     doubtful = [
@@ -194,11 +200,13 @@ def _find_confirmed(
     )
 
 
-def lines(entries: Iterable[Entry], seats: Iterable[Seat], look: Look) -> list[Draft]:
+def draft_lines(
+    entries: Iterable[CourseLedgerEntry], seats: Iterable[Seat], look: ServerSnapshot
+) -> list[CourseLedgerDraft]:
     """Return the lines that a snapshot adds to the ledger; pure."""
     names = {seat.lab_id: seat.name for seat in seats}
-    servers = known(entries)
-    drafts: list[Draft] = []
+    servers = read_servers(entries)
+    drafts: list[CourseLedgerDraft] = []
     listed_ids = set()
     for server in look.servers:
         seat = names.get(server.lab_id)
@@ -209,7 +217,7 @@ def lines(entries: Iterable[Entry], seats: Iterable[Seat], look: Look) -> list[D
         if before is None or before.ended:
             drafts.append(up_line(seat, server))
             price = server.offer.price_usd_per_hour
-            before = Known(
+            before = LedgerServer(
                 seat, server.created_at, server.created_at, price, account=server.account
             )
         # An earlier version recorded no account.
@@ -237,21 +245,21 @@ def lines(entries: Iterable[Entry], seats: Iterable[Seat], look: Look) -> list[D
         why = f"{UNSEEN}: its hours count until that was noticed"
         reason = look.endings.get(server_id)
         detail = {"server_id": server_id, **({"reason": reason} if reason else {})}
-        drafts.append(Draft(kind="down", seat=before.seat, why=why, detail=detail))
+        drafts.append(CourseLedgerDraft(kind="down", seat=before.seat, why=why, detail=detail))
     return drafts
 
 
-def _is_unknown(server_id: str, before: Known, look: Look) -> bool:
+def _is_unknown(server_id: str, before: LedgerServer, look: ServerSnapshot) -> bool:
     """Tell whether a missing server may be in another account than the one that answered."""
     if not look.account or before.account == look.account or server_id in look.confirmed:
         return False
     return bool(before.account or before.price)
 
 
-def up_line(seat: str, server: Server, by: str = "") -> Draft:
+def up_line(seat: str, server: Server, by: str = "") -> CourseLedgerDraft:
     """Return the ledger line of a server's start, from its tags."""
     offer = server.offer
-    return Draft(
+    return CourseLedgerDraft(
         kind="up",
         seat=seat,
         by=by,
@@ -267,9 +275,9 @@ def up_line(seat: str, server: Server, by: str = "") -> Draft:
     )
 
 
-def known(entries: Iterable[Entry]) -> dict[str, Known]:
+def read_servers(entries: Iterable[CourseLedgerEntry]) -> dict[str, LedgerServer]:
     """Return every server that the ledger mentions, by id."""
-    servers: dict[str, Known] = {}
+    servers: dict[str, LedgerServer] = {}
     for entry in entries:
         detail = entry.detail
         server_id = str(detail.get("server_id", ""))
@@ -281,7 +289,7 @@ def known(entries: Iterable[Entry]) -> dict[str, Known]:
             until = max(since, before.until if before else since)
             price = float(detail.get("usd_per_hour", 0.0))
             idle_s = before.idle_s if before else 0.0
-            servers[server_id] = Known(
+            servers[server_id] = LedgerServer(
                 entry.seat,
                 since,
                 until,
@@ -300,7 +308,7 @@ def known(entries: Iterable[Entry]) -> dict[str, Known]:
     return servers
 
 
-def ended(
+def record_ends(
     folder: CourseFolder,
     servers: Iterable[tuple[Seat, Server]],
     by: str,
@@ -312,11 +320,11 @@ def ended(
     `saved` says where their results are: HOME, DISK or "".
     """
     now = time.time()
-    before = known(folder.ledger.entries())
-    drafts: list[Draft] = []
+    before = read_servers(folder.ledger.list_entries())
+    drafts: list[CourseLedgerDraft] = []
     for seat, server in servers:
         price = server.offer.price_usd_per_hour
-        record = before.get(server.id) or Known(
+        record = before.get(server.id) or LedgerServer(
             seat.name, server.created_at, server.created_at, price
         )
         if record.ended:
@@ -326,13 +334,13 @@ def ended(
         if now > record.until and server.state != "stopped":
             drafts.append(_cost_line(server.id, record, now, 0.0))
         detail = {"server_id": server.id, **({"saved": saved} if saved else {})}
-        drafts.append(Draft(kind="down", seat=seat.name, by=by, why=why, detail=detail))
+        drafts.append(CourseLedgerDraft(kind="down", seat=seat.name, by=by, why=why, detail=detail))
     folder.ledger.append_all(drafts)
 
 
 def _cost_line(
-    server_id: str, before: Known, until: float, idle_total_s: float, account: str = ""
-) -> Draft:
+    server_id: str, before: LedgerServer, until: float, idle_total_s: float, account: str = ""
+) -> CourseLedgerDraft:
     span_s = until - before.until
     detail = {
         "server_id": server_id,
@@ -342,33 +350,33 @@ def _cost_line(
         "idle_s": min(span_s, max(0.0, idle_total_s - before.idle_s)),
         **({"account": account} if account else {}),
     }
-    return Draft(kind="cost", seat=before.seat, detail=detail)
+    return CourseLedgerDraft(kind="cost", seat=before.seat, detail=detail)
 
 
 def _read_endings(
-    course: Ground, entries: Iterable[Entry], servers: Iterable[Server]
+    course: LabContext, entries: Iterable[CourseLedgerEntry], servers: Iterable[Server]
 ) -> dict[str, str]:
     """Return why watchdogs were ending the servers that have vanished, by id."""
     listed_ids = {server.id for server in servers}
     vanished = [
         server_id
-        for server_id, server in known(entries).items()
+        for server_id, server in read_servers(entries).items()
         if not server.ended and server_id not in listed_ids
     ]
     reasons = {}
     for server_id in vanished:
-        reports = course.state.events(server_id=server_id, kind="watch", limit=1)
+        reports = course.state.list_events(server_id=server_id, kind="watch", limit=1)
         limit = reports[0].detail.get("watch", {}).get("ending") if reports else ""
         if limit in WATCHDOG_WORDS:
             reasons[server_id] = WATCHDOG_WORDS[limit]
     return reasons
 
 
-def _read_idle_s(course: Ground, servers: Iterable[Server]) -> dict[str, float]:
+def _read_idle_s(course: LabContext, servers: Iterable[Server]) -> dict[str, float]:
     """Return each server's idle seconds since it was created, as its watchdog last reported."""
     idle_s = {}
     for server in servers:
-        reports = course.state.events(server_id=server.id, kind="watch", limit=1)
+        reports = course.state.list_events(server_id=server.id, kind="watch", limit=1)
         if reports:
             idle_s[server.id] = float(reports[0].detail.get("watch", {}).get("idle_total_s") or 0.0)
     return idle_s

@@ -10,15 +10,15 @@ import msgspec
 from labctl.config import CourseConfig
 from labctl.config.identity import write_private
 from labctl.config.scalars import duration_text
-from labctl.courses.metering import known
+from labctl.courses.metering import read_servers
 from labctl.courses.records import plan_changes, term
-from labctl.courses.records.cost_report import CourseCosts, course_costs
+from labctl.courses.records.cost_report import CourseCosts, compute_course_costs
 from labctl.courses.records.folder import Seat
 from labctl.courses.records.plan_changes import KeyChange, Planned
 from labctl.courses.servers import ENDED, Staff
 from labctl.errors import LabError
 from labctl.model import Offer, Value
-from labctl.providers import Quotas, Room
+from labctl.providers import QuotaRoom, QuotaSource
 
 PLAN_FILE = "plan.json"
 HOUR_S, WEEK_S = 3600.0, 7 * 86_400.0
@@ -31,13 +31,13 @@ class QuotaNeed(Value, frozen=True):
     """
 
     market: str
-    room: Room
+    room: QuotaRoom
     servers: int
     enough: bool
     request: str = ""
 
 
-class Plan(Value, frozen=True):
+class CoursePlan(Value, frozen=True):
     """What a course will create and cost. Dollars are None if they are unknown.
 
     `servers` is the number of servers up at once. `once_at_most_usd` is the cost of every seat's
@@ -70,22 +70,24 @@ class Plan(Value, frozen=True):
     problem_next: str = ""
 
 
-def plan(staff: Staff, *, offline: bool = False, now: float | None = None) -> Plan:
+def compute_plan(staff: Staff, *, offline: bool = False, now: float | None = None) -> CoursePlan:
     """Compute the plan. Nothing is created or changed; `offline` sends no request.
 
     `problem` says if the provider does not answer, or has nothing that fits.
     """
     folder, at = staff.folder, time.time() if now is None else now
-    config, seats = folder.config, folder.seats()
-    before = load(staff)
+    config, seats = folder.config, folder.list_seats()
+    before = load_planned(staff)
     names = [seat.name for seat in seats]
     running = _running_seats(staff)
-    costs = course_costs(config, folder.students(active_only=False), folder.ledger.entries(), at)
+    costs = compute_course_costs(
+        config, folder.list_students(active_only=False), folder.ledger.list_entries(), at
+    )
     shared = config.shared.accounts_per_server if config.shared else 0
-    unpriced = Plan(
+    unpriced = CoursePlan(
         course=config.name,
         first=before is None,
-        changes=tuple(plan_changes.changes(before.keys if before else {}, _read_keys(config))),
+        changes=tuple(plan_changes.list_changes(before.keys if before else {}, _read_keys(config))),
         seats=len(seats),
         students=sum(len(seat.students) for seat in seats),
         new_seats=tuple(name for name in names if before and name not in before.seats),
@@ -96,7 +98,7 @@ def plan(staff: Staff, *, offline: bool = False, now: float | None = None) -> Pl
         servers=-(-len(seats) // shared) if shared else len(seats),
         accounts_per_server=shared,
         limits=plan_changes.limits_text(config),
-        cautions=(*_warn_former_servers(staff), *plan_changes.cautions(config, at)),
+        cautions=(*_warn_former_servers(staff), *plan_changes.list_cautions(config, at)),
         costs=costs,
         class_hours_per_week=_weekly_hours(config, at),
     )
@@ -109,7 +111,7 @@ def plan(staff: Staff, *, offline: bool = False, now: float | None = None) -> Pl
         return msgspec.structs.replace(unpriced, problem=problem, problem_next=error.hint)
 
 
-def load(staff: Staff) -> Planned | None:
+def load_planned(staff: Staff) -> Planned | None:
     """Return the plan that was shown last, or None if it is missing or unreadable."""
     try:
         data = (staff.folder.private / PLAN_FILE).read_bytes()
@@ -118,20 +120,20 @@ def load(staff: Staff) -> Planned | None:
         return None
 
 
-def remember(staff: Staff, now: float | None = None) -> None:
+def store_planned(staff: Staff, now: float | None = None) -> None:
     """Store course.yaml's keys and the seats as the last plan that was shown."""
     folder = staff.folder
     planned = Planned(
         at=time.time() if now is None else now,
         by=staff.by,
         keys=_read_keys(folder.config),
-        seats=tuple(seat.name for seat in folder.seats()),
+        seats=tuple(seat.name for seat in folder.list_seats()),
     )
     write_private(folder.private / PLAN_FILE, msgspec.json.encode(planned) + b"\n")
 
 
 def _read_keys(config: CourseConfig) -> dict[str, str]:
-    return plan_changes.keys_of(config.path.read_bytes())
+    return plan_changes.read_keys(config.path.read_bytes())
 
 
 def _running_seats(staff: Staff) -> set[str]:
@@ -139,8 +141,8 @@ def _running_seats(staff: Staff) -> set[str]:
     folder = staff.folder
     current = staff.course(plain=True).provider.name
     seats = {seat for seat, provider in _list_running(staff) if provider in ("", current)}
-    by_lab = {seat.lab_id: seat.name for seat in folder.seats(active_only=False, former=True)}
-    for server in staff.state.servers():
+    by_lab = {seat.lab_id: seat.name for seat in folder.list_seats(active_only=False, former=True)}
+    for server in staff.state.list_servers():
         if server.lab_id in by_lab and server.provider == current and server.state not in ENDED:
             seats.add(by_lab[server.lab_id])
     return seats
@@ -148,7 +150,7 @@ def _running_seats(staff: Staff) -> set[str]:
 
 def _list_running(staff: Staff) -> list[tuple[str, str]]:
     """Return (seat, provider) of each seat's server without an end in the ledger."""
-    servers = known(staff.folder.ledger.entries()).values()
+    servers = read_servers(staff.folder.ledger.list_entries()).values()
     return [
         (server.seat, server.provider)
         for server in servers
@@ -175,11 +177,11 @@ def _weekly_hours(config: CourseConfig, now: float) -> float:
     since = now
     if config.term is not None:
         zone = config.hours[0].zone if config.hours else "UTC"
-        since = max(now, term.begins_at(config.term, zone))
+        since = max(now, term.term_start(config.term, zone))
     return term.class_hours(config.hours, None, since, since + WEEK_S)
 
 
-def _add_prices(staff: Staff, plan: Plan, seats: Sequence[Seat], now: float) -> Plan:
+def _add_prices(staff: Staff, plan: CoursePlan, seats: Sequence[Seat], now: float) -> CoursePlan:
     """Return the plan with the provider's present offers and quotas, and the costs they imply."""
     config = staff.folder.config
     course = staff.course(plain=True)  # whole servers, even if seats are accounts on them
@@ -209,7 +211,7 @@ def _add_prices(staff: Staff, plan: Plan, seats: Sequence[Seat], now: float) -> 
     weekly = plan.class_hours_per_week * plan.servers * price if config.hours else None
     term_usd = None
     if config.hours and config.term:
-        until = term.ends_at(config.term, config.hours[0].zone)
+        until = term.term_end(config.term, config.hours[0].zone)
         hours = term.class_hours(config.hours, config.term, now, until) if until > now else 0.0
         term_usd = hours * plan.servers * price
     return msgspec.structs.replace(
@@ -227,12 +229,12 @@ def _compare_quotas(
     provider: object, config: CourseConfig, offers: Sequence[Offer], servers: int
 ) -> list[QuotaNeed]:
     """Compare the quota of each market, spot or on demand, with its best offer's need."""
-    if not isinstance(provider, Quotas):
+    if not isinstance(provider, QuotaSource):
         return []
     best = {offer.spot: offer for offer in reversed(offers)}
     needs = []
     for spot, offer in sorted(best.items(), reverse=True):
-        room = provider.room(offer)
+        room = provider.compute_room(offer)
         enough = room.most is not None and room.most >= servers
         needs.append(
             QuotaNeed(
@@ -246,7 +248,7 @@ def _compare_quotas(
     return needs
 
 
-def request_text(config: CourseConfig, offer: Offer, room: Room, servers: int) -> str:
+def request_text(config: CourseConfig, offer: Offer, room: QuotaRoom, servers: int) -> str:
     """Return the text of a quota request, to send weeks ahead. It contains no names."""
     units = f"{servers * room.each:g} {room.units}".strip()
     code = f" ({room.code})" if room.code else ""

@@ -10,24 +10,24 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from labctl.courses.broadcast import ask_all
-from labctl.courses.context import own_ground
+from labctl.courses.broadcast import run_on_seats
+from labctl.courses.context import build_own_context
 from labctl.courses.image_check import NAME as IMAGE
 from labctl.courses.image_check import check_image, judge_name, load_image
 from labctl.courses.keeper_check import check_keeper
-from labctl.courses.key_check import not_let_in
-from labctl.courses.keys import DEFAULT_FILE, Keys
+from labctl.courses.key_check import find_rejected_students
+from labctl.courses.keys import DEFAULT_FILE, AuthorizedKeys
 from labctl.courses.records.folder import Seat
-from labctl.courses.seat_operations import no_deadline
+from labctl.courses.seat_operations import explain_missing_deadline
 from labctl.courses.seat_reporter import SeatReporter
-from labctl.courses.servers import ENDED, LOSS, LOSS_NEXT, Staff, agreed
+from labctl.courses.servers import ENDED, LOSS, LOSS_NEXT, Staff, require_price_consent
 from labctl.errors import LabError, NoOfferError
 from labctl.lifecycle import up as server_up
 from labctl.model import GIB, Check, Offer, Server
-from labctl.providers import Quotas
+from labctl.providers import QuotaSource
 from labctl.servers import adoption, attempts, end_server, guard, reachability
-from labctl.servers.context import Ground
-from labctl.servers.fan_out import Answer, door
+from labctl.servers.context import LabContext
+from labctl.servers.fan_out import ServerResult, first_hop
 
 LEAST_FREE_BYTES = 5 * GIB
 NAMED = 5
@@ -37,7 +37,7 @@ _STATE_SCRIPT = (
 )
 
 
-def check(
+def check_course(
     staff: Staff,
     seats: Sequence[Seat],
     *,
@@ -56,7 +56,7 @@ def check(
     checks = _check_provider(course, staff.course(plain=True))
     checks += _check_class(staff, course, seats, listed)
     checks += _check_saving(staff)
-    keys = Keys(staff.folder, keys_file)
+    keys = AuthorizedKeys(staff.folder, keys_file)
     checks += _check_keys(staff, seats, keys)
     checks += check_keeper(staff, keys)
     up = _recorded_servers(staff, seats, listed)
@@ -72,20 +72,20 @@ def _failed_check(name: str, error: LabError) -> Check:
     return Check(name=name, ok=False, detail=message, next=error.hint)
 
 
-def _check_provider(course: Ground, plain: Ground) -> list[Check]:
+def _check_provider(course: LabContext, plain: LabContext) -> list[Check]:
     """Run the provider's own checks, without its quota check: `_check_room` has the class's."""
     checks = course.provider.check(course.config.server.need)
-    quotas = isinstance(plain.provider, Quotas)
+    quotas = isinstance(plain.provider, QuotaSource)
     return [check for check in checks if not (quotas and check.name.startswith("quota"))]
 
 
 def _check_class(
-    staff: Staff, course: Ground, seats: Sequence[Seat], listed: Sequence[Server]
+    staff: Staff, course: LabContext, seats: Sequence[Seat], listed: Sequence[Server]
 ) -> list[Check]:
     """Check offers, prices and quotas for all seats that have no server yet."""
     lab_ids = {server.lab_id for server in listed if server.state not in ENDED}
     missing = [seat for seat in seats if seat.lab_id not in lab_ids]
-    up = [seat for seat in staff.folder.seats(active_only=False) if seat.lab_id in lab_ids]
+    up = [seat for seat in staff.folder.list_seats(active_only=False) if seat.lab_id in lab_ids]
     if not missing:
         return [Check(name="servers", ok=True, detail=f"all {len(seats)} seats have one")]
     need = course.config.server.need
@@ -110,12 +110,12 @@ def _check_class(
     ]
 
 
-def _check_deadline(staff: Staff, course: Ground, offer: Offer) -> list[Check]:
+def _check_deadline(staff: Staff, course: LabContext, offer: Offer) -> list[Check]:
     """Check that the provider ends servers: students are root there and could stop the rest."""
     config = staff.folder.config
     if config.keeper is None or config.shared is not None or not offer.price_usd_per_hour:
         return []
-    lack = no_deadline(course.provider)
+    lack = explain_missing_deadline(course.provider)
     good = f"{course.provider.name} ends each server by itself at its deadline"
     fix = "set that up, or use accounts on shared servers: `shared:` in course.yaml"
     bad = f"the keeper will not give students a server: {lack}"
@@ -136,7 +136,7 @@ def _check_saving(staff: Staff) -> list[Check]:
     return [Check(name="saving results", ok=False, detail=LOSS, next=LOSS_NEXT)]
 
 
-def _check_price(course: Ground, offer: Offer, count: int) -> Check:
+def _check_price(course: LabContext, offer: Offer, count: int) -> Check:
     need, price = course.config.server.need, offer.price_usd_per_hour
     detail = f"{count} x {offer.type} at {price:.2f}: {count * price:.2f} dollars an hour"
     if offer.spot and offer.week_high_usd_per_hour:
@@ -157,10 +157,10 @@ def _check_room(staff: Staff, offer: Offer, count: int) -> list[Check]:
     provider = staff.course(
         plain=True
     ).provider  # whole servers, even if seats are accounts on them
-    if not isinstance(provider, Quotas):
+    if not isinstance(provider, QuotaSource):
         return []
     try:
-        room = provider.room(offer)
+        room = provider.compute_room(offer)
     except LabError as error:
         return [_failed_check("quota", error)]
     if room.most is None:
@@ -172,13 +172,13 @@ def _check_room(staff: Staff, offer: Offer, count: int) -> list[Check]:
     return [Check(name="quota", ok=ok, detail=detail, next="" if ok else room.next)]
 
 
-def _check_keys(staff: Staff, seats: Sequence[Seat], keys: Keys) -> list[Check]:
+def _check_keys(staff: Staff, seats: Sequence[Seat], keys: AuthorizedKeys) -> list[Check]:
     """Check who has joined, and on the keeper's machine that its sshd accepts each key."""
     if staff.folder.config.keeper is None:
         return []
-    local = set(keys.students())
+    local = set(keys.list_students())
     # Only the keeper's machine has the keys: elsewhere the ledger has to do.
-    joined = local or {entry.student for entry in staff.folder.ledger.entries(kind="joined")}
+    joined = local or {entry.student for entry in staff.folder.ledger.list_entries(kind="joined")}
     everybody = [student for seat in seats for student in seat.students]
     missing = [student for student in everybody if student not in joined]
     detail = f"{len(everybody) - len(missing)} of {len(everybody)} students have joined"
@@ -196,12 +196,14 @@ def _check_keys(staff: Staff, seats: Sequence[Seat], keys: Keys) -> list[Check]:
     ]
 
 
-def _check_sshd(staff: Staff, keys: Keys, students: Sequence[str]) -> list[Check]:
+def _check_sshd(staff: Staff, keys: AuthorizedKeys, students: Sequence[str]) -> list[Check]:
     """Try each student's key at the keeper's own sshd."""
     if not students:
         return []
     try:
-        refused = [student for student in not_let_in(staff.folder, keys) if student in students]
+        refused = [
+            student for student in find_rejected_students(staff.folder, keys) if student in students
+        ]
     except LabError as error:
         return [_failed_check("keeper's sshd", error)]
     detail = f"it accepts {len(students) - len(refused)} of {len(students)} keys"
@@ -218,7 +220,7 @@ def _recorded_servers(
 ) -> list[tuple[Seat, Server]]:
     """Return the seats' servers that are on record here and that the provider shows."""
     recorded = {
-        server.lab_id: server for server in staff.state.servers() if server.state not in ENDED
+        server.lab_id: server for server in staff.state.list_servers() if server.state not in ENDED
     }
     listed_ids = {server.id for server in listed}
     return [
@@ -232,11 +234,11 @@ def _check_servers(staff: Staff, pairs: Sequence[tuple[Seat, Server]]) -> list[C
     """Log in to each of these servers, and check what the login finds."""
     if not pairs:
         return []
-    answers = ask_all(staff, pairs, _STATE_SCRIPT)
+    answers = run_on_seats(staff, pairs, _STATE_SCRIPT)
     return [_check_logins(answers), *_check_disks(staff, answers), *_check_startups(pairs, answers)]
 
 
-def _check_logins(answers: Sequence[Answer]) -> Check:
+def _check_logins(answers: Sequence[ServerResult]) -> Check:
     lost = [answer for answer in answers if answer.code is None]
     detail = f"{len(answers) - len(lost)} of {len(answers)} servers accept a login"
     if lost:
@@ -245,7 +247,7 @@ def _check_logins(answers: Sequence[Answer]) -> Check:
     return Check(name="logins", ok=not lost, detail=detail, next=again if lost else "")
 
 
-def _check_disks(staff: Staff, answers: Sequence[Answer]) -> list[Check]:
+def _check_disks(staff: Staff, answers: Sequence[ServerResult]) -> list[Check]:
     free = {
         answer.alias: int(kib) * 1024 for answer in answers if (kib := _word(answer, "free_kb"))
     }
@@ -259,11 +261,13 @@ def _check_disks(staff: Staff, answers: Sequence[Answer]) -> list[Check]:
     return [Check(name="disks", ok=not short, detail=detail, next=ask if short else "")]
 
 
-def _check_startups(pairs: Sequence[tuple[Seat, Server]], answers: Sequence[Answer]) -> list[Check]:
+def _check_startups(
+    pairs: Sequence[tuple[Seat, Server]], answers: Sequence[ServerResult]
+) -> list[Check]:
     """Check that one sshd accepts all of its seats' logins at once."""
     doors: dict[str, list[str]] = {}
     for (_, server), answer in zip(pairs, answers, strict=True):
-        doors.setdefault(door(server.endpoint), []).append(_word(answer, "maxstartups"))
+        doors.setdefault(first_hop(server.endpoint), []).append(_word(answer, "maxstartups"))
     checks = []
     for name, limits in doors.items():
         limit = next(filter(None, limits), "")
@@ -286,7 +290,7 @@ def _check_startups(pairs: Sequence[tuple[Seat, Server]], answers: Sequence[Answ
     return checks
 
 
-def _word(answer: Answer, key: str) -> str:
+def _word(answer: ServerResult, key: str) -> str:
     for line in answer.stdout.splitlines():
         name, _, value = line.partition(" ")
         if name.lower() == key and value:
@@ -294,12 +298,12 @@ def _word(answer: Answer, key: str) -> str:
     return ""
 
 
-def _check_boot(staff: Staff, course: Ground) -> list[Check]:
+def _check_boot(staff: Staff, course: LabContext) -> list[Check]:
     """Create one server like a student's, measure how long each step takes, and end it."""
-    ground = own_ground(staff.folder, course, "check")
-    need = agreed(course, [ground]) or ground.config.server.need
+    ground = build_own_context(staff.folder, course, "check")
+    need = require_price_consent(course, [ground]) or ground.config.server.need
     reporter = SeatReporter(ground.config.name, staff.reporter, agreed=True)
-    ground = ground.beside(ground.config, ground.lab_id, reporter=reporter)
+    ground = ground.make_sibling(ground.config, ground.lab_id, reporter=reporter)
     started_at = time.monotonic()
     times: list[str] = []
     images: list[Check] = []
@@ -309,7 +313,7 @@ def _check_boot(staff: Staff, course: Ground) -> list[Check]:
 
     try:
         try:
-            server = adoption.adopt(ground) or attempts.make(
+            server = adoption.adopt(ground) or attempts.create_server(
                 ground, need or ground.config.server.need
             )
             reachability.reach(ground, server)
@@ -327,8 +331,8 @@ def _check_boot(staff: Staff, course: Ground) -> list[Check]:
     return [*images, _check_prewarm(staff, total_s, ", ".join(times))]
 
 
-def _end_test_server(ground: Ground) -> None:
-    server = ground.state.server_of_lab(ground.lab_id)
+def _end_test_server(ground: LabContext) -> None:
+    server = ground.state.get_lab_server(ground.lab_id)
     if server is not None:
         end_server.end(ground, [server])
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from labctl.config.identity import write_private
 from labctl.courses.allowances import apply_extensions
-from labctl.courses.invitation import VALID_S, Invitation, invite, keeper_place
-from labctl.courses.keys import Keys
+from labctl.courses.invitation import VALID_S, Invitation, invite, keeper_address
+from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.records.folder import CourseFolder
 from labctl.errors import ConnectError, NotFoundError
 from labctl.model import Endpoint
@@ -16,7 +16,7 @@ from labctl.submissions.assignment import SSH_PLACE, Assignment, assignment_text
 from labctl.submissions.receiver import Receiver
 
 
-def publish(folder: CourseFolder, host_key: str) -> list[str]:
+def publish_assignments(folder: CourseFolder, host_key: str) -> list[str]:
     """Publish every assignment of course.yaml to the receiver; return the names that changed.
 
     Submissions go to the keeper, whose host key is part of the assignment. Extensions apply at
@@ -24,7 +24,7 @@ def publish(folder: CourseFolder, host_key: str) -> list[str]:
     """
     receiver = Receiver(folder.drop)
     public = receiver.init()
-    keeper, changed = keeper_place(folder), []
+    keeper, changed = keeper_address(folder), []
     for name, rules in folder.config.assignments.items():
         published = Assignment(
             assignment=name,
@@ -50,7 +50,7 @@ def invite_all(
     folder: CourseFolder,
     students: Iterable[str],
     into: Path,
-    keys: Keys,
+    keys: AuthorizedKeys,
     *,
     host_key: str = "",
     valid_s: int = VALID_S,
@@ -59,18 +59,18 @@ def invite_all(
 
     `host_key` is the keeper's. Without it the known one is used, or what its sshd shows from here.
     """
-    chosen = [folder.student(student).id for student in students]
+    chosen = [folder.find_student(student).id for student in students]
     pinned = host_key or _read_host_key(folder)
-    remember_host_key(folder, pinned)
-    publish(folder, pinned)
+    store_host_key(folder, pinned)
+    publish_assignments(folder, pinned)
     return [invite(folder, student, into, keys, pinned, valid_s) for student in chosen]
 
 
 def _read_host_key(folder: CourseFolder) -> str:
     try:
-        return known_host_key(folder)
+        return read_host_key(folder)
     except NotFoundError:
-        place = SSH_PLACE.fullmatch(keeper_place(folder))
+        place = SSH_PLACE.fullmatch(keeper_address(folder))
     assert place is not None
     from labctl.transports.fabric_login import fetch_host_key
 
@@ -83,7 +83,7 @@ def _read_host_key(folder: CourseFolder) -> str:
         raise
 
 
-def known_host_key(folder: CourseFolder) -> str:
+def read_host_key(folder: CourseFolder) -> str:
     """Return the keeper's stored host key; NotFoundError if none was stored."""
     try:
         return (folder.private / "keeper" / "host-key").read_text().strip()
@@ -95,7 +95,7 @@ def known_host_key(folder: CourseFolder) -> str:
         ) from None
 
 
-def remember_host_key(folder: CourseFolder, host_key: str) -> None:
+def store_host_key(folder: CourseFolder, host_key: str) -> None:
     """Store the keeper's host key, without its comment."""
     words = host_key.split()[:2]
     write_private(folder.private / "keeper" / "host-key", (" ".join(words) + "\n").encode())

@@ -7,31 +7,31 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from labctl.config.identity import write_private
-from labctl.courses.assignment_seats import assignment_seats, choose_seats
-from labctl.courses.collect import rules_of
-from labctl.courses.grade_store import Shelf, owners
-from labctl.courses.grades import current_grades, keep_released
-from labctl.courses.grading.feedback import page
-from labctl.courses.grading.record import FEEDBACK, RESULTS, Record, results_of
+from labctl.courses.assignment_seats import choose_seats, list_assignment_seats
+from labctl.courses.collect import find_rules
+from labctl.courses.grade_store import GradeStore, list_owners
+from labctl.courses.grades import list_current_grades, record_released_scores
+from labctl.courses.grading.feedback import render_page
+from labctl.courses.grading.record import FEEDBACK, RESULTS, GradeRecord, build_results
 from labctl.courses.grading.results import parse_results, without_lateness_note
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import Grade
-from labctl.courses.records.ledger import Draft, Entry
+from labctl.courses.records.ledger import CourseLedgerDraft, CourseLedgerEntry
 from labctl.courses.records.released_grades import (
     as_released,
     change_text,
-    released_line,
-    released_lines,
+    draft_released_line,
+    list_released_lines,
 )
 from labctl.courses.records.student import Student
 from labctl.errors import LabError, NotFoundError, PolicyError
-from labctl.events import Decision, Reporter, Silent
+from labctl.events import Question, Reporter, SilentReporter
 from labctl.model import Value
 from labctl.submissions.feedback import Feedback
 from labctl.submissions.receiver import Receiver
 
 
-class Released(Value, frozen=True):
+class ReleaseResult(Value, frozen=True):
     """The result of a release: `students` can read their feedback now.
 
     `waiting` seats have no grade to release. `changes` lists grades that were released before with
@@ -44,25 +44,25 @@ class Released(Value, frozen=True):
     changes: tuple[str, ...] = ()
 
 
-def release(
+def release_grades(
     folder: CourseFolder,
     name: str,
     seats: Sequence[Seat] = (),
     *,
     by: str = "",
     reporter: Reporter | None = None,
-) -> Released:
+) -> ReleaseResult:
     """Write `feedback.html` for each grade, make it available to students, and update the ledger.
 
     Seats whose grading failed are left out. Repeating it updates the feedback. If a released score
     would change, `reporter` asks for consent first: PolicyError without it, and nothing is
     released. NotFoundError if nothing is graded yet.
     """
-    rules_of(folder, name)
-    keep_released(folder, name, by)
-    shelf = Shelf(folder, name, by)
-    chosen = choose_seats(assignment_seats(folder, name, by=by), seats)
-    records = {seat.name: shelf.read(seat.name) for seat in chosen}
+    find_rules(folder, name)
+    record_released_scores(folder, name, by)
+    shelf = GradeStore(folder, name, by)
+    chosen = choose_seats(list_assignment_seats(folder, name, by=by), seats)
+    records = {seat.name: shelf.read_record(seat.name) for seat in chosen}
     graded = [
         (seat, record)
         for seat in chosen
@@ -73,19 +73,21 @@ def release(
         raise NotFoundError(
             f"{name} has no graded submission yet", hint=f"labctl course grade {name}"
         )
-    lines = released_lines(folder.ledger.entries(kind="released"), name)
-    grades = current_grades(folder, name, students)
+    lines = list_released_lines(folder.ledger.list_entries(kind="released"), name)
+    grades = list_current_grades(folder, name, students)
     before = {grade.student: as_released(grade, lines.get(grade.student)) for grade in grades}
     changes = [change_text(grade) for grade in before.values() if grade.unreleased is not None]
-    _require_consent(name, changes, reporter or Silent())
+    _require_consent(name, changes, reporter or SilentReporter())
     now = {grade.student: grade for grade in grades}
     for _, record in graded:
         _publish_feedback(shelf, record, now)
-    drafts = [released_line(name, grade, by, before[grade.student].change) for grade in grades]
+    drafts = [
+        draft_released_line(name, grade, by, before[grade.student].change) for grade in grades
+    ]
     folder.ledger.append_all(
         [draft for draft in drafts if _is_change(draft, lines.get(draft.student))]
     )
-    return Released(
+    return ReleaseResult(
         assignment=name,
         students=tuple(dict.fromkeys(student.id for student in students)),
         waiting=tuple(seat.name for seat in chosen if (seat, records[seat.name]) not in graded),
@@ -98,7 +100,7 @@ def _require_consent(name: str, changes: Sequence[str], reporter: Reporter) -> N
         return
     grades = "1 grade" if len(changes) == 1 else f"{len(changes)} grades"
     question = f"change {grades} of {name} that students have already seen?"
-    if not reporter.ask(Decision(question=question, detail="\n".join(changes))):
+    if not reporter.confirm(Question(question=question, detail="\n".join(changes))):
         raise PolicyError(
             "nothing was released",
             why=f"{grades} that students have seen would change",
@@ -106,26 +108,28 @@ def _require_consent(name: str, changes: Sequence[str], reporter: Reporter) -> N
         )
 
 
-def _is_change(draft: Draft, line: Entry | None) -> bool:
+def _is_change(draft: CourseLedgerDraft, line: CourseLedgerEntry | None) -> bool:
     return line is None or line.detail != draft.detail
 
 
-def _publish_feedback(shelf: Shelf, record: Record, grades: Mapping[str, Grade]) -> None:
+def _publish_feedback(shelf: GradeStore, record: GradeRecord, grades: Mapping[str, Grade]) -> None:
     """Give each student of a seat their own feedback, with the corrections for them."""
     receiver = Receiver(shelf.folder.drop)
-    for owner in owners(record):
+    for owner in list_owners(record):
         feedback = _build_feedback(
             shelf, _apply_correction(shelf, owner, record, grades.get(owner))
         )
-        write_private(shelf.place(owner) / FEEDBACK, feedback.page.encode())
-        receiver.give(shelf.name, owner, feedback)
+        write_private(shelf.grade_directory(owner) / FEEDBACK, feedback.page.encode())
+        receiver.release_feedback(shelf.name, owner, feedback)
 
 
-def _apply_correction(shelf: Shelf, owner: str, record: Record, grade: Grade | None) -> Record:
+def _apply_correction(
+    shelf: GradeStore, owner: str, record: GradeRecord, grade: Grade | None
+) -> GradeRecord:
     """Return the record with the corrections in the owner's results.json."""
     if grade is None or not grade.corrected or record.raw is None:
         return record
-    file = shelf.place(owner) / RESULTS
+    file = shelf.grade_directory(owner) / RESULTS
     try:
         corrected = parse_results(file.read_text(errors="replace"), record.points)
     except ValueError as error:
@@ -150,13 +154,13 @@ def _apply_correction(shelf: Shelf, owner: str, record: Record, grade: Grade | N
     )
 
 
-def _build_feedback(shelf: Shelf, record: Record) -> Feedback:
-    results = results_of(record)
+def _build_feedback(shelf: GradeStore, record: GradeRecord) -> Feedback:
+    results = build_results(record)
     return Feedback(
         assignment=record.assignment,
         number=record.number,
         score=record.score or 0.0,
         points=record.points,
         text=results.output,
-        page=page(record, results, shelf.output(record.seat)),
+        page=render_page(record, results, shelf.read_output(record.seat)),
     )

@@ -26,12 +26,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from labctl.courses.claims import Claim, SeatDesk, Work
-from labctl.courses.context import own_seat
-from labctl.courses.keys import CHECKER, checked_key, keeper_dir
+from labctl.courses.claims import SeatClaim, SeatClaims, ServerActions
+from labctl.courses.context import build_own_seat
+from labctl.courses.keys import CHECKER, keeper_dir, parse_key
 from labctl.courses.metering import UNSEEN
 from labctl.courses.records.folder import CourseFolder, Seat
-from labctl.courses.seat_operations import Money
+from labctl.courses.seat_operations import SeatMoney
 from labctl.errors import NotFoundError, PolicyError, UsageError
 from labctl.errors.replies import as_reply
 from labctl.errors.unexpected import as_lab_error
@@ -64,7 +64,7 @@ _ID = re.compile(r"[0-9a-f]{6,32}")
 _SERVER = re.compile(rf"{PROVIDER}-([0-9a-f]{{8}})-([0-9a-f]{{6,32}})")
 
 
-class SeatsWork(Work, Protocol):
+class SeatActions(ServerActions, Protocol):
     """`Work` with what requests need besides: limits, offers and money."""
 
     def check(self, seat: Seat) -> None:
@@ -73,20 +73,20 @@ class SeatsWork(Work, Protocol):
     def offers(self, seat: Seat) -> list[Offer]:
         """Return the offers for this seat, the best first."""
 
-    def money(self, seat: Seat) -> Money:
+    def money(self, seat: Seat) -> SeatMoney:
         """Return what the seat may spend and has spent."""
 
     def extend(self, seat: Seat, server: Server, span_s: int, by: str) -> None:
         """Give the server more time; PolicyError beyond a limit."""
 
 
-class Desk:
+class RequestHandler:
     """Answers the requests of all students of a course, safe for several threads."""
 
     def __init__(
         self,
         folder: CourseFolder,
-        work: SeatsWork,
+        work: SeatActions,
         *,
         tell: Callable[[str, str], None] = lambda name, text: None,
         now: Callable[[], float] = time.time,
@@ -94,15 +94,15 @@ class Desk:
         self.folder = folder
         self.work = work
         self._tell, self._now = tell, now
-        self._seats: dict[str, SeatDesk] = {}
+        self._seats: dict[str, SeatClaims] = {}
         self._refused: dict[str, float] = {}
         self._guard = threading.Lock()
         self._slots = threading.BoundedSemaphore(AT_ONCE)
 
-    def seat(self, seat: Seat) -> SeatDesk:
+    def find_claims(self, seat: Seat) -> SeatClaims:
         with self._guard:
             if seat.name not in self._seats:
-                self._seats[seat.name] = SeatDesk(
+                self._seats[seat.name] = SeatClaims(
                     seat,
                     self.work,
                     keeper_dir(self.folder) / "seats" / f"{seat.name}.json",
@@ -111,12 +111,14 @@ class Desk:
                 )
             return self._seats[seat.name]
 
-    def seats(self) -> list[SeatDesk]:
+    def list_claims(self) -> list[SeatClaims]:
         """List every seat that is or was claimed."""
         files = (keeper_dir(self.folder) / "seats").glob("[!.]*.json")
         names = {path.stem for path in files}
         listed = [
-            self.seat(seat) for seat in self.folder.seats(active_only=False) if seat.name in names
+            self.find_claims(seat)
+            for seat in self.folder.list_seats(active_only=False)
+            if seat.name in names
         ]
         with self._guard:
             # A team that left the roster may still have a server.
@@ -125,7 +127,7 @@ class Desk:
     def answer(self, student: str, line: bytes) -> dict[str, Any]:
         """Return the reply to one request; errors become replies too."""
         try:
-            request = read(line, student)
+            request = parse_request(line, student)
             seat = self._seat_of(student, request["do"])
             return {"version": 1, **self._dispatch(seat, student, request)}
         except PolicyError as error:
@@ -139,11 +141,11 @@ class Desk:
         if student == CHECKER:
             if do not in CHECKED:
                 raise PolicyError(f"a check must not send the request {do}")
-            return own_seat(self.folder, "check")
-        who = self.folder.student(student)
+            return build_own_seat(self.folder, "check")
+        who = self.folder.find_student(student)
         if not who.active:
             raise PolicyError(f"{student} has left the course", hint="ask your instructor")
-        return self.folder.seat_of(who)
+        return self.folder.find_seat_of(who)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until no server is being created or ended; return False after `timeout_s`."""
@@ -160,25 +162,27 @@ class Desk:
         if do == "create":
             return {"server": self._create(seat, student, request)}
         if do == "servers":
-            desk = self.seat(seat)
-            desk.look()
-            return {"servers": desk.views(student)}
+            desk = self.find_claims(seat)
+            desk.check_server()
+            return {"servers": desk.list_views(student)}
         token = _parse_token(request["id"], seat)
         if do == "find":
             wait_s = min(max(0, request["wait_s"]), LONGEST_WAIT_S)
-            return {"server": self.seat(seat).find(token, student, wait_s) if token else None}
+            return {
+                "server": self.find_claims(seat).find(token, student, wait_s) if token else None
+            }
         if do == "ended":
             return {"ended": self._describe_end(seat) if token else None}
         if do == "terminate":
             if token:
-                self.seat(seat).leave(token, student)
+                self.find_claims(seat).release(token, student)
             return {}
         return self._extend(seat, student, token, request["seconds"])
 
     def _hello(self, seat: Seat, student: str) -> dict[str, Any]:
         config, money = self.folder.config, self.work.money(seat)
         return {
-            **welcome(self.folder, student),
+            **describe_course(self.folder, student),
             "seat": seat.name,
             "seat_id": seat.lab_id,
             "shared": config.shared is not None,
@@ -194,7 +198,7 @@ class Desk:
             msgspec.structs.replace(offer, provider=PROVIDER)
             for offer in self.work.offers(seat)
             if (most is None or offer.price_usd_per_hour <= most)
-            and not (gpu.required and offer.gpu_count < max(1, gpu.count))
+            and not (gpu.is_required and offer.gpu_count < max(1, gpu.count))
             and offer.gpu_memory_bytes >= gpu.min_memory_bytes
         ]
         return sorted(offers, key=lambda offer: offer.price_usd_per_hour)
@@ -205,16 +209,16 @@ class Desk:
             raise UsageError(f"{lab[:60]!a} is not a valid lab name")
         if not _ID.fullmatch(lab_id) or not _ID.fullmatch(token):
             raise UsageError("the ids of a lab and an attempt must be hex digits")
-        key = " ".join(checked_key(request["public_key"]))
+        key = " ".join(parse_key(request["public_key"]))
         offer = _convert(request["offer"], Offer)
-        desk = self.seat(seat)
+        desk = self.find_claims(seat)
         if token not in [claim.token for claim in desk.claims]:
             self._check_term()
             self.work.check(seat)
         offers = self.work.offers(seat)
         chosen = (offer.type, offer.zone)
         same = [other for other in offers if (other.type, other.zone) == chosen]
-        new = Claim(
+        new = SeatClaim(
             token=token,
             student=student,
             lab=lab,
@@ -239,7 +243,7 @@ class Desk:
     def _describe_end(self, seat: Seat) -> dict[str, Any] | None:
         """Return why the seat's last server ended, from the ledger; None if it has one."""
         lines = [
-            entry for entry in self.folder.ledger.entries(seat=seat.name) if entry.kind in LIFE
+            entry for entry in self.folder.ledger.list_entries(seat=seat.name) if entry.kind in LIFE
         ]
         if not lines or lines[-1].kind == "up":
             return None
@@ -249,8 +253,8 @@ class Desk:
         return {"at": last.at, "why": reason, "saved": str(last.detail.get("saved", ""))}
 
     def _extend(self, seat: Seat, student: str, token: str, seconds: int) -> dict[str, Any]:
-        desk = self.seat(seat)
-        server = desk.look()
+        desk = self.find_claims(seat)
+        server = desk.check_server()
         if server is None or token not in [claim.token for claim in desk.claims]:
             raise NotFoundError("you have no server now", hint="labctl up")
         if not 0 < seconds <= MOST_EXTENSION_S:
@@ -280,7 +284,7 @@ class Desk:
         self.folder.ledger.append("refused", student=student, by="keeper", why=error.what[:300])
 
 
-def welcome(folder: CourseFolder, student: str) -> dict[str, Any]:
+def describe_course(folder: CourseFolder, student: str) -> dict[str, Any]:
     """Return the description of the course that a student gets."""
     files = sorted((folder.drop / "assignments").glob("[!.]*.yaml"))
     return {
@@ -292,7 +296,7 @@ def welcome(folder: CourseFolder, student: str) -> dict[str, Any]:
     }
 
 
-def read(line: bytes, student: str) -> dict[str, Any]:
+def parse_request(line: bytes, student: str) -> dict[str, Any]:
     """Parse a request and check its fields; PolicyError if it names another student."""
     try:
         request = json.loads(line)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from labctl.errors import LabError
 from labctl.model import Server
 from labctl.servers import guard
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.state import State
 
 Limit = Literal["budget", "time"]
@@ -27,16 +27,16 @@ def is_near_end(state: State, server: Server, now: float, left_s: float) -> bool
 
     `left_s` is for how long the ledger has money: it decides if the watchdog has been silent since.
     """
-    reports = state.events(server_id=server.id, kind="watch", limit=1)
+    reports = state.list_events(server_id=server.id, kind="watch", limit=1)
     if not reports:
-        armed = state.events(server_id=server.id, kind=guard.EVENT, limit=1)
+        armed = state.list_events(server_id=server.id, kind=guard.EVENT, limit=1)
         return bool(armed) and left_s < NEAR_S
     watch = reports[0].detail.get("watch", {})
     ends_in_s = min(_ends_in_s(watch) - (now - reports[0].at), left_s)
     return bool(_limit_under_way(watch)) or ends_in_s < NEAR_S
 
 
-def await_end(ground: Ground, server: Server) -> Limit | None:
+def await_end(ground: LabContext, server: Server) -> Limit | None:
     """Wait until the watchdog stops the runs; return its limit, or None if the end was postponed.
 
     A watchdog that is silent or was stopped is not waited for beyond the limit.

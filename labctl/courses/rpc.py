@@ -17,9 +17,9 @@ import msgspec
 
 from labctl.config import Paths
 from labctl.courses.invitation import enrol
-from labctl.courses.keys import Keys
+from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.records.folder import CourseFolder
-from labctl.courses.requests import MOST_LINE_BYTES, Desk, welcome
+from labctl.courses.requests import MOST_LINE_BYTES, RequestHandler, describe_course
 from labctl.errors import BusyError, LabError, UsageError
 from labctl.errors.replies import as_reply
 from labctl.keeper.scheduler import hold_alone
@@ -43,7 +43,7 @@ def socket_path(course_id: str) -> Path:
 
 
 @contextlib.contextmanager
-def only_keeper(folder: CourseFolder, places: Paths) -> Iterator[None]:
+def hold_keeper_lock(folder: CourseFolder, places: Paths) -> Iterator[None]:
     """Hold the lock of this course's only keeper; BusyError names the process that has it."""
     lock = places.state_dir / "courses" / folder.id
     already = f"a keeper of {folder.config.name} is already running here"
@@ -64,7 +64,7 @@ def relay(
         wire.connect(str(socket_path(course_id)))
     except OSError:
         wire.close()
-        say(sink, _not_running())
+        send_error(sink, _not_running())
         return
     with wire, wire.makefile("rwb") as keeper:
         keeper.write(msgspec.json.encode(student) + b"\n")
@@ -77,19 +77,19 @@ def relay(
             except OSError:
                 reply = b""
             if not reply:
-                say(sink, _not_running())
+                send_error(sink, _not_running())
                 return
             sink.write(reply)
             sink.flush()
 
 
-def enrolment(
-    folder: CourseFolder, student: str, line: bytes, keys: Keys, now: float
+def answer_enrolment(
+    folder: CourseFolder, student: str, line: bytes, keys: AuthorizedKeys, now: float
 ) -> dict[str, Any]:
     """Reply to the one request of an invitation: {"do": "enrol", "public_key": ...}."""
     try:
         request = msgspec.json.decode(line, type=_EnrolRequest)
-        description = welcome(
+        description = describe_course(
             folder, student
         )  # raises before the key is enrolled if the course is broken
         enrol(folder, student, request.public_key, keys, now)
@@ -100,17 +100,17 @@ def enrolment(
     return {"version": 1, "joined": description}
 
 
-class Door:
+class RpcServer:
     """The keeper's socket. Students' commands connect to it as this user; nobody else can."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: RequestHandler) -> None:
         self.desk = desk
         self.path = socket_path(desk.folder.id)
         self._slots = threading.BoundedSemaphore(AT_ONCE)
         self._listener = socket.socket(socket.AF_UNIX)
         self._closed = threading.Event()
 
-    def __enter__(self) -> Door:
+    def __enter__(self) -> RpcServer:
         """Listen. The caller is the `only_keeper`, so a socket found here is a dead keeper's."""
         self.path.unlink(missing_ok=True)
         self._listener.bind(str(self.path))
@@ -161,7 +161,7 @@ def _not_running() -> LabError:
     )
 
 
-def say(sink: BinaryIO, error: LabError) -> None:
+def send_error(sink: BinaryIO, error: LabError) -> None:
     """Reply with an error, in the form that a student's labctl reads."""
     sink.write(msgspec.json.encode(as_reply(error)) + b"\n")
     sink.flush()

@@ -9,16 +9,16 @@ from __future__ import annotations
 import time
 
 from labctl.courses.assignment_seats import freeze_closed
-from labctl.courses.backup import Backup, course_store
+from labctl.courses.backup import Backup, open_course_store
 from labctl.courses.invitation import withdraw_expired
-from labctl.courses.keys import Keys
-from labctl.courses.publish import known_host_key, publish
-from labctl.courses.requests import Desk
-from labctl.courses.seat_reporter import News
+from labctl.courses.keys import AuthorizedKeys
+from labctl.courses.publish import publish_assignments, read_host_key
+from labctl.courses.requests import RequestHandler
+from labctl.courses.seat_reporter import SeatNews
 from labctl.courses.servers import Staff
-from labctl.courses.tasks import Rounds
+from labctl.courses.tasks import CourseTasks
 from labctl.errors import NotFoundError
-from labctl.events import Decision, Event, Note
+from labctl.events import Event, Note, Question
 from labctl.keeper.scheduler import Report, Scheduler, Task
 
 LONGEST_PAUSE_S = 600.0
@@ -33,7 +33,7 @@ EVERY_S = {
 }
 
 
-class Yes:
+class ConsentingReporter:
     """A Reporter that agrees to everything: course.yaml has settled prices, limits and times.
 
     If no guard at the provider ends billing, the keeper itself does.
@@ -43,27 +43,29 @@ class Yes:
         self._tell = tell
 
     def emit(self, event: Event) -> None:
-        if isinstance(event, News) and event.warning:
+        if isinstance(event, SeatNews) and event.warning:
             self._tell(event.seat, event.text)
         elif isinstance(event, Note) and event.level == "warning":
             self._tell("", event.text)
 
-    def ask(self, decision: Decision) -> bool:
+    def confirm(self, decision: Question) -> bool:
         return True
 
 
-class Vigil:
+class CourseScheduler:
     """The keeper's periodic tasks. `run` returns once `stop` is set."""
 
-    def __init__(self, staff: Staff, desk: Desk, keys: Keys, *, tell: Report) -> None:
-        self.rounds = Rounds(staff, desk, keys, tell)
+    def __init__(
+        self, staff: Staff, desk: RequestHandler, keys: AuthorizedKeys, *, tell: Report
+    ) -> None:
+        self.rounds = CourseTasks(staff, desk, keys, tell)
         self._staff, self._desk, self._keys, self._tell = staff, desk, keys, tell
         self._backup: Backup | None = None
         work = {
             "sweep": self._sweep,
-            "watch": self.rounds.watch,
-            "disks": self.rounds.disks,
-            "roster": self.rounds.roster,
+            "watch": self.rounds.refresh_status,
+            "disks": self.rounds.remove_disks,
+            "roster": self.rounds.apply_roster,
             "backup": self._save_backup,
             "invitations": self._withdraw_invitations,
             "assignments": self._publish_assignments,
@@ -73,15 +75,15 @@ class Vigil:
         for name, run in work.items():
             self.scheduler.add(Task(name, run, EVERY_S[name], LONGEST_PAUSE_S))
 
-    def begin(self) -> None:
+    def restore(self) -> None:
         """Restore the ledger and resume unfinished seats. Call it before answering any student."""
-        store = course_store(self._staff)
+        store = open_course_store(self._staff)
         if store is not None:
             self._backup = Backup(self._staff.folder, store)
-            if count := self._backup.bring_back():
+            if count := self._backup.restore():
                 self._tell("", f"restored {count} ledger lines from {store.url}")
-        for desk in self._desk.seats():
-            desk.go_on()
+        for desk in self._desk.list_claims():
+            desk.resume()
 
     def run(self) -> None:
         self.scheduler.run()
@@ -90,9 +92,9 @@ class Vigil:
         self._tell("", f"{task}: {text}")
 
     def _sweep(self) -> None:
-        look = self.rounds.look()
+        look = self.rounds.take_snapshot()
         self.rounds.sweep(look)
-        self.rounds.hours(look)
+        self.rounds.apply_class_hours(look)
 
     def _save_backup(self) -> None:
         if self._backup is not None:
@@ -105,8 +107,8 @@ class Vigil:
     def _publish_assignments(self) -> None:
         freeze_closed(self._staff.folder, by="keeper")
         try:
-            host_key = known_host_key(self._staff.folder)
+            host_key = read_host_key(self._staff.folder)
         except NotFoundError:
             return  # nobody was invited yet
-        for name in publish(self._staff.folder, host_key):
+        for name in publish_assignments(self._staff.folder, host_key):
             self._tell("", f"{name}: published as in course.yaml")

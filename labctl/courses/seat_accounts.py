@@ -19,7 +19,7 @@ MOST_HOSTS = 999
 LOCK_WAIT_S = 60.0
 
 
-class Sitting(Value, frozen=True, kw_only=True):
+class SeatAccount(Value, frozen=True, kw_only=True):
     """An account on a shared server, with its lab and its state.
 
     `state` is "wanted", "there", "leaving" or "gone". `host` numbers the shared server. `server_id`
@@ -43,16 +43,16 @@ class Sitting(Value, frozen=True, kw_only=True):
 
 class _Seating(Value, frozen=True):
     version: int = 1
-    sittings: tuple[Sitting, ...] = ()
+    sittings: tuple[SeatAccount, ...] = ()
 
 
-class Seating:
+class SeatAccounts:
     """The stored accounts. Each change reads, changes and writes them under one lock."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / FILE
 
-    def all(self) -> tuple[Sitting, ...]:
+    def list_all(self) -> tuple[SeatAccount, ...]:
         try:
             return msgspec.json.decode(self._file.read_bytes(), type=_Seating).sittings
         except FileNotFoundError:
@@ -64,26 +64,28 @@ class Seating:
                 hint=f"restore it from a backup of {self._file.parent}",
             ) from error
 
-    def of(self, server_id: str) -> Sitting | None:
-        return next((account for account in self.all() if account.server_id == server_id), None)
+    def find_by_server(self, server_id: str) -> SeatAccount | None:
+        return next(
+            (account for account in self.list_all() if account.server_id == server_id), None
+        )
 
-    def of_lab(self, lab_id: str) -> Sitting | None:
-        return next((account for account in self.all() if account.lab_id == lab_id), None)
+    def find_by_lab(self, lab_id: str) -> SeatAccount | None:
+        return next((account for account in self.list_all() if account.lab_id == lab_id), None)
 
-    def seat(self, request: CreateRequest, name: str, places: int) -> Sitting:
+    def reserve(self, request: CreateRequest, name: str, places: int) -> SeatAccount:
         """Reserve an account for a request; repeating its token returns the same one.
 
         A lab that had an account before gets the same server again: its files are there.
         """
         with hold_lock(self._file.with_suffix(".lock"), "seat", wait_s=LOCK_WAIT_S):
-            sittings = self.all()
+            sittings = self.list_all()
             for account in sittings:
                 if account.token == request.token:
                     return account
             before = [account for account in sittings if account.lab_id == request.lab_id]
             others = [account for account in sittings if account.lab_id != request.lab_id]
             host = _choose_host(others, places, first=before[-1].host if before else 1)
-            new = Sitting(
+            new = SeatAccount(
                 lab=request.lab,
                 lab_id=request.lab_id,
                 account=account_name(name),
@@ -96,7 +98,7 @@ class Seating:
             self._write((*others, new))
             return new
 
-    def mark(self, tokens: Iterable[str], state: str) -> None:
+    def set_state(self, tokens: Iterable[str], state: str) -> None:
         """Set the state of the accounts with these tokens."""
         chosen = set(tokens)
         with hold_lock(self._file.with_suffix(".lock"), "seat", wait_s=LOCK_WAIT_S):
@@ -105,22 +107,22 @@ class Seating:
                     msgspec.structs.replace(account, state=state)
                     if account.token in chosen
                     else account
-                    for account in self.all()
+                    for account in self.list_all()
                 )
             )
 
-    def give_up(self, sitting: Sitting, before: Sitting | None) -> None:
+    def withdraw(self, sitting: SeatAccount, before: SeatAccount | None) -> None:
         """Drop an account that was never created; restore `before`, the lab's earlier one."""
         earlier = () if before is None or before.token == sitting.token else (before,)
         with hold_lock(self._file.with_suffix(".lock"), "seat", wait_s=LOCK_WAIT_S):
-            others = (account for account in self.all() if account.token != sitting.token)
+            others = (account for account in self.list_all() if account.token != sitting.token)
             self._write((*others, *earlier))
 
-    def _write(self, sittings: tuple[Sitting, ...]) -> None:
+    def _write(self, sittings: tuple[SeatAccount, ...]) -> None:
         write_private(self._file, msgspec.json.encode(_Seating(sittings=sittings)))
 
 
-def _choose_host(sittings: Iterable[Sitting], places: int, first: int) -> int:
+def _choose_host(sittings: Iterable[SeatAccount], places: int, first: int) -> int:
     """Return `first` if it has a place left, else the lowest number that has.
 
     Accounts in state "gone" do not count.

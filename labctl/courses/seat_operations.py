@@ -16,18 +16,18 @@ import msgspec
 from labctl.config import CourseConfig
 from labctl.config.scalars import duration_text
 from labctl.courses import metering, server_contents
-from labctl.courses.claims import LOOK_S, Claim
-from labctl.courses.context import granted_s, seat_grounds
+from labctl.courses.claims import LOOK_S, SeatClaim
+from labctl.courses.context import build_seat_contexts, sum_granted_s
 from labctl.courses.records.folder import Seat
-from labctl.courses.records.ledger import Entry
+from labctl.courses.records.ledger import CourseLedgerEntry
 from labctl.courses.records.spending import allowance_usd, spent_usd
-from labctl.courses.servers import ENDED, Staff, up
+from labctl.courses.servers import ENDED, Staff, bring_up_servers
 from labctl.errors import LabError, PolicyError, ProviderError
 from labctl.lifecycle import extend as more_time
 from labctl.model import Offer, Server, Value
 from labctl.providers import Deadline, Provider
 from labctl.servers import accounts, end_server
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 
 SCRIPT_S = 60.0
 COMMENT = "labctl-student"
@@ -48,10 +48,10 @@ class KeeperStaff(Staff):
     All threads of a keeper share its provider, and so the locks on what the seats have in common.
     """
 
-    _cached: list[tuple[CourseConfig, Ground]] = field(default_factory=list, repr=False)
+    _cached: list[tuple[CourseConfig, LabContext]] = field(default_factory=list, repr=False)
     _guard: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
-    def course(self, *, everywhere: bool = False, plain: bool = False) -> Ground:
+    def course(self, *, everywhere: bool = False, plain: bool = False) -> LabContext:
         if everywhere or plain:
             return super().course(everywhere=everywhere, plain=plain)
         config = self.folder.config
@@ -61,7 +61,7 @@ class KeeperStaff(Staff):
             return self._cached[0][1]
 
 
-class Money(Value, frozen=True):
+class SeatMoney(Value, frozen=True):
     """A seat's dollars: its total allowance (None: no limit), and what it has spent."""
 
     allowance_usd: float | None
@@ -73,7 +73,7 @@ class Money(Value, frozen=True):
 
 
 @dataclass
-class SeatWork:
+class SeatOperations:
     """`Work` for servers that students have to themselves. `login_only` prepares nothing there."""
 
     staff: Staff
@@ -94,7 +94,11 @@ class SeatWork:
                 why=f"you have spent ${money.spent_usd:.2f} of ${money.allowance_usd or 0:.2f}",
                 hint="ask your instructor: labctl course budget",
             )
-        if self._is_root and (lack := no_deadline(self._provider)) and self._costs(seat):
+        if (
+            self._is_root
+            and (lack := explain_missing_deadline(self._provider))
+            and self._costs(seat)
+        ):
             raise PolicyError(
                 "this course cannot give students servers of their own",
                 why=lack,
@@ -133,17 +137,17 @@ class SeatWork:
             self._offers = (time.monotonic(), offers)
         return offers
 
-    def money(self, seat: Seat) -> Money:
+    def money(self, seat: Seat) -> SeatMoney:
         """Return the seat's allowance and spending, from the ledger."""
-        entries = self.staff.folder.ledger.entries()
+        entries = self.staff.folder.ledger.list_entries()
         budget = self.staff.folder.config.per_student.budget
-        return Money(
+        return SeatMoney(
             allowance_usd=allowance_usd(entries, seat.name, budget),
             spent_usd=spent_usd(entries, seat.name, time.time()),
         )
 
-    def make(self, seat: Seat) -> Server:
-        (outcome,) = up(self.staff, [seat], login_only=self.login_only)
+    def create_server(self, seat: Seat) -> Server:
+        (outcome,) = bring_up_servers(self.staff, [seat], login_only=self.login_only)
         if outcome.server is None or outcome.error:
             if outcome.server is not None and outcome.made:
                 self._remove_server(
@@ -156,7 +160,7 @@ class SeatWork:
             self._new[seat.name] = outcome.server.id
         return self._require_deadline(seat, outcome.server, made=outcome.made)
 
-    def let_in(self, seat: Seat, server: Server, claims: tuple[Claim, ...]) -> Server:
+    def authorize_keys(self, seat: Seat, server: Server, claims: tuple[SeatClaim, ...]) -> Server:
         """Authorize the claims' keys. A new server on which that fails is removed again."""
         try:
             self._write_keys(seat, server, claims)
@@ -167,13 +171,13 @@ class SeatWork:
         self._new.pop(seat.name, None)
         return server
 
-    def _write_keys(self, seat: Seat, server: Server, claims: tuple[Claim, ...]) -> None:
+    def _write_keys(self, seat: Seat, server: Server, claims: tuple[SeatClaim, ...]) -> None:
         lines = {" ".join([*claim.public_key.split()[:2], COMMENT]) for claim in claims}
         body = "".join(f"{line}\n" for line in sorted(lines))
         transport = self._ground(seat).connections.reopen(server)
         transport.run(LET_IN, stdin=body.encode(), timeout_s=SCRIPT_S)
 
-    def look(self, seat: Seat, server: Server) -> Server | None:
+    def check_server(self, seat: Seat, server: Server) -> Server | None:
         listed = self._provider.find(server.id)
         try:
             is_gone = listed is None and accounts.is_gone(self._course, server)
@@ -181,20 +185,20 @@ class SeatWork:
             return server  # another account answered, which cannot know: the sweep reports it
         return None if is_gone else listed or server
 
-    def end(self, seat: Seat, server: Server) -> None:
+    def end_server(self, seat: Seat, server: Server) -> None:
         """Save and end the seat's server.
 
         PolicyError if not everything could be saved: compute ends then, and the disk stays.
         """
         ground = self._ground(seat)
         with (
-            ground.state.exclusive(ground.lab_id, "course down"),
-            metering.write_ends(ground.state, [seat]),
+            ground.state.hold_lab(ground.lab_id, "course down"),
+            metering.hold_end_locks(ground.state, [seat]),
         ):
             if self._provider.find(server.id) is not None and not self.login_only:
-                server_contents.save(ground, server, discard=False)
+                server_contents.save_server(ground, server, discard=False)
             end_server.remove(ground, server)
-            metering.ended(
+            metering.record_ends(
                 self.staff.folder, [(seat, server)], "keeper", "labctl down", metering.HOME
             )
 
@@ -206,8 +210,8 @@ class SeatWork:
         ground = self._ground(seat)
         need, ledger = ground.config.server.need, self.staff.folder.ledger
         with self._extending:  # recorded before it is granted, so that two at once both count
-            entries = ledger.entries(seat=seat.name)
-            whole_s = (need.ttl_s or 0) + granted_s(entries) + _extended_s(entries) + span_s
+            entries = ledger.list_entries(seat=seat.name)
+            whole_s = (need.ttl_s or 0) + sum_granted_s(entries) + _extended_s(entries) + span_s
             if need.max_ttl_s and whole_s > need.max_ttl_s:
                 hours = need.max_ttl_s / 3600
                 raise PolicyError(
@@ -234,7 +238,7 @@ class SeatWork:
         if not (self._is_root and server.offer.price_usd_per_hour):
             return server
         state = self.staff.state
-        events = state.events(server_id=server.id, kind="deadline", limit=1)
+        events = state.list_events(server_id=server.id, kind="deadline", limit=1)
         at = server.deadline_at or (float(events[0].detail.get("at") or 0.0) if events else 0.0)
         if at > 0:
             return msgspec.structs.replace(server, deadline_at=at)
@@ -247,17 +251,17 @@ class SeatWork:
         )
 
     def _remove_server(self, seat: Seat, server: Server) -> None:
-        with metering.write_ends(self.staff.state, [seat]):
+        with metering.hold_end_locks(self.staff.state, [seat]):
             end_server.remove(self._ground(seat), server)
-            metering.ended(self.staff.folder, [(seat, server)], "keeper", NOT_HANDED_OUT)
+            metering.record_ends(self.staff.folder, [(seat, server)], "keeper", NOT_HANDED_OUT)
 
     def _costs(self, seat: Seat) -> bool:
         """Tell whether any of the seat's offers costs money."""
         return any(offer.price_usd_per_hour for offer in self.offers(seat))
 
-    def _ground(self, seat: Seat) -> Ground:
+    def _ground(self, seat: Seat) -> LabContext:
         staff = self.staff
-        (ground,) = seat_grounds(
+        (ground,) = build_seat_contexts(
             staff.folder, staff.paths, staff.state, staff.reporter, [seat], course=self._course
         )
         return ground
@@ -272,19 +276,19 @@ class SeatWork:
         return self._course.provider
 
     @property
-    def _course(self) -> Ground:
+    def _course(self) -> LabContext:
         return self.staff.course()
 
 
-def no_deadline(provider: Provider) -> str:
+def explain_missing_deadline(provider: Provider) -> str:
     """Return why the provider does not end servers at their deadline, or "" if it does."""
     if not isinstance(provider, Deadline):
         return f"{provider.name} cannot end a server by itself at its deadline"
-    lack = provider.deadline_lacks
+    lack = provider.missing_deadline_setup
     return f"{provider.name} would not end it at its deadline: {lack}" if lack else ""
 
 
-def _extended_s(entries: Iterable[Entry]) -> int:
+def _extended_s(entries: Iterable[CourseLedgerEntry]) -> int:
     """Return the seconds by which students have extended the seat's present server."""
     total = 0
     for entry in entries:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labctl.events import Decision, Event, Note, Progress, Reporter, Step
+from labctl.events import Event, Note, Progress, Question, Reporter, Step
 
 
 class SeatEvent(Event, frozen=True):
@@ -11,14 +11,14 @@ class SeatEvent(Event, frozen=True):
     seat: str
 
 
-class News(SeatEvent, frozen=True):
+class SeatNews(SeatEvent, frozen=True):
     """A step that has started for a seat, or a note."""
 
     text: str
     warning: bool = False
 
 
-class Done(SeatEvent, frozen=True):
+class SeatDone(SeatEvent, frozen=True):
     """The flow is done with a seat: `error` is what failed, "" if nothing did."""
 
     error: str = ""
@@ -37,18 +37,18 @@ class SeatReporter:
 
     def emit(self, event: Event) -> None:
         if isinstance(event, Step) and not event.done:
-            self._reporter.emit(News(seat=self._seat, text=event.name))
+            self._reporter.emit(SeatNews(seat=self._seat, text=event.name))
         elif isinstance(event, Note) and event.level != "detail":
             warning = event.level == "warning"
-            self._reporter.emit(News(seat=self._seat, text=event.text, warning=warning))
+            self._reporter.emit(SeatNews(seat=self._seat, text=event.text, warning=warning))
         elif isinstance(event, Progress) and event.unit == "bytes" and event.total:
             progress = f"{event.name} {event.done / event.total:.0%}"
-            self._reporter.emit(News(seat=self._seat, text=progress))
+            self._reporter.emit(SeatNews(seat=self._seat, text=progress))
 
-    def ask(self, decision: Decision) -> bool:
+    def confirm(self, decision: Question) -> bool:
         return self._agreed or decision.about not in ("price", "billing")
 
 
-def stopping(reporter: Reporter) -> None:
+def report_stopping(reporter: Reporter) -> None:
     """Report that Ctrl-C was received: finishing what has started may take minutes."""
     reporter.emit(Note(text="stopping, once what has started is finished", level="warning"))

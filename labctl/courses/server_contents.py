@@ -14,7 +14,7 @@ from labctl.lifecycle import down, up
 from labctl.model import NAME_PATTERN, Run, Server, Value
 from labctl.runs import runs
 from labctl.servers import adoption
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 
 # Below a seat's directory: the results of labs that the student created.
 LABS = Path("labs")
@@ -33,7 +33,7 @@ class SavedSeat(Value, frozen=True):
     edits: int = 0
 
 
-def labs_on(ground: Ground, server: Server) -> list[Ground]:
+def list_labs(ground: LabContext, server: Server) -> list[LabContext]:
     """Build a context for every lab on the seat's server, the seat's own first.
 
     Results of a student's own lab go below the seat's directory. Invalid names are skipped.
@@ -52,17 +52,17 @@ def labs_on(ground: Ground, server: Server) -> list[Ground]:
 
 
 @dataclass(frozen=True)
-class LabOnSeat(Ground):
+class LabOnSeat(LabContext):
     """A student's own lab on a seat's server, which is recorded under the seat."""
 
     seat_lab_id: str = ""
 
     def server(self) -> Server:
-        recorded = self.state.server_of_lab(self.seat_lab_id)
-        return super().server() if recorded is None else recorded
+        recorded = self.state.get_lab_server(self.seat_lab_id)
+        return super().get_server() if recorded is None else recorded
 
 
-def _nested_context(ground: Ground, name: str, lab_id: str) -> Ground:
+def _nested_context(ground: LabContext, name: str, lab_id: str) -> LabContext:
     root = ground.config.root / LABS / f"{name}-{lab_id[:6]}"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     context = LabOnSeat(
@@ -80,7 +80,7 @@ def _nested_context(ground: Ground, name: str, lab_id: str) -> Ground:
     return context
 
 
-def save(ground: Ground, server: Server, *, discard: bool) -> SavedSeat:
+def save_server(ground: LabContext, server: Server, *, discard: bool) -> SavedSeat:
     """Stop the runs on the seat's server, then download and verify everything.
 
     PolicyError if not everything could be saved: compute ends then, and the disk stays.
@@ -90,28 +90,30 @@ def save(ground: Ground, server: Server, *, discard: bool) -> SavedSeat:
     try:
         if server.state == "stopped" and not discard:
             server = up.make_ready(ground, server)  # its labs can be listed only while it runs
-        labs = [ground] if server.state == "stopped" else labs_on(ground, server)
+        labs = [ground] if server.state == "stopped" else list_labs(ground, server)
     except LabError as error:
         if discard:
             return SavedSeat()
-        raise down.kept_there(ground, server, error) from error
+        raise down.stop_and_keep_disk(ground, server, error) from error
     files = edits = 0
     for lab in labs:
-        new_files, new_edits = down.emptied(lab, server, discard=discard)
+        new_files, new_edits = down.empty_server(lab, server, discard=discard)
         files, edits = files + new_files, edits + new_edits
     return SavedSeat(labs=tuple(lab.config.name for lab in labs), files=files, edits=edits)
 
 
-def latest_run(labs: Sequence[Ground], server: Server, run_id: str = "") -> tuple[Ground, Run]:
+def find_latest_run(
+    labs: Sequence[LabContext], server: Server, run_id: str = ""
+) -> tuple[LabContext, Run]:
     """Return a run by id, or the newest of all labs on the server, with its lab."""
     for lab in labs:
         runs.refresh(lab, server)
-    latest: list[tuple[Ground, Run]] = []
+    latest: list[tuple[LabContext, Run]] = []
     for lab in labs:
         try:
-            latest.append((lab, runs.latest(lab, run_id)))
+            latest.append((lab, runs.find_run(lab, run_id)))
         except LabError:
             continue
     if not latest:
-        return labs[0], runs.latest(labs[0], run_id)
+        return labs[0], runs.find_run(labs[0], run_id)
     return max(latest, key=lambda pair: pair[1].created_at)

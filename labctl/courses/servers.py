@@ -15,19 +15,19 @@ import msgspec
 
 from labctl.config import Paths
 from labctl.courses import metering
-from labctl.courses.context import baked, course_ground, seat_grounds
-from labctl.courses.material import Material, bring, material
+from labctl.courses.context import build_course_context, build_seat_contexts, find_baked_image
+from labctl.courses.material import CourseMaterial, collect_material, push_material
 from labctl.courses.records.folder import CourseFolder, Seat
-from labctl.courses.records.ledger import Draft
-from labctl.courses.seat_reporter import Done, SeatReporter, stopping
+from labctl.courses.records.ledger import CourseLedgerDraft
+from labctl.courses.seat_reporter import SeatDone, SeatReporter, report_stopping
 from labctl.errors import BudgetError, InterruptError, LabError, PolicyError
-from labctl.events import Decision, Reporter
+from labctl.events import Question, Reporter
 from labctl.lifecycle import fleet
 from labctl.lifecycle import up as server_up
 from labctl.model import Need, Offer, Server, Value
 from labctl.runs import images
 from labctl.servers import adoption, attempts, deadlines, guard, reachability
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.servers.held_disks import KEPT_S
 from labctl.state import State
 
@@ -55,9 +55,9 @@ class Staff:
     by: str = ""
     why: str = ""
 
-    def course(self, *, everywhere: bool = False, plain: bool = False) -> Ground:
+    def course(self, *, everywhere: bool = False, plain: bool = False) -> LabContext:
         """Build the course's own context; see `course_ground`."""
-        return course_ground(
+        return build_course_context(
             self.folder,
             self.paths,
             self.state,
@@ -79,7 +79,7 @@ class SeatOutcome(Value, frozen=True):
     hint: str = ""
 
 
-def up(
+def bring_up_servers(
     staff: Staff,
     seats: Sequence[Seat],
     *,
@@ -93,12 +93,14 @@ def up(
     """
     course = staff.course()
     listed = course.provider.servers()
-    metering.accrue(staff.folder, course, listed)
-    grounds = seat_grounds(
+    metering.record_costs(staff.folder, course, listed)
+    grounds = build_seat_contexts(
         staff.folder, staff.paths, staff.state, staff.reporter, seats, course=course, listed=listed
     )
     before = {server.lab_id: server for server in listed if server.state not in ENDED}
-    need = agreed(course, [ground for ground in grounds if ground.lab_id not in before])
+    need = require_price_consent(
+        course, [ground for ground in grounds if ground.lab_id not in before]
+    )
     if need is not None:
         _require_loss_consent(staff)
     prepared = [
@@ -106,10 +108,10 @@ def up(
         for ground, seat in zip(grounds, seats, strict=True)
     ]
     by_lab = {seat.lab_id: seat for seat in seats}
-    was_baked = baked(staff.folder) is not None
-    files = Material() if login_only else material(staff.folder, staff.reporter)
+    was_baked = find_baked_image(staff.folder) is not None
+    files = CourseMaterial() if login_only else collect_material(staff.folder, staff.reporter)
 
-    def bring_up(ground: Ground) -> Server:
+    def bring_up(ground: LabContext) -> Server:
         try:
             if login_only:
                 return _create_reachable(ground, listed)
@@ -120,12 +122,12 @@ def up(
             _record_start(staff, by_lab[ground.lab_id], ground)
 
     try:
-        outcomes = fleet.each(
+        outcomes = fleet.run_for_each(
             prepared,
             bring_up,
             at_once=at_once,
             tell=_make_notifier(staff.reporter, by_lab),
-            stopping=partial(stopping, staff.reporter),
+            stopping=partial(report_stopping, staff.reporter),
         )
     except KeyboardInterrupt:
         raise InterruptError(
@@ -139,10 +141,10 @@ def up(
     ]
 
 
-def _create_reachable(ground: Ground, listed: Sequence[Server]) -> Server:
-    with ground.state.exclusive(ground.lab_id, "course up"):
+def _create_reachable(ground: LabContext, listed: Sequence[Server]) -> Server:
+    with ground.state.hold_lab(ground.lab_id, "course up"):
         need = ground.config.server.need
-        server = adoption.adopt(ground, listed) or attempts.make(ground, need)
+        server = adoption.adopt(ground, listed) or attempts.create_server(ground, need)
         server = reachability.reach(ground, server)[0]
         if adoption.is_fresh(ground, server):
             # Students may work there from now on, so their files must be saved at its end.
@@ -151,33 +153,35 @@ def _create_reachable(ground: Ground, listed: Sequence[Server]) -> Server:
         return server
 
 
-def _bring_files(ground: Ground, server: Server, files: Material, baked: bool) -> None:
+def _bring_files(ground: LabContext, server: Server, files: CourseMaterial, baked: bool) -> None:
     """Load the image, the data and the handouts, so that the class need not wait for them."""
     config = ground.config
     if config.image.reference:
-        remote = ground.remote(server)
+        remote = ground.open_agent(server)
         reference = config.image.reference
         if not remote.call("image", {"references": [reference]})["ids"][reference]:
-            images.ensure(ground, server, remote, reference)
-    bring(ground, server, files, baked=baked)
+            images.ensure_image(ground, server, remote, reference)
+    push_material(ground, server, files, baked=baked)
 
 
-def _record_start(staff: Staff, seat: Seat, ground: Ground) -> None:
+def _record_start(staff: Staff, seat: Seat, ground: LabContext) -> None:
     """Record a new server's start in the ledger, even if a later step failed."""
-    server = ground.state.server_of_lab(ground.lab_id)
+    server = ground.state.get_lab_server(ground.lab_id)
     if server is None or server.state in ENDED:
         return
-    recorded = metering.known(staff.folder.ledger.entries(seat=seat.name)).get(server.id)
+    recorded = metering.read_servers(staff.folder.ledger.list_entries(seat=seat.name)).get(
+        server.id
+    )
     if recorded is None or recorded.ended:
         staff.folder.ledger.append_all([metering.up_line(seat.name, server, staff.by)])
 
 
 def _record_refusals(
-    staff: Staff, by_lab: dict[str, Seat], outcomes: Iterable[fleet.Outcome[Server]]
+    staff: Staff, by_lab: dict[str, Seat], outcomes: Iterable[fleet.LabOutcome[Server]]
 ) -> None:
     staff.folder.ledger.append_all(
         [
-            Draft(
+            CourseLedgerDraft(
                 kind="refused",
                 seat=by_lab[outcome.ground.lab_id].name,
                 why=outcome.error.what,
@@ -188,7 +192,7 @@ def _record_refusals(
     )
 
 
-def agreed(course: Ground, fresh: Sequence[Ground]) -> Need | None:
+def require_price_consent(course: LabContext, fresh: Sequence[LabContext]) -> Need | None:
     """Ask for consent to the cost of all new servers; return the need of each.
 
     Its price limit is the agreed price. None if no server is needed. PolicyError without consent.
@@ -202,17 +206,17 @@ def agreed(course: Ground, fresh: Sequence[Ground]) -> Need | None:
     if not fitting or not fitting[0].price_usd_per_hour:
         return need  # it is free, or each seat reports why nothing fits
     offer = fitting[0]
-    decision = Decision(
+    decision = Question(
         question=_price_question(offer, len(fresh)),
         detail=_describe_limits(fresh, offer),
         about="price",
     )
-    if not course.reporter.ask(decision):
+    if not course.reporter.confirm(decision):
         raise PolicyError(
             "nothing was started", why="the price was not agreed to", hint="labctl course plan"
         )
-    attempts.agree_to_no_guard(course, len(fresh) * offer.price_usd_per_hour)
-    limit = ceiling if ceiling is not None else attempts.agreed_usd_per_hour(offer)
+    attempts.confirm_unguarded_cost(course, len(fresh) * offer.price_usd_per_hour)
+    limit = ceiling if ceiling is not None else attempts.max_confirmed_usd_per_hour(offer)
     return msgspec.structs.replace(need, max_price_usd_per_hour=limit)
 
 
@@ -221,8 +225,8 @@ def _require_loss_consent(staff: Staff) -> None:
     if not guard.can_lose_results(staff.course(plain=True)):
         return
     question = f"to start them anyway, type: {LOSS_TYPED}"
-    decision = Decision(question=question, detail=LOSS, about="results", typed=LOSS_TYPED)
-    if not staff.reporter.ask(decision):
+    decision = Question(question=question, detail=LOSS, about="results", typed=LOSS_TYPED)
+    if not staff.reporter.confirm(decision):
         raise PolicyError("nothing was started", why=LOSS, hint=LOSS_NEXT)
 
 
@@ -236,7 +240,7 @@ def _price_question(offer: Offer, count: int) -> str:
     )
 
 
-def _describe_limits(fresh: Sequence[Ground], offer: Offer) -> str:
+def _describe_limits(fresh: Sequence[LabContext], offer: Offer) -> str:
     """Describe what ends the servers, and what they cost at most."""
     most_usd = 0.0
     for ground in fresh:
@@ -263,7 +267,7 @@ def _describe_limits(fresh: Sequence[Ground], offer: Offer) -> str:
     return "\n".join(lines)
 
 
-def _prepare_context(ground: Ground, reporter: Reporter, need: Need | None) -> Ground:
+def _prepare_context(ground: LabContext, reporter: Reporter, need: Need | None) -> LabContext:
     """Return the seat's context with its own reporter and the agreed price limit."""
     config = ground.config
     if need is not None:
@@ -272,23 +276,23 @@ def _prepare_context(ground: Ground, reporter: Reporter, need: Need | None) -> G
         config = msgspec.structs.replace(
             config, server=msgspec.structs.replace(config.server, need=own)
         )
-    return ground.beside(config, ground.lab_id, reporter=reporter)
+    return ground.make_sibling(config, ground.lab_id, reporter=reporter)
 
 
 def _make_notifier(
     reporter: Reporter, by_lab: dict[str, Seat]
-) -> Callable[[fleet.Outcome[Server]], None]:
-    def notify(outcome: fleet.Outcome[Server]) -> None:
+) -> Callable[[fleet.LabOutcome[Server]], None]:
+    def notify(outcome: fleet.LabOutcome[Server]) -> None:
         error = outcome.error.what if outcome.error else ""
-        reporter.emit(Done(seat=by_lab[outcome.ground.lab_id].name, error=error))
+        reporter.emit(SeatDone(seat=by_lab[outcome.ground.lab_id].name, error=error))
 
     return notify
 
 
 def _describe_outcome(
-    seat: Seat, outcome: fleet.Outcome[Server], servers_before: dict[str, Server]
+    seat: Seat, outcome: fleet.LabOutcome[Server], servers_before: dict[str, Server]
 ) -> SeatOutcome:
-    server = outcome.value or outcome.ground.state.server_of_lab(seat.lab_id)
+    server = outcome.value or outcome.ground.state.get_lab_server(seat.lab_id)
     before = servers_before.get(seat.lab_id)
     error = outcome.error
     return SeatOutcome(
@@ -296,8 +300,8 @@ def _describe_outcome(
         students=seat.students,
         server=server,
         made=server is not None and (before is None or before.id != server.id),
-        error=of_course(error.what, seat) if error else "",
-        why=of_course(error.why, seat) if error else "",
+        error=rephrase_for_seat(error.what, seat) if error else "",
+        why=rephrase_for_seat(error.why, seat) if error else "",
         hint=_course_hint(seat, error) if error else "",
     )
 
@@ -308,10 +312,14 @@ def _course_hint(seat: Seat, error: LabError) -> str:
     if isinstance(error, BudgetError):
         return f"labctl course budget {seat.name} +5   # then {again}"
     own = ("labctl up", "labctl offers", "labctl cost")
-    return again if not error.hint or error.hint.startswith(own) else of_course(error.hint, seat)
+    return (
+        again
+        if not error.hint or error.hint.startswith(own)
+        else rephrase_for_seat(error.hint, seat)
+    )
 
 
-def of_course(text: str, seat: Seat) -> str:
+def rephrase_for_seat(text: str, seat: Seat) -> str:
     """Rewrite a message about a single lab for a seat: its name, its file, its commands."""
     message = text.replace(seat.lab, seat.name).replace("lab.yaml", "course.yaml")
     message = message.replace(

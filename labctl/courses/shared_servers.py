@@ -16,7 +16,7 @@ import time
 import msgspec
 
 from labctl.courses.records.folder import CourseFolder
-from labctl.courses.seat_accounts import Seating, Sitting
+from labctl.courses.seat_accounts import SeatAccount, SeatAccounts
 from labctl.errors import (
     CapacityError,
     HostKeyError,
@@ -25,7 +25,7 @@ from labctl.errors import (
     PolicyError,
     QuotaError,
 )
-from labctl.events import Decision, Event, Note, Reporter, Step
+from labctl.events import Event, Note, Question, Reporter, Step
 from labctl.lifecycle import up
 from labctl.model import (
     Check,
@@ -38,10 +38,10 @@ from labctl.model import (
     Server,
     Value,
 )
-from labctl.providers import Surroundings
+from labctl.providers import ProviderContext
 from labctl.servers import accounts, adoption, deadlines, end_server, guard
-from labctl.servers.context import Ground
-from labctl.servers.shared_server import Account, Sharing, share
+from labctl.servers.context import LabContext
+from labctl.servers.shared_server import SharedAccount, Sharing, share
 
 # Seconds for which one list of the shared servers counts as current.
 LOOK_S = 5.0
@@ -52,11 +52,11 @@ OVER = ("ending", "terminated")
 NO_OTHER = (CapacityError, NoOfferError, PolicyError, QuotaError)
 
 
-def through(folder: CourseFolder, course: Ground) -> Ground:
+def build_shared_context(folder: CourseFolder, course: LabContext) -> LabContext:
     """Return the course's context with accounts instead of servers."""
     context = dataclasses.replace(course)
     context.__dict__.update(
-        connections=course.connections, provider=SharedSeats(Hosts(folder, course))
+        connections=course.connections, provider=SharedSeats(SharedHosts(folder, course))
     )
     return context
 
@@ -71,17 +71,17 @@ class _QuietReporter:
         if isinstance(event, Note):
             self._reporter.emit(event)
 
-    def ask(self, decision: Decision) -> bool:
-        return self._reporter.ask(decision)
+    def confirm(self, decision: Question) -> bool:
+        return self._reporter.confirm(decision)
 
 
-class Hosts:
+class SharedHosts:
     """The shared servers of a course, which are labs of the course itself."""
 
-    def __init__(self, folder: CourseFolder, course: Ground) -> None:
+    def __init__(self, folder: CourseFolder, course: LabContext) -> None:
         self.folder = folder
         self.course = course
-        self.seating = Seating(folder.private)
+        self.seating = SeatAccounts(folder.private)
         self._guard = threading.Lock()
         self._locks: dict[int, threading.Lock] = {}
         self._ready: dict[int, Server] = {}
@@ -99,7 +99,7 @@ class Hosts:
             disk_bytes=self.folder.config.per_student.disk,
         )
 
-    def ground(self, number: int) -> Ground:
+    def build_context(self, number: int) -> LabContext:
         """Build the context of a shared server. It has no budget: spending is limited per seat."""
         config = self.course.config
         need = msgspec.structs.replace(config.server.need, budget_usd=None)
@@ -110,20 +110,20 @@ class Hosts:
             server=msgspec.structs.replace(config.server, need=need),
         )
         own.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return self.course.beside(own, self.lab_id(number))
+        return self.course.make_sibling(own, self.lab_id(number))
 
     def lab_id(self, number: int) -> str:
         text = f"{self.folder.id} shared {number}"
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    def listed(self, *, now: bool = False) -> dict[int, Server]:
+    def list_servers(self, *, now: bool = False) -> dict[int, Server]:
         """Return the servers that the provider lists, by number; at most LOOK_S seconds old."""
         with self._guard:
             at, servers = self._listed
             if now or time.monotonic() - at > LOOK_S or not at:
                 servers = self.course.provider.servers()
                 self._listed = (time.monotonic(), servers)
-        numbers = {account.host for account in self.seating.all()}
+        numbers = {account.host for account in self.seating.list_all()}
         ids = {self.lab_id(number): number for number in numbers}
         return {
             ids[server.lab_id]: server
@@ -131,24 +131,24 @@ class Hosts:
             if server.lab_id in ids and server.state not in OVER
         }
 
-    def may_exist(self, number: int) -> bool:
+    def can_exist(self, number: int) -> bool:
         """Tell whether the server exists, or may still appear after a lost reply."""
-        if self.course.state.open_attempts(self.lab_id(number)):
+        if self.course.state.list_open_attempts(self.lab_id(number)):
             return True
         try:
-            return number in self.listed(now=True)
+            return number in self.list_servers(now=True)
         except LabError:
             return True  # unknown
 
-    def settle(self, number: int) -> None:
+    def apply_requests(self, number: int) -> None:
         """Create and remove one server's accounts as requested, for all waiting threads at once."""
         with self._lock(number):
             time.sleep(GATHER_S)
-            mine = [account for account in self.seating.all() if account.host == number]
+            mine = [account for account in self.seating.list_all() if account.host == number]
             if any(account.state == "wanted" for account in mine):
                 # Requests that arrive while the server is created are included.
-                self.server(number)
-                mine = [account for account in self.seating.all() if account.host == number]
+                self.ensure_server(number)
+                mine = [account for account in self.seating.list_all() if account.host == number]
             coming = [account for account in mine if account.state == "wanted"]
             leaving = [account for account in mine if account.state == "leaving"]
             if not coming and not leaving:
@@ -158,27 +158,29 @@ class Hosts:
                 self._update_accounts(number, coming, leaving)
             else:
                 self._end_server(number, leaving)
-            self.seating.mark([account.token for account in coming], "there")
-            self.seating.mark([account.token for account in leaving], "gone")
+            self.seating.set_state([account.token for account in coming], "there")
+            self.seating.set_state([account.token for account in leaving], "gone")
 
-    def server(self, number: int) -> Server:
+    def ensure_server(self, number: int) -> Server:
         """Return a ready server, created if needed. Needs the server's lock held.
 
         Another process may have ended the previous one: only the provider knows.
         """
-        ready, listed = self._ready.get(number), self.listed(now=True).get(number)
+        ready, listed = self._ready.get(number), self.list_servers(now=True).get(number)
         if ready is None or listed is None or listed.id != ready.id:
             self._shared.discard(number)
-            ready = self._ready[number] = up.up(self.ground(number))
+            ready = self._ready[number] = up.up(self.build_context(number))
             self._listed = (0.0, [])
         return ready
 
-    def _update_accounts(self, number: int, coming: list[Sitting], leaving: list[Sitting]) -> None:
+    def _update_accounts(
+        self, number: int, coming: list[SeatAccount], leaving: list[SeatAccount]
+    ) -> None:
         if not coming and not self._is_listed(number):
             return  # the server is gone, and the accounts with it
-        ground, server = self.ground(number), self.server(number)
-        accounts = [Account(name=new.account, keys=(new.key,)) for new in coming]
-        accounts += [Account(name=old.account) for old in leaving]
+        ground, server = self.build_context(number), self.ensure_server(number)
+        accounts = [SharedAccount(name=new.account, keys=(new.key,)) for new in coming]
+        accounts += [SharedAccount(name=old.account) for old in leaving]
         names = ", ".join(account.name for account in accounts)
         step = Step(name=f"accounts on {server.alias}", detail=names)
         ground.reporter.emit(step)
@@ -194,11 +196,11 @@ class Hosts:
         self._shared.add(number)
         ground.reporter.emit(msgspec.structs.replace(step, done=True))
 
-    def _end_server(self, number: int, leaving: list[Sitting]) -> None:
+    def _end_server(self, number: int, leaving: list[SeatAccount]) -> None:
         """End a server with its last account, which is removed first: the machine may stay."""
         if self._is_listed(number):
             self._update_accounts(number, [], leaving)
-            ground = self.ground(number)
+            ground = self.build_context(number)
             server = adoption.adopt(ground)
             if server is not None:
                 end_server.remove(ground, server)
@@ -208,9 +210,9 @@ class Hosts:
 
     def _is_listed(self, number: int) -> bool:
         """Tell whether the provider lists the server. PolicyError if another account answered."""
-        if number in self.listed(now=True):
+        if number in self.list_servers(now=True):
             return True
-        recorded = self.course.state.server_of_lab(self.lab_id(number))
+        recorded = self.course.state.get_lab_server(self.lab_id(number))
         if recorded is not None:
             accounts.is_gone(self.course, recorded)
         return False
@@ -229,7 +231,7 @@ class SharedSeats:
     settings_type = Value
     settle_s = 0.0
 
-    def __init__(self, hosts: Hosts, _around: Surroundings | None = None) -> None:
+    def __init__(self, hosts: SharedHosts, _around: ProviderContext | None = None) -> None:
         self.hosts = hosts
         self.inner = hosts.course.provider
         self.name = self.inner.name
@@ -246,7 +248,7 @@ class SharedSeats:
         If the inner provider has no further server, only the shared servers are offered. Its
         error is raised only without a shared server.
         """
-        own = [server.offer for server in self.hosts.listed().values()]
+        own = [server.offer for server in self.hosts.list_servers().values()]
         try:
             others = self.inner.offers(need)
         except HostKeyError:
@@ -261,18 +263,18 @@ class SharedSeats:
 
     def create(self, offer: Offer, request: CreateRequest) -> Server:
         folder, seating = self.hosts.folder, self.hosts.seating
-        seats = {seat.lab_id: seat.name for seat in folder.seats(active_only=False)}
+        seats = {seat.lab_id: seat.name for seat in folder.list_seats(active_only=False)}
         name = seats.get(request.lab_id, request.lab)
-        before = seating.of_lab(request.lab_id)
-        sitting = seating.seat(request, name, self.hosts.sharing.places)
+        before = seating.find_by_lab(request.lab_id)
+        sitting = seating.reserve(request, name, self.hosts.sharing.places)
         try:
-            self.hosts.settle(sitting.host)
+            self.hosts.apply_requests(sitting.host)
         except LabError as error:
-            if self.hosts.may_exist(sitting.host):
+            if self.hosts.can_exist(sitting.host):
                 raise
             # Otherwise every retry would ask for a place on the server that could not be created,
             # even if another server has room.
-            seating.give_up(sitting, before)
+            seating.withdraw(sitting, before)
             raise self._as_full_error(error) from error
         server = self.find(sitting.server_id)
         if server is None:
@@ -283,28 +285,28 @@ class SharedSeats:
         return server
 
     def find(self, server_id: str) -> Server | None:
-        sitting = self.hosts.seating.of(server_id)
+        sitting = self.hosts.seating.find_by_server(server_id)
         if sitting is None or sitting.state == "gone":
             return None
-        host = self.hosts.listed().get(sitting.host)
+        host = self.hosts.list_servers().get(sitting.host)
         return self._as_server(sitting, host) if host else None
 
     def servers(self) -> list[Server]:
         """Return every account of the course on a server that exists."""
-        hosts = self.hosts.listed(now=True)
+        hosts = self.hosts.list_servers(now=True)
         return [
             self._as_server(account, hosts[account.host])
-            for account in self.hosts.seating.all()
+            for account in self.hosts.seating.list_all()
             if account.state != "gone" and account.host in hosts
         ]
 
     def terminate(self, server_id: str) -> None:
         """End the account; the last one ends the server. Its files stay as long as the server."""
-        sitting = self.hosts.seating.of(server_id)
+        sitting = self.hosts.seating.find_by_server(server_id)
         if sitting is None or sitting.state == "gone":
             return
-        self.hosts.seating.mark([sitting.token], "leaving")
-        self.hosts.settle(sitting.host)
+        self.hosts.seating.set_state([sitting.token], "leaving")
+        self.hosts.apply_requests(sitting.host)
 
     def leftovers(self) -> list[Resource]:
         return self.inner.leftovers()
@@ -314,21 +316,21 @@ class SharedSeats:
 
     def guarded_as(self, server_id: str) -> str:
         """Return the lab id of the shared server, whose watchdog guards the account."""
-        sitting = self.hosts.seating.of(server_id)
+        sitting = self.hosts.seating.find_by_server(server_id)
         return self.hosts.lab_id(sitting.host) if sitting else ""
 
     def prolong(self, server_id: str, span_s: int) -> None:
         """Give the server, and so everybody on it, more time; PolicyError beyond `max_ttl`."""
-        sitting = self.hosts.seating.of(server_id)
-        host = self.hosts.listed().get(sitting.host) if sitting else None
+        sitting = self.hosts.seating.find_by_server(server_id)
+        host = self.hosts.list_servers().get(sitting.host) if sitting else None
         if sitting and host:
-            ground = self.hosts.ground(sitting.host)
-            server = ground.as_ours(host, None)
+            ground = self.hosts.build_context(sitting.host)
+            server = ground.assign_alias(host, None)
             deadlines.follow(ground, server, guard.extend(ground, server, span_s))
 
     def _as_full_error(self, error: LabError) -> LabError:
         """Turn the reason why no other server can be created into "all places are taken"."""
-        count = len(self.hosts.listed())
+        count = len(self.hosts.list_servers())
         if not count or isinstance(error, HostKeyError) or not isinstance(error, NO_OTHER):
             return error
         places = self.hosts.sharing.places
@@ -348,8 +350,8 @@ class SharedSeats:
             on_demand_usd_per_hour=None if on_demand is None else on_demand / places,
         )
 
-    def _as_server(self, sitting: Sitting, host: Server) -> Server:
-        recorded = self.hosts.course.state.server(host.id)
+    def _as_server(self, sitting: SeatAccount, host: Server) -> Server:
+        recorded = self.hosts.course.state.get_server(host.id)
         host_endpoint = recorded.endpoint if recorded else host.endpoint
         endpoint: Endpoint = msgspec.structs.replace(
             host_endpoint, user=sitting.account, identity=sitting.identity

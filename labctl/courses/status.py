@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from labctl.courses import metering
-from labctl.courses.context import seat_grounds
+from labctl.courses.context import build_seat_contexts
 from labctl.courses.records.folder import Seat
-from labctl.courses.records.ledger_entries import Entry
-from labctl.courses.records.spending import Spent, allowance_usd, spending
+from labctl.courses.records.ledger_entries import CourseLedgerEntry
+from labctl.courses.records.spending import SeatSpending, allowance_usd, compute_spending
 from labctl.courses.seat_reporter import SeatReporter
-from labctl.courses.server_contents import labs_on
+from labctl.courses.server_contents import list_labs
 from labctl.courses.servers import ENDED, Staff
 from labctl.errors import NotFoundError, PolicyError
 from labctl.lifecycle import fleet
@@ -22,11 +22,11 @@ from labctl.lifecycle import status as one_lab
 from labctl.model import Run, Server, Value
 from labctl.runs import runs
 from labctl.servers import adoption
-from labctl.servers.context import Ground
-from labctl.servers.fan_out import Doors
+from labctl.servers.context import LabContext
+from labctl.servers.fan_out import LoginLimiter
 
 
-class SeatNow(Value, frozen=True):
+class SeatStatus(Value, frozen=True):
     """The status of one seat. Unknown values are None.
 
     `state` is that of its server, "none" without one, or "elsewhere" if only the ledger knows one.
@@ -56,38 +56,40 @@ class SeatNow(Value, frozen=True):
     error: str = ""
 
 
-class CourseNow(Value, frozen=True):
+class CourseStatus(Value, frozen=True):
     """The status of all seats, in the roster's order. `usd_per_hour` is for those that run now."""
 
     course: str
-    seats: tuple[SeatNow, ...]
+    seats: tuple[SeatStatus, ...]
     running: int
     usd_per_hour: float
     spent_usd: float
     now: float
 
 
-def status(staff: Staff, seats: Sequence[Seat], *, refresh: bool = False) -> CourseNow:
+def read_status(staff: Staff, seats: Sequence[Seat], *, refresh: bool = False) -> CourseStatus:
     """Return the recorded status; with `refresh`, ask the provider and every server first.
 
     A server that does not answer is an `error` of its seat, and stops no other.
     """
     errors = _refresh_servers(staff, seats) if refresh else {}
-    return recorded(staff, seats, errors)
+    return read_recorded_status(staff, seats, errors)
 
 
-def recorded(staff: Staff, seats: Sequence[Seat], errors: dict[str, str]) -> CourseNow:
+def read_recorded_status(
+    staff: Staff, seats: Sequence[Seat], errors: dict[str, str]
+) -> CourseStatus:
     """Return the status from this machine's records and the ledger, without any request."""
     now = time.time()
-    entries = staff.folder.ledger.entries()
-    spent = spending(entries, now)
+    entries = staff.folder.ledger.list_entries()
+    spent = compute_spending(entries, now)
     servers: dict[str, Server] = {}
-    for server in staff.state.servers():
+    for server in staff.state.list_servers():
         servers[server.lab_id] = server  # the newest comes last
     newest_runs: dict[str, Run] = {}
-    for run in staff.state.runs():
+    for run in staff.state.list_runs():
         newest_runs[run.server_id] = run
-    entries_by_seat: dict[str, list[Entry]] = {}
+    entries_by_seat: dict[str, list[CourseLedgerEntry]] = {}
     for entry in entries:
         entries_by_seat.setdefault(entry.seat, []).append(entry)
     watched = _read_watch_reports(staff, {server.id for server in servers.values()})
@@ -95,11 +97,11 @@ def recorded(staff: Staff, seats: Sequence[Seat], errors: dict[str, str]) -> Cou
     rows = []
     for seat in seats:
         own_entries = entries_by_seat.get(seat.name, [])
-        row = SeatNow(
+        row = SeatStatus(
             seat=seat.name,
             students=seat.students,
-            spent_usd=spent.get(seat.name, Spent()).usd,
-            hours=spent.get(seat.name, Spent()).hours,
+            spent_usd=spent.get(seat.name, SeatSpending()).usd,
+            hours=spent.get(seat.name, SeatSpending()).hours,
             budget_usd=allowance_usd(own_entries, seat.name, budget_usd),
             error=errors.get(seat.name, ""),
         )
@@ -112,7 +114,7 @@ def recorded(staff: Staff, seats: Sequence[Seat], errors: dict[str, str]) -> Cou
         row = _with_watch(row, watch, heard_at, now)
         rows.append(msgspec.structs.replace(row, run=newest_runs.get(server_here.id)))
     running = [row for row in rows if row.state in ("running", "starting")]
-    return CourseNow(
+    return CourseStatus(
         course=staff.folder.config.name,
         seats=tuple(rows),
         running=len(running),
@@ -126,17 +128,17 @@ def _read_watch_reports(staff: Staff, ids: set[str]) -> dict[str, tuple[dict[str
     """Return each server's last watchdog report, and its time."""
     reports_by_id: dict[str, tuple[dict[str, Any], float]] = {}
     for server_id in ids:
-        reports = staff.state.events(server_id=server_id, kind="watch", limit=1)
+        reports = staff.state.list_events(server_id=server_id, kind="watch", limit=1)
         if reports:
             reports_by_id[server_id] = (reports[0].detail["watch"], reports[0].at)
     return reports_by_id
 
 
-def _with_ledger_server(row: SeatNow, entries: Iterable[Entry]) -> SeatNow:
+def _with_ledger_server(row: SeatStatus, entries: Iterable[CourseLedgerEntry]) -> SeatStatus:
     """Show a server that only the ledger knows: another machine created it, such as the keeper."""
     open_servers = [
         (server_id, server)
-        for server_id, server in metering.known(entries).items()
+        for server_id, server in metering.read_servers(entries).items()
         if not server.ended
     ]
     if not open_servers:
@@ -147,7 +149,7 @@ def _with_ledger_server(row: SeatNow, entries: Iterable[Entry]) -> SeatNow:
     )
 
 
-def _with_server(row: SeatNow, server: Server, now: float) -> SeatNow:
+def _with_server(row: SeatStatus, server: Server, now: float) -> SeatStatus:
     return msgspec.structs.replace(
         row,
         state=server.state,
@@ -161,7 +163,9 @@ def _with_server(row: SeatNow, server: Server, now: float) -> SeatNow:
     )
 
 
-def _with_watch(row: SeatNow, watch: dict[str, Any], heard_at: float | None, now: float) -> SeatNow:
+def _with_watch(
+    row: SeatStatus, watch: dict[str, Any], heard_at: float | None, now: float
+) -> SeatStatus:
     if heard_at is None:
         return row
     ttl_left_s = watch.get("ttl_left_s")
@@ -182,7 +186,7 @@ def _refresh_servers(staff: Staff, seats: Sequence[Seat]) -> dict[str, str]:
         seat.lab_id: ground
         for seat, ground in zip(
             seats,
-            seat_grounds(
+            build_seat_contexts(
                 staff.folder,
                 staff.paths,
                 staff.state,
@@ -196,22 +200,22 @@ def _refresh_servers(staff: Staff, seats: Sequence[Seat]) -> dict[str, str]:
     }
     names = {seat.lab_id: seat.name for seat in seats}
     contexts = [
-        ground.beside(
+        ground.make_sibling(
             ground.config, ground.lab_id, SeatReporter(names[lab_id], staff.reporter, agreed=False)
         )
         for lab_id, ground in grounds.items()
     ]
-    doors = Doors(take_over(contexts, listed))
+    doors = LoginLimiter(record_servers(contexts, listed))
 
-    def refresh_seat(ground: Ground) -> None:
-        server = staff.state.server_of_lab(ground.lab_id)
+    def refresh_seat(ground: LabContext) -> None:
+        server = staff.state.get_lab_server(ground.lab_id)
         if server is None or server.state != "running":
             return
-        with doors.through(server.endpoint):
-            look_at(ground, server)
+        with doors.reserve(server.endpoint):
+            refresh_server(ground, server)
 
-    outcomes = fleet.each(contexts, refresh_seat)
-    metering.accrue(staff.folder, course, listed)
+    outcomes = fleet.run_for_each(contexts, refresh_seat)
+    metering.record_costs(staff.folder, course, listed)
     return {
         names[outcome.ground.lab_id]: " ".join(
             filter(None, [outcome.error.what, outcome.error.why])
@@ -221,7 +225,7 @@ def _refresh_servers(staff: Staff, seats: Sequence[Seat]) -> dict[str, str]:
     }
 
 
-def take_over(grounds: Sequence[Ground], listed: Sequence[Server]) -> list[Server]:
+def record_servers(grounds: Sequence[LabContext], listed: Sequence[Server]) -> list[Server]:
     """Record the servers that the provider has just listed for these seats; return them.
 
     A server that is listed as it was recorded needs no request.
@@ -230,7 +234,7 @@ def take_over(grounds: Sequence[Ground], listed: Sequence[Server]) -> list[Serve
     by_lab = {server.lab_id: server for server in by_id.values()}
     servers = []
     for ground in grounds:
-        recorded = ground.state.server_of_lab(ground.lab_id)
+        recorded = ground.state.get_lab_server(ground.lab_id)
         if recorded is None and ground.lab_id not in by_lab:
             continue
         current = by_id.get(recorded.id) if recorded else None
@@ -243,7 +247,7 @@ def take_over(grounds: Sequence[Ground], listed: Sequence[Server]) -> list[Serve
     return servers
 
 
-def _adopt(ground: Ground, listed: Sequence[Server]) -> Server | None:
+def _adopt(ground: LabContext, listed: Sequence[Server]) -> Server | None:
     try:
         return adoption.adopt(ground, listed)
     except PolicyError as error:  # about a lab: name the seat instead, as its directory is called
@@ -252,7 +256,7 @@ def _adopt(ground: Ground, listed: Sequence[Server]) -> Server | None:
         raise
 
 
-def _update_record(ground: Ground, recorded: Server, current: Server) -> Server:
+def _update_record(ground: LabContext, recorded: Server, current: Server) -> Server:
     """Return the record updated from the list, with this machine's own alias and key file."""
     endpoint = msgspec.structs.replace(
         current.endpoint, identity=current.endpoint.identity or recorded.endpoint.identity
@@ -263,18 +267,18 @@ def _update_record(ground: Ground, recorded: Server, current: Server) -> Server:
     return updated
 
 
-def look_at(ground: Ground, server: Server) -> None:
+def refresh_server(ground: LabContext, server: Server) -> None:
     """Refresh the runs of all labs on a seat's server, and record its watchdog's report."""
-    for lab in labs_on(ground, server):
+    for lab in list_labs(ground, server):
         reply = runs.refresh(lab, server)
-        one_lab.keep_watch(ground, server, reply.get("watch") or {})
+        one_lab.record_watch(ground, server, reply.get("watch") or {})
 
 
-def server_of(staff: Staff, seat: Seat) -> Server:
+def find_server(staff: Staff, seat: Seat) -> Server:
     """Return the seat's recorded server; NotFoundError says how to create one."""
-    found = staff.state.server_of_lab(seat.lab_id)
+    found = staff.state.get_lab_server(seat.lab_id)
     if found is None or found.state in (*ENDED, "stopped"):
-        known = metering.known(staff.folder.ledger.entries(seat=seat.name))
+        known = metering.read_servers(staff.folder.ledger.list_entries(seat=seat.name))
         elsewhere = any(not server.ended for server in known.values())
         raise NotFoundError(
             f"{seat.name} has no server" + (" in this machine's records" if elsewhere else ""),
@@ -286,10 +290,10 @@ def server_of(staff: Staff, seat: Seat) -> Server:
     return found
 
 
-def servers_of(staff: Staff, seats: Sequence[Seat]) -> list[tuple[Seat, Server]]:
+def list_running_servers(staff: Staff, seats: Sequence[Seat]) -> list[tuple[Seat, Server]]:
     """Return the seats with a running server, as recorded; NotFoundError without any."""
     by_lab: dict[str, Server] = {}
-    for server in staff.state.servers():
+    for server in staff.state.list_servers():
         if server.state not in (*ENDED, "stopped"):
             by_lab[server.lab_id] = server
     pairs = [(seat, by_lab[seat.lab_id]) for seat in seats if seat.lab_id in by_lab]
@@ -300,7 +304,7 @@ def servers_of(staff: Staff, seats: Sequence[Seat]) -> list[tuple[Seat, Server]]
     return pairs
 
 
-def ground_of(staff: Staff, seat: Seat) -> Ground:
+def build_seat_context(staff: Staff, seat: Seat) -> LabContext:
     """Build the context of one seat."""
-    (ground,) = seat_grounds(staff.folder, staff.paths, staff.state, staff.reporter, [seat])
+    (ground,) = build_seat_contexts(staff.folder, staff.paths, staff.state, staff.reporter, [seat])
     return ground

@@ -16,17 +16,17 @@ from math import inf
 from typing import Literal
 
 from labctl.courses import broadcast, metering, rescue, servers, teardown
-from labctl.courses.context import SAVER_S, granted_s
-from labctl.courses.keys import Keys
+from labctl.courses.context import SAVER_S, sum_granted_s
+from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.leftovers import remove_expired_disks
 from labctl.courses.loading import open_course
 from labctl.courses.records.folder import Seat
-from labctl.courses.records.ledger import Entry
-from labctl.courses.records.spending import allowance_usd, spending
-from labctl.courses.records.timetable import Lesson, just_ended, phase
-from labctl.courses.requests import Desk
+from labctl.courses.records.ledger import CourseLedgerEntry
+from labctl.courses.records.spending import allowance_usd, compute_spending
+from labctl.courses.records.timetable import Lesson, find_just_ended, find_phase
+from labctl.courses.requests import RequestHandler
 from labctl.courses.servers import ENDED, Staff
-from labctl.courses.status import ground_of, status
+from labctl.courses.status import build_seat_context, read_status
 from labctl.errors import LabError
 from labctl.errors.unexpected import as_lab_error
 from labctl.lifecycle import down
@@ -51,7 +51,7 @@ Reason = Literal["budget", "time", "left", "class"]
 
 
 @dataclass(frozen=True)
-class Look:
+class CourseSnapshot:
     """A snapshot of the provider's servers at time `at`, by the lab id of their seat."""
 
     at: float
@@ -59,12 +59,12 @@ class Look:
 
 
 @dataclass
-class Rounds:
+class CourseTasks:
     """The periodic tasks of one course. `tell` takes a seat's name ("" for none) and a message."""
 
     staff: Staff
-    desk: Desk
-    keys: Keys
+    desk: RequestHandler
+    keys: AuthorizedKeys
     tell: Callable[[str, str], None]
     now: Callable[[], float] = time.time
     _seen: tuple[int, ...] = ()
@@ -73,31 +73,31 @@ class Rounds:
     _over_since: dict[str, float] = field(default_factory=dict)
     _slots: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(AT_ONCE))
 
-    def look(self) -> Look:
+    def take_snapshot(self) -> CourseSnapshot:
         """Ask the provider once for all seats, and record what they have cost since."""
         course = self.staff.course()
         listed = course.provider.servers()
-        metering.accrue(self.staff.folder, course, listed)
+        metering.record_costs(self.staff.folder, course, listed)
         by_lab = {server.lab_id: server for server in listed if server.state not in ENDED}
-        return Look(at=self.now(), servers=by_lab)
+        return CourseSnapshot(at=self.now(), servers=by_lab)
 
-    def roster(self) -> None:
+    def apply_roster(self) -> None:
         """Revoke the keys of students who have left the course, and release their servers."""
         folder = self.staff.folder
         self._reload()
-        active = {student.id for student in folder.students()}
-        inactive = [student for student in self.keys.students() if student not in active]
+        active = {student.id for student in folder.list_students()}
+        inactive = [student for student in self.keys.list_students() if student not in active]
         for student in self.keys.expel(inactive) if inactive else []:
             self.tell(student, "has left the course: the key was revoked")
-        for desk in self.desk.seats():
+        for desk in self.desk.list_claims():
             holders = {claim.student for claim in desk.claims if not claim.leaving}
             former = {
                 student
                 for student in holders
-                if student not in active or folder.seat_of(student).name != desk.seat.name
+                if student not in active or folder.find_seat_of(student).name != desk.seat.name
             }
             if former:
-                desk.leave_all(tuple(former))
+                desk.release_all(tuple(former))
 
     def _reload(self) -> None:
         """Reload course.yaml and the roster if they changed and are valid."""
@@ -109,32 +109,32 @@ class Rounds:
         if seen == self._seen:
             return
         fresh = open_course(folder.path)
-        fresh.config, fresh.students()  # a ConfigError changes nothing
+        fresh.config, fresh.list_students()  # a ConfigError changes nothing
         folder.refresh()
         if self._seen:
             self.tell("", "course.yaml and the roster were reloaded")
         self._seen = seen
 
-    def hours(self, look: Look) -> None:
+    def apply_class_hours(self, look: CourseSnapshot) -> None:
         """Bring servers up before class, and end unused ones after it."""
         config = self.staff.folder.config
-        current, lesson = phase(config.hours, config.term, self.now())
+        current, lesson = find_phase(config.hours, config.term, self.now())
         if current != "off" and lesson is not None:
             self._prepare(look, lesson)
             return
-        over = just_ended(config.hours, config.term, self.now(), AFTER_CLASS_S)
+        over = find_just_ended(config.hours, config.term, self.now(), AFTER_CLASS_S)
         if over is not None:
             self._end_after_class(look, self.now() - over.ends)
 
-    def sweep(self, look: Look) -> None:
+    def sweep(self, look: CourseSnapshot) -> None:
         """Warn seats that use up their budget; end servers beyond budget, time or membership."""
         folder = self.staff.folder
-        entries = folder.ledger.entries()
-        spent = spending(entries, self.now(), folder.living(look.servers.values()))
-        lines: dict[str, list[Entry]] = defaultdict(list)
+        entries = folder.ledger.list_entries()
+        spent = compute_spending(entries, self.now(), folder.list_running(look.servers.values()))
+        lines: dict[str, list[CourseLedgerEntry]] = defaultdict(list)
         for entry in entries:
             lines[entry.seat].append(entry)
-        for seat in folder.seats(active_only=False, former=True):
+        for seat in folder.list_seats(active_only=False, former=True):
             own = lines[seat.name]
             allowance = allowance_usd(own, seat.name, folder.config.per_student.budget)
             usd = spent[seat.name].usd if seat.name in spent else 0.0
@@ -152,23 +152,23 @@ class Rounds:
                 if self.now() - since > SAVE_S:
                     self._start_thread(f"{seat.name} late", partial(self._end_late, seat, server))
         self._join_threads()
-        for desk in self.desk.seats():
+        for desk in self.desk.list_claims():
             if (server := desk.server) is not None and server.created_at < look.at - YOUNG_S:
-                desk.seen(server, look.servers.get(desk.seat.lab_id))
-            desk.go_on()
+                desk.update_server(server, look.servers.get(desk.seat.lab_id))
+            desk.resume()
 
-    def disks(self) -> None:
+    def remove_disks(self) -> None:
         """Remove the kept disks of seats that have expired."""
         remove_expired_disks(self.staff)
 
-    def watch(self) -> None:
+    def refresh_status(self) -> None:
         """Refresh the status of every server, for idle hours and for the dashboard."""
         running = {
-            server.lab_id for server in self.staff.state.servers() if server.state == "running"
+            server.lab_id for server in self.staff.state.list_servers() if server.state == "running"
         }
-        seats = [seat for seat in self.staff.folder.seats() if seat.lab_id in running]
+        seats = [seat for seat in self.staff.folder.list_seats() if seat.lab_id in running]
         if seats:
-            status(self.staff, seats, refresh=True)
+            read_status(self.staff, seats, refresh=True)
 
     def _start_rescue(
         self, seat: Seat, server: Server, usd: float, allowance: float | None
@@ -190,7 +190,9 @@ class Rounds:
             return False
 
         def save() -> None:
-            limit = rescue.await_end(ground_of(self.staff, seat), self._find_recorded(server))
+            limit = rescue.await_end(
+                build_seat_context(self.staff, seat), self._find_recorded(server)
+            )
             if limit is not None:
                 with self._slots:
                     self._save_and_end(seat, limit)
@@ -201,17 +203,17 @@ class Rounds:
 
     def _find_recorded(self, server: Server) -> Server:
         """Return the recorded server, with its endpoint and keys: a provider lists neither."""
-        return self.staff.state.server(server.id) or server
+        return self.staff.state.get_server(server.id) or server
 
-    def _prepare(self, look: Look, lesson: Lesson) -> None:
+    def _prepare(self, look: CourseSnapshot, lesson: Lesson) -> None:
         """Bring up missing servers, except those that were put down on purpose during class."""
-        last: dict[str, Entry] = {}
-        for entry in self.staff.folder.ledger.entries():
+        last: dict[str, CourseLedgerEntry] = {}
+        for entry in self.staff.folder.ledger.list_entries():
             if entry.kind in ("up", "down") and entry.at >= lesson.warm:
                 last[entry.seat] = entry
         missing = [
             seat
-            for seat in self.staff.folder.seats()
+            for seat in self.staff.folder.list_seats()
             if seat.lab_id not in look.servers
             and (seat.name not in last or last[seat.name].why.startswith(metering.UNSEEN))
         ]
@@ -219,16 +221,16 @@ class Rounds:
             return
         count = "1 server" if len(missing) == 1 else f"{len(missing)} servers"
         self.tell("", f"class starts soon: bringing up {count}")
-        for outcome in servers.up(self.staff, missing):
+        for outcome in servers.bring_up_servers(self.staff, missing):
             if outcome.error:
                 self.tell(outcome.seat, ": ".join(filter(None, [outcome.error, outcome.why])))
 
-    def _end_after_class(self, look: Look, since_s: float) -> None:
-        for seat in self.staff.folder.seats():
+    def _end_after_class(self, look: CourseSnapshot, since_s: float) -> None:
+        for seat in self.staff.folder.list_seats():
             server = look.servers.get(seat.lab_id)
             if server is None or server.state != "running":
                 continue
-            is_held = any(not claim.leaving for claim in self.desk.seat(seat).claims)
+            is_held = any(not claim.leaving for claim in self.desk.find_claims(seat).claims)
             if is_held and since_s < IDLE_AFTER_CLASS_S:
                 continue
             self._start_thread(seat.name, partial(self._end_unused, seat, server))
@@ -267,7 +269,7 @@ class Rounds:
     def _is_busy(self, seat: Seat, server: Server) -> bool:
         """Tell whether the server is in use; True if its watchdog does not answer."""
         try:
-            report = guard.watch(ground_of(self.staff, seat), self._find_recorded(server))
+            report = guard.watch(build_seat_context(self.staff, seat), self._find_recorded(server))
         except LabError:
             return True
         return not report or bool(report.get("busy"))
@@ -275,7 +277,7 @@ class Rounds:
     def _warn(
         self,
         seat: Seat,
-        entries: Iterable[Entry],
+        entries: Iterable[CourseLedgerEntry],
         usd: float,
         allowance: float,
         server: Server | None,
@@ -307,20 +309,22 @@ class Rounds:
 
     def _show_on_server(self, seat: Seat, text: str) -> None:
         try:
-            broadcast.message(self.staff, [seat], text)
+            broadcast.send_message(self.staff, [seat], text)
         except LabError as error:
             self.tell(seat.name, f"could not show the warning on the server: {error.what}")
 
     def _find_end_reason(
         self,
         seat: Seat,
-        own: list[Entry],
+        own: list[CourseLedgerEntry],
         usd: float,
         allowance: float | None,
         server: Server,
     ) -> Reason | Literal[""]:
         """Return why the seat's server must end now, or "" if it may stay."""
-        if not any(student.active for student in map(self.staff.folder.student, seat.students)):
+        if not any(
+            student.active for student in map(self.staff.folder.find_student, seat.students)
+        ):
             return "left"
         if server.state == "stopped":
             return ""
@@ -332,7 +336,7 @@ class Rounds:
             ]
             if warned and self.now() - warned[-1] > GRACE_S:
                 return "budget"
-        longest = self.staff.folder.config.per_student.max_ttl + granted_s(own)
+        longest = self.staff.folder.config.per_student.max_ttl + sum_granted_s(own)
         if server.offer.price_usd_per_hour and (self.now() > server.created_at + longest + GRACE_S):
             return "time"
         return ""
@@ -344,7 +348,9 @@ class Rounds:
         """
         late = LabError(f"not everything on it could be saved within {SAVE_S / 60:.0f} minutes")
         try:
-            result: LabError = down.kept_there(ground_of(self.staff, seat), server, late)
+            result: LabError = down.stop_and_keep_disk(
+                build_seat_context(self.staff, seat), server, late
+            )
         except LabError as error:
             result = error
         self.tell(seat.name, f"{result.what}: " + "; ".join(result.why.splitlines()))
@@ -359,7 +365,7 @@ class Rounds:
         }
         self.tell(seat.name, f"ending its server: {words[why]}")
         try:
-            outcomes = teardown.down(replace(self.staff, why=words[why]), [seat])
+            outcomes = teardown.end_seats(replace(self.staff, why=words[why]), [seat])
         except LabError as error:
             self.tell(seat.name, ": ".join(filter(None, [error.what, error.why])))
             return
@@ -368,7 +374,7 @@ class Rounds:
                 self.tell(seat.name, ": ".join(filter(None, [ending.error, ending.why])))
 
 
-def _is_final_warning(entry: Entry, allowance: float) -> bool:
+def _is_final_warning(entry: CourseLedgerEntry, allowance: float) -> bool:
     is_same_budget = entry.detail.get("allowance_usd") == round(allowance, 2)
     return is_same_budget and float(entry.detail.get("percent", 0)) >= 100
 

@@ -15,29 +15,29 @@ from functools import partial
 import msgspec
 
 from labctl.courses import bake, metering
-from labctl.courses.context import seat_grounds
+from labctl.courses.context import build_seat_contexts
 from labctl.courses.grading_server import end_forgotten
 from labctl.courses.leftovers import (
-    Left,
-    asked,
-    every_ground,
-    labs_of,
-    own_labs,
+    ProviderLeftovers,
+    build_provider_contexts,
+    list_lab_ids,
+    list_leftovers,
+    list_own_lab_ids,
     remove_expired_disks,
 )
 from labctl.courses.records.folder import FORMER, Seat
-from labctl.courses.seat_reporter import Done, SeatReporter, stopping
-from labctl.courses.server_contents import SavedSeat, save
-from labctl.courses.servers import ENDED, SeatOutcome, Staff, of_course
-from labctl.courses.status import take_over
+from labctl.courses.seat_reporter import SeatDone, SeatReporter, report_stopping
+from labctl.courses.server_contents import SavedSeat, save_server
+from labctl.courses.servers import ENDED, SeatOutcome, Staff, rephrase_for_seat
+from labctl.courses.status import record_servers
 from labctl.errors import LabError, PolicyError
-from labctl.events import Decision, Note, Step
+from labctl.events import Note, Question, Step
 from labctl.lifecycle import fleet
 from labctl.model import Resource, Server, Value
 from labctl.providers import Bake
 from labctl.servers import end_server, kept_disks, leftovers
-from labctl.servers.context import Ground
-from labctl.servers.fan_out import Doors
+from labctl.servers.context import LabContext
+from labctl.servers.fan_out import LoginLimiter
 
 GIVE_UP = "labctl orphans --terminate --kept-too deletes them"
 # Servers saved at the same time: the bandwidth of this machine is the limit.
@@ -57,7 +57,7 @@ class SeatEnding(Value, frozen=True):
     hint: str = ""
 
 
-def down(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[SeatEnding]:
+def end_seats(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[SeatEnding]:
     """Save what is on these seats' servers, then end them; return a result for each server.
 
     One consent covers all. A seat whose results cannot be saved keeps its server or its disk,
@@ -65,18 +65,18 @@ def down(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[
     """
     course = staff.course()
     listed = course.provider.servers()
-    metering.accrue(staff.folder, course, listed)
-    grounds = seat_grounds(
+    metering.record_costs(staff.folder, course, listed)
+    grounds = build_seat_contexts(
         staff.folder, staff.paths, staff.state, staff.reporter, seats, course=course, listed=listed
     )
     by_lab = {seat.lab_id: seat for seat in seats}
-    servers = {server.lab_id: server for server in take_over(grounds, listed)}
+    servers = {server.lab_id: server for server in record_servers(grounds, listed)}
     with_server = [ground for ground in grounds if ground.lab_id in servers]
     if not with_server:
         _handle_kept_disks(staff)
         return []
     _require_consent(staff, [servers[ground.lab_id] for ground in with_server], discard)
-    with metering.write_ends(staff.state, [by_lab[ground.lab_id] for ground in with_server]):
+    with metering.hold_end_locks(staff.state, [by_lab[ground.lab_id] for ground in with_server]):
         saved = _save_all(staff, with_server, servers, by_lab, discard)
         ready = [outcome.ground for outcome in saved if outcome.error is None]
         unended = _end_all(course, [servers[ground.lab_id] for ground in ready])
@@ -88,11 +88,13 @@ def down(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[
             if outcome.error and _is_gone(staff, servers, outcome)
         }
         ended = [(by_lab[ground.lab_id], servers[ground.lab_id]) for ground in ended_contexts]
-        metering.ended(staff.folder, ended, staff.by, staff.why, "" if discard else metering.HOME)
+        metering.record_ends(
+            staff.folder, ended, staff.by, staff.why, "" if discard else metering.HOME
+        )
         with_disk = [
             (by_lab[lab_id], servers[lab_id]) for lab_id in servers if lab_id in with_kept_disk
         ]
-        metering.ended(staff.folder, with_disk, staff.by, staff.why, metering.DISK)
+        metering.record_ends(staff.folder, with_disk, staff.by, staff.why, metering.DISK)
     ended_contexts += [ground for ground in with_server if ground.lab_id in with_kept_disk]
     _remove_leftovers(staff, course, ended_contexts)
     _handle_kept_disks(staff)
@@ -101,8 +103,10 @@ def down(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[
     ]
 
 
-def _is_gone(staff: Staff, servers: dict[str, Server], outcome: fleet.Outcome[SavedSeat]) -> bool:
-    return staff.state.server(servers[outcome.ground.lab_id].id) is None
+def _is_gone(
+    staff: Staff, servers: dict[str, Server], outcome: fleet.LabOutcome[SavedSeat]
+) -> bool:
+    return staff.state.get_server(servers[outcome.ground.lab_id].id) is None
 
 
 def _require_consent(staff: Staff, servers: Sequence[Server], discard: bool) -> None:
@@ -111,7 +115,7 @@ def _require_consent(staff: Staff, servers: Sequence[Server], discard: bool) -> 
     count = f"{len(servers)} servers" if len(servers) > 1 else "one server"
     question = f"{lost}end {count} of {staff.folder.config.name} ({price:.2f} dollars an hour)?"
     detail = "" if discard else "runs are canceled, and every result is downloaded first"
-    if not staff.reporter.ask(Decision(question=question, detail=detail)):
+    if not staff.reporter.confirm(Question(question=question, detail=detail)):
         raise PolicyError(
             "nothing was ended",
             why=f"they are still running, for {price:.2f} dollars an hour together",
@@ -121,35 +125,35 @@ def _require_consent(staff: Staff, servers: Sequence[Server], discard: bool) -> 
 
 def _save_all(
     staff: Staff,
-    grounds: Sequence[Ground],
+    grounds: Sequence[LabContext],
     servers: dict[str, Server],
     by_lab: dict[str, Seat],
     discard: bool,
-) -> list[fleet.Outcome[SavedSeat]]:
-    doors = Doors(list(servers.values()))
+) -> list[fleet.LabOutcome[SavedSeat]]:
+    doors = LoginLimiter(list(servers.values()))
 
-    def save_seat(ground: Ground) -> SavedSeat:
+    def save_seat(ground: LabContext) -> SavedSeat:
         server = servers[ground.lab_id]
-        with doors.through(server.endpoint):
-            return save(ground, server, discard=discard)
+        with doors.reserve(server.endpoint):
+            return save_server(ground, server, discard=discard)
 
-    def notify(outcome: fleet.Outcome[SavedSeat]) -> None:
+    def notify(outcome: fleet.LabOutcome[SavedSeat]) -> None:
         error = outcome.error.what if outcome.error else ""
-        staff.reporter.emit(Done(seat=by_lab[outcome.ground.lab_id].name, error=error))
+        staff.reporter.emit(SeatDone(seat=by_lab[outcome.ground.lab_id].name, error=error))
 
     reporting = [
-        ground.beside(
+        ground.make_sibling(
             ground.config,
             ground.lab_id,
             SeatReporter(by_lab[ground.lab_id].name, staff.reporter, agreed=False),
         )
         for ground in grounds
     ]
-    halt = partial(stopping, staff.reporter)
-    return fleet.each(reporting, save_seat, at_once=AT_ONCE, tell=notify, stopping=halt)
+    halt = partial(report_stopping, staff.reporter)
+    return fleet.run_for_each(reporting, save_seat, at_once=AT_ONCE, tell=notify, stopping=halt)
 
 
-def _end_all(course: Ground, servers: Sequence[Server]) -> dict[str, LabError]:
+def _end_all(course: LabContext, servers: Sequence[Server]) -> dict[str, LabError]:
     """End all servers together; return the errors of those that did not end, by lab id."""
     if not servers:
         return {}
@@ -159,14 +163,14 @@ def _end_all(course: Ground, servers: Sequence[Server]) -> dict[str, LabError]:
         end_server.end(course, servers)
     except LabError as error:
         unended = {
-            server.lab_id for server in servers if course.state.server(server.id) is not None
+            server.lab_id for server in servers if course.state.get_server(server.id) is not None
         }
         return dict.fromkeys(unended, error)
     course.reporter.emit(msgspec.structs.replace(step, done=True))
     return {}
 
 
-def _remove_leftovers(staff: Staff, course: Ground, ended: Sequence[Ground]) -> None:
+def _remove_leftovers(staff: Staff, course: LabContext, ended: Sequence[LabContext]) -> None:
     """Remove saved disks and timers of ended servers; after the last server, the shared parts."""
     if not ended:
         return
@@ -174,7 +178,7 @@ def _remove_leftovers(staff: Staff, course: Ground, ended: Sequence[Ground]) -> 
         leftover_resources = course.provider.leftovers()
         _remove_saved_disks(course, ended, leftover_resources)
         _remove_timers(course, {ground.lab_id for ground in ended}, leftover_resources)
-        up, ours = course.provider.servers(), labs_of(staff)
+        up, ours = course.provider.servers(), list_lab_ids(staff)
         if not any(server.lab_id in ours and server.state not in ENDED for server in up):
             _remove_shared(course, leftover_resources)
     except LabError as error:
@@ -200,22 +204,22 @@ def _handle_kept_disks(staff: Staff) -> None:
 
 
 def _remove_saved_disks(
-    course: Ground, ended: Sequence[Ground], leftover_resources: Sequence[Resource]
+    course: LabContext, ended: Sequence[LabContext], leftover_resources: Sequence[Resource]
 ) -> None:
     """Remove kept disks whose results have all been saved."""
     with_saved = {
         ground.lab_id: ground
         for ground in ended
-        if ground.state.events(lab_id=ground.lab_id, kind=kept_disks.SAVED, limit=1)
+        if ground.state.list_events(lab_id=ground.lab_id, kind=kept_disks.SAVED, limit=1)
     }
     disks = [disk for disk in leftover_resources if disk.expires_at and disk.lab_id in with_saved]
-    end_server.take_away(
+    end_server.remove_resources(
         course, [disk for disk in disks if kept_disks.is_saved(with_saved[disk.lab_id], disk)]
     )
 
 
 def _remove_timers(
-    course: Ground, lab_ids: set[str], leftover_resources: Sequence[Resource]
+    course: LabContext, lab_ids: set[str], leftover_resources: Sequence[Resource]
 ) -> None:
     """Remove free resources of these labs, such as timers at the provider."""
     free = [
@@ -224,19 +228,21 @@ def _remove_timers(
         if resource.lab_id in lab_ids and not (resource.price_usd_per_month or resource.expires_at)
     ]
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        list(threads.map(lambda resource: end_server.take_away(course, [resource]), free))
+        list(threads.map(lambda resource: end_server.remove_resources(course, [resource]), free))
 
 
-def _remove_shared(course: Ground, leftover_resources: Sequence[Resource]) -> None:
+def _remove_shared(course: LabContext, leftover_resources: Sequence[Resource]) -> None:
     """Remove what the course's servers shared at the provider, once none is left."""
     shared = [resource for resource in leftover_resources if resource.lab_id == course.group]
-    end_server.take_away(course, [resource for resource in shared if resource.expires_at is None])
+    end_server.remove_resources(
+        course, [resource for resource in shared if resource.expires_at is None]
+    )
 
 
 def _describe_ending(
     by_lab: dict[str, Seat],
     servers: dict[str, Server],
-    outcome: fleet.Outcome[SavedSeat],
+    outcome: fleet.LabOutcome[SavedSeat],
     unended: dict[str, LabError],
     with_kept_disk: set[str],
 ) -> SeatEnding:
@@ -248,8 +254,8 @@ def _describe_ending(
         server_id=servers[seat.lab_id].id,
         saved=outcome.value or SavedSeat(),
         ended=error is None,
-        error=of_course(error.what, seat) if error else "",
-        why=of_course(error.why, seat) if error else "",
+        error=rephrase_for_seat(error.what, seat) if error else "",
+        why=rephrase_for_seat(error.why, seat) if error else "",
         hint=_ending_hint(seat, outcome.error, with_kept_disk) if error else "",
     )
 
@@ -264,20 +270,20 @@ def _ending_hint(seat: Seat, unsaved: LabError | None, with_kept_disk: set[str])
     return f"{again}, or {again} --discard to delete unsaved results" if unsaved else again
 
 
-class Proof(Value, frozen=True):
+class EndProof(Value, frozen=True):
     """The result of ending a course. `collected` describes the collection of each assignment."""
 
     endings: tuple[SeatEnding, ...]
-    left: tuple[Left, ...]
+    left: tuple[ProviderLeftovers, ...]
     collected: dict[str, str] = msgspec.field(default_factory=dict)
     revoked_keys: int = 0
     at: float = 0.0
 
     @property
-    def clean(self) -> bool:
+    def is_clean(self) -> bool:
         """Whether every server has ended and no provider shows anything that bills."""
         return all(ending.ended for ending in self.endings) and not any(
-            provider.bills for provider in self.left
+            provider.has_costs for provider in self.left
         )
 
 
@@ -287,7 +293,9 @@ Collect = Callable[[str], str]
 Revoke = Callable[[], int]
 
 
-def end_of_term(staff: Staff, *, collect: Collect, revoke: Revoke, discard: bool = False) -> Proof:
+def end_of_term(
+    staff: Staff, *, collect: Collect, revoke: Revoke, discard: bool = False
+) -> EndProof:
     """Collect, save, end and revoke, then list what is left at the providers in every region.
 
     Every step is tried even if another fails; the proof says what failed. Safe to repeat.
@@ -302,21 +310,21 @@ def end_of_term(staff: Staff, *, collect: Collect, revoke: Revoke, discard: bool
             staff.reporter.emit(Note(text=f"{name}: {error.what}", level="warning"))
         staff.reporter.emit(Step(name=f"collecting {name}", done=True))
     _end_grading(staff)
-    seats = staff.folder.seats(active_only=False, former=True)
-    endings = down(staff, seats, discard=discard)
+    seats = staff.folder.list_seats(active_only=False, former=True)
+    endings = end_seats(staff, seats, discard=discard)
     ended = all(ending.ended for ending in endings)
     if ended:
         _end_own(staff)
     revoked = revoke() if ended else 0
-    remaining = asked(staff)
-    proof = Proof(
+    remaining = list_leftovers(staff)
+    proof = EndProof(
         endings=tuple(endings),
         left=tuple(remaining),
         collected=collected,
         revoked_keys=revoked,
         at=time.time(),
     )
-    if proof.clean:
+    if proof.is_clean:
         # No server is left that accepts this key.
         shutil.rmtree(staff.paths.keys_dir / staff.folder.id, ignore_errors=True)
     return proof
@@ -327,15 +335,15 @@ def _end_own(staff: Staff) -> None:
 
     A failure is only a warning here: the final listing shows what is left.
     """
-    own = own_labs(staff)
-    for ground in every_ground(staff, everywhere=False):
+    own = list_own_lab_ids(staff)
+    for ground in build_provider_contexts(staff, everywhere=False):
         try:
             servers = [server for server in ground.provider.servers() if server.lab_id in own]
             if servers:
                 staff.reporter.emit(Step(name="ending leftovers of a check, a bake or a grading"))
                 end_server.end(ground, servers)
             if ground.group and isinstance(ground.provider, Bake):
-                bake.drop(staff)
+                bake.drop_images(staff)
             leftover_resources = ground.provider.leftovers()
             if ground.group:
                 _remove_shared(ground, leftover_resources)
@@ -344,10 +352,10 @@ def _end_own(staff: Staff) -> None:
             staff.reporter.emit(Note(text=error.what, level="warning"))
 
 
-def _remove_caches(course: Ground, leftover_resources: Sequence[Resource]) -> None:
+def _remove_caches(course: LabContext, leftover_resources: Sequence[Resource]) -> None:
     """Remove caches that only the course's servers could use again; they take disk space."""
     caches = [resource for resource in leftover_resources if resource.kind == leftovers.CACHE]
-    end_server.take_away(
+    end_server.remove_resources(
         course, [cache for cache in caches if cache.lab and cache.lab == course.owner]
     )
 
@@ -361,6 +369,6 @@ def _end_grading(staff: Staff) -> None:
         staff.reporter.emit(Note(text=text, level="warning"))
 
 
-def outcomes_failed(outcomes: Iterable[SeatOutcome | SeatEnding]) -> int:
+def count_failed(outcomes: Iterable[SeatOutcome | SeatEnding]) -> int:
     """Count the seats with an error."""
     return sum(bool(outcome.error) for outcome in outcomes)

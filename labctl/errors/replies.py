@@ -17,7 +17,7 @@ def as_reply(error: LabError) -> dict[str, Any]:
     return {"error": {"kind": kind, "what": error.what, "why": why, "hint": error.hint}}
 
 
-def raised(body: dict[str, Any]) -> LabError | None:
+def parse_error(body: dict[str, Any]) -> LabError | None:
     """Return the error that a reply reports, or None for any other reply.
 
     A kind that this version does not know becomes a plain LabError.
@@ -34,7 +34,7 @@ def raised(body: dict[str, Any]) -> LabError | None:
     return error
 
 
-def reply_in(output: str) -> dict[str, Any] | None:
+def parse_reply(output: str) -> dict[str, Any] | None:
     """Parse output as one JSON object; None for anything else."""
     try:
         body = json.loads(output)

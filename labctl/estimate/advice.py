@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from labctl.estimate.compute import Amount, cpu_seconds, cpu_token_seconds
+from labctl.estimate.compute import Workload, cpu_seconds, cpu_token_seconds
 from labctl.estimate.constants import (
     CPU_PATIENCE_S,
     CPU_TOKEN_S,
@@ -14,16 +14,16 @@ from labctl.estimate.constants import (
     SMALL_PARAMETERS,
     TABLE_VALUES,
 )
-from labctl.estimate.fits import largest_usable, smallest_for
-from labctl.estimate.memory import Memory, memory, simple_activations
-from labctl.estimate.plan import Plan, mixed
+from labctl.estimate.fits import find_largest_gpu, find_smallest_gpu
+from labctl.estimate.memory import MemoryEstimate, estimate_memory, simple_activations
+from labctl.estimate.plan import ModelPlan, is_mixed
 from labctl.model import Value
 
 HALF_DAY_S = 43_200.0
 MOST_GPUS = 1024
 
 
-class Way(Value, frozen=True):
+class Suggestion(Value, frozen=True):
     """A suggested change: its options, its drawback, and its result in bytes per GPU.
 
     `fits_on` is the smallest GPU with enough memory then, "" for none.
@@ -36,14 +36,14 @@ class Way(Value, frozen=True):
     gpus: int = 1
 
 
-class Verdict(Value, frozen=True):
+class GpuVerdict(Value, frozen=True):
     """Whether a GPU is needed, and why."""
 
     needed: bool
     why: str
 
 
-def verdict(plan: Plan, amount: Amount) -> Verdict:
+def judge_gpu(plan: ModelPlan, amount: Workload) -> GpuVerdict:
     """Decide whether a GPU is needed, by rules of thumb; `constants` has the assumptions."""
     if plan.kind != "network":
         return _judge_table(plan)
@@ -53,39 +53,39 @@ def verdict(plan: Plan, amount: Amount) -> Verdict:
     seconds = cpu_seconds(plan, amount)
     if seconds is not None:
         why = f"about {_minutes(seconds)} on a laptop CPU, at an assumed 100 GFLOP/s"
-        return Verdict(needed=seconds > CPU_PATIENCE_S, why=why)
+        return GpuVerdict(needed=seconds > CPU_PATIENCE_S, why=why)
     item = plan.measured.item_flops if plan.measured else 0
     small = params <= SMALL_PARAMETERS and item <= SMALL_ITEM_FLOPS
     why = f"{params:,} parameters are {'few enough for' if small else 'too many for'} a CPU"
     hint = f"set the amount of data for a better answer: {_amount_option(plan)}"
-    return Verdict(needed=not small, why=f"{why}; {hint}")
+    return GpuVerdict(needed=not small, why=f"{why}; {hint}")
 
 
-def _amount_option(plan: Plan) -> str:
+def _amount_option(plan: ModelPlan) -> str:
     return "--items 60k --epochs 10" if plan.measured else "--tokens 100M"
 
 
-def _judge_table(plan: Plan) -> Verdict:
+def _judge_table(plan: ModelPlan) -> GpuVerdict:
     values = plan.rows * plan.columns
     if values > TABLE_VALUES:
         why = f"with {values:.2g} values a GPU may be faster (XGBoost: device=cuda), if they fit"
-        return Verdict(needed=True, why=why)
+        return GpuVerdict(needed=True, why=why)
     if plan.kind == "trees":
         why = "trees split sorted columns, which CPUs do well; and on tables of usual size "
         why += "they still outperform networks (arXiv:2207.08815)"
     else:
         why = f"a CPU is fast enough for a table of {values:.2g} values"
-    return Verdict(needed=False, why=why)
+    return GpuVerdict(needed=False, why=why)
 
 
-def _judge_use(plan: Plan, amount: Amount) -> Verdict:
+def _judge_use(plan: ModelPlan, amount: Workload) -> GpuVerdict:
     each = cpu_token_seconds(plan)
     unit = "item" if plan.measured else "token"
     why = f"a CPU reads the weights in {_milliseconds(each)}, once for each {unit}"
     busy = amount.requests_per_day * each * max(amount.reply_tokens, 1)
     if amount.requests_per_day and amount.seconds_per_request:
-        return Verdict(needed=each > CPU_TOKEN_S, why=why)
-    return Verdict(needed=each > CPU_TOKEN_S or busy > HALF_DAY_S, why=why)
+        return GpuVerdict(needed=each > CPU_TOKEN_S, why=why)
+    return GpuVerdict(needed=each > CPU_TOKEN_S or busy > HALF_DAY_S, why=why)
 
 
 def _minutes(seconds: float) -> str:
@@ -101,12 +101,12 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-def why_simple_differs(plan: Plan, found: Memory) -> tuple[str, ...]:
+def why_simple_differs(plan: ModelPlan, found: MemoryEstimate) -> tuple[str, ...]:
     """What the rule of thumb leaves out, largest part of the sum first; empty without training."""
     if plan.kind != "network" or found.total_bytes == found.simple_rule_bytes:
         return ()
     reasons: list[tuple[float, str]] = [(found.overhead_bytes, "overhead")]
-    if mixed(plan):
+    if is_mixed(plan):
         master = 4.0 * plan.params
         reasons.append((master, f"fp32 master weights ({_gb(master)})"))
         if plan.optimizer in ("adam", "adamw", "momentum"):
@@ -130,11 +130,11 @@ def _gb(size: float) -> str:
     return f"{size / 1e9:,.1f} GB"
 
 
-def ways(plan: Plan) -> tuple[Way, ...]:
+def list_suggestions(plan: ModelPlan) -> tuple[Suggestion, ...]:
     """List the changes that help, each by itself; then, if needed, their combination."""
     if plan.kind != "network":
         return ()
-    now = memory(plan).total_bytes
+    now = estimate_memory(plan).total_bytes
     single = [_way(changed, *texts) for *texts, changed in _changes(plan)]
     helpful = [way for way in single if way.total_bytes < now * 0.99]
     together = _combine(plan)
@@ -142,13 +142,15 @@ def ways(plan: Plan) -> tuple[Way, ...]:
     return (*helpful, *([together] if together and together.options not in options else []))
 
 
-def _way(plan: Plan, options: str, what: str) -> Way:
-    total = memory(plan).total_bytes
-    fits_on = smallest_for(total)
-    return Way(options=options, what=what, total_bytes=total, fits_on=fits_on, gpus=plan.gpus)
+def _way(plan: ModelPlan, options: str, what: str) -> Suggestion:
+    total = estimate_memory(plan).total_bytes
+    fits_on = find_smallest_gpu(total)
+    return Suggestion(
+        options=options, what=what, total_bytes=total, fits_on=fits_on, gpus=plan.gpus
+    )
 
 
-def _changes(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
+def _changes(plan: ModelPlan) -> Iterator[tuple[str, str, ModelPlan]]:
     """Yield (options, drawback, changed plan), the mildest first."""
     if plan.training:
         yield from _list_training_changes(plan)
@@ -157,15 +159,15 @@ def _changes(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
     yield from _find_sharding(plan)
 
 
-def _list_training_changes(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
+def _list_training_changes(plan: ModelPlan) -> Iterator[tuple[str, str, ModelPlan]]:
     if plan.precision in ("fp32", "tf32"):
         yield "--precision bf16", "also faster", _to_bf16(plan)
-    if plan.attention == "stored" and plan.shaped:
+    if plan.attention == "stored" and plan.has_shape:
         yield "--attention fused", "same result, faster", replace(plan, attention="fused")
     parts = plan.batch // plan.data_parallel
     if parts > plan.accumulate:
         yield f"--accumulate {parts}", "same result, slower", replace(plan, accumulate=parts)
-    if plan.shaped and not plan.checkpointing:
+    if plan.has_shape and not plan.checkpointing:
         yield "--checkpointing", "a third more compute", replace(plan, checkpointing=True)
     if plan.batch > 1:
         smaller = replace(plan, batch=1, data_parallel=1, accumulate=1, zero=0)
@@ -175,7 +177,7 @@ def _list_training_changes(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
         yield "--train adam8bit", "8-bit states: bitsandbytes", change
 
 
-def _to_bf16(plan: Plan) -> Plan:
+def _to_bf16(plan: ModelPlan) -> ModelPlan:
     """Change the plan to bf16. For measured models, autocast about halves activations only."""
     if plan.measured is None:
         return replace(plan, precision="bf16")
@@ -184,7 +186,7 @@ def _to_bf16(plan: Plan) -> Plan:
     return replace(plan, precision="bf16", measured=halved)
 
 
-def _list_use_changes(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
+def _list_use_changes(plan: ModelPlan) -> Iterator[tuple[str, str, ModelPlan]]:
     smaller = {"fp32": ("bf16", "int8", "int4"), "tf32": ("bf16", "int8", "int4")}
     if plan.measured is None:
         for precision in smaller.get(plan.precision, ("int8", "int4")):
@@ -195,20 +197,20 @@ def _list_use_changes(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
         yield "--batch 1", "one request at a time", replace(plan, batch=1)
 
 
-def _find_sharding(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
+def _find_sharding(plan: ModelPlan) -> Iterator[tuple[str, str, ModelPlan]]:
     """Find the smallest power of two of GPUs on which the model fits when divided."""
     if plan.gpus > 1 and plan.zero == 3:
         return
     count = 2 * plan.gpus
     while count <= MOST_GPUS:
         changed, options = _divide(plan, count)
-        if smallest_for(memory(changed).total_bytes):
+        if find_smallest_gpu(estimate_memory(changed).total_bytes):
             yield options, f"{count} GPUs", changed
             return
         count *= 2
 
 
-def _divide(plan: Plan, count: int) -> tuple[Plan, str]:
+def _divide(plan: ModelPlan, count: int) -> tuple[ModelPlan, str]:
     if plan.training:
         batch = -(-max(plan.batch, count) // count) * count
         changed = replace(plan, data_parallel=count, zero=3, batch=batch, accumulate=1)
@@ -218,17 +220,17 @@ def _divide(plan: Plan, count: int) -> tuple[Plan, str]:
     return replace(plan, tensor_parallel=count), f"--tensor-parallel {count}"
 
 
-def _combine(plan: Plan) -> Way | None:
+def _combine(plan: ModelPlan) -> Suggestion | None:
     """Combine changes, the mildest first, until a single GPU has enough memory."""
-    changed, total = plan, memory(plan).total_bytes
+    changed, total = plan, estimate_memory(plan).total_bytes
     steps = _list_training_changes if plan.training else _list_use_changes
     used: dict[str, str] = {}
-    while total > largest_usable()[1]:
+    while total > find_largest_gpu()[1]:
         better = next(
             (
                 (options, after)
                 for options, _, after in steps(changed)
-                if memory(after).total_bytes < total * 0.99
+                if estimate_memory(after).total_bytes < total * 0.99
             ),
             None,
         )
@@ -236,5 +238,5 @@ def _combine(plan: Plan) -> Way | None:
             return None
         options, changed = better
         used[options.split()[0]] = options
-        total = memory(changed).total_bytes
+        total = estimate_memory(changed).total_bytes
     return _way(changed, " ".join(used.values()), "together") if len(used) > 1 else None

@@ -54,16 +54,16 @@ def plain_name(name: str) -> str:
     return "".join(letter for letter in words if letter.isalnum())
 
 
-def card(name: str, memory_bytes: int) -> Card | None:
+def find_card(name: str, memory_bytes: int) -> Card | None:
     """Find the card of this name with the nearest memory size; None if it is unknown."""
     wanted = plain_name(name)
     matches = [listed for listed in CARDS if plain_name(listed.name) == wanted]
     return min(matches, key=lambda match: abs(match.memory_bytes - memory_bytes), default=None)
 
 
-def speed(name: str, memory_bytes: int, work: str) -> float | None:
+def peak_speed(name: str, memory_bytes: int, work: str) -> float | None:
     """Return this GPU's peak for "fp32", "fp16" (TFLOPS) or "bandwidth" (GB/s)."""
-    gpu = card(name, memory_bytes)
+    gpu = find_card(name, memory_bytes)
     if gpu is None:
         return None
     figures = {

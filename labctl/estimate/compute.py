@@ -12,13 +12,13 @@ from labctl.estimate.constants import (
     UTILISATION,
 )
 from labctl.estimate.memory import kv_cache, weights
-from labctl.estimate.plan import Plan
+from labctl.estimate.plan import ModelPlan
 from labctl.model import Value
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 
 
-class Amount(Value, frozen=True):
+class Workload(Value, frozen=True):
     """The amount of work. Zero or None: not given.
 
     `tokens` are a language model's, `items` those of a model from code (images, rows), in all
@@ -38,7 +38,7 @@ class Amount(Value, frozen=True):
     price_usd_per_hour: float | None = None
 
 
-def flops(plan: Plan, amount: Amount) -> float:
+def flops(plan: ModelPlan, amount: Workload) -> float:
     """Compute the operations of a training or of inference.
 
     Training: 6 N D (2 forward, 4 backward: Scaling, section 2.1), with checkpointing another
@@ -65,7 +65,7 @@ def peak_flops(card: Card, precision: str) -> float:
     return card.fp16_tflops * double * 1e12
 
 
-def hours_on(card: Card, plan: Plan, amount: Amount) -> float | None:
+def compute_hours(card: Card, plan: ModelPlan, amount: Workload) -> float | None:
     """Compute the hours of the training (or a day's requests) on `plan.gpus` cards, if known."""
     if amount.requests_per_day:
         seconds = request_seconds(plan, amount, card)
@@ -78,13 +78,13 @@ def hours_on(card: Card, plan: Plan, amount: Amount) -> float | None:
     return work / rate / HOUR_S if work else None
 
 
-def measured_hours(amount: Amount) -> float | None:
+def measured_hours(amount: Workload) -> float | None:
     """Compute the hours from the measured throughput; None without it."""
     total = amount.tokens or amount.items
     return total / amount.per_second / HOUR_S if total and amount.per_second else None
 
 
-def token_seconds(plan: Plan, amount: Amount, card: Card | None) -> float | None:
+def token_seconds(plan: ModelPlan, amount: Workload, card: Card | None) -> float | None:
     """Compute the least time for one token of each sequence in the batch; None if unknown.
 
     All weights and the KV cache are read once (Pope et al., 2022, arXiv:2211.05102, section 2).
@@ -96,12 +96,12 @@ def token_seconds(plan: Plan, amount: Amount, card: Card | None) -> float | None
     return (weights(plan) + kv_cache(plan, plan.kv_heads)) / bandwidth if bandwidth else None
 
 
-def weight_seconds(plan: Plan, bandwidth_bytes_per_s: float) -> float:
+def weight_seconds(plan: ModelPlan, bandwidth_bytes_per_s: float) -> float:
     """Compute the seconds to read only the weights."""
     return weights(plan) / bandwidth_bytes_per_s
 
 
-def request_seconds(plan: Plan, amount: Amount, card: Card | None) -> float | None:
+def request_seconds(plan: ModelPlan, amount: Workload, card: Card | None) -> float | None:
     """Return the GPU time of one request: as given, else by its tokens, shared in a batch."""
     if amount.seconds_per_request:
         return amount.seconds_per_request
@@ -120,7 +120,7 @@ class Load(Value, frozen=True):
     gpus: int
 
 
-def load(amount: Amount, seconds: float | None) -> Load | None:
+def compute_load(amount: Workload, seconds: float | None) -> Load | None:
     """Compute the GPU load of a day of requests; None if unknown."""
     if not amount.requests_per_day or seconds is None:
         return None
@@ -133,20 +133,20 @@ def load(amount: Amount, seconds: float | None) -> Load | None:
     )
 
 
-def dollars(hours: float | None, price_usd_per_hour: float, amount: Amount) -> float | None:
+def dollars(hours: float | None, price_usd_per_hour: float, amount: Workload) -> float | None:
     """Compute the cost of the training, or of the busy hours of 30 days of requests."""
     if hours is None:
         return None
     return hours * price_usd_per_hour * (DAYS_A_MONTH if amount.requests_per_day else 1)
 
 
-def cpu_seconds(plan: Plan, amount: Amount) -> float | None:
+def cpu_seconds(plan: ModelPlan, amount: Workload) -> float | None:
     """Compute the seconds of the training on a laptop CPU; None if the amount is unknown."""
     work = flops(plan, amount)
     return work / CPU_FLOPS if work else None
 
 
-def cpu_token_seconds(plan: Plan) -> float:
+def cpu_token_seconds(plan: ModelPlan) -> float:
     """Compute the seconds of one token (or item) of inference on a laptop CPU.
 
     All weights are read once, and all operations done.

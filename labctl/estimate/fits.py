@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from labctl.estimate.cards import CARDS, GIB, NOMINAL, Card, card
-from labctl.estimate.compute import Amount, hours_on, token_seconds
+from labctl.estimate.cards import CARDS, GIB, NOMINAL, Card, find_card
+from labctl.estimate.compute import Workload, compute_hours, token_seconds
 from labctl.estimate.constants import NO_BF16, OLD_CARDS, SOFT_ECC, SOFT_ECC_SHARE
-from labctl.estimate.plan import Plan
+from labctl.estimate.plan import ModelPlan
 from labctl.model import Value
 
 
-class Fit(Value, frozen=True):
+class GpuFit(Value, frozen=True):
     """One GPU type. `share` is the used share of its usable memory (1.0: all of it).
 
     `current` is False if current PyTorch does not support it. `hours` is for as many of them as the
@@ -29,7 +29,7 @@ class Fit(Value, frozen=True):
 
 def usable_bytes(name: str, memory_bytes: int) -> int:
     """Return the usable part of a GPU's memory, given its nominal or reported size."""
-    listed = card(name, memory_bytes)
+    listed = find_card(name, memory_bytes)
     nominal = listed.memory_bytes if listed else memory_bytes
     share = SOFT_ECC_SHARE if listed and listed.name in SOFT_ECC else 1 - NOMINAL
     return min(memory_bytes, int(nominal * share)) if listed else int(memory_bytes * share)
@@ -40,37 +40,37 @@ def label(gpu: Card) -> str:
     return f"{gpu.name} {gpu.memory_bytes // GIB}GB"
 
 
-def fits(plan: Plan, amount: Amount, total_bytes: int) -> tuple[Fit, ...]:
+def compare_gpus(plan: ModelPlan, amount: Workload, total_bytes: int) -> tuple[GpuFit, ...]:
     """Compare a plan with every listed GPU type, the smallest first."""
     ordered = sorted(CARDS, key=lambda gpu: (gpu.memory_bytes, gpu.fp16_tflops))
     return tuple(_fit(gpu, plan, amount, total_bytes) for gpu in ordered)
 
 
-def _fit(gpu: Card, plan: Plan, amount: Amount, total_bytes: int) -> Fit:
+def _fit(gpu: Card, plan: ModelPlan, amount: Workload, total_bytes: int) -> GpuFit:
     usable = usable_bytes(gpu.name, gpu.memory_bytes)
     fit = total_bytes <= usable
     slow = plan.precision in ("bf16", "tf32") and gpu.name in NO_BF16
     note = f"no {plan.precision} support: as slow as fp32" if slow else ""
-    return Fit(
+    return GpuFit(
         gpu=label(gpu),
         memory_bytes=gpu.memory_bytes,
         usable_bytes=usable,
         fits=fit,
         share=total_bytes / usable,
-        hours=hours_on(gpu, plan, amount),
+        hours=compute_hours(gpu, plan, amount),
         seconds_per_token=token_seconds(plan, amount, gpu),
         current=gpu.name not in OLD_CARDS,
         note="too old for current PyTorch" if gpu.name in OLD_CARDS else note,
     )
 
 
-def largest_usable() -> tuple[str, int]:
+def find_largest_gpu() -> tuple[str, int]:
     """Return the GPU with the most usable memory, and its bytes."""
     best = max(CARDS, key=lambda gpu: usable_bytes(gpu.name, gpu.memory_bytes))
     return label(best), usable_bytes(best.name, best.memory_bytes)
 
 
-def smallest_for(total_bytes: int) -> str:
+def find_smallest_gpu(total_bytes: int) -> str:
     """Return the smallest GPU with enough memory; "" if none exists."""
     ordered = sorted(CARDS, key=lambda gpu: (gpu.memory_bytes, gpu.fp16_tflops))
     current = (gpu for gpu in ordered if gpu.name not in OLD_CARDS)

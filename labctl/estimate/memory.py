@@ -14,11 +14,11 @@ from labctl.estimate.constants import (
     STATE_BYTES,
     STATES,
 )
-from labctl.estimate.plan import Plan, mixed
+from labctl.estimate.plan import ModelPlan, is_mixed
 from labctl.model import Value
 
 
-class Memory(Value, frozen=True):
+class MemoryEstimate(Value, frozen=True):
     """Bytes on one GPU. `simple_rule_bytes` is the rule of thumb for the undivided model."""
 
     weights_bytes: int
@@ -34,7 +34,7 @@ class Memory(Value, frozen=True):
 TERMS = ("weights", "gradients", "optimizer", "activations", "kv_cache", "overhead")
 
 
-def memory(plan: Plan) -> Memory:
+def estimate_memory(plan: ModelPlan) -> MemoryEstimate:
     """Compute all terms and their sum for a checked plan."""
     if plan.kind != "network":
         return _table_memory(plan)
@@ -47,15 +47,15 @@ def memory(plan: Plan) -> Memory:
         "overhead_bytes": OVERHEAD_BYTES,
     }
     sizes = {name: round(size) for name, size in parts.items()}
-    return Memory(
+    return MemoryEstimate(
         **sizes, total_bytes=sum(sizes.values()), simple_rule_bytes=round(simple_rule(plan))
     )
 
 
-def _table_memory(plan: Plan) -> Memory:
+def _table_memory(plan: ModelPlan) -> MemoryEstimate:
     """Assume a table in fp32 and one working copy of it, both in main memory."""
     table = plan.rows * plan.columns * 4
-    return Memory(
+    return MemoryEstimate(
         weights_bytes=0,
         gradients_bytes=0,
         optimizer_bytes=0,
@@ -67,7 +67,7 @@ def _table_memory(plan: Plan) -> Memory:
     )
 
 
-def _count_shards(plan: Plan, from_stage: int) -> int:
+def _count_shards(plan: ModelPlan, from_stage: int) -> int:
     """Return the number of GPUs that a term is divided among.
 
     That is always tensor and pipeline parallelism, and data parallelism from a stage of ZeRO on
@@ -77,14 +77,14 @@ def _count_shards(plan: Plan, from_stage: int) -> int:
     return plan.tensor_parallel * plan.pipeline_parallel * shards
 
 
-def weights(plan: Plan) -> float:
+def weights(plan: ModelPlan) -> float:
     """Compute parameters x bytes; from code, parameters and buffers in their own types."""
     if plan.measured is not None:
         return plan.measured.weight_bytes / _count_shards(plan, 3)
     return plan.params * BYTES[plan.precision] / _count_shards(plan, 3)
 
 
-def gradients(plan: Plan) -> float:
+def gradients(plan: ModelPlan) -> float:
     """Compute the gradients: one per trained parameter, in the type of its weight.
 
     In mixed precision that is 2 bytes (ZeRO).
@@ -97,7 +97,7 @@ def gradients(plan: Plan) -> float:
     return plan.params * each / _count_shards(plan, 2)
 
 
-def optimizer(plan: Plan) -> float:
+def optimizer(plan: ModelPlan) -> float:
     """Compute the optimizer's states and, in mixed precision, the fp32 weights.
 
     For Adam that is 4 + 4 + 4 bytes per parameter; with 2 + 2 for weights and gradients, it makes
@@ -113,15 +113,15 @@ def optimizer(plan: Plan) -> float:
             states = plan.measured.trained_parameters * STATES["adam8bit"]
         return states / _count_shards(plan, 1)
     each = STATES[plan.optimizer] * STATE_BYTES[plan.optimizer]
-    return plan.params * (each + (MASTER_BYTES if mixed(plan) else 0)) / _count_shards(plan, 1)
+    return plan.params * (each + (MASTER_BYTES if is_mixed(plan) else 0)) / _count_shards(plan, 1)
 
 
-def element_bytes(plan: Plan) -> int:
+def element_bytes(plan: ModelPlan) -> int:
     """Return the bytes per element of an activation: products use at least 16 bits."""
     return 4 if plan.precision in ("fp32", "tf32") else 2
 
 
-def activations(plan: Plan) -> float:
+def activations(plan: ModelPlan) -> float:
     """Compute the activations.
 
     Training: what is kept for the backward pass, on the pipeline stage that keeps the most.
@@ -130,7 +130,7 @@ def activations(plan: Plan) -> float:
     if plan.measured is not None:
         measured = plan.measured
         return measured.fixed_bytes + measured.item_bytes * plan.micro_batch
-    if not plan.shaped:
+    if not plan.has_shape:
         return 0
     if not plan.training:
         return _layer(plan, masks=0) + plan.micro_batch * _vocabulary(plan) * 4
@@ -141,7 +141,7 @@ def activations(plan: Plan) -> float:
     return last if plan.pipeline_parallel == 1 else max(first, last)
 
 
-def _stage(plan: Plan, layers: int) -> float:
+def _stage(plan: ModelPlan, layers: int) -> float:
     """Compute the activations of a pipeline stage (Recomputation, sections 4.1 and 5).
 
     With checkpointing each layer keeps only its input, and one layer at a time is recomputed. A
@@ -154,7 +154,7 @@ def _stage(plan: Plan, layers: int) -> float:
     return kept + _layer(plan)
 
 
-def _layer(plan: Plan, masks: int = 2) -> float:
+def _layer(plan: ModelPlan, masks: int = 2) -> float:
     """Compute the activations of one layer (Recomputation, equations 1 and 2).
 
     With e bytes per element instead of 2, and fewer key and value heads:
@@ -171,11 +171,11 @@ def _layer(plan: Plan, masks: int = 2) -> float:
     return linear + plan.all_heads * plan.seq * tokens * (2 * e + 1) / t
 
 
-def _vocabulary(plan: Plan) -> int:
+def _vocabulary(plan: ModelPlan) -> int:
     return plan.vocabulary or DEFAULT_VOCABULARY
 
 
-def _logits(plan: Plan) -> float:
+def _logits(plan: ModelPlan) -> float:
     """Compute the logits, a score per token and word of the vocabulary.
 
     They exist in the computing type, and in fp32 for the loss (Recomputation, section 4.3: 4 sbv).
@@ -184,19 +184,19 @@ def _logits(plan: Plan) -> float:
     return tokens * _vocabulary(plan) * (4 + element_bytes(plan)) / plan.tensor_parallel
 
 
-def simple_activations(plan: Plan) -> int:
+def simple_activations(plan: ModelPlan) -> int:
     """Apply the rule of thumb: one tensor per layer, batch x tokens x hidden x layers x bytes."""
     each = element_bytes(plan)
-    return plan.batch * plan.seq * plan.hidden * plan.layers * each if plan.shaped else 0
+    return plan.batch * plan.seq * plan.hidden * plan.layers * each if plan.has_shape else 0
 
 
-def kv_cache(plan: Plan, kv_heads: int = 0) -> float:
+def kv_cache(plan: ModelPlan, kv_heads: int = 0) -> float:
     """Compute the KV cache: 2 x layers x kv heads x head width x tokens x batch x bytes.
 
     Source: Pope et al., 2022, arXiv:2211.05102, section 2. It uses 16 bits, also with quantized
     weights. 0 `kv_heads` means all heads, so the hidden width.
     """
-    if not plan.shaped or plan.measured is not None:
+    if not plan.has_shape or plan.measured is not None:
         return 0
     heads = kv_heads or plan.all_heads
     width = heads / min(heads, plan.tensor_parallel) * plan.hidden / plan.all_heads
@@ -204,7 +204,7 @@ def kv_cache(plan: Plan, kv_heads: int = 0) -> float:
     return 2 * plan.layers * width * tokens * element_bytes(plan) / plan.pipeline_parallel
 
 
-def simple_rule(plan: Plan) -> float:
+def simple_rule(plan: ModelPlan) -> float:
     """Apply the rule of thumb: everything in the weights' own type.
 
     Training with Adam: weights, as many gradients, and twice as many states, so 4 x the weights.
@@ -219,7 +219,7 @@ def simple_rule(plan: Plan) -> float:
     return 2 * own + STATES[plan.optimizer] * state
 
 
-def checkpoint_bytes(plan: Plan) -> int:
+def checkpoint_bytes(plan: ModelPlan) -> int:
     """Compute the size of a resumable checkpoint: weights and optimizer states, undivided.
 
     The weights are in fp32, or in their own type if there is no fp32 copy.
@@ -235,6 +235,6 @@ def checkpoint_bytes(plan: Plan) -> int:
     return plan.params * (MASTER_BYTES + each)
 
 
-def largest(needed: Memory) -> str:
+def largest(needed: MemoryEstimate) -> str:
     """Return the name of the largest term."""
     return max(TERMS, key=lambda term: getattr(needed, f"{term}_bytes"))

@@ -22,7 +22,7 @@ LEAST_SPAN_S = 5.0
 LEAST_MARGIN = 0.05
 
 
-class Point(NamedTuple):
+class StepCount(NamedTuple):
     """The number of steps done at a moment (seconds of any one clock)."""
 
     at: float
@@ -38,7 +38,7 @@ class Stretch(NamedTuple):
         return self.seconds / self.steps
 
 
-class Pace(Value, frozen=True):
+class StepPace(Value, frozen=True):
     """Seconds per step after the warm-up: the mean, the best and the worst to expect.
 
     `start_s` is the additional time of the start: from the container's start until the first steps,
@@ -54,7 +54,7 @@ class Pace(Value, frozen=True):
     stretches: int
 
 
-class Whole(Value, frozen=True):
+class PredictedTime(Value, frozen=True):
     """A whole run's time in seconds, from its container's start, with a range."""
 
     seconds: float
@@ -62,7 +62,7 @@ class Whole(Value, frozen=True):
     high_s: float
 
 
-def pace(points: Sequence[Point], started_at: float) -> Pace | None:
+def compute_pace(points: Sequence[StepCount], started_at: float) -> StepPace | None:
     """Compute the pace of the steps in `points` (in order of time); None with too few points.
 
     The range is from the mean of the faster half of the stretches to that of the slower half, and
@@ -82,7 +82,7 @@ def pace(points: Sequence[Point], started_at: float) -> Pace | None:
     low = min(fmean(ordered[:half]), mean * (1 - LEAST_MARGIN))
     high = max(fmean(ordered[-half:]), mean * (1 + LEAST_MARGIN))
     first = points[warm]
-    return Pace(
+    return StepPace(
         seconds_per_step=mean,
         low_seconds_per_step=low,
         high_seconds_per_step=high,
@@ -93,17 +93,17 @@ def pace(points: Sequence[Point], started_at: float) -> Pace | None:
     )
 
 
-def whole(measured_pace: Pace, total_steps: float) -> Whole:
+def predict_time(measured_pace: StepPace, total_steps: float) -> PredictedTime:
     """Compute the time of all steps at this pace, including the start."""
-    return Whole(
+    return PredictedTime(
         seconds=measured_pace.start_s + total_steps * measured_pace.seconds_per_step,
         low_s=measured_pace.start_s + total_steps * measured_pace.low_seconds_per_step,
         high_s=measured_pace.start_s + total_steps * measured_pace.high_seconds_per_step,
     )
 
 
-def _drop_repeated(points: Sequence[Point]) -> list[Point]:
-    kept: list[Point] = []
+def _drop_repeated(points: Sequence[StepCount]) -> list[StepCount]:
+    kept: list[StepCount] = []
     for point in points:
         if kept and point.step < kept[-1].step:
             kept = []
@@ -112,7 +112,7 @@ def _drop_repeated(points: Sequence[Point]) -> list[Point]:
     return kept
 
 
-def _to_stretches(points: Sequence[Point]) -> list[Stretch]:
+def _to_stretches(points: Sequence[StepCount]) -> list[Stretch]:
     return [Stretch(b.at - a.at, b.step - a.step) for a, b in pairwise(points)]
 
 

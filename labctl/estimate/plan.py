@@ -17,7 +17,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 MOST = 10**18
 
 
-class Measured(Value, frozen=True):
+class ModelMeasurement(Value, frozen=True):
     """The measurements of a model that was built. Activations of n items: fixed + n x item bytes.
 
     `weight_bytes` counts parameters and buffers in the types that the code gave them,
@@ -40,7 +40,7 @@ class Measured(Value, frozen=True):
     autocast: bool = False
 
 
-class Plan(Value, frozen=True):
+class ModelPlan(Value, frozen=True):
     """One estimate's input. `optimizer` "" means inference; 0 means not given.
 
     `batch` is the number of items of one optimizer step (or forward pass), of all GPUs together;
@@ -68,7 +68,7 @@ class Plan(Value, frozen=True):
     zero: int = 0
     rows: int = 0
     columns: int = 0
-    measured: Measured | None = None
+    measured: ModelMeasurement | None = None
 
     @property
     def training(self) -> bool:
@@ -84,7 +84,7 @@ class Plan(Value, frozen=True):
         return -(-self.batch // (self.data_parallel * self.accumulate))
 
     @property
-    def shaped(self) -> bool:
+    def has_shape(self) -> bool:
         """Whether activations and the KV cache can be computed from the shape."""
         return bool(self.seq and self.hidden and self.layers)
 
@@ -104,7 +104,7 @@ def parse_count(text: str) -> int:
     return number
 
 
-def checked(plan: Plan) -> Plan:
+def require_consistent(plan: ModelPlan) -> ModelPlan:
     """Return the plan if it is consistent; UsageError with what to type instead."""
     if plan.kind != "network":
         return _check_table(plan)
@@ -120,7 +120,7 @@ def checked(plan: Plan) -> Plan:
     return plan
 
 
-def _check_table(plan: Plan) -> Plan:
+def _check_table(plan: ModelPlan) -> ModelPlan:
     if not plan.rows or not plan.columns:
         raise UsageError(
             f"--kind {plan.kind} needs --rows and --columns",
@@ -129,7 +129,7 @@ def _check_table(plan: Plan) -> Plan:
     return plan
 
 
-def _check_precision(plan: Plan) -> None:
+def _check_precision(plan: ModelPlan) -> None:
     if plan.training and plan.precision in QUANTIZED:
         raise UsageError(
             f"{plan.precision} weights cannot be trained",
@@ -145,7 +145,7 @@ def _check_precision(plan: Plan) -> None:
         )
 
 
-def _check_shape(plan: Plan) -> None:
+def _check_shape(plan: ModelPlan) -> None:
     if plan.measured is not None:
         return
     shape = {"--seq": plan.seq, "--hidden": plan.hidden, "--layers": plan.layers}
@@ -169,7 +169,7 @@ def _check_shape(plan: Plan) -> None:
         )
 
 
-def _check_sharing(plan: Plan) -> None:
+def _check_sharing(plan: ModelPlan) -> None:
     if plan.zero and (not plan.training or plan.data_parallel == 1):
         raise UsageError(
             f"--zero {plan.zero} has nothing to divide",
@@ -197,6 +197,6 @@ def _check_sharing(plan: Plan) -> None:
         )
 
 
-def mixed(plan: Plan) -> bool:
+def is_mixed(plan: ModelPlan) -> bool:
     """Whether the training keeps an fp32 copy beside 16-bit (or fp8) weights."""
     return plan.training and plan.precision in MIXED and plan.measured is None

@@ -7,35 +7,41 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from labctl.errors import ConfigError, InterruptError, LabError, UsageError
-from labctl.estimate.advice import Verdict, Way, verdict, ways, why_simple_differs
-from labctl.estimate.cards import CARDS, Card, card
+from labctl.estimate.advice import (
+    GpuVerdict,
+    Suggestion,
+    judge_gpu,
+    list_suggestions,
+    why_simple_differs,
+)
+from labctl.estimate.cards import CARDS, Card, find_card
 from labctl.estimate.compute import (
-    Amount,
     Load,
+    Workload,
+    compute_hours,
+    compute_load,
     cpu_seconds,
     dollars,
     flops,
-    hours_on,
-    load,
     measured_hours,
     request_seconds,
     token_seconds,
     weight_seconds,
 )
 from labctl.estimate.constants import DAYS_A_MONTH
-from labctl.estimate.fits import Fit, fits, label, smallest_for, usable_bytes
+from labctl.estimate.fits import GpuFit, compare_gpus, find_smallest_gpu, label, usable_bytes
 from labctl.estimate.memory import (
-    Memory,
+    MemoryEstimate,
     checkpoint_bytes,
+    estimate_memory,
     kv_cache,
     largest,
-    memory,
     simple_activations,
 )
-from labctl.estimate.plan import Measured, Plan, checked
-from labctl.insight.model_measurement import Source, measured
+from labctl.estimate.plan import ModelMeasurement, ModelPlan, require_consistent
+from labctl.insight.model_measurement import ModelSource, measure_model
 from labctl.model import GpuNeed, Need, Offer, Value
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 
 YARDSTICK = "H100"
 HOUR_S = 3600.0
@@ -91,7 +97,7 @@ class Details(Value, frozen=True):
     seconds_per_token: float | None
     weights_seconds: float | None
     load: Load | None
-    model: Measured | None
+    model: ModelMeasurement | None
     costs_note: str
 
 
@@ -102,32 +108,34 @@ class Estimate(Value, frozen=True):
     without offers, no listed GPU has enough memory.
     """
 
-    plan: Plan
-    amount: Amount
-    memory: Memory
+    plan: ModelPlan
+    amount: Workload
+    memory: MemoryEstimate
     time: Time
-    fits: tuple[Fit, ...]
+    fits: tuple[GpuFit, ...]
     costs: tuple[Cost, ...]
-    gpu: Verdict
+    gpu: GpuVerdict
     cheapest: Cost | None
-    ways: tuple[Way, ...]
+    ways: tuple[Suggestion, ...]
     details: Details
 
 
-def estimate(ground: Ground, plan: Plan, amount: Amount, source: Source | None = None) -> Estimate:
+def estimate(
+    ground: LabContext, plan: ModelPlan, amount: Workload, source: ModelSource | None = None
+) -> Estimate:
     """Compute the estimate for a plan; with a source, build and measure its model first.
 
     UsageError for an inconsistent plan. If the provider cannot be queried, that is not an error:
     `details.costs_note` says why.
     """
     if source is not None:
-        checked(replace(plan, measured=_placeholder()))
-        plan = replace(plan, measured=measured(source, plan, ground.reporter))
-    plan = checked(plan)
+        require_consistent(replace(plan, measured=_placeholder()))
+        plan = replace(plan, measured=measure_model(source, plan, ground.reporter))
+    plan = require_consistent(plan)
     _check_amount(plan, amount)
-    needed = memory(plan)
-    gpu_verdict = verdict(plan, amount)
-    rows = fits(plan, amount, needed.total_bytes)
+    needed = estimate_memory(plan)
+    gpu_verdict = judge_gpu(plan, amount)
+    rows = compare_gpus(plan, amount, needed.total_bytes)
     offers, note = _list_offers(ground, plan, amount, gpu_verdict)
     costs = _compute_costs(plan, amount, needed, offers, gpu_verdict)
     cheapest = next((cost for cost in costs if cost.fits), None)
@@ -146,14 +154,14 @@ def estimate(ground: Ground, plan: Plan, amount: Amount, source: Source | None =
         costs=costs,
         gpu=gpu_verdict,
         cheapest=cheapest,
-        ways=() if has_fit else ways(plan),
+        ways=() if has_fit else list_suggestions(plan),
         details=_details(plan, amount, needed, on, time_on, note),
     )
 
 
-def _placeholder() -> Measured:
+def _placeholder() -> ModelMeasurement:
     """Return a placeholder for a model before it is built, to check the plan before the wait."""
-    return Measured(
+    return ModelMeasurement(
         parameters=1,
         weight_bytes=4,
         trained_parameters=1,
@@ -164,7 +172,7 @@ def _placeholder() -> Measured:
     )
 
 
-def _check_amount(plan: Plan, amount: Amount) -> None:
+def _check_amount(plan: ModelPlan, amount: Workload) -> None:
     if plan.training and amount.requests_per_day:
         raise UsageError(
             "--requests-per-day cannot be combined with --train",
@@ -191,7 +199,7 @@ def _check_amount(plan: Plan, amount: Amount) -> None:
 
 
 def _list_offers(
-    ground: Ground, plan: Plan, amount: Amount, gpu_verdict: Verdict
+    ground: LabContext, plan: ModelPlan, amount: Workload, gpu_verdict: GpuVerdict
 ) -> tuple[Sequence[Offer], str]:
     """Return (the provider's offers, why there are none). Empty with a price given by the user."""
     if amount.price_usd_per_hour is not None:
@@ -210,7 +218,7 @@ def _list_offers(
     return offers, ""
 
 
-def _choose_need(need: Need, plan: Plan, gpu_verdict: Verdict) -> Need:
+def _choose_need(need: Need, plan: ModelPlan, gpu_verdict: GpuVerdict) -> Need:
     """Return the lab's need; if that leaves the GPU open, fill it in from the estimate."""
     if need.gpu.kind != "auto":
         return need
@@ -222,7 +230,11 @@ def _choose_need(need: Need, plan: Plan, gpu_verdict: Verdict) -> Need:
 
 
 def _compute_costs(
-    plan: Plan, amount: Amount, needed: Memory, offers: Sequence[Offer], gpu_verdict: Verdict
+    plan: ModelPlan,
+    amount: Workload,
+    needed: MemoryEstimate,
+    offers: Sequence[Offer],
+    gpu_verdict: GpuVerdict,
 ) -> tuple[Cost, ...]:
     """Compute the cost of each offer: first those with enough memory, then by cost.
 
@@ -239,12 +251,12 @@ def _rank(cost: Cost) -> tuple[bool, bool, float, float]:
 
 
 def _compute_cost(
-    plan: Plan, amount: Amount, needed: Memory, offer: Offer, gpu_verdict: Verdict
+    plan: ModelPlan, amount: Workload, needed: MemoryEstimate, offer: Offer, gpu_verdict: GpuVerdict
 ) -> Cost:
     if offer.gpu_count:
-        gpu_card = card(offer.gpu_name, offer.gpu_memory_bytes)
+        gpu_card = find_card(offer.gpu_name, offer.gpu_memory_bytes)
         fit = needed.total_bytes <= usable_bytes(offer.gpu_name, offer.gpu_memory_bytes)
-        hours = hours_on(gpu_card, plan, amount) if gpu_card else measured_hours(amount)
+        hours = compute_hours(gpu_card, plan, amount) if gpu_card else measured_hours(amount)
         servers = -(-plan.gpus // offer.gpu_count)
     else:
         # Not every provider reports main memory. A quarter of it is left for the system.
@@ -270,7 +282,7 @@ def _compute_cost(
     )
 
 
-def _cpu_hours(plan: Plan, amount: Amount) -> float | None:
+def _cpu_hours(plan: ModelPlan, amount: Workload) -> float | None:
     if amount.requests_per_day:
         each = amount.seconds_per_request
         return amount.requests_per_day * each / HOUR_S if each else None
@@ -278,14 +290,16 @@ def _cpu_hours(plan: Plan, amount: Amount) -> float | None:
     return measured_hours(amount) if seconds is None else seconds / HOUR_S
 
 
-def _always_on(plan: Plan, amount: Amount, hours: float | None, price: float) -> float | None:
+def _always_on(
+    plan: ModelPlan, amount: Workload, hours: float | None, price: float
+) -> float | None:
     if not amount.requests_per_day or hours is None:
         return None
     replicas = max(1, -(-round(hours * 1e6) // round(FULL_DAY_H * 1e6)))
     return replicas * FULL_DAY_H * DAYS_A_MONTH * price
 
 
-def _stated_cost(plan: Plan, amount: Amount, price: float, hours: float | None) -> Cost:
+def _stated_cost(plan: ModelPlan, amount: Workload, price: float, hours: float | None) -> Cost:
     """Compute the cost at the price given on the command line, for all GPUs together."""
     return Cost(
         provider="",
@@ -306,29 +320,29 @@ def _stated_cost(plan: Plan, amount: Amount, price: float, hours: float | None) 
 
 def _choose_card(cheapest: Cost | None, total_bytes: int) -> Card:
     """Choose the GPU for the time: the cheapest offer's, the smallest that fits, or YARDSTICK."""
-    if cheapest is not None and (offered := card(cheapest.gpu, cheapest.gpu_memory_bytes)):
+    if cheapest is not None and (offered := find_card(cheapest.gpu, cheapest.gpu_memory_bytes)):
         return offered
-    smallest = smallest_for(total_bytes)
+    smallest = find_smallest_gpu(total_bytes)
     yardstick = next(listed for listed in CARDS if listed.name == YARDSTICK)
     return next((listed for listed in CARDS if label(listed) == smallest), yardstick)
 
 
 def _compute_time(
-    plan: Plan, amount: Amount, on: Card, gpu_verdict: Verdict
+    plan: ModelPlan, amount: Workload, on: Card, gpu_verdict: GpuVerdict
 ) -> tuple[float | None, str]:
     """Return (hours, what they were computed for)."""
     if amount.requests_per_day and amount.seconds_per_request:
-        return hours_on(on, plan, amount), "your seconds per request"
+        return compute_hours(on, plan, amount), "your seconds per request"
     if measured_hours(amount) is not None:
         return measured_hours(amount), "your throughput"
     if not gpu_verdict.needed and plan.training and cpu_seconds(plan, amount):
         return _cpu_hours(plan, amount), "a laptop's CPU"
     count = f"{plan.gpus} x " if plan.gpus > 1 else ""
-    return hours_on(on, plan, amount), f"{count}{label(on)}"
+    return compute_hours(on, plan, amount), f"{count}{label(on)}"
 
 
 def _details(
-    plan: Plan, amount: Amount, needed: Memory, on: Card, time_on: str, note: str
+    plan: ModelPlan, amount: Workload, needed: MemoryEstimate, on: Card, time_on: str, note: str
 ) -> Details:
     is_serving = not plan.training and plan.kind == "network"
     bandwidth = amount.bandwidth_bytes_per_s or on.bandwidth_gb_per_s * 1e9
@@ -346,7 +360,7 @@ def _details(
         weights_seconds=weight_seconds(plan, bandwidth)
         if is_serving and not plan.measured
         else None,
-        load=load(amount, request_seconds(plan, amount, on)),
+        load=compute_load(amount, request_seconds(plan, amount, on)),
         model=plan.measured,
         costs_note=note,
     )

@@ -11,18 +11,18 @@ import msgspec
 
 from labctl.errors import LabError
 from labctl.events import Note, Step
-from labctl.insight.explain.diagnosis import verdict
-from labctl.insight.explain.evidence import Finding, Fit, Material, Unknown
-from labctl.insight.explain.memory import OutOfMemory, ran_out
+from labctl.insight.explain.diagnosis import diagnose
+from labctl.insight.explain.evidence import Finding, MemoryFit, RunData, Unknown
+from labctl.insight.explain.memory import OutOfMemory, find_out_of_memory
 from labctl.insight.scalars import Flaw, Scalars, read_scalars
 from labctl.insight.telemetry import TELEMETRY_FILE, read_samples
 from labctl.model import Run, Value
 from labctl.runs import runs
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 
 if TYPE_CHECKING:
     from labctl.estimate.constants import Precision
-    from labctl.estimate.plan import Plan
+    from labctl.estimate.plan import ModelPlan
 
 LOG_TAIL_BYTES = 256 * 1024
 # Reading more bytes of event files than this takes about a second, so progress is shown.
@@ -35,7 +35,7 @@ OPTION = re.compile(r"""["'](--[a-z][a-z0-9_-]{0,40})["']""")
 BUILDS = re.compile(r"^def build_model\b", re.MULTILINE)
 
 
-class Read(Value, frozen=True):
+class ExplanationData(Value, frozen=True):
     """The data behind an explanation. `flaws` are parts of event files that could not be read."""
 
     samples: int
@@ -51,26 +51,26 @@ class Explanation(Value, frozen=True):
     run: Run
     findings: tuple[Finding, ...]
     unknown: tuple[Unknown, ...]
-    read: Read
+    read: ExplanationData
 
 
-def explain(ground: Ground, run: Run) -> Explanation:
+def explain(ground: LabContext, run: Run) -> Explanation:
     """Apply the rules to a run, from its files on this machine."""
     if run.id.startswith(runs.PROFILES):
-        from labctl.insight.profile import own_command
+        from labctl.insight.profile import unwrap_command
 
-        run = own_command(run)
+        run = unwrap_command(run)
     material = _load_material(ground, run)
-    failure = ran_out(material)
+    failure = find_out_of_memory(material)
     if failure is not None:
         material = msgspec.structs.replace(material, fit=_estimate_fit(ground, material, failure))
-    diagnosis = verdict(material)
+    diagnosis = diagnose(material)
     scalars = material.scalars
     return Explanation(
         run=run,
         findings=diagnosis.findings,
         unknown=diagnosis.unknown,
-        read=Read(
+        read=ExplanationData(
             samples=len(material.samples),
             curves=len(scalars.series),
             points=sum(len(series.steps) for series in scalars.series),
@@ -80,14 +80,14 @@ def explain(ground: Ground, run: Run) -> Explanation:
     )
 
 
-def _directory(ground: Ground, run: Run) -> Path:
+def _directory(ground: LabContext, run: Run) -> Path:
     return ground.config.root / "runs" / run.id
 
 
-def _load_material(ground: Ground, run: Run) -> Material:
+def _load_material(ground: LabContext, run: Run) -> RunData:
     directory = _directory(ground, run)
     try:
-        return Material(
+        return RunData(
             run=run,
             samples=read_samples(directory / "logs" / TELEMETRY_FILE),
             scalars=_load_scalars(ground, directory),
@@ -103,7 +103,7 @@ def _load_material(ground: Ground, run: Run) -> Material:
         ) from error
 
 
-def _load_scalars(ground: Ground, directory: Path) -> Scalars:
+def _load_scalars(ground: LabContext, directory: Path) -> Scalars:
     """Read the scalars from the logs; if those have none, from all pulled files of the run."""
     sizes = [path.stat().st_size for path in directory.rglob("*tfevents*") if path.is_file()]
     step = Step(name="reading TensorBoard's curves")
@@ -141,10 +141,10 @@ def _find_options(root: Path) -> frozenset[str]:
     return frozenset(option for text in scripts for option in OPTION.findall(text))
 
 
-def _estimate_fit(ground: Ground, material: Material, failure: OutOfMemory) -> Fit | None:
+def _estimate_fit(ground: LabContext, material: RunData, failure: OutOfMemory) -> MemoryFit | None:
     """Estimate the memory of the model that the run's script builds; None without build_model."""
-    from labctl.estimate.plan import Plan
-    from labctl.insight.model_measurement import Source, measured
+    from labctl.estimate.plan import ModelPlan
+    from labctl.insight.model_measurement import ModelSource, measure_model
 
     scripts = _read_scripts(ground.config.root)
     named = [Path(word).name for word in material.run.command if word.endswith(".py")]
@@ -152,10 +152,10 @@ def _estimate_fit(ground: Ground, material: Material, failure: OutOfMemory) -> F
     if not name or not failure.limit_bytes:
         return None
     root = ground.config.root
-    source = Source(file=root / name, function="build_model", root=root)
-    plan = Plan(precision=_precision(material.log), optimizer="adamw")
+    source = ModelSource(file=root / name, function="build_model", root=root)
+    plan = ModelPlan(precision=_precision(material.log), optimizer="adamw")
     try:
-        model = measured(source, plan, ground.reporter)
+        model = measure_model(source, plan, ground.reporter)
     except LabError as error:
         text = f"cannot estimate the model's memory: {error.what}"
         ground.reporter.emit(Note(text=text, level="warning"))
@@ -171,19 +171,19 @@ def _precision(log: str) -> Precision:
     return "fp16" if "float16" in log else "fp32"
 
 
-def _compute_fit(plan: Plan, failure: OutOfMemory, target: str) -> Fit:
+def _compute_fit(plan: ModelPlan, failure: OutOfMemory, target: str) -> MemoryFit:
     """Compute the largest power of two that fits, with the numbers of `labctl estimate`."""
-    from labctl.estimate.memory import memory
+    from labctl.estimate.memory import estimate_memory
 
     assert plan.measured is not None
     item = plan.measured.item_bytes
-    single = memory(plan)
+    single = estimate_memory(plan)
     fixed = single.total_bytes - item
     if failure.whose == "container":
         fixed += PROCESS_BYTES - single.overhead_bytes  # that overhead is CUDA's, on the GPU
     available = failure.limit_bytes - fixed
     largest = available // item if item > 0 and available > 0 else 0
-    return Fit(
+    return MemoryFit(
         target=target,
         item="x".join(map(str, plan.measured.input_shape)) or "its example's shape",
         fixed_bytes=fixed,

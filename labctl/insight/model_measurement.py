@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from labctl.errors import InterruptError, LabError, NotFoundError, UsageError
-from labctl.estimate.plan import Measured, Plan
+from labctl.estimate.plan import ModelMeasurement, ModelPlan
 from labctl.events import Reporter, Step
 from labctl.model import Value
 
@@ -26,7 +26,7 @@ VENVS = (".venv", "venv")
 BY_SIZE = "labctl estimate --params 8B   # by its size, without code"
 
 
-class Source(Value, frozen=True):
+class ModelSource(Value, frozen=True):
     """The code to call. `input_shape` is of one item; if empty, the code tells it or it is guessed.
 
     If `python` is "", it is that of a virtual environment in the lab directory, else labctl's own.
@@ -64,7 +64,7 @@ def _list_python_files(root: Path) -> str:
     return f"its Python files: {', '.join(names)}" if names else "it has no Python files"
 
 
-def lab_python(root: Path) -> str:
+def find_lab_python(root: Path) -> str:
     """Find the interpreter of a virtual environment in the lab, else return labctl's own."""
     for venv in VENVS:
         python = root / venv / "bin" / "python"
@@ -73,22 +73,22 @@ def lab_python(root: Path) -> str:
     return sys.executable
 
 
-def measured(source: Source, plan: Plan, reporter: Reporter) -> Measured:
+def measure_model(source: ModelSource, plan: ModelPlan, reporter: Reporter) -> ModelMeasurement:
     """Count a model's parameters, and measure its activations and operations. LabError on failure.
 
     Runs two small batches on the CPU; larger ones are extrapolated linearly.
     """
-    python = source.python or lab_python(source.root)
+    python = source.python or find_lab_python(source.root)
     name = f"building {source.file.name}:{source.function}"
     reporter.emit(Step(name=name))
     answer = _run_program(source, python, _build_request(source, plan))
     if "error" in answer:
         raise _explain_refusal(source, python, answer)
     reporter.emit(Step(name=name, done=True))
-    return msgspec.convert(answer, Measured)
+    return msgspec.convert(answer, ModelMeasurement)
 
 
-def _build_request(source: Source, plan: Plan) -> dict[str, Any]:
+def _build_request(source: ModelSource, plan: ModelPlan) -> dict[str, Any]:
     return {
         "file": str(source.file),
         "function": source.function,
@@ -100,7 +100,7 @@ def _build_request(source: Source, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _run_program(source: Source, python: str, request: Mapping[str, Any]) -> dict[str, Any]:
+def _run_program(source: ModelSource, python: str, request: Mapping[str, Any]) -> dict[str, Any]:
     import labctl.estimate
 
     program = Path(labctl.estimate.__file__).with_name("measure.py").read_text()
@@ -127,7 +127,9 @@ def _run_program(source: Source, python: str, request: Mapping[str, Any]) -> dic
     raise _explain_crash(source, python, child.returncode, err or out)
 
 
-def _communicate(child: subprocess.Popen[str], source: Source, request: str) -> tuple[str, str]:
+def _communicate(
+    child: subprocess.Popen[str], source: ModelSource, request: str
+) -> tuple[str, str]:
     """Send the request and return (stdout, stderr). Kills the process group on a timeout."""
     try:
         return child.communicate(request, timeout=source.time_limit_s)
@@ -150,7 +152,7 @@ def _end(child: subprocess.Popen[str]) -> None:
     child.communicate()
 
 
-def _explain_crash(source: Source, python: str, code: int, output: str) -> LabError:
+def _explain_crash(source: ModelSource, python: str, code: int, output: str) -> LabError:
     lines = [line for line in output.strip().splitlines() if line.strip()]
     name = f"{source.file.name}:{source.function}"
     if any("can't allocate memory" in line or "MemoryError" in line for line in lines[-3:]):
@@ -170,7 +172,7 @@ def _tail(lines: list[str]) -> str:
     return "\n".join(line[:200] for line in lines[-TAIL_LINES:])
 
 
-def _explain_refusal(source: Source, python: str, answer: dict[str, Any]) -> LabError:
+def _explain_refusal(source: ModelSource, python: str, answer: dict[str, Any]) -> LabError:
     name, why = f"{source.file.name}:{source.function}", str(answer.get("why", ""))
     if answer["error"] == "torch":
         own = python == sys.executable

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.config import data_dir
+from labctl.config import find_data_dir
 from labctl.errors import InterruptError, LabError, NotFoundError, UsageError
 from labctl.events import Note, Step
 from labctl.insight.explain.evidence import Finding
@@ -22,7 +22,7 @@ from labctl.insight.explain.profile import Profile, advise, read_profile
 from labctl.model import Run, RunSpec, Server, Service, Value
 from labctl.runs import images, outputs, runs
 from labctl.servers.adoption import renew
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.services import lab_services, services
 from labctl.services.forwards import Forwarding
 from labctl.sync import lab_files
@@ -45,7 +45,7 @@ TAIL_BYTES = 2000
 CANCEL_GRACE_S = 5
 
 
-class Profiled(Value, frozen=True):
+class ProfileResult(Value, frozen=True):
     """A profile. `directory` holds its page and trace on this machine, `findings` are its results.
 
     `there` is whether the lab's server has the profile too, and can show it.
@@ -59,8 +59,8 @@ class Profiled(Value, frozen=True):
 
 
 def profile(
-    ground: Ground, run_id: str = "", *, steps: int = STEPS, warmup: int = WARMUP
-) -> Profiled:
+    ground: LabContext, run_id: str = "", *, steps: int = STEPS, warmup: int = WARMUP
+) -> ProfileResult:
     """Profile the command of a run (by default the latest, else lab.yaml's) in a new run.
 
     Uses the lab's current code. For a run that is a profile itself, return that profile. LabError
@@ -73,11 +73,13 @@ def profile(
             hint="labctl profile --steps 5 --warmup 10",
         )
     if run_id.startswith(PREFIX):
-        return _load_earlier(ground, runs.latest(ground, run_id))
-    server = ground.server()
-    wanted = runs.spec(ground, server, _find_command(ground, run_id), PREFIX + runs.new_id(), False)
+        return _load_earlier(ground, runs.find_run(ground, run_id))
+    server = ground.get_server()
+    wanted = runs.build_spec(
+        ground, server, _find_command(ground, run_id), PREFIX + runs.make_run_id(), False
+    )
     settings = {"LABCTL_PROFILE_STEPS": str(steps), "LABCTL_PROFILE_WARMUP": str(warmup)}
-    env = {**wanted.env, **settings, "LABCTL_PROFILER": packed()}
+    env = {**wanted.env, **settings, "LABCTL_PROFILER": pack_profiler()}
     command = ("sh", "-c", WRAP, NAME, *wanted.command)
     wanted = msgspec.structs.replace(wanted, env=env, command=command)
     renew(ground, server)
@@ -86,22 +88,22 @@ def profile(
     return _load_profile(ground, server, *_run(ground, server, wanted))
 
 
-def _find_command(ground: Ground, run_id: str) -> tuple[str, ...]:
+def _find_command(ground: LabContext, run_id: str) -> tuple[str, ...]:
     try:
-        return runs.latest(ground, run_id).command
+        return runs.find_run(ground, run_id).command
     except NotFoundError:
         if run_id:
             raise
         return ()
 
 
-def own_command(run: Run) -> Run:
+def unwrap_command(run: Run) -> Run:
     """Return a profile's run with the command that was profiled; other runs unchanged."""
     wrapped = run.command[3:4] == (NAME,)
     return msgspec.structs.replace(run, command=run.command[4:]) if wrapped else run
 
 
-def packed() -> str:
+def pack_profiler() -> str:
     """Build the zip that the container's Python imports from, in base64. Deterministic."""
     import labctl.insight.profiler
 
@@ -109,7 +111,7 @@ def packed() -> str:
     content = {
         "sitecustomize.py": (source / "sitecustomize.py").read_text(encoding="utf-8"),
         "labctl_trace.py": (source / "trace.py").read_text(encoding="utf-8"),
-        "page.html": page(),
+        "page.html": read_page(),
     }
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -119,12 +121,12 @@ def packed() -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def page() -> str:
+def read_page() -> str:
     """Read the page of a profile, in which PROFILE_AS_JSON is replaced by the figures."""
-    return (data_dir() / "templates" / "profile" / "index.html").read_text(encoding="utf-8")
+    return (find_data_dir() / "templates" / "profile" / "index.html").read_text(encoding="utf-8")
 
 
-def shelf() -> tuple[str, ...]:
+def page_server_command() -> tuple[str, ...]:
     """Return the command of the container that serves the profiles of a lab's runs."""
     import labctl.insight.profiler
 
@@ -132,7 +134,7 @@ def shelf() -> tuple[str, ...]:
     return ("sh", "-c", SHOW, program.read_text(encoding="utf-8"))
 
 
-def _warn_of_others(ground: Ground, server: Server) -> None:
+def _warn_of_others(ground: LabContext, server: Server) -> None:
     active = [
         runs.to_run(status, server.id).id
         for status in runs.refresh(ground, server)["runs"]
@@ -156,7 +158,7 @@ class _OutputTail:
             self.emit(Note(text=line, level="detail"))
 
 
-def _run(ground: Ground, server: Server, wanted: RunSpec) -> tuple[Run, str]:
+def _run(ground: LabContext, server: Server, wanted: RunSpec) -> tuple[Run, str]:
     """Run the profile to its end; return the run and the end of its output."""
     name = "profiling a few steps"
     ground.reporter.emit(Step(name=name))
@@ -177,14 +179,16 @@ def _run(ground: Ground, server: Server, wanted: RunSpec) -> tuple[Run, str]:
     return run, tail.text.decode(errors="replace").strip()
 
 
-def _load_earlier(ground: Ground, run: Run) -> Profiled:
+def _load_earlier(ground: LabContext, run: Run) -> ProfileResult:
     """Load an earlier profile; if its server is gone, from the files that were pulled."""
-    server = ground.state.server_of_lab(ground.lab_id)
+    server = ground.state.get_lab_server(ground.lab_id)
     is_live = server is not None and server.state == "running" and server.id == run.server_id
     return _load_profile(ground, server if is_live else None, run)
 
 
-def _load_profile(ground: Ground, server: Server | None, run: Run, output: str = "") -> Profiled:
+def _load_profile(
+    ground: LabContext, server: Server | None, run: Run, output: str = ""
+) -> ProfileResult:
     """Pull and read what a profile run wrote; `output` is the end of its output."""
     if server is not None:
         outputs.pull(ground, server, [run.id], only=("logs",))
@@ -200,7 +204,7 @@ def _load_profile(ground: Ground, server: Server | None, run: Run, output: str =
             ) from None
         hint = "labctl profile --warmup 3 --steps 2, or a command with more steps"
         raise LabError(error.what, why=error.why, hint=hint) from None
-    return Profiled(
+    return ProfileResult(
         run=run.id,
         directory=str(directory),
         there=server is not None,
@@ -209,10 +213,10 @@ def _load_profile(ground: Ground, server: Server | None, run: Run, output: str =
     )
 
 
-def forward(ground: Ground, found: Profiled, port: int = 0) -> Forwarding:
+def open_page(ground: LabContext, found: ProfileResult, port: int = 0) -> Forwarding:
     """Open a forward to the profile's page on the server."""
-    server = ground.server()
-    wanted = request(ground)
+    server = ground.get_server()
+    wanted = build_request(ground)
 
     def ensure(server: Server) -> Service:
         service = _ensure_service(ground, server, wanted)
@@ -221,24 +225,24 @@ def forward(ground: Ground, found: Profiled, port: int = 0) -> Forwarding:
     return lab_services.open_forward(ground, server, ensure(server), port or PORT, ensure)
 
 
-def _ensure_service(ground: Ground, server: Server, wanted: services.ServiceRequest) -> Service:
-    remote = ground.remote(server)
+def _ensure_service(ground: LabContext, server: Server, wanted: services.ServiceRequest) -> Service:
+    remote = ground.open_agent(server)
 
     def provide() -> None:
         lab_files.push(ground, server, force=False)
-        images.ensure(ground, server, remote, wanted.image)
+        images.ensure_image(ground, server, remote, wanted.image)
 
     return services.ensure_service(remote, wanted, ground.reporter, provide_image=provide)
 
 
-def request(ground: Ground) -> services.ServiceRequest:
+def build_request(ground: LabContext) -> services.ServiceRequest:
     """Build the request for the container that serves the profiles of the lab's runs."""
     return services.ServiceRequest(
         lab=ground.config.name,
         lab_id=ground.lab_id,
         name=SERVICE,
-        image=images.reference(ground),
-        command=shelf(),
+        image=images.image_reference(ground),
+        command=page_server_command(),
         port=PORT,
         args=images.build_args(ground, ground.config.image),
         wheelhouse=bool(ground.config.wheelhouse),

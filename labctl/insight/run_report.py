@@ -18,17 +18,24 @@ import msgspec
 from labctl.errors import LabError, NotFoundError
 from labctl.events import Note, Step
 from labctl.insight.report import pictures
-from labctl.insight.report.facts import Bill, Checkpoint, Code, Facts, Machine, Reclaim
-from labctl.insight.report.page import page
+from labctl.insight.report.facts import (
+    Bill,
+    Checkpoint,
+    LostServer,
+    ReportFacts,
+    RunOrigin,
+    ServerHardware,
+)
+from labctl.insight.report.page import build_page
 from labctl.insight.report.render import render
 from labctl.insight.scalars import Scalars, read_scalars
 from labctl.insight.telemetry import TELEMETRY_FILE, Sample, read_samples
 from labctl.model import NAME_PATTERN, Run, Value
 from labctl.runs import provenance, runs
-from labctl.runs.evaluate import ON_SERVER, accuracy_on_server
+from labctl.runs.evaluate import ON_SERVER, read_server_accuracy
 from labctl.runs.evaluation import FILE, Evaluation, read_evaluation
 from labctl.servers import cost
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.sync.local_results import RECORD
 
 REPORT = "report.html"
@@ -54,8 +61,8 @@ class Report(Value, frozen=True):
     lacks: tuple[str, ...] = ()
 
 
-def report(
-    ground: Ground, run_id: str = "", out: Path | None = None, *, version: str = ""
+def write_report(
+    ground: LabContext, run_id: str = "", out: Path | None = None, *, version: str = ""
 ) -> Report:
     """Write the report of a run (by default the latest) to `out`, else `runs/<run>/report.html`.
 
@@ -63,7 +70,7 @@ def report(
     """
     ground.reporter.emit(Step(name="writing the report"))
     facts = gather(ground, run_id, version)
-    text = render(page(facts), ground.paths.data_dir / "templates" / "report").encode()
+    text = render(build_page(facts), ground.paths.data_dir / "templates" / "report").encode()
     file = out or ground.config.root / "runs" / facts.run.id / REPORT
     _write(file, text)
     ground.reporter.emit(Step(name="writing the report", done=True))
@@ -85,7 +92,7 @@ def _write(file: Path, text: bytes) -> None:
         ) from error
 
 
-def gather(ground: Ground, run_id: str = "", version: str = "") -> Facts:
+def gather(ground: LabContext, run_id: str = "", version: str = "") -> ReportFacts:
     """Gather everything that this machine knows about a run."""
     runs_dir = (ground.config.root / "runs").resolve()
     run = _find_run(ground, runs_dir, run_id)
@@ -102,13 +109,13 @@ def gather(ground: Ground, run_id: str = "", version: str = "") -> Facts:
     name = evaluation.checkpoint if evaluation else ""
     servers = [one for one in (on_server, by_run) if one and one.checkpoint == name]
     checkpoints = _read_checkpoints(directory / "checkpoints")
-    return Facts(
+    return ReportFacts(
         lab=ground.config.name,
         run=run,
         evaluation=evaluation,
         here=newest if newest and newest.where == "here" else None,
         server=servers[0] if servers else None,
-        server_accuracy=accuracy_on_server(directory, name) if name else None,
+        server_accuracy=read_server_accuracy(directory, name) if name else None,
         scalars=_read_logged(directory / "logs", notes),
         samples=_read_telemetry(directory / "logs" / TELEMETRY_FILE, notes),
         checkpoints=checkpoints,
@@ -124,12 +131,12 @@ def gather(ground: Ground, run_id: str = "", version: str = "") -> Facts:
     )
 
 
-def _find_run(ground: Ground, runs_dir: Path, run_id: str) -> Run:
+def _find_run(ground: LabContext, runs_dir: Path, run_id: str) -> Run:
     """Return the recorded run, else its record from the last pull; else NotFoundError."""
     if run_id and not NAME_PATTERN.fullmatch(run_id):
         raise NotFoundError(f"there is no run {run_id}", hint="labctl status")
     try:
-        return runs.latest(ground, run_id)
+        return runs.find_run(ground, run_id)
     except NotFoundError:
         # This machine's records may have been deleted since the pull.
         directories = (
@@ -206,21 +213,23 @@ def _read_pictures(directory: Path, evaluation: Evaluation | None) -> dict[str, 
         path = directory / mistake.picture
         with contextlib.suppress(OSError, ValueError):
             if path.resolve() == path and path.stat().st_size <= pictures.MOST_BYTES:
-                picture, _ = pictures.from_bytes(path.read_bytes())
+                picture, _ = pictures.check_bytes(path.read_bytes())
                 uris[mistake.picture] = picture
     return uris
 
 
-def _read_code(ground: Ground, run: Run) -> Code | None:
-    lines = ground.state.events(lab_id=ground.lab_id, run_id=run.id, kind=provenance.CODE, limit=1)
-    return _convert(lines[0].detail, Code) if lines else None
+def _read_code(ground: LabContext, run: Run) -> RunOrigin | None:
+    lines = ground.state.list_events(
+        lab_id=ground.lab_id, run_id=run.id, kind=provenance.CODE, limit=1
+    )
+    return _convert(lines[0].detail, RunOrigin) if lines else None
 
 
-def _read_machine(ground: Ground, run: Run) -> Machine | None:
+def _read_machine(ground: LabContext, run: Run) -> ServerHardware | None:
     """Read the server's hardware as recorded when it was last prepared."""
-    lines = ground.state.events(server_id=run.server_id, kind="ready", limit=1)
+    lines = ground.state.list_events(server_id=run.server_id, kind="ready", limit=1)
     detail = lines[0].detail if lines else {}
-    return _convert(detail, Machine) if detail.get("cpus") else None
+    return _convert(detail, ServerHardware) if detail.get("cpus") else None
 
 
 def _convert(detail: dict[str, Any], kind: type[T]) -> T | None:
@@ -231,8 +240,8 @@ def _convert(detail: dict[str, Any], kind: type[T]) -> T | None:
         return None
 
 
-def _compute_bill(ground: Ground, run: Run) -> Bill:
-    costs = cost.costs(ground)
+def _compute_bill(ground: LabContext, run: Run) -> Bill:
+    costs = cost.compute_costs(ground)
     own = next((server for server in costs.servers if server.server_id == run.server_id), None)
     share = next((one for one in costs.runs if one.run_id == run.id), None)
     return Bill(
@@ -248,12 +257,12 @@ def _compute_bill(ground: Ground, run: Run) -> Bill:
     )
 
 
-def _read_reclaims(ground: Ground, run: Run) -> tuple[Reclaim, ...] | None:
-    if not ground.state.events(lab_id=ground.lab_id, limit=1):
+def _read_reclaims(ground: LabContext, run: Run) -> tuple[LostServer, ...] | None:
+    if not ground.state.list_events(lab_id=ground.lab_id, limit=1):
         return None
-    lines = ground.state.events(lab_id=ground.lab_id, run_id=run.id, kind="recovered")
+    lines = ground.state.list_events(lab_id=ground.lab_id, run_id=run.id, kind="recovered")
     return tuple(
-        Reclaim(
+        LostServer(
             at=float(line.detail.get("at") or line.at),
             told=str(line.detail.get("told") or ""),
             last_step=line.detail.get("last_step"),
@@ -264,7 +273,7 @@ def _read_reclaims(ground: Ground, run: Run) -> tuple[Reclaim, ...] | None:
     )
 
 
-def _list_missing(facts: Facts) -> tuple[str, ...]:
+def _list_missing(facts: ReportFacts) -> tuple[str, ...]:
     """List the missing data, each with the command that provides it."""
     missing = []
     if facts.evaluation is None:

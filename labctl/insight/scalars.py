@@ -38,7 +38,7 @@ _TENSOR_FORMATS = {1: "<f", 2: "<d", 3: "<i", 9: "<q", 19: "<e"}
 _TENSOR_LISTS = {5: "<f", 6: "<d"}
 
 
-def words(tag: str) -> set[str]:
+def split_words(tag: str) -> set[str]:
     """Split a tag into words: `train/epoch_loss` -> train, epoch, loss; also `trainLoss`."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", tag)
     return {word for word in re.split(r"[^a-z0-9]+", spaced.lower()) if word}

@@ -12,8 +12,8 @@ import msgspec
 from labctl.errors import CommandError, ConnectError
 from labctl.insight.telemetry import GpuSample
 from labctl.model import Server, Value
-from labctl.runs.runs import look_where_it_is
-from labctl.servers.context import Ground
+from labctl.runs.runs import refresh_address
+from labctl.servers.context import LabContext
 
 LONGEST_PAUSE_S = 10.0
 MOST_LINE_BYTES = 4 * 1024**2
@@ -107,17 +107,17 @@ class ServerNow(Value, frozen=True):
     processes: tuple[ProcessNow, ...] = ()
 
 
-def look(ground: Ground) -> ServerNow:
+def measure_now(ground: LabContext) -> ServerNow:
     """Measure the lab's server now, over half a second. CommandError without a sample."""
     samples: list[ServerNow] = []
-    _stream(ground, ground.server(), {"count": 1}, samples.append)
+    _stream(ground, ground.get_server(), {"count": 1}, samples.append)
     if not samples:
         raise CommandError("the server sent no metrics", code=1, hint="labctl doctor")
     return samples[-1]
 
 
 def follow(
-    ground: Ground,
+    ground: LabContext,
     on_sample: Callable[[ServerNow], None],
     *,
     interval_s: float = 1.0,
@@ -139,7 +139,7 @@ def follow(
 
     while True:
         try:
-            _stream(ground, ground.server(), {"interval_s": interval_s}, receive)
+            _stream(ground, ground.get_server(), {"interval_s": interval_s}, receive)
             raise CommandError(
                 "the labctl agent on the server ended unexpectedly", code=0, hint="labctl top"
             )
@@ -147,19 +147,21 @@ def follow(
             if not was_connected:
                 raise
             on_cut(error, pause_s)
-            look_where_it_is(ground, ground.server())
+            refresh_address(ground, ground.get_server())
         pause(pause_s)
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
 
 def _stream(
-    ground: Ground,
+    ground: LabContext,
     server: Server,
     request: dict[str, Any],
     on_sample: Callable[[ServerNow], None],
 ) -> None:
     lines = _SampleLines(on_sample)
-    ground.remote(server).stream("top", request, on_reply=lambda reply: None, on_bytes=lines.feed)
+    ground.open_agent(server).stream(
+        "top", request, on_reply=lambda reply: None, on_bytes=lines.feed
+    )
 
 
 class _SampleLines:

@@ -16,13 +16,13 @@ from typing import Any
 
 from labctl.config import Paths
 from labctl.errors import BusyError, LabError
-from labctl.events import Decision, Event, Note, Silent, Step
+from labctl.events import Event, Note, Question, SilentReporter, Step
 from labctl.keeper.scheduler import Report, Scheduler, Task, hold_alone
 from labctl.lifecycle import kept_labs
-from labctl.lifecycle.kept_labs import Round, Ward
+from labctl.lifecycle.kept_labs import KeeperCheck, KeptLab
 from labctl.model import Run
 from labctl.runs import outputs, runs
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.state import State
 from labctl.state.disks import has_expired, list_kept_disks
 from labctl.state.locks import hold_lock
@@ -37,7 +37,7 @@ WELL, ENDED, SWEPT, TROUBLE = "well", "ended", "swept", "trouble"
 Attend = Callable[[str], None]
 
 
-class Journal:
+class LogReporter:
     """A Reporter that writes the keeper's log. It agrees to prices, which kept labs limit."""
 
     def __init__(self, tell: Report, name: str) -> None:
@@ -51,7 +51,7 @@ class Journal:
             detail = f" ({event.detail})" if event.detail else ""
             self._tell(self._name, f"{event.name}: done{detail}" if event.done else event.name)
 
-    def ask(self, decision: Decision) -> bool:
+    def confirm(self, decision: Question) -> bool:
         return decision.about == "price"
 
 
@@ -91,9 +91,9 @@ class Keeper:
         *,
         tell: Report,
         attend: Attend,
-        ground: Callable[[Ward], Ground] | None = None,
+        ground: Callable[[KeptLab], LabContext] | None = None,
     ) -> None:
-        self.rounds: dict[str, Round] = {}
+        self.rounds: dict[str, KeeperCheck] = {}
         self._scheduler = Scheduler(tell, at_once=AT_ONCE, on_done=self._note)
         self.stop = self._scheduler.stop
         self._places, self._state, self._environ = places, state, environ
@@ -146,22 +146,22 @@ class Keeper:
 
     def _check(self, name: str) -> float:
         """Check one lab, and return the seconds until the next time."""
-        with kept_labs.worked_on(self._places, name, "a check by labctl keep"):
+        with kept_labs.lock_kept_lab(self._places, name, "a check by labctl keep"):
             state = self._check_lab(name)
         self._states[name] = state
         return {WELL: EVERY_S, ENDED: ENDED_EVERY_S}.get(state, SWEPT_EVERY_S)
 
     def _check_lab(self, name: str) -> str:
-        kept_lab = kept_labs.ward(self._places, name)
+        kept_lab = kept_labs.find_kept_lab(self._places, name)
         ground = self._ground(kept_lab)
         before = _describe_states(ground, kept_lab)
-        state = look(ground, kept_lab, swept=self._was_swept(name))
+        state = check_lab(ground, kept_lab, swept=self._was_swept(name))
         if state == TROUBLE:
             if _open_runs(ground, kept_lab):
                 self._tell(name, "its server does not answer, or has lost a run: starting recovery")
             self._attend(name)
             all_over = not _open_runs(ground, kept_lab)
-            has_no_server = ground.state.server_of_lab(ground.lab_id) is None
+            has_no_server = ground.state.get_lab_server(ground.lab_id) is None
             state = SWEPT if all_over and has_no_server else ENDED if all_over else WELL
         elif self._has_expired(name, ground):
             self._attend(name)
@@ -173,7 +173,7 @@ class Keeper:
     def _note(self, task: Task, error: LabError | None, pause_s: float) -> None:
         """Keep what the check has found, for `labctl keep --list` and for the next keeper."""
         now = time.time()
-        last = Round(
+        last = KeeperCheck(
             at=now,
             next_at=now + pause_s,
             state=TROUBLE if error else self._states[task.name],
@@ -185,7 +185,7 @@ class Keeper:
                 self.rounds[task.name] = last
         self._write_rounds()
 
-    def _has_expired(self, name: str, ground: Ground) -> bool:
+    def _has_expired(self, name: str, ground: LabContext) -> bool:
         """Tell whether a kept disk has expired; checked once an hour."""
         now = time.monotonic()
         if now < self._disks_due.get(name, 0.0):
@@ -198,10 +198,10 @@ class Keeper:
         before = self.rounds.get(name)
         return before is not None and before.state == SWEPT
 
-    def _build_context(self, kept_lab: Ward) -> Ground:
+    def _build_context(self, kept_lab: KeptLab) -> LabContext:
         # What every check notices is not an event.
-        return kept_labs.ground(
-            kept_lab, self._places, self._state, Silent(), self._environ, record_only=True
+        return kept_labs.make_context(
+            kept_lab, self._places, self._state, SilentReporter(), self._environ, record_only=True
         )
 
     def _write_rounds(self) -> None:
@@ -209,12 +209,12 @@ class Keeper:
             kept_labs.write_rounds(self._places, self.rounds)
 
 
-def look(ground: Ground, kept_lab: Ward, *, swept: bool = False) -> str:
+def check_lab(ground: LabContext, kept_lab: KeptLab, *, swept: bool = False) -> str:
     """Check a kept lab cheaply: WELL, ENDED (nothing runs), SWEPT, or TROUBLE (needs a worker).
 
     Without a store, the outputs of its runs are downloaded: a recovery continues from them.
     """
-    server = ground.state.server_of_lab(ground.lab_id)
+    server = ground.state.get_lab_server(ground.lab_id)
     if server is None:
         disks = list_kept_disks(ground.state, ground.lab_id)
         return SWEPT if swept and not disks and not _open_runs(ground, kept_lab) else TROUBLE
@@ -235,7 +235,7 @@ def look(ground: Ground, kept_lab: Ward, *, swept: bool = False) -> str:
     return WELL if _open_runs(ground, kept_lab) else ENDED
 
 
-def _pull_outputs(ground: Ground, kept_lab: Ward, on_server: set[str]) -> None:
+def _pull_outputs(ground: LabContext, kept_lab: KeptLab, on_server: set[str]) -> None:
     """Download the outputs of runs that are active, or have ended since the last check."""
     run_ids = [
         run_id
@@ -243,38 +243,38 @@ def _pull_outputs(ground: Ground, kept_lab: Ward, on_server: set[str]) -> None:
         if run_id in on_server and not _is_complete(ground, run_id)
     ]
     for run_id in run_ids:
-        (pulled,) = outputs.pull(ground, ground.server(), [run_id])
-        run = ground.state.run(ground.lab_id, run_id)
+        (pulled,) = outputs.pull(ground, ground.get_server(), [run_id])
+        run = ground.state.get_run(ground.lab_id, run_id)
         if pulled.complete and run is not None and kept_labs.is_over(run):
             _complete_mark(ground, run_id).touch()
 
 
-def _complete_mark(ground: Ground, run_id: str) -> Path:
+def _complete_mark(ground: LabContext, run_id: str) -> Path:
     return ground.config.root / ".labctl" / f"whole-{run_id}"
 
 
-def _is_complete(ground: Ground, run_id: str) -> bool:
+def _is_complete(ground: LabContext, run_id: str) -> bool:
     return _complete_mark(ground, run_id).exists()
 
 
-def _recorded_runs(ground: Ground, kept_lab: Ward) -> list[Run]:
-    return kept_labs.known_runs(ground.state, kept_lab)
+def _recorded_runs(ground: LabContext, kept_lab: KeptLab) -> list[Run]:
+    return kept_labs.list_recorded_runs(ground.state, kept_lab)
 
 
-def _open_runs(ground: Ground, kept_lab: Ward) -> list[str]:
+def _open_runs(ground: LabContext, kept_lab: KeptLab) -> list[str]:
     """List the runs that are not over."""
     over = {run.id for run in _recorded_runs(ground, kept_lab) if kept_labs.is_over(run)}
     return [run_id for run_id in kept_lab.runs if run_id not in over]
 
 
-def _describe_states(ground: Ground, kept_lab: Ward) -> dict[str, str]:
+def _describe_states(ground: LabContext, kept_lab: KeptLab) -> dict[str, str]:
     return {
         run.id: run.told or f"{run.state} on {run.server_id}"
         for run in _recorded_runs(ground, kept_lab)
     }
 
 
-def listed(places: Paths, state: State) -> list[dict[str, Any]]:
+def describe_kept_labs(places: Paths, state: State) -> list[dict[str, Any]]:
     """Describe every kept lab with its runs and the keeper's last check."""
     rounds = kept_labs.read_rounds(places)
     return [
@@ -285,9 +285,9 @@ def listed(places: Paths, state: State) -> list[dict[str, Any]]:
             "by": kept_lab.by,
             "at": kept_lab.at,
             "spent_usd": kept_lab.spent_usd,
-            "server": state.server_of_lab(kept_lab.lab_id),
-            "runs": [state.run(kept_lab.lab_id, run_id) or run_id for run_id in kept_lab.runs],
+            "server": state.get_lab_server(kept_lab.lab_id),
+            "runs": [state.get_run(kept_lab.lab_id, run_id) or run_id for run_id in kept_lab.runs],
             "round": rounds.get(kept_lab.name),
         }
-        for kept_lab in kept_labs.wards(places)
+        for kept_lab in kept_labs.list_kept_labs(places)
     ]

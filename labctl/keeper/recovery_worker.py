@@ -13,26 +13,28 @@ from collections.abc import Callable
 from labctl.errors import LabError
 from labctl.events import Note
 from labctl.lifecycle import kept_labs, recover
-from labctl.lifecycle.kept_labs import Ward
-from labctl.lifecycle.server_loss import Silences
+from labctl.lifecycle.kept_labs import KeptLab
+from labctl.lifecycle.server_loss import FailedChecks
 from labctl.model import Run
 from labctl.servers import end_server, kept_disks
 from labctl.servers.accounts import ENDED
 from labctl.servers.adoption import adopt
-from labctl.servers.context import Ground
-from labctl.servers.gate import let_in
+from labctl.servers.context import LabContext
+from labctl.servers.gate import admit_if_unreachable
 from labctl.state.disks import list_kept_disks
 
 LOOK_S = 10.0
 SWEPT = "swept"
 
 
-def attend(ground: Ground, kept_lab: Ward, *, pause: Callable[[float], None] = time.sleep) -> None:
+def recover_lab(
+    ground: LabContext, kept_lab: KeptLab, *, pause: Callable[[float], None] = time.sleep
+) -> None:
     """Recover the lab's runs until each is healthy or over; then sweep, if all are over.
 
     The first error of a run is raised after all other runs were handled: a later try may succeed.
     """
-    silences = Silences()
+    silences = FailedChecks()
     while open_runs := [run_id for run_id in kept_lab.runs if not _is_over(ground, run_id)]:
         started_at = time.time()
         _open_firewall(ground)
@@ -40,7 +42,7 @@ def attend(ground: Ground, kept_lab: Ward, *, pause: Callable[[float], None] = t
         all_healthy = True
         for run_id in open_runs:
             try:
-                run = recover.tend(ground, run_id, silences, wait=True)
+                run = recover.check_and_recover(ground, run_id, silences, wait=True)
                 all_healthy = all_healthy and _is_healthy(run, started_at)
             except LabError as error:
                 first_error = first_error or error
@@ -55,8 +57,8 @@ def attend(ground: Ground, kept_lab: Ward, *, pause: Callable[[float], None] = t
     kept_disks.remove_expired(ground)  # even if a server is running, which the sweep leaves alone
 
 
-def _is_over(ground: Ground, run_id: str) -> bool:
-    run = ground.state.run(ground.lab_id, run_id)
+def _is_over(ground: LabContext, run_id: str) -> bool:
+    run = ground.state.get_run(ground.lab_id, run_id)
     return run is not None and kept_labs.is_over(run)
 
 
@@ -65,18 +67,18 @@ def _is_healthy(run: Run, since: float) -> bool:
     return kept_labs.is_over(run) or (run.seen_at >= since and run.state != "lost")
 
 
-def _open_firewall(ground: Ground) -> None:
+def _open_firewall(ground: LabContext) -> None:
     """Open the provider's firewall for this machine again if its address has changed."""
-    server = ground.state.server_of_lab(ground.lab_id)
+    server = ground.state.get_lab_server(ground.lab_id)
     if server is not None and server.state == "running":
         try:
-            let_in(ground, server)
+            admit_if_unreachable(ground, server)
         except LabError as error:
             text = f"cannot check whether the firewall of {server.id} is open: {error.what}"
             ground.reporter.emit(Note(text=text, level="warning"))
 
 
-def sweep(ground: Ground) -> None:
+def sweep(ground: LabContext) -> None:
     """Remove the leftovers of an ended server at its provider. A running server is left alone.
 
     Its own watchdog ends it, by its ttl, its idle time or its budget.
@@ -92,7 +94,7 @@ def sweep(ground: Ground) -> None:
         ground.reporter.emit(Note(text=f"{text}; labctl orphans ends them", level="warning"))
     if server is not None or running:
         return
-    end_server.swept(ground)
+    end_server.sweep(ground)
     kept_disks = len(list_kept_disks(ground.state, ground.lab_id))
     ground.state.record(SWEPT, lab_id=ground.lab_id, detail={"kept": kept_disks})
     ended = "its server has ended, and nothing is left that costs money"

@@ -11,12 +11,12 @@ import threading
 import time
 
 from labctl.errors import BusyError, LabError
-from labctl.errors.replies import raised, reply_in
+from labctl.errors.replies import parse_error, parse_reply
 
 END_S = 3.0
 
 
-class Attendants:
+class RecoveryWorkers:
     """The worker processes. `attend` runs one; `end_all` ends all, within about END_S seconds."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Attendants:
         self._guard = threading.Lock()
         self._ended = False
 
-    def attend(self, name: str) -> None:
+    def run_worker(self, name: str) -> None:
         """Run a worker for a kept lab and wait for it; raise the LabError that it ended with.
 
         The worker ends with this process, because it reads its standard input, which ends then.
@@ -49,7 +49,7 @@ class Attendants:
         finally:
             with self._guard:
                 self._running.discard(process)
-        if (error := raised(reply_in(output) or {})) is not None:
+        if (error := parse_error(parse_reply(output) or {})) is not None:
             raise error
         if code:
             raise LabError(

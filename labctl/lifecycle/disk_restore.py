@@ -10,9 +10,9 @@ from labctl.model import Resource, Server
 from labctl.providers import Keep
 from labctl.retry import retry_on
 from labctl.runs import runs
-from labctl.servers.context import Ground
-from labctl.servers.disks import costs, short
-from labctl.servers.kept_disks import list_restored, look
+from labctl.servers.context import LabContext
+from labctl.servers.disks import cost_text, short_id
+from labctl.servers.kept_disks import list_restored, list_shown_disks
 from labctl.state.disks import RESTORED, list_kept_disks
 
 ATTACH_S = 120.0
@@ -20,44 +20,44 @@ PAUSE_S = 1.0
 COPY_S = 12 * 3600.0
 
 
-def restore(ground: Ground, server: Server) -> None:
+def restore(ground: LabContext, server: Server) -> None:
     """Copy to `server` what the lab's kept disks hold and it lacks. Idempotent.
 
     A disk that cannot be attached or read causes a warning, and stays as it is.
     """
     if not isinstance(ground.provider, Keep):
         return
-    creations = ground.state.events(server_id=server.id, kind="created", limit=1)
+    creations = ground.state.list_events(server_id=server.id, kind="created", limit=1)
     kept_disks = list_kept_disks(ground.state, ground.lab_id)
     restored_ids = list_restored(ground, server)
     # Creating the server has just listed the disks.
     if creations and not [kept for kept in kept_disks if kept.disk.id not in restored_ids]:
         return
-    for disk in look(ground):
+    for disk in list_shown_disks(ground):
         if disk.id in restored_ids:
             continue
         try:
             _copy_disk(ground, ground.provider, server, disk)
         except LabError as error:
-            message = f"cannot restore the files on {short(disk)}: {error.what}"
-            price = f"the disk is kept: {costs(disk)}"
+            message = f"cannot restore the files on {short_id(disk)}: {error.what}"
+            price = f"the disk is kept: {cost_text(disk)}"
             text = "\n  ".join(filter(None, [message, error.why, price]))
             ground.reporter.emit(Note(text=text, level="warning"))
 
 
-def pending(ground: Ground, server: Server) -> bool:
+def has_pending_disks(ground: LabContext, server: Server) -> bool:
     """Whether the records name a kept disk that was not yet copied to this server."""
     restored_ids = list_restored(ground, server)
     kept_disks = list_kept_disks(ground.state, ground.lab_id)
     return any(kept.disk.id not in restored_ids and not kept.missed_at for kept in kept_disks)
 
 
-def _copy_disk(ground: Ground, provider: Keep, server: Server, disk: Resource) -> None:
-    step = Step(name=f"restoring files from {short(disk)}")
+def _copy_disk(ground: LabContext, provider: Keep, server: Server, disk: Resource) -> None:
+    step = Step(name=f"restoring files from {short_id(disk)}")
     ground.reporter.emit(step)
     device = _attach(provider, server, disk)
     about = {"lab": ground.config.name, "lab_id": ground.lab_id, "device": device}
-    reply = ground.remote(server).call("restore", about, timeout_s=COPY_S)
+    reply = ground.open_agent(server).call("restore", about, timeout_s=COPY_S)
     ground.reporter.emit(msgspec.structs.replace(step, done=True))
     detail = {"disk": msgspec.to_builtins(disk), **reply}
     ground.state.record(RESTORED, lab_id=ground.lab_id, server_id=server.id, detail=detail)
@@ -68,11 +68,11 @@ def _copy_disk(ground: Ground, provider: Keep, server: Server, disk: Resource) -
         f"{edits} edited file{'' if edits == 1 else 's'}" if edits else "",
     ]
     summary = " and ".join(filter(None, parts)) or "nothing new"
-    text = f"restored from {short(disk)}: {summary}"
+    text = f"restored from {short_id(disk)}: {summary}"
     ground.reporter.emit(Note(text=f"{text}; next: labctl pull" if count or edits else text))
 
 
 def _attach(provider: Keep, server: Server, disk: Resource) -> str:
     """Attach the disk and return its device. Waits while the old server still holds it."""
     policy = retry_on(BusyError, pause_s=PAUSE_S, deadline_s=ATTACH_S)
-    return policy(provider.attach_kept, disk, server.id)
+    return policy(provider.attach_kept_disk, disk, server.id)

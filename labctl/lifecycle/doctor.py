@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 
-from labctl.commands.probe import missing
+from labctl.commands.probe import list_missing
 from labctl.errors import LabError, NotFoundError
 from labctl.model import Check
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.servers.prepare import probe
 
 
-def doctor(ground: Ground) -> list[Check]:
+def run_doctor(ground: LabContext) -> list[Check]:
     """Check this machine, the provider, and the server if there is one."""
     return [*_check_ssh(), *_check_provider(ground), *_check_server(ground)]
 
@@ -27,16 +27,16 @@ def _check_ssh() -> list[Check]:
     return [Check(name="ssh", ok=True, detail=version)]
 
 
-def _check_provider(ground: Ground) -> list[Check]:
+def _check_provider(ground: LabContext) -> list[Check]:
     try:
         return ground.provider.check(ground.config.server.need)
     except LabError as error:
         return [Check(name="provider", ok=False, detail=error.what, next=error.hint)]
 
 
-def _check_server(ground: Ground) -> list[Check]:
+def _check_server(ground: LabContext) -> list[Check]:
     try:
-        server = ground.server()
+        server = ground.get_server()
     except NotFoundError as error:
         return [Check(name="server", ok=True, detail=error.what)]
     try:
@@ -47,6 +47,6 @@ def _check_server(ground: Ground) -> list[Check]:
     summary = f"{facts.os}, Docker {facts.docker or 'missing'}, {facts.cpus} CPUs, {gpus}"
     failures = [
         Check(name=server.alias, ok=False, detail=lack.words, next=lack.command)
-        for lack in missing(facts)
+        for lack in list_missing(facts)
     ]
     return [Check(name=server.alias, ok=not failures, detail=summary), *failures]

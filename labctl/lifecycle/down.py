@@ -6,19 +6,19 @@ import time
 from contextlib import suppress
 
 from labctl.errors import EngineError, HostKeyError, LabError, PolicyError, ProviderError
-from labctl.events import Decision, Note, Step
+from labctl.events import Note, Question, Step
 from labctl.lifecycle import reconcile, up
 from labctl.lifecycle.server_loss import PUT_DOWN
 from labctl.model import Resource, Server, Value
-from labctl.providers import Keep, Lease, Stoppable
+from labctl.providers import Keep, Leasable, Stoppable
 from labctl.runs import outputs, runs
 from labctl.servers import adoption, attempts, deadlines, end_server, held_disks, kept_disks
-from labctl.servers.context import Ground
-from labctl.servers.open_costs import told_what_bills
+from labctl.servers.context import LabContext
+from labctl.servers.open_costs import explain_open_costs
 from labctl.services import lab_services
 from labctl.stores import lab_store
 from labctl.sync import lab_files
-from labctl.sync.local_results import Missing
+from labctl.sync.local_results import MissingFile
 
 GRACE_S = 60
 DAY_S = 86_400
@@ -32,7 +32,7 @@ FIX_FILES = (
 )
 
 
-class Ending(Value, frozen=True):
+class DownResult(Value, frozen=True):
     """What `down` did and what remains. If `servers_left` is empty, no server bills."""
 
     removed: str = ""
@@ -42,20 +42,20 @@ class Ending(Value, frozen=True):
     leftovers: tuple[Resource, ...] = ()
 
 
-def down(ground: Ground, *, discard: bool) -> Ending:
+def down(ground: LabContext, *, discard: bool) -> DownResult:
     """Pull what is not here, remove the lab's server, and ask the provider what remains.
 
     PolicyError if the user declines, or if results could not be saved: the server is stopped then,
     and its disk is kept.
     """
-    with ground.state.exclusive(ground.lab_id, "down"), told_what_bills(ground):
-        reconcile.hear(ground)
+    with ground.state.hold_lab(ground.lab_id, "down"), explain_open_costs(ground):
+        reconcile.merge_keeper_records(ground)
         server = _find_server(ground, discard) or _await_unconfirmed(ground)
         if server is None:
-            reconcile.released(ground, discard=discard)
-            ending = ground.state.server_of_lab(ground.lab_id)
-            rest = end_server.swept(ground, ending.id if ending else "")
-            return Ending(
+            reconcile.release_keeper(ground, discard=discard)
+            ending = ground.state.get_lab_server(ground.lab_id)
+            rest = end_server.sweep(ground, ending.id if ending else "")
+            return DownResult(
                 removed=rest.server_id, servers_left=rest.survivors, leftovers=rest.leftovers
             )
         discard = discard or adoption.is_fresh(ground, server)
@@ -67,10 +67,10 @@ def down(ground: Ground, *, discard: bool) -> Ending:
         files = edits = 0
         if not discard:
             files, edits = _save(ground, server, running)
-        reconcile.released(ground, discard=discard)
+        reconcile.release_keeper(ground, discard=discard)
         rest = end_server.remove(ground, server)
         _close_store(ground)
-        return Ending(
+        return DownResult(
             removed=rest.server_id,
             pulled_files=files,
             saved_edits=edits,
@@ -79,7 +79,7 @@ def down(ground: Ground, *, discard: bool) -> Ending:
         )
 
 
-def emptied(ground: Ground, server: Server, *, discard: bool) -> tuple[int, int]:
+def empty_server(ground: LabContext, server: Server, *, discard: bool) -> tuple[int, int]:
     """Do all of `down` but the removal: stop what runs, then pull and verify everything.
 
     Returns (files pulled, edits saved). Asks no questions. PolicyError if not everything could be
@@ -92,7 +92,7 @@ def emptied(ground: Ground, server: Server, *, discard: bool) -> tuple[int, int]
     return (0, 0) if discard else _save(ground, server, running)
 
 
-def _close_store(ground: Ground) -> None:
+def _close_store(ground: LabContext) -> None:
     """Revoke the removed server's access to the lab's store. The store's content stays."""
     try:
         lab_store.forget_store(ground)
@@ -102,31 +102,31 @@ def _close_store(ground: Ground) -> None:
         ground.reporter.emit(Note(text=text, level="warning"))
 
 
-def _find_server(ground: Ground, discard: bool) -> Server | None:
+def _find_server(ground: LabContext, discard: bool) -> Server | None:
     """Return the lab's server. One whose host key changed can be removed only with `discard`."""
     try:
         return adoption.adopt(ground)
     except HostKeyError:
         if not discard:
             raise
-        return ground.state.server_of_lab(ground.lab_id)
+        return ground.state.get_lab_server(ground.lab_id)
 
 
-def _await_unconfirmed(ground: Ground) -> Server | None:
+def _await_unconfirmed(ground: LabContext) -> Server | None:
     """Return the server of a create request whose reply was lost; it may take a while to appear."""
-    if attempts.unheard(ground):
+    if attempts.list_pending_attempts(ground):
         ground.reporter.emit(Step(name="checking whether an interrupted `up` created a server"))
-    while attempts.unheard(ground):
+    while attempts.list_pending_attempts(ground):
         time.sleep(min(1.0, ground.provider.settle_s))
         if server := adoption.adopt(ground):
             return server
-    for attempt in ground.state.open_attempts(ground.lab_id):
+    for attempt in ground.state.list_open_attempts(ground.lab_id):
         if attempt.provider == ground.provider.name:
             ground.state.end_attempt(attempt.token, "never seen")
     return None
 
 
-def _list_running(ground: Ground, server: Server, discard: bool) -> list[str]:
+def _list_running(ground: LabContext, server: Server, discard: bool) -> list[str]:
     try:
         runs.refresh(ground, server)
     except LabError as error:
@@ -134,17 +134,17 @@ def _list_running(ground: Ground, server: Server, discard: bool) -> list[str]:
             return []
         if isinstance(error, HostKeyError):
             raise
-        raise kept_there(ground, server, error) from error
-    all_runs = ground.state.runs(ground.lab_id)
+        raise stop_and_keep_disk(ground, server, error) from error
+    all_runs = ground.state.list_runs(ground.lab_id)
     return [run.id for run in all_runs if run.state == "running" and run.server_id == server.id]
 
 
-def _require_consent(ground: Ground, server: Server, running: list[str], discard: bool) -> None:
+def _require_consent(ground: LabContext, server: Server, running: list[str], discard: bool) -> None:
     verb = "is" if len(running) == 1 else "are"
     live = f"{', '.join(running)} {verb} still running and would be canceled. " if running else ""
     lost = "Results that were not pulled will be LOST. " if discard else ""
     question = f"{lost}{live}remove the server {server.alias} ({server.provider})?"
-    if not ground.reporter.ask(Decision(question=question)):
+    if not ground.reporter.confirm(Question(question=question)):
         raise PolicyError(
             "nothing was removed",
             why=f"{server.alias} is still running, "
@@ -153,7 +153,7 @@ def _require_consent(ground: Ground, server: Server, running: list[str], discard
         )
 
 
-def _save(ground: Ground, server: Server, running: list[str]) -> tuple[int, int]:
+def _save(ground: LabContext, server: Server, running: list[str]) -> tuple[int, int]:
     """Stop what runs, pull everything and verify it; return (files pulled, edits saved)."""
     if server.state == "stopped":
         server = up.make_ready(ground, server)
@@ -170,26 +170,26 @@ def _save(ground: Ground, server: Server, running: list[str]) -> tuple[int, int]
             *(f"code/{skipped}" for skipped in edits.skipped),
         ]
     except LabError as error:
-        raise kept_there(ground, server, error) from error
+        raise stop_and_keep_disk(ground, server, error) from error
     if unsaved:
-        raise kept_there(ground, server, _unsaved_error(unsaved), hint=FIX_FILES)
+        raise stop_and_keep_disk(ground, server, _unsaved_error(unsaved), hint=FIX_FILES)
     kept_disks.note_saved(ground, server)
     try:
         lab_services.remove_containers(ground, server)
     except EngineError:
         # A deleted machine loses its containers. A leased one must not pass them to the next user.
-        if isinstance(ground.provider, Lease):
+        if isinstance(ground.provider, Leasable):
             raise
     return sum(run.files for run in pulled), len(edits.saved)
 
 
-def _stop_services(ground: Ground, server: Server) -> None:
+def _stop_services(ground: LabContext, server: Server) -> None:
     """Stop the lab's services. Without an engine none can run; `_save` handles that case."""
     with suppress(EngineError):
         lab_services.stop_services(ground, server)
 
 
-def _describe_missing(file: Missing) -> str:
+def _describe_missing(file: MissingFile) -> str:
     return f"runs/{file.run}/{file.path}" + (f": {file.reason}" if file.reason else "")
 
 
@@ -200,8 +200,8 @@ def _unsaved_error(names: list[str]) -> LabError:
     return LabError(f"{count} only on the server:\n{shown}{more}")
 
 
-def kept_there(
-    ground: Ground, server: Server, error: LabError, *, hint: str = PULL_AGAIN
+def stop_and_keep_disk(
+    ground: LabContext, server: Server, error: LabError, *, hint: str = PULL_AGAIN
 ) -> PolicyError:
     """Stop the server but keep its disk; return the error that tells the user both."""
     ground.connections.close(server)
@@ -217,7 +217,7 @@ def kept_there(
     )
 
 
-def _stop_server(ground: Ground, server: Server) -> str:
+def _stop_server(ground: LabContext, server: Server) -> str:
     """Stop the server and say so in a sentence; "" if this server cannot be stopped."""
     if not isinstance(ground.provider, Stoppable):
         return ""
@@ -230,7 +230,7 @@ def _stop_server(ground: Ground, server: Server) -> str:
         return ""
     stopped = ground.provider.find(server.id)
     if stopped is not None:
-        ground.state.save_server(ground.as_ours(stopped, server))
+        ground.state.save_server(ground.assign_alias(stopped, server))
     ground.state.record("stopped", lab_id=ground.lab_id, server_id=server.id)
     # The disk holds the only copy: no timer may terminate the server together with its disk.
     deadlines.postpone(ground, server, time.time() + KEPT_S)
@@ -239,7 +239,7 @@ def _stop_server(ground: Ground, server: Server) -> str:
     return "the server was stopped and its disk kept"
 
 
-def _keep_disk(ground: Ground, server: Server) -> str:
+def _keep_disk(ground: LabContext, server: Server) -> str:
     """Terminate the server but keep its disk, and say so; "" if the provider cannot keep disks."""
     if not isinstance(ground.provider, Keep):
         return ""

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.config import LAB_FILE, LabConfig, environment, secret_values
+from labctl.config import LAB_FILE, LabConfig, copy_environment, read_secret_values
 from labctl.errors import NotFoundError, UsageError
 from labctl.events import Note, Step
 from labctl.lifecycle import restore
-from labctl.lifecycle.import_lab import Known, Taken
+from labctl.lifecycle.import_lab import ImportedLab, KeeperInventory
 from labctl.lifecycle.keeper_host import KeeperHost
-from labctl.lifecycle.kept_labs import OUTSIDE, Ward
-from labctl.lifecycle.lab_archive import Parcel, version, write
+from labctl.lifecycle.kept_labs import OUTSIDE, KeptLab
+from labctl.lifecycle.lab_archive import LabExport, labctl_version, write_export
 from labctl.model import Server
 from labctl.servers import attempts, cost
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.state import ledgers
 from labctl.state.ledgers import HANDED
 from labctl.sync.scan import hash_file, scan_data
@@ -35,7 +35,7 @@ MACHINE_SETTINGS = ("wheelhouse",)
 Files = dict[str, tuple[Path, int, str]]
 
 
-def check(ground: Ground, keeper: KeeperHost, server: Server) -> Known:
+def check(ground: LabContext, keeper: KeeperHost, server: Server) -> KeeperInventory:
     """Check that the keeper answers, has our version, and can reach such a server.
 
     Runs before anything is started, while a failure costs nothing.
@@ -47,7 +47,7 @@ def check(ground: Ground, keeper: KeeperHost, server: Server) -> Known:
             hint="use another provider in lab.yaml: server: {provider: aws}; "
             "or labctl run --recover",
         )
-    return keeper.hello()
+    return keeper.fetch_inventory()
 
 
 def _is_local_only(server: Server) -> bool:
@@ -58,7 +58,7 @@ def _is_local_only(server: Server) -> bool:
         return endpoint.host == "localhost"
 
 
-def hand_over(ground: Ground, keeper: KeeperHost, server: Server, run_id: str) -> Taken:
+def export_lab(ground: LabContext, keeper: KeeperHost, server: Server, run_id: str) -> ImportedLab:
     """Export the lab to the keeper, which then recovers its run. Repeated, it updates the export.
 
     If the keeper lacks something, that is an error, and nothing was exported.
@@ -77,7 +77,7 @@ def hand_over(ground: Ground, keeper: KeeperHost, server: Server, run_id: str) -
         ground.reporter.emit(Note(text=f"sending {amount} to {keeper.host}"))
     ground.paths.cache_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=ground.paths.cache_dir) as packed:
-        write(packed, parcel, missing)
+        write_export(packed, parcel, missing)
         packed.flush()
         # Map the file instead of reading it: a data set may be larger than this machine's memory.
         taken = keeper.add(memoryview(mmap.mmap(packed.fileno(), 0, access=mmap.ACCESS_READ)))
@@ -97,7 +97,7 @@ def hand_over(ground: Ground, keeper: KeeperHost, server: Server, run_id: str) -
     return taken
 
 
-def _list_files(ground: Ground, run_id: str) -> tuple[Files, dict[str, str]]:
+def _list_files(ground: LabContext, run_id: str) -> tuple[Files, dict[str, str]]:
     """Return the files that the keeper needs, and the path in the lab of each data set."""
     root = ground.config.root
     files: Files = {}
@@ -135,12 +135,12 @@ def _describe_file(path: Path) -> tuple[Path, int, str]:
 
 
 def _make_parcel(
-    ground: Ground, server: Server, run_id: str, files: Files, data: dict[str, str]
-) -> Parcel:
+    ground: LabContext, server: Server, run_id: str, files: Files, data: dict[str, str]
+) -> LabExport:
     config, state = ground.config, ground.state
-    secrets = secret_values(ground.paths, ground.lab_id, config, environment())
-    run = state.run(ground.lab_id, run_id)
-    ward = Ward(
+    secrets = read_secret_values(ground.paths, ground.lab_id, config, copy_environment())
+    run = state.get_run(ground.lab_id, run_id)
+    ward = KeptLab(
         lab=config.name,
         lab_id=ground.lab_id,
         by=f"{ground.owner or getpass.getuser()}@{socket.gethostname()}",
@@ -148,16 +148,16 @@ def _make_parcel(
         runs=(run_id,),
         settings=_settings(config),
         data=data,
-        ceiling_usd_per_hour=attempts.agreed_usd_per_hour(server.offer),
+        ceiling_usd_per_hour=attempts.max_confirmed_usd_per_hour(server.offer),
         spent_usd=cost.spent_usd(state, ground.lab_id, time.time()),
         files={path: (size, sha256) for path, (_, size, sha256) in files.items()},
     )
-    return Parcel(
-        version=version(),
+    return LabExport(
+        version=labctl_version(),
         ward=ward,
         server=server,
         runs=(run,) if run else (),
-        ledger=tuple(ledgers.lines(state, ground.lab_id)),
+        ledger=tuple(ledgers.list_lines(state, ground.lab_id)),
         secrets={name: value.reveal() for name, value in secrets.items()},
         key=ground.identity.read_text() if ground.identity.is_file() else "",
     )

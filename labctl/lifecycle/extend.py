@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from labctl.lifecycle.status import keep_watch
+from labctl.lifecycle.status import record_watch
 from labctl.servers import deadlines, guard
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 
 
-def extend(ground: Ground, span_s: int, *, latest_at: float | None = None) -> dict[str, Any]:
+def extend(ground: LabContext, span_s: int, *, latest_at: float | None = None) -> dict[str, Any]:
     """Extend the server's lifetime by `span_s` seconds and return the watchdog's clocks.
 
     PolicyError beyond `max_ttl` or the budget. The provider's timer is never set later than
     `latest_at` (Unix time): where somebody else is root, they control what the watchdog answers.
     """
-    server = ground.server()
+    server = ground.get_server()
     watch = guard.extend(ground, server, span_s)
-    keep_watch(ground, server, watch)
+    record_watch(ground, server, watch)
     reported = watch.get("ttl_left_s")
     left_s = reported if isinstance(reported, int | float) and math.isfinite(reported) else None
     detail = {"span_s": span_s, "ttl_left_s": left_s}

@@ -17,40 +17,40 @@ from labctl.events import Note
 from labctl.lifecycle import up as server_up
 from labctl.model import Server
 from labctl.servers import adoption, attempts, end_server, reachability
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 
 T = TypeVar("T")
 AT_ONCE = 32
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[T]):
+class LabOutcome(Generic[T]):
     """The result of one lab: `value`, or `error`."""
 
-    ground: Ground
+    ground: LabContext
     value: T | None = None
     error: LabError | None = None
 
 
-def each(
-    grounds: Iterable[Ground],
-    action: Callable[[Ground], T],
+def run_for_each(
+    grounds: Iterable[LabContext],
+    action: Callable[[LabContext], T],
     *,
     at_once: int = AT_ONCE,
-    tell: Callable[[Outcome[T]], None] = lambda outcome: None,
+    tell: Callable[[LabOutcome[T]], None] = lambda outcome: None,
     stopping: Callable[[], None] = lambda: None,
-) -> list[Outcome[T]]:
+) -> list[LabOutcome[T]]:
     """Call `action` for every lab, `at_once` at a time; return outcomes in the order of the labs.
 
     `tell` is called with each outcome, in the thread that produced it. When interrupted, this calls
     `stopping`, starts no further lab, and waits for those in progress.
     """
 
-    def run_one(ground: Ground) -> Outcome[T]:
+    def run_one(ground: LabContext) -> LabOutcome[T]:
         try:
-            outcome = Outcome(ground, value=action(ground))
+            outcome = LabOutcome(ground, value=action(ground))
         except Exception as error:
-            outcome = Outcome(ground, error=as_lab_error(error, partial(_log, ground)))
+            outcome = LabOutcome(ground, error=as_lab_error(error, partial(_log, ground)))
         tell(outcome)
         return outcome
 
@@ -63,34 +63,34 @@ def each(
             raise
 
 
-def _log(ground: Ground, text: str) -> None:
+def _log(ground: LabContext, text: str) -> None:
     ground.reporter.emit(Note(text=text, level="warning"))
 
 
 def up(
-    grounds: Sequence[Ground],
+    grounds: Sequence[LabContext],
     *,
     at_once: int = AT_ONCE,
-    tell: Callable[[Outcome[Server]], None] = lambda outcome: None,
-) -> list[Outcome[Server]]:
+    tell: Callable[[LabOutcome[Server]], None] = lambda outcome: None,
+) -> list[LabOutcome[Server]]:
     """Get a ready server for each lab. The labs share one provider (`Ground.beside`)."""
     listed = grounds[0].provider.servers() if grounds else []
-    return each(grounds, lambda lab: server_up.up(lab, listed), at_once=at_once, tell=tell)
+    return run_for_each(grounds, lambda lab: server_up.up(lab, listed), at_once=at_once, tell=tell)
 
 
-def reach(grounds: Sequence[Ground], *, at_once: int = AT_ONCE) -> list[Outcome[Server]]:
+def reach(grounds: Sequence[LabContext], *, at_once: int = AT_ONCE) -> list[LabOutcome[Server]]:
     """Get a server for each lab, up to the first login; unlike `up`, prepare nothing on it."""
     listed = grounds[0].provider.servers() if grounds else []
 
-    def reach_one(ground: Ground) -> Server:
+    def reach_one(ground: LabContext) -> Server:
         need = ground.config.server.need
-        server = adoption.adopt(ground, listed) or attempts.make(ground, need)
+        server = adoption.adopt(ground, listed) or attempts.create_server(ground, need)
         return reachability.reach(ground, server)[0]
 
-    return each(grounds, reach_one, at_once=at_once)
+    return run_for_each(grounds, reach_one, at_once=at_once)
 
 
-def end(grounds: Sequence[Ground], servers: Sequence[Server]) -> None:
+def end(grounds: Sequence[LabContext], servers: Sequence[Server]) -> None:
     """Terminate all of these together, wait for them, and delete their records.
 
     Resources that their group shares are deleted too.
@@ -103,6 +103,6 @@ def end(grounds: Sequence[Ground], servers: Sequence[Server]) -> None:
         shared = [
             resource for resource in first.provider.leftovers() if resource.lab_id == first.group
         ]
-        end_server.take_away(
+        end_server.remove_resources(
             first, [resource for resource in shared if resource.expires_at is None]
         )

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from labctl.errors import NotFoundError, PolicyError
-from labctl.events import Decision
+from labctl.events import Question
 from labctl.model import Server, Value
 from labctl.servers import accounts, disks
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.state import Attempt
 from labctl.state.disks import KeptDisk, list_kept_disks
 
 
-class Lost(Value, frozen=True):
+class UnconfirmedRecords(Value, frozen=True):
     """Records of resources that the current credentials do not show and that may still exist."""
 
     servers: tuple[Server, ...] = ()
@@ -29,20 +29,20 @@ class Lost(Value, frozen=True):
         )
 
 
-def forget(ground: Ground) -> Lost:
+def forget(ground: LabContext) -> UnconfirmedRecords:
     """Drop the lab's records of what these credentials do not show, without ending anything.
 
     PolicyError if the user declines, NotFoundError if there is nothing to forget. Records of other
     providers stay.
     """
-    with ground.state.exclusive(ground.lab_id, "down"):
+    with ground.state.hold_lab(ground.lab_id, "down"):
         lost = find_lost(ground, [ground.lab_id])
         require_consent(ground, lost.names, "labctl down")
         drop(ground, lost)
         return lost
 
 
-def find_lost(ground: Ground, lab_ids: Iterable[str]) -> Lost:
+def find_lost(ground: LabContext, lab_ids: Iterable[str]) -> UnconfirmedRecords:
     """Return records of these labs whose end cannot be confirmed with these credentials.
 
     Asks the provider about servers whose account is not on record. Resources that ended in this
@@ -50,12 +50,17 @@ def find_lost(ground: Ground, lab_ids: Iterable[str]) -> Lost:
     """
     state, name = ground.state, ground.provider.name
     labs = list(lab_ids)
-    servers = [server for lab in labs for server in state.servers(lab) if server.provider == name]
+    servers = [
+        server for lab in labs for server in state.list_servers(lab) if server.provider == name
+    ]
     attempts = [
-        attempt for lab in labs for attempt in state.open_attempts(lab) if attempt.provider == name
+        attempt
+        for lab in labs
+        for attempt in state.list_open_attempts(lab)
+        if attempt.provider == name
     ]
     kept_disks = [kept for lab in labs for kept in list_kept_disks(state, lab)]
-    return Lost(
+    return UnconfirmedRecords(
         servers=tuple(
             server
             for server in servers
@@ -73,7 +78,7 @@ def find_lost(ground: Ground, lab_ids: Iterable[str]) -> Lost:
     )
 
 
-def is_lost(ground: Ground, server_id: str, account: str, usd_per_hour: float) -> bool:
+def is_lost(ground: LabContext, server_id: str, account: str, usd_per_hour: float) -> bool:
     """Whether the server belongs to another account, or to none on record and is not found."""
     if accounts.is_elsewhere(ground, account):
         return True
@@ -81,7 +86,7 @@ def is_lost(ground: Ground, server_id: str, account: str, usd_per_hour: float) -
     return not attributed and ground.provider.find(server_id) is None
 
 
-def require_consent(ground: Ground, names: Iterable[str], command: str) -> None:
+def require_consent(ground: LabContext, names: Iterable[str], command: str) -> None:
     """Ask before records are dropped; NotFoundError without names, PolicyError on a refusal."""
     listed = list(names)
     if not listed:
@@ -91,19 +96,19 @@ def require_consent(ground: Ground, names: Iterable[str], command: str) -> None:
             hint=command,
         )
     what = "one record" if len(listed) == 1 else f"{len(listed)} records"
-    decision = Decision(
+    decision = Question(
         question=f"forget {what} of {ground.config.name} without ending anything?",
         detail="\n".join(
             [*listed, "Anything that still exists keeps billing, and labctl will never end it."]
         ),
     )
-    if not ground.reporter.ask(decision):
+    if not ground.reporter.confirm(decision):
         raise PolicyError(
             "nothing was forgotten", why="you did not confirm", hint=f"{command} --forget --yes"
         )
 
 
-def drop(ground: Ground, lost: Lost) -> None:
+def drop(ground: LabContext, lost: UnconfirmedRecords) -> None:
     """Drop these records, and the connections and keys that go with them."""
     for server in lost.servers:
         ground.connections.close(server)
@@ -113,9 +118,9 @@ def drop(ground: Ground, lost: Lost) -> None:
     for attempt in lost.attempts:
         ground.state.end_attempt(attempt.token, accounts.FORGOTTEN)
     for kept in lost.disks:
-        disks.removed(ground, kept.disk)
+        disks.record_removed(ground, kept.disk)
 
 
-def note_forgotten(ground: Ground, lab_id: str, server_id: str) -> None:
+def note_forgotten(ground: LabContext, lab_id: str, server_id: str) -> None:
     """Record that from now on, the server's absence counts as its end."""
     ground.state.record(accounts.FORGOTTEN, lab_id=lab_id, server_id=server_id)

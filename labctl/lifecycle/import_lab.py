@@ -15,18 +15,18 @@ from labctl.config import Paths, set_secret, trust
 from labctl.errors import BusyError, ConnectError, NotFoundError, UsageError
 from labctl.events import Reporter, Step
 from labctl.lifecycle import kept_labs
-from labctl.lifecycle.kept_labs import Ward
-from labctl.lifecycle.lab_archive import Parcel, Unpacking, version
+from labctl.lifecycle.kept_labs import KeptLab
+from labctl.lifecycle.lab_archive import LabExport, LabExportReader, labctl_version
 from labctl.model import Server, Value
 from labctl.retry import retry_on
 from labctl.servers import accounts
 from labctl.servers.accounts import ENDED
-from labctl.servers.context import Ground
-from labctl.servers.cost import note_life
+from labctl.servers.context import LabContext
+from labctl.servers.cost import record_start
 from labctl.servers.gate import admit
 from labctl.servers.host_keys import make_key, replace_file
 from labctl.state import State, ledgers
-from labctl.stores.lab_store import lab_store
+from labctl.stores.lab_store import open_lab_store
 
 LOGIN_S = 30.0
 PAUSE_S = 1.0
@@ -34,7 +34,7 @@ PAUSE_S = 1.0
 CARRIED = ("runs", ".labctl/kept")
 
 
-class Known(Value, frozen=True):
+class KeeperInventory(Value, frozen=True):
     """What the keeper's machine reports before anything is sent. `have` is path -> sha256."""
 
     version: str
@@ -43,7 +43,7 @@ class Known(Value, frozen=True):
     have: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class Taken(Value, frozen=True):
+class ImportedLab(Value, frozen=True):
     """A lab that this keeper now keeps."""
 
     name: str
@@ -51,22 +51,24 @@ class Taken(Value, frozen=True):
     running: bool
 
 
-def know(paths: Paths, name: str, running: bool) -> Known:
+def describe_keeper(paths: Paths, name: str, running: bool) -> KeeperInventory:
     """Describe this keeper, and list the lab's files that it already holds unchanged."""
     import socket
 
     have: dict[str, str] = {}
     try:
-        lab = kept_labs.ward(paths, name)
+        lab = kept_labs.find_kept_lab(paths, name)
     except NotFoundError:
         pass
     else:
-        root = kept_labs.directory(paths, lab.name)
+        root = kept_labs.lab_directory(paths, lab.name)
         have = {path: sha for path, (_, sha) in lab.files.items() if _is_unchanged(root, lab, path)}
-    return Known(version=version(), host=socket.gethostname(), running=running, have=have)
+    return KeeperInventory(
+        version=labctl_version(), host=socket.gethostname(), running=running, have=have
+    )
 
 
-def _is_unchanged(root: Path, ward: Ward, path: str) -> bool:
+def _is_unchanged(root: Path, ward: KeptLab, path: str) -> bool:
     """Whether a file is as it was imported. Only the keeper writes there, so its size is enough."""
     local = root / path
     return (
@@ -74,7 +76,7 @@ def _is_unchanged(root: Path, ward: Ward, path: str) -> bool:
     )
 
 
-def take_in(
+def import_lab(
     stream: BinaryIO,
     paths: Paths,
     state: State,
@@ -82,38 +84,38 @@ def take_in(
     reporter: Reporter,
     *,
     running: bool,
-) -> Taken:
+) -> ImportedLab:
     """Read an exported lab, test that it can be kept here, and install it. Repeated, it updates it.
 
     If a test fails, that is an error and nothing has changed: the provider does not list the
     server, the server rejects the login from here, or the store cannot be read or written.
     """
-    unpacking = Unpacking(stream)
+    unpacking = LabExportReader(stream)
     parcel = unpacking.parcel
     name = _check(parcel)
-    with kept_labs.worked_on(paths, name, "keep --add", wait_s=kept_labs.DROP_S):
+    with kept_labs.lock_kept_lab(paths, name, "keep --add", wait_s=kept_labs.DROP_S):
         staging = paths.keep_dir / f".arriving-{name}"
         shutil.rmtree(staging, ignore_errors=True)
         (staging / ".labctl").mkdir(parents=True, mode=0o700)
         try:
-            arrived = unpacking.files(staging)
+            arrived = unpacking.extract_files(staging)
             lab = _complete(paths, name, staging, parcel.ward, arrived)
-            ground = kept_labs.ground(lab, paths, state, reporter, environ, root=staging)
+            ground = kept_labs.make_context(lab, paths, state, reporter, environ, root=staging)
             server = _test_access(ground, parcel, staging)
             (staging / "lab-key").unlink(missing_ok=True)
             _install(paths, name, staging)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-        kept = kept_labs.ground(lab, paths, state, reporter, environ)
+        kept = kept_labs.make_context(lab, paths, state, reporter, environ)
         _store_records(kept, parcel, server)
-    return Taken(name=name, runs=lab.runs, running=running)
+    return ImportedLab(name=name, runs=lab.runs, running=running)
 
 
-def _check(parcel: Parcel) -> str:
+def _check(parcel: LabExport) -> str:
     """Return the lab's directory name; UsageError for another version or an invalid name."""
-    if parcel.version != version():
+    if parcel.version != labctl_version():
         raise UsageError(
-            f"labctl here is {version()}, but the lab was exported by {parcel.version}",
+            f"labctl here is {labctl_version()}, but the lab was exported by {parcel.version}",
             hint=f"pipx install --force labctl=={parcel.version}",
         )
     try:
@@ -122,9 +124,9 @@ def _check(parcel: Parcel) -> str:
         raise UsageError(str(error)) from None
 
 
-def _complete(paths: Paths, name: str, staging: Path, ward: Ward, arrived: set[str]) -> Ward:
+def _complete(paths: Paths, name: str, staging: Path, ward: KeptLab, arrived: set[str]) -> KeptLab:
     """Add the files that were already here to the staged lab; its record names the runs of both."""
-    root = kept_labs.directory(paths, name)
+    root = kept_labs.lab_directory(paths, name)
     for path in ward.files.keys() - arrived:
         if not _is_unchanged(root, ward, path):
             raise BusyError(
@@ -134,13 +136,13 @@ def _complete(paths: Paths, name: str, staging: Path, ward: Ward, arrived: set[s
         _link(root / path, staging / path)
     runs = ward.runs
     if root.is_dir():
-        runs = tuple(dict.fromkeys([*kept_labs.ward(paths, name).runs, *ward.runs]))
+        runs = tuple(dict.fromkeys([*kept_labs.find_kept_lab(paths, name).runs, *ward.runs]))
     merged = msgspec.structs.replace(ward, runs=runs)
     (staging / kept_labs.RECORD).write_bytes(msgspec.json.encode(merged))
     return merged
 
 
-def _test_access(ground: Ground, parcel: Parcel, staging: Path) -> Server:
+def _test_access(ground: LabContext, parcel: LabExport, staging: Path) -> Server:
     """Find the server at the provider, log in to it, and write to the store; return the server."""
     ground.reporter.emit(Step(name=f"looking up the server at {ground.provider.name}"))
     accounts.require_same_account(ground, [parcel.server])
@@ -158,14 +160,14 @@ def _test_access(ground: Ground, parcel: Parcel, staging: Path) -> Server:
     _log_in(ground, server, server.endpoint.identity or (str(key) if parcel.key else ""))
     if ground.config.store:
         ground.reporter.emit(Step(name=f"testing {ground.config.store}"))
-        store = lab_store(ground)
+        store = open_lab_store(ground)
         body = {"version": 1, "keeper": ground.place, "at": time.time()}
         store.write("keeper.json", msgspec.json.encode(body))
         store.read("keeper.json")
     return server
 
 
-def _log_in(ground: Ground, server: Server, identity: str) -> None:
+def _log_in(ground: LabContext, server: Server, identity: str) -> None:
     """Log in from this machine, after opening the provider's firewall for its address."""
     address = server.endpoint
     endpoint = msgspec.structs.replace(address, identity=identity)
@@ -192,7 +194,7 @@ def _log_in(ground: Ground, server: Server, identity: str) -> None:
 
 def _install(paths: Paths, name: str, staging: Path) -> None:
     """Replace the lab's directory with the staged one, by two renames."""
-    root = kept_labs.directory(paths, name)
+    root = kept_labs.lab_directory(paths, name)
     for carried in CARRIED:
         if (root / carried).is_dir():
             _carry(root / carried, staging / carried)
@@ -223,7 +225,7 @@ def _link(path: Path, link: Path) -> None:
         shutil.copy2(path, link)
 
 
-def _store_records(ground: Ground, parcel: Parcel, server: Server) -> None:
+def _store_records(ground: LabContext, parcel: LabExport, server: Server) -> None:
     """Store the key, the secrets, the trust in lab.yaml, and the records of servers and runs."""
     if parcel.key:
         ground.identity.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -232,12 +234,12 @@ def _store_records(ground: Ground, parcel: Parcel, server: Server) -> None:
     for name, value in parcel.secrets.items():
         set_secret(ground.paths, ground.lab_id, name, value)
     trust(ground.paths, ground.config)
-    ledgers.take_over(ground.state, ground.lab_id, parcel.ledger)
-    ours = ground.as_ours(server, ground.state.server(server.id))
+    ledgers.import_lines(ground.state, ground.lab_id, parcel.ledger)
+    ours = ground.assign_alias(server, ground.state.get_server(server.id))
     ground.state.save_server(ours)
     ground.connections.write(ours)
-    note_life(ground.state, ours)
+    record_start(ground.state, ours)
     for run in parcel.runs:
-        before = ground.state.run(ground.lab_id, run.id)
+        before = ground.state.get_run(ground.lab_id, run.id)
         if before is None or before.seen_at <= run.seen_at:
             ground.state.save_run(run)

@@ -13,15 +13,15 @@ import msgspec
 
 from labctl.commands.ssh import check_host, check_port, check_user
 from labctl.errors import LabError, UsageError
-from labctl.errors.replies import raised, reply_in
-from labctl.lifecycle.import_lab import Known, Taken
-from labctl.lifecycle.kept_labs import Round, ward_name
-from labctl.lifecycle.lab_archive import version
+from labctl.errors.replies import parse_error, parse_reply
+from labctl.lifecycle.import_lab import ImportedLab, KeeperInventory
+from labctl.lifecycle.kept_labs import KeeperCheck, kept_lab_name
+from labctl.lifecycle.lab_archive import labctl_version
 from labctl.model import Endpoint, Run, Value
-from labctl.runs.saved_copies import from_copy
-from labctl.servers.context import Ground
+from labctl.runs.saved_copies import pull_from_keeper
+from labctl.servers.context import LabContext
 from labctl.shell import command
-from labctl.state.ledgers import Line
+from labctl.state.ledgers import LedgerLine
 from labctl.sync.pull import PulledRun
 from labctl.transports import Transport
 
@@ -35,19 +35,19 @@ PREFIX = (
 )
 
 
-class Told(Value, frozen=True):
+class KeeperReport(Value, frozen=True):
     """What a keeper knows of a lab: ledger, runs, and its last check (None before the first)."""
 
-    lines: tuple[Line, ...] = ()
+    lines: tuple[LedgerLine, ...] = ()
     runs: tuple[Run, ...] = ()
-    round: Round | None = None
+    round: KeeperCheck | None = None
     running: bool = False
 
 
 class KeeperHost:
     """The keeper at `host`: a name of the user's own ssh_config, or user@host[:port]."""
 
-    def __init__(self, ground: Ground, host: str) -> None:
+    def __init__(self, ground: LabContext, host: str) -> None:
         self.ground = ground
         self.host = host
 
@@ -76,34 +76,34 @@ class KeeperHost:
 
     @property
     def name(self) -> str:
-        return ward_name(self.ground.config.name, self.ground.lab_id)
+        return kept_lab_name(self.ground.config.name, self.ground.lab_id)
 
-    def hello(self) -> Known:
+    def fetch_inventory(self) -> KeeperInventory:
         """Return the keeper's version and files; the error says how to install labctl there."""
-        known = msgspec.convert(self._request("--hello", self.name)["known"], Known)
-        if known.version != version():
+        known = msgspec.convert(self._request("--hello", self.name)["known"], KeeperInventory)
+        if known.version != labctl_version():
             raise self._version_error(known.version)
         return known
 
-    def add(self, parcel: memoryview) -> Taken:
+    def add(self, parcel: memoryview) -> ImportedLab:
         """Send an exported lab. On an error, the keeper has kept nothing of it."""
         try:
-            return msgspec.convert(self._request("--add", stdin=parcel)["taken"], Taken)
+            return msgspec.convert(self._request("--add", stdin=parcel)["taken"], ImportedLab)
         except LabError as error:
             what = f"the keeper at {self.host} cannot keep this lab: {error.what}"
             error.args, error.what = (what,), what
             error.hint = error.hint and f"at {self.host}: {error.hint}"
             raise
 
-    def told(self) -> Told:
+    def fetch_report(self) -> KeeperReport:
         """Fetch what the keeper knows of this lab; NotFoundError if it does not keep the lab."""
-        return msgspec.convert(self._request("--told", self.name)["told"], Told)
+        return msgspec.convert(self._request("--told", self.name)["told"], KeeperReport)
 
     def drop(self) -> None:
         """Make the keeper forget the lab; BusyError during a recovery."""
         self._request("--drop", self.name, "--json")
 
-    def copy_of(self, run_id: str, have: dict[str, str], run: Run | None) -> PulledRun:
+    def pull_copy(self, run_id: str, have: dict[str, str], run: Run | None) -> PulledRun:
         """Pull the run's files that the keeper mirrored and `have` (path -> sha256) lacks."""
         with tempfile.TemporaryFile() as kept:
             code = self._transport.stream(
@@ -112,9 +112,9 @@ class KeeperHost:
                 on_stdout=lambda block: _append(kept, block),
             )
             kept.seek(0)
-            head = reply_in(kept.readline().decode(errors="replace")) or {}
+            head = parse_reply(kept.readline().decode(errors="replace")) or {}
             self._check_reply(code, head, "")
-            return from_copy(self.ground, run_id, head["files"], kept, run)
+            return pull_from_keeper(self.ground, run_id, head["files"], kept, run)
 
     @cached_property
     def _transport(self) -> Transport:
@@ -124,12 +124,12 @@ class KeeperHost:
         out, err = bytearray(), bytearray()
         line = PREFIX + command("labctl", "keep", *words).render()
         code = self._transport.stream(line, stdin=stdin, on_stdout=out.extend, on_stderr=err.extend)
-        body = reply_in(out.decode(errors="replace"))
+        body = parse_reply(out.decode(errors="replace"))
         return self._check_reply(code, body or {}, err.decode(errors="replace"))
 
     def _check_reply(self, code: int, body: dict[str, Any], stderr: str) -> dict[str, Any]:
         """Return the reply's body, or raise the error that it reports."""
-        if (error := raised(body)) is not None:
+        if (error := parse_error(body)) is not None:
             raise error
         if code == 0 and body:
             return body
@@ -149,7 +149,7 @@ class KeeperHost:
 
     def _version_error(self, keeper_version: str) -> LabError:
         return UsageError(
-            f"labctl on {self.host} is {keeper_version}, this one is {version()}",
+            f"labctl on {self.host} is {keeper_version}, this one is {labctl_version()}",
             why="both must be the same version",
             hint=f"ssh {_ssh_arguments(self.host)} {_install_command()}",
         )
@@ -179,4 +179,4 @@ def _ssh_arguments(host: str) -> str:
 
 
 def _install_command() -> str:
-    return f"\"pipx install --force 'labctl=={version()}'\""
+    return f"\"pipx install --force 'labctl=={labctl_version()}'\""

@@ -20,8 +20,8 @@ from labctl.config import LabConfig, Paths, load_lab
 from labctl.errors import BusyError, LabError, NotFoundError
 from labctl.events import Reporter
 from labctl.model import NAME_PATTERN, Run, Value
-from labctl.providers import provider_class
-from labctl.servers.context import Ground
+from labctl.providers import get_provider_class
+from labctl.servers.context import LabContext
 from labctl.state import State
 from labctl.state.locks import hold_lock
 
@@ -32,7 +32,7 @@ OUTSIDE = Path(".labctl") / "data"
 DROP_S = 20.0
 
 
-class Ward(Value, frozen=True):
+class KeptLab(Value, frozen=True):
     """A lab that `by` ("user@host") exported at Unix second `at`, with `runs` to recover.
 
     `settings` are those that its owner's machine added to lab.yaml, by dotted key. `data` maps each
@@ -54,10 +54,10 @@ class Ward(Value, frozen=True):
 
     @property
     def name(self) -> str:
-        return ward_name(self.lab, self.lab_id)
+        return kept_lab_name(self.lab, self.lab_id)
 
 
-class Round(Value, frozen=True):
+class KeeperCheck(Value, frozen=True):
     """The result of a kept lab's last check, at Unix second `at`. `error` is "" if it passed."""
 
     at: float
@@ -67,24 +67,24 @@ class Round(Value, frozen=True):
     next_at: float = 0.0
 
 
-def ward_name(lab: str, lab_id: str) -> str:
+def kept_lab_name(lab: str, lab_id: str) -> str:
     """Return the name of a kept lab's directory. ValueError for an invalid lab name or id."""
     if not NAME_PATTERN.fullmatch(lab) or not NAME_PATTERN.fullmatch(lab_id):
         raise ValueError(f"invalid lab name or id: {lab!a} {lab_id!a}")
     return f"{lab}-{lab_id}"
 
 
-def wards(paths: Paths) -> list[Ward]:
+def list_kept_labs(paths: Paths) -> list[KeptLab]:
     """List the labs that this machine keeps, by name."""
     records = sorted(paths.keep_dir.glob(f"[!.]*/{RECORD}"))
     return [lab for path in records if (lab := _read(path)) is not None]
 
 
-def ward(paths: Paths, name: str) -> Ward:
+def find_kept_lab(paths: Paths, name: str) -> KeptLab:
     """Find a kept lab by directory name, or by lab name if that is unique; else NotFoundError."""
     if (lab := _read(paths.keep_dir / name / RECORD)) is not None:
         return lab
-    kept = wards(paths)
+    kept = list_kept_labs(paths)
     matches = [lab for lab in kept if name == lab.lab]
     if len(matches) == 1:
         return matches[0]
@@ -95,9 +95,9 @@ def ward(paths: Paths, name: str) -> Ward:
     )
 
 
-def _read(path: Path) -> Ward | None:
+def _read(path: Path) -> KeptLab | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Ward)
+        return msgspec.json.decode(path.read_bytes(), type=KeptLab)
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError as error:
@@ -108,12 +108,12 @@ def _read(path: Path) -> Ward | None:
         ) from error
 
 
-def directory(paths: Paths, name: str) -> Path:
+def lab_directory(paths: Paths, name: str) -> Path:
     return paths.keep_dir / name
 
 
-def ground(
-    lab: Ward,
+def make_context(
+    lab: KeptLab,
     paths: Paths,
     state: State,
     reporter: Reporter,
@@ -121,10 +121,10 @@ def ground(
     *,
     root: Path | None = None,
     record_only: bool = False,
-) -> Ground:
+) -> LabContext:
     """Build the context for flows on a kept lab. With `record_only` its provider is not loaded."""
-    config = _config(lab, root or directory(paths, lab.name), environ, record_only)
-    return Ground(
+    config = _config(lab, root or lab_directory(paths, lab.name), environ, record_only)
+    return LabContext(
         config,
         lab.lab_id,
         paths,
@@ -135,13 +135,15 @@ def ground(
     )
 
 
-def _config(lab: Ward, root: Path, environ: Mapping[str, str], record_only: bool) -> LabConfig:
+def _config(lab: KeptLab, root: Path, environ: Mapping[str, str], record_only: bool) -> LabConfig:
     def loaded(overrides: dict[str, str]) -> LabConfig:
         return load_lab(
             root,
             overrides={**overrides, "lab": lab.lab},
             environ=environ,
-            settings_type=None if record_only else lambda name: provider_class(name).settings_type,
+            settings_type=None
+            if record_only
+            else lambda name: get_provider_class(name).settings_type,
         )
 
     # This machine's own settings override those of the laptop.
@@ -160,9 +162,9 @@ def _config(lab: Ward, root: Path, environ: Mapping[str, str], record_only: bool
     return msgspec.structs.replace(config, data=data, server=server)
 
 
-def known_runs(state: State, lab: Ward) -> list[Run]:
+def list_recorded_runs(state: State, lab: KeptLab) -> list[Run]:
     """Return the lab's recorded runs; runs without a record are left out."""
-    return [run for run_id in lab.runs if (run := state.run(lab.lab_id, run_id)) is not None]
+    return [run for run_id in lab.runs if (run := state.get_run(lab.lab_id, run_id)) is not None]
 
 
 def is_over(run: Run) -> bool:
@@ -170,16 +172,16 @@ def is_over(run: Run) -> bool:
     return run.state in ("exited", "cancelled") or bool(run.stopped_by)
 
 
-def read_rounds(paths: Paths) -> dict[str, Round]:
+def read_rounds(paths: Paths) -> dict[str, KeeperCheck]:
     """Read the last check of each kept lab; empty if the keeper never ran."""
     try:
         content = (paths.keep_dir / ROUNDS).read_bytes()
-        return msgspec.json.decode(content, type=dict[str, Round])
+        return msgspec.json.decode(content, type=dict[str, KeeperCheck])
     except (FileNotFoundError, msgspec.MsgspecError):
         return {}
 
 
-def write_rounds(paths: Paths, rounds: Mapping[str, Round]) -> None:
+def write_rounds(paths: Paths, rounds: Mapping[str, KeeperCheck]) -> None:
     """Write the checks for `labctl keep --list`; do nothing if no lab was ever imported."""
     target = paths.keep_dir / ROUNDS
     if not target.parent.is_dir():
@@ -190,23 +192,23 @@ def write_rounds(paths: Paths, rounds: Mapping[str, Round]) -> None:
 
 
 @contextmanager
-def worked_on(paths: Paths, name: str, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
+def lock_kept_lab(paths: Paths, name: str, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
     """Lock the kept lab; BusyError if another process still holds it after `wait_s` seconds."""
     with hold_lock(paths.keep_dir / ".locks" / name, what, wait_s=wait_s):
         yield
 
 
-def drop(paths: Paths, state: State, name: str) -> Ward:
+def drop(paths: Paths, state: State, name: str) -> KeptLab:
     """Stop keeping a lab, and delete its directory. Its resources at the provider stay.
 
     BusyError while the keeper works on it, since a recovery must not be interrupted.
     """
-    lab = ward(paths, name)
+    lab = find_kept_lab(paths, name)
     try:
-        with worked_on(paths, lab.name, "keep --drop", wait_s=DROP_S):
+        with lock_kept_lab(paths, lab.name, "keep --drop", wait_s=DROP_S):
             trash = paths.keep_dir / f".dropped-{lab.name}"
             shutil.rmtree(trash, ignore_errors=True)
-            directory(paths, lab.name).rename(trash)
+            lab_directory(paths, lab.name).rename(trash)
             shutil.rmtree(trash, ignore_errors=True)
             _forget(paths, state, lab)
     except BusyError as error:
@@ -218,12 +220,12 @@ def drop(paths: Paths, state: State, name: str) -> Ward:
     return lab
 
 
-def _forget(paths: Paths, state: State, lab: Ward) -> None:
+def _forget(paths: Paths, state: State, lab: KeptLab) -> None:
     """Delete the records of the lab's servers, and the key that logs in to them."""
     from labctl.servers.connections import Connections
 
     connections = Connections(paths.ssh_dir, None)
-    for server in state.servers(lab.lab_id):
+    for server in state.list_servers(lab.lab_id):
         connections.close(server)
         connections.forget(server.id)
         state.drop_server(server.id)

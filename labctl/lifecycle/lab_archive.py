@@ -17,10 +17,10 @@ from typing import BinaryIO
 import msgspec
 
 from labctl.errors import DiskFullError, TransferError
-from labctl.lifecycle.kept_labs import Ward
+from labctl.lifecycle.kept_labs import KeptLab
 from labctl.model import Run, Server, Value
-from labctl.state.ledgers import Line
-from labctl.sync.containment import contained
+from labctl.state.ledgers import LedgerLine
+from labctl.sync.containment import require_contained
 
 HEAD = "parcel.json"
 FILES = "files/"
@@ -29,14 +29,14 @@ RESERVE_BYTES = 64 * 1024**2
 CHUNK_BYTES = 1024 * 1024
 
 
-def version() -> str:
+def labctl_version() -> str:
     """Return labctl's version: the exporting and the importing side must have the same."""
     from importlib.metadata import version as installed
 
     return installed("labctl")
 
 
-class Parcel(Value, frozen=True):
+class LabExport(Value, frozen=True):
     """An exported lab. `ward.files` names all its files, also those that the archive leaves out.
 
     `key` is the private key for its servers, "" if labctl has none. `runs` and `ledger` are what
@@ -44,15 +44,15 @@ class Parcel(Value, frozen=True):
     """
 
     version: str
-    ward: Ward
+    ward: KeptLab
     server: Server
     runs: tuple[Run, ...] = ()
-    ledger: tuple[Line, ...] = ()
+    ledger: tuple[LedgerLine, ...] = ()
     secrets: dict[str, str] = msgspec.field(default_factory=dict)
     key: str = ""
 
 
-def write(stream: BinaryIO, parcel: Parcel, files: Mapping[str, Path]) -> None:
+def write_export(stream: BinaryIO, parcel: LabExport, files: Mapping[str, Path]) -> None:
     """Write the parcel and these files (path in the lab -> local path) to `stream`."""
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         head = msgspec.json.encode(parcel)
@@ -77,7 +77,7 @@ def _changed_error(path: str) -> TransferError:
     )
 
 
-class Unpacking:
+class LabExportReader:
     """Reads an archive. `parcel` is read at once; `files` writes the other members to disk."""
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -87,13 +87,13 @@ class Unpacking:
             if member is None or member.name != HEAD or not 0 < member.size <= MOST_HEAD_BYTES:
                 raise TransferError("the received archive is not an exported lab")
             head = self._archive.extractfile(member)
-            self.parcel = msgspec.json.decode(head.read() if head else b"", type=Parcel)
+            self.parcel = msgspec.json.decode(head.read() if head else b"", type=LabExport)
         except (tarfile.TarError, msgspec.MsgspecError) as error:
             raise TransferError(
                 "the received archive is not an exported lab", why=str(error)
             ) from error
 
-    def files(self, staging: Path) -> set[str]:
+    def extract_files(self, staging: Path) -> set[str]:
         """Write the archive's files below `staging`, verify them, and return their paths.
 
         PolicyError for a path outside of it, TransferError for content other than announced.
@@ -102,7 +102,7 @@ class Unpacking:
         written: set[str] = set()
         try:
             while (member := self._archive.next()) is not None:
-                path = contained(member.name.removeprefix(FILES))
+                path = require_contained(member.name.removeprefix(FILES))
                 if not member.isreg() or not member.name.startswith(FILES) or path not in announced:
                     raise TransferError(
                         f"the archive contains {member.name!a} without announcing it"

@@ -15,15 +15,15 @@ from labctl.errors import (
     ProviderError,
     UsageError,
 )
-from labctl.events import Decision, Note, Step
+from labctl.events import Note, Question, Step
 from labctl.lifecycle import restore
 from labctl.lifecycle.recover import recover
 from labctl.model import Run, Server, Value
-from labctl.providers import Reclaim
+from labctl.providers import Reclaimable
 from labctl.runs import runs
 from labctl.servers import guard, held_disks
 from labctl.servers.accounts import ENDED
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 
 LOOK_S = 0.2
 SAMPLE_S = 0.5
@@ -69,7 +69,7 @@ class Drill(Value, frozen=True):
 class _RunMonitor:
     """Polls the run until its server is gone. Samples are (Unix second of the server, step)."""
 
-    def __init__(self, ground: Ground, server: Server, run_id: str) -> None:
+    def __init__(self, ground: LabContext, server: Server, run_id: str) -> None:
         self.ground, self.server = ground, server
         self.about = {"lab": ground.config.name, "lab_id": ground.lab_id}
         self.run_id = run_id
@@ -79,7 +79,7 @@ class _RunMonitor:
 
     def poll(self) -> dict[str, Any]:
         """Return the run's current state from the server, and sample its step. Raises LabErrors."""
-        remote = self.ground.remote(self.server)
+        remote = self.ground.open_agent(self.server)
         reply = remote.call("status", {**self.about, "runs": [self.run_id]})
         if not reply["runs"]:
             raise NotFoundError(
@@ -97,7 +97,7 @@ class _RunMonitor:
         """Sample the step, and fetch the shutdown's progress. An ended run has no more steps."""
         self.poll()
         request = {**self.about, "run": self.run_id}
-        self.reclaim = self.ground.remote(self.server).call("reclaimed", request)["reclaim"]
+        self.reclaim = self.ground.open_agent(self.server).call("reclaimed", request)["reclaim"]
 
     @property
     def step(self) -> float | None:
@@ -116,17 +116,19 @@ class _RunMonitor:
         return None if at is None else at - self.clock_offset_s
 
 
-def drill(ground: Ground, run_id: str, notice_s: float, taker: Reclaim | None = None) -> Drill:
+def run_drill(
+    ground: LabContext, run_id: str, notice_s: float, taker: Reclaimable | None = None
+) -> Drill:
     """Reclaim the server of an active run, after a question, and recover the run.
 
     `notice_s` 0 means without notice. `taker` replaces the provider in the reclaim. PolicyError if
     the user declines; NotFoundError if no run is active, or nothing is saved to recover it from.
     """
-    server = ground.server()
+    server = ground.get_server()
     taker = taker or _require_reclaim(ground)
     runs.refresh(ground, server)
     run = _find_active_run(ground, run_id)
-    restore.record(ground, run.id)  # a run that could not be recovered is not killed
+    restore.read_saved_run(ground, run.id)  # a run that could not be recovered is not killed
     monitor = _RunMonitor(ground, server, run.id)
     _measure_speed(ground, monitor)
     _require_consent(ground, server, run, monitor, notice_s)
@@ -137,7 +139,7 @@ def drill(ground: Ground, run_id: str, notice_s: float, taker: Reclaim | None = 
     gone_at = _await_end(ground, server)
     ground.state.record("reclaimed", lab_id=ground.lab_id, server_id=server.id, run_id=run.id)
     recovery = recover(ground, run.id, reason=REASON)
-    new = ground.server()
+    new = ground.get_server()
     first_at, first_step = _await_first_step(ground, new, run.id)
     result = Drill(
         run=run.id,
@@ -153,8 +155,8 @@ def drill(ground: Ground, run_id: str, notice_s: float, taker: Reclaim | None = 
     return _add_costs(result, monitor, server, new)
 
 
-def _require_reclaim(ground: Ground) -> Reclaim:
-    if isinstance(ground.provider, Reclaim):
+def _require_reclaim(ground: LabContext) -> Reclaimable:
+    if isinstance(ground.provider, Reclaimable):
         return ground.provider
     raise UsageError(
         f"servers of {ground.provider.name} are never reclaimed",
@@ -163,14 +165,14 @@ def _require_reclaim(ground: Ground) -> Reclaim:
     )
 
 
-def _find_active_run(ground: Ground, run_id: str) -> Run:
+def _find_active_run(ground: LabContext, run_id: str) -> Run:
     if run_id:
-        run = runs.latest(ground, run_id)
+        run = runs.find_run(ground, run_id)
         if run.state == "running":
             return run
         raise NotFoundError(f"run {run_id} is not active", why=run.told, hint="labctl run --detach")
-    server_id = ground.server().id
-    all_runs = ground.state.runs(ground.lab_id)
+    server_id = ground.get_server().id
+    all_runs = ground.state.list_runs(ground.lab_id)
     live = [run for run in all_runs if run.state == "running" and run.server_id == server_id]
     if not live:
         raise NotFoundError(
@@ -179,7 +181,7 @@ def _find_active_run(ground: Ground, run_id: str) -> Run:
     return live[-1]
 
 
-def _measure_speed(ground: Ground, monitor: _RunMonitor) -> None:
+def _measure_speed(ground: LabContext, monitor: _RunMonitor) -> None:
     """Poll the run for up to SPEED_WITHIN_S seconds, until three steps are sampled."""
     with _step(ground, "measuring the run's speed"):
         until = time.monotonic() + SPEED_WITHIN_S
@@ -189,7 +191,7 @@ def _measure_speed(ground: Ground, monitor: _RunMonitor) -> None:
 
 
 def _require_consent(
-    ground: Ground, server: Server, run: Run, monitor: _RunMonitor, notice_s: float
+    ground: LabContext, server: Server, run: Run, monitor: _RunMonitor, notice_s: float
 ) -> None:
     keeps_disk = held_disks.is_held(ground, server)
     lost = "" if ground.config.store or keeps_disk else _describe_losses(ground, server)
@@ -198,7 +200,7 @@ def _require_consent(
     detail = f"{run.id} is running there{step} and resumes on another server. {lost}".strip()
     disk = "its disk is kept" if keeps_disk else "its disk is deleted"
     question = f"reclaim {server.alias} ({server.id}) {when}, {disk}?"
-    if not ground.reporter.ask(Decision(question=question, detail=detail)):
+    if not ground.reporter.confirm(Question(question=question, detail=detail)):
         raise PolicyError(
             "nothing was reclaimed",
             why=f"{run.id} is still running",
@@ -206,8 +208,8 @@ def _require_consent(
         )
 
 
-def _describe_losses(ground: Ground, server: Server) -> str:
-    reply = ground.remote(server).call(
+def _describe_losses(ground: LabContext, server: Server) -> str:
+    reply = ground.open_agent(server).call(
         "manifest", {"lab": ground.config.name, "lab_id": ground.lab_id, "runs": []}
     )
     count = sum(run["unpulled"] for run in reply["runs"].values())
@@ -217,7 +219,7 @@ def _describe_losses(ground: Ground, server: Server) -> str:
 
 
 def _reclaim(
-    ground: Ground, server: Server, taker: Reclaim, monitor: _RunMonitor, notice_s: float
+    ground: LabContext, server: Server, taker: Reclaimable, monitor: _RunMonitor, notice_s: float
 ) -> bool:
     """Reclaim the server after the notice; return whether the provider itself gave the notice."""
     if not notice_s:
@@ -231,7 +233,7 @@ def _reclaim(
             text = f"{taker.no_notice}: labctl sends one to the server's watchdog instead"
             ground.reporter.emit(Note(text=text))
         about = {"lab_id": ground.lab_id, "left_s": notice_s, "source": "labctl's drill"}
-        ground.remote(server).call("reclaim-notice", about)
+        ground.open_agent(server).call("reclaim-notice", about)
     with _step(ground, f"notice given, {notice_s:.0f} s"):
         while (left_s := end - time.monotonic()) > 0:
             if left_s > BEFORE_END_S:
@@ -248,7 +250,7 @@ def _reclaim(
     return announced
 
 
-def _await_end(ground: Ground, server: Server) -> float:
+def _await_end(ground: LabContext, server: Server) -> float:
     """Wait until the provider reports the server's end; return that Unix second."""
     with _step(ground, "waiting for the server to end"):
         until = time.monotonic() + GONE_WITHIN_S
@@ -264,7 +266,7 @@ def _await_end(ground: Ground, server: Server) -> float:
 
 
 def _await_first_step(
-    ground: Ground, server: Server, run_id: str
+    ground: LabContext, server: Server, run_id: str
 ) -> tuple[float | None, float | None]:
     """Return (Unix second, step) of the run's first new step; Nones if it ended without one."""
     with _step(ground, f"waiting for the first new step of {run_id}"):
@@ -315,7 +317,7 @@ def _add_costs(result: Drill, monitor: _RunMonitor, old: Server, new: Server) ->
 
 
 @contextmanager
-def _step(ground: Ground, name: str) -> Iterator[None]:
+def _step(ground: LabContext, name: str) -> Iterator[None]:
     ground.reporter.emit(Step(name=name))
     yield
     ground.reporter.emit(Step(name=name, done=True))

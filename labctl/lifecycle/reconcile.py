@@ -18,27 +18,27 @@ from labctl.errors import (
 from labctl.events import Note, Step
 from labctl.lifecycle import disk_restore
 from labctl.lifecycle.keeper_host import KeeperHost
-from labctl.lifecycle.recovery_lock import handed_to
+from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.model import Run
 from labctl.runs import outputs, runs
-from labctl.runs.saved_copies import from_store, index_of
+from labctl.runs.saved_copies import list_outputs, pull_from_store
 from labctl.servers import adoption, held_disks, kept_disks
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.state import ledgers
 from labctl.state.ledgers import BACK
 from labctl.sync.pull import PulledRun
 
 
-def hear(ground: Ground) -> str:
+def merge_keeper_records(ground: LabContext) -> str:
     """Merge the keeper's ledger and runs; return the keeper's host, "" if the lab has none.
 
     Does not ask the provider: `adopt` does that.
     """
-    host = handed_to(ground)
+    host = find_keeper(ground)
     if not host:
         return ""
     try:
-        report = KeeperHost(ground, host).told()
+        report = KeeperHost(ground, host).fetch_report()
     except NotFoundError:
         _record_end(ground, host)
         ground.reporter.emit(Note(text=f"{host} no longer keeps {ground.config.name}"))
@@ -47,9 +47,9 @@ def hear(ground: Ground) -> str:
         text = f"cannot reach the keeper at {host}: {error.what}; using this machine's records"
         ground.reporter.emit(Note(text=text, level="warning"))
         return host
-    ledgers.take_over(ground.state, ground.lab_id, report.lines)
+    ledgers.import_lines(ground.state, ground.lab_id, report.lines)
     for run in report.runs:
-        recorded = ground.state.run(ground.lab_id, run.id)
+        recorded = ground.state.get_run(ground.lab_id, run.id)
         if recorded is None or recorded.seen_at < run.seen_at:
             ground.state.save_run(run)
     if report.round is not None and report.round.error:
@@ -61,13 +61,13 @@ def hear(ground: Ground) -> str:
     return host
 
 
-def _record_end(ground: Ground, host: str) -> None:
+def _record_end(ground: LabContext, host: str) -> None:
     ground.state.record(BACK, lab_id=ground.lab_id, detail={"keeper": host})
 
 
-def come_back(ground: Ground, *, ask: bool = True) -> str:
+def reconcile(ground: LabContext, *, ask: bool = True) -> str:
     """Merge the keeper's records, and with `ask` the provider's; return the keeper's host."""
-    host = hear(ground)
+    host = merge_keeper_records(ground)
     if host and ask:
         try:
             adoption.adopt(ground)
@@ -77,46 +77,50 @@ def come_back(ground: Ground, *, ask: bool = True) -> str:
     return host
 
 
-def has_copies(ground: Ground) -> bool:
+def has_copies(ground: LabContext) -> bool:
     """Whether results may exist outside the server: in a store, or at a keeper."""
-    return bool(ground.config.store or handed_to(ground))
+    return bool(ground.config.store or find_keeper(ground))
 
 
-def pull(ground: Ground, run_ids: list[str], *, everything: bool) -> list[PulledRun]:
+def pull(ground: LabContext, run_ids: list[str], *, everything: bool) -> list[PulledRun]:
     """Pull the outputs of these runs (all, if empty) from the server.
 
     If the server has ended, pull them from the lab's store or its keeper. NotFoundError if neither
     has them.
     """
     try:
-        server = ground.server()
+        server = ground.get_server()
         held_disks.renew(ground, server)
-        if disk_restore.pending(ground, server):
+        if disk_restore.has_pending_disks(ground, server):
             disk_restore.restore(ground, server)
         return outputs.pull(ground, server, run_ids, everything=everything)
     except (NotFoundError, ConnectError) as error:
         if not has_copies(ground) or (isinstance(error, ConnectError) and _has_server(ground)):
             raise _explain(ground, error) from None
     try:
-        return saved_elsewhere(ground, run_ids)
+        return pull_saved_copies(ground, run_ids)
     except NotFoundError as error:
-        raise kept_disks.explained(ground, error) from None
+        raise kept_disks.explain_missing_server(ground, error) from None
 
 
-def _has_server(ground: Ground) -> bool:
+def _has_server(ground: LabContext) -> bool:
     return adoption.adopt(ground) is not None
 
 
-def _explain(ground: Ground, error: LabError) -> LabError:
-    return kept_disks.explained(ground, error) if isinstance(error, NotFoundError) else error
+def _explain(ground: LabContext, error: LabError) -> LabError:
+    return (
+        kept_disks.explain_missing_server(ground, error)
+        if isinstance(error, NotFoundError)
+        else error
+    )
 
 
-def saved_elsewhere(ground: Ground, run_ids: list[str]) -> list[PulledRun]:
+def pull_saved_copies(ground: LabContext, run_ids: list[str]) -> list[PulledRun]:
     """Pull these runs' outputs (all runs, if empty) from the lab's store, or else its keeper.
 
     NotFoundError if neither has any of them.
     """
-    ids = run_ids or [run.id for run in ground.state.runs(ground.lab_id)]
+    ids = run_ids or [run.id for run in ground.state.list_runs(ground.lab_id)]
     pulled = [run for run_id in ids if (run := _pull_copy(ground, run_id)) is not None]
     if not pulled:
         raise NotFoundError(
@@ -127,57 +131,57 @@ def saved_elsewhere(ground: Ground, run_ids: list[str]) -> list[PulledRun]:
     return pulled
 
 
-def _pull_copy(ground: Ground, run_id: str) -> PulledRun | None:
+def _pull_copy(ground: LabContext, run_id: str) -> PulledRun | None:
     if ground.config.store:
         try:
-            return from_store(ground, run_id)
+            return pull_from_store(ground, run_id)
         except NotFoundError:
             pass
-    if host := handed_to(ground):
-        return copied(ground, KeeperHost(ground, host), run_id)
+    if host := find_keeper(ground):
+        return pull_keeper_copy(ground, KeeperHost(ground, host), run_id)
     return None
 
 
-def copied(ground: Ground, keeper: KeeperHost, run_id: str) -> PulledRun | None:
+def pull_keeper_copy(ground: LabContext, keeper: KeeperHost, run_id: str) -> PulledRun | None:
     """Pull the run's files that the keeper mirrored; None if there are none."""
-    have = {file.path: file.sha256 for file in index_of(ground.config.root, run_id)}
-    pulled = keeper.copy_of(run_id, have, ground.state.run(ground.lab_id, run_id))
+    have = {file.path: file.sha256 for file in list_outputs(ground.config.root, run_id)}
+    pulled = keeper.pull_copy(run_id, have, ground.state.get_run(ground.lab_id, run_id))
     directory = ground.config.root / "runs" / run_id
     return pulled if pulled.files or have or any(directory.glob("*")) else None
 
 
-def log_here(ground: Ground, run_id: str) -> Path:
+def local_log_path(ground: LabContext, run_id: str) -> Path:
     """Return the local path of the run's pulled log."""
-    return ground.config.root / "runs" / runs.latest(ground, run_id).id / "logs" / "run.log"
+    return ground.config.root / "runs" / runs.find_run(ground, run_id).id / "logs" / "run.log"
 
 
-def log_elsewhere(ground: Ground, run_id: str) -> bytes:
+def read_saved_log(ground: LabContext, run_id: str) -> bytes:
     """Read a run's log from a saved or pulled copy; NotFoundError if there is no copy."""
-    path = log_here(ground, run_id)
+    path = local_log_path(ground, run_id)
     if has_copies(ground) or not path.is_file():
-        saved_elsewhere(ground, [run_id])
+        pull_saved_copies(ground, [run_id])
     if not path.is_file():
         raise NotFoundError(f"the log of {run_id} was not saved", hint="labctl status")
     return path.read_bytes()
 
 
-def bring_logs(ground: Ground, run_id: str = "") -> Run:
+def fetch_logs(ground: LabContext, run_id: str = "") -> Run:
     """Fetch the logs of the run (by default the latest) and return its current state.
 
     They come from the server or a saved copy. If neither can be reached, the logs that were pulled
     before are used, with a warning. NotFoundError if there are none.
     """
-    come_back(ground)
-    run = runs.latest(ground, run_id)
+    reconcile(ground)
+    run = runs.find_run(ground, run_id)
     try:
         _fetch_logs(ground, run)
     except (NotFoundError, BusyError) as error:
         _fetch_saved_logs(ground, run, error)
-    return runs.latest(ground, run.id)
+    return runs.find_run(ground, run.id)
 
 
-def _fetch_logs(ground: Ground, run: Run) -> None:
-    server = ground.server()
+def _fetch_logs(ground: LabContext, run: Run) -> None:
+    server = ground.get_server()
     if run.server_id != server.id:
         raise NotFoundError(f"the server of run {run.id} is gone", hint=f"labctl pull {run.id}")
     name = f"fetching the logs of {run.id}"
@@ -186,36 +190,36 @@ def _fetch_logs(ground: Ground, run: Run) -> None:
     ground.reporter.emit(Step(name=name, done=True))
 
 
-def _fetch_saved_logs(ground: Ground, run: Run, error: LabError) -> None:
+def _fetch_saved_logs(ground: LabContext, run: Run, error: LabError) -> None:
     """Fetch the logs from the store or the keeper, else use those that were pulled before."""
     if has_copies(ground):
         try:
-            saved_elsewhere(ground, [run.id])
+            pull_saved_copies(ground, [run.id])
             return
         except NotFoundError:
             pass
-    if not log_here(ground, run.id).parent.is_dir():
+    if not local_log_path(ground, run.id).parent.is_dir():
         raise NotFoundError(
             f"no logs of run {run.id} on this machine", why=error.what, hint=error.hint
         ) from error
-    if not run.ended:
+    if not run.has_ended:
         text = f"{error.what}; using the logs that were pulled before"
         ground.reporter.emit(Note(text=text, level="warning"))
 
 
-def released(ground: Ground, *, discard: bool) -> None:
+def release_keeper(ground: LabContext, *, discard: bool) -> None:
     """Pull what only the keeper has, then make it forget the lab.
 
     Must run before the lab's server is removed: a keeper that does not know would replace it.
     PolicyError if the keeper cannot be reached; with `discard` that is only a warning.
     """
-    host = handed_to(ground)
+    host = find_keeper(ground)
     if not host:
         return
     keeper = KeeperHost(ground, host)
     try:
-        for run_id in [] if discard else [run.id for run in keeper.told().runs]:
-            copied(ground, keeper, run_id)
+        for run_id in [] if discard else [run.id for run in keeper.fetch_report().runs]:
+            pull_keeper_copy(ground, keeper, run_id)
         keeper.drop()
     except NotFoundError:
         pass

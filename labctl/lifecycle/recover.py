@@ -25,16 +25,22 @@ from labctl.errors import (
     PolicyError,
     ThrottledError,
 )
-from labctl.events import Note, Silent, Step
+from labctl.events import Note, SilentReporter, Step
 from labctl.lifecycle import restore, up
-from labctl.lifecycle.recovery_lock import NotOursError, Turn, our_turn
-from labctl.lifecycle.server_loss import GoneError, Silences, check_there, clear_away, not_put_down
-from labctl.lifecycle.spending_policy import unasked
+from labctl.lifecycle.recovery_lock import RecoveryLock, RecoveryLockedError, hold_recovery_lock
+from labctl.lifecycle.server_loss import (
+    FailedChecks,
+    ServerGoneError,
+    make_room,
+    require_alive,
+    require_not_removed,
+)
+from labctl.lifecycle.spending_policy import make_recovery_context
 from labctl.model import Run, RunSpec, Server, Value
 from labctl.retry import retry_on
 from labctl.runs import images, outputs, runs
 from labctl.servers import adoption
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.sync import lab_files
 
 # consecutive recoveries of one run from the same checkpoint, at most
@@ -78,7 +84,9 @@ class Recovery(Value, frozen=True):
     told: str = ""
 
 
-def follow(ground: Ground, run_id: str, *, on_log: Callable[[bytes], None], offset: int = 0) -> Run:
+def follow(
+    ground: LabContext, run_id: str, *, on_log: Callable[[bytes], None], offset: int = 0
+) -> Run:
     """Follow a run's log until the run ends, across as many servers as that takes.
 
     A run that a limit stopped (`Run.stopped_by`) has ended too: money was its limit. PolicyError
@@ -88,22 +96,24 @@ def follow(ground: Ground, run_id: str, *, on_log: Callable[[bytes], None], offs
         return _follow_attempts(ground, run_id, on_log, offset)
 
 
-def _follow_attempts(ground: Ground, run_id: str, on_log: Callable[[bytes], None], at: int) -> Run:
-    silences = Silences()
+def _follow_attempts(
+    ground: LabContext, run_id: str, on_log: Callable[[bytes], None], at: int
+) -> Run:
+    silences = FailedChecks()
     while True:
-        server = ground.state.server_of_lab(ground.lab_id)
+        server = ground.state.get_lab_server(ground.lab_id)
         try:
             if server is None:
-                raise GoneError("the lab no longer has a server")
+                raise ServerGoneError("the lab no longer has a server")
             run = runs.watch(
                 ground,
                 server,
                 run_id,
                 offset=at,
                 on_log=on_log,
-                on_cut=partial(check_there, ground, server, silences),
+                on_cut=partial(require_alive, ground, server, silences),
             )
-        except GoneError as error:
+        except ServerGoneError as error:
             reason = error.what
         except NotFoundError:  # a newer server, to which the run was not restored
             reason = "the lab's server does not have this run"
@@ -111,7 +121,7 @@ def _follow_attempts(ground: Ground, run_id: str, on_log: Callable[[bytes], None
             if run.state != "lost" or run.stopped_by:
                 return run
             reason = run.told
-        not_put_down(ground, server)
+        require_not_removed(ground, server)
         ground.reporter.emit(Note(text=f"{run_id}: {reason}", level="warning"))
         try:
             at = _await_recovery(ground, run_id, reason)
@@ -122,7 +132,7 @@ def _follow_attempts(ground: Ground, run_id: str, on_log: Callable[[bytes], None
             at = log_offset
 
 
-def _await_recovery(ground: Ground, run_id: str, reason: str) -> int:
+def _await_recovery(ground: LabContext, run_id: str, reason: str) -> int:
     """Wait until the run is resumed, here or by a keeper; return where its log resumes (bytes)."""
     announced = ""
 
@@ -138,7 +148,7 @@ def _await_recovery(ground: Ground, run_id: str, reason: str) -> int:
         return recover(ground, run_id, reason=reason).log_offset
 
     while_others_recover = retry_on(
-        NotOursError,
+        RecoveryLockedError,
         pause_s=FIRST_PAUSE_S,
         before_pause=lambda error: announce(f"{error}; waiting for that recovery"),
     )
@@ -152,20 +162,20 @@ def _await_recovery(ground: Ground, run_id: str, reason: str) -> int:
     return offset
 
 
-def _find_other_recovery(ground: Ground, run_id: str) -> int | None:
+def _find_other_recovery(ground: LabContext, run_id: str) -> int | None:
     """Return where the log resumes if another process has recovered the run, else None."""
     with contextlib.suppress(LabError):
         server = adoption.adopt(ground)
         status = None if server is None else _fetch_run_status(ground, server, run_id)
         if server is not None and status is not None:
-            run = runs.keep(ground, server, status)
+            run = runs.record_run(ground, server, status)
             if run.state != "lost" or run.stopped_by:
                 return int(status.get("log_offset") or 0)
     return None
 
 
-def tend(
-    ground: Ground, run_id: str, silences: Silences | None = None, *, wait: bool = False
+def check_and_recover(
+    ground: LabContext, run_id: str, silences: FailedChecks | None = None, *, wait: bool = False
 ) -> Run:
     """Check a run once, and recover it if its server is gone and no one else recovers it.
 
@@ -173,52 +183,52 @@ def tend(
     `silences`, passed from check to check, shows that the server is dead. With `wait`, this waits
     for another watcher's recovery, and takes over from a watcher that has died.
     """
-    known = runs.latest(ground, run_id)
-    server = ground.state.server_of_lab(ground.lab_id) or adoption.adopt(ground)
+    known = runs.find_run(ground, run_id)
+    server = ground.state.get_lab_server(ground.lab_id) or adoption.adopt(ground)
     try:
         if server is None:
-            raise GoneError("the lab no longer has a server")
+            raise ServerGoneError("the lab no longer has a server")
         known = _refresh_run(ground, server, run_id)
         if known.state != "lost" or known.stopped_by:
             return known
         reason = known.told
-    except GoneError as error:
+    except ServerGoneError as error:
         reason = error.what
     except ConnectError:
         try:
             if server is not None:
-                check_there(ground, server, silences or Silences())
+                require_alive(ground, server, silences or FailedChecks())
             return known
-        except GoneError as error:
+        except ServerGoneError as error:
             reason = error.what
-    with contextlib.suppress(NotOursError):
+    with contextlib.suppress(RecoveryLockedError):
         return recover(ground, run_id, reason=reason, wait=wait).run
-    return runs.latest(ground, run_id)
+    return runs.find_run(ground, run_id)
 
 
-def _refresh_run(ground: Ground, server: Server, run_id: str) -> Run:
+def _refresh_run(ground: LabContext, server: Server, run_id: str) -> Run:
     """Record the run's state on the server; GoneError if the server does not have the run."""
     status = _fetch_run_status(ground, server, run_id)
     if status is None:
-        raise GoneError(f"the server {server.id} does not have this run")
-    return runs.keep(ground, server, status)
+        raise ServerGoneError(f"the server {server.id} does not have this run")
+    return runs.record_run(ground, server, status)
 
 
 @contextmanager
-def _mirror_outputs(ground: Ground, run_id: str) -> Iterator[None]:
+def _mirror_outputs(ground: LabContext, run_id: str) -> Iterator[None]:
     """Pull the run's outputs regularly while it is followed, if the lab has no store."""
     if ground.config.store:
         yield
         return
     ended = threading.Event()
-    quiet = dataclasses.replace(ground, reporter=Silent())
+    quiet = dataclasses.replace(ground, reporter=SilentReporter())
 
     def keep_up() -> None:
         while not ended.wait(MIRROR_S):
             # The next round or the recovery reports a lasting error. With wait_s=0, the end of
             # the run does not wait in silence for another process's transfer.
             with contextlib.suppress(LabError):
-                server = quiet.state.server_of_lab(quiet.lab_id)
+                server = quiet.state.get_lab_server(quiet.lab_id)
                 if server is not None:
                     outputs.pull(quiet, server, [run_id], wait_s=0.0)
 
@@ -232,7 +242,7 @@ def _mirror_outputs(ground: Ground, run_id: str) -> Iterator[None]:
 
 
 def recover(
-    ground: Ground, run_id: str, *, reason: str = "its server was lost", wait: bool = True
+    ground: LabContext, run_id: str, *, reason: str = "its server was lost", wait: bool = True
 ) -> Recovery:
     """Resume the run on the lab's server or a new one. Repeated, it finds the run active.
 
@@ -241,20 +251,20 @@ def recover(
     `wait`, if another watcher does so now.
     """
     started_s = time.monotonic()
-    recorded = ground.state.run(ground.lab_id, run_id)
+    recorded = ground.state.get_run(ground.lab_id, run_id)
     last_step = recorded.progress.get("step") if recorded else None
-    with our_turn(ground, run_id, wait=wait) as turn:
+    with hold_recovery_lock(ground, run_id, wait=wait) as turn:
         # Check first: for a run that cannot resume, no server is created or ended.
         _require_progress(ground, run_id)
-        _require_unfinished(ground, run_id, restore.record(ground, run_id).run)
-        clear_away(ground, run_id)
+        _require_unfinished(ground, run_id, restore.read_saved_run(ground, run_id).run)
+        make_room(ground, run_id)
         turn.check()
-        server = up.up(unasked(ground, run_id))
+        server = up.up(make_recovery_context(ground, run_id))
         spec, files = _restore_run(ground, server, run_id)
         lab_files.push_data(ground, server)
         ground.reporter.emit(Step(name=f"resuming {run_id}"))
         reply = _resume(ground, server, spec, reason, turn)
-        run = runs.keep(ground, server, reply["run"])
+        run = runs.record_run(ground, server, reply["run"])
         recovery = Recovery(
             run=run,
             server_id=server.id,
@@ -271,7 +281,7 @@ def recover(
     return recovery
 
 
-def _record(ground: Ground, recovery: Recovery) -> None:
+def _record(ground: LabContext, recovery: Recovery) -> None:
     """Write the recovery to the ledger."""
     detail = {
         "told": recovery.told,
@@ -289,9 +299,9 @@ def _record(ground: Ground, recovery: Recovery) -> None:
     )
 
 
-def _require_progress(ground: Ground, run_id: str) -> None:
+def _require_progress(ground: LabContext, run_id: str) -> None:
     """PolicyError if the last MOST_IN_VAIN recoveries all resumed from the same step."""
-    recoveries = ground.state.events(
+    recoveries = ground.state.list_events(
         lab_id=ground.lab_id, run_id=run_id, kind="recovered", limit=MOST_IN_VAIN
     )
     steps = {event.detail.get("step") for event in recoveries}
@@ -306,57 +316,57 @@ def _require_progress(ground: Ground, run_id: str) -> None:
 
 
 def _resume(
-    ground: Ground, server: Server, spec: RunSpec, reason: str, turn: Turn
+    ground: LabContext, server: Server, spec: RunSpec, reason: str, turn: RecoveryLock
 ) -> dict[str, Any]:
     """Start the next attempt exactly once; returns {"run", "found", "offset", "step"}."""
-    remote = ground.remote(server)
-    request = {**runs.asked(ground, spec), "told": f"{reason}; resuming here"}
+    remote = ground.open_agent(server)
+    request = {**runs.build_request(ground, spec), "told": f"{reason}; resuming here"}
     for _ in range(2):
         turn.check()
         reply = remote.call("resume", request)
         if "missing" not in reply:
             return reply
-        images.ensure(ground, server, remote, spec.image, of_run=spec.id)
+        images.ensure_image(ground, server, remote, spec.image, of_run=spec.id)
     raise LabError(
         f"the server does not have {spec.image}, although it was just built", hint="labctl doctor"
     )
 
 
-def _fetch_run_status(ground: Ground, server: Server, run_id: str) -> dict[str, Any] | None:
+def _fetch_run_status(ground: LabContext, server: Server, run_id: str) -> dict[str, Any] | None:
     """Fetch the run's status from the server; None if the server does not have the run."""
     about = {"lab": ground.config.name, "lab_id": ground.lab_id, "runs": [run_id]}
-    reply = ground.remote(server).call("status", about)
+    reply = ground.open_agent(server).call("status", about)
     return next((run for run in reply["runs"] if run["id"] == run_id), None)
 
 
-def _restore_run(ground: Ground, server: Server, run_id: str) -> tuple[RunSpec, int]:
+def _restore_run(ground: LabContext, server: Server, run_id: str) -> tuple[RunSpec, int]:
     """Restore the run's directory unless the server has it; return (spec, files restored)."""
     status = _fetch_run_status(ground, server, run_id)
-    saved = restore.record(ground, run_id)
+    saved = restore.read_saved_run(ground, run_id)
     _require_unfinished(ground, run_id, status or saved.run)
     return saved.spec, 0 if status else restore.restore(ground, server, run_id)
 
 
-def _require_unfinished(ground: Ground, run_id: str, status: dict[str, Any]) -> None:
+def _require_unfinished(ground: LabContext, run_id: str, status: dict[str, Any]) -> None:
     """EndedError if the status says that the run ended by itself; records that end."""
     if status.get("state", "lost") in UNFINISHED:
         return
-    known = ground.state.run(ground.lab_id, run_id)
+    known = ground.state.get_run(ground.lab_id, run_id)
     run = runs.to_run({"lab_id": ground.lab_id, **status}, known.server_id if known else "")
     ground.state.save_run(run)
     raise EndedError(run)
 
 
-def unfinished(ground: Ground, run_id: str) -> bool:
+def is_unfinished(ground: LabContext, run_id: str) -> bool:
     """Whether this run started, has not ended by itself, and is not on the lab's current server."""
-    recorded = ground.state.run(ground.lab_id, run_id)
-    server = ground.state.server_of_lab(ground.lab_id)
+    recorded = ground.state.get_run(ground.lab_id, run_id)
+    server = ground.state.get_lab_server(ground.lab_id)
     if recorded is not None and (
         recorded.state not in UNFINISHED or (server and recorded.server_id == server.id)
     ):
         return False
     try:
-        saved = restore.record(ground, run_id)
+        saved = restore.read_saved_run(ground, run_id)
     except NotFoundError:
         return False
     return saved.run.get("state", "lost") in UNFINISHED

@@ -20,9 +20,9 @@ from typing import Any
 
 from labctl.errors import BusyError, LabError
 from labctl.events import Note
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.state.ledgers import BACK, HANDED
-from labctl.stores import Store
+from labctl.stores import LabStore
 
 BEAT_S = 15.0
 STALE_S = 60.0
@@ -30,23 +30,23 @@ LOOK_S = 2.0
 LONGEST_WAIT_S = 3600.0
 
 
-class NotOursError(BusyError):
+class RecoveryLockedError(BusyError):
     """Another watcher is recovering this run."""
 
 
-def handed_to(ground: Ground) -> str:
+def find_keeper(ground: LabContext) -> str:
     """Return the host of the keeper that this lab was exported to, "" if none keeps it."""
-    exports = ground.state.events(lab_id=ground.lab_id, kind=HANDED, limit=1)
-    returns = ground.state.events(lab_id=ground.lab_id, kind=BACK, limit=1)
+    exports = ground.state.list_events(lab_id=ground.lab_id, kind=HANDED, limit=1)
+    returns = ground.state.list_events(lab_id=ground.lab_id, kind=BACK, limit=1)
     if not exports or (returns and returns[0].at >= exports[0].at):
         return ""
     return str(exports[0].detail.get("keeper", ""))
 
 
-class Turn:
+class RecoveryLock:
     """The lock for one recovery. Call `check` before each step that must not be done twice."""
 
-    def __init__(self, store: Store | None, key: str) -> None:
+    def __init__(self, store: LabStore | None, key: str) -> None:
         self._store = store
         self._key = key
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
@@ -55,7 +55,7 @@ class Turn:
         self._lock = threading.Lock()
         self._ended = threading.Event()
 
-    def take(self) -> str:
+    def try_acquire(self) -> str:
         """Take the lock if it is free; return "", or the holder. Raises the store's errors."""
         if self._store is None:
             return ""
@@ -65,25 +65,25 @@ class Turn:
             return holder
         return "" if self._swap(raw, self._holder) else "another watcher"
 
-    def take_from(self, silent: bytes) -> bool:
+    def take_over(self, silent: bytes) -> bool:
         """Replace a holder whose last record is `silent`; False if it was renewed since."""
         return self._swap(silent, self._holder)
 
-    def seen(self) -> bytes | None:
+    def read_record(self) -> bytes | None:
         return None if self._store is None else self._store.read(self._key)
 
     def check(self) -> None:
         """NotOursError if another watcher took over, as after a long sleep of this machine."""
         with self._lock:
             if not self._swap(self._raw, self._holder) and not self._is_still_holder():
-                raise NotOursError(
+                raise RecoveryLockedError(
                     "another watcher has taken over this recovery",
                     why=f"this machine did not renew its lease for {STALE_S:.0f} s",
                     hint="labctl logs -f",
                 )
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def hold(self) -> Iterator[None]:
         """Renew the lock in a thread meanwhile, and release it afterwards."""
         if self._store is None:
             yield
@@ -105,7 +105,7 @@ class Turn:
 
     def _is_still_holder(self) -> bool:
         """Whether this watcher still holds the lock: a write whose reply was lost did succeed."""
-        raw = self.seen()
+        raw = self.read_record()
         if _holder(raw) != self._holder:
             return False
         self._raw = raw
@@ -124,7 +124,7 @@ class Turn:
 
 
 @contextmanager
-def our_turn(ground: Ground, run_id: str, *, wait: bool) -> Iterator[Turn]:
+def hold_recovery_lock(ground: LabContext, run_id: str, *, wait: bool) -> Iterator[RecoveryLock]:
     """Hold the lock to recover a run; without `wait`, NotOursError if another watcher holds it.
 
     NotOursError too for a lab without a store that was exported to a keeper: only that keeper
@@ -135,51 +135,51 @@ def our_turn(ground: Ground, run_id: str, *, wait: bool) -> Iterator[Turn]:
 
 
 @contextmanager
-def _lock_machine(ground: Ground, run_id: str, wait: bool) -> Iterator[None]:
+def _lock_machine(ground: LabContext, run_id: str, wait: bool) -> Iterator[None]:
     """Exclude other processes of this machine from recovering a run of this lab."""
     name, wait_s = f"{ground.lab_id}-recover", LONGEST_WAIT_S if wait else 0.0
     with ExitStack() as held:
         try:
-            held.enter_context(ground.state.exclusive(name, f"recover {run_id}", wait_s=wait_s))
+            held.enter_context(ground.state.hold_lab(name, f"recover {run_id}", wait_s=wait_s))
         except BusyError as error:
-            raise NotOursError(error.what, why=error.why, hint=error.hint) from error
+            raise RecoveryLockedError(error.what, why=error.why, hint=error.hint) from error
         yield
 
 
-def _lock_store(ground: Ground, run_id: str, wait: bool) -> Iterator[Turn]:
+def _lock_store(ground: LabContext, run_id: str, wait: bool) -> Iterator[RecoveryLock]:
     """Hold the lock among machines, a lease in the lab's store."""
     if not ground.config.store:
-        if keeper := handed_to(ground):
-            raise NotOursError(
+        if keeper := find_keeper(ground):
+            raise RecoveryLockedError(
                 f"{ground.config.name} was exported to the keeper at {keeper}",
                 why="without a store, only the keeper can recover its runs",
                 hint="labctl status",
             )
-        yield Turn(None, "")
+        yield RecoveryLock(None, "")
         return
-    from labctl.stores.lab_store import lab_store
+    from labctl.stores.lab_store import open_lab_store
 
-    turn = Turn(lab_store(ground), f"runs/{run_id}/watch.json")
-    holder = turn.take()
+    turn = RecoveryLock(open_lab_store(ground), f"runs/{run_id}/watch.json")
+    holder = turn.try_acquire()
     if holder and not wait:
-        raise NotOursError(f"{_host(holder)} is recovering {run_id}", hint="labctl status")
+        raise RecoveryLockedError(f"{_host(holder)} is recovering {run_id}", hint="labctl status")
     if holder:
         text = f"{_host(holder)} is recovering {run_id}; waiting for it to finish"
         ground.reporter.emit(Note(text=text))
         _await_lock(turn)
-    with turn.kept():
+    with turn.hold():
         yield turn
 
 
-def _await_lock(turn: Turn) -> None:
+def _await_lock(turn: RecoveryLock) -> None:
     """Wait until the lock is released, or its holder was silent for too long; then take it."""
-    last, since = turn.seen(), time.monotonic()
-    while turn.take():
+    last, since = turn.read_record(), time.monotonic()
+    while turn.try_acquire():
         time.sleep(LOOK_S)
-        now = turn.seen()
+        now = turn.read_record()
         if now != last:
             last, since = now, time.monotonic()
-        elif now is not None and time.monotonic() - since > STALE_S and turn.take_from(now):
+        elif now is not None and time.monotonic() - since > STALE_S and turn.take_over(now):
             return
 
 

@@ -18,24 +18,24 @@ import msgspec
 from labctl.errors import LabError, NotFoundError
 from labctl.events import Note
 from labctl.model import FileEntry, RunSpec, Server, Value
-from labctl.servers.context import Ground
-from labctl.stores.lab_store import lab_store, restore_run
+from labctl.servers.context import LabContext
+from labctl.stores.lab_store import open_lab_store, restore_run
 from labctl.sync.push import push
-from labctl.sync.scan import Index, scan_code, scan_data
+from labctl.sync.scan import HashIndex, scan_code, scan_data
 from labctl.sync.transfer_lock import hold_transfers
 
 KEPT = Path(".labctl") / "kept"
 NOT_OUTPUTS = ("run.json", "report.html")
 
 
-class Kept(Value, frozen=True):
+class SavedRun(Value, frozen=True):
     """A saved run: its spec, and its last recorded state (`Run`'s fields)."""
 
     spec: RunSpec
     run: dict[str, Any]
 
 
-def keep_code(ground: Ground, spec: RunSpec) -> None:
+def keep_code(ground: LabContext, spec: RunSpec) -> None:
     """Keep a copy of the run's code, exactly the files that a push would send now.
 
     The code is small, and a run must resume with the code that it started with.
@@ -56,15 +56,15 @@ def keep_code(ground: Ground, spec: RunSpec) -> None:
     staging.rename(kept)
 
 
-def record(ground: Ground, run_id: str) -> Kept:
+def read_saved_run(ground: LabContext, run_id: str) -> SavedRun:
     """Read what was saved of a run; NotFoundError if nothing was."""
     return _read_from_store(ground, run_id) or _read_local(ground, run_id)
 
 
-def _read_from_store(ground: Ground, run_id: str) -> Kept | None:
+def _read_from_store(ground: LabContext, run_id: str) -> SavedRun | None:
     if not ground.config.store:
         return None
-    text = lab_store(ground).read(f"runs/{run_id}/run.json")
+    text = open_lab_store(ground).read(f"runs/{run_id}/run.json")
     if text is None:
         return None
     try:
@@ -75,7 +75,7 @@ def _read_from_store(ground: Ground, run_id: str) -> Kept | None:
             why=str(error),
             hint="labctl run   # starts a new run",
         ) from error
-    return Kept(spec=stored.spec, run=stored.record)
+    return SavedRun(spec=stored.spec, run=stored.record)
 
 
 class _Stored(Value, frozen=True):
@@ -85,7 +85,7 @@ class _Stored(Value, frozen=True):
     record: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-def _read_local(ground: Ground, run_id: str) -> Kept:
+def _read_local(ground: LabContext, run_id: str) -> SavedRun:
     path = ground.config.root / KEPT / run_id / "spec.json"
     try:
         spec = msgspec.json.decode(path.read_bytes(), type=RunSpec)
@@ -95,11 +95,11 @@ def _read_local(ground: Ground, run_id: str) -> Kept:
             why="the lab has no store, and the run was not started with --recover",
             hint="labctl run --recover   # starts a new run",
         ) from None
-    known = ground.state.run(ground.lab_id, run_id)
-    return Kept(spec=spec, run=msgspec.to_builtins(known) if known else {})
+    known = ground.state.get_run(ground.lab_id, run_id)
+    return SavedRun(spec=spec, run=msgspec.to_builtins(known) if known else {})
 
 
-def restore(ground: Ground, server: Server, run_id: str) -> int:
+def restore(ground: LabContext, server: Server, run_id: str) -> int:
     """Copy what is saved of a run to the server, as a lost run; return the number of files."""
     if _read_from_store(ground, run_id) is not None:
         done = restore_run(ground, server, run_id)
@@ -110,9 +110,9 @@ def restore(ground: Ground, server: Server, run_id: str) -> int:
     return _restore_local(ground, server, run_id)
 
 
-def _restore_local(ground: Ground, server: Server, run_id: str) -> int:
+def _restore_local(ground: LabContext, server: Server, run_id: str) -> int:
     saved = _read_local(ground, run_id)
-    config, remote = ground.config, ground.remote(server)
+    config, remote = ground.config, ground.open_agent(server)
     tree = _build_tree(ground, run_id)
     if not any(entry.path.startswith("checkpoints/") for entry in tree.files):
         text = f"no complete checkpoint of {run_id} was saved: it starts from the beginning"
@@ -131,7 +131,9 @@ def _restore_local(ground: Ground, server: Server, run_id: str) -> int:
             index=tree.index,
         )
     created_at = saved.run.get("created_at") or 0.0
-    attempts = len(ground.state.events(lab_id=ground.lab_id, run_id=run_id, kind="recovered")) + 1
+    attempts = (
+        len(ground.state.list_events(lab_id=ground.lab_id, run_id=run_id, kind="recovered")) + 1
+    )
     request = {
         "spec": msgspec.to_builtins(saved.spec),
         "created_at": created_at,
@@ -145,10 +147,10 @@ def _restore_local(ground: Ground, server: Server, run_id: str) -> int:
 class _RunTree:
     root: Path
     files: tuple[FileEntry, ...]
-    index: Index
+    index: HashIndex
 
 
-def _build_tree(ground: Ground, run_id: str) -> _RunTree:
+def _build_tree(ground: LabContext, run_id: str) -> _RunTree:
     """Build the run's directory from links to the local files."""
     root = ground.config.root
     directory = root / ".labctl" / "restoring" / run_id
@@ -158,7 +160,7 @@ def _build_tree(ground: Ground, run_id: str) -> _RunTree:
     if outputs.is_dir():
         _link_tree(outputs, directory, skipped=NOT_OUTPUTS)
     name = f"restore-{run_id}"
-    index = Index(root, f"data/{name}")
+    index = HashIndex(root, f"data/{name}")
     files = scan_data(root, name, directory, ground.reporter, later=index)
     return _RunTree(root=directory, files=files, index=index)
 

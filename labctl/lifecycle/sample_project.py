@@ -18,7 +18,7 @@ CPU_BASE = "python:3.11-slim"
 SKIPPED = {"__pycache__", "ruff.toml", ".ruff_cache", ".mypy_cache"}
 
 
-def init(templates: Path, target: Path, provider: str, reporter: Reporter) -> Path:
+def create_project(templates: Path, target: Path, provider: str, reporter: Reporter) -> Path:
     """Copy the sample project to `target` and return its lab.yaml. Changes no existing file.
 
     UsageError for an invalid lab name, PolicyError if `target` is not empty. The data set is

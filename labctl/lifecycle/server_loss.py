@@ -12,8 +12,8 @@ from labctl.model import Server, Value
 from labctl.providers import Keep
 from labctl.runs import outputs
 from labctl.servers import accounts, adoption, attempts, end_server
-from labctl.servers.connections import answers
-from labctl.servers.context import Ground
+from labctl.servers.connections import is_reachable
+from labctl.servers.context import LabContext
 from labctl.servers.held_disks import KEPT_S
 from labctl.sync import lab_files
 
@@ -28,7 +28,7 @@ ANSWER_S = 5.0
 LOOK_S = 1.0
 
 
-class GoneError(ConnectError):
+class ServerGoneError(ConnectError):
     """The server that a run was on no longer exists, or is dead."""
 
 
@@ -38,13 +38,13 @@ class _Silence(Value, frozen=True):
     checks: int
 
 
-class Silences:
+class FailedChecks:
     """How long each server has not answered, by the checks of this process only."""
 
     def __init__(self) -> None:
         self._by_server: dict[str, _Silence] = {}
 
-    def dead(self, server_id: str, now_s: float) -> bool:
+    def note_failure(self, server_id: str, now_s: float) -> bool:
         """Count one more failed check; return whether the server counts as dead now."""
         before = self._by_server.get(server_id)
         if before is None or now_s - before.last_s > PAUSE_S:
@@ -53,30 +53,30 @@ class Silences:
         self._by_server[server_id] = silence
         return silence.checks >= DEAD_CHECKS and now_s - silence.since_s >= DEAD_S
 
-    def answered(self, server_id: str) -> None:
+    def reset(self, server_id: str) -> None:
         """Forget the failed checks of a server that has answered."""
         self._by_server.pop(server_id, None)
 
 
-class PutDownError(PolicyError):
+class ServerRemovedError(PolicyError):
     """The user removed the server that a run was on."""
 
 
-def not_put_down(ground: Ground, server: Server | None) -> None:
+def require_not_removed(ground: LabContext, server: Server | None) -> None:
     """PutDownError if `labctl down` removed the server (None: the lab's last one)."""
-    removals = ground.state.events(lab_id=ground.lab_id, kind=PUT_DOWN, limit=1)
-    creations = ground.state.events(lab_id=ground.lab_id, kind="created", limit=1)
+    removals = ground.state.list_events(lab_id=ground.lab_id, kind=PUT_DOWN, limit=1)
+    creations = ground.state.list_events(lab_id=ground.lab_id, kind="created", limit=1)
     if not removals or (server is not None and removals[0].server_id != server.id):
         return
     if server is not None or not creations or creations[0].at < removals[0].at:
-        raise PutDownError(
+        raise ServerRemovedError(
             f"the server {removals[0].server_id} was removed by `labctl down`",
             why="labctl does not replace a server that you removed",
             hint="labctl up && labctl run --recover --id RUN   # resumes from what is saved",
         )
 
 
-def check_there(ground: Ground, server: Server, silences: Silences) -> None:
+def require_alive(ground: LabContext, server: Server, silences: FailedChecks) -> None:
     """GoneError if the provider says that the server has ended, or if the server is dead.
 
     Returns without a conclusion while the provider cannot be reached: this machine may be offline.
@@ -91,15 +91,15 @@ def check_there(ground: Ground, server: Server, silences: Silences) -> None:
     except LabError:
         return
     if current is None or current.state in accounts.ENDED:
-        raise GoneError(f"the server {server.id} is gone")
-    if current.state != "running" or answers(current.endpoint, ANSWER_S):
-        silences.answered(server.id)
+        raise ServerGoneError(f"the server {server.id} is gone")
+    if current.state != "running" or is_reachable(current.endpoint, ANSWER_S):
+        silences.reset(server.id)
         return
-    if silences.dead(server.id, time.monotonic()) and _terminate_dead(ground, server):
-        raise GoneError(f"the server {server.id} is dead: it did not answer for 10 minutes")
+    if silences.note_failure(server.id, time.monotonic()) and _terminate_dead(ground, server):
+        raise ServerGoneError(f"the server {server.id} is dead: it did not answer for 10 minutes")
 
 
-def _terminate_dead(ground: Ground, server: Server) -> bool:
+def _terminate_dead(ground: LabContext, server: Server) -> bool:
     """Terminate a dead server, which still bills; False if it may hold the only copy of results."""
     provider = ground.provider
     is_kept = isinstance(provider, Keep) and provider.keep_disk(server.id, time.time() + KEPT_S)
@@ -114,12 +114,12 @@ def _terminate_dead(ground: Ground, server: Server) -> bool:
     return True
 
 
-def clear_away(ground: Ground, run_id: str) -> None:
+def make_room(ground: LabContext, run_id: str) -> None:
     """Make room for another server: save a server that is being reclaimed, then terminate it.
 
     Records its zone, so that the next server is requested there last.
     """
-    recorded = ground.state.server_of_lab(ground.lab_id)
+    recorded = ground.state.get_lab_server(ground.lab_id)
     server = adoption.adopt(ground)
     if server is None or server.state in accounts.ENDED:
         _avoid_zone(ground, recorded)
@@ -134,24 +134,26 @@ def clear_away(ground: Ground, run_id: str) -> None:
     end_server.end(ground, [server], keep_disks=not is_saved)
 
 
-def _avoid_zone(ground: Ground, server: Server | None) -> None:
+def _avoid_zone(ground: LabContext, server: Server | None) -> None:
     if server is not None and server.offer.zone:
         detail = {"zone": server.offer.zone}
         ground.state.record(attempts.LEFT, lab_id=ground.lab_id, server_id=server.id, detail=detail)
 
 
-def _fetch_reclaim(ground: Ground, server: Server) -> dict[str, Any]:
+def _fetch_reclaim(ground: LabContext, server: Server) -> dict[str, Any]:
     """Fetch the watchdog's report of a reclaim in progress, {} if none exists."""
     about = {"lab": ground.config.name, "lab_id": ground.lab_id, "runs": []}
     try:
-        watch = ground.remote(server).call("status", about).get("watch") or {}
+        watch = ground.open_agent(server).call("status", about).get("watch") or {}
     except ConnectError:
         return {}
     reclaim: dict[str, Any] = watch.get("reclaim") or {}
     return reclaim if reclaim.get("kind") == "interruption" else {}
 
 
-def _await_shutdown(ground: Ground, server: Server, run_id: str, reclaim: dict[str, Any]) -> bool:
+def _await_shutdown(
+    ground: LabContext, server: Server, run_id: str, reclaim: dict[str, Any]
+) -> bool:
     """Wait until the server's runs have ended and are mirrored; without a store, pull the run.
 
     Returns whether everything on the server is on this machine. With a store, that is False: if

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from labctl.events import Decision, Event, Reporter
+from labctl.events import Event, Question, Reporter
 from labctl.model import Server
-from labctl.servers.attempts import agreed_usd_per_hour
-from labctl.servers.context import Ground
+from labctl.servers.attempts import max_confirmed_usd_per_hour
+from labctl.servers.context import LabContext
 
 EVENT = "recoverable"
 
@@ -21,26 +21,26 @@ class _PriceApproved:
     def emit(self, event: Event) -> None:
         self._reporter.emit(event)
 
-    def ask(self, decision: Decision) -> bool:
-        return decision.about == "price" or self._reporter.ask(decision)
+    def confirm(self, decision: Question) -> bool:
+        return decision.about == "price" or self._reporter.confirm(decision)
 
 
-def agree(ground: Ground, server: Server, run_id: str) -> None:
+def record_price_limit(ground: LabContext, server: Server, run_id: str) -> None:
     """Record the price limit of another server for this run, derived from this server's price."""
-    detail = {"most_usd_per_hour": agreed_usd_per_hour(server.offer)}
+    detail = {"most_usd_per_hour": max_confirmed_usd_per_hour(server.offer)}
     ground.state.record(
         EVENT, lab_id=ground.lab_id, server_id=server.id, run_id=run_id, detail=detail
     )
 
 
-def unasked(ground: Ground, run_id: str) -> Ground:
+def make_recovery_context(ground: LabContext, run_id: str) -> LabContext:
     """Return a context in which a server for the run is created without asking, up to a limit.
 
     The limit is max_price of lab.yaml, if set, else the recorded one; dearer offers are left out.
     If no limit was recorded for this run, the user is asked about every price.
     """
     need = ground.config.server.need
-    agreements = ground.state.events(lab_id=ground.lab_id, run_id=run_id, kind=EVENT, limit=1)
+    agreements = ground.state.list_events(lab_id=ground.lab_id, run_id=run_id, kind=EVENT, limit=1)
     limit = need.max_price_usd_per_hour
     if limit is None and agreements:
         limit = agreements[0].detail.get("most_usd_per_hour")
@@ -49,4 +49,4 @@ def unasked(ground: Ground, run_id: str) -> Ground:
     need = msgspec.structs.replace(need, max_price_usd_per_hour=limit)
     server = msgspec.structs.replace(ground.config.server, need=need)
     config = msgspec.structs.replace(ground.config, server=server)
-    return ground.beside(config, ground.lab_id, reporter=_PriceApproved(ground.reporter))
+    return ground.make_sibling(config, ground.lab_id, reporter=_PriceApproved(ground.reporter))

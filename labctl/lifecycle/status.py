@@ -7,12 +7,12 @@ from typing import Any
 
 from labctl.errors import ConnectError
 from labctl.model import Server
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.servers.cost import spent_usd
 from labctl.state.disks import list_kept_disks
 
 
-def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any]:
+def read_status(ground: LabContext, *, refresh: bool, why: bool = False) -> dict[str, Any]:
     """Return a lab's server, runs, clocks and costs (US dollars) as plain values.
 
     "keeper" is the host of the keeper that looks after the lab, "" if none does or without
@@ -29,19 +29,19 @@ def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any
     if refresh:
         from labctl.servers.adoption import adopt
         from labctl.servers.gate import admit
-        from labctl.servers.kept_disks import look
-        from labctl.servers.open_costs import told_what_bills
+        from labctl.servers.kept_disks import list_shown_disks
+        from labctl.servers.open_costs import explain_open_costs
 
-        if ground.state.events(lab_id=ground.lab_id, kind="handed", limit=1):
-            from labctl.lifecycle.reconcile import hear
+        if ground.state.list_events(lab_id=ground.lab_id, kind="handed", limit=1):
+            from labctl.lifecycle.reconcile import merge_keeper_records
 
-            keeper = hear(ground)
-        with told_what_bills(ground):
+            keeper = merge_keeper_records(ground)
+        with explain_open_costs(ground):
             adopted = adopt(ground)
             if adopted is not None and adopted.state == "running":
                 admit(ground, adopted)
-            look(ground)
-    server = ground.state.server_of_lab(ground.lab_id)
+            list_shown_disks(ground)
+    server = ground.state.get_lab_server(ground.lab_id)
     if refresh and server is not None and server.state == "running":
         from labctl.runs import runs
         from labctl.servers import guard, held_disks
@@ -51,7 +51,7 @@ def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any
             machine = runs.refresh(ground, server)
             reachable = True
             watched = guard.watch(ground, server) if why else machine.get("watch")
-            keep_watch(ground, server, watched or {})
+            record_watch(ground, server, watched or {})
         except ConnectError as error:
             reachable, failure = False, error.what
     now = time.time()
@@ -70,18 +70,20 @@ def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any
         "cost_usd": round(spent_usd(ground.state, ground.lab_id, now), 4),
         "kept": list_kept_disks(ground.state, ground.lab_id),
         "ended": _list_ends(ground),
-        "runs": list(reversed(ground.state.runs(ground.lab_id))),
+        "runs": list(reversed(ground.state.list_runs(ground.lab_id))),
         "now": now,
     }
 
 
-def _list_ends(ground: Ground) -> dict[str, str]:
+def _list_ends(ground: LabContext) -> dict[str, str]:
     """Return the reasons that the provider gave for servers' ends, by server id."""
-    ends = ground.state.events(lab_id=ground.lab_id, kind="gone")
+    ends = ground.state.list_events(lab_id=ground.lab_id, kind="gone")
     return {end.server_id: end.detail["why"] for end in ends if end.detail.get("why")}
 
 
-def _clocks(ground: Ground, server: Server, watch: dict[str, Any], now: float) -> dict[str, Any]:
+def _clocks(
+    ground: LabContext, server: Server, watch: dict[str, Any], now: float
+) -> dict[str, Any]:
     """Return the server's age, lab.yaml's limits, and whether the watchdog enforces them."""
     need = ground.config.server.need
     return {
@@ -93,7 +95,7 @@ def _clocks(ground: Ground, server: Server, watch: dict[str, Any], now: float) -
     }
 
 
-def keep_watch(ground: Ground, server: Server, watch: dict[str, Any]) -> None:
+def record_watch(ground: LabContext, server: Server, watch: dict[str, Any]) -> None:
     """Record the watchdog's report, the ledger's only source for idle hours."""
     if not watch:
         return
@@ -107,6 +109,6 @@ def keep_watch(ground: Ground, server: Server, watch: dict[str, Any]) -> None:
     )
 
 
-def _last_watch(ground: Ground, server: Server) -> tuple[dict[str, Any], float | None]:
-    reports = ground.state.events(server_id=server.id, kind="watch", limit=1)
+def _last_watch(ground: LabContext, server: Server) -> tuple[dict[str, Any], float | None]:
+    reports = ground.state.list_events(server_id=server.id, kind="watch", limit=1)
     return (reports[0].detail["watch"], reports[0].at) if reports else ({}, None)

@@ -12,25 +12,25 @@ from labctl.providers import Keep
 from labctl.runs import provenance
 from labctl.servers import attempts, deadlines, first_contact, guard
 from labctl.servers.adoption import adopt
-from labctl.servers.context import Ground
-from labctl.servers.open_costs import told_what_bills
-from labctl.servers.prepare import gpu_for, prepare, probe
+from labctl.servers.context import LabContext
+from labctl.servers.open_costs import explain_open_costs
+from labctl.servers.prepare import prepare, probe, select_gpus
 from labctl.servers.reachability import reach
 from labctl.stores.lab_store import prepare_store
 
 
-def up(ground: Ground, listed: Sequence[Server] | None = None) -> Server:
+def up(ground: LabContext, listed: Sequence[Server] | None = None) -> Server:
     """Get a ready server, the lab's own or a new one. Safe to repeat and to interrupt.
 
     `listed` is the provider's list of servers, if the caller has just fetched it.
     """
-    with ground.state.exclusive(ground.lab_id, "up"):
+    with ground.state.hold_lab(ground.lab_id, "up"):
         try:
-            with told_what_bills(ground, LabError):
+            with explain_open_costs(ground, LabError):
                 need = ground.config.server.need
-                server = adopt(ground, listed) or attempts.make(ground, need)
+                server = adopt(ground, listed) or attempts.create_server(ground, need)
                 server = make_ready(ground, server)
-                gpu_for(need, ground.facts(server), ground.reporter)
+                select_gpus(need, ground.load_facts(server), ground.reporter)
                 return server
         except KeyboardInterrupt:
             raise InterruptError(
@@ -40,11 +40,11 @@ def up(ground: Ground, listed: Sequence[Server] | None = None) -> Server:
             ) from None
 
 
-def make_ready(ground: Ground, server: Server) -> Server:
+def make_ready(ground: LabContext, server: Server) -> Server:
     """Wait for the machine and its sshd, then install what labctl needs on it."""
     deadlines.note_declined(ground, server)
     server, transport = reach(ground, server)
-    server = first_contact.settle(ground, server, transport)
+    server = first_contact.replace_first_host_key(ground, server, transport)
     facts = prepare(
         transport,
         server,
@@ -54,7 +54,7 @@ def make_ready(ground: Ground, server: Server) -> Server:
         reporter=ground.reporter,
         boto3=_needs_boto3(ground),
     )
-    ground.keep_facts(server, facts)
+    ground.save_facts(server, facts)
     ground.state.save_server(server)
     prepare_store(ground, server)
     need = ground.config.server.need
@@ -64,15 +64,15 @@ def make_ready(ground: Ground, server: Server) -> Server:
         ground.reporter.emit(Note(text=warning, level="warning"))
     if text := deadlines.describe(ground, server, watch):
         ground.reporter.emit(Note(text=text))
-    detail = provenance.machine(facts)
+    detail = provenance.describe_machine(facts)
     ground.state.record("ready", lab_id=ground.lab_id, server_id=server.id, detail=detail)
     disk_restore.restore(ground, server)
     return server
 
 
-def _needs_boto3(ground: Ground) -> bool:
+def _needs_boto3(ground: LabContext) -> bool:
     """Whether the server needs boto3: it keeps its own disk at its end, or uses S3."""
     provider = ground.provider
-    keeps = isinstance(provider, Keep) and provider.keeps_itself
+    keeps = isinstance(provider, Keep) and provider.can_keep_itself
     addresses = [ground.config.store, *(source.url for source in ground.config.data.values())]
     return keeps or any(address.startswith("s3:") for address in addresses)

@@ -28,7 +28,7 @@ from labctl.model import (
 )
 
 
-class Surroundings(Value, frozen=True):
+class ProviderContext(Value, frozen=True):
     """What a provider may know about this machine and its user. Paths are absolute.
 
     `connect` opens a connection for a provider that needs SSH (to claim a static machine): it
@@ -71,7 +71,7 @@ class Provider(Protocol):
     settings_type: ClassVar[type[Value]]
     settle_s: float
 
-    def __init__(self, settings: Any, surroundings: Surroundings) -> None: ...
+    def __init__(self, settings: Any, surroundings: ProviderContext) -> None: ...
 
     def get_account(self) -> ProviderAccount:
         """Return the account of the credentials in use; ProviderAccount() without accounts.
@@ -124,7 +124,7 @@ class Stoppable(Protocol):
 
 
 @runtime_checkable
-class Lease(Protocol):
+class Leasable(Protocol):
     """A server is leased for a time, and work on it renews the lease."""
 
     def extend(self, server_id: str, span_s: int) -> Server | None:
@@ -136,7 +136,7 @@ class Deadline(Protocol):
     """A timer at the provider ends the server, even if the machine hangs."""
 
     @property
-    def deadline_lacks(self) -> str:
+    def missing_deadline_setup(self) -> str:
         """What must be set up before a timer can be set, for users; "" if nothing is missing."""
 
     def set_deadline(self, server_id: str, at: float) -> None:
@@ -161,10 +161,10 @@ class EndsBilling(Protocol):
 class Guarded(Protocol):
     """Somebody else creates the servers, arms their watchdogs and alone changes their limits."""
 
-    def guarded_as(self, server_id: str) -> str:
+    def get_guarded_lab_id(self, server_id: str) -> str:
         """Return the id of the lab that the server's watchdog was armed for."""
 
-    def prolong(self, server_id: str, span_s: int) -> None:
+    def extend_life(self, server_id: str, span_s: int) -> None:
         """Extend the server's life by `span_s` seconds; PolicyError beyond what is allowed."""
 
 
@@ -172,7 +172,7 @@ class Guarded(Protocol):
 class FirstBoot(Protocol):
     """The machine sets itself up from a script that is part of `create`, host key included."""
 
-    def first_boot(self, boot: Boot) -> str:
+    def build_first_boot(self, boot: Boot) -> str:
         """Build the script for CreateRequest.first_boot. UsageError if it is too large."""
 
     def pin(self, server_id: str, host_key: str, next_host_key: str = "") -> None:
@@ -192,7 +192,7 @@ class Keep(Protocol):
     """A server's disk can outlive it."""
 
     @property
-    def keeps_itself(self) -> bool:
+    def can_keep_itself(self) -> bool:
         """Whether its servers have the permission to keep their disks themselves when they end."""
 
     def keep_disk(self, server_id: str, expires_at: float) -> list[Resource]:
@@ -205,7 +205,7 @@ class Keep(Protocol):
     def release_disk(self, server_id: str) -> None:
         """Have the server's own disks end with it again. An absent server counts as success."""
 
-    def attach_kept(self, resource: Resource, server_id: str) -> str:
+    def attach_kept_disk(self, resource: Resource, server_id: str) -> str:
         """Attach a kept disk to a server; return the name of the device there."""
 
 
@@ -213,12 +213,12 @@ class Keep(Protocol):
 class Explains(Protocol):
     """The provider can say why a server has ended."""
 
-    def why_ended(self, server_id: str) -> str:
+    def explain_end(self, server_id: str) -> str:
         """Return the reason as text for users; "" if unknown."""
 
 
 @runtime_checkable
-class Reclaim(Protocol):
+class Reclaimable(Protocol):
     """A server can be reclaimed on request, as its provider might do by itself: for drills.
 
     `no_notice` says, for users, why the provider gives no notice on request; "" if that needs no
@@ -235,7 +235,7 @@ class Reclaim(Protocol):
         """
 
 
-class Room(Value, frozen=True):
+class QuotaRoom(Value, frozen=True):
     """How many machines of an offer's type an account may have at once; None if unknown.
 
     `quota` names the quota that limits them: `limit` in `units`, of which one machine takes
@@ -252,10 +252,10 @@ class Room(Value, frozen=True):
 
 
 @runtime_checkable
-class Quotas(Protocol):
+class QuotaSource(Protocol):
     """The account's quotas can be queried, so that a class is planned weeks ahead."""
 
-    def room(self, offer: Offer) -> Room:
+    def compute_room(self, offer: Offer) -> QuotaRoom:
         """Compute how many of these fit into the account's quota, including those running now."""
 
 
@@ -266,11 +266,11 @@ class Bake(Protocol):
     def bake(self, server_id: str, name: str, tags: dict[str, str]) -> str:
         """Start to create an image, and return its id at once. The server may restart for it."""
 
-    def baked(self, image_id: str) -> str:
+    def get_image_state(self, image_id: str) -> str:
         """Return the state of an image: "pending", "ready", or why it cannot be used."""
 
     @classmethod
-    def booting(cls, settings: Any, image_id: str) -> Any:
+    def with_image(cls, settings: Any, image_id: str) -> Any:
         """Return settings with which servers boot from this image."""
 
 
@@ -278,7 +278,7 @@ class Bake(Protocol):
 class Console(Protocol):
     """The provider can show what a machine printed while booting, for when SSH never opens."""
 
-    def console(self, server_id: str) -> str: ...
+    def read_console(self, server_id: str) -> str: ...
 
 
 # labctl's own entry points, repeated here: looking up what is installed takes 15 ms.
@@ -290,14 +290,14 @@ BUILT_IN = {
 }
 
 
-def provider_names() -> list[str]:
+def list_provider_names() -> list[str]:
     """List the names of all installed providers."""
     from importlib.metadata import entry_points
 
     return sorted(entry.name for entry in entry_points(group="labctl.providers"))
 
 
-def provider_class(name: str) -> type[Provider]:
+def get_provider_class(name: str) -> type[Provider]:
     """Return the class that is registered as `name`; UsageError lists the installed ones."""
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
@@ -310,6 +310,6 @@ def provider_class(name: str) -> type[Provider]:
         return loaded
     raise UsageError(
         f"there is no provider called {name!r}",
-        why=f"installed: {', '.join(provider_names())}",
+        why=f"installed: {', '.join(list_provider_names())}",
         hint="labctl config",
     )

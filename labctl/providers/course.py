@@ -41,7 +41,7 @@ from labctl.model import (
     Server,
     Value,
 )
-from labctl.providers import Surroundings
+from labctl.providers import ProviderContext
 
 PROVIDER = "course"
 REQUEST = "labctl-course"
@@ -98,7 +98,7 @@ class CourseProvider:
     settings_type: ClassVar[type[Value]] = CourseSettings
     settle_s: float = 0.0
 
-    def __init__(self, settings: CourseSettings, surroundings: Surroundings) -> None:
+    def __init__(self, settings: CourseSettings, surroundings: ProviderContext) -> None:
         self.settings = settings
         self.surroundings = surroundings
         self._lock = threading.Lock()
@@ -111,7 +111,7 @@ class CourseProvider:
     def check(self, need: Need | None = None) -> list[Check]:
         keeper = self.settings.keeper or "the keeper"
         try:
-            hello = self.hello()
+            hello = self.fetch_hello()
         except LabError as error:
             detail = ": ".join(filter(None, [error.what, error.why]))
             return [Check(name=keeper, ok=False, detail=detail, next=error.hint)]
@@ -123,7 +123,7 @@ class CourseProvider:
             Check(name=keeper, ok=True, detail=f"{hello['course']}, {hello['student']}: {money}")
         ]
 
-    def hello(self) -> dict[str, Any]:
+    def fetch_hello(self) -> dict[str, Any]:
         """Return what the keeper says about the course and the student's budget."""
         hello: dict[str, Any] = self._request("hello")["hello"]
         return hello
@@ -156,7 +156,7 @@ class CourseProvider:
         """Release the seat's server; it ends when the last lab has released it."""
         self._request("terminate", id=server_id)
 
-    def why_ended(self, server_id: str) -> str:
+    def explain_end(self, server_id: str) -> str:
         """Say why the keeper ended the seat's last server, and where its results are."""
         try:
             ended = self._request("ended", id=server_id).get("ended")
@@ -174,10 +174,10 @@ class CourseProvider:
     def remove(self, resource: Resource) -> None:
         """Do nothing: a student never pays for anything that is left."""
 
-    def guarded_as(self, server_id: str) -> str:
+    def get_guarded_lab_id(self, server_id: str) -> str:
         return self.settings.seat
 
-    def prolong(self, server_id: str, span_s: int) -> None:
+    def extend_life(self, server_id: str, span_s: int) -> None:
         """Extend the server's life by `span_s` seconds; PolicyError beyond the course's limits."""
         self._request("extend", id=server_id, seconds=span_s)
 

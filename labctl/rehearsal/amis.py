@@ -23,7 +23,7 @@ UBUNTU_GIB = 8
 OSES = ("22.04", "24.04")
 
 
-class Sized(Ami):
+class SizedImage(Ami):
     """An image whose root volume has its own size; all of moto's have 15 GiB."""
 
     def __init__(self, gib: int, *args: Any, **fields: Any) -> None:
@@ -42,7 +42,7 @@ class Sized(Ami):
         return [{"DeviceName": self.root_device_name, "Ebs": disk}]
 
 
-def stock(backend: Backend, further: tuple[str, ...]) -> None:
+def add_images(backend: Backend, further: tuple[str, ...]) -> None:
     """Add the images that a lab may request to every region; `further` are x86_64."""
     names = [
         *((DLAMI.format(arch=arch, os=os), arch) for arch in ("x86_64", "arm64") for os in OSES),
@@ -55,7 +55,7 @@ def stock(backend: Backend, further: tuple[str, ...]) -> None:
         *((name, "x86_64") for name in further),
     ]
     for region in backend.regions:
-        with backend.held():
+        with backend.lock():
             for name, arch in names:
                 _add(backend, region, name, arch)
 
@@ -64,7 +64,7 @@ def _add(backend: Backend, region: str, name: str, arch: str) -> None:
     ec2 = backend.ec2(region)
     ami_id = f"ami-{hashlib.sha256(f'{region}{name}'.encode()).hexdigest()[:17]}"
     is_deep_learning = "deeplearning" in name
-    ec2.amis[ami_id] = Sized(
+    ec2.amis[ami_id] = SizedImage(
         DLAMI_GIB if is_deep_learning else UBUNTU_GIB,
         ec2,
         ami_id,
@@ -81,7 +81,7 @@ def _add(backend: Backend, region: str, name: str, arch: str) -> None:
         region_name=f"{region}a",
     )
     parameter_class: Any = Parameter
-    backend.of("ssm", region)._parameters[name].append(
+    backend.moto_backend("ssm", region)._parameters[name].append(
         parameter_class(
             account_id=backend.account,
             name=name,

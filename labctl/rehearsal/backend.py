@@ -17,7 +17,7 @@ from moto import settings
 from moto.backends import get_backend
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-from labctl.rehearsal.calls import Call, Reply
+from labctl.rehearsal.calls import Call, HttpReply
 from labctl.rehearsal.scenario import Scenario
 
 # Large responses that never change. They are cached, since moto takes seconds to build them.
@@ -38,14 +38,14 @@ class Backend:
         self.regions = regions
         self._lock = threading.RLock()
         self._application = DomainDispatcherApplication(create_backend_app)
-        self._cached: dict[tuple[str, str, bytes], Reply] = {}
+        self._cached: dict[tuple[str, str, bytes], HttpReply] = {}
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         with self._lock:
             yield
 
-    def apply(self, call: Call) -> Reply:
+    def apply(self, call: Call) -> HttpReply:
         key = (call.region, call.action, call.body)
         if call.action in STATIC and (kept := self._cached.get(key)) is not None:
             return kept
@@ -55,33 +55,33 @@ class Backend:
             self._cached[key] = reply
         return reply
 
-    def of(self, service: str, region: str) -> Any:
+    def moto_backend(self, service: str, region: str) -> Any:
         """Return moto's object for a service in a region; use it only while `held`."""
         return get_backend(service)[self.account][region]  # type: ignore[call-overload]
 
     def ec2(self, region: str) -> Any:
-        return self.of("ec2", region)
+        return self.moto_backend("ec2", region)
 
     def instance(self, region: str, instance_id: str) -> Any:
         """Return moto's instance, or None."""
         return self.ec2(region).get_instance_by_id(instance_id)
 
-    def type_of(self, name: str) -> dict[str, Any]:
+    def describe_type(self, name: str) -> dict[str, Any]:
         """Return EC2's description of an instance type; {} if it does not exist."""
         from moto.ec2.models.instance_types import INSTANCE_TYPES
 
         description: dict[str, Any] = INSTANCE_TYPES.get(name, {})
         return description
 
-    def zones_of(self, region: str, name: str) -> list[str]:
+    def list_zones(self, region: str, name: str) -> list[str]:
         """Return the zones of a region that offer a type."""
         from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
 
         offered = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, [])
         return sorted(entry["Location"] for entry in offered if entry["InstanceType"] == name)
 
-    def _send(self, call: Call) -> Reply:
-        environ = call.wsgi()
+    def _send(self, call: Call) -> HttpReply:
+        environ = call.build_environ()
         environ["HTTP_X_MOTO_ACCOUNT_ID"] = self.account
         started: list[Any] = []
 
@@ -94,9 +94,9 @@ class Backend:
         finally:
             if hasattr(parts, "close"):
                 parts.close()
-        return Reply(status=started[0], headers=started[1], body=body)
+        return HttpReply(status=started[0], headers=started[1], body=body)
 
 
-def offers(scenario: Scenario, instance_type: str) -> bool:
+def is_offered(scenario: Scenario, instance_type: str) -> bool:
     """Return whether the scenario offers this instance type."""
     return not scenario.types or instance_type in scenario.types

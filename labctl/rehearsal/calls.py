@@ -42,7 +42,7 @@ _SCOPE = re.compile(r"Credential=([^/,]+)/[0-9]{8}/([a-z0-9-]+)/([a-z0-9-]+)/aws
 Environ = dict[str, Any]
 
 
-class Reply(Value, frozen=True):
+class HttpReply(Value, frozen=True):
     """An HTTP response. Status 0 means none: the connection is closed after at most `hold_s`."""
 
     status: int
@@ -84,23 +84,23 @@ class Call:
     def dry(self) -> bool:
         return self.form.get("DryRun", "").lower() == "true"
 
-    def many(self, prefix: str) -> list[str]:
+    def read_numbered(self, prefix: str) -> list[str]:
         """Return the values of a numbered field: InstanceId.1, InstanceId.2, ..."""
         values: list[str] = []
         while (value := self.form.get(f"{prefix}.{len(values) + 1}")) is not None:
             values.append(value)
         return values
 
-    def filters(self) -> dict[str, list[str]]:
+    def read_filters(self) -> dict[str, list[str]]:
         """Return EC2's filters by name."""
         filters_by_name: dict[str, list[str]] = {}
         number = 1
         while (name := self.form.get(f"Filter.{number}.Name")) is not None:
-            filters_by_name[name] = self.many(f"Filter.{number}.Value")
+            filters_by_name[name] = self.read_numbered(f"Filter.{number}.Value")
             number += 1
         return filters_by_name
 
-    def wsgi(self) -> Environ:
+    def build_environ(self) -> Environ:
         """Return the environment to pass on, with a body that can be read again."""
         return {
             **self.environ,
@@ -136,7 +136,9 @@ class Call:
         return next(iter(query.get("Action", [])), str(self.environ["REQUEST_METHOD"]))
 
 
-def element(name: str, content: str | Iterable[ElementTree.Element] = "") -> ElementTree.Element:
+def build_element(
+    name: str, content: str | Iterable[ElementTree.Element] = ""
+) -> ElementTree.Element:
     """Build an XML element with text or with children."""
     node = ElementTree.Element(name)
     if isinstance(content, str):
@@ -146,42 +148,48 @@ def element(name: str, content: str | Iterable[ElementTree.Element] = "") -> Ele
     return node
 
 
-def ec2_reply(action: str, children: Iterable[ElementTree.Element]) -> Reply:
+def build_ec2_reply(action: str, children: Iterable[ElementTree.Element]) -> HttpReply:
     """Build EC2's response to this action."""
-    root = element(f"{action}Response", [element("requestId", REQUEST_ID), *children])
+    root = build_element(f"{action}Response", [build_element("requestId", REQUEST_ID), *children])
     root.set("xmlns", EC2_NAMESPACE)
-    return xml_reply(root)
+    return build_xml_reply(root)
 
 
-def xml_reply(root: ElementTree.Element, status: int = 200) -> Reply:
+def build_xml_reply(root: ElementTree.Element, status: int = 200) -> HttpReply:
     body = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
-    return Reply(status=status, body=body, headers=(("Content-Type", "text/xml"),))
+    return HttpReply(status=status, body=body, headers=(("Content-Type", "text/xml"),))
 
 
-def json_reply(content: Any, status: int = 200) -> Reply:
+def build_json_reply(content: Any, status: int = 200) -> HttpReply:
     headers = (("Content-Type", "application/x-amz-json-1.1"),)
-    return Reply(status=status, body=json.dumps(content).encode(), headers=headers)
+    return HttpReply(status=status, body=json.dumps(content).encode(), headers=headers)
 
 
-def refusal(call: Call, code: str, message: str, status: int = 400) -> Reply:
+def build_refusal(call: Call, code: str, message: str, status: int = 400) -> HttpReply:
     """Build an error response in the format of this call's service."""
     if call.service == "ec2":
-        error = element("Error", [element("Code", code), element("Message", message)])
-        parts = [element("Errors", [error]), element("RequestID", REQUEST_ID)]
-        return xml_reply(element("Response", parts), status)
+        error = build_element(
+            "Error", [build_element("Code", code), build_element("Message", message)]
+        )
+        parts = [build_element("Errors", [error]), build_element("RequestID", REQUEST_ID)]
+        return build_xml_reply(build_element("Response", parts), status)
     if call.service == "s3":
-        words = [element("Code", code), element("Message", message)]
-        return xml_reply(element("Error", words), status)
+        words = [build_element("Code", code), build_element("Message", message)]
+        return build_xml_reply(build_element("Error", words), status)
     if call.service in ("sts", "iam"):
-        words = [element("Type", "Sender"), element("Code", code), element("Message", message)]
-        parts = [element("Error", words), element("RequestId", REQUEST_ID)]
-        return xml_reply(element("ErrorResponse", parts), status)
+        words = [
+            build_element("Type", "Sender"),
+            build_element("Code", code),
+            build_element("Message", message),
+        ]
+        parts = [build_element("Error", words), build_element("RequestId", REQUEST_ID)]
+        return build_xml_reply(build_element("ErrorResponse", parts), status)
     headers = (("Content-Type", "application/json"), ("x-amzn-errortype", code))
     body = json.dumps({"__type": code, "message": message}).encode()
-    return Reply(status=status, body=body, headers=headers)
+    return HttpReply(status=status, body=body, headers=headers)
 
 
-def parsed(reply: Reply) -> ElementTree.Element:
+def parse_reply(reply: HttpReply) -> ElementTree.Element:
     """Parse an XML response of moto; return the root, names without their namespace."""
     root = ElementTree.fromstring(reply.body)
     for node in root.iter():

@@ -15,7 +15,7 @@ WORKERS = 6
 log = logging.getLogger(__name__)
 
 
-class Clock:
+class TaskTimer:
     """A timer. `after(delay_s, work)` runs `work` once on a worker; `stop` drops pending work."""
 
     def __init__(self) -> None:
@@ -27,12 +27,12 @@ class Clock:
         self._thread = threading.Thread(target=self._tick, name="rehearsal-clock", daemon=True)
         self._thread.start()
 
-    def after(self, delay_s: float, work: Callable[[], None]) -> None:
+    def run_after(self, delay_s: float, work: Callable[[], None]) -> None:
         with self._change:
             heapq.heappush(self._due, (time.monotonic() + delay_s, next(self._order), work))
             self._change.notify()
 
-    def now(self, work: Callable[[], None]) -> None:
+    def run_now(self, work: Callable[[], None]) -> None:
         """Run it on a worker at once; unexpected errors are logged, as there is no caller."""
         self._workers.submit(work).add_done_callback(_log_error)
 
@@ -54,7 +54,7 @@ class Clock:
                 if remaining_s > 0:
                     self._change.wait(remaining_s)
                     continue
-                self.now(heapq.heappop(self._due)[2])
+                self.run_now(heapq.heappop(self._due)[2])
 
 
 def _log_error(done: Future[None]) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from fnmatch import fnmatchcase
 
 from labctl.model import Value
-from labctl.rehearsal.calls import Call, Reply, refusal
+from labctl.rehearsal.calls import Call, HttpReply, build_refusal
 from labctl.rehearsal.scenario import Loss, Scenario, Throttle
 
 THROTTLED = {"ec2": ("RequestLimitExceeded", 503)}
@@ -31,24 +31,24 @@ class Faults:
         self._seen: Counter[tuple[str, Value]] = Counter()
         self._buckets: dict[Throttle, tuple[float, float]] = {}
 
-    def before(self, call: Call, scenario: Scenario) -> Reply | None:
+    def intercept(self, call: Call, scenario: Scenario) -> HttpReply | None:
         """Return the response to send instead of applying the call, if any."""
         if (loss := self._take_loss("dropped", call, scenario.dropped)) is not None:
-            return Reply(status=0, hold_s=loss.hold)
+            return HttpReply(status=0, hold_s=loss.hold)
         if scenario.expired:
             default = ("ExpiredTokenException", EXPIRED["sts"][1])
-            return refusal(call, *EXPIRED.get(call.service, default), status=400)
+            return build_refusal(call, *EXPIRED.get(call.service, default), status=400)
         if any(matches(pattern, call) for pattern in scenario.denied):
             return _build_denial(call)
         if self._is_throttled(call, scenario):
             code, status = THROTTLED.get(call.service, ("ThrottlingException", 400))
-            return refusal(call, code, "Request limit exceeded.", status)
+            return build_refusal(call, code, "Request limit exceeded.", status)
         return None
 
-    def after(self, call: Call, scenario: Scenario, reply: Reply) -> Reply:
+    def lose_reply(self, call: Call, scenario: Scenario, reply: HttpReply) -> HttpReply:
         """Return the response to a call that was applied, or its loss."""
         loss = self._take_loss("lost", call, scenario.lost)
-        return reply if loss is None else Reply(status=0, hold_s=loss.hold)
+        return reply if loss is None else HttpReply(status=0, hold_s=loss.hold)
 
     def _take_loss(self, kind: str, call: Call, losses: tuple[Loss, ...]) -> Loss | None:
         with self._lock:
@@ -73,7 +73,7 @@ class Faults:
                     return True
         return False
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Reset the counts, for example after a change of the scenario."""
         with self._lock:
             self._seen.clear()
@@ -85,9 +85,9 @@ def matches(pattern: str, call: Call) -> bool:
     return fnmatchcase(call.name if ":" in pattern else call.action, pattern)
 
 
-def _build_denial(call: Call) -> Reply:
+def _build_denial(call: Call) -> HttpReply:
     code, status = DENIED.get(call.service, ("AccessDeniedException", 400))
     words = f"User: arn:aws:iam::rehearsal:user/student is not authorized to perform: {call.name}"
     if call.service == "ec2":
         words = f"You are not authorized to perform this operation. {words}"
-    return refusal(call, code, words, status)
+    return build_refusal(call, code, words, status)

@@ -18,7 +18,7 @@ from werkzeug.serving import BaseWSGIServer
 
 from labctl.rehearsal import imds, ingress
 from labctl.rehearsal.backend import Backend
-from labctl.rehearsal.clock import Clock
+from labctl.rehearsal.clock import TaskTimer
 from labctl.rehearsal.machines import REBOOT_CODE, Machines
 from labctl.rehearsal.scenario import Scenario
 
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Record:
+class InstanceRecord:
     """An instance's state beyond moto's. Times are on the monotonic clock, notices Unix seconds."""
 
     id: str
@@ -70,13 +70,13 @@ class Fleet:
     def __init__(
         self,
         backend: Backend,
-        clock: Clock,
+        clock: TaskTimer,
         machines: Machines | None,
         scenario: Callable[[], Scenario],
-        metadata: Callable[[Record], imds.Look],
+        metadata: Callable[[InstanceRecord], imds.Look],
         said: Callable[[str], None],
     ) -> None:
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, InstanceRecord] = {}
         self._backend = backend
         self._clock = clock
         self._machines = machines
@@ -86,61 +86,61 @@ class Fleet:
         self._closed = False
         self._nowhere = ipaddress.IPv4Network(NOWHERE).hosts()
         # Called with each instance that has started.
-        self.running: Callable[[Record], None] = lambda record: None
+        self.running: Callable[[InstanceRecord], None] = lambda record: None
         if machines is not None:
             machines.watch(self._machine_ended)
 
-    def add(self, record: Record) -> None:
+    def add(self, record: InstanceRecord) -> None:
         """Boot an instance that moto has just created."""
-        with self._backend.held():
+        with self._backend.lock():
             self.records[record.id] = record
             instance = self.instance(record)
             for nic in instance.nics.values():
                 nic.public_ip_auto_assign = False
             self._show_address(record, "")
             self._set_state(record, PENDING)
-        self._clock.after(self._scenario().delays.boot, lambda: self._boot(record))
+        self._clock.run_after(self._scenario().delays.boot, lambda: self._boot(record))
 
-    def instance(self, record: Record) -> Any:
+    def instance(self, record: InstanceRecord) -> Any:
         """Return moto's object; use it only while the backend is locked."""
         return self._backend.instance(record.region, record.id)
 
-    def state(self, record: Record) -> State:
+    def state(self, record: InstanceRecord) -> State:
         instance = self.instance(record)
         return instance._state.code, instance._state.name
 
-    def terminate(self, record: Record, reason: str = USER_SHUTDOWN) -> tuple[State, State]:
+    def terminate(self, record: InstanceRecord, reason: str = USER_SHUTDOWN) -> tuple[State, State]:
         """Start to terminate; return (state before, state now)."""
-        with self._backend.held():
+        with self._backend.lock():
             previous = self.state(record)
             if previous in (TERMINATED, SHUTTING_DOWN):
                 return previous, previous
             record.asked_to_end = True
             self._set_state(record, SHUTTING_DOWN, reason)
         delay_s = self._scenario().delays.terminate
-        self._clock.after(0, lambda: self._remove_machine(record, reason, delay_s))
+        self._clock.run_after(0, lambda: self._remove_machine(record, reason, delay_s))
         return previous, SHUTTING_DOWN
 
-    def stop(self, record: Record, reason: str = USER_SHUTDOWN) -> tuple[State, State]:
-        with self._backend.held():
+    def stop(self, record: InstanceRecord, reason: str = USER_SHUTDOWN) -> tuple[State, State]:
+        with self._backend.lock():
             previous = self.state(record)
             if previous not in (RUNNING, PENDING):
                 return previous, previous
             record.asked_to_end = True
             self._set_state(record, STOPPING, reason)
-        self._clock.after(0, lambda: self._finish_stop(record, reason))
+        self._clock.run_after(0, lambda: self._finish_stop(record, reason))
         return previous, STOPPING
 
-    def start(self, record: Record) -> tuple[State, State]:
-        with self._backend.held():
+    def start(self, record: InstanceRecord) -> tuple[State, State]:
+        with self._backend.lock():
             previous = self.state(record)
             if previous != STOPPED:
                 return previous, previous
             self._set_state(record, PENDING)
-        self._clock.after(self._scenario().delays.boot, lambda: self._boot(record))
+        self._clock.run_after(self._scenario().delays.boot, lambda: self._boot(record))
         return previous, PENDING
 
-    def reboot(self, record: Record) -> None:
+    def reboot(self, record: InstanceRecord) -> None:
         def restart() -> None:
             if self._machines is None:
                 return
@@ -149,13 +149,13 @@ class Fleet:
                 self._machines.stop(record.id)
                 self._switch_on(record)
 
-        self._clock.now(restart)
+        self._clock.run_now(restart)
 
-    def admit(self, region: str) -> None:
+    def apply_ingress(self, region: str) -> None:
         """Apply changed security groups to every machine of the region."""
         if self._machines is None:
             return
-        with self._backend.held():
+        with self._backend.lock():
             lines = {
                 record.id: self._rules(record)
                 for record in self.records.values()
@@ -164,8 +164,8 @@ class Fleet:
         for instance_id, rules in lines.items():
             self._machines.allow(instance_id, rules)
 
-    def console(self, record: Record) -> str:
-        return self._machines.console(record.id) if self._machines is not None else ""
+    def read_console(self, record: InstanceRecord) -> str:
+        return self._machines.read_console(record.id) if self._machines is not None else ""
 
     def attach(self, instance_id: str, volume_id: str) -> None:
         """Make the files of a kept disk available in a machine."""
@@ -176,7 +176,7 @@ class Fleet:
         if self._machines is not None:
             self._machines.drop_disk(volume_id)
 
-    def wait(self, record: Record, state: State, timeout_s: float) -> bool:
+    def wait(self, record: InstanceRecord, state: State, timeout_s: float) -> bool:
         """Wait until it is in this state, for at most `timeout_s`; return whether it is."""
 
         def is_reached() -> bool:
@@ -190,12 +190,12 @@ class Fleet:
         for record in self.records.values():
             self._stop_metadata(record)
 
-    def _boot(self, record: Record) -> None:
+    def _boot(self, record: InstanceRecord) -> None:
         """Start the machine, then set the instance to running."""
         from docker.errors import DockerException
 
         with record.machine:
-            with self._backend.held():
+            with self._backend.lock():
                 if self.state(record) != PENDING:
                     return
                 rules = self._rules(record)
@@ -205,13 +205,13 @@ class Fleet:
                 self._report(f"could not create the machine of {record.id}: {error}")
                 self.terminate(record, FAILED)
                 return
-        with self._backend.held():
+        with self._backend.lock():
             if self.state(record) == PENDING:
                 self._show_address(record, record.address)
                 self._set_state(record, RUNNING)
         self.running(record)
 
-    def _ensure_machine(self, record: Record, rules: list[str]) -> None:
+    def _ensure_machine(self, record: InstanceRecord, rules: list[str]) -> None:
         """Create its machine unless it has one, and start it."""
         if self._machines is None:
             record.address = record.address or str(next(self._nowhere))
@@ -220,18 +220,18 @@ class Fleet:
             self._machines.allow(record.id, rules)
         else:
             record.address = self._machines.create(record.id, rules, self._seed_files(record))
-            if self._machines.whole:
+            if self._machines.has_cloud_init:
                 socket = self._machines.directory(record.id) / "imds.sock"
                 record.metadata = imds.serve(imds.Metadata(self._metadata(record)), socket)
         self._switch_on(record)
 
-    def _switch_on(self, record: Record) -> None:
+    def _switch_on(self, record: InstanceRecord) -> None:
         assert self._machines is not None
         record.asked_to_end = False
         record.started_ns = time.time_ns()
         self._machines.start(record.id)
 
-    def _remove_machine(self, record: Record, reason: str, delay_s: float) -> None:
+    def _remove_machine(self, record: InstanceRecord, reason: str, delay_s: float) -> None:
         """Remove the machine, then moto's instance with the disks that end with it."""
         started_s = time.monotonic()
         with record.machine:
@@ -240,20 +240,22 @@ class Fleet:
                 kept_volume = self._kept_root_volume(record)
                 self._machines.remove(record.id, politely=reason != RECLAIMED, disk=kept_volume)
         remaining_s = delay_s - (time.monotonic() - started_s)
-        self._clock.after(max(0.0, remaining_s), lambda: self._finish_termination(record, reason))
+        self._clock.run_after(
+            max(0.0, remaining_s), lambda: self._finish_termination(record, reason)
+        )
 
-    def _finish_termination(self, record: Record, reason: str) -> None:
-        with self._backend.held():
+    def _finish_termination(self, record: InstanceRecord, reason: str) -> None:
+        with self._backend.lock():
             self.instance(record).terminate()
             record.ended = time.monotonic()
             self._show_address(record, "")
             self._set_state(record, TERMINATED, reason)
 
-    def _finish_stop(self, record: Record, reason: str) -> None:
+    def _finish_stop(self, record: InstanceRecord, reason: str) -> None:
         if self._machines is not None:
             with record.machine:
                 self._machines.stop(record.id)
-        with self._backend.held():
+        with self._backend.lock():
             if self.state(record) == STOPPING:
                 self.instance(record).stop()
                 self._show_address(record, "")
@@ -265,16 +267,16 @@ class Fleet:
         if record is None or record.asked_to_end or self._closed or at_ns < record.started_ns:
             return
         if code == REBOOT_CODE:
-            self._clock.now(lambda: self._switch_on(record))
+            self._clock.run_now(lambda: self._switch_on(record))
             return
-        with self._backend.held():
+        with self._backend.lock():
             behavior = self.instance(record).instance_initiated_shutdown_behavior
         if behavior == "terminate":
             self.terminate(record, OWN_SHUTDOWN)
         else:
             self.stop(record, OWN_SHUTDOWN)
 
-    def _set_state(self, record: Record, state: State, reason: str = "") -> None:
+    def _set_state(self, record: InstanceRecord, state: State, reason: str = "") -> None:
         from moto.ec2.models.instances import StateReason
 
         instance = self.instance(record)
@@ -293,36 +295,36 @@ class Fleet:
             f"{record.id} {kind} in {record.region}: {state[1]}{address} {reason}".rstrip()
         )
 
-    def _show_address(self, record: Record, address: str) -> None:
+    def _show_address(self, record: InstanceRecord, address: str) -> None:
         nics = self.instance(record).nics
         if 0 in nics:
             nics[0].public_ip = address or None
 
-    def _rules(self, record: Record) -> list[str]:
+    def _rules(self, record: InstanceRecord) -> list[str]:
         groups = {group.id: group for group in self._list_groups(self.instance(record))}
         members: dict[str, list[str]] = {}
         for other in self.records.values():
             if other.address and other.region == record.region:
                 for group in self._list_groups(self.instance(other)):
                     members.setdefault(group.id, []).append(f"{other.address}/32")
-        return ingress.rules(list(groups.values()), members)
+        return ingress.build_rules(list(groups.values()), members)
 
     def _list_groups(self, instance: Any) -> list[Any]:
         nics = [group for nic in instance.nics.values() for group in nic.group_set]
         return [*instance.security_groups, *nics]
 
-    def _seed_files(self, record: Record) -> dict[str, str]:
-        meta = imds.document({"instance-id": record.id, "local-hostname": record.id})
+    def _seed_files(self, record: InstanceRecord) -> dict[str, str]:
+        meta = imds.format_document({"instance-id": record.id, "local-hostname": record.id})
         return {"user-data": record.user_data, "meta-data": meta}
 
-    def _kept_root_volume(self, record: Record) -> str:
+    def _kept_root_volume(self, record: InstanceRecord) -> str:
         """Return the root volume's id if it outlives the instance, else ""."""
-        with self._backend.held():
+        with self._backend.lock():
             instance = self.instance(record)
             root = dict(instance.get_block_device_mapping).get(instance.root_device_name)
             return root.volume_id if root is not None and not root.delete_on_termination else ""
 
-    def _stop_metadata(self, record: Record) -> None:
+    def _stop_metadata(self, record: InstanceRecord) -> None:
         if record.metadata is not None:
             record.metadata.shutdown()
             record.metadata.server_close()

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labctl.config.directories import environment, paths
+from labctl.config.directories import copy_environment, find_paths
 from labctl.errors import BuildError
 from labctl.model import Value
 from labctl.providers.local import image as lab_server
@@ -39,13 +39,15 @@ class Building(Value, frozen=True):
     stands_on: str = ""
 
 
-def here(progress: Callable[[str, float, float], None] = lambda text, done, of: None) -> Building:
+def default_building(
+    progress: Callable[[str, float, float], None] = lambda text, done, of: None,
+) -> Building:
     """Return the building from labctl's own directories and this process's environment."""
-    base = environment().get("LABCTL_BASE_IMAGE", "")
-    return Building(data_dir=paths().data_dir, base_image=base, progress=progress)
+    base = copy_environment().get("LABCTL_BASE_IMAGE", "")
+    return Building(data_dir=find_paths().data_dir, base_image=base, progress=progress)
 
 
-def ensure(docker: DockerClient, building: Building) -> str:
+def ensure_image(docker: DockerClient, building: Building) -> str:
     """Return the image's name, after building missing images (a minute each)."""
     source = building.data_dir / "images" / "rehearsal"
     base = building.stands_on or lab_server.ensure(
@@ -55,7 +57,7 @@ def ensure(docker: DockerClient, building: Building) -> str:
     name = f"{REPOSITORY}:{lab_server.content_hash(source, f'{base} boto3 {version}')}"
     with (source / "Dockerfile").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not lab_server.exists(docker, name):
+        if not lab_server.has_image(docker, name):
             building.progress("the rehearsal's machine image", 0, 1)
             _build(docker, source, name, base)
             building.progress("the rehearsal's machine image", 1, 1)

@@ -81,5 +81,5 @@ def serve(application: Any, socket: Path) -> BaseWSGIServer:
     return server
 
 
-def document(fields: dict[str, Any]) -> str:
+def format_document(fields: dict[str, Any]) -> str:
     return json.dumps(fields, indent=2)

@@ -9,7 +9,7 @@ ALL = "-1"
 ICMP = {"icmp": "icmp", "1": "icmp", "6": "tcp", "17": "udp"}
 
 
-def rules(groups: list[Any], addresses: dict[str, list[str]]) -> list[str]:
+def build_rules(groups: list[Any], addresses: dict[str, list[str]]) -> list[str]:
     """Return a rule a line for moto's security groups. IPv6 is ignored: machines have none.
 
     `addresses` are the machines' addresses by group, for rules that refer to a group.

@@ -7,25 +7,27 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from labctl.rehearsal import limits
-from labctl.rehearsal.backend import Backend, offers
-from labctl.rehearsal.calls import Call, Reply, refusal
+from labctl.rehearsal.backend import Backend, is_offered
+from labctl.rehearsal.calls import Call, HttpReply, build_refusal
 from labctl.rehearsal.fleet import Fleet
-from labctl.rehearsal.market import spot_price
+from labctl.rehearsal.market import compute_spot_price
 from labctl.rehearsal.scenario import Capacity, Scenario
 
 USER_DATA_BYTES = 16 * 1024
 LIVE = ("pending", "running")
 
 
-def placed(call: Call, scenario: Scenario, backend: Backend, fleet: Fleet) -> Reply | Call:
+def place_or_refuse(
+    call: Call, scenario: Scenario, backend: Backend, fleet: Fleet
+) -> HttpReply | Call:
     """Return the call with a zone, if it named none, or a refusal."""
     kind = call.form.get("InstanceType", "m1.small")
     data = base64.b64decode(call.form.get("UserData", ""))
     if len(data) > USER_DATA_BYTES:
         words = "User data is limited to 16384 bytes"
-        return refusal(call, "InvalidParameterValue", words)
+        return build_refusal(call, "InvalidParameterValue", words)
     zones = _find_zones(call, scenario, backend, kind)
-    if isinstance(zones, Reply):
+    if isinstance(zones, HttpReply):
         return zones
     market = "spot" if call.form.get("InstanceMarketOptions.MarketType") == "spot" else "on-demand"
     for refused in (
@@ -41,7 +43,7 @@ def placed(call: Call, scenario: Scenario, backend: Backend, fleet: Fleet) -> Re
     return _refuse_capacity(call, kind, zones)
 
 
-def complete(call: Call, instance: Any) -> None:
+def complete_instance(call: Call, instance: Any) -> None:
     """Complete moto's instance as AWS does.
 
     All resources get their tags, and disks and interfaces end with it where AWS's do.
@@ -64,21 +66,23 @@ def complete(call: Call, instance: Any) -> None:
             volume_object.volume_type = "gp3"
 
 
-def _find_zones(call: Call, scenario: Scenario, backend: Backend, kind: str) -> list[str] | Reply:
+def _find_zones(
+    call: Call, scenario: Scenario, backend: Backend, kind: str
+) -> list[str] | HttpReply:
     """Return the possible zones: the one in the call, or every one that offers the type."""
-    if not backend.type_of(kind):
+    if not backend.describe_type(kind):
         words = f"Invalid value '{kind}' for InstanceType."
-        return refusal(call, "InvalidParameterValue", words)
-    zones_with_type = backend.zones_of(call.region, kind) if offers(scenario, kind) else []
+        return build_refusal(call, "InvalidParameterValue", words)
+    zones_with_type = backend.list_zones(call.region, kind) if is_offered(scenario, kind) else []
     requested = call.form.get("Placement.AvailabilityZone", "")
     subnet = call.form.get("SubnetId") or call.form.get("NetworkInterface.1.SubnetId")
     if subnet:
-        with backend.held():
+        with backend.lock():
             subnets = backend.ec2(call.region).describe_subnets()
             match = next((candidate for candidate in subnets if candidate.id == subnet), None)
         if match is None:
             words = f"The subnet ID '{subnet}' does not exist"
-            return refusal(call, "InvalidSubnetID.NotFound", words)
+            return build_refusal(call, "InvalidSubnetID.NotFound", words)
         requested = match.availability_zone
     if zones_with_type and not requested:
         return zones_with_type
@@ -89,15 +93,15 @@ def _find_zones(call: Call, scenario: Scenario, backend: Backend, kind: str) -> 
         f"Zone ({requested or call.region}). Please retry your request by not specifying an "
         f"Availability Zone or choosing {', '.join(zones_with_type) or 'another region'}."
     )
-    return refusal(call, "Unsupported", words)
+    return build_refusal(call, "Unsupported", words)
 
 
 def _set_zone(call: Call, zone: str) -> Call:
     return call.with_form({**call.form, "Placement.AvailabilityZone": zone})
 
 
-def _check_disk_size(call: Call, backend: Backend) -> Reply | None:
-    with backend.held():
+def _check_disk_size(call: Call, backend: Backend) -> HttpReply | None:
+    with backend.lock():
         image = backend.ec2(call.region).amis.get(call.form.get("ImageId", ""))
         min_gib = getattr(image, "gib", 0)
         snapshot = image.ebs_snapshot.id if image else ""
@@ -108,37 +112,39 @@ def _check_disk_size(call: Call, backend: Backend) -> Reply | None:
     words = (
         f"Volume of size {size}GB is smaller than snapshot '{snapshot}', expect size >= {min_gib}GB"
     )
-    return refusal(call, "InvalidBlockDeviceMapping", words)
+    return build_refusal(call, "InvalidBlockDeviceMapping", words)
 
 
 def _check_quota(
     call: Call, scenario: Scenario, backend: Backend, fleet: Fleet, kind: str, spot: bool
-) -> Reply | None:
-    key = limits.bucket(kind, spot)
+) -> HttpReply | None:
+    key = limits.quota_key(kind, spot)
     limit = getattr(scenario.quotas, key)
     count = int(call.form.get("MinCount") or 1)
     used = sum(
         _count_cpus(backend, other)
         for other, _, market in _list_live(call.region, backend, fleet)
-        if limits.bucket(other, market == "spot") == key
+        if limits.quota_key(other, market == "spot") == key
     )
     if used + count * _count_cpus(backend, kind) <= limit:
         return None
-    return limits.exceeded(call, spot, limit)
+    return limits.refuse_exceeded(call, spot, limit)
 
 
-def _check_bid(call: Call, scenario: Scenario, kind: str, zones: list[str]) -> Reply | None:
+def _check_bid(call: Call, scenario: Scenario, kind: str, zones: list[str]) -> HttpReply | None:
     import time
 
     bid = call.form.get("InstanceMarketOptions.SpotOptions.MaxPrice")
-    prices = [price for zone in zones if (price := spot_price(scenario, kind, zone, time.time()))]
+    prices = [
+        price for zone in zones if (price := compute_spot_price(scenario, kind, zone, time.time()))
+    ]
     if not bid or not prices or float(bid) >= min(prices):
         return None
     words = (
         f"Your Spot request price of {bid} is lower than the minimum required Spot request "
         f"fulfillment price of {min(prices)}."
     )
-    return refusal(call, "SpotMaxPriceTooLow", words)
+    return build_refusal(call, "SpotMaxPriceTooLow", words)
 
 
 def _has_room(
@@ -161,7 +167,7 @@ def _matches_rule(rule: Capacity, kind: str, zone: str, market: str) -> bool:
 
 def _list_live(region: str, backend: Backend, fleet: Fleet) -> list[tuple[str, str, str]]:
     """Return (type, zone, market) of each live instance."""
-    with backend.held():
+    with backend.lock():
         instances = [
             fleet.instance(record)
             for record in list(fleet.records.values())
@@ -178,17 +184,17 @@ def _list_live(region: str, backend: Backend, fleet: Fleet) -> list[tuple[str, s
         ]
 
 
-def _refuse_capacity(call: Call, kind: str, zones: list[str]) -> Reply:
+def _refuse_capacity(call: Call, kind: str, zones: list[str]) -> HttpReply:
     words = (
         f"We currently do not have sufficient {kind} capacity in the Availability Zone you "
         f"requested ({', '.join(zones)}). Our system will be working on provisioning additional "
         "capacity."
     )
-    return refusal(call, "InsufficientInstanceCapacity", words, 500)
+    return build_refusal(call, "InsufficientInstanceCapacity", words, 500)
 
 
 def _count_cpus(backend: Backend, kind: str) -> int:
-    return int(backend.type_of(kind).get("VCpuInfo", {}).get("DefaultVCpus", 1))
+    return int(backend.describe_type(kind).get("VCpuInfo", {}).get("DefaultVCpus", 1))
 
 
 def _parse_mappings(call: Call) -> dict[str, dict[str, str]]:

@@ -16,7 +16,15 @@ from typing import Any, NoReturn
 from labctl.errors import LabError
 from labctl.rehearsal import limits, market, pricelist
 from labctl.rehearsal.backend import Backend
-from labctl.rehearsal.calls import Call, Environ, Reply, json_reply, parsed, refusal, xml_reply
+from labctl.rehearsal.calls import (
+    Call,
+    Environ,
+    HttpReply,
+    build_json_reply,
+    build_refusal,
+    build_xml_reply,
+    parse_reply,
+)
 from labctl.rehearsal.faults import Faults
 from labctl.rehearsal.fleet import Fleet
 from labctl.rehearsal.instances import Instances
@@ -37,8 +45,8 @@ INGRESS_ACTIONS = (
     "ModifyInstanceAttribute",
     "ModifyNetworkInterfaceAttribute",
 )
-NOT_FOUND = Reply(status=404, body=b"this is a rehearsal of AWS; calls are signed\n")
-Operation = Callable[[Call], Reply | None]
+NOT_FOUND = HttpReply(status=404, body=b"this is a rehearsal of AWS; calls are signed\n")
+Operation = Callable[[Call], HttpReply | None]
 Control = Callable[[str, dict[str, Any]], Any]
 
 
@@ -67,18 +75,20 @@ class Layer:
         ec2 = Instances(backend, fleet, scenario).operations
         self._operations: dict[str, Operation] = {
             **{f"ec2:{name}": operation for name, operation in ec2.items()},
-            "ec2:DescribeSpotPriceHistory": lambda c: market.history(c, scenario(), backend),
+            "ec2:DescribeSpotPriceHistory": lambda c: market.answer_price_history(
+                c, scenario(), backend
+            ),
             "ec2:GetSpotPlacementScores": self._scores,
             "ec2:DescribeRegions": self._regions,
-            "pricing:GetProducts": lambda c: pricelist.products(c, scenario(), backend),
-            "scheduler:CreateSchedule": schedules.put,
-            "scheduler:UpdateSchedule": schedules.put,
+            "pricing:GetProducts": lambda c: pricelist.answer_products(c, scenario(), backend),
+            "scheduler:CreateSchedule": schedules.put_schedule,
+            "scheduler:UpdateSchedule": schedules.put_schedule,
             **{f"ec2:{name}": self._ingress for name in INGRESS_ACTIONS},
         }
 
     def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/checkip":
-            reply = Reply(status=200, body=f"{self._address()}\n".encode())
+            reply = HttpReply(status=200, body=f"{self._address()}\n".encode())
         elif environ["PATH_INFO"].startswith("/rehearsal/"):
             reply = self._handle_control(environ)
         else:
@@ -95,7 +105,7 @@ class Layer:
         """Serve machines: the same application without the control requests."""
         return self({**environ, INSIDE: True}, start_response)
 
-    def _answer(self, call: Call) -> Reply:
+    def _answer(self, call: Call) -> HttpReply:
         if not call.service:
             query = call.environ.get("QUERY_STRING", "")
             return self._backend.apply(call) if PRESIGNED.search(query) else NOT_FOUND
@@ -104,10 +114,10 @@ class Layer:
             self.calls[call.action] += 1
         if scenario.delays.api:
             time.sleep(scenario.delays.api)
-        reply = self.faults.before(call, scenario)
+        reply = self.faults.intercept(call, scenario)
         if reply is not None:
             return reply
-        return self.faults.after(call, scenario, self._apply(call, scenario))
+        return self.faults.lose_reply(call, scenario, self._apply(call, scenario))
 
     @contextmanager
     def _count_call(self) -> Iterator[None]:
@@ -131,40 +141,44 @@ class Layer:
         wire.shutdown(socket.SHUT_RDWR)
         raise ConnectionAbortedError("the rehearsal loses this reply")
 
-    def _apply(self, call: Call, scenario: Scenario) -> Reply:
+    def _apply(self, call: Call, scenario: Scenario) -> HttpReply:
         if call.service == "ec2" and call.region not in self._backend.regions:
             words = f"You are not subscribed to this service in {call.region}."
-            return refusal(call, "OptInRequired", words, 403)
+            return build_refusal(call, "OptInRequired", words, 403)
         if call.service == "servicequotas":
-            quota_reply = limits.answer(call, scenario, self._backend.account)
+            quota_reply = limits.answer_quotas(call, scenario, self._backend.account)
             if quota_reply is not None:
                 return quota_reply
         operation = self._operations.get(call.name)
         reply = operation(call) if operation is not None else None
         return self._backend.apply(call) if reply is None else reply
 
-    def _ingress(self, call: Call) -> Reply:
+    def _ingress(self, call: Call) -> HttpReply:
         reply = self._backend.apply(call)
         if reply.status == 200 and not call.dry:
-            self._fleet.admit(call.region)
+            self._fleet.apply_ingress(call.region)
         return reply
 
-    def _scores(self, call: Call) -> Reply | None:
-        return None if call.dry else market.scores(call, self._scenario(), self._backend)
+    def _scores(self, call: Call) -> HttpReply | None:
+        return (
+            None
+            if call.dry
+            else market.answer_placement_scores(call, self._scenario(), self._backend)
+        )
 
-    def _regions(self, call: Call) -> Reply:
+    def _regions(self, call: Call) -> HttpReply:
         """Return moto's response, with the scenario's regions only."""
         reply = self._backend.apply(call)
         if reply.status != 200:
             return reply
-        root = parsed(reply)
+        root = parse_reply(reply)
         region_set = root.find("regionInfo")
         for item in list(region_set if region_set is not None else []):
             if item.findtext("regionName") not in self._backend.regions and region_set is not None:
                 region_set.remove(item)
-        return xml_reply(root)
+        return build_xml_reply(root)
 
-    def _handle_control(self, environ: Environ) -> Reply:
+    def _handle_control(self, environ: Environ) -> HttpReply:
         """Handle a control request of a later command, or of a test in another process."""
         host = environ.get("HTTP_HOST", "").rpartition(":")[0]
         if not environ.get(CONTROL_HEADER) or host not in LOCAL or environ.get(INSIDE):
@@ -172,11 +186,11 @@ class Layer:
         length = int(environ.get("CONTENT_LENGTH") or 0)
         try:
             body = json.loads(environ["wsgi.input"].read(length) or b"{}")
-            return json_reply(self._control(environ["PATH_INFO"].rpartition("/")[2], body))
+            return build_json_reply(self._control(environ["PATH_INFO"].rpartition("/")[2], body))
         except (LabError, ValueError, TypeError, KeyError) as error:
-            return json_reply({"error": str(error)}, 400)
+            return build_json_reply({"error": str(error)}, 400)
 
 
-def _headers(reply: Reply) -> list[tuple[str, str]]:
+def _headers(reply: HttpReply) -> list[tuple[str, str]]:
     headers = [pair for pair in reply.headers if pair[0].lower() != "content-length"]
     return [*headers, ("Content-Length", str(len(reply.body)))]

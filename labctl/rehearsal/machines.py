@@ -19,7 +19,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from labctl.errors import EngineError
-from labctl.providers.local.container import CAPABILITIES, all_labelled
+from labctl.providers.local.container import CAPABILITIES, list_labeled
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -63,7 +63,7 @@ class Machines:
         self._closed = False
 
     @property
-    def whole(self) -> bool:
+    def has_cloud_init(self) -> bool:
         """Whether machines have more than sshd: cloud-init, an engine, a metadata service."""
         return self._mode == "cloud-init"
 
@@ -165,7 +165,7 @@ class Machines:
         from docker.errors import NotFound
 
         machine, disk = self._container(instance_id), self._container(volume_id)
-        if machine is None or not self.whole:
+        if machine is None or not self.has_cloud_init:
             return
         mountpoint = f"{DISKS}/{volume_id}"
         device = f"{BY_ID}{volume_id.replace('-', '')}"
@@ -179,7 +179,7 @@ class Machines:
                 machine.exec_run(["mkdir", "-p", parent])
                 machine.put_archive(parent, parts)
 
-    def console(self, instance_id: str) -> str:
+    def read_console(self, instance_id: str) -> str:
         container = self._container(instance_id)
         return "" if container is None else container.logs(tail=1000).decode(errors="replace")
 
@@ -230,7 +230,7 @@ class Machines:
 def sweep(docker: DockerClient) -> int:
     """Remove the leftovers of killed rehearsals; return how many rehearsals there were."""
     names = {
-        owned.labels[LABEL] for owned in all_labelled(docker, LABEL) if not _is_alive(owned.labels)
+        owned.labels[LABEL] for owned in list_labeled(docker, LABEL) if not _is_alive(owned.labels)
     }
     names |= {
         str(network.attrs["Labels"][LABEL])
@@ -288,7 +288,7 @@ def _network(docker: DockerClient, name: str) -> tuple[Network, Iterator[Any]]:
 def _remove_all(docker: DockerClient, label: str) -> None:
     from docker.errors import APIError, NotFound
 
-    for container in all_labelled(docker, label):
+    for container in list_labeled(docker, label):
         with suppress(NotFound, APIError):
             container.remove(force=True, v=True)
     for network in docker.networks.list(filters={"label": label}):

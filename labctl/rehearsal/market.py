@@ -11,9 +11,9 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from labctl.rehearsal.backend import Backend, offers
-from labctl.rehearsal.calls import Call, Reply, ec2_reply, element
-from labctl.rehearsal.prices import ON_DEMAND, on_demand
+from labctl.rehearsal.backend import Backend, is_offered
+from labctl.rehearsal.calls import Call, HttpReply, build_ec2_reply, build_element
+from labctl.rehearsal.prices import ON_DEMAND, find_on_demand_price
 from labctl.rehearsal.scenario import Scenario
 
 # seconds between two price changes
@@ -25,12 +25,14 @@ PRODUCT = "Linux/UNIX"
 FLOOR = 0.08
 
 
-def spot_price(scenario: Scenario, instance_type: str, zone: str, at: float) -> float | None:
+def compute_spot_price(
+    scenario: Scenario, instance_type: str, zone: str, at: float
+) -> float | None:
     """Return USD per hour at a time (Unix seconds), or None if it is unknown."""
     for key in (f"{instance_type}/{zone}", instance_type):
         if key in scenario.spot.prices:
             return scenario.spot.prices[key]
-    base = on_demand(instance_type, zone[:-1], scenario.on_demand)
+    base = find_on_demand_price(instance_type, zone[:-1], scenario.on_demand)
     if base is None:
         return None
     seed_text = f"{scenario.seed}/{instance_type}/{zone}"
@@ -43,7 +45,7 @@ def spot_price(scenario: Scenario, instance_type: str, zone: str, at: float) -> 
     return round(base * min(1.0, max(FLOOR, fraction)), 6)
 
 
-def history(call: Call, scenario: Scenario, backend: Backend) -> Reply:
+def answer_price_history(call: Call, scenario: Scenario, backend: Backend) -> HttpReply:
     """Answer DescribeSpotPriceHistory: newest first, in pages, with one price before the start."""
     until = _parse_time(call.form.get("EndTime")) or time.time()
     since = max(_parse_time(call.form.get("StartTime")) or until, until - LONGEST_S)
@@ -58,16 +60,18 @@ def history(call: Call, scenario: Scenario, backend: Backend) -> Reply:
     page = entries[first : first + size]
     items = [_price_element(scenario, *entry) for entry in page]
     token = str(first + size) if first + size < len(entries) else ""
-    return ec2_reply(call.action, [element("spotPriceHistorySet", items), _token_element(token)])
+    return build_ec2_reply(
+        call.action, [build_element("spotPriceHistorySet", items), _token_element(token)]
+    )
 
 
-def scores(call: Call, scenario: Scenario, backend: Backend) -> Reply:
+def answer_placement_scores(call: Call, scenario: Scenario, backend: Backend) -> HttpReply:
     """Answer GetSpotPlacementScores: the scenario's or seeded scores, by zone or by region."""
-    names = call.many("InstanceType")
+    names = call.read_numbered("InstanceType")
     by_zone = call.form.get("SingleAvailabilityZone", "").lower() == "true"
     items = []
-    for region in call.many("RegionName") or list(backend.regions):
-        zones = sorted({zone for name in names for zone in backend.zones_of(region, name)})
+    for region in call.read_numbered("RegionName") or list(backend.regions):
+        zones = sorted({zone for name in names for zone in backend.list_zones(region, name)})
         each = {zone: _score(scenario, names, zone) for zone in zones}
         if by_zone:
             ids = _zone_ids(backend, region)
@@ -76,7 +80,9 @@ def scores(call: Call, scenario: Scenario, backend: Backend) -> Reply:
             ]
         elif each:
             items.append(_score_element(region, max(each.values()), ""))
-    return ec2_reply(call.action, [element("spotPlacementScoreSet", items), _token_element("")])
+    return build_ec2_reply(
+        call.action, [build_element("spotPlacementScoreSet", items), _token_element("")]
+    )
 
 
 def _score(scenario: Scenario, names: list[str], zone: str) -> int:
@@ -86,22 +92,26 @@ def _score(scenario: Scenario, names: list[str], zone: str) -> int:
 
 
 def _score_element(region: str, score: int, zone_id: str) -> Any:
-    fields = [element("region", region), element("score", str(score))]
-    return element("item", [*fields, *([element("availabilityZoneId", zone_id)] * bool(zone_id))])
+    fields = [build_element("region", region), build_element("score", str(score))]
+    return build_element(
+        "item", [*fields, *([build_element("availabilityZoneId", zone_id)] * bool(zone_id))]
+    )
 
 
 def _zone_ids(backend: Backend, region: str) -> dict[str, str]:
-    with backend.held():
+    with backend.lock():
         zones = backend.ec2(region).describe_availability_zones()
         return {zone.name: zone.zone_id for zone in zones}
 
 
 def _list_markets(call: Call, scenario: Scenario, backend: Backend) -> list[tuple[str, str]]:
-    filters = call.filters()
-    products = call.many("ProductDescription") or filters.get("product-description", [PRODUCT])
+    filters = call.read_filters()
+    products = call.read_numbered("ProductDescription") or filters.get(
+        "product-description", [PRODUCT]
+    )
     if not any(product.startswith(PRODUCT) for product in products):
         return []
-    requested = call.many("InstanceType") or filters.get("instance-type", [])
+    requested = call.read_numbered("InstanceType") or filters.get("instance-type", [])
     names = requested or [*ON_DEMAND, *scenario.on_demand]
     zones = filters.get("availability-zone") or [
         zone for zone in [call.form.get("AvailabilityZone", "")] if zone
@@ -109,9 +119,9 @@ def _list_markets(call: Call, scenario: Scenario, backend: Backend) -> list[tupl
     return [
         (name, zone)
         for name in dict.fromkeys(names)
-        if offers(scenario, name)
-        and "spot" in backend.type_of(name).get("SupportedUsageClasses", [])
-        for zone in backend.zones_of(call.region, name)
+        if is_offered(scenario, name)
+        and "spot" in backend.describe_type(name).get("SupportedUsageClasses", [])
+        for zone in backend.list_zones(call.region, name)
         if not zones or zone in zones
     ]
 
@@ -123,22 +133,22 @@ def _list_change_times(since: float, until: float) -> list[float]:
 
 
 def _price_element(scenario: Scenario, at: float, name: str, zone: str) -> Any:
-    price = spot_price(scenario, name, zone, at)
+    price = compute_spot_price(scenario, name, zone, at)
     timestamp = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
-    return element(
+    return build_element(
         "item",
         [
-            element("instanceType", name),
-            element("productDescription", PRODUCT),
-            element("spotPrice", f"{price:.6f}" if price is not None else "1.000000"),
-            element("timestamp", timestamp),
-            element("availabilityZone", zone),
+            build_element("instanceType", name),
+            build_element("productDescription", PRODUCT),
+            build_element("spotPrice", f"{price:.6f}" if price is not None else "1.000000"),
+            build_element("timestamp", timestamp),
+            build_element("availabilityZone", zone),
         ],
     )
 
 
 def _token_element(token: str) -> Any:
-    return element("nextToken", token)
+    return build_element("nextToken", token)
 
 
 def _parse_time(text: str | None) -> float | None:

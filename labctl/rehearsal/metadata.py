@@ -8,20 +8,20 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from labctl.rehearsal.backend import Backend
-from labctl.rehearsal.fleet import Record
-from labctl.rehearsal.imds import Look, document
+from labctl.rehearsal.fleet import InstanceRecord
+from labctl.rehearsal.imds import Look, format_document
 
 CREDENTIALS_S = 6 * 3600
 
 
-def metadata_of(record: Record, backend: Backend) -> Look:
+def build_metadata(record: InstanceRecord, backend: Backend) -> Look:
     """Return a lookup of the paths below /latest/ for a machine, current at each call."""
 
     def look(path: str) -> str | None:
         entries = _list_facts(record, backend)
         entries.update(_list_notices(record))
         for role, arn in _list_roles(record, backend).items():
-            info = document({"Code": "Success", "InstanceProfileArn": arn})
+            info = format_document({"Code": "Success", "InstanceProfileArn": arn})
             entries["meta-data/iam/info"] = _always(info)
             entries["meta-data/iam/security-credentials"] = _always(role)
             entries[f"meta-data/iam/security-credentials/{role}"] = _credentials
@@ -35,8 +35,8 @@ def metadata_of(record: Record, backend: Backend) -> Look:
     return look
 
 
-def _list_facts(record: Record, backend: Backend) -> dict[str, Callable[[], str]]:
-    with backend.held():
+def _list_facts(record: InstanceRecord, backend: Backend) -> dict[str, Callable[[], str]]:
+    with backend.lock():
         instance = backend.instance(record.region, record.id)
         facts: dict[str, Any] = {
             "ami-id": instance.image_id,
@@ -67,27 +67,27 @@ def _list_facts(record: Record, backend: Backend) -> dict[str, Callable[[], str]
     }
     return {
         **{f"meta-data/{name}": _always(str(value)) for name, value in facts.items()},
-        "dynamic/instance-identity/document": _always(document(identity)),
+        "dynamic/instance-identity/document": _always(format_document(identity)),
         "user-data": _always(record.user_data),
     }
 
 
-def _list_notices(record: Record) -> dict[str, Callable[[], str]]:
+def _list_notices(record: InstanceRecord) -> dict[str, Callable[[], str]]:
     """Return the paths of notices that have been given."""
     entries: dict[str, Callable[[], str]] = {}
     if (at := record.notice_at) is not None:
-        action = document({"action": "terminate", "time": stamp(at)})
+        action = format_document({"action": "terminate", "time": format_timestamp(at)})
         entries["meta-data/spot/instance-action"] = _always(action)
-        entries["meta-data/spot/termination-time"] = _always(stamp(at))
+        entries["meta-data/spot/termination-time"] = _always(format_timestamp(at))
     if (at := record.rebalance_at) is not None:
-        notice = document({"noticeTime": stamp(at)})
+        notice = format_document({"noticeTime": format_timestamp(at)})
         entries["meta-data/events/recommendations/rebalance"] = _always(notice)
     return entries
 
 
-def _list_roles(record: Record, backend: Backend) -> dict[str, str]:
+def _list_roles(record: InstanceRecord, backend: Backend) -> dict[str, str]:
     """Return the role of its instance profile, with the profile's ARN."""
-    with backend.held():
+    with backend.lock():
         associations = backend.ec2(record.region).iam_instance_profile_associations
         association = associations.get(record.id)
         profile = association.iam_instance_profile if association is not None else None
@@ -96,7 +96,7 @@ def _list_roles(record: Record, backend: Backend) -> dict[str, str]:
 
 def _credentials() -> str:
     now = datetime.now(UTC)
-    return document(
+    return format_document(
         {
             "Code": "Success",
             "Type": "AWS-HMAC",
@@ -109,7 +109,7 @@ def _credentials() -> str:
     )
 
 
-def stamp(at: float) -> str:
+def format_timestamp(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -6,18 +6,18 @@ import json
 import re
 from typing import Any
 
-from labctl.rehearsal.backend import Backend, offers
-from labctl.rehearsal.calls import Call, Reply, json_reply
-from labctl.rehearsal.prices import ON_DEMAND, on_demand
+from labctl.rehearsal.backend import Backend, is_offered
+from labctl.rehearsal.calls import Call, HttpReply, build_json_reply
+from labctl.rehearsal.prices import ON_DEMAND, find_on_demand_price
 from labctl.rehearsal.scenario import Scenario
 
 PAGE = 100
 
 
-def products(call: Call, scenario: Scenario, backend: Backend) -> Reply:
+def answer_products(call: Call, scenario: Scenario, backend: Backend) -> HttpReply:
     """Return the products that match every TERM_MATCH filter, in pages of at most 100."""
     if call.json.get("ServiceCode") != "AmazonEC2":
-        return json_reply({"FormatVersion": "aws_v1", "PriceList": []})
+        return build_json_reply({"FormatVersion": "aws_v1", "PriceList": []})
     filters = {entry["Field"]: str(entry["Value"]) for entry in call.json.get("Filters", [])}
     regions = [filters["regionCode"]] if "regionCode" in filters else list(backend.regions)
     matches = [
@@ -35,7 +35,7 @@ def products(call: Call, scenario: Scenario, backend: Backend) -> Reply:
     }
     if first + size < len(matches):
         body["NextToken"] = str(first + size)
-    return json_reply(body)
+    return build_json_reply(body)
 
 
 def _matches_filters(product: dict[str, Any], filters: dict[str, str]) -> bool:
@@ -44,11 +44,11 @@ def _matches_filters(product: dict[str, Any], filters: dict[str, str]) -> bool:
 
 
 def _product(name: str, region: str, scenario: Scenario, backend: Backend) -> dict[str, Any]:
-    description = backend.type_of(name)
-    price = on_demand(name, region, scenario.on_demand)
-    if not description or price is None or not offers(scenario, name):
+    description = backend.describe_type(name)
+    price = find_on_demand_price(name, region, scenario.on_demand)
+    if not description or price is None or not is_offered(scenario, name):
         return {}
-    if not backend.zones_of(region, name):
+    if not backend.list_zones(region, name):
         return {}
     sku = re.sub(r"[^A-Z0-9]", "", f"{name}{region}".upper()).ljust(16, "X")[:16]
     return {

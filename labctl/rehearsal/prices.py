@@ -117,7 +117,7 @@ REGION_FACTORS = {
 }
 
 
-def on_demand(instance_type: str, region: str, own: dict[str, float]) -> float | None:
+def find_on_demand_price(instance_type: str, region: str, own: dict[str, float]) -> float | None:
     """Return USD per hour, or None if the price is unknown. `own` are a scenario's prices."""
     if instance_type in own:
         return own[instance_type]

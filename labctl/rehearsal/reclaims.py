@@ -9,27 +9,27 @@ from fnmatch import fnmatchcase
 
 from labctl.errors import NotFoundError
 from labctl.rehearsal.backend import Backend
-from labctl.rehearsal.clock import Clock
-from labctl.rehearsal.fleet import RECLAIMED, Fleet, Record
-from labctl.rehearsal.scenario import Reclaim, Scenario
+from labctl.rehearsal.clock import TaskTimer
+from labctl.rehearsal.fleet import RECLAIMED, Fleet, InstanceRecord
+from labctl.rehearsal.scenario import Scenario, SpotReclaim
 
 
-class Reclaims:
+class SpotReclaims:
     """The reclaims. `began` is called with each started instance, and plans the scenario's."""
 
     def __init__(
-        self, backend: Backend, clock: Clock, fleet: Fleet, scenario: Callable[[], Scenario]
+        self, backend: Backend, clock: TaskTimer, fleet: Fleet, scenario: Callable[[], Scenario]
     ) -> None:
         self._backend = backend
         self._clock = clock
         self._fleet = fleet
         self._scenario = scenario
-        self._done: Counter[Reclaim] = Counter()
+        self._done: Counter[SpotReclaim] = Counter()
 
-    def began(self, record: Record) -> None:
+    def plan_reclaims(self, record: InstanceRecord) -> None:
         if not record.spot_request:
             return
-        with self._backend.held():
+        with self._backend.lock():
             instance = self._fleet.instance(record)
             kind, zone = instance.instance_type, str(instance.availability_zone)
             for reclaim in self._scenario().spot.reclaims:
@@ -49,18 +49,18 @@ class Reclaims:
             raise NotFoundError(f"this rehearsal has no spot instance {instance_id!r}")
         if rebalance_s:
             record.rebalance_at = time.time()
-        self._clock.after(rebalance_s, lambda: self._notice(record, notice_s))
+        self._clock.run_after(rebalance_s, lambda: self._notice(record, notice_s))
 
-    def _plan(self, record: Record, reclaim: Reclaim) -> None:
+    def _plan(self, record: InstanceRecord, reclaim: SpotReclaim) -> None:
         begin_s = max(0.0, reclaim.after - reclaim.notice - reclaim.rebalance)
-        self._clock.after(
+        self._clock.run_after(
             begin_s, lambda: self.reclaim(record.id, reclaim.notice, reclaim.rebalance)
         )
 
-    def _notice(self, record: Record, notice_s: float) -> None:
+    def _notice(self, record: InstanceRecord, notice_s: float) -> None:
         if notice_s:
             record.notice_at = time.time() + notice_s
-        self._clock.after(notice_s, lambda: self._take(record))
+        self._clock.run_after(notice_s, lambda: self._take(record))
 
-    def _take(self, record: Record) -> None:
+    def _take(self, record: InstanceRecord) -> None:
         self._fleet.terminate(record, RECLAIMED)

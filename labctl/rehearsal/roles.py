@@ -11,9 +11,9 @@ TRUST = (
 )
 
 
-def stock(backend: Backend) -> None:
+def add_role(backend: Backend) -> None:
     """Create a role and a profile of one name. The role's permissions are not checked."""
-    with backend.held():
-        iam = backend.of("iam", "aws")
+    with backend.lock():
+        iam = backend.moto_backend("iam", "aws")
         iam.create_role(PROFILE, TRUST, "/", None, "", [], "3600")
         iam.create_instance_profile(PROFILE, "/", [PROFILE])

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from labctl.config.document import Node, parse, read_bytes, shown
+from labctl.config.document import Node, parse, quote, read_bytes
 from labctl.config.reader import Parsed, read
 from labctl.errors import ConfigError, Problem, UsageError
 from labctl.model import Value
@@ -30,7 +30,7 @@ def parse_seconds(text: str) -> float:
     """Parse `0s`, `1.5s`, `250ms`, `2m` or `1h` into seconds."""
     match = _SECONDS.fullmatch(text)
     if match is None:
-        raise ValueError(f"{shown(text)} is not a time: write 250ms, 1.5s, 2m or 1h")
+        raise ValueError(f"{quote(text)} is not a time: write 250ms, 1.5s, 2m or 1h")
     return float(match[1]) * _UNITS_S[match[2]]
 
 
@@ -62,7 +62,7 @@ class Capacity(Value, frozen=True):
     left: int = 0
 
 
-class Quotas(Value, frozen=True):
+class VcpuQuotas(Value, frozen=True):
     """The account's limits in vCPUs, each for on-demand and for spot machines."""
 
     standard: int = 512
@@ -94,7 +94,7 @@ class Loss(Value, frozen=True):
     hold: Seconds = 0.0
 
 
-class Reclaim(Value, frozen=True):
+class SpotReclaim(Value, frozen=True):
     """A reclaim of spot instances, `after` their start, with a `notice` before it (0s: none).
 
     A rebalance recommendation comes `rebalance` before the notice (0s: none). At most `count`
@@ -119,7 +119,7 @@ class Spot(Value, frozen=True):
     swing: float = 0.15
     prices: dict[str, float] = msgspec.field(default_factory=dict)
     scores: dict[str, int] = msgspec.field(default_factory=dict)
-    reclaims: tuple[Reclaim, ...] = ()
+    reclaims: tuple[SpotReclaim, ...] = ()
 
 
 class Scenario(Value, frozen=True):
@@ -136,7 +136,7 @@ class Scenario(Value, frozen=True):
     types: tuple[str, ...] = ()
     delays: Delays = Delays()
     capacity: tuple[Capacity, ...] = ()
-    quotas: Quotas = Quotas()
+    quotas: VcpuQuotas = VcpuQuotas()
     throttle: tuple[Throttle, ...] = ()
     denied: tuple[str, ...] = ()
     expired: bool = False
@@ -152,7 +152,7 @@ class Scenario(Value, frozen=True):
             raise ValueError("at least one region is required")
 
 
-def load(path: Path | None, switches: Iterable[str] = ()) -> Scenario:
+def load_scenario(path: Path | None, switches: Iterable[str] = ()) -> Scenario:
     """Load the scenario of a file (None is an empty one), with `key=value` overrides.
 
     Keys are dotted (`delays.boot=2s`); values are as in the file, including lists and mappings.
@@ -166,7 +166,7 @@ def load(path: Path | None, switches: Iterable[str] = ()) -> Scenario:
     return _override(tree, switches, problems)
 
 
-def switched(scenario: Scenario, switches: Iterable[str]) -> Scenario:
+def override_scenario(scenario: Scenario, switches: Iterable[str]) -> Scenario:
     """Return the scenario with `key=value` overrides."""
     return _override(_build_node(msgspec.to_builtins(scenario)), switches, [])
 
@@ -175,7 +175,7 @@ def _override(tree: Node, switches: Iterable[str], problems: list[Problem]) -> S
     for switch in switches:
         key, equals, text = switch.partition("=")
         if not equals or not key:
-            raise UsageError(f"{shown(switch)} is not KEY=VALUE", hint="--set delays.boot=2s")
+            raise UsageError(f"{quote(switch)} is not KEY=VALUE", hint="--set delays.boot=2s")
         origin = f"--set {key}"
         value = parse(text.encode(), origin, problems) or Node(value=None, origin=origin)
         tree = _set_key(tree, key.split("."), value)

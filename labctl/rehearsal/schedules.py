@@ -10,8 +10,8 @@ from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from labctl.rehearsal.backend import Backend
-from labctl.rehearsal.calls import Call, Reply, refusal
-from labctl.rehearsal.clock import Clock
+from labctl.rehearsal.calls import Call, HttpReply, build_refusal
+from labctl.rehearsal.clock import TaskTimer
 from labctl.rehearsal.fleet import Fleet
 
 TERMINATE = re.compile(r"arn:aws[a-z-]*:scheduler:::aws-sdk:ec2:terminateInstances")
@@ -22,14 +22,14 @@ class Schedules:
     """The schedules. Each is checked when its time has come, in case it has changed."""
 
     def __init__(
-        self, backend: Backend, clock: Clock, fleet: Fleet, now: Callable[[], float]
+        self, backend: Backend, clock: TaskTimer, fleet: Fleet, now: Callable[[], float]
     ) -> None:
         self._backend = backend
         self._clock = clock
         self._fleet = fleet
         self._now = now
 
-    def put(self, call: Call) -> Reply | None:
+    def put_schedule(self, call: Call) -> HttpReply | None:
         """Handle CreateSchedule and UpdateSchedule."""
         expression = str(call.json.get("ScheduleExpression", ""))
         zone = str(call.json.get("ScheduleExpressionTimezone") or "UTC")
@@ -37,13 +37,13 @@ class Schedules:
             due = _parse_time(expression, zone)
             if due is None:
                 words = f"Invalid Schedule Expression {expression}."
-                return refusal(call, "ValidationException", words)
+                return build_refusal(call, "ValidationException", words)
         reply = self._backend.apply(call)
         if reply.status == 200 and expression.startswith("at(") and due is not None:
             name = call.environ["PATH_INFO"].rpartition("/")[2]
             group = str(call.json.get("GroupName") or "default")
             self._apply_defaults(call, group, name)
-            self._clock.after(
+            self._clock.run_after(
                 max(0.0, due - self._now()),
                 lambda: self._fire(call.region, group, name, expression),
             )
@@ -51,15 +51,15 @@ class Schedules:
 
     def _apply_defaults(self, call: Call, group: str, name: str) -> None:
         """Reset omitted fields to their defaults, as AWS's update does and moto's does not."""
-        with self._backend.held():
-            groups = self._backend.of("scheduler", call.region).schedule_groups
+        with self._backend.lock():
+            groups = self._backend.moto_backend("scheduler", call.region).schedule_groups
             schedule = groups[group].schedules[name]
             schedule.state = call.json.get("State") or "ENABLED"
             schedule.action_after_completion = call.json.get("ActionAfterCompletion") or "NONE"
 
     def _fire(self, region: str, group: str, name: str, expression: str) -> None:
-        with self._backend.held():
-            groups = self._backend.of("scheduler", region).schedule_groups
+        with self._backend.lock():
+            groups = self._backend.moto_backend("scheduler", region).schedule_groups
             schedule = groups[group].schedules.get(name) if group in groups else None
             if schedule is None or schedule.schedule_expression != expression:
                 return

@@ -16,14 +16,14 @@ from labctl.providers.local import engine
 from labctl.rehearsal import amis, images, imds, roles
 from labctl.rehearsal.backend import Backend
 from labctl.rehearsal.calls import Environ
-from labctl.rehearsal.clock import Clock
-from labctl.rehearsal.fleet import Fleet, Record
-from labctl.rehearsal.images import Building, here
+from labctl.rehearsal.clock import TaskTimer
+from labctl.rehearsal.fleet import Fleet, InstanceRecord
+from labctl.rehearsal.images import Building, default_building
 from labctl.rehearsal.layer import Layer
 from labctl.rehearsal.machines import Machines, sweep
-from labctl.rehearsal.metadata import metadata_of
-from labctl.rehearsal.reclaims import Reclaims
-from labctl.rehearsal.scenario import Scenario, switched
+from labctl.rehearsal.metadata import build_metadata
+from labctl.rehearsal.reclaims import SpotReclaims
+from labctl.rehearsal.scenario import Scenario, override_scenario
 from labctl.rehearsal.schedules import Schedules
 
 LOOPBACK = "127.0.0.1"
@@ -51,7 +51,7 @@ class Rehearsal:
         said: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.scenario = scenario or Scenario()
-        self._building = building or here()
+        self._building = building or default_building()
         self._said = said
         self._port = port
         self._servers: list[BaseWSGIServer] = []
@@ -91,7 +91,7 @@ class Rehearsal:
         return dict(self._layer.calls)
 
     @property
-    def held(self) -> dict[str, int]:
+    def held_calls(self) -> dict[str, int]:
         """How many calls of each action have been held (see Loss) so far. A copy."""
         return dict(self._layer.held)
 
@@ -110,19 +110,19 @@ class Rehearsal:
     @property
     def instances(self) -> dict[str, str]:
         """The state of every instance by its id, as the cloud knows it."""
-        with self.backend.held():
+        with self.backend.lock():
             records = list(self.fleet.records.values())
             return {record.id: self.fleet.state(record)[1] for record in records}
 
     def change(self, **settings: Any) -> None:
         """Set top-level keys of the scenario from now on, and reset the counts of losses."""
         self.scenario = msgspec.structs.replace(self.scenario, **settings)
-        self._layer.faults.forget()
+        self._layer.faults.reset()
 
-    def switch(self, switches: Iterable[str]) -> None:
+    def override(self, switches: Iterable[str]) -> None:
         """Do the same with overrides like `delays.boot=2s`, as on the command line."""
-        self.scenario = switched(self.scenario, switches)
-        self._layer.faults.forget()
+        self.scenario = override_scenario(self.scenario, switches)
+        self._layer.faults.reset()
 
     def reclaim(self, instance_id: str, notice_s: float = 120.0, rebalance_s: float = 0.0) -> None:
         """Take a spot instance back; see Reclaims.reclaim."""
@@ -130,12 +130,12 @@ class Rehearsal:
 
     def wait(self, instance_id: str, state: str, timeout_s: float = 120.0) -> None:
         """Wait until an instance is in a state. TimeoutError after `timeout_s`."""
-        record = self.record(instance_id)
+        record = self.find_record(instance_id)
         codes = {"pending": 0, "running": 16, "terminated": 48, "stopped": 80}
         if not self.fleet.wait(record, (codes[state], state), timeout_s):
             raise TimeoutError(f"{instance_id} is not {state} after {timeout_s} s")
 
-    def record(self, instance_id: str) -> Record:
+    def find_record(self, instance_id: str) -> InstanceRecord:
         """Return an instance's record. NotFoundError if it does not exist."""
         instance_record = self.fleet.records.get(instance_id)
         if instance_record is None:
@@ -163,10 +163,10 @@ class Rehearsal:
             self._machines = None
 
     def _start(self) -> None:
-        self._clock = Clock()
+        self._clock = TaskTimer()
         self.backend = Backend(self.scenario.regions)
-        amis.stock(self.backend, self.scenario.images)
-        roles.stock(self.backend)
+        amis.add_images(self.backend, self.scenario.images)
+        roles.add_role(self.backend)
         listener = self._listen()
         if self.scenario.boot != "none":
             self._machines = self._create_machines()
@@ -175,11 +175,11 @@ class Rehearsal:
             self._clock,
             self._machines,
             lambda: self.scenario,
-            lambda record: metadata_of(record, self.backend),
+            lambda record: build_metadata(record, self.backend),
             self._said,
         )
-        self._reclaims = Reclaims(self.backend, self._clock, self.fleet, lambda: self.scenario)
-        self.fleet.running = self._reclaims.began
+        self._reclaims = SpotReclaims(self.backend, self._clock, self.fleet, lambda: self.scenario)
+        self.fleet.running = self._reclaims.plan_reclaims
         schedules = Schedules(self.backend, self._clock, self.fleet, time.time)
         self._layer = Layer(
             self.backend,
@@ -212,9 +212,9 @@ class Rehearsal:
     def _create_machines(self) -> Machines:
         import docker
 
-        with engine.connected() as client:
+        with engine.connect() as client:
             sweep(client)
-            image = images.ensure(
+            image = images.ensure_image(
                 client, msgspec.structs.replace(self._building, stands_on=self.scenario.image)
             )
         client = docker.from_env(timeout=engine.TIMEOUT_S, max_pool_size=32)
@@ -228,7 +228,7 @@ class Rehearsal:
                 float(body.get("rebalance_s", 0)),
             )
         elif name == "set":
-            self.switch(body["switches"])
+            self.override(body["switches"])
         elif name != "state":
             raise NotFoundError(f"unknown control request {name}: expected reclaim, set or state")
         return {"instances": self.instances, "calls": self.calls}

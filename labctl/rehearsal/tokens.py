@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 
-from labctl.rehearsal.calls import Call, Reply, refusal
+from labctl.rehearsal.calls import Call, HttpReply, build_refusal
 
 VOLATILE = ("ClientToken", "AWSAccessKeyId", "Signature", "Timestamp")
 
@@ -18,13 +18,13 @@ class Tokens:
         self.lock = threading.Lock()
         self._used: dict[tuple[str, str], tuple[str, list[str]]] = {}
 
-    def replayed(self, call: Call) -> list[str] | Reply | None:
+    def replay(self, call: Call) -> list[str] | HttpReply | None:
         """Return the instances of an earlier call with this token, or a refusal if it differs."""
         earlier = self._used.get((call.region, call.form.get("ClientToken", "")))
         if earlier is None:
             return None
         if earlier[0] != _hash(call):
-            return refusal(
+            return build_refusal(
                 call,
                 "IdempotentParameterMismatch",
                 "Arguments on this idempotent request are inconsistent with arguments used in "
@@ -32,7 +32,7 @@ class Tokens:
             )
         return earlier[1]
 
-    def keep(self, call: Call, instance_ids: list[str]) -> None:
+    def remember(self, call: Call, instance_ids: list[str]) -> None:
         if token := call.form.get("ClientToken"):
             self._used[call.region, token] = (_hash(call), instance_ids)
 

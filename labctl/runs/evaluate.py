@@ -17,15 +17,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from labctl.config import environment
+from labctl.config import copy_environment
 from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.events import Note, Step
 from labctl.model import NAME_PATTERN, Run, Value
 from labctl.runs import images, runs
 from labctl.runs.evaluation import FILE, Evaluation, parse_evaluation, read_evaluation
 from labctl.runs.pickle_check import refuse_pickles
-from labctl.servers.context import Ground
-from labctl.servers.prepare import gpu_for
+from labctl.servers.context import LabContext
+from labctl.servers.prepare import select_gpus
 
 ON_SERVER = "evaluation-on-server.json"
 # Seconds added to the evaluation's own limit, for the connection.
@@ -34,7 +34,7 @@ SAME = 1e-9
 THERE_LIMIT_S = 3600
 
 
-class Choice(Value, frozen=True):
+class EvaluationTarget(Value, frozen=True):
     """What to evaluate. `path`, in the run's directory, is "checkpoints" or one of them."""
 
     run: Run
@@ -42,7 +42,7 @@ class Choice(Value, frozen=True):
     directory: Path
 
 
-class Evaluated(Value, frozen=True):
+class EvaluationResult(Value, frozen=True):
     """The result of an evaluation. Accuracies are from 0 to 1, None if not measured.
 
     `same` is whether both were measured and agree to the last item. `evaluation` holds the details
@@ -59,28 +59,30 @@ class Evaluated(Value, frozen=True):
     file: str = ""
 
 
-def chosen(ground: Ground, which: str) -> Choice:
+def resolve_target(ground: LabContext, which: str) -> EvaluationTarget:
     """Resolve `which`: "" (the latest run), a run, a checkpoint of the latest run, or a path.
 
     UsageError for a path outside of the lab's runs; NotFoundError if nothing here has that name.
     """
     runs_dir = (ground.config.root / "runs").resolve()
-    if not which or (NAME_PATTERN.fullmatch(which) and ground.state.run(ground.lab_id, which)):
-        run = runs.latest(ground, which)
-        return Choice(run=run, path="checkpoints", directory=runs_dir / run.id)
+    if not which or (NAME_PATTERN.fullmatch(which) and ground.state.get_run(ground.lab_id, which)):
+        run = runs.find_run(ground, which)
+        return EvaluationTarget(run=run, path="checkpoints", directory=runs_dir / run.id)
     for base in (Path.cwd(), ground.config.root, runs_dir):
         path = (base / which).resolve()
         if path.is_dir() and path != runs_dir:
             if not path.is_relative_to(runs_dir):
                 continue
             run_id, *inner = path.relative_to(runs_dir).parts
-            run = runs.latest(ground, run_id)
-            return Choice(
+            run = runs.find_run(ground, run_id)
+            return EvaluationTarget(
                 run=run, path="/".join(inner) or "checkpoints", directory=runs_dir / run_id
             )
-    latest = runs.latest(ground)
+    latest = runs.find_run(ground)
     if (runs_dir / latest.id / "checkpoints" / which).is_dir() and "/" not in which:
-        return Choice(run=latest, path=f"checkpoints/{which}", directory=runs_dir / latest.id)
+        return EvaluationTarget(
+            run=latest, path=f"checkpoints/{which}", directory=runs_dir / latest.id
+        )
     if Path(which).is_dir():
         raise UsageError(
             f"{which} is not in this lab's runs directory",
@@ -99,13 +101,13 @@ def _list_checkpoints(run: Path) -> str:
     return f"checkpoints of {run.name}: {', '.join(names[-5:])}" if names else ""
 
 
-def evaluate(ground: Ground, which: str = "") -> Evaluated:
+def evaluate(ground: LabContext, which: str = "") -> EvaluationResult:
     """Run evaluate.py here on pulled checkpoints; LabError if torch or the script is missing.
 
     PolicyError if a checkpoint holds pickles. The script's last line must be a JSON object with
     accuracy and checkpoint; the file that it writes to LABCTL_EVALUATION is kept.
     """
-    choice = chosen(ground, which)
+    choice = resolve_target(ground, which)
     path = choice.directory / choice.path
     if not path.is_dir():
         raise NotFoundError(
@@ -144,37 +146,37 @@ def evaluate(ground: Ground, which: str = "") -> Evaluated:
         choice.run.id,
         checkpoint,
         here=evaluation.accuracy if evaluation else float(last_line["accuracy"]),
-        server=accuracy_on_server(choice.directory, checkpoint),
+        server=read_server_accuracy(choice.directory, checkpoint),
         total=evaluation.items if evaluation else int(last_line.get("total", 0)),
         evaluation=evaluation,
         file=str(choice.directory / FILE) if evaluation else "",
     )
 
 
-def evaluate_there(
-    ground: Ground, which: str = "", *, time_limit_s: int = THERE_LIMIT_S
-) -> Evaluated:
+def evaluate_on_server(
+    ground: LabContext, which: str = "", *, time_limit_s: int = THERE_LIMIT_S
+) -> EvaluationResult:
     """Evaluate on the server, with the run's own code and image; see agent/sandbox/evaluation.py.
 
     Works without a pull. LabError with the last output if evaluate.py fails or writes no
     evaluation.
     """
-    choice = chosen(ground, which)
-    server = ground.server()
+    choice = resolve_target(ground, which)
+    server = ground.get_server()
     request = {
         "lab": ground.config.name,
         "lab_id": ground.lab_id,
         "run": choice.run.id,
         "checkpoint": choice.path,
-        "gpus": gpu_for(ground.config.server.need, ground.facts(server), None),
+        "gpus": select_gpus(ground.config.server.need, ground.load_facts(server), None),
         "deadline_s": time_limit_s,
     }
-    remote = ground.remote(server)
+    remote = ground.open_agent(server)
     name = "evaluating on the server"
     ground.reporter.emit(Step(name=name))
     reply = remote.call("evaluate", request, timeout_s=time_limit_s + LINK_S)
     if "missing" in reply:
-        images.ensure(ground, server, remote, reply["missing"], of_run=choice.run.id)
+        images.ensure_image(ground, server, remote, reply["missing"], of_run=choice.run.id)
         reply = remote.call("evaluate", request, timeout_s=time_limit_s + LINK_S)
     ground.reporter.emit(Step(name=name, done=True))
     if reply.get("code") != 0 or not reply.get("evaluation"):
@@ -182,7 +184,7 @@ def evaluate_there(
     evaluation = _parse(msgspec.json.encode(reply["evaluation"]), "server")
     choice.directory.mkdir(parents=True, exist_ok=True)
     _keep(choice.directory / ON_SERVER, evaluation)
-    here = accuracy_here(choice.directory, evaluation.checkpoint)
+    here = read_local_accuracy(choice.directory, evaluation.checkpoint)
     if here is None:
         _keep(choice.directory / FILE, evaluation)
     return _compare(
@@ -196,7 +198,7 @@ def evaluate_there(
     )
 
 
-def accuracy_here(directory: Path, checkpoint: str) -> float | None:
+def read_local_accuracy(directory: Path, checkpoint: str) -> float | None:
     """Return the checkpoint's accuracy as measured on this machine; None if it was not."""
     evaluation = _read(directory / FILE)
     if evaluation is None or evaluation.where != "here" or evaluation.checkpoint != checkpoint:
@@ -204,7 +206,7 @@ def accuracy_here(directory: Path, checkpoint: str) -> float | None:
     return evaluation.accuracy
 
 
-def accuracy_on_server(directory: Path, checkpoint: str) -> float | None:
+def read_server_accuracy(directory: Path, checkpoint: str) -> float | None:
     """Return the checkpoint's accuracy on the server: from eval --on-server, or from the run."""
     for path in (directory / ON_SERVER, directory / "logs" / FILE):
         evaluation = _read(path)
@@ -226,8 +228,8 @@ def _compare(
     total: int,
     evaluation: Evaluation | None,
     file: str,
-) -> Evaluated:
-    return Evaluated(
+) -> EvaluationResult:
+    return EvaluationResult(
         run=run,
         checkpoint=checkpoint,
         accuracy_local=here,
@@ -262,7 +264,7 @@ def _run_evaluate(root: Path, checkpoints: Path, out: Path) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "evaluate.py", str(checkpoints)],
         cwd=root,
-        env={**environment(), "LABCTL_EVALUATION": str(out)},
+        env={**copy_environment(), "LABCTL_EVALUATION": str(out)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -286,7 +288,7 @@ def _run_evaluate(root: Path, checkpoints: Path, out: Path) -> dict[str, Any]:
     return result
 
 
-def _report_no_details(ground: Ground) -> None:
+def _report_no_details(ground: LabContext) -> None:
     text = "evaluate.py reported only its accuracy: the report will show no classes or mistakes"
     ground.reporter.emit(Note(text=text))
 

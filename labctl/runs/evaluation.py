@@ -68,7 +68,7 @@ class Evaluation(Value, frozen=True):
         return sum(row[number] for number, row in enumerate(self.confusion))
 
 
-class ClassFigures(Value, frozen=True):
+class ClassMetrics(Value, frozen=True):
     """One class: `items` belong to it, `said` were predicted. A share of zero items is None."""
 
     name: str
@@ -105,7 +105,7 @@ def parse_evaluation(text: bytes, what: str = FILE) -> Evaluation:
     return evaluation
 
 
-def interval(correct: int, items: int, z: float = Z_95) -> tuple[float, float] | None:
+def confidence_interval(correct: int, items: int, z: float = Z_95) -> tuple[float, float] | None:
     """Return Wilson's interval for the share `correct` / `items`; None for 0 items.
 
     Unlike p ± z * sqrt(p(1-p)/n) it stays between 0 and 1, and is not empty at 100 %.
@@ -121,7 +121,7 @@ def interval(correct: int, items: int, z: float = Z_95) -> tuple[float, float] |
     return low, 1.0 if correct == items else min(1.0, middle + half)
 
 
-def class_figures(evaluation: Evaluation) -> tuple[ClassFigures, ...]:
+def compute_class_metrics(evaluation: Evaluation) -> tuple[ClassMetrics, ...]:
     """Compute precision, recall and F1 of each class, in the order of `classes`."""
     rows = evaluation.confusion
     predicted = [sum(column) for column in zip(*rows, strict=True)]
@@ -131,8 +131,8 @@ def class_figures(evaluation: Evaluation) -> tuple[ClassFigures, ...]:
     )
 
 
-def _figures(name: str, items: int, said: int, correct: int) -> ClassFigures:
-    return ClassFigures(
+def _figures(name: str, items: int, said: int, correct: int) -> ClassMetrics:
+    return ClassMetrics(
         name=name,
         items=items,
         said=said,

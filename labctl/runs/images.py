@@ -15,10 +15,10 @@ from labctl.errors import BuildError, LabError
 from labctl.events import Progress, Step
 from labctl.model import Server
 from labctl.runs.build_output import BuildLines
-from labctl.servers.agent import Remote
-from labctl.servers.context import Ground
-from labctl.shell import portable
-from labctl.sync.scan import NEVER_AT_TOP, Index, scan_data
+from labctl.servers.agent import AgentClient
+from labctl.servers.context import LabContext
+from labctl.shell import portable_line
+from labctl.sync.scan import NEVER_AT_TOP, HashIndex, scan_data
 from labctl.sync.transfer_lock import hold_transfers
 
 # seconds a second process waits while the first builds the lab's image
@@ -26,7 +26,7 @@ BUILD_S = 3600.0
 COPY = re.compile(r"^\s*(?:COPY|ADD)\s+(.*)$", re.IGNORECASE)
 
 
-def build_args(ground: Ground, image: ImageConfig) -> dict[str, str]:
+def build_args(ground: LabContext, image: ImageConfig) -> dict[str, str]:
     """Return lab.yaml's build arguments, overridden by this machine's settings."""
     args = dict(image.args)
     if ground.config.base_image:
@@ -36,7 +36,7 @@ def build_args(ground: Ground, image: ImageConfig) -> dict[str, str]:
     return args
 
 
-def reference(ground: Ground) -> str:
+def image_reference(ground: LabContext) -> str:
     """Return the image of a run. For a build, its tag is a hash of everything that goes into it."""
     image = ground.config.image
     if image.reference:
@@ -58,7 +58,7 @@ def content_hash(
     digest = hashlib.sha256(repr(sorted(args.items())).encode())
     text = (directory / "Dockerfile").read_text(encoding="utf-8", errors="replace")
     digest.update(text.encode())
-    for path in sorted(copied_files(directory, text)):
+    for path in sorted(list_copied_files(directory, text)):
         name = path.relative_to(directory)
         if name.parts[0] in absent:
             continue
@@ -67,7 +67,7 @@ def content_hash(
     return digest.hexdigest()
 
 
-def copied_files(directory: Path, dockerfile: str) -> set[Path]:
+def list_copied_files(directory: Path, dockerfile: str) -> set[Path]:
     """Return the files of the context that the Dockerfile copies, without links and .git."""
     matches: set[Path] = set()
     for line in dockerfile.replace("\\\n", " ").splitlines():
@@ -88,32 +88,39 @@ def copied_files(directory: Path, dockerfile: str) -> set[Path]:
     }
 
 
-def ensure(ground: Ground, server: Server, remote: Remote, wanted: str, of_run: str = "") -> None:
+def ensure_image(
+    ground: LabContext, server: Server, remote: AgentClient, wanted: str, of_run: str = ""
+) -> None:
     """Build the image `wanted` on the server, pull it there, or send it from this machine.
 
     A build uses the pushed code, or the code snapshot of the run `of_run`.
     """
     image = ground.config.image
-    with ground.state.exclusive(f"{ground.lab_id}-image", "build the image", wait_s=BUILD_S):
+    with ground.state.hold_lab(f"{ground.lab_id}-image", "build the image", wait_s=BUILD_S):
         if image.build:
             _build(ground, server, remote, image, wanted, of_run)
         else:
-            fetch(ground, server, remote, wanted)
+            provide_image(ground, server, remote, wanted)
 
 
-def fetch(ground: Ground, server: Server, remote: Remote, wanted: str) -> None:
+def provide_image(ground: LabContext, server: Server, remote: AgentClient, wanted: str) -> None:
     """Get a finished image onto the server: send it if this machine has it, else pull it there."""
     if not _send_local_image(ground, server, wanted):
         _pull(ground, remote, wanted)
 
 
 def _build(
-    ground: Ground, server: Server, remote: Remote, image: ImageConfig, wanted: str, of_run: str
+    ground: LabContext,
+    server: Server,
+    remote: AgentClient,
+    image: ImageConfig,
+    wanted: str,
+    of_run: str,
 ) -> None:
     args = build_args(ground, image)
     base = ground.config.base_image
     if base and not remote.call("image", {"references": [base]})["ids"][base]:
-        fetch(ground, server, remote, base)
+        provide_image(ground, server, remote, base)
     push_wheelhouse(ground, server, remote)
     name = f"building {wanted}"
     ground.reporter.emit(Step(name=name))
@@ -142,21 +149,21 @@ def _build(
     ground.reporter.emit(Step(name=name, done=True))
 
 
-def push_wheelhouse(ground: Ground, server: Server, remote: Remote) -> None:
+def push_wheelhouse(ground: LabContext, server: Server, remote: AgentClient) -> None:
     """Push this machine's wheelhouse, for pip in a build; do nothing if none is configured."""
     from labctl.sync.push import push
 
     if not ground.config.wheelhouse:
         return
     root, wheels = ground.config.root, Path(ground.config.wheelhouse)
-    index = Index(root, "data/wheelhouse")
+    index = HashIndex(root, "data/wheelhouse")
     files = scan_data(root, "wheelhouse", wheels, ground.reporter, later=index)
     target = (remote, ground.config.name, ground.lab_id, "wheelhouse")
     with hold_transfers(ground.config.root, "push", ground.reporter):
         push(*target, wheels, files, ground.reporter, index=index)
 
 
-def _pull(ground: Ground, remote: Remote, wanted: str) -> None:
+def _pull(ground: LabContext, remote: AgentClient, wanted: str) -> None:
     name = f"pulling {wanted} on the server"
     ground.reporter.emit(Step(name=name))
     lines = BuildLines(ground.reporter, name)
@@ -172,7 +179,7 @@ def _pull(ground: Ground, remote: Remote, wanted: str) -> None:
     ground.reporter.emit(Step(name=name, done=True))
 
 
-def _send_local_image(ground: Ground, server: Server, wanted: str) -> bool:
+def _send_local_image(ground: LabContext, server: Server, wanted: str) -> bool:
     """Pipe `docker save` here into `docker load` there; False if this machine lacks the image.
 
     For labs without a container registry, and for images that exist only on this machine.
@@ -186,7 +193,7 @@ def _send_local_image(ground: Ground, server: Server, wanted: str) -> bool:
     name = f"sending {wanted}"
     ground.reporter.emit(Step(name=name))
     config = str(ground.connections.config_path(server.id))
-    load = command_argv(config, server.id, portable("docker load -q"))
+    load = command_argv(config, server.id, portable_line("docker load -q"))
     with (
         subprocess.Popen(["docker", "save", wanted], stdout=subprocess.PIPE) as save,
         subprocess.Popen(load, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as loading,
@@ -203,7 +210,7 @@ def _send_local_image(ground: Ground, server: Server, wanted: str) -> bool:
     return True
 
 
-def _copy_stream(ground: Ground, name: str, save: Any, loading: Any, total: int) -> None:
+def _copy_stream(ground: LabContext, name: str, save: Any, loading: Any, total: int) -> None:
     sent = 0
     try:
         while block := save.stdout.read(1 << 20):

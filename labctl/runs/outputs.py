@@ -10,9 +10,9 @@ from labctl.errors import BusyError, NotFoundError
 from labctl.events import Note
 from labctl.model import Server
 from labctl.runs import runs
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.sync import pull as transfer
-from labctl.sync.local_results import Missing
+from labctl.sync.local_results import MissingFile
 from labctl.sync.pull import PulledRun
 from labctl.sync.transfer_lock import WAIT_S
 
@@ -23,7 +23,7 @@ RECOVERED_WITHIN_S = 600.0
 
 
 def pull(
-    ground: Ground,
+    ground: LabContext,
     server: Server,
     run_ids: list[str],
     *,
@@ -36,7 +36,7 @@ def pull(
     With `only`, pull only these directories of the runs. BusyError if another transfer of the lab
     lasts longer than `wait_s` seconds.
     """
-    remote = ground.remote(server)
+    remote = ground.open_agent(server)
     runs.refresh(ground, server, remote)
     result = transfer.pull(
         remote,
@@ -47,20 +47,20 @@ def pull(
         reporter=ground.reporter,
         everything=everything,
         only=only,
-        records=ground.state.runs(ground.lab_id),
+        records=ground.state.list_runs(ground.lab_id),
         wait_s=wait_s,
     )
     return list(result.runs)
 
 
-def list_missing(ground: Ground, server: Server) -> tuple[Missing, ...]:
+def list_missing(ground: LabContext, server: Server) -> tuple[MissingFile, ...]:
     """List the files of runs that are on the server but not on this machine's disk."""
-    source = (ground.remote(server), ground.config.name, ground.lab_id)
+    source = (ground.open_agent(server), ground.config.name, ground.lab_id)
     return transfer.verify(*source, [], ground.config.root, everything=True)
 
 
-def mirror_here(
-    ground: Ground,
+def follow_outputs(
+    ground: LabContext,
     run_id: str,
     *,
     every_s: float = EVERY_S,
@@ -75,7 +75,7 @@ def mirror_here(
     while True:
         may_recover = time.monotonic() - last_active_s < RECOVERED_WITHIN_S
         try:
-            (pulled,) = pull(ground, ground.server(), [run_id])
+            (pulled,) = pull(ground, ground.get_server(), [run_id])
         except (BusyError, NotFoundError) as error:
             if isinstance(error, NotFoundError) and not may_recover:
                 raise
@@ -83,10 +83,10 @@ def mirror_here(
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         else:
             on_round(pulled)
-            run, pause_s = runs.latest(ground, run_id), every_s
+            run, pause_s = runs.find_run(ground, run_id), every_s
             may_resume = may_recover and run.state == "lost" and not run.stopped_by
-            if not may_resume and (pulled.complete or run.ended):
+            if not may_resume and (pulled.complete or run.has_ended):
                 return pulled
-            if not run.ended:
+            if not run.has_ended:
                 last_active_s = time.monotonic()
         time.sleep(pause_s)

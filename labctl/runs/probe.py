@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 
 from labctl.errors import BusyError, LabError, NoOfferError, UsageError
-from labctl.estimate.cards import speed
-from labctl.estimate.pace import Pace, Point, Whole, pace, whole
+from labctl.estimate.cards import peak_speed
+from labctl.estimate.pace import PredictedTime, StepCount, StepPace, compute_pace, predict_time
 from labctl.events import Note, Progress
 from labctl.model import Offer, Run, Server, Value
 from labctl.runs import runs
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.sync import lab_files
 
 HOUR_S = 3600.0
@@ -29,17 +29,17 @@ FILE = "logs/progress.json"
 STEP = "probing"
 
 
-class Amount(Value, frozen=True):
+class ProbeAmount(Value, frozen=True):
     """How much of the run the probe does at least: a share of its steps, or a number of steps."""
 
     share: float = 0.0
     steps: float = 0.0
 
-    def of(self, total_steps: float) -> float:
+    def to_steps(self, total_steps: float) -> float:
         return self.steps or self.share * total_steps
 
 
-class Elsewhere(Value, frozen=True):
+class OfferComparison(Value, frozen=True):
     """The whole run on another offer. `seconds` and `usd` are None if its speed is unknown."""
 
     offer: Offer
@@ -47,7 +47,7 @@ class Elsewhere(Value, frozen=True):
     usd: float | None
 
 
-class Probed(Value, frozen=True):
+class ProbeResult(Value, frozen=True):
     """The result of a probe.
 
     If the whole run ended before the probe did, `finished` is true, `time` is what it took, without
@@ -59,17 +59,17 @@ class Probed(Value, frozen=True):
     server: Server
     finished: bool
     total_steps: float
-    time: Whole
-    pace: Pace | None
+    time: PredictedTime
+    pace: StepPace | None
     usd: float
     low_usd: float
     high_usd: float
-    elsewhere: tuple[Elsewhere, ...] = ()
+    elsewhere: tuple[OfferComparison, ...] = ()
     offers_note: str = ""
     ends_before: str = ""
 
 
-def amount(text: str) -> Amount:
+def parse_amount(text: str) -> ProbeAmount:
     """Parse `1%` or `200` (steps). UsageError for anything else."""
     number, percent, rest = text.strip().partition("%")
     try:
@@ -82,25 +82,25 @@ def amount(text: str) -> Amount:
             why="expected a percentage of the steps below 100%, or a number of steps",
             hint="labctl run --probe 1%   # or --probe 200",
         )
-    return Amount(share=value / 100) if percent else Amount(steps=value)
+    return ProbeAmount(share=value / 100) if percent else ProbeAmount(steps=value)
 
 
 def probe(
-    ground: Ground,
+    ground: LabContext,
     command: tuple[str, ...],
-    wanted: Amount,
+    wanted: ProbeAmount,
     *,
     push: bool = True,
     on_start: Callable[[Run], None] = lambda run: None,
     pause: Callable[[float], None] = time.sleep,
-) -> Probed:
+) -> ProbeResult:
     """Run `command` (lab.yaml's, if empty) until it has done `wanted`, then stop it.
 
     LabError if the run fails or does not report its steps. The probe is stopped in any case, also
     after an error or an interruption.
     """
-    server = ground.server()
-    spec = runs.spec(ground, server, command, f"probe-{runs.new_id()}", False)
+    server = ground.get_server()
+    spec = runs.build_spec(ground, server, command, f"probe-{runs.make_run_id()}", False)
     if push:
         lab_files.push(ground, server, force=False)
     run = runs.start(
@@ -115,7 +115,7 @@ def probe(
     try:
         monitor.run_until(wanted, pause)
     finally:
-        if not monitor.run.ended:
+        if not monitor.run.has_ended:
             monitor.run, _ = runs.cancel(ground, server, run.id, GRACE_S)
     return _summarize(ground, server, monitor)
 
@@ -123,27 +123,27 @@ def probe(
 class _ProbeMonitor:
     """Follows the probe's run: its progress, and the remaining time and budget of the server."""
 
-    def __init__(self, ground: Ground, server: Server, run: Run) -> None:
+    def __init__(self, ground: LabContext, server: Server, run: Run) -> None:
         self.ground = ground
         self.server = server
         self.run = run
-        self.points: list[Point] = []
+        self.points: list[StepCount] = []
         self.watch: dict[str, float | None] = {}
         self.total_steps = 0.0
-        self.pace: Pace | None = None
+        self.pace: StepPace | None = None
 
-    def run_until(self, wanted: Amount, pause: Callable[[float], None]) -> None:
+    def run_until(self, wanted: ProbeAmount, pause: Callable[[float], None]) -> None:
         silent_s = 0.0
         while True:
             silent_s = 0.0 if self._poll() else silent_s + POLL_S
-            if self.run.ended:
+            if self.run.has_ended:
                 self._require_success()
                 self.pace = None
                 return
-            target = wanted.of(self.total_steps)
+            target = wanted.to_steps(self.total_steps)
             done = self.points[-1].step - self.points[0].step if self.points else 0.0
             self._report_progress(done, target)
-            self.pace = pace(self.points, self.run.started_at or self.run.created_at)
+            self.pace = compute_pace(self.points, self.run.started_at or self.run.created_at)
             if self.pace is not None and done >= target:
                 return
             if silent_s > PATIENCE_S:
@@ -155,13 +155,15 @@ class _ProbeMonitor:
         """Ask the server; return whether the run has made progress. False for a lost connection."""
         about = {"lab": self.ground.config.name, "lab_id": self.ground.lab_id}
         try:
-            reply = self.ground.remote(self.server).call("status", {**about, "runs": [self.run.id]})
+            reply = self.ground.open_agent(self.server).call(
+                "status", {**about, "runs": [self.run.id]}
+            )
         except BusyError as error:
             text = f"{error.what}; the probe is still running, trying again"
             self.ground.reporter.emit(Note(text=text, level="warning"))
             return False
         (status,) = reply["runs"]
-        self.run = runs.keep(self.ground, self.server, status)
+        self.run = runs.record_run(self.ground, self.server, status)
         self.watch = reply.get("watch") or {}
         step, at = self.run.progress.get("step"), status.get("progress_at")
         self.total_steps = self.run.progress.get("total_steps", 0.0)
@@ -171,7 +173,7 @@ class _ProbeMonitor:
             raise self._no_progress_error('it does not report "total_steps", the steps of the run')
         fresh = not self.points or step != self.points[-1].step
         if fresh:
-            self.points.append(Point(float(at), step))
+            self.points.append(StepCount(float(at), step))
         return fresh
 
     def _report_progress(self, done: float, target: float) -> None:
@@ -194,18 +196,18 @@ class _ProbeMonitor:
             )
 
 
-def _summarize(ground: Ground, server: Server, monitor: _ProbeMonitor) -> Probed:
+def _summarize(ground: LabContext, server: Server, monitor: _ProbeMonitor) -> ProbeResult:
     """Predict the whole run from the probe's progress."""
     run, measured = monitor.run, monitor.pace
     finished = measured is None
     if measured is None:
         took = max(0.0, (run.ended_at or time.time()) - (run.started_at or run.created_at))
-        times = Whole(seconds=took, low_s=took, high_s=took)
+        times = PredictedTime(seconds=took, low_s=took, high_s=took)
     else:
-        times = whole(measured, monitor.total_steps)
+        times = predict_time(measured, monitor.total_steps)
     price = server.offer.price_usd_per_hour
     elsewhere, note = ((), "") if finished else _compare_offers(ground, server, times)
-    return Probed(
+    return ProbeResult(
         run=run,
         server=server,
         finished=finished,
@@ -217,11 +219,11 @@ def _summarize(ground: Ground, server: Server, monitor: _ProbeMonitor) -> Probed
         high_usd=times.high_s / HOUR_S * price,
         elsewhere=elsewhere,
         offers_note=note,
-        ends_before="" if finished else ends_before(monitor.watch, times.seconds),
+        ends_before="" if finished else find_earlier_limit(monitor.watch, times.seconds),
     )
 
 
-def ends_before(watch: dict[str, float | None], seconds: float) -> str:
+def find_earlier_limit(watch: dict[str, float | None], seconds: float) -> str:
     """Return the server's limit that comes before the run's end; "" if none is known."""
     for name in ("ttl", "budget"):
         left_s = watch.get(f"{name}_left_s")
@@ -231,8 +233,8 @@ def ends_before(watch: dict[str, float | None], seconds: float) -> str:
 
 
 def _compare_offers(
-    ground: Ground, server: Server, times: Whole
-) -> tuple[tuple[Elsewhere, ...], str]:
+    ground: LabContext, server: Server, times: PredictedTime
+) -> tuple[tuple[OfferComparison, ...], str]:
     """Compare other offers for the same need, the cheapest whole run first."""
     if not server.offer.price_usd_per_hour:
         return (), ""
@@ -242,8 +244,8 @@ def _compare_offers(
         return (), ""
     except LabError as error:
         return (), f"cannot list other offers: {error.what}"
-    rows = [compared(server.offer, offer, times.seconds) for offer in offers]
-    best: dict[tuple[str, bool], Elsewhere] = {}
+    rows = [compare_offer(server.offer, offer, times.seconds) for offer in offers]
+    best: dict[tuple[str, bool], OfferComparison] = {}
     for row in sorted(rows, key=_rank):
         key = (row.offer.type, row.offer.spot)
         if key != (server.offer.type, server.offer.spot):
@@ -251,11 +253,11 @@ def _compare_offers(
     return tuple(best.values())[:SHOWN_OFFERS], ""
 
 
-def _rank(row: Elsewhere) -> tuple[bool, float]:
+def _rank(row: OfferComparison) -> tuple[bool, float]:
     return row.usd is None, row.offer.price_usd_per_hour if row.usd is None else row.usd
 
 
-def compared(here: Offer, there: Offer, seconds: float) -> Elsewhere:
+def compare_offer(here: Offer, there: Offer, seconds: float) -> OfferComparison:
     """Predict the run's time and cost on another offer.
 
     The same type takes the same time. Another GPU's time scales with the ratio of the fp16 peaks,
@@ -263,9 +265,9 @@ def compared(here: Offer, there: Offer, seconds: float) -> Elsewhere:
     """
     factor: float | None = 1.0 if here.type == there.type else None
     if factor is None and here.gpu_count and here.gpu_count == there.gpu_count:
-        own = speed(here.gpu_name, here.gpu_memory_bytes, "fp16")
-        other = speed(there.gpu_name, there.gpu_memory_bytes, "fp16")
+        own = peak_speed(here.gpu_name, here.gpu_memory_bytes, "fp16")
+        other = peak_speed(there.gpu_name, there.gpu_memory_bytes, "fp16")
         factor = own / other if own and other else None
     took = None if factor is None else seconds * factor
     usd = None if took is None else took / HOUR_S * there.price_usd_per_hour
-    return Elsewhere(offer=there, seconds=took, usd=usd)
+    return OfferComparison(offer=there, seconds=took, usd=usd)

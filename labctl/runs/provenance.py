@@ -11,8 +11,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from labctl.model import Facts, Run, RunSpec, Value
-from labctl.servers.context import Ground
+from labctl.model import Run, RunSpec, ServerFacts, Value
+from labctl.servers.context import LabContext
 
 # Kind of ledger entry: a Code, and how the run was started.
 CODE = "code"
@@ -24,7 +24,7 @@ SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECAS
 PROGRAMS = re.compile(rb"^\s*\[\s*(filter|include|includeif)\b|fsmonitor", re.IGNORECASE | re.M)
 
 
-class Code(Value, frozen=True):
+class GitState(Value, frozen=True):
     """The lab's git state when a run started. `commit` is "" outside of a repository.
 
     `dirty` is whether files of the lab differed from the commit (`changed` lists the first ones),
@@ -38,7 +38,7 @@ class Code(Value, frozen=True):
     why: str = ""
 
 
-class Looking:
+class GitQuery:
     """A `git status` process for a directory. `code` waits for its result; leaving kills it."""
 
     def __init__(self, root: Path) -> None:
@@ -72,7 +72,7 @@ class Looking:
         except OSError:
             self.why = "git is not installed on this machine"
 
-    def __enter__(self) -> Looking:
+    def __enter__(self) -> GitQuery:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -81,19 +81,19 @@ class Looking:
             self.process.communicate()
             self.process = None
 
-    def code(self) -> Code:
+    def read_code(self) -> GitState:
         """Wait up to GIT_S seconds for git and return the state; its `why` says what failed."""
         if self.process is None:
-            return Code(why=self.why)
+            return GitState(why=self.why)
         try:
             out, _ = self.process.communicate(timeout=GIT_S)
         except subprocess.TimeoutExpired:
-            return Code(why=f"git took longer than {GIT_S:.0f} s")
+            return GitState(why=f"git took longer than {GIT_S:.0f} s")
         failed, self.process = self.process.returncode != 0, None
-        return Code(why="git failed") if failed else parse_status(out)
+        return GitState(why="git failed") if failed else parse_status(out)
 
 
-def parse_status(out: bytes) -> Code:
+def parse_status(out: bytes) -> GitState:
     """Parse the output of `git status --porcelain=v2 --branch -z`."""
     commit = branch = ""
     changed: list[str] = []
@@ -112,7 +112,7 @@ def parse_status(out: bytes) -> Code:
             if not path.startswith(NOT_CODE):
                 changed.append(path)
     commit = "" if commit == "(initial)" else commit
-    return Code(
+    return GitState(
         commit=commit,
         branch="" if branch == "(detached)" else branch,
         dirty=bool(changed) if commit else None,
@@ -121,11 +121,11 @@ def parse_status(out: bytes) -> Code:
     )
 
 
-def keep(ground: Ground, run: Run, wanted: RunSpec, looking: Looking) -> None:
+def record_origin(ground: LabContext, run: Run, wanted: RunSpec, looking: GitQuery) -> None:
     """Record once how this run was started, without values of variables that look like secrets."""
-    if ground.state.events(lab_id=ground.lab_id, run_id=run.id, kind=CODE, limit=1):
+    if ground.state.list_events(lab_id=ground.lab_id, run_id=run.id, kind=CODE, limit=1):
         return
-    code = looking.code()
+    code = looking.read_code()
     env = {key: "hidden" if SECRET_NAME.search(key) else value for key, value in wanted.env.items()}
     detail: dict[str, Any] = {
         "commit": code.commit,
@@ -143,7 +143,7 @@ def keep(ground: Ground, run: Run, wanted: RunSpec, looking: Looking) -> None:
     )
 
 
-def machine(facts: Facts) -> dict[str, Any]:
+def describe_machine(facts: ServerFacts) -> dict[str, Any]:
     """Describe a server's hardware and software for the ledger, which outlives the server."""
     return {
         "os": facts.os,

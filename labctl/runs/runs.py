@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 
-from labctl.config import environment, secret_values
+from labctl.config import copy_environment, read_secret_values
 from labctl.errors import ConnectError, LabError, NotFoundError, UsageError
 from labctl.events import Note
 from labctl.model import NAME_PATTERN, Run, RunSpec, Server
 from labctl.runs import images, provenance
-from labctl.servers.agent import Remote
-from labctl.servers.context import Ground
-from labctl.servers.prepare import gpu_for
+from labctl.servers.agent import AgentClient
+from labctl.servers.context import LabContext
+from labctl.servers.prepare import select_gpus
 
 LONGEST_PAUSE_S = 10.0
 KNOWN_RUN_FIELDS = set(Run.__struct_fields__)
@@ -26,13 +26,13 @@ PROFILES = "profile-"
 AUXILIARY = (PROFILES, "probe-")
 
 
-def new_id() -> str:
+def make_run_id() -> str:
     """Return a run name of the UTC time, and two random bytes for runs of the same second."""
     return time.strftime("%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(2)
 
 
-def spec(
-    ground: Ground, server: Server, command: tuple[str, ...], run_id: str, tty: bool
+def build_spec(
+    ground: LabContext, server: Server, command: tuple[str, ...], run_id: str, tty: bool
 ) -> RunSpec:
     """Build the run's spec. UsageError for an invalid name or a missing command.
 
@@ -58,11 +58,11 @@ def spec(
         lab=config.name,
         lab_id=ground.lab_id,
         command=words,
-        image=images.reference(ground),
+        image=images.image_reference(ground),
         env=config.env,
         secrets=config.secrets,
         outputs=config.outputs,
-        gpus=gpu_for(config.server.need, ground.facts(server), ground.reporter),
+        gpus=select_gpus(config.server.need, ground.load_facts(server), ground.reporter),
         memory_bytes=config.limits.memory_bytes,
         cpus=config.limits.cpus,
         shm_bytes=config.limits.shm_bytes,
@@ -71,7 +71,7 @@ def spec(
 
 
 def start(
-    ground: Ground,
+    ground: LabContext,
     server: Server,
     wanted: RunSpec,
     *,
@@ -84,21 +84,21 @@ def start(
     After a lost connection, at whatever moment, this finds the same run again. KeyboardInterrupt
     passes through and does not stop the run.
     """
-    with provenance.Looking(ground.config.root) as git:
+    with provenance.GitQuery(ground.config.root) as git:
         return _start(ground, server, wanted, git, follow, on_start, on_log)
 
 
 def _start(
-    ground: Ground,
+    ground: LabContext,
     server: Server,
     wanted: RunSpec,
-    git: provenance.Looking,
+    git: provenance.GitQuery,
     follow: bool,
     on_start: Callable[[Run, bool], None],
     on_log: Callable[[bytes], None],
 ) -> Run:
-    remote = ground.remote(server)
-    request = asked(ground, wanted)
+    remote = ground.open_agent(server)
+    request = build_request(ground, wanted)
     log = _LogStream(on_log)
 
     def on_reply(reply: dict[str, Any]) -> None:
@@ -107,7 +107,7 @@ def _start(
             ground.state.save_run(run)
             log.is_started = True
             on_start(run, bool(reply["found"]))
-            provenance.keep(ground, run, wanted, git)
+            provenance.record_origin(ground, run, wanted, git)
         else:
             log.lacks_image = True
 
@@ -127,23 +127,23 @@ def _start(
         if not log.lacks_image:
             break
         log.lacks_image = False
-        images.ensure(ground, server, remote, wanted.image)
+        images.ensure_image(ground, server, remote, wanted.image)
     else:
         raise LabError(
             f"the server does not have {wanted.image}, although it was just built",
             hint="labctl doctor",
         )
-    return keep(ground, server, closing["run"])
+    return record_run(ground, server, closing["run"])
 
 
-def asked(ground: Ground, wanted: RunSpec) -> dict[str, Any]:
+def build_request(ground: LabContext, wanted: RunSpec) -> dict[str, Any]:
     """Build the agent's request for a run, including the values of its secrets."""
     return {"spec": msgspec.to_builtins(wanted), "secrets": _secrets(ground)}
 
 
-def _secrets(ground: Ground) -> dict[str, str]:
+def _secrets(ground: LabContext) -> dict[str, str]:
     """Return the values of lab.yaml's secrets; they are sent on standard input only."""
-    values = secret_values(ground.paths, ground.lab_id, ground.config, environment())
+    values = read_secret_values(ground.paths, ground.lab_id, ground.config, copy_environment())
     return {name: value.reveal() for name, value in values.items()}
 
 
@@ -162,7 +162,7 @@ class _LogStream:
 
 
 def watch(
-    ground: Ground,
+    ground: LabContext,
     server: Server,
     run_id: str,
     *,
@@ -191,34 +191,34 @@ def watch(
         def on_reply(reply: dict[str, Any], server: Server = server) -> None:
             nonlocal tail, pause_s, attempt
             log.offset, tail, pause_s = int(reply["offset"]), 0, 0.5
-            attempt = keep(ground, server, reply["run"]).container
+            attempt = record_run(ground, server, reply["run"]).container
 
         try:
-            closing = ground.remote(server).stream(
+            closing = ground.open_agent(server).stream(
                 "follow", request, on_reply=on_reply, on_bytes=log.feed
             )
         except ConnectError as error:
             if not follow:
                 raise
             on_cut()
-            look_where_it_is(ground, server)
+            refresh_address(ground, server)
             text = f"{error.what}; the run is still active, reconnecting in {pause_s:g} s"
             ground.reporter.emit(Note(text=text, level="warning"))
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             continue
-        return keep(ground, server, closing["run"])
+        return record_run(ground, server, closing["run"])
 
 
-def _find_current(ground: Ground, server: Server, run_id: str) -> Server:
+def _find_current(ground: LabContext, server: Server, run_id: str) -> Server:
     """Return the server with its newest address, or the one that the run was recovered on."""
-    current = ground.state.server_of_lab(ground.lab_id)
-    run = ground.state.run(ground.lab_id, run_id)
+    current = ground.state.get_lab_server(ground.lab_id)
+    run = ground.state.get_run(ground.lab_id, run_id)
     moved = current and run and run.server_id == current.id
     return current if current and (moved or current.id == server.id) else server
 
 
-def look_where_it_is(ground: Ground, server: Server) -> None:
+def refresh_address(ground: LabContext, server: Server) -> None:
     """Record the server's current address from its provider, if the host key is unchanged."""
     try:
         current = ground.provider.find(server.id)
@@ -229,27 +229,29 @@ def look_where_it_is(ground: Ground, server: Server) -> None:
     old, new = server.endpoint, current.endpoint
     same_key = new.host_key in (old.host_key, old.next_host_key)
     if same_key and (new.host, new.port) != (old.host, old.port):
-        ground.state.save_server(ground.as_ours(current, server))
+        ground.state.save_server(ground.assign_alias(current, server))
 
 
-def cancel(ground: Ground, server: Server, run_id: str, grace_s: int) -> tuple[Run, bool]:
+def cancel(ground: LabContext, server: Server, run_id: str, grace_s: int) -> tuple[Run, bool]:
     """Send SIGTERM, then SIGKILL after `grace_s` seconds; return (run, whether it had ended)."""
-    remote = ground.remote(server)
+    remote = ground.open_agent(server)
     request = _run_request(ground, run_id) | {"grace_s": grace_s}
     reply = remote.call("cancel", request, timeout_s=grace_s + 60.0)
-    return keep(ground, server, reply["run"]), bool(reply["already"])
+    return record_run(ground, server, reply["run"]), bool(reply["already"])
 
 
-def refresh(ground: Ground, server: Server, remote: Remote | None = None) -> dict[str, Any]:
+def refresh(
+    ground: LabContext, server: Server, remote: AgentClient | None = None
+) -> dict[str, Any]:
     """Fetch and record all runs of the server in one request; return the full reply."""
-    remote = remote or ground.remote(server)
+    remote = remote or ground.open_agent(server)
     reply = remote.call("status", {"lab": ground.config.name, "lab_id": ground.lab_id})
     for status in reply["runs"]:
-        keep(ground, server, status)
+        record_run(ground, server, status)
     return reply
 
 
-def keep(ground: Ground, server: Server, status: dict[str, Any]) -> Run:
+def record_run(ground: LabContext, server: Server, status: dict[str, Any]) -> Run:
     """Record a run from the agent's reply and return it."""
     run = to_run(status, server.id)
     ground.state.save_run(run)
@@ -264,9 +266,9 @@ def to_run(status: dict[str, Any], server_id: str) -> Run:
     return msgspec.convert(fields, Run)
 
 
-def latest(ground: Ground, run_id: str = "") -> Run:
+def find_run(ground: LabContext, run_id: str = "") -> Run:
     """Return the run with this name, or the lab's latest; NotFoundError if none exists."""
-    run = ground.state.run(ground.lab_id, run_id) if run_id else _find_latest(ground)
+    run = ground.state.get_run(ground.lab_id, run_id) if run_id else _find_latest(ground)
     if run is None:
         raise NotFoundError(
             f"there is no run {run_id}" if run_id else f"{ground.config.name} has no runs yet",
@@ -275,13 +277,15 @@ def latest(ground: Ground, run_id: str = "") -> Run:
     return run
 
 
-def _find_latest(ground: Ground) -> Run | None:
-    newest = ground.state.latest_run(ground.lab_id)
+def _find_latest(ground: LabContext) -> Run | None:
+    newest = ground.state.get_latest_run(ground.lab_id)
     if newest is None or not newest.id.startswith(AUXILIARY):
         return newest
-    normal = [run for run in ground.state.runs(ground.lab_id) if not run.id.startswith(AUXILIARY)]
+    normal = [
+        run for run in ground.state.list_runs(ground.lab_id) if not run.id.startswith(AUXILIARY)
+    ]
     return normal[-1] if normal else None
 
 
-def _run_request(ground: Ground, run_id: str) -> dict[str, Any]:
+def _run_request(ground: LabContext, run_id: str) -> dict[str, Any]:
     return {"lab": ground.config.name, "lab_id": ground.lab_id, "run": run_id}

@@ -18,25 +18,32 @@ from typing import Any, BinaryIO
 import msgspec
 
 from labctl.errors import LabError, NotFoundError, TransferError
-from labctl.events import Progress, Silent
+from labctl.events import Progress, SilentReporter
 from labctl.model import NAME_PATTERN, FileEntry, Run
 from labctl.runs.runs import KNOWN_RUN_FIELDS
-from labctl.servers.context import Ground
-from labctl.stores.lab_store import lab_store
-from labctl.sync.containment import contained
-from labctl.sync.downloads import Due, confirm
-from labctl.sync.local_results import PARTIAL, RECORD, Look, Missing, make_home, settle
+from labctl.servers.context import LabContext
+from labctl.stores.lab_store import open_lab_store
+from labctl.sync.containment import require_contained
+from labctl.sync.downloads import AnnouncedFile, verify_files
+from labctl.sync.local_results import (
+    PARTIAL,
+    RECORD,
+    MissingFile,
+    RunComparison,
+    create_run_directory,
+    place_files,
+)
 from labctl.sync.pull import PulledRun
 from labctl.sync.scan import hash_file, scan_data
 from labctl.sync.transfer_lock import hold_transfers
 
 # Writes one verified file to a path, by rename; raises TransferError or NotFoundError.
-Fetch = Callable[[Due, Path], None]
+Fetch = Callable[[AnnouncedFile, Path], None]
 
 
-def from_store(ground: Ground, run_id: str) -> PulledRun:
+def pull_from_store(ground: LabContext, run_id: str) -> PulledRun:
     """Pull a run's files and final state from the lab's store; NotFoundError if it has none."""
-    store = lab_store(ground)
+    store = open_lab_store(ground)
     stored = _parse_object(store.read(f"runs/{run_id}/run.json"))
     index = _parse_object(store.read(f"runs/{run_id}/index.json"))
     if not stored:
@@ -47,7 +54,7 @@ def from_store(ground: Ground, run_id: str) -> PulledRun:
     run = _record_end(ground, run_id, stored.get("record"))
     wanted, pending = _parse_files(index.get("files")), _parse_files(index.get("pending"))
 
-    def fetch(due: Due, path: Path) -> None:
+    def fetch(due: AnnouncedFile, path: Path) -> None:
         versions = [files[due.path] for files in (wanted, pending) if due.path in files]
         for number, (size, sha256) in enumerate(versions, 1):
             try:
@@ -60,22 +67,22 @@ def from_store(ground: Ground, run_id: str) -> PulledRun:
     return _pull_files(ground, run_id, {**pending, **wanted}, fetch, run)
 
 
-def from_copy(
-    ground: Ground, run_id: str, files: dict[str, Any], archive: BinaryIO, run: Run | None
+def pull_from_keeper(
+    ground: LabContext, run_id: str, files: dict[str, Any], archive: BinaryIO, run: Run | None
 ) -> PulledRun:
     """Pull a keeper's copy: `files` is its index, `archive` a tar of the files missing here."""
     with tempfile.TemporaryDirectory(dir=_make_directory(ground.config.root / ".labctl")) as folder:
         received = Path(folder)
         with tarfile.open(fileobj=archive, mode="r|") as tar:
             for member in tar:
-                target = received / contained(member.name)
+                target = received / require_contained(member.name)
                 source = tar.extractfile(member) if member.isreg() else None
                 if source is not None:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     with target.open("wb") as file:
                         shutil.copyfileobj(source, file)
 
-        def fetch(due: Due, path: Path) -> None:
+        def fetch(due: AnnouncedFile, path: Path) -> None:
             target = received / due.path
             if not target.is_file() or hash_file(target) != due.sha256:
                 raise TransferError(
@@ -87,18 +94,18 @@ def from_copy(
         return _pull_files(ground, run_id, _parse_files(files), fetch, run)
 
 
-def index_of(root: Path, run_id: str) -> tuple[FileEntry, ...]:
+def list_outputs(root: Path, run_id: str) -> tuple[FileEntry, ...]:
     """List the outputs of a run in a lab directory, with their hashes."""
     directory = root / "runs" / run_id
     if not NAME_PATTERN.fullmatch(run_id) or not directory.is_dir():
         return ()
-    files = scan_data(root, f"give-{run_id}", directory, Silent())
+    files = scan_data(root, f"give-{run_id}", directory, SilentReporter())
     return tuple(
         file for file in files if file.path != RECORD and not file.path.startswith(PARTIAL)
     )
 
 
-def give(root: Path, run_id: str, files: Sequence[FileEntry], out: BinaryIO) -> None:
+def write_tar(root: Path, run_id: str, files: Sequence[FileEntry], out: BinaryIO) -> None:
     """Write a tar of these files of a run to `out`."""
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
         for file in files:
@@ -117,22 +124,29 @@ def _read_exactly(file: BinaryIO, size: int) -> BinaryIO:
 
 
 def _pull_files(
-    ground: Ground, run_id: str, files: dict[str, tuple[int, str]], fetch: Fetch, run: Run | None
+    ground: LabContext,
+    run_id: str,
+    files: dict[str, tuple[int, str]],
+    fetch: Fetch,
+    run: Run | None,
 ) -> PulledRun:
-    ended = run is not None and run.ended
+    ended = run is not None and run.has_ended
     entries = [[path, size, sha256, False] for path, (size, sha256) in sorted(files.items())]
     manifest = {"ended": ended, "directory": "", "files": entries, "skipped": []}
     with hold_transfers(ground.config.root, "pull", ground.reporter):
-        look = Look(ground.config.root, run_id, manifest)
-        make_home(look.home, run)
+        look = RunComparison(ground.config.root, run_id, manifest)
+        create_run_directory(look.home, run)
         received, skipped = _fetch_files(ground, look, run_id, fetch)
-        good, corrupt = confirm(look.home / PARTIAL, received)
+        good, corrupt = verify_files(look.home / PARTIAL, received)
         reason = "corrupted on this machine's disk; labctl pull downloads it again"
         skipped += [
-            Missing(run=run_id, path=file.path, size=file.size, reason=reason) for file in corrupt
+            MissingFile(run=run_id, path=file.path, size=file.size, reason=reason)
+            for file in corrupt
         ]
         missing = {file.path for file in skipped}
-        count = settle(look, good, [file for file in look.files.values() if file.path in missing])
+        count = place_files(
+            look, good, [file for file in look.files.values() if file.path in missing]
+        )
         shutil.rmtree(look.home / PARTIAL, ignore_errors=True)
     skipped += look.skipped
     return PulledRun(
@@ -146,12 +160,12 @@ def _pull_files(
 
 
 def _fetch_files(
-    ground: Ground, look: Look, run_id: str, fetch: Fetch
-) -> tuple[list[Due], list[Missing]]:
+    ground: LabContext, look: RunComparison, run_id: str, fetch: Fetch
+) -> tuple[list[AnnouncedFile], list[MissingFile]]:
     """Fetch files to the partial directory; return (received files, missing files and why)."""
-    due, size = look.due(), 0
-    received: list[Due] = []
-    missing: list[Missing] = []
+    due, size = look.list_missing(), 0
+    received: list[AnnouncedFile] = []
+    missing: list[MissingFile] = []
     total = sum(file.size for file in due)
     for file in due:
         try:
@@ -159,7 +173,9 @@ def _fetch_files(
             size += file.size
             received.append(file)
         except (TransferError, NotFoundError) as error:
-            missing.append(Missing(run=run_id, path=file.path, size=file.size, reason=error.what))
+            missing.append(
+                MissingFile(run=run_id, path=file.path, size=file.size, reason=error.what)
+            )
         ground.reporter.emit(Progress(name=f"pull {run_id}", done=size, total=total, unit="bytes"))
     return received, missing
 
@@ -187,9 +203,9 @@ def _parse_files(value: Any) -> dict[str, tuple[int, str]]:
     return {str(path): (max(0, int(entry[0])), str(entry[1])) for path, entry in entries}
 
 
-def _record_end(ground: Ground, run_id: str, record: Any) -> Run | None:
+def _record_end(ground: LabContext, run_id: str, record: Any) -> Run | None:
     """Record the run's end from the store's record, if that has it; return the run."""
-    recorded = ground.state.run(ground.lab_id, run_id)
+    recorded = ground.state.get_run(ground.lab_id, run_id)
     stored = record if isinstance(record, dict) else {}
     if stored.get("state") not in ("exited", "cancelled") and not stored.get("stopped_by"):
         return recorded

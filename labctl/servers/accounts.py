@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from labctl.errors import LabError, PolicyError
 from labctl.model import ProviderAccount, Server
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.state import Attempt
 
 ENDED = ("ending", "terminated")
@@ -23,7 +23,7 @@ FORGOTTEN = "forgotten"
 
 
 def require_same_account(
-    ground: Ground,
+    ground: LabContext,
     servers: Iterable[Server],
     attempts: Iterable[Attempt] = (),
     *,
@@ -39,16 +39,18 @@ def require_same_account(
         foreign = server.provider == name and _is_of_another_account(ground, server)
         if foreign and not is_forgotten(ground, server):
             subject = f"the server {server.id} of {server.lab}"
-            raise refusal(ground, server.account, subject, server.offer.price_usd_per_hour, command)
+            raise make_refusal(
+                ground, server.account, subject, server.offer.price_usd_per_hour, command
+            )
     for attempt in attempts:
         if attempt.provider == name and is_elsewhere(ground, attempt.account):
             subject = f"a server that an interrupted `up` of {attempt.request.lab} may have created"
-            raise refusal(
+            raise make_refusal(
                 ground, attempt.account, subject, attempt.offer.price_usd_per_hour, command
             )
 
 
-def is_elsewhere(ground: Ground, account: str) -> bool:
+def is_elsewhere(ground: LabContext, account: str) -> bool:
     """Whether `account` is on record and is not the account of the credentials in use."""
     if not account:
         return False
@@ -56,7 +58,7 @@ def is_elsewhere(ground: Ground, account: str) -> bool:
     return bool(current) and current != account
 
 
-def _is_of_another_account(ground: Ground, server: Server) -> bool:
+def _is_of_another_account(ground: LabContext, server: Server) -> bool:
     """Like `is_elsewhere`. If the account of the credentials cannot be found out, credentials that
     show the server belong to its account: they can end it."""
     try:
@@ -68,7 +70,7 @@ def _is_of_another_account(ground: Ground, server: Server) -> bool:
         return False
 
 
-def is_attributed(ground: Ground, account: str, *, costs: bool = True) -> bool:
+def is_attributed(ground: LabContext, account: str, *, costs: bool = True) -> bool:
     """Whether the account to look in is known, or does not matter.
 
     It is unknown for what costs money and was recorded by a labctl that did not record accounts.
@@ -76,7 +78,7 @@ def is_attributed(ground: Ground, account: str, *, costs: bool = True) -> bool:
     return bool(account) or not costs or not ground.provider.get_account().id
 
 
-def is_gone(ground: Ground, server: Server) -> bool:
+def is_gone(ground: LabContext, server: Server) -> bool:
     """Whether a server that its provider does not show has ended.
 
     It has if the provider has shown it ending, or if it is older than `settle_s`, for which a
@@ -91,21 +93,21 @@ def is_gone(ground: Ground, server: Server) -> bool:
     return time.time() - server.created_at >= ground.provider.settle_s
 
 
-def is_forgotten(ground: Ground, server: Server) -> bool:
-    return bool(ground.state.events(server_id=server.id, kind=FORGOTTEN, limit=1))
+def is_forgotten(ground: LabContext, server: Server) -> bool:
+    return bool(ground.state.list_events(server_id=server.id, kind=FORGOTTEN, limit=1))
 
 
-def note_profile(ground: Ground, account: ProviderAccount) -> None:
+def note_profile(ground: LabContext, account: ProviderAccount) -> None:
     """Record which profile opens an account, for hints to a user with other credentials."""
-    if account.id and account.profile and profile_of(ground, account.id) != account.profile:
+    if account.id and account.profile and find_profile(ground, account.id) != account.profile:
         detail = {"provider": ground.provider.name, "id": account.id, "profile": account.profile}
         ground.state.record(PROFILE, detail=detail)
 
 
-def profile_of(ground: Ground, account_id: str) -> str:
+def find_profile(ground: LabContext, account_id: str) -> str:
     """Return the profile that last opened the account from this machine; "" if unknown."""
     account = (ground.provider.name, account_id)
-    for line in reversed(ground.state.events(kind=PROFILE)):
+    for line in reversed(ground.state.list_events(kind=PROFILE)):
         if (line.detail["provider"], line.detail["id"]) == account:
             return str(line.detail["profile"])
     return ""
@@ -117,31 +119,31 @@ def describe(provider: str, account: ProviderAccount) -> str:
     return f"{provider} account {account.id}{profile}"
 
 
-def switch_to(ground: Ground, account_id: str, command: str) -> str:
+def switch_command(ground: LabContext, account_id: str, command: str) -> str:
     """Return the command as it is typed with the credentials of the account."""
     name = ground.provider.name
-    if profile := profile_of(ground, account_id):
+    if profile := find_profile(ground, account_id):
         # This variable overrides the profile in lab.yaml and keys in the environment.
         return f"LABCTL_SERVER_{name.upper()}_PROFILE={profile} {command}"
     return f"sign in to {describe(name, ProviderAccount(id=account_id))}, then {command}"
 
 
-def refusal(
-    ground: Ground, account_id: str, subject: str, usd_per_hour: float, command: str
+def make_refusal(
+    ground: LabContext, account_id: str, subject: str, usd_per_hour: float, command: str
 ) -> PolicyError:
     """Build the error about something that belongs to another account."""
     name = ground.provider.name
-    theirs = ProviderAccount(id=account_id, profile=profile_of(ground, account_id))
+    theirs = ProviderAccount(id=account_id, profile=find_profile(ground, account_id))
     bills = f" at {usd_per_hour:.2f} dollars an hour" if usd_per_hour else ""
     return PolicyError(
         f"{subject} belongs to {describe(name, theirs)}",
         why=f"these credentials belong to {describe(name, ground.provider.get_account())}, so "
         f"its state is unknown. It may still be running{bills}. Nothing was changed",
-        hint=switch_to(ground, account_id, command),
+        hint=switch_command(ground, account_id, command),
     )
 
 
-def _make_unattributed_error(ground: Ground, server: Server) -> PolicyError:
+def _make_unattributed_error(ground: LabContext, server: Server) -> PolicyError:
     name, here = ground.provider.name, ground.provider.get_account()
     price = server.offer.price_usd_per_hour
     return PolicyError(

@@ -10,26 +10,26 @@ import msgspec
 
 from labctl.errors import HostKeyError, LabError, PolicyError
 from labctl.model import Server
-from labctl.providers import Explains, Lease
+from labctl.providers import Explains, Leasable
 from labctl.servers import accounts, cost
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 
 POLL_S = 0.25
 # seconds that a shared machine is leased without `ttl`, counted from the last run
 LEASE_S = 24 * 3600
 
 
-def adopt(ground: Ground, listed: Sequence[Server] | None = None) -> Server | None:
+def adopt(ground: LabContext, listed: Sequence[Server] | None = None) -> Server | None:
     """Find the lab's server at its provider and record it; None if the lab has no server.
 
     `listed` is the provider's list of servers, if the caller has just fetched it. PolicyError if
     the recorded server belongs to another provider or account: only there can its state be found
     out.
     """
-    recorded = ground.state.server_of_lab(ground.lab_id)
+    recorded = ground.state.get_lab_server(ground.lab_id)
     if recorded is not None and recorded.provider != ground.provider.name:
         raise _make_other_provider_error(ground, recorded)
-    servers, open_attempts = ground.state.servers, ground.state.open_attempts
+    servers, open_attempts = ground.state.list_servers, ground.state.list_open_attempts
     accounts.require_same_account(ground, servers(ground.lab_id), open_attempts(ground.lab_id))
     server = _find_recorded(ground, recorded) if recorded else None
     if server is None:
@@ -40,18 +40,18 @@ def adopt(ground: Ground, listed: Sequence[Server] | None = None) -> Server | No
     _drop_ended(ground, server)
     if server is None:
         return None
-    server = ground.as_ours(server, recorded)
+    server = ground.assign_alias(server, recorded)
     ground.state.save_server(server)
     if server.account:
         with suppress(LabError):  # it only makes a later refusal more helpful
             accounts.note_profile(ground, ground.provider.get_account())
-    cost.note_life(ground.state, server)
-    for token in [attempt.token for attempt in ground.state.open_attempts(ground.lab_id)]:
+    cost.record_start(ground.state, server)
+    for token in [attempt.token for attempt in ground.state.list_open_attempts(ground.lab_id)]:
         ground.state.end_attempt(token, "adopted")
     return server
 
 
-def _make_other_provider_error(ground: Ground, recorded: Server) -> PolicyError:
+def _make_other_provider_error(ground: LabContext, recorded: Server) -> PolicyError:
     file, name = ground.config.path.name or "lab.yaml", ground.provider.name
     price = recorded.offer.price_usd_per_hour
     bills = f" at {price:.2f} dollars an hour" if price else ""
@@ -62,9 +62,9 @@ def _make_other_provider_error(ground: Ground, recorded: Server) -> PolicyError:
     )
 
 
-def _drop_ended(ground: Ground, alive: Server | None) -> None:
+def _drop_ended(ground: LabContext, alive: Server | None) -> None:
     """Drop ended servers from the record; one that is still ending stays until it has ended."""
-    for recorded in ground.state.servers(ground.lab_id):
+    for recorded in ground.state.list_servers(ground.lab_id):
         if recorded.provider != ground.provider.name or (alive and recorded.id == alive.id):
             continue
         shown = ground.provider.find(recorded.id)
@@ -78,13 +78,13 @@ def _drop_ended(ground: Ground, alive: Server | None) -> None:
         ground.state.drop_server(recorded.id)
         why = ""
         if isinstance(ground.provider, Explains):
-            why = ground.provider.why_ended(recorded.id)
+            why = ground.provider.explain_end(recorded.id)
         detail = {"why": why} if why else {}
         ground.state.record("gone", lab_id=ground.lab_id, server_id=recorded.id, detail=detail)
-    ground.connections.forget_others(lambda: [server.id for server in ground.state.servers()])
+    ground.connections.forget_others(lambda: [server.id for server in ground.state.list_servers()])
 
 
-def _is_gone(ground: Ground, recorded: Server, alive: Server | None) -> bool:
+def _is_gone(ground: LabContext, recorded: Server, alive: Server | None) -> bool:
     """Whether a server has ended. If the lab has a live one, an unknown account raises no error."""
     costs = bool(recorded.offer.price_usd_per_hour)
     if alive and not accounts.is_attributed(ground, recorded.account, costs=costs):
@@ -92,7 +92,7 @@ def _is_gone(ground: Ground, recorded: Server, alive: Server | None) -> bool:
     return accounts.is_gone(ground, recorded)
 
 
-def _find_recorded(ground: Ground, recorded: Server) -> Server | None:
+def _find_recorded(ground: LabContext, recorded: Server) -> Server | None:
     """Find a recorded server at its provider; HostKeyError if its host key is not pinned."""
     deadline = recorded.created_at + ground.provider.settle_s
     while True:
@@ -116,15 +116,17 @@ def _host_keys(server: Server) -> set[str]:
     return {server.endpoint.host_key, server.endpoint.next_host_key} - {""}
 
 
-def is_fresh(ground: Ground, server: Server) -> bool:
+def is_fresh(ground: LabContext, server: Server) -> bool:
     """Whether it was created here and never became ready, so it cannot hold any results."""
-    created = ground.state.events(server_id=server.id, kind="created", limit=1)
-    return bool(created) and not ground.state.events(server_id=server.id, kind="ready", limit=1)
+    created = ground.state.list_events(server_id=server.id, kind="created", limit=1)
+    return bool(created) and not ground.state.list_events(
+        server_id=server.id, kind="ready", limit=1
+    )
 
 
-def renew(ground: Ground, server: Server) -> None:
+def renew(ground: LabContext, server: Server) -> None:
     """Restart the lease of a provider that has leases, since the server is in use."""
-    if not isinstance(ground.provider, Lease):
+    if not isinstance(ground.provider, Leasable):
         return
     if ground.provider.extend(server.id, ground.config.server.need.ttl_s or LEASE_S) is None:
         raise PolicyError(

@@ -57,7 +57,7 @@ KINDS: dict[str, type[LabError]] = {
 
 
 @contextlib.contextmanager
-def resumable(hint: str) -> Iterator[None]:
+def add_resume_hint(hint: str) -> Iterator[None]:
     """Add `hint`, the command that resumes the transfer, to an error of the link or the agent."""
     try:
         yield
@@ -78,7 +78,7 @@ def resumable(hint: str) -> Iterator[None]:
 
 
 @functools.cache
-def files() -> tuple[tuple[str, bytes], ...]:
+def list_program_files() -> tuple[tuple[str, bytes], ...]:
     """List the agent's files as (path, content): the packages `labctl.agent` and `labctl.wire`,
     their entry point, and the vendored packages that they import."""
     home = Path(__file__).parents[1]
@@ -96,25 +96,25 @@ def files() -> tuple[tuple[str, bytes], ...]:
 def program_name() -> str:
     """Return the name of the agent's directory on the server, from the hash of its files."""
     digest = hashlib.sha256()
-    for path, content in files():
+    for path, content in list_program_files():
         digest.update(f"{path} {len(content)}\n".encode() + content)
     return f"remote-{digest.hexdigest()[:16]}"
 
 
-def program() -> bytes:
+def build_program() -> bytes:
     """Build a zip of the agent's files, byte for byte reproducible."""
     import zipfile  # only needed to install the agent
 
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path, content in files():
+        for path, content in list_program_files():
             info = zipfile.ZipInfo(path, date_time=(2020, 1, 1, 0, 0, 0))
             info.external_attr = 0o644 << 16
             archive.writestr(info, content, compress_type=zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
 
 
-class Remote:
+class AgentClient:
     """The agent on one server. Every call names a verb and sends one JSON object."""
 
     def __init__(self, transport: Transport) -> None:
@@ -142,7 +142,7 @@ class Remote:
         reply = find_reply(result.stdout.encode())
         if reply is None:
             reply = find_reply(result.stderr.encode())
-        return checked(verb, reply, result.code, result.stderr)
+        return require_success(verb, reply, result.code, result.stderr)
 
     def stream(
         self,
@@ -173,7 +173,9 @@ class Remote:
             code = self.transport.stream(
                 _build_line(verb), stdin=stdin, on_stdout=splitter.feed, on_stderr=add_errors
             )
-        return checked(verb, find_reply(bytes(errors)), code, errors.decode(errors="replace"))
+        return require_success(
+            verb, find_reply(bytes(errors)), code, errors.decode(errors="replace")
+        )
 
     def install(self) -> None:
         """Put the agent on the server by rename, and delete versions older than 30 days.
@@ -187,7 +189,7 @@ class Remote:
             'find "$all" -maxdepth 1 -name "remote-*" -mtime +30 -exec rm -rf {} + ; '
             'cat > "$new.zip"; python3 -m zipfile -e "$new.zip" "$new"; rm -f "$new.zip"; '
             'if [ -d "$here" ]; then rm -rf "$new"; else mv "$new" "$here"; fi',
-            stdin=program(),
+            stdin=build_program(),
         )
 
 
@@ -250,7 +252,9 @@ def _make_protocol_error() -> LabError:
     )
 
 
-def checked(verb: str, reply: dict[str, Any] | None, code: int, stderr: str) -> dict[str, Any]:
+def require_success(
+    verb: str, reply: dict[str, Any] | None, code: int, stderr: str
+) -> dict[str, Any]:
     """Return the reply, or raise the LabError that it reports; CommandError without a reply."""
     if reply is None:
         if code == 127:

@@ -28,13 +28,13 @@ from labctl.errors import (
     ThrottledError,
     UsageError,
 )
-from labctl.events import Decision, Note, Step
+from labctl.events import Note, Question, Step
 from labctl.model import Boot, CreateRequest, Need, Offer, Server
 from labctl.providers import FirstBoot
 from labctl.retry import retry_on
 from labctl.servers import accounts, deadlines, end_server, guard, kept_disks
-from labctl.servers.context import Ground
-from labctl.servers.cost import note_life, spent_usd
+from labctl.servers.context import LabContext
+from labctl.servers.cost import record_start, spent_usd
 from labctl.servers.held_disks import KEPT_S
 from labctl.servers.host_keys import make_key
 from labctl.servers.plan import describe_plan, market_name, offer_name
@@ -73,7 +73,7 @@ LOSS = (
 INCONCLUSIVE = (CredentialsError, DeniedError)
 
 
-def make(ground: Ground, need: Need) -> Server:
+def create_server(ground: LabContext, need: Need) -> Server:
     """Create a server from the first offer that has capacity. Each offer is tried once.
 
     PolicyError if the price is not confirmed, or the budget does not pay for one hour.
@@ -82,7 +82,9 @@ def make(ground: Ground, need: Need) -> Server:
         return server
     offers = _list_affordable_offers(ground, need)
     zones_by_kind: dict[str, list[str]] = {}
-    for offer in _confirm_prices(ground, need, kept_disks.nearest(ground, offers)[:MOST_OFFERS]):
+    for offer in _confirm_prices(
+        ground, need, kept_disks.sort_by_kept_disks(ground, offers)[:MOST_OFFERS]
+    ):
         try:
             return _attempt(ground, need, offer)
         except CapacityError as error:
@@ -103,9 +105,9 @@ def make(ground: Ground, need: Need) -> Server:
     )
 
 
-def _repeat_open_attempt(ground: Ground) -> Server | None:
+def _repeat_open_attempt(ground: LabContext) -> Server | None:
     """Repeat the exact request of an attempt whose reply was lost; return its server, if any."""
-    for attempt in ground.state.open_attempts(ground.lab_id):
+    for attempt in ground.state.list_open_attempts(ground.lab_id):
         if attempt.provider != ground.provider.name:
             continue
         if time.time() - attempt.created_at > REPLAY_S:
@@ -121,18 +123,18 @@ def _repeat_open_attempt(ground: Ground) -> Server | None:
     return None
 
 
-def _remove_unused_resources(ground: Ground) -> None:
+def _remove_unused_resources(ground: LabContext) -> None:
     """Remove what was created for a server that does not exist. `down` removes what remains."""
-    if ground.state.open_attempts(ground.lab_id):
+    if ground.state.list_open_attempts(ground.lab_id):
         return
     with contextlib.suppress(LabError):
-        end_server.swept(ground)
+        end_server.sweep(ground)
 
 
-def unheard(ground: Ground, *, every_lab: bool = False) -> list[Attempt]:
+def list_pending_attempts(ground: LabContext, *, every_lab: bool = False) -> list[Attempt]:
     """List the attempts that may still become servers here: recent ones without a reply."""
     horizon = time.time() - ground.provider.settle_s
-    attempts = ground.state.open_attempts(None if every_lab else ground.lab_id)
+    attempts = ground.state.list_open_attempts(None if every_lab else ground.lab_id)
     return [
         attempt
         for attempt in attempts
@@ -142,7 +144,7 @@ def unheard(ground: Ground, *, every_lab: bool = False) -> list[Attempt]:
     ]
 
 
-def _list_affordable_offers(ground: Ground, need: Need) -> list[Offer]:
+def _list_affordable_offers(ground: LabContext, need: Need) -> list[Offer]:
     """List the offers within price and budget, those in recently reclaimed zones last."""
     offers = ground.provider.offers(need)
     ceiling = need.max_price_usd_per_hour
@@ -166,14 +168,14 @@ def _list_affordable_offers(ground: Ground, need: Need) -> list[Offer]:
     return sorted(affordable, key=lambda offer: offer.zone in avoided_zones)
 
 
-def _list_avoided_zones(ground: Ground) -> set[str]:
+def _list_avoided_zones(ground: LabContext) -> set[str]:
     """List the zones that reclaimed a server of the lab within the last AVOID_S."""
     since = time.time() - AVOID_S
-    lines = ground.state.events(lab_id=ground.lab_id, kind=LEFT, limit=8)
+    lines = ground.state.list_events(lab_id=ground.lab_id, kind=LEFT, limit=8)
     return {line.detail["zone"] for line in lines if line.at > since}
 
 
-def budget_left_usd(ground: Ground, need: Need, but: str = "") -> float | None:
+def budget_left_usd(ground: LabContext, need: Need, but: str = "") -> float | None:
     """Compute what this lab may still spend, in USD; None without a budget.
 
     `but` is the id of a server whose own cost is left out: its watchdog counts that. Costs that
@@ -184,11 +186,11 @@ def budget_left_usd(ground: Ground, need: Need, but: str = "") -> float | None:
     return need.budget_usd - spent_usd(ground.state, ground.lab_id, time.time(), but=but)
 
 
-def _make_no_offer_error(ground: Ground, need: Need, offers: list[Offer]) -> NoOfferError:
+def _make_no_offer_error(ground: LabContext, need: Need, offers: list[Offer]) -> NoOfferError:
     if offers:
         cheapest = min(o.price_usd_per_hour for o in offers)
         why = f"the cheapest costs {cheapest:.2f} dollars an hour, above max_price"
-    elif need.gpu.required:
+    elif need.gpu.is_required:
         why = f"it has no GPU for `gpu: {need.gpu.kind}`"
     else:
         why = "no offer matches the server section of lab.yaml"
@@ -199,7 +201,7 @@ def _make_no_offer_error(ground: Ground, need: Need, offers: list[Offer]) -> NoO
     )
 
 
-def _confirm_prices(ground: Ground, need: Need, offers: list[Offer]) -> Iterator[Offer]:
+def _confirm_prices(ground: LabContext, need: Need, offers: list[Offer]) -> Iterator[Offer]:
     """Yield each offer once the user has confirmed its price; a free offer needs no answer."""
     ceiling = 0.0
     for number, offer in enumerate(offers):
@@ -210,7 +212,7 @@ def _confirm_prices(ground: Ground, need: Need, offers: list[Offer]) -> Iterator
         yield offer
 
 
-def agreed_usd_per_hour(offer: Offer) -> float | None:
+def max_confirmed_usd_per_hour(offer: Offer) -> float | None:
     """Return the most that a replacement of this server may cost without a new confirmation.
 
     That is about its own price, or its on-demand price if that is higher; None for a free server.
@@ -219,7 +221,7 @@ def agreed_usd_per_hour(offer: Offer) -> float | None:
     return max(price * DEARER, offer.on_demand_usd_per_hour or 0.0) if price else None
 
 
-def _confirm_price(ground: Ground, need: Need, offer: Offer, others: list[Offer]) -> None:
+def _confirm_price(ground: LabContext, need: Need, offer: Offer, others: list[Offer]) -> None:
     question = f"start {offer_name(offer)} for {offer.price_usd_per_hour:.2f} dollars an hour?"
     left = budget_left_usd(ground, need)
     plan = describe_plan(ground.provider, need, offer, others, left)
@@ -227,14 +229,14 @@ def _confirm_price(ground: Ground, need: Need, offer: Offer, others: list[Offer]
         plan += f"\n{LOSS}; `store:` in lab.yaml saves them"
     if guard.will_keep_disk(ground):
         plan += f"\n{KEEPS_DISK}"
-    if not ground.reporter.ask(Decision(question=question, detail=plan, about="price")):
+    if not ground.reporter.confirm(Question(question=question, detail=plan, about="price")):
         raise PolicyError(
             "nothing was started", why="the price was not confirmed", hint="labctl offers"
         )
-    agree_to_no_guard(ground, offer.price_usd_per_hour)
+    confirm_unguarded_cost(ground, offer.price_usd_per_hour)
 
 
-def agree_to_no_guard(ground: Ground, price_usd_per_hour: float) -> None:
+def confirm_unguarded_cost(ground: LabContext, price_usd_per_hour: float) -> None:
     """Have the user type the monthly cost if none of the provider's guards ends billing.
 
     PolicyError if the user does not.
@@ -245,15 +247,15 @@ def agree_to_no_guard(ground: Ground, price_usd_per_hour: float) -> None:
     worst, typed = deadlines.worst_cost(price_usd_per_hour), deadlines.month_usd(price_usd_per_hour)
     text = f"no guard at {provider.name} stops these costs: {worst}, until labctl down"
     question = f"to start it anyway, type {typed}"
-    if not ground.reporter.ask(
-        Decision(question=question, detail=text, about="billing", typed=typed)
+    if not ground.reporter.confirm(
+        Question(question=question, detail=text, about="billing", typed=typed)
     ):
         raise PolicyError(
             "nothing was started", why=text, hint="labctl up   # in a terminal, to type the cost"
         )
 
 
-def _attempt(ground: Ground, need: Need, offer: Offer) -> Server:
+def _attempt(ground: LabContext, need: Need, offer: Offer) -> Server:
     request = _build_request(ground, need, offer)
     account = ground.provider.get_account()
     accounts.note_profile(ground, account)
@@ -267,20 +269,20 @@ def _attempt(ground: Ground, need: Need, offer: Offer) -> Server:
 
 
 def _complete_attempt(
-    ground: Ground, offer: Offer, request: CreateRequest, *, repeated: bool = False
+    ground: LabContext, offer: Offer, request: CreateRequest, *, repeated: bool = False
 ) -> Server:
     """Create the server of one attempt, through throttling and lost replies, and close it.
 
     `repeated`: the request was sent before, and its reply was lost.
     """
-    server = ground.as_ours(_create(ground, offer, request, unsure=repeated), None)
+    server = ground.assign_alias(_create(ground, offer, request, unsure=repeated), None)
     ground.state.save_server(server)
     ground.state.end_attempt(request.token, "created")
-    note_life(ground.state, server, "created")
+    record_start(ground.state, server, "created")
     return server
 
 
-def _create(ground: Ground, offer: Offer, request: CreateRequest, *, unsure: bool) -> Server:
+def _create(ground: LabContext, offer: Offer, request: CreateRequest, *, unsure: bool) -> Server:
     """Call the provider until it replies.
 
     `unsure`: an earlier call may have created the server, so an INCONCLUSIVE refusal does not
@@ -310,7 +312,7 @@ def _create(ground: Ground, offer: Offer, request: CreateRequest, *, unsure: boo
     return policy(create)
 
 
-def _build_request(ground: Ground, need: Need, offer: Offer) -> CreateRequest:
+def _build_request(ground: LabContext, need: Need, offer: Offer) -> CreateRequest:
     identity = ground.identity
     tags = {"labctl.lab-id": ground.lab_id}
     left = budget_left_usd(ground, need)
@@ -336,7 +338,7 @@ def _build_request(ground: Ground, need: Need, offer: Offer) -> CreateRequest:
         host_private_key=private,
         ttl_s=deadlines.boot_span_s(need, offer.price_usd_per_hour, left),
     )
-    script = ground.provider.first_boot(boot)
+    script = ground.provider.build_first_boot(boot)
     return msgspec.structs.replace(request, host_key=host_key, first_boot=script)
 
 

@@ -29,11 +29,11 @@ from labctl.errors import AuthenticationError, BusyError, LabError, NotFoundErro
 from labctl.events import Reporter
 from labctl.model import Endpoint, Server
 from labctl.retry import retry_on
-from labctl.servers.host_keys import confirm, known_key, replace_file
+from labctl.servers.host_keys import confirm_host_key, find_known_key, replace_file
 from labctl.transports import Transport
 
 if TYPE_CHECKING:
-    from labctl.transports.forced_command import Lines
+    from labctl.transports.forced_command import LineChannel
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
@@ -54,7 +54,7 @@ class Connections:
 
         UsageError if the alias is taken (`alias_free`).
         """
-        if not self.alias_free(server.alias, server.id):
+        if not self.is_alias_free(server.alias, server.id):
             raise UsageError(
                 f"ssh already knows a host called {server.alias}",
                 why=f"{self._user_config} or another lab's server uses that name",
@@ -103,22 +103,22 @@ class Connections:
 
     def connect(self, endpoint: Endpoint) -> Transport:
         """Return a transport to a machine that is not (yet) one of our servers."""
-        return self._make_transport(*self.described(endpoint), endpoint)
+        return self._make_transport(*self.describe_endpoint(endpoint), endpoint)
 
-    def described(self, endpoint: Endpoint) -> tuple[Path, str]:
+    def describe_endpoint(self, endpoint: Endpoint) -> tuple[Path, str]:
         """Write the ssh_config of a machine that is not one of our servers: (path, its name)."""
         folder, name = self._endpoint_dir(endpoint)
         return self._describe(folder, name, name, endpoint), name
 
-    def talk(self, endpoint: Endpoint, request: str) -> Lines:
+    def open_line_channel(self, endpoint: Endpoint, request: str) -> LineChannel:
         """Return a line-by-line channel to the program that answers `request` there.
 
         It connects when it is used.
         """
-        from labctl.transports.forced_command import Lines
+        from labctl.transports.forced_command import LineChannel
 
-        config, name = self.described(endpoint)
-        return Lines(ssh.command_argv(str(config), name, request), endpoint)
+        config, name = self.describe_endpoint(endpoint)
+        return LineChannel(ssh.command_argv(str(config), name, request), endpoint)
 
     def close(self, server: Server) -> None:
         """Close labctl's master connection to `server`."""
@@ -154,7 +154,7 @@ class Connections:
             ) from error
         return transport
 
-    def alias_free(self, alias: str, server_id: str = "") -> bool:
+    def is_alias_free(self, alias: str, server_id: str = "") -> bool:
         """Whether neither the user's config nor another server of ours uses this name."""
         user_hosts: set[str] = set()
         if self._user_config is not None:
@@ -201,7 +201,7 @@ class Connections:
             identity=identity,
             jump=_none_to_empty(options.get("proxyjump", [""])[0]),
             proxy_command=_none_to_empty(options.get("proxycommand", [""])[0]),
-            host_key=known_key(name, tuple(Path(file).expanduser() for file in files)),
+            host_key=find_known_key(name, tuple(Path(file).expanduser() for file in files)),
         )
 
     def settle_host_key(self, endpoint: Endpoint, reporter: Reporter) -> Endpoint:
@@ -220,7 +220,7 @@ class Connections:
             from labctl.transports.fabric_login import fetch_host_key
 
             key = fetch_host_key(self._replace_jump(endpoint))
-            confirm(endpoint, key, reporter)
+            confirm_host_key(endpoint, key, reporter)
             _make_private(folder)
             replace_file(confirmed, (key + "\n").encode())
         return msgspec.structs.replace(endpoint, host_key=key)
@@ -321,7 +321,7 @@ class Connections:
     def _find_user_known_key(self, endpoint: Endpoint) -> str:
         path = self._user_known_hosts()
         name = ssh.known_hosts_name(endpoint.host, endpoint.port)
-        return known_key(name, (path,)) if path else ""
+        return find_known_key(name, (path,)) if path else ""
 
     def _replace_jump(self, endpoint: Endpoint) -> Endpoint:
         """Replace jump hosts by a proxy command of the user's ssh, if ssh is installed."""
@@ -341,7 +341,7 @@ class Connections:
             os.close(descriptor)
 
 
-def answers(endpoint: Endpoint, within_s: float) -> bool:
+def is_reachable(endpoint: Endpoint, within_s: float) -> bool:
     """Whether the address accepts a TCP connection within `within_s`; True behind a proxy."""
     if endpoint.jump or endpoint.proxy_command:
         return True

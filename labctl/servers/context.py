@@ -13,18 +13,18 @@ import msgspec
 from labctl.config import LabConfig, Paths, student_key
 from labctl.errors import ConnectError, NotFoundError
 from labctl.events import Note, Progress, Reporter
-from labctl.model import Endpoint, Facts, Server
-from labctl.providers import Provider, Surroundings, provider_class
+from labctl.model import Endpoint, Server, ServerFacts
+from labctl.providers import Provider, ProviderContext, get_provider_class
 from labctl.state import State
 from labctl.state.disks import list_kept_disks
 
 if TYPE_CHECKING:
-    from labctl.servers.agent import Remote
+    from labctl.servers.agent import AgentClient
     from labctl.servers.connections import Connections
 
 
 @dataclass(frozen=True)
-class Ground:
+class LabContext:
     """One lab's configuration, state, provider and connections, created once per command.
 
     Nothing here touches the network before it is used.
@@ -49,14 +49,14 @@ class Ground:
     saver_s: float = 0.0
     has_results: bool = True
 
-    def beside(
+    def make_sibling(
         self,
         config: LabConfig,
         lab_id: str,
         reporter: Reporter | None = None,
         *,
         has_results: bool = True,
-    ) -> Ground:
+    ) -> LabContext:
         """Return the context of another lab that shares this provider, state and connections."""
         sibling = dataclasses.replace(
             self,
@@ -69,7 +69,7 @@ class Ground:
         sibling.__dict__.update(provider=self.provider, connections=self.connections)
         return sibling
 
-    def in_group(self, group: str) -> Ground:
+    def with_group(self, group: str) -> LabContext:
         """Return a copy whose lab belongs to this group."""
         return dataclasses.replace(self, group=group)
 
@@ -82,16 +82,16 @@ class Ground:
     @functools.cached_property
     def provider(self) -> Provider:
         name = self.config.server.provider
-        kind = provider_class(name)
+        kind = get_provider_class(name)
         settings = self.config.server.provider_settings.get(name)
         if settings is None:
             settings = kind.settings_type()
         return kind(settings, self._build_provider_context())
 
-    def _build_provider_context(self) -> Surroundings:
+    def _build_provider_context(self) -> ProviderContext:
         import getpass
 
-        return Surroundings(
+        return ProviderContext(
             data_dir=self.paths.data_dir,
             owner=self.owner or getpass.getuser(),
             place=self.place,
@@ -105,7 +105,7 @@ class Ground:
             cache_dir=self.paths.cache_dir,
             everywhere=self.everywhere,
             regions=self._list_recorded_regions(),
-            talk=self.connections.talk,
+            talk=self.connections.open_line_channel,
             student_key=str(student_key(self.paths)),
         )
 
@@ -116,8 +116,10 @@ class Ground:
         """
         name = self.config.server.provider
         # Attempts of all labs: a course's labs share one provider, and an open attempt is rare.
-        regions = [a.offer.region for a in self.state.open_attempts() if a.provider == name]
-        regions += [s.offer.region for s in self.state.servers(self.lab_id) if s.provider == name]
+        regions = [a.offer.region for a in self.state.list_open_attempts() if a.provider == name]
+        regions += [
+            s.offer.region for s in self.state.list_servers(self.lab_id) if s.provider == name
+        ]
         disks = [kept.disk for kept in list_kept_disks(self.state, self.lab_id)]
         regions += [disk.region for disk in disks if disk.provider == name]
         return tuple(sorted(set(regions) - {""}))
@@ -128,11 +130,11 @@ class Ground:
     def _report_progress(self, text: str, done: float, total: float) -> None:
         self.reporter.emit(Progress(name=text, done=done, total=total, unit="steps"))
 
-    def server(self) -> Server:
+    def get_server(self) -> Server:
         """Return the lab's server as recorded; NotFoundError if it has none, or a stopped one."""
-        server = self.state.server_of_lab(self.lab_id)
+        server = self.state.get_lab_server(self.lab_id)
         if server is None:
-            ended = self.state.events(lab_id=self.lab_id, kind="ready", limit=1)
+            ended = self.state.list_events(lab_id=self.lab_id, kind="ready", limit=1)
             why = "the last one has ended" if ended else "none was started"
             raise NotFoundError(f"{self.config.name} has no server", why=why, hint="labctl up")
         if server.state == "stopped":
@@ -143,13 +145,13 @@ class Ground:
             )
         return server
 
-    def as_ours(self, server: Server, recorded: Server | None) -> Server:
+    def assign_alias(self, server: Server, recorded: Server | None) -> Server:
         """Add our login key and a unique alias to a server as its provider shows it.
 
         `recorded` is the same server as this machine has it on record, None for a new one.
         """
         alias = recorded.alias if recorded else self.config.name
-        if not self.connections.alias_free(alias, server.id):
+        if not self.connections.is_alias_free(alias, server.id):
             alias = f"{self.config.name}-{self.lab_id[:4]}"
             if recorded is None or recorded.alias != alias:
                 text = f"ssh already knows a host {self.config.name}; this one is called {alias}"
@@ -163,29 +165,29 @@ class Ground:
         """The private key that labctl logs in with, unless the provider names another one."""
         return self.paths.keys_dir / (self.group or self.lab_id) / "id_ed25519"
 
-    def remote(self, server: Server) -> Remote:
+    def open_agent(self, server: Server) -> AgentClient:
         """Return a client of the agent on the server, over labctl's shared connection.
 
         ConnectError if the server has been removed meanwhile, perhaps by another process: its
         ssh_config must not be written again.
         """
-        from labctl.servers.agent import Remote
+        from labctl.servers.agent import AgentClient
 
-        if self.state.server(server.id) is None:
+        if self.state.get_server(server.id) is None:
             raise ConnectError(
                 f"the server {server.id} has been removed", hint="labctl status --refresh"
             )
-        return Remote(self.connections.open(server))
+        return AgentClient(self.connections.open(server))
 
-    def keep_facts(self, server: Server, facts: Facts) -> None:
+    def save_facts(self, server: Server, facts: ServerFacts) -> None:
         """Store the Facts of a server for `facts`."""
         path = self.paths.ssh_dir / server.id / "facts.json"
         path.write_bytes(msgspec.json.encode(facts))
 
-    def facts(self, server: Server) -> Facts:
+    def load_facts(self, server: Server) -> ServerFacts:
         """Return what the last `up` found on the server; empty Facts if nothing is stored."""
         path = self.paths.ssh_dir / server.id / "facts.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Facts)
+            return msgspec.json.decode(path.read_bytes(), type=ServerFacts)
         except (FileNotFoundError, msgspec.MsgspecError):
-            return Facts()
+            return ServerFacts()

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from labctl.model import Server, Value
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.state import LedgerEntry, State
 from labctl.state.disks import KeptDisk, list_kept_disks
 
@@ -67,15 +67,15 @@ class Costs(Value, frozen=True):
     complete: bool
 
 
-def costs(ground: Ground, *, every_lab: bool = False) -> Costs:
+def compute_costs(ground: LabContext, *, every_lab: bool = False) -> Costs:
     """Compute the lab's costs so far, or those of every lab on this machine's record."""
     now = time.time()
     lab_id = None if every_lab else ground.lab_id
-    servers = server_costs(ground.state, lab_id, now)
+    servers = list_server_costs(ground.state, lab_id, now)
     by_id = {server.server_id: server for server in servers}
     runs = tuple(
         _run_cost(by_id.get(run.server_id), run.id, run.server_id, run.started_at, run.ended_at)
-        for run in ground.state.runs(lab_id)
+        for run in ground.state.list_runs(lab_id)
     )
     return Costs(
         servers=tuple(servers),
@@ -89,17 +89,17 @@ def costs(ground: Ground, *, every_lab: bool = False) -> Costs:
 
 def spent_usd(state: State, lab_id: str, now: float, but: str = "") -> float:
     """Sum the known dollars of one lab's servers up to `now`, without the server `but`."""
-    servers = server_costs(state, lab_id, now)
+    servers = list_server_costs(state, lab_id, now)
     return sum(server.cost_usd or 0.0 for server in servers if server.server_id != but)
 
 
-def server_costs(state: State, lab_id: str | None, now: float) -> list[ServerCost]:
+def list_server_costs(state: State, lab_id: str | None, now: float) -> list[ServerCost]:
     """List one entry per server in the ledger or on record, the oldest first."""
     lines: dict[str, list[LedgerEntry]] = {}
-    for line in state.events(lab_id=lab_id):
+    for line in state.list_events(lab_id=lab_id):
         if line.server_id:
             lines.setdefault(line.server_id, []).append(line)
-    recorded = {server.id: server for server in state.servers(lab_id)}
+    recorded = {server.id: server for server in state.list_servers(lab_id)}
     ids = dict.fromkeys([*lines, *recorded])
     entries = [_compute_life(lines.get(id_, []), recorded.get(id_), id_, now) for id_ in ids]
     return sorted(entries, key=lambda entry: entry.since)
@@ -153,9 +153,9 @@ def _describe_gaps(lines: list[LedgerEntry], begin: LedgerEntry | None) -> str:
     return "" if begin.kind == "created" else "known from its tags: earlier stops are not counted"
 
 
-def note_life(state: State, server: Server, kind: str = "adopted") -> None:
+def record_start(state: State, server: Server, kind: str = "adopted") -> None:
     """Record a server's price and start in the ledger, once."""
-    if any(line.kind in BEGINS for line in state.events(server_id=server.id)):
+    if any(line.kind in BEGINS for line in state.list_events(server_id=server.id)):
         return
     offer = server.offer
     state.record(

@@ -18,7 +18,7 @@ from labctl.errors import BusyError, DeniedError, LabError, ThrottledError
 from labctl.events import Note
 from labctl.model import Need, Server
 from labctl.providers import Deadline, EndsBilling, FirstBoot, Guarded, Provider
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.servers.cost import HOUR_S, spent_usd
 
 # Lifetime of a server with a price if its need sets no limit.
@@ -60,27 +60,27 @@ def boot_span_s(need: Need, price_usd_per_hour: float, left_usd: float | None) -
     return None if span is None else math.ceil(span + MARGIN_S)
 
 
-def need_of(ground: Ground, server: Server) -> Need:
+def get_need(ground: LabContext, server: Server) -> Need:
     """Return the lab's need, without the default deadline if that was declined for this server."""
     need = ground.config.server.need
-    if need.deadline and ground.state.events(server_id=server.id, kind=DECLINED, limit=1):
+    if need.deadline and ground.state.list_events(server_id=server.id, kind=DECLINED, limit=1):
         return msgspec.structs.replace(need, deadline=False)
     return need
 
 
-def note_declined(ground: Ground, server: Server) -> None:
+def note_declined(ground: LabContext, server: Server) -> None:
     """Record that the default deadline was declined, for later `up`s of this server."""
     if ground.config.server.need.deadline:
         return
-    if not ground.state.events(server_id=server.id, kind=DECLINED, limit=1):
+    if not ground.state.list_events(server_id=server.id, kind=DECLINED, limit=1):
         ground.state.record(DECLINED, lab_id=ground.lab_id, server_id=server.id)
 
 
-def set_first(ground: Ground, server: Server) -> None:
+def set_first_timer(ground: LabContext, server: Server) -> None:
     """Set the provider's timer for a server that has none; emit a warning if that fails."""
     if server.deadline_at or _list_timer_events(ground, server):
         return
-    need, price = need_of(ground, server), server.offer.price_usd_per_hour
+    need, price = get_need(ground, server), server.offer.price_usd_per_hour
     left = None
     if need.budget_usd is not None:
         spent = spent_usd(ground.state, ground.lab_id, time.time(), but=server.id)
@@ -93,7 +93,7 @@ def set_first(ground: Ground, server: Server) -> None:
 
 
 def follow(
-    ground: Ground, server: Server, watch: dict[str, Any], *, latest_at: float | None = None
+    ground: LabContext, server: Server, watch: dict[str, Any], *, latest_at: float | None = None
 ) -> None:
     """Move the provider's timer to the watchdog's limits, as `watch` (W) reports them.
 
@@ -117,26 +117,26 @@ def follow(
         _set_timer(ground, server, at)
 
 
-def was_denied(ground: Ground, server: Server) -> bool:
+def is_timer_denied(ground: LabContext, server: Server) -> bool:
     """Whether the provider has refused a timer for this server. The user was warned then."""
     events = _list_timer_events(ground, server)
     return bool(events) and not _parse_at(events[0].detail)
 
 
-def postpone(ground: Ground, server: Server, at: float) -> None:
+def postpone(ground: LabContext, server: Server, at: float) -> None:
     """Move the provider's timer to `at` for a server that is off, to keep its disk until then."""
     if _get_timer_at(ground, server):
         _set_timer(ground, server, at)
 
 
-def armed_guards(ground: Ground, server: Server, watch: dict[str, Any]) -> list[str]:
+def list_armed_guards(ground: LabContext, server: Server, watch: dict[str, Any]) -> list[str]:
     """List the guards that enforce the server's deadline now, by their names for users."""
     guards = ["watchdog"] if watch.get("alive") else []
     guards += ["first-boot timer"] if watch.get("timer") else []
     return guards + ([_timer_name(ground.provider)] if _get_timer_at(ground, server) else [])
 
 
-def planned_guards(provider: Provider) -> list[str]:
+def list_planned_guards(provider: Provider) -> list[str]:
     """List the guards that a new server will have."""
     guards = ["watchdog"]
     guards += ["first-boot timer"] if isinstance(provider, FirstBoot) else []
@@ -154,7 +154,7 @@ def is_guarded_elsewhere(provider: Provider) -> bool:
     return isinstance(provider, Guarded)
 
 
-def describe(ground: Ground, server: Server, watch: dict[str, Any]) -> str:
+def describe(ground: LabContext, server: Server, watch: dict[str, Any]) -> str:
     """Say when a server with a price ends at the latest, and which guards are armed.
 
     "" for a server without a price, without W, or that somebody else guards.
@@ -165,7 +165,7 @@ def describe(ground: Ground, server: Server, watch: dict[str, Any]) -> str:
     left = left_s(watch)
     if not left:
         return f"{server.alias} has no deadline: {worst_cost(price)}, until labctl down"
-    armed = ", ".join(armed_guards(ground, server, watch)) or "none"
+    armed = ", ".join(list_armed_guards(ground, server, watch)) or "none"
     return f"{server.alias} ends in {min(left) / HOUR_S:.1f} h at the latest; armed: {armed}"
 
 
@@ -179,12 +179,12 @@ def month_usd(price_usd_per_hour: float) -> str:
     return f"{30 * 24 * price_usd_per_hour:.2f}"
 
 
-def _compute_local_ends(ground: Ground, server: Server, now: float) -> list[float]:
+def _compute_local_ends(ground: LabContext, server: Server, now: float) -> list[float]:
     """Compute the deadlines (Unix seconds) that this machine knows; a watchdog cannot move them."""
-    need, price = need_of(ground, server), server.offer.price_usd_per_hour
+    need, price = get_need(ground, server), server.offer.price_usd_per_hour
     ends = []
     if need.max_ttl_s is not None:
-        started = ground.state.events(server_id=server.id, kind="started", limit=1)
+        started = ground.state.list_events(server_id=server.id, kind="started", limit=1)
         since = started[0].at if started else server.created_at
         ends.append(since + need.max_ttl_s)
     if need.budget_usd is not None and price > 0:
@@ -193,7 +193,7 @@ def _compute_local_ends(ground: Ground, server: Server, now: float) -> list[floa
     return ends
 
 
-def _set_timer(ground: Ground, server: Server, at: float) -> None:
+def _set_timer(ground: LabContext, server: Server, at: float) -> None:
     """Set the provider's timer, or warn why it is not set. A refusal is recorded as 0.0."""
     provider = ground.provider
     if not isinstance(provider, Deadline):
@@ -225,11 +225,11 @@ def _describe_timer_failure(
     return f"{text}\n  it ends the server in {left_h:.1f} h without saving results; next: labctl up"
 
 
-def _list_timer_events(ground: Ground, server: Server) -> list[Any]:
-    return list(ground.state.events(server_id=server.id, kind=EVENT, limit=1))
+def _list_timer_events(ground: LabContext, server: Server) -> list[Any]:
+    return list(ground.state.list_events(server_id=server.id, kind=EVENT, limit=1))
 
 
-def _get_timer_at(ground: Ground, server: Server) -> float | None:
+def _get_timer_at(ground: LabContext, server: Server) -> float | None:
     """Return when the provider's timer fires, as recorded; None without a known timer."""
     events = _list_timer_events(ground, server)
     return (_parse_at(events[0].detail) if events else server.deadline_at) or None
@@ -246,7 +246,7 @@ def left_s(watch: dict[str, Any]) -> list[float]:
 
 
 def _has_timer(provider: Provider) -> bool:
-    return isinstance(provider, Deadline) and not provider.deadline_lacks
+    return isinstance(provider, Deadline) and not provider.missing_deadline_setup
 
 
 def _timer_name(provider: Provider) -> str:

@@ -14,11 +14,13 @@ from labctl.errors import LabError
 from labctl.events import Note
 from labctl.model import Resource
 from labctl.servers import accounts
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.state.disks import MISSED, REMOVED, SEEN, KeptDisk, is_expired, list_kept_disks
 
 
-def looked(ground: Ground, shown: Iterable[Resource], lab_id: str | None) -> list[Resource]:
+def record_shown(
+    ground: LabContext, shown: Iterable[Resource], lab_id: str | None
+) -> list[Resource]:
     """Record which kept disks a provider's list shows, of one lab or of all, and return them."""
     disks = [one for one in shown if one.expires_at and lab_id in (None, one.lab_id)]
     recorded = {kept.disk.id: kept for kept in list_kept_disks(ground.state, lab_id)}
@@ -43,18 +45,18 @@ def _detach(disk: Resource) -> Resource:
     return msgspec.structs.replace(disk, server_id="")
 
 
-def removed(ground: Ground, resource: Resource) -> None:
+def record_removed(ground: LabContext, resource: Resource) -> None:
     """Record that the provider has removed a resource, if it was a kept disk."""
     if resource.expires_at:
         _record(ground, REMOVED, resource)
 
 
-def _record(ground: Ground, kind: str, disk: Resource) -> None:
+def _record(ground: LabContext, kind: str, disk: Resource) -> None:
     detail = {"disk": msgspec.to_builtins(disk)}
     ground.state.record(kind, lab_id=disk.lab_id, detail=detail)
 
 
-def remove_expired(ground: Ground, shown: Iterable[Resource]) -> None:
+def remove_expired(ground: LabContext, shown: Iterable[Resource]) -> None:
     """Remove the expired disks among those that the provider shows now.
 
     Tries every disk, then raises the first error.
@@ -66,15 +68,15 @@ def remove_expired(ground: Ground, shown: Iterable[Resource]) -> None:
         except LabError as error:
             first_error = first_error or error
             continue
-        removed(ground, disk)
-        tell_removed(ground, disk)
+        record_removed(ground, disk)
+        notify_removed(ground, disk)
     if first_error is not None:
         raise first_error
 
 
-def tell_removed(ground: Ground, disk: Resource) -> None:
+def notify_removed(ground: LabContext, disk: Resource) -> None:
     """Tell the user that a disk was removed because it had expired."""
-    text = f"removed the kept disk {short(disk)}: {until(disk)}"
+    text = f"removed the kept disk {short_id(disk)}: {expiry_text(disk)}"
     ground.reporter.emit(Note(text=text, level="warning"))
 
 
@@ -83,17 +85,19 @@ def day_text(at: float) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(at))
 
 
-def costs(disk: Resource) -> str:
+def cost_text(disk: Resource) -> str:
     """Return "2.40 dollars a month, kept until 2026-01-31", in this machine's time zone."""
-    return ", ".join(filter(None, [f"{disk.price_usd_per_month:.2f} dollars a month", until(disk)]))
+    return ", ".join(
+        filter(None, [f"{disk.price_usd_per_month:.2f} dollars a month", expiry_text(disk)])
+    )
 
 
-def short(disk: Resource) -> str:
+def short_id(disk: Resource) -> str:
     """Return the id without its region: shorter, and just as unique."""
     return disk.id.partition(".")[0]
 
 
-def until(disk: Resource) -> str:
+def expiry_text(disk: Resource) -> str:
     """Say how long a kept disk stays; "" for any other resource."""
     if not disk.expires_at:
         return ""
@@ -101,7 +105,7 @@ def until(disk: Resource) -> str:
     return f"expired on {day}" if disk.expires_at < time.time() else f"kept until {day}"
 
 
-def told(kept: KeptDisk) -> str:
+def describe_kept_disk(kept: KeptDisk) -> str:
     """Describe a recorded kept disk in one line."""
-    text = f"kept disk {short(kept.disk)}: {costs(kept.disk)}"
+    text = f"kept disk {short_id(kept.disk)}: {cost_text(kept.disk)}"
     return f"{text}; no longer listed by {kept.disk.provider}" if kept.missed_at else text

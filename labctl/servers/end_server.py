@@ -13,9 +13,9 @@ import msgspec
 from labctl.errors import BusyError, LabError, ThrottledError
 from labctl.events import Step
 from labctl.model import Resource, Server, Value
-from labctl.retry import retry_on, while_throttled
+from labctl.retry import retry_on, retry_throttled_calls
 from labctl.servers import accounts, disks, held_disks, kept_disks
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.state.disks import is_expired
 
 T = TypeVar("T")
@@ -35,17 +35,17 @@ class Removal(Value, frozen=True):
     leftovers: tuple[Resource, ...] = ()
 
 
-def remove(ground: Ground, server: Server, *, keep_disks: bool = False) -> Removal:
+def remove(ground: LabContext, server: Server, *, keep_disks: bool = False) -> Removal:
     """Terminate a server, wait until the provider confirms it, then remove everything else.
 
     Safe to repeat. `keep_disks` as in `end`. BusyError if the provider does not confirm in time;
     the server then stays on record.
     """
     end(ground, [server], keep_disks=keep_disks)
-    return swept(ground, server.id)
+    return sweep(ground, server.id)
 
 
-def swept(ground: Ground, server_id: str = "") -> Removal:
+def sweep(ground: LabContext, server_id: str = "") -> Removal:
     """Remove everything of the lab except servers, if none is alive; return what is left.
 
     A kept disk stays until it expires, unless everything on it has been downloaded.
@@ -61,11 +61,11 @@ def swept(ground: Ground, server_id: str = "") -> Removal:
         free = [r for r in resources if not (r.expires_at or r.server_id)]
         unneeded = free + [r for r in resources if r.expires_at and kept_disks.is_saved(ground, r)]
         expired = [r for r in resources if is_expired(r) and r not in unneeded]
-        take_away(ground, unneeded + expired)
+        remove_resources(ground, unneeded + expired)
         for disk in expired:
-            disks.tell_removed(ground, disk)
+            disks.notify_removed(ground, disk)
     leftovers = ground.provider.leftovers()
-    disks.looked(ground, leftovers, ground.lab_id)
+    disks.record_shown(ground, leftovers, ground.lab_id)
     return Removal(
         server_id=server_id,
         survivors=survivors,
@@ -73,7 +73,7 @@ def swept(ground: Ground, server_id: str = "") -> Removal:
     )
 
 
-def end(ground: Ground, servers: Iterable[Server], *, keep_disks: bool = False) -> None:
+def end(ground: LabContext, servers: Iterable[Server], *, keep_disks: bool = False) -> None:
     """Terminate all of these servers, wait until the provider confirms it, drop their records.
 
     Their disks are deleted too, except with `keep_disks` those that the provider has been asked to
@@ -86,7 +86,7 @@ def end(ground: Ground, servers: Iterable[Server], *, keep_disks: bool = False) 
         ground.connections.close(server)
         if not keep_disks:
             held_disks.release(ground, server)
-        while_throttled()(ground.provider.terminate, server.id)
+        retry_throttled_calls()(ground.provider.terminate, server.id)
         ground.state.record("terminating", lab_id=server.lab_id, server_id=server.id)
 
     _map_parallel(terminate, waiting)
@@ -99,7 +99,7 @@ def _map_parallel(action: Callable[[Server], T], servers: list[Server]) -> list[
         return list(threads.map(action, servers))
 
 
-def _wait_for(ground: Ground, waiting: list[Server]) -> None:
+def _wait_for(ground: LabContext, waiting: list[Server]) -> None:
     """Wait until the provider confirms the end of each; repeat a request that it may have missed.
 
     BusyError after GONE_DEADLINE_S.
@@ -111,7 +111,7 @@ def _wait_for(ground: Ground, waiting: list[Server]) -> None:
         if time.monotonic() > deadline:
             shown = ground.provider.find(waiting[0].id)
             if shown is not None:
-                ground.state.save_server(ground.as_ours(shown, waiting[0]))
+                ground.state.save_server(ground.assign_alias(shown, waiting[0]))
             state = shown.state if shown else "not listed"
             raise BusyError(
                 f"{ground.provider.name} has not confirmed that {waiting[0].id} is terminated",
@@ -126,18 +126,18 @@ def _wait_for(ground: Ground, waiting: list[Server]) -> None:
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-def _not_gone(ground: Ground, waiting: list[Server]) -> list[Server]:
+def _not_gone(ground: LabContext, waiting: list[Server]) -> list[Server]:
     remaining = _map_parallel(partial(_check_gone, ground), waiting)
     return [server for server in remaining if server is not None]
 
 
-def _check_gone(ground: Ground, server: Server) -> Server | None:
+def _check_gone(ground: LabContext, server: Server) -> Server | None:
     """Return the server, "ending" once its provider shows that state; None once it is gone."""
-    shown = while_throttled()(ground.provider.find, server.id)
+    shown = retry_throttled_calls()(ground.provider.find, server.id)
     if shown is not None and shown.state != "terminated":
         if shown.state != "ending":
             # A request from before the provider showed the server may have been lost.
-            while_throttled()(ground.provider.terminate, server.id)
+            retry_throttled_calls()(ground.provider.terminate, server.id)
             return server
         return msgspec.structs.replace(server, state="ending")
     if shown is None and not accounts.is_gone(ground, server):
@@ -148,8 +148,8 @@ def _check_gone(ground: Ground, server: Server) -> Server | None:
     return None
 
 
-def take_away(
-    ground: Ground,
+def remove_resources(
+    ground: LabContext,
     resources: Iterable[Resource],
     again: Callable[[], Iterable[Resource]] | None = None,
 ) -> None:
@@ -179,11 +179,11 @@ def take_away(
                 )
 
 
-def _try_to_remove(ground: Ground, resource: Resource) -> LabError | None:
+def _try_to_remove(ground: LabContext, resource: Resource) -> LabError | None:
     """Remove a resource; return the error if something still uses it, or the provider is busy."""
     try:
         ground.provider.remove(resource)
     except (BusyError, ThrottledError) as error:
         return error
-    disks.removed(ground, resource)
+    disks.record_removed(ground, resource)
     return None

@@ -23,7 +23,7 @@ AT_ONCE = 32
 LOGINS_AT_ONCE = 8
 
 
-class Answer(Value, frozen=True):
+class ServerResult(Value, frozen=True):
     """The result on one server. `code` is the command's exit code, None if it did not start.
 
     In that case `error`, `why` and `hint` are those of the LabError. Output is text.
@@ -39,41 +39,43 @@ class Answer(Value, frozen=True):
     hint: str = ""
 
 
-def running_servers(state: State) -> list[Server]:
+def list_running_servers(state: State) -> list[Server]:
     """List the recorded servers of all labs, sorted by alias; NotFoundError without any.
 
     Stopped servers are left out, since they cannot answer.
     """
-    servers = [server for server in state.servers() if server.state != "stopped"]
+    servers = [server for server in state.list_servers() if server.state != "stopped"]
     if not servers:
         raise NotFoundError("no lab has a server", why="none is on record", hint="labctl up")
     return sorted(servers, key=lambda server: (server.alias, server.id))
 
 
-def run_everywhere(
+def run_on_all(
     connections: Connections,
     servers: Sequence[Server],
     line: str,
     *,
     at_once: int = AT_ONCE,
     timeout_s: float | None = None,
-    tell: Callable[[Answer], None] = lambda answer: None,
-) -> list[Answer]:
+    tell: Callable[[ServerResult], None] = lambda answer: None,
+) -> list[ServerResult]:
     """Run `line` in a POSIX shell on each server; return the results in the order of `servers`.
 
     `tell` is called in this thread with each result, in that order too, as soon as all earlier
     ones are there. A server that fails does not stop the others. After an interrupt no further
     server is started.
     """
-    doors = Doors(servers)
+    doors = LoginLimiter(servers)
 
-    def run_one(server: Server) -> Answer:
-        with doors.through(server.endpoint):
+    def run_one(server: Server) -> ServerResult:
+        with doors.reserve(server.endpoint):
             return _run_on_server(connections, server, line, timeout_s)
 
     answers = []
     with _start_threads(at_once) as threads:
-        futures: list[Future[Answer]] = [threads.submit(run_one, server) for server in servers]
+        futures: list[Future[ServerResult]] = [
+            threads.submit(run_one, server) for server in servers
+        ]
         for future in futures:
             answers.append(future.result())
             tell(answers[-1])
@@ -91,11 +93,11 @@ def _start_threads(at_once: int) -> Iterator[ThreadPoolExecutor]:
 
 def _run_on_server(
     connections: Connections, server: Server, line: str, timeout_s: float | None
-) -> Answer:
+) -> ServerResult:
     try:
         result: Result = connections.reopen(server).run(line, timeout_s=timeout_s, check=False)
     except LabError as error:
-        return Answer(
+        return ServerResult(
             alias=server.alias,
             server_id=server.id,
             code=None,
@@ -103,7 +105,7 @@ def _run_on_server(
             why=error.why,
             hint=error.hint,
         )
-    return Answer(
+    return ServerResult(
         alias=server.alias,
         server_id=server.id,
         code=result.code,
@@ -112,21 +114,22 @@ def _run_on_server(
     )
 
 
-class Doors:
+class LoginLimiter:
     """Limits the parallel logins through each first hop to LOGINS_AT_ONCE."""
 
     def __init__(self, servers: Sequence[Server]) -> None:
         self._slots = {
-            door(server.endpoint): threading.BoundedSemaphore(LOGINS_AT_ONCE) for server in servers
+            first_hop(server.endpoint): threading.BoundedSemaphore(LOGINS_AT_ONCE)
+            for server in servers
         }
 
     @contextmanager
-    def through(self, endpoint: Endpoint) -> Iterator[None]:
-        with self._slots[door(endpoint)]:
+    def reserve(self, endpoint: Endpoint) -> Iterator[None]:
+        with self._slots[first_hop(endpoint)]:
             yield
 
 
-def door(endpoint: Endpoint) -> str:
+def first_hop(endpoint: Endpoint) -> str:
     """Return the first sshd that a connection reaches; each proxy command counts as its own."""
     if endpoint.proxy_command:
         return f"{endpoint.proxy_command} {endpoint.host}:{endpoint.port}"

@@ -17,7 +17,7 @@ from labctl.model import Server
 from labctl.providers import FirstBoot
 from labctl.retry import retry_on
 from labctl.servers.connections import Connections
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.transports import Transport
 
 # seconds to wait for sshd to use its new key; it reloads within a moment
@@ -42,7 +42,7 @@ systemctl reload ssh 2>/dev/null || systemctl reload sshd 2>/dev/null ||
 """
 
 
-def settle(ground: Ground, server: Server, transport: Transport) -> Server:
+def replace_first_host_key(ground: LabContext, server: Server, transport: Transport) -> Server:
     """Give the server a host key that only it knows, and return it with that key pinned.
 
     Safe to repeat: an interrupted replacement continues, a finished one changes nothing.
@@ -71,11 +71,11 @@ def settle(ground: Ground, server: Server, transport: Transport) -> Server:
     return server
 
 
-def _is_settled(ground: Ground, server: Server) -> bool:
+def _is_settled(ground: LabContext, server: Server) -> bool:
     """Whether the pinned key is no longer the one that the first-boot script brought."""
     if server.endpoint.next_host_key:
         return False
-    return bool(ground.state.events(server_id=server.id, kind="host-key", limit=1))
+    return bool(ground.state.list_events(server_id=server.id, kind="host-key", limit=1))
 
 
 def _make_next_key(transport: Transport, first: str) -> tuple[str, str]:
@@ -97,7 +97,7 @@ def _run_as_root(transport: Transport, script: str, *words: str) -> str:
     return result.stdout
 
 
-def _pin(ground: Ground, server: Server, first: str, following: str) -> Server:
+def _pin(ground: LabContext, server: Server, first: str, following: str) -> Server:
     """Record these keys as the server's pinned ones, and write its ssh_config."""
     endpoint = msgspec.structs.replace(server.endpoint, host_key=first, next_host_key=following)
     server = msgspec.structs.replace(server, endpoint=endpoint)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from labctl.events import Note
 from labctl.model import Server
-from labctl.providers import Gate, provider_class
-from labctl.servers.connections import answers
-from labctl.servers.context import Ground
+from labctl.providers import Gate, get_provider_class
+from labctl.servers.connections import is_reachable
+from labctl.servers.context import LabContext
 
 ANSWER_S = 2.0
 
 
 def has_gate(server: Server) -> bool:
     """Whether the server's provider is a Gate. Asks the class, which needs no credentials."""
-    return issubclass(provider_class(server.provider), Gate)
+    return issubclass(get_provider_class(server.provider), Gate)
 
 
-def let_in(ground: Ground, server: Server) -> None:
+def admit_if_unreachable(ground: LabContext, server: Server) -> None:
     """Admit this machine if the provider is a Gate and the server does not answer from here."""
-    if isinstance(ground.provider, Gate) and not answers(server.endpoint, ANSWER_S):
+    if isinstance(ground.provider, Gate) and not is_reachable(server.endpoint, ANSWER_S):
         admit(ground, server)
 
 
-def admit(ground: Ground, server: Server) -> None:
+def admit(ground: LabContext, server: Server) -> None:
     """Let this machine's present address reach the server, if the provider is a Gate."""
     if not isinstance(ground.provider, Gate):
         return

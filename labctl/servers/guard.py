@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from labctl.model import Need, Server, Value
-from labctl.providers import Guarded, Keep, Lease, Provider, Stoppable
+from labctl.providers import Guarded, Keep, Leasable, Provider, Stoppable
 from labctl.servers import deadlines, held_disks
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 
 DECISIONS = 20
 EVENT = "guarded"
@@ -38,7 +38,7 @@ class GuardLimits(Value, frozen=True):
 
 
 def arm(
-    ground: Ground,
+    ground: LabContext,
     server: Server,
     *,
     budget_left_usd: float | None = None,
@@ -54,17 +54,17 @@ def arm(
     """
     if isinstance(ground.provider, Guarded):
         return _watch_foreign(ground, server, ground.provider)
-    need, price = deadlines.need_of(ground, server), server.offer.price_usd_per_hour
+    need, price = deadlines.get_need(ground, server), server.offer.price_usd_per_hour
     limited = any(
         (need.ttl_s, need.idle_s, need.budget_usd is not None, ceiling_s, ground.config.store)
     )
-    before = ground.state.events(server_id=server.id, kind=EVENT)
+    before = ground.state.list_events(server_id=server.id, kind=EVENT)
     if not (limited or price or before or always):
         return {}
     budget = need.budget_usd if budget_left_usd is None else budget_left_usd
     limits = msgspec.to_builtins(_derive_limits(need, price, budget, ceiling_s))
     disk = _decide_disk(ground, server, deadlines.span_s(need, price, budget))
-    reply = ground.remote(server).call(
+    reply = ground.open_agent(server).call(
         "guard",
         {
             **_identify(ground, server),
@@ -85,7 +85,7 @@ def arm(
         held_disks.release(ground, server)  # only now does its watchdog know who saves its results
     elif held_disks.is_held(ground, server):
         _keep_disk_past(ground, server, deadlines.left_s(watch))  # others may have extended it
-    if not deadlines.was_denied(ground, server):
+    if not deadlines.is_timer_denied(ground, server):
         deadlines.follow(ground, server, watch)
     return watch
 
@@ -104,43 +104,43 @@ def _derive_limits(
     )
 
 
-def watch(ground: Ground, server: Server, *, decisions: int = DECISIONS) -> dict[str, Any]:
+def watch(ground: LabContext, server: Server, *, decisions: int = DECISIONS) -> dict[str, Any]:
     """Return W now, with the last `decisions`; {} if no watchdog was armed."""
     request = {**_identify(ground, server), "decisions": decisions}
-    return _parse_watch(ground.remote(server).call("watch", request))
+    return _parse_watch(ground.open_agent(server).call("watch", request))
 
 
-def extend(ground: Ground, server: Server, span_s: int) -> dict[str, Any]:
+def extend(ground: LabContext, server: Server, span_s: int) -> dict[str, Any]:
     """Move the deadline by `span_s` seconds and suspend the idle limit for as long; return W.
 
     PolicyError beyond the ceiling or the budget, NotFoundError if nothing guards the server.
     """
     if isinstance(ground.provider, Guarded):
-        ground.provider.prolong(server.id, span_s)
+        ground.provider.extend_life(server.id, span_s)
         return watch(ground, server)
     request = {**_identify(ground, server), "span_s": span_s}
-    extended = _parse_watch(ground.remote(server).call("extend", request))
+    extended = _parse_watch(ground.open_agent(server).call("extend", request))
     if _holds_disk(ground, server):
         _keep_disk_past(ground, server, deadlines.left_s(extended) or [span_s])
     return extended
 
 
-def _watch_foreign(ground: Ground, server: Server, provider: Guarded) -> dict[str, Any]:
+def _watch_foreign(ground: LabContext, server: Server, provider: Guarded) -> dict[str, Any]:
     """Return W of a watchdog that somebody else has armed, and record for which lab."""
-    if not ground.state.events(server_id=server.id, kind=EVENT, limit=1):
-        detail = {"as": provider.guarded_as(server.id)}
+    if not ground.state.list_events(server_id=server.id, kind=EVENT, limit=1):
+        detail = {"as": provider.get_guarded_lab_id(server.id)}
         ground.state.record(EVENT, lab_id=ground.lab_id, server_id=server.id, detail=detail)
     return watch(ground, server)
 
 
-def _identify(ground: Ground, server: Server) -> dict[str, Any]:
+def _identify(ground: LabContext, server: Server) -> dict[str, Any]:
     """Name the lab that the watchdog was armed for, as its verbs expect it."""
-    events = ground.state.events(server_id=server.id, kind=EVENT, limit=1)
+    events = ground.state.list_events(server_id=server.id, kind=EVENT, limit=1)
     lab_id = str(events[0].detail.get("as") or ground.lab_id) if events else ground.lab_id
     return {"lab": ground.config.name, "lab_id": lab_id}
 
 
-def can_lose_results(ground: Ground) -> bool:
+def can_lose_results(ground: LabContext) -> bool:
     """Whether a server's deadline or budget can end it while it holds the only copy of its results.
 
     That is so if neither a store nor a keeper saves them, and the disk is deleted with the server.
@@ -148,23 +148,23 @@ def can_lose_results(ground: Ground) -> bool:
     return _is_unsaved(ground) and not isinstance(ground.provider, Keep)
 
 
-def will_keep_disk(ground: Ground) -> bool:
+def will_keep_disk(ground: LabContext) -> bool:
     """Whether the provider must keep a server's disk, because nothing else saves its results."""
     return _is_unsaved(ground) and isinstance(ground.provider, Keep)
 
 
-def _is_unsaved(ground: Ground) -> bool:
+def _is_unsaved(ground: LabContext) -> bool:
     if isinstance(ground.provider, Guarded):
         return False  # whoever armed its watchdog saves its results
     return _disk_at_end(ground.provider) == "goes" and not _can_lose_disk(ground)
 
 
-def _can_lose_disk(ground: Ground) -> bool:
+def _can_lose_disk(ground: LabContext) -> bool:
     """Whether a keeper or a store saves a server's results, or it has none."""
     return bool(ground.saver_s or ground.config.store) or not ground.has_results
 
 
-def _holds_disk(ground: Ground, server: Server) -> bool:
+def _holds_disk(ground: LabContext, server: Server) -> bool:
     """Whether the provider must keep this server's disk.
 
     A disk that the provider keeps already stays kept, even if the lab's newer servers keep their
@@ -175,7 +175,7 @@ def _holds_disk(ground: Ground, server: Server) -> bool:
     return will_keep_disk(ground) or held_disks.is_held(ground, server)
 
 
-def _decide_disk(ground: Ground, server: Server, span_s: float | None) -> str:
+def _decide_disk(ground: LabContext, server: Server, span_s: float | None) -> str:
     """Decide what happens to the server's disk when it ends by itself, within `span_s` from now.
 
     None means a server without a deadline, which its provider may still reclaim.
@@ -187,16 +187,16 @@ def _decide_disk(ground: Ground, server: Server, span_s: float | None) -> str:
     return _disk_at_end(ground.provider)
 
 
-def _keep_disk_past(ground: Ground, server: Server, left_s: list[float]) -> None:
+def _keep_disk_past(ground: LabContext, server: Server, left_s: list[float]) -> None:
     """Have the disk kept past the server's end, which is the first of these limits."""
     if left_s:
         held_disks.keep_until(ground, server, time.time() + min(left_s))
 
 
-def _describe_ending(ground: Ground, server: Server, disk: str) -> dict[str, Any]:
+def _describe_ending(ground: LabContext, server: Server, disk: str) -> dict[str, Any]:
     """Say how the watchdog ends a server of this provider, and what happens to its disk."""
     provider = ground.provider
-    if isinstance(provider, Lease):
+    if isinstance(provider, Leasable):
         return {"kind": "release", "disk": disk, "lease": server.id}
     return {"kind": "poweroff", "disk": disk, "saver_s": ground.saver_s}
 
@@ -204,8 +204,8 @@ def _describe_ending(ground: Ground, server: Server, disk: str) -> dict[str, Any
 def _disk_at_end(provider: Provider) -> str:
     """Return what happens to a disk when its server ends: "stays", "keepable" or "goes"."""
     if isinstance(provider, Keep):
-        return "keepable" if provider.keeps_itself else "goes"
-    return "stays" if isinstance(provider, Lease | Stoppable) else "goes"
+        return "keepable" if provider.can_keep_itself else "goes"
+    return "stays" if isinstance(provider, Leasable | Stoppable) else "goes"
 
 
 def _parse_watch(reply: dict[str, Any]) -> dict[str, Any]:

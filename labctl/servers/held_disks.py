@@ -8,8 +8,8 @@ from labctl.errors import LabError
 from labctl.events import Note
 from labctl.model import Server
 from labctl.providers import Keep
-from labctl.retry import while_throttled
-from labctl.servers.context import Ground
+from labctl.retry import retry_throttled_calls
+from labctl.servers.context import LabContext
 from labctl.servers.disks import day_text
 
 HELD = "disk-held"
@@ -17,7 +17,7 @@ KEPT_S = 14 * 86_400.0  # after the server's deadline; the watchdog has the same
 LATER_S = 86_400.0  # an expiry that would move by less is not moved
 
 
-def keep_until(ground: Ground, server: Server, ends_at: float) -> bool:
+def keep_until(ground: LabContext, server: Server, ends_at: float) -> bool:
     """Have the provider keep the server's disk for KEPT_S after `ends_at` (Unix seconds).
 
     Returns whether it will. An expiry is only ever moved later.
@@ -29,7 +29,7 @@ def keep_until(ground: Ground, server: Server, ends_at: float) -> bool:
     if held_until and until < held_until + LATER_S:
         return True
     try:
-        disks = while_throttled()(provider.keep_disk, server.id, until)
+        disks = retry_throttled_calls()(provider.keep_disk, server.id, until)
     except LabError as error:
         text = f"the disk of {server.alias} will not be kept when the server ends: {error.what}"
         if held_until:
@@ -51,14 +51,14 @@ def keep_until(ground: Ground, server: Server, ends_at: float) -> bool:
     return True
 
 
-def renew(ground: Ground, server: Server) -> None:
+def renew(ground: LabContext, server: Server) -> None:
     """Have a kept disk last for KEPT_S from now: a server without a deadline outlives any date."""
     until = _held_until(ground, server)
     if until and until < time.time() + KEPT_S - LATER_S:
         keep_until(ground, server, time.time())
 
 
-def release(ground: Ground, server: Server) -> None:
+def release(ground: LabContext, server: Server) -> None:
     """Have the server's disk deleted with it, if this machine or another may have had it kept.
 
     If the provider refuses, the disk may stay until its expiry, and a warning says so.
@@ -67,7 +67,7 @@ def release(ground: Ground, server: Server) -> None:
     if not isinstance(provider, Keep) or _held_until(ground, server) == 0.0:
         return
     try:
-        while_throttled()(provider.release_disk, server.id)
+        retry_throttled_calls()(provider.release_disk, server.id)
     except LabError as error:
         text = f"the disk of {server.alias} may outlive it: {error.what}; next: labctl orphans"
         ground.reporter.emit(Note(text=text, level="warning"))
@@ -76,23 +76,23 @@ def release(ground: Ground, server: Server) -> None:
     _record_held(ground, server, 0.0)
 
 
-def is_held(ground: Ground, server: Server) -> bool:
+def is_held(ground: LabContext, server: Server) -> bool:
     """Whether the server's disk will outlive it, as far as this machine knows."""
     return bool(_held_until(ground, server))
 
 
-def _held_until(ground: Ground, server: Server) -> float | None:
+def _held_until(ground: LabContext, server: Server) -> float | None:
     """Return when the disk that outlives the server expires (Unix seconds), 0.0 without one.
 
     None if this machine cannot know: another one created the server, or a release failed.
     """
-    if lines := ground.state.events(server_id=server.id, kind=HELD, limit=1):
+    if lines := ground.state.list_events(server_id=server.id, kind=HELD, limit=1):
         until = lines[0].detail["expires_at"]
         return None if until is None else float(until)
-    made_here = ground.state.events(server_id=server.id, kind="created", limit=1)
+    made_here = ground.state.list_events(server_id=server.id, kind="created", limit=1)
     return 0.0 if made_here else None
 
 
-def _record_held(ground: Ground, server: Server, expires_at: float | None) -> None:
+def _record_held(ground: LabContext, server: Server, expires_at: float | None) -> None:
     detail = {"expires_at": expires_at}
     ground.state.record(HELD, lab_id=server.lab_id, server_id=server.id, detail=detail)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from labctl.commands.ssh import known_hosts_name
 from labctl.errors import HostKeyError, LabError, PolicyError
-from labctl.events import Decision, Reporter
+from labctl.events import Question, Reporter
 from labctl.model import Endpoint
 
 _KEY_TYPES = (
@@ -30,7 +30,7 @@ def fingerprint(host_key: str) -> str:
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
-def known_key(name: str, files: tuple[Path, ...]) -> str:
+def find_known_key(name: str, files: tuple[Path, ...]) -> str:
     """Find the host key for `name` ("host", "[host]:port") in the user's known_hosts files.
 
     "" without one. HostKeyError if a key of that name is revoked.
@@ -68,15 +68,15 @@ def _find_known_hosts_lines(name: str, path: Path) -> list[str]:
     return [line for line in result.stdout.splitlines() if line and not line.startswith("#")]
 
 
-def confirm(endpoint: Endpoint, host_key: str, reporter: Reporter) -> None:
+def confirm_host_key(endpoint: Endpoint, host_key: str, reporter: Reporter) -> None:
     """Have the user compare the fingerprint; PolicyError unless they confirm it."""
     name = known_hosts_name(endpoint.host, endpoint.port)
     kind = host_key.split()[0]
-    decision = Decision(
+    decision = Question(
         question=f"labctl has never seen {name}. Is this its host key?",
         detail=f"{kind} {fingerprint(host_key)}",
     )
-    if not reporter.ask(decision):
+    if not reporter.confirm(decision):
         raise PolicyError(
             f"the host key of {name} is not confirmed",
             why=f"it presents {kind} {fingerprint(host_key)}",

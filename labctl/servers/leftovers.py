@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 from labctl.errors import PolicyError
-from labctl.events import Decision, Note, Step
+from labctl.events import Note, Question, Step
 from labctl.model import ProviderAccount, Resource, Server, Value
 from labctl.servers import accounts, attempts, cost, disks, end_server
-from labctl.servers.context import Ground
-from labctl.servers.open_costs import told_what_bills
+from labctl.servers.context import LabContext
+from labctl.servers.open_costs import explain_open_costs
 
 # Kind of a resource that is free and makes the next server start faster: it is never removed.
 CACHE = "cache"
@@ -28,49 +28,49 @@ class Orphans(Value, frozen=True):
     elsewhere: tuple[str, ...] = ()
 
     @property
-    def billing(self) -> bool:
+    def is_billing(self) -> bool:
         """Whether anything is left that costs money, or may."""
         paid = any(resource.price_usd_per_month > 0 for resource in self.resources)
         servers = any(server.state != "terminated" for server in self.servers)
         return paid or servers or bool(self.elsewhere)
 
 
-def orphans(ground: Ground) -> Orphans:
+def find_orphans(ground: LabContext) -> Orphans:
     """List what the provider shows. Kept disks are among the resources.
 
     Warns about what its list cannot show: recent attempts, and resources in other accounts.
     """
-    with told_what_bills(ground, every_lab=True):
+    with explain_open_costs(ground, every_lab=True):
         _warn(ground)
     return _list_shown(ground)
 
 
-def _warn(ground: Ground) -> None:
-    for attempt in attempts.unheard(ground, every_lab=True):
+def _warn(ground: LabContext) -> None:
+    for attempt in attempts.list_pending_attempts(ground, every_lab=True):
         text = (
             f"an interrupted `up` of {attempt.request.lab} may have created a server that "
             f"{ground.provider.name} does not list yet: try again in a minute"
         )
         ground.reporter.emit(Note(text=text, level="warning"))
     for name, account_id in _list_elsewhere(ground).items():
-        profile = accounts.profile_of(ground, account_id)
+        profile = accounts.find_profile(ground, account_id)
         account = ProviderAccount(id=account_id, profile=profile)
         text = f"{name} belongs to {accounts.describe(ground.provider.name, account)}"
-        next_ = accounts.switch_to(ground, account_id, "labctl orphans")
+        next_ = accounts.switch_command(ground, account_id, "labctl orphans")
         ground.reporter.emit(Note(text=f"{text}; next: {next_}", level="warning"))
 
 
-def _list_elsewhere(ground: Ground) -> dict[str, str]:
+def _list_elsewhere(ground: LabContext) -> dict[str, str]:
     """List what this machine has on record in other accounts of the provider: name -> account."""
     provider = ground.provider.name
     accounts_by_name = {
         f"the server {server.id} of {server.lab}": server.account
-        for server in ground.state.servers()
+        for server in ground.state.list_servers()
         if server.provider == provider and server.state not in accounts.ENDED
     }
     accounts_by_name |= {
         f"what an interrupted `up` of {attempt.request.lab} may have created": attempt.account
-        for attempt in ground.state.open_attempts()
+        for attempt in ground.state.list_open_attempts()
         if attempt.provider == provider
     }
     return {
@@ -80,16 +80,16 @@ def _list_elsewhere(ground: Ground) -> dict[str, str]:
     }
 
 
-def _list_shown(ground: Ground) -> Orphans:
-    with told_what_bills(ground, every_lab=True):
+def _list_shown(ground: LabContext) -> Orphans:
+    with explain_open_costs(ground, every_lab=True):
         servers = [one for one in ground.provider.servers() if one.state != "terminated"]
         others = ground.provider.leftovers()
-    disks.looked(ground, others, None)
+    disks.record_shown(ground, others, None)
     ids = {server.id for server in servers}
     resources = [
         one for one in others if one.kind != CACHE and (one.expires_at or one.server_id not in ids)
     ]
-    recorded = {server.id for server in ground.state.servers()}
+    recorded = {server.id for server in ground.state.list_servers()}
     return Orphans(
         servers=tuple(servers),
         resources=tuple(resources),
@@ -98,7 +98,7 @@ def _list_shown(ground: Ground) -> Orphans:
     )
 
 
-def end_them(ground: Ground, listed: Orphans, *, kept_too: bool) -> Orphans:
+def end_orphans(ground: LabContext, listed: Orphans, *, kept_too: bool) -> Orphans:
     """Terminate and remove what was listed; return what is left. Results on it are lost.
 
     Disks that were kept for their data are removed once they have expired, and before that only
@@ -111,19 +111,19 @@ def end_them(ground: Ground, listed: Orphans, *, kept_too: bool) -> Orphans:
     names = {server.lab for server in listed.servers}
     names |= {resource.lab or resource.lab_id for resource in removable}
     labs = ", ".join(sorted(names - {""}))
-    decision = Decision(
+    decision = Question(
         question=f"terminate {len(listed.servers)} servers and remove {len(removable)} other "
         "resources?",
         detail=f"labs: {labs}\nResults that are only there are lost; labctl down saves them first.",
     )
-    if not ground.reporter.ask(decision):
+    if not ground.reporter.confirm(decision):
         raise PolicyError(
             "nothing was terminated",
             why="it was not confirmed",
             hint="labctl orphans --terminate --yes",
         )
     for server in listed.servers:
-        cost.note_life(ground.state, server)
+        cost.record_start(ground.state, server)
     end_server.end(ground, listed.servers)
 
     def list_removable() -> list[Resource]:
@@ -131,16 +131,16 @@ def end_them(ground: Ground, listed: Orphans, *, kept_too: bool) -> Orphans:
         end_server.end(ground, _list_shown(ground).servers)
         return [one for one in _list_shown(ground).resources if kept_too or _is_unneeded(one)]
 
-    end_server.take_away(ground, list_removable(), list_removable)
+    end_server.remove_resources(ground, list_removable(), list_removable)
     return _list_shown(ground)
 
 
-def _wait_for_attempts(ground: Ground, listed: Orphans) -> Orphans:
+def _wait_for_attempts(ground: LabContext, listed: Orphans) -> Orphans:
     """Wait until everything that interrupted `up`s may have created is listed; list again."""
-    if not attempts.unheard(ground, every_lab=True):
+    if not attempts.list_pending_attempts(ground, every_lab=True):
         return listed
     ground.reporter.emit(Step(name="waiting for what an interrupted `up` may have created"))
-    while attempts.unheard(ground, every_lab=True):
+    while attempts.list_pending_attempts(ground, every_lab=True):
         time.sleep(min(1.0, ground.provider.settle_s))
     return _list_shown(ground)
 

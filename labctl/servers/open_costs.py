@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from labctl.errors import BusyError, LabError, ProviderError
-from labctl.servers.context import Ground
-from labctl.servers.disks import told
+from labctl.servers.context import LabContext
+from labctl.servers.disks import describe_kept_disk
 from labctl.state.disks import list_kept_disks
 
 
 @contextmanager
-def told_what_bills(
-    ground: Ground,
+def explain_open_costs(
+    ground: LabContext,
     kinds: type[LabError] | tuple[type[LabError], ...] = (ProviderError, BusyError),
     *,
     every_lab: bool = False,
@@ -22,24 +22,24 @@ def told_what_bills(
     try:
         yield
     except kinds as error:
-        lines = still_billing(ground, None if every_lab else ground.lab_id)
+        lines = describe_open_costs(ground, None if every_lab else ground.lab_id)
         error.why = "\n".join(filter(None, [error.why, *lines]))
         raise
 
 
-def still_billing(ground: Ground, lab_id: str | None) -> list[str]:
+def describe_open_costs(ground: LabContext, lab_id: str | None) -> list[str]:
     """Describe each recorded server, kept disk and open attempt that may cost money, one a line."""
     lines = [
         f"{server.id} is still running (last known), at "
         f"{server.offer.price_usd_per_hour:.2f} dollars an hour until labctl down"
-        for server in ground.state.servers(lab_id)
+        for server in ground.state.list_servers(lab_id)
         if server.offer.price_usd_per_hour
         and server.state not in ("stopped", "ending", "terminated")
     ]
-    lines += [told(disk) for disk in list_kept_disks(ground.state, lab_id)]
+    lines += [describe_kept_disk(disk) for disk in list_kept_disks(ground.state, lab_id)]
     return lines + [
         f"an interrupted `up` may have created a {attempt.offer.type}, at "
         f"{attempt.offer.price_usd_per_hour:.2f} dollars an hour; labctl down finds it"
-        for attempt in ground.state.open_attempts(lab_id)
+        for attempt in ground.state.list_open_attempts(lab_id)
         if attempt.offer.price_usd_per_hour
     ]

@@ -70,8 +70,8 @@ def _describe_limits(
         )
     elif price:
         lines.append(f"it costs at most {span / HOUR_S * price:.2f} dollars, plus disk and traffic")
-        lines.append(f"guards: {', '.join(deadlines.planned_guards(provider))}")
-        if isinstance(provider, Deadline) and (lack := provider.deadline_lacks):
+        lines.append(f"guards: {', '.join(deadlines.list_planned_guards(provider))}")
+        if isinstance(provider, Deadline) and (lack := provider.missing_deadline_setup):
             lines.append(f"no timer at {provider.name}: {lack}")
     return lines
 

@@ -19,10 +19,16 @@ from typing import IO, Any
 import msgspec
 
 from labctl.commands import ansible
-from labctl.commands.probe import SCRIPT, Missing, admin_commands, missing, parse
+from labctl.commands.probe import (
+    SCRIPT,
+    MissingRequirement,
+    list_admin_commands,
+    list_missing,
+    parse,
+)
 from labctl.errors import ConnectError, DiskFullError, LabError, PolicyError
-from labctl.events import Note, Progress, Reporter, Silent, Step
-from labctl.model import GIB, Facts, GpuNeed, Need, Server, Value
+from labctl.events import Note, Progress, Reporter, SilentReporter, Step
+from labctl.model import GIB, GpuNeed, Need, Server, ServerFacts, Value
 from labctl.shell import command
 from labctl.transports import Transport
 
@@ -34,7 +40,7 @@ STEP = "prepare"
 _SOLD_SIZE_SLACK = 0.07
 
 
-def probe(transport: Transport) -> Facts:
+def probe(transport: Transport) -> ServerFacts:
     """Collect the server's Facts in one round trip. LabError if it cannot run a script."""
     result = transport.run(
         command("sh", "-s"), stdin=SCRIPT.encode(), timeout_s=PROBE_TIMEOUT_S, check=False
@@ -49,19 +55,19 @@ def playbook_hash(playbooks_dir: Path) -> str:
         path.relative_to(playbooks_dir).as_posix(): path.read_bytes()
         for path in playbooks_dir.rglob("*.yml")
     }
-    return ansible.stamp_of(files)
+    return ansible.compute_stamp(files)
 
 
 def prepare(
     transport: Transport,
     server: Server,
-    facts: Facts | None,
+    facts: ServerFacts | None,
     *,
     playbooks_dir: Path,
     ssh_config: Path,
     reporter: Reporter,
     boto3: bool = False,
-) -> Facts:
+) -> ServerFacts:
     """Install on the server what labctl needs, and return its Facts afterwards.
 
     `facts` is the result of a `probe` just before, None to probe here. Returns at once if nothing
@@ -77,7 +83,7 @@ def prepare(
     plain_stamp = playbook_hash(playbooks_dir)
     boto3_stamp = f"{plain_stamp} boto3"
     stamp = boto3_stamp if boto3 else plain_stamp
-    lacking = missing(facts, boto3=boto3)
+    lacking = list_missing(facts, boto3=boto3)
     if not _should_run_playbook(lacking, done_before=facts.stamp in (stamp, boto3_stamp)):
         _report_missing(lacking, reporter)
         return facts
@@ -93,39 +99,39 @@ def prepare(
         stamp=stamp,
         boto3=boto3,
     )
-    play(host, playbooks_dir, reporter)
+    run_playbook(host, playbooks_dir, reporter)
     # A login from before the playbook keeps the groups that the account had then.
     transport.close()
     after = probe(transport)
-    still_lacking = missing(after, boto3=boto3)
+    still_lacking = list_missing(after, boto3=boto3)
     if any(_can_playbook_fix(lack) for lack in still_lacking):
         raise _make_incomplete_error(server, still_lacking, ssh_config)
     _report_missing(still_lacking, reporter)
     return after
 
 
-def _can_playbook_fix(lack: Missing) -> bool:
+def _can_playbook_fix(lack: MissingRequirement) -> bool:
     """Whether the playbook fixes it on every server and for every account."""
     return not lack.optional and lack.name != "docker daemon"
 
 
-def _should_run_playbook(lacking: list[Missing], *, done_before: bool) -> bool:
+def _should_run_playbook(lacking: list[MissingRequirement], *, done_before: bool) -> bool:
     return any(_can_playbook_fix(lack) for lack in lacking) if done_before else bool(lacking)
 
 
-def _report_missing(lacking: list[Missing], reporter: Reporter) -> None:
+def _report_missing(lacking: list[MissingRequirement], reporter: Reporter) -> None:
     for lack in lacking:
         reporter.emit(Note(text=f"{lack.words}. To fix it: {lack.command}", level="warning"))
 
 
 def _make_needs_admin_error(
-    server: Server, facts: Facts, lacking: list[Missing], playbooks_dir: Path
+    server: Server, facts: ServerFacts, lacking: list[MissingRequirement], playbooks_dir: Path
 ) -> LabError:
     required = [lack for lack in lacking if not lack.optional]
     lines = [f"- {lack.words}" for lack in required]
     lines.append(f"the account {facts.user} may not use sudo without a password.")
     lines.append(f"An administrator of {server.endpoint.host} must run there:")
-    lines += [f"    {line}" for line in admin_commands(required)]
+    lines += [f"    {line}" for line in list_admin_commands(required)]
     playbook = playbooks_dir / "server.yml"
     return PolicyError(
         f"{server.alias} is not ready for labctl, and {facts.user} may not change it",
@@ -135,7 +141,9 @@ def _make_needs_admin_error(
     )
 
 
-def _make_incomplete_error(server: Server, lacking: list[Missing], ssh_config: Path) -> LabError:
+def _make_incomplete_error(
+    server: Server, lacking: list[MissingRequirement], ssh_config: Path
+) -> LabError:
     return LabError(
         f"{server.alias} is still incomplete after its preparation",
         why="\n".join(lack.words for lack in lacking),
@@ -193,7 +201,7 @@ class _PlaybookProgress:
                 self.failed = self.failed or event
 
 
-def play(
+def run_playbook(
     host: ansible.Host,
     playbooks_dir: Path,
     reporter: Reporter,
@@ -207,11 +215,11 @@ def play(
     reporter.emit(Step(name=STEP, detail=host.alias))
     with _ansible_home() as home, _private_log(log_path) as log:
         inventory = home / "hosts"
-        inventory.write_text(ansible.inventory([host]))
+        inventory.write_text(ansible.build_inventory([host]))
         variables_file = home / "variables.json" if variables else None
         if variables_file:
             variables_file.write_bytes(msgspec.json.encode(variables))
-        argv = ansible.playbook(
+        argv = ansible.playbook_argv(
             sys.executable,
             playbooks_dir,
             inventory,
@@ -277,7 +285,7 @@ def _stop_ssh_masters(home: Path) -> None:
     """Stop Ansible's SSH masters now; otherwise they outlive their sockets by seconds."""
     for control in (home / "cp").glob("*"):
         if control.is_socket():
-            subprocess.run(ansible.end_master(control), capture_output=True, check=False)
+            subprocess.run(ansible.end_master_argv(control), capture_output=True, check=False)
 
 
 def _utf8_locale() -> str:
@@ -311,21 +319,21 @@ def _read_last_lines(log_path: Path) -> str:
     return "\n".join(line for line in lines[-5:] if not line.startswith("{")) or "no message"
 
 
-def gpu_for(need: Need, facts: Facts, reporter: Reporter | None = None) -> str:
+def select_gpus(need: Need, facts: ServerFacts, reporter: Reporter | None = None) -> str:
     """Return the value of `--gpus` for this need on this server: "" (none) or "all".
 
     PolicyError if the lab requires a GPU that the server cannot provide. `auto` without a GPU
     returns "" and emits a Note, since training on the CPU is slow.
     """
     gpu = need.gpu
-    reporter = reporter or Silent()
+    reporter = reporter or SilentReporter()
     if gpu.kind == "none":
         return ""
     fitting = [g for g in facts.gpus if _is_enough(gpu, g.name, g.memory_bytes)]
     usable = len(fitting) >= max(1, gpu.count)
     if usable and facts.nvidia_runtime:
         return "all"
-    if gpu.required:
+    if gpu.is_required:
         raise _make_no_gpu_error(gpu, facts, usable)
     if not facts.gpus:
         reporter.emit(Note(text="No GPU on this server; using the CPU."))
@@ -342,13 +350,13 @@ def gpu_for(need: Need, facts: Facts, reporter: Reporter | None = None) -> str:
 _NO_RUNTIME = "the NVIDIA Container Toolkit is not installed there"
 
 
-def _make_no_gpu_error(gpu: GpuNeed, facts: Facts, usable: bool) -> LabError:
+def _make_no_gpu_error(gpu: GpuNeed, facts: ServerFacts, usable: bool) -> LabError:
     what, why = f"this lab needs {_describe_need(gpu)}", _describe_gpus(facts)
     hint = "change `gpu:` under `server:` in lab.yaml (auto uses a GPU if the server has one)"
     if usable:
         what += ", and containers on the server cannot use one"
         why += f", but {_NO_RUNTIME}"
-        hint = "; ".join(lack.command for lack in missing(facts) if lack.optional)
+        hint = "; ".join(lack.command for lack in list_missing(facts) if lack.optional)
     else:
         what += ", which this server does not have" if facts.gpus else ", and the server has none"
     return PolicyError(what, why=why, hint=hint)
@@ -357,10 +365,10 @@ def _make_no_gpu_error(gpu: GpuNeed, facts: Facts, usable: bool) -> LabError:
 def _is_enough(gpu: GpuNeed, name: str, memory_bytes: int) -> bool:
     if memory_bytes < gpu.min_memory_bytes * (1 - _SOLD_SIZE_SLACK):
         return False
-    return gpu.kind in ("auto", "any") or gpu_named(gpu.kind, name)
+    return gpu.kind in ("auto", "any") or is_gpu_model(gpu.kind, name)
 
 
-def gpu_named(kind: str, name: str) -> bool:
+def is_gpu_model(kind: str, name: str) -> bool:
     """Whether nvidia-smi's `name` ("NVIDIA A100-SXM4-80GB") is a `kind` ("A100", "a100-80gb").
 
     Only whole words match, so that A10 is not an A100; words may be written together (RTX4090).
@@ -385,7 +393,7 @@ def _describe_need(gpu: GpuNeed) -> str:
     return kind + size
 
 
-def _describe_gpus(facts: Facts) -> str:
+def _describe_gpus(facts: ServerFacts) -> str:
     if not facts.gpus:
         return "the server has no GPU"
     gpus = (f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in facts.gpus)

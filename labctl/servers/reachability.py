@@ -11,7 +11,7 @@ from labctl.providers import Console, Stoppable
 from labctl.servers import deadlines, end_server
 from labctl.servers.accounts import ENDED
 from labctl.servers.adoption import is_fresh
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.servers.gate import admit
 from labctl.transports import Transport
 
@@ -21,7 +21,7 @@ SSH_DEADLINE_S = 120.0
 POLL_S = 0.25
 
 
-def reach(ground: Ground, server: Server) -> tuple[Server, Transport]:
+def reach(ground: LabContext, server: Server) -> tuple[Server, Transport]:
     """Wait for a server; return it and a transport on which a login has worked.
 
     A new server that cannot be reached is removed again, after its console output is shown.
@@ -30,7 +30,7 @@ def reach(ground: Ground, server: Server) -> tuple[Server, Transport]:
     try:
         ground.reporter.emit(Step(name="waiting for its sshd"))
         server = _wait_until_running(ground, server)
-        deadlines.set_first(ground, server)
+        deadlines.set_first_timer(ground, server)
         if not fresh:
             admit(ground, server)
         transport = ground.connections.wait_for_ssh(server, SSH_DEADLINE_S)
@@ -45,7 +45,7 @@ def reach(ground: Ground, server: Server) -> tuple[Server, Transport]:
     return server, transport
 
 
-def _wait_until_running(ground: Ground, server: Server) -> Server:
+def _wait_until_running(ground: LabContext, server: Server) -> Server:
     """Wait until the server runs and its address and host key are known; start a stopped one."""
     if server.state == "stopped" and isinstance(ground.provider, Stoppable):
         ground.provider.start(server.id)
@@ -56,7 +56,7 @@ def _wait_until_running(ground: Ground, server: Server) -> Server:
         if shown is None:
             pass
         elif shown.state == "running" and shown.endpoint.host_key and shown.endpoint.port:
-            running = ground.as_ours(shown, server)
+            running = ground.assign_alias(shown, server)
             ground.state.save_server(running)
             return running
         elif shown.state in (*ENDED, "stopped") and server.state != "stopped":
@@ -72,7 +72,7 @@ def _wait_until_running(ground: Ground, server: Server) -> Server:
         time.sleep(POLL_S)
 
 
-def _find(ground: Ground, server: Server) -> Server | None:
+def _find(ground: LabContext, server: Server) -> Server | None:
     """Find the server at its provider; None also while the provider is busy, so that we wait on."""
     try:
         return ground.provider.find(server.id)
@@ -80,7 +80,7 @@ def _find(ground: Ground, server: Server) -> Server | None:
         return None
 
 
-def _undo(ground: Ground, server: Server, error: LabError) -> None:
+def _undo(ground: LabContext, server: Server, error: LabError) -> None:
     """Show the console of a server that never became reachable, and remove the server."""
     ground.reporter.emit(Note(text=_describe_console(ground, server), level="warning"))
     try:
@@ -93,11 +93,11 @@ def _undo(ground: Ground, server: Server, error: LabError) -> None:
     error.hint = "labctl up   # creates another one"
 
 
-def _describe_console(ground: Ground, server: Server) -> str:
+def _describe_console(ground: LabContext, server: Server) -> str:
     if not isinstance(ground.provider, Console):
         return f"removing {server.id} again"
     try:
-        output = ground.provider.console(server.id).strip()
+        output = ground.provider.read_console(server.id).strip()
     except LabError as error:
         return f"the server's console cannot be read: {error.what}"
     tail = "\n".join(f"  {line}" for line in output.splitlines()[-CONSOLE_LINES:])

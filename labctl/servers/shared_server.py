@@ -11,8 +11,8 @@ from pathlib import Path
 from labctl.commands import ansible
 from labctl.events import Reporter
 from labctl.model import Server, Value
-from labctl.servers.agent import program
-from labctl.servers.prepare import play
+from labctl.servers.agent import build_program
+from labctl.servers.prepare import run_playbook
 
 PLAYBOOK = "shared.yml"
 # useradd refuses longer account names.
@@ -20,7 +20,7 @@ MOST_NAME = 32
 KIB = 1024
 
 
-class Account(Value, frozen=True):
+class SharedAccount(Value, frozen=True):
     """An account on a shared server. `keys` are public key lines.
 
     An account without keys is disabled: nobody can log in, its processes stop, its files stay.
@@ -54,7 +54,7 @@ def account_name(name: str) -> str:
 
 def share(
     server: Server,
-    accounts: Sequence[Account],
+    accounts: Sequence[SharedAccount],
     sharing: Sharing,
     *,
     playbooks_dir: Path,
@@ -70,7 +70,7 @@ def share(
     """
     host = ansible.Host(alias=server.alias, ssh_config=ssh_config, user=server.endpoint.user)
     with tempfile.NamedTemporaryFile(prefix="labctl-broker-", suffix=".zip") as file:
-        file.write(program())
+        file.write(build_program())
         file.flush()
         variables = {
             "shared_server_program": file.name,
@@ -83,4 +83,4 @@ def share(
             },
             "shared_server_quota_kib": sharing.disk_bytes // KIB,
         }
-        play(host, playbooks_dir, reporter, name=PLAYBOOK, variables=variables)
+        run_playbook(host, playbooks_dir, reporter, name=PLAYBOOK, variables=variables)

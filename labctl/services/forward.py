@@ -20,7 +20,7 @@ from types import TracebackType
 
 from labctl.commands.ssh import forward_argv
 from labctl.errors import AuthenticationError, ConnectError, HostKeyError, LabError, NotFoundError
-from labctl.events import Note, Reporter, Silent
+from labctl.events import Note, Reporter, SilentReporter
 from labctl.model import Endpoint, Service, Value
 from labctl.retry import retry_on
 from labctl.services.services import usual_port
@@ -49,7 +49,7 @@ class ForwardSpec(Value, frozen=True, kw_only=True):
     local_port: int = 0
 
 
-def url_of(service: Service, local_port: int, *, token: bool = True) -> str:
+def build_url(service: Service, local_port: int, *, token: bool = True) -> str:
     """Return the service's URL on this machine."""
     ending = f"?token={service.token}" if service.token and token else ""
     return f"http://127.0.0.1:{local_port}{service.path}{ending}"
@@ -68,7 +68,7 @@ class Forwarding:
         self.local_port = 0
         self.failure: LabError | None = None
         self._spec = spec
-        self._reporter = reporter or Silent()
+        self._reporter = reporter or SilentReporter()
         self._refresh = refresh
         self._closing = threading.Event()
         self._guard = threading.Lock()
@@ -77,10 +77,10 @@ class Forwarding:
 
     @property
     def url(self) -> str:
-        return url_of(self.service, self.local_port)
+        return build_url(self.service, self.local_port)
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether ssh holds the port now; the connection may have died within the last 6 s."""
         return self._ssh is not None and self._ssh.process.poll() is None
 
@@ -94,13 +94,13 @@ class Forwarding:
                 hint="sudo apt install openssh-client",
             )
         wanted = self._spec.local_port or usual_port(self.service.name, self.service)
-        self.local_port = free_port(wanted)
+        self.local_port = find_free_port(wanted)
         if self.local_port != wanted:
             self._report(f"local port {wanted} is in use; {self.service.name} is at {self.url}")
         try:
             self._connect()
         except _PortTakenError:
-            self.local_port = free_port(0)
+            self.local_port = find_free_port(0)
             self._connect()
         self._thread.start()
         return self
@@ -148,7 +148,7 @@ class Forwarding:
                 return
             self._ssh = ssh = _Ssh(argv)
         deadline = time.monotonic() + READY_S
-        while not answers(self.local_port, self.service.path):
+        while not is_answering(self.local_port, self.service.path):
             if ssh.process.poll() is not None:
                 raise self._exit_error(ssh)
             if time.monotonic() > deadline:
@@ -175,7 +175,7 @@ class Forwarding:
                 f"local port {self.local_port} is in use",
                 hint=f"labctl forward {self.service.name}",
             )
-        return failures.of_ssh(self._spec.endpoint, stderr)
+        return failures.parse_ssh_error(self._spec.endpoint, stderr)
 
     def _watch(self) -> None:
         while not self._closing.is_set():
@@ -186,7 +186,7 @@ class Forwarding:
             self._report(f"{self.service.name}: connection lost, reconnecting", "warning")
             if not self._reconnect(ask=refused):
                 return
-            at = url_of(self.service, self.local_port, token=False)
+            at = build_url(self.service, self.local_port, token=False)
             self._report(f"{self.service.name}: reconnected, {at}")
 
     def _await_loss(self) -> bool:
@@ -256,7 +256,7 @@ class _Ssh:
         os.close(self._errors)
 
 
-def free_port(wanted: int) -> int:
+def find_free_port(wanted: int) -> int:
     """Return `wanted` if it is free on the loopback, else (and for 0) any free port."""
     for port in (wanted, 0):
         with socket.socket() as probe:
@@ -267,7 +267,7 @@ def free_port(wanted: int) -> int:
     raise LabError("this machine has no free port", hint="labctl forward --list")
 
 
-def answers(port: int, path: str, *, timeout_s: float = 5.0) -> bool:
+def is_answering(port: int, path: str, *, timeout_s: float = 5.0) -> bool:
     """Whether a request to a local port reaches the service, even if that sends no reply.
 
     ssh accepts every connection, and drops it at once if the server's port refuses.

@@ -22,20 +22,20 @@ import msgspec
 
 from labctl import errors
 from labctl.errors import ConnectError, LabError, NotFoundError
-from labctl.events import Note, Silent
+from labctl.events import Note, SilentReporter
 from labctl.model import Forward, Service, Value
-from labctl.servers.agent import Remote
-from labctl.services.forward import FATAL, Forwarding, ForwardSpec, Refresh, url_of
+from labctl.servers.agent import AgentClient
+from labctl.services.forward import FATAL, Forwarding, ForwardSpec, Refresh, build_url
 from labctl.services.services import ServiceRequest, ensure_service
 
 __all__ = [
     "DetachedSpec",
     "ForwardSpec",
     "Forwarding",
+    "build_url",
     "list_forwards",
     "run_detached",
     "stop_forward",
-    "url_of",
 ]
 
 _MODULE = "labctl.services.forwards"
@@ -54,7 +54,7 @@ class DetachedSpec(Value, frozen=True, kw_only=True):
     refresh_argv: tuple[str, ...] = ()
 
 
-class Record(Protocol):
+class ForwardRecords(Protocol):
     """The records of background forwards (`labctl.state.State`)."""
 
     def save_forward(self, forward: Forward) -> None: ...
@@ -64,7 +64,7 @@ class Record(Protocol):
     def drop_forward(self, forward_id: str) -> None: ...
 
 
-def run_detached(spec: DetachedSpec, record: Record) -> Forward:
+def run_detached(spec: DetachedSpec, record: ForwardRecords) -> Forward:
     """Start a background forward, or return the one that already runs.
 
     The returned `url` contains the token; the record does not.
@@ -72,7 +72,9 @@ def run_detached(spec: DetachedSpec, record: Record) -> Forward:
     wanted = spec.forward
     for running in list_forwards(record, wanted.server_id):
         if running.service == wanted.service.name and wanted.local_port in (0, running.local_port):
-            return msgspec.structs.replace(running, url=url_of(wanted.service, running.local_port))
+            return msgspec.structs.replace(
+                running, url=build_url(wanted.service, running.local_port)
+            )
     Path(spec.log_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     forward_id = secrets.token_hex(4)
     child = subprocess.Popen(
@@ -97,7 +99,7 @@ def run_detached(spec: DetachedSpec, record: Record) -> Forward:
             service=wanted.service.name,
             local_port=port,
             remote_port=wanted.service.port,
-            url=url_of(wanted.service, port, token=False),
+            url=build_url(wanted.service, port, token=False),
             pid=int(reply["pid"]),
             created_at=time.time(),
         )
@@ -105,7 +107,7 @@ def run_detached(spec: DetachedSpec, record: Record) -> Forward:
         # Until this line the process ends with this one: a forward without a record never stays.
         request_pipe.write(b"kept\n")
         request_pipe.flush()
-    return msgspec.structs.replace(forward, url=url_of(wanted.service, port))
+    return msgspec.structs.replace(forward, url=build_url(wanted.service, port))
 
 
 def _to_error(reply: dict[str, Any]) -> LabError:
@@ -116,7 +118,7 @@ def _to_error(reply: dict[str, Any]) -> LabError:
     return error
 
 
-def list_forwards(record: Record, server_id: str | None = None) -> list[Forward]:
+def list_forwards(record: ForwardRecords, server_id: str | None = None) -> list[Forward]:
     """List the running background forwards, and drop the records of those that have ended."""
     living = []
     for forward in record.forwards(server_id):
@@ -127,7 +129,7 @@ def list_forwards(record: Record, server_id: str | None = None) -> list[Forward]
     return living
 
 
-def stop_forward(record: Record, which: str, server_id: str | None = None) -> list[Forward]:
+def stop_forward(record: ForwardRecords, which: str, server_id: str | None = None) -> list[Forward]:
     """Stop the background forwards with this id or service name, or "all"; return them.
 
     NotFoundError if none has that name. Touches no other process.
@@ -181,7 +183,7 @@ class _LogFile:
             self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {event.text}\n")
             self._file.flush()
 
-    def ask(self, decision: object) -> bool:
+    def confirm(self, decision: object) -> bool:
         return False
 
 
@@ -203,7 +205,7 @@ def _make_refresh(spec: DetachedSpec) -> Refresh:
         transport = OpenSshTransport(
             Path(forward.config), forward.server_id, forward.endpoint, master=False
         )
-        return ensure_service(Remote(transport), spec.request, Silent())
+        return ensure_service(AgentClient(transport), spec.request, SilentReporter())
 
     return refresh
 

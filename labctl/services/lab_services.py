@@ -9,8 +9,8 @@ from labctl.config import KNOWN_SERVICE_PORTS, parse_port
 from labctl.errors import UsageError
 from labctl.model import Forward, Server, Service
 from labctl.runs import images
-from labctl.servers.context import Ground
-from labctl.servers.prepare import gpu_for
+from labctl.servers.context import LabContext
+from labctl.servers.prepare import select_gpus
 from labctl.services import services
 from labctl.services.forwards import (
     DetachedSpec,
@@ -23,21 +23,21 @@ from labctl.services.forwards import (
 from labctl.sync import lab_files
 
 
-def forward(ground: Ground, server: Server, name: str, port: int) -> Forwarding:
+def forward(ground: LabContext, server: Server, name: str, port: int) -> Forwarding:
     """Start a service and open a forward to it, which reconnects after a lost connection."""
     wanted = _build_request(ground, server, name)
     service = _ensure(ground, server, wanted)
     return open_forward(ground, server, service, port, lambda now: _ensure(ground, now, wanted))
 
 
-def forward_detached(ground: Ground, service_name: str, port: int) -> Forward:
+def forward_detached(ground: LabContext, service_name: str, port: int) -> Forward:
     """Start a service and a background forward to it, which outlives this process."""
-    server = ground.server()
+    server = ground.get_server()
     wanted = _build_request(ground, server, service_name)
     return detach_forward(ground, server, _ensure(ground, server, wanted), wanted, port)
 
 
-def _build_request(ground: Ground, server: Server, name: str) -> services.ServiceRequest:
+def _build_request(ground: LabContext, server: Server, name: str) -> services.ServiceRequest:
     """Build the request for TensorBoard, Jupyter, a service of lab.yaml, or a port number."""
     config = ground.config
     own = config.services.get(name)
@@ -56,21 +56,21 @@ def _build_request(ground: Ground, server: Server, name: str) -> services.Servic
         lab=config.name,
         lab_id=ground.lab_id,
         name=name,
-        image=images.reference(ground),
+        image=images.image_reference(ground),
         command=own.command if own else (),
         port=port,
-        gpus=gpu_for(config.server.need, ground.facts(server), None),
+        gpus=select_gpus(config.server.need, ground.load_facts(server), None),
         args=images.build_args(ground, config.image),
         wheelhouse=bool(config.wheelhouse),
     )
 
 
-def _ensure(ground: Ground, server: Server, wanted: services.ServiceRequest) -> Service:
-    remote = ground.remote(server)
+def _ensure(ground: LabContext, server: Server, wanted: services.ServiceRequest) -> Service:
+    remote = ground.open_agent(server)
 
     def provide() -> None:
         lab_files.push(ground, server, force=False)
-        images.ensure(ground, server, remote, wanted.image)
+        images.ensure_image(ground, server, remote, wanted.image)
 
     return services.ensure_service(
         remote,
@@ -82,7 +82,7 @@ def _ensure(ground: Ground, server: Server, wanted: services.ServiceRequest) -> 
 
 
 def open_forward(
-    ground: Ground,
+    ground: LabContext,
     server: Server,
     service: Service,
     port: int,
@@ -105,7 +105,11 @@ def open_forward(
 
 
 def detach_forward(
-    ground: Ground, server: Server, service: Service, request: services.ServiceRequest, port: int
+    ground: LabContext,
+    server: Server,
+    service: Service,
+    request: services.ServiceRequest,
+    port: int,
 ) -> Forward:
     """Open a local port to `service` in a background process, which outlives this one."""
     lab = str(ground.config.root)
@@ -118,7 +122,7 @@ def detach_forward(
     return run_detached(spec, ground.state)
 
 
-def _forward_spec(ground: Ground, server: Server, service: Service, port: int) -> ForwardSpec:
+def _forward_spec(ground: LabContext, server: Server, service: Service, port: int) -> ForwardSpec:
     return ForwardSpec(
         config=str(ground.connections.write(server)),
         server_id=server.id,
@@ -128,19 +132,19 @@ def _forward_spec(ground: Ground, server: Server, service: Service, port: int) -
     )
 
 
-def stop_services(ground: Ground, server: Server) -> None:
+def stop_services(ground: LabContext, server: Server) -> None:
     """Stop all services of the lab on the server."""
-    services.stop_service(ground.remote(server), ground.config.name, ground.lab_id)
+    services.stop_service(ground.open_agent(server), ground.config.name, ground.lab_id)
 
 
-def remove_containers(ground: Ground, server: Server) -> None:
+def remove_containers(ground: LabContext, server: Server) -> None:
     """Remove all containers of the lab from a server that other users may get next."""
     stop_services(ground, server)
-    remote = ground.remote(server)
+    remote = ground.open_agent(server)
     remote.call("clear", {"lab": ground.config.name, "lab_id": ground.lab_id})
 
 
-def stop_forwards(ground: Ground, server: Server) -> None:
+def stop_forwards(ground: LabContext, server: Server) -> None:
     """Stop all background forwards to a server that is about to be removed."""
     for background in list_forwards(ground.state, server.id):
         stop_forward(ground.state, background.id, server.id)

@@ -9,20 +9,20 @@ import msgspec
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.model import Forward, Run, Server, Service, Value
 from labctl.runs import images, runs
-from labctl.servers.context import Ground
-from labctl.servers.prepare import gpu_for
+from labctl.servers.context import LabContext
+from labctl.servers.prepare import select_gpus
 from labctl.services import lab_services
 from labctl.services.forwards import Forwarding, list_forwards, stop_forward
 from labctl.services.services import (
     ServedModel,
     ServiceRequest,
     ensure_service,
-    services,
+    list_services,
     stop_service,
 )
 from labctl.sync import lab_files
 from labctl.sync.push import push
-from labctl.sync.scan import Index, scan_data
+from labctl.sync.scan import HashIndex, scan_data
 from labctl.sync.transfer_lock import hold_transfers
 
 NAME = "serve"
@@ -35,7 +35,7 @@ NEXT = "labctl serve --stop, then labctl serve"
 LARGEST_REPLY_BYTES = 1 << 20
 
 
-class Choice(Value, frozen=True, kw_only=True):
+class ServeChoice(Value, frozen=True, kw_only=True):
     """Which model to serve, and how.
 
     `run` "" is the latest. `checkpoint` is one of the run's checkpoints, "" lets the project
@@ -63,13 +63,13 @@ class _HealthReply(Value, frozen=True):
     model: Health
 
 
-def of_model(ground: Ground, server: Server, choice: Choice) -> ServiceRequest:
+def request_model(ground: LabContext, server: Server, choice: ServeChoice) -> ServiceRequest:
     """Build the request for a service that serves a run's model; send code and checkpoints.
 
     NotFoundError if the run is neither on the server nor on this machine, PolicyError if its pulled
     checkpoints contain pickles.
     """
-    run = runs.latest(ground, choice.run)
+    run = runs.find_run(ground, choice.run)
     is_on_server = run.server_id == server.id
     if not is_on_server:
         _send_checkpoints(ground, server, run)
@@ -85,7 +85,7 @@ def of_model(ground: Ground, server: Server, choice: Choice) -> ServiceRequest:
     base = _base_request(ground, server, NAME, choice.env, choice.loading_s)
     return msgspec.structs.replace(
         base,
-        image=run.image if own_code and run.image else images.reference(ground),
+        image=run.image if own_code and run.image else images.image_reference(ground),
         args={**images.build_args(ground, ground.config.image), "PACKAGES": PACKAGES},
         wheelhouse=bool(ground.config.wheelhouse),
         env={**ground.config.env, **choice.env},
@@ -93,8 +93,8 @@ def of_model(ground: Ground, server: Server, choice: Choice) -> ServiceRequest:
     )
 
 
-def of_image(
-    ground: Ground,
+def request_image(
+    ground: LabContext,
     server: Server,
     image: str,
     port: int,
@@ -108,7 +108,9 @@ def of_image(
     return msgspec.structs.replace(base, image=image, port=port, command=command, as_is=True)
 
 
-def forward(ground: Ground, server: Server, wanted: ServiceRequest, port: int = 0) -> Forwarding:
+def forward(
+    ground: LabContext, server: Server, wanted: ServiceRequest, port: int = 0
+) -> Forwarding:
     """Start the service and open a forward to it; `port` 0 is the service's own port."""
     # After a lost connection, a different model that was served meanwhile is kept.
     later = msgspec.structs.replace(wanted, replace=False)
@@ -122,7 +124,7 @@ def forward(ground: Ground, server: Server, wanted: ServiceRequest, port: int = 
 
 
 def forward_detached(
-    ground: Ground, server: Server, wanted: ServiceRequest, port: int = 0
+    ground: LabContext, server: Server, wanted: ServiceRequest, port: int = 0
 ) -> Forward:
     """Start the service, and a background forward that outlives this process."""
     service = _ensure(ground, server, wanted)
@@ -135,20 +137,20 @@ def forward_detached(
     return lab_services.detach_forward(ground, server, service, later, port)
 
 
-def stop(ground: Ground, server: Server) -> list[str]:
+def stop(ground: LabContext, server: Server) -> list[str]:
     """Stop all that `serve` started on the server, and the forwards; return the services' names."""
-    remote = ground.remote(server)
+    remote = ground.open_agent(server)
     for background in list_forwards(ground.state, server.id):
         if _is_ours(background.service):
             stop_forward(ground.state, background.id, server.id)
     stopped: list[str] = []
-    for service in services(remote, ground.config.name, ground.lab_id):
+    for service in list_services(remote, ground.config.name, ground.lab_id):
         if _is_ours(service.name):
             stopped += stop_service(remote, ground.config.name, ground.lab_id, service.name)
     return stopped
 
 
-def health(port: int) -> Health:
+def check_health(port: int) -> Health:
     """Ask the model server at a local port for its health; LabError if it is not healthy."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     try:
@@ -169,7 +171,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _base_request(
-    ground: Ground, server: Server, name: str, env: dict[str, str], loading_s: float
+    ground: LabContext, server: Server, name: str, env: dict[str, str], loading_s: float
 ) -> ServiceRequest:
     limits = ground.config.limits
     return ServiceRequest(
@@ -177,7 +179,7 @@ def _base_request(
         lab_id=ground.lab_id,
         name=name,
         image="",
-        gpus=gpu_for(ground.config.server.need, ground.facts(server), None),
+        gpus=select_gpus(ground.config.server.need, ground.load_facts(server), None),
         env=env,
         replace=True,
         deadline_s=loading_s,
@@ -187,16 +189,16 @@ def _base_request(
     )
 
 
-def _ensure(ground: Ground, server: Server, wanted: ServiceRequest) -> Service:
-    remote = ground.remote(server)
+def _ensure(ground: LabContext, server: Server, wanted: ServiceRequest) -> Service:
+    remote = ground.open_agent(server)
     model = wanted.model
     of_run = model.run if model is not None and model.code == "run" else ""
 
     def provide() -> None:
         if wanted.as_is:
-            images.fetch(ground, server, remote, wanted.image)
+            images.provide_image(ground, server, remote, wanted.image)
         else:
-            images.ensure(ground, server, remote, wanted.image, of_run)
+            images.ensure_image(ground, server, remote, wanted.image, of_run)
 
     return ensure_service(
         remote,
@@ -207,7 +209,7 @@ def _ensure(ground: Ground, server: Server, wanted: ServiceRequest) -> Service:
     )
 
 
-def _send_checkpoints(ground: Ground, server: Server, run: Run) -> None:
+def _send_checkpoints(ground: LabContext, server: Server, run: Run) -> None:
     """Send the pulled checkpoints to a server that does not have the run."""
     from labctl.services.model_server.checkpoint import check
     from labctl.services.model_server.refusals import ModelError
@@ -228,8 +230,8 @@ def _send_checkpoints(ground: Ground, server: Server, run: Run) -> None:
             hint="save weights as safetensors (safetensors.torch.save_file), then: labctl run",
         ) from None
     root, name = ground.config.root, f"model-{run.id}"
-    index = Index(root, f"data/{name}")
+    index = HashIndex(root, f"data/{name}")
     files = scan_data(root, name, checkpoints, ground.reporter, later=index)
-    target = (ground.remote(server), ground.config.name, ground.lab_id, f"model/{run.id}")
+    target = (ground.open_agent(server), ground.config.name, ground.lab_id, f"model/{run.id}")
     with hold_transfers(root, "push", ground.reporter):
         push(*target, checkpoints, files, ground.reporter, force=True, index=index)

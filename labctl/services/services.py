@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from labctl.config import KNOWN_SERVICE_PORTS, data_dir
+from labctl.config import KNOWN_SERVICE_PORTS, find_data_dir
 from labctl.errors import BuildError, NotFoundError
 from labctl.events import Note, Reporter, Step
 from labctl.model import Service, Value
 from labctl.runs.build_output import BuildLines
-from labctl.servers.agent import Remote
+from labctl.servers.agent import AgentClient
 
 # Longer than the time that the agent waits for a service to answer.
 START_TIMEOUT_S = 180.0
@@ -62,7 +62,7 @@ class ServiceRequest(Value, frozen=True, kw_only=True):
 
 
 def ensure_service(
-    remote: Remote,
+    remote: AgentClient,
     wanted: ServiceRequest,
     reporter: Reporter,
     *,
@@ -102,13 +102,13 @@ def ensure_service(
     return _to_service(reply)
 
 
-def services(remote: Remote, lab: str, lab_id: str) -> list[Service]:
+def list_services(remote: AgentClient, lab: str, lab_id: str) -> list[Service]:
     """List the lab's services that are running on the server."""
     reply = remote.call("services", {"lab": lab, "lab_id": lab_id})
     return [_to_service(service) for service in reply["services"] if service["running"]]
 
 
-def stop_service(remote: Remote, lab: str, lab_id: str, name: str = "") -> list[str]:
+def stop_service(remote: AgentClient, lab: str, lab_id: str, name: str = "") -> list[str]:
     """Stop one service, or all of the lab; return the names of those that were running."""
     reply = remote.call("service-stop", {"lab": lab, "lab_id": lab_id, "name": name})
     return list(reply["stopped"])
@@ -124,7 +124,9 @@ def _to_service(reply: dict[str, Any]) -> Service:
 
 
 def _build_request(wanted: ServiceRequest) -> dict[str, Any]:
-    dockerfile = (data_dir() / "images" / "services" / "Dockerfile").read_text(encoding="utf-8")
+    dockerfile = (find_data_dir() / "images" / "services" / "Dockerfile").read_text(
+        encoding="utf-8"
+    )
     body = {**msgspec.to_builtins(wanted), "dockerfile": dockerfile}
     return {**body, "app": serving_files()} if wanted.model else body
 
@@ -144,12 +146,12 @@ def serving_files() -> dict[str, str]:
     return {"__init__.py": "", "services/__init__.py": "", **texts}
 
 
-def _call(remote: Remote, wanted: ServiceRequest) -> dict[str, Any]:
+def _call(remote: AgentClient, wanted: ServiceRequest) -> dict[str, Any]:
     timeout_s = START_TIMEOUT_S + wanted.deadline_s
     return remote.call("service", _build_request(wanted), timeout_s=timeout_s)
 
 
-def _extend(remote: Remote, wanted: ServiceRequest, reporter: Reporter) -> None:
+def _extend(remote: AgentClient, wanted: ServiceRequest, reporter: Reporter) -> None:
     """Build an image that adds the service's programs to the lab's image."""
     what = "the serving dependencies" if wanted.model else "TensorBoard and Jupyter"
     name = f"installing {what} in {wanted.image}"

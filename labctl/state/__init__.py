@@ -18,7 +18,7 @@ import msgspec
 from labctl.errors import LabError
 from labctl.model import NAME_PATTERN, CreateRequest, Forward, Offer, Run, Server, Value
 from labctl.shell import Secret
-from labctl.state.database import open_database, open_to_read, spoken
+from labctl.state.database import open_database, open_to_read, translate_errors
 from labctl.state.locks import hold_lock
 
 __all__ = ["Attempt", "LedgerEntry", "State"]
@@ -97,10 +97,10 @@ class State:
             ),
         )
 
-    def server(self, server_id: str) -> Server | None:
+    def get_server(self, server_id: str) -> Server | None:
         return self._select_one(Server, "SELECT json FROM servers WHERE id = ?", (server_id,))
 
-    def server_of_lab(self, lab_id: str) -> Server | None:
+    def get_lab_server(self, lab_id: str) -> Server | None:
         """Return the lab's server, the newest if it has several; None without one."""
         return self._select_one(
             Server,
@@ -108,7 +108,7 @@ class State:
             (lab_id,),
         )
 
-    def servers(self, lab_id: str | None = None) -> list[Server]:
+    def list_servers(self, lab_id: str | None = None) -> list[Server]:
         """List the recorded servers of one lab or of all, the oldest first."""
         return self._select_all(
             Server,
@@ -147,7 +147,7 @@ class State:
                     (*values, time.time(), account),
                 )
 
-    def open_attempts(self, lab_id: str | None = None) -> list[Attempt]:
+    def list_open_attempts(self, lab_id: str | None = None) -> list[Attempt]:
         """List the attempts without an outcome, of one lab or of all, the oldest first."""
         rows = self._select_rows(
             "SELECT token, lab_id, provider, request, offer, created_at, outcome, account"
@@ -189,12 +189,12 @@ class State:
             (run.lab_id, run.id, run.server_id, run.created_at, _encode(run)),
         )
 
-    def run(self, lab_id: str, run_id: str) -> Run | None:
+    def get_run(self, lab_id: str, run_id: str) -> Run | None:
         return self._select_one(
             Run, "SELECT json FROM runs WHERE lab_id = ? AND id = ?", (lab_id, run_id)
         )
 
-    def runs(self, lab_id: str | None = None) -> list[Run]:
+    def list_runs(self, lab_id: str | None = None) -> list[Run]:
         """List the runs of one lab or of all, the oldest first."""
         return self._select_all(
             Run,
@@ -202,7 +202,7 @@ class State:
             (lab_id,),
         )
 
-    def latest_run(self, lab_id: str) -> Run | None:
+    def get_latest_run(self, lab_id: str) -> Run | None:
         return self._select_one(
             Run,
             "SELECT json FROM runs WHERE lab_id = ? ORDER BY created_at DESC, rowid DESC LIMIT 1",
@@ -218,7 +218,7 @@ class State:
             (forward.id, forward.server_id, _encode(forward)),
         )
 
-    def forwards(self, server_id: str | None = None) -> list[Forward]:
+    def list_forwards(self, server_id: str | None = None) -> list[Forward]:
         return self._select_all(
             Forward,
             "SELECT json FROM forwards WHERE ?1 IS NULL OR server_id = ?1 ORDER BY rowid",
@@ -246,7 +246,7 @@ class State:
             (time.time(), kind, lab_id, server_id, run_id, _encode(detail or {})),
         )
 
-    def events(
+    def list_events(
         self,
         *,
         lab_id: str | None = None,
@@ -272,7 +272,7 @@ class State:
     # locking
 
     @contextmanager
-    def exclusive(self, lab_id: str, what: str, *, wait_s: float = 10.0) -> Iterator[None]:
+    def hold_lab(self, lab_id: str, what: str, *, wait_s: float = 10.0) -> Iterator[None]:
         """Lock the lab for the action `what` (such as "up"); other processes and threads wait.
 
         Raises BusyError, which names the holder, after `wait_s`. The kernel releases the lock when
@@ -298,11 +298,11 @@ class State:
                 raise
 
     def _write(self, line: str, values: tuple[Any, ...] = ()) -> None:
-        with self._lock, spoken(self.path):
+        with self._lock, translate_errors(self.path):
             self._db.execute(line, values)
 
     def _select_rows(self, line: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        with self._lock, spoken(self.path):
+        with self._lock, translate_errors(self.path):
             return self._db.execute(line, values).fetchall()
 
     def _select_all(self, kind: type[V], line: str, values: tuple[Any, ...]) -> list[V]:

@@ -95,7 +95,7 @@ def open_to_read(path: Path) -> tuple[sqlite3.Connection, str]:
         except _UnusableError as error:
             why = str(error)
         else:
-            with spoken(path):
+            with translate_errors(path):
                 db = _migrate_copy(db)
             db.execute("PRAGMA query_only = ON")
             return db, ""
@@ -106,7 +106,7 @@ def open_to_read(path: Path) -> tuple[sqlite3.Connection, str]:
 
 
 @contextmanager
-def spoken(path: Path) -> Iterator[None]:
+def translate_errors(path: Path) -> Iterator[None]:
     """Turn errors of SQLite into labctl's own."""
     try:
         yield
@@ -149,8 +149,8 @@ def _create(path: Path, network: bool | None) -> tuple[sqlite3.Connection, str]:
     _delete(path)
     _delete(draft)
     try:
-        with spoken(path):
-            _write_new(draft, lies_on_network(path.parent) if network is None else network)
+        with translate_errors(path):
+            _write_new(draft, is_on_network(path.parent) if network is None else network)
         draft.replace(path)
     finally:
         _delete(draft)
@@ -177,7 +177,7 @@ def _delete(file: Path) -> None:
 def _open_current(path: Path) -> sqlite3.Connection:
     """Open the database, and migrate it to this version if an older labctl wrote it."""
     db = _open_checked(path)
-    with _close_on_error(db), spoken(path):
+    with _close_on_error(db), translate_errors(path):
         _migrate(db)
     return db
 
@@ -231,7 +231,7 @@ def _open_checked(path: Path, *, fix_modes: bool = True) -> sqlite3.Connection:
         path.chmod(0o600)
     has_log = any(_size(f"{path}{suffix}") for suffix in ("-wal", "-journal"))
     try:
-        with spoken(path):
+        with translate_errors(path):
             db = _connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)
             with _close_on_error(db):
                 _check(db, status.st_size, has_log)
@@ -302,12 +302,12 @@ def _close_on_error(db: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def lies_on_network(directory: Path) -> bool:
+def is_on_network(directory: Path) -> bool:
     """Whether `directory` is on NFS or another file system that several machines share."""
-    return filesystem_of(directory.resolve(), _read_mounts()).startswith(_NETWORK_FILESYSTEMS)
+    return find_filesystem(directory.resolve(), _read_mounts()).startswith(_NETWORK_FILESYSTEMS)
 
 
-def filesystem_of(path: Path, mounts: dict[str, str]) -> str:
+def find_filesystem(path: Path, mounts: dict[str, str]) -> str:
     """Return the type of the file system of `path`; `mounts` is mount point -> type."""
     for folder in (path, *path.parents):
         if str(folder) in mounts:
@@ -318,17 +318,17 @@ def filesystem_of(path: Path, mounts: dict[str, str]) -> str:
 def _read_mounts() -> dict[str, str]:
     if sys.platform == "linux":
         with suppress(OSError):
-            return linux_mounts(Path("/proc/self/mounts").read_text(errors="surrogateescape"))
+            return parse_linux_mounts(Path("/proc/self/mounts").read_text(errors="surrogateescape"))
         return {}
     import subprocess
 
     with suppress(OSError, subprocess.SubprocessError):
         result = subprocess.run(["mount"], capture_output=True, text=True, timeout=5, check=True)
-        return bsd_mounts(result.stdout)
+        return parse_bsd_mounts(result.stdout)
     return {}
 
 
-def linux_mounts(text: str) -> dict[str, str]:
+def parse_linux_mounts(text: str) -> dict[str, str]:
     """Parse /proc/self/mounts: mount point -> type; the last mount on a point is visible."""
     mounts = {}
     for line in text.splitlines():
@@ -339,7 +339,7 @@ def linux_mounts(text: str) -> dict[str, str]:
     return mounts
 
 
-def bsd_mounts(text: str) -> dict[str, str]:
+def parse_bsd_mounts(text: str) -> dict[str, str]:
     """Parse `mount` on macOS (`SOURCE on POINT (TYPE, ...)`): mount point -> type."""
     matches = (re.fullmatch(r".*? on (.*) \(([^,)]+).*", line) for line in text.splitlines())
     return {match[1]: match[2] for match in matches if match}

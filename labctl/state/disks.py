@@ -29,7 +29,9 @@ def list_kept_disks(state: State, lab_id: str | None = None) -> list[KeptDisk]:
     """List the kept disks that are not known to be gone, of one lab or of all, oldest first."""
     disks: dict[str, KeptDisk] = {}
     lines = [
-        line for kind in (SEEN, MISSED, REMOVED) for line in state.events(lab_id=lab_id, kind=kind)
+        line
+        for kind in (SEEN, MISSED, REMOVED)
+        for line in state.list_events(lab_id=lab_id, kind=kind)
     ]
     for line in sorted(lines, key=lambda entry: entry.number):
         disk = msgspec.convert(line.detail["disk"], Resource)
@@ -54,8 +56,8 @@ def has_expired(state: State, lab_id: str, provider: str) -> bool:
     A disk whose content is on the lab's present server does not count: it is removed once that
     content has been downloaded.
     """
-    server = state.server_of_lab(lab_id)
-    lines = state.events(server_id=server.id, kind=RESTORED) if server else []
+    server = state.get_lab_server(lab_id)
+    lines = state.list_events(server_id=server.id, kind=RESTORED) if server else []
     attached = {line.detail["disk"]["id"] for line in lines}
     return any(
         is_expired(msgspec.structs.replace(kept.disk, server_id=""))

@@ -21,7 +21,7 @@ OWN = (HANDED, BACK, "attempt", "watch")
 SOURCE, NUMBER, AT = "from", "number", "at"
 
 
-class Line(Value, frozen=True):
+class LedgerLine(Value, frozen=True):
     """One line of a ledger. `ledger` and `number` say where it was first written."""
 
     ledger: str
@@ -33,9 +33,9 @@ class Line(Value, frozen=True):
     detail: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-def lines(state: State, lab_id: str) -> list[Line]:
+def list_lines(state: State, lab_id: str) -> list[LedgerLine]:
     """List the lines about a lab that this machine has, from any ledger, the oldest first."""
-    entries = state.events(lab_id=lab_id)
+    entries = state.list_events(lab_id=lab_id)
     own = _find_own_name(entries)
     return sorted(
         (_parse_entry(entry, own) for entry in entries if entry.kind not in OWN),
@@ -43,10 +43,10 @@ def lines(state: State, lab_id: str) -> list[Line]:
     )
 
 
-def take_over(state: State, lab_id: str, other_lines: Iterable[Line]) -> int:
+def import_lines(state: State, lab_id: str, other_lines: Iterable[LedgerLine]) -> int:
     """Import the lines that are not on record here yet, and return their number."""
-    with state.exclusive(f"{lab_id}-ledger", "importing a ledger"):
-        recorded = {(line.ledger, line.number) for line in lines(state, lab_id)}
+    with state.hold_lab(f"{lab_id}-ledger", "importing a ledger"):
+        recorded = {(line.ledger, line.number) for line in list_lines(state, lab_id)}
         new_lines = [line for line in other_lines if (line.ledger, line.number) not in recorded]
         for line in new_lines:
             origin = {SOURCE: line.ledger, NUMBER: line.number, AT: line.detail.get(AT, line.at)}
@@ -60,9 +60,9 @@ def take_over(state: State, lab_id: str, other_lines: Iterable[Line]) -> int:
         return len(new_lines)
 
 
-def _parse_entry(entry: LedgerEntry, own: str) -> Line:
+def _parse_entry(entry: LedgerEntry, own: str) -> LedgerLine:
     detail = dict(entry.detail)
-    return Line(
+    return LedgerLine(
         ledger=str(detail.pop(SOURCE, own)),
         number=int(detail.pop(NUMBER, entry.number)),
         at=float(detail.get(AT) or entry.at),

@@ -15,7 +15,7 @@ from labctl.errors import UsageError
 from labctl.model import Endpoint, Value
 
 
-class Surroundings(Value, frozen=True):
+class StoreContext(Value, frozen=True):
     """What a store may use of this machine and the user's settings.
 
     `connect` takes an Endpoint and returns a Transport; `settle_host_key` returns the Endpoint with
@@ -33,7 +33,7 @@ class Surroundings(Value, frozen=True):
     profile: str = ""
 
 
-class Store(Protocol):
+class LabStore(Protocol):
     """One lab's prefix. Keys are relative to it, with `/`.
 
     ConnectError if the store cannot be reached, CredentialsError or DeniedError if it denies access
@@ -54,7 +54,7 @@ class Store(Protocol):
         NotFoundError if the key does not exist, TransferError if size or hash differ.
         """
 
-    def names(self, prefix: str = "") -> list[str]:
+    def list_keys(self, prefix: str = "") -> list[str]:
         """List the keys with this prefix, sorted."""
 
     def swap(self, key: str, data: bytes, expected: bytes | None) -> bool:
@@ -64,22 +64,22 @@ class Store(Protocol):
         """
 
 
-def open_store(url: str, prefix: str, around: Surroundings) -> Store:
+def open_store(url: str, prefix: str, around: StoreContext) -> LabStore:
     """Open the store at `url`, below `prefix` ("<lab>-<lab id>")."""
     if url.startswith("s3://"):
-        from labctl.stores.s3 import S3Store
+        from labctl.stores.s3 import S3LabStore
 
-        return S3Store(url, prefix, around)
+        return S3LabStore(url, prefix, around)
     if url.startswith("ssh://"):
-        from labctl.stores.ssh import SshStore
+        from labctl.stores.ssh import SshLabStore
 
-        return SshStore(url, prefix, around)
+        return SshLabStore(url, prefix, around)
     raise UsageError(
         f"{url!a} is not a valid store", hint="set store: s3://... or ssh://... in lab.yaml"
     )
 
 
-def staged(path: Path, size: int, sha256: str, write: Callable[[Path], None]) -> None:
+def write_verified(path: Path, size: int, sha256: str, write: Callable[[Path], None]) -> None:
     """Let `write` fill a draft of `path`, verify its first `size` bytes, and rename it."""
     import hashlib
 

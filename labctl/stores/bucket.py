@@ -10,7 +10,7 @@ from labctl.errors import (
     NotFoundError,
     TransferError,
 )
-from labctl.wire.s3 import S3, Problem, S3Error
+from labctl.wire.s3 import S3, S3Error, S3Problem
 
 
 def open_folder(url: str, prefix: str = "", profile: str = "") -> S3:
@@ -25,22 +25,22 @@ def open_folder(url: str, prefix: str = "", profile: str = "") -> S3:
 def convert_error(url: str, error: S3Error) -> LabError:
     """Convert an error of S3 into a LabError with the next command."""
     problem, why = error.problem, error.why
-    if problem is Problem.MISSING:
+    if problem is S3Problem.MISSING:
         return NotFoundError(f"{url} does not contain it", why=why)
-    if problem is Problem.NO_BUCKET:
+    if problem is S3Problem.NO_BUCKET:
         bucket = url[len("s3://") :].partition("/")[0]
         hint = f"aws s3 mb s3://{bucket}"
         return TransferError(f"the bucket {bucket} does not exist", why=why, hint=hint)
-    if problem is Problem.DENIED:
+    if problem is S3Problem.DENIED:
         hint = "aws sts get-caller-identity   # shows whose credentials are in use"
         return DeniedError(f"access to {url} was denied", why=why, hint=hint)
-    if problem is Problem.NO_CREDENTIALS:
+    if problem is S3Problem.NO_CREDENTIALS:
         what = f"no credentials for {url}"
         return CredentialsError(what, why=why, hint="aws configure")
-    if problem is Problem.UNREACHABLE:
+    if problem is S3Problem.UNREACHABLE:
         hint = "labctl config   # check store, then try again"
         return ConnectError(f"{url} cannot be reached", why=why, hint=hint)
-    if problem is Problem.CHANGED_HERE:
+    if problem is S3Problem.CHANGED_HERE:
         what = f"{why} changed while it was being sent"
         return TransferError(what, hint="run the same command again")
     hint = "labctl config   # check store, and the permissions of its account"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from labctl.stores import Surroundings, staged
+from labctl.stores import StoreContext, write_verified
 from labctl.stores.bucket import open_folder
 
 
-class S3Store:
-    def __init__(self, url: str, prefix: str, around: Surroundings) -> None:
+class S3LabStore:
+    def __init__(self, url: str, prefix: str, around: StoreContext) -> None:
         self.url = url
         self._folder = open_folder(url, prefix, around.profile)
 
@@ -19,7 +19,7 @@ class S3Store:
 
     def write(self, key: str, data: bytes | Path) -> None:
         if isinstance(data, bytes):
-            self._folder.put(key, data)
+            self._folder.write(key, data)
             return
         with data.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -32,9 +32,9 @@ class S3Store:
                 for block in self._folder.read_blocks(key, size=size):
                     file.write(block)
 
-        staged(path, size, sha256, write_draft)
+        write_verified(path, size, sha256, write_draft)
 
-    def names(self, prefix: str = "") -> list[str]:
+    def list_keys(self, prefix: str = "") -> list[str]:
         return [listed.key for listed in self._folder.list_objects(prefix)]
 
     def swap(self, key: str, data: bytes, expected: bytes | None) -> bool:

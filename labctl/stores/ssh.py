@@ -22,7 +22,7 @@ from labctl.errors import (
 )
 from labctl.model import Endpoint
 from labctl.shell import command
-from labctl.stores import Surroundings, staged
+from labctl.stores import StoreContext, write_verified
 
 PART_BYTES = 8 * 1024 * 1024
 NOT_INSTALLED, FULL = 97, 98
@@ -31,8 +31,8 @@ FULL_HINT = "labctl config   # shows the store; free space there, then run the s
 Body = bytes | Callable[[], Iterator[bytes]]
 
 
-class SshStore:
-    def __init__(self, url: str, prefix: str, around: Surroundings) -> None:
+class SshLabStore:
+    def __init__(self, url: str, prefix: str, around: StoreContext) -> None:
         self.url = url
         self._around = around
         parts = urllib.parse.urlsplit(url)
@@ -54,12 +54,12 @@ class SshStore:
             self._endpoint = self._around.settle_host_key(endpoint)
         return self._endpoint
 
-    def admit(self, lab: str, key: str) -> str:
+    def grant_access(self, lab: str, key: str) -> str:
         """Give `key` access to this prefix, replacing the lab's earlier key; return its path."""
         self._install()
         return self._keys("admit", f"~/{self._gateway}", self._directory, lab, key).strip()
 
-    def forget(self, lab: str) -> None:
+    def revoke_access(self, lab: str) -> None:
         """Revoke the access of the lab's key. What it wrote stays."""
         self._keys("forget", lab)
 
@@ -98,9 +98,9 @@ class SshStore:
                     if not block or file.tell() >= size:
                         return
 
-        staged(path, size, sha256, download)
+        write_verified(path, size, sha256, download)
 
-    def names(self, prefix: str = "") -> list[str]:
+    def list_keys(self, prefix: str = "") -> list[str]:
         return list(self._request({"do": "list", "prefix": prefix})[0]["names"])
 
     def swap(self, key: str, data: bytes, expected: bytes | None) -> bool:

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import msgspec
 
-from labctl.config.document import parse, plain, read_bytes, shown
-from labctl.config.reader import Parsed, keys_of, problem, read
+from labctl.config.document import escape, parse, quote, read_bytes
+from labctl.config.reader import Parsed, list_keys, make_problem, read
 from labctl.config.scalars import parse_name, parse_size, size_text
 from labctl.config.schema import parse_bucket
 from labctl.config.times import (
@@ -38,14 +38,14 @@ SSH_PLACE = re.compile(
 def parse_public(text: str) -> str:
     """Check a receiver's public key: `ed25519:` and 44 characters of base64."""
     if not re.fullmatch(r"ed25519:[A-Za-z0-9+/]{43}=", text):
-        raise ValueError(f"{shown(text)} is not a receiver's public key: ed25519:...")
+        raise ValueError(f"{quote(text)} is not a receiver's public key: ed25519:...")
     return text
 
 
 def parse_host_key(text: str) -> str:
     """Check a host key: its type and base64."""
     if not re.fullmatch(r"[a-z0-9@.-]+ [A-Za-z0-9+/]+=*", text):
-        raise ValueError(f"{shown(text)} is not a host key: `ssh-keyscan -t ed25519 HOST` shows it")
+        raise ValueError(f"{quote(text)} is not a host key: `ssh-keyscan -t ed25519 HOST` shows it")
     return text
 
 
@@ -56,7 +56,7 @@ def parse_place(text: str) -> str:
     match = SSH_PLACE.fullmatch(text)
     if match is None or not 0 < int(match["port"] or 22) < 65536:
         raise ValueError(
-            f"{shown(text)} is not a receiver: ssh://user@host:22 or s3://bucket/folder"
+            f"{quote(text)} is not a receiver: ssh://user@host:22 or s3://bucket/folder"
         )
     return text
 
@@ -64,7 +64,7 @@ def parse_place(text: str) -> str:
 def parse_address(text: str) -> str:
     """Check an address: `https://...`, or http:// on this machine."""
     if not re.fullmatch(r"https://[^\s/@]+/\S*|http://(127\.0\.0\.1|localhost):\d+/\S*", text):
-        raise ValueError(f"{shown(text)} is not an https:// address")
+        raise ValueError(f"{quote(text)} is not an https:// address")
     return text
 
 
@@ -149,7 +149,7 @@ def load_assignment(path: Path, *, hint: str = "") -> Assignment:
     assignment = parse_assignment(data, problems)
     if assignment is None:
         raise ConfigError(
-            f"{plain(str(path))} is not a valid assignment file",
+            f"{escape(str(path))} is not a valid assignment file",
             tuple(sorted(problems, key=lambda problem: problem.line)),
             hint=hint or "ask your instructor for the file again, and do not edit it",
         )
@@ -166,11 +166,11 @@ def parse_assignment(data: bytes, problems: list[Problem]) -> Assignment | None:
     if assignment is None or problems:
         return None
     if assignment.hand_in.startswith("ssh://") and not assignment.host_key:
-        problems.append(problem(node, "host_key", "is required if `hand_in` is an SSH server"))
+        problems.append(make_problem(node, "host_key", "is required if `hand_in` is an SSH server"))
     if assignment.hand_in.startswith("s3://") and (assignment.ticket is None) != (
         not assignment.student
     ):
-        problems.append(problem(node, "student", "must be set together with `ticket`"))
+        problems.append(make_problem(node, "student", "must be set together with `ticket`"))
     return None if problems else assignment
 
 
@@ -216,6 +216,6 @@ def _ticket_text(ticket: Ticket) -> str:
     return "\n".join(lines) + "\n"
 
 
-def known_keys() -> list[str]:
+def list_assignment_keys() -> list[str]:
     """List the keys that an assignment's file may have."""
-    return list(keys_of(Assignment))
+    return list(list_keys(Assignment))

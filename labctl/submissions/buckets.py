@@ -58,7 +58,7 @@ class Bucket:
                 "--versioning-configuration Status=Enabled",
             )
 
-    def ticket(self, rules: Assignment, student: str, valid_s: int) -> Ticket:
+    def create_ticket(self, rules: Assignment, student: str, valid_s: int) -> Ticket:
         """Create a ticket for one student, for bundles of up to the assignment's maximum size."""
         part_bytes = max(PART_BYTES, -(-rules.max_size // MOST_PARTS))
         count = -(-rules.max_size // part_bytes)
@@ -96,7 +96,7 @@ class Bucket:
             receipts=receipts,
         )
 
-    def versions(self, *parts: str) -> list[Version]:
+    def list_versions(self, *parts: str) -> list[Version]:
         """List every version below a prefix, oldest first."""
 
         def list_versions(s3: Any) -> list[Version]:
@@ -119,7 +119,7 @@ class Bucket:
         versions.reverse()
         return sorted(versions, key=lambda version: version.at)
 
-    def blocks(self, version: Version) -> Iterator[bytes]:
+    def read_blocks(self, version: Version) -> Iterator[bytes]:
         """Yield the content of one version in blocks."""
         location = {"Bucket": self.name, "Key": version.key, "VersionId": version.id}
         body = self._s3.call(lambda s3: s3.get_object(**location)["Body"])

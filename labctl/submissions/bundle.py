@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 from labctl.errors import TransferError
 from labctl.model import Value
 from labctl.submissions import manifest as manifests
-from labctl.submissions.manifest import BundleFile, Manifest, refused
+from labctl.submissions.manifest import BundleFile, BundleManifest, refusal_error
 from labctl.wire.judge import judge_file
 
 BLOCK = 512
@@ -30,7 +30,7 @@ TYPES = {
 }  # fmt: skip
 
 
-class Source(Value, frozen=True):
+class BundleSource(Value, frozen=True):
     """The content of a file for the bundle: a local path, or the bytes themselves."""
 
     file: BundleFile
@@ -38,7 +38,7 @@ class Source(Value, frozen=True):
     content: bytes = b""
 
 
-class Member(Value, frozen=True):
+class BundleMember(Value, frozen=True):
     """A file in a bundle; its content starts at byte `offset`."""
 
     path: str
@@ -46,7 +46,7 @@ class Member(Value, frozen=True):
     offset: int
 
 
-def packed_bytes(manifest: Manifest, sources: Sequence[Source]) -> int:
+def packed_bytes(manifest: BundleManifest, sources: Sequence[BundleSource]) -> int:
     """Return the size of the bundle before anything is written."""
     sizes = [(manifests.NAME, len(manifests.encode(manifest)))]
     sizes += [(source.file.path, source.file.size) for source in sources]
@@ -55,8 +55,8 @@ def packed_bytes(manifest: Manifest, sources: Sequence[Source]) -> int:
 
 
 def pack(
-    manifest: Manifest,
-    sources: Sequence[Source],
+    manifest: BundleManifest,
+    sources: Sequence[BundleSource],
     out: BinaryIO,
     on_bytes: Callable[[int], None] = lambda count: None,
 ) -> str:
@@ -95,7 +95,7 @@ def pack(
     return digest.hexdigest()
 
 
-def members(file: BinaryIO) -> Iterator[Member]:
+def read_members(file: BinaryIO) -> Iterator[BundleMember]:
     """Yield the files of a bundle in order; TransferError for anything but a regular file.
 
     `file` is read from its start; the caller may seek in it between two members.
@@ -107,7 +107,7 @@ def members(file: BinaryIO) -> Iterator[Member]:
         file.seek(at)
         block = file.read(BLOCK)
         if len(block) < BLOCK:
-            raise refused("it is truncated")
+            raise refusal_error("it is truncated")
         if block == bytes(BLOCK):
             _require_zeros(file)
             return
@@ -115,27 +115,27 @@ def members(file: BinaryIO) -> Iterator[Member]:
         at += BLOCK
         if kind == b"x":
             if size > MOST_HEADER_BYTES:
-                raise refused("a header in it is too long")
+                raise refusal_error("a header in it is too long")
             named = _parse_pax(file.read(size))
         else:
             name, size = named.get("path", name), int(named.get("size", size))
             named = {}
             if at + size > end:
-                raise refused(f"{name!a} is truncated")
-            yield Member(path=name, size=size, offset=at)
+                raise refusal_error(f"{name!a} is truncated")
+            yield BundleMember(path=name, size=size, offset=at)
         at += _padded_size(size)
 
 
 def inspect(
     file: BinaryIO, on_bytes: Callable[[int], None] = lambda count: None
-) -> tuple[Manifest, tuple[Member, ...]]:
+) -> tuple[BundleManifest, tuple[BundleMember, ...]]:
     """Return a bundle's manifest and files; TransferError if they do not match each other."""
-    remaining = members(file)
+    remaining = read_members(file)
     first = next(remaining, None)
     if first is None or first.path != manifests.NAME:
-        raise refused(f"it does not start with {manifests.NAME}")
+        raise refusal_error(f"it does not start with {manifests.NAME}")
     if first.size > manifests.MOST_BYTES:
-        raise refused(f"its {manifests.NAME} is too large")
+        raise refusal_error(f"its {manifests.NAME} is too large")
     file.seek(first.offset)
     manifest = manifests.decode(file.read(first.size))
     listed = iter(manifest.files)
@@ -143,20 +143,22 @@ def inspect(
     for member in remaining:
         entry = next(listed, None)
         if entry is None or (entry.path, entry.size) != (member.path, member.size):
-            raise refused(f"{member.path!a} does not match {manifests.NAME}")
+            raise refusal_error(f"{member.path!a} does not match {manifests.NAME}")
         manifests.check_path(member.path)
         if _hash_member(file, member, on_bytes) != entry.sha256:
-            raise refused(f"{member.path!a} was changed: its SHA-256 differs from the manifest's")
+            raise refusal_error(
+                f"{member.path!a} was changed: its SHA-256 differs from the manifest's"
+            )
         checked.append(member)
     if (missing := next(listed, None)) is not None:
-        raise refused(f"{missing.path!a} is named in {manifests.NAME}, but missing")
+        raise refusal_error(f"{missing.path!a} is named in {manifests.NAME}, but missing")
     return manifest, tuple(checked)
 
 
-class Span(io.RawIOBase):
+class MemberFile(io.RawIOBase):
     """One file in a bundle, as a file object."""
 
-    def __init__(self, file: BinaryIO, member: Member) -> None:
+    def __init__(self, file: BinaryIO, member: BundleMember) -> None:
         self.file = file
         self.member = member
         self.at = 0
@@ -184,21 +186,21 @@ class Span(io.RawIOBase):
         return len(block)
 
 
-def opened(file: BinaryIO, member: Member) -> BinaryIO:
+def open_member(file: BinaryIO, member: BundleMember) -> BinaryIO:
     """Open the content of one member."""
-    return cast(BinaryIO, io.BufferedReader(Span(file, member)))
+    return cast(BinaryIO, io.BufferedReader(MemberFile(file, member)))
 
 
-def find_hazards(file: BinaryIO, inside: Iterable[Member]) -> list[str]:
+def find_hazards(file: BinaryIO, inside: Iterable[BundleMember]) -> list[str]:
     """List the files that must not be loaded or unpacked, each with the reason."""
     verdicts = (
-        (member.path, judge_file(member.path, opened(file, member), member.size))
+        (member.path, judge_file(member.path, open_member(file, member), member.size))
         for member in inside
     )
     return [f"{path}: {verdict.hazard}" for path, verdict in verdicts if verdict.hazard]
 
 
-def unpack(file: BinaryIO, directory: Path) -> Manifest:
+def unpack(file: BinaryIO, directory: Path) -> BundleManifest:
     """Write the files of a bundle below `directory`, which must not exist yet.
 
     Only what `inspect` accepts; no file is executable, none is a link.
@@ -239,16 +241,16 @@ def _read_header(block: bytes) -> tuple[bytes, str, int]:
         name = block[:100].split(b"\0")[0].decode()
         prefix = block[345:500].split(b"\0")[0].decode()
     except ValueError:
-        raise refused("it is not a plain tar: a header cannot be read") from None
+        raise refusal_error("it is not a plain tar: a header cannot be read") from None
     if block[257:263] != b"ustar\0":
-        raise refused("it is not a plain tar (ustar or pax)")
+        raise refusal_error("it is not a plain tar (ustar or pax)")
     if checksum != sum(block[:148]) + sum(block[156:]) + 8 * 32 or size < 0:
-        raise refused("it is damaged: the checksum of a header is wrong")
+        raise refusal_error("it is damaged: the checksum of a header is wrong")
     kind = block[156:157]
     path = f"{prefix}/{name}" if prefix else name
     if kind not in (b"0", b"x"):
         described = TYPES.get(kind, "a special file")
-        raise refused(f"{path!a} is {described}; only regular files are accepted")
+        raise refusal_error(f"{path!a} is {described}; only regular files are accepted")
     return kind, path, size
 
 
@@ -265,19 +267,19 @@ def _parse_pax(data: bytes) -> dict[str, str]:
             fields[key.decode("ascii")] = value.decode()
             data = data[int(length) :]
         except ValueError:
-            raise refused("a header in it cannot be read") from None
+            raise refusal_error("a header in it cannot be read") from None
     if not set(fields) <= {"path", "size"} or not fields.get("size", "0").isdecimal():
-        raise refused(f"a header in it sets {', '.join(sorted(fields))!a}")
+        raise refusal_error(f"a header in it sets {', '.join(sorted(fields))!a}")
     return fields
 
 
 def _require_zeros(file: BinaryIO) -> None:
     while block := file.read(CHUNK_BYTES):
         if block.strip(b"\0"):
-            raise refused("there is data after its end")
+            raise refusal_error("there is data after its end")
 
 
-def _hash_member(file: BinaryIO, member: Member, on_bytes: Callable[[int], None]) -> str:
+def _hash_member(file: BinaryIO, member: BundleMember, on_bytes: Callable[[int], None]) -> str:
     digest = hashlib.sha256()
     for block in _read_blocks(file, member):
         digest.update(block)
@@ -285,7 +287,7 @@ def _hash_member(file: BinaryIO, member: Member, on_bytes: Callable[[int], None]
     return digest.hexdigest()
 
 
-def _read_blocks(file: BinaryIO, member: Member) -> Iterator[bytes]:
+def _read_blocks(file: BinaryIO, member: BundleMember) -> Iterator[bytes]:
     file.seek(member.offset)
     remaining = member.size
     while remaining and (block := file.read(min(CHUNK_BYTES, remaining))):

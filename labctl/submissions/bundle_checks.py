@@ -9,20 +9,20 @@ import io
 from collections.abc import Iterable
 from typing import BinaryIO
 
-from labctl.config import environment, secret_names, secret_values
+from labctl.config import copy_environment, list_secret_names, read_secret_values
 from labctl.errors import LabError, PolicyError
 from labctl.events import Note, Progress
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.shell import Secret
-from labctl.submissions.bundle import Source
-from labctl.submissions.bundling import Contents, part_of
-from labctl.submissions.leaks import Leak, Search, told
+from labctl.submissions.bundle import BundleSource
+from labctl.submissions.bundling import BundleContents, part_of
+from labctl.submissions.leaks import Leak, LeakSearch, describe_leaks
 from labctl.wire.judge import judge_file
 
 MOST_NAMED = 20
 
 
-def check_hazards(ground: Ground, contents: Contents) -> None:
+def check_hazards(ground: LabContext, contents: BundleContents) -> None:
     """Raise PolicyError, with each reason, if a file runs code when loaded, or is a bomb."""
     hazards: list[str] = []
     done, total = 0, sum(source.file.size for source in contents.sources)
@@ -43,35 +43,35 @@ def check_hazards(ground: Ground, contents: Contents) -> None:
         )
 
 
-def check_leaks(ground: Ground, contents: Contents, allowed: Iterable[str] = ()) -> None:
+def check_leaks(ground: LabContext, contents: BundleContents, allowed: Iterable[str] = ()) -> None:
     """Raise PolicyError, with file and line, if the bundle contains secrets."""
-    search, allowed_paths = Search(_read_secrets(ground)), set(allowed)
+    search, allowed_paths = LeakSearch(_read_secrets(ground)), set(allowed)
     leaks: list[Leak] = []
     for source in contents.sources:
         if part_of(source.file.path) != "model" and source.file.path not in allowed_paths:
             with _open_source(source) as file:
-                leaks += search.leaks(source.file.path, file)
+                leaks += search.find_leaks(source.file.path, file)
     if leaks:
         path = leaks[0].path
         raise PolicyError(
             "the submission contains secrets",
-            why=told(leaks[:MOST_NAMED]),
+            why=describe_leaks(leaks[:MOST_NAMED]),
             hint="remove and revoke them, or list the file in .labignore; "
             f"not a secret? labctl submit --allow {path}",
         )
 
 
-def _read_secrets(ground: Ground) -> dict[str, Secret]:
+def _read_secrets(ground: LabContext) -> dict[str, Secret]:
     """Return the values of this lab's secrets; empty, with a warning, if they cannot be read."""
-    if not ground.config.secrets and not secret_names(ground.paths, ground.lab_id):
+    if not ground.config.secrets and not list_secret_names(ground.paths, ground.lab_id):
         return {}
     try:
-        return secret_values(ground.paths, ground.lab_id, ground.config, environment())
+        return read_secret_values(ground.paths, ground.lab_id, ground.config, copy_environment())
     except LabError as error:
         text = f"could not check for the values of this lab's secrets: {error.what}"
         ground.reporter.emit(Note(text=text, level="warning"))
         return {}
 
 
-def _open_source(source: Source) -> BinaryIO:
+def _open_source(source: BundleSource) -> BinaryIO:
     return source.path.open("rb") if source.path else io.BytesIO(source.content)

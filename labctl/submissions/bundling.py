@@ -12,12 +12,17 @@ import msgspec
 from labctl.errors import NotFoundError, PolicyError
 from labctl.model import Run, Value
 from labctl.runs import provenance, runs
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.submissions import ASSIGNMENT_FILE, manifest
 from labctl.submissions.assignment import Assignment
-from labctl.submissions.bundle import Source, packed_bytes
-from labctl.submissions.manifest import BundleFile, Code, Manifest
-from labctl.submissions.run_files import best_checkpoint, check_whole, files_of_run, hashed
+from labctl.submissions.bundle import BundleSource, packed_bytes
+from labctl.submissions.manifest import BundleFile, BundleManifest, CodeCommit
+from labctl.submissions.run_files import (
+    check_complete,
+    find_best_checkpoint,
+    hash_files,
+    list_run_files,
+)
 from labctl.sync.local_results import RECORD
 from labctl.sync.scan import scan_code
 
@@ -28,19 +33,19 @@ SERVERS_EVALUATION = "logs/evaluation.json"
 Sized = tuple[str, int]
 
 
-class Contents(Value, frozen=True):
+class BundleContents(Value, frozen=True):
     """Everything that would be submitted. `notes` are for the student, one sentence each."""
 
-    manifest: Manifest
-    sources: tuple[Source, ...]
+    manifest: BundleManifest
+    sources: tuple[BundleSource, ...]
     bundle_bytes: int
     notes: tuple[str, ...] = ()
 
-    def of(self, part: str) -> tuple[BundleFile, ...]:
+    def list_part(self, part: str) -> tuple[BundleFile, ...]:
         """Return the files of one part: model, logs, code, report, evaluation."""
         return tuple(file for file in self.manifest.files if part_of(file.path) == part)
 
-    def holds(self, path: str) -> bool:
+    def has_file(self, path: str) -> bool:
         """Tell whether the bundle has this file."""
         return any(file.path == path for file in self.manifest.files)
 
@@ -50,15 +55,15 @@ def part_of(path: str) -> str:
     return path.split("/")[0].removesuffix(".html").removesuffix(".json")
 
 
-def contents(
-    ground: Ground,
+def collect_contents(
+    ground: LabContext,
     rules: Assignment,
     student: str,
     most_bytes: int,
     run_id: str = "",
     checkpoint: str = "",
     beside: Iterable[str] = (),
-) -> Contents:
+) -> BundleContents:
     """Collect the contents of a bundle from a run and its lab, except the files `beside`.
 
     NotFoundError if something that the assignment requires is missing, TransferError if a
@@ -72,11 +77,11 @@ def contents(
             f"the results of run {run.id} are not on this machine", hint=f"labctl pull {run.id}"
         )
     notes: list[str] = []
-    chosen = checkpoint or best_checkpoint(home)
-    run_files = files_of_run(home, chosen, notes)
+    chosen = checkpoint or find_best_checkpoint(home)
+    run_files = list_run_files(home, chosen, notes)
     _check_size(rules, [(file.name, file.size) for file in run_files], most_bytes)
-    sources = list(hashed(run_files, ground.config.root, run.id, ground.reporter))
-    check_whole(home, chosen, sources)
+    sources = list(hash_files(run_files, ground.config.root, run.id, ground.reporter))
+    check_complete(home, chosen, sources)
     record = _build_record(ground, run)
     sources += [
         _generate_file(RECORD, record),
@@ -87,21 +92,23 @@ def contents(
     manifest.decode(manifest.encode(built))  # raises for names that are not allowed in a bundle
     size = packed_bytes(built, sources)
     _check_size(rules, [(file.path, file.size) for file in built.files], most_bytes, size)
-    result = Contents(manifest=built, sources=tuple(sources), bundle_bytes=size, notes=tuple(notes))
+    result = BundleContents(
+        manifest=built, sources=tuple(sources), bundle_bytes=size, notes=tuple(notes)
+    )
     _check_required(rules, result, run.id)
     return result
 
 
 def _build_manifest(
-    ground: Ground,
+    ground: LabContext,
     rules: Assignment,
     whose: tuple[str, str, str],
     record: dict[str, Any],
-    sources: list[Source],
-) -> Manifest:
+    sources: list[BundleSource],
+) -> BundleManifest:
     """Build the manifest; `whose` is the student, the run and the checkpoint."""
     student, run, checkpoint = whose
-    return Manifest(
+    return BundleManifest(
         kind=manifest.KIND,
         version=1,
         assignment=rules.name,
@@ -130,10 +137,10 @@ def _check_size(
     )
 
 
-def _find_run(ground: Ground, run_id: str) -> Run:
+def _find_run(ground: LabContext, run_id: str) -> Run:
     """Return the recorded run; if the record is lost, from its downloaded results."""
     try:
-        return runs.latest(ground, run_id)
+        return runs.find_run(ground, run_id)
     except NotFoundError:
         homes = ground.config.root / "runs"
         files = [homes / run_id / RECORD] if run_id else list(homes.glob(f"*/{RECORD}"))
@@ -150,22 +157,22 @@ def _read_pulled_run(file: Path) -> Run | None:
         return None
 
 
-def _build_record(ground: Ground, run: Run) -> dict[str, Any]:
+def _build_record(ground: LabContext, run: Run) -> dict[str, Any]:
     """Return the run as its server reported it, with the code it started from.
 
     Without the time of the last refresh, so that the same run makes the same bundle.
     """
     body: dict[str, Any] = msgspec.to_builtins(run)
     del body["seen_at"]
-    entries = ground.state.events(lab_id=ground.lab_id, run_id=run.id, kind=provenance.CODE)
+    entries = ground.state.list_events(lab_id=ground.lab_id, run_id=run.id, kind=provenance.CODE)
     return {**body, "started_from": entries[0].detail} if entries else body
 
 
-def _code_state(ground: Ground, record: dict[str, Any]) -> Code:
-    with provenance.Looking(ground.config.root) as looking:
-        current = looking.code()
+def _code_state(ground: LabContext, record: dict[str, Any]) -> CodeCommit:
+    with provenance.GitQuery(ground.config.root) as looking:
+        current = looking.read_code()
     at_start = record.get("started_from", {})
-    return Code(
+    return CodeCommit(
         commit=current.commit,
         dirty=current.dirty,
         run_commit=str(at_start.get("commit", "")),
@@ -173,7 +180,7 @@ def _code_state(ground: Ground, record: dict[str, Any]) -> Code:
     )
 
 
-def _list_code_files(ground: Ground, left_out: set[str]) -> Iterator[Source]:
+def _list_code_files(ground: LabContext, left_out: set[str]) -> Iterator[BundleSource]:
     root = ground.config.root
     data = [
         source.path for source in ground.config.data.values() if source.path and source.inside_lab
@@ -181,11 +188,11 @@ def _list_code_files(ground: Ground, left_out: set[str]) -> Iterator[Source]:
     for entry in scan_code(root, ground.reporter, data=data):
         if entry.path not in left_out:
             file = BundleFile(path=f"code/{entry.path}", size=entry.size, sha256=entry.sha256)
-            yield Source(file=file, path=root / entry.path)
+            yield BundleSource(file=file, path=root / entry.path)
 
 
-def _note_doubts(run: Run, sources: list[Source], notes: list[str]) -> None:
-    if not run.ended:
+def _note_doubts(run: Run, sources: list[BundleSource], notes: list[str]) -> None:
+    if not run.has_ended:
         notes.append(f"run {run.id} has not ended (last known): labctl pull --follow")
     elif run.exit_code:
         notes.append(f"run {run.id} ended with {run.exit_code}: {run.told}")
@@ -202,7 +209,7 @@ def _note_doubts(run: Run, sources: list[Source], notes: list[str]) -> None:
         notes.append(f"changed since the run began: {', '.join(changed[:3])}{more}")
 
 
-def _check_required(rules: Assignment, result: Contents, run_id: str) -> None:
+def _check_required(rules: Assignment, result: BundleContents, run_id: str) -> None:
     hints = {
         "model": f"labctl pull {run_id}",
         "logs": f"labctl pull {run_id}",
@@ -211,15 +218,17 @@ def _check_required(rules: Assignment, result: Contents, run_id: str) -> None:
         "code": "labctl -C DIR submit   # in the lab's directory",
     }
     for part in rules.require:
-        if not result.of(part) and not (part == "evaluation" and result.holds(SERVERS_EVALUATION)):
+        if not result.list_part(part) and not (
+            part == "evaluation" and result.has_file(SERVERS_EVALUATION)
+        ):
             raise NotFoundError(
                 f"{rules.name} requires the {part}, but run {run_id} has none on this machine",
                 hint=hints[part],
             )
 
 
-def _generate_file(name: str, body: dict[str, Any]) -> Source:
+def _generate_file(name: str, body: dict[str, Any]) -> BundleSource:
     """Return a generated file that exists in the bundle only."""
     text = msgspec.json.format(msgspec.json.encode(body, order="deterministic"), indent=1) + b"\n"
     sha256 = hashlib.sha256(text).hexdigest()
-    return Source(file=BundleFile(path=name, size=len(text), sha256=sha256), content=text)
+    return BundleSource(file=BundleFile(path=name, size=len(text), sha256=sha256), content=text)

@@ -15,31 +15,31 @@ from labctl.errors import LabError, PolicyError, TransferError, UsageError
 from labctl.model import Value
 from labctl.submissions import receipt
 from labctl.submissions.buckets import MOST_INDEX_BYTES, MOST_PARTS, Bucket, Version, part_key
-from labctl.submissions.manifest import refused
+from labctl.submissions.manifest import refusal_error
 from labctl.submissions.receipt import Signed
-from labctl.submissions.receiver import Receiver, checked
-from labctl.submissions.untrusted_json import decoded
+from labctl.submissions.receiver import Receiver, check_name
+from labctl.submissions.untrusted_json import decode_json
 
 MOST_REFUSALS = 20
 
 
-class Part(Value, frozen=True, forbid_unknown_fields=True):
+class PostPart(Value, frozen=True, forbid_unknown_fields=True):
     """A part of a posted bundle."""
 
     sha256: str
     size: int
 
 
-class Index(Value, frozen=True, forbid_unknown_fields=True):
+class PostIndex(Value, frozen=True, forbid_unknown_fields=True):
     """What a student posts last: the bundle, and its parts in order."""
 
     version: int
     sha256: str
     size: int
-    parts: tuple[Part, ...]
+    parts: tuple[PostPart, ...]
 
 
-class Refusal(Value, frozen=True):
+class PostRefusal(Value, frozen=True):
     """A post that was not accepted. `sha256` is "" if it could not be read."""
 
     sha256: str
@@ -47,15 +47,15 @@ class Refusal(Value, frozen=True):
     why: str
 
 
-class Answers(Value, frozen=True):
+class PostAnswers(Value, frozen=True):
     """The receiver's answers to a student: all receipts and refusals."""
 
     version: int = 1
     receipts: tuple[Signed, ...] = ()
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[PostRefusal, ...] = ()
 
 
-class Collected(Value, frozen=True):
+class CollectedPost(Value, frozen=True):
     """A post that was processed: its receipt, or why it was refused."""
 
     student: str
@@ -67,19 +67,19 @@ class _AnsweredPosts(Value, frozen=True):
     """The receiver's record of the posts of an assignment that it has answered."""
 
     answered: tuple[str, ...] = ()
-    refused: dict[str, tuple[Refusal, ...]] = msgspec.field(default_factory=dict)
+    refused: dict[str, tuple[PostRefusal, ...]] = msgspec.field(default_factory=dict)
 
 
-def collect(receiver: Receiver, bucket: Bucket, name: str) -> list[Collected]:
+def collect_bucket(receiver: Receiver, bucket: Bucket, name: str) -> list[CollectedPost]:
     """Accept or refuse every new post, oldest first, and publish the answers.
 
     A bad post is refused and does not stop the next one.
     """
-    receiver.rules(name)
+    receiver.load_rules(name)
     file = receiver.directory / "collected" / f"{name}.json"
     done = _read_done(file)
     posts: dict[str, list[Version]] = {}
-    for version in bucket.versions(name, ""):
+    for version in bucket.list_versions(name, ""):
         student, _, key = version.key.removeprefix(bucket.key(name) + "/").partition("/")
         posts.setdefault(f"{student}/{key}", []).append(version)
     results = []
@@ -108,32 +108,32 @@ def _process_post(
     student: str,
     version: Version,
     posts: dict[str, list[Version]],
-) -> tuple[Collected, Refusal | None]:
+) -> tuple[CollectedPost, PostRefusal | None]:
     sha256 = ""
     try:
-        checked(student)
+        check_name(student)
         index = _read_index(bucket, version)
         sha256 = index.sha256
         signed = _accept_bundle(receiver, bucket, name, student, version, index, posts)
-        return Collected(student=student, signed=signed), None
+        return CollectedPost(student=student, signed=signed), None
     except (PolicyError, TransferError, UsageError) as error:
         why = f"{error.what}: {error.why}" if error.why else error.what
         at = receipt.utc_text(version.at)
-        return Collected(student=student, signed=None, why=why), Refusal(
+        return CollectedPost(student=student, signed=None, why=why), PostRefusal(
             sha256=sha256, at=at, why=why
         )
 
 
-def _read_index(bucket: Bucket, version: Version) -> Index:
+def _read_index(bucket: Bucket, version: Version) -> PostIndex:
     if version.size > MOST_INDEX_BYTES:
-        raise refused("its index is too large")
+        raise refusal_error("its index is too large")
     try:
-        index = decoded(b"".join(bucket.blocks(version)), Index)
+        index = decode_json(b"".join(bucket.read_blocks(version)), PostIndex)
     except ValueError as error:
-        raise refused(f"its index cannot be read: {error}") from None
+        raise refusal_error(f"its index cannot be read: {error}") from None
     sizes = [part.size for part in index.parts]
     if sum(sizes) != index.size or not 0 < len(sizes) <= MOST_PARTS or min(sizes) < 1:
-        raise refused("its index is inconsistent")
+        raise refusal_error("its index is inconsistent")
     return index
 
 
@@ -143,7 +143,7 @@ def _accept_bundle(
     name: str,
     student: str,
     version: Version,
-    index: Index,
+    index: PostIndex,
     posts: dict[str, list[Version]],
 ) -> Signed:
     about = (name, student, index.sha256, index.size)
@@ -164,7 +164,7 @@ def _accept_bundle(
             None,
         )
         if used is None:
-            raise refused(f"part {number} does not match its index")
+            raise refusal_error(f"part {number} does not match its index")
         at, offset = max(at, used.at), offset + part.size
     return receiver.finish(*about, at=at)
 
@@ -175,11 +175,11 @@ def _stage_part(
     about: tuple[str, str, str, int],
     offset: int,
     version: Version,
-    part: Part,
+    part: PostPart,
 ) -> bool:
     """Write a version of a part to staging; tell whether it is the one in the index."""
     digest = hashlib.sha256()
-    for block in bucket.blocks(version):
+    for block in bucket.read_blocks(version):
         receiver.write(*about, offset, block)
         digest.update(block)
         offset += len(block)
@@ -187,16 +187,16 @@ def _stage_part(
 
 
 def _publish_answers(
-    receiver: Receiver, bucket: Bucket, name: str, student: str, refusals: tuple[Refusal, ...]
+    receiver: Receiver, bucket: Bucket, name: str, student: str, refusals: tuple[PostRefusal, ...]
 ) -> None:
-    answers = Answers(receipts=tuple(receiver.receipts(name, student)), refused=refusals)
+    answers = PostAnswers(receipts=tuple(receiver.receipts(name, student)), refused=refusals)
     key = bucket.key(name, student, "receipts.json")
     bucket.write(key, msgspec.json.encode(answers))
 
 
 def _read_done(file: Path) -> _AnsweredPosts:
     try:
-        return decoded(file.read_bytes(), _AnsweredPosts)
+        return decode_json(file.read_bytes(), _AnsweredPosts)
     except FileNotFoundError:
         return _AnsweredPosts()
     except ValueError as error:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from labctl.errors import BusyError
-from labctl.submissions.receiver import checked
+from labctl.submissions.receiver import check_name
 
 # For one student, at the same time: broken connections stay for a while.
 MAX_CONNECTIONS = 12
@@ -28,7 +28,7 @@ def hold_connection(places: Path, student: str) -> Iterator[None]:
     places.mkdir(mode=0o700, parents=True, exist_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     for number in range(MAX_CONNECTIONS):
-        descriptor = os.open(places / f"{checked(student)}.{number}", flags, 0o600)
+        descriptor = os.open(places / f"{check_name(student)}.{number}", flags, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -27,8 +27,8 @@ from labctl.errors import LabError, TransferError
 from labctl.model import Value
 from labctl.submissions.confinement import confine, end_with_parent
 from labctl.submissions.intake import Examined, Expected, examine
-from labctl.submissions.manifest import refused
-from labctl.submissions.untrusted_json import decoded
+from labctl.submissions.manifest import refusal_error
+from labctl.submissions.untrusted_json import decode_json
 from labctl.wire.judge import judge_file
 
 MEMORY_BYTES = 1024**3
@@ -85,13 +85,13 @@ def examine_confined(path: Path, expected: Expected, slots: Path) -> Examined:
             process.kill()
         timer.cancel()
     try:
-        reply = decoded(text, _ExaminationReply)
+        reply = decode_json(text, _ExaminationReply)
     except ValueError:
-        raise refused(_BROKEN) from None
+        raise refusal_error(_BROKEN) from None
     if reply.failed:
         raise LabError("the receiver cannot examine bundles", why=reply.failed)
     if reply.examined is None:
-        raise refused(reply.refused or _BROKEN)
+        raise refusal_error(reply.refused or _BROKEN)
     return reply.examined
 
 

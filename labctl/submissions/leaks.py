@@ -51,7 +51,7 @@ class Leak(Value, frozen=True):
     kind: str
 
 
-class Search:
+class LeakSearch:
     """Searches for known formats of secrets, and for the values of `known` (name -> value)."""
 
     def __init__(self, known: Mapping[str, Secret] | None = None) -> None:
@@ -63,7 +63,7 @@ class Search:
                 self._kinds[f"own{number}"] = f"the value of your secret {name}"
         self._pattern = re.compile(b"|".join(parts))
 
-    def leaks(self, path: str, file: BinaryIO) -> list[Leak]:
+    def find_leaks(self, path: str, file: BinaryIO) -> list[Leak]:
         """Return the findings in one file, its name included; at most MOST_NAMED."""
         name = PurePosixPath(path).name
         found: dict[Leak, None] = {}
@@ -81,7 +81,7 @@ class Search:
         return list(found)[:MOST_NAMED]
 
 
-def told(leaks: Iterable[Leak]) -> str:
+def describe_leaks(leaks: Iterable[Leak]) -> str:
     """Return the findings as text, one line for each."""
     return "\n".join(
         f"{leak.path}{f', line {leak.line}' if leak.line else ''}: {leak.kind}" for leak in leaks

@@ -9,7 +9,7 @@ import msgspec
 
 from labctl.errors import TransferError
 from labctl.model import Value
-from labctl.submissions.untrusted_json import decoded
+from labctl.submissions.untrusted_json import decode_json
 
 NAME = "manifest.json"
 KIND = "labctl-submission"
@@ -30,7 +30,7 @@ class BundleFile(Value, frozen=True, forbid_unknown_fields=True):
     sha256: str
 
 
-class Code(Value, frozen=True, forbid_unknown_fields=True):
+class CodeCommit(Value, frozen=True, forbid_unknown_fields=True):
     """The git commit of the code ("" if unknown), and whether files differed from it.
 
     `run_commit` and `run_dirty` are those at the start of the run.
@@ -42,7 +42,7 @@ class Code(Value, frozen=True, forbid_unknown_fields=True):
     run_dirty: bool | None = None
 
 
-class Manifest(Value, frozen=True, forbid_unknown_fields=True):
+class BundleManifest(Value, frozen=True, forbid_unknown_fields=True):
     """The contents of a bundle.
 
     `record` is the run as its server reported it; `checkpoint` is the one whose files are the
@@ -58,35 +58,37 @@ class Manifest(Value, frozen=True, forbid_unknown_fields=True):
     run: str
     checkpoint: str
     record: dict[str, Any]
-    code: Code
+    code: CodeCommit
     files: tuple[BundleFile, ...]
 
 
-def encode(manifest: Manifest) -> bytes:
+def encode(manifest: BundleManifest) -> bytes:
     """Return the manifest as indented JSON, always the same for the same manifest."""
     body = msgspec.json.encode(manifest, order="deterministic")
     return msgspec.json.format(body, indent=1) + b"\n"
 
 
-def decode(data: bytes) -> Manifest:
+def decode(data: bytes) -> BundleManifest:
     """Parse a manifest; TransferError if it is not valid, or names a forbidden file."""
     try:
-        manifest = decoded(data, Manifest)
+        manifest = decode_json(data, BundleManifest)
     except ValueError as error:
-        raise refused(f"its {NAME} cannot be read: {error}") from None
+        raise refusal_error(f"its {NAME} cannot be read: {error}") from None
     if manifest.kind != KIND or manifest.version != 1:
-        raise refused(f"its {NAME} is of another kind or version")
+        raise refusal_error(f"its {NAME} is of another kind or version")
     if len(manifest.files) > MOST_FILES:
-        raise refused(f"it has {len(manifest.files)} files; at most {MOST_FILES} are accepted")
+        raise refusal_error(
+            f"it has {len(manifest.files)} files; at most {MOST_FILES} are accepted"
+        )
     seen: set[str] = set()
     for file in manifest.files:
         check_path(file.path)
         folded = file.path.casefold()
         if folded in seen:
-            raise refused(f"{file.path!a} is named twice")
+            raise refusal_error(f"{file.path!a} is named twice")
         seen.add(folded)
         if file.size < 0 or not re.fullmatch("[0-9a-f]{64}", file.sha256):
-            raise refused(f"{file.path!a} has no size and SHA-256")
+            raise refusal_error(f"{file.path!a} has no size and SHA-256")
     return manifest
 
 
@@ -95,15 +97,15 @@ def check_path(path: str) -> str:
     parts = path.split("/")
     is_placed = path in SINGLE or (parts[0] in TOPS and len(parts) > 1)
     if any(part in ("", ".", "..") for part in parts) or path.startswith("/"):
-        raise refused(f"the name {path!a} leaves the bundle")
+        raise refusal_error(f"the name {path!a} leaves the bundle")
     if _ODD.search(path) or not _is_utf8(path) or len(path.encode()) > 1000 or len(parts) > 32:
-        raise refused(f"the name {path!a} is not allowed for a file")
+        raise refusal_error(f"the name {path!a} is not allowed for a file")
     if not is_placed:
-        raise refused(f"{path!a} is outside the directories of a bundle")
+        raise refusal_error(f"{path!a} is outside the directories of a bundle")
     return path
 
 
-def refused(why: str) -> TransferError:
+def refusal_error(why: str) -> TransferError:
     """Return the error for a bundle that is refused because of `why`."""
     return TransferError("the bundle is refused", why=why, hint="labctl submit")
 

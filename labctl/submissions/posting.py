@@ -28,8 +28,8 @@ from labctl.errors import (
 from labctl.model import Value
 from labctl.retry import retry_on
 from labctl.submissions.assignment import Ticket
-from labctl.submissions.collect import Answers, Index, Part
-from labctl.submissions.untrusted_json import decoded
+from labctl.submissions.collect import PostAnswers, PostIndex, PostPart
+from labctl.submissions.untrusted_json import decode_json
 
 if TYPE_CHECKING:
     from requests import Session
@@ -50,7 +50,7 @@ class Posted(Value, frozen=True):
     parts: tuple[str, ...] = ()
 
 
-def post(
+def post_bundle(
     ticket: Ticket,
     file: BinaryIO,
     sha256: str,
@@ -73,19 +73,19 @@ def post(
     for number in range(count):
         start = number * ticket.part_bytes
         span = (start, min(ticket.part_bytes, size - start))
-        part = Part(sha256=_hash_part(file, *span), size=span[1])
+        part = PostPart(sha256=_hash_part(file, *span), size=span[1])
         parts.append(part)
         if part.sha256 not in posted.parts:
             _post_part(ticket, ticket.parts[number], file, span, on_bytes)
             posted = Posted(sha256=sha256, parts=(*posted.parts, part.sha256))
             progress.write_bytes(msgspec.json.encode(posted))
         on_bytes(start + span[1])
-    index = Index(version=1, sha256=sha256, size=size, parts=tuple(parts))
+    index = PostIndex(version=1, sha256=sha256, size=size, parts=tuple(parts))
     body = msgspec.json.encode(index)
     _post_part(ticket, ticket.index, io.BytesIO(body), (0, len(body)), lambda count: None)
 
 
-def answers(ticket: Ticket) -> Answers:
+def fetch_answers(ticket: Ticket) -> PostAnswers:
     """Fetch the receiver's answers so far; empty if it has not collected yet."""
     try:
         status, body = _send_request(ticket.receipts, "GET")
@@ -99,7 +99,7 @@ def answers(ticket: Ticket) -> Answers:
         # Without the right to list, S3 answers 403 for a missing object.
         if time.time() > ticket.expires.at:
             raise _expired_error(ticket)
-        return Answers()
+        return PostAnswers()
     if status != 200:
         raise LabError(
             f"the bucket answered {status}",
@@ -107,7 +107,7 @@ def answers(ticket: Ticket) -> Answers:
             hint="labctl submit --receipts   # again, later",
         )
     try:
-        return decoded(body, Answers)
+        return decode_json(body, PostAnswers)
     except ValueError as error:
         raise LabError(
             "the receiver's answer cannot be read",
@@ -249,7 +249,7 @@ def _error_text(body: bytes) -> str:
 
 def _read_progress(progress: Path, sha256: str) -> Posted:
     try:
-        posted = decoded(progress.read_bytes(), Posted)
+        posted = decode_json(progress.read_bytes(), Posted)
     except (OSError, ValueError):
         return Posted()
     return posted if posted.sha256 == sha256 else Posted()

@@ -15,7 +15,7 @@ import msgspec
 
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.model import Value
-from labctl.submissions.untrusted_json import UPGRADE, decoded, is_newer
+from labctl.submissions.untrusted_json import UPGRADE, decode_json, is_newer
 
 KIND = "labctl-receipt"
 VERSION = 1
@@ -74,12 +74,12 @@ def make_signing_key(path: Path) -> str:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with os.fdopen(os.open(path, flags, 0o600), "w") as file:
             file.write(text + "\n")
-    public = public_of(path)
+    public = read_public_key(path)
     path.with_name(path.name + ".pub").write_text(public + "\n")
     return public
 
 
-def public_of(path: Path) -> str:
+def read_public_key(path: Path) -> str:
     """Return the public key of the private key at `path`, as `ed25519:...`."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -93,11 +93,11 @@ def public_of(path: Path) -> str:
 
 def sign(receipt: Receipt, key: Path) -> Signed:
     """Sign a receipt with the private key at `key`."""
-    signature = signature_of(_signed_bytes(receipt), key)
-    return Signed(receipt=receipt, key=public_of(key), signature=signature)
+    signature = sign_bytes(_signed_bytes(receipt), key)
+    return Signed(receipt=receipt, key=read_public_key(key), signature=signature)
 
 
-def signature_of(data: bytes, key: Path) -> str:
+def sign_bytes(data: bytes, key: Path) -> str:
     """Return the signature of `data` by the private key at `key`, in base64."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -135,7 +135,7 @@ def decode(data: bytes) -> Signed:
                 why="it was signed by a newer labctl",
                 hint=UPGRADE,
             )
-        signed = decoded(data, Signed)
+        signed = decode_json(data, Signed)
     except ValueError as error:
         raise _invalid_error(f"it cannot be read: {error}") from None
     if signed.receipt.kind != KIND or signed.receipt.version != VERSION:

@@ -28,22 +28,22 @@ class Verified(Value, frozen=True):
     bundle: Literal["same", "changed", "absent"]
 
 
-def folder(root: Path, name: str) -> Path:
+def submissions_directory(root: Path, name: str) -> Path:
     """Return the directory of an assignment's bundles and receipts in a lab."""
     return root / ".labctl" / "submissions" / name
 
 
-def bundle_beside(path: Path) -> Path:
+def bundle_path_of(path: Path) -> Path:
     """Return the path of a receipt's bundle."""
     return path.with_name(path.name.replace("receipt-", "bundle-", 1)).with_suffix(".tar")
 
 
-def posted_as(place: Path, sha256: str) -> Path:
+def posted_path(place: Path, sha256: str) -> Path:
     """Return the path of a posted bundle that has no receipt yet."""
     return place / f"posted-{sha256[:12]}.tar"
 
 
-def keep(root: Path, rules: Assignment, signed: Signed, *, sha256: str = "") -> Path:
+def store_receipt(root: Path, rules: Assignment, signed: Signed, *, sha256: str = "") -> Path:
     """Verify a receipt and store it; PolicyError if it is not for this submission."""
     verified = receipt.verify(signed, rules.receiver)
     if verified.assignment != rules.name or (sha256 and verified.bundle_sha256 != sha256):
@@ -52,15 +52,15 @@ def keep(root: Path, rules: Assignment, signed: Signed, *, sha256: str = "") -> 
             why="labctl did not submit that bundle",
             hint="tell your instructor; then: labctl submit",
         )
-    directory = folder(root, rules.name)
+    directory = submissions_directory(root, rules.name)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"receipt-{verified.number:04}.json"
     draft = path.with_suffix(".new")
     draft.write_bytes(receipt.encode(signed))
     draft.replace(path)
-    posted = posted_as(directory, verified.bundle_sha256)
-    if posted.is_file() and not bundle_beside(path).exists():
-        posted.replace(bundle_beside(path))
+    posted = posted_path(directory, verified.bundle_sha256)
+    if posted.is_file() and not bundle_path_of(path).exists():
+        posted.replace(bundle_path_of(path))
     return path
 
 
@@ -76,12 +76,12 @@ def fetch(
         receipts = host.receipts()
     else:
         assert rules.ticket is not None
-        answers = posting.answers(rules.ticket)
+        answers = posting.fetch_answers(rules.ticket)
         receipts = list(answers.receipts)
         refused = [
             f"{refusal.at} {refusal.sha256[:12]}: {refusal.why}" for refusal in answers.refused
         ]
-    return [(keep(root, rules, signed), signed.receipt) for signed in receipts], refused
+    return [(store_receipt(root, rules, signed), signed.receipt) for signed in receipts], refused
 
 
 def fetch_feedback(
@@ -99,7 +99,7 @@ def fetch_feedback(
             f"your grade for {rules.name} has not been released yet",
             hint="labctl submit --receipts   # lists what you have submitted",
         )
-    directory = folder(root, rules.name)
+    directory = submissions_directory(root, rules.name)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "feedback.html"
     draft = path.with_suffix(".new")
@@ -108,9 +108,9 @@ def fetch_feedback(
     return feedback, path
 
 
-def last(root: Path, rules: Assignment) -> Path:
+def find_last_receipt(root: Path, rules: Assignment) -> Path:
     """Return the path of the newest local receipt; NotFoundError if it does not exist."""
-    receipts = sorted(folder(root, rules.name).glob("receipt-*.json"))
+    receipts = sorted(submissions_directory(root, rules.name).glob("receipt-*.json"))
     if not receipts:
         raise NotFoundError(f"this machine has no receipt for {rules.name}", hint="labctl submit")
     return receipts[-1]
@@ -127,7 +127,7 @@ def verify(path: Path, public: str, bundle_path: Path | None = None) -> Verified
     except FileNotFoundError:
         raise NotFoundError(f"there is no file {path}", hint="labctl submit --receipts") from None
     verified = receipt.verify(receipt.decode(data), public)
-    bundle = bundle_path or bundle_beside(path)
+    bundle = bundle_path or bundle_path_of(path)
     if not bundle.is_file():
         if bundle_path is not None:
             raise NotFoundError(f"there is no file {bundle_path}", hint="labctl submit --verify")

@@ -24,8 +24,8 @@ from labctl.submissions.assignment import (
     assignment_text,
     parse_assignment,
 )
-from labctl.submissions.collect import Collected, collect
-from labctl.submissions.receiver import Receiver, checked
+from labctl.submissions.collect import CollectedPost, collect_bucket
+from labctl.submissions.receiver import Receiver, check_name
 
 KEY_LINE = re.compile(
     r"(ssh-ed25519|ecdsa-sha2-nistp(?:256|384|521)|ssh-rsa|sk-ssh-ed25519@openssh\.com) "
@@ -56,7 +56,7 @@ def write_assignment(
     require = options.get("require") or ("model",)
     assert isinstance(require, tuple | list)
     lines = {
-        "assignment": checked(name),
+        "assignment": check_name(name),
         "course": str(options.get("course") or ""),
         "due": due,
         "late": str(options.get("late") or "never"),
@@ -65,7 +65,7 @@ def write_assignment(
         "require": [str(part) for part in require],
         "hand_in": place,
         "host_key": host_key,
-        "receiver": receiver.public(),
+        "receiver": receiver.read_public_key(),
     }
     problems: list[Problem] = []
     body = msgspec.json.encode({key: value for key, value in lines.items() if value})
@@ -85,7 +85,7 @@ def extend(receiver: Receiver, name: str, student: str, text: str) -> tuple[Stan
     except ValueError as error:
         raise UsageError(str(error), hint="labctl receive extend DIR hw3 alice 3d") from None
     receiver.extend(name, student, seconds)
-    return receiver.standing(name, student), str(receiver.rules(name).due or "")
+    return receiver.standing(name, student), str(receiver.load_rules(name).due or "")
 
 
 def admit(receiver: Receiver, student: str, key: str, file: Path) -> str:
@@ -101,8 +101,8 @@ def admit(receiver: Receiver, student: str, key: str, file: Path) -> str:
             why="expected one line, as `labctl submit --key` prints it: ssh-ed25519 AAAA...",
             hint="labctl submit --key   # on the student's machine",
         )
-    receiver.public()
-    words = [*program_words(), "receive", "serve", str(receiver.directory), checked(student)]
+    receiver.read_public_key()
+    words = [*program_words(), "receive", "serve", str(receiver.directory), check_name(student)]
     command = shlex.join(words)
     if re.search(r'["\\\n]', command):
         raise UsageError(
@@ -125,7 +125,7 @@ def admit(receiver: Receiver, student: str, key: str, file: Path) -> str:
 def expel(student: str, file: Path) -> bool:
     """Remove a student's line; return whether there was one."""
     lines = _read_lines(file)
-    others = [line for line in lines if not line.endswith(f" {MARK}{checked(student)}")]
+    others = [line for line in lines if not line.endswith(f" {MARK}{check_name(student)}")]
     if len(others) < len(lines):
         _replace_lines(file, others)
     return len(others) < len(lines)
@@ -142,7 +142,7 @@ def write_tickets(
     """Write each student's assignment file with a ticket for the bucket (0600)."""
     from labctl.submissions.buckets import LONGEST_S, Bucket
 
-    rules = receiver.rules(name)
+    rules = receiver.load_rules(name)
     try:
         valid_s = parse_duration(valid)
     except ValueError as error:
@@ -158,7 +158,7 @@ def write_tickets(
     into.mkdir(parents=True, exist_ok=True)
     written = []
     for student in students:
-        ticket = bucket.ticket(rules, checked(student), valid_s)
+        ticket = bucket.create_ticket(rules, check_name(student), valid_s)
         own = msgspec.structs.replace(rules, student=student, ticket=ticket)
         path = into / f"{name}-{student}.yaml"
         write_draft(path, assignment_text(own).encode(), mode=0o600).replace(path)
@@ -166,12 +166,12 @@ def write_tickets(
     return written
 
 
-def collect_posts(receiver: Receiver, name: str, profile: str = "") -> list[Collected]:
+def collect_posts(receiver: Receiver, name: str, profile: str = "") -> list[CollectedPost]:
     """Collect the posts in the assignment's bucket."""
     from labctl.submissions.buckets import Bucket
 
-    bucket = Bucket(_bucket_url(receiver.rules(name)), profile)
-    return collect(receiver, bucket, name)
+    bucket = Bucket(_bucket_url(receiver.load_rules(name)), profile)
+    return collect_bucket(receiver, bucket, name)
 
 
 def _bucket_url(rules: Assignment) -> str:

@@ -87,15 +87,15 @@ class Receiver:
             (self.directory / name).mkdir(exist_ok=True, mode=0o700)
         return receipt.make_signing_key(self.key)
 
-    def public(self) -> str:
+    def read_public_key(self) -> str:
         """Return the public key that verifies this receiver's receipts."""
-        return receipt.public_of(self.key)
+        return receipt.read_public_key(self.key)
 
     def assignment_file(self, name: str) -> Path:
         """Return the path of an assignment's rules. It may not exist."""
-        return self.directory / "assignments" / f"{checked(name)}.yaml"
+        return self.directory / "assignments" / f"{check_name(name)}.yaml"
 
-    def rules(self, name: str) -> Assignment:
+    def load_rules(self, name: str) -> Assignment:
         """Return an assignment's rules; NotFoundError if this receiver does not have it."""
         file = self.assignment_file(name)
         if not file.is_file():
@@ -112,7 +112,7 @@ class Receiver:
 
     def extensions(self, name: str) -> dict[str, int]:
         """Return each student's extension of the due time, in seconds."""
-        file = self.directory / "extensions" / f"{checked(name)}.json"
+        file = self.directory / "extensions" / f"{check_name(name)}.json"
         try:
             return msgspec.json.decode(file.read_bytes(), type=dict[str, int])
         except FileNotFoundError:
@@ -120,9 +120,9 @@ class Receiver:
 
     def extend(self, name: str, student: str, seconds: int) -> None:
         """Extend a student's due time by these seconds; 0 revokes the extension."""
-        self.rules(name)
+        self.load_rules(name)
         with self._lock(self.directory / "extensions"):
-            extensions = {**self.extensions(name), checked(student): seconds}
+            extensions = {**self.extensions(name), check_name(student): seconds}
             file = self.directory / "extensions" / f"{name}.json"
             draft = file.with_suffix(".new")
             draft.write_bytes(
@@ -133,7 +133,7 @@ class Receiver:
     def standing(self, name: str, student: str, at: float | None = None) -> Standing:
         """Judge a student's submission at Unix time `at`, by default now."""
         return judge(
-            self.rules(name),
+            self.load_rules(name),
             self.now() if at is None else at,
             self.extensions(name).get(student, 0),
         )
@@ -148,27 +148,27 @@ class Receiver:
         """Return the feedback released to a student, or None before the release."""
         return feedback.read(self._feedback_path(name, student))
 
-    def give(self, name: str, student: str, found: Feedback | None) -> None:
+    def release_feedback(self, name: str, student: str, found: Feedback | None) -> None:
         """Release this feedback to a student; None withdraws it."""
         feedback.write(self._feedback_path(name, student), found)
 
     def students(self, name: str) -> list[str]:
         """List the students who have submitted."""
-        folder = self.directory / "submissions" / checked(name)
+        folder = self.directory / "submissions" / check_name(name)
         return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
     def hello(self, name: str, student: str) -> Hello:
         """Return what a student learns before submitting."""
-        rules = self.rules(name)
+        rules = self.load_rules(name)
         return Hello(
-            student=checked(student),
+            student=check_name(student),
             now=int(self.now()),
             rules=self.standing(name, student),
             due=str(rules.due or ""),
             late=rules.late,
             penalty=rules.penalty,
             max_bytes=rules.max_size,
-            receiver=self.public(),
+            receiver=self.read_public_key(),
             number=len(self.receipts(name, student)),
         )
 
@@ -180,7 +180,7 @@ class Receiver:
         `at` is the time of arrival, if another clock measured it. Whatever the rules or the disk do
         not allow is refused now, before any byte is sent.
         """
-        rules = self.rules(name)
+        rules = self.load_rules(name)
         staged = self._upload_path(name, student, sha256, size)
         staged.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._lock(staged.parent):
@@ -255,7 +255,7 @@ class Receiver:
             try:
                 self._check_open(name, student, moment)
                 check_arrived(staged, sha256)
-                expected = Expected(name, self.rules(name).course, student)
+                expected = Expected(name, self.load_rules(name).course, student)
                 examined = examine_confined(staged, expected, self.directory / "incoming")
             except (PolicyError, TransferError):
                 staged.unlink()
@@ -263,14 +263,14 @@ class Receiver:
             standing = self.standing(name, student, moment)
             number = len(self.receipts(name, student)) + 1
             arrived = Arrived(student, size, sha256)
-            accepted = stamp(self.rules(name), standing, number, moment, examined, arrived)
+            accepted = stamp(self.load_rules(name), standing, number, moment, examined, arrived)
             signed = receipt.sign(accepted, self.key)
             self._store_submission(name, student, staged, signed)
         return signed
 
     def check(self, name: str) -> Iterator[tuple[Receipt | str, str]]:
         """Check all submissions; yield each receipt (its path if invalid) and the problem or ""."""
-        public = self.public()
+        public = self.read_public_key()
         for student in self.students(name):
             for folder in sorted(self._submissions_path(name, student).glob("[0-9]*")):
                 try:
@@ -293,7 +293,7 @@ class Receiver:
                     problem = "the bundle was changed after it was signed for"
                 yield verified, problem
 
-    def bundle_of(self, name: str, student: str, number: int = 0) -> Path:
+    def find_bundle(self, name: str, student: str, number: int = 0) -> Path:
         """Return the path of a submission's bundle, by default the last; NotFoundError if none."""
         folders = sorted(self._submissions_path(name, student).glob("[0-9]*"))
         chosen = [path for path in folders if not number or int(path.name) == number]
@@ -341,19 +341,19 @@ class Receiver:
         No student may use more of the disk than is still free, so that repeated submissions do not
         take the others' space.
         """
-        places = (self.directory / "submissions").glob(f"*/{checked(student)}/*/{BUNDLE}")
+        places = (self.directory / "submissions").glob(f"*/{check_name(student)}/*/{BUNDLE}")
         return sum(place.stat().st_size for place in places)
 
     def _feedback_path(self, name: str, student: str) -> Path:
-        return self.directory / "feedback" / checked(name) / f"{checked(student)}.json"
+        return self.directory / "feedback" / check_name(name) / f"{check_name(student)}.json"
 
     def _submissions_path(self, name: str, student: str) -> Path:
-        return self.directory / "submissions" / checked(name) / checked(student)
+        return self.directory / "submissions" / check_name(name) / check_name(student)
 
     def _upload_path(self, name: str, student: str, sha256: str, size: int) -> Path:
         if not re.fullmatch("[0-9a-f]{64}", sha256) or not 0 < size < 2**50:
             raise UsageError("a bundle must be announced with its size and SHA-256")
-        folder = self.directory / "incoming" / checked(name) / checked(student)
+        folder = self.directory / "incoming" / check_name(name) / check_name(student)
         return folder / f"{sha256}.{size}"
 
     @contextmanager
@@ -371,7 +371,7 @@ class Receiver:
             os.close(descriptor)
 
 
-def checked(name: str) -> str:
+def check_name(name: str) -> str:
     """Return the name if it can be a directory's; UsageError for anything else."""
     try:
         return parse_name(name)

@@ -24,10 +24,10 @@ from labctl.errors import (
     LinkLostError,
     UsageError,
 )
-from labctl.errors.replies import raised, reply_in
+from labctl.errors.replies import parse_error, parse_reply
 from labctl.model import Endpoint
-from labctl.retry import while_turned_away
-from labctl.servers.context import Ground
+from labctl.retry import retry_rejected_logins
+from labctl.servers.context import LabContext
 from labctl.servers.host_keys import make_key
 from labctl.submissions import REQUEST
 from labctl.submissions.assignment import SSH_PLACE, Assignment
@@ -52,7 +52,7 @@ def public_key(paths: Paths) -> str:
 class ReceiverHost:
     """The receiver of an SSH assignment. It connects at the first request."""
 
-    def __init__(self, ground: Ground, rules: Assignment) -> None:
+    def __init__(self, ground: LabContext, rules: Assignment) -> None:
         self.ground = ground
         self.rules = rules
         self._process: subprocess.Popen[bytes] | None = None
@@ -90,16 +90,16 @@ class ReceiverHost:
 
     def hello(self) -> Hello:
         """Return the rules as the receiver has them for this student now."""
-        return msgspec.convert(while_turned_away()(self._send_request, "hello")["hello"], Hello)
+        return msgspec.convert(retry_rejected_logins()(self._send_request, "hello")["hello"], Hello)
 
     def receipts(self) -> list[Signed]:
         """Return the student's own receipts of this assignment."""
-        reply = while_turned_away()(self._send_request, "receipts")
+        reply = retry_rejected_logins()(self._send_request, "receipts")
         return msgspec.convert(reply["receipts"], list[Signed])
 
     def feedback(self) -> Feedback | None:
         """Return the student's released feedback, or None before the release."""
-        reply = while_turned_away()(self._send_request, "feedback")
+        reply = retry_rejected_logins()(self._send_request, "feedback")
         return msgspec.convert(reply["feedback"], Feedback | None)
 
     def send(
@@ -161,16 +161,16 @@ class ReceiverHost:
             line = process.stdout.readline()
         except BrokenPipeError:
             line = b""
-        reply = reply_in(line.decode(errors="replace"))
+        reply = parse_reply(line.decode(errors="replace"))
         if reply is None:
             raise self._lost_reply_error(line)
-        if (error := raised(reply)) is not None:
+        if (error := parse_error(reply)) is not None:
             raise error
         return reply
 
     def _connect(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            config, name = self.ground.connections.described(self.endpoint)
+            config, name = self.ground.connections.describe_endpoint(self.endpoint)
             # A file, not a pipe: a verbose receiver would fill a pipe and block.
             self._errors = errors = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
             self._ends.callback(errors.close)
@@ -202,7 +202,7 @@ class ReceiverHost:
         text = errors.read().decode(errors="replace")
         self.close()
         if code == SSH_FAILED:
-            return self._with_hint(failures.of_ssh(self.endpoint, text))
+            return self._with_hint(failures.parse_ssh_error(self.endpoint, text))
         if line or text.strip():
             return LabError(
                 f"{self.rules.hand_in} does not answer like a receiver",

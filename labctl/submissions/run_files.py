@@ -13,7 +13,7 @@ from labctl.events import Progress, Reporter
 from labctl.model import Value
 from labctl.runs.evaluation import FILE as EVALUATION
 from labctl.runs.evaluation import read_evaluation
-from labctl.submissions.bundle import Source
+from labctl.submissions.bundle import BundleSource
 from labctl.submissions.manifest import BundleFile
 from labctl.sync.local_results import MANIFEST, PARTIAL, run_index
 
@@ -22,7 +22,7 @@ MOST_MANIFEST_BYTES = 4 * 1024 * 1024
 LEFT_OUT = frozenset((PARTIAL, ".labctl"))
 
 
-class Found(Value, frozen=True):
+class RunFile(Value, frozen=True):
     """A file that is not read yet. `name` is its path in the bundle, `key` its path in the run."""
 
     name: str
@@ -31,7 +31,7 @@ class Found(Value, frozen=True):
     size: int
 
 
-def files_of_run(home: Path, checkpoint: str, notes: list[str]) -> list[Found]:
+def list_run_files(home: Path, checkpoint: str, notes: list[str]) -> list[RunFile]:
     """List the model, logs, report and evaluation of the run in `home`; nothing is read.
 
     `checkpoint` "" means all of them. Links and special files are skipped, with a line in `notes`.
@@ -42,11 +42,13 @@ def files_of_run(home: Path, checkpoint: str, notes: list[str]) -> list[Found]:
     for name in (REPORT, EVALUATION):
         path = home / name
         if path.is_file() and not path.is_symlink():
-            files.append(Found(name=name, path=path, key=name, size=path.stat().st_size))
+            files.append(RunFile(name=name, path=path, key=name, size=path.stat().st_size))
     return files
 
 
-def hashed(found: Sequence[Found], root: Path, run_id: str, reporter: Reporter) -> Iterator[Source]:
+def hash_files(
+    found: Sequence[RunFile], root: Path, run_id: str, reporter: Reporter
+) -> Iterator[BundleSource]:
     """Yield each file with its hash; files that were hashed by the pull are not read again."""
     index = run_index(root, run_id)
     total, done = sum(file.size for file in found), 0
@@ -55,11 +57,11 @@ def hashed(found: Sequence[Found], root: Path, run_id: str, reporter: Reporter) 
         done += entry.size
         reporter.emit(Progress(name="reading", done=done, total=total, unit="bytes"))
         file = BundleFile(path=entry.name, size=stat.st_size, sha256=sha256)
-        yield Source(file=file, path=entry.path)
+        yield BundleSource(file=file, path=entry.path)
     index.save(keep=True)
 
 
-def best_checkpoint(home: Path) -> str:
+def find_best_checkpoint(home: Path) -> str:
     """Return the name of the evaluated checkpoint, else the best on validation, else the last.
 
     "" if no checkpoint has a manifest.
@@ -76,7 +78,7 @@ def best_checkpoint(home: Path) -> str:
     return ranked[-1].parent.name if ranked else ""
 
 
-def check_whole(home: Path, checkpoint: str, sources: Iterable[Source]) -> None:
+def check_complete(home: Path, checkpoint: str, sources: Iterable[BundleSource]) -> None:
     """Raise TransferError if a file of the checkpoint differs from the checkpoint's manifest."""
     listed = _read_object(home / CHECKPOINTS / checkpoint / MANIFEST).get("files")
     by_path = {source.file.path: source.file for source in sources}
@@ -90,7 +92,7 @@ def check_whole(home: Path, checkpoint: str, sources: Iterable[Source]) -> None:
             )
 
 
-def _list_model(home: Path, chosen: str, notes: list[str]) -> Iterator[Found]:
+def _list_model(home: Path, chosen: str, notes: list[str]) -> Iterator[RunFile]:
     if "/" in chosen or chosen in (".", ".."):
         raise NotFoundError(
             f"{chosen!a} is not the name of a checkpoint", hint=_checkpoint_hint(home)
@@ -98,7 +100,7 @@ def _list_model(home: Path, chosen: str, notes: list[str]) -> Iterator[Found]:
     source = home / CHECKPOINTS / chosen
     if source.is_file() and not source.is_symlink():
         key = f"{CHECKPOINTS}/{chosen}"
-        yield Found(name=f"model/{chosen}", path=source, key=key, size=source.stat().st_size)
+        yield RunFile(name=f"model/{chosen}", path=source, key=key, size=source.stat().st_size)
         return
     if chosen and not source.is_dir():
         raise NotFoundError(
@@ -113,7 +115,7 @@ def _checkpoint_hint(home: Path) -> str:
     return f"labctl submit --checkpoint {names[-1]}" if names else "labctl pull"
 
 
-def _list_files(folder: Path, inside: str, prefix: str, notes: list[str]) -> Iterator[Found]:
+def _list_files(folder: Path, inside: str, prefix: str, notes: list[str]) -> Iterator[RunFile]:
     """List the regular files below a directory of the run, in order of name."""
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in LEFT_OUT)
@@ -124,7 +126,7 @@ def _list_files(folder: Path, inside: str, prefix: str, notes: list[str]) -> Ite
                 notes.append(f"skipped {inside}/{below}: it is a link or a special file")
                 continue
             size = path.stat().st_size
-            yield Found(name=prefix + below, path=path, key=f"{inside}/{below}", size=size)
+            yield RunFile(name=prefix + below, path=path, key=f"{inside}/{below}", size=size)
 
 
 def _read_accuracy(file: Path) -> float:

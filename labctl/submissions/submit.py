@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from labctl.errors import DiskFullError, InterruptError, PolicyError, UsageError
-from labctl.events import Decision, Note, Progress, Step
+from labctl.events import Note, Progress, Question, Step
 from labctl.model import Value
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.submissions import ASSIGNMENT_FILE, bundle, posting, receipt, receipts
 from labctl.submissions.assignment import Assignment, Standing, judge, load_assignment
 from labctl.submissions.bundle_checks import check_hazards, check_leaks
-from labctl.submissions.bundling import Contents, contents
+from labctl.submissions.bundling import BundleContents, collect_contents
 from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Hello
 from labctl.submissions.receiver_host import ReceiverHost
@@ -24,7 +24,7 @@ from labctl.submissions.receiver_host import ReceiverHost
 CLOCK_S = 60
 
 
-class Choice(Value, frozen=True):
+class SubmissionChoice(Value, frozen=True):
     """The choice of what to submit: by default the latest run, with its best checkpoint.
 
     `assignment` is the file's path, None for the one next to lab.yaml. `allowed` are paths in the
@@ -58,7 +58,7 @@ class Terms(Value, frozen=True):
     ticket_until: str = ""
 
 
-class HandedIn(Value, frozen=True):
+class SubmitResult(Value, frozen=True):
     """A submission. `signed` is None if it was posted to a bucket and is not collected yet."""
 
     signed: Signed | None
@@ -69,26 +69,29 @@ class HandedIn(Value, frozen=True):
 
 
 def submit(
-    ground: Ground,
-    choice: Choice,
+    ground: LabContext,
+    choice: SubmissionChoice,
     *,
     on_terms: Callable[[Terms], None] = lambda terms: None,
-    on_contents: Callable[[Contents, Terms], None] = lambda checked, terms: None,
-) -> HandedIn:
+    on_contents: Callable[[BundleContents, Terms], None] = lambda checked, terms: None,
+) -> SubmitResult:
     """Submit what was chosen, after checks and consent.
 
     PolicyError if the rules or the contents do not allow it. Repeating it continues a broken
     upload; the same bundle gets the same receipt.
     """
     rules = find_assignment(ground.config.root, choice.assignment)
-    with ground.state.exclusive(f"{ground.lab_id}-submit", "submit"), opened(ground, rules) as host:
+    with (
+        ground.state.hold_lab(f"{ground.lab_id}-submit", "submit"),
+        open_receiver(ground, rules) as host,
+    ):
         terms = _receiver_terms(rules, host.hello()) if host else _local_terms(rules)
         on_terms(terms)
         _check_terms(ground, terms)
-        checked = looked_through(ground, rules, terms, choice)
+        checked = check_contents(ground, rules, terms, choice)
         on_contents(checked, terms)
         question = f"submit {terms.assignment} to {rules.hand_in}?"
-        if not ground.reporter.ask(Decision(question=question, default=True)):
+        if not ground.reporter.confirm(Question(question=question, default=True)):
             raise PolicyError("nothing was submitted", hint="labctl submit --yes")
         try:
             return _pack_and_send(ground, rules, checked, host, terms)
@@ -100,11 +103,11 @@ def submit(
             ) from None
 
 
-def rehearse(ground: Ground, choice: Choice) -> tuple[Terms, Contents]:
+def rehearse(ground: LabContext, choice: SubmissionChoice) -> tuple[Terms, BundleContents]:
     """Return the rules and the checked contents without contacting the receiver."""
     rules = find_assignment(ground.config.root, choice.assignment)
     terms = _local_terms(rules)
-    return terms, looked_through(ground, rules, terms, choice)
+    return terms, check_contents(ground, rules, terms, choice)
 
 
 def find_assignment(root: Path, given: Path | None) -> Assignment:
@@ -114,7 +117,7 @@ def find_assignment(root: Path, given: Path | None) -> Assignment:
 
 
 @contextmanager
-def opened(ground: Ground, rules: Assignment) -> Iterator[ReceiverHost | None]:
+def open_receiver(ground: LabContext, rules: Assignment) -> Iterator[ReceiverHost | None]:
     """Yield the receiver on an SSH server, or None for a bucket, which needs only a ticket."""
     if rules.hand_in.startswith("ssh://"):
         with ReceiverHost(ground, rules) as host:
@@ -129,12 +132,16 @@ def opened(ground: Ground, rules: Assignment) -> Iterator[ReceiverHost | None]:
     yield None
 
 
-def looked_through(ground: Ground, rules: Assignment, terms: Terms, choice: Choice) -> Contents:
+def check_contents(
+    ground: LabContext, rules: Assignment, terms: Terms, choice: SubmissionChoice
+) -> BundleContents:
     """Collect and check what would be submitted; PolicyError for unsafe files and secrets."""
     step = Step(name="checking the contents")
     ground.reporter.emit(step)
     options = (terms.student, terms.max_bytes, choice.run, choice.checkpoint)
-    result = contents(ground, rules, *options, _own_file(ground.config.root, choice.assignment))
+    result = collect_contents(
+        ground, rules, *options, _own_file(ground.config.root, choice.assignment)
+    )
     check_hazards(ground, result)
     check_leaks(ground, result, choice.allowed)
     ground.reporter.emit(Step(name=step.name, done=True))
@@ -189,7 +196,7 @@ def _receiver_terms(rules: Assignment, hello: Hello) -> Terms:
     )
 
 
-def _check_terms(ground: Ground, terms: Terms) -> None:
+def _check_terms(ground: LabContext, terms: Terms) -> None:
     """Raise PolicyError if the assignment is closed; warn about a wrong clock."""
     if not terms.standing.accepted:
         raise PolicyError(
@@ -205,11 +212,15 @@ def _check_terms(ground: Ground, terms: Terms) -> None:
 
 
 def _pack_and_send(
-    ground: Ground, rules: Assignment, result: Contents, host: ReceiverHost | None, terms: Terms
-) -> HandedIn:
+    ground: LabContext,
+    rules: Assignment,
+    result: BundleContents,
+    host: ReceiverHost | None,
+    terms: Terms,
+) -> SubmitResult:
     """Pack and send the bundle, verify the receipt, and store both."""
     root = ground.config.root
-    directory = receipts.folder(root, rules.name)
+    directory = receipts.submissions_directory(root, rules.name)
     directory.mkdir(parents=True, exist_ok=True)
     draft = directory / "outgoing.tar"
     sha256 = _pack(ground, result, draft)
@@ -218,14 +229,14 @@ def _pack_and_send(
     with draft.open("rb") as file:
         signed = _send(ground, rules, host, file, sha256)
     ground.reporter.emit(Step(name=step.name, done=True))
-    receipt_path = receipts.keep(root, rules, signed, sha256=sha256) if signed else None
+    receipt_path = receipts.store_receipt(root, rules, signed, sha256=sha256) if signed else None
     bundle_path = (
-        receipts.bundle_beside(receipt_path)
+        receipts.bundle_path_of(receipt_path)
         if receipt_path
-        else receipts.posted_as(directory, sha256)
+        else receipts.posted_path(directory, sha256)
     )
     draft.replace(bundle_path)
-    return HandedIn(
+    return SubmitResult(
         signed=signed,
         receipt=str(receipt_path or ""),
         bundle=str(bundle_path),
@@ -235,7 +246,7 @@ def _pack_and_send(
 
 
 def _send(
-    ground: Ground, rules: Assignment, host: ReceiverHost | None, file: BinaryIO, sha256: str
+    ground: LabContext, rules: Assignment, host: ReceiverHost | None, file: BinaryIO, sha256: str
 ) -> Signed | None:
     path = Path(file.name)
     size = path.stat().st_size
@@ -246,11 +257,11 @@ def _send(
     if host is not None:
         return host.send(file, sha256, size, report)
     assert rules.ticket is not None
-    posting.post(rules.ticket, file, sha256, size, path.with_name("posted.json"), report)
+    posting.post_bundle(rules.ticket, file, sha256, size, path.with_name("posted.json"), report)
     return None
 
 
-def _pack(ground: Ground, result: Contents, draft: Path) -> str:
+def _pack(ground: LabContext, result: BundleContents, draft: Path) -> str:
     total, done = sum(file.size for file in result.manifest.files), 0
 
     def report(count: int) -> None:

@@ -12,7 +12,7 @@ T = TypeVar("T")
 UPGRADE = "uv tool upgrade labctl   # or: pipx upgrade labctl"
 
 
-def decoded(data: bytes | msgspec.Raw, kind: type[T]) -> T:
+def decode_json(data: bytes | msgspec.Raw, kind: type[T]) -> T:
     """Decode untrusted JSON; every problem is a ValueError."""
     try:
         return msgspec.json.decode(data, type=kind)
@@ -34,7 +34,7 @@ class _KindClaim(Value, frozen=True):
 def is_newer(data: bytes, part: str, kind: str, version: int) -> bool:
     """Tell whether the object at `part` claims to be of `kind`, in a later version."""
     try:
-        claim = decoded(decoded(data, dict[str, msgspec.Raw])[part], _KindClaim)
+        claim = decode_json(decode_json(data, dict[str, msgspec.Raw])[part], _KindClaim)
     except (ValueError, KeyError):
         return False
     return claim.kind == kind and claim.version > version

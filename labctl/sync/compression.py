@@ -15,7 +15,7 @@ WORTH = 0.8
 LEVEL = 1
 
 
-def worth_packing(files: Iterable[tuple[Path, int]]) -> bool:
+def is_compressible(files: Iterable[tuple[Path, int]]) -> bool:
     """Whether `files`, each with its size in bytes, shrink enough. Unreadable files are left out.
 
     Reads and compresses at most 16 pieces of 64 KiB, spread evenly over all bytes: about 20 ms.

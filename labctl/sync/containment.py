@@ -9,7 +9,7 @@ from labctl.errors import PolicyError
 LONGEST_NAME_BYTES = 255
 
 
-def contained(name: str) -> str:
+def require_contained(name: str) -> str:
     """Return the relative path `name` from a server; PolicyError if it leads outside."""
     parts = name.split("/")
     if name.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\0" in name:
@@ -21,9 +21,9 @@ def contained(name: str) -> str:
     return name
 
 
-def unwelcome(name: str, *, reserved: Sequence[str] = ()) -> str:
+def find_name_problem(name: str, *, reserved: Sequence[str] = ()) -> str:
     """Say why a contained name is skipped here; "" if it is not. PolicyError as in `contained`."""
-    parts = contained(name).split("/")
+    parts = require_contained(name).split("/")
     if parts[0] in reserved or parts[0].startswith(".labctl"):
         return "its name is reserved by labctl"
     if any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name):

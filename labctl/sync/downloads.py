@@ -22,7 +22,7 @@ import msgspec
 from labctl.errors import DiskFullError, TransferError
 from labctl.events import Progress, Reporter
 from labctl.model import Value
-from labctl.servers.agent import KEPT, Remote, resumable
+from labctl.servers.agent import KEPT, AgentClient, add_resume_hint
 from labctl.sync.durability import hash_on_disk, sync_files
 from labctl.sync.file_transfer import LONG_S, FetchedFile, RemoteFolder, fetch_files
 from labctl.sync.scan import hash_file
@@ -31,7 +31,7 @@ RESERVE_BYTES = 64 * 1024**2
 SURPLUS_BYTES = RESERVE_BYTES // 2  # a server may send this much more than announced, then stops
 
 
-class Due(Value, frozen=True):
+class AnnouncedFile(Value, frozen=True):
     """A file that the server announced. An empty `sha256` follows after the transfer.
 
     Of a `growing` file, only the first `size` bytes count. `identity` is that of the local file
@@ -45,12 +45,14 @@ class Due(Value, frozen=True):
     identity: tuple[int, int, int] | None = None
 
 
-def renamed_identity(status: os.stat_result) -> tuple[int, int, int]:
+def rename_stable_identity(status: os.stat_result) -> tuple[int, int, int]:
     """Return what a rename leaves unchanged and a change of the contents does not."""
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
-def confirm(partial: Path, came: Iterable[Due]) -> tuple[list[Due], list[Due]]:
+def verify_files(
+    partial: Path, came: Iterable[AnnouncedFile]
+) -> tuple[list[AnnouncedFile], list[AnnouncedFile]]:
     """Sync the files received in `partial`, and hash what the disk has of them.
 
     Returns (files with the announced hash, with their identity; other files, now deleted).
@@ -65,7 +67,7 @@ def confirm(partial: Path, came: Iterable[Due]) -> tuple[list[Due], list[Due]]:
         with contextlib.suppress(OSError):  # a file that cannot be read back was not stored
             sha256, status = hash_on_disk(path)
             if (sha256, status.st_size) == (file.sha256, file.size):
-                good.append(msgspec.structs.replace(file, identity=renamed_identity(status)))
+                good.append(msgspec.structs.replace(file, identity=rename_stable_identity(status)))
                 continue
         path.unlink(missing_ok=True)
         bad.append(file)
@@ -82,7 +84,7 @@ class Download:
 
     def __init__(
         self,
-        remote: Remote,
+        remote: AgentClient,
         request: dict[str, Any],
         folder: RemoteFolder,
         partial: Path,
@@ -102,7 +104,9 @@ class Download:
         self.hint = hint
         self.sent_bytes = 0
 
-    def fetch(self, due: Sequence[Due]) -> tuple[list[Due], list[Due]]:
+    def fetch(
+        self, due: Sequence[AnnouncedFile]
+    ) -> tuple[list[AnnouncedFile], list[AnnouncedFile]]:
         """Download `due`; return (verified files, with their hashes; missing or different files).
 
         DiskFullError before the transfer if the disk is too small, or during it. LinkLostError and
@@ -117,7 +121,7 @@ class Download:
         missing = [file for file in due if not self._has_arrived(file)]
         unhashed = [file for file in due if not file.sha256]
         hashes = _ServerHashes(self.remote, self.request, unhashed)
-        with self._report_full_disk(), resumable(self.hint):
+        with self._report_full_disk(), add_resume_hint(self.hint):
             if missing:
                 self._transfer(missing)
                 _clear(self.partial, paths)
@@ -128,10 +132,10 @@ class Download:
                 received.append(msgspec.structs.replace(file, sha256=announced[file.path]))
             else:
                 bad.append(file)
-        good, corrupt = confirm(self.partial, received)
+        good, corrupt = verify_files(self.partial, received)
         return good, [*bad, *corrupt]
 
-    def _transfer(self, missing: Sequence[Due]) -> None:
+    def _transfer(self, missing: Sequence[AnnouncedFile]) -> None:
         total = sum(file.size for file in missing)
         limit = total + SURPLUS_BYTES + sum(file.size for file in missing if file.growing)
 
@@ -160,14 +164,14 @@ class Download:
             return DiskFullError("the disk of this machine is full", why=why, hint=hint)
         return TransferError("a file could not be written or read", why=why)
 
-    def _has_arrived(self, due: Due) -> bool:
+    def _has_arrived(self, due: AnnouncedFile) -> bool:
         """Whether an earlier transfer has already completed the file."""
         path = self.partial / due.path
         if not due.sha256 or not path.is_file() or path.stat().st_size != due.size:
             return False
         return hash_file(path) == due.sha256
 
-    def _trim(self, due: Due) -> bool:
+    def _trim(self, due: AnnouncedFile) -> bool:
         """Whether the file has the announced size; a growing one is truncated to it."""
         path = self.partial / due.path
         try:
@@ -179,7 +183,7 @@ class Download:
             return False
         return size == due.size
 
-    def _require_space(self, due: Sequence[Due]) -> None:
+    def _require_space(self, due: Sequence[AnnouncedFile]) -> None:
         """DiskFullError if the files do not fit on the disk."""
         total = sum(max(0, file.size - _size(self.partial / file.path)) for file in due)
         free = shutil.disk_usage(self.partial).free
@@ -211,7 +215,9 @@ class Download:
 class _ServerHashes:
     """Fetches the server's hashes of files announced without one, during their transfer."""
 
-    def __init__(self, remote: Remote, request: dict[str, Any], due: Sequence[Due]) -> None:
+    def __init__(
+        self, remote: AgentClient, request: dict[str, Any], due: Sequence[AnnouncedFile]
+    ) -> None:
         self.remote = remote
         self.paths = [file.path for file in due]
         self.request = {**request, "parts": [[file.path, file.size] for file in due]}

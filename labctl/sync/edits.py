@@ -12,9 +12,9 @@ from typing import Any
 from labctl.errors import PolicyError, TransferError
 from labctl.events import Note, Reporter
 from labctl.model import Value
-from labctl.servers.agent import Remote
-from labctl.sync.containment import contained, unwelcome
-from labctl.sync.downloads import Download, Due
+from labctl.servers.agent import AgentClient
+from labctl.sync.containment import find_name_problem, require_contained
+from labctl.sync.downloads import AnnouncedFile, Download
 from labctl.sync.durability import sync_directories
 from labctl.sync.file_transfer import RemoteFolder
 from labctl.sync.scan import hash_file
@@ -34,12 +34,12 @@ class EditsResult(Value, frozen=True):
 
 
 class _Edit(Value, frozen=True):
-    due: Due
+    due: AnnouncedFile
     base: str
 
 
 def pull_edits(
-    remote: Remote,
+    remote: AgentClient,
     lab_name: str,
     lab_id: str,
     lab_root: Path,
@@ -58,7 +58,7 @@ def pull_edits(
 
 
 def pull_code(
-    remote: Remote,
+    remote: AgentClient,
     lab_name: str,
     lab_id: str,
     lab_root: Path,
@@ -100,7 +100,7 @@ class _EditsDownload:
 
     def __init__(
         self,
-        remote: Remote,
+        remote: AgentClient,
         request: dict[str, Any],
         lab_root: Path,
         reporter: Reporter,
@@ -121,10 +121,10 @@ class _EditsDownload:
         edits = []
         self.skipped += [f"{ascii(path)[1:-1]}: {reason}" for path, reason in reply["skipped"]]
         for path, size, sha256, base in reply["files"]:
-            if reason := unwelcome(path):
+            if reason := find_name_problem(path):
                 self.skipped.append(f"{ascii(path)[1:-1]}: {reason}")
             else:
-                due = Due(path=contained(path), size=size, sha256=sha256)
+                due = AnnouncedFile(path=require_contained(path), size=size, sha256=sha256)
                 edits.append(_Edit(due=due, base=base))
         download = Download(
             self.remote,
@@ -145,14 +145,14 @@ class _EditsDownload:
         self.held = [[edit.due.path, edit.due.sha256] for edit in edits]
         return edits
 
-    def keep(self, due: Due) -> str:
+    def keep(self, due: AnnouncedFile) -> str:
         target = self.directory / due.path
         target.parent.mkdir(parents=True, exist_ok=True)
         (self.partial / due.path).replace(target)
         self.placed.append(target)
         return due.path
 
-    def replace(self, due: Due) -> None:
+    def replace(self, due: AnnouncedFile) -> None:
         target = _inside(self.root, due.path)
         target.parent.mkdir(parents=True, exist_ok=True)
         arrived = self.partial / due.path

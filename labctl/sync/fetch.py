@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from labctl.events import Note, Progress, Reporter
 from labctl.model import Value
-from labctl.servers.agent import Remote
+from labctl.servers.agent import AgentClient
 
 
-class Fetched(Value, frozen=True):
+class FetchedData(Value, frozen=True):
     """A data set on the server. `unchanged` means that nothing had to be fetched."""
 
     name: str
@@ -20,14 +20,14 @@ class Fetched(Value, frozen=True):
 
 
 def fetch_data(
-    remote: Remote,
+    remote: AgentClient,
     lab_name: str,
     lab_id: str,
     sources: Mapping[str, str],
     reporter: Reporter,
     *,
     s3_endpoint: str = "",
-) -> tuple[Fetched, ...]:
+) -> tuple[FetchedData, ...]:
     """Have the server fetch each of `sources` (name -> address) to its data directory.
 
     No credentials are sent: the server uses its own, or none. `s3_endpoint` is another store's
@@ -44,7 +44,7 @@ def fetch_data(
     }
     progress = _FetchProgress(reporter)
     reply = remote.stream("fetch", request, on_reply=lambda reply: None, on_bytes=progress.feed)
-    return tuple(Fetched(name=name, **result) for name, result in sorted(reply["sets"].items()))
+    return tuple(FetchedData(name=name, **result) for name, result in sorted(reply["sets"].items()))
 
 
 class _FetchProgress:

@@ -17,10 +17,10 @@ from typing import Any, BinaryIO
 from labctl.commands import rsync
 from labctl.errors import CommandError, PolicyError, TransferError
 from labctl.model import FileEntry, Value
-from labctl.servers.agent import Remote
-from labctl.sync.compression import worth_packing
+from labctl.servers.agent import AgentClient
+from labctl.sync.compression import is_compressible
 from labctl.transports import Transport
-from labctl.transports.rsync import Copied, RsyncUnusableError, copy, find_program
+from labctl.transports.rsync import CopyResult, RsyncUnusableError, copy, find_program
 
 LONG_S = 6 * 3600.0  # for large transfers; a dead connection is noticed much earlier
 TIMED_FROM_BYTES = 16 * 1024**2  # for less, measuring the speed is not worth a round trip
@@ -47,7 +47,7 @@ def send_files(
     files: Sequence[FileEntry],
     destination: Destination,
     on_bytes: Callable[[int], None],
-) -> Copied:
+) -> CopyResult:
     """Send `files` (below `root`) to the staging directory, which must exist.
 
     `on_bytes` is called with the number of bytes done. A file that cannot be read is left out.
@@ -88,14 +88,14 @@ class FetchedFile(Value, frozen=True):
 
 
 def fetch_files(
-    remote: Remote,
+    remote: AgentClient,
     request: dict[str, Any],
     folder: RemoteFolder,
     partial: Path,
     basis: Path | None,
     files: Sequence[FetchedFile],
     on_bytes: Callable[[int], None],
-) -> Copied:
+) -> CopyResult:
     """Fetch `files` of `folder` to the private directory `partial`; their names were checked.
 
     The server is not trusted: the caller verifies what has arrived. `request` names the folder to
@@ -143,19 +143,19 @@ def _choose_fetch_compression(
 
 
 def _fetch_stream(
-    remote: Remote,
+    remote: AgentClient,
     request: dict[str, Any],
     partial: Path,
     files: Sequence[FetchedFile],
     on_bytes: Callable[[int], None],
-) -> Copied:
+) -> CopyResult:
     """Fetch files as one stream. Not as tar: with known sizes, there are no headers to parse."""
     parts = [[file.path, file.size] for file in files]
     with contextlib.closing(_StreamWriter(partial, files, on_bytes)) as writer:
         remote.stream(
             "send", {**request, "parts": parts}, on_reply=lambda reply: None, on_bytes=writer.feed
         )
-    return Copied(sent_bytes=writer.done)
+    return CopyResult(sent_bytes=writer.done)
 
 
 class _StreamWriter:
@@ -214,7 +214,7 @@ def _choose_compression(
     other = rsync.parse_program(destination.rsync_version)
     if "zstd" not in program.compressions & other.compressions:
         return ""
-    if not worth_packing((root / entry.path, entry.size) for entry in files):
+    if not is_compressible((root / entry.path, entry.size) for entry in files):
         return ""
     if sum(entry.size for entry in files) < TIMED_FROM_BYTES:
         return "zstd"
@@ -235,7 +235,7 @@ def _send_tar(
     files: Sequence[FileEntry],
     staging: str,
     on_bytes: Callable[[int], None],
-) -> Copied:
+) -> CopyResult:
     # -m sets no modification times, so that a partial file is not mistaken for a complete one.
     line = f"umask 022; cd {shlex.quote(staging)} && exec tar -xmf -"
     result = transport.run(
@@ -243,7 +243,7 @@ def _send_tar(
     )
     if result.code >= NO_PROGRAM:
         raise CommandError("the server's tar ended early", code=result.code, stderr=result.stderr)
-    return Copied(
+    return CopyResult(
         sent_bytes=sum(entry.size for entry in files),
         complaint=result.stderr,
         is_disk_error=result.code != 0,

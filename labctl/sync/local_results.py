@@ -14,18 +14,18 @@ import msgspec
 
 from labctl.errors import PolicyError
 from labctl.model import Run, Value
-from labctl.sync.containment import contained, unwelcome
-from labctl.sync.downloads import Due, renamed_identity
+from labctl.sync.containment import find_name_problem, require_contained
+from labctl.sync.downloads import AnnouncedFile, rename_stable_identity
 from labctl.sync.durability import hash_on_disk, sync_directories
 from labctl.sync.file_transfer import RemoteFolder
-from labctl.sync.scan import Index
+from labctl.sync.scan import HashIndex
 
 PARTIAL = ".labctl-partial"
 RECORD = "run.json"
 MANIFEST = "manifest.json"
 
 
-class Missing(Value, frozen=True):
+class MissingFile(Value, frozen=True):
     """A file of a run that is not on this machine. `reason` is "" if a pull would fetch it."""
 
     run: str
@@ -34,13 +34,13 @@ class Missing(Value, frozen=True):
     reason: str = ""
 
 
-def run_index(lab_root: Path, run: str) -> Index:
+def run_index(lab_root: Path, run: str) -> HashIndex:
     """Open the index of a run's file hashes, as verified on the local disk."""
     # Not "runs/": there, earlier versions kept hashes of received data, not of what was on disk.
-    return Index(lab_root.resolve(), f"pulled/{run}")
+    return HashIndex(lab_root.resolve(), f"pulled/{run}")
 
 
-class Look:
+class RunComparison:
     """One run's files on the server, compared with those on this machine."""
 
     def __init__(self, lab_root: Path, run: str, manifest: dict[str, Any]) -> None:
@@ -52,52 +52,52 @@ class Look:
         self.folder = RemoteFolder(
             directory=manifest["directory"], rsync_version=manifest.get("rsync", "")
         )
-        self.files: dict[str, Due] = {}
+        self.files: dict[str, AnnouncedFile] = {}
         self.skipped = [
-            Missing(run=run, path=ascii(path)[1:-1], reason=reason)
+            MissingFile(run=run, path=ascii(path)[1:-1], reason=reason)
             for path, reason in manifest["skipped"]
         ]
         for path, size, sha256, growing in manifest["files"]:
-            if reason := unwelcome(path, reserved=(PARTIAL, RECORD)):
+            if reason := find_name_problem(path, reserved=(PARTIAL, RECORD)):
                 self.skipped.append(
-                    Missing(run=run, path=ascii(path)[1:-1], size=size, reason=reason)
+                    MissingFile(run=run, path=ascii(path)[1:-1], size=size, reason=reason)
                 )
             else:
-                due = Due(path=path, size=size, sha256=sha256, growing=growing)
-                self.files[contained(path)] = due
+                due = AnnouncedFile(path=path, size=size, sha256=sha256, growing=growing)
+                self.files[require_contained(path)] = due
 
-    def due(self) -> list[Due]:
+    def list_missing(self) -> list[AnnouncedFile]:
         """Return the files that are missing here or differ from the server's."""
         missing = [due for due in self.files.values() if not self._is_local(due)]
         self.index.save(keep=True)
         return missing
 
-    def here(self) -> Iterator[Path]:
+    def list_local_files(self) -> Iterator[Path]:
         """Yield local files that have the name of a file on the server, whatever their content."""
         for due in self.files.values():
-            path = inside(self.home, due.path)
+            path = resolve_inside(self.home, due.path)
             if path.is_file() and not path.is_symlink():
                 yield path
 
-    def _is_local(self, due: Due) -> bool:
+    def _is_local(self, due: AnnouncedFile) -> bool:
         """Whether the local file has the server's content, by index or by reading it."""
-        path = inside(self.home, due.path)
+        path = resolve_inside(self.home, due.path)
         if not due.sha256 or not path.is_file() or path.is_symlink():
             return False
         status = path.lstat()
         if status.st_size != due.size:
             return False
-        sha256 = self.index.known(due.path, status)
+        sha256 = self.index.lookup(due.path, status)
         if not sha256:
             try:
                 sha256, status = hash_on_disk(path)
             except OSError:
                 return False
-            self.index.learn(due.path, status, sha256)
+            self.index.store_settled(due.path, status, sha256)
         return sha256 == due.sha256
 
 
-def make_home(home: Path, record: Run | None) -> None:
+def create_run_directory(home: Path, record: Run | None) -> None:
     """Create the run's directory and write its record; PolicyError if it is a link."""
     if home.is_symlink():
         raise PolicyError(
@@ -112,7 +112,7 @@ def make_home(home: Path, record: Run | None) -> None:
         staging.replace(home / RECORD)
 
 
-def inside(home: Path, name: str) -> Path:
+def resolve_inside(home: Path, name: str) -> Path:
     """Return `home/name`; PolicyError if a directory on the way is a link."""
     path = home
     for part in name.split("/")[:-1]:
@@ -126,7 +126,9 @@ def inside(home: Path, name: str) -> Path:
     return home / name
 
 
-def settle(look: Look, confirmed: list[Due], bad: list[Due]) -> int:
+def place_files(
+    look: RunComparison, confirmed: list[AnnouncedFile], bad: list[AnnouncedFile]
+) -> int:
     """Rename verified files into place and count them; an incomplete checkpoint is left out.
 
     The index is written after the renames are on the disk, so that its entries survive a crash.
@@ -137,20 +139,20 @@ def settle(look: Look, confirmed: list[Due], bad: list[Due]) -> int:
     good = [file for file in confirmed if _find_top(file.path, tops) not in incomplete]
     count = 0
     for top, members in _group(good, tops).items():
-        target = inside(look.home, top.rstrip("/")) if top else look.home
+        target = resolve_inside(look.home, top.rstrip("/")) if top else look.home
         if top and not target.exists() and len(members) == _count_members(look.files, top):
             _keep_only(partial / top, {partial / file.path for file in members})
             target.parent.mkdir(parents=True, exist_ok=True)
             (partial / top).rename(target)
         else:
             for file in sorted(members, key=lambda file: file.path == top + MANIFEST):
-                _move(partial / file.path, inside(look.home, file.path))
+                _move(partial / file.path, resolve_inside(look.home, file.path))
         count += len(members)
     sync_directories([look.home / file.path for file in good], look.home.parent.parent)
     for file in good:
         status = (look.home / file.path).lstat()
-        if renamed_identity(status) == file.identity:
-            look.index.put(file.path, status, file.sha256)
+        if rename_stable_identity(status) == file.identity:
+            look.index.store(file.path, status, file.sha256)
     look.index.save(keep=True)
     return count
 
@@ -170,8 +172,8 @@ def _find_top(name: str, tops: list[str]) -> str:
     return next((top for top in tops if name.startswith(top)), "")
 
 
-def _group(due: list[Due], tops: list[str]) -> dict[str, list[Due]]:
-    groups: dict[str, list[Due]] = {}
+def _group(due: list[AnnouncedFile], tops: list[str]) -> dict[str, list[AnnouncedFile]]:
+    groups: dict[str, list[AnnouncedFile]] = {}
     for file in due:
         groups.setdefault(_find_top(file.path, tops), []).append(file)
     return groups

@@ -16,10 +16,16 @@ from typing import Any
 from labctl.errors import PolicyError, TransferError
 from labctl.events import Reporter
 from labctl.model import NAME_PATTERN, Run, Value
-from labctl.servers.agent import Remote
-from labctl.sync.downloads import Download, Due
+from labctl.servers.agent import AgentClient
+from labctl.sync.downloads import AnnouncedFile, Download
 from labctl.sync.durability import sync_files
-from labctl.sync.local_results import PARTIAL, Look, Missing, make_home, settle
+from labctl.sync.local_results import (
+    PARTIAL,
+    MissingFile,
+    RunComparison,
+    create_run_directory,
+    place_files,
+)
 from labctl.sync.transfer_lock import WAIT_S, hold_transfers
 
 TRIES = 3
@@ -36,7 +42,7 @@ class PulledRun(Value, frozen=True):
     directory: str
     files: int = 0
     bytes: int = 0
-    skipped: tuple[Missing, ...] = ()
+    skipped: tuple[MissingFile, ...] = ()
     complete: bool = False
 
 
@@ -49,7 +55,7 @@ class PullResult(Value, frozen=True):
 
 
 def pull(
-    remote: Remote,
+    remote: AgentClient,
     lab_name: str,
     lab_id: str,
     run_ids: Sequence[str],
@@ -87,7 +93,7 @@ def pull(
 
 
 def verify(
-    remote: Remote,
+    remote: AgentClient,
     lab_name: str,
     lab_id: str,
     run_ids: Sequence[str],
@@ -95,7 +101,7 @@ def verify(
     outputs: Sequence[str] = (),
     *,
     everything: bool = False,
-) -> tuple[Missing, ...]:
+) -> tuple[MissingFile, ...]:
     """List the runs' outputs (with `everything`, other new files too) that are not on this disk.
 
     Compares hashes, and writes only the index. Files that the server cannot deliver count as
@@ -103,19 +109,21 @@ def verify(
     """
     request = {"lab": lab_name, "lab_id": lab_id, "outputs": list(outputs), "all": everything}
     runs = sorted(_fetch_manifest(remote, request, run_ids).items())
-    looks = [(name, Look(lab_root, name, manifest)) for name, manifest in runs]
-    local_files = [path for _, look in looks for path in look.here()]
+    looks = [(name, RunComparison(lab_root, name, manifest)) for name, manifest in runs]
+    local_files = [path for _, look in looks for path in look.list_local_files()]
     if local_files:
         sync_files(local_files[0].parent, local_files)
-    missing: list[Missing] = []
+    missing: list[MissingFile] = []
     for name, look in looks:
-        missing += [Missing(run=name, path=file.path, size=file.size) for file in look.due()]
+        missing += [
+            MissingFile(run=name, path=file.path, size=file.size) for file in look.list_missing()
+        ]
         missing += look.skipped
     return tuple(missing)
 
 
 def _fetch_manifest(
-    remote: Remote, request: dict[str, Any], run_ids: Sequence[str]
+    remote: AgentClient, request: dict[str, Any], run_ids: Sequence[str]
 ) -> Mapping[str, dict[str, Any]]:
     reply = remote.call("manifest", {**request, "runs": list(run_ids)}, timeout_s=LONG_S)
     runs: dict[str, dict[str, Any]] = reply["runs"]
@@ -133,7 +141,7 @@ class _Pull:
 
     def __init__(
         self,
-        remote: Remote,
+        remote: AgentClient,
         request: dict[str, Any],
         run: str,
         lab_root: Path,
@@ -146,11 +154,11 @@ class _Pull:
         self.reporter = reporter
 
     def run(self, manifest: dict[str, Any], record: Run | None) -> PulledRun:
-        look = Look(self.lab_root, self.name, manifest)
-        make_home(look.home, record)
+        look = RunComparison(self.lab_root, self.name, manifest)
+        create_run_directory(look.home, record)
         files = size = 0
         for tries_left in reversed(range(TRIES)):
-            due = look.due()
+            due = look.list_missing()
             if not due:
                 break
             download = Download(
@@ -166,11 +174,11 @@ class _Pull:
             good, bad = download.fetch(due)
             look.files |= {file.path: file for file in good}
             size += download.sent_bytes
-            files += settle(look, good, bad)
+            files += place_files(look, good, bad)
             if bad and tries_left:
                 manifest = _fetch_manifest(self.remote, self.request, [self.name])[self.name]
-                look = Look(self.lab_root, self.name, manifest)
-        remaining = look.due()
+                look = RunComparison(self.lab_root, self.name, manifest)
+        remaining = look.list_missing()
         self._report_local_files(look, remaining)
         skipped = [*look.skipped, *self._list_remaining(remaining, look.ended)]
         shutil.rmtree(look.home / PARTIAL, ignore_errors=True)
@@ -183,7 +191,7 @@ class _Pull:
             complete=look.ended and not skipped and "only" not in self.request,
         )
 
-    def _report_local_files(self, look: Look, remaining: list[Due]) -> None:
+    def _report_local_files(self, look: RunComparison, remaining: list[AnnouncedFile]) -> None:
         """Tell the server which files are safe here, so that its watchdog saves only the rest."""
         missing = {file.path for file in remaining}
         local = [file for file in look.files.values() if file.path not in missing]
@@ -192,7 +200,7 @@ class _Pull:
             lab = {key: self.request[key] for key in ("lab", "lab_id")}
             self.remote.call("pulled", {**lab, "runs": {self.name: files}})
 
-    def _list_remaining(self, remaining: list[Due], ended: bool) -> list[Missing]:
+    def _list_remaining(self, remaining: list[AnnouncedFile], ended: bool) -> list[MissingFile]:
         """List files that changed during every transfer; TransferError if the run has ended."""
         if remaining and ended:
             raise TransferError(
@@ -202,6 +210,6 @@ class _Pull:
             )
         reason = "changed during every download"
         return [
-            Missing(run=self.name, path=file.path, size=file.size, reason=reason)
+            MissingFile(run=self.name, path=file.path, size=file.size, reason=reason)
             for file in remaining
         ]

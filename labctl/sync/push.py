@@ -21,11 +21,11 @@ from typing import Any
 import msgspec
 
 from labctl.errors import DiskFullError, PolicyError, TransferError
-from labctl.events import Decision, Progress, Reporter
+from labctl.events import Progress, Question, Reporter
 from labctl.model import GIB, FileEntry, Value
-from labctl.servers.agent import KEPT, Remote, resumable
+from labctl.servers.agent import KEPT, AgentClient, add_resume_hint
 from labctl.sync.file_transfer import LONG_S, Destination, send_files
-from labctl.sync.scan import Index, identity, refresh
+from labctl.sync.scan import HashIndex, file_identity, rehash
 
 TRIES = 3
 NAMED_AT_MOST = 20
@@ -64,7 +64,7 @@ class PushResult(Value, frozen=True):
 
 
 def push(
-    remote: Remote,
+    remote: AgentClient,
     lab_name: str,
     lab_id: str,
     target: str,
@@ -73,7 +73,7 @@ def push(
     reporter: Reporter,
     *,
     force: bool = False,
-    index: Index | None = None,
+    index: HashIndex | None = None,
 ) -> PushResult:
     """Make `target` ("code", "data/<name>", "wheelhouse") on the server equal to `files`.
 
@@ -97,11 +97,11 @@ class _Push:
 
     def __init__(
         self,
-        remote: Remote,
+        remote: AgentClient,
         request: dict[str, Any],
         root: Path,
         reporter: Reporter,
-        index: Index | None,
+        index: HashIndex | None,
     ) -> None:
         self.remote = remote
         self.request = request
@@ -181,7 +181,7 @@ class _Push:
         return list(bad)
 
     def _refresh(self, files: tuple[FileEntry, ...], names: Sequence[str]) -> tuple[FileEntry, ...]:
-        return refresh(self.root, files, set(names), self.reporter, self.index)
+        return rehash(self.root, files, set(names), self.reporter, self.index)
 
     def _result(
         self, files: tuple[FileEntry, ...], sent: set[str], removed: set[str]
@@ -194,7 +194,7 @@ class _Push:
         )
 
     def _call(self, verb: str, more: dict[str, Any]) -> dict[str, Any]:
-        with resumable("labctl push"):
+        with add_resume_hint("labctl push"):
             return self.remote.call(verb, {**self.request, **more}, timeout_s=LONG_S)
 
     def _check(self, plan: PushPlan) -> None:
@@ -211,11 +211,11 @@ class _Push:
         size = sum(f.size for f in needed) - staged_bytes
         if size <= GIB:
             return True
-        question = Decision(
+        question = Question(
             question=f"Send {size / GIB:.1f} GiB to the server?",
             detail=f"{len(needed)} files of {self.request['target']} below {self.root}",
         )
-        if not self.reporter.ask(question):
+        if not self.reporter.confirm(question):
             raise PolicyError(
                 "nothing was pushed",
                 why=f"sending {size / GIB:.1f} GiB was not confirmed",
@@ -244,13 +244,13 @@ class _Push:
         bad: list[str] = reply["bad"]
         if self.index:
             for path in hashes.keys() - set(bad):
-                self.index.learn(path, sources.stats[path], hashes[path])
+                self.index.store_settled(path, sources.stats[path], hashes[path])
         return bad
 
     def _transfer(self, missing: list[FileEntry], plan: PushPlan) -> None:
         total = sum(f.size for f in missing)
         destination = Destination(staging=plan.staging, basis=plan.basis, rsync_version=plan.rsync)
-        with resumable("labctl push"):
+        with add_resume_hint("labctl push"):
             copied = send_files(
                 self.remote.transport,
                 self.root,
@@ -297,7 +297,7 @@ class _Sources:
 
     def _is_same(self, path: str) -> bool:
         before, now = self.stats.get(path), self._stat(path)
-        return bool(before and now and identity(before) == identity(now))
+        return bool(before and now and file_identity(before) == file_identity(now))
 
     def _stat(self, path: str) -> os.stat_result | None:
         try:

@@ -41,7 +41,7 @@ Found = tuple[str, os.stat_result]
 Entry = tuple[int, int, int, int, str]
 
 
-class Index:
+class HashIndex:
     """Hashes of files, stored between calls. A lost index only costs time."""
 
     def __init__(self, lab_root: Path, section: str) -> None:
@@ -52,10 +52,10 @@ class Index:
         # Names of the files that `hash` had to read.
         self.read: set[str] = set()
 
-    def known(self, name: str, status: os.stat_result) -> str:
+    def lookup(self, name: str, status: os.stat_result) -> str:
         """Return the stored hash of the file that `status` describes, "" if it must be read."""
         entry = self._fresh.get(name) or self._known.get(name)
-        if entry is None or entry[:4] != identity(status):
+        if entry is None or entry[:4] != file_identity(status):
             return ""
         self._fresh[name] = entry
         return entry[4]
@@ -63,22 +63,22 @@ class Index:
     def hash(self, name: str, path: Path) -> tuple[str, os.stat_result]:
         """Return the file's hash and the stat it belongs to; read it only if needed."""
         status = path.stat(follow_symlinks=False)
-        sha256 = self.known(name, status)
+        sha256 = self.lookup(name, status)
         if sha256:
             return sha256, status
         sha256 = hash_file(path)
         self.read.add(name)
-        self.learn(name, status, sha256)
+        self.store_settled(name, status, sha256)
         return sha256, status
 
-    def learn(self, name: str, status: os.stat_result, sha256: str) -> None:
+    def store_settled(self, name: str, status: os.stat_result, sha256: str) -> None:
         """Store a hash unless the file is so new that it may change without a new time."""
         if time.time() - status.st_mtime > RACY_S:
-            self.put(name, status, sha256)
+            self.store(name, status, sha256)
 
-    def put(self, name: str, status: os.stat_result, sha256: str) -> None:
+    def store(self, name: str, status: os.stat_result, sha256: str) -> None:
         """Store the hash of the file that `status` describes."""
-        self._fresh[name] = (*identity(status), sha256)
+        self._fresh[name] = (*file_identity(status), sha256)
 
     def save(self, *, keep: bool = False) -> None:
         """Write the entries used since loading; with `keep`, also those that were not used."""
@@ -100,7 +100,7 @@ def _read_index(path: Path) -> dict[str, dict[str, Entry]]:
         return {}
 
 
-def identity(status: os.stat_result) -> tuple[int, int, int, int]:
+def file_identity(status: os.stat_result) -> tuple[int, int, int, int]:
     """Return what changes whenever a file's contents change."""
     return status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
 
@@ -128,7 +128,7 @@ def scan_code(
     reporter: Reporter,
     *,
     data: Iterable[Path] = (),
-    later: Index | None = None,
+    later: HashIndex | None = None,
 ) -> tuple[FileEntry, ...]:
     """List the lab's code by name, without ignored files and the `data` directories.
 
@@ -139,13 +139,18 @@ def scan_code(
     """
     root = lab_root.resolve()
     excluded = frozenset(path.resolve() for path in data)
-    index = later or Index(root, "code")
+    index = later or HashIndex(root, "code")
     walk = _Walk(root, excluded, code=True)
     return _scan(root, index, reporter, walk, later=later is not None)
 
 
 def scan_data(
-    lab_root: Path, name: str, directory: Path, reporter: Reporter, *, later: Index | None = None
+    lab_root: Path,
+    name: str,
+    directory: Path,
+    reporter: Reporter,
+    *,
+    later: HashIndex | None = None,
 ) -> tuple[FileEntry, ...]:
     """List the files of a data set by name. Ignore rules do not apply; links are left out.
 
@@ -156,18 +161,18 @@ def scan_data(
             f"the data set {name} does not exist: {directory} is not a directory",
             hint=f"fix data.{name} in lab.yaml",
         )
-    index = later or Index(lab_root.resolve(), f"data/{name}")
+    index = later or HashIndex(lab_root.resolve(), f"data/{name}")
     root = directory.resolve()
     walk = _Walk(root, frozenset(), code=False)
     return _scan(root, index, reporter, walk, later=later is not None)
 
 
-def refresh(
+def rehash(
     root: Path,
     files: Sequence[FileEntry],
     changed: set[str],
     reporter: Reporter,
-    index: Index | None,
+    index: HashIndex | None,
 ) -> tuple[FileEntry, ...]:
     """Return `files` with the `changed` ones hashed again, without deleted ones."""
     kept = []
@@ -183,7 +188,7 @@ def refresh(
             except (FileNotFoundError, NotADirectoryError):
                 continue
             if index:
-                index.learn(entry.path, status, sha256)
+                index.store_settled(entry.path, status, sha256)
             done += entry.size
             reporter.emit(Progress(name="hash", done=done, total=total, unit="bytes"))
             entry = _entry(entry.path, status, sha256)
@@ -192,11 +197,11 @@ def refresh(
 
 
 def _scan(
-    root: Path, index: Index, reporter: Reporter, walk: _Walk, *, later: bool
+    root: Path, index: HashIndex, reporter: Reporter, walk: _Walk, *, later: bool
 ) -> tuple[FileEntry, ...]:
     entries = sorted(walk.files())
-    walk.tell(reporter)
-    hashes = [index.known(name, status) for name, status in entries]
+    walk.report_skipped(reporter)
+    hashes = [index.lookup(name, status) for name, status in entries]
     limit = _choose_hash_limit(entries, hashes) if later else sys.maxsize
     pairs = zip(entries, hashes, strict=True)
     unread = sum(s.st_size for (_, s), sha256 in pairs if not sha256 and s.st_size < limit)
@@ -271,7 +276,7 @@ class _Walk:
         if self._code and (entry.name in NEVER_ANYWHERE or name in NEVER_AT_TOP):
             return True
         is_folder = entry.is_dir(follow_symlinks=False)
-        if ignored(ignore, name, is_folder=is_folder):
+        if is_ignored(ignore, name, is_folder=is_folder):
             return True
         if is_folder and self._root / name in self._excluded:
             return True
@@ -300,7 +305,7 @@ class _Walk:
         self._bad_rules += [f"{prefix}{IGNORE_FILES[0]}: {line}" for line in bad]
         return (*ignore, (prefix, spec))
 
-    def tell(self, reporter: Reporter) -> None:
+    def report_skipped(self, reporter: Reporter) -> None:
         """Emit a warning for each kind of files and rules that were left out."""
         for what, names in (
             ("skipped symbolic links", self._links),
@@ -331,7 +336,7 @@ def parse_rules(lines: list[str]) -> tuple[Rules, list[str]]:
     return tuple(rules), bad
 
 
-def ignored(ignore: Ignore, name: str, *, is_folder: bool) -> bool:
+def is_ignored(ignore: Ignore, name: str, *, is_folder: bool) -> bool:
     """Whether the rules exclude `name`: the last match counts, the nearest directory's first.
 
     `ignore` holds (the directory's prefix, its rules) from the root down to `name`'s directory.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from labctl.errors import NotFoundError, TransferError, UsageError
 from labctl.events import Progress, Reporter
 from labctl.transports import Transport
-from labctl.transports.failures import place
+from labctl.transports.failures import endpoint_text
 
 if TYPE_CHECKING:
     from paramiko import SFTPClient
@@ -70,7 +70,7 @@ def download_file(transport: Transport, source: str, target: Path, reporter: Rep
 
 @contextmanager
 def _open_sftp(transport: Transport, path: str) -> Iterator[SFTPClient]:
-    where = place(transport.endpoint)
+    where = endpoint_text(transport.endpoint)
     try:
         with transport.open_sftp() as sftp:
             yield sftp

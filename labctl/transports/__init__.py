@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Body = bytes | memoryview | Callable[[], Iterator[bytes]]
 
 
-def blocks(body: Body) -> Iterator[memoryview]:
+def iterate_blocks(body: Body) -> Iterator[memoryview]:
     """Yield the bytes of a body in non-empty pieces."""
     for block in body() if callable(body) else (body,):
         if len(block):

@@ -10,7 +10,7 @@ from labctl.transports import failures
 MOST_BYTES = 128 * 1024**2
 
 
-class Kept:
+class BoundedOutput:
     """Collects both streams of one command; raises LabError above MOST_BYTES."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -37,7 +37,7 @@ class Kept:
         self._size += len(block)
         if self._size > MOST_BYTES:
             raise LabError(
-                f"a command on {failures.place(self._endpoint)} printed more than "
+                f"a command on {failures.endpoint_text(self._endpoint)} printed more than "
                 f"{MOST_BYTES // 1024**2} MiB",
                 why="its output is kept in memory, so labctl stopped reading it",
                 hint="write the output to a file on the server, then: labctl pull",

@@ -13,8 +13,8 @@ import paramiko
 
 from labctl.model import Endpoint
 from labctl.shell import Command
-from labctl.transports import Body, RemoteShell, Result, blocks, failures
-from labctl.transports.bounded_output import Kept
+from labctl.transports import Body, RemoteShell, Result, failures, iterate_blocks
+from labctl.transports.bounded_output import BoundedOutput
 from labctl.transports.fabric_login import STEP_TIMEOUT_S, Login, log_in
 from labctl.transports.framing import Unframer, frame
 
@@ -51,7 +51,7 @@ class FabricTransport:
         timeout_s: float | None = 60.0,
         check: bool = True,
     ) -> Result:
-        output = Kept(self.endpoint)
+        output = BoundedOutput(self.endpoint)
         code, noise = self._execute(line, stdin, timeout_s, output.out, output.err)
         result = Result(
             code=code,
@@ -60,7 +60,7 @@ class FabricTransport:
             noise=noise.decode(errors="replace"),
         )
         if check and code:
-            raise failures.failed(self.endpoint, str(line), code, result.stderr)
+            raise failures.make_command_error(self.endpoint, str(line), code, result.stderr)
         return result
 
     def stream(
@@ -79,7 +79,7 @@ class FabricTransport:
         try:
             yield login.connection.sftp()
         except (paramiko.SSHException, EOFError) as error:
-            raise failures.lost(self.endpoint, str(error)) from error
+            raise failures.make_link_lost_error(self.endpoint, str(error)) from error
 
     def remote_shell(self) -> RemoteShell | None:
         return None
@@ -102,13 +102,13 @@ class FabricTransport:
         try:
             return _open_session(login)
         except paramiko.ChannelException as error:
-            raise failures.unreachable(self.endpoint, str(error)) from error
+            raise failures.make_unreachable_error(self.endpoint, str(error)) from error
         except _NETWORK_ERRORS:
             login.close()
         try:
             return _open_session(self._connect())
         except _NETWORK_ERRORS as error:
-            raise failures.lost(self.endpoint, str(error)) from error
+            raise failures.make_link_lost_error(self.endpoint, str(error)) from error
 
     def _execute(
         self,
@@ -127,18 +127,18 @@ class FabricTransport:
             try:
                 channel.exec_command(framed.line)
             except _NETWORK_ERRORS as error:
-                raise failures.lost(self.endpoint, str(error)) from error
+                raise failures.make_link_lost_error(self.endpoint, str(error)) from error
             _send(channel, stdin)
             in_time = _drain(channel, out, err, deadline)
             # The status comes after the output; -1 means that nobody knows it.
             in_time = in_time and channel.status_event.wait(_seconds_left(deadline))
             code = channel.exit_status
         if not in_time:
-            raise failures.too_slow(self.endpoint)
+            raise failures.make_timeout_error(self.endpoint)
         out.finish()
         err.finish()
         if code < 0:
-            raise failures.lost(self.endpoint, "")
+            raise failures.make_link_lost_error(self.endpoint, "")
         return code, out.noise
 
 
@@ -170,7 +170,7 @@ def _send(channel: paramiko.Channel, stdin: Body) -> None:
 
     def feed() -> None:
         try:
-            for block in blocks(stdin):
+            for block in iterate_blocks(stdin):
                 for start in range(0, len(block), _PART_BYTES):
                     channel.sendall(bytes(block[start : start + _PART_BYTES]))
             channel.shutdown_write()

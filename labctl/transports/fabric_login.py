@@ -17,7 +17,7 @@ from paramiko.ssh_exception import IncompatiblePeer
 from labctl.commands import ssh
 from labctl.errors import ConnectError, LabError
 from labctl.model import Endpoint
-from labctl.retry import while_turned_away
+from labctl.retry import retry_rejected_logins
 from labctl.transports import failures
 from labctl.transports.keepalive import KeepAlive
 
@@ -81,7 +81,7 @@ class _PinnedKeys(paramiko.MissingHostKeyPolicy):
         self.presented = f"{key.get_name()} {key.get_base64()}"
         self.is_accepted = self.presented.split() in self._pinned
         if not self.is_accepted:
-            raise failures.wrong_key(self._endpoint, "")
+            raise failures.make_wrong_key_error(self._endpoint, "")
 
 
 def log_in(endpoint: Endpoint, known_hosts: Path | None = None) -> Login:
@@ -90,8 +90,8 @@ def log_in(endpoint: Endpoint, known_hosts: Path | None = None) -> Login:
     Raises the ConnectError family, HostKeyError and AuthenticationError.
     """
     if not endpoint.host_key:
-        raise failures.no_key(endpoint)
-    return while_turned_away()(_log_in, endpoint, known_hosts)
+        raise failures.make_no_key_error(endpoint)
+    return retry_rejected_logins()(_log_in, endpoint, known_hosts)
 
 
 def fetch_host_key(endpoint: Endpoint, known_hosts: Path | None = None) -> str:
@@ -115,7 +115,7 @@ def fetch_host_key(endpoint: Endpoint, known_hosts: Path | None = None) -> str:
                 jump.close()
         return pinned.presented
 
-    return while_turned_away()(fetch)
+    return retry_rejected_logins()(fetch)
 
 
 def _log_in(endpoint: Endpoint, known_hosts: Path | None) -> Login:
@@ -185,17 +185,19 @@ def _open(connection: fabric.Connection, endpoint: Endpoint, pinned: _PinnedKeys
         connection.open()
     except IncompatiblePeer as error:
         if endpoint.host_key and "host key" in str(error):
-            raise failures.wrong_key(endpoint, "it has no key of the kind we knew") from error
-        raise failures.unreachable(endpoint, str(error)) from error
+            raise failures.make_wrong_key_error(
+                endpoint, "it has no key of the kind we knew"
+            ) from error
+        raise failures.make_unreachable_error(endpoint, str(error)) from error
     except (paramiko.SSHException, OSError, EOFError) as error:
         transport = connection.client.get_transport()
         if isinstance(error, _HUNG_UP) or isinstance(error.__context__, _HUNG_UP):
-            raise failures.turned_away(endpoint, "") from error
+            raise failures.make_turned_away_error(endpoint, "") from error
         if pinned.is_accepted and transport is not None and transport.is_active():
-            raise failures.not_accepted(endpoint, _reason(error)) from error
+            raise failures.make_authentication_error(endpoint, _reason(error)) from error
         if endpoint.jump and transport is None:
-            raise failures.on_the_way(endpoint, _reason(error), key=False) from error
-        raise failures.unreachable(endpoint, _reason(error)) from error
+            raise failures.make_jump_error(endpoint, _reason(error), key=False) from error
+        raise failures.make_unreachable_error(endpoint, _reason(error)) from error
 
 
 def _reason(error: BaseException) -> str:
@@ -206,11 +208,11 @@ def _open_socket(endpoint: Endpoint) -> socket.socket:
     try:
         wire = socket.create_connection((endpoint.host, endpoint.port), timeout=STEP_TIMEOUT_S)
     except socket.gaierror as error:
-        raise failures.dns(endpoint, str(error)) from error
+        raise failures.make_dns_error(endpoint, str(error)) from error
     except ConnectionRefusedError as error:
-        raise failures.refused(endpoint, "") from error
+        raise failures.make_refused_error(endpoint, "") from error
     except OSError as error:
-        raise failures.unreachable(endpoint, _reason(error)) from error
+        raise failures.make_unreachable_error(endpoint, _reason(error)) from error
     # Before the handshake: with Nagle's algorithm one command takes 48 ms instead of 3.5.
     wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
@@ -233,11 +235,11 @@ def _log_in_to_jump_host(endpoint: Endpoint, known_hosts: Path | None) -> Login 
         host_key=_find_known_key(ssh.known_hosts_name(hop.host, port), known_hosts),
     )
     if not jump.host_key:
-        raise failures.on_the_way(endpoint, f"no host key of {hop.host} is known", key=True)
+        raise failures.make_jump_error(endpoint, f"no host key of {hop.host} is known", key=True)
     try:
         return _log_in(jump, known_hosts)
     except ConnectError as error:
-        raise failures.on_the_way(endpoint, f"{error.what}: {error.why}", key=False) from error
+        raise failures.make_jump_error(endpoint, f"{error.what}: {error.why}", key=False) from error
 
 
 def _find_known_key(name: str, known_hosts: Path | None) -> str:

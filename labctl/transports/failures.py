@@ -19,13 +19,13 @@ from labctl.errors import (
 from labctl.model import Endpoint
 
 
-def place(endpoint: Endpoint) -> str:
+def endpoint_text(endpoint: Endpoint) -> str:
     """Return user@host for messages, with the port if it is not 22."""
     port = "" if endpoint.port == 22 else f":{endpoint.port}"
     return f"{endpoint.user}@{endpoint.host}{port}"
 
 
-def dns(endpoint: Endpoint, why: str) -> DnsError:
+def make_dns_error(endpoint: Endpoint, why: str) -> DnsError:
     return DnsError(
         f"the name {endpoint.host} does not resolve",
         why=why,
@@ -33,7 +33,7 @@ def dns(endpoint: Endpoint, why: str) -> DnsError:
     )
 
 
-def refused(endpoint: Endpoint, why: str) -> ConnectionRefusedByServerError:
+def make_refused_error(endpoint: Endpoint, why: str) -> ConnectionRefusedByServerError:
     return ConnectionRefusedByServerError(
         f"{endpoint.host} refuses connections to port {endpoint.port}",
         why=why or "the machine is up, but nothing listens there",
@@ -41,35 +41,37 @@ def refused(endpoint: Endpoint, why: str) -> ConnectionRefusedByServerError:
     )
 
 
-def unreachable(endpoint: Endpoint, why: str) -> ConnectError:
+def make_unreachable_error(endpoint: Endpoint, why: str) -> ConnectError:
     return ConnectError(
-        f"{place(endpoint)} cannot be reached",
+        f"{endpoint_text(endpoint)} cannot be reached",
         why=why or "no answer",
         hint="labctl doctor",
     )
 
 
-def turned_away(endpoint: Endpoint, why: str) -> TurnedAwayError:
+def make_turned_away_error(endpoint: Endpoint, why: str) -> TurnedAwayError:
     return TurnedAwayError(
-        f"{place(endpoint)} closed the connection before sending an SSH banner",
+        f"{endpoint_text(endpoint)} closed the connection before sending an SSH banner",
         why=why or "its sshd may be starting, or there are too many simultaneous logins",
         hint="try again in a minute",
     )
 
 
-def on_the_way(endpoint: Endpoint, why: str, *, key: bool) -> LabError:
+def make_jump_error(endpoint: Endpoint, why: str, *, key: bool) -> LabError:
     """Build the error of a jump host or proxy command; `key` if its host key is unknown."""
     hop = f"the jump host {endpoint.jump}" if endpoint.jump else "its proxy command"
     hint = f"ssh {endpoint.jump.rpartition(',')[2]}" if endpoint.jump else "labctl doctor"
     if key:
         return HostKeyError(f"{hop} has a host key that your ssh does not know", why=why, hint=hint)
-    return ConnectError(f"{place(endpoint)} cannot be reached through {hop}", why=why, hint=hint)
+    return ConnectError(
+        f"{endpoint_text(endpoint)} cannot be reached through {hop}", why=why, hint=hint
+    )
 
 
-def not_accepted(endpoint: Endpoint, why: str) -> AuthenticationError:
+def make_authentication_error(endpoint: Endpoint, why: str) -> AuthenticationError:
     key = f"the key {endpoint.identity}" if endpoint.identity else "any of your keys"
     return AuthenticationError(
-        f"{place(endpoint)} does not accept {key}",
+        f"{endpoint_text(endpoint)} does not accept {key}",
         why=why,
         hint=(
             f"ssh-copy-id -i {endpoint.identity} -p {endpoint.port} {endpoint.user}@{endpoint.host}"
@@ -79,40 +81,40 @@ def not_accepted(endpoint: Endpoint, why: str) -> AuthenticationError:
     )
 
 
-def wrong_key(endpoint: Endpoint, why: str) -> HostKeyError:
+def make_wrong_key_error(endpoint: Endpoint, why: str) -> HostKeyError:
     return HostKeyError(
-        f"the host key of {place(endpoint)} is not the one that was pinned",
+        f"the host key of {endpoint_text(endpoint)} is not the one that was pinned",
         why=why or "the server was reinstalled, or another machine answers at its address",
         hint="ask the administrator; if the key was changed on purpose, `labctl down` and then "
         "`labctl up`",
     )
 
 
-def no_key(endpoint: Endpoint) -> HostKeyError:
+def make_no_key_error(endpoint: Endpoint) -> HostKeyError:
     return HostKeyError(
-        f"no host key is pinned for {place(endpoint)}",
+        f"no host key is pinned for {endpoint_text(endpoint)}",
         why="labctl only connects to a server whose host key is pinned",
         hint="labctl up",
     )
 
 
-def lost(endpoint: Endpoint, why: str) -> LinkLostError:
+def make_link_lost_error(endpoint: Endpoint, why: str) -> LinkLostError:
     return LinkLostError(
-        f"the connection to {place(endpoint)} was lost",
+        f"the connection to {endpoint_text(endpoint)} was lost",
         why=why or "it was closed before the command's exit code arrived",
         hint="labctl status",
     )
 
 
-def too_slow(endpoint: Endpoint) -> BusyError:
+def make_timeout_error(endpoint: Endpoint) -> BusyError:
     return BusyError(
-        f"{place(endpoint)} did not finish a command in time",
+        f"{endpoint_text(endpoint)} did not finish a command in time",
         why="labctl stopped waiting; the command may still be running there",
         hint="labctl status",
     )
 
 
-def failed(endpoint: Endpoint, line: str, code: int, stderr: str) -> CommandError:
+def make_command_error(endpoint: Endpoint, line: str, code: int, stderr: str) -> CommandError:
     shown = line if len(line) <= 200 else line[:200] + "..."
     return CommandError(
         f"a command on {endpoint.host} failed with exit code {code}: {shown}",
@@ -137,28 +139,32 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
 )
 
 
-def of_ssh(endpoint: Endpoint, stderr: str) -> LabError:
+def parse_ssh_error(endpoint: Endpoint, stderr: str) -> LabError:
     """Turn what OpenSSH printed, before a command was started, into an error."""
     text = stderr.replace("\r", "").strip()
     why = _find_decisive_line(text)
     kinds = [kind for kind, pattern in _PATTERNS if re.search(pattern, text)]
     kind = "no key" if "no key" in kinds else (kinds or ["connect"])[0]
     if (endpoint.jump or endpoint.proxy_command) and "away" in kinds and kind != "away":
-        return on_the_way(endpoint, why, key=kind in ("key", "no key"))
+        return make_jump_error(endpoint, why, key=kind in ("key", "no key"))
     match kind:
         case "no key":
-            return wrong_key(endpoint, why) if endpoint.host_key else no_key(endpoint)
+            return (
+                make_wrong_key_error(endpoint, why)
+                if endpoint.host_key
+                else make_no_key_error(endpoint)
+            )
         case "key":
-            return wrong_key(endpoint, "")
+            return make_wrong_key_error(endpoint, "")
         case "dns":
-            return dns(endpoint, why)
+            return make_dns_error(endpoint, why)
         case "refused":
-            return refused(endpoint, why)
+            return make_refused_error(endpoint, why)
         case "auth":
-            return not_accepted(endpoint, why)
+            return make_authentication_error(endpoint, why)
         case "away":
-            return turned_away(endpoint, why)
-    return unreachable(endpoint, why)
+            return make_turned_away_error(endpoint, why)
+    return make_unreachable_error(endpoint, why)
 
 
 def _find_decisive_line(text: str) -> str:

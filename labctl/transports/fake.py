@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from labctl.errors import LabError
 from labctl.model import Endpoint
 from labctl.shell import Command
-from labctl.transports import Body, RemoteShell, Result, blocks, failures
+from labctl.transports import Body, RemoteShell, Result, failures, iterate_blocks
 
 if TYPE_CHECKING:
     from paramiko import SFTPClient
@@ -21,7 +21,7 @@ Reply = Result | LabError | Callable[[str, bytes], Result]
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentCommand:
     """One command as it was sent."""
 
     line: str
@@ -38,7 +38,7 @@ class FakeTransport:
 
     endpoint: Endpoint = field(default_factory=lambda: Endpoint(host="fake.example"))
     replies: list[tuple[str, Reply]] = field(default_factory=list)
-    sent: list[Sent] = field(default_factory=list)
+    sent: list[SentCommand] = field(default_factory=list)
     closed: bool = False
     shell: RemoteShell | None = None
 
@@ -60,9 +60,9 @@ class FakeTransport:
         timeout_s: float | None = 60.0,
         check: bool = True,
     ) -> Result:
-        result = self._answer(str(line), b"".join(blocks(stdin)))
+        result = self._answer(str(line), b"".join(iterate_blocks(stdin)))
         if check and result.code:
-            raise failures.failed(self.endpoint, str(line), result.code, result.stderr)
+            raise failures.make_command_error(self.endpoint, str(line), result.code, result.stderr)
         return result
 
     def stream(
@@ -73,7 +73,7 @@ class FakeTransport:
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> int:
-        result = self._answer(str(line), b"".join(blocks(stdin)))
+        result = self._answer(str(line), b"".join(iterate_blocks(stdin)))
         if result.stdout:
             # A script that replies with bytes encodes them as surrogates: os.fsdecode.
             on_stdout(result.stdout.encode(errors="surrogateescape"))
@@ -93,7 +93,7 @@ class FakeTransport:
         self.closed = True
 
     def _answer(self, line: str, stdin: bytes) -> Result:
-        self.sent.append(Sent(line, stdin))
+        self.sent.append(SentCommand(line, stdin))
         for pattern, reply in self.replies:
             if re.search(pattern, line):
                 if isinstance(reply, LabError):

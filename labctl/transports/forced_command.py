@@ -15,14 +15,14 @@ from typing import IO
 
 from labctl.errors import LabError, LinkLostError
 from labctl.model import Endpoint
-from labctl.retry import while_turned_away
+from labctl.retry import retry_rejected_logins
 from labctl.transports import failures
 
 END_S = 5.0
 SSH_FAILED = 255
 
 
-class Lines:
+class LineChannel:
     """A channel that answers line by line. Threads may share it: one line at a time is sent."""
 
     def __init__(self, argv: Sequence[str], endpoint: Endpoint) -> None:
@@ -40,7 +40,7 @@ class Lines:
         with the output of the other side if it does not reply with a line.
         """
         with self._lock:
-            return while_turned_away()(self._send_line, line)
+            return retry_rejected_logins()(self._send_line, line)
 
     def close(self) -> None:
         process, self._process = self._process, None
@@ -102,8 +102,10 @@ class Lines:
         text = stderr.read().decode(errors="replace")
         self.close()
         if code == SSH_FAILED:
-            return failures.of_ssh(self.endpoint, text)
+            return failures.parse_ssh_error(self.endpoint, text)
         if reply or text.strip():
             why = (text.strip() or reply.decode(errors="replace"))[-500:]
-            return LabError(f"{failures.place(self.endpoint)} sent an invalid reply", why=why)
-        return LinkLostError(f"the connection to {failures.place(self.endpoint)} ended")
+            return LabError(
+                f"{failures.endpoint_text(self.endpoint)} sent an invalid reply", why=why
+            )
+        return LinkLostError(f"the connection to {failures.endpoint_text(self.endpoint)} ended")

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable
 
 from labctl.model import Value
-from labctl.shell import Command, portable
+from labctl.shell import Command, portable_line
 
 KEPT_NOISE_BYTES = 64 * 1024
 
@@ -32,7 +32,7 @@ def frame(line: Command | str) -> Frame:
         f'm=\'\\001{word}\\002\'; printf "$m"; printf "$m" >&2\n(\n{text}\n)\n'
         'c=$?; [ $c -ne 255 ] || printf "$m" >&2; exit $c'
     )
-    return Frame(line=portable(script), mark=b"\x01" + word.encode() + b"\x02")
+    return Frame(line=portable_line(script), mark=b"\x01" + word.encode() + b"\x02")
 
 
 class Unframer:

@@ -23,12 +23,12 @@ from typing import IO, TYPE_CHECKING, Any
 from labctl.commands import ssh
 from labctl.errors import LabError
 from labctl.model import Endpoint
-from labctl.retry import while_turned_away
+from labctl.retry import retry_rejected_logins
 from labctl.shell import Command
-from labctl.transports import Body, RemoteShell, Result, blocks, failures
-from labctl.transports.bounded_output import Kept
+from labctl.transports import Body, RemoteShell, Result, failures, iterate_blocks
+from labctl.transports.bounded_output import BoundedOutput
 from labctl.transports.framing import Frame, Unframer, frame
-from labctl.transports.ssh_client import quick_login, runtime_dir
+from labctl.transports.ssh_client import find_quick_login_options, runtime_dir
 
 if TYPE_CHECKING:
     from paramiko import SFTPClient
@@ -72,7 +72,7 @@ class OpenSshTransport:
         timeout_s: float | None = 60.0,
         check: bool = True,
     ) -> Result:
-        output = Kept(self.endpoint)
+        output = BoundedOutput(self.endpoint)
         code, noise = self._execute(line, stdin, timeout_s, output.out, output.err)
         result = Result(
             code=code,
@@ -81,7 +81,7 @@ class OpenSshTransport:
             noise=noise.decode(errors="replace"),
         )
         if check and code:
-            raise failures.failed(self.endpoint, str(line), code, result.stderr)
+            raise failures.make_command_error(self.endpoint, str(line), code, result.stderr)
         return result
 
     def stream(
@@ -95,7 +95,7 @@ class OpenSshTransport:
         return self._execute(line, stdin, None, on_stdout, on_stderr or _ignore)[0]
 
     def remote_shell(self) -> RemoteShell:
-        while_turned_away()(self._ensure_master)
+        retry_rejected_logins()(self._ensure_master)
         words = ssh.shell_words(self._config, control_path=self.control_path)
         return RemoteShell(words=tuple(words), host=self._server_id, control_path=self.control_path)
 
@@ -117,7 +117,7 @@ class OpenSshTransport:
             with ours, contextlib.closing(paramiko.SFTPClient(channel)) as sftp:
                 yield sftp
         except (paramiko.SSHException, EOFError) as error:
-            raise failures.lost(self.endpoint, str(error)) from error
+            raise failures.make_link_lost_error(self.endpoint, str(error)) from error
         finally:
             process.terminate()
             process.wait()
@@ -138,7 +138,7 @@ class OpenSshTransport:
     ) -> tuple[int, bytes]:
         """Run a line; return its exit code, and what the login shell printed before it started."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        return while_turned_away()(self._attempt, line, stdin, deadline, on_stdout, on_stderr)
+        return retry_rejected_logins()(self._attempt, line, stdin, deadline, on_stdout, on_stderr)
 
     def _attempt(
         self,
@@ -156,7 +156,7 @@ class OpenSshTransport:
         with process:
             try:
                 if not _pump(process, stdin, (out, err), deadline):
-                    raise failures.too_slow(self.endpoint)
+                    raise failures.make_timeout_error(self.endpoint)
                 code = process.wait()
             finally:
                 process.kill()
@@ -174,10 +174,12 @@ class OpenSshTransport:
     def _explain_failure(self, err: Unframer) -> LabError:
         text = err.noise.decode(errors="replace")
         if err.begun:
-            return failures.lost(self.endpoint, "")
+            return failures.make_link_lost_error(self.endpoint, "")
         if self._master and not text.strip():
-            return failures.lost(self.endpoint, "it was closed before the command started")
-        return failures.of_ssh(self.endpoint, text)
+            return failures.make_link_lost_error(
+                self.endpoint, "it was closed before the command started"
+            )
+        return failures.parse_ssh_error(self.endpoint, text)
 
     def _ensure_master(self) -> None:
         """Start a master unless one is running; two processes at the same time start only one."""
@@ -196,11 +198,11 @@ class OpenSshTransport:
 
         # A file, not a pipe: the master in the background would hold a pipe open.
         with tempfile.TemporaryFile() as stderr:
-            argv = ssh.master_argv(self._config, self._server_id, path, quick_login())
+            argv = ssh.master_argv(self._config, self._server_id, path, find_quick_login_options())
             process = _spawn(argv, subprocess.DEVNULL, stderr=stderr)
             try:
                 if not _wait_for_exit(process, LOGIN_TIMEOUT_S):
-                    raise failures.unreachable(self.endpoint, _LOGIN_TIMED_OUT)
+                    raise failures.make_unreachable_error(self.endpoint, _LOGIN_TIMED_OUT)
             finally:
                 process.kill()
                 process.wait()
@@ -219,11 +221,11 @@ class OpenSshTransport:
             try:
                 _, stderr = process.communicate(timeout=LOGIN_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                return failures.unreachable(self.endpoint, _LOGIN_TIMED_OUT)
+                return failures.make_unreachable_error(self.endpoint, _LOGIN_TIMED_OUT)
             finally:
                 process.kill()
                 process.wait()
-        return failures.of_ssh(self.endpoint, stderr.decode(errors="replace"))
+        return failures.parse_ssh_error(self.endpoint, stderr.decode(errors="replace"))
 
 
 def _ignore(_: bytes) -> None:
@@ -296,7 +298,7 @@ def _pump(
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    input_blocks = blocks(stdin)
+    input_blocks = iterate_blocks(stdin)
     unsent = next(input_blocks, None)
     _enlarge_pipe(process.stdout.fileno())
     with selectors.DefaultSelector() as selector:

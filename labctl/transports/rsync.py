@@ -29,7 +29,7 @@ class RsyncUnusableError(Exception):
     """The two rsyncs are incompatible, or output of a login shell disturbs them."""
 
 
-class Copied(Value, frozen=True):
+class CopyResult(Value, frozen=True):
     """The result of a transfer. `sent_bytes` went over the network.
 
     `complaint` is rsync's output about skipped files. `is_disk_error`: a file could not be
@@ -62,7 +62,7 @@ def copy(
     argv: list[str],
     names: bytes,
     on_bytes: Callable[[int], None],
-) -> Copied:
+) -> CopyResult:
     """Run `argv`, which reads `names`; `on_bytes` is called with the bytes copied so far.
 
     RsyncUnusableError if a stream may work instead. LinkLostError and TransferError leave what has
@@ -95,7 +95,7 @@ def copy(
             complaint = errors.text()
             feeding.join()
     if code in (0, *rsync.PARTIAL_CODES, rsync.FILE_ERROR_CODE):
-        return Copied(
+        return CopyResult(
             sent_bytes=rsync.parse_sent_bytes(output),
             complaint=complaint if code else "",
             is_disk_error=code == rsync.FILE_ERROR_CODE,
@@ -120,7 +120,7 @@ def _make_error(endpoint: Endpoint, shell: RemoteShell, code: int, stderr: str) 
         return RsyncUnusableError(stderr)
     lost = bool(shell.control_path) and not Path(shell.control_path).exists()
     if code == rsync.SSH_FAILED_CODE or lost:
-        return failures.lost(endpoint, "it was closed during a transfer")
+        return failures.make_link_lost_error(endpoint, "it was closed during a transfer")
     return _make_cut_short_error(code, stderr)
 
 

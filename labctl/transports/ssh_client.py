@@ -33,7 +33,7 @@ def runtime_dir(parent: Path = Path("/tmp")) -> Path:
     return path
 
 
-def quick_login() -> tuple[str, ...]:
+def find_quick_login_options() -> tuple[str, ...]:
     """Return options for fast logins with this machine's ssh; none if it is not installed.
 
     `ssh -V` takes 5 ms, so its output is cached next to the control sockets, under the
@@ -51,7 +51,7 @@ def quick_login() -> tuple[str, ...]:
         staging = cache.with_name(f"{cache.name}.{os.getpid()}")
         staging.write_text(version)
         staging.replace(cache)
-    return ssh.quick_login(version)
+    return ssh.quick_login_options(version)
 
 
 def _read_version(program: str) -> str:

@@ -27,18 +27,18 @@ from starlette.middleware import Middleware
 from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.model import Value
 from labctl.web.auth import LoginLink
-from labctl.web.downloads import SANDBOX, bundle_of, report_of
-from labctl.web.forms import Asked
+from labctl.web.downloads import SANDBOX, find_bundle, read_report
+from labctl.web.forms import ActionForms
 from labctl.web.listing import PERSON_COLUMNS, PERSON_MARKS, SEAT_COLUMNS, SEAT_MARKS, ListView
 from labctl.web.live_updates import Draw, Feed
 from labctl.web.log_streams import LINES as TAIL_LINES
-from labctl.web.log_streams import MOST_BYTES, Tails
-from labctl.web.mutations import Deeds, Reading
-from labctl.web.pages import Pages, next_due
-from labctl.web.pseudonyms import Lens
-from labctl.web.request_state import form_of, lens_of, own_path, session_of
-from labctl.web.server_load import Gauges
-from labctl.web.view import Seat, Snapshot
+from labctl.web.log_streams import MOST_BYTES, LogStreams
+from labctl.web.mutations import CourseActions, LogReader
+from labctl.web.pages import Pages, find_next_due
+from labctl.web.pseudonyms import Pseudonyms
+from labctl.web.request_state import form_of, pseudonyms_of, sanitize_path, session_of
+from labctl.web.server_load import LoadReader
+from labctl.web.view import SeatView, Snapshot
 
 STREAM = "text/event-stream"
 NO_BUFFER = {"x-accel-buffering": "no"}
@@ -56,7 +56,7 @@ class PageView(Value, frozen=True):
     """An open page: which one, whether names are hidden, and the view of its list."""
 
     page: str
-    pseudonyms: Lens
+    pseudonyms: Pseudonyms
     listing: ListView = ListView()
 
     @property
@@ -73,8 +73,8 @@ class Dashboard:
         feed: Feed,
         pages: Pages,
         link: LoginLink,
-        deeds: Deeds,
-        gauges: Gauges,
+        deeds: CourseActions,
+        gauges: LoadReader,
         drop: Path,
         middleware: Sequence[Middleware],
     ) -> None:
@@ -82,9 +82,9 @@ class Dashboard:
         self.gauges = gauges
         self.pages = pages
         self.link = link
-        self.deeds = deeds
+        self.actions = deeds
         self.drop = drop
-        self.tails = Tails()
+        self.log_streams = LogStreams()
         # session id -> messages that its next page shows once: (kind, text)
         self.messages: dict[str, list[tuple[str, str]]] = {}
         self.on_start: list[Callable[[], None]] = []
@@ -102,21 +102,23 @@ class Dashboard:
         app.add_exception_handler(LabError, self._handle_error)
         app.add_exception_handler(HTTPException, self._handle_http_error)
         pages: dict[str, Callable[..., Any]] = {
-            "/": self.board,
-            "/costs": self.costs,
-            "/another": self.another,
-            "/assignments/{name}": self.assignment,
-            "/seats/{key}": self.seat,
-            "/seats/{key}/runs/{run}/log": self.log,
-            "/seats/{key}/handed/{person}/{name}/{number}/report": self.report,
-            "/seats/{key}/handed/{person}/{name}/{number}/bundle": self.bundle,
-            "/events/{page:path}": self.events,
-            "/static/{path:path}": self.static,
+            "/": self.show_board,
+            "/costs": self.show_costs,
+            "/another": self.show_login_link,
+            "/assignments/{name}": self.show_assignment,
+            "/seats/{key}": self.show_seat,
+            "/seats/{key}/runs/{run}/log": self.stream_log,
+            "/seats/{key}/handed/{person}/{name}/{number}/report": self.send_report,
+            "/seats/{key}/handed/{person}/{name}/{number}/bundle": self.send_bundle,
+            "/events/{page:path}": self.stream_events,
+            "/static/{path:path}": self.send_static,
         }
         for path, handler in pages.items():
             app.add_api_route(path, handler, methods=["GET"], response_class=Response)
-        app.add_api_route("/names", self.names, methods=["POST"], response_class=Response)
-        Asked(self).add_to(app)
+        app.add_api_route(
+            "/names", self.set_names_hidden, methods=["POST"], response_class=Response
+        )
+        ActionForms(self).add_to(app)
         return app
 
     @contextlib.asynccontextmanager
@@ -127,8 +129,8 @@ class Dashboard:
         ]
         with contextlib.suppress(LabError):
             # Draw the first page in advance, so that nobody waits for it.
-            first = PageView(page="board", pseudonyms=Lens())
-            await self.feed.page(first.channel, self._draw(first))
+            first = PageView(page="board", pseudonyms=Pseudonyms())
+            await self.feed.open_channel(first.channel, self._draw(first))
         for call in self.on_start:
             call()
         try:
@@ -140,45 +142,45 @@ class Dashboard:
 
     # pages
 
-    async def board(self, request: Request) -> Response:
+    async def show_board(self, request: Request) -> Response:
         return await self._render_live("board", request, "board", {"here": "board"})
 
-    async def costs(self, request: Request) -> Response:
+    async def show_costs(self, request: Request) -> Response:
         return await self._render_live("costs", request, "costs", {"here": "costs"})
 
-    async def assignment(self, request: Request, name: str) -> Response:
+    async def show_assignment(self, request: Request, name: str) -> Response:
         page = f"assignments/{name}"
-        self._require_page(await self.feed.snapshot(), page)
+        self._require_page(await self.feed.read_snapshot(), page)
         return await self._render_live("assignment", request, page, {"title": name, "here": name})
 
-    async def seat(self, request: Request, key: str, run: str = "") -> Response:
-        snapshot = await self.feed.snapshot()
-        seat = self.seat_of(snapshot, key)
+    async def show_seat(self, request: Request, key: str, run: str = "") -> Response:
+        snapshot = await self.feed.read_snapshot()
+        seat = self.find_seat(snapshot, key)
         shown_run = next((one for one in seat.runs if one.id == run), None if run else seat.run)
         if run and shown_run is None:
             raise NotFoundError("this seat has no run with this id")
-        title = lens_of(request).seat(snapshot, seat)
+        title = pseudonyms_of(request).seat(snapshot, seat)
         values = {"title": title, "key": key, "run": shown_run}
         return await self._render_live("seat", request, f"seats/{key}", values)
 
-    async def another(self, request: Request) -> Response:
-        snapshot = await self.feed.snapshot()
+    async def show_login_link(self, request: Request) -> Response:
+        snapshot = await self.feed.read_snapshot()
         # The dashboard's own port, even if this browser uses a forward with another one.
         url = "" if session_of(request).hidden else self.link.url
         port = self.link.url.partition("/?")[0].rpartition(":")[2]
-        return self.told(request, snapshot, "another", url=url, port=port)
+        return self.render_page(request, snapshot, "another", url=url, port=port)
 
-    async def names(self, request: Request) -> Response:
+    async def set_names_hidden(self, request: Request) -> Response:
         form = form_of(request)
         request.session["hidden"] = form.get("hidden") == "yes"
-        return RedirectResponse(own_path(form.get("back", "/")), 303)
+        return RedirectResponse(sanitize_path(form.get("back", "/")), 303)
 
     async def _render_live(
         self, template: str, request: Request, page: str, values: dict[str, Any]
     ) -> Response:
         """Render a page that a stream of events keeps up to date."""
         view = self._view(request, page)
-        channel = await self.feed.page(view.channel, self._draw(view))
+        channel = await self.feed.open_channel(view.channel, self._draw(view))
         assert channel.drawn is not None
         # These come from our own templates: HTML in which every text is escaped.
         parts = {name: Markup(html) for name, (html, _) in channel.parts.items()}
@@ -188,13 +190,15 @@ class Dashboard:
             "rows": [html for name, html in parts.items() if name.startswith(ROWS)],
             "everybody": len(channel.drawn.seats),
             "view": view.listing,
-            "due": next_due(channel.drawn),
+            "due": find_next_due(channel.drawn),
             "stream": f"/events/{page}?{since}",
             **values,
         }
-        return self.told(request, channel.drawn, template, **live_values)
+        return self.render_page(request, channel.drawn, template, **live_values)
 
-    def told(self, request: Request, snapshot: Snapshot, template: str, **values: Any) -> Response:
+    def render_page(
+        self, request: Request, snapshot: Snapshot, template: str, **values: Any
+    ) -> Response:
         """Render a template as a page, with the messages that the session has not seen."""
         session = session_of(request)
         # htmx shows only the live part of a page, so it must not take the messages.
@@ -204,7 +208,7 @@ class Dashboard:
             "course": snapshot.course,
             "assignments": snapshot.assignments,
             "session": session,
-            "pseudonyms": Lens(hidden=session.hidden),
+            "pseudonyms": Pseudonyms(hidden=session.hidden),
             "messages": messages,
             "address": address,
             "back": address,
@@ -215,21 +219,21 @@ class Dashboard:
 
     # streams
 
-    async def events(self, request: Request, page: str, since: str = "") -> Response:
-        self._require_page(await self.feed.snapshot(), page)
+    async def stream_events(self, request: Request, page: str, since: str = "") -> Response:
+        self._require_page(await self.feed.read_snapshot(), page)
         view = self._view(request, page)
         version = request.headers.get("last-event-id") or since
         stream = self.feed.watch(view.channel, self._draw(view), version)
         return StreamingResponse(stream, media_type=STREAM, headers=NO_BUFFER)
 
-    async def log(self, request: Request, key: str, run: str) -> Response:
-        seat = self.seat_of(await self.feed.snapshot(), key)
+    async def stream_log(self, request: Request, key: str, run: str) -> Response:
+        seat = self.find_seat(await self.feed.read_snapshot(), key)
 
-        def open_() -> Reading:
-            lab, server, latest = self.deeds.run_of(seat.name, run)
-            return Reading(lab, server, latest, TAIL_LINES, MOST_BYTES)
+        def open_() -> LogReader:
+            lab, server, latest = self.actions.find_run(seat.name, run)
+            return LogReader(lab, server, latest, TAIL_LINES, MOST_BYTES)
 
-        stream = self.tails.watch(key, run, open_)
+        stream = self.log_streams.watch(key, run, open_)
         return StreamingResponse(stream, media_type=STREAM, headers=NO_BUFFER)
 
     def _view(self, request: Request, page: str) -> PageView:
@@ -237,7 +241,7 @@ class Dashboard:
         query = request.query_params
         marks, columns = LISTS.get(kind, ((), ()))
         listing = ListView.read(query.get("show", ""), query.get("sort", ""), marks, columns)
-        return PageView(page=page, pseudonyms=lens_of(request), listing=listing)
+        return PageView(page=page, pseudonyms=pseudonyms_of(request), listing=listing)
 
     def _draw(self, view: PageView) -> Draw:
         kind, _, name = view.page.partition("/")
@@ -263,18 +267,18 @@ class Dashboard:
 
     # submissions
 
-    async def report(
+    async def send_report(
         self, request: Request, key: str, person: str, name: str, number: str
     ) -> Response:
         bundle = await self._find_bundle(key, person, name, number)
-        content = await asyncio.to_thread(report_of, bundle)
+        content = await asyncio.to_thread(read_report, bundle)
         return Response(
             content,
             media_type="text/html; charset=utf-8",
             headers={"content-security-policy": SANDBOX},
         )
 
-    async def bundle(
+    async def send_bundle(
         self, request: Request, key: str, person: str, name: str, number: str
     ) -> Response:
         bundle = await self._find_bundle(key, person, name, number)
@@ -282,16 +286,16 @@ class Dashboard:
         return FileResponse(bundle, media_type="application/x-tar", filename=filename)
 
     async def _find_bundle(self, key: str, person: str, name: str, number: str) -> Path:
-        snapshot = await self.feed.snapshot()
-        seat = self.seat_of(snapshot, key)
+        snapshot = await self.feed.read_snapshot()
+        seat = self.find_seat(snapshot, key)
         people = [snapshot.person_by_id[student] for student in seat.students]
         for submission in {one for mate in people for one in mate.hand_ins}:
             identity = (submission.by_key, submission.assignment, str(submission.number))
             if identity == (person, name, number):
-                return await asyncio.to_thread(bundle_of, self.drop, submission)
+                return await asyncio.to_thread(find_bundle, self.drop, submission)
         raise NotFoundError("this submission does not exist")
 
-    def seat_of(self, snapshot: Snapshot, key: str) -> Seat:
+    def find_seat(self, snapshot: Snapshot, key: str) -> SeatView:
         """Return the seat with this key; NotFoundError for an unknown key."""
         seat = snapshot.seat_by_key.get(key)
         if seat is None:
@@ -300,7 +304,7 @@ class Dashboard:
 
     # files and errors
 
-    async def static(self, path: str) -> Response:
+    async def send_static(self, path: str) -> Response:
         content, kind = self.pages.static.get(f"/static/{path}", (b"", ""))
         if not kind:
             raise HTTPException(404)
@@ -319,13 +323,13 @@ class Dashboard:
 
     async def _render_message(self, request: Request, what: str, why: str, status: int) -> Response:
         try:
-            snapshot = await self.feed.snapshot()
+            snapshot = await self.feed.read_snapshot()
         except LabError:
             return Response(f"labctl: {what}\n{why}\n", status, media_type="text/plain")
-        pseudonyms = lens_of(request)
+        pseudonyms = pseudonyms_of(request)
         lines = [pseudonyms.text(why, "Show names to read the reason.")] if why else []
         title = pseudonyms.text(what, "The action failed") if status >= 500 else what
         title = title[:1].upper() + title[1:]
-        page = self.told(request, snapshot, "message", title=title, lines=lines, back="/")
+        page = self.render_page(request, snapshot, "message", title=title, lines=lines, back="/")
         page.status_code = status
         return page

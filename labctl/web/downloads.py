@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from labctl.errors import LabError, NotFoundError
-from labctl.submissions.bundle import members, opened
+from labctl.submissions.bundle import open_member, read_members
 from labctl.submissions.receiver import Receiver
-from labctl.web.view import HandIn
+from labctl.web.view import SubmissionView
 
 REPORT = "report.html"
 MAX_REPORT_BYTES = 16 * 1024**2
@@ -18,20 +18,20 @@ SANDBOX = (
 )
 
 
-def bundle_of(drop: Path, one: HandIn) -> Path:
+def find_bundle(drop: Path, one: SubmissionView) -> Path:
     """Return the path of a submission; NotFoundError if it was deleted."""
-    return Receiver(drop).bundle_of(one.assignment, one.by, one.number)
+    return Receiver(drop).find_bundle(one.assignment, one.by, one.number)
 
 
-def report_of(bundle: Path) -> bytes:
+def read_report(bundle: Path) -> bytes:
     """Return the report in a bundle unchanged; NotFoundError if it has none or it is too large."""
     try:
         with bundle.open("rb") as file:
-            for member in members(file):
+            for member in read_members(file):
                 if member.path == REPORT:
                     if member.size > MAX_REPORT_BYTES:
                         raise NotFoundError("the report is too large; download the bundle")
-                    with opened(file, member) as content:
+                    with open_member(file, member) as content:
                         return content.read()
     except OSError as error:
         raise LabError("the submission cannot be read", why=error.strerror or "") from error

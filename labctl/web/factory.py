@@ -16,11 +16,11 @@ from labctl.web.app import Dashboard
 from labctl.web.auth import SESSION_S, LoginLink, RequireSession, read_or_create_key
 from labctl.web.csrf import FormToken, SameOrigin
 from labctl.web.live_updates import EVERY_S, Feed
-from labctl.web.mutations import Deeds
+from labctl.web.mutations import CourseActions
 from labctl.web.pages import Pages
 from labctl.web.responses import SecurityHeaders
-from labctl.web.server_load import Gauges
-from labctl.web.snapshot import Survey
+from labctl.web.server_load import LoadReader
+from labctl.web.snapshot import SnapshotTaker
 
 # in the course's .course/keeper (0600); deleting it ends all sessions
 KEY_FILE = "dashboard-key"
@@ -29,14 +29,14 @@ HOSTS = ("127.0.0.1", "localhost", "[::1]")
 MAX_FORM_BYTES = 16 * 1024
 
 
-def dashboard(
+def build_dashboard(
     path: Path, course_id: str, paths: Paths, state: State, *, url_file: str
 ) -> Dashboard:
     """Build the dashboard of the course at `path`, with its own CourseFolder for its thread."""
     folder = open_course(path)
-    deeds = Deeds(path, paths, state)
-    gauges = Gauges(deeds.look)
-    survey = Survey(folder, state, gauges.known)
+    deeds = CourseActions(path, paths, state)
+    gauges = LoadReader(deeds.read_load)
+    survey = SnapshotTaker(folder, state, gauges.recent_loads)
     private = folder.private / "keeper"
     link = LoginLink(private / url_file)
     key = read_or_create_key(private / KEY_FILE)

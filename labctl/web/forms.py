@@ -11,8 +11,8 @@ from fastapi.responses import RedirectResponse, Response
 from labctl.config.scalars import parse_duration
 from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.web.formatting import span, usd
-from labctl.web.request_state import form_of, lens_of, session_of
-from labctl.web.view import Machine, Seat
+from labctl.web.request_state import form_of, pseudonyms_of, session_of
+from labctl.web.view import SeatView, ServerView
 
 if TYPE_CHECKING:
     from labctl.web.app import Dashboard
@@ -23,7 +23,7 @@ LONGEST_S = 24 * 3600
 MAX_WHY = 200
 
 
-class Asked:
+class ActionForms:
     """The routes that extend a server's time and cancel a run."""
 
     def __init__(self, dashboard: Dashboard) -> None:
@@ -38,20 +38,20 @@ class Asked:
 
     async def ask_extend(self, request: Request, key: str, by: str = "1h") -> Response:
         board = self._dashboard
-        snapshot = await board.feed.snapshot()
-        seat = board.seat_of(snapshot, key)
-        span_s = span_of(by)
-        name = lens_of(request).seat(snapshot, seat)
+        snapshot = await board.feed.read_snapshot()
+        seat = board.find_seat(snapshot, key)
+        span_s = parse_span(by)
+        name = pseudonyms_of(request).seat(snapshot, seat)
         if seat.machine is None or seat.machine.state != "running":
             lines = [f"{name} has no running server to extend."]
             title = "No running server"
-            return board.told(request, snapshot, "message", title=title, lines=lines)
+            return board.render_page(request, snapshot, "message", title=title, lines=lines)
         lines = [
             f"The server will stop {span(span_s)} later, even beyond the course's max_ttl. "
             "During this time, it does not stop when it is idle.",
             *_price_lines(seat, seat.machine, span_s, snapshot.at),
         ]
-        return board.told(
+        return board.render_page(
             request,
             snapshot,
             "confirm",
@@ -67,11 +67,11 @@ class Asked:
     async def extend(self, request: Request, key: str) -> Response:
         form = form_of(request)
         board = self._dashboard
-        seat = board.seat_of(await board.feed.snapshot(), key)
-        span_s = span_of(form.get("by", ""))
+        seat = board.find_seat(await board.feed.read_snapshot(), key)
+        span_s = parse_span(form.get("by", ""))
         why = "".join(c for c in form.get("why", "") if c.isprintable())[:MAX_WHY]
         try:
-            watch = await asyncio.to_thread(board.deeds.extend, seat.name, span_s, why)
+            watch = await asyncio.to_thread(board.actions.extend, seat.name, span_s, why)
         except LabError as error:
             return await self._redirect_with_message(request, key, "bad", _error_text(error))
         left_s = watch.get("ttl_left_s")
@@ -82,12 +82,12 @@ class Asked:
 
     async def ask_cancel(self, request: Request, key: str, run: str) -> Response:
         board = self._dashboard
-        snapshot = await board.feed.snapshot()
-        seat = board.seat_of(snapshot, key)
+        snapshot = await board.feed.read_snapshot()
+        seat = board.find_seat(snapshot, key)
         if not any(one.id == run for one in seat.runs):
             raise NotFoundError("this seat has no run with this id")
-        name = lens_of(request).seat(snapshot, seat)
-        return board.told(
+        name = pseudonyms_of(request).seat(snapshot, seat)
+        return board.render_page(
             request,
             snapshot,
             "confirm",
@@ -105,9 +105,9 @@ class Asked:
 
     async def cancel(self, request: Request, key: str, run: str) -> Response:
         board = self._dashboard
-        seat = board.seat_of(await board.feed.snapshot(), key)
+        seat = board.find_seat(await board.feed.read_snapshot(), key)
         try:
-            ended_run, had_ended = await asyncio.to_thread(board.deeds.cancel, seat.name, run)
+            ended_run, had_ended = await asyncio.to_thread(board.actions.cancel, seat.name, run)
         except LabError as error:
             return await self._redirect_with_message(request, key, "bad", _error_text(error))
         event = f"Run {run} had already ended" if had_ended else f"Run {run} was canceled"
@@ -123,7 +123,7 @@ class Asked:
         return RedirectResponse(f"/seats/{key}", 303)
 
 
-def _price_lines(seat: Seat, machine: Machine, span_s: int, now: float) -> list[str]:
+def _price_lines(seat: SeatView, machine: ServerView, span_s: int, now: float) -> list[str]:
     """Describe the price of an extension, and whether the budget covers the new end."""
     usd_per_hour = machine.usd_per_hour
     lines = [f"This costs at most {usd(usd_per_hour * span_s / 3600)}."] if usd_per_hour else []
@@ -140,12 +140,12 @@ def _price_lines(seat: Seat, machine: Machine, span_s: int, now: float) -> list[
     return lines
 
 
-def _hourly_price_text(seat: Seat) -> str:
+def _hourly_price_text(seat: SeatView) -> str:
     price = seat.machine.usd_per_hour if seat.machine else 0.0
     return f", at {usd(price)} an hour" if price else ""
 
 
-def span_of(text: str) -> int:
+def parse_span(text: str) -> int:
     """Parse `2h` into seconds; UsageError for other text and for more than a day."""
     try:
         span_s = parse_duration(text)

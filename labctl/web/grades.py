@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 
 from labctl.config.course_schema import AssignmentConfig
-from labctl.courses.grading.record import FEEDBACK, FILE, RESULTS, Record, decode
-from labctl.courses.records.ledger import Entry
-from labctl.courses.records.membership import frozen_members
+from labctl.courses.grading.record import FEEDBACK, FILE, RESULTS, GradeRecord, decode
+from labctl.courses.records.ledger import CourseLedgerEntry
+from labctl.courses.records.membership import read_frozen_members
 from labctl.courses.records.student import Student
 from labctl.model import Value
-from labctl.web.view import Grade
+from labctl.web.view import GradeView
 
 MAX_BYTES = 4 * 1024**2
 # characters of feedback that are shown
@@ -45,15 +45,15 @@ class Grades:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         # file -> its time and size when it was read, and the grade in it
-        self._cache: dict[str, tuple[tuple[int, int], Grade | None]] = {}
+        self._cache: dict[str, tuple[tuple[int, int], GradeView | None]] = {}
 
-    def of(
+    def read_grades(
         self,
         student: Student,
         assignments: Mapping[str, AssignmentConfig],
         released: frozenset[tuple[str, str]],
         frozen: Mapping[str, Mapping[str, str]],
-    ) -> tuple[Grade, ...]:
+    ) -> tuple[GradeView, ...]:
         """Return a student's grades; for an assignment without one, the grade of the team.
 
         `frozen` are the seats of closed assignments, by assignment and student.
@@ -76,7 +76,7 @@ class Grades:
         directory = self._folder / assignment / owner
         return (directory / FEEDBACK).exists() or not (directory / FILE).exists()
 
-    def _read(self, assignment: str, name: str, points: float) -> Grade | None:
+    def _read(self, assignment: str, name: str, points: float) -> GradeView | None:
         for filename in (FILE, RESULTS):
             file = f"{self._folder}/{assignment}/{name}/{filename}"
             try:
@@ -93,14 +93,14 @@ class Grades:
         return None
 
 
-def frozen_seats(
-    entries: Sequence[Entry], assignments: Mapping[str, AssignmentConfig]
+def find_frozen_seats(
+    entries: Sequence[CourseLedgerEntry], assignments: Mapping[str, AssignmentConfig]
 ) -> dict[str, dict[str, str]]:
     """Return assignment -> student -> seat, for the assignments that have closed."""
     closed = [entry for entry in entries if entry.kind == "closed"]
     seats = {}
     for name, rules in assignments.items():
-        members = frozen_members(closed, name, rules)
+        members = read_frozen_members(closed, name, rules)
         if members is not None:
             seats[name] = {
                 student: seat for seat, students in members.items() for student in students
@@ -108,14 +108,14 @@ def frozen_seats(
     return seats
 
 
-def released_of(entries: Iterable[Entry]) -> frozenset[tuple[str, str]]:
+def find_released(entries: Iterable[CourseLedgerEntry]) -> frozenset[tuple[str, str]]:
     """Return the (assignment, student) pairs that were released; student "" means everybody."""
     releases = (entry for entry in entries if entry.kind == "released")
     return frozenset((str(entry.detail.get("assignment", "")), entry.student) for entry in releases)
 
 
-def _read_grade(file: Path, size: int, assignment: str, points: float) -> Grade:
-    empty = Grade(assignment=assignment, points=points)
+def _read_grade(file: Path, size: int, assignment: str, points: float) -> GradeView:
+    empty = GradeView(assignment=assignment, points=points)
     if size > MAX_BYTES:
         return msgspec.structs.replace(empty, feedback=f"{file.name} is too large to show")
     try:
@@ -133,15 +133,15 @@ def _read_grade(file: Path, size: int, assignment: str, points: float) -> Grade:
     return msgspec.structs.replace(empty, score=score, feedback=results.output[:MAX_FEEDBACK])
 
 
-def _convert_record(record: Record) -> Grade:
+def _convert_record(record: GradeRecord) -> GradeView:
     feedback = record.told or (record.raw.output if record.raw else "")
-    return Grade(
+    return GradeView(
         assignment=record.assignment,
         number=record.number,
         score=record.score,
         points=record.points,
         feedback=feedback[:MAX_FEEDBACK],
-        claim=record.comparison.told(),
+        claim=record.comparison.describe(),
         agrees=record.comparison.agrees,
         flags=tuple(" - ".join(filter(None, [flag.what, flag.evidence])) for flag in record.flags),
     )

@@ -21,7 +21,7 @@ END_S = 5.0
 REQUIRED_MODULES = ("fastapi", "uvicorn", "jinja2", "itsdangerous", "python_multipart")
 
 
-def run(
+def serve_dashboard(
     folder: CourseFolder,
     paths: Paths,
     state: State,
@@ -43,10 +43,10 @@ def run(
         )
     import uvicorn
 
-    from labctl.web.factory import dashboard
+    from labctl.web.factory import build_dashboard
 
     listener = _open_listener(port)
-    board = dashboard(folder.path, folder.id, paths, state, url_file=URL_FILE)
+    board = build_dashboard(folder.path, folder.id, paths, state, url_file=URL_FILE)
     ready = threading.Event()
     board.on_start.append(ready.set)
     server = uvicorn.Server(

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable, Sequence
 
 from labctl.config import CourseConfig
-from labctl.courses.records.cost_report import CourseCosts, course_costs
-from labctl.courses.records.ledger import Entry, Living
+from labctl.courses.records.cost_report import CourseCosts, compute_course_costs
+from labctl.courses.records.ledger import CourseLedgerEntry, RunningServer
 from labctl.courses.records.student import Student
 
 # kinds of ledger lines that repeat sums; they are not shown as events
@@ -22,7 +22,7 @@ SHARE = 0.005
 HOUR_S = 3600.0
 
 
-class Books:
+class LedgerView:
     """The lines of a ledger, by subject: `news` are all but sums, `by_seat` those of each seat.
 
     `by_student` has the lines of a student without a seat.
@@ -31,17 +31,17 @@ class Books:
     def __init__(self) -> None:
         self._reset(None)
 
-    def _reset(self, first: Entry | None) -> None:
+    def _reset(self, first: CourseLedgerEntry | None) -> None:
         self._first = first
         self._read = 0
-        self.news: list[Entry] = []
-        self.by_seat: dict[str, list[Entry]] = {}
-        self.by_student: dict[str, list[Entry]] = {}
+        self.news: list[CourseLedgerEntry] = []
+        self.by_seat: dict[str, list[CourseLedgerEntry]] = {}
+        self.by_student: dict[str, list[CourseLedgerEntry]] = {}
         # server id -> the seat that it was created for
         self.owners: dict[str, str] = {}
         self.given_usd: dict[str, float] = {}
 
-    def read(self, entries: Sequence[Entry]) -> None:
+    def read(self, entries: Sequence[CourseLedgerEntry]) -> None:
         """Read the lines added since the last call; all of them if the ledger is another one."""
         first = entries[0] if entries else None
         if len(entries) < self._read or first != self._first:
@@ -61,7 +61,7 @@ class Books:
                 self.given_usd[entry.seat] = before + float(entry.detail.get("usd", 0.0))
         self._read = len(entries)
 
-    def of(self, seat: str, students: Iterable[str]) -> list[Entry]:
+    def entries_of(self, seat: str, students: Iterable[str]) -> list[CourseLedgerEntry]:
         """Return the lines of a seat and of its students, the oldest first."""
         entries = list(self.by_seat.get(seat, ()))
         for student in students:
@@ -69,7 +69,7 @@ class Books:
         return sorted(entries, key=lambda entry: entry.n)
 
 
-class Sums:
+class CostSums:
     """A course's costs: complete as of `at`, and each seat's dollars now."""
 
     def __init__(self) -> None:
@@ -82,21 +82,21 @@ class Sums:
         self,
         config: CourseConfig,
         people: Sequence[Student],
-        entries: Sequence[Entry],
+        entries: Sequence[CourseLedgerEntry],
         now: float,
-        living: Sequence[Living],
+        living: Sequence[RunningServer],
     ) -> CourseCosts:
         """Return the costs; sum them again if the last sum is too old."""
         pause_s = max(SUMS_EVERY_S, self._took_s / SHARE)
         if self.costs is None or not 0 <= now - self.at < pause_s:
             start_s = time.thread_time()
-            self.costs = course_costs(config, people, entries, now, living)
+            self.costs = compute_course_costs(config, people, entries, now, living)
             self._took_s = time.thread_time() - start_s
             self.at = now
             self._usd = {seat.seat: seat.usd for seat in self.costs.seats}
         return self.costs
 
-    def spent_usd(self, now: float, living: Iterable[Living]) -> dict[str, float]:
+    def spent_usd(self, now: float, living: Iterable[RunningServer]) -> dict[str, float]:
         """Return seat -> dollars: the last sum plus the price of its servers since then."""
         spent = dict(self._usd)
         for server in living:

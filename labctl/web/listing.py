@@ -9,7 +9,7 @@ from typing import TypeVar
 from urllib.parse import urlencode
 
 from labctl.model import Value
-from labctl.web.view import Person, Seat
+from labctl.web.view import PersonView, SeatView
 
 Item = TypeVar("Item")
 SortValue = str | float
@@ -88,9 +88,11 @@ def arrange(
     return visible
 
 
-def seat_columns(name_of: Callable[[Seat], str]) -> dict[str, Callable[[Seat], SortValue]]:
+def seat_sort_keys(
+    name_of: Callable[[SeatView], str],
+) -> dict[str, Callable[[SeatView], SortValue]]:
     return {
-        "name": lambda seat: collate(name_of(seat)),
+        "name": lambda seat: collation_key(name_of(seat)),
         "state": lambda seat: seat.state,
         "gpu": _gpu_percent,
         "run": lambda seat: seat.run.state if seat.run else "~",  # after every state
@@ -100,30 +102,30 @@ def seat_columns(name_of: Callable[[Seat], str]) -> dict[str, Callable[[Seat], S
     }
 
 
-def person_columns(
-    assignment: str, name_of: Callable[[Person], str]
-) -> dict[str, Callable[[Person], SortValue]]:
-    def received(person: Person) -> str:
+def person_sort_keys(
+    assignment: str, name_of: Callable[[PersonView], str]
+) -> dict[str, Callable[[PersonView], SortValue]]:
+    def received(person: PersonView) -> str:
         submission = person.find_submission(assignment)
         return submission.received if submission else ""
 
-    def late_s(person: Person) -> float:
+    def late_s(person: PersonView) -> float:
         submission = person.find_submission(assignment)
         return submission.late_s if submission else -1
 
-    def score(person: Person) -> float:
+    def score(person: PersonView) -> float:
         grade = person.grade(assignment)
         return -1 if grade is None or grade.score is None else grade.score
 
     return {
-        "name": lambda person: collate(name_of(person)),
+        "name": lambda person: collation_key(name_of(person)),
         "received": received,
         "late": late_s,
         "score": score,
     }
 
 
-def person_marks(person: Person, assignment: str) -> tuple[str, ...]:
+def person_marks(person: PersonView, assignment: str) -> tuple[str, ...]:
     submission, grade = person.find_submission(assignment), person.grade(assignment)
     if submission is None:
         return ("missing",)
@@ -132,12 +134,12 @@ def person_marks(person: Person, assignment: str) -> tuple[str, ...]:
     return tuple(name for name, holds in marks.items() if holds)
 
 
-def collate(text: str) -> str:
+def collation_key(text: str) -> str:
     """Return the sort key of a text, without accents and case."""
     letters = unicodedata.normalize("NFKD", text)
     return "".join(char for char in letters if not unicodedata.combining(char)).casefold()
 
 
-def _gpu_percent(seat: Seat) -> float:
+def _gpu_percent(seat: SeatView) -> float:
     gauge = seat.machine.gauge if seat.machine else None
     return -1 if gauge is None or gauge.gpu_percent is None else gauge.gpu_percent

@@ -50,7 +50,7 @@ class Channel:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     events: dict[int, bytes] = field(default_factory=dict)
 
-    def take(self, parts: Parts) -> bool:
+    def replace_parts(self, parts: Parts) -> bool:
         """Replace the parts that differ, and return whether there were any."""
         changed = [name for name, html in parts.items() if self.parts.get(name, ("",))[0] != html]
         has_new_shape = list(parts) != list(self.parts)
@@ -67,7 +67,7 @@ class Channel:
         self.events.clear()
         return True
 
-    def event(self, since: int) -> bytes:
+    def encode_event(self, since: int) -> bytes:
         """Return the events for browsers with version `since`; encoded once for all of them."""
         data = self.events.get(since)
         if data is None:
@@ -108,7 +108,7 @@ class Feed:
         for channel in self._channels.values():
             channel.changed.set()
 
-    async def snapshot(self) -> Snapshot:
+    async def read_snapshot(self) -> Snapshot:
         """Return a snapshot, at most as old as the pause between two; LabError if all failed."""
         async with self._snapshot_lock:
             if self._snapshot is None or time.monotonic() - self._taken_at >= self._pause_s():
@@ -148,13 +148,13 @@ class Feed:
         self._cost_s = time.thread_time() - start_s
         self._taken_at = time.monotonic()
 
-    async def page(self, name: str, draw: Draw) -> Channel:
+    async def open_channel(self, name: str, draw: Draw) -> Channel:
         """Return the channel of this name, drawn from the newest snapshot."""
         channel = self._channels.get(name)
         if channel is None:
             channel = self._channels[name] = Channel(draw)
         channel.used_at = time.monotonic()
-        snapshot = await self.snapshot()
+        snapshot = await self.read_snapshot()
         self._draw(channel, snapshot)
         return channel
 
@@ -162,7 +162,7 @@ class Feed:
         if channel.drawn is snapshot:
             return
         start_s = time.thread_time()
-        changed = channel.take(channel.draw(snapshot))
+        changed = channel.replace_parts(channel.draw(snapshot))
         channel.drawn = snapshot
         self._cost_s += time.thread_time() - start_s
         if changed:
@@ -171,7 +171,7 @@ class Feed:
 
     async def watch(self, name: str, draw: Draw, since: str) -> AsyncIterator[bytes]:
         """Yield server-sent events for a browser that has version `since`, `BOOT-NUMBER`."""
-        channel = await self.page(name, draw)
+        channel = await self.open_channel(name, draw)
         boot, _, number = since.partition("-")
         # Numbers of another process mean nothing here, so the page is reloaded.
         sent = int(number) if boot == self.boot and number.isdecimal() else -1
@@ -182,7 +182,7 @@ class Feed:
             while not self._closed:
                 if sent != channel.version:
                     # The version comes last: a browser that was cut off before gets all again.
-                    yield channel.event(sent) + format_sse_event(id=self.version(channel))
+                    yield channel.encode_event(sent) + format_sse_event(id=self.version(channel))
                     sent = channel.version
                     continue
                 try:
@@ -203,7 +203,7 @@ class Feed:
                 self._drop_unused_channels()
                 continue
             with contextlib.suppress(LabError):
-                await self.snapshot()
+                await self.read_snapshot()
             await self._notify_watchers()
 
     async def _notify_watchers(self) -> None:
@@ -221,6 +221,6 @@ class Feed:
                 del self._channels[name]
 
     @property
-    def watched(self) -> list[str]:
+    def open_pages(self) -> list[str]:
         """The names of the pages that are open in a browser."""
         return [name for name, channel in list(self._channels.items()) if channel.watchers]

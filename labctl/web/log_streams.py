@@ -15,7 +15,7 @@ from fastapi.sse import format_sse_event
 from markupsafe import Markup
 
 from labctl.errors import ConnectError, LabError
-from labctl.web.mutations import Reading
+from labctl.web.mutations import LogReader
 
 # lines from the end of a log that are shown first
 LINES = 400
@@ -36,10 +36,10 @@ LEFT_OUT = "[earlier output is not shown]\n"
 STEERING = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 ODD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 KEEP_ALIVE = format_sse_event(comment="still here")
-Open = Callable[[], Reading]
+Open = Callable[[], LogReader]
 
 
-class Tails:
+class LogStreams:
     """The logs that are open in a browser, by seat and run."""
 
     def __init__(self) -> None:
@@ -51,8 +51,10 @@ class Tails:
         tail = self._tails.get(key)
         if tail is None:
             if len(self._tails) >= MAX_LOGS:
-                yield log_event("state", "too many logs are open: close one and reload this page")
-                yield log_event("end")
+                yield encode_log_event(
+                    "state", "too many logs are open: close one and reload this page"
+                )
+                yield encode_log_event("end")
                 return
             tail = self._tails[key] = _SharedLog(open_)
         try:
@@ -100,19 +102,19 @@ class _SharedLog:
                 end = self.dropped + len(self.text)
                 if era != self.era or position < self.dropped or shown > MAX_SHOWN:
                     left_out = LEFT_OUT if self.cut or self.dropped else ""
-                    yield log_event("begin", left_out + self.text)
+                    yield encode_log_event("begin", left_out + self.text)
                     position, era, shown = end, self.era, len(self.text)
                 elif position < end:
-                    yield log_event("lines", self.text[position - self.dropped :])
+                    yield encode_log_event("lines", self.text[position - self.dropped :])
                     position, shown = end, shown + end - position
                 elif self.last_line != rest:
                     rest = self.last_line
-                    yield log_event("rest", rest)
+                    yield encode_log_event("rest", rest)
                 elif self.state != state:
                     state = self.state
-                    yield log_event("state", state)
+                    yield encode_log_event("state", state)
                 elif self.ended:
-                    yield log_event("end")
+                    yield encode_log_event("end")
                     return
                 else:
                     try:
@@ -128,7 +130,7 @@ class _SharedLog:
 
     async def _run(self) -> None:
         pause_s = SOON_S
-        reading: Reading | None = None
+        reading: LogReader | None = None
         while not self.ended:
             blocks: list[bytes] = []
             try:
@@ -137,7 +139,7 @@ class _SharedLog:
                 gaps_before = reading.began_anew
                 await asyncio.to_thread(reading.read_on, blocks.append)
                 self._append(b"".join(blocks), has_gap=reading.began_anew != gaps_before)
-                if reading.run.ended:
+                if reading.run.has_ended:
                     self.ended = True
                     self.state = reading.run.told or f"the run has ended: {reading.run.state}"
                 else:
@@ -186,6 +188,6 @@ def clean_line(line: str) -> str:
     return ODD.sub("\ufffd", plain.rpartition("\r")[2])
 
 
-def log_event(name: str, text: str = "") -> bytes:
+def encode_log_event(name: str, text: str = "") -> bytes:
     """Encode a server-sent event with an element of escaped text; it is never empty."""
     return format_sse_event(event=name, data_str=Markup("<span>{}</span>").format(text))

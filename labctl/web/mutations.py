@@ -12,27 +12,27 @@ from typing import Any
 
 from labctl.config import Paths
 from labctl.courses import broadcast
-from labctl.courses.context import course_ground, seat_grounds
+from labctl.courses.context import build_course_context, build_seat_contexts
 from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.servers import Staff
-from labctl.courses.status import ground_of, look_at
+from labctl.courses.status import build_seat_context, refresh_server
 from labctl.errors import UsageError
-from labctl.events import Silent
+from labctl.events import SilentReporter
 from labctl.insight import top
-from labctl.lifecycle.status import keep_watch
+from labctl.lifecycle.status import record_watch
 from labctl.model import NAME_PATTERN, Run, Server
 from labctl.runs import runs
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.state import State
-from labctl.web.view import Gauge
+from labctl.web.view import ServerLoad
 
 # time that a canceled run has to write a checkpoint, as with `labctl cancel`
 GRACE_S = 60
 BY = "dashboard"
 
 
-class Deeds:
+class CourseActions:
     """The actions on one course. It has its own CourseFolder, which no other thread uses."""
 
     def __init__(self, path: Path, paths: Paths, state: State) -> None:
@@ -41,33 +41,33 @@ class Deeds:
         self._state = state
         self._lock = threading.Lock()
         self._folder: CourseFolder | None = None
-        self._course: Ground | None = None
+        self._course: LabContext | None = None
 
     def extend(self, seat: str, span_s: int, why: str) -> dict[str, Any]:
         """Extend the time of a seat's server, as `labctl course extend`; return its limits."""
         with self._lock:
             staff, course_seat = self._open_seat(seat)
-            watch = broadcast.extend(staff, course_seat, span_s, why)
-            server = self._state.server_of_lab(course_seat.lab_id)
+            watch = broadcast.extend_server(staff, course_seat, span_s, why)
+            server = self._state.get_lab_server(course_seat.lab_id)
             if server is not None:
                 # Record the watchdog's report, so that the pages show the new limits.
-                keep_watch(ground_of(staff, course_seat), server, watch)
+                record_watch(build_seat_context(staff, course_seat), server, watch)
         return watch
 
     def cancel(self, seat: str, run_id: str) -> tuple[Run, bool]:
         """Stop a run, as `labctl cancel`; return it, and whether it had already ended."""
-        lab, server, run = self.run_of(seat, run_id)
+        lab, server, run = self.find_run(seat, run_id)
         return runs.cancel(lab, server, run.id, GRACE_S)
 
-    def run_of(self, seat: str, run_id: str) -> tuple[Ground, Server, Run]:
+    def find_run(self, seat: str, run_id: str) -> tuple[LabContext, Server, Run]:
         """Return a run with its lab and server; NotFoundError if the server has no such run."""
         if not NAME_PATTERN.fullmatch(run_id):
             raise UsageError("this is not a valid run id")
         with self._lock:
             staff, course_seat = self._open_seat(seat)
-        return broadcast.run_of(staff, course_seat, run_id)
+        return broadcast.find_run(staff, course_seat, run_id)
 
-    def look(self, seat: str) -> Gauge | None:
+    def read_load(self, seat: str) -> ServerLoad | None:
         """Read a seat's server over SSH, record its runs and limits, and return its load.
 
         None if the seat has no running server.
@@ -75,8 +75,10 @@ class Deeds:
         with self._lock:
             staff, course_seat = self._open_seat(seat)
             if self._course is None:
-                self._course = course_ground(staff.folder, self._paths, self._state, staff.reporter)
-            (ground,) = seat_grounds(
+                self._course = build_course_context(
+                    staff.folder, self._paths, self._state, staff.reporter
+                )
+            (ground,) = build_seat_contexts(
                 staff.folder,
                 self._paths,
                 self._state,
@@ -84,28 +86,28 @@ class Deeds:
                 [course_seat],
                 course=self._course,
             )
-        server = self._state.server_of_lab(course_seat.lab_id)
+        server = self._state.get_lab_server(course_seat.lab_id)
         if server is None or server.state != "running":
             return None
-        look_at(ground, server)
-        return to_gauge(top.look(ground))
+        refresh_server(ground, server)
+        return make_load(top.measure_now(ground))
 
     def _open_seat(self, seat: str) -> tuple[Staff, Seat]:
         if self._folder is None:
             self._folder = open_course(self._path)
         self._folder.refresh()
-        staff = Staff(self._folder, self._paths, self._state, Silent(), by=BY)
-        return staff, self._folder.seat(seat)
+        staff = Staff(self._folder, self._paths, self._state, SilentReporter(), by=BY)
+        return staff, self._folder.find_seat(seat)
 
 
-def to_gauge(now: top.ServerNow) -> Gauge:
+def make_load(now: top.ServerNow) -> ServerLoad:
     """Aggregate the GPUs of a server: mean use, total memory. MIG instances count as their card."""
     cards = [gpu for gpu in now.gpus if not gpu.parent]
     used = [gpu.use_percent for gpu in cards if gpu.use_percent is not None]
     memory = [gpu.memory_bytes for gpu in cards if gpu.memory_bytes is not None]
     total = [gpu.memory_total_bytes for gpu in cards if gpu.memory_total_bytes is not None]
     cpu = None if now.cpu_cores is None or not now.cores else 100 * now.cpu_cores / now.cores
-    return Gauge(
+    return ServerLoad(
         at=now.at,
         gpus=len(cards),
         gpu_percent=round(sum(used) / len(used)) if used else None,
@@ -115,13 +117,15 @@ def to_gauge(now: top.ServerNow) -> Gauge:
     )
 
 
-class Reading:
+class LogReader:
     """A run's log, whose reading continues at the last position.
 
     `began_anew` counts gaps: a run that was restored, or more output than can be shown.
     """
 
-    def __init__(self, lab: Ground, server: Server, run: Run, tail_lines: int, most: int) -> None:
+    def __init__(
+        self, lab: LabContext, server: Server, run: Run, tail_lines: int, most: int
+    ) -> None:
         self._lab = lab
         self._server = server
         self._most = most
@@ -146,7 +150,7 @@ class Reading:
         received_bytes = 0
 
         def set_position(reply: dict[str, Any]) -> None:
-            self.run = runs.keep(self._lab, self._server, reply["run"])
+            self.run = runs.record_run(self._lab, self._server, reply["run"])
             self._attempt = self.run.container
             if int(reply["offset"]) != self._offset:
                 self.began_anew += 1
@@ -161,10 +165,10 @@ class Reading:
             on_bytes(block)
 
         try:
-            closing = self._lab.remote(self._server).stream(
+            closing = self._lab.open_agent(self._server).stream(
                 "follow", request, on_reply=set_position, on_bytes=feed
             )
-            self.run = runs.keep(self._lab, self._server, closing["run"])
+            self.run = runs.record_run(self._lab, self._server, closing["run"])
         except _FloodError:
             # This is more than anybody reads; the next call starts at the end of the log.
             self._tail = self._lines

@@ -17,14 +17,14 @@ from labctl.web.listing import (
     SEAT_MARKS,
     ListView,
     arrange,
-    person_columns,
     person_marks,
-    seat_columns,
+    person_sort_keys,
+    seat_sort_keys,
 )
 from labctl.web.live_updates import Draw, Parts
-from labctl.web.pseudonyms import Lens
-from labctl.web.submission_list import received_at
-from labctl.web.view import Due, Person, Seat, Snapshot
+from labctl.web.pseudonyms import Pseudonyms
+from labctl.web.submission_list import parse_received_at
+from labctl.web.view import AssignmentView, PersonView, SeatView, Snapshot
 
 STATIC = {
     "dashboard.css": "text/css",
@@ -78,7 +78,7 @@ class Pages:
             clock=formatting.clock,
             moment=formatting.moment,
             size=formatting.size,
-            received=received_at,
+            received=parse_received_at,
         )
         # path -> (content, type); the path has the content's hash, so browsers cache it forever
         self.static = {
@@ -100,21 +100,21 @@ class Pages:
     def render(self, template: str, **values: Any) -> str:
         return self._environment.get_template(f"{template}.html.j2").render(**values)
 
-    def board(self, pseudonyms: Lens, view: ListView) -> Draw:
+    def board(self, pseudonyms: Pseudonyms, view: ListView) -> Draw:
         """Return the function that draws the board: tiles with totals, and a row per seat."""
         part = self._parts["board_parts"]
         rows = self._rows_of("", part.row, pseudonyms)
 
         def draw(snapshot: Snapshot) -> Parts:
-            due = next_due(snapshot)
+            due = find_next_due(snapshot)
             parts = {
                 "notes": str(part.notes(snapshot, pseudonyms)),
                 "tiles": str(part.tiles(snapshot, SEAT_MARKS, view)),
             }
-            columns = seat_columns(lambda seat: pseudonyms.seat(snapshot, seat))
+            columns = seat_sort_keys(lambda seat: pseudonyms.seat(snapshot, seat))
             for seat in arrange(snapshot.seats, view, lambda seat: seat.marks, columns):
                 people = tuple(_members(snapshot, seat))
-                name, details = pseudonyms.seat(snapshot, seat), pseudonyms.about(seat)
+                name, details = pseudonyms.seat(snapshot, seat), pseudonyms.seat_details(seat)
                 html = rows.render(seat.key, seat, people, name, details, due, pseudonyms)
                 parts[f"s-{seat.key}"] = html
             rows.forget_all_but(snapshot.seat_by_key)
@@ -122,7 +122,7 @@ class Pages:
 
         return draw
 
-    def seat(self, key: str, pseudonyms: Lens) -> Draw:
+    def seat(self, key: str, pseudonyms: Pseudonyms) -> Draw:
         """Return the function that draws a seat: server, runs, cost, submissions and history.
 
         A seat that no longer exists has only the part `gone`.
@@ -144,7 +144,7 @@ class Pages:
 
         return draw
 
-    def assignment(self, name: str, pseudonyms: Lens, view: ListView) -> Draw:
+    def assignment(self, name: str, pseudonyms: Pseudonyms, view: ListView) -> Draw:
         """Return the function that draws an assignment: its submissions and grades."""
         part = self._parts["assignment_parts"]
         rows = self._rows_of(name, part.row, pseudonyms)
@@ -159,7 +159,7 @@ class Pages:
                 if person.active or person.find_submission(name)
             ]
             parts = {"sums": str(part.sums(due, people, PERSON_MARKS, view))}
-            columns = person_columns(name, pseudonyms.person)
+            columns = person_sort_keys(name, pseudonyms.person)
             for person in arrange(people, view, lambda one: person_marks(one, name), columns):
                 parts[f"p-{person.key}"] = rows.render(person.key, person, due, pseudonyms)
             rows.forget_all_but(snapshot.person_by_key)
@@ -167,7 +167,7 @@ class Pages:
 
         return draw
 
-    def costs(self, pseudonyms: Lens) -> Draw:
+    def costs(self, pseudonyms: Pseudonyms) -> Draw:
         """Return the function that draws the costs."""
         part = self._parts["costs_parts"]
 
@@ -176,7 +176,9 @@ class Pages:
 
         return draw
 
-    def _rows_of(self, name: str, macro: Callable[..., Markup], pseudonyms: Lens) -> _RowCache:
+    def _rows_of(
+        self, name: str, macro: Callable[..., Markup], pseudonyms: Pseudonyms
+    ) -> _RowCache:
         return self._rows.setdefault((name, pseudonyms.hidden), _RowCache(macro))
 
 
@@ -198,7 +200,7 @@ class _RowCache:
             del self._rows[key]
 
 
-def next_due(snapshot: Snapshot) -> Due | None:
+def find_next_due(snapshot: Snapshot) -> AssignmentView | None:
     """Return the assignment that is due next, or else the one that was due last."""
     dated = sorted((due for due in snapshot.assignments if due.due_at), key=lambda d: d.due_at or 0)
     future = [due for due in dated if (due.due_at or 0) > snapshot.at]
@@ -206,6 +208,6 @@ def next_due(snapshot: Snapshot) -> Due | None:
     return future[0] if future else latest
 
 
-def _members(snapshot: Snapshot, seat: Seat) -> list[Person]:
+def _members(snapshot: Snapshot, seat: SeatView) -> list[PersonView]:
     people = [snapshot.person_by_id.get(student) for student in seat.students]
     return [person for person in people if person is not None]

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from labctl.model import Value
-from labctl.web.view import Person, Seat, Snapshot
+from labctl.web.view import PersonView, SeatView, Snapshot
 
 
-class Lens(Value, frozen=True):
+class Pseudonyms(Value, frozen=True):
     """How people are named. With `hidden`, no page shows who somebody is."""
 
     hidden: bool = False
 
-    def person(self, person: Person | None) -> str:
+    def person(self, person: PersonView | None) -> str:
         """Return the name to show for a person."""
         if person is None:
             return "somebody"
         return person.key if self.hidden else person.name or person.id
 
-    def seat(self, snapshot: Snapshot, seat: Seat) -> str:
+    def seat(self, snapshot: Snapshot, seat: SeatView) -> str:
         """Return the name to show for a seat: the team's, or its student's."""
         if self.hidden:
             return seat.key
@@ -25,7 +25,7 @@ class Lens(Value, frozen=True):
             return seat.name
         return self.person(snapshot.person_by_id.get(seat.students[0])) or seat.name
 
-    def about(self, seat: Seat) -> str:
+    def seat_details(self, seat: SeatView) -> str:
         """Return the second line below a seat's name."""
         if self.hidden:
             return f"{len(seat.students)} students" if seat.team else ""

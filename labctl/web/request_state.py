@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import Request
 
 from labctl.web.auth import Session
-from labctl.web.pseudonyms import Lens
+from labctl.web.pseudonyms import Pseudonyms
 
 
 def session_of(request: Request) -> Session:
@@ -13,8 +13,8 @@ def session_of(request: Request) -> Session:
     return session
 
 
-def lens_of(request: Request) -> Lens:
-    return Lens(hidden=session_of(request).hidden)
+def pseudonyms_of(request: Request) -> Pseudonyms:
+    return Pseudonyms(hidden=session_of(request).hidden)
 
 
 def form_of(request: Request) -> dict[str, str]:
@@ -23,7 +23,7 @@ def form_of(request: Request) -> dict[str, str]:
     return form
 
 
-def own_path(text: str) -> str:
+def sanitize_path(text: str) -> str:
     """Return `text` if it is a path of this dashboard, else "/"; never the address of a site."""
     is_path = text.startswith("/") and not text.startswith("//") and "\\" not in text
     return text if is_path and text.isprintable() else "/"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from labctl.errors import LabError
 from labctl.model import Offer
 from labctl.web.live_updates import Feed
-from labctl.web.view import Gauge
+from labctl.web.view import ServerLoad
 
 EVERY_S = 6.0
 LONGEST_S = 60.0
@@ -20,23 +20,23 @@ _GPU_USE = re.compile(r"GPU \S+ is at ([0-9.]+) %")
 _UNMEASURED_USE = re.compile(r"process \d+ uses a GPU")
 
 
-def told_by_watchdog(offer: Offer, busy: tuple[str, ...], at: float) -> Gauge | None:
+def load_from_watchdog(offer: Offer, busy: tuple[str, ...], at: float) -> ServerLoad | None:
     """Return the mean use of a server's GPUs; the watchdog reports the busy ones with percent."""
     if not offer.gpu_count or any(_UNMEASURED_USE.match(activity) for activity in busy):
         return None  # a partitioned GPU has no figure
     used = [float(match[1]) for activity in busy if (match := _GPU_USE.match(activity))]
-    return Gauge(at=at, gpus=offer.gpu_count, gpu_percent=round(sum(used) / offer.gpu_count))
+    return ServerLoad(at=at, gpus=offer.gpu_count, gpu_percent=round(sum(used) / offer.gpu_count))
 
 
-class Gauges:
+class LoadReader:
     """Reads the load of servers whose pages are open, one after another."""
 
-    def __init__(self, ask: Callable[[str], Gauge | None]) -> None:
+    def __init__(self, ask: Callable[[str], ServerLoad | None]) -> None:
         self._ask = ask
-        self._known: dict[str, Gauge] = {}
+        self._known: dict[str, ServerLoad] = {}
         self._pauses: dict[str, tuple[float, float]] = {}
 
-    def known(self) -> dict[str, Gauge]:
+    def recent_loads(self) -> dict[str, ServerLoad]:
         """Return seat key -> load, for the servers that were read recently."""
         oldest = time.time() - FRESH_S
         return {key: gauge for key, gauge in self._known.items() if gauge.at > oldest}
@@ -45,7 +45,9 @@ class Gauges:
         """Read loads until the task is canceled."""
         while True:
             await asyncio.sleep(1.0)
-            for key in {name.split()[0][6:] for name in feed.watched if name.startswith("seats/")}:
+            for key in {
+                name.split()[0][6:] for name in feed.open_pages if name.startswith("seats/")
+            }:
                 pause_s, next_at = self._pauses.get(key, (EVERY_S, 0.0))
                 if time.monotonic() < next_at:
                     continue
@@ -55,7 +57,7 @@ class Gauges:
 
     async def _read_load(self, feed: Feed, key: str) -> bool:
         try:
-            seat = (await feed.snapshot()).seat_by_key.get(key)
+            seat = (await feed.read_snapshot()).seat_by_key.get(key)
             if seat is None or seat.state != "running":
                 return False
             gauge = await asyncio.to_thread(self._ask, seat.name)
@@ -63,7 +65,7 @@ class Gauges:
             return False  # the seat's own state shows the error; try again later
         if gauge is not None:
             # Use this machine's clock: a server's may differ.
-            self._known[key] = Gauge(
+            self._known[key] = ServerLoad(
                 at=time.time(),
                 gpus=gauge.gpus,
                 gpu_percent=gauge.gpu_percent,

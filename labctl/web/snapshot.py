@@ -12,15 +12,23 @@ from typing import Any
 
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.folder import Seat as CourseSeat
-from labctl.courses.records.ledger import Entry, Living, due_extensions
+from labctl.courses.records.ledger import CourseLedgerEntry, RunningServer, read_due_extensions
 from labctl.courses.records.student import Student
 from labctl.model import Run, Server
 from labctl.state import State
-from labctl.web.grades import Grades, frozen_seats, released_of
-from labctl.web.ledger_view import Books, Sums
-from labctl.web.server_load import told_by_watchdog
-from labctl.web.submission_list import HandIns
-from labctl.web.view import Due, Gauge, Happening, Machine, Person, Seat, Snapshot
+from labctl.web.grades import Grades, find_frozen_seats, find_released
+from labctl.web.ledger_view import CostSums, LedgerView
+from labctl.web.server_load import load_from_watchdog
+from labctl.web.submission_list import SubmissionList
+from labctl.web.view import (
+    AssignmentView,
+    HistoryEvent,
+    PersonView,
+    SeatView,
+    ServerLoad,
+    ServerView,
+    Snapshot,
+)
 
 # runs shown of each seat
 RUNS_KEPT = 12
@@ -33,8 +41,8 @@ class _RosterCache:
     """Students and seats until the roster changes, because names of seats are slow to compute."""
 
     def __init__(self, folder: CourseFolder) -> None:
-        self.people = folder.students(active_only=False)
-        self.seats = folder.seats(active_only=False)
+        self.people = folder.list_students(active_only=False)
+        self.seats = folder.list_seats(active_only=False)
         self.active = {student.seat for student in self.people if student.active}
         self.keys = {student.id: folder.pseudonym(student.id) for student in self.people}
         # seat -> the team's name, if it is a team's, and its students
@@ -43,14 +51,14 @@ class _RosterCache:
             names = self.mates.setdefault(student.seat, [student.team] if student.team else [])
             names.append(student.id)
 
-    def living(self, servers: Mapping[str, Server]) -> list[Living]:
+    def living(self, servers: Mapping[str, Server]) -> list[RunningServer]:
         """Return the servers of seats, in the form that sums of costs need."""
         living = []
         for seat in self.seats:
             server = servers.get(seat.lab_id)
             if server is not None:
                 living.append(
-                    Living(
+                    RunningServer(
                         server_id=server.id,
                         seat=seat.name,
                         created_at=server.created_at,
@@ -61,7 +69,7 @@ class _RosterCache:
         return living
 
 
-class Survey:
+class SnapshotTaker:
     """Takes snapshots, in one thread. No other thread may use `folder` at the same time.
 
     `gauges` returns the recent load of servers by the keys of their seats.
@@ -71,17 +79,17 @@ class Survey:
         self,
         folder: CourseFolder,
         state: State,
-        gauges: Callable[[], dict[str, Gauge]] = dict,
+        gauges: Callable[[], dict[str, ServerLoad]] = dict,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._folder = folder
         self._state = state
         self._gauges = gauges
         self._now = now
-        self._hand_ins = HandIns(folder.drop, folder.pseudonym)
+        self._hand_ins = SubmissionList(folder.drop, folder.pseudonym)
         self._grades = Grades(folder.grades)
-        self._books = Books()
-        self._sums = Sums()
+        self._books = LedgerView()
+        self._sums = CostSums()
         self._roster: _RosterCache | None = None
         self._stamps: tuple[tuple[int, int], ...] = ()
         # notes of the folder and the ledger during the last snapshot
@@ -94,9 +102,9 @@ class Survey:
         self._notes.clear()
         roster = self._read_roster()
         folder, now = self._folder, self._now()
-        entries = folder.ledger.entries()
+        entries = folder.ledger.list_entries()
         self._books.read(entries)
-        servers = _newest_by_lab(self._state.servers())
+        servers = _newest_by_lab(self._state.list_servers())
         living = roster.living(servers)
         costs = self._sums.make(folder.config, roster.people, entries, now, living)
         spent = self._sums.spent_usd(now, living)
@@ -109,8 +117,8 @@ class Survey:
         watches = self._read_watches(len(servers))
         runs = self._runs_by_seat(roster, servers)
         self._hand_ins.read_on()
-        released = released_of(self._books.news)
-        frozen = frozen_seats(self._books.news, folder.config.assignments)
+        released = find_released(self._books.news)
+        frozen = find_frozen_seats(self._books.news, folder.config.assignments)
         return Snapshot(
             at=now,
             course=folder.config.name,
@@ -143,7 +151,7 @@ class Survey:
 
     def _read_watches(self, servers: int) -> dict[str, tuple[dict[str, Any], float]]:
         """Return server id -> (the watchdog's last report, its time)."""
-        events = self._state.events(kind="watch", limit=4 * servers + 50) if servers else []
+        events = self._state.list_events(kind="watch", limit=4 * servers + 50) if servers else []
         return {event.server_id: (event.detail.get("watch") or {}, event.at) for event in events}
 
     def _make_seat(
@@ -153,8 +161,8 @@ class Survey:
         watches: dict[str, tuple[dict[str, Any], float]],
         runs: dict[str, list[Run]],
         spent: dict[str, float],
-    ) -> Seat:
-        entries = self._books.of(seat.name, seat.students)
+    ) -> SeatView:
+        entries = self._books.entries_of(seat.name, seat.students)
         server = servers.get(seat.lab_id)
         machine = None
         if server is not None:
@@ -162,7 +170,7 @@ class Survey:
         budget = self._folder.config.per_student.budget
         if budget is not None:
             budget = max(0.0, budget + self._books.given_usd.get(seat.name, 0.0))
-        return Seat(
+        return SeatView(
             key=seat.pseudonym,
             name=seat.name,
             lab=seat.lab,
@@ -186,7 +194,7 @@ class Survey:
         }
         owners |= {server.id: lab_id for lab_id, server in servers.items() if lab_id in labs}
         runs: dict[str, list[Run]] = {}
-        for run in self._state.runs():
+        for run in self._state.list_runs():
             owner = owners.get(run.server_id) or (run.lab_id if run.lab_id in labs else "")
             if owner:
                 runs.setdefault(owner, []).append(run)
@@ -194,7 +202,7 @@ class Survey:
 
     def _make_machine(
         self, key: str, server: Server, watched: tuple[dict[str, Any], float] | None
-    ) -> Machine:
+    ) -> ServerView:
         offer = server.offer
         report, heard_at = watched or ({}, None)
         deadline_at = server.deadline_at
@@ -203,9 +211,9 @@ class Survey:
         busy = tuple(str(activity) for activity in report.get("busy") or ())
         gauge = self._gauges().get(key)
         if gauge is None and heard_at is not None and server.state == "running":
-            gauge = told_by_watchdog(offer, busy, heard_at)
+            gauge = load_from_watchdog(offer, busy, heard_at)
         count = f"{offer.gpu_count} × " if offer.gpu_count > 1 else ""
-        return Machine(
+        return ServerView(
             id=server.id,
             state="none" if server.state == "terminated" else server.state,
             type=offer.type,
@@ -228,8 +236,8 @@ class Survey:
         roster: _RosterCache,
         released: frozenset[tuple[str, str]],
         frozen: Mapping[str, Mapping[str, str]],
-    ) -> Person:
-        return Person(
+    ) -> PersonView:
+        return PersonView(
             key=roster.keys[student.id],
             id=student.id,
             name=student.name,
@@ -238,17 +246,19 @@ class Survey:
             section=student.section,
             active=student.active,
             seat=keys.get(student.id, ""),
-            hand_ins=self._hand_ins.of(roster.mates[student.seat]),
-            grades=self._grades.of(student, self._folder.config.assignments, released, frozen),
+            hand_ins=self._hand_ins.submissions_of(roster.mates[student.seat]),
+            grades=self._grades.read_grades(
+                student, self._folder.config.assignments, released, frozen
+            ),
         )
 
-    def _make_due(self, name: str) -> Due:
+    def _make_due(self, name: str) -> AssignmentView:
         rules = self._folder.config.assignments[name]
-        return Due(
+        return AssignmentView(
             name=name,
             due_at=rules.due.at if rules.due else None,
             points=rules.points,
-            extensions=due_extensions(self._books.news, name),
+            extensions=read_due_extensions(self._books.news, name),
         )
 
 
@@ -266,7 +276,7 @@ def _newest_by_lab(servers: Iterable[Server]) -> dict[str, Server]:
     return {server.lab_id: server for server in servers if server.state != "terminated"}
 
 
-def _last_refusal(entries: list[Entry], since: float) -> str:
+def _last_refusal(entries: list[CourseLedgerEntry], since: float) -> str:
     """Return why the seat's last request was refused; "" if it was not, or before `since`."""
     last = next((entry for entry in reversed(entries) if entry.kind in ("up", "refused")), None)
     if last is None or last.kind == "up" or last.at < since:
@@ -274,10 +284,12 @@ def _last_refusal(entries: list[Entry], since: float) -> str:
     return last.why or str(last.detail.get("error", "")) or "refused"
 
 
-def _make_happenings(entries: list[Entry], keys: dict[str, str]) -> tuple[Happening, ...]:
+def _make_happenings(
+    entries: list[CourseLedgerEntry], keys: dict[str, str]
+) -> tuple[HistoryEvent, ...]:
     """Convert the last entries, the newest first, with seats replaced by their keys."""
     return tuple(
-        Happening(
+        HistoryEvent(
             at=entry.at,
             kind=entry.kind,
             seat=keys.get(entry.seat or entry.student, ""),

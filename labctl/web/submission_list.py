@@ -12,16 +12,16 @@ import msgspec
 
 from labctl.submissions.receipt import Receipt, Signed
 from labctl.submissions.receiver import LOG
-from labctl.web.view import HandIn
+from labctl.web.view import SubmissionView
 
 
-class HandIns:
+class SubmissionList:
     """Submissions by student. Receipts are only ever appended, so each is read once."""
 
     def __init__(self, drop: Path, key_of: Callable[[str], str]) -> None:
         self._key_of = key_of
         self._file = drop / LOG
-        self._by_student: dict[str, tuple[HandIn, ...]] = {}
+        self._by_student: dict[str, tuple[SubmissionView, ...]] = {}
         self._read_to = 0
         # device and inode of the file that was read
         self._identity: tuple[int, int] = (0, 0)
@@ -46,13 +46,13 @@ class HandIns:
                 before = self._by_student.get(receipt.student, ())
                 self._by_student[receipt.student] = (*before, self._convert_receipt(receipt))
 
-    def of(self, names: Iterable[str]) -> tuple[HandIn, ...]:
+    def submissions_of(self, names: Iterable[str]) -> tuple[SubmissionView, ...]:
         """Return the submissions of these students that `read_on` has read, the oldest first."""
         submissions = [one for name in names for one in self._by_student.get(name, ())]
         return tuple(sorted(submissions, key=lambda one: one.received))
 
-    def _convert_receipt(self, receipt: Receipt) -> HandIn:
-        return HandIn(
+    def _convert_receipt(self, receipt: Receipt) -> SubmissionView:
+        return SubmissionView(
             assignment=receipt.assignment,
             number=receipt.number,
             by=receipt.student,
@@ -73,7 +73,7 @@ def _parse_receipt(line: bytes) -> Receipt | None:
         return None
 
 
-def received_at(text: str) -> float:
+def parse_received_at(text: str) -> float:
     """Return the Unix time of a receipt's `received`; 0.0 if it is not a time."""
     try:
         return float(calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ")))

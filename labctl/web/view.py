@@ -20,7 +20,7 @@ WARN_SHARE, FULL_SHARE = 0.8, 1.0
 IDLE_S = 600.0
 
 
-class Gauge(Value, frozen=True):
+class ServerLoad(Value, frozen=True):
     """The load of a server at `at`: mean use of its GPUs in percent, CPU in percent, memory."""
 
     at: float
@@ -31,7 +31,7 @@ class Gauge(Value, frozen=True):
     cpu_percent: float | None = None
 
 
-class Machine(Value, frozen=True):
+class ServerView(Value, frozen=True):
     """The server of a seat. `idle_s` is the time since its last work; `busy` lists its activity."""
 
     id: str
@@ -46,14 +46,14 @@ class Machine(Value, frozen=True):
     idle_s: float | None = None
     busy: tuple[str, ...] = ()
     heard_at: float | None = None
-    gauge: Gauge | None = None
+    gauge: ServerLoad | None = None
 
     @property
     def bills(self) -> bool:
         return self.state in ("starting", "running", "ending")
 
 
-class Seat(Value, frozen=True):
+class SeatView(Value, frozen=True):
     """The seat of a student or a team. `runs` are the last ones, the newest first.
 
     `budget_usd` includes what staff added; None means unlimited.
@@ -64,7 +64,7 @@ class Seat(Value, frozen=True):
     lab: str
     lab_id: str
     students: tuple[str, ...]
-    machine: Machine | None = None
+    machine: ServerView | None = None
     runs: tuple[Run, ...] = ()
     spent_usd: float = 0.0
     budget_usd: float | None = None
@@ -82,7 +82,7 @@ class Seat(Value, frozen=True):
     def run(self) -> Run | None:
         """The run to show: the newest active one, or else the newest."""
         return next(
-            (run for run in self.runs if not run.ended), self.runs[0] if self.runs else None
+            (run for run in self.runs if not run.has_ended), self.runs[0] if self.runs else None
         )
 
     @property
@@ -102,7 +102,7 @@ class Seat(Value, frozen=True):
         """The filters of the board that this seat passes."""
         matches = {
             "up": self.state in ("running", "starting"),
-            "running": self.run is not None and not self.run.ended,
+            "running": self.run is not None and not self.run.has_ended,
             "idle": self.idle,
             "budget": self.share >= WARN_SHARE,
             "trouble": bool(self.trouble),
@@ -110,7 +110,7 @@ class Seat(Value, frozen=True):
         return tuple(name for name, holds in matches.items() if holds)
 
 
-class HandIn(Value, frozen=True):
+class SubmissionView(Value, frozen=True):
     """A submission according to its receipt: `by` submitted it, `by_key` is their key.
 
     `number` counts the submissions of this student for the assignment.
@@ -128,7 +128,7 @@ class HandIn(Value, frozen=True):
     sha256: str = ""
 
 
-class Grade(Value, frozen=True):
+class GradeView(Value, frozen=True):
     """A grade. If `score` is None, it is not graded, and `feedback` has the reason.
 
     `claim` compares the student's figure with the measured one, `agrees` tells whether they match;
@@ -146,7 +146,7 @@ class Grade(Value, frozen=True):
     flags: tuple[str, ...] = ()
 
 
-class Person(Value, frozen=True):
+class PersonView(Value, frozen=True):
     """A student. `seat` is the key of their seat; the members of a team have the same."""
 
     key: str
@@ -157,18 +157,18 @@ class Person(Value, frozen=True):
     section: str = ""
     active: bool = True
     seat: str = ""
-    hand_ins: tuple[HandIn, ...] = ()
-    grades: tuple[Grade, ...] = ()
+    hand_ins: tuple[SubmissionView, ...] = ()
+    grades: tuple[GradeView, ...] = ()
 
-    def find_submission(self, assignment: str) -> HandIn | None:
+    def find_submission(self, assignment: str) -> SubmissionView | None:
         """Return the last submission for an assignment."""
         return next((one for one in reversed(self.hand_ins) if one.assignment == assignment), None)
 
-    def grade(self, assignment: str) -> Grade | None:
+    def grade(self, assignment: str) -> GradeView | None:
         return next((one for one in self.grades if one.assignment == assignment), None)
 
 
-class Due(Value, frozen=True):
+class AssignmentView(Value, frozen=True):
     """An assignment: its due time without extensions, and its points."""
 
     name: str
@@ -178,7 +178,7 @@ class Due(Value, frozen=True):
     extensions: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-class Happening(Value, frozen=True):
+class HistoryEvent(Value, frozen=True):
     """A line of the course's ledger, for one seat, or for all (key "")."""
 
     at: float
@@ -195,24 +195,24 @@ class Snapshot(Value, frozen=True, dict=True):
 
     at: float
     course: str
-    seats: tuple[Seat, ...] = ()
-    people: tuple[Person, ...] = ()
-    assignments: tuple[Due, ...] = ()
-    happenings: tuple[Happening, ...] = ()
+    seats: tuple[SeatView, ...] = ()
+    people: tuple[PersonView, ...] = ()
+    assignments: tuple[AssignmentView, ...] = ()
+    happenings: tuple[HistoryEvent, ...] = ()
     costs: CourseCosts | None = None
     costs_at: float = 0.0
     notes: tuple[str, ...] = ()
 
     @functools.cached_property
-    def seat_by_key(self) -> dict[str, Seat]:
+    def seat_by_key(self) -> dict[str, SeatView]:
         return {seat.key: seat for seat in self.seats}
 
     @functools.cached_property
-    def person_by_key(self) -> dict[str, Person]:
+    def person_by_key(self) -> dict[str, PersonView]:
         return {person.key: person for person in self.people}
 
     @functools.cached_property
-    def person_by_id(self) -> dict[str, Person]:
+    def person_by_id(self) -> dict[str, PersonView]:
         return {person.id: person for person in self.people}
 
     @property

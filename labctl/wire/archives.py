@@ -38,7 +38,7 @@ class ArchiveError(Exception):
     """Readers of this archive may not agree on its content; the text says where."""
 
 
-class Member(NamedTuple):
+class ZipMember(NamedTuple):
     """A file of an archive, as its directory describes it. `name` is raw bytes."""
 
     name: bytes
@@ -79,7 +79,7 @@ def is_archive(file: BinaryIO, size: int) -> bool:
     )
 
 
-def read_directory(file: BinaryIO, size: int) -> list[Member]:
+def read_directory(file: BinaryIO, size: int) -> list[ZipMember]:
     """Return the members of an archive, in the order of their data.
 
     Raises ArchiveError if readers may disagree on its content, or if it is damaged.
@@ -174,8 +174,8 @@ def _check_end64(plain: _End, long: _End) -> None:
         raise ArchiveError("its two end records contradict each other")
 
 
-def _parse_directory(data: bytes, count: int) -> list[Member]:
-    members: list[Member] = []
+def _parse_directory(data: bytes, count: int) -> list[ZipMember]:
+    members: list[ZipMember] = []
     at = 0
     while at < len(data):
         if len(members) == count:
@@ -195,7 +195,7 @@ def _parse_directory(data: bytes, count: int) -> list[Member]:
         if disk or any(byte < 32 or byte == 127 for byte in name) or not name:
             raise ArchiveError(f"{name!r} in it has a name that readers interpret differently")
         size, packed, offset = _resolve(name, extra, (size, packed, offset))
-        members.append(Member(name, flags, method, crc, packed, size, offset))
+        members.append(ZipMember(name, flags, method, crc, packed, size, offset))
     if len(members) != count:
         raise ArchiveError("its directory has fewer files than its end record counts")
     return members
@@ -226,7 +226,7 @@ def _resolve(name: bytes, extra: dict[int, bytes], values: tuple[int, ...]) -> l
     return [next(numbers) if value == _IN_EXTRA_32 else value for value in values]
 
 
-def _refuse_duplicates(members: list[Member]) -> None:
+def _refuse_duplicates(members: list[ZipMember]) -> None:
     """Raise ArchiveError for names that are equal without case, as PyTorch compares them."""
     seen = set()
     for member in members:
@@ -236,7 +236,7 @@ def _refuse_duplicates(members: list[Member]) -> None:
         seen.add(folded)
 
 
-def _check_member(file: BinaryIO, member: Member, end: int) -> None:
+def _check_member(file: BinaryIO, member: ZipMember, end: int) -> None:
     """Check that a file's header and the bytes after its data agree with the directory.
 
     `end` is where the next file begins.
@@ -265,7 +265,7 @@ def _check_member(file: BinaryIO, member: Member, end: int) -> None:
 
 
 def _agrees(
-    member: Member, extra: dict[int, bytes], header_values: tuple[int, int, int], described: bool
+    member: ZipMember, extra: dict[int, bytes], header_values: tuple[int, int, int], described: bool
 ) -> bool:
     """Return whether a header's (checksum, size, packed size) are those of the directory.
 
@@ -290,7 +290,7 @@ def _agrees(
     return (crc, size, packed) == expected
 
 
-def _descriptors(member: Member) -> list[bytes]:
+def _descriptors(member: ZipMember) -> list[bytes]:
     """Return every form in which a data descriptor may follow this member."""
     forms = [struct.pack("<L2Q", member.crc, member.packed_size, member.size)]
     if max(member.packed_size, member.size) <= _IN_EXTRA_32:

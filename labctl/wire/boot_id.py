@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def boot_token() -> str:
+def read_boot_token() -> str:
     """Return a token that changes when the machine (or the container) restarts; ":" outside Linux.
 
     A container shares the kernel's boot id with its host, so the start of process 1 counts too.

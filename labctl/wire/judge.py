@@ -35,7 +35,7 @@ _DAMAGE = (
 )  # fmt: skip
 
 
-class Verdict(NamedTuple):
+class FileVerdict(NamedTuple):
     """The judgment of a file. Both texts are "" for a file that contains only data.
 
     `pickle` completes "the file is ...": how it contains a pickle, harmless or not.
@@ -46,7 +46,7 @@ class Verdict(NamedTuple):
     hazard: str = ""
 
 
-def judge_file(path: str, file: BinaryIO, size: int) -> Verdict:
+def judge_file(path: str, file: BinaryIO, size: int) -> FileVerdict:
     """Judge one file. `path` is its name; `file` must be seekable, and its position changes."""
     file.seek(0)
     head = file.read(_HEAD_BYTES)
@@ -55,7 +55,7 @@ def judge_file(path: str, file: BinaryIO, size: int) -> Verdict:
         # PyTorch's first format, which torch.load tries before a pickle, so it is tried first here
         # too: a tar begins with a name, which may be a complete pickle, an empty zip or an array.
         reason = "it is a tar archive, which torch.load reads as a pickle"
-        return Verdict("a tar archive, PyTorch's first format", reason)
+        return FileVerdict("a tar archive, PyTorch's first format", reason)
     if archives.is_archive(file, size):
         return _judge_archive(file, size)
     if head.startswith(_ARRAY_MARK):
@@ -64,12 +64,12 @@ def judge_file(path: str, file: BinaryIO, size: int) -> Verdict:
     if pickles.is_pickle(head):
         kind = "" if _is_safetensors(path, file, size) else "a pickle"
         file.seek(0)
-        return Verdict(kind, pickles.find_hazard(file, size, promised=claims_pickle))
+        return FileVerdict(kind, pickles.find_hazard(file, size, promised=claims_pickle))
     if claims_pickle:
         kind = f"called {PurePosixPath(path).suffix}, as pickles are"
-        return Verdict(kind, pickles.find_hazard(file, size, promised=True) if size else "")
+        return FileVerdict(kind, pickles.find_hazard(file, size, promised=True) if size else "")
     kind = "called .bin, as pickles of models are" if path.lower().endswith(".bin") and size else ""
-    return Verdict(kind, _judge_gzip(file, size) if head.startswith(_GZIP_MARK) else "")
+    return FileVerdict(kind, _judge_gzip(file, size) if head.startswith(_GZIP_MARK) else "")
 
 
 def _has_pickle_suffix(path: str) -> bool:
@@ -100,11 +100,11 @@ def _is_safetensors(path: str, file: BinaryIO, size: int) -> bool:
         return False
 
 
-def _judge_archive(file: BinaryIO, size: int) -> Verdict:
+def _judge_archive(file: BinaryIO, size: int) -> FileVerdict:
     try:
         members = archives.read_directory(file, size)
         if reason := _find_bomb(members, size):
-            return Verdict(hazard=reason)
+            return FileVerdict(hazard=reason)
         file.seek(0)
         with zipfile.ZipFile(file) as archive:
             inside = sorted(archive.infolist(), key=lambda info: info.header_offset)
@@ -115,17 +115,17 @@ def _judge_archive(file: BinaryIO, size: int) -> Verdict:
                 raise ArchiveError("Python reads its directory differently")
             verdicts = [_judge_member(archive, info) for info in inside]
     except ArchiveError as error:
-        return Verdict(hazard=f"readers of this archive may not agree on its content: {error}")
+        return FileVerdict(hazard=f"readers of this archive may not agree on its content: {error}")
     except _DAMAGE as error:
-        return Verdict(hazard=f"it is a damaged archive ({error!s:.60})")
+        return FileVerdict(hazard=f"it is a damaged archive ({error!s:.60})")
     has_pickle = any(verdict.pickle for verdict in verdicts)
-    return Verdict(
+    return FileVerdict(
         "an archive of pickles, as torch.save writes it" if has_pickle else "",
         next((verdict.hazard for verdict in verdicts if verdict.hazard), ""),
     )
 
 
-def _find_bomb(members: list[archives.Member], size: int) -> str:
+def _find_bomb(members: list[archives.ZipMember], size: int) -> str:
     """Refuse an archive by the sizes that it declares; more than those is never unpacked."""
     total = sum(member.size for member in members)
     if total > max(MAX_UNPACKED_BYTES, BOMB_FACTOR * size):
@@ -133,14 +133,14 @@ def _find_bomb(members: list[archives.Member], size: int) -> str:
     return ""
 
 
-def _judge_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Verdict:
+def _judge_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> FileVerdict:
     with archive.open(info) as stream:
         head = stream.read(_HEAD_BYTES)
     claims_pickle = _has_pickle_suffix(info.filename)
     name = info.filename.lower()  # PyTorch compares names without case
-    verdict = Verdict()
+    verdict = FileVerdict()
     if head.startswith(archives.STARTS):
-        verdict = Verdict(hazard="it contains another archive, which cannot be inspected")
+        verdict = FileVerdict(hazard="it contains another archive, which cannot be inspected")
     elif head.startswith(_ARRAY_MARK):
         with archive.open(info) as stream:
             verdict = _judge_array(cast(BinaryIO, stream), info.file_size)
@@ -148,21 +148,21 @@ def _judge_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Verdict:
         with archive.open(info) as stream:
             file = cast(BinaryIO, stream)
             reason = pickles.find_hazard(file, info.file_size, promised=claims_pickle)
-        verdict = Verdict("a pickle", reason)
+        verdict = FileVerdict("a pickle", reason)
     elif "/code/" in f"/{name}" and name.endswith(".py"):
-        verdict = Verdict(hazard="it is TorchScript, which is a program and not only weights")
+        verdict = FileVerdict(hazard="it is TorchScript, which is a program and not only weights")
     if verdict.hazard:
-        return Verdict(verdict.pickle, f"{info.filename!a} in it: {verdict.hazard}")
+        return FileVerdict(verdict.pickle, f"{info.filename!a} in it: {verdict.hazard}")
     return verdict
 
 
-def _judge_array(file: BinaryIO, size: int) -> Verdict:
+def _judge_array(file: BinaryIO, size: int) -> FileVerdict:
     """Judge a NumPy array: one of Python objects is a pickle behind a header."""
     file.seek(0)
     start = file.read(8)
     width = 2 if start[6:7] == b"\x01" else 4
     length = int.from_bytes(file.read(width), "little")
-    unreadable = Verdict(hazard="it is a damaged NumPy array")
+    unreadable = FileVerdict(hazard="it is a damaged NumPy array")
     if not 0 < length <= _MAX_ARRAY_HEADER_BYTES:
         return unreadable
     try:
@@ -171,9 +171,9 @@ def _judge_array(file: BinaryIO, size: int) -> Verdict:
     except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
         return unreadable
     if _holds_numbers(kind):
-        return Verdict()
+        return FileVerdict()
     reason = pickles.find_hazard(file, size - 8 - width - length, promised=True)
-    return Verdict("a NumPy file with a pickle in it", reason)
+    return FileVerdict("a NumPy file with a pickle in it", reason)
 
 
 def _holds_numbers(kind: object) -> bool:

@@ -30,7 +30,7 @@ class Credentials(enum.Enum):
     NONE = "none"  # unsigned, for a public bucket
 
 
-class Problem(enum.Enum):
+class S3Problem(enum.Enum):
     """The kind of a failure."""
 
     MISSING = "missing"
@@ -46,32 +46,32 @@ class Problem(enum.Enum):
 
 # By S3's error codes. Responses without a body have only the HTTP status.
 PROBLEMS = {
-    "NoSuchKey": Problem.MISSING,
-    "NoSuchVersion": Problem.MISSING,
-    "404": Problem.MISSING,
-    "NoSuchBucket": Problem.NO_BUCKET,
-    "AccessDenied": Problem.DENIED,
-    "403": Problem.DENIED,
-    "InvalidAccessKeyId": Problem.DENIED,
-    "SignatureDoesNotMatch": Problem.DENIED,
-    "ExpiredToken": Problem.DENIED,
-    "PreconditionFailed": Problem.CHANGED_THERE,
-    "ConditionalRequestConflict": Problem.CHANGED_THERE,
-    "412": Problem.CHANGED_THERE,
-    "409": Problem.CHANGED_THERE,
+    "NoSuchKey": S3Problem.MISSING,
+    "NoSuchVersion": S3Problem.MISSING,
+    "404": S3Problem.MISSING,
+    "NoSuchBucket": S3Problem.NO_BUCKET,
+    "AccessDenied": S3Problem.DENIED,
+    "403": S3Problem.DENIED,
+    "InvalidAccessKeyId": S3Problem.DENIED,
+    "SignatureDoesNotMatch": S3Problem.DENIED,
+    "ExpiredToken": S3Problem.DENIED,
+    "PreconditionFailed": S3Problem.CHANGED_THERE,
+    "ConditionalRequestConflict": S3Problem.CHANGED_THERE,
+    "412": S3Problem.CHANGED_THERE,
+    "409": S3Problem.CHANGED_THERE,
 }
 
 
 class S3Error(Exception):
     """A request that failed, at S3 or on the way there."""
 
-    def __init__(self, problem: Problem, why: str) -> None:
+    def __init__(self, problem: S3Problem, why: str) -> None:
         super().__init__(why)
         self.problem = problem
         self.why = why
 
 
-class Listed(NamedTuple):
+class ListedObject(NamedTuple):
     """An object of a listing. Its key is relative to the folder."""
 
     key: str
@@ -147,7 +147,7 @@ class S3:
         finally:
             body.close()
 
-    def put(self, key: str, content: bytes, **conditions: str) -> None:
+    def write(self, key: str, content: bytes, **conditions: str) -> None:
         """Write one object. The response has the hash of what S3 has written."""
         digest = hashlib.sha256(content)
         checksum = base64.b64encode(digest.digest()).decode()
@@ -161,7 +161,7 @@ class S3:
         }
         reply = self.call(lambda client: client.put_object(**request))
         if reply.get("ChecksumSHA256", checksum) != checksum:
-            self._fail(Problem.UNCONFIRMED, f"S3 did not confirm the content of {key}")
+            self._fail(S3Problem.UNCONFIRMED, f"S3 did not confirm the content of {key}")
         self._report_progress()
 
     def send(self, key: str, path: Path, size: int, sha256: str) -> None:
@@ -173,43 +173,45 @@ class S3:
             if size < PARTS_FROM_BYTES:
                 content = file.read(size)
                 if hashlib.sha256(content).hexdigest() != sha256:
-                    self._fail(Problem.CHANGED_HERE, path.name)
-                self.put(key, content)
+                    self._fail(S3Problem.CHANGED_HERE, path.name)
+                self.write(key, content)
                 return
             is_there = self._has(key, size, sha256)
-            beginning = Beginning(file, size, self._report_progress)
+            beginning = FilePrefix(file, size, self._report_progress)
             if is_there:
                 beginning.read_all()
             else:
                 self._upload(key, beginning, sha256)
         if beginning.sha256 != sha256:
-            self._fail(Problem.CHANGED_HERE, path.name)
+            self._fail(S3Problem.CHANGED_HERE, path.name)
         if not is_there and not self._has(key, size, sha256):
-            self._fail(Problem.UNCONFIRMED, f"S3 did not confirm the content of {key}")
+            self._fail(S3Problem.UNCONFIRMED, f"S3 did not confirm the content of {key}")
 
-    def list_objects(self, prefix: str = "") -> list[Listed]:
+    def list_objects(self, prefix: str = "") -> list[ListedObject]:
         """List the objects whose keys start with `prefix`, sorted by key."""
         top = f"{self.folder}/" if self.folder else ""
         request = {"Bucket": self.bucket, "Prefix": top + prefix}
 
-        def list_pages(client: Any) -> list[Listed]:
+        def list_pages(client: Any) -> list[ListedObject]:
             pages = client.get_paginator("list_objects_v2").paginate(**request)
             return [
-                Listed(entry["Key"][len(top) :], int(entry["Size"]), str(entry.get("ETag", "")))
+                ListedObject(
+                    entry["Key"][len(top) :], int(entry["Size"]), str(entry.get("ETag", ""))
+                )
                 for page in pages
                 for entry in page.get("Contents", ())
             ]
 
-        objects: list[Listed] = self.call(list_pages)
+        objects: list[ListedObject] = self.call(list_pages)
         return sorted(objects)
 
-    def find(self) -> Listed | None:
+    def find(self) -> ListedObject | None:
         """Return the object whose key is the folder's own name, with the key ""."""
         request = {"Bucket": self.bucket, "Prefix": self.folder, "MaxKeys": 1}
         reply = self.call(lambda client: client.list_objects_v2(**request))
         for entry in reply.get("Contents", ()):
             if entry["Key"] == self.folder:
-                return Listed("", int(entry["Size"]), str(entry.get("ETag", "")))
+                return ListedObject("", int(entry["Size"]), str(entry.get("ETag", "")))
         return None
 
     def swap(self, key: str, content: bytes, expected: bytes | None) -> bool:
@@ -224,7 +226,7 @@ class S3:
         try:
             self._call(lambda client: client.put_object(**request))
         except S3Error as error:
-            if error.problem not in (Problem.CHANGED_THERE, Problem.MISSING):
+            if error.problem not in (S3Problem.CHANGED_THERE, S3Problem.MISSING):
                 raise self._convert_error(error) from None
             # This very call may have written it, if its first response was lost.
             return self._read_tagged(key)[0] == content
@@ -242,8 +244,10 @@ class S3:
             return self._call(request)
         except S3Error as error:
             # S3 returns 403 for a missing object to a role that is not allowed to list.
-            may_not_list = self._credentials is Credentials.ROLE and error.problem is Problem.DENIED
-            if not may_not_list and error.problem is not Problem.MISSING:
+            may_not_list = (
+                self._credentials is Credentials.ROLE and error.problem is S3Problem.DENIED
+            )
+            if not may_not_list and error.problem is not S3Problem.MISSING:
                 raise self._convert_error(error) from None
             return None
 
@@ -266,12 +270,12 @@ class S3:
         stored = (head["ContentLength"], head["Metadata"].get("sha256")) if head else None
         return stored == (size, sha256)
 
-    def _upload(self, key: str, beginning: Beginning, sha256: str) -> None:
+    def _upload(self, key: str, beginning: FilePrefix, sha256: str) -> None:
         extra = {"Metadata": {"sha256": sha256}, "ChecksumAlgorithm": "SHA256"}
         location = tuple(self._locate(key).values())
         self.call(lambda client: client.upload_fileobj(beginning, *location, ExtraArgs=extra))
 
-    def _fail(self, problem: Problem, why: str) -> None:
+    def _fail(self, problem: S3Problem, why: str) -> None:
         raise self._convert_error(S3Error(problem, why))
 
     def _connect(self) -> Any:
@@ -281,7 +285,7 @@ class S3:
         return connect(profile=self._profile, endpoint=self._endpoint, unsigned=unsigned)
 
 
-class Beginning:
+class FilePrefix:
     """The first bytes of a file that may grow, hashed as they are read.
 
     It is not seekable, so that each byte is read once and the hash is that of the bytes sent.
@@ -343,7 +347,7 @@ def connect_as_role() -> Any:
         provider for provider in resolver.providers if provider.METHOD == ROLE_METHOD
     ]
     if session.get_credentials() is None:
-        raise S3Error(Problem.NO_CREDENTIALS, NO_ROLE)
+        raise S3Error(S3Problem.NO_CREDENTIALS, NO_ROLE)
     return connect(session=session)
 
 
@@ -358,10 +362,10 @@ def translate_errors() -> Iterator[None]:
     except exceptions.ClientError as error:
         code = str(error.response["Error"].get("Code", ""))
         why = f"{code}: {error.response['Error'].get('Message', '')}"
-        raise S3Error(PROBLEMS.get(code, Problem.REFUSED), why) from None
+        raise S3Error(PROBLEMS.get(code, S3Problem.REFUSED), why) from None
     except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as error:
-        raise S3Error(Problem.NO_CREDENTIALS, str(error)) from None
+        raise S3Error(S3Problem.NO_CREDENTIALS, str(error)) from None
     except exceptions.HTTPClientError as error:
-        raise S3Error(Problem.UNREACHABLE, str(error)) from None
+        raise S3Error(S3Problem.UNREACHABLE, str(error)) from None
     except (exceptions.BotoCoreError, Boto3Error, OSError) as error:
-        raise S3Error(Problem.REFUSED, str(error)) from None
+        raise S3Error(S3Problem.REFUSED, str(error)) from None

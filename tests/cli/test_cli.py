@@ -18,11 +18,18 @@ import pytest
 from click.testing import CliRunner
 
 from labctl.cli import COMMANDS, cli
-from labctl.cli.exit_codes import BUG, clean, run_and_exit, tell
-from labctl.cli.screen import Screen, as_json, draw_checks, size, span, table
-from labctl.config import paths
+from labctl.cli.exit_codes import BUG, clean, print_error, run_and_exit
+from labctl.cli.screen import (
+    Screen,
+    bytes_text,
+    draw_checks,
+    duration_text,
+    print_json,
+    print_table,
+)
+from labctl.config import find_paths
 from labctl.errors import ConfigError, InterruptError, LabError, PolicyError, Problem
-from labctl.events import Decision
+from labctl.events import Question
 from labctl.lab import Lab
 from labctl.model import Check, Endpoint, Offer, Run, Server
 
@@ -265,11 +272,11 @@ def raising(error: BaseException) -> Callable[..., Any]:
 
 
 def test_a_failure_is_told_in_three_parts(capsys: pytest.CaptureFixture[str]) -> None:
-    tell(PolicyError("no\x1b[31m", why="first\nsecond", hint="labctl trust"))
+    print_error(PolicyError("no\x1b[31m", why="first\nsecond", hint="labctl trust"))
     assert capsys.readouterr().err == (
         "labctl: no\\x1b[31m\n  first\n  second\n  next: labctl trust\n"
     )
-    tell(ConfigError("bad", (Problem("a.b", 3, "wrong"), Problem("", 0, "empty"))))
+    print_error(ConfigError("bad", (Problem("a.b", 3, "wrong"), Problem("", 0, "empty"))))
     assert capsys.readouterr().err == "labctl: bad\n  line 3: a.b: wrong\n  empty\n"
 
 
@@ -292,7 +299,7 @@ def test_a_bug_is_kept_whole_and_said_shortly(
     monkeypatch.setattr(sys, "argv", ["labctl", "status"])
     assert run_and_exit(raising(ZeroDivisionError("by \x1b zero"))) == BUG == 70
     said = capsys.readouterr().err
-    (log,) = paths().log_dir.glob("bug-*.log")
+    (log,) = find_paths().log_dir.glob("bug-*.log")
     assert str(log) in said
     assert "Traceback" not in said
     assert "\x1b" not in said
@@ -325,24 +332,24 @@ def test_what_may_be_lost_is_not_shown_as_ok(capsys: pytest.CaptureFixture[str])
 
 def test_drawing(capsys: pytest.CaptureFixture[str]) -> None:
     assert clean("a\x00\tb\n\x9bé") == "a\\x00\tb\n\\x9bé"
-    assert [size(n) for n in (0, 1023, 1536, 3 * 1024**3)] == [
+    assert [bytes_text(n) for n in (0, 1023, 1536, 3 * 1024**3)] == [
         "0 B",
         "1023 B",
         "1.5 KiB",
         "3.0 GiB",
     ]
-    assert [span(s) for s in (-1, 42, 180, 9000, 300_000)] == [
+    assert [duration_text(s) for s in (-1, 42, 180, 9000, 300_000)] == [
         "0 s",
         "42 s",
         "3 min",
         "2.5 h",
         "3 d",
     ]
-    table([("a", "x" * 200), ("b\n\x1b", "y")], ("ONE", "TWO"), width=40)
+    print_table([("a", "x" * 200), ("b\n\x1b", "y")], ("ONE", "TWO"), width=40)
     out = capsys.readouterr().out
     assert all(len(line) <= 40 for line in out.splitlines())
     assert "b \\x1b" in out
-    as_json({"x": Endpoint(host="\x1b")})
+    print_json({"x": Endpoint(host="\x1b")})
     assert "\x1b" not in capsys.readouterr().out
 
 
@@ -350,19 +357,19 @@ def test_without_a_terminal_the_answer_is_no_and_yes_is_yes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
-    assert Screen().ask(Decision(question="go\x1b?", default=True)) is False
+    assert Screen().confirm(Question(question="go\x1b?", default=True)) is False
     assert "use --yes to answer yes" in capsys.readouterr().err
-    assert Screen(yes=True).ask(Decision(question="go?", detail="what")) is True
+    assert Screen(yes=True).confirm(Question(question="go?", detail="what")) is True
     assert capsys.readouterr().err == ""
 
 
 def test_a_plan_that_costs_money_is_shown_even_where_yes_is_said_beforehand(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    plan = Decision(question="start it?", detail="g5.xlarge: 0.34 USD/h", about="price")
-    assert Screen(yes=True).ask(plan) is True
+    plan = Question(question="start it?", detail="g5.xlarge: 0.34 USD/h", about="price")
+    assert Screen(yes=True).confirm(plan) is True
     assert "0.34 USD/h" in capsys.readouterr().err
-    assert Screen(yes=True, quiet=True).ask(plan) is True
+    assert Screen(yes=True, quiet=True).confirm(plan) is True
     assert capsys.readouterr().err == ""
 
 
@@ -375,15 +382,15 @@ def test_a_cost_that_no_guard_ends_is_typed_and_never_answered_by_yes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cost = "12.00 dollars a day, 360.00 a month"
-    asked = Decision(question="type 360.00", detail=cost, about="billing", typed="360.00")
+    asked = Question(question="type 360.00", detail=cost, about="billing", typed="360.00")
     monkeypatch.setattr(sys, "stdin", io.StringIO("360.00\n"))
-    assert Screen(yes=True, quiet=True).ask(asked) is False
+    assert Screen(yes=True, quiet=True).confirm(asked) is False
     said = capsys.readouterr().err
     assert cost in said
     assert "not a terminal; --yes does not answer this" in said
     for typed, answer in (("360.00\n", True), ("yes\n", False), ("\n", False)):
         monkeypatch.setattr(sys, "stdin", Terminal(typed))
-        assert Screen(yes=True).ask(asked) is answer
+        assert Screen(yes=True).confirm(asked) is answer
     assert cost in capsys.readouterr().err
 
 

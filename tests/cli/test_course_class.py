@@ -15,7 +15,7 @@ import pytest
 from labctl.cli.course_table import ClassScreen
 from labctl.cli.screen import Screen
 from labctl.courses.loading import open_course
-from labctl.courses.seat_reporter import Done, News
+from labctl.courses.seat_reporter import SeatDone, SeatNews
 from labctl.events import Event, Note, Step
 
 COMMANDS = (
@@ -124,11 +124,11 @@ def test_outside_of_a_course_it_says_what_one_is(labctl: Any, home: Path) -> Non
 
 def test_without_a_terminal_each_seat_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with ClassScreen(Screen(), ["alice", "bob"]) as screen:
-        screen.emit(News(seat="alice", text="making a server"))
+        screen.emit(SeatNews(seat="alice", text="making a server"))
         for seat in ("alice", "bob"):
-            screen.emit(News(seat=seat, text="no deadline at the provider", warning=True))
-        screen.emit(Done(seat="alice"))
-        screen.emit(Done(seat="bob", error="no \x1b[2Jmachine"))
+            screen.emit(SeatNews(seat=seat, text="no deadline at the provider", warning=True))
+        screen.emit(SeatDone(seat="alice"))
+        screen.emit(SeatDone(seat="bob", error="no \x1b[2Jmachine"))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("  alice: ready")
     assert lines[1] == "  bob: failed: no \\x1b[2Jmachine"
@@ -142,8 +142,8 @@ def test_the_live_table_counts_and_fits(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("LINES", "24")
     screen = ClassScreen(Screen(quiet=True), [f"s{n:03}" for n in range(300)])
     for number in range(40):
-        screen.emit(Done(seat=f"s{number:03}", error="" if number else "no machine left " * 9))
-    screen.emit(News(seat="s040", text="waiting for its sshd"))
+        screen.emit(SeatDone(seat=f"s{number:03}", error="" if number else "no machine left " * 9))
+    screen.emit(SeatNews(seat="s040", text="waiting for its sshd"))
     console = Console(width=80, file=io.StringIO())
     console.print(screen._make_table())
     assert isinstance(console.file, io.StringIO)
@@ -200,11 +200,11 @@ def test_a_students_log_does_not_steer_staffs_terminal(
     terminal: bool, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Into the clipboard, a title, a cleared screen: what a program printed is text to staff."""
-    from labctl.cli.course_inspect import strangers_log
+    from labctl.cli.course_inspect import make_safe_log_writer
 
     said = "50%\rdone ä\n\x1b]52;c;cm0=\x07\x1b[2J\u202e".encode()
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
-    show = strangers_log()
+    show = make_safe_log_writer()
     for at in range(len(said)):
         show(said[at : at + 1])
     sys.stdout.flush()
@@ -218,11 +218,11 @@ def test_only_one_drawing_is_live_and_none_is_left(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     screen = Screen()
     with ClassScreen(screen, ["ada"]) as drawn:
-        drawn.emit(News(seat="ada", text="saving"))
+        drawn.emit(SeatNews(seat="ada", text="saving"))
         assert drawn._live is not None
         drawn.emit(Step(name="ending one server"))
         assert (drawn._live, bool(screen.live)) == (None, True)
-        drawn.emit(News(seat="ada", text="saving"))
+        drawn.emit(SeatNews(seat="ada", text="saving"))
         assert (bool(drawn._live), screen.live) == (True, None)
         drawn.emit(Step(name="waiting until it is gone"))
     assert (drawn._live, screen.live) == (None, None)
@@ -256,7 +256,7 @@ def test_taking_the_table_away_never_waits_for_whoever_draws_it(
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     drawn = ClassScreen(Screen(), ["ada"])
-    drawn.emit(News(seat="ada", text="saving"))
+    drawn.emit(SeatNews(seat="ada", text="saving"))
     live, begun, stopping = drawn._live, threading.Event(), threading.Event()
     stop = live.stop
 
@@ -277,4 +277,4 @@ def test_taking_the_table_away_never_waits_for_whoever_draws_it(
     ending.start()
     ending.join(120)
     assert not ending.is_alive()
-    drawn.rest()
+    drawn.stop_drawing()

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from labctl.courses.collect import Collection, Handed
+from labctl.courses.collect import Collection, SeatSubmission
 from labctl.courses.grading.claims import Comparison
 from labctl.courses.grading.flags import Flag
-from labctl.courses.grading.record import Record
-from labctl.courses.grading.results import Results
-from labctl.courses.grading_run import Graded, Grading
+from labctl.courses.grading.record import GradeRecord
+from labctl.courses.grading.results import GradeResults
+from labctl.courses.grading_run import GradingResult, SeatGrade
 
 Labctl = Callable[..., Any]
 COURSE = """\
@@ -33,28 +33,28 @@ def course(home: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home / "ml"
 
 
-def record(seat: str, **other: Any) -> Record:
+def record(seat: str, **other: Any) -> GradeRecord:
     fields: dict[str, Any] = {
         "assignment": "hw3", "seat": seat, "students": (seat,), "student": seat, "number": 1,
         "received": "2026-11-28T10:00:00Z", "bundle_sha256": "ab" * 32, "key": "k",
-        "outcome": "graded", "points": 100.0, "penalty": 10, "raw": Results(score=50),
+        "outcome": "graded", "points": 100.0, "penalty": 10, "raw": GradeResults(score=50),
         "score": 40.0,
     }  # fmt: skip
-    return Record(**{**fields, **other})
+    return GradeRecord(**{**fields, **other})
 
 
-def graded(*seats: Graded, **other: Any) -> Grading:
-    return Grading(assignment="hw3", seats=seats, **other)
+def graded(*seats: SeatGrade, **other: Any) -> GradingResult:
+    return GradingResult(assignment="hw3", seats=seats, **other)
 
 
 FLAG = Flag(kind="claim", what="it claims \x1b[2J too much", evidence="claims 0.9, measured 0.5")
-ALICE = Graded(
+ALICE = SeatGrade(
     seat="alice",
     state="graded",
     fresh=True,
     record=record("alice", flags=(FLAG,), comparison=Comparison(claimed=0.9, measured=0.5)),
 )
-BOB = Graded(seat="bob", state="missing")
+BOB = SeatGrade(seat="bob", state="missing")
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, flow: str, found: object) -> None:
@@ -65,7 +65,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, flow: str, found: object) -> None:
     ("found", "code", "says"),
     [
         (graded(ALICE, BOB), 0, "1 graded (1 now), 0 failed, 0 not graded, 1 missing."),
-        (graded(Graded(seat="bob", state="error", why="it crashed")), 1, "retries those"),
+        (graded(SeatGrade(seat="bob", state="error", why="it crashed")), 1, "retries those"),
         (
             graded(ALICE, unreached=("bob",), why="no answer"),
             75,
@@ -77,7 +77,7 @@ def test_the_code_says_whether_all_is_graded(
     course: Path,
     labctl: Labctl,
     monkeypatch: pytest.MonkeyPatch,
-    found: Grading,
+    found: GradingResult,
     code: int,
     says: str,
 ) -> None:
@@ -114,12 +114,14 @@ def test_json_is_one_object(course: Path, labctl: Labctl, monkeypatch: pytest.Mo
 def test_a_changed_bundle_makes_collect_fail(
     course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch, damaged: bool
 ) -> None:
-    late = Handed(
+    late = SeatSubmission(
         seat="alice", students=("alice",), state="in", student="alice", number=2,
         received="2026-11-28T10:00:00Z", late_s=90_000, penalty=20, size=3000, submissions=2,
     )  # fmt: skip
     why = "bob/0001: the bundle was changed after it was signed for"
-    bob = Handed(seat="bob", students=("bob",), state="damaged" if damaged else "missing", why=why)
+    bob = SeatSubmission(
+        seat="bob", students=("bob",), state="damaged" if damaged else "missing", why=why
+    )
     found = Collection(
         assignment="hw3", handed=(late, bob), damaged=(why,) if damaged else (), strangers=("zoe",)
     )

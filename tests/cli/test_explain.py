@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from labctl.config import lab_id, paths
+from labctl.config import ensure_lab_id, find_paths
 from labctl.model import Run
 from labctl.state import State
 
@@ -26,7 +26,7 @@ def logs(home: Path) -> Path:
     root = home / "digits"
     run = Run(
         id="night",
-        lab_id=lab_id(root),
+        lab_id=ensure_lab_id(root),
         server_id="gone",
         state="exited",
         exit_code=1,
@@ -36,7 +36,7 @@ def logs(home: Path) -> Path:
         ended_at=1240.0,
         created_at=1000.0,
     )
-    with State(paths().database) as state:
+    with State(find_paths().database) as state:
         state.save_run(run)
     made = root / "runs" / "night" / "logs"
     made.mkdir(parents=True)
@@ -132,8 +132,10 @@ def test_a_profile_needs_a_server_and_sensible_numbers(labctl: Any, logs: Path) 
 
 def test_a_profile_is_shown_again_without_its_server(labctl: Any, logs: Path) -> None:
     root = logs.parents[2]
-    run = Run(id="profile-1", lab_id=lab_id(root), server_id="gone", state="exited", exit_code=0)
-    with State(paths().database) as state:
+    run = Run(
+        id="profile-1", lab_id=ensure_lab_id(root), server_id="gone", state="exited", exit_code=0
+    )
+    with State(find_paths().database) as state:
         state.save_run(run)
     said = labctl("profile", "profile-1")
     assert said.code == 1

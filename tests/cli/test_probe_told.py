@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from labctl.cli.probe import details, lasting, money, sentence
-from labctl.estimate.pace import Pace, Whole
+from labctl.cli.probe import describe_estimate, dollars_text, duration_text, estimate_text
+from labctl.estimate.pace import PredictedTime, StepPace
 from labctl.lab import Lab, LabRun
 from labctl.model import Endpoint, Offer, Run, Server
-from labctl.runs.probe import Elsewhere, Probed
+from labctl.runs.probe import OfferComparison, ProbeResult
 
 GIB = 1024**3
 SPOT = Offer(
@@ -34,13 +34,13 @@ SERVER = Server(
     offer=SPOT,
     created_at=0.0,
 )
-FOUND = Probed(
+FOUND = ProbeResult(
     run=Run(id="probe-1", lab_id="0f1e2d3c4b5a", server_id="i-1", state="cancelled"),
     server=SERVER,
     finished=False,
     total_steps=40_000,
-    time=Whole(seconds=47 * 60, low_s=44 * 60, high_s=51 * 60),
-    pace=Pace(
+    time=PredictedTime(seconds=47 * 60, low_s=44 * 60, high_s=51 * 60),
+    pace=StepPace(
         seconds_per_step=0.07,
         low_seconds_per_step=0.066,
         high_seconds_per_step=0.077,
@@ -53,23 +53,25 @@ FOUND = Probed(
     low_usd=0.29,
     high_usd=0.34,
     elsewhere=(
-        Elsewhere(msgspec.structs.replace(SPOT, spot=False), 2820.0, 0.41),
-        Elsewhere(msgspec.structs.replace(SPOT, type="x", gpu_count=4), None, None),
+        OfferComparison(msgspec.structs.replace(SPOT, spot=False), 2820.0, 0.41),
+        OfferComparison(msgspec.structs.replace(SPOT, type="x", gpu_count=4), None, None),
     ),
     ends_before="ttl",
 )
 
 
 def test_the_question_is_one_line() -> None:
-    assert sentence(FOUND) == "whole run will take 47 min, 0.31 dollars on this spot offer"
+    assert estimate_text(FOUND) == "whole run will take 47 min, 0.31 dollars on this spot offer"
     dear = msgspec.structs.replace(SERVER, offer=msgspec.structs.replace(SPOT, spot=False))
-    assert sentence(msgspec.structs.replace(FOUND, server=dear)).endswith("dollars on this offer")
+    assert estimate_text(msgspec.structs.replace(FOUND, server=dear)).endswith(
+        "dollars on this offer"
+    )
     free = msgspec.structs.replace(SERVER, offer=Offer(provider="local", type="container"))
-    assert sentence(msgspec.structs.replace(FOUND, server=free)).endswith("and costs nothing")
+    assert estimate_text(msgspec.structs.replace(FOUND, server=free)).endswith("and costs nothing")
 
 
 def test_the_details_say_how_it_was_measured_and_fit_a_narrow_terminal() -> None:
-    text = details(FOUND)
+    text = describe_estimate(FOUND)
     assert max(map(len, text.splitlines())) <= 80
     for said in (
         "400 of 40000 steps measured, 70 ms each; the first 31 dropped as warm-up",
@@ -83,8 +85,10 @@ def test_the_details_say_how_it_was_measured_and_fit_a_narrow_terminal() -> None
         assert said in text, said
     assert "other GPUs" not in text
     fast = msgspec.structs.replace(SPOT, type="p5", gpu_name="H100", gpu_count=1)
-    rows = (*FOUND.elsewhere, Elsewhere(fast, 200.0, 0.2))
-    assert "by their peak in half" in details(msgspec.structs.replace(FOUND, elsewhere=rows))
+    rows = (*FOUND.elsewhere, OfferComparison(fast, 200.0, 0.2))
+    assert "by their peak in half" in describe_estimate(
+        msgspec.structs.replace(FOUND, elsewhere=rows)
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,11 +105,16 @@ def test_the_details_say_how_it_was_measured_and_fit_a_narrow_terminal() -> None
     ],
 )
 def test_spans(seconds: float, text: str) -> None:
-    assert lasting(seconds) == text
+    assert duration_text(seconds) == text
 
 
 def test_money_keeps_two_figures() -> None:
-    assert [money(usd) for usd in (0.0, 0.0031, 0.31, 12.0)] == ["0.00", "0.0031", "0.31", "12.00"]
+    assert [dollars_text(usd) for usd in (0.0, 0.0031, 0.31, 12.0)] == [
+        "0.00",
+        "0.0031",
+        "0.31",
+        "12.00",
+    ]
 
 
 def test_bad_amounts_and_a_terminal_are_refused_before_anything_starts(labctl: Any) -> None:
@@ -135,7 +144,10 @@ def test_without_a_yes_nothing_more_is_started(labctl: Any, started: list[Any]) 
     said = labctl("run", "--probe", "1%", "--", "python", "train.py")
     assert said.code == 0
     assert "400 of 40000 steps measured" in said.err
-    assert f"{sentence(FOUND)}; continue? no (not a terminal; use --yes to answer yes)" in said.err
+    assert (
+        f"{estimate_text(FOUND)}; continue? no (not a terminal; use --yes to answer yes)"
+        in said.err
+    )
     assert "nothing more was started" in said.err
     assert not started
 
@@ -143,7 +155,7 @@ def test_without_a_yes_nothing_more_is_started(labctl: Any, started: list[Any]) 
 def test_with_a_yes_the_whole_run_is_started(labctl: Any, started: list[Any]) -> None:
     said = labctl("run", "--probe", "1%", "--yes", "--", "python", "train.py")
     assert said.code == 7
-    assert f"{sentence(FOUND)}; continue? yes" in said.err
+    assert f"{estimate_text(FOUND)}; continue? yes" in said.err
     assert started == [("python", "train.py")]
 
 

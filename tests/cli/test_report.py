@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from labctl.config import lab_id, paths
+from labctl.config import ensure_lab_id, find_paths
 from labctl.model import Run
 from labctl.state import State
 
@@ -26,7 +26,7 @@ RUN = "1121-100000-abcd"
 def pulled(home: Path) -> Path:
     """A run on record, and what `labctl pull` brought of it."""
     root = home / "digits"
-    own = lab_id(root)
+    own = ensure_lab_id(root)
     run = Run(
         id=RUN,
         lab_id=own,
@@ -39,7 +39,7 @@ def pulled(home: Path) -> Path:
         exit_code=0,
         created_at=BEGAN,
     )
-    with State(paths().database) as state:
+    with State(find_paths().database) as state:
         state.save_run(run)
         code = {"commit": "e" * 40, "dirty": True, "changed": ["train.py"], "env": {"SEED": "1"}}
         state.record("code", lab_id=own, server_id="s1", run_id=RUN, detail=code)
@@ -133,7 +133,7 @@ def test_a_picture_through_a_link_is_not_shown(labctl: Any, pulled: Path) -> Non
 
 
 def test_a_record_begun_anew_still_has_its_report(labctl: Any, pulled: Path) -> None:
-    paths().database.unlink()
+    find_paths().database.unlink()
     said = labctl("report")
     assert said.code == 0, said.err
     assert "Git commit</dt><dd><span>not measured" in (pulled / "report.html").read_text().replace(

@@ -46,7 +46,7 @@ def lab(home: Path) -> Lab:
 
 
 def wanted(lab: Lab, *words: str, **given: Any) -> Any:
-    return _build_request(lab, lab.ground.server(), words, {**GIVEN, **given})
+    return _build_request(lab, lab.ground.get_server(), words, {**GIVEN, **given})
 
 
 def test_the_latest_run_is_served_by_its_own_code_in_its_own_image(lab: Lab) -> None:
@@ -142,12 +142,12 @@ WELL = (
 
 def test_what_is_served_is_asked_of_the_server_itself() -> None:
     with answering(200, WELL) as port:
-        assert model_serving.health(port) == model_serving.Health(
+        assert model_serving.check_health(port) == model_serving.Health(
             run="night", checkpoint="step-1", classes=2
         )
     with pytest.raises(LabError, match="does not answer"):
-        model_serving.health(port)
+        model_serving.check_health(port)
     for status, body in ((200, b"hello"), (200, b"{}"), (503, b""), (503, WELL)):
         with answering(status, body) as port, pytest.raises(LabError) as told:
-            model_serving.health(port)
+            model_serving.check_health(port)
         assert told.value.hint == model_serving.NEXT

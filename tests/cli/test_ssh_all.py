@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from labctl.cli.fan_out import draw
-from labctl.servers.fan_out import Answer
+from labctl.cli.fan_out import print_answer
+from labctl.servers.fan_out import ServerResult
 
 
 def test_all_needs_a_command_and_a_server(labctl: Any) -> None:
@@ -41,7 +41,7 @@ def test_json_is_for_all_servers(labctl: Any) -> None:
 def test_a_servers_lines_bear_its_name_and_steer_no_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    draw(Answer("digits", "s", 0, stdout="one\n\x1b[2Jtwo", stderr="hm\n"), 8)
+    print_answer(ServerResult("digits", "s", 0, stdout="one\n\x1b[2Jtwo", stderr="hm\n"), 8)
     said = capsys.readouterr()
     assert said.out == "digits    one\ndigits    \\x1b[2Jtwo\n"
     assert said.err == "digits    hm\n"

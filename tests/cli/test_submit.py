@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from labctl.events import Decision, Silent
+from labctl.events import Question, SilentReporter
 from labctl.model import Run
 from labctl.submissions import receipt
 from labctl.submissions.assignment import Assignment, load_assignment
@@ -314,8 +314,8 @@ def handed(
     return Path(done.receipt), Path(done.bundle)
 
 
-class Agreeing(Silent):
-    def ask(self, decision: Decision) -> bool:
+class Agreeing(SilentReporter):
+    def confirm(self, decision: Question) -> bool:
         return True
 
 
@@ -383,7 +383,7 @@ def test_the_instructor_sees_checks_and_opens_it(
     into = home / "opened"
     assert labctl("receive", "open", drop, "hw3", "alice", "--into", str(into)).code == 0
     assert (into / "code" / "train.py").read_text() == "print('training')\n"
-    inside = Receiver(home / "drop").bundle_of("hw3", "alice")
+    inside = Receiver(home / "drop").find_bundle("hw3", "alice")
     inside.chmod(0o600)
     inside.write_bytes(inside.read_bytes()[:-1] + b"\1")
     said = labctl("receive", "check", drop, "hw3")
@@ -479,5 +479,5 @@ def test_the_key_for_the_instructor_is_made_once(labctl: Labctl, home: Path) -> 
 def test_the_signing_key_is_told_by_its_public_half_alone(labctl: Labctl, home: Path) -> None:
     said = labctl("receive", "init", str(home / "drop"), "--json")
     public = json.loads(said.out)["receiver"]
-    assert public == receipt.public_of(home / "drop" / "signing-key")
+    assert public == receipt.read_public_key(home / "drop" / "signing-key")
     assert (home / "drop" / "signing-key").read_text().strip() not in said.out + said.err

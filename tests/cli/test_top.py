@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from labctl.cli.top_history import BARS, KEPT, PLAIN_BARS, History, sparkline
-from labctl.cli.top_screen import About, picture
+from labctl.cli.top_history import BARS, KEPT, PLAIN_BARS, History, draw_sparkline
+from labctl.cli.top_screen import About, draw_server
 from labctl.insight.top import GpuNow, OnGpu, ProcessNow, RunNow, ServerNow
 from labctl.model import Endpoint, Offer, Server
 
@@ -102,7 +102,9 @@ def seen(*samples: ServerNow) -> History:
 
 def drawn(history: History, width: int, about: About = ABOUT, height: int = 0) -> str:
     out = io.StringIO()
-    Console(file=out, width=width, highlight=False).print(picture(history, about, width, height))
+    Console(file=out, width=width, highlight=False).print(
+        draw_server(history, about, width, height)
+    )
     return out.getvalue()
 
 
@@ -189,15 +191,15 @@ def test_a_run_s_time_left_comes_from_its_pace() -> None:
         return msgspec.structs.replace(NOW, at=moment, runs=(run,))
 
     history = seen(at(0, 100))
-    assert history.left_s(RUN) is None
+    assert history.estimate_left_s(RUN) is None
     for moment, step in ((1, 100), (4, 110)):
         history.add(at(moment, step))
-    assert history.left_s(RUN) is None  # too short a time to tell
+    assert history.estimate_left_s(RUN) is None  # too short a time to tell
     history.add(at(10, 150))
     history.add(at(12, 150))
-    assert history.left_s(RUN) == pytest.approx((400 - 150) / (50 / 10))
+    assert history.estimate_left_s(RUN) == pytest.approx((400 - 150) / (50 / 10))
     history.add(at(13, 120))  # it went back to a checkpoint
-    assert history.left_s(RUN) is None
+    assert history.estimate_left_s(RUN) is None
 
 
 @pytest.mark.parametrize(
@@ -211,11 +213,11 @@ def test_a_run_s_time_left_comes_from_its_pace() -> None:
     ],
 )
 def test_sparklines(figures: list[float | None], width: int, most: float | None, line: str) -> None:
-    assert sparkline(figures, width, most) == line
+    assert draw_sparkline(figures, width, most) == line
 
 
 def test_terminals_that_know_no_bars_get_letters() -> None:
-    assert sparkline([0.0, 100.0], 2, 100.0, PLAIN_BARS) == "_#"
+    assert draw_sparkline([0.0, 100.0], 2, 100.0, PLAIN_BARS) == "_#"
     assert len(PLAIN_BARS) == len(BARS)
     about = msgspec.structs.replace(ABOUT, bars=PLAIN_BARS)
     text = drawn(seen(NOW, NOW), 140, about)
@@ -227,7 +229,7 @@ def test_the_history_is_bounded() -> None:
     history = History()
     for moment in range(KEPT + 50):
         history.add(msgspec.structs.replace(NOW, at=float(moment)))
-    assert len(history.line("cpu", 10_000).strip()) == KEPT
+    assert len(history.draw_line("cpu", 10_000).strip()) == KEPT
 
 
 def test_without_a_server_the_next_command_is_named(labctl: Any) -> None:

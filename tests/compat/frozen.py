@@ -24,9 +24,9 @@ for folder in ("flow", "unit"):
 from engine_socket import Answer, EngineSocket, engine_socket  # noqa: E402
 from lab_ground import DiskCloud, Machine, Recorded, Wires  # noqa: E402
 
-from labctl.config import Paths, load_lab, paths  # noqa: E402
+from labctl.config import Paths, find_paths, load_lab  # noqa: E402
 from labctl.model import ProviderAccount, Server  # noqa: E402
-from labctl.servers.context import Ground  # noqa: E402
+from labctl.servers.context import LabContext  # noqa: E402
 from labctl.state import State  # noqa: E402
 
 __all__ = ["EngineSocket", "engine_socket"]
@@ -139,16 +139,16 @@ class Student:
 
     @property
     def places(self) -> Paths:
-        return paths({"HOME": str(self.home)})
+        return find_paths({"HOME": str(self.home)})
 
     def server(self) -> Server:
-        found = State(self.places.database).server_of_lab(DIGITS)
+        found = State(self.places.database).get_lab_server(DIGITS)
         assert found is not None
         return found
 
-    def ground(self, lab: str = "digits", lab_id: str = DIGITS) -> Ground:
+    def ground(self, lab: str = "digits", lab_id: str = DIGITS) -> LabContext:
         config = load_lab(self.home / lab, environ={"HOME": str(self.home)})
-        made = Ground(config, lab_id, self.places, State(self.places.database), Recorded())
+        made = LabContext(config, lab_id, self.places, State(self.places.database), Recorded())
         made.__dict__["provider"] = self.cloud
         made.__dict__["connections"] = Wires(self.places, self.machine)
         return made

@@ -14,12 +14,12 @@ from frozen import Frozen, Student
 
 from labctl.cli import cli
 from labctl.courses.collect import collect
-from labctl.courses.grades import grades
-from labctl.courses.invitation import enrol, enrolment_key, invite, read_join
-from labctl.courses.keys import Keys
+from labctl.courses.grades import list_grades
+from labctl.courses.invitation import derive_enrolment_key, enrol, invite, read_join
+from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder
-from labctl.courses.records.spending import spending, spent_usd
+from labctl.courses.records.spending import compute_spending, spent_usd
 from labctl.errors import ConfigError, PolicyError
 from labctl.submissions import bundle, receipt
 from labctl.submissions.receiver import Receiver
@@ -35,18 +35,18 @@ def folder(frozen: Frozen) -> CourseFolder:
 
 
 @pytest.fixture
-def keys(frozen: Frozen, folder: CourseFolder) -> Keys:
+def keys(frozen: Frozen, folder: CourseFolder) -> AuthorizedKeys:
     file = frozen.root / "teacher" / "authorized_keys"
     file.write_bytes(frozen.read("authorized_keys"))
-    return Keys(folder, file)
+    return AuthorizedKeys(folder, file)
 
 
 def test_seats_keep_the_names_by_which_their_servers_are_found(
     frozen: Frozen, folder: CourseFolder
 ) -> None:
     seats = {one["name"]: one for one in frozen.value("json/course-roster.json")["seats"]}
-    assert [one.name for one in folder.seats()] == ["alice", "owls", "dan"]
-    for one in folder.seats():
+    assert [one.name for one in folder.list_seats()] == ["alice", "owls", "dan"]
+    for one in folder.list_seats():
         before = seats[one.name]
         assert (one.lab, one.lab_id, one.pseudonym) == (
             before["lab"], before["lab_id"], before["pseudonym"],
@@ -56,23 +56,23 @@ def test_seats_keep_the_names_by_which_their_servers_are_found(
 def test_the_ledger_is_read_whole_and_gone_on_with(folder: CourseFolder) -> None:
     told: list[str] = []
     folder.ledger.tell = told.append
-    entries = folder.ledger.entries()
+    entries = folder.ledger.list_entries()
     assert told == []
     assert {one.kind for one in entries} >= {
         "up", "cost", "down", "budget", "due", "closed", "collected", "graded", "released",
         "joined",
     }  # fmt: skip
     last = entries[-1]
-    spent = spending(entries, last.at)
+    spent = compute_spending(entries, last.at)
     assert spent["dan"].hours == pytest.approx(3.0, rel=0.01)
     assert spent_usd(entries, "dan", last.at) == pytest.approx(1.5, rel=0.01)
     added = folder.ledger.append("extend", seat="alice", by="ta", why="a demo", seconds=1800)
     assert added.n > last.n
-    assert len(folder.ledger.entries()) == len(entries) + 1
+    assert len(folder.ledger.list_entries()) == len(entries) + 1
 
 
 def test_grades_are_what_they_were(folder: CourseFolder) -> None:
-    found = {one.student: one.score for one in grades(folder, "hw3")}
+    found = {one.student: one.score for one in list_grades(folder, "hw3")}
     assert found == {"alice": 87.5, "bob": 87.5, "carol": 87.5, "dan": 87.5}
 
 
@@ -86,7 +86,7 @@ def test_every_bundle_is_as_its_receipt_says(folder: CourseFolder) -> None:
 
 
 def test_a_changed_bundle_is_found(folder: CourseFolder) -> None:
-    path = Receiver(folder.drop).bundle_of("hw3", "dan")
+    path = Receiver(folder.drop).find_bundle("hw3", "dan")
     content = path.read_bytes()
     path.chmod(0o600)
     path.write_bytes(content[:-1] + b"x")
@@ -103,28 +103,30 @@ def test_feedback_that_was_released_is_fetched(folder: CourseFolder) -> None:
 
 
 def test_a_join_file_is_read_and_its_code_still_opens(
-    frozen: Frozen, folder: CourseFolder, keys: Keys
+    frozen: Frozen, folder: CourseFolder, keys: AuthorizedKeys
 ) -> None:
     join = read_join((folder.path / "join" / "ml-bob.join").read_bytes())
     assert (join.course, join.student) == ("ml", "bob")
-    assert (join.course_id, join.seat) == (folder.id, folder.seat_of("bob").lab_id)
+    assert (join.course_id, join.seat) == (folder.id, folder.find_seat_of("bob").lab_id)
     assert join.keeper == "ssh://labctl@keeper.example.edu:22"
-    public = enrolment_key(join)[1]
+    public = derive_enrolment_key(join)[1]
     assert public.split()[1] in keys.file.read_text()
     own = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
     enrol(folder, "bob", own, keys, 0.0)
     assert public.split()[1] not in keys.file.read_text()
-    assert sorted(keys.students()) == ["alice", "bob"]
+    assert sorted(keys.list_students()) == ["alice", "bob"]
 
 
-def test_a_used_one_opens_nothing(frozen: Frozen, folder: CourseFolder, keys: Keys) -> None:
+def test_a_used_one_opens_nothing(
+    frozen: Frozen, folder: CourseFolder, keys: AuthorizedKeys
+) -> None:
     assert read_join(frozen.source.joinpath("alice.join").read_bytes()).student == "alice"
     with pytest.raises(PolicyError):
         enrol(folder, "alice", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43, keys, 0.0)
 
 
 def test_todays_join_file_says_what_one_of_before_said(
-    frozen: Frozen, folder: CourseFolder, keys: Keys, tmp_path: Path
+    frozen: Frozen, folder: CourseFolder, keys: AuthorizedKeys, tmp_path: Path
 ) -> None:
     before = json.loads((frozen.source / "alice.join").read_bytes())
     made = invite(folder, "dan", tmp_path / "join", keys, before["join"]["host_key"])

@@ -11,11 +11,11 @@ import pytest
 from frozen import DIGITS, Frozen, Student
 from lab_ground import Recorded, Wires
 
-from labctl.config import Paths, paths
+from labctl.config import Paths, find_paths
 from labctl.errors import UsageError
 from labctl.lifecycle import import_lab as take_in
 from labctl.lifecycle import kept_labs, lab_archive
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.state import State, ledgers
 
 NAME = f"digits-{DIGITS}"
@@ -26,9 +26,9 @@ class Keeper:
 
     def __init__(self, home: Path, student: Student, monkeypatch: pytest.MonkeyPatch) -> None:
         self.environ = {"HOME": str(home)}
-        own = kept_labs.ground
+        own = kept_labs.make_context
 
-        def ground(*words: Any, **named: Any) -> Ground:
+        def ground(*words: Any, **named: Any) -> LabContext:
             found = own(*words, **named)
             found.__dict__["provider"] = student.cloud
             found.__dict__["connections"] = Wires(found.paths, student.machine)
@@ -38,17 +38,17 @@ class Keeper:
 
     @property
     def places(self) -> Paths:
-        return paths(self.environ)
+        return find_paths(self.environ)
 
-    def take_in(self, data: bytes) -> take_in.Taken:
+    def take_in(self, data: bytes) -> take_in.ImportedLab:
         with State(self.places.database) as state:
-            return take_in.take_in(
+            return take_in.import_lab(
                 io.BytesIO(data), self.places, state, self.environ, Recorded(), running=True
             )
 
-    def ground(self) -> Ground:
-        one = kept_labs.ward(self.places, NAME)
-        return kept_labs.ground(
+    def ground(self) -> LabContext:
+        one = kept_labs.find_kept_lab(self.places, NAME)
+        return kept_labs.make_context(
             one, self.places, State(self.places.database), Recorded(), self.environ
         )
 
@@ -59,7 +59,7 @@ def parcel(frozen: Frozen) -> bytes:
 
 
 def read_version(parcel: bytes) -> str:
-    return lab_archive.Unpacking(io.BytesIO(parcel)).parcel.version
+    return lab_archive.LabExportReader(io.BytesIO(parcel)).parcel.version
 
 
 def test_a_parcel_of_the_same_version_is_taken_in(
@@ -96,23 +96,23 @@ def test_a_lab_in_a_keepers_care_stays_there(
 
 def check_kept(keeper: Keeper) -> None:
     """What a recovery needs is there."""
-    (one,) = kept_labs.wards(keeper.places)
+    (one,) = kept_labs.list_kept_labs(keeper.places)
     assert (one.lab, one.lab_id, one.runs) == ("digits", DIGITS, ("night",))
     assert one.ceiling_usd_per_hour is not None
     ground = keeper.ground()
-    root = kept_labs.directory(keeper.places, NAME)
+    root = kept_labs.lab_directory(keeper.places, NAME)
     assert (root / ".labctl/kept/night/code/train.py").is_file()
     assert (root / ".labctl/kept/night/spec.json").is_file()
     assert ground.identity.is_file()
-    assert ground.server().provider == "aws"
-    assert [run.id for run in ground.state.runs(DIGITS)] == ["night"]
+    assert ground.get_server().provider == "aws"
+    assert [run.id for run in ground.state.list_runs(DIGITS)] == ["night"]
 
 
 def test_two_ledgers_of_before_become_one(frozen: Frozen, student: Student, tmp_path: Path) -> None:
     kept = frozen.restore_database("keeper.state.sql", tmp_path / "kept" / "labctl.db")
     with State(kept) as there, State(student.places.database) as here:
-        own, theirs = ledgers.lines(here, DIGITS), ledgers.lines(there, DIGITS)
-        ledgers.take_over(here, DIGITS, theirs)
-        lines = {(one.ledger, one.number): one.kind for one in ledgers.lines(here, DIGITS)}
+        own, theirs = ledgers.list_lines(here, DIGITS), ledgers.list_lines(there, DIGITS)
+        ledgers.import_lines(here, DIGITS, theirs)
+        lines = {(one.ledger, one.number): one.kind for one in ledgers.list_lines(here, DIGITS)}
         assert lines == {(one.ledger, one.number): one.kind for one in [*own, *theirs]}
-        assert ledgers.take_over(here, DIGITS, theirs) == 0
+        assert ledgers.import_lines(here, DIGITS, theirs) == 0

@@ -17,9 +17,9 @@ from test_frozen_reports import find_changes
 from labctl.insight.explanation import explain
 from labctl.lab import Lab, LabRun
 from labctl.lifecycle import reconcile, up
-from labctl.lifecycle.status import status
+from labctl.lifecycle.status import read_status
 from labctl.runs import runs
-from labctl.servers.agent import Remote
+from labctl.servers.agent import AgentClient
 from labctl.state import State
 from labctl.state.disks import list_kept_disks
 from labctl.sync import lab_files
@@ -53,53 +53,58 @@ def hash_outputs(folder: Path) -> dict[str, str]:
 def test_every_row_of_the_state_is_read(student: Student) -> None:
     with State(student.places.database) as state:
         assert state.was_rebuilt == ""
-        assert {one.kind for one in state.events()} == KINDS
-        (server,) = state.servers()
+        assert {one.kind for one in state.list_events()} == KINDS
+        (server,) = state.list_servers()
         assert (server.provider, server.account, server.state) == ("aws", "123456789012", "running")
         assert (server.offer.price_usd_per_hour, server.offer.spot) == (0.25, True)
-        assert [one.id for one in state.runs(DIGITS)] == ["first", "failed", "stopped", "night"]
-        (forward,) = state.forwards(server.id)
+        assert [one.id for one in state.list_runs(DIGITS)] == [
+            "first",
+            "failed",
+            "stopped",
+            "night",
+        ]
+        (forward,) = state.list_forwards(server.id)
         assert (forward.service, forward.local_port) == ("tensorboard", 6006)
-        (attempt,) = state.open_attempts()
+        (attempt,) = state.list_open_attempts()
         assert (attempt.lab_id, attempt.account) == (VOICES, "123456789012")
         assert [one.disk.id for one in list_kept_disks(state, FACES)] == ["vol-0one.eu-central-1"]
 
 
 def test_what_is_written_today_stands_beside_it(student: Student) -> None:
     with State(student.places.database) as state:
-        before = state.events()
-        server = state.servers()[0]
+        before = state.list_events()
+        server = state.list_servers()[0]
         state.save_server(msgspec.structs.replace(server, state="stopped"))
         state.record("stopped", lab_id=DIGITS, server_id=server.id)
-        assert state.events()[:-1] == before
-        assert [one.state for one in state.servers()] == ["stopped"]
+        assert state.list_events()[:-1] == before
+        assert [one.state for one in state.list_servers()] == ["stopped"]
 
 
 def test_an_interrupted_up_asks_for_the_very_same_server(
     student: Student, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ground = student.ground("voices", VOICES)
-    (attempt,) = ground.state.open_attempts(VOICES)
+    (attempt,) = ground.state.list_open_attempts(VOICES)
     at = attempt.created_at + 60.0
     monkeypatch.setattr("time.time", lambda: at)
     monkeypatch.setattr(up, "make_ready", lambda ground, server: server)
     up.up(ground)
     assert student.cloud.tried == [(attempt.offer.type, attempt.token)]
-    assert ground.state.open_attempts(VOICES) == []
+    assert ground.state.list_open_attempts(VOICES) == []
 
 
 def test_a_database_that_knew_no_accounts(frozen: Frozen) -> None:
     path = frozen.restore_database("state.schema-1.sql", frozen.root / "old" / "labctl.db")
     with State(path, read_only=True) as unchanged:
-        assert len(unchanged.servers()) == 1
+        assert len(unchanged.list_servers()) == 1
     with State(path) as state:
         assert state.was_rebuilt == ""
-        (server,) = state.servers()
+        (server,) = state.list_servers()
         assert (server.id, server.account) == ("i-old", "")
-        (attempt,) = state.open_attempts()
+        (attempt,) = state.list_open_attempts()
         assert (attempt.token, attempt.account) == ("t1", "")
-        assert [one.state for one in state.runs()] == ["exited", "cancelled"]
-        kinds = [one.kind for one in state.events()]
+        assert [one.state for one in state.list_runs()] == ["exited", "cancelled"]
+        kinds = [one.kind for one in state.list_events()]
         assert kinds == ["created", "ready", "terminated", "adopted"]
 
 
@@ -153,7 +158,7 @@ def test_a_run_whose_container_is_gone_is_lost(lab: Lab, engine: EngineSocket) -
 
 def test_a_log_is_followed_to_its_end(lab: Lab) -> None:
     got = bytearray()
-    run = LabRun(lab, runs.latest(lab.ground, "failed")).wait(got.extend)
+    run = LabRun(lab, runs.find_run(lab.ground, "failed")).wait(got.extend)
     assert (run.state, run.exit_code) == ("exited", 3)
     assert got.decode().splitlines()[-1] == "ValueError: bad luck"
 
@@ -184,7 +189,7 @@ def test_a_whole_checkpoint_of_the_run_that_lives_comes(lab: Lab, student: Stude
 
 def test_edits_on_the_server_are_seen_against_what_was_pushed(lab: Lab, student: Student) -> None:
     (student.machine.home / "labctl/digits/code/later.py").write_text("print('since')\n")
-    result = lab_files.save_edits(lab.ground, lab.ground.server())
+    result = lab_files.save_edits(lab.ground, lab.ground.get_server())
     assert "later.py" in result.saved
     assert "train.py" not in result.saved
 
@@ -199,7 +204,7 @@ def test_a_push_sends_only_what_was_changed(lab: Lab, student: Student) -> None:
 def test_a_run_is_explained_from_what_it_left(lab: Lab, frozen: Frozen) -> None:
     before = frozen.value("json/explain.json")
     now = msgspec.json.decode(
-        msgspec.json.encode(explain(lab.ground, reconcile.bring_logs(lab.ground, "first")))
+        msgspec.json.encode(explain(lab.ground, reconcile.fetch_logs(lab.ground, "first")))
     )
     for explanation in (before, now):
         explanation["run"].pop("seen_at")
@@ -217,7 +222,7 @@ def drop_sentences(value: Any) -> Any:
 
 def test_the_keeper_of_before_keeps_no_more(lab: Lab) -> None:
     assert lab.keeper == ""
-    assert reconcile.hear(lab.ground) == ""
+    assert reconcile.merge_keeper_records(lab.ground) == ""
 
 
 # The program on the server
@@ -227,7 +232,7 @@ def test_an_earlier_program_reads_what_todays_writes(
     frozen: Frozen, student: Student, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A watchdog, a mirror and a recorder outlive the client that started them."""
-    status(student.ground(), refresh=True)  # today's program records and hashes
+    read_status(student.ground(), refresh=True)  # today's program records and hashes
     agent = frozen.unpack_agent()
     request = {"lab": "digits", "lab_id": DIGITS}
     said = ask(agent, "status", request, student)
@@ -253,7 +258,7 @@ def test_programs_of_two_versions_lie_side_by_side(frozen: Frozen, student: Stud
     there = student.machine.home / ".cache" / "labctl" / agent.name
     there.parent.mkdir(parents=True)
     agent.rename(there)
-    remote = Remote(student.machine.transport())
+    remote = AgentClient(student.machine.transport())
     remote.install()
     assert there.is_dir()
     assert remote.call("status", {"lab": "digits", "lab_id": DIGITS})["runs"]

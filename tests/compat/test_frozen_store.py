@@ -43,7 +43,7 @@ def test_a_run_is_pulled_from_it(
 ) -> None:
     opened = shell_store(frozen.root, PREFIX)
     monkeypatch.setattr(saved_copies, "lab_store", lambda ground: opened)
-    pulled = saved_copies.from_store(student.ground(), "failed")
+    pulled = saved_copies.pull_from_store(student.ground(), "failed")
     assert pulled.complete
     assert hash_outputs(student.home / "digits" / "runs" / "failed") == hash_outputs(
         student.machine.home / "labctl" / "digits" / "runs" / "failed"
@@ -57,7 +57,7 @@ def test_what_a_run_was_is_read_for_its_recovery(
     monkeypatch.setattr(restore, "lab_store", lambda ground: opened)
     lab = student.home / "digits" / "lab.yaml"
     lab.write_text(lab.read_text() + "store: ssh://me@store/~/labs\n")
-    found = restore.record(student.ground(), "night")
+    found = restore.read_saved_run(student.ground(), "night")
     assert found.spec.command == ("python", "train.py", "0")
     assert found.run["state"] == "running"
 

@@ -72,7 +72,7 @@ class Program:
             check=False,
         )
         found = agent.find_reply(done.stdout) or agent.find_reply(done.stderr)
-        return agent.checked(verb, found, done.returncode, done.stderr.decode())
+        return agent.require_success(verb, found, done.returncode, done.stderr.decode())
 
     def watch(self) -> dict[str, Any]:
         found: dict[str, Any] = self.ask(
@@ -148,7 +148,7 @@ def earlier(frozen: Frozen, place: Path, environ: dict[str, str]) -> Iterator[Pr
 def today(frozen: Frozen, place: Path, environ: dict[str, str]) -> Iterator[Program]:
     """Today's program, under a name that no earlier one had."""
     folder = frozen.root / "today" / "remote-of-today"
-    for path, content in agent.files():
+    for path, content in agent.list_program_files():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
     found = Program(folder, place, environ, "labctl.agent", "watchdog.state_files", "entrypoint")

@@ -15,7 +15,7 @@ from local_case import ROOT, base_image
 from msgspec.structs import replace
 
 from labctl.model import Boot, CreateRequest, GpuNeed, Need, Resource, Server
-from labctl.providers import Surroundings
+from labctl.providers import ProviderContext
 from labctl.providers.aws import AwsProvider, AwsSettings
 from labctl.rehearsal import Building, Rehearsal, Scenario
 from labctl.servers.host_keys import make_key
@@ -38,7 +38,7 @@ class AwsCase(Case):
             host_private_key=(self.directory / "host_key").read_text(),
             ttl_s=3600,
         )
-        script = self.provider.first_boot(boot)
+        script = self.provider.build_first_boot(boot)
         return replace(request, host_key=host_key, first_boot=script)
 
     def log_in(self, server: Server) -> None:
@@ -75,7 +75,7 @@ def aws_case(
         case.gone(server.id)
         return replace(disk, server_id="")
 
-    around = Surroundings(
+    around = ProviderContext(
         data_dir=ROOT,
         owner="contract",
         connect=unexpected,

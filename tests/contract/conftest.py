@@ -13,7 +13,7 @@ from course_case import course_case, course_keeper
 from local_case import local_case, local_provider
 from static_case import static_case, static_machines
 
-from labctl.providers import provider_names
+from labctl.providers import list_provider_names
 
 __all__ = [
     "aws_case",
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-@pytest.fixture(params=provider_names())
+@pytest.fixture(params=list_provider_names())
 def case(request: pytest.FixtureRequest) -> Case:
     name = f"{request.param}_case"
     try:

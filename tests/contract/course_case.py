@@ -14,9 +14,9 @@ import pytest
 from case import Case
 from msgspec.structs import replace
 
-from labctl.courses.seat_operations import SeatWork
+from labctl.courses.seat_operations import SeatOperations
 from labctl.model import Server
-from labctl.providers import Surroundings
+from labctl.providers import ProviderContext
 from labctl.providers.course import CourseProvider, CourseSettings
 from labctl.servers.connections import Connections
 from labctl.servers.host_keys import make_key
@@ -55,7 +55,7 @@ def course_keeper(
         (known / "known_hosts").write_text("".join(lines))
         key = folder / "student-key"
         bed.keys.admit(STUDENT, make_key(key))
-        with keeping(bed, SeatWork(bed.staff(), login_only=True)):
+        with keeping(bed, SeatOperations(bed.staff(), login_only=True)):
             yield bed, key
 
 
@@ -67,13 +67,13 @@ def course_case(course_keeper: tuple[CourseBed, Path], tmp_path: Path) -> Iterat
     def unexpected(*_: Any) -> Any:
         raise AssertionError("the course provider asks its keeper and nobody else")
 
-    around = Surroundings(
+    around = ProviderContext(
         data_dir=tmp_path,
         owner="contract",
         connect=unexpected,
         settle_host_key=unexpected,
         progress=lambda text, done, total: None,
-        talk=connections.talk,
+        talk=connections.open_line_channel,
         student_key=str(key),
     )
     keeper = bed.course.config.keeper
@@ -82,7 +82,7 @@ def course_case(course_keeper: tuple[CourseBed, Path], tmp_path: Path) -> Iterat
         keeper=f"ssh://{keeper.user}@{keeper.host}:{keeper.port}",
         host_key=bed.machine.host_key,
         student=STUDENT,
-        seat=bed.course.seat_of(STUDENT).lab_id,
+        seat=bed.course.find_seat_of(STUDENT).lab_id,
     )
     provider = CourseProvider(settings, around)
     case = CourseCase(provider, tmp_path, shares_machine=True)

@@ -12,7 +12,7 @@ import pytest
 from case import Case
 
 from labctl.model import Resource
-from labctl.providers import Surroundings
+from labctl.providers import ProviderContext
 from labctl.providers.local import LocalProvider, LocalSettings, cache, engine
 
 ROOT = Path(__file__).parents[2]
@@ -22,15 +22,15 @@ MADE_BY_SCRIPT = "labctl-base:bookworm"
 def base_image() -> str:
     if chosen := os.environ.get("LABCTL_BASE_IMAGE"):
         return chosen
-    with engine.connected() as docker:
+    with engine.connect() as docker:
         return MADE_BY_SCRIPT if docker.images.list(name=MADE_BY_SCRIPT) else ""
 
 
-def surroundings(owner: str, base: str) -> Surroundings:
+def surroundings(owner: str, base: str) -> ProviderContext:
     def unexpected(*_: Any) -> Any:
         raise AssertionError("the local provider needs no connection")
 
-    return Surroundings(
+    return ProviderContext(
         data_dir=ROOT,
         owner=owner,
         connect=unexpected,
@@ -42,8 +42,8 @@ def surroundings(owner: str, base: str) -> Surroundings:
 
 def drop_pool(provider: LocalProvider) -> None:
     """Remove the caches of this provider's owner, and nobody else's."""
-    with engine.connected() as docker:
-        for name in cache.free(docker, provider.surroundings.owner):
+    with engine.connect() as docker:
+        for name in cache.list_free_volumes(docker, provider.surroundings.owner):
             docker.volumes.get(name).remove()
 
 
@@ -65,8 +65,8 @@ def local_case(local_provider: LocalProvider, tmp_path: Path) -> Iterator[Case]:
         return next(found for found in local_provider.leftovers() if is_ours(found))
 
     def is_ours(found: Resource) -> bool:
-        with engine.connected() as docker:
-            return found.id in cache.free(docker, local_provider.surroundings.owner)
+        with engine.connect() as docker:
+            return found.id in cache.list_free_volumes(docker, local_provider.surroundings.owner)
 
     case = Case(local_provider, tmp_path, leave_something)
     try:

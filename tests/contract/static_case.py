@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from case import Case
 
-from labctl.events import Silent
-from labctl.providers import Surroundings
+from labctl.events import SilentReporter
+from labctl.providers import ProviderContext
 from labctl.providers.static import HostEntry, StaticProvider, StaticSettings
 from labctl.servers.connections import Connections
 
@@ -44,11 +44,11 @@ def static_case(static_machines: list[Sshd], tmp_path: Path) -> Iterator[Case]:
     def unexpected(_: object) -> str:
         raise AssertionError("the static provider asks for no program")
 
-    around = Surroundings(
+    around = ProviderContext(
         data_dir=tmp_path,
         owner="contract",
         connect=connections.connect,
-        settle_host_key=lambda endpoint: connections.settle_host_key(endpoint, Silent()),
+        settle_host_key=lambda endpoint: connections.settle_host_key(endpoint, SilentReporter()),
         progress=lambda text, done, total: None,
         resolve_alias=connections.resolve_alias,
     )

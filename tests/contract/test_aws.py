@@ -13,7 +13,7 @@ from labctl.errors import BusyError, CapacityError, DeniedError, QuotaError, Thr
 from labctl.model import Boot, GpuNeed, Need, Offer, Server
 from labctl.providers.aws import AwsProvider, AwsSettings
 from labctl.rehearsal import Rehearsal
-from labctl.rehearsal.scenario import Capacity, Delays, Loss, Quotas, Throttle
+from labctl.rehearsal.scenario import Capacity, Delays, Loss, Throttle, VcpuQuotas
 
 pytestmark = pytest.mark.engine
 
@@ -49,7 +49,7 @@ def with_ttl(case: AwsCase, ttl_s: int) -> Server:
         host_private_key=(case.directory / "host_key").read_text(),
         ttl_s=ttl_s,
     )
-    request = replace(request, first_boot=case.provider.first_boot(boot))
+    request = replace(request, first_boot=case.provider.build_first_boot(boot))
     return case.create(request)
 
 
@@ -142,11 +142,11 @@ def test_server_that_is_not_shown_yet_is_found_later(case: AwsCase, rehearsal: R
 
 def test_quota_throttle_and_denial_are_told_apart(case: AwsCase, rehearsal: Rehearsal) -> None:
     offer = case.provider.offers(case.need)[0]
-    rehearsal.change(quotas=Quotas(g=0))
+    rehearsal.change(quotas=VcpuQuotas(g=0))
     with pytest.raises(QuotaError) as quota:
         case.provider.create(offer, case.request())
     assert "L-DB2E81BA" in quota.value.hint
-    rehearsal.change(quotas=Quotas(), denied=("RunInstances",))
+    rehearsal.change(quotas=VcpuQuotas(), denied=("RunInstances",))
     with pytest.raises(DeniedError):
         case.provider.create(offer, case.request())
     rehearsal.change(denied=(), throttle=(Throttle(action="RunInstances", rate=0.001, burst=0),))

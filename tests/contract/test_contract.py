@@ -11,14 +11,20 @@ from case import Case, wait_for
 
 from labctl.errors import BusyError, NoOfferError
 from labctl.model import GpuNeed, Need, Resource, Value
-from labctl.providers import Console, Reclaim, Stoppable, provider_class, provider_names
+from labctl.providers import (
+    Console,
+    Reclaimable,
+    Stoppable,
+    get_provider_class,
+    list_provider_names,
+)
 
 pytestmark = pytest.mark.engine
 
 
-@pytest.mark.parametrize("name", provider_names())
+@pytest.mark.parametrize("name", list_provider_names())
 def test_class_bears_its_registered_name_and_has_default_settings(name: str) -> None:
-    made = provider_class(name)
+    made = get_provider_class(name)
     assert made.name == name
     assert isinstance(made.settings_type(), Value)
 
@@ -181,7 +187,7 @@ def test_stopped_server_keeps_its_identity_and_starts_again(case: Case) -> None:
 
 
 def test_a_server_taken_back_without_notice_is_gone(case: Case) -> None:
-    if not isinstance(case.provider, Reclaim):
+    if not isinstance(case.provider, Reclaimable):
         pytest.skip(f"servers of {case.provider.name} are never taken back")
     server = case.running(case.create())
     assert case.provider.reclaim(server.id, 120) is False  # notices come from elsewhere
@@ -197,4 +203,4 @@ def test_console_shows_the_boot(case: Case) -> None:
         pytest.skip("has no Console")
     server = case.running(case.create())
     case.log_in(server)
-    assert case.provider.console(server.id).strip()
+    assert case.provider.read_console(server.id).strip()

@@ -14,8 +14,8 @@ from case import Case
 from labctl.errors import BuildError, ProviderError
 from labctl.model import Resource
 from labctl.providers.local import LocalProvider, LocalSettings, cache, engine, image
-from labctl.providers.local.container import server_id_of
-from labctl.providers.local.engine import unusable
+from labctl.providers.local.container import make_server_id
+from labctl.providers.local.engine import make_unusable_error
 
 IMAGE_SOURCE = Path(__file__).parents[2] / "images" / "lab-server"
 
@@ -29,7 +29,7 @@ def never_started(docker: Any, some_image: str, name: str, volume: str) -> Any:
 @pytest.fixture
 def server_image(local_provider: LocalProvider) -> str:
     around = local_provider.surroundings
-    with engine.connected() as docker:
+    with engine.connect() as docker:
         return image.ensure(docker, IMAGE_SOURCE, around.base_image, around.progress)
 
 
@@ -38,7 +38,7 @@ def test_claims_at_once_get_a_volume_each(local_provider: LocalProvider, server_
     owner = local_provider.surroundings.owner
 
     def claim_one(number: int) -> tuple[str, str]:
-        with engine.connected() as docker:
+        with engine.connect() as docker:
             made = cache.claim(
                 docker,
                 owner,
@@ -50,7 +50,7 @@ def test_claims_at_once_get_a_volume_each(local_provider: LocalProvider, server_
 
     with ThreadPoolExecutor(6) as threads:
         claimed = list(threads.map(claim_one, range(6)))
-    with engine.connected() as docker:
+    with engine.connect() as docker:
         for container, _ in claimed:
             docker.containers.get(container).remove(force=True)
     assert len({volume for _, volume in claimed}) == 6
@@ -59,7 +59,7 @@ def test_claims_at_once_get_a_volume_each(local_provider: LocalProvider, server_
 @pytest.mark.engine
 def test_freed_volume_is_taken_again(local_provider: LocalProvider, server_image: str) -> None:
     def claim_and_free() -> str:
-        with engine.connected() as docker:
+        with engine.connect() as docker:
             made = cache.claim(
                 docker,
                 local_provider.surroundings.owner,
@@ -76,7 +76,7 @@ def test_claim_of_a_dead_create_is_a_leftover_and_no_server(
     local_provider: LocalProvider, server_image: str
 ) -> None:
     """A create killed between claiming its volume and naming its server."""
-    with engine.connected() as docker:
+    with engine.connect() as docker:
         made = cache.claim(
             docker,
             local_provider.surroundings.owner,
@@ -97,10 +97,10 @@ def test_server_that_was_made_but_never_started_starts(local_case: Case) -> None
     provider = local_case.provider
     assert isinstance(provider, LocalProvider)
     request = local_case.request()
-    with engine.connected() as docker:
+    with engine.connect() as docker:
         made = provider._create_container(docker, request)
         assert made.status == "created"
-    found = provider.find(server_id_of(request))
+    found = provider.find(make_server_id(request))
     assert found is not None
     assert found.state == "stopped"
     assert local_case.create(request).id == found.id
@@ -110,11 +110,13 @@ def test_server_that_was_made_but_never_started_starts(local_case: Case) -> None
 @pytest.mark.engine
 def test_caches_of_others_are_not_ours(local_provider: LocalProvider) -> None:
     other = f"contract-{secrets.token_hex(4)}"
-    with engine.connected() as docker:
+    with engine.connect() as docker:
         volume = docker.volumes.create(f"labctl-cache-{other}", labels={cache.LABEL: other})
         try:
-            assert volume.name in cache.free(docker, other)
-            assert volume.name not in cache.free(docker, local_provider.surroundings.owner)
+            assert volume.name in cache.list_free_volumes(docker, other)
+            assert volume.name not in cache.list_free_volumes(
+                docker, local_provider.surroundings.owner
+            )
             assert volume.name not in [found.id for found in local_provider.leftovers()]
         finally:
             volume.remove()
@@ -123,7 +125,7 @@ def test_caches_of_others_are_not_ours(local_provider: LocalProvider) -> None:
 @pytest.mark.engine
 def test_cache_in_use_is_neither_listed_nor_removed(local_case: Case) -> None:
     server = local_case.create()
-    with engine.connected() as docker:
+    with engine.connect() as docker:
         mounts = docker.containers.get(server.id).attrs["Mounts"]
     [volume] = [mount["Name"] for mount in mounts if mount["Type"] == "volume"]
     assert volume not in [found.id for found in local_case.provider.leftovers()]
@@ -210,12 +212,14 @@ def test_unusable_engine_is_told_with_what_to_type(
 ) -> None:
     error = RuntimeError("Error while fetching server API version", ("aborted", cause))
     error.__cause__ = cause
-    told = unusable(error, platform="linux", installed=programs.__contains__)
+    told = make_unusable_error(error, platform="linux", installed=programs.__contains__)
     assert what in told.what
     assert hint in told.hint
 
 
 def test_mac_is_sent_to_docker_desktop() -> None:
-    told = unusable(FileNotFoundError(2, "no"), platform="darwin", installed=lambda _: False)
+    told = make_unusable_error(
+        FileNotFoundError(2, "no"), platform="darwin", installed=lambda _: False
+    )
     assert "Docker" in told.hint
     assert "apt" not in told.hint

@@ -194,9 +194,11 @@ class Bed:
     ) -> None:
         """kill -9 while the call is on its way ("dropped") or its answer is ("lost")."""
         with self.set(**{kind: (Loss(action=action, hold=HOLD_S, skip=skip),)}):
-            held = self.rehearsal.held.get(action, 0)
+            held = self.rehearsal.held_calls.get(action, 0)
             command = lab.start(*words)
-            wait_for(lambda: self.rehearsal.held.get(action, 0) > held or command.done.is_set())
+            wait_for(
+                lambda: self.rehearsal.held_calls.get(action, 0) > held or command.done.is_set()
+            )
             command.kill()
             assert command.wait() == -signal.SIGKILL, f"no {action}:\n{command.said}"
 

@@ -29,7 +29,7 @@ def server_image(base_image: str) -> str:
     """The lab server's image, built if it is not there."""
     around = lab_servers.surroundings(base_image)
     source = around.data_dir / "images" / "lab-server"
-    with engine.connected() as client:
+    with engine.connect() as client:
         return image.ensure(client, source, base_image, around.progress)
 
 
@@ -37,7 +37,7 @@ def server_image(base_image: str) -> str:
 def gpu_image(server_image: str) -> str:
     """The same with a stand-in for two GPUs."""
     tag = f"labctl-gpu-standin:{server_image.rpartition(':')[2]}"
-    with engine.connected() as client:
+    with engine.connect() as client:
         client.images.build(
             path=str(GPU_CONTEXT), tag=tag, buildargs={"LAB_SERVER": server_image}, rm=True
         )

@@ -16,17 +16,17 @@ from typing import IO, Any
 from sshd_container import wait_for
 from submit_bed import COMMAND_S, Machine, receiving_machine
 
-from labctl.config import paths
+from labctl.config import find_paths
 from labctl.courses.invitation import invite
-from labctl.courses.keys import Keys
+from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.loading import open_course
-from labctl.courses.publish import publish
+from labctl.courses.publish import publish_assignments
 from labctl.courses.records.folder import CourseFolder, make_private
-from labctl.courses.requests import Desk
-from labctl.courses.rpc import Door
-from labctl.courses.seat_operations import KeeperStaff, SeatWork
+from labctl.courses.requests import RequestHandler
+from labctl.courses.rpc import RpcServer
+from labctl.courses.seat_operations import KeeperStaff, SeatOperations
 from labctl.courses.servers import Staff
-from labctl.events import Silent
+from labctl.events import SilentReporter
 from labctl.state import State
 
 BEGUN = "the keeper of "
@@ -45,12 +45,12 @@ class CourseBed:
         return open_course(self.folder / "ml")
 
     @property
-    def keys(self) -> Keys:
-        return Keys(self.course, self.machine.keys)
+    def keys(self) -> AuthorizedKeys:
+        return AuthorizedKeys(self.course, self.machine.keys)
 
     def invited(self, student: str, valid_s: int = 3600) -> Path:
         """A student's join file."""
-        publish(self.course, self.machine.host_key)
+        publish_assignments(self.course, self.machine.host_key)
         into = self.folder / "join"
         return invite(self.course, student, into, self.keys, self.machine.host_key, valid_s).path
 
@@ -58,8 +58,10 @@ class CourseBed:
         """The keeper, with a home of its own."""
         home = self.folder / "keeper-home"
         home.mkdir(exist_ok=True)
-        places = paths({"HOME": str(home)})
-        return KeeperStaff(self.course, places, State(places.database), Silent(), by="keeper")
+        places = find_paths({"HOME": str(home)})
+        return KeeperStaff(
+            self.course, places, State(places.database), SilentReporter(), by="keeper"
+        )
 
     def command(self, *words: str) -> tuple[list[str], dict[str, str]]:
         """argv and environment of `labctl -C ml course ...` on the keeper's machine."""
@@ -127,10 +129,10 @@ def course_bed(folder: Path, server: str, more: str = "") -> Iterator[CourseBed]
 
 
 @contextmanager
-def keeping(bed: CourseBed, work: Any = None) -> Iterator[Desk]:
+def keeping(bed: CourseBed, work: Any = None) -> Iterator[RequestHandler]:
     """The keeper's process: its door is open."""
-    desk = Desk(bed.course, work or SeatWork(bed.staff()))
-    with Door(desk):
+    desk = RequestHandler(bed.course, work or SeatOperations(bed.staff()))
+    with RpcServer(desk):
         yield desk
         assert desk.wait(60.0)
 

@@ -20,7 +20,7 @@ from typing import Any
 import sshd_container
 
 from labctl.model import CreateRequest, Endpoint, Need, Server
-from labctl.providers import Surroundings
+from labctl.providers import ProviderContext
 from labctl.providers.local import LocalProvider, LocalSettings, cache, engine
 from labctl.servers.host_keys import make_key
 
@@ -50,7 +50,7 @@ def base_image() -> str:
     registry's."""
     if chosen := os.environ.get("LABCTL_BASE_IMAGE"):
         return chosen
-    with engine.connected() as docker:
+    with engine.connect() as docker:
         found = docker.images.list(name=MADE_BY_SCRIPT)
     return MADE_BY_SCRIPT if found else "debian:bookworm-slim"
 
@@ -60,13 +60,13 @@ def small_image() -> str:
     return sshd_container.build("labctl-test-small:1", SMALL_DOCKERFILE)
 
 
-def surroundings(base: str, owner: str = "tests") -> Surroundings:
+def surroundings(base: str, owner: str = "tests") -> ProviderContext:
     """`owner` decides whose pool of cached layers is used."""
 
     def unexpected(*_: Any) -> Any:
         raise AssertionError("the local provider needs no connection")
 
-    return Surroundings(
+    return ProviderContext(
         data_dir=ROOT,
         owner=owner,
         connect=unexpected,
@@ -146,7 +146,7 @@ class LabServer:
     def load(self, *images: str) -> None:
         """Give the engine inside these images of the engine outside, unless it has them."""
         for image in images:
-            with engine.connected() as docker:
+            with engine.connect() as docker:
                 wanted = docker.images.get(image).id
                 line = f"docker image inspect --format '{{{{.Id}}}}' {shlex.quote(image)}"
                 if self.ssh(line, check=False).stdout.strip() == wanted:
@@ -162,24 +162,24 @@ class LabServer:
 
     def restart(self) -> None:
         """Reboot it, and wait for it; the port is another one afterwards."""
-        with engine.connected() as docker:
+        with engine.connect() as docker:
             docker.containers.get(self.server.id).restart(timeout=30)
         self.wait_until_ready()
 
     def inspected(self) -> dict[str, Any]:
         """What `docker inspect` outside says."""
-        with engine.connected() as docker:
+        with engine.connect() as docker:
             attrs: dict[str, Any] = docker.containers.get(self.server.id).attrs
         return attrs
 
     def kill(self) -> None:
         """Cut the power: no process gets a chance."""
-        with engine.connected() as docker:
+        with engine.connect() as docker:
             docker.containers.get(self.server.id).kill()
 
     def vanish(self) -> None:
         """Remove it behind the provider's back."""
-        with engine.connected() as docker:
+        with engine.connect() as docker:
             docker.containers.get(self.server.id).remove(force=True)
 
     def terminate(self) -> None:
@@ -232,8 +232,8 @@ def _ready(
 def drop_pool(base: str, owner: str) -> None:
     """Remove the caches of this owner that no server uses."""
     provider = LocalProvider(LocalSettings(), surroundings(base, owner))
-    with engine.connected() as docker:
-        volumes = cache.free(docker, owner)
+    with engine.connect() as docker:
+        volumes = cache.list_free_volumes(docker, owner)
     for left in provider.leftovers():
         if left.id in volumes:
             provider.remove(left)
@@ -242,7 +242,7 @@ def drop_pool(base: str, owner: str) -> None:
 def sweep(base: str) -> None:
     """End the servers of test processes that were killed before they could."""
     provider = LocalProvider(LocalSettings(), surroundings(base))
-    with engine.connected() as docker:
+    with engine.connect() as docker:
         found = docker.containers.list(
             all=True, ignore_removed=True, filters={"label": [TEST_LABEL, PID_LABEL]}
         )
@@ -272,7 +272,7 @@ def inside(container: str, line: str, **how: str) -> tuple[int, str]:
     missing, the line is asked again. `how` is the Docker SDK's `user`, `workdir`.
     """
     framed = f"(\n{line}\n) 2>&1\ncode=$?; printf '{_END}'; exit $code"
-    with engine.connected() as docker:
+    with engine.connect() as docker:
         box = docker.containers.get(container)
         for _ in range(5):
             code, output = box.exec_run(["sh", "-c", framed], **how)

@@ -13,8 +13,8 @@ from typing import TypeVar
 from sshd_container import Sshd
 
 from labctl.commands import ansible
-from labctl.events import Decision, Event
-from labctl.model import Endpoint, Facts, Server
+from labctl.events import Event, Question
+from labctl.model import Endpoint, Server, ServerFacts
 from labctl.servers.connections import Connections
 from labctl.servers.prepare import playbook_hash, prepare
 from labctl.shell import Command
@@ -34,7 +34,7 @@ class Recorded:
     def emit(self, event: Event) -> None:
         self.events.append(event)
 
-    def ask(self, decision: Decision) -> bool:
+    def confirm(self, decision: Question) -> bool:
         return decision.default
 
     def of(self, kind: type[T]) -> list[T]:
@@ -92,7 +92,7 @@ class Bench:
     def ssh_config(self) -> Path:
         return self.connections.config_path(self.server.id)
 
-    def prepare(self, facts: Facts | None = None, *, boto3: bool = False) -> Facts:
+    def prepare(self, facts: ServerFacts | None = None, *, boto3: bool = False) -> ServerFacts:
         return prepare(
             self.transport,
             self.server,
@@ -137,5 +137,5 @@ def inventory_of(*benches: Bench, folder: Path) -> Path:
         for one in benches
     ]
     path = folder / "hosts"
-    path.write_text(ansible.inventory(hosts))
+    path.write_text(ansible.build_inventory(hosts))
     return path

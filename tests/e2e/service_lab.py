@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 from sshd_container import Sshd, docker
 
-from labctl.events import Decision, Event, Note
+from labctl.events import Event, Note, Question
 from labctl.model import Server, Service
-from labctl.servers.agent import Remote
+from labctl.servers.agent import AgentClient
 from labctl.servers.connections import Connections
 from labctl.services.forwards import ForwardSpec
 from labctl.services.services import ServiceRequest, ensure_service
@@ -47,7 +47,7 @@ class Recorder:
     def emit(self, event: Event) -> None:
         self.events.append(event)
 
-    def ask(self, decision: Decision) -> bool:
+    def confirm(self, decision: Question) -> bool:
         return decision.default
 
     @property
@@ -73,10 +73,10 @@ class ServiceLab:
         return self.box.server("services-1", LAB)
 
     @property
-    def remote(self) -> Remote:
+    def remote(self) -> AgentClient:
         server = self.server
         path = self.connections.write(server)
-        return Remote(OpenSshTransport(path, server.id, server.endpoint, master=False))
+        return AgentClient(OpenSshTransport(path, server.id, server.endpoint, master=False))
 
     def request(self, name: str, *command: str, port: int = 0) -> ServiceRequest:
         return ServiceRequest(

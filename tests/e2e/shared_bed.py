@@ -16,13 +16,13 @@ from typing import Any
 from lab_servers import LabServer
 from prepare_bench import Recorded
 
-from labctl.config import paths
+from labctl.config import find_paths
 from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, make_private
-from labctl.courses.servers import Staff, up
-from labctl.events import Decision
+from labctl.courses.servers import Staff, bring_up_servers
+from labctl.events import Question
 from labctl.model import Server
-from labctl.servers.agent import Remote
+from labctl.servers.agent import AgentClient
 from labctl.servers.connections import Connections
 from labctl.state import State
 
@@ -40,9 +40,9 @@ class Person:
     connections: Connections
 
     @property
-    def remote(self) -> Remote:
+    def remote(self) -> AgentClient:
         """labctl's program there, over the person's own connection."""
-        return Remote(self.connections.open(self.server))
+        return AgentClient(self.connections.open(self.server))
 
     @property
     def ssh_config(self) -> Path:
@@ -131,7 +131,7 @@ def quoted(text: str) -> str:
 class Agreeing(Recorded):
     """Staff, who confirms the host key and whatever else is asked."""
 
-    def ask(self, decision: Decision) -> bool:
+    def confirm(self, decision: Question) -> bool:
         return True
 
 
@@ -147,7 +147,7 @@ class SharedServer:
 
     def staff(self) -> Staff:
         """As a new process has it."""
-        places = paths({"HOME": str(self.home)})
+        places = find_paths({"HOME": str(self.home)})
         return Staff(
             open_course(self.folder.path), places, State(places.database), self.reporter, by="staff"
         )
@@ -181,7 +181,7 @@ def shared(host: LabServer, folder: Path) -> SharedServer:
     made = SharedServer(host, open_course(course), folder / "home", {})
     made.home.mkdir()
     staff = made.staff()
-    for one in up(staff, staff.folder.seats()):
+    for one in bring_up_servers(staff, staff.folder.list_seats()):
         assert one.server is not None, f"{one.error}: {one.why}"
         name = f"lab-{one.seat}"
         own = Connections(folder / f"of-{one.seat}", None)

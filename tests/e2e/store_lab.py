@@ -16,7 +16,7 @@ from lab_servers import wait_for
 from sshd_container import Sshd, build, build_image, docker, start
 
 from labctl.lab import Lab
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 
 STORE_DOCKERFILE = """
 ARG BASE
@@ -76,7 +76,7 @@ class StoreLab:
         self.store = store
 
     @property
-    def ground(self) -> Ground:
+    def ground(self) -> LabContext:
         return Lab.load(self.lab.root, environ=self.lab.environ).ground
 
     @property
@@ -87,7 +87,7 @@ class StoreLab:
     def call(self, verb: str, **words: Any) -> dict[str, Any]:
         ground = self.ground
         request = {"lab": ground.config.name, "lab_id": ground.lab_id, **words}
-        return ground.remote(ground.server()).call(verb, request)
+        return ground.open_agent(ground.get_server()).call(verb, request)
 
     def mirror(self) -> dict[str, Any]:
         """W's "mirror"."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from sshd_container import IMAGE, Sshd, build, docker
 
-from labctl.events import Decision, Event, Note, Progress
-from labctl.servers.agent import Remote
+from labctl.events import Event, Note, Progress, Question
+from labctl.servers.agent import AgentClient
 from labctl.servers.connections import Connections
 from labctl.transports.openssh import OpenSshTransport
 
@@ -37,12 +37,12 @@ class Recorder:
     def __init__(self, answer: bool = True) -> None:
         self.answer = answer
         self.events: list[Event] = []
-        self.asked: list[Decision] = []
+        self.asked: list[Question] = []
 
     def emit(self, event: Event) -> None:
         self.events.append(event)
 
-    def ask(self, decision: Decision) -> bool:
+    def confirm(self, decision: Question) -> bool:
         self.asked.append(decision)
         return self.answer
 
@@ -68,7 +68,7 @@ class Box:
         server = sshd.server(f"{user}-1", f"{user}-digits", user=user)
         config = connections.write(server)
         self.transport = OpenSshTransport(config, server.id, server.endpoint)
-        self.remote = Remote(self.transport)
+        self.remote = AgentClient(self.transport)
 
     def sh(self, line: str) -> str:
         return self.sshd.sh(line, user=self.user)

@@ -43,7 +43,7 @@ def _list_cgroup_options() -> list[str]:
     the host's own tmpfs systemd would make directories for controllers that are not mounted there,
     and the host's engine would no longer find the cgroups of its containers.
     """
-    with engine.connected() as client:
+    with engine.connect() as client:
         if client.info().get("CgroupVersion", "1") != "1":
             return ["--cgroupns", "private"]
     mounted = sorted(path for path in CGROUPS.iterdir() if path.is_mount())

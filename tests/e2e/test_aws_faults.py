@@ -14,7 +14,7 @@ from aws_bed import DOWN, GONE_DEADLINE, MADE, ORPHANS, REGION, SSH_DEADLINE, TA
 from lab_servers import wait_for
 
 from labctl.lab import Lab
-from labctl.rehearsal.scenario import Capacity, Delays, Loss, Quotas, Throttle
+from labctl.rehearsal.scenario import Capacity, Delays, Loss, Throttle, VcpuQuotas
 from labctl.servers.adoption import adopt
 from labctl.state import State
 
@@ -108,7 +108,7 @@ def test_a_need_that_cannot_be_met(
 
 
 def test_a_quota_of_zero_fails_at_once_and_leaves_nothing(bed: Bed) -> None:
-    with bed.set(quotas=Quotas(g=0, spot_g=0)), bed.changes() as made:
+    with bed.set(quotas=VcpuQuotas(g=0, spot_g=0)), bed.changes() as made:
         said = bed.lab().labctl(*UP, code=1)
     told(said, "All G and VT Spot Instance Requests", "it needs 4 vCPUs", "quotas/L-3819A6DF")
     assert made["RunInstances"] == 1
@@ -134,7 +134,7 @@ def test_without_capacity_the_next_zone_then_type_then_on_demand(bed: Bed) -> No
     # One call for each attempt: AWS's own library repeats none.
     assert made["RunInstances"] == len(tried)
     with State(lab.state / "labctl.db", read_only=True) as state:
-        tokens = [line.detail["token"] for line in state.events(lab_id=lab.id, kind="attempt")]
+        tokens = [line.detail["token"] for line in state.list_events(lab_id=lab.id, kind="attempt")]
     assert len(set(tokens)) == len(tried)
 
 
@@ -251,14 +251,14 @@ def test_a_lost_reply_and_then_no_credentials_is_no_refusal(bed: Bed) -> None:
     """The attempt stays open: the first call may have made the server, and it had."""
     lab = bed.lab()
     with bed.set(lost=(Loss(action="RunInstances", hold=0.5),), expired=False):
-        held = bed.rehearsal.held.get("RunInstances", 0)
+        held = bed.rehearsal.held_calls.get("RunInstances", 0)
         command = lab.start(*UP)
-        wait_for(lambda: bed.rehearsal.held.get("RunInstances", 0) > held)
+        wait_for(lambda: bed.rehearsal.held_calls.get("RunInstances", 0) > held)
         bed.rehearsal.change(expired=True)
         assert command.wait() == 1
     told(command.said, "have expired", "may have created a", "dollars an hour")
     with State(lab.state / "labctl.db", read_only=True) as state:
-        assert len(state.open_attempts(lab.id)) == 1
+        assert len(state.list_open_attempts(lab.id)) == 1
     lab.up_until_ssh()
     assert len(bed.living()) == 1
     lab.labctl(*DOWN)
@@ -305,7 +305,7 @@ def test_a_record_cut_anywhere_is_rebuilt_from_the_tags(
             found = adopt(fresh)
             assert found is not None, length
             assert found.id == server_id
-            assert state.server_of_lab(lab.id) == found
+            assert state.get_lab_server(lab.id) == found
     ground.state.close()
     record.write_bytes(whole[: len(whole) // 2])
     said = lab.labctl("status", "-r")

@@ -72,9 +72,9 @@ def test_an_address_that_another_server_has_now_is_no_login(machines: Bed) -> No
     other = next(one for one in machines.living() if one != gone)
     machines.client("ec2").terminate_instances(InstanceIds=[gone])
     machines.rehearsal.wait(gone, "terminated")
-    address = machines.rehearsal.record(other).address
+    address = machines.rehearsal.find_record(other).address
     with State(mine.state / "labctl.db") as state:
-        known = state.server(f"{gone}.{REGION}")
+        known = state.get_server(f"{gone}.{REGION}")
         assert known is not None
         state.save_server(replace(known, endpoint=replace(known.endpoint, host=address)))
     # These do not ask the provider first.

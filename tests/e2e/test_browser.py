@@ -127,7 +127,7 @@ def profiled(lab: ServiceLab, run: str) -> int:
     trace = {"traceEvents": events}
     about = {"run": run, "command": ["train.py", "</script>"], "torch": "2", "device": "cpu"}
     text = json.dumps({**summary(trace), **about, "threads": 2, "cores": 2, "warmup": 3})
-    page = profile.page().replace("PROFILE_AS_JSON", text.replace("<", "\\u003c"))
+    page = profile.read_page().replace("PROFILE_AS_JSON", text.replace("<", "\\u003c"))
     packed = gzip.compress(json.dumps(trace).encode())
     folder = f"{HOME}/{LAB}/runs/{run}/logs/profile"
     for name, content in (
@@ -145,7 +145,7 @@ def test_a_profile_shows_where_a_step_goes_and_hands_its_trace_on(
     service_lab: ServiceLab, recorder: Recorder, browser_page: Page
 ) -> None:
     size = profiled(service_lab, "profile-1")
-    service = service_lab.ensure("profile", *profile.shelf(), port=profile.PORT)
+    service = service_lab.ensure("profile", *profile.page_server_command(), port=profile.PORT)
     wrong: list[str] = []
     browser_page.on("pageerror", lambda error: wrong.append(str(error)))
     browser_page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else 0)

@@ -31,7 +31,7 @@ SHIFTS = pytest.mark.parametrize("shift_s", [3 * DAY_S, -3 * DAY_S], ids=["ahead
 def clock_image(server_image: str) -> str:
     """The lab server's image with a clock that can be set."""
     tag = f"labctl-clock-standin:{server_image.rpartition(':')[2]}"
-    with engine.connected() as client:
+    with engine.connect() as client:
         context = ROOT / "tests" / "clock-standin"
         client.images.build(
             path=str(context), tag=tag, buildargs={"LAB_SERVER": server_image}, rm=True

@@ -322,16 +322,16 @@ def test_people_get_in_after_a_reboot_has_emptied_tmp(sshd: Sshd, server: Server
 
 def test_a_key_settled_once_is_asked_for_once(sshd: Sshd, connections: Connections) -> None:
     from labctl.errors import PolicyError
-    from labctl.events import Decision, Silent
+    from labctl.events import Question, SilentReporter
     from labctl.servers.host_keys import fingerprint
 
-    asked: list[Decision] = []
+    asked: list[Question] = []
 
-    class Person(Silent):
+    class Person(SilentReporter):
         def __init__(self, answer: bool) -> None:
             self.answer = answer
 
-        def ask(self, decision: Decision) -> bool:
+        def confirm(self, decision: Question) -> bool:
             asked.append(decision)
             return self.answer
 
@@ -348,11 +348,11 @@ def test_a_key_settled_once_is_asked_for_once(sshd: Sshd, connections: Connectio
 def test_a_key_that_the_user_knows_is_not_asked_for(
     sshd: Sshd, connections: Connections, tmp_path: Path
 ) -> None:
-    from labctl.events import Silent
+    from labctl.events import SilentReporter
 
     folder = tmp_path / "home" / ".ssh"
     folder.mkdir(parents=True)
     (folder / "known_hosts").write_text(f"[127.0.0.1]:{sshd.port} {sshd.host_key}\n")
     subprocess.run(["ssh-keygen", "-H", "-f", str(folder / "known_hosts")], check=True)
-    settled = connections.settle_host_key(sshd.endpoint(host_key=""), Silent())
+    settled = connections.settle_host_key(sshd.endpoint(host_key=""), SilentReporter())
     assert settled.host_key == sshd.host_key

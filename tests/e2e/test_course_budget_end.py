@@ -136,7 +136,7 @@ def sh(course: CourseBed, line: str) -> str:
 
 
 def downs(course: CourseBed) -> list[Any]:
-    return course.course.ledger.entries(seat="alice", kind="down")
+    return course.course.ledger.list_entries(seat="alice", kind="down")
 
 
 def run_there(course: CourseBed) -> list[Path]:

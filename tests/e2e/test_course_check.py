@@ -13,20 +13,20 @@ from course_bed import CourseBed, course_bed, keeping
 from lab_servers import small_image as build_small
 from submit_bed import COMMAND_S, SSHD
 
-from labctl.config import paths
+from labctl.config import find_paths
 from labctl.courses.image_check import check_image
 from labctl.courses.keeper_check import check_keeper
-from labctl.courses.keys import CHECKER, Keys
-from labctl.courses.publish import remember_host_key
+from labctl.courses.keys import CHECKER, AuthorizedKeys
+from labctl.courses.publish import store_host_key
 from labctl.courses.records.folder import Seat
-from labctl.courses.seat_operations import SeatWork
-from labctl.courses.servers import Staff, up
-from labctl.courses.status import ground_of
+from labctl.courses.seat_operations import SeatOperations
+from labctl.courses.servers import Staff, bring_up_servers
+from labctl.courses.status import build_seat_context
 from labctl.errors import PolicyError, ProviderError
-from labctl.events import Silent
+from labctl.events import SilentReporter
 from labctl.model import Check, Offer
 from labctl.providers.course import CourseProvider
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.servers.host_keys import make_key
 from labctl.state import State
 
@@ -41,11 +41,13 @@ NOWHERE = "registry.invalid/labctl/none:1"
 def bed(tmp_path: Path) -> Iterator[CourseBed]:
     with course_bed(tmp_path, "{provider: local}", f"image: {IMAGE}\n") as made:
         made.invited("alice")
-        remember_host_key(made.course, made.machine.host_key)
+        store_host_key(made.course, made.machine.host_key)
         yield made
 
 
-def asked(bed: CourseBed, staff: Staff | None = None, keys: Keys | None = None) -> list[Check]:
+def asked(
+    bed: CourseBed, staff: Staff | None = None, keys: AuthorizedKeys | None = None
+) -> list[Check]:
     return check_keeper(staff or bed.staff(), keys or bed.keys)
 
 
@@ -83,7 +85,7 @@ def test_the_throw_away_key_asks_and_does_nothing_else(bed: CourseBed, tmp_path:
                 with pytest.raises(PolicyError, match="must not send"):
                     do()
             provider.close()
-        assert desk.seats() == []
+        assert desk.list_claims() == []
     # A check that was killed leaves a line, which the end of the course takes away.
     leaving = bed.keys.admit_check(make_key(tmp_path / "other"))
     leaving.__enter__()
@@ -98,7 +100,7 @@ def student_of(bed: CourseBed, identity: str) -> CourseProvider:
 
 
 def test_what_the_keeper_can_offer_nobody_is_named(bed: CourseBed) -> None:
-    class Without(SeatWork):
+    class Without(SeatOperations):
         def offers(self, seat: Seat) -> list[Offer]:
             raise ProviderError("the keeper's account has no credentials", why="it expired")
 
@@ -106,20 +108,20 @@ def test_what_the_keeper_can_offer_nobody_is_named(bed: CourseBed) -> None:
         well, bad = asked(bed)
     assert (well.ok, bad.ok) == (True, False)
     assert "no credentials: it expired" in bad.detail
-    assert bed.course.ledger.entries(kind="refused") == []
+    assert bed.course.ledger.list_entries(kind="refused") == []
 
 
 def test_on_another_machine_ones_own_key_asks_or_nothing_is_said(
     bed: CourseBed, tmp_path: Path
 ) -> None:
-    elsewhere = Keys(bed.course, tmp_path / "elsewhere" / "authorized_keys")
+    elsewhere = AuthorizedKeys(bed.course, tmp_path / "elsewhere" / "authorized_keys")
     with keeping(bed):
         (without,) = asked(bed, keys=elsewhere)
         assert (without.ok, without.skipped) == (True, True)
         assert without.detail.startswith("not checked")
         bed.labctl("alice", "join", str(bed.invited("alice")), "--yes")
-        places = paths({"HOME": str(bed.home("alice"))})
-        joined = Staff(bed.course, places, State(places.database), Silent(), by="staff")
+        places = find_paths({"HOME": str(bed.home("alice"))})
+        joined = Staff(bed.course, places, State(places.database), SilentReporter(), by="staff")
         assert [one.ok for one in asked(bed, joined, elsewhere)] == [True, True]
         bed.keys.expel(["alice"])
         (refused,) = asked(bed, joined, elsewhere)
@@ -142,11 +144,11 @@ def test_the_image_is_tried_on_a_server_and_never_by_its_name(
     assert told["keeper"]["ok"] is False
     assert told["image"]["skipped"] is True
     assert "not checked" in told["image"]["detail"]
-    alice = bed.course.seat("alice")
-    (made,) = up(staff, [alice])
+    alice = bed.course.find_seat("alice")
+    (made,) = bring_up_servers(staff, [alice])
     try:
         assert made.server is not None, (made.error, made.why)
-        of = ground_of(staff, alice)
+        of = build_seat_context(staff, alice)
         assert "already" in image(staff, alice).detail
         shell(of, f"docker rmi {IMAGE}")
         came = image(staff, alice)
@@ -164,9 +166,9 @@ def test_the_image_is_tried_on_a_server_and_never_by_its_name(
 
 
 def image(staff: Staff, seat: Seat) -> Check:
-    (server,) = [one for one in staff.state.servers() if one.lab_id == seat.lab_id]
+    (server,) = [one for one in staff.state.list_servers() if one.lab_id == seat.lab_id]
     return check_image(staff, [(seat, server)])
 
 
-def shell(ground: Ground, line: str) -> str:
-    return ground.connections.open(ground.server()).run(line, timeout_s=120.0).stdout
+def shell(ground: LabContext, line: str) -> str:
+    return ground.connections.open(ground.get_server()).run(line, timeout_s=120.0).stdout

@@ -16,11 +16,11 @@ import pytest
 from course_bed import CourseBed, course_bed, keeping
 from submit_bed import COMMAND_S, SSHD
 
-from labctl.config import paths, student_key
-from labctl.courses.invitation import JoinFile, enrolment_key
-from labctl.courses.keys import Keys, keeper_dir
+from labctl.config import find_paths, student_key
+from labctl.courses.invitation import JoinFile, derive_enrolment_key
+from labctl.courses.keys import AuthorizedKeys, keeper_dir
 from labctl.courses.preflight import _check_keys
-from labctl.courses.publish import remember_host_key
+from labctl.courses.publish import store_host_key
 from labctl.courses.rpc import socket_path
 from labctl.model import Server
 from labctl.servers.host_keys import make_key
@@ -86,7 +86,7 @@ def test_a_student_joins_and_has_a_server_until_down(bed: CourseBed) -> None:
     assert joined["assignments"] == ["hw3"]
     lab = Path(joined["directory"])
     assert "provider: course" in (lab / "lab.yaml").read_text()
-    assert [one.student for one in bed.course.ledger.entries(kind="joined")] == ["alice"]
+    assert [one.student for one in bed.course.ledger.list_entries(kind="joined")] == ["alice"]
     with served(bed):
         body = bed.labctl("alice", "up", "--yes", "--json", cwd=lab)[0]
         server = msgspec.convert(json.loads(body)["server"], Server)
@@ -97,7 +97,7 @@ def test_a_student_joins_and_has_a_server_until_down(bed: CourseBed) -> None:
         said = bed.labctl("alice", "extend", "9h", code=3, cwd=lab)[1]
         assert "at most 12 h" in said
         bed.labctl("alice", "down", "--yes", cwd=lab)
-    kinds = [one.kind for one in bed.course.ledger.entries(seat="alice")]
+    kinds = [one.kind for one in bed.course.ledger.list_entries(seat="alice")]
     assert kinds[:2] == ["joined", "up"]
     assert "down" in kinds
 
@@ -116,31 +116,31 @@ def test_a_join_file_works_once(bed: CourseBed, tmp_path: Path) -> None:
 
 
 def test_the_check_tries_every_key_at_the_keepers_sshd(bed: CourseBed, tmp_path: Path) -> None:
-    remember_host_key(bed.course, bed.machine.host_key)
-    seats = bed.course.seats()
+    store_host_key(bed.course, bed.machine.host_key)
+    seats = bed.course.list_seats()
     for student in ("alice", "bob"):
         bed.keys.admit(student, make_key(tmp_path / student))
-    _, good = _check_keys(bed.staff(), seats, Keys(bed.course, bed.machine.keys))
+    _, good = _check_keys(bed.staff(), seats, AuthorizedKeys(bed.course, bed.machine.keys))
     assert (good.ok, good.detail) == (True, "it accepts 2 of 2 keys")
     elsewhere = tmp_path / "authorized_keys"
     elsewhere.write_text(bed.machine.keys.read_text())
     bed.keys.expel(["alice"])
-    joined, bad = _check_keys(bed.staff(), seats, Keys(bed.course, elsewhere))
+    joined, bad = _check_keys(bed.staff(), seats, AuthorizedKeys(bed.course, elsewhere))
     assert (joined.ok, bad.ok) == (False, False)
     assert bad.detail == "it accepts 1 of 2 keys; rejected: alice"
     assert "labctl course invite alice" in bad.next
-    remember_host_key(bed.course, make_key(tmp_path / "another").rpartition(" ")[0])
-    _, stranger = _check_keys(bed.staff(), seats, Keys(bed.course, bed.machine.keys))
+    store_host_key(bed.course, make_key(tmp_path / "another").rpartition(" ")[0])
+    _, stranger = _check_keys(bed.staff(), seats, AuthorizedKeys(bed.course, bed.machine.keys))
     assert not stranger.ok
     assert "cannot be reached" in stranger.detail
-    remember_host_key(bed.course, bed.machine.host_key)
+    store_host_key(bed.course, bed.machine.host_key)
     bed.keys.expel()
 
 
 def test_a_code_enrols_a_key_and_opens_nothing_else(bed: CourseBed, tmp_path: Path) -> None:
     file = msgspec.json.decode(bed.invited("carol").read_bytes(), type=JoinFile)
     identity = tmp_path / "code"
-    identity.write_bytes(enrolment_key(file.join)[0])
+    identity.write_bytes(derive_enrolment_key(file.join)[0])
     identity.chmod(0o600)
     for request in ("id", "labctl-course", "labctl-join; id"):
         done = ssh(bed, identity, request)
@@ -152,7 +152,7 @@ def test_a_code_enrols_a_key_and_opens_nothing_else(bed: CourseBed, tmp_path: Pa
 
 def test_a_students_key_opens_the_door_and_no_shell(bed: CourseBed) -> None:
     bed.labctl("dora", "submit", "--key", code=0)
-    identity = student_key(paths({"HOME": str(bed.home("dora"))}))
+    identity = student_key(find_paths({"HOME": str(bed.home("dora"))}))
     public = identity.with_name("id_ed25519.pub").read_text()
     bed.keys.admit("carol", public)
     for request in ("labctl-course; id", "labctl-course\nid", "rsync --server ."):
@@ -190,7 +190,7 @@ def test_hostile_requests_over_ssh_get_an_error_and_nothing_else(bed: CourseBed)
     client that is not labctl's."""
     file = bed.invited("alice")
     bed.labctl("alice", "join", str(file), "--yes")
-    identity = student_key(paths({"HOME": str(bed.home("alice"))}))
+    identity = student_key(find_paths({"HOME": str(bed.home("alice"))}))
     lines = [json.dumps(one).encode() for one, _ in HOSTILE] + [b"[" * 20_000, b"\xff\x00\xfe"]
     seats = bed.course.private / "keeper" / "seats"
     before = sorted(seats.glob("*")) if seats.exists() else []
@@ -209,7 +209,7 @@ def test_one_students_connections_leave_the_door_to_the_others(bed: CourseBed) -
     """Each is a process on the keeper's machine."""
     file = bed.invited("bob")
     bed.labctl("bob", "join", str(file), "--yes")
-    identity = student_key(paths({"HOME": str(bed.home("bob"))}))
+    identity = student_key(find_paths({"HOME": str(bed.home("bob"))}))
     with contextlib.ExitStack() as places:
         for _ in range(MAX_CONNECTIONS):
             places.enter_context(hold_connection(keeper_dir(bed.course) / "doors", "bob"))

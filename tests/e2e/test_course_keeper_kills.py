@@ -55,16 +55,16 @@ def lab(bed: CourseBed) -> Path:
 
 def containers(bed: CourseBed) -> list[Any]:
     """Every server that was made for alice's seat and is still there, running or not."""
-    label = f"labctl.lab-id={bed.course.seat('alice').lab_id}"
-    with engine.connected() as docker:
+    label = f"labctl.lab-id={bed.course.find_seat('alice').lab_id}"
+    with engine.connect() as docker:
         every = docker.containers.list(all=True, filters={"label": label})
         return [one for one in every if not cache.is_claim(one)]
 
 
 def attempted(bed: CourseBed) -> bool:
     """Whether the keeper has written down that it is about to ask for a server."""
-    lab_id = bed.course.seat("alice").lab_id
-    return bool(bed.staff().state.open_attempts(lab_id)) or bool(containers(bed))
+    lab_id = bed.course.find_seat("alice").lab_id
+    return bool(bed.staff().state.list_open_attempts(lab_id)) or bool(containers(bed))
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def test_a_keeper_killed_inside_a_create_leaves_one_server(
             server = msgspec.convert(json.loads(said)["server"], Server)
             assert server.state == "running"
             assert len(containers(bed)) == 1
-            ups = bed.course.ledger.entries(seat="alice", kind="up")
+            ups = bed.course.ledger.list_entries(seat="alice", kind="up")
             assert len({one.detail["server_id"] for one in ups}) == 1
             assert bed.labctl("alice", "ssh", "--", "echo", "in", cwd=lab)[0] == "in\n"
             bed.labctl("alice", "down", "--yes", cwd=lab)

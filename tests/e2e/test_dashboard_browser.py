@@ -18,13 +18,13 @@ import pytest
 from lab_servers import wait_for
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from labctl.config import paths
+from labctl.config import find_paths
 from labctl.courses import servers, teardown
 from labctl.courses.loading import open_course
 from labctl.courses.records.folder import make_private
 from labctl.courses.servers import Staff
-from labctl.courses.status import ground_of
-from labctl.events import Decision, Event
+from labctl.courses.status import build_seat_context
+from labctl.events import Event, Question
 from labctl.model import Server
 from labctl.runs import runs
 from labctl.state import State
@@ -68,7 +68,7 @@ class Yes:
     def emit(self, event: Event) -> None:
         pass
 
-    def ask(self, decision: Decision) -> bool:
+    def confirm(self, decision: Question) -> bool:
         return True
 
 
@@ -82,7 +82,7 @@ class Live:
 
     @property
     def key(self) -> str:
-        return self.staff.folder.seat("alice").pseudonym
+        return self.staff.folder.find_seat("alice").pseudonym
 
 
 @pytest.fixture(scope="module")
@@ -107,27 +107,27 @@ def live(
     make_private(folder)
     course = open_course(folder)
     Receiver(course.drop).init()
-    places = paths({"HOME": str(root / "home")})
+    places = find_paths({"HOME": str(root / "home")})
     with pytest.MonkeyPatch.context() as patch, State(places.database) as state:
         patch.setenv("LABCTL_BASE_IMAGE", base_image)
         patch.setattr(factory, "EVERY_S", 0.5)
         staff = Staff(course, places, state, Yes(), by="staff")
         stop = threading.Event()
         try:
-            (outcome,) = servers.up(staff, [course.seat("alice")])
+            (outcome,) = servers.bring_up_servers(staff, [course.find_seat("alice")])
             assert outcome.server is not None, (outcome.error, outcome.why)
             begin(staff, outcome.server, RUN)
-            http_server.run(course, places, state, port=0, stop=stop)
+            http_server.serve_dashboard(course, places, state, port=0, stop=stop)
             yield Live(staff, outcome.server, course.private / "keeper" / http_server.URL_FILE)
         finally:
             stop.set()
-            teardown.down(staff, course.seats(), discard=True)
+            teardown.end_seats(staff, course.list_seats(), discard=True)
 
 
 def begin(staff: Staff, server: Server, run_id: str) -> None:
     """A run that prints until it is cancelled."""
-    ground = ground_of(staff, staff.folder.seat("alice"))
-    wanted = runs.spec(ground, server, ("sh", "-c", LOOP), run_id, False)
+    ground = build_seat_context(staff, staff.folder.find_seat("alice"))
+    wanted = runs.build_spec(ground, server, ("sh", "-c", LOOP), run_id, False)
     runs.start(
         ground,
         server,
@@ -183,11 +183,11 @@ def test_more_time_is_given_after_a_confirmation(page: Page, live: Live) -> None
     page.goto(f"{page.url}seats/{live.key}")
     page.get_by_role("link", name="Extend by 1 h").click()
     expect(page.locator("h1")).to_have_text("Extend Alice Ash by 1 h?")
-    assert not live.staff.folder.ledger.entries(kind="extend")  # nothing was done yet
+    assert not live.staff.folder.ledger.list_entries(kind="extend")  # nothing was done yet
     page.get_by_label("Reason, for the ledger").fill("a big model")
     page.get_by_role("button", name="Extend by 1 h").click()
     expect(page.locator(".said")).to_contain_text("Extended by 1 h", timeout=PAGE_MS)
-    (line,) = live.staff.folder.ledger.entries(kind="extend")
+    (line,) = live.staff.folder.ledger.list_entries(kind="extend")
     assert (line.seat, line.why, line.by) == ("alice", "a big model", "dashboard")
     assert line.detail["seconds"] == 3600
     page.reload()
@@ -210,9 +210,9 @@ def test_a_run_is_cancelled_after_a_confirmation(page: Page, browser: Browser, l
         page.get_by_role("button", name="Cancel the run").click()
         expect(page.locator(".said")).to_contain_text("was canceled", timeout=PAGE_MS)
         expect(row.locator(".run")).to_have_text("cancelled", timeout=PAGE_MS)
-    ground = ground_of(live.staff, live.staff.folder.seat("alice"))
-    wait_for(lambda: runs.refresh(ground, live.server) and runs.latest(ground, RUN).ended)
-    assert runs.latest(ground, RUN).state == "cancelled"
+    ground = build_seat_context(live.staff, live.staff.folder.find_seat("alice"))
+    wait_for(lambda: runs.refresh(ground, live.server) and runs.find_run(ground, RUN).has_ended)
+    assert runs.find_run(ground, RUN).state == "cancelled"
     expect(page.locator("#runs")).to_contain_text("cancelled", timeout=PAGE_MS)
     expect(page.locator("#log-state")).not_to_be_empty(timeout=PAGE_MS)
     page.goto(f"{base}seats/{live.key}/runs/{RUN}/cancel")
@@ -345,7 +345,7 @@ def test_a_row_that_others_join_moves_to_its_place(
         rows = page.locator("#board tbody tr:visible")
         expect(rows).to_have_count(2)
         page.get_by_placeholder("Find").press_sequentially("al")
-        server = bed.state.server_of_lab(bed.seat(0).lab_id)
+        server = bed.state.get_lab_server(bed.seat(0).lab_id)
         assert server is not None
         bed.watch(server, idle_s=4000)
         expect(page.locator("#board tbody tr")).to_have_count(3, timeout=PAGE_MS)
@@ -417,7 +417,7 @@ def test_a_keeper_that_goes_away_is_told_and_comes_back(browser: Browser, tmp_pa
         bed.folder.ledger.append("refused", seat=bed.seat(4).name, why="while it was away")
         stop = threading.Event()
         port = int(url.partition("/?")[0].rpartition(":")[2])
-        http_server.run(bed.folder, bed.paths, bed.state, port=port, stop=stop)
+        http_server.serve_dashboard(bed.folder, bed.paths, bed.state, port=port, stop=stop)
         expect(page.locator("#live")).to_have_text("live", timeout=PAGE_MS)
         row = page.locator(f"#s-{bed.seat(4).pseudonym}")
         expect(row).to_contain_text("while it was away", timeout=PAGE_MS)

@@ -15,20 +15,22 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: labctl[tr
 
 import estimate_models  # noqa: E402  (only where torch is)
 
-from labctl.estimate.memory import memory  # noqa: E402
-from labctl.estimate.plan import Measured, Plan  # noqa: E402
-from labctl.events import Silent  # noqa: E402
-from labctl.insight.model_measurement import Source, measured  # noqa: E402
+from labctl.estimate.memory import estimate_memory  # noqa: E402
+from labctl.estimate.plan import ModelMeasurement, ModelPlan  # noqa: E402
+from labctl.events import SilentReporter  # noqa: E402
+from labctl.insight.model_measurement import ModelSource, measure_model  # noqa: E402
 
 HERE = Path(__file__).parent
 TEMPLATE = HERE.parents[1] / "templates" / "image-classifier"
 pytestmark = pytest.mark.train
 
 
-def count(function: str, precision: Any = "fp32", optimizer: Any = "adamw") -> Measured:
+def count(function: str, precision: Any = "fp32", optimizer: Any = "adamw") -> ModelMeasurement:
     file = TEMPLATE / "train.py" if function == "build_model" else HERE / "estimate_models.py"
-    source = Source(file=file, function=function, root=file.parent)
-    return measured(source, Plan(precision=precision, optimizer=optimizer), Silent())
+    source = ModelSource(file=file, function=function, root=file.parent)
+    return measure_model(
+        source, ModelPlan(precision=precision, optimizer=optimizer), SilentReporter()
+    )
 
 
 def built(function: str) -> tuple[Any, Any]:
@@ -120,8 +122,8 @@ def test_bf16_by_autocast_takes_less() -> None:
 )
 def test_the_sum_is_within_a_tenth_of_what_a_gpu_allocates(function: str, batch: int) -> None:
     """Overhead is left out: the allocator does not see it."""
-    plan = Plan(precision="fp32", optimizer="adamw", batch=batch, measured=count(function))
-    estimated = memory(plan).total_bytes - memory(plan).overhead_bytes
+    plan = ModelPlan(precision="fp32", optimizer="adamw", batch=batch, measured=count(function))
+    estimated = estimate_memory(plan).total_bytes - estimate_memory(plan).overhead_bytes
     assert gpu_peak(function, batch) == pytest.approx(estimated, rel=0.10)
 
 

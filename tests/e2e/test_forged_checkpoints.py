@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from forged_bed import FORGED
 from submission_bed import FILES, handed_in, make_receiver, packed
 
-from labctl.config import lab_id
+from labctl.config import ensure_lab_id
 from labctl.errors import TransferError
 from labctl.model import Run
 from labctl.state import State
@@ -49,7 +49,7 @@ def lab(tmp_path: Path, marker: Path, kind: str) -> Path:
         'print(\'{"accuracy": 1.0, "checkpoint": "model.pt"}\')\n'
     )
     (root / "predict.py").write_text(SERVED)
-    record = Run(id=RUN, lab_id=lab_id(root), server_id="s", state="exited", exit_code=0)
+    record = Run(id=RUN, lab_id=ensure_lab_id(root), server_id="s", state="exited", exit_code=0)
     (root / "runs" / RUN / "run.json").write_bytes(msgspec.json.encode(record))
     with State(home / ".local" / "state" / "labctl" / "labctl.db") as state:
         state.save_run(record)

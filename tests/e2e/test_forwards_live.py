@@ -22,7 +22,7 @@ from sshd_container import docker, greets, wait_for
 
 from labctl.errors import ConnectError, HostKeyError
 from labctl.model import Forward, Service
-from labctl.services.forward import free_port
+from labctl.services.forward import find_free_port
 from labctl.services.forwards import (
     DetachedSpec,
     Forwarding,
@@ -72,7 +72,7 @@ def forwarded(
 
 def quiet_port() -> int:
     """A free port below those that systems and engines hand out by themselves."""
-    return next(port for port in range(18_000, 28_000) if free_port(port) == port)
+    return next(port for port in range(18_000, 28_000) if find_free_port(port) == port)
 
 
 def test_it_leads_to_the_service_and_leaves_nothing_behind(
@@ -269,7 +269,7 @@ def test_a_detached_one_keeps_its_token_to_itself(
     kept = detach(service_lab, state, service, tmp_path)
     assert kept.url.endswith(f"/lab?token={service.token}")
     assert "JupyterLab" in get(kept.url)
-    assert service.token not in state.forwards()[0].url
+    assert service.token not in state.list_forwards()[0].url
     for path in (*tmp_path.rglob("*.log"), *tmp_path.rglob("labctl.db*")):
         assert service.token.encode() not in path.read_bytes()
     for cmdline in Path("/proc").glob("[0-9]*/cmdline"):

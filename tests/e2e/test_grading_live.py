@@ -15,18 +15,18 @@ from lab_servers import ROOT, LabServer
 
 from labctl.config import Paths
 from labctl.courses.collect import collect
-from labctl.courses.grading_run import Grading, grade
-from labctl.courses.grading_server import grading_ground
+from labctl.courses.grading_run import GradingResult, grade_assignment
+from labctl.courses.grading_server import build_grading_context
 from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, make_private
-from labctl.courses.release import release
+from labctl.courses.release import release_grades
 from labctl.courses.servers import Staff
 from labctl.errors import PolicyError
-from labctl.events import Decision, Event, Silent
+from labctl.events import Event, Question, SilentReporter
 from labctl.state import State
 from labctl.submissions import bundle, manifest
-from labctl.submissions.bundle import Source
-from labctl.submissions.manifest import BundleFile, Code, Manifest
+from labctl.submissions.bundle import BundleSource
+from labctl.submissions.manifest import BundleFile, BundleManifest, CodeCommit
 from labctl.submissions.receive import write_assignment
 from labctl.submissions.receiver import Receiver
 
@@ -96,13 +96,13 @@ CLAIMS = {"frank": 0.95, "alice": 1.0}
 TEAM = {"judy": "team-1", "kim": "team-1"}
 
 
-class Agrees(Silent):
+class Agrees(SilentReporter):
     """Compares the host key, as it were, and says yes."""
 
     def emit(self, event: Event) -> None:
         pass
 
-    def ask(self, decision: Decision) -> bool:
+    def confirm(self, decision: Question) -> bool:
         return True
 
 
@@ -111,12 +111,12 @@ def packed(student: str, files: Mapping[str, bytes]) -> bytes:
         return hashlib.sha256(content).hexdigest()
 
     sources = [
-        Source(
+        BundleSource(
             file=BundleFile(path=path, size=len(content), sha256=sha256(content)), content=content
         )
         for path, content in files.items()
     ]
-    made = Manifest(
+    made = BundleManifest(
         kind=manifest.KIND,
         version=1,
         assignment="hw3",
@@ -126,7 +126,7 @@ def packed(student: str, files: Mapping[str, bytes]) -> bytes:
         run="r1",
         checkpoint="step-1",
         record={"id": "r1", "state": "exited", "exit_code": 0, "server_id": "local-1"},
-        code=Code(),
+        code=CodeCommit(),
         files=tuple(one.file for one in sources),
     )
     out = io.BytesIO()
@@ -211,12 +211,12 @@ def staff(
 
 
 @pytest.fixture(scope="module")
-def grading(staff: Staff) -> Grading:
+def grading(staff: Staff) -> GradingResult:
     """mallory's bundle was changed after it was signed for."""
-    path = Receiver(staff.folder.drop).bundle_of("hw3", "mallory")
+    path = Receiver(staff.folder.drop).find_bundle("hw3", "mallory")
     path.chmod(0o600)
     path.write_bytes(path.read_bytes().replace(b"odd", b"ODD"))
-    return grade(staff, "hw3", at_once=3)
+    return grade_assignment(staff, "hw3", at_once=3)
 
 
 def printed(folder: CourseFolder, student: str) -> dict[str, str]:
@@ -224,14 +224,14 @@ def printed(folder: CourseFolder, student: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
-def test_each_gets_what_it_deserves_and_none_stops_another(grading: Grading) -> None:
+def test_each_gets_what_it_deserves_and_none_stops_another(grading: GradingResult) -> None:
     states = {one.seat: one.state for one in grading.seats}
     assert states == {
         **{"alice": "graded", "bob": "graded", "frank": "graded", "team-1": "graded"},
         **{"carol": "failed", "dan": "failed", "eve": "failed", "grace": "failed"},
         **{"heidi": "missing", "mallory": "damaged"},
     }
-    assert grading.whole
+    assert grading.is_complete
     scores = {one.seat: one.record.score for one in grading.seats if one.record}
     assert (scores["alice"], scores["frank"], scores["bob"]) == (100.0, 50.0, 0.0)
     whys = {one.seat: one.why for one in grading.seats}
@@ -241,7 +241,7 @@ def test_each_gets_what_it_deserves_and_none_stops_another(grading: Grading) -> 
     assert "changed after it was signed" in whys["mallory"]
 
 
-def test_the_first_container_is_shut_in(grading: Grading, staff: Staff) -> None:
+def test_the_first_container_is_shut_in(grading: GradingResult, staff: Staff) -> None:
     said = printed(staff.folder, "bob")
     assert said.pop("capabilities").strip("0") == ""
     assert said.pop("place").split() == ["code", "inputs", "labctl", "model", "out", "tmp"]
@@ -253,7 +253,7 @@ def test_the_first_container_is_shut_in(grading: Grading, staff: Staff) -> None:
     }
 
 
-def test_evidence_is_shown_and_costs_no_points(grading: Grading) -> None:
+def test_evidence_is_shown_and_costs_no_points(grading: GradingResult) -> None:
     kinds = {one.seat: {f.kind for f in one.record.flags} for one in grading.seats if one.record}
     assert {"claim", "same-model"} <= kinds["frank"]
     assert "same-model" in kinds["alice"]
@@ -261,7 +261,9 @@ def test_evidence_is_shown_and_costs_no_points(grading: Grading) -> None:
     assert "names-labels" in kinds["bob"]
 
 
-def test_results_are_gradescopes_and_a_team_shares_them(grading: Grading, staff: Staff) -> None:
+def test_results_are_gradescopes_and_a_team_shares_them(
+    grading: GradingResult, staff: Staff
+) -> None:
     places = [staff.folder.grades / "hw3" / one / "results.json" for one in ("judy", "kim")]
     found = [json.loads(place.read_text()) for place in places]
     assert found[0] == found[1]
@@ -272,31 +274,33 @@ def test_results_are_gradescopes_and_a_team_shares_them(grading: Grading, staff:
 
 
 def test_nothing_is_left_on_the_server(
-    grading: Grading, staff: Staff, lab_server: LabServer
+    grading: GradingResult, staff: Staff, lab_server: LabServer
 ) -> None:
     left = lab_server.ssh(
         "ls -d ~/labctl/*/grading 2>/dev/null; docker ps -aq --filter label=labctl.courses.grading"
     )
     assert left.stdout == ""
-    assert grading_ground(staff).provider.servers() == []
+    assert build_grading_context(staff).provider.servers() == []
 
 
-def test_again_it_runs_nothing_and_looks_at_lateness_anew(grading: Grading, staff: Staff) -> None:
-    before = len(staff.folder.ledger.entries(kind="graded"))
+def test_again_it_runs_nothing_and_looks_at_lateness_anew(
+    grading: GradingResult, staff: Staff
+) -> None:
+    before = len(staff.folder.ledger.list_entries(kind="graded"))
     Receiver(staff.folder.drop).extend("hw3", "alice", -20 * 365 * 86_400)
-    again = grade(staff, "hw3")
+    again = grade_assignment(staff, "hw3")
     assert not any(one.fresh for one in again.seats)
-    assert len(staff.folder.ledger.entries(kind="graded")) == before
+    assert len(staff.folder.ledger.list_entries(kind="graded")) == before
     alice = next(one.record for one in again.seats if one.seat == "alice")
     assert alice is not None
     assert (alice.penalty, alice.score) == (100, 0.0)
     assert next(one for one in collect(staff.folder, "hw3").handed if one.seat == "alice").late_s
 
 
-def test_feedback_is_released_and_escaped(grading: Grading, staff: Staff) -> None:
+def test_feedback_is_released_and_escaped(grading: GradingResult, staff: Staff) -> None:
     page = staff.folder.grades / "hw3" / "frank" / "feedback.html"
     assert not page.exists()
-    found = release(staff.folder, "hw3", by="staff")
+    found = release_grades(staff.folder, "hw3", by="staff")
     assert "frank" in found.students
     assert "heidi" in found.waiting
     text = page.read_text()
@@ -315,8 +319,8 @@ def lying_there(server: LabServer, path: str) -> Iterator[None]:
 
 
 def test_a_machine_with_credentials_is_refused(
-    grading: Grading, staff: Staff, lab_server: LabServer
+    grading: GradingResult, staff: Staff, lab_server: LabServer
 ) -> None:
     with lying_there(lab_server, ".aws/credentials"), pytest.raises(PolicyError) as refused:
-        grade(staff, "hw3", again=True)
+        grade_assignment(staff, "hw3", again=True)
     assert "~/.aws/credentials" in refused.value.why

@@ -13,7 +13,7 @@ from sshd_container import Sshd
 
 from labctl.errors import PolicyError
 from labctl.events import Note, Progress, Step
-from labctl.model import Facts
+from labctl.model import ServerFacts
 from labctl.servers.prepare import LOG_NAME, playbook_hash, probe
 
 pytestmark = pytest.mark.engine
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def prepared(image: str, folder: Path) -> Iterator[tuple[Bench, Facts, Facts]]:
+def prepared(image: str, folder: Path) -> Iterator[tuple[Bench, ServerFacts, ServerFacts]]:
     """A machine that alice prepared, and its Facts before and after."""
     with bare(image, folder) as box:
         box.sh(f"mkdir /etc/docker && echo '{json.dumps(DAEMON_JSON)}' > /etc/docker/daemon.json")
@@ -48,7 +48,7 @@ def prepared(image: str, folder: Path) -> Iterator[tuple[Bench, Facts, Facts]]:
         alice.transport.close()
 
 
-def test_bare_machine_is_seen_as_bare(prepared: tuple[Bench, Facts, Facts]) -> None:
+def test_bare_machine_is_seen_as_bare(prepared: tuple[Bench, ServerFacts, ServerFacts]) -> None:
     _, before, _ = prepared
     assert before.user == "alice"
     assert before.home == "/home/alice"
@@ -61,7 +61,9 @@ def test_bare_machine_is_seen_as_bare(prepared: tuple[Bench, Facts, Facts]) -> N
     assert before.boot_id
 
 
-def test_prepare_installs_what_labctl_needs(prepared: tuple[Bench, Facts, Facts]) -> None:
+def test_prepare_installs_what_labctl_needs(
+    prepared: tuple[Bench, ServerFacts, ServerFacts],
+) -> None:
     alice, _, after = prepared
     assert after.python
     assert after.tmux
@@ -77,7 +79,7 @@ def test_prepare_installs_what_labctl_needs(prepared: tuple[Bench, Facts, Facts]
     assert alice.box.sh("stat -c '%U %a' /var/tmp/labctl-leases").split() == ["root", "1777"]
 
 
-def test_daemon_json_keeps_what_was_there(prepared: tuple[Bench, Facts, Facts]) -> None:
+def test_daemon_json_keeps_what_was_there(prepared: tuple[Bench, ServerFacts, ServerFacts]) -> None:
     alice, _, _ = prepared
     assert json.loads(alice.box.sh("cat /etc/docker/daemon.json")) == {
         "live-restore": True,
@@ -87,7 +89,7 @@ def test_daemon_json_keeps_what_was_there(prepared: tuple[Bench, Facts, Facts]) 
     }
 
 
-def test_tasks_are_told_as_they_go(prepared: tuple[Bench, Facts, Facts]) -> None:
+def test_tasks_are_told_as_they_go(prepared: tuple[Bench, ServerFacts, ServerFacts]) -> None:
     alice, _, _ = prepared
     steps = alice.reporter.of(Step)
     assert Step(name="prepare", detail="alices-lab") == steps[0]
@@ -101,7 +103,9 @@ def test_tasks_are_told_as_they_go(prepared: tuple[Bench, Facts, Facts]) -> None
     assert log.stat().st_mode & 0o777 == 0o600
 
 
-def test_prepared_server_costs_one_round_trip(prepared: tuple[Bench, Facts, Facts]) -> None:
+def test_prepared_server_costs_one_round_trip(
+    prepared: tuple[Bench, ServerFacts, ServerFacts],
+) -> None:
     alice, _, after = prepared
     steps = len(alice.reporter.of(Step))
     alice.transport.round_trips = 0
@@ -112,7 +116,7 @@ def test_prepared_server_costs_one_round_trip(prepared: tuple[Bench, Facts, Fact
 
 
 def test_by_hand_on_the_printed_inventory_changes_nothing(
-    prepared: tuple[Bench, Facts, Facts], tmp_path: Path
+    prepared: tuple[Bench, ServerFacts, ServerFacts], tmp_path: Path
 ) -> None:
     alice, _, _ = prepared
     output, changed = by_hand(inventory_of(alice, folder=tmp_path))
@@ -120,7 +124,7 @@ def test_by_hand_on_the_printed_inventory_changes_nothing(
 
 
 def test_by_hand_with_a_sudo_password(
-    prepared: tuple[Bench, Facts, Facts], folder: Path, tmp_path: Path
+    prepared: tuple[Bench, ServerFacts, ServerFacts], folder: Path, tmp_path: Path
 ) -> None:
     alice, _, _ = prepared
     carol = bench(alice.box, folder, "carol")
@@ -136,7 +140,7 @@ def test_by_hand_with_a_sudo_password(
 
 
 def test_second_account_of_a_stamped_server_gets_its_rights(
-    prepared: tuple[Bench, Facts, Facts], folder: Path
+    prepared: tuple[Bench, ServerFacts, ServerFacts], folder: Path
 ) -> None:
     """The stamp is the machine's: who lacks sudo is told about rights, not about packages."""
     alice, _, _ = prepared
@@ -158,7 +162,7 @@ def test_second_account_of_a_stamped_server_gets_its_rights(
 
 
 def test_nvidia_toolkit_from_a_stand_in_repository(
-    prepared: tuple[Bench, Facts, Facts], tmp_path: Path
+    prepared: tuple[Bench, ServerFacts, ServerFacts], tmp_path: Path
 ) -> None:
     alice, _, _ = prepared
     inventory = inventory_of(alice, folder=tmp_path)

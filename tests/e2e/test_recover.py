@@ -59,7 +59,7 @@ def test_a_run_whose_server_is_gone_goes_on_with_its_own_code(lab: LabDirectory)
     (lab.root / "train.sh").write_text(TRAIN.format(version="second"))
     wait_for(lambda: len(list((lab.root / "runs" / "night").glob("checkpoints/*"))) > 1)
     (lab.root / "go" / "on").touch()
-    with engine.connected() as docker:
+    with engine.connect() as docker:
         docker.containers.get(lab.server_id).remove(force=True)
     process.end(0)
     said = process.stdout
@@ -91,7 +91,7 @@ def test_two_who_watch_one_run_recover_it_once(lab: LabDirectory) -> None:
     wait_for(lambda: len(list((lab.root / "runs" / "twice").glob("checkpoints/*"))) > 1)
     (lab.root / "go" / "on").touch()
     before = lab.server_id
-    with engine.connected() as docker:
+    with engine.connect() as docker:
         docker.containers.get(before).remove(force=True)
     one.end(0)
     other.end(0)
@@ -101,7 +101,7 @@ def test_two_who_watch_one_run_recover_it_once(lab: LabDirectory) -> None:
         assert said.count("resuming here (attempt 2) ---") == 1
         assert said.endswith("twice ends\n")
     assert "attempt 3" not in lab.log("twice")
-    with engine.connected() as docker:
+    with engine.connect() as docker:
         labelled = {"label": f"labctl.lab={lab.name}"}
         servers = [one.name for one in docker.containers.list(all=True, filters=labelled)]
     assert servers == [lab.server_id]

@@ -14,7 +14,7 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from labctl.insight.report.page import page
+from labctl.insight.report.page import build_page
 from labctl.insight.report.render import render
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
@@ -42,7 +42,7 @@ def browser() -> Iterator[Browser]:
 
 def written(folder: Path, name: str = "digits") -> Path:
     found = evaluation((name, *"1234567"))
-    made = page(facts(lab=name, evaluation=found, here=found, server=found))
+    made = build_page(facts(lab=name, evaluation=found, here=found, server=found))
     (folder / "report.html").write_text(render(made, ROOT / "templates" / "report"))
     return folder / "report.html"
 

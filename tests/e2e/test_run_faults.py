@@ -188,7 +188,7 @@ def test_a_restarted_server_is_found_again_and_the_run_told_as_lost(
     process = followed(run, f"echo kept > /lab/run/checkpoints/kept; {COUNTING}")
     process.said("line 3\n")
     port = lab.json("status")["server"]["endpoint"]["port"]
-    with engine.connected() as docker:
+    with engine.connect() as docker:
         box = docker.containers.get(lab.server_id)
         if how == "reboot":
             box.restart(timeout=30)

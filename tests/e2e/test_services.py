@@ -12,7 +12,7 @@ from sshd_container import wait_for
 from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.events import Progress
 from labctl.model import Service
-from labctl.services.services import services, stop_service
+from labctl.services.services import list_services, stop_service
 
 pytest_plugins = ["service_fixtures"]
 pytestmark = pytest.mark.engine
@@ -84,11 +84,11 @@ def test_jupyter_needs_its_token_which_stands_in_no_argv_and_no_environment(
 def test_any_command_with_a_port_is_a_service(service_lab: ServiceLab) -> None:
     service = service_lab.web()
     assert ask(service_lab, service, "/hello.txt") == (200, "hello\n\n")
-    listed = services(service_lab.remote, LAB, LAB_ID)
+    listed = list_services(service_lab.remote, LAB, LAB_ID)
     assert service in listed
     assert stop_service(service_lab.remote, LAB, LAB_ID, "web") == ["web"]
     assert stop_service(service_lab.remote, LAB, LAB_ID, "web") == []
-    assert "web" not in [one.name for one in services(service_lab.remote, LAB, LAB_ID)]
+    assert "web" not in [one.name for one in list_services(service_lab.remote, LAB, LAB_ID)]
 
 
 def test_two_who_want_the_same_service_at_once_get_the_same_one(service_lab: ServiceLab) -> None:

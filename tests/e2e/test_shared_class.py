@@ -16,10 +16,10 @@ from shared_bed import IMAGE, Agreeing
 from sshd_container import Sshd
 from submit_bed import SSHD
 
-from labctl.config import paths
-from labctl.courses.seat_operations import KeeperStaff, SeatWork
-from labctl.courses.servers import SeatOutcome, Staff, up
-from labctl.courses.teardown import down
+from labctl.config import find_paths
+from labctl.courses.seat_operations import KeeperStaff, SeatOperations
+from labctl.courses.servers import SeatOutcome, Staff, bring_up_servers
+from labctl.courses.teardown import end_seats
 from labctl.errors import PolicyError
 from labctl.model import Server
 from labctl.providers.local import LocalSettings
@@ -65,13 +65,13 @@ def staff(bed: CourseBed, by: str = "staff") -> Staff:
     """As a process that has just begun has it: nothing is remembered."""
     home = bed.folder / "keeper-home"
     home.mkdir(exist_ok=True)
-    places = paths({"HOME": str(home)})
+    places = find_paths({"HOME": str(home)})
     return KeeperStaff(bed.course, places, State(places.database), Agreeing(), by=by)
 
 
 def made(bed: CourseBed, *names: str) -> list[SeatOutcome]:
     """`labctl course up --only ...`."""
-    return up(staff(bed), bed.course.chosen(names))
+    return bring_up_servers(staff(bed), bed.course.choose_seats(names))
 
 
 def joined(bed: CourseBed, student: str) -> Path:
@@ -94,7 +94,7 @@ def test_a_class_of_four_with_one_who_joins_late(
     assert [one.error for one in made(bed, "alice", "bob")] == ["", ""]
     (carol,) = made(bed, "carol")
     assert (carol.error, carol.why) == ("", "")
-    with keeping(bed, SeatWork(staff(bed, "keeper"))):
+    with keeping(bed, SeatOperations(staff(bed, "keeper"))):
         for student in CLASS:
             assert whoami(bed, student, joined(bed, student)) == f"lab-{student}"
         eve = joined(bed, "eve")
@@ -104,10 +104,10 @@ def test_a_class_of_four_with_one_who_joins_late(
         bed.labctl("dora", "down", "--yes", cwd=bed.home("dora") / "ml-2026")
         assert whoami(bed, "eve", eve) == "lab-eve"
         # Staff ends the machine beneath the keeper, which has remembered it as ready.
-        assert all(one.ended for one in down(staff(bed), bed.course.seats()))
+        assert all(one.ended for one in end_seats(staff(bed), bed.course.list_seats()))
         assert staff(bed).course(plain=True).provider.servers() == []
         assert whoami(bed, "alice", bed.home("alice") / "ml-2026") == "lab-alice"
-    seats = {one.lab_id: one.name for one in bed.course.seats()}
+    seats = {one.lab_id: one.name for one in bed.course.list_seats()}
     living = staff(bed).course().provider.servers()
     assert [seats[one.lab_id] for one in living] == ["alice"]
 
@@ -118,12 +118,12 @@ def test_a_machine_of_ones_own_that_is_ready_is_offered_to_its_seat(
     """The only machine is leased, by the course for alice: she gets it, and bob is told why not."""
     box = start_sshd()
     with course_bed(tmp_path, on_static(box.port, box.key)) as bed:
-        alice, bob = bed.course.chosen(["alice", "bob"])
-        (ready,) = up(staff(bed), [alice], login_only=True)
+        alice, bob = bed.course.choose_seats(["alice", "bob"])
+        (ready,) = bring_up_servers(staff(bed), [alice], login_only=True)
         assert ready.server is not None, (ready.error, ready.why)
-        work = SeatWork(staff(bed, "keeper"), login_only=True)
+        work = SeatOperations(staff(bed, "keeper"), login_only=True)
         work.check(alice)
         assert work.offers(alice) == [ready.server.offer]
-        assert work.make(alice).id == ready.server.id
+        assert work.create_server(alice).id == ready.server.id
         with pytest.raises(PolicyError, match="taken"):
             work.offers(bob)

@@ -13,11 +13,11 @@ from shared_bed import BROKER, IMAGE, SLEEP, Person, SharedServer, quoted, share
 
 from labctl.agent.broker.http import IDLE_S
 from labctl.errors import LabError, PolicyError
-from labctl.events import Silent
+from labctl.events import SilentReporter
 from labctl.providers.local import LocalSettings
 from labctl.servers.prepare import probe
 from labctl.services.forward import Forwarding, ForwardSpec
-from labctl.services.services import ServiceRequest, ensure_service, services, stop_service
+from labctl.services.services import ServiceRequest, ensure_service, list_services, stop_service
 
 pytestmark = pytest.mark.engine
 
@@ -328,9 +328,9 @@ def test_a_service_is_its_owners_alone(alice: Person, bob: Person, bed: SharedSe
         ),
         port=8000,
     )
-    service = ensure_service(alice.remote, wanted, Silent())
+    service = ensure_service(alice.remote, wanted, SilentReporter())
     assert service.socket.startswith("/run/labctl/accounts/")
-    assert services(alice.remote, "hw3", alice.server.lab_id) == [service]
+    assert list_services(alice.remote, "hw3", alice.server.lab_id) == [service]
     spec = ForwardSpec(
         config=str(alice.ssh_config),
         server_id=alice.server.id,
@@ -357,8 +357,8 @@ def test_a_service_is_its_owners_alone(alice: Person, bob: Person, bed: SharedSe
     assert "secret" not in log
     # A broker that starts again has the service where it was.
     bed.host.sh("/usr/local/lib/labctl/start-broker")
-    wait_for(lambda: services(alice.remote, "hw3", alice.server.lab_id))
-    assert ensure_service(alice.remote, wanted, Silent()) == service
+    wait_for(lambda: list_services(alice.remote, "hw3", alice.server.lab_id))
+    assert ensure_service(alice.remote, wanted, SilentReporter()) == service
     assert stop_service(alice.remote, "hw3", alice.server.lab_id) == ["page"]
 
 

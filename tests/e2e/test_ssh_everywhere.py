@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from sshd_container import Sshd
 
-from labctl.config import lab_id, paths
+from labctl.config import ensure_lab_id, find_paths
 from labctl.servers.connections import Connections
 from labctl.state import State
 
@@ -31,7 +31,7 @@ def labctl(sshd: Sshd, tmp_path: Path) -> Labctl:
     sshd.stop_sshd()
     sshd.start_sshd("MaxStartups=10:100:10")
     users = ("student", "fishy", "cshy", "noisy")
-    places = paths({"HOME": str(tmp_path)})
+    places = find_paths({"HOME": str(tmp_path)})
     with State(places.database) as state:
         for number in range(MANY):
             one = sshd.server(f"box-{number:02}", f"lab-{number:02}", user=users[number % 4])
@@ -54,10 +54,10 @@ def labctl(sshd: Sshd, tmp_path: Path) -> Labctl:
 @pytest.fixture(autouse=True)
 def no_master_stays(sshd: Sshd, tmp_path: Path) -> Iterator[None]:
     yield
-    places = paths({"HOME": str(tmp_path)})
+    places = find_paths({"HOME": str(tmp_path)})
     connections = Connections(places.ssh_dir, places.user_ssh_config)
     with State(places.database) as state:
-        for one in state.servers():
+        for one in state.list_servers():
             connections.close(one)
             config = connections.config_path(one.id)
             if config.exists():
@@ -94,8 +94,8 @@ def test_one_command_after_another_goes_over_one_connection(sshd: Sshd, tmp_path
     root = tmp_path / "digits"
     root.mkdir()
     (root / "lab.yaml").write_text("lab: digits\n")
-    with State(paths({"HOME": str(tmp_path)}).database) as state:
-        one = msgspec.structs.replace(sshd.server(), lab_id=lab_id(root), state="running")
+    with State(find_paths({"HOME": str(tmp_path)}).database) as state:
+        one = msgspec.structs.replace(sshd.server(), lab_id=ensure_lab_id(root), state="running")
         state.save_server(one)
 
     def said() -> str:

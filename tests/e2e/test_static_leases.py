@@ -12,9 +12,9 @@ from sshd_container import Sshd, wait_for
 
 from labctl.commands import lease
 from labctl.errors import HostKeyError, LabError, PolicyError
-from labctl.events import Decision, Silent
+from labctl.events import Question, SilentReporter
 from labctl.model import CreateRequest, GpuNeed, Need, Server
-from labctl.providers import Surroundings
+from labctl.providers import ProviderContext
 from labctl.providers.static import HostEntry, StaticProvider, StaticSettings
 from labctl.servers.connections import Connections
 
@@ -22,14 +22,14 @@ pytest_plugins = ["sshd_fixtures"]
 pytestmark = pytest.mark.engine
 
 
-class Person(Silent):
+class Person(SilentReporter):
     """Somebody with a laptop of their own, who confirms the keys of new machines."""
 
     def __init__(self, name: str, home: Path, machines: list[Sshd], user: str = "student") -> None:
         self.name = name
-        self.asked: list[Decision] = []
+        self.asked: list[Question] = []
         self.connections = Connections(home / "ssh", home / ".ssh" / "config")
-        around = Surroundings(
+        around = ProviderContext(
             data_dir=home,
             owner=name,
             connect=self.connections.connect,
@@ -43,7 +43,7 @@ class Person(Silent):
         )
         self.provider = StaticProvider(StaticSettings(hosts=hosts), around)
 
-    def ask(self, decision: Decision) -> bool:
+    def confirm(self, decision: Question) -> bool:
         self.asked.append(decision)
         return True
 

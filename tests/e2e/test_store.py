@@ -12,7 +12,7 @@ from lab_servers import wait_for
 from store_lab import StoreLab, store_lab
 
 from labctl.errors import NotFoundError, TransferError
-from labctl.stores.lab_store import lab_store, restore_run
+from labctl.stores.lab_store import open_lab_store, restore_run
 
 pytestmark = pytest.mark.engine
 RUN = "long"
@@ -160,8 +160,8 @@ def test_another_server_is_made_from_the_store_alone(stored: StoreLab) -> None:
     assert old_key not in new_key
     ground = stored.ground
     with pytest.raises(NotFoundError, match="has no files of run never"):
-        restore_run(ground, ground.server(), "never")
-    reply = restore_run(ground, ground.server(), RUN)
+        restore_run(ground, ground.get_server(), "never")
+    reply = restore_run(ground, ground.get_server(), RUN)
     assert f"{newest}/" in {name for name, _ in reply["left_out"]}
     assert reply["run"]["state"] == "exited"
     now = stored.run_hashes(RUN)
@@ -170,8 +170,8 @@ def test_another_server_is_made_from_the_store_alone(stored: StoreLab) -> None:
 
 
 def test_the_person_reads_it_too(stored: StoreLab) -> None:
-    store = lab_store(stored.ground)
-    assert f"runs/{RUN}/index.json" in store.names("runs/")
+    store = open_lab_store(stored.ground)
+    assert f"runs/{RUN}/index.json" in store.list_keys("runs/")
     about = json.loads(store.read(f"runs/{RUN}/run.json") or b"{}")
     target = stored.lab.root / "code.tar"
     store.fetch(f"runs/{RUN}/code.tar", target, **about["code"])

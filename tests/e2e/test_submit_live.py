@@ -102,7 +102,7 @@ def test_a_bundle_is_handed_in_and_proved(machine: Machine, student: Student) ->
     body = student.json("--yes")
     signed = body["handed_in"]["signed"]["receipt"]
     assert (signed["student"], signed["number"], signed["late_s"]) == (student.name, 1, 0)
-    with machine.receiver.bundle_of("hw3", student.name).open("rb") as file:
+    with machine.receiver.find_bundle("hw3", student.name).open("rb") as file:
         manifest, _ = inspect(file)
     assert (manifest.student, manifest.run, manifest.lab) == (student.name, RUN, "digits")
     assert "signature: valid" in student.submit("--verify")[0]
@@ -124,7 +124,7 @@ def test_a_grade_comes_back_once_it_was_released(machine: Machine, student: Stud
     found = Feedback(
         assignment="hw3", number=1, score=87.5, points=100.0, text="ok \x1b[2J", page=page
     )
-    machine.receiver.give("hw3", student.name, found)
+    machine.receiver.release_feedback("hw3", student.name, found)
     out, _ = student.submit("--grade")
     assert "hw3: 87.5 of 100 points" in out
     assert "\x1b" not in out
@@ -295,7 +295,7 @@ def test_a_receiver_with_another_signing_key_gets_nothing(
 ) -> None:
     file = student.lab / "assignment.yaml"
     file.write_text(
-        file.read_text().replace(machine.receiver.public(), "ed25519:" + "A" * 43 + "=")
+        file.read_text().replace(machine.receiver.read_public_key(), "ed25519:" + "A" * 43 + "=")
     )
     _, err = student.submit("--yes", code=3)
     assert "not the receiver of the assignment" in err

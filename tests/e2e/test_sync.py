@@ -18,13 +18,13 @@ from labctl.errors import DiskFullError, NotFoundError, PolicyError, TransferErr
 from labctl.events import Event, Progress
 from labctl.model import GIB, FileEntry, Run
 from labctl.rehearsal.images import BOTO3
-from labctl.servers.agent import Remote
+from labctl.servers.agent import AgentClient
 from labctl.servers.connections import Connections
 from labctl.sync.edits import pull_code, pull_edits
 from labctl.sync.fetch import fetch_data
 from labctl.sync.pull import pull, verify
 from labctl.sync.push import PushResult, push
-from labctl.sync.scan import Index, scan_code, scan_data
+from labctl.sync.scan import HashIndex, scan_code, scan_data
 from labctl.transports.fabric import FabricTransport
 
 pytest_plugins = ["sshd_fixtures"]
@@ -62,7 +62,7 @@ def lab(tmp_path: Path) -> Path:
 def push_code(box: Box, lab: Path, told: Recorder | None = None, **more: Any) -> PushResult:
     told = told or Recorder()
     remote = more.pop("remote", box.remote)
-    index = Index(lab, "code")
+    index = HashIndex(lab, "code")
     files = scan_code(lab, told, later=index)
     return push(remote, LAB, LAB_ID, "code", lab, files, told, index=index, **more)
 
@@ -90,7 +90,7 @@ def test_what_little_was_edited_arrives_with_one_call(box: Box, lab: Path) -> No
     assert box.hashes("code") == local_hashes(lab)
 
 
-class Counting(Remote):
+class Counting(AgentClient):
     verbs: list[str]
 
     def __init__(self, transport: Any) -> None:
@@ -126,7 +126,7 @@ def test_much_arrives_whichever_way_it_goes(
         box = Box(box.sshd, connections, "noisy")
         remote = box.remote
     if way == "fabric":
-        remote = Remote(FabricTransport(box.transport.endpoint))
+        remote = AgentClient(FabricTransport(box.transport.endpoint))
     result = push_code(box, lab, told, remote=remote)
     if way == "fabric":
         remote.transport.close()
@@ -198,7 +198,7 @@ def test_edits_are_saved_or_brought_back_and_no_local_change_is_lost(box: Box, l
     assert pull_edits(box.remote, LAB, LAB_ID, lab, reporter=told).saved == ()
 
 
-class Meddling(Remote):
+class Meddling(AgentClient):
     """Calls `meddle` once the server has its plan: it is not what was scanned then."""
 
     def __init__(self, transport: Any, meddle: Callable[[], None]) -> None:
@@ -236,7 +236,7 @@ def test_a_large_file_is_read_once_and_known_from_then_on(box: Box, lab: Path) -
     assert calls.verbs == ["plan", "commit"]
     assert all(p.total < MIB for p in told.progress("hash")), "it was read before it was sent"
     assert box.hashes("code") == local_hashes(lab)
-    (entry,) = [f for f in scan_code(lab, told, later=Index(lab, "code")) if f.size > MIB]
+    (entry,) = [f for f in scan_code(lab, told, later=HashIndex(lab, "code")) if f.size > MIB]
     assert entry.sha256 == local_hashes(lab)["large.bin"]
 
     os.utime(large, (settled_s + 1, settled_s + 1))
@@ -331,7 +331,7 @@ def test_much_is_pulled_whichever_way_it_goes(box: Box, lab: Path, way: str) -> 
     told = Recorder()
     remote = box.remote
     if way == "fabric":
-        remote = Remote(FabricTransport(box.transport.endpoint))
+        remote = AgentClient(FabricTransport(box.transport.endpoint))
     result = pull(remote, LAB, LAB_ID, ["r1"], lab, reporter=told).runs[0]
     if way == "fabric":
         remote.transport.close()

@@ -13,7 +13,7 @@ from sshd_container import Sshd
 from systemd_machine import build_image, lab_on, load_image, machine
 
 from labctl.courses.bake import CLEAN_SCRIPT
-from labctl.servers.agent import Remote
+from labctl.servers.agent import AgentClient
 from labctl.servers.connections import Connections
 from labctl.transports.openssh import OpenSshTransport
 
@@ -75,7 +75,7 @@ def test_a_watchdog_that_keeps_crashing_is_started_again(box: Sshd, tmp_path: Pa
     """More often than systemd's default limit of five starts within ten seconds allows."""
     server = box.server()
     path = Connections(tmp_path / "ssh", None).write(server)
-    remote = Remote(OpenSshTransport(path, server.id, server.endpoint, master=False))
+    remote = AgentClient(OpenSshTransport(path, server.id, server.endpoint, master=False))
     limits = {"ttl_s": 3600.0, "idle_s": None, "budget_usd": None, "price_usd_per_hour": 0.0}
     request = {"lab": "crashes", "lab_id": "77aa5500ee12", "server_id": "crashes", "elapsed_s": 0.0}
     ending = {"kind": "poweroff", "disk": "stays", "grace_s": 10}

@@ -18,10 +18,10 @@ from systemd_machine import build_image, lab_on, load_image, machine
 
 from labctl.agent.host.gpu_access import EVERY_S, FIRST_S, STATE
 from labctl.agent.host.systemd_reload import PUT_OFF
-from labctl.agent.reply import reply_of
+from labctl.agent.reply import parse_reply
 from labctl.agent.watchdog.state_files import ROOT_DIR
 from labctl.agent.watchdog.systemd_unit import UNIT
-from labctl.servers.agent import program
+from labctl.servers.agent import build_program
 
 pytestmark = pytest.mark.engine
 
@@ -59,7 +59,7 @@ def box(
     with machine(build_image(gpu_image), folder, options) as made:
         made.sh(CGROUP_DRIVER)
         load_image(made, small_image, folder)
-        (folder / "program.zip").write_bytes(program())
+        (folder / "program.zip").write_bytes(build_program())
         docker("cp", str(folder / "program.zip"), f"{made.name}:/root/program.zip")
         made.sh(GENERATOR)
         for version in (FIRST, SECOND, THIRD):
@@ -77,7 +77,7 @@ def gpu_container(box: Sshd, small_image: str) -> Iterator[str]:
 def call(box: Sshd, verb: str, request: dict[str, Any], version: str) -> dict[str, Any]:
     """What a verb of the program of that version answers to root."""
     words = f"python3 -I -S -B /root/{version}/__main__.py {verb}"
-    return reply_of(verb, box.sh(f"echo '{json.dumps(request)}' | {words}"), "")
+    return parse_reply(verb, box.sh(f"echo '{json.dumps(request)}' | {words}"), "")
 
 
 def count_reloads(box: Sshd) -> int:
@@ -165,7 +165,7 @@ def test_a_gpu_that_a_reload_takes_is_noticed(
 
 def share(box: Sshd, folder: Path, memory: str) -> tuple[str, int]:
     """Run the role of shared servers: what it printed, and how many tasks changed something."""
-    (folder / "broker.zip").write_bytes(program())
+    (folder / "broker.zip").write_bytes(build_program())
     choices = {
         "shared_server_program": str(folder / "broker.zip"),
         "shared_server_shell_memory": memory,

@@ -26,12 +26,12 @@ from sync_lab import HOME, LAB, LAB_ID, Box, Recorder, build_image, local_hashes
 from labctl.commands import rsync
 from labctl.errors import DiskFullError, LinkLostError, PolicyError, TransferError
 from labctl.events import Event, Progress
-from labctl.servers.agent import Remote, program_name
+from labctl.servers.agent import AgentClient, program_name
 from labctl.servers.connections import Connections
 from labctl.sync.edits import pull_edits
 from labctl.sync.pull import pull, verify
 from labctl.sync.push import PushResult, push
-from labctl.sync.scan import Index, scan_code
+from labctl.sync.scan import HashIndex, scan_code
 
 pytest_plugins = ["sshd_fixtures"]
 pytestmark = pytest.mark.engine
@@ -92,7 +92,7 @@ def write_big(path: Path) -> None:
 
 
 def push_code(box: Box, lab: Path, told: Recorder) -> PushResult:
-    index = Index(lab, "code")
+    index = HashIndex(lab, "code")
     files = scan_code(lab, told, later=index)
     return push(box.remote, LAB, LAB_ID, "code", lab, files, told, index=index)
 
@@ -260,7 +260,7 @@ def test_21_a_file_that_is_being_written_is_never_taken_for_whole(box: Box, lab:
     assert (lab / "runs" / "r1" / "checkpoints" / "model.pt").stat().st_size == 18_000_000
 
 
-class Meddling(Remote):
+class Meddling(AgentClient):
     """Calls `meddle` after the server has said what there is, before any of it is read."""
 
     def __init__(self, transport: Any, meddle: Callable[[], None]) -> None:
@@ -584,7 +584,7 @@ def test_34_35_links_do_not_travel(box: Box, lab: Path) -> None:
         "ended": True,
     }
 
-    class Lying(Remote):
+    class Lying(AgentClient):
         def call(self, verb: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
             if verb == "manifest":
                 return {"runs": {"r1": promised}}

@@ -25,7 +25,7 @@ from labctl.errors import (
     NotFoundError,
     UsageError,
 )
-from labctl.events import Silent
+from labctl.events import SilentReporter
 from labctl.model import Endpoint
 from labctl.servers.connections import Connections
 from labctl.servers.host_keys import make_key
@@ -326,9 +326,9 @@ def test_single_files_over_sftp(transport: Transport, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"\0\1" * 500_000)
     (tmp_path / "a").chmod(0o640)
     target = f"/tmp/{tmp_path.name} b"
-    assert upload_file(transport, tmp_path / "a", target, Silent()) == 1_000_000
+    assert upload_file(transport, tmp_path / "a", target, SilentReporter()) == 1_000_000
     assert transport.run(command("stat", "-c", "%s %a", target)).stdout == "1000000 640\n"
-    assert download_file(transport, target, tmp_path / "b", Silent()) == 1_000_000
+    assert download_file(transport, target, tmp_path / "b", SilentReporter()) == 1_000_000
     assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
     assert transport.run("ls /tmp | grep labctl-part", check=False).code == 1
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["a", "b"]
@@ -337,12 +337,12 @@ def test_single_files_over_sftp(transport: Transport, tmp_path: Path) -> None:
 @real_transports
 def test_a_single_file_that_is_not_there(transport: Transport, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="there is no none"):
-        download_file(transport, "none", tmp_path / "b", Silent())
+        download_file(transport, "none", tmp_path / "b", SilentReporter())
     with pytest.raises(UsageError, match="is a directory"):
-        download_file(transport, "/tmp", tmp_path / "b", Silent())
+        download_file(transport, "/tmp", tmp_path / "b", SilentReporter())
     (tmp_path / "a").write_bytes(b"a")
     with pytest.raises(NotFoundError, match="/none/a"):
-        upload_file(transport, tmp_path / "a", "/none/a", Silent())
+        upload_file(transport, tmp_path / "a", "/none/a", SilentReporter())
     assert not (tmp_path / "b").exists()
     assert transport.run("echo in").stdout == "in\n"
 

@@ -119,7 +119,7 @@ def stored(
             yield StoreLab(made, store)
         finally:
             made.labctl("down", "--yes", "--discard")
-            with engine.connected() as docker:
+            with engine.connect() as docker:
                 for volume in docker.volumes.list(filters={"label": f"{cache.LABEL}={OWNER}"}):
                     volume.remove()
 
@@ -167,20 +167,20 @@ def taken(run: Watched, announced: bool) -> bool:
     if announced:
         step = run.told()
         about = {"lab_id": ground.lab_id, "left_s": NOTICE_S, "source": "the test"}
-        ground.remote(ground.server()).call("reclaim-notice", about)
+        ground.open_agent(ground.get_server()).call("reclaim-notice", about)
     else:
-        with engine.connected() as docker:
+        with engine.connect() as docker:
             docker.containers.get(before).remove(force=True, v=True)
         step = run.mirrored()
 
     def replaced() -> bool:
-        server = ground.state.server_of_lab(ground.lab_id)
+        server = ground.state.get_lab_server(ground.lab_id)
         return run.ended or (server is not None and server.id != before)
 
     wait_for(replaced, 300)
     if run.ended:
         return False
-    server = ground.state.server_of_lab(ground.lab_id)
+    server = ground.state.get_lab_server(ground.lab_id)
     assert server is not None
     lab.server_id = server.id
     run.reclaims.append(Reclaim(announced, step))

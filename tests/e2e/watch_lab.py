@@ -16,7 +16,7 @@ from typing import Any
 from lab_servers import READY_DEADLINE_S, LabServer, wait_for
 
 from labctl.model import RunSpec
-from labctl.servers.agent import Remote
+from labctl.servers.agent import AgentClient
 from labctl.servers.connections import Connections
 from labctl.transports.openssh import OpenSshTransport
 
@@ -54,11 +54,11 @@ class WatchLab:
     about: dict[str, Any] = field(default_factory=lambda: {"lab": LAB, "lab_id": LAB_ID})
 
     @property
-    def remote(self) -> Remote:
+    def remote(self) -> AgentClient:
         """Anew each time, since a restarted server has another port."""
         found = self.server.found()
         path = Connections(self.folder / "ssh", None).write(found)
-        return Remote(OpenSshTransport(path, found.id, found.endpoint, master=False))
+        return AgentClient(OpenSshTransport(path, found.id, found.endpoint, master=False))
 
     def guard(self, server_id: str, **words: Any) -> dict[str, Any]:
         """Arm it for a server called `server_id`: another one starts afresh."""

@@ -8,7 +8,7 @@ from lab_ground import World, world
 
 from labctl.model import Server
 from labctl.servers import guard
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     armed: list[float | None] = []
 
     def arm(
-        ground: Ground,
+        ground: LabContext,
         server: Server,
         *,
         budget_left_usd: float | None,

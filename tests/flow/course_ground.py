@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from lab_ground import Cloud, DiskCloud, Machine, Recorded, Wires
 
-from labctl.config import Paths, paths
+from labctl.config import Paths, find_paths
 from labctl.courses import context as grounds
 from labctl.courses import servers
-from labctl.courses.context import course_ground
+from labctl.courses.context import build_course_context
 from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, Seat, make_private
 from labctl.courses.servers import Staff
 from labctl.errors import CapacityError
 from labctl.model import CreateRequest, Endpoint, Offer, Server
-from labctl.providers import Room
-from labctl.servers.context import Ground
+from labctl.providers import QuotaRoom
+from labctl.servers.context import LabContext
 from labctl.servers.host_keys import make_key
 from labctl.state import State
 from labctl.transports import Transport
@@ -49,8 +49,10 @@ class ClassCloud(Cloud):
         self.listings += 1
         return super().servers()
 
-    def room(self, offer: Offer) -> Room:
-        return Room(most=self.most, quota="machines", units="machines", limit=self.most, next="ask")
+    def compute_room(self, offer: Offer) -> QuotaRoom:
+        return QuotaRoom(
+            most=self.most, quota="machines", units="machines", limit=self.most, next="ask"
+        )
 
 
 class StoppableCloud(ClassCloud, DiskCloud):
@@ -90,7 +92,7 @@ class Class:
 
     @property
     def places(self) -> Paths:
-        return paths({"HOME": str(self.root / "home")})
+        return find_paths({"HOME": str(self.root / "home")})
 
     @property
     def state(self) -> State:
@@ -101,7 +103,7 @@ class Class:
         return Staff(folder, self.places, self.state, self.reporter, by="ta")
 
     def seat(self, name: str) -> Seat:
-        return self.folder.seat(name)
+        return self.folder.find_seat(name)
 
     def server(self, name: str) -> Server:
         lab_id = self.seat(name).lab_id
@@ -130,8 +132,8 @@ def a_class(root: Path, monkeypatch: pytest.MonkeyPatch, rows: str, more: str = 
     key = make_key(root / "host").rpartition(" ")[0]
     made = Class(root, ClassCloud(key), open_course(course))
 
-    def ground(*words: Any, **named: Any) -> Ground:
-        found = course_ground(*words, **named)
+    def ground(*words: Any, **named: Any) -> LabContext:
+        found = build_course_context(*words, **named)
         found.__dict__["provider"] = made.cloud
         wires = ClassWires(made.places, root / "machines", made.machines)
         found.__dict__["connections"] = wires

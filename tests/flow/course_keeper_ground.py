@@ -14,16 +14,16 @@ import pytest
 from lab_ground import Cloud, Wires, World
 
 from labctl.courses import servers
-from labctl.courses.claims import Claim
-from labctl.courses.context import course_ground
+from labctl.courses.claims import SeatClaim
+from labctl.courses.context import build_course_context
 from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, Seat, make_private
-from labctl.courses.requests import Desk
-from labctl.courses.seat_operations import Money
+from labctl.courses.requests import RequestHandler
+from labctl.courses.seat_operations import SeatMoney
 from labctl.courses.servers import Staff
 from labctl.model import Endpoint, Offer, Server
 from labctl.providers import Deadline
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.state import State
 
 ROSTER = """id,name,email,team,section,active
@@ -71,10 +71,10 @@ class Pretended:
     def offers(self, seat: Seat) -> list[Offer]:
         return [OFFER]
 
-    def money(self, seat: Seat) -> Money:
-        return Money(allowance_usd=20.0, spent_usd=self.spent_usd)
+    def money(self, seat: Seat) -> SeatMoney:
+        return SeatMoney(allowance_usd=20.0, spent_usd=self.spent_usd)
 
-    def make(self, seat: Seat) -> Server:
+    def create_server(self, seat: Seat) -> Server:
         self.calls.append("make")
         self.making.set()
         assert self.gate.wait(120)
@@ -101,14 +101,14 @@ class Pretended:
             )
         return self.server
 
-    def let_in(self, seat: Seat, server: Server, claims: tuple[Claim, ...]) -> Server:
+    def authorize_keys(self, seat: Seat, server: Server, claims: tuple[SeatClaim, ...]) -> Server:
         self.keys.append(tuple(sorted(one.student for one in claims)))
         return server
 
-    def look(self, seat: Seat, server: Server) -> Server | None:
+    def check_server(self, seat: Seat, server: Server) -> Server | None:
         return self.server
 
-    def end(self, seat: Seat, server: Server) -> None:
+    def end_server(self, seat: Seat, server: Server) -> None:
         self.calls.append("end")
         if self.error is not None:
             raise self.error
@@ -118,14 +118,16 @@ class Pretended:
         self.calls.append(f"extend {span_s} {by}")
 
 
-def asked(desk: Desk, student: str, do: str, **about: object) -> dict[str, Any]:
+def asked(desk: RequestHandler, student: str, do: str, **about: object) -> dict[str, Any]:
     """The reply to one request, as it goes over the wire."""
     reply = desk.answer(student, msgspec.json.encode({"do": do, **about}))
     found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(reply))
     return found
 
 
-def create(desk: Desk, student: str, token: str = "aa" * 8, **other: object) -> dict[str, Any]:
+def create(
+    desk: RequestHandler, student: str, token: str = "aa" * 8, **other: object
+) -> dict[str, Any]:
     about = {"lab": f"lab-{student}", "lab_id": "0f1e2d3c4b5a", "token": token, "public_key": KEY}
     return asked(desk, student, "create", **{**about, "offer": msgspec.to_builtins(OFFER), **other})
 
@@ -163,7 +165,7 @@ class Course:
 
     def add(self, seat: str, price: float = 1.0, age_s: float = 0.0) -> Server:
         """A server of this seat's that somebody has made; the record knows it as ready."""
-        own = self.folder.seat(seat)
+        own = self.folder.find_seat(seat)
         offer = msgspec.structs.replace(OFFER, price_usd_per_hour=price)
         made = self.cloud.add(f"srv-{seat}", own.lab, own.lab_id, offer)
         self.cloud.change(made.id, created_at=time.time() - age_s)
@@ -179,8 +181,8 @@ def patched_course(
 ) -> Course:
     """`more` are further lines of course.yaml."""
 
-    def ground(*words: object, **named: object) -> Ground:
-        made: Callable[..., Ground] = course_ground
+    def ground(*words: object, **named: object) -> LabContext:
+        made: Callable[..., LabContext] = build_course_context
         found = made(*words, **named)
         found.__dict__["provider"] = world.cloud
         found.__dict__["connections"] = Wires(world.places, world.machine)

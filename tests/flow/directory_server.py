@@ -15,7 +15,7 @@ import pytest
 from labctl.commands import rsync
 from labctl.model import Endpoint
 from labctl.shell import Command
-from labctl.transports import Body, RemoteShell, Result, blocks, failures
+from labctl.transports import Body, RemoteShell, Result, failures, iterate_blocks
 
 # As ssh does: what follows the host's name is a line for a shell there.
 SHELL = """#!/bin/sh
@@ -59,7 +59,7 @@ class DirectoryServer:
             stderr=done.stderr.decode(errors="replace"),
         )
         if check and result.code:
-            raise failures.failed(self.endpoint, str(line), result.code, result.stderr)
+            raise failures.make_command_error(self.endpoint, str(line), result.code, result.stderr)
         return result
 
     def stream(
@@ -95,7 +95,7 @@ class DirectoryServer:
         self.on_line(str(line))
         return subprocess.run(
             ["sh", "-c", str(line)],
-            input=b"".join(blocks(stdin)),
+            input=b"".join(iterate_blocks(stdin)),
             capture_output=True,
             env={"PATH": self.path, "HOME": str(self.home)},
             check=False,

@@ -16,14 +16,14 @@ from click.testing import CliRunner
 from lab_ground import LAB_ID, Cloud, Recorded, Wires, World, unreachable
 
 from labctl.cli import cli
-from labctl.config import Paths, paths
+from labctl.config import Paths, find_paths
 from labctl.errors import LabError
 from labctl.lifecycle import keeper_host, kept_labs, recovery_lock, restore, up
-from labctl.lifecycle.export_lab import hand_over
-from labctl.lifecycle.import_lab import Taken
+from labctl.lifecycle.export_lab import export_lab
+from labctl.lifecycle.import_lab import ImportedLab
 from labctl.lifecycle.keeper_host import KeeperHost
 from labctl.model import Endpoint, Run, RunSpec, Server
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.state import State
 from labctl.transports import Result
 from labctl.transports.fake import FakeTransport
@@ -52,7 +52,7 @@ class Pair:
 
     @property
     def places(self) -> Paths:
-        return paths(self.environ)
+        return find_paths(self.environ)
 
     @property
     def state(self) -> State:
@@ -60,12 +60,12 @@ class Pair:
 
     @property
     def ward(self) -> Path:
-        return kept_labs.directory(self.places, NAME)
+        return kept_labs.lab_directory(self.places, NAME)
 
-    def kept(self) -> Ground:
+    def kept(self) -> LabContext:
         """The lab as the keeper has it."""
-        one = kept_labs.ward(self.places, NAME)
-        return kept_labs.ground(one, self.places, self.state, Recorded(), self.environ)
+        one = kept_labs.find_kept_lab(self.places, NAME)
+        return kept_labs.make_context(one, self.places, self.state, Recorded(), self.environ)
 
     def server(self) -> Server:
         (server,) = self.cloud.machines.values()
@@ -74,7 +74,7 @@ class Pair:
     def started(self, run_id: str = "night", state: str = "running") -> Run:
         """A run on record at the laptop, as `labctl run --recover` leaves it."""
         ground = self.lab.ground()
-        server = ground.state.server_of_lab(LAB_ID)
+        server = ground.state.get_lab_server(LAB_ID)
         assert server is not None
         spec = RunSpec(id=run_id, lab="digits", lab_id=LAB_ID, command=("true",), image="img")
         restore.keep_code(ground, spec)
@@ -82,9 +82,9 @@ class Pair:
         ground.state.save_run(run)
         return run
 
-    def hand_over(self, run_id: str = "night", reporter: Recorded | None = None) -> Taken:
+    def hand_over(self, run_id: str = "night", reporter: Recorded | None = None) -> ImportedLab:
         ground = self.lab.ground(reporter)
-        return hand_over(ground, KeeperHost(ground, HOST), ground.server(), run_id)
+        return export_lab(ground, KeeperHost(ground, HOST), ground.get_server(), run_id)
 
     def transport(self) -> FakeTransport:
         return FakeTransport().reply("labctl keep", self._answer)
@@ -106,9 +106,9 @@ def pair(lab: World, home: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
     """A lab with a server and a run, and a machine with a keeper that knows nothing of it yet."""
     home.mkdir()
     made = Pair(lab, home, monkeypatch)
-    own = kept_labs.ground
+    own = kept_labs.make_context
 
-    def ground(*words: Any, **named: Any) -> Ground:
+    def ground(*words: Any, **named: Any) -> LabContext:
         found = own(*words, **named)
         found.__dict__["provider"] = lab.cloud
         found.__dict__["connections"] = Wires(found.paths, lab.machine)
@@ -123,7 +123,7 @@ def pair(lab: World, home: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
 
 
 def handed_to(lab: World) -> str:
-    return recovery_lock.handed_to(lab.ground())
+    return recovery_lock.find_keeper(lab.ground())
 
 
 def cut() -> LabError:

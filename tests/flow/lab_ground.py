@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from labctl.config import Paths, load_lab, paths
+from labctl.config import Paths, find_paths, load_lab
 from labctl.errors import ConnectError, LabError, LinkLostError
-from labctl.events import Decision, Event, Note
+from labctl.events import Event, Note, Question
 from labctl.model import (
     Check,
     CreateRequest,
@@ -32,7 +32,7 @@ from labctl.model import (
     Value,
 )
 from labctl.servers.connections import Connections
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.servers.host_keys import make_key
 from labctl.state import State
 from labctl.transports import Result, Transport
@@ -86,7 +86,7 @@ class Cloud:
         return [Check(name="cloud", ok=True)]
 
     def offers(self, need: Need) -> list[Offer]:
-        if need.gpu.required:
+        if need.gpu.is_required:
             return []
         price = self.price
         return [Offer(provider=self.name, type=k, price_usd_per_hour=price) for k in self.kinds]
@@ -169,7 +169,7 @@ class DiskCloud(Cloud):
         self.calls.append("start")
         self.change(server_id, state="running")
 
-    def console(self, server_id: str) -> str:
+    def read_console(self, server_id: str) -> str:
         return "kernel panic\nno sshd today\n"
 
 
@@ -178,7 +178,7 @@ class Recorded:
     """Keeps events; answers with `answers` in turn, then with yes."""
 
     events: list[Event] = field(default_factory=list)
-    asked: list[Decision] = field(default_factory=list)
+    asked: list[Question] = field(default_factory=list)
     answers: list[bool] = field(default_factory=list)
     on_event: Callable[[Event], None] = lambda event: None
 
@@ -186,7 +186,7 @@ class Recorded:
         self.events.append(event)
         self.on_event(event)
 
-    def ask(self, decision: Decision) -> bool:
+    def confirm(self, decision: Question) -> bool:
         self.asked.append(decision)
         return self.answers.pop(0) if self.answers else True
 
@@ -267,16 +267,16 @@ class World:
 
     @property
     def places(self) -> Paths:
-        return paths({"HOME": str(self.home)})
+        return find_paths({"HOME": str(self.home)})
 
-    def ground(self, reporter: Recorded | None = None, need: Need | None = None) -> Ground:
+    def ground(self, reporter: Recorded | None = None, need: Need | None = None) -> LabContext:
         """As a new process would make it."""
         config = load_lab(self.home / "lab", environ={"HOME": str(self.home)})
         if need is not None:
             server = msgspec.structs.replace(config.server, need=need)
             config = msgspec.structs.replace(config, server=server)
         state = State(self.places.database)
-        made = Ground(config, LAB_ID, self.places, state, reporter or Recorded())
+        made = LabContext(config, LAB_ID, self.places, state, reporter or Recorded())
         made.__dict__["provider"] = self.cloud
         made.__dict__["connections"] = Wires(self.places, self.machine)
         return made

@@ -10,7 +10,7 @@ from lab_ground import World, world
 from labctl.errors import PolicyError
 from labctl.keeper.recovery_worker import SWEPT, sweep
 from labctl.lifecycle import server_loss, up
-from labctl.lifecycle.server_loss import GoneError, Silences
+from labctl.lifecycle.server_loss import FailedChecks, ServerGoneError
 from labctl.model import ProviderAccount, Server
 from labctl.servers import end_server
 
@@ -34,20 +34,20 @@ def server(lab: World) -> Server:
 
 def test_a_server_of_another_account_is_not_lost_to_its_runs(lab: World, server: Server) -> None:
     with pytest.raises(PolicyError):
-        server_loss.check_there(lab.ground(), server, Silences())
+        server_loss.require_alive(lab.ground(), server, FailedChecks())
     lab.cloud.account = OURS
-    server_loss.check_there(lab.ground(), server, Silences())
+    server_loss.require_alive(lab.ground(), server, FailedChecks())
     del lab.cloud.machines[server.id]
-    with pytest.raises(GoneError):
-        server_loss.check_there(lab.ground(), server, Silences())
+    with pytest.raises(ServerGoneError):
+        server_loss.require_alive(lab.ground(), server, FailedChecks())
 
 
 def test_a_keeper_sweeps_nothing_in_another_account(lab: World, server: Server) -> None:
     ground = lab.ground()
     with pytest.raises(PolicyError):
         sweep(ground)
-    assert ground.state.server(server.id) is not None
-    assert ground.state.events(kind=SWEPT) == []
+    assert ground.state.get_server(server.id) is not None
+    assert ground.state.list_events(kind=SWEPT) == []
 
 
 def test_no_order_is_given_in_another_account(lab: World, server: Server) -> None:
@@ -56,5 +56,5 @@ def test_no_order_is_given_in_another_account(lab: World, server: Server) -> Non
     with pytest.raises(PolicyError):
         end_server.end(ground, [server])
     assert lab.cloud.calls == []
-    assert ground.state.server(server.id) is not None
+    assert ground.state.get_server(server.id) is not None
     assert list(lab.cloud.machines) == [server.id]

@@ -13,19 +13,19 @@ from course_keeper_ground import Pretended
 
 from labctl.config import Paths
 from labctl.courses import servers
-from labctl.courses.costs import costs
+from labctl.courses.costs import compute_costs
 from labctl.courses.forget import forget_lost
-from labctl.courses.keys import Keys
-from labctl.courses.leftovers import asked
-from labctl.courses.metering import known
+from labctl.courses.keys import AuthorizedKeys
+from labctl.courses.leftovers import list_leftovers
+from labctl.courses.metering import read_servers
 from labctl.courses.records.folder import CourseFolder
-from labctl.courses.requests import Desk
-from labctl.courses.seat_operations import SeatWork
-from labctl.courses.servers import Staff, up
-from labctl.courses.shared_servers import Hosts, SharedSeats
-from labctl.courses.status import status
-from labctl.courses.tasks import Rounds
-from labctl.courses.teardown import down, end_of_term
+from labctl.courses.requests import RequestHandler
+from labctl.courses.seat_operations import SeatOperations
+from labctl.courses.servers import Staff, bring_up_servers
+from labctl.courses.shared_servers import SharedHosts, SharedSeats
+from labctl.courses.status import read_status
+from labctl.courses.tasks import CourseTasks
+from labctl.courses.teardown import end_of_term, end_seats
 from labctl.errors import PolicyError
 from labctl.events import Reporter
 from labctl.model import CreateRequest, Need, ProviderAccount
@@ -40,31 +40,33 @@ def ml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Class:
     """A class that is up in one account, and whose staff has come with another one's profile."""
     made = a_class(tmp_path, monkeypatch, roster(NAMES))
     made.cloud.account, made.cloud.settle_s = SCHOOL, 0.0
-    outcomes = up(made.staff(), made.folder.seats())
+    outcomes = bring_up_servers(made.staff(), made.folder.list_seats())
     assert not any(one.error for one in outcomes)
     made.cloud.account = OTHER
     return made
 
 
 def unended(ml: Class) -> set[str]:
-    found = known(ml.staff().folder.ledger.entries())
+    found = read_servers(ml.staff().folder.ledger.list_entries())
     return {server_id for server_id, one in found.items() if not one.ended}
 
 
 def keeper_look(staff: Staff) -> object:
     folder = staff.folder
-    desk = Desk(folder, Pretended(folder))
-    keys = Keys(folder, folder.path / "authorized_keys")
-    return Rounds(staff, desk, keys, lambda name, text: None).look()
+    desk = RequestHandler(folder, Pretended(folder))
+    keys = AuthorizedKeys(folder, folder.path / "authorized_keys")
+    return CourseTasks(staff, desk, keys, lambda name, text: None).take_snapshot()
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(lambda staff: up(staff, staff.folder.seats()), id="up"),
-        pytest.param(lambda staff: down(staff, staff.folder.seats()), id="down"),
-        pytest.param(lambda staff: status(staff, staff.folder.seats(), refresh=True), id="status"),
-        pytest.param(lambda staff: costs(staff, refresh=True), id="cost"),
+        pytest.param(lambda staff: bring_up_servers(staff, staff.folder.seats()), id="up"),
+        pytest.param(lambda staff: end_seats(staff, staff.folder.seats()), id="down"),
+        pytest.param(
+            lambda staff: read_status(staff, staff.folder.seats(), refresh=True), id="status"
+        ),
+        pytest.param(lambda staff: compute_costs(staff, refresh=True), id="cost"),
         pytest.param(
             lambda staff: end_of_term(staff, collect=lambda name: "", revoke=lambda: 0),
             id="end-of-term",
@@ -75,47 +77,47 @@ def keeper_look(staff: Staff) -> object:
 def test_another_account_is_refused_and_no_line_is_written(
     ml: Class, command: Callable[[Staff], object]
 ) -> None:
-    before = ml.staff().folder.ledger.entries()
+    before = ml.staff().folder.ledger.list_entries()
     with pytest.raises(PolicyError) as raised:
         command(ml.staff())
     assert "account 111 (profile school)" in raised.value.what
     assert "account 222" in raised.value.why
     assert raised.value.hint.startswith("LABCTL_SERVER_CLOUD_PROFILE=school labctl course ")
-    assert ml.staff().folder.ledger.entries() == before
-    assert {one.id for one in ml.state.servers()} == set(ml.cloud.machines) == unended(ml)
+    assert ml.staff().folder.ledger.list_entries() == before
+    assert {one.id for one in ml.state.list_servers()} == set(ml.cloud.machines) == unended(ml)
 
 
 def test_the_course_is_refused_where_only_its_ledger_knows(ml: Class) -> None:
     """As on another machine than the one that made the servers."""
-    for one in ml.state.servers():
+    for one in ml.state.list_servers():
         ml.state.drop_server(one.id)
     with pytest.raises(PolicyError) as raised:
-        costs(ml.staff(), refresh=True)
+        compute_costs(ml.staff(), refresh=True)
     assert "account 111" in raised.value.what
     assert len(unended(ml)) == 2
 
 
 def test_a_proof_is_not_clean_while_another_account_has_servers(ml: Class) -> None:
-    (left,) = asked(ml.staff())
-    assert left.bills
+    (left,) = list_leftovers(ml.staff())
+    assert left.has_costs
     assert "account 111" in left.error
 
 
 def test_the_keeper_lets_no_seat_go_in_another_account(ml: Class) -> None:
-    work = SeatWork(ml.staff(), login_only=True)
+    work = SeatOperations(ml.staff(), login_only=True)
     server = ml.server("alice")
-    assert work.look(ml.seat("alice"), server) == server
+    assert work.check_server(ml.seat("alice"), server) == server
     with pytest.raises(PolicyError):
-        work.end(ml.seat("alice"), server)
+        work.end_server(ml.seat("alice"), server)
     assert server.id in ml.cloud.machines
     ml.cloud.account = SCHOOL
     del ml.cloud.machines[server.id]
-    assert work.look(ml.seat("alice"), server) is None
+    assert work.check_server(ml.seat("alice"), server) is None
 
 
 def test_a_course_goes_on_with_the_right_account(ml: Class) -> None:
     ml.cloud.account = SCHOOL
-    assert not any(one.error for one in down(ml.staff(), ml.folder.seats()))
+    assert not any(one.error for one in end_seats(ml.staff(), ml.folder.list_seats()))
     assert (unended(ml), ml.cloud.machines) == (set(), {})
 
 
@@ -125,11 +127,11 @@ def test_what_nobody_can_ask_about_is_forgotten_on_request(ml: Class) -> None:
         forget_lost(ml.staff())
     assert len(unended(ml)) == 2
     assert set(forget_lost(ml.staff())) == set(ml.cloud.machines)
-    assert (unended(ml), ml.state.servers()) == (set(), [])
+    assert (unended(ml), ml.state.list_servers()) == (set(), [])
     assert len(ml.cloud.machines) == 2  # nothing was ended
     before = time.time()
-    assert not any(one.error for one in up(ml.staff(), ml.folder.seats()))
-    assert all(one.created_at >= before for one in ml.state.servers())
+    assert not any(one.error for one in bring_up_servers(ml.staff(), ml.folder.list_seats()))
+    assert all(one.created_at >= before for one in ml.state.list_servers())
 
 
 def test_servers_of_an_earlier_labctl_get_their_account_once_they_are_shown(ml: Class) -> None:
@@ -137,13 +139,13 @@ def test_servers_of_an_earlier_labctl_get_their_account_once_they_are_shown(ml: 
     text = ledger.read_text()
     assert '"account":"111"' in text
     ledger.write_text(text.replace(',"account":"111"', ""))
-    for one in ml.state.servers():
+    for one in ml.state.list_servers():
         ml.state.save_server(msgspec.structs.replace(one, account=""))
-    costs(ml.staff(), refresh=True)  # in the other account, which shows nothing
+    compute_costs(ml.staff(), refresh=True)  # in the other account, which shows nothing
     assert len(unended(ml)) == 2
     ml.cloud.account = SCHOOL
-    costs(ml.staff(), refresh=True)
-    found = known(ml.staff().folder.ledger.entries())
+    compute_costs(ml.staff(), refresh=True)
+    found = read_servers(ml.staff().folder.ledger.list_entries())
     assert {one.account for one in found.values()} == {"111"}
 
 
@@ -153,7 +155,7 @@ def test_a_shared_server_of_another_account_is_not_written_off_with_its_last_sea
     shared = "shared: {accounts_per_server: 4, gpus: 1, gpu_lease: 4h}\n"
     made = a_class(tmp_path, monkeypatch, roster(NAMES), shared)
     made.cloud.account, made.cloud.settle_s = SCHOOL, 0.0
-    hosts = Hosts(made.folder, servers.course_ground(*_ground_of(made), plain=True))
+    hosts = SharedHosts(made.folder, servers.build_course_context(*_ground_of(made), plain=True))
     request = CreateRequest(
         lab="ml-a",
         lab_id=made.seat("alice").lab_id,
@@ -162,14 +164,14 @@ def test_a_shared_server_of_another_account_is_not_written_off_with_its_last_sea
         identity="/keys/id",
         need=Need(),
     )
-    sitting = hosts.seating.seat(request, "alice", 4)
-    hosts.seating.mark([sitting.token], "there")
+    sitting = hosts.seating.reserve(request, "alice", 4)
+    hosts.seating.set_state([sitting.token], "there")
     host = made.cloud.add("srv-host", "ml-shared-1", hosts.lab_id(sitting.host))
     made.state.save_server(host)
     made.cloud.account = OTHER
     with pytest.raises(PolicyError):
         SharedSeats(hosts).terminate(sitting.server_id)
-    assert [one.state for one in hosts.seating.all()] == ["leaving"]
+    assert [one.state for one in hosts.seating.list_all()] == ["leaving"]
     assert "srv-host" in made.cloud.machines
 
 

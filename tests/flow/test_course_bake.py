@@ -12,8 +12,8 @@ from lab_ground import Machine
 
 from labctl.courses import bake as baking
 from labctl.courses import context as grounds
-from labctl.courses.bake import bake, drop
-from labctl.courses.context import BAKED, baked, seat_grounds
+from labctl.courses.bake import bake, drop_images
+from labctl.courses.context import BAKED, build_seat_contexts, find_baked_image
 from labctl.errors import PolicyError, ProviderError
 from labctl.model import Resource, Value
 from labctl.transports import Result
@@ -46,11 +46,11 @@ class BakingCloud(ClassCloud):
             )
         return f"image-{name}"
 
-    def baked(self, image_id: str) -> str:
+    def get_image_state(self, image_id: str) -> str:
         return self.fails or "ready"
 
     @classmethod
-    def booting(cls, settings: Settings, image_id: str) -> Settings:
+    def with_image(cls, settings: Settings, image_id: str) -> Settings:
         return msgspec.structs.replace(settings, image=image_id)
 
 
@@ -113,12 +113,12 @@ def test_seats_boot_from_it_until_it_is_dropped(ml: Class) -> None:
     found = bake(ml.staff())
     as_local(ml)
     staff = ml.staff()
-    (ground,) = seat_grounds(staff.folder, staff.paths, staff.state, staff.reporter)
+    (ground,) = build_seat_contexts(staff.folder, staff.paths, staff.state, staff.reporter)
     assert ground.config.server.provider_settings["local"].image == found.image_id
-    gone = drop(staff)
+    gone = drop_images(staff)
     assert [one.kind for one in sorted(gone, key=lambda one: one.kind)] == ["image", "snapshot"]
     assert not ml.cloud.left
-    assert baked(ml.staff().folder) is None
+    assert find_baked_image(ml.staff().folder) is None
 
 
 def test_a_new_one_takes_the_old_ones_place(ml: Class) -> None:
@@ -135,8 +135,8 @@ def test_one_that_failed_is_never_booted_from(ml: Class) -> None:
     ml.cloud.fails = "failed: no room"
     with pytest.raises(ProviderError, match="cannot be used"):
         bake(ml.staff())
-    assert baked(ml.staff().folder) is None
-    drop(ml.staff())
+    assert find_baked_image(ml.staff().folder) is None
+    drop_images(ml.staff())
     assert not ml.cloud.left
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from course_keeper_ground import KEY, OFFER, Pretended, asked, course_folder, create
 
-from labctl.courses.requests import ENDED_BY_STAFF, FOUND_GONE, Desk
+from labctl.courses.requests import ENDED_BY_STAFF, FOUND_GONE, RequestHandler
 from labctl.errors import CapacityError, PolicyError, ProviderError
 
 OTHER = "bb" * 8
@@ -23,11 +23,11 @@ def work(tmp_path: Path) -> Pretended:
 
 
 @pytest.fixture
-def desk(work: Pretended) -> Desk:
-    return Desk(work.folder, work)
+def desk(work: Pretended) -> RequestHandler:
+    return RequestHandler(work.folder, work)
 
 
-def found(desk: Desk, student: str, made: dict[str, Any]) -> Any:
+def found(desk: RequestHandler, student: str, made: dict[str, Any]) -> Any:
     assert desk.wait(120)
     return asked(desk, student, "find", id=made["server"]["id"], wait_s=0)["server"]
 
@@ -36,7 +36,9 @@ def kind(reply: dict[str, Any]) -> str:
     return str(reply.get("error", {}).get("kind", ""))
 
 
-def test_a_server_is_made_once_and_told_as_the_students_own(desk: Desk, work: Pretended) -> None:
+def test_a_server_is_made_once_and_told_as_the_students_own(
+    desk: RequestHandler, work: Pretended
+) -> None:
     made = create(desk, "alice")
     assert made["server"]["state"] in ("starting", "running")
     assert create(desk, "alice")["server"]["id"] == made["server"]["id"]
@@ -52,7 +54,9 @@ def test_a_server_is_made_once_and_told_as_the_students_own(desk: Desk, work: Pr
     assert work.calls == ["make"]
 
 
-def test_labs_share_the_seat_and_the_last_one_ends_it(desk: Desk, work: Pretended) -> None:
+def test_labs_share_the_seat_and_the_last_one_ends_it(
+    desk: RequestHandler, work: Pretended
+) -> None:
     one = create(desk, "alice")
     two = create(desk, "alice", OTHER, lab="second", lab_id="a" * 12)
     first, second = found(desk, "alice", one), found(desk, "alice", two)
@@ -68,7 +72,9 @@ def test_labs_share_the_seat_and_the_last_one_ends_it(desk: Desk, work: Pretende
     assert asked(desk, "alice", "terminate", id=second["id"]) == {"version": 1}
 
 
-def test_a_team_shares_a_server_but_not_each_others_claims(desk: Desk, work: Pretended) -> None:
+def test_a_team_shares_a_server_but_not_each_others_claims(
+    desk: RequestHandler, work: Pretended
+) -> None:
     bob, carol = create(desk, "bob"), create(desk, "carol", OTHER)
     assert found(desk, "bob", bob)["endpoint"] == found(desk, "carol", carol)["endpoint"]
     assert work.keys[-1] == ("bob", "carol")
@@ -84,7 +90,7 @@ def test_a_team_shares_a_server_but_not_each_others_claims(desk: Desk, work: Pre
     assert work.keys[-1] == ("carol",)
 
 
-def test_what_kept_it_from_being_made_is_told_once(desk: Desk, work: Pretended) -> None:
+def test_what_kept_it_from_being_made_is_told_once(desk: RequestHandler, work: Pretended) -> None:
     work.error = CapacityError("no machine left", why="zone a")
     made = create(desk, "alice")
     assert desk.wait(120)
@@ -98,7 +104,7 @@ def test_what_kept_it_from_being_made_is_told_once(desk: Desk, work: Pretended) 
 def test_what_nobody_expected_is_logged_told_and_stops_nothing(work: Pretended) -> None:
     """A file that staff took away beneath it, a full disk, a bug."""
     log: list[tuple[str, str]] = []
-    desk = Desk(work.folder, work, tell=lambda name, text: log.append((name, text)))
+    desk = RequestHandler(work.folder, work, tell=lambda name, text: log.append((name, text)))
     work.error = FileNotFoundError(2, "No such file or directory", "/keeper/ssh/i-1/prepare.log")
     made = create(desk, "alice")
     assert desk.wait(120)
@@ -118,7 +124,7 @@ def test_what_nobody_expected_is_logged_told_and_stops_nothing(work: Pretended) 
     assert desk.wait(120)
     assert work.server is not None
     work.error = None
-    desk.seat(work.folder.seat("alice")).go_on()
+    desk.find_claims(work.folder.find_seat("alice")).resume()
     assert desk.wait(120)
     assert work.server is None
 
@@ -126,7 +132,7 @@ def test_what_nobody_expected_is_logged_told_and_stops_nothing(work: Pretended) 
 def test_a_disk_that_is_full_leaves_no_seat_busy(
     work: Pretended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk = Desk(work.folder, work)
+    desk = RequestHandler(work.folder, work)
     work.gate.clear()
     made = create(desk, "alice")
     with monkeypatch.context() as patch:
@@ -137,7 +143,7 @@ def test_a_disk_that_is_full_leaves_no_seat_busy(
         patch.setattr("labctl.courses.claims.write_private", full)
         work.gate.set()
         assert desk.wait(120), "whoever waits for this seat would wait for ever"
-    desk.seat(work.folder.seat("alice")).go_on()
+    desk.find_claims(work.folder.find_seat("alice")).resume()
     assert found(desk, "alice", made)["state"] == "running"
 
 
@@ -148,16 +154,18 @@ def test_a_log_that_cannot_be_written_leaves_no_seat_busy(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    desk = Desk(work.folder, work, tell=full)
+    desk = RequestHandler(work.folder, work, tell=full)
     work.error = OSError("gone")
     made = create(desk, "alice")
     assert desk.wait(60)
     work.error = None
-    desk.seat(work.folder.seat("alice")).go_on()
+    desk.find_claims(work.folder.find_seat("alice")).resume()
     assert found(desk, "alice", made)["state"] == "running"
 
 
-def test_an_answer_waits_for_the_server_and_not_for_ever(desk: Desk, work: Pretended) -> None:
+def test_an_answer_waits_for_the_server_and_not_for_ever(
+    desk: RequestHandler, work: Pretended
+) -> None:
     work.gate.clear()
     made = create(desk, "alice")
     about = {"id": made["server"]["id"], "wait_s": 0}
@@ -172,7 +180,7 @@ def test_an_answer_waits_for_the_server_and_not_for_ever(desk: Desk, work: Prete
     assert said[0]["server"]["state"] == "running"
 
 
-def test_let_go_while_it_is_being_made_it_ends(desk: Desk, work: Pretended) -> None:
+def test_let_go_while_it_is_being_made_it_ends(desk: RequestHandler, work: Pretended) -> None:
     work.gate.clear()
     made = create(desk, "alice")
     assert work.making.wait(120)
@@ -188,7 +196,7 @@ def test_let_go_while_it_is_being_made_it_ends(desk: Desk, work: Pretended) -> N
 
 
 def test_what_could_not_be_ended_stays_ending_and_is_tried_again(
-    desk: Desk, work: Pretended
+    desk: RequestHandler, work: Pretended
 ) -> None:
     made = create(desk, "alice")
     found(desk, "alice", made)
@@ -197,33 +205,33 @@ def test_what_could_not_be_ended_stays_ending_and_is_tried_again(
     assert found(desk, "alice", made)["state"] == "ending"
     assert kind(create(desk, "alice", OTHER)) == "BusyError"
     work.error = None
-    for seat in desk.seats():
-        seat.go_on()
+    for seat in desk.list_claims():
+        seat.resume()
     assert found(desk, "alice", made) is None
 
 
 def test_a_new_keeper_goes_on_where_the_old_one_was(work: Pretended) -> None:
     begun: list[Callable[[], None]] = []
-    killed = Desk(work.folder, work)
+    killed = RequestHandler(work.folder, work)
     killed._begin = begun.append
     made = create(killed, "alice")
     assert len(begun) == 1  # and nothing of it was done
-    desk = Desk(work.folder, work)
+    desk = RequestHandler(work.folder, work)
     assert asked(desk, "alice", "find", id=made["server"]["id"], wait_s=0)["server"] is not None
-    for seat in desk.seats():
-        seat.go_on()
+    for seat in desk.list_claims():
+        seat.resume()
     assert found(desk, "alice", made)["state"] == "running"
-    again = Desk(work.folder, work)
+    again = RequestHandler(work.folder, work)
     assert found(again, "alice", made)["state"] == "running"
     assert work.calls == ["make"]
 
 
-def test_a_server_that_went_by_itself_is_nobodys(desk: Desk, work: Pretended) -> None:
+def test_a_server_that_went_by_itself_is_nobodys(desk: RequestHandler, work: Pretended) -> None:
     made = create(desk, "alice")
     found(desk, "alice", made)
-    server = desk.seat(work.folder.seat("alice")).server
+    server = desk.find_claims(work.folder.find_seat("alice")).server
     assert server is not None
-    desk.seat(work.folder.seat("alice")).seen(server, None)
+    desk.find_claims(work.folder.find_seat("alice")).update_server(server, None)
     assert found(desk, "alice", made) is None
     assert found(desk, "alice", create(desk, "alice", OTHER))["state"] == "running"
 
@@ -238,7 +246,7 @@ def test_a_server_that_went_by_itself_is_nobodys(desk: Desk, work: Pretended) ->
     ],
 )
 def test_a_student_may_ask_why_the_server_ended(
-    desk: Desk, work: Pretended, line: dict[str, str], why: str
+    desk: RequestHandler, work: Pretended, line: dict[str, str], why: str
 ) -> None:
     made = create(desk, "alice")
     found(desk, "alice", made)
@@ -250,22 +258,24 @@ def test_a_student_may_ask_why_the_server_ended(
     assert asked(desk, "bob", "ended", id=made["server"]["id"])["ended"] is None
 
 
-def test_a_used_up_budget_is_refused_and_written_down_once(desk: Desk, work: Pretended) -> None:
+def test_a_used_up_budget_is_refused_and_written_down_once(
+    desk: RequestHandler, work: Pretended
+) -> None:
     work.refusal = PolicyError("your budget is used up")
     for _ in range(5):
         assert kind(create(desk, "alice")) == "PolicyError"
     assert work.calls == []
-    (line,) = work.folder.ledger.entries(kind="refused")
+    (line,) = work.folder.ledger.list_entries(kind="refused")
     assert (line.student, line.why) == ("alice", "your budget is used up")
 
 
-def test_who_has_left_or_never_was_gets_nothing(desk: Desk, work: Pretended) -> None:
+def test_who_has_left_or_never_was_gets_nothing(desk: RequestHandler, work: Pretended) -> None:
     assert kind(create(desk, "dave")) == "PolicyError"
     assert kind(create(desk, "nobody")) == "NotFoundError"
     assert work.calls == []
 
 
-def test_offers_are_the_courses_and_only_those_that_fit(desk: Desk) -> None:
+def test_offers_are_the_courses_and_only_those_that_fit(desk: RequestHandler) -> None:
     def offers(**need: object) -> list[Any]:
         said: Any = asked(desk, "alice", "offers", need=need)["offers"]
         return list(said)
@@ -275,7 +285,7 @@ def test_offers_are_the_courses_and_only_those_that_fit(desk: Desk) -> None:
     assert offers(gpu={"kind": "any", "count": 1}) == []
 
 
-def test_a_dearer_offer_makes_the_courses_own_server(desk: Desk, work: Pretended) -> None:
+def test_a_dearer_offer_makes_the_courses_own_server(desk: RequestHandler, work: Pretended) -> None:
     """What a student sends is no price, no type and no need of the server that is made."""
     dear = {"provider": "aws", "type": "p5.48xlarge", "price_usd_per_hour": 98.0}
     made = create(desk, "alice", offer=dear)
@@ -283,7 +293,7 @@ def test_a_dearer_offer_makes_the_courses_own_server(desk: Desk, work: Pretended
     assert found(desk, "alice", made)["offer"]["price_usd_per_hour"] == 1.0
 
 
-def test_extend_is_asked_for_as_the_student(desk: Desk, work: Pretended) -> None:
+def test_extend_is_asked_for_as_the_student(desk: RequestHandler, work: Pretended) -> None:
     made = create(desk, "alice")
     found(desk, "alice", made)
     assert asked(desk, "alice", "extend", id=made["server"]["id"], seconds=3600)["server"]
@@ -328,16 +338,18 @@ GOOD = {
         json.dumps({**GOOD, "offer": []}).encode(),
     ],
 )
-def test_a_hostile_request_makes_nothing(line: bytes, desk: Desk, work: Pretended) -> None:
+def test_a_hostile_request_makes_nothing(
+    line: bytes, desk: RequestHandler, work: Pretended
+) -> None:
     assert kind(desk.answer("alice", line)) in ("UsageError", "PolicyError")
     assert desk.wait(120)
     assert work.calls == []
-    assert desk.seats() == []
+    assert desk.list_claims() == []
 
 
 @pytest.mark.parametrize(
     "server_id", ["", "../x", "course-00000000-aaaaaaaa", "i-1", "course-x-" + "a" * 9000]
 )
-def test_ids_of_nothing_are_nothing(server_id: str, desk: Desk) -> None:
+def test_ids_of_nothing_are_nothing(server_id: str, desk: RequestHandler) -> None:
     assert asked(desk, "alice", "find", id=server_id, wait_s=0)["server"] is None
     assert asked(desk, "alice", "terminate", id=server_id) == {"version": 1}

@@ -14,11 +14,11 @@ from course_keeper_ground import KEY, Course, Pretended, create, patched_course
 from lab_ground import DiskCloud, World, world
 
 from labctl.courses import tasks as rounds_module
-from labctl.courses.keys import Keys
-from labctl.courses.records.ledger import Entry
-from labctl.courses.requests import Desk
-from labctl.courses.scheduler import Vigil, Yes
-from labctl.courses.tasks import GRACE_S, Rounds
+from labctl.courses.keys import AuthorizedKeys
+from labctl.courses.records.ledger import CourseLedgerEntry
+from labctl.courses.requests import RequestHandler
+from labctl.courses.scheduler import ConsentingReporter, CourseScheduler
+from labctl.courses.tasks import GRACE_S, CourseTasks
 from labctl.model import Resource
 from labctl.servers import guard
 
@@ -49,11 +49,11 @@ class Kept:
         self.at = time.time()
         course.folder.ledger.now = lambda: self.at
         self.busy: dict[str, Any] = {"busy": ""}
-        staff = course.staff(Yes(self._tell))
+        staff = course.staff(ConsentingReporter(self._tell))
         self.work = Pretended(course.folder)
-        self.desk = Desk(course.folder, self.work)
-        self.keys = Keys(course.folder, course.folder.path / "authorized_keys")
-        self.rounds = Rounds(staff, self.desk, self.keys, self._tell, now=lambda: self.at)
+        self.desk = RequestHandler(course.folder, self.work)
+        self.keys = AuthorizedKeys(course.folder, course.folder.path / "authorized_keys")
+        self.rounds = CourseTasks(staff, self.desk, self.keys, self._tell, now=lambda: self.at)
 
         def message(staff: object, seats: Any, text: str) -> list[Any]:
             self.shown.append(text)
@@ -66,12 +66,12 @@ class Kept:
         self.told.append((name, text))
 
     def round(self) -> None:
-        look = self.rounds.look()
+        look = self.rounds.take_snapshot()
         self.rounds.sweep(look)
-        self.rounds.hours(look)
+        self.rounds.apply_class_hours(look)
 
-    def lines(self, kind: str) -> list[Entry]:
-        return self.course.folder.ledger.entries(kind=kind)
+    def lines(self, kind: str) -> list[CourseLedgerEntry]:
+        return self.course.folder.ledger.list_entries(kind=kind)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_deed_that_nobody_expected_to_fail_comes_again(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what a round does apart for one seat is told as well."""
-    vigil = Vigil(kept.rounds.staff, kept.desk, kept.keys, tell=kept._tell)
+    vigil = CourseScheduler(kept.rounds.staff, kept.desk, kept.keys, tell=kept._tell)
     task = vigil.scheduler.tasks["roster"]
     vigil.scheduler.tasks = {"roster": task}
     roster = kept.course.folder.path / "roster.csv"
@@ -242,13 +242,13 @@ def test_servers_are_there_before_class_and_once_only(kept: Kept) -> None:
     assert kept.course.cloud.machines == {}
     kept.at = CLASS - 19 * 60
     kept.round()
-    seats = {one.lab_id for one in kept.course.folder.seats()}
+    seats = {one.lab_id for one in kept.course.folder.list_seats()}
     assert {one.lab_id for one in kept.course.cloud.machines.values()} == seats
     assert len(seats) == 2  # alice, and the team of bob and carol
     # Whoever puts theirs down in class does not get it again unasked; who loses it does.
     down, lost = list(kept.course.cloud.machines)
     by_id = {one.id: one for one in kept.course.cloud.machines.values()}
-    names = {one.lab_id: one.name for one in kept.course.folder.seats()}
+    names = {one.lab_id: one.name for one in kept.course.folder.list_seats()}
     name = names[by_id[down].lab_id]
     kept.course.folder.ledger.append("down", seat=name, server_id=down)
     kept.course.folder.ledger.append(
@@ -282,24 +282,24 @@ def test_who_leaves_the_course_gets_in_no_longer(kept: Kept) -> None:
     kept.keys.admit("alice", KEY)
     create(kept.desk, "alice")
     assert kept.desk.wait(120)
-    kept.rounds.roster()
-    assert kept.keys.students() == ["alice"]
+    kept.rounds.apply_roster()
+    assert kept.keys.list_students() == ["alice"]
     file = kept.course.folder.roster_file
     file.write_text(file.read_text().replace("alice@example.edu,,,yes", "alice@example.edu,,,no"))
-    kept.rounds.roster()
-    assert kept.keys.students() == []
+    kept.rounds.apply_roster()
+    assert kept.keys.list_students() == []
     assert kept.desk.wait(120)
     assert kept.work.calls == ["make", "end"]
 
 
 def test_a_broken_roster_leaves_everybody_in(kept: Kept) -> None:
     kept.keys.admit("alice", KEY)
-    kept.rounds.roster()
+    kept.rounds.apply_roster()
     kept.course.folder.roster_file.write_text("id,name\n-oProxyCommand=id,x\n")
     with pytest.raises(rounds_module.LabError):
-        kept.rounds.roster()
-    assert kept.keys.students() == ["alice"]
-    assert kept.course.folder.student("alice").active
+        kept.rounds.apply_roster()
+    assert kept.keys.list_students() == ["alice"]
+    assert kept.course.folder.find_student("alice").active
 
 
 @pytest.fixture
@@ -317,14 +317,14 @@ def test_seats_disks_go_when_their_time_is_over(kept: Kept) -> None:
         provider="cloud",
         kind="volume",
         id="vol-1",
-        lab_id=folder.seat("alice").lab_id,
+        lab_id=folder.find_seat("alice").lab_id,
         expires_at=kept.at - 60,
     )
     later = msgspec.structs.replace(over, id="vol-2", expires_at=kept.at + 3600)
     image = msgspec.structs.replace(over, id="ami-1", kind="image", lab_id=folder.id)
     others = msgspec.structs.replace(over, id="vol-3", lab_id="ffffffffffff")
     cloud.left += [over, later, image, others]
-    kept.rounds.disks()
+    kept.rounds.remove_disks()
     assert cloud.left == [later, image, others]
     assert any("removed the kept disk vol-1" in text for _, text in kept.told)
 
@@ -332,6 +332,6 @@ def test_seats_disks_go_when_their_time_is_over(kept: Kept) -> None:
 def test_values_of_the_ledger_are_plain(kept: Kept) -> None:
     kept.course.add("alice", price=1.0, age_s=3700)
     kept.round()
-    for one in kept.course.folder.ledger.entries():
-        assert msgspec.json.decode(msgspec.json.encode(one), type=Entry) == one
+    for one in kept.course.folder.ledger.list_entries():
+        assert msgspec.json.decode(msgspec.json.encode(one), type=CourseLedgerEntry) == one
         assert "alice" not in kept.course.cloud.machines["srv-alice"].lab

@@ -11,23 +11,23 @@ from course_ground import Class, ClassCloud, StoppableCloud, a_class, roster
 from lab_ground import Recorded, unreachable
 
 from labctl.course import Course
-from labctl.courses.broadcast import message, push, run_of
-from labctl.courses.context import own_ground, seat_grounds
-from labctl.courses.leftovers import asked
+from labctl.courses.broadcast import find_run, push_handouts, send_message
+from labctl.courses.context import build_own_context, build_seat_contexts
+from labctl.courses.leftovers import list_leftovers
 from labctl.courses.loading import open_course
-from labctl.courses.material import NAME, take
-from labctl.courses.plan import plan
-from labctl.courses.preflight import check
+from labctl.courses.material import NAME, add_handouts
+from labctl.courses.plan import compute_plan
+from labctl.courses.preflight import check_course
 from labctl.courses.records.spending import spent_usd
-from labctl.courses.seat_reporter import Done, News
-from labctl.courses.servers import of_course, up
-from labctl.courses.status import status
-from labctl.courses.teardown import down, end_of_term
+from labctl.courses.seat_reporter import SeatDone, SeatNews
+from labctl.courses.servers import bring_up_servers, rephrase_for_seat
+from labctl.courses.status import read_status
+from labctl.courses.teardown import end_of_term, end_seats
 from labctl.errors import InterruptError, NotFoundError, PolicyError, ProviderError, UsageError
 from labctl.events import Event
 from labctl.model import Check, Resource, Run
 from labctl.servers import guard
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.servers.kept_disks import SAVED
 
 NAMES = ("alice", "bob", "carol")
@@ -41,12 +41,16 @@ def ml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Class:
 
 def test_one_seats_unexpected_error_stops_no_other(ml: Class) -> None:
     ml.cloud.create_errors = [FileNotFoundError("prepare.log")]
-    outcomes = up(ml.staff(), ml.folder.seats(), at_once=1)
+    outcomes = bring_up_servers(ml.staff(), ml.folder.list_seats(), at_once=1)
     assert [bool(one.error) for one in outcomes] == [True, False, False]
     assert "FileNotFoundError" in outcomes[0].why
-    (logged,) = [e for e in ml.reporter.events if isinstance(e, News) and "Traceback" in e.text]
+    (logged,) = [e for e in ml.reporter.events if isinstance(e, SeatNews) and "Traceback" in e.text]
     assert (logged.seat, logged.warning) == ("alice", True)
-    assert [one.error for one in up(ml.staff(), ml.folder.seats())] == ["", "", ""]
+    assert [one.error for one in bring_up_servers(ml.staff(), ml.folder.list_seats())] == [
+        "",
+        "",
+        "",
+    ]
 
 
 class KeepingCloud(ClassCloud):
@@ -63,7 +67,7 @@ class KeepingCloud(ClassCloud):
     def release_disk(self, server_id: str) -> None:
         self.left = [one for one in self.left if one.id != "vol"]
 
-    def attach_kept(self, resource: Resource, server_id: str) -> str:
+    def attach_kept_disk(self, resource: Resource, server_id: str) -> str:
         raise AssertionError("nothing is attached here")
 
 
@@ -78,12 +82,12 @@ def at_its_name(clouds: dict[str, ClassCloud], name: str) -> type[ClassCloud]:
 
 
 def started(one: Class, *, login_only: bool = False) -> None:
-    found = up(one.staff(), one.folder.seats(), login_only=login_only)
+    found = bring_up_servers(one.staff(), one.folder.list_seats(), login_only=login_only)
     assert [seat.error for seat in found] == [""] * len(found)
 
 
 def test_a_class_is_one_question_and_a_server_each(ml: Class) -> None:
-    found = up(ml.staff(), ml.folder.seats())
+    found = bring_up_servers(ml.staff(), ml.folder.list_seats())
     assert [one.seat for one in found] == list(NAMES)
     assert all(one.made and not one.error for one in found)
     assert len(ml.cloud.machines) == 3
@@ -91,30 +95,32 @@ def test_a_class_is_one_question_and_a_server_each(ml: Class) -> None:
     assert "3 servers" in asked_once.question
     assert "1.50 dollars an hour" in asked_once.question
     assert "12.00 dollars at most" in asked_once.detail
-    done = [event.seat for event in ml.reporter.events if isinstance(event, Done)]
+    done = [event.seat for event in ml.reporter.events if isinstance(event, SeatDone)]
     assert sorted(done) == list(NAMES)
 
 
 def test_a_price_that_nobody_agrees_to_makes_nothing(ml: Class) -> None:
     ml.reporter.answers = [False]
     with pytest.raises(PolicyError, match="nothing was started"):
-        up(ml.staff(), ml.folder.seats())
+        bring_up_servers(ml.staff(), ml.folder.list_seats())
     assert not ml.cloud.machines
 
 
 def test_a_class_whose_results_nobody_saves_at_the_end_is_started_by_who_types_it(
     ml: Class,
 ) -> None:
-    found = {one.name: one for one in check(ml.staff(), ml.folder.seats())}
+    found = {one.name: one for one in check_course(ml.staff(), ml.folder.list_seats())}
     assert not found["saving results"].ok
     assert "store" in found["saving results"].next
     ml.reporter.answers = [True, False]
     with pytest.raises(PolicyError, match="nothing was started"):
-        up(ml.staff(), ml.folder.seats())
+        bring_up_servers(ml.staff(), ml.folder.list_seats())
     assert not ml.cloud.machines
     assert [one.typed for one in ml.reporter.asked] == ["", "lose results"]
     started(ml)
-    assert "saving results" in {one.name for one in check(ml.staff(), ml.folder.seats())}
+    assert "saving results" in {
+        one.name for one in check_course(ml.staff(), ml.folder.list_seats())
+    }
 
 
 @pytest.mark.parametrize("saved_by", ["disk", "keeper", "store"])
@@ -128,48 +134,50 @@ def test_a_class_whose_results_somebody_saves_is_one_question(
     ml = a_class(tmp_path, monkeypatch, roster(NAMES), more.get(saved_by, ""))
     if saved_by == "disk":
         ml.cloud = KeepingCloud(ml.cloud.key)
-    assert "saving results" not in {one.name for one in check(ml.staff(), ml.folder.seats())}
-    up(ml.staff(), ml.folder.seats())
+    assert "saving results" not in {
+        one.name for one in check_course(ml.staff(), ml.folder.list_seats())
+    }
+    bring_up_servers(ml.staff(), ml.folder.list_seats())
     assert [one.about for one in ml.reporter.asked] == ["price"]
 
 
 def test_again_it_finds_what_is_there_and_asks_nothing(ml: Class) -> None:
     started(ml)
     ml.reporter.asked.clear()
-    found = up(ml.staff(), ml.folder.seats())
+    found = bring_up_servers(ml.staff(), ml.folder.list_seats())
     assert not any(one.made or one.error for one in found)
     assert not ml.reporter.asked
     assert ml.cloud.calls.count("create") == 3
-    assert len(ml.folder.ledger.entries(kind="up")) == 3
+    assert len(ml.folder.ledger.list_entries(kind="up")) == 3
 
 
 def test_one_seats_failure_stops_no_other_and_the_same_again_mends_it(ml: Class) -> None:
     ml.cloud.full = {ml.seat("bob").lab}
-    found = {one.seat: one for one in up(ml.staff(), ml.folder.seats())}
+    found = {one.seat: one for one in bring_up_servers(ml.staff(), ml.folder.list_seats())}
     assert [name for name, one in found.items() if one.error] == ["bob"]
     assert found["bob"].server is None
     assert found["bob"].hint
     ml.cloud.full = set()
-    again = {one.seat: one for one in up(ml.staff(), ml.folder.seats())}
+    again = {one.seat: one for one in bring_up_servers(ml.staff(), ml.folder.list_seats())}
     assert [name for name, one in again.items() if one.made] == ["bob"]
     assert len(ml.cloud.machines) == 3
 
 
 def test_an_interrupted_class_says_so_and_goes_on_with_the_same_command(ml: Class) -> None:
     def interrupt(event: Event) -> None:
-        if isinstance(event, Done):
+        if isinstance(event, SeatDone):
             raise KeyboardInterrupt
 
     ml.reporter.on_event = interrupt
     with pytest.raises(InterruptError) as stopped:
-        up(ml.staff(), ml.folder.seats(), at_once=1)
+        bring_up_servers(ml.staff(), ml.folder.list_seats(), at_once=1)
     assert "labctl course up continues" in stopped.value.hint
     assert "once what has started is finished" in ml.reporter.said
     assert len(ml.cloud.machines) < 3
     ml.reporter.on_event = lambda event: None
     started(ml)
     assert len(ml.cloud.machines) == 3
-    assert len(ml.folder.ledger.entries(kind="up")) == 3
+    assert len(ml.folder.ledger.list_entries(kind="up")) == 3
 
 
 def test_a_provider_is_told_pseudonyms_and_no_name(ml: Class) -> None:
@@ -182,7 +190,7 @@ def test_a_provider_is_told_pseudonyms_and_no_name(ml: Class) -> None:
 
 def test_a_team_has_one_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two = a_class(tmp_path, monkeypatch, roster(["alice"]) + roster(["bob", "carol"], team="owls"))
-    found = up(two.staff(), two.folder.seats())
+    found = bring_up_servers(two.staff(), two.folder.list_seats())
     assert [(one.seat, one.students) for one in found] == [
         ("alice", ("alice",)),
         ("owls", ("bob", "carol")),
@@ -194,12 +202,12 @@ def test_three_hundred_are_listed_once_and_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many = a_class(tmp_path, monkeypatch, roster([f"s{n:03}" for n in range(300)]))
-    found = up(many.staff(), many.folder.seats(), login_only=True)
+    found = bring_up_servers(many.staff(), many.folder.list_seats(), login_only=True)
     assert sum(one.made for one in found) == 300
     assert not any(one.error for one in found)
     assert many.cloud.calls.count("create") == 300
     assert many.cloud.listings == 1
-    now = status(many.staff(), many.folder.seats())
+    now = read_status(many.staff(), many.folder.list_seats())
     assert (now.running, round(now.usd_per_hour)) == (300, 150)
 
 
@@ -209,12 +217,12 @@ def test_a_spent_budget_refuses_one_seat_and_says_so(ml: Class) -> None:
     ml.folder.ledger.append("up", seat="bob", **up_line)
     ml.folder.ledger.append("cost", seat="bob", **line)
     ml.folder.ledger.append("down", seat="bob", server_id="old")
-    found = {one.seat: one for one in up(ml.staff(), ml.folder.seats())}
+    found = {one.seat: one for one in bring_up_servers(ml.staff(), ml.folder.list_seats())}
     assert "budget" in found["bob"].error
-    assert [one.seat for one in ml.folder.ledger.entries(kind="refused")] == ["bob"]
+    assert [one.seat for one in ml.folder.ledger.list_entries(kind="refused")] == ["bob"]
     assert len(ml.cloud.machines) == 2
     ml.folder.ledger.append("budget", seat="bob", by="ta", usd=5.0)
-    found = {one.seat: one for one in up(ml.staff(), ml.folder.seats())}
+    found = {one.seat: one for one in bring_up_servers(ml.staff(), ml.folder.list_seats())}
     assert not found["bob"].error
 
 
@@ -222,7 +230,7 @@ def test_the_watchdog_gets_what_the_ledger_leaves(ml: Class, guarded: list[float
     line = {"server_id": "old", "from": 0.0, "until": 3600.0, "usd": 12.5, "idle_s": 0.0}
     ml.folder.ledger.append("cost", seat="bob", **line)
     ml.folder.ledger.append("down", seat="bob", server_id="old")
-    up(ml.staff(), [ml.seat("bob")])
+    bring_up_servers(ml.staff(), [ml.seat("bob")])
     (armed,) = guarded
     assert armed == pytest.approx(7.5, abs=0.01)
 
@@ -234,8 +242,8 @@ def test_a_lost_ledger_and_state_reset_no_budget(ml: Class) -> None:
         ml.cloud.change(server_id, created_at=made_at)
     ml.folder.ledger.path.unlink()
     ml.places.database.unlink()
-    status(ml.staff(), ml.folder.seats(), refresh=True)
-    fresh = ml.staff().folder.ledger.entries()
+    read_status(ml.staff(), ml.folder.list_seats(), refresh=True)
+    fresh = ml.staff().folder.ledger.list_entries()
     now = fresh[-1].at
     assert spent_usd(fresh, "alice", now) == pytest.approx(5.0, abs=0.1)
 
@@ -243,20 +251,20 @@ def test_a_lost_ledger_and_state_reset_no_budget(ml: Class) -> None:
 def test_what_a_student_left_in_a_lab_of_their_own_is_home_before_the_end(ml: Class) -> None:
     started(ml)
     ml.machine("alice").run_with("night", **{"model.pt": "weights"})
-    found = {one.seat: one for one in down(ml.staff(), ml.folder.seats())}
+    found = {one.seat: one for one in end_seats(ml.staff(), ml.folder.list_seats())}
     assert all(one.ended for one in found.values())
     assert "digits" in found["alice"].saved.labs
     here = ml.folder.private / "seats" / "alice" / "labs"
     (brought,) = here.glob("*/runs/night/checkpoints/model.pt")
     assert brought.read_text() == "weights"
     assert not ml.cloud.machines
-    assert {one.seat for one in ml.folder.ledger.entries(kind="down")} == set(NAMES)
+    assert {one.seat for one in ml.folder.ledger.list_entries(kind="down")} == set(NAMES)
 
 
 def test_a_server_whose_results_cannot_come_home_does_not_end(ml: Class) -> None:
     started(ml)
     ml.machine("bob").error = unreachable()
-    found = {one.seat: one for one in down(ml.staff(), ml.folder.seats())}
+    found = {one.seat: one for one in end_seats(ml.staff(), ml.folder.list_seats())}
     assert [name for name, one in found.items() if not one.ended] == ["bob"]
     assert "course down --only bob" in found["bob"].hint
     assert [one.lab_id for one in ml.cloud.machines.values()] == [ml.seat("bob").lab_id]
@@ -272,11 +280,11 @@ def test_a_server_that_was_stopped_over_it_is_started_to_save_everything(
     machine = one.machine("alice")
     machine.run_with("night", **{"model.pt": "weights"})
     machine.error = unreachable()
-    (kept,) = down(one.staff(), one.folder.seats())
+    (kept,) = end_seats(one.staff(), one.folder.list_seats())
     assert not kept.ended
     assert one.server("alice").state == "stopped"
     machine.error = None
-    (ended,) = down(one.staff(), one.folder.seats())
+    (ended,) = end_seats(one.staff(), one.folder.list_seats())
     assert ended.ended
     here = one.folder.private / "seats" / "alice" / "labs"
     assert list(here.glob("*/runs/night/checkpoints/model.pt"))
@@ -287,7 +295,7 @@ def test_nothing_ends_without_a_yes(ml: Class) -> None:
     started(ml)
     ml.reporter.answers = [False]
     with pytest.raises(PolicyError, match="nothing was ended"):
-        down(ml.staff(), ml.folder.seats())
+        end_seats(ml.staff(), ml.folder.list_seats())
     assert len(ml.cloud.machines) == 3
 
 
@@ -296,9 +304,9 @@ def test_what_is_shared_stays_until_the_last_server_ends(ml: Class) -> None:
     group = Resource(provider="cloud", kind="security-group", id="sg", lab_id=ml.folder.id)
     baked = Resource(provider="cloud", kind="image", id="ami", lab_id=ml.folder.id, expires_at=9e9)
     ml.cloud.left = [group, baked]
-    down(ml.staff(), [ml.seat("alice")], discard=True)
+    end_seats(ml.staff(), [ml.seat("alice")], discard=True)
     assert ml.cloud.left == [group, baked]
-    down(ml.staff(), ml.folder.seats(), discard=True)
+    end_seats(ml.staff(), ml.folder.list_seats(), discard=True)
     assert ml.cloud.left == [baked]
 
 
@@ -314,7 +322,7 @@ def test_what_was_there_for_one_server_goes_with_it(ml: Class) -> None:
     disk = timer("alice", price_usd_per_month=8.0)  # whatever costs something is told at the end
     kept = timer("carol", expires_at=9e9)
     ml.cloud.left = [timer("alice"), bobs, timer("carol"), disk, kept]
-    down(ml.staff(), [ml.seat("alice"), ml.seat("carol")], discard=True)
+    end_seats(ml.staff(), [ml.seat("alice"), ml.seat("carol")], discard=True)
     assert ml.cloud.left == [bobs, disk, kept]
 
 
@@ -328,7 +336,7 @@ def test_shared_things_that_cannot_go_yet_hide_no_outcome(ml: Class) -> None:
         raise ProviderError("it is in use")
 
     ml.cloud.remove = held  # type: ignore[method-assign]
-    found = down(ml.staff(), ml.folder.seats(), discard=True)
+    found = end_seats(ml.staff(), ml.folder.list_seats(), discard=True)
     assert [one.ended for one in found] == [True] * 3
     assert "it is in use" in ml.reporter.said
 
@@ -338,11 +346,11 @@ def test_the_end_of_the_term_is_proven_by_the_provider(ml: Class) -> None:
     keys = ml.places.keys_dir / ml.folder.id
     assert keys.exists()
     proof = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 7)
-    assert (proof.clean, proof.revoked_keys) == (True, 7)
+    assert (proof.is_clean, proof.revoked_keys) == (True, 7)
     assert [one.ended for one in proof.endings] == [True] * 3
     assert not keys.exists()
     again = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0)
-    assert again.clean
+    assert again.is_clean
 
 
 def test_a_disk_that_bills_is_no_clean_end(ml: Class) -> None:
@@ -357,8 +365,8 @@ def test_a_disk_that_bills_is_no_clean_end(ml: Class) -> None:
     )
     ml.cloud.left = [disk]
     proof = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0, discard=True)
-    assert not proof.clean
-    assert asked(ml.staff())[0].resources == (disk,)
+    assert not proof.is_clean
+    assert list_leftovers(ml.staff())[0].resources == (disk,)
 
 
 def test_the_end_takes_the_layers_of_the_course_and_nobody_elses(ml: Class) -> None:
@@ -371,7 +379,7 @@ def test_the_end_takes_the_layers_of_the_course_and_nobody_elses(ml: Class) -> N
     ]
     ml.cloud.left = list(kept)
     proof = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0, discard=True)
-    assert proof.clean
+    assert proof.is_clean
     assert ml.cloud.left == kept[1:]
 
 
@@ -385,7 +393,7 @@ def test_keys_stay_while_a_server_could_not_end(ml: Class) -> None:
         return 1
 
     proof = end_of_term(ml.staff(), collect=lambda name: "", revoke=revoke)
-    assert not proof.clean
+    assert not proof.is_clean
     assert not taken
 
 
@@ -394,23 +402,23 @@ def test_who_left_the_course_ends_with_the_term(ml: Class) -> None:
     file = ml.folder.roster_file
     file.write_text(file.read_text().replace("carol,Carol,,,,yes", "carol,Carol,,,,no"))
     staff = ml.staff()
-    assert "carol" not in [seat.name for seat in staff.folder.seats()]
-    down(staff, staff.folder.seats(), discard=True)
+    assert "carol" not in [seat.name for seat in staff.folder.list_seats()]
+    end_seats(staff, staff.folder.list_seats(), discard=True)
     assert len(ml.cloud.machines) == 1
     proof = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0, discard=True)
-    assert proof.clean
+    assert proof.is_clean
     assert not ml.cloud.machines
 
 
 def test_handouts_reach_every_lab_and_what_is_made_later(ml: Class, tmp_path: Path) -> None:
-    up(ml.staff(), [ml.seat("alice"), ml.seat("bob")])
+    bring_up_servers(ml.staff(), [ml.seat("alice"), ml.seat("bob")])
     ml.machine("alice").run_with("night")
     slides = tmp_path / "slides.pdf"
     slides.write_text("one")
     staff = ml.staff()
-    assert take(staff.folder, [slides]) == ["slides.pdf"]
-    assert not any(one.error for one in push(staff, staff.folder.seats()))
-    up(ml.staff(), ml.folder.seats())
+    assert add_handouts(staff.folder, [slides]) == ["slides.pdf"]
+    assert not any(one.error for one in push_handouts(staff, staff.folder.list_seats()))
+    bring_up_servers(ml.staff(), ml.folder.list_seats())
     for name in NAMES:
         labs = ml.machine(name).home / "labctl"
         found = sorted(path.parts[-4] for path in labs.glob(f"*/data/{NAME}/slides.pdf"))
@@ -421,58 +429,58 @@ def test_handouts_reach_every_lab_and_what_is_made_later(ml: Class, tmp_path: Pa
 def test_the_courses_own_folder_is_never_handed_out(ml: Class, tmp_path: Path) -> None:
     for bad in (ml.folder.path, ml.folder.path.parent, ml.folder.private / "course.json"):
         with pytest.raises(UsageError):
-            take(ml.folder, [bad])
+            add_handouts(ml.folder, [bad])
     with pytest.raises(UsageError):
-        take(ml.folder, [ml.folder.roster_file])
+        add_handouts(ml.folder, [ml.folder.roster_file])
     link = tmp_path / "link"
     link.symlink_to(ml.folder.roster_file)
     with pytest.raises(UsageError):
-        take(ml.folder, [link])
+        add_handouts(ml.folder, [link])
     with pytest.raises(NotFoundError):
-        take(ml.folder, [tmp_path / "none"])
+        add_handouts(ml.folder, [tmp_path / "none"])
 
 
 def test_a_message_is_text_and_no_command(ml: Class) -> None:
     started(ml)
     text = "room '204'; $(touch pwned) `id` 100%"
-    answers = message(ml.staff(), ml.folder.seats(), text)
+    answers = send_message(ml.staff(), ml.folder.list_seats(), text)
     assert [one.code for one in answers] == [0, 0, 0]
     home = ml.machine("alice").home
     assert (home / "labctl" / "messages.txt").read_text().endswith(f" {text}\n")
     assert not list(ml.root.rglob("pwned"))
     for bad in ("", "\x1b[2J", "two\nlines", "x" * 501):
         with pytest.raises(UsageError):
-            message(ml.staff(), ml.folder.seats(), bad)
+            send_message(ml.staff(), ml.folder.list_seats(), bad)
 
 
 def test_status_shows_the_run_of_a_students_own_lab(ml: Class) -> None:
     started(ml)
     ml.machine("alice").run_with("night")
-    now = status(ml.staff(), ml.folder.seats(), refresh=True)
+    now = read_status(ml.staff(), ml.folder.list_seats(), refresh=True)
     run = {one.seat: one.run for one in now.seats}["alice"]
     assert isinstance(run, Run)
     assert (run.id, run.state) == ("night", "exited")
-    lab, server, found = run_of(ml.staff(), ml.seat("alice"))
+    lab, server, found = find_run(ml.staff(), ml.seat("alice"))
     assert (lab.config.name, server.id, found.id) == ("digits", ml.server("alice").id, "night")
-    assert lab.server().id == server.id
+    assert lab.get_server().id == server.id
 
 
 def test_a_server_that_does_not_answer_is_told_with_its_seat(ml: Class) -> None:
     started(ml)
     ml.machine("bob").error = unreachable()
-    now = status(ml.staff(), ml.folder.seats(), refresh=True)
+    now = read_status(ml.staff(), ml.folder.list_seats(), refresh=True)
     assert [one.seat for one in now.seats if one.error] == ["bob"]
 
 
 def test_news_of_a_seat_bears_its_name(ml: Class) -> None:
     started(ml)
-    seats = {event.seat for event in ml.reporter.events if isinstance(event, News)}
+    seats = {event.seat for event in ml.reporter.events if isinstance(event, SeatNews)}
     assert seats == set(NAMES)
 
 
 def test_the_check_names_quota_and_disks(ml: Class, monkeypatch: pytest.MonkeyPatch) -> None:
     ml.cloud.most = 2
-    found = {one.name: one for one in check(ml.staff(), ml.folder.seats())}
+    found = {one.name: one for one in check_course(ml.staff(), ml.folder.list_seats())}
     assert not found["quota"].ok
     assert found["quota"].next == "ask"
     assert "3 x small" in found["quota"].detail
@@ -481,7 +489,7 @@ def test_the_check_names_quota_and_disks(ml: Class, monkeypatch: pytest.MonkeyPa
     ml.cloud.most = 3
     started(ml)
     ml.machine("carol").error = unreachable()
-    found = {one.name: one for one in check(ml.staff(), ml.folder.seats())}
+    found = {one.name: one for one in check_course(ml.staff(), ml.folder.list_seats())}
     assert "2 of 3" in found["logins"].detail
     assert found["logins"].next == "labctl course up --only carol"
     assert found["disks"].detail
@@ -491,12 +499,14 @@ def test_the_quota_is_for_those_who_are_up_too_and_for_whole_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def quota(one: Class) -> Check:
-        return next(o for o in check(one.staff(), one.folder.seats()) if o.name == "quota")
+        return next(
+            o for o in check_course(one.staff(), one.folder.list_seats()) if o.name == "quota"
+        )
 
     (tmp_path / "own").mkdir()
     own = a_class(tmp_path / "own", monkeypatch, roster(NAMES))
     own.cloud.most = 2
-    up(own.staff(), [own.seat("alice")])
+    bring_up_servers(own.staff(), [own.seat("alice")])
     assert (quota(own).ok, quota(own).detail[:9]) == (False, "3 x small")
     (tmp_path / "shared").mkdir()
     more = "shared: {accounts_per_server: 2}\n"
@@ -506,7 +516,7 @@ def test_the_quota_is_for_those_who_are_up_too_and_for_whole_servers(
 
 
 def test_a_measured_boot_leaves_no_server(ml: Class) -> None:
-    found = {one.name: one for one in check(ml.staff(), ml.folder.seats(), boot=True)}
+    found = {one.name: one for one in check_course(ml.staff(), ml.folder.list_seats(), boot=True)}
     assert "ready after" in found["boot"].detail
     assert ml.cloud.calls.count("create") == 1
     assert not ml.cloud.machines
@@ -521,7 +531,7 @@ def test_the_check_of_a_class_without_a_cloud_says_what_failed(ml: Class) -> Non
         raise unreachable()
 
     ml.cloud.servers = servers  # type: ignore[method-assign, assignment]
-    (only,) = check(ml.staff(), ml.folder.seats())
+    (only,) = check_course(ml.staff(), ml.folder.list_seats())
     assert (only.name, only.ok) == ("provider", False)
 
 
@@ -536,8 +546,8 @@ def test_servers_at_the_provider_of_before_are_neither_forgotten_nor_proven_gone
         "labctl.servers.context.provider_class", lambda name: at_its_name({"cloud": before}, name)
     )
     for deed in (
-        lambda: status(ml.staff(), ml.folder.seats(), refresh=True),
-        lambda: down(ml.staff(), ml.folder.seats()),
+        lambda: read_status(ml.staff(), ml.folder.list_seats(), refresh=True),
+        lambda: end_seats(ml.staff(), ml.folder.list_seats()),
     ):
         with pytest.raises(PolicyError) as stopped:
             deed()
@@ -545,16 +555,18 @@ def test_servers_at_the_provider_of_before_are_neither_forgotten_nor_proven_gone
         assert stopped.value.hint == (
             "set `server: {provider: cloud}` in course.yaml, then labctl course down"
         )
-    assert len(ml.state.servers()) == 3  # with the keys and names by which they are reached
+    assert len(ml.state.list_servers()) == 3  # with the keys and names by which they are reached
     # Where another machine made them, the ledger alone knows.
     ml.places.database.unlink()
-    (of_alice, *_) = plan(ml.staff()).cautions
+    (of_alice, *_) = compute_plan(ml.staff()).cautions
     assert of_alice.startswith("3 at cloud, which course.yaml no longer names")
-    assert plan(ml.staff()).running == ()
-    assert not ml.folder.ledger.entries(kind="down")
+    assert compute_plan(ml.staff()).running == ()
+    assert not ml.folder.ledger.list_entries(kind="down")
     proof = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0)
-    assert [(one.provider, len(one.servers)) for one in proof.left if one.bills] == [("cloud", 3)]
-    assert not proof.clean
+    assert [(one.provider, len(one.servers)) for one in proof.left if one.has_costs] == [
+        ("cloud", 3)
+    ]
+    assert not proof.is_clean
 
 
 def test_a_disk_that_was_kept_ends_the_cost_and_says_how_it_comes_back(
@@ -564,10 +576,10 @@ def test_a_disk_that_was_kept_ends_the_cost_and_says_how_it_comes_back(
     one.cloud = KeepingCloud(one.cloud.key)
     started(one)
     one.machine("alice").error = unreachable()
-    (kept,) = down(one.staff(), one.folder.seats())
+    (kept,) = end_seats(one.staff(), one.folder.list_seats())
     assert not kept.ended
     assert kept.hint.startswith("labctl course up --only alice restores")
-    assert one.folder.ledger.entries(kind="down")
+    assert one.folder.ledger.list_entries(kind="down")
 
 
 def test_a_kept_disk_goes_with_the_server_that_brought_all_of_it_home(ml: Class) -> None:
@@ -581,7 +593,7 @@ def test_a_kept_disk_goes_with_the_server_that_brought_all_of_it_home(ml: Class)
     ml.cloud.left = [home, other]
     detail = {"disk": msgspec.to_builtins(home)}
     ml.state.record(SAVED, lab_id=home.lab_id, detail=detail)
-    assert all(one.ended for one in down(ml.staff(), ml.folder.seats()))
+    assert all(one.ended for one in end_seats(ml.staff(), ml.folder.list_seats()))
     assert ml.cloud.left == [other]
 
 
@@ -611,7 +623,7 @@ def test_without_a_keeper_down_removes_expired_disks_and_says_what_the_others_co
 ) -> None:
     if are_up:
         started(kept_disks)
-    assert all(one.ended for one in down(kept_disks.staff(), kept_disks.folder.seats()))
+    assert all(one.ended for one in end_seats(kept_disks.staff(), kept_disks.folder.list_seats()))
     assert [one.id for one in kept_disks.cloud.left] == ["vol-alice"]
     assert "removed the kept disk vol-bob" in kept_disks.reporter.said
     assert "1 kept disk costs 8.00 dollars a month" in kept_disks.reporter.said
@@ -619,12 +631,12 @@ def test_without_a_keeper_down_removes_expired_disks_and_says_what_the_others_co
 
 def test_the_disk_of_a_seat_that_nobody_has_any_more_is_no_clean_end(kept_disks: Class) -> None:
     started(kept_disks)
-    down(kept_disks.staff(), kept_disks.folder.seats())
+    end_seats(kept_disks.staff(), kept_disks.folder.list_seats())
     file = kept_disks.folder.roster_file
     file.write_text(file.read_text().replace("alice,Alice,,,", "alice,Alice,,t1,"))
     proof = end_of_term(kept_disks.staff(), collect=lambda name: "", revoke=lambda: 0)
     assert [one.id for left in proof.left for one in left.resources] == ["vol-alice"]
-    assert not proof.clean
+    assert not proof.is_clean
 
 
 def test_the_plan_of_a_class_says_that_disks_stay_and_cost(kept_disks: Class) -> None:
@@ -641,13 +653,13 @@ def test_the_disk_of_a_server_without_results_is_not_kept(
             return {}
 
     staff = kept_disks.staff()
-    own = own_ground(staff.folder, staff.course(), "check")
+    own = build_own_context(staff.folder, staff.course(), "check")
     server = kept_disks.cloud.add("srv", own.config.name, own.lab_id)
     kept_disks.state.save_server(server)
-    monkeypatch.setattr(Ground, "remote", lambda *_: Watchdog())
+    monkeypatch.setattr(LabContext, "remote", lambda *_: Watchdog())
     ARM(own, server, always=True)
     assert "keep_disk" not in kept_disks.cloud.calls
-    (seat,) = seat_grounds(
+    (seat,) = build_seat_contexts(
         staff.folder, staff.paths, staff.state, staff.reporter, [kept_disks.seat("carol")]
     )
     ARM(seat, server, always=True)
@@ -670,20 +682,22 @@ def test_what_is_to_be_typed_for_a_seat_of_before_never_means_the_teams(ml: Clas
     file.write_text(file.read_text().replace("alice,Alice,,,", "alice,Alice,,t1,"))
     staff = ml.staff()
     started(Class(ml.root, ml.cloud, staff.folder, ml.machines, ml.reporter))
-    (kept,) = down(staff, [one for one in staff.folder.seats(former=True) if not one.students])
+    (kept,) = end_seats(
+        staff, [one for one in staff.folder.list_seats(former=True) if not one.students]
+    )
     assert "labctl course down --only former:alice" in kept.hint
-    assert staff.folder.seat("alice").name == "t1"
-    (before,) = staff.folder.chosen(["former:alice"])
+    assert staff.folder.find_seat("alice").name == "t1"
+    (before,) = staff.folder.choose_seats(["former:alice"])
     assert (before.lab_id, before.students) == (alone, ())
-    (ended,) = down(staff, [before], discard=True)
+    (ended,) = end_seats(staff, [before], discard=True)
     assert ended.ended
     assert alone not in {one.lab_id for one in ml.cloud.machines.values()}
     assert len(ml.cloud.machines) == 3
     with pytest.raises(NotFoundError):
-        ml.staff().folder.chosen(["former:bob"])
+        ml.staff().folder.choose_seats(["former:bob"])
 
 
 def test_a_next_step_on_a_server_is_the_courses(ml: Class) -> None:
     """There is no lab.yaml where staff works."""
-    said = of_course("labctl ssh -- systemctl status docker", ml.seat("alice"))
+    said = rephrase_for_seat("labctl ssh -- systemctl status docker", ml.seat("alice"))
     assert said == "labctl course ssh alice -- systemctl status docker"

@@ -12,11 +12,11 @@ from course_keeper_ground import KEY, OFFER, Course, TimedCloud, create, patched
 from lab_ground import DiskCloud, Recorded, unreachable, world
 
 from labctl.courses import broadcast
-from labctl.courses.claims import Claim, SeatDesk
-from labctl.courses.preflight import check
-from labctl.courses.requests import Desk
-from labctl.courses.seat_operations import KeeperStaff, SeatWork
-from labctl.courses.teardown import down
+from labctl.courses.claims import SeatClaim, SeatClaims
+from labctl.courses.preflight import check_course
+from labctl.courses.requests import RequestHandler
+from labctl.courses.seat_operations import KeeperStaff, SeatOperations
+from labctl.courses.teardown import end_seats
 from labctl.errors import DeniedError, LabError, PolicyError, ProviderError
 from labctl.lifecycle import extend as more_time
 from labctl.servers.deadlines import MARGIN_S
@@ -45,14 +45,14 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
     return made(tmp_path, monkeypatch, TimedDisks)
 
 
-def work_of(course: Course) -> SeatWork:
+def work_of(course: Course) -> SeatOperations:
     state = State(course.world.places.database)
     places = course.world.places
-    return SeatWork(KeeperStaff(course.folder, places, state, Recorded(), by="keeper"))
+    return SeatOperations(KeeperStaff(course.folder, places, state, Recorded(), by="keeper"))
 
 
-def claim(student: str, key: str = KEY) -> Claim:
-    return Claim(
+def claim(student: str, key: str = KEY) -> SeatClaim:
+    return SeatClaim(
         token="aa" * 8,
         student=student,
         lab="lab",
@@ -64,42 +64,42 @@ def claim(student: str, key: str = KEY) -> Claim:
 
 
 def test_a_server_is_made_with_its_end_at_the_provider(course: Course) -> None:
-    work, seat = work_of(course), course.folder.seat("alice")
+    work, seat = work_of(course), course.folder.find_seat("alice")
     work.check(seat)
-    server = work.make(seat)
+    server = work.create_server(seat)
     (deadline,) = course.cloud.deadlines.values()
     assert server.deadline_at == deadline == pytest.approx(time.time() + 7200 + MARGIN_S, abs=60)
-    assert [one.kind for one in course.folder.ledger.entries(seat="alice")] == ["up"]
-    work.end(seat, server)
+    assert [one.kind for one in course.folder.ledger.list_entries(seat="alice")] == ["up"]
+    work.end_server(seat, server)
     assert course.cloud.machines == {}
-    assert course.folder.ledger.entries(seat="alice")[-1].kind == "down"
+    assert course.folder.ledger.list_entries(seat="alice")[-1].kind == "down"
 
 
 def test_where_the_timer_is_denied_nothing_goes_on(course: Course) -> None:
     course.cloud.denies = True
-    work, seat = work_of(course), course.folder.seat("alice")
+    work, seat = work_of(course), course.folder.find_seat("alice")
     with pytest.raises(ProviderError, match="removed again"):
-        work.make(seat)
+        work.create_server(seat)
     assert course.cloud.machines == {}
-    assert course.folder.ledger.entries(seat="alice")[-1].kind == "down"
+    assert course.folder.ledger.list_entries(seat="alice")[-1].kind == "down"
 
 
 def test_where_no_timer_can_be_set_none_is_made_and_the_class_day_check_says_so(
     course: Course, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(course.cloud, "deadline_lacks", "its role is not set")
-    work, seat = work_of(course), course.folder.seat("alice")
+    work, seat = work_of(course), course.folder.find_seat("alice")
     with pytest.raises(PolicyError, match="servers of their own") as refused:
         work.check(seat)
     assert "its role is not set" in refused.value.why
     assert "labctl course check" in refused.value.hint
-    (found,) = [one for one in check(work.staff, [seat]) if one.name == "end of servers"]
+    (found,) = [one for one in check_course(work.staff, [seat]) if one.name == "end of servers"]
     assert not found.ok
     assert "its role is not set" in found.detail
     assert found.next
     monkeypatch.setattr(course.cloud, "deadline_lacks", "")
     work.check(seat)
-    (found,) = [one for one in check(work.staff, [seat]) if one.name == "end of servers"]
+    (found,) = [one for one in check_course(work.staff, [seat]) if one.name == "end of servers"]
     assert found.ok
 
 
@@ -107,7 +107,7 @@ def test_a_provider_without_a_timer_gives_no_server_that_costs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     course = made(tmp_path, monkeypatch, DiskCloud)
-    work, seat = work_of(course), course.folder.seat("alice")
+    work, seat = work_of(course), course.folder.find_seat("alice")
     with pytest.raises(PolicyError, match="servers of their own"):
         work.check(seat)
     course.cloud.price = 0.0
@@ -115,7 +115,7 @@ def test_a_provider_without_a_timer_gives_no_server_that_costs(
 
 
 def test_a_used_up_budget_makes_nothing(course: Course) -> None:
-    work, seat = work_of(course), course.folder.seat("alice")
+    work, seat = work_of(course), course.folder.find_seat("alice")
     now = time.time()
     course.folder.ledger.append("up", seat="alice", server_id="old", usd_per_hour=1.0)
     detail = {"server_id": "old", "from": now - 7300, "until": now - 100, "usd": 2.0}
@@ -125,21 +125,21 @@ def test_a_used_up_budget_makes_nothing(course: Course) -> None:
         work.check(seat)
     course.folder.ledger.append("budget", seat="alice", usd=5.0)
     work.check(seat)
-    work.check(course.folder.seat("bob"))  # another seat's dollars are its own
+    work.check(course.folder.find_seat("bob"))  # another seat's dollars are its own
 
 
 def test_keys_are_those_of_who_holds_it_now(course: Course) -> None:
-    work, seat = work_of(course), course.folder.seat("bob")
-    server = work.make(seat)
+    work, seat = work_of(course), course.folder.find_seat("bob")
+    server = work.create_server(seat)
     file = course.world.machine.home / ".ssh" / "authorized_keys"
     file.parent.mkdir(exist_ok=True)
     file.write_text("ssh-ed25519 KEEPER labctl")  # no newline at its end
     other = KEY[:-4] + "BBBB"
-    work.let_in(seat, server, (claim("bob"), claim("carol", f"{other} carol@laptop")))
+    work.authorize_keys(seat, server, (claim("bob"), claim("carol", f"{other} carol@laptop")))
     lines = file.read_text().splitlines()
     assert lines[0] == "ssh-ed25519 KEEPER labctl"
     assert sorted(lines[1:]) == sorted(f"{one} labctl-student" for one in (KEY, other))
-    work.let_in(seat, server, (claim("carol", other),))
+    work.authorize_keys(seat, server, (claim("carol", other),))
     assert file.read_text().splitlines() == [lines[0], f"{other} labctl-student"]
     assert file.stat().st_mode & 0o777 == 0o600
 
@@ -158,7 +158,7 @@ def test_a_keeper_that_ends_while_it_makes_a_server_goes_on_with_that_one(
         raise Killed
 
     work, cloud = work_of(course), course.cloud
-    desk = Desk(course.folder, work)
+    desk = RequestHandler(course.folder, work)
     desk._begin = lambda deed: deed()
     with monkeypatch.context() as patch:
         if point == "create":
@@ -169,16 +169,16 @@ def test_a_keeper_that_ends_while_it_makes_a_server_goes_on_with_that_one(
         elif point == "deadline":
             patch.setattr(cloud, "set_deadline", killed)
         elif point == "let in":
-            patch.setattr(SeatWork, "_write_keys", killed)
+            patch.setattr(SeatOperations, "_write_keys", killed)
         else:
-            patch.setattr(SeatDesk, "_record_server", killed)
+            patch.setattr(SeatClaims, "_record_server", killed)
         with pytest.raises(Killed):
             create(desk, "alice")
-    desk = Desk(course.folder, work_of(course))
+    desk = RequestHandler(course.folder, work_of(course))
     desk._begin = lambda deed: deed()
-    for seat in desk.seats():
-        seat.go_on()
-    (server,) = desk.seat(course.folder.seat("alice")).views("alice")
+    for seat in desk.list_claims():
+        seat.resume()
+    (server,) = desk.find_claims(course.folder.find_seat("alice")).list_views("alice")
     assert (server.state, len(cloud.machines)) == ("running", 1)
     assert list(cloud.deadlines) == list(cloud.machines)
     assert "labctl-student" in (course.world.machine.home / ".ssh/authorized_keys").read_text()
@@ -186,18 +186,18 @@ def test_a_keeper_that_ends_while_it_makes_a_server_goes_on_with_that_one(
 
 def test_a_server_that_lets_nobody_in_does_not_go_on_unclaimed(course: Course) -> None:
     """One that was there before is left as it is."""
-    work, seat = work_of(course), course.folder.seat("alice")
-    server = work.make(seat)
+    work, seat = work_of(course), course.folder.find_seat("alice")
+    server = work.create_server(seat)
     course.world.machine.error = unreachable()
     with pytest.raises(LabError):
-        work.let_in(seat, server, (claim("alice"),))
+        work.authorize_keys(seat, server, (claim("alice"),))
     assert course.cloud.machines == {}
     course.world.machine.error = None
-    server = work.make(seat)
-    work.let_in(seat, server, (claim("alice"),))
+    server = work.create_server(seat)
+    work.authorize_keys(seat, server, (claim("alice"),))
     course.world.machine.error = unreachable()
     with pytest.raises(LabError):
-        work.let_in(seat, server, (claim("alice"),))
+        work.authorize_keys(seat, server, (claim("alice"),))
     assert list(course.cloud.machines) == [server.id]
 
 
@@ -206,8 +206,8 @@ def test_more_time_ends_at_the_ceiling_however_it_is_asked_for(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(more_time, "extend", lambda ground, span_s, **_: asked.append(span_s))
-    work, seat = work_of(course), course.folder.seat("alice")
-    server = work.make(seat)
+    work, seat = work_of(course), course.folder.find_seat("alice")
+    server = work.create_server(seat)
     work.extend(seat, server, 3600, "alice")
     work.extend(seat, server, 3600, "alice")
     with pytest.raises(PolicyError, match="cannot extend by"):
@@ -217,16 +217,16 @@ def test_more_time_ends_at_the_ceiling_however_it_is_asked_for(
     course.folder.ledger.append("extend", seat="alice", by="staff", seconds=3600)
     with pytest.raises(PolicyError):
         work.extend(seat, server, 3600 + 60, "alice")
-    down(work.staff, [seat])
-    work.extend(seat, work.make(seat), 7200, "alice")
+    end_seats(work.staff, [seat])
+    work.extend(seat, work.create_server(seat), 7200, "alice")
 
 
 def test_a_forged_watchdog_moves_no_end_at_the_provider(
     course: Course, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its student is root there: what the server says of its clocks is their own word."""
-    work, seat = work_of(course), course.folder.seat("alice")
-    server = work.make(seat)
+    work, seat = work_of(course), course.folder.find_seat("alice")
+    server = work.create_server(seat)
     deadlines = course.cloud.deadlines
     for said in (1e12, float("inf"), "never", None, [], {"x": 1}):
         monkeypatch.setattr(more_time.guard, "extend", lambda *_, s=said: {"ttl_left_s": s})
@@ -235,7 +235,7 @@ def test_a_forged_watchdog_moves_no_end_at_the_provider(
     staffs = 1e12
     monkeypatch.setattr(more_time.guard, "extend", lambda *_: {"ttl_left_s": staffs})
     monkeypatch.setattr(broadcast.guard, "arm", lambda *_, **__: {})
-    broadcast.extend(work.staff, seat, 3600)
+    broadcast.extend_server(work.staff, seat, 3600)
     assert deadlines[server.id] <= server.created_at + 4 * 3600 + 3600 + MARGIN_S + 1
 
 
@@ -243,8 +243,8 @@ def test_two_who_ask_at_once_get_no_more_than_one_after_the_other(
     course: Course, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does what was refused count, nor what a keeper did not live to answer go uncounted."""
-    work, seat = work_of(course), course.folder.seat("alice")
-    server = work.make(seat)
+    work, seat = work_of(course), course.folder.find_seat("alice")
+    server = work.create_server(seat)
     met = threading.Barrier(4)
 
     def slowly(ground: object, span_s: int, **_: object) -> None:
@@ -268,8 +268,8 @@ def test_two_who_ask_at_once_get_no_more_than_one_after_the_other(
     for one in threads:
         one.join()
     assert sorted(given) == [False, False, True, True]
-    down(work.staff, [seat])
-    server = work.make(seat)
+    end_seats(work.staff, [seat])
+    server = work.create_server(seat)
 
     def refused(*_: object, **__: object) -> None:
         raise PolicyError("beyond the budget")

@@ -32,7 +32,7 @@ class GuardedCloud(DiskCloud):
         self.timers: dict[str, float] = {}
         self.denies = False
 
-    def first_boot(self, boot: Boot) -> str:
+    def build_first_boot(self, boot: Boot) -> str:
         self.boots.append(boot)
         return f"first boot of {boot.lab}"
 
@@ -119,7 +119,7 @@ def test_no_deadline_is_told_with_its_cost_and_remembered_for_this_server(lab: W
     assert "it has no deadline: 12.00 dollars a day, 360.00 a month" in reporter.asked[0].detail
     assert up(lab).id == server.id
     assert cloud.timers == {}
-    assert deadlines.need_of(lab.ground(), server).deadline is False
+    assert deadlines.get_need(lab.ground(), server).deadline is False
     cloud.terminate(server.id)
     assert up(lab).id != server.id
     assert cloud.boots[-1].ttl_s == DEFAULT_TTL_S + MARGIN_S
@@ -230,7 +230,7 @@ def test_a_timer_that_stays_behind_is_told_with_its_time(
 
 def test_a_server_that_is_off_for_its_disks_sake_is_spared_by_the_timer(lab: World) -> None:
     cloud, server = cloud_of(lab), up(lab)
-    told = down.kept_there(lab.ground(), server, LabError("it cannot be saved"))
+    told = down.stop_and_keep_disk(lab.ground(), server, LabError("it cannot be saved"))
     assert "the server was stopped and its disk kept" in told.why
     assert cloud.timers[server.id] > time.time() + 29 * 86400
 

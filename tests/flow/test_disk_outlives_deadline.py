@@ -23,12 +23,12 @@ from labctl.lifecycle import reclaim, reconcile, server_loss
 from labctl.lifecycle import up as provision
 from labctl.lifecycle.down import down
 from labctl.lifecycle.extend import extend
-from labctl.lifecycle.status import status
+from labctl.lifecycle.status import read_status
 from labctl.model import Need, Resource, Run, Server
 from labctl.servers import guard, held_disks
-from labctl.servers.agent import Remote
-from labctl.servers.context import Ground
-from labctl.servers.leftovers import end_them, orphans
+from labctl.servers.agent import AgentClient
+from labctl.servers.context import LabContext
+from labctl.servers.leftovers import end_orphans, find_orphans
 from labctl.state.disks import list_kept_disks
 from labctl.sync import lab_files
 
@@ -78,14 +78,14 @@ class KeepCloud(Cloud):
             raise self.release_errors.pop(0)
         self.kept_until.pop(server_id, None)
 
-    def attach_kept(self, resource: Resource, server_id: str) -> str:
+    def attach_kept_disk(self, resource: Resource, server_id: str) -> str:
         raise AssertionError("nothing is attached here")
 
 
 class Watchdog:
     """Answers what a server's watchdog is asked; keeps what it was armed with."""
 
-    def __init__(self, server: Remote, armed: list[dict[str, Any]], cloud: KeepCloud) -> None:
+    def __init__(self, server: AgentClient, armed: list[dict[str, Any]], cloud: KeepCloud) -> None:
         self.server = server
         self.armed = armed
         self.cloud = cloud
@@ -118,12 +118,12 @@ def armed() -> list[dict[str, Any]]:
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, armed: list[dict[str, Any]]) -> World:
-    remote = Ground.remote
+    remote = LabContext.open_agent
     monkeypatch.setattr(provision.first_contact, "settle", lambda ground, server, _: server)
     monkeypatch.setattr(guard, "arm", ARM)
     made = world(tmp_path, KeepCloud)
     cloud = cloud_of(made)
-    monkeypatch.setattr(Ground, "remote", lambda *args: Watchdog(remote(*args), armed, cloud))
+    monkeypatch.setattr(LabContext, "remote", lambda *args: Watchdog(remote(*args), armed, cloud))
     return made
 
 
@@ -208,7 +208,7 @@ def test_a_look_renews_the_expiry_that_a_server_without_deadline_comes_near(
     ground.state.record(held_disks.HELD, lab_id=LAB_ID, server_id=server.id, detail=soon)
     for _ in range(2):
         if look == "status":
-            status(lab.ground(), refresh=True)
+            read_status(lab.ground(), refresh=True)
         else:
             reconcile.pull(lab.ground(), [], everything=False)
     expected = time.time() + 14 * DAY_S
@@ -241,7 +241,7 @@ def test_a_disk_is_let_go_once_a_store_saves_the_results(
     assert armed[-1]["ending"]["disk"] == "goes"
 
 
-def with_store(lab: World) -> Ground:
+def with_store(lab: World) -> LabContext:
     ground = lab.ground()
     ground.__dict__["config"] = msgspec.structs.replace(ground.config, store="s3://bucket/digits")
     return ground
@@ -288,7 +288,7 @@ def test_a_disk_that_a_lagging_list_calls_a_part_of_an_ended_server_stays(
     if command == "down":
         down(lab.ground(), discard=False)
     else:
-        end_them(lab.ground(), orphans(lab.ground()), kept_too=False)
+        end_orphans(lab.ground(), find_orphans(lab.ground()), kept_too=False)
     assert cloud_of(lab).left == [disk]
 
 
@@ -312,9 +312,9 @@ def test_a_dead_server_whose_disk_the_provider_does_not_show_goes_on(
     cloud_of(lab).has_disks = False
     reporter = Recorded()
     monkeypatch.setattr(server_loss, "answers", lambda *_: False)
-    silences = server_loss.Silences()
+    silences = server_loss.FailedChecks()
     monkeypatch.setattr(silences, "dead", lambda *_: True)
-    server_loss.check_there(lab.ground(reporter), server, silences)
+    server_loss.require_alive(lab.ground(reporter), server, silences)
     assert server.id in cloud_of(lab).machines
     assert "its disk cannot be kept" in reporter.said
 
@@ -344,7 +344,7 @@ def test_the_disk_of_a_server_that_is_taken_back_stays_where_not_all_is_here(
     server = up(lab)
     lab.machine.run_with("night").joinpath("checkpoints", file).write_text("weights")
     cloud_of(lab).takes_back = True
-    server_loss.clear_away(lab.ground(), "night")
+    server_loss.make_room(lab.ground(), "night")
     assert cloud_of(lab).machines == {}
     assert (server.id in cloud_of(lab).kept_until) == is_kept
 
@@ -353,11 +353,11 @@ def test_what_was_edited_on_a_server_that_is_taken_back_is_here(lab: World) -> N
     code = lab.home / "lab" / "train.py"
     code.write_text("print(1)")
     up(lab)
-    lab_files.push(lab.ground(), lab.ground().server(), force=False)
+    lab_files.push(lab.ground(), lab.ground().get_server(), force=False)
     (lab.machine.home / "labctl" / "digits" / "code" / "train.py").write_text("print(2)")
     cloud_of(lab).takes_back = True
     lab.machine.run_with("night", model="weights")
-    server_loss.clear_away(lab.ground(), "night")
+    server_loss.make_room(lab.ground(), "night")
     [saved] = (lab.home / "lab" / "server-edits").glob("*/train.py")
     assert saved.read_text() == "print(2)"
 

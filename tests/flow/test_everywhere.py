@@ -10,11 +10,17 @@ import msgspec
 import pytest
 from lab_ground import World, unreachable
 
-from labctl.cli.fan_out import exit_code, summary
+from labctl.cli.fan_out import exit_code, summary_text
 from labctl.errors import NotFoundError
 from labctl.model import Endpoint, Offer, Server
 from labctl.servers.connections import Connections
-from labctl.servers.fan_out import LOGINS_AT_ONCE, Answer, door, run_everywhere, running_servers
+from labctl.servers.fan_out import (
+    LOGINS_AT_ONCE,
+    ServerResult,
+    first_hop,
+    list_running_servers,
+    run_on_all,
+)
 from labctl.transports import Result, Transport
 from labctl.transports.fake import FakeTransport, Reply
 
@@ -70,8 +76,8 @@ def test_answers_come_in_order_though_the_first_is_the_last_to_end(tmp_path: Pat
 
         return said
 
-    told: list[Answer] = []
-    answers = run_everywhere(Wires(tmp_path, reply), servers, "hostname", tell=told.append)
+    told: list[ServerResult] = []
+    answers = run_on_all(Wires(tmp_path, reply), servers, "hostname", tell=told.append)
     assert [one.stdout for one in answers] == [f"{one.id}\n" for one in servers]
     assert told == answers
 
@@ -83,13 +89,13 @@ def test_one_that_fails_stops_no_other(tmp_path: Path) -> None:
         "srv-2": Result(code=7, stderr="no\n"),
     }
     wires = Wires(tmp_path, lambda server_id: replies[server_id])
-    answers = run_everywhere(wires, [server(number) for number in range(3)], "true")
+    answers = run_on_all(wires, [server(number) for number in range(3)], "true")
     assert [one.code for one in answers] == [0, None, 7]
     assert (answers[1].error, answers[1].why) == ("no answer", "it is silent")
     assert exit_code(answers) == 255
     assert exit_code([answers[0], answers[2]]) == 7
     assert exit_code(answers[:1]) == 0
-    assert summary(answers).splitlines() == [
+    assert summary_text(answers).splitlines() == [
         "1 of 3 servers: done",
         "  digits-01: not reached; next: labctl doctor",
         "  digits-02: exit code 7",
@@ -127,7 +133,7 @@ def test_servers_behind_one_door_log_in_a_few_at_a_time(
 ) -> None:
     crowd = Crowd(meet=LOGINS_AT_ONCE)
     servers = [server(number, **way) for number in range(3 * LOGINS_AT_ONCE)]
-    answers = run_everywhere(Wires(tmp_path, crowd.reply), servers, "true")
+    answers = run_on_all(Wires(tmp_path, crowd.reply), servers, "true")
     assert [one.code for one in answers] == [0] * len(servers)
     assert crowd.most == LOGINS_AT_ONCE
 
@@ -135,14 +141,14 @@ def test_servers_behind_one_door_log_in_a_few_at_a_time(
 def test_servers_with_doors_of_their_own_do_not_wait_for_each_other(tmp_path: Path) -> None:
     crowd = Crowd(meet=2 * LOGINS_AT_ONCE)
     servers = [server(number) for number in range(3 * LOGINS_AT_ONCE)]
-    run_everywhere(Wires(tmp_path, crowd.reply), servers, "true", at_once=2 * LOGINS_AT_ONCE)
+    run_on_all(Wires(tmp_path, crowd.reply), servers, "true", at_once=2 * LOGINS_AT_ONCE)
     assert crowd.most == 2 * LOGINS_AT_ONCE, "and no more than at_once"
 
 
 def test_doors() -> None:
     near, far = Endpoint(host="a", port=2222), Endpoint(host="b", jump="gate,inner")
-    assert (door(near), door(far)) == ("a:2222", "gate")
-    assert door(Endpoint(host="i-1", proxy_command="x %h")) != door(
+    assert (first_hop(near), first_hop(far)) == ("a:2222", "gate")
+    assert first_hop(Endpoint(host="i-1", proxy_command="x %h")) != first_hop(
         Endpoint(host="i-2", proxy_command="x %h")
     )
 
@@ -150,23 +156,23 @@ def test_doors() -> None:
 def test_interrupted_it_begins_on_no_further_server(tmp_path: Path) -> None:
     wires = Wires(tmp_path, lambda server_id: lambda line, stdin: Result(code=0))
 
-    def leave(answer: Answer) -> None:
+    def leave(answer: ServerResult) -> None:
         raise KeyboardInterrupt
 
     servers = [server(number) for number in range(200)]
     with pytest.raises(KeyboardInterrupt):
-        run_everywhere(wires, servers, "true", at_once=1, tell=leave)
+        run_on_all(wires, servers, "true", at_once=1, tell=leave)
     assert 0 < len(wires.lines) < len(servers)
 
 
 def test_running_servers_are_those_of_every_lab(lab: World) -> None:
     state = lab.ground().state
     with pytest.raises(NotFoundError, match="no lab has a server"):
-        running_servers(state)
+        list_running_servers(state)
     for number in (2, 0, 1):
         state.save_server(server(number))
     state.save_server(msgspec.structs.replace(server(3), state="stopped"))
-    assert [one.id for one in running_servers(state)] == ["srv-0", "srv-1", "srv-2"]
+    assert [one.id for one in list_running_servers(state)] == ["srv-0", "srv-1", "srv-2"]
 
 
 def test_a_server_written_before_is_not_compared_with_all_others(
@@ -174,7 +180,7 @@ def test_a_server_written_before_is_not_compared_with_all_others(
 ) -> None:
     wires = Wires(tmp_path, lambda server_id: Result(code=0))
     looked: list[str] = []
-    free = Connections.alias_free
+    free = Connections.is_alias_free
 
     def counted(self: Connections, alias: str, server_id: str = "") -> bool:
         looked.append(alias)
@@ -182,7 +188,7 @@ def test_a_server_written_before_is_not_compared_with_all_others(
 
     monkeypatch.setattr(Connections, "alias_free", counted)
     servers = [server(number) for number in range(3)]
-    run_everywhere(wires, servers, "true")
+    run_on_all(wires, servers, "true")
     assert len(looked) == 3
-    run_everywhere(wires, servers, "true")
+    run_on_all(wires, servers, "true")
     assert len(looked) == 3

@@ -12,15 +12,15 @@ import pytest
 from lab_ground import LAB_ID, Recorded, World, unreachable, world
 
 from labctl.errors import NotFoundError
-from labctl.estimate.plan import Measured, Plan
+from labctl.estimate.plan import ModelMeasurement, ModelPlan
 from labctl.insight.explain.memory import OutOfMemory
 from labctl.insight.explanation import Explanation, _compute_fit
 from labctl.insight.explanation import explain as explain_run
-from labctl.lifecycle.reconcile import bring_logs
+from labctl.lifecycle.reconcile import fetch_logs
 from labctl.lifecycle.up import up
 from labctl.model import Run
 from labctl.runs import runs
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from event_files import curve
@@ -46,14 +46,14 @@ def there(tmp_path: Path) -> World:
     logs.joinpath(EVENTS).write_bytes(curve("train/loss", FALLS))
     logs.joinpath("telemetry.jsonl").write_text("".join(line(number) for number in range(30)))
     logs.joinpath("run.log").write_text("all went well\n")
-    server = made.ground().server()
+    server = made.ground().get_server()
     run = Run(id="night", lab_id=LAB_ID, server_id=server.id, state="running", created_at=5.0)
     made.ground().state.save_run(run)
     return made
 
 
-def explain(ground: Ground, run_id: str = "") -> Explanation:
-    return explain_run(ground, bring_logs(ground, run_id))
+def explain(ground: LabContext, run_id: str = "") -> Explanation:
+    return explain_run(ground, fetch_logs(ground, run_id))
 
 
 def logs_of(there: World) -> Path:
@@ -75,9 +75,9 @@ def test_what_was_fetched_for_it_does_not_count_as_pulled(there: World) -> None:
 
     ground = there.ground()
     explain(ground)
-    (lacking,) = outputs.list_missing(ground, ground.server())
+    (lacking,) = outputs.list_missing(ground, ground.get_server())
     assert lacking.path == "checkpoints/model.safetensors"
-    (pulled,) = outputs.pull(ground, ground.server(), ["night"])
+    (pulled,) = outputs.pull(ground, ground.get_server(), ["night"])
     assert (pulled.files, pulled.complete) == (1, True)
 
 
@@ -116,7 +116,7 @@ def test_nan_in_all_that_a_run_writes(there: World) -> None:
     assert [one.rule for one in found.findings] == ["loss-nan-from-the-start"]
     assert found.run.progress == {"step": 3.0}
     # It is on record now, and a record with NaN could not be read any more.
-    assert runs.latest(there.ground(), "night").progress == {"step": 3.0}
+    assert runs.find_run(there.ground(), "night").progress == {"step": 3.0}
 
 
 def test_without_its_server_what_was_fetched_before_counts(there: World) -> None:
@@ -127,7 +127,7 @@ def test_without_its_server_what_was_fetched_before_counts(there: World) -> None
     found = explain(ground, "night")
     assert found.read.samples == 30
     assert reporter.said == ""  # it had ended, and all of its logs were here
-    run = runs.latest(ground, "night")
+    run = runs.find_run(ground, "night")
     ground.state.save_run(Run(id="night", lab_id=LAB_ID, server_id=run.server_id, state="running"))
     explain(ground, "night")
     assert "using the logs that were pulled before" in reporter.said
@@ -157,8 +157,8 @@ def test_runs_beside_the_work_are_never_the_latest(there: World) -> None:
         state.save_run(
             Run(id=name, lab_id=LAB_ID, server_id="s", state="exited", created_at=90.0 + number)
         )
-    assert runs.latest(there.ground()).id == "night"
-    assert runs.latest(there.ground(), "profile-1").id == "profile-1"
+    assert runs.find_run(there.ground()).id == "night"
+    assert runs.find_run(there.ground(), "profile-1").id == "profile-1"
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_runs_beside_the_work_are_never_the_latest(there: World) -> None:
     ],
 )
 def test_the_batch_that_fits(item: int, limit: int, batch: int) -> None:
-    model = Measured(
+    model = ModelMeasurement(
         parameters=GIB // 4,
         weight_bytes=GIB,
         trained_parameters=GIB // 4,
@@ -182,7 +182,7 @@ def test_the_batch_that_fits(item: int, limit: int, batch: int) -> None:
         item_flops=1,
         input_shape=(3, 224, 224),
     )
-    plan = Plan(precision="fp32", optimizer="momentum", measured=model)
+    plan = ModelPlan(precision="fp32", optimizer="momentum", measured=model)
     found = OutOfMemory(whose="gpu", limit_bytes=limit, batch=64, evidence=())
     fit = _compute_fit(plan, found, "train.py:build_model")
     # Weights, gradients and one state of 1 GiB each, and the overhead of 1 GiB.

@@ -15,12 +15,12 @@ from types import FrameType
 from lab_ground import LAB_ID, Cloud, World, world
 
 from labctl.lifecycle import fleet
-from labctl.lifecycle.status import status
+from labctl.lifecycle.status import read_status
 from labctl.model import Endpoint, Offer, Run, Server
 from labctl.servers import cost
 from labctl.servers.connections import Connections
-from labctl.servers.context import Ground
-from labctl.servers.fan_out import run_everywhere, running_servers
+from labctl.servers.context import LabContext
+from labctl.servers.fan_out import list_running_servers, run_on_all
 from labctl.state import State
 from labctl.transports import Result, Transport
 from labctl.transports.fake import FakeTransport
@@ -45,13 +45,13 @@ def server(number: int, own: bool = False) -> Server:
     )
 
 
-def filled(lab: World, count: int) -> Ground:
+def filled(lab: World, count: int) -> LabContext:
     """A record of so many servers, each with its life in the ledger; all runs are the lab's."""
     ground = lab.ground()
     for number in range(count):
         one = server(number, own=number == 0)
         ground.state.save_server(one)
-        cost.note_life(ground.state, one)
+        cost.record_start(ground.state, one)
         run = Run(id=f"run-{number}", lab_id=LAB_ID, server_id="srv-0", state="exited")
         ground.state.save_run(run)
     return ground
@@ -82,7 +82,7 @@ def work(state: State, deed: Callable[[], object]) -> tuple[int, int]:
     return calls, steps
 
 
-def linear(tmp_path: Path, deed: Callable[[Ground, int], Callable[[], object]]) -> list[int]:
+def linear(tmp_path: Path, deed: Callable[[LabContext, int], Callable[[], object]]) -> list[int]:
     """The calls of `deed` at each size, once they have been found to grow no worse."""
     found = []
     for count in SIZES:
@@ -98,9 +98,9 @@ def linear(tmp_path: Path, deed: Callable[[Ground, int], Callable[[], object]]) 
 
 
 def test_status(tmp_path: Path) -> None:
-    def deed(ground: Ground, count: int) -> Callable[[], object]:
+    def deed(ground: LabContext, count: int) -> Callable[[], object]:
         def look() -> None:
-            assert len(status(ground, refresh=False)["runs"]) == count
+            assert len(read_status(ground, refresh=False)["runs"]) == count
 
         return look
 
@@ -109,9 +109,9 @@ def test_status(tmp_path: Path) -> None:
 
 
 def test_cost_of_every_lab(tmp_path: Path) -> None:
-    def deed(ground: Ground, count: int) -> Callable[[], object]:
+    def deed(ground: LabContext, count: int) -> Callable[[], object]:
         def look() -> None:
-            assert len(cost.costs(ground, every_lab=True).servers) == count
+            assert len(cost.compute_costs(ground, every_lab=True).servers) == count
 
         return look
 
@@ -124,13 +124,13 @@ class Wires(Connections):
 
 
 def test_one_command_on_all_servers(tmp_path: Path) -> None:
-    def deed(ground: Ground, count: int) -> Callable[[], object]:
+    def deed(ground: LabContext, count: int) -> Callable[[], object]:
         wires = Wires(ground.paths.ssh_dir, None)
-        for one in running_servers(ground.state):
+        for one in list_running_servers(ground.state):
             wires._describe(wires.config_path(one.id).parent, one.id, one.alias, one.endpoint)
 
         def ask() -> None:
-            answers = run_everywhere(wires, running_servers(ground.state), "true", at_once=1)
+            answers = run_on_all(wires, list_running_servers(ground.state), "true", at_once=1)
             assert [one.code for one in answers] == [0] * count
 
         return ask
@@ -139,7 +139,7 @@ def test_one_command_on_all_servers(tmp_path: Path) -> None:
 
 
 def test_the_end_of_every_server(tmp_path: Path) -> None:
-    def deed(ground: Ground, count: int) -> Callable[[], object]:
+    def deed(ground: LabContext, count: int) -> Callable[[], object]:
         cloud = ground.provider
         assert isinstance(cloud, Cloud)
 
@@ -150,7 +150,7 @@ def test_the_end_of_every_server(tmp_path: Path) -> None:
                 ground.state.save_server(one)
             fleet.end([ground], servers)
             assert not cloud.machines
-            assert not ground.state.servers()
+            assert not ground.state.list_servers()
 
         return end
 

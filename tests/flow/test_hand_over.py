@@ -14,17 +14,17 @@ import pytest
 from keeper_ground import HOST, NAME, Pair, cut, handed_to, pair
 from lab_ground import LAB_ID, Recorded, World, world
 
-from labctl.config import LAB_FILE, lab_id, set_secret, trust
+from labctl.config import LAB_FILE, ensure_lab_id, set_secret, trust
 from labctl.errors import BusyError, LabError, NotFoundError, PolicyError, TransferError, UsageError
 from labctl.lifecycle import keeper_host, kept_labs, reconcile
 from labctl.lifecycle.down import down
 from labctl.lifecycle.keeper_host import KeeperHost
-from labctl.lifecycle.lab_archive import Parcel, Unpacking, version, write
-from labctl.lifecycle.status import status
+from labctl.lifecycle.lab_archive import LabExport, LabExportReader, labctl_version, write_export
+from labctl.lifecycle.status import read_status
 from labctl.model import Endpoint, Offer, Run
 from labctl.servers import cost
 from labctl.state import ledgers
-from labctl.stores import staged
+from labctl.stores import write_verified
 
 LAB_YAML = """\
 lab: digits
@@ -66,7 +66,7 @@ def holders(top: Path, text: str) -> list[str]:
 def test_everything_that_a_recovery_needs_is_there_and_nothing_lies_open(two: Pair) -> None:
     assert two.hand_over().name == NAME
     root = two.ward
-    assert lab_id(root) == LAB_ID
+    assert ensure_lab_id(root) == LAB_ID
     assert (root / ".labctl/kept/night/code/train.py").read_text() == "print('trains')\n"
     assert (root / ".labctl/kept/night/spec.json").is_file()
     ground = two.kept()
@@ -79,8 +79,8 @@ def test_everything_that_a_recovery_needs_is_there_and_nothing_lies_open(two: Pa
     secrets = two.places.config_dir / "secrets" / f"{LAB_ID}.json"
     assert mode(secrets) == 0o600
     assert holders(two.home, "shown-nowhere") == [secrets.name]
-    assert ground.server().id == two.server().id
-    assert [run.id for run in ground.state.runs(LAB_ID)] == ["night"]
+    assert ground.get_server().id == two.server().id
+    assert [run.id for run in ground.state.list_runs(LAB_ID)] == ["night"]
     assert handed_to(two.lab) == HOST
 
 
@@ -90,7 +90,7 @@ def test_the_keeper_counts_with_what_was_spent_and_with_a_price_like_the_last(tw
     state.record("created", lab_id=LAB_ID, server_id="srv-old", detail=old)
     state.record("terminated", lab_id=LAB_ID, server_id="srv-old")
     two.hand_over()
-    one = kept_labs.ward(two.places, NAME)
+    one = kept_labs.find_kept_lab(two.places, NAME)
     assert one.spent_usd == pytest.approx(2.0, abs=0.01)
     now = time.time()
     assert cost.spent_usd(two.state, LAB_ID, now) == pytest.approx(2.0, abs=0.01)
@@ -144,8 +144,8 @@ def test_a_server_that_the_keeper_cannot_find_is_not_half_handed_over(two: Pair)
     assert "another account or region" in caught.value.why
     assert caught.value.hint.startswith(f"at {HOST}: ")
     assert left_at_the_keeper(two) == []
-    assert two.state.servers() == []
-    assert two.state.events() == []
+    assert two.state.list_servers() == []
+    assert two.state.list_events() == []
     assert handed_to(two.lab) == ""
     two.cloud.machines.update(shown)
     two.hand_over()
@@ -191,13 +191,13 @@ def test_a_machine_without_labctl_or_with_another_says_how_to_get_it(two: Pair) 
     with pytest.raises(LabError, match="labctl is not installed on") as caught:
         keeper._check_reply(97, {}, "")
     assert caught.value.hint.startswith('ssh -p 2222 alice@login.example "pipx install')
-    assert f"=={version()}" in caught.value.hint
+    assert f"=={labctl_version()}" in caught.value.hint
     with pytest.raises(UsageError, match="is an older version, this one is"):
         keeper._check_reply(2, {}, "Error: There is no command 'keep'.")
 
 
 def test_what_was_not_announced_or_leaves_the_directory_is_refused(tmp_path: Path) -> None:
-    ward = kept_labs.Ward(
+    ward = kept_labs.KeptLab(
         lab="digits",
         lab_id=LAB_ID,
         by="a@b",
@@ -208,16 +208,16 @@ def test_what_was_not_announced_or_leaves_the_directory_is_refused(tmp_path: Pat
     offer = Offer(provider="cloud", type="small")
     lab = world(tmp_path)
     server = lab.cloud.add("srv-1", "digits", LAB_ID, offer)
-    parcel = Parcel(version=version(), ward=ward, server=server)
+    parcel = LabExport(version=labctl_version(), ward=ward, server=server)
     (tmp_path / "one").write_text("two")
     stream = io.BytesIO()
-    write(stream, parcel, {"one": tmp_path / "one"})
+    write_export(stream, parcel, {"one": tmp_path / "one"})
     stream.seek(0)
     with pytest.raises(TransferError, match="one changed"):
-        Unpacking(stream).files(tmp_path)
+        LabExportReader(stream).extract_files(tmp_path)
     for name, kind in (("files/../../out", PolicyError), ("files/two", TransferError)):
         whole = io.BytesIO()
-        write(whole, parcel, {})
+        write_export(whole, parcel, {})
         body = whole.getvalue().rstrip(b"\0")
         stream = io.BytesIO()
         stream.write(body + b"\0" * (-len(body) % 512))
@@ -225,9 +225,9 @@ def test_what_was_not_announced_or_leaves_the_directory_is_refused(tmp_path: Pat
             tar.addfile(tarfile.TarInfo(name), io.BytesIO())
         stream.seek(0)
         with pytest.raises(kind):
-            Unpacking(stream).files(tmp_path)
+            LabExportReader(stream).extract_files(tmp_path)
     with pytest.raises(TransferError, match="not an exported lab"):
-        Unpacking(io.BytesIO(b"nonsense"))
+        LabExportReader(io.BytesIO(b"nonsense"))
 
 
 # Coming back
@@ -241,35 +241,37 @@ def test_what_the_keeper_did_is_known_at_home_exactly_once(two: Pair) -> None:
     keeper.record("gone", lab_id=LAB_ID, server_id=first)
     made = two.cloud.add("srv-2", "digits", LAB_ID, Offer(provider="cloud", type="small"))
     del two.cloud.machines[first]
-    cost.note_life(keeper, made, "created")
+    cost.record_start(keeper, made, "created")
     keeper.record("ready", lab_id=LAB_ID, server_id="srv-2")
     keeper.record("recovered", lab_id=LAB_ID, server_id="srv-2", run_id="night", detail={"step": 7})
-    before = keeper.run(LAB_ID, "night")
+    before = keeper.get_run(LAB_ID, "night")
     assert before is not None
     keeper.save_run(msgspec.structs.replace(before, server_id="srv-2", seen_at=time.time()))
     for _ in range(3):
-        said = status(two.lab.ground(), refresh=True)
+        said = read_status(two.lab.ground(), refresh=True)
         assert said["server"].id == "srv-2"
         assert said["keeper"] == HOST
     state = two.lab.ground().state
-    assert len(state.events(lab_id=LAB_ID, kind="recovered")) == 1
-    assert len(state.events(server_id="srv-2", kind="created")) == 1
-    lives = cost.server_costs(state, LAB_ID, time.time())
+    assert len(state.list_events(lab_id=LAB_ID, kind="recovered")) == 1
+    assert len(state.list_events(server_id="srv-2", kind="created")) == 1
+    lives = cost.list_server_costs(state, LAB_ID, time.time())
     assert [one.server_id for one in lives] == [first, "srv-2"]
     assert [one.running for one in lives] == [False, True]
     # And back again: the keeper learns nothing twice either.
-    assert ledgers.take_over(two.state, LAB_ID, ledgers.lines(state, LAB_ID)) == 1, "its own: gone"
-    assert ledgers.take_over(two.state, LAB_ID, ledgers.lines(state, LAB_ID)) == 0
-    assert ledgers.take_over(state, LAB_ID, ledgers.lines(two.state, LAB_ID)) == 0
-    known = {(one.ledger, one.number) for one in ledgers.lines(state, LAB_ID)}
-    assert {(one.ledger, one.number) for one in ledgers.lines(two.state, LAB_ID)} == known
+    assert ledgers.import_lines(two.state, LAB_ID, ledgers.list_lines(state, LAB_ID)) == 1, (
+        "its own: gone"
+    )
+    assert ledgers.import_lines(two.state, LAB_ID, ledgers.list_lines(state, LAB_ID)) == 0
+    assert ledgers.import_lines(state, LAB_ID, ledgers.list_lines(two.state, LAB_ID)) == 0
+    known = {(one.ledger, one.number) for one in ledgers.list_lines(state, LAB_ID)}
+    assert {(one.ledger, one.number) for one in ledgers.list_lines(two.state, LAB_ID)} == known
 
 
 def test_a_keeper_that_cannot_be_reached_is_a_note(two: Pair) -> None:
     two.hand_over()
     two.error = cut()
     reporter = Recorded()
-    said = status(two.lab.ground(reporter), refresh=True)
+    said = read_status(two.lab.ground(reporter), refresh=True)
     assert said["server"].id == two.server().id
     assert f"cannot reach the keeper at {HOST}" in reporter.said
 
@@ -280,7 +282,7 @@ def test_a_lab_dropped_at_the_keeper_is_its_owners_again(two: Pair) -> None:
     assert left_at_the_keeper(two) == []
     assert holders(two.home, "shown-nowhere") == []
     reporter = Recorded()
-    status(two.lab.ground(reporter), refresh=True)
+    read_status(two.lab.ground(reporter), refresh=True)
     assert f"{HOST} no longer keeps digits" in reporter.said
     assert handed_to(two.lab) == ""
 
@@ -290,11 +292,11 @@ def test_down_tells_the_keeper_before_the_server_ends(
 ) -> None:
     two.hand_over()
     two.lab.machine.run_with("night", **{"model.pt": "weights"})
-    at_the_end: list[list[kept_labs.Ward]] = []
+    at_the_end: list[list[kept_labs.KeptLab]] = []
     end = two.cloud.terminate
 
     def terminate(server_id: str) -> None:
-        at_the_end.append(kept_labs.wards(two.places))
+        at_the_end.append(kept_labs.list_kept_labs(two.places))
         end(server_id)
 
     monkeypatch.setattr(two.cloud, "terminate", terminate)
@@ -331,7 +333,7 @@ def test_without_a_server_a_pull_brings_the_keepers_copy(two: Pair) -> None:
     two.cloud.machines.clear()
     two.cloud.settle_s = 0.0
     ground = two.lab.ground()
-    reconcile.come_back(ground)
+    reconcile.reconcile(ground)
     (pulled,) = reconcile.pull(ground, ["night"], everything=False)
     assert pulled.files == 5
     home = two.lab.home / "lab/runs/night"
@@ -339,7 +341,7 @@ def test_without_a_server_a_pull_brings_the_keepers_copy(two: Pair) -> None:
     (copy / "logs" / "run.log").write_text("step 1\nstep 2\n")
     (again,) = reconcile.pull(ground, ["night"], everything=False)
     assert again.files == 1
-    assert reconcile.log_elsewhere(ground, "night") == b"step 1\nstep 2\n"
+    assert reconcile.read_saved_log(ground, "night") == b"step 1\nstep 2\n"
     assert not (home / ".labctl-partial").exists()
 
 
@@ -358,7 +360,7 @@ class Store:
         def write(draft: Path) -> None:
             draft.write_bytes(self.content[key])
 
-        staged(path, size, sha256, write)
+        write_verified(path, size, sha256, write)
 
 
 def in_store(run: str, files: dict[str, bytes], **record: object) -> dict[str, bytes]:
@@ -394,7 +396,7 @@ def test_without_a_server_a_pull_brings_what_the_store_has_but_no_broken_checkpo
     assert (home / "logs/run.log").read_bytes() == b"step 1\n"
     assert [one.path for one in pulled.skipped] == ["checkpoints/step-2/model"]
     assert not pulled.complete
-    known = ground.state.run(LAB_ID, "night")
+    known = ground.state.get_run(LAB_ID, "night")
     assert known is not None
     assert (known.state, known.exit_code, known.server_id) == ("exited", 0, "srv-old")
     content["runs/night/files/checkpoints/step-2/model"] = b"step-2 model"
@@ -406,6 +408,6 @@ def test_without_a_server_a_pull_brings_what_the_store_has_but_no_broken_checkpo
 
 def test_a_lab_that_was_never_handed_over_asks_nobody(lab: World) -> None:
     ground = lab.ground()
-    assert reconcile.hear(ground) == ""
+    assert reconcile.merge_keeper_records(ground) == ""
     assert not reconcile.has_copies(ground)
     assert (ground.config.root / LAB_FILE).is_file()

@@ -13,16 +13,25 @@ from keeper_ground import NAME, Pair, cut, pair
 from lab_ground import LAB_ID, DiskCloud, Recorded, world
 
 from labctl.errors import BusyError, CapacityError, LabError, NotFoundError
-from labctl.events import Decision, Note, Step
+from labctl.events import Note, Question, Step
 from labctl.keeper import labs
-from labctl.keeper.labs import ENDED, SWEPT, TROUBLE, WELL, Journal, Keeper, is_running, look
-from labctl.keeper.recovery_worker import attend, sweep
-from labctl.keeper.workers import Attendants
+from labctl.keeper.labs import (
+    ENDED,
+    SWEPT,
+    TROUBLE,
+    WELL,
+    Keeper,
+    LogReporter,
+    check_lab,
+    is_running,
+)
+from labctl.keeper.recovery_worker import recover_lab, sweep
+from labctl.keeper.workers import RecoveryWorkers
 from labctl.lifecycle import kept_labs
-from labctl.lifecycle.kept_labs import Ward
+from labctl.lifecycle.kept_labs import KeptLab
 from labctl.model import Offer, Resource, Run
 from labctl.servers import disks
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.state.disks import SEEN
 
 
@@ -34,7 +43,7 @@ class Kept:
         self.log: list[str] = []
         self.closer: list[str] = []
         self.attend: Callable[[str], None] = lambda name: None
-        self.grounds: Callable[[Ward], Ground] = self.ground
+        self.grounds: Callable[[KeptLab], LabContext] = self.ground
         self.keeper = Keeper(
             two.places,
             two.state,
@@ -44,9 +53,9 @@ class Kept:
             ground=lambda one: self.grounds(one),
         )
 
-    def ground(self, one: Ward) -> Ground:
+    def ground(self, one: KeptLab) -> LabContext:
         two = self.two
-        return kept_labs.ground(one, two.places, two.state, Recorded(), two.environ)
+        return kept_labs.make_context(one, two.places, two.state, Recorded(), two.environ)
 
     def _attend(self, name: str) -> None:
         self.closer.append(name)
@@ -137,8 +146,8 @@ def test_a_lab_in_trouble_is_asked_more_and_more_rarely_and_said_once(kept: Kept
 
 def other_ward(two: Pair, lab_id: str = "ffffffffffff") -> str:
     """A second lab in the keeper's care, which it can say nothing of: its lab.yaml is broken."""
-    one = Ward(lab="other", lab_id=lab_id, by="bob@elsewhere", at=0.0, runs=("one",))
-    root = kept_labs.directory(two.places, one.name)
+    one = KeptLab(lab="other", lab_id=lab_id, by="bob@elsewhere", at=0.0, runs=("one",))
+    root = kept_labs.lab_directory(two.places, one.name)
     root.mkdir(parents=True)
     (root / kept_labs.RECORD).write_bytes(msgspec.json.encode(one))
     (root / "lab.yaml").write_text("lab: [")
@@ -169,7 +178,7 @@ def test_a_lab_that_comes_or_goes_is_noticed(kept: Kept) -> None:
 def test_what_it_saw_is_listed_by_others(kept: Kept) -> None:
     kept.two.lab.machine.run_with("night")
     kept.round()
-    (one,) = labs.listed(kept.two.places, kept.two.state)
+    (one,) = labs.describe_kept_labs(kept.two.places, kept.two.state)
     assert (one["name"], one["by"].count("@")) == (NAME, 1)
     assert one["server"].id == kept.two.server().id
     assert [run.state for run in one["runs"]] == ["exited"]
@@ -216,9 +225,9 @@ def test_there_is_one_keeper_and_the_second_says_who(two: Pair) -> None:
 
 def test_only_prices_are_agreed_to() -> None:
     lines: list[str] = []
-    journal = Journal(lambda name, text: lines.append(f"{name}: {text}"), "digits")
-    assert journal.ask(Decision(question="start it for 1 dollar?", about="price"))
-    assert not journal.ask(Decision(question="is this its host key?"))
+    journal = LogReporter(lambda name, text: lines.append(f"{name}: {text}"), "digits")
+    assert journal.confirm(Question(question="start it for 1 dollar?", about="price"))
+    assert not journal.confirm(Question(question="is this its host key?"))
     journal.emit(Note(text="so it is"))
     journal.emit(Step(name="waiting", done=True, detail="srv"))
     assert lines == ["digits: so it is", "digits: waiting: done (srv)"]
@@ -226,14 +235,14 @@ def test_only_prices_are_agreed_to() -> None:
 
 def test_looks_tell_what_is_needed(kept: Kept) -> None:
     two = kept.two
-    one = kept_labs.ward(two.places, NAME)
+    one = kept_labs.find_kept_lab(two.places, NAME)
     ground = kept.ground(one)
-    assert look(ground, one) == TROUBLE, "the server does not know the run"
+    assert check_lab(ground, one) == TROUBLE, "the server does not know the run"
     two.lab.machine.run_with("night")
-    assert look(ground, one) == ENDED
+    assert check_lab(ground, one) == ENDED
     two.state.drop_server(two.server().id)
-    assert look(ground, one) == TROUBLE, "to be swept"
-    assert look(ground, one, swept=True) == SWEPT
+    assert check_lab(ground, one) == TROUBLE, "to be swept"
+    assert check_lab(ground, one, swept=True) == SWEPT
     assert WELL not in (TROUBLE, ENDED, SWEPT)
 
 
@@ -260,7 +269,7 @@ def test_what_an_ended_server_left_is_taken_away_but_no_results(two: Pair) -> No
     ground = two.kept()
     sweep(ground)
     assert two.cloud.left == [young, others]
-    assert ground.state.servers(LAB_ID) == []
+    assert ground.state.list_servers(LAB_ID) == []
     assert "1 kept disks stay" in ground.reporter.said
 
 
@@ -289,8 +298,8 @@ def test_a_disk_whose_time_is_over_goes_beside_a_server_that_lives(kept: Kept) -
     two.lab.machine.run_with("night")
     old = msgspec.structs.replace(DISK, id="vol-3", expires_at=time.time() - 9999)
     two.cloud.left.append(old)
-    disks.looked(two.kept(), two.cloud.left, LAB_ID)
-    kept.attend = lambda name: attend(two.kept(), kept_labs.ward(two.places, name))
+    disks.record_shown(two.kept(), two.cloud.left, LAB_ID)
+    kept.attend = lambda name: recover_lab(two.kept(), kept_labs.find_kept_lab(two.places, name))
     kept.keeper._attend(NAME)
     assert two.cloud.left == []
     assert len(two.cloud.machines) == 1
@@ -316,7 +325,7 @@ def test_when_all_is_over_and_swept_nobody_is_asked_any_more(kept: Kept) -> None
     over(two)
     two.cloud.machines.clear()
     two.lab.machine.error = cut()
-    kept.attend = lambda name: attend(two.kept(), kept_labs.ward(two.places, name))
+    kept.attend = lambda name: recover_lab(two.kept(), kept_labs.find_kept_lab(two.places, name))
     kept.round()
     assert kept.state == SWEPT
     assert kept.closer == [NAME]
@@ -336,9 +345,9 @@ def test_a_run_whose_server_is_silent_is_looked_at_until_it_answers(two: Pair) -
             two.lab.machine.error = None
             two.lab.machine.run_with("night")
 
-    attend(two.kept(), kept_labs.ward(two.places, NAME), pause=pause)
+    recover_lab(two.kept(), kept_labs.find_kept_lab(two.places, NAME), pause=pause)
     assert len(pauses) == 3
-    run = two.state.run(LAB_ID, "night")
+    run = two.state.get_run(LAB_ID, "night")
     assert run is not None
     assert run.state == "exited"
 
@@ -351,9 +360,9 @@ def test_a_process_that_helps_tells_its_error_and_ends_with_the_keeper(
 ) -> None:
     for name, value in two.environ.items():
         monkeypatch.setenv(name, value)
-    attendants = Attendants()
+    attendants = RecoveryWorkers()
     with pytest.raises(NotFoundError, match="no lab nobody is kept here"):
-        attendants.attend("nobody")
+        attendants.run_worker("nobody")
     attendants.end_all()
     with pytest.raises(LabError, match="is ending"):
-        attendants.attend("nobody")
+        attendants.run_worker("nobody")

@@ -14,7 +14,7 @@ from lab_ground import LAB_ID, Cloud, Recorded, World, world
 from labctl.errors import BusyError, NotFoundError, ProviderError
 from labctl.lifecycle import disk_restore, up
 from labctl.lifecycle.down import down
-from labctl.lifecycle.status import status
+from labctl.lifecycle.status import read_status
 from labctl.model import Need, Offer, Resource
 from labctl.servers import cost, disks, kept_disks
 from labctl.servers import leftovers as orphans
@@ -56,7 +56,7 @@ class KeepCloud(Cloud):
     def release_disk(self, server_id: str) -> None:
         self.calls.append("release_disk")
 
-    def attach_kept(self, resource: Resource, server_id: str) -> str:
+    def attach_kept_disk(self, resource: Resource, server_id: str) -> str:
         raise self.attach_errors.pop(0)
 
 
@@ -108,56 +108,62 @@ def test_a_disk_that_is_held_for_a_moment_is_waited_for(
 
 
 def test_a_lab_of_a_group_asks_only_once_it_had_a_server(lab: World) -> None:
-    ground = lab.ground().in_group("course")
+    ground = lab.ground().with_group("course")
     ground.__dict__["provider"] = lab.cloud
-    assert [one.zone for one in kept_disks.nearest(ground, lab.cloud.offers(Need()))] == ["a", "b"]
+    assert [
+        one.zone for one in kept_disks.sort_by_kept_disks(ground, lab.cloud.offers(Need()))
+    ] == ["a", "b"]
     assert lab.cloud.calls == []
     ground.state.record("ready", lab_id=LAB_ID, server_id="earlier")
-    assert [one.zone for one in kept_disks.nearest(ground, lab.cloud.offers(Need()))] == ["b", "a"]
+    assert [
+        one.zone for one in kept_disks.sort_by_kept_disks(ground, lab.cloud.offers(Need()))
+    ] == ["b", "a"]
     assert lab.cloud.calls == ["leftovers"]
 
 
 @pytest.mark.parametrize("look", ["status", "orphans", "down"])
 def test_whoever_sees_it_puts_its_price_on_record(lab: World, look: str) -> None:
     if look == "status":
-        status(lab.ground(), refresh=True)
+        read_status(lab.ground(), refresh=True)
     elif look == "orphans":
-        orphans.orphans(lab.ground())
+        orphans.find_orphans(lab.ground())
     else:
         assert down(lab.ground(), discard=False).leftovers == (DISK,)
-    [one] = cost.costs(lab.ground()).kept
+    [one] = cost.compute_costs(lab.ground()).kept
     assert one.disk == DISK
-    [one] = status(lab.ground(), refresh=False)["kept"]
-    assert disks.told(one).startswith("kept disk vol-1: 8.00 dollars a month, kept until 20")
+    [one] = read_status(lab.ground(), refresh=False)["kept"]
+    assert disks.describe_kept_disk(one).startswith(
+        "kept disk vol-1: 8.00 dollars a month, kept until 20"
+    )
 
 
 def test_one_that_is_not_shown_any_more_is_gone_only_once_every_region_was_asked(
     lab: World,
 ) -> None:
-    status(lab.ground(), refresh=True)
+    read_status(lab.ground(), refresh=True)
     lab.cloud.left.clear()
-    status(lab.ground(), refresh=True)
+    read_status(lab.ground(), refresh=True)
     [one] = list_kept_disks(lab.ground().state)
-    assert disks.told(one).endswith("no longer listed by cloud")
+    assert disks.describe_kept_disk(one).endswith("no longer listed by cloud")
     lab.cloud.left.append(DISK)
-    status(lab.ground(), refresh=True)
+    read_status(lab.ground(), refresh=True)
     [one] = list_kept_disks(lab.ground().state)
     assert one.missed_at is None
     lab.cloud.left.clear()
     everywhere = dataclasses.replace(lab.ground(), everywhere=True)
     everywhere.__dict__["provider"] = lab.cloud
-    orphans.orphans(everywhere)
+    orphans.find_orphans(everywhere)
     assert on_record(lab) == []
 
 
 def test_orphans_removes_those_whose_time_is_over_and_others_only_when_told(lab: World) -> None:
     lab.cloud.left.append(OVER)
     ground = lab.ground()
-    left = orphans.end_them(ground, orphans.orphans(ground), kept_too=False)
+    left = orphans.end_orphans(ground, orphans.find_orphans(ground), kept_too=False)
     assert left.resources == (DISK,)
-    assert left.billing
+    assert left.is_billing
     assert on_record(lab) == [DISK.id]
-    left = orphans.end_them(ground, orphans.orphans(ground), kept_too=True)
+    left = orphans.end_orphans(ground, orphans.find_orphans(ground), kept_too=True)
     assert left.resources == ()
     assert on_record(lab) == []
 
@@ -174,10 +180,10 @@ def test_down_ends_the_disk_only_once_all_that_came_from_it_is_home(lab: World) 
 
 
 def test_nothing_to_pull_from_says_where_the_results_are(lab: World) -> None:
-    status(lab.ground(), refresh=True)
+    read_status(lab.ground(), refresh=True)
     with pytest.raises(NotFoundError) as found:
-        lab.ground().server()
-    told = kept_disks.explained(lab.ground(), found.value)
+        lab.ground().get_server()
+    told = kept_disks.explain_missing_server(lab.ground(), found.value)
     assert "its results are on vol-1: 8.00 dollars a month" in told.why
     assert told.hint == "labctl up && labctl pull"
 
@@ -185,7 +191,7 @@ def test_nothing_to_pull_from_says_where_the_results_are(lab: World) -> None:
 def seen_before_its_end(lab: World) -> None:
     """A disk that is on record, whose time is over by now."""
     lab.cloud.left[:] = [DISK, OVER]
-    status(lab.ground(), refresh=True)
+    read_status(lab.ground(), refresh=True)
 
 
 def test_the_next_command_removes_a_disk_whose_time_is_over(lab: World) -> None:
@@ -223,7 +229,7 @@ def test_one_that_cannot_be_removed_keeps_no_other(
 ) -> None:
     other = msgspec.structs.replace(OVER, id="vol-3.north")
     lab.cloud.left[:] = [OVER, other]
-    status(lab.ground(), refresh=True)
+    read_status(lab.ground(), refresh=True)
 
     def remove(resource: Resource) -> None:
         if resource.id == OVER.id:

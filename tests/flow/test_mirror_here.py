@@ -12,25 +12,27 @@ from labctl.errors import ConnectError, LabError, NotFoundError
 from labctl.model import Run, RunState, Server
 from labctl.runs import outputs
 from labctl.servers import attempts
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.sync.pull import PulledRun
 
 RUN = "night"
 
 
 @pytest.fixture
-def ground(lab: World) -> Ground:
+def ground(lab: World) -> LabContext:
     made = lab.ground(Recorded())
     lab.cloud.price = 0.0
-    attempts.make(made, made.config.server.need)
+    attempts.create_server(made, made.config.server.need)
     return made
 
 
-def played(ground: Ground, script: Sequence[RunState | LabError], patch: pytest.MonkeyPatch) -> int:
+def played(
+    ground: LabContext, script: Sequence[RunState | LabError], patch: pytest.MonkeyPatch
+) -> int:
     """How many rounds of the script were asked for. A state is what the run is in by then."""
     left = list(script)
 
-    def pull(at: Ground, server: Server, ids: list[str]) -> list[PulledRun]:
+    def pull(at: LabContext, server: Server, ids: list[str]) -> list[PulledRun]:
         now = left.pop(0)
         if isinstance(now, LabError):
             raise now
@@ -39,7 +41,7 @@ def played(ground: Ground, script: Sequence[RunState | LabError], patch: pytest.
         return [PulledRun(run=RUN, directory="runs/night", files=1, bytes=1, complete=done)]
 
     patch.setattr(outputs, "pull", pull)
-    outputs.mirror_here(ground, RUN, every_s=0.0)
+    outputs.follow_outputs(ground, RUN, every_s=0.0)
     return len(script) - len(left)
 
 
@@ -58,20 +60,20 @@ NONE = NotFoundError("digits has no server")
     ],
 )
 def test_it_goes_on_until_the_run_has_ended(
-    ground: Ground, script: list[RunState | LabError], monkeypatch: pytest.MonkeyPatch
+    ground: LabContext, script: list[RunState | LabError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert played(ground, script, monkeypatch) == len(script)
 
 
 def test_without_a_server_to_begin_with_it_says_so(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: LabContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(NotFoundError, match="has no server"):
         played(ground, [NONE], monkeypatch)
 
 
 def test_nobody_goes_on_with_a_lost_run_for_ever(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: LabContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outputs, "RECOVERED_WITHIN_S", 0.05)
 

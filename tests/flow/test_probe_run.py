@@ -16,8 +16,14 @@ from labctl.events import Progress
 from labctl.lifecycle.up import up
 from labctl.model import Need, Offer
 from labctl.runs import probe
-from labctl.runs.probe import Amount, Probed, amount, compared, ends_before
-from labctl.servers.context import Ground
+from labctl.runs.probe import (
+    ProbeAmount,
+    ProbeResult,
+    compare_offer,
+    find_earlier_limit,
+    parse_amount,
+)
+from labctl.servers.context import LabContext
 from labctl.transports import Result
 from labctl.transports.fake import FakeTransport
 
@@ -65,7 +71,7 @@ class Program:
         else:
             assert request["runs"] == [self.run_id]
             body = {"runs": [self._run()], "watch": self.watch}
-        return Result(code=0, stdout=reply.line(body).decode())
+        return Result(code=0, stdout=reply.encode_line(body).decode())
 
     def _run(self) -> dict[str, Any]:
         step = min(self.ends_at, (self.now - BEGAN) * self.steps_per_s)
@@ -92,12 +98,12 @@ def probed(
     program: Program,
     steps: float = 20,
     reporter: Recorded | None = None,
-) -> Probed:
+) -> ProbeResult:
     ground = made(lab, program, reporter)
-    return probe.probe(ground, (), Amount(steps=steps), push=False, pause=program.passes)
+    return probe.probe(ground, (), ProbeAmount(steps=steps), push=False, pause=program.passes)
 
 
-def made(lab: World, program: Program, reporter: Recorded | None = None) -> Ground:
+def made(lab: World, program: Program, reporter: Recorded | None = None) -> LabContext:
     text = "lab: digits\nrun: [python, train.py]\nimage: debian:12\n"
     (lab.home / "lab" / "lab.yaml").write_text(text)
     ground = lab.ground(reporter)
@@ -125,7 +131,7 @@ def test_the_whole_run_s_time_is_told_and_the_probe_ended(lab: World) -> None:
 def test_a_share_is_of_all_steps(lab: World) -> None:
     program = Program()
     ground = made(lab, program)
-    probe.probe(ground, (), Amount(share=0.1), push=False, pause=program.passes)
+    probe.probe(ground, (), ProbeAmount(share=0.1), push=False, pause=program.passes)
     assert (program.now - BEGAN) * program.steps_per_s == pytest.approx(100, abs=3)
 
 
@@ -173,7 +179,7 @@ def test_an_interrupted_probe_does_not_go_on(lab: World) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        probe.probe(ground, (), Amount(steps=20), push=False, pause=interrupted)
+        probe.probe(ground, (), ProbeAmount(steps=20), push=False, pause=interrupted)
     assert program.cancelled
 
 
@@ -187,7 +193,7 @@ def test_what_it_costs_here_and_elsewhere(lab: World) -> None:
         Offer(provider="cloud", type="big", price_usd_per_hour=9.0, gpu_name="T4", gpu_count=1),
     ]
     lab.cloud.__dict__["offers"] = lambda need: there
-    found = probe.probe(ground, (), Amount(steps=20), push=False, pause=program.passes)
+    found = probe.probe(ground, (), ProbeAmount(steps=20), push=False, pause=program.passes)
     assert found.usd == pytest.approx(500 / 3600 * 0.36)
     assert found.low_usd < found.usd < found.high_usd
     assert [(one.offer.type, one.offer.spot) for one in found.elsewhere] == [
@@ -209,7 +215,7 @@ def test_offers_that_are_not_known_are_no_failure(lab: World, error: LabError) -
         raise error
 
     lab.cloud.__dict__["offers"] = refused
-    found = probe.probe(ground, (), Amount(steps=20), push=False, pause=program.passes)
+    found = probe.probe(ground, (), ProbeAmount(steps=20), push=False, pause=program.passes)
     assert found.elsewhere == ()
     assert ("no credentials" in found.offers_note) == ("no credentials" in error.what)
 
@@ -224,22 +230,26 @@ def test_other_gpus_are_compared_by_their_peaks() -> None:
     fast = msgspec.structs.replace(
         t4, type="p5", gpu_name="H100", gpu_memory_bytes=80 * GIB, price_usd_per_hour=4.0
     )
-    found = compared(t4, fast, 3600.0)
+    found = compare_offer(t4, fast, 3600.0)
     assert found.seconds == pytest.approx(3600 * 65.0 / 989.0)
     assert found.usd == pytest.approx(65.0 / 989.0 * 4.0)
     unknown = msgspec.structs.replace(fast, gpu_name="Voodoo 2")
-    assert compared(t4, unknown, 3600.0).seconds is None
+    assert compare_offer(t4, unknown, 3600.0).seconds is None
     two = msgspec.structs.replace(fast, gpu_count=2)
-    assert compared(t4, two, 3600.0).usd is None
-    assert compared(t4, msgspec.structs.replace(t4, spot=True), 60.0).seconds == 60.0
+    assert compare_offer(t4, two, 3600.0).usd is None
+    assert compare_offer(t4, msgspec.structs.replace(t4, spot=True), 60.0).seconds == 60.0
 
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
-    [("1%", Amount(share=0.01)), (" 0.5% ", Amount(share=0.005)), ("200", Amount(steps=200))],
+    [
+        ("1%", ProbeAmount(share=0.01)),
+        (" 0.5% ", ProbeAmount(share=0.005)),
+        ("200", ProbeAmount(steps=200)),
+    ],
 )
-def test_amounts(text: str, wanted: Amount) -> None:
-    assert amount(text) == wanted
+def test_amounts(text: str, wanted: ProbeAmount) -> None:
+    assert parse_amount(text) == wanted
 
 
 @pytest.mark.parametrize(
@@ -247,7 +257,7 @@ def test_amounts(text: str, wanted: Amount) -> None:
 )
 def test_what_is_no_amount(text: str) -> None:
     with pytest.raises(UsageError, match="not a valid amount"):
-        amount(text)
+        parse_amount(text)
 
 
 @pytest.mark.parametrize(
@@ -261,4 +271,4 @@ def test_what_is_no_amount(text: str) -> None:
     ],
 )
 def test_limits_that_come_first(watch: dict[str, float | None], limit: str) -> None:
-    assert ends_before(watch, 100.0) == limit
+    assert find_earlier_limit(watch, 100.0) == limit

@@ -18,12 +18,12 @@ from directory_server import DirectoryServer, rsyncs, slow_down, wait_until
 
 from labctl.agent.files import outputs
 from labctl.errors import BusyError, DiskFullError, PolicyError, TransferError, UsageError
-from labctl.events import Event, Note, Progress, Reporter, Silent
-from labctl.servers.agent import Remote
+from labctl.events import Event, Note, Progress, Reporter, SilentReporter
+from labctl.servers.agent import AgentClient
 from labctl.sync import downloads, durability
 from labctl.sync.local_results import PARTIAL
 from labctl.sync.pull import PulledRun, pull, verify
-from labctl.sync.scan import identity
+from labctl.sync.scan import file_identity
 from labctl.sync.transfer_lock import hold_transfers
 
 LAB = ("digits", "0f1e2d3c4b5a")
@@ -67,7 +67,9 @@ def lab(tmp_path: Path) -> Path:
 
 
 def bring(server: DirectoryServer, lab: Path, reporter: Reporter | None = None) -> PulledRun:
-    return pull(Remote(server), *LAB, ["r1"], lab, reporter=reporter or Silent()).runs[0]
+    return pull(AgentClient(server), *LAB, ["r1"], lab, reporter=reporter or SilentReporter()).runs[
+        0
+    ]
 
 
 def put(run: Path, name: str, content: bytes) -> None:
@@ -96,7 +98,7 @@ def test_large_files_are_hashed_on_their_way_and_never_again(
     put(there, "checkpoints/empty", b"")
     put(there, "logs/small.txt", b"text")
     asked = {"lab": LAB[0], "lab_id": LAB[1], "quick": True}
-    first = Remote(server).call("manifest", asked)["runs"]["r1"]["files"]
+    first = AgentClient(server).call("manifest", asked)["runs"]["r1"]["files"]
     assert {name: bool(sha256) for name, _, sha256, _ in first} == {
         "checkpoints/a.bin": False,
         "checkpoints/empty": True,
@@ -116,7 +118,7 @@ def test_large_files_are_hashed_on_their_way_and_never_again(
     assert noted(there)["checkpoints/a.bin"][2] == sha256
     again = bring(server, lab)
     assert (again.files, again.bytes, again.complete) == (0, 0, True)
-    assert verify(Remote(server), *LAB, [], lab) == ()
+    assert verify(AgentClient(server), *LAB, [], lab) == ()
 
 
 def test_a_file_of_the_same_size_is_compared_and_only_what_differs_is_sent(
@@ -272,7 +274,7 @@ def test_a_directory_that_a_server_names_is_one(
 ) -> None:
     put(there, "checkpoints/a.bin", b"x")
 
-    class Lying(Remote):
+    class Lying(AgentClient):
         def call(self, verb: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
             reply = super().call(verb, request, **more)
             if verb == "manifest":
@@ -280,7 +282,7 @@ def test_a_directory_that_a_server_names_is_one(
             return reply
 
     with pytest.raises(PolicyError, match="invalid directory"):
-        pull(Lying(server), *LAB, ["r1"], lab, reporter=Silent())
+        pull(Lying(server), *LAB, ["r1"], lab, reporter=SilentReporter())
 
 
 def checkpoint(run: Path, content: bytes, named: bytes) -> None:
@@ -296,7 +298,7 @@ def test_a_checkpoints_own_manifest_is_the_promise(
     assert bring(server, lab).complete
     assert noted(there)["checkpoints/s1/m.bin"][2] == "", "it was not hashed there"
     assert tree(lab / "runs" / "r1") == tree(there)
-    assert verify(Remote(server), *LAB, [], lab) == ()
+    assert verify(AgentClient(server), *LAB, [], lab) == ()
 
 
 def test_a_checkpoint_that_is_not_as_its_manifest_says_never_appears(
@@ -363,9 +365,9 @@ def test_nothing_is_asked_for_outside(server: DirectoryServer, there: Path) -> N
     asked = {**request, "parts": [["../../../../etc/passwd", 5]]}
     got: list[Any] = []
     with pytest.raises(UsageError, match="leaves its directory"):
-        Remote(server).stream("send", asked, on_reply=got.append, on_bytes=got.append)
+        AgentClient(server).stream("send", asked, on_reply=got.append, on_bytes=got.append)
     with pytest.raises(UsageError, match="leaves its directory"):
-        Remote(server).call("hashes", asked)
+        AgentClient(server).call("hashes", asked)
     assert got == []
 
 
@@ -397,7 +399,7 @@ def test_nothing_is_written_through_a_link_here(
     assert list(outside.iterdir()) == []
 
 
-class OnEvent(Silent):
+class OnEvent(SilentReporter):
     """A Reporter that hands every event on."""
 
     def __init__(self, hear: Callable[[Event], None]) -> None:
@@ -461,7 +463,7 @@ def test_a_file_that_was_changed_here_is_brought_again(
     before = here.stat()
     spoil(lab, LARGE)
     os.utime(here, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert [one.path for one in verify(Remote(server), *LAB, [], lab)] == ["checkpoints/a.bin"]
+    assert [one.path for one in verify(AgentClient(server), *LAB, [], lab)] == ["checkpoints/a.bin"]
     assert bring(server, lab).bytes > 0
     assert tree(lab / "runs" / "r1") == tree(there)
 
@@ -472,9 +474,9 @@ def test_what_an_earlier_version_noted_of_the_stream_is_not_believed(
     put(there, "checkpoints/a.bin", content := os.urandom(LARGE))
     put(lab / "runs" / "r1", "checkpoints/a.bin", os.urandom(LARGE))
     found = (lab / "runs" / "r1" / "checkpoints" / "a.bin").lstat()
-    entry = [*identity(found), hashlib.sha256(content).hexdigest()]
+    entry = [*file_identity(found), hashlib.sha256(content).hexdigest()]
     put(lab, ".labctl/index.json", json.dumps({"runs/r1": {"checkpoints/a.bin": entry}}).encode())
-    assert [one.path for one in verify(Remote(server), *LAB, [], lab)] == ["checkpoints/a.bin"]
+    assert [one.path for one in verify(AgentClient(server), *LAB, [], lab)] == ["checkpoints/a.bin"]
     assert bring(server, lab).bytes == LARGE
     assert tree(lab / "runs" / "r1") == tree(there)
 
@@ -541,7 +543,7 @@ def test_it_is_on_the_disk_before_it_is_called_pulled(
     put(there, "logs/run.log", b"text")
     done: list[str] = []
     home = lab / "runs" / "r1"
-    real = durability._sync_filesystem, os.fsync, Remote.call
+    real = durability._sync_filesystem, os.fsync, AgentClient.call
 
     def sync_filesystem(folder: Path) -> bool:
         if has_syncfs:
@@ -554,13 +556,13 @@ def test_it_is_on_the_disk_before_it_is_called_pulled(
         done.append(os.path.relpath(name, home))
         real[1](descriptor)
 
-    def call(self: Remote, verb: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
+    def call(self: AgentClient, verb: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
         done.append(verb)
         return real[2](self, verb, request, **more)
 
     monkeypatch.setattr(durability, "_sync_filesystem", sync_filesystem)
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(Remote, "call", call)
+    monkeypatch.setattr(AgentClient, "call", call)
     bring(server, lab)
     contents = [f"{PARTIAL}/checkpoints/a.bin", f"{PARTIAL}/logs/run.log"]
     first = ["manifest", "hashes", *(["syncfs"] if has_syncfs else contents)]
@@ -573,8 +575,8 @@ def test_who_does_not_want_to_wait_is_told_for_whom(
     server: DirectoryServer, there: Path, lab: Path
 ) -> None:
     with (
-        hold_transfers(lab, "push", Silent()),
+        hold_transfers(lab, "push", SilentReporter()),
         pytest.raises(BusyError, match=rf"pid {os.getpid()}\) has been running `push`"),
     ):
-        pull(Remote(server), *LAB, ["r1"], lab, reporter=Silent(), wait_s=0.0)
+        pull(AgentClient(server), *LAB, ["r1"], lab, reporter=SilentReporter(), wait_s=0.0)
     assert not (lab / "runs").exists()

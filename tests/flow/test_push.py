@@ -19,9 +19,9 @@ from lab_ground import Recorded
 from labctl.commands import rsync
 from labctl.errors import BusyError, DiskFullError, PolicyError, TransferError
 from labctl.events import Event, Progress
-from labctl.servers.agent import Remote
+from labctl.servers.agent import AgentClient
 from labctl.sync.push import INLINE_BYTES, PushResult, push
-from labctl.sync.scan import LARGE_BYTES, Index, scan_code
+from labctl.sync.scan import LARGE_BYTES, HashIndex, scan_code
 from labctl.sync.transfer_lock import hold_transfers
 from labctl.transports.rsync import find_program
 
@@ -57,9 +57,9 @@ def push_code(
     server: DirectoryServer, lab: Path, reporter: Recorded | None = None, *, force: bool = False
 ) -> PushResult:
     reporter = reporter or Recorded()
-    index = Index(lab, "code")
+    index = HashIndex(lab, "code")
     files = scan_code(lab, reporter, later=index)
-    remote = Remote(server)
+    remote = AgentClient(server)
     return push(remote, *LAB, "code", lab, files, reporter, index=index, force=force)
 
 
@@ -121,7 +121,7 @@ def test_a_large_file_is_hashed_once(with_rsync: DirectoryServer, lab: Path) -> 
     write_old(lab / "large.bin", os.urandom(LARGE_BYTES + 1))
     assert push_code(with_rsync, lab).sent == 4
     assert with_rsync.verbs[-2:] == ["plan", "commit"]
-    (entry,) = [f for f in scan_code(lab, Recorded(), later=Index(lab, "code")) if f.size > MIB]
+    (entry,) = [f for f in scan_code(lab, Recorded(), later=HashIndex(lab, "code")) if f.size > MIB]
     assert entry.sha256 == tree(lab)["large.bin"][0]
 
 
@@ -285,10 +285,10 @@ def test_a_file_that_never_stands_still_is_named_and_nothing_is_changed(
 def test_a_small_file_that_changes_after_the_scan_arrives_as_it_is_now(
     with_rsync: DirectoryServer, lab: Path
 ) -> None:
-    index = Index(lab, "code")
+    index = HashIndex(lab, "code")
     files = scan_code(lab, Recorded(), later=index)
     (lab / "train.py").write_text("print('later')\n")
-    push(Remote(with_rsync), *LAB, "code", lab, files, Recorded(), index=index)
+    push(AgentClient(with_rsync), *LAB, "code", lab, files, Recorded(), index=index)
     assert tree(code(with_rsync)) == tree(lab)
 
 
@@ -394,11 +394,11 @@ def test_another_process_waits_until_the_rsync_of_a_killed_one_has_ended(tmp_pat
 
 
 def test_no_room_is_told_before_anything_is_sent(with_rsync: DirectoryServer, lab: Path) -> None:
-    index = Index(lab, "code")
+    index = HashIndex(lab, "code")
     huge = lab / "huge.bin"
     with huge.open("wb") as file:
         file.truncate(2**43)
     files = [f for f in scan_code(lab, Recorded(), later=index) if f.path == "huge.bin"]
     with pytest.raises(DiskFullError, match="not enough disk space"):
-        push(Remote(with_rsync), *LAB, "code", lab, files, Recorded(), index=index)
+        push(AgentClient(with_rsync), *LAB, "code", lab, files, Recorded(), index=index)
     assert with_rsync.shells == 0

@@ -31,8 +31,10 @@ class Counted(Machine):
         self.lines.append(line)
         self.runs += 1
         run = {**DONE, "id": f"run-{self.runs}"}
-        began = reply.line({"run": run, "found": False})
-        return Result(code=0, stdout=began.decode(), stderr=reply.line({"run": run}).decode())
+        began = reply.encode_line({"run": run, "found": False})
+        return Result(
+            code=0, stdout=began.decode(), stderr=reply.encode_line({"run": run}).decode()
+        )
 
     def trips(self) -> int:
         """Since the last time that this was asked."""

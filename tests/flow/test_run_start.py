@@ -17,7 +17,7 @@ from labctl.errors import ConnectError, LabError, LinkLostError, PolicyError
 from labctl.lifecycle import up
 from labctl.model import Endpoint, Run, RunSpec, Server
 from labctl.runs import images, runs
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.transports import Result
 
 IMAGE = "labctl-tests/no-such-image:1"
@@ -58,18 +58,18 @@ class Wire:
     ) -> int:
         turn = self._next(str(line), stdin)
         if turn.first is not None:
-            on_stdout(reply.line(turn.first) + turn.data)
+            on_stdout(reply.encode_line(turn.first) + turn.data)
         if isinstance(turn.end, LabError):
             raise turn.end
         assert on_stderr
-        on_stderr(reply.line(turn.end))
+        on_stderr(reply.encode_line(turn.end))
         return 0
 
     def run(self, line: object, *, stdin: bytes = b"", **_: object) -> Result:
         turn = self._next(str(line), stdin)
         if isinstance(turn.end, LabError):
             raise turn.end
-        return Result(code=0, stdout=reply.line(turn.first or {}).decode())
+        return Result(code=0, stdout=reply.encode_line(turn.first or {}).decode())
 
     def close(self) -> None:
         pass
@@ -91,7 +91,7 @@ class Started:
     log: bytearray = field(default_factory=bytearray)
     reporter: Recorded = field(default_factory=Recorded)
 
-    def ground(self, wire: Wire) -> Ground:
+    def ground(self, wire: Wire) -> LabContext:
         made = self.lab.ground(self.reporter)
         made.connections.__dict__["machine"] = wire
         return made
@@ -115,7 +115,7 @@ def started(lab: World) -> Started:
     (lab.home / "lab" / "lab.yaml").write_text(f"lab: digits\nrun: [python]\nimage: {IMAGE}\n")
     ground = lab.ground()
     server = up.up(ground)
-    return Started(lab, server, runs.spec(ground, server, (), "night", False))
+    return Started(lab, server, runs.build_spec(ground, server, (), "night", False))
 
 
 def test_followed_to_its_end_in_one_round_trip(started: Started) -> None:
@@ -125,7 +125,7 @@ def test_followed_to_its_end_in_one_round_trip(started: Started) -> None:
     assert started.log == b"epoch 1\n"
     ((verb, request),) = wire.asked
     assert (verb, request["spec"]["image"], request["secrets"]) == ("run", IMAGE, {})
-    assert started.lab.ground().state.run(LAB_ID, "night") == run
+    assert started.lab.ground().state.get_run(LAB_ID, "night") == run
 
 
 def test_the_ledger_keeps_once_how_a_run_came_about(started: Started) -> None:
@@ -134,7 +134,7 @@ def test_the_ledger_keeps_once_how_a_run_came_about(started: Started) -> None:
     for found in (False, True):
         started.start(Turn({**STARTED, "found": found}, b"", {"run": DONE}))
     state = started.lab.ground().state
-    (line,) = state.events(run_id="night", kind="code")
+    (line,) = state.list_events(run_id="night", kind="code")
     assert line.server_id == started.server.id
     assert (line.detail["command"], line.detail["image"]) == (["python"], IMAGE)
     assert line.detail["env"] == {"SEED": "1", "API_KEY": "hidden"}
@@ -143,7 +143,7 @@ def test_the_ledger_keeps_once_how_a_run_came_about(started: Started) -> None:
 
 
 def test_the_ledger_keeps_what_a_server_is_made_of(started: Started) -> None:
-    *_, line = started.lab.ground().state.events(server_id=started.server.id, kind="ready")
+    *_, line = started.lab.ground().state.list_events(server_id=started.server.id, kind="ready")
     assert set(line.detail) >= {"cpus", "memory_bytes", "gpus", "os", "kernel", "docker"}
 
 
@@ -161,7 +161,7 @@ def test_a_wire_dead_before_the_answer_is_an_error_and_asks_nothing_twice(
         with pytest.raises(ConnectError):
             started.start(Turn(end=unreachable()), follow=follow)
     assert started.began == []
-    assert started.lab.ground().state.runs() == []
+    assert started.lab.ground().state.list_runs() == []
 
 
 def test_a_wire_cut_later_resumes_at_the_byte_where_it_was_cut(started: Started) -> None:
@@ -223,7 +223,7 @@ def test_cancel_says_whether_it_had_ended_before(started: Started) -> None:
     ground = started.ground(wire)
     assert [runs.cancel(ground, started.server, "night", 5)[1] for _ in range(2)] == [False, True]
     assert wire.asked[0][1] == {"lab": "digits", "lab_id": LAB_ID, "run": "night", "grace_s": 5}
-    known = ground.state.run(LAB_ID, "night")
+    known = ground.state.get_run(LAB_ID, "night")
     assert known is not None
     assert known.state == "cancelled"
 
@@ -233,11 +233,11 @@ def test_what_a_pull_brings_does_not_make_another_image(started: Started) -> Non
     (directory / "lab.yaml").write_text("lab: digits\n")
     (directory / "Dockerfile").write_text("FROM base\nCOPY . /x\n")
     ground = started.lab.ground()
-    before = images.reference(ground)
+    before = images.image_reference(ground)
     assert before.startswith("labctl/digits:")
     for name in ("runs", "server-edits", ".labctl"):
         (directory / name / "night").mkdir(parents=True)
         (directory / name / "night" / "model.pt").write_text("weights")
-    assert images.reference(ground) == before
+    assert images.image_reference(ground) == before
     (directory / "train.py").write_text("changed")
-    assert images.reference(ground) != before
+    assert images.image_reference(ground) != before

@@ -10,7 +10,7 @@ from lab_ground import Recorded, World, unreachable
 from labctl.errors import ConnectError, NotFoundError, UsageError
 from labctl.lifecycle import up
 from labctl.lifecycle.extend import extend
-from labctl.lifecycle.status import status
+from labctl.lifecycle.status import read_status
 from labctl.model import Run
 from labctl.runs import runs
 from labctl.servers import guard
@@ -26,7 +26,7 @@ def test_status_asks_nobody(lab: World) -> None:
     server = up.up(lab.ground())
     ground = lab.ground(Recorded())
     ground.__dict__["provider"] = ground.__dict__["connections"] = Untouchable()
-    said = status(ground, refresh=False)
+    said = read_status(ground, refresh=False)
     assert said["server"].id == server.id
     assert said["reachable"] is None
     assert said["clocks"]["enforced"] is False
@@ -36,12 +36,12 @@ def test_status_asks_nobody(lab: World) -> None:
 def test_refresh_asks_and_says_when_nobody_answers(lab: World) -> None:
     up.up(lab.ground())
     lab.machine.run_with("night")
-    said = status(lab.ground(), refresh=True)
+    said = read_status(lab.ground(), refresh=True)
     assert said["reachable"] is True
     assert [run.id for run in said["runs"]] == ["night"]
     assert said["disk"]["free_bytes"] > 0
     lab.machine.error = unreachable()
-    said = status(lab.ground(), refresh=True)
+    said = read_status(lab.ground(), refresh=True)
     assert (said["reachable"], said["why"]) == (False, "no answer")
 
 
@@ -52,42 +52,42 @@ def test_more_time_is_what_status_shows_from_then_on(
     watch = {"alive": True, "ttl_left_s": 30_000.0}
     monkeypatch.setattr(guard, "extend", lambda ground, server, span_s: watch)
     extend(lab.ground(), 1800)
-    assert status(lab.ground(), refresh=False)["watch"] == watch
+    assert read_status(lab.ground(), refresh=False)["watch"] == watch
 
 
 def test_refresh_drops_a_server_that_is_gone(lab: World) -> None:
     server = up.up(lab.ground())
     lab.cloud.change(server.id, state="terminated")
-    assert status(lab.ground(), refresh=True)["server"] is None
+    assert read_status(lab.ground(), refresh=True)["server"] is None
 
 
 def test_a_lab_without_a_server(lab: World) -> None:
-    said = status(lab.ground(), refresh=False)
+    said = read_status(lab.ground(), refresh=False)
     assert (said["server"], said["runs"], said["cost_usd"]) == (None, [], 0.0)
     with pytest.raises(NotFoundError) as caught:
-        lab.ground().server()
+        lab.ground().get_server()
     assert (caught.value.exit_code, caught.value.hint) == (4, "labctl up")
 
 
 def test_what_a_run_is(lab: World) -> None:
     server = up.up(lab.ground())
     ground = lab.ground()
-    wanted = runs.spec(ground, server, (), "night", False)
+    wanted = runs.build_spec(ground, server, (), "night", False)
     assert wanted.command == ("python", "train.py")
-    assert runs.spec(ground, server, ("ls",), "night", False).command == ("ls",)
+    assert runs.build_spec(ground, server, ("ls",), "night", False).command == ("ls",)
     for name in ("Night Run", "", "a\n", "x" * 40):
         with pytest.raises(UsageError) as caught:
-            runs.spec(ground, server, (), name, False)
+            runs.build_spec(ground, server, (), name, False)
         assert caught.value.hint.startswith("labctl run --id ")
     (lab.home / "lab" / "lab.yaml").write_text("lab: digits\n")
     with pytest.raises(UsageError, match="nothing to run"):
-        runs.spec(lab.ground(), server, (), "night", False)
+        runs.build_spec(lab.ground(), server, (), "night", False)
 
 
 def test_names_made_for_runs_are_good_ones_and_differ() -> None:
     from labctl.model import NAME_PATTERN
 
-    names = {runs.new_id() for _ in range(20)}
+    names = {runs.make_run_id() for _ in range(20)}
     assert all(NAME_PATTERN.fullmatch(name) for name in names)
     assert len(names) > 15
 
@@ -112,11 +112,11 @@ def test_a_log_is_followed_through_a_cut_link(lab: World) -> None:
 def test_the_latest_run_and_one_that_is_not_there(lab: World) -> None:
     ground = lab.ground()
     with pytest.raises(NotFoundError, match="has no runs yet"):
-        runs.latest(ground)
+        runs.find_run(ground)
     for number, name in enumerate(("a", "b")):
         run = Run(id=name, lab_id=ground.lab_id, server_id="s", state="exited", created_at=number)
         ground.state.save_run(run)
-    assert runs.latest(ground).id == "b"
-    assert runs.latest(ground, "a").id == "a"
+    assert runs.find_run(ground).id == "b"
+    assert runs.find_run(ground, "a").id == "a"
     with pytest.raises(NotFoundError, match="no run c"):
-        runs.latest(ground, "c")
+        runs.find_run(ground, "c")

@@ -9,9 +9,9 @@ import pytest
 from lab_ground import World
 
 from labctl.errors import CommandError, ConnectError, LinkLostError, NotFoundError
-from labctl.insight.top import ServerNow, follow, look
+from labctl.insight.top import ServerNow, follow, measure_now
 from labctl.lifecycle.up import up
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.shell import Command
 from labctl.transports import Result
 from labctl.transports.fake import FakeTransport
@@ -56,7 +56,7 @@ class Script(FakeTransport):
         raise reply[1]
 
 
-def scripted(lab: World, *replies: Result | tuple[str, ConnectError]) -> Ground:
+def scripted(lab: World, *replies: Result | tuple[str, ConnectError]) -> LabContext:
     """A lab with a server whose program says these, one a call."""
     ground = lab.ground()
     up(ground)
@@ -67,7 +67,7 @@ def scripted(lab: World, *replies: Result | tuple[str, ConnectError]) -> Ground:
 
 def test_one_sample_is_asked_for(lab: World) -> None:
     now = {"at": 5.0, "cores": 2, "cpu_cores": 0.5, "gpus": [{"uuid": "GPU-1", "index": "0"}]}
-    found = look(scripted(lab, said(now)))
+    found = measure_now(scripted(lab, said(now)))
     assert (found.at, found.cpu_cores, found.gpus[0].index) == (5.0, 0.5, "0")
 
 
@@ -75,7 +75,7 @@ def test_a_server_that_tells_nothing_is_an_error(lab: World) -> None:
     ground = scripted(lab, said(), said({"cores": "many"}, [], 3, None))
     for _ in range(2):
         with pytest.raises(CommandError, match="sent no metrics"):
-            look(ground)
+            measure_now(ground)
 
 
 def test_a_cut_link_is_told_and_taken_up_again(lab: World) -> None:
@@ -105,7 +105,7 @@ def test_a_server_that_was_removed_meanwhile_ends_it(lab: World) -> None:
     ground = scripted(lab, (HEAD + '{"at": 1.0, "cores": 2}\n', LinkLostError("gone")))
 
     def removed(pause_s: float) -> None:
-        ground.state.drop_server(ground.server().id)
+        ground.state.drop_server(ground.get_server().id)
 
     with pytest.raises(NotFoundError):
         follow(ground, lambda now: None, pause=removed)
@@ -120,7 +120,7 @@ def test_the_real_program_tells_of_this_machine(lab: World) -> None:
     """It runs here, without a wire; Docker and a GPU may be there or not."""
     ground = lab.ground()
     up(ground)
-    found = look(ground)
+    found = measure_now(ground)
     assert found.cores >= 1
     assert found.memory_total_bytes
     assert found.cpu_cores is not None

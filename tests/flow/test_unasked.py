@@ -16,15 +16,17 @@ RUN = "night"
 def ready(lab: World, price: float) -> None:
     lab.cloud.price = price
     ground = lab.ground(Recorded())
-    spending_policy.agree(ground, attempts.make(ground, ground.config.server.need), RUN)
+    spending_policy.record_price_limit(
+        ground, attempts.create_server(ground, ground.config.server.need), RUN
+    )
 
 
 def again(lab: World, price: float) -> tuple[Server, Recorded]:
     """Another server for the run, and what was asked meanwhile."""
     lab.cloud.price = price
     reporter = Recorded(answers=[False])
-    ground = spending_policy.unasked(lab.ground(reporter), RUN)
-    return attempts.make(ground, ground.config.server.need), reporter
+    ground = spending_policy.make_recovery_context(lab.ground(reporter), RUN)
+    return attempts.create_server(ground, ground.config.server.need), reporter
 
 
 def test_about_the_same_price_is_not_asked_about(lab: World) -> None:
@@ -51,5 +53,5 @@ def test_the_price_on_demand_is_agreed_to_with_a_spot_machine() -> None:
     offer = Offer(
         provider="cloud", type="s", price_usd_per_hour=0.1, on_demand_usd_per_hour=0.4, spot=True
     )
-    assert attempts.agreed_usd_per_hour(offer) == 0.4
-    assert attempts.agreed_usd_per_hour(Offer(provider="local", type="container")) is None
+    assert attempts.max_confirmed_usd_per_hour(offer) == 0.4
+    assert attempts.max_confirmed_usd_per_hour(Offer(provider="local", type="container")) is None

@@ -27,7 +27,7 @@ ONCE = Config(retries={"total_max_attempts": 1}, read_timeout=20)
 def building(base_image: str) -> Building:
     """Of this checkout. "" is the base made here where there is one, else the registry's."""
     if not base_image:
-        with engine.connected() as docker:
+        with engine.connect() as docker:
             base_image = MADE_HERE if docker.images.list(name=MADE_HERE) else ""
     return Building(data_dir=ROOT, base_image=base_image, progress=lambda text, done, of: None)
 

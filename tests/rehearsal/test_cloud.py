@@ -14,7 +14,15 @@ from botocore.exceptions import ClientError, ConnectionClosedError, HTTPClientEr
 from rehearsal_bed import Ground, client, wait_for
 
 from labctl.rehearsal import Rehearsal, Scenario
-from labctl.rehearsal.scenario import Capacity, Delays, Loss, Quotas, Reclaim, Spot, Throttle
+from labctl.rehearsal.scenario import (
+    Capacity,
+    Delays,
+    Loss,
+    Spot,
+    SpotReclaim,
+    Throttle,
+    VcpuQuotas,
+)
 
 SPOT = {"InstanceMarketOptions": {"MarketType": "spot"}}
 
@@ -149,7 +157,7 @@ def test_a_lost_call_can_be_held_before_its_connection_closes(ground: Ground) ->
     with pytest.raises((ConnectionClosedError, HTTPClientError)):
         ground.ec2.describe_vpcs()
     assert 0.3 <= time.monotonic() - began < 60
-    assert ground.rehearsal.held["DescribeVpcs"] == 1
+    assert ground.rehearsal.held_calls["DescribeVpcs"] == 1
 
 
 def test_what_an_instance_uses_stays(ground: Ground) -> None:
@@ -181,7 +189,7 @@ def test_credentials_expire(ground: Ground) -> None:
 
 def test_quotas_count_vcpus_by_market(ground: Ground) -> None:
     quotas = client(ground.rehearsal, "service-quotas")
-    ground.rehearsal.change(quotas=Quotas(p=0, spot_p=0))
+    ground.rehearsal.change(quotas=VcpuQuotas(p=0, spot_p=0))
     code = refused(ground.run, InstanceType="p4d.24xlarge")
     assert code == "VcpuLimitExceeded"
     code = refused(ground.run, InstanceType="p4d.24xlarge", **SPOT)
@@ -322,7 +330,7 @@ def test_a_schedule_fires_and_goes(ground: Ground) -> None:
 
 
 def test_spot_instances_are_taken_back(ground: Ground) -> None:
-    ground.rehearsal.change(spot=Spot(reclaims=(Reclaim(after=0.2, notice=0.0, count=1),)))
+    ground.rehearsal.change(spot=Spot(reclaims=(SpotReclaim(after=0.2, notice=0.0, count=1),)))
     taken, other = ground.run(**SPOT), ground.run(**SPOT)
     ground.rehearsal.wait(taken["InstanceId"], "terminated")
     reason = ground.described(taken["InstanceId"])["StateReason"]

@@ -67,7 +67,7 @@ def run_one(exports: dict[str, str]) -> str:
 
 def made_by(pid: int) -> list[Any]:
     """The containers and networks of a rehearsal's process."""
-    with engine.connected() as docker:
+    with engine.connect() as docker:
         only = {"label": PID_LABEL}
         containers = docker.containers.list(all=True, filters=only, ignore_removed=True)
         networks = docker.networks.list(filters={"label": PID_LABEL})

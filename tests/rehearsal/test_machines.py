@@ -143,7 +143,7 @@ def test_machines_that_only_accept_ssh(images: Building, tmp_path: Path) -> None
         one.ssh("sudo poweroff")
         rehearsal.wait(one.id, "terminated")
         label = _label(rehearsal)
-    with engine.connected() as docker:
+    with engine.connect() as docker:
         assert docker.containers.list(all=True, filters={"label": label}) == []
         assert docker.networks.list(filters={"label": label}) == []
 
@@ -155,6 +155,6 @@ def _label(rehearsal: Rehearsal) -> str:
 
 def _containers(rehearsal: Rehearsal, instance_id: str = "") -> list[str]:
     """The names of its containers that are this instance's."""
-    with engine.connected() as docker:
+    with engine.connect() as docker:
         found = docker.containers.list(all=True, filters={"label": _label(rehearsal)})
         return [str(one.name) for one in found if instance_id in str(one.name)]

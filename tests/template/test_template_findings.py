@@ -22,7 +22,7 @@ from model import Classifier, to_json
 from places import write_json
 from prepare_data import DatasetError
 
-from labctl.insight.report.pictures import shown
+from labctl.insight.report.pictures import check_picture
 from labctl.runs.evaluation import Evaluation, read_evaluation
 
 pytestmark = pytest.mark.train
@@ -56,7 +56,7 @@ def found(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Evaluation:
 def test_labctl_believes_it_and_every_mistake_has_its_picture(found: Evaluation) -> None:
     assert found.items == 40
     assert len(found.worst) == min(24, found.items - found.correct)
-    assert all(shown(one.picture)[1] == "" for one in found.worst)
+    assert all(check_picture(one.picture)[1] == "" for one in found.worst)
     sure = [one.probability for one in found.worst]
     assert sure == sorted(sure, reverse=True)
     assert all(

@@ -14,7 +14,7 @@ import pytest
 from template_project import TEMPLATE
 
 from labctl.insight.explain.profile import read_profile
-from labctl.insight.profile import NAME, WRAP, packed
+from labctl.insight.profile import NAME, WRAP, pack_profiler
 
 pytestmark = pytest.mark.train
 FEW = """
@@ -39,7 +39,7 @@ def profiled(
         "LABCTL_RUN_DIR": str(run),
         "LABCTL_LOG_DIR": str(run / "logs"),
         "LABCTL_RUN_ID": "profile-1",
-        "LABCTL_PROFILER": packed(),
+        "LABCTL_PROFILER": pack_profiler(),
         **settings,
     }
     if data:
@@ -111,6 +111,6 @@ def test_a_program_without_pytorch_pays_and_leaves_nothing(tmp_path: Path) -> No
 
 
 def test_what_travels_is_small_and_always_the_same() -> None:
-    assert packed() == packed()
-    assert len(packed()) < 60_000  # Linux takes 128 KiB in one variable
-    assert base64.b64decode(packed())[:2] == b"PK"
+    assert pack_profiler() == pack_profiler()
+    assert len(pack_profiler()) < 60_000  # Linux takes 128 KiB in one variable
+    assert base64.b64decode(pack_profiler())[:2] == b"PK"

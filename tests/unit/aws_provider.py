@@ -10,7 +10,7 @@ from typing import Any
 from aws_cloud import REGION, Cloud
 
 from labctl.model import GIB, Boot, CreateRequest, GpuNeed, Need, Offer, Server
-from labctl.providers import Surroundings
+from labctl.providers import ProviderContext
 from labctl.providers.aws import AwsProvider, AwsSettings
 from labctl.servers.host_keys import make_key
 
@@ -20,11 +20,11 @@ ROLE = "arn:aws:iam::123456789012:role/labctl-deadline"
 NEED = Need(gpu=GpuNeed(kind="any", count=1), ttl_s=3600)
 
 
-def surroundings(directory: Path, owner: str = "ada") -> Surroundings:
+def surroundings(directory: Path, owner: str = "ada") -> ProviderContext:
     def unexpected(*_: Any) -> Any:
         raise AssertionError("the AWS provider needs no connection")
 
-    return Surroundings(
+    return ProviderContext(
         data_dir=ROOT,
         owner=owner,
         connect=unexpected,
@@ -76,7 +76,7 @@ def a_request(aws: AwsProvider, directory: Path, lab: str = "digits") -> CreateR
         need=NEED,
         tags={"labctl:budget": "5.0000"},
         host_key=host_key,
-        first_boot=aws.first_boot(boot),
+        first_boot=aws.build_first_boot(boot),
     )
 
 

@@ -22,16 +22,16 @@ from labctl.agent.broker import claims as broker_claims
 from labctl.agent.broker.calls import Calls
 from labctl.agent.broker.claims import Claims
 from labctl.agent.broker.gpu_queue import GpuQueue
-from labctl.agent.broker.housekeeping import Keeping
-from labctl.agent.broker.rules import Account
-from labctl.agent.broker.settings import Settings
+from labctl.agent.broker.housekeeping import Housekeeping
+from labctl.agent.broker.rules import BrokerAccount
+from labctl.agent.broker.settings import BrokerSettings
 
-ALICE = Account(1001, 1001, "lab-alice", "/home/lab-alice")
-BOB = Account(1003, 1003, "lab-bob", "/home/lab-bob")
-CAROL = Account(1004, 1004, "lab-carol", "/home/lab-carol")
+ALICE = BrokerAccount(1001, 1001, "lab-alice", "/home/lab-alice")
+BOB = BrokerAccount(1003, 1003, "lab-bob", "/home/lab-bob")
+CAROL = BrokerAccount(1004, 1004, "lab-carol", "/home/lab-carol")
 CARDS = [{"uuid": "GPU-a", "index": "0", "name": "T4"}]
 GPU = {"DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]], "Driver": ""}]}
-SETTINGS = Settings(gpu_lease_s=100, memory_bytes=1 << 30, cpus=1.0)
+SETTINGS = BrokerSettings(gpu_lease_s=100, memory_bytes=1 << 30, cpus=1.0)
 
 
 @dataclass
@@ -110,7 +110,7 @@ class Bed:
     engine: Engine
     folder: Path
     patch: pytest.MonkeyPatch
-    settings: Settings = SETTINGS
+    settings: BrokerSettings = SETTINGS
     now_s: float = 1000.0
     reported: list[str] = field(default_factory=list)
     driver_answers: threading.Event = field(default_factory=threading.Event)
@@ -124,7 +124,7 @@ class Bed:
     def start_broker(self) -> None:
         """As after a restart: nothing is known but what the engine and files say."""
         claims = Claims(self.settings, GpuQueue(self.folder / "queue.json"), self.read)
-        self.keeping = Keeping(self.settings, claims, self.reported.append)
+        self.keeping = Housekeeping(self.settings, claims, self.reported.append)
         calls = Calls(self.settings, self.keeping, self)  # type: ignore[arg-type]
         self.broker = broker.Broker(self.settings, calls)
 
@@ -133,7 +133,9 @@ class Bed:
         assert self.driver_answers.wait(120)
         return CARDS
 
-    def ask(self, account: Account, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    def ask(
+        self, account: BrokerAccount, method: str, path: str, body: Any = None
+    ) -> tuple[int, Any]:
         """What the broker answers: (status, JSON)."""
         with self.connect(account) as link:
             link.request(method, path, json.dumps(body) if body is not None else None)
@@ -141,7 +143,7 @@ class Bed:
             return reply.status, json.loads(reply.read() or b"null")
 
     @contextmanager
-    def connect(self, account: Account) -> Iterator[http.client.HTTPConnection]:
+    def connect(self, account: BrokerAccount) -> Iterator[http.client.HTTPConnection]:
         here, there = socket.socketpair()
         self.patch.setattr(broker, "account_of", lambda uid, group: PEOPLE[uid])
         thread = threading.Thread(target=self.broker._serve_connection, args=(there, account.uid))
@@ -156,12 +158,12 @@ class Bed:
             thread.join()
 
     def create(
-        self, account: Account, name: str, host: dict[str, Any] | None = None, **more: Any
+        self, account: BrokerAccount, name: str, host: dict[str, Any] | None = None, **more: Any
     ) -> tuple[int, Any]:
         body = {"Image": "x:1", "Cmd": ["sh"], "HostConfig": host or {}, **more}
         return self.ask(account, "POST", f"/containers/create?name={name}", body)
 
-    def create_with_gpu(self, account: Account, name: str) -> int:
+    def create_with_gpu(self, account: BrokerAccount, name: str) -> int:
         status, reply = self.create(account, name, GPU)
         self.message = reply.get("message", "")
         return status
@@ -169,7 +171,7 @@ class Bed:
     def end_lease(self) -> None:
         """Let time pass until every lease has ended, and the engine stop what had one."""
         self.now_s += self.settings.gpu_lease_s + 1
-        self.keeping.look()
+        self.keeping.run_round()
 
     def is_running(self, name: str) -> bool:
         rows = self.engine.containers.values()

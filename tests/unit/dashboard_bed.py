@@ -14,12 +14,12 @@ from pathlib import Path
 import msgspec
 
 from labctl.config import Paths
-from labctl.config import paths as all_paths
+from labctl.config import find_paths as all_paths
 from labctl.courses.grading import record as records
 from labctl.courses.grading.flags import Flag
 from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, Seat, make_private
-from labctl.courses.records.ledger import Draft
+from labctl.courses.records.ledger import CourseLedgerDraft
 from labctl.model import Endpoint, Offer, Run, Server
 from labctl.state import State
 from labctl.submissions.receipt import Receipt, Signed, utc_text
@@ -52,11 +52,11 @@ class Bed:
     now: float
 
     def seat(self, number: int) -> Seat:
-        return self.folder.seats()[number]
+        return self.folder.list_seats()[number]
 
     def start(self, stop: threading.Event) -> str:
         """The dashboard on a free port; its first URL."""
-        return http_server.run(self.folder, self.paths, self.state, port=0, stop=stop)
+        return http_server.serve_dashboard(self.folder, self.paths, self.state, port=0, stop=stop)
 
     def serve_up(self, number: int, *, price: float = 0.53, hours: float = 2.0) -> Server:
         """A seat's server on record, with the ledger's lines."""
@@ -81,7 +81,7 @@ class Bed:
             "server_id": made.id, "usd_per_hour": price, "type": "g4dn.xlarge",
             "spot": False, "created_at": made.created_at,
         }  # fmt: skip
-        line = Draft(kind="up", seat=seat.name, at=made.created_at, detail=detail)
+        line = CourseLedgerDraft(kind="up", seat=seat.name, at=made.created_at, detail=detail)
         self.folder.ledger.append_all([line])
         return made
 
@@ -125,7 +125,7 @@ class Bed:
     def grade(self, student: str, assignment: str, score: float | None, told: str = "") -> None:
         place = self.folder.grades / assignment / student
         place.mkdir(parents=True, exist_ok=True)
-        made = records.Record(
+        made = records.GradeRecord(
             assignment=assignment, seat=student, students=(student,), student=student, number=1,
             received="", bundle_sha256="", key="k", outcome="failed" if score is None else "graded",
             points=100, score=score, told=told,
@@ -163,8 +163,8 @@ def make(root: Path, names: tuple[str, ...] = NAMES, teams: bool = True) -> Bed:
 
 def fill(bed: Bed) -> Bed:
     """A morning in the lab: servers that work, idle, near their budget; runs; hand-ins; grades."""
-    people = [one.id for one in bed.folder.students()]
-    for number in range(len(bed.folder.seats()) - 1):
+    people = [one.id for one in bed.folder.list_students()]
+    for number in range(len(bed.folder.list_seats()) - 1):
         kind = number % 5
         if kind == 4:
             continue
@@ -176,7 +176,7 @@ def fill(bed: Bed) -> Bed:
         else:
             bed.watch(server, busy=(f"GPU 0 is at {90 - number % 40} %", "a run"))
             bed.run(server, f"1120-1000{number % 60:02}-bbbb")
-    last = bed.folder.seats()[-2]
+    last = bed.folder.list_seats()[-2]
     bed.folder.ledger.append("refused", seat=last.name, why="the budget is spent: $20.00 of $20.00")
     bed.folder.ledger.append("budget", seat=bed.seat(0).name, by="staff", why="big model", usd=5.0)
     for number, student in enumerate(people):

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from labctl.cli import COMMANDS
-from labctl.insight.explain.diagnosis import verdict
-from labctl.insight.explain.evidence import Finding, Material, Unknown
+from labctl.insight.explain.diagnosis import diagnose
+from labctl.insight.explain.evidence import Finding, RunData, Unknown
 from labctl.insight.scalars import Scalars, Series
 from labctl.insight.telemetry import GpuSample, Sample
 from labctl.model import Run
@@ -76,7 +76,7 @@ def samples(
     )
 
 
-def material(*curves: Series, **fields: Any) -> Material:
+def material(*curves: Series, **fields: Any) -> RunData:
     """A run that ended well, with a log and options, unless said otherwise."""
     known: dict[str, Any] = {
         "run": run(),
@@ -85,12 +85,12 @@ def material(*curves: Series, **fields: Any) -> Material:
         "options": frozenset({"--lr", "--batch-size", "--workers", "--accumulate", "--epochs"}),
         "now": 3000.0,
     }
-    return Material(**{**known, **fields})
+    return RunData(**{**known, **fields})
 
 
-def findings(made: Material) -> dict[str, Finding]:
+def findings(made: RunData) -> dict[str, Finding]:
     """By rule. A next step that begins with `labctl` is one whole command."""
-    found = verdict(made).findings
+    found = diagnose(made).findings
     for one in found:
         if one.next.startswith("labctl "):
             words = shlex.split(one.next, comments=True)
@@ -99,5 +99,5 @@ def findings(made: Material) -> dict[str, Finding]:
     return {one.rule: one for one in found}
 
 
-def unknown(made: Material) -> dict[str, Unknown]:
-    return {one.rule: one for one in verdict(made).unknown}
+def unknown(made: RunData) -> dict[str, Unknown]:
+    return {one.rule: one for one in diagnose(made).unknown}

@@ -9,7 +9,15 @@ from typing import Any
 
 import msgspec
 
-from labctl.insight.report.facts import Bill, Checkpoint, Code, Facts, Machine, MachineGpu, Reclaim
+from labctl.insight.report.facts import (
+    Bill,
+    Checkpoint,
+    LostServer,
+    MachineGpu,
+    ReportFacts,
+    RunOrigin,
+    ServerHardware,
+)
 from labctl.insight.scalars import Scalars, Series
 from labctl.insight.telemetry import GpuSample, Sample
 from labctl.model import Run
@@ -77,9 +85,9 @@ def sample(at_s: float, **figures: Any) -> Sample:
     return Sample(at=BEGAN + at_s, gpus=(GpuSample(**gpu),), **body)
 
 
-def facts(**changes: Any) -> Facts:
+def facts(**changes: Any) -> ReportFacts:
     """A run of ten minutes on a T4, evaluated here and on the server."""
-    found = Facts(
+    found = ReportFacts(
         lab="digits",
         run=Run(
             id="first",
@@ -113,14 +121,14 @@ def facts(**changes: Any) -> Facts:
             Checkpoint(name="step-00000040", step=40, epoch=4, metrics={"val_accuracy": 0.88}),
         ),
         chosen_step=30,
-        code=Code(
+        code=RunOrigin(
             commit="e" * 40,
             branch="main",
             dirty=False,
             command=("python", "train.py"),
             env={"SEED": "1"},
         ),
-        machine=Machine(
+        machine=ServerHardware(
             os="Debian 12",
             arch="x86_64",
             kernel="6.1",
@@ -141,7 +149,7 @@ def facts(**changes: Any) -> Facts:
             idle_share=0.25,
         ),
         reclaims=(
-            Reclaim(at=BEGAN + 300, told="taken back", last_step=25, from_step=20, took_s=95),
+            LostServer(at=BEGAN + 300, told="taken back", last_step=25, from_step=20, took_s=95),
         ),
         made_at=BEGAN + 1000,
         labctl="0.1.0",

@@ -18,9 +18,9 @@ from typing import Any
 import uvicorn
 from PIL import Image, ImageStat
 
-from labctl.services.model_server.app import Server
+from labctl.services.model_server.app import ModelServer
 from labctl.services.model_server.project import Model
-from labctl.services.model_server.settings import Settings
+from labctl.services.model_server.settings import ServeSettings
 
 CLASSES = ("dark", "light")
 
@@ -98,9 +98,9 @@ class Client:
 
 
 @contextmanager
-def serving(served: Model | None = None, settings: Settings | None = None) -> Iterator[Client]:
+def serving(served: Model | None = None, settings: ServeSettings | None = None) -> Iterator[Client]:
     """A client of a server in this process."""
-    app = Server(served or model(), settings or Settings(), run="first").app
+    app = ModelServer(served or model(), settings or ServeSettings(), run="first").app
     with socket.create_server(("127.0.0.1", 0)) as listening:
         running = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
         thread = threading.Thread(target=running.run, args=([listening],))

@@ -12,8 +12,8 @@ import msgspec
 from labctl.agent.mirror import authorized_keys, ssh_gateway
 from labctl.model import Endpoint
 from labctl.shell import Command
-from labctl.stores import Surroundings
-from labctl.stores.ssh import SshStore
+from labctl.stores import StoreContext
+from labctl.stores.ssh import SshLabStore
 
 
 class Shell:
@@ -42,14 +42,14 @@ class Shell:
         return done.returncode
 
 
-def shell_store(folder: Path, prefix: str) -> SshStore:
+def shell_store(folder: Path, prefix: str) -> SshLabStore:
     home = folder / "account"
     home.mkdir(exist_ok=True)
-    around = Surroundings(
+    around = StoreContext(
         connect=lambda endpoint: Shell(home),
         settle_host_key=lambda endpoint: msgspec.structs.replace(endpoint, host_key="ssh-x AAAA"),
         resolve_alias=lambda host: Endpoint(host=host),
         gateway=Path(ssh_gateway.__file__).read_bytes(),
         keys=Path(authorized_keys.__file__).read_bytes(),
     )
-    return SshStore("ssh://me@store/~/labs", prefix, around)
+    return SshLabStore("ssh://me@store/~/labs", prefix, around)

@@ -127,7 +127,7 @@ def tree(directory: Path) -> dict[str, bytes]:
     return {name: content for name, content in names.items() if not name.startswith(".labctl")}
 
 
-class DirectStore(ssh_store.SshStore):
+class DirectStore(ssh_store.MirrorSshStore):
     """The gateway as sshd would start it, without an ssh in between."""
 
     def __init__(self, directory: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from labctl.agent.mirror import authorized_keys, ssh_gateway
-from labctl.agent.mirror.ssh_store import SshStore
+from labctl.agent.mirror.ssh_store import MirrorSshStore
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 CONFIG = """\
@@ -45,11 +45,13 @@ class StoreSshd:
         public = make_key(folder / "store-key")
         host = make_key(folder / "host")
         (folder / "hosts").write_text(f"labctl-store {host}\n")
-        line = authorized_keys.key_line(str(gateway), str(self.directory), "digits-1", public)
+        line = authorized_keys.build_key_line(str(gateway), str(self.directory), "digits-1", public)
         (folder / "authorized_keys").write_text(line + "\n")
 
-    def open_store(self) -> SshStore:
-        return SshStore(self.about, self.folder / "store-key", self.folder / "hosts", lambda: None)
+    def open_store(self) -> MirrorSshStore:
+        return MirrorSshStore(
+            self.about, self.folder / "store-key", self.folder / "hosts", lambda: None
+        )
 
     def call(self, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         """ssh with the server's key, and these words as its command."""

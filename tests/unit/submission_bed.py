@@ -12,8 +12,8 @@ from typing import Any
 
 from labctl.config.times import parse_moment
 from labctl.submissions import bundle, manifest
-from labctl.submissions.bundle import Source
-from labctl.submissions.manifest import BundleFile, Code, Manifest
+from labctl.submissions.bundle import BundleSource
+from labctl.submissions.manifest import BundleFile, BundleManifest, CodeCommit
 from labctl.submissions.receive import write_assignment
 from labctl.submissions.receiver import Receiver
 
@@ -33,16 +33,16 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def sources_of(files: Mapping[str, bytes]) -> list[Source]:
+def sources_of(files: Mapping[str, bytes]) -> list[BundleSource]:
     return [
-        Source(
+        BundleSource(
             file=BundleFile(path=path, size=len(content), sha256=sha256(content)), content=content
         )
         for path, content in files.items()
     ]
 
 
-def manifest_of(files: Mapping[str, bytes], **other: Any) -> Manifest:
+def manifest_of(files: Mapping[str, bytes], **other: Any) -> BundleManifest:
     fields: dict[str, Any] = {
         "kind": manifest.KIND,
         "version": 1,
@@ -53,10 +53,10 @@ def manifest_of(files: Mapping[str, bytes], **other: Any) -> Manifest:
         "run": "r1",
         "checkpoint": "step-00000080",
         "record": {"id": "r1", "exit_code": 0},
-        "code": Code(),
+        "code": CodeCommit(),
         "files": tuple(source.file for source in sources_of(files)),
     }
-    return Manifest(**{**fields, **other})
+    return BundleManifest(**{**fields, **other})
 
 
 def packed(files: Mapping[str, bytes] | None = None, **other: Any) -> bytes:

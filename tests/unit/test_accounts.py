@@ -20,7 +20,7 @@ from labctl import Lab
 from labctl.cli import cli
 from labctl.cli.exit_codes import run_and_exit
 from labctl.errors import PolicyError
-from labctl.events import Decision, Silent
+from labctl.events import Question, SilentReporter
 from labctl.model import CreateRequest, Resource, Server
 from labctl.servers import accounts, attempts
 from labctl.servers.adoption import adopt
@@ -29,10 +29,10 @@ WORK, OTHER = "123456789012", "222222222222"
 SWITCH = "LABCTL_SERVER_AWS_PROFILE=work labctl down"
 
 
-class Agreeable(Silent):
+class Agreeable(SilentReporter):
     """Says yes to every price."""
 
-    def ask(self, decision: Decision) -> bool:
+    def confirm(self, decision: Question) -> bool:
         return True
 
 
@@ -62,7 +62,7 @@ class TwoAccounts:
     def server(self) -> Server:
         """A server of the profile `work`, made by the very calls of `labctl up`."""
         lab = self.lab("work")
-        return attempts.make(lab.ground, lab.config.server.need)
+        return attempts.create_server(lab.ground, lab.config.server.need)
 
     def labctl(self, *words: str) -> Answer:
         self.monkeypatch.setattr(sys, "argv", ["labctl", *words])
@@ -73,7 +73,7 @@ class TwoAccounts:
         return Answer(code, said.out, said.err)
 
     def recorded(self) -> list[Server]:
-        return self.lab("work").ground.state.servers()
+        return self.lab("work").ground.state.list_servers()
 
     def instances(self) -> list[str]:
         found = get_backend("ec2")[WORK][REGION].all_instances()
@@ -171,7 +171,7 @@ def test_an_interrupted_up_waits_for_its_own_account(
     answer = two.labctl(word, "--yes")
     assert answer.code == code
     assert f"account {WORK}" in answer.err
-    assert [one.account for one in lab.ground.state.open_attempts()] == [WORK]
+    assert [one.account for one in lab.ground.state.list_open_attempts()] == [WORK]
 
 
 def test_a_server_that_ended_is_gone_in_its_own_account(two: TwoAccounts) -> None:
@@ -240,7 +240,7 @@ def test_forgetting_asks_and_then_lets_the_lab_go_on(two: TwoAccounts) -> None:
 
 
 def test_a_kept_disk_of_another_account_stays_on_record(two: TwoAccounts) -> None:
-    from labctl.servers.disks import looked
+    from labctl.servers.disks import record_shown
     from labctl.state.disks import list_kept_disks
 
     server = two.server()
@@ -250,13 +250,13 @@ def test_a_kept_disk_of_another_account_stays_on_record(two: TwoAccounts) -> Non
     ground.provider.terminate(server.id)
     shown = [one for one in ground.provider.leftovers() if one.expires_at]
     assert [one.account for one in shown] == [WORK]
-    looked(ground, shown, None)
+    record_shown(ground, shown, None)
     everywhere = Lab.load(two.home / "lab" / "lab.yaml", everywhere=True)
     for profile, left in (("other", 1), ("work", 0)):
         two.use(profile)
         everywhere = Lab.load(two.home / "lab" / "lab.yaml", everywhere=True)
         none: list[Resource] = []
-        looked(everywhere.ground, none, None)
+        record_shown(everywhere.ground, none, None)
         assert len(list_kept_disks(ground.state)) == left
 
 
@@ -295,7 +295,7 @@ def test_an_interrupted_up_is_looked_for_in_its_own_region(two: TwoAccounts, age
     """Killed between AWS's answer and the record of it; the region is changed; then `down`."""
     lab = two.lab("work")
     state, server = lab.ground.state, two.server()
-    [made] = state.events(lab_id=lab.ground.lab_id, kind="attempt", limit=1)
+    [made] = state.list_events(lab_id=lab.ground.lab_id, kind="attempt", limit=1)
     state.drop_server(server.id)
     connection = sqlite3.connect(lab.ground.paths.database)
     with connection:
@@ -304,7 +304,7 @@ def test_an_interrupted_up_is_looked_for_in_its_own_region(two: TwoAccounts, age
             (time.time() - age_s, made.detail["token"]),
         )
     connection.close()
-    assert [one.offer.region for one in state.open_attempts()] == [REGION]
+    assert [one.offer.region for one in state.list_open_attempts()] == [REGION]
     use_another_region(two)
     answer = two.labctl("down", "--discard", "--yes")
     assert (answer.code, two.instances()) == (0, ["terminated"])
@@ -312,14 +312,14 @@ def test_an_interrupted_up_is_looked_for_in_its_own_region(two: TwoAccounts, age
 
 
 def test_an_expired_disk_goes_though_its_region_is_not_asked_any_more(two: TwoAccounts) -> None:
-    from labctl.servers.disks import looked
+    from labctl.servers.disks import record_shown
     from labctl.state.disks import list_kept_disks
 
     server = two.server()
     ground = two.lab("work").ground
     ground.provider.keep_disk(server.id, time.time() - 60.0)  # type: ignore[attr-defined]
     ground.provider.terminate(server.id)
-    looked(ground, ground.provider.leftovers(), None)
+    record_shown(ground, ground.provider.leftovers(), None)
     assert len(list_kept_disks(ground.state)) == 1
     use_another_region(two)
     assert "removed the kept disk" in two.labctl("status", "--refresh").err

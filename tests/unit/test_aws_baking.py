@@ -12,7 +12,7 @@ from aws_provider import a_request, a_server, an_offer, provider, with_market
 import labctl.rehearsal.amis  # noqa: F401  moto learns to tag snapshots of images
 from labctl.errors import NotFoundError, UsageError
 from labctl.model import Resource, Server
-from labctl.providers import Bake, Quotas
+from labctl.providers import Bake, QuotaSource
 from labctl.providers.aws import AwsProvider, AwsSettings
 
 EXPIRES = str(int(time.time()) + 86_400)
@@ -35,12 +35,12 @@ def made(aws: AwsProvider) -> list[Resource]:
 
 
 def test_it_says_that_it_can(aws: AwsProvider) -> None:
-    assert isinstance(aws, Quotas)
+    assert isinstance(aws, QuotaSource)
     assert isinstance(aws, Bake)
 
 
 def test_a_quota_is_told_in_machines_with_the_page_that_raises_it(aws: AwsProvider) -> None:
-    room = aws.room(an_offer(spot=True))
+    room = aws.compute_room(an_offer(spot=True))
     assert room.limit is not None
     assert room.most == room.limit // 4
     assert (room.units, room.each) == ("vCPUs", 4.0)
@@ -51,7 +51,7 @@ def test_a_quota_is_told_in_machines_with_the_page_that_raises_it(aws: AwsProvid
 def test_an_image_bears_our_tags_and_its_price(aws: AwsProvider, server: Server) -> None:
     image_id = aws.bake(server.id, "ml-1", TAGS)
     assert image_id.endswith(f".{REGION}")
-    assert aws.baked(image_id) == "ready"
+    assert aws.get_image_state(image_id) == "ready"
     found = {one.kind: one for one in made(aws)}
     assert found["image"].id == image_id
     assert found["snapshot"].price_usd_per_month > 0
@@ -64,12 +64,12 @@ def test_servers_boot_from_it_in_its_own_region(
     aws: AwsProvider, server: Server, tmp_path: Path, cloud: Cloud
 ) -> None:
     image_id = aws.bake(server.id, "ml-1", TAGS)
-    settings = aws.booting(aws.settings, image_id)
+    settings = aws.with_image(aws.settings, image_id)
     assert settings.regions == (REGION,)
     baked = provider(tmp_path / "second", settings)
     (tmp_path / "second").mkdir()
     born = baked.create(an_offer(), a_request(baked, tmp_path / "second", lab="ml-0a1b2c3d"))
-    described = baked.clients.ec2(REGION).describe_instances(
+    described = baked.clients.get_ec2(REGION).describe_instances(
         InstanceIds=[born.id.partition(".")[0]]
     )
     instance = described["Reservations"][0]["Instances"][0]
@@ -88,9 +88,9 @@ def test_both_can_be_removed_and_removed_again(aws: AwsProvider, server: Server)
 def test_an_image_of_elsewhere_is_refused() -> None:
     settings = AwsSettings(regions=("eu-central-1",))
     with pytest.raises(UsageError, match="us-east-1"):
-        AwsProvider.booting(settings, "ami-0123456789abcdef0.us-east-1")
+        AwsProvider.with_image(settings, "ami-0123456789abcdef0.us-east-1")
     with pytest.raises(NotFoundError):
-        AwsProvider.booting(settings, "ami-0123456789abcdef0")
+        AwsProvider.with_image(settings, "ami-0123456789abcdef0")
 
 
 def test_no_image_is_made_of_a_server_that_is_gone(aws: AwsProvider) -> None:

@@ -10,7 +10,7 @@ from aws_provider import provider, with_market
 
 from labctl.model import Check, GpuNeed, Need
 from labctl.providers.aws import AwsProvider, AwsSettings
-from labctl.providers.aws.quotas import quota_for
+from labctl.providers.aws.quotas import find_quota
 
 
 @pytest.fixture
@@ -128,4 +128,4 @@ def test_missing_guards_are_mentioned(cloud: Cloud, tmp_path: Path) -> None:
     ],
 )
 def test_type_counts_against_its_quota(name: str, spot: bool, code: str) -> None:
-    assert quota_for(name, spot).code == code
+    assert find_quota(name, spot).code == code

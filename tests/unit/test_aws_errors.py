@@ -21,7 +21,11 @@ from labctl.errors import (
     QuotaError,
     ThrottledError,
 )
-from labctl.providers.aws.errors import of_library, refusal, told
+from labctl.providers.aws.errors import (
+    translate_boto_error,
+    translate_client_error,
+    translate_errors,
+)
 
 
 def answer(code: str, message: str = "no", status: int = 400) -> ClientError:
@@ -65,20 +69,20 @@ def answer(code: str, message: str = "no", status: int = 400) -> ClientError:
     ],
 )
 def test_code_has_its_error(code: str, status: int, kind: type[LabError]) -> None:
-    error = refusal(answer(code, "what AWS said", status))
+    error = translate_client_error(answer(code, "what AWS said", status))
     assert type(error) is kind
     assert "what AWS said" in error.why
     assert error.hint or code in ("OptInRequired",)
 
 
 def test_expired_credentials_are_told_from_wrong_ones() -> None:
-    assert "expired" in refusal(answer("ExpiredToken")).what
-    assert "not accepted" in refusal(answer("InvalidClientTokenId")).what
+    assert "expired" in translate_client_error(answer("ExpiredToken")).what
+    assert "not accepted" in translate_client_error(answer("InvalidClientTokenId")).what
 
 
 def test_denial_names_the_action_and_leaves_out_the_cipher() -> None:
     said = "You are not authorized. Encoded authorization failure message: aGVsbG8tZ29vZGJ5ZQ_x"
-    error = refusal(answer("UnauthorizedOperation", said))
+    error = translate_client_error(answer("UnauthorizedOperation", said))
     assert "RunInstances" in error.what
     assert error.why == "You are not authorized."
 
@@ -101,11 +105,11 @@ def test_denial_names_the_action_and_leaves_out_the_cipher() -> None:
     ],
 )
 def test_library_error_has_its_own(raised: BotoCoreError, kind: type[LabError]) -> None:
-    error = of_library(raised)
+    error = translate_boto_error(raised)
     assert type(error) is kind
     assert error.why
 
 
 def test_answer_that_cannot_be_read_is_a_lost_one() -> None:
-    with pytest.raises(ConnectError), told():
+    with pytest.raises(ConnectError), translate_errors():
         raise ResponseParserError("half an answer")

@@ -13,7 +13,7 @@ import yaml
 
 from labctl.errors import UsageError
 from labctl.model import Boot
-from labctl.providers.aws.userdata import LIMIT_BYTES, user_data
+from labctl.providers.aws.userdata import LIMIT_BYTES, build_user_data
 
 TEMPLATES = Path(__file__).parents[2] / "templates" / "cloud-init"
 PRIVATE = "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\nBBBB\n-----END OPENSSH PRIVATE KEY-----\n"
@@ -40,7 +40,7 @@ def parts(text: str) -> dict[str, str]:
 
 
 def hook(ttl_s: int | None) -> str:
-    text = user_data(TEMPLATES, Boot(**{**vars_of(BOOT), "ttl_s": ttl_s}), "ubuntu")
+    text = build_user_data(TEMPLATES, Boot(**{**vars_of(BOOT), "ttl_s": ttl_s}), "ubuntu")
     return parts(text)["text/cloud-boothook"]
 
 
@@ -49,7 +49,7 @@ def vars_of(boot: Boot) -> dict[str, object]:
 
 
 def test_it_is_a_message_of_a_hook_and_a_cloud_config() -> None:
-    text = user_data(TEMPLATES, BOOT, "ubuntu")
+    text = build_user_data(TEMPLATES, BOOT, "ubuntu")
     assert len(text.encode()) <= LIMIT_BYTES
     found = parts(text)
     assert set(found) == {"text/cloud-boothook", "text/cloud-config"}
@@ -58,7 +58,7 @@ def test_it_is_a_message_of_a_hook_and_a_cloud_config() -> None:
 
 
 def test_config_brings_keys_and_no_password() -> None:
-    config = yaml.safe_load(parts(user_data(TEMPLATES, BOOT, "ubuntu"))["text/cloud-config"])
+    config = yaml.safe_load(parts(build_user_data(TEMPLATES, BOOT, "ubuntu"))["text/cloud-config"])
     assert config["ssh_keys"] == {
         "ed25519_private": PRIVATE,
         "ed25519_public": "ssh-ed25519 AAAAC3host",
@@ -73,13 +73,13 @@ def test_config_brings_keys_and_no_password() -> None:
 
 
 def test_same_boot_gives_the_same_text() -> None:
-    assert user_data(TEMPLATES, BOOT, "ubuntu") == user_data(TEMPLATES, BOOT, "ubuntu")
+    assert build_user_data(TEMPLATES, BOOT, "ubuntu") == build_user_data(TEMPLATES, BOOT, "ubuntu")
 
 
 def test_too_large_is_refused() -> None:
     large = Boot(**{**vars_of(BOOT), "public_key": "ssh-rsa " + "A" * LIMIT_BYTES})
     with pytest.raises(UsageError) as raised:
-        user_data(TEMPLATES, large, "ubuntu")
+        build_user_data(TEMPLATES, large, "ubuntu")
     assert "16384" in raised.value.what
 
 

@@ -78,8 +78,8 @@ def market(hardware: tuple[Hardware, ...] = ALL, region: str = "us-east-1") -> M
     )
 
 
-def fitting(need: Need, *, surplus: fit.Surplus | None = None) -> list[Offer]:
-    return fit.offers(need, [market()], surplus or fit.Surplus())
+def fitting(need: Need, *, surplus: fit.AwsConditions | None = None) -> list[Offer]:
+    return fit.offers(need, [market()], surplus or fit.AwsConditions())
 
 
 def names(offers: list[Offer]) -> list[str]:
@@ -146,7 +146,7 @@ def test_what_the_default_image_cannot_drive_needs_another_image() -> None:
     with pytest.raises(NoOfferError) as raised:
         fitting(need)
     assert "server.aws.ami" in raised.value.why
-    found = fitting(need, surplus=fit.Surplus(any_driver=True))
+    found = fitting(need, surplus=fit.AwsConditions(any_driver=True))
     assert {offer.type for offer in found} == {"p3.2xlarge"}
 
 
@@ -156,18 +156,18 @@ def test_slices_other_makers_and_other_architectures_are_not_offered() -> None:
 
 
 def test_subnet_allows_its_zone_alone() -> None:
-    surplus = fit.Surplus(zone="us-east-1a")
+    surplus = fit.AwsConditions(zone="us-east-1a")
     found = fitting(Need(gpu=GpuNeed(kind="any", count=1)), surplus=surplus)
     assert {offer.zone for offer in found} == {"us-east-1a"}
 
 
 def test_auto_takes_a_gpu_where_one_fits_and_none_where_not() -> None:
     known = [market(), market((CPU,))]
-    assert fit.offers(Need(), known, fit.Surplus())[0].gpu_name == "T4"
+    assert fit.offers(Need(), known, fit.AwsConditions())[0].gpu_name == "T4"
     cheap = Need(max_price_usd_per_hour=0.1)
-    assert {o.type for o in fit.offers(cheap, known, fit.Surplus())} == {"m7i-flex.large"}
+    assert {o.type for o in fit.offers(cheap, known, fit.AwsConditions())} == {"m7i-flex.large"}
     none = Need(gpu=GpuNeed(kind="none"))
-    assert {o.gpu_count for o in fit.offers(none, known, fit.Surplus())} == {0}
+    assert {o.gpu_count for o in fit.offers(none, known, fit.AwsConditions())} == {0}
 
 
 def test_work_ranks_by_price_per_unit_of_it() -> None:
@@ -213,5 +213,5 @@ def test_too_many_gpus_are_told_the_most() -> None:
 
 def test_region_without_any_says_so() -> None:
     with pytest.raises(NoOfferError) as raised:
-        fit.offers(Need(gpu=GpuNeed(kind="any", count=1)), [market(())], fit.Surplus())
+        fit.offers(Need(gpu=GpuNeed(kind="any", count=1)), [market(())], fit.AwsConditions())
     assert "no machine with a GPU" in raised.value.why

@@ -100,7 +100,7 @@ def test_a_release_spares_the_disk_of_an_earlier_server(
     [disk] = aws.keep_disk(server.id, time.time() + DAY_S)
     aws.terminate(server.id)
     other = a_server(aws, tmp_path)
-    aws.attach_kept(disk, other.id)
+    aws.attach_kept_disk(disk, other.id)
     [own] = aws.keep_disk(other.id, time.time() + DAY_S)
     assert own.id != disk.id
     aws.release_disk(other.id)
@@ -116,10 +116,10 @@ def test_kept_disk_is_given_to_another_server(
     [disk] = aws.keep_disk(server.id, time.time() + DAY_S)
     aws.terminate(server.id)
     other = a_server(aws, tmp_path)
-    path = aws.attach_kept(disk, other.id)
+    path = aws.attach_kept_disk(disk, other.id)
     serial = disk.id.partition(".")[0].replace("-", "")
     assert path == f"/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_{serial}"
-    assert aws.attach_kept(disk, other.id) == path
+    assert aws.attach_kept_disk(disk, other.id) == path
     held = [one for one in aws.leftovers() if one.id == disk.id]
     assert [one.server_id for one in held] == [other.id]
     with pytest.raises(BusyError):
@@ -133,14 +133,14 @@ def test_kept_disk_cannot_go_to_another_zone(
     aws.terminate(server.id)
     other = aws.create(an_offer(zone=f"{REGION}b"), a_request(aws, tmp_path))
     with pytest.raises(ProviderError) as raised:
-        aws.attach_kept(disk, other.id)
+        aws.attach_kept_disk(disk, other.id)
     assert ZONE in raised.value.why
 
 
 def test_disk_that_is_gone_is_told(aws: AwsProvider, server: Server) -> None:
     gone = Resource(provider="aws", kind="volume", id=f"vol-0123456789abcdef0.{REGION}")
     with pytest.raises(ProviderError) as raised:
-        aws.attach_kept(gone, server.id)
+        aws.attach_kept_disk(gone, server.id)
     assert "gone" in raised.value.what
 
 

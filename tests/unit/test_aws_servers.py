@@ -317,8 +317,8 @@ def test_deadline_without_a_role_is_denied(cloud: Cloud, tmp_path: Path) -> None
 
 def test_console_of_what_has_none_is_empty(aws: AwsProvider, tmp_path: Path) -> None:
     server = a_server(aws, tmp_path)
-    assert aws.console(server.id)
-    assert aws.console(f"i-0123456789abcdef0.{REGION}") == ""
+    assert aws.read_console(server.id)
+    assert aws.read_console(f"i-0123456789abcdef0.{REGION}") == ""
 
 
 def test_api_that_does_not_answer_is_told_as_such(

@@ -12,7 +12,7 @@ from aws_cloud import REGION, Cloud
 from aws_provider import a_request, an_offer, provider, with_market
 
 from labctl.errors import LabError, ThrottledError
-from labctl.providers.aws.request_batcher import Together
+from labctl.providers.aws.request_batcher import RequestBatcher
 
 
 class Slow:
@@ -37,7 +37,7 @@ def test_one_caller_waits_for_nobody() -> None:
         asked.append(ids)
         return {"a": "A"}
 
-    together = Together(ask)
+    together = RequestBatcher(ask)
     assert together.call("a") == "A"
     assert together.call("b") is None
     assert asked == [["a"], ["b"]]
@@ -45,7 +45,7 @@ def test_one_caller_waits_for_nobody() -> None:
 
 def test_whoever_comes_during_a_call_goes_with_the_next() -> None:
     slow = Slow()
-    together = Together(slow)
+    together = RequestBatcher(slow)
     with ThreadPoolExecutor(31) as threads:
         first = threads.submit(together.call, "first")
         assert slow.entered.wait(120)
@@ -72,7 +72,7 @@ def test_error_reaches_everyone_who_asked_with_it_and_nobody_later() -> None:
             raise answer
         return answer
 
-    together = Together(ask)
+    together = RequestBatcher(ask)
     with pytest.raises(ThrottledError):
         together.call("a")
     assert together.call("a") == "A"
@@ -87,7 +87,7 @@ def test_ctrl_c_in_a_call_leaves_the_next_one_free() -> None:
             raise KeyboardInterrupt
         return {"a": "A"}
 
-    together = Together(ask)
+    together = RequestBatcher(ask)
     with pytest.raises(KeyboardInterrupt):
         together.call("a")
     assert together.call("a") == "A"

@@ -14,18 +14,33 @@ import pytest
 
 from labctl.agent.broker import broker, networks, query_filter, rules, settings
 from labctl.agent.broker.account_containers import Container
-from labctl.agent.broker.account_images import candidates, given, own_reference, tag_of, visible
+from labctl.agent.broker.account_images import (
+    build_own_reference,
+    is_installed_by_staff,
+    is_visible,
+    list_candidates,
+    pick_tag,
+)
 from labctl.agent.broker.calls import Calls
-from labctl.agent.broker.gpu_leases import Busy, Lease, leases, lend
-from labctl.agent.broker.http import Refusal
-from labctl.agent.broker.mounts import opened
+from labctl.agent.broker.gpu_leases import GpuLease, GpusBusy, lend_gpus, list_leases
+from labctl.agent.broker.http import HttpRefusal
+from labctl.agent.broker.mounts import open_own
 from labctl.agent.broker.query_filter import parse_filters, pick_parameters
-from labctl.agent.broker.rules import ENDS, GPUS, OWNER, Account, Share, body, exec_body, wish
+from labctl.agent.broker.rules import (
+    ENDS,
+    GPUS,
+    OWNER,
+    AccountShare,
+    BrokerAccount,
+    build_container_body,
+    build_exec_body,
+    parse_container_request,
+)
 from labctl.agent.reply import Failure
 
-ALICE = Account(1001, 1002, "lab-alice", "/home/lab-alice")
-BOB = Account(1003, 1003, "lab-bob", "/home/lab-bob")
-SHARE = Share(8 << 30, 2.0, 4096)
+ALICE = BrokerAccount(1001, 1002, "lab-alice", "/home/lab-alice")
+BOB = BrokerAccount(1003, 1003, "lab-bob", "/home/lab-bob")
+SHARE = AccountShare(8 << 30, 2.0, 4096)
 MOST = 1 << 30
 CARDS = [{"uuid": "GPU-a", "index": "0", "name": "T4"}, {"uuid": "GPU-b", "index": "1"}]
 
@@ -41,7 +56,7 @@ def made(asked: dict[str, Any], **more: Any) -> dict[str, Any]:
         "network": "labctl-u1001",
         "parent": "/labctl/u1001",
     }
-    return body(ALICE, asked, **{**given, **more})
+    return build_container_body(ALICE, asked, **{**given, **more})
 
 
 def test_a_container_is_made_anew_whatever_is_asked() -> None:
@@ -61,7 +76,7 @@ def test_a_container_is_made_anew_whatever_is_asked() -> None:
             "LogConfig": {"Type": "syslog"},
         },
     }
-    wish(ALICE, asked)
+    parse_container_request(ALICE, asked)
     found = made(asked)
     assert found["User"] == "1001:1002"
     assert found["Image"] == "sha256:1"
@@ -87,7 +102,7 @@ def test_a_container_is_made_anew_whatever_is_asked() -> None:
 
 def test_a_lease_is_all_that_gives_a_gpu() -> None:
     host = {"DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]], "Driver": ""}]}
-    assert wish(ALICE, {"HostConfig": host}).gpus == ["*"]
+    assert parse_container_request(ALICE, {"HostConfig": host}).gpus == ["*"]
     found = made({"HostConfig": host}, gpus=["GPU-a"], gpu_groups=["999"])
     assert found["Env"] == ["NVIDIA_VISIBLE_DEVICES=GPU-a"]
     assert found["HostConfig"]["DeviceRequests"][0]["DeviceIDs"] == ["GPU-a"]
@@ -107,12 +122,12 @@ def test_a_lease_is_all_that_gives_a_gpu() -> None:
     ],
 )
 def test_what_is_not_known_is_refused(asked: dict[str, Any]) -> None:
-    with pytest.raises(Refusal):
-        wish(ALICE, asked)
+    with pytest.raises(HttpRefusal):
+        parse_container_request(ALICE, asked)
 
 
 def test_a_command_inside_runs_as_the_account() -> None:
-    assert exec_body(ALICE, {"Cmd": ["id"], "Env": ["NVIDIA_VISIBLE_DEVICES=all"]}) == {
+    assert build_exec_body(ALICE, {"Cmd": ["id"], "Env": ["NVIDIA_VISIBLE_DEVICES=all"]}) == {
         "AttachStdin": False,
         "AttachStdout": False,
         "AttachStderr": False,
@@ -122,40 +137,40 @@ def test_a_command_inside_runs_as_the_account() -> None:
         "Cmd": ["id"],
     }
     for forged in ({"User": "0"}, {"User": "1003"}, {"Privileged": True}):
-        with pytest.raises(Refusal):
-            exec_body(ALICE, {"Cmd": ["id"], **forged})
+        with pytest.raises(HttpRefusal):
+            build_exec_body(ALICE, {"Cmd": ["id"], **forged})
 
 
 def test_who_has_ended_starts_nothing_with_the_groups_of_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     group = grp.getgrgid(os.getgid()).gr_name
-    assert broker.account_of(os.getuid(), group).uid == os.getuid()
+    assert broker.find_account(os.getuid(), group).uid == os.getuid()
     monkeypatch.setattr(os, "getgrouplist", lambda name, gid: [gid + 1])
-    with pytest.raises(Refusal, match="no longer has access"):
-        broker.account_of(os.getuid(), group)
+    with pytest.raises(HttpRefusal, match="no longer has access"):
+        broker.find_account(os.getuid(), group)
     for uid, name in ((2**31 - 7, group), (os.getuid(), "no-such-group")):
-        with pytest.raises(Refusal, match="no account"):
-            broker.account_of(uid, name)
+        with pytest.raises(HttpRefusal, match="no account"):
+            broker.find_account(uid, name)
 
 
 def test_names_and_images_are_ones_own() -> None:
-    assert rules.own_name(ALICE, "hw3-r-1") == "u1001.hw3-r-1"
-    assert rules.shown_name(ALICE, "/u1001.hw3-r-1") == "/hw3-r-1"
+    assert rules.build_own_name(ALICE, "hw3-r-1") == "u1001.hw3-r-1"
+    assert rules.strip_own_prefix(ALICE, "/u1001.hw3-r-1") == "/hw3-r-1"
     for bad in ("../x", "", "a b", "-x", "x" * 200, "x\n"):
-        with pytest.raises(Refusal):
-            rules.own_name(ALICE, bad)
-    assert own_reference(ALICE, "labctl/hw3:abc") == "labctl-u1001/labctl/hw3:abc"
-    assert own_reference(ALICE, "host:5000/x") == "labctl-u1001/host-5000/x:latest"
-    assert candidates(ALICE, "a:1") == ["labctl-u1001/a:1", "a:1"]
-    assert candidates(ALICE, "sha256:" + "0" * 64) == ["sha256:" + "0" * 64]
+        with pytest.raises(HttpRefusal):
+            rules.build_own_name(ALICE, bad)
+    assert build_own_reference(ALICE, "labctl/hw3:abc") == "labctl-u1001/labctl/hw3:abc"
+    assert build_own_reference(ALICE, "host:5000/x") == "labctl-u1001/host-5000/x:latest"
+    assert list_candidates(ALICE, "a:1") == ["labctl-u1001/a:1", "a:1"]
+    assert list_candidates(ALICE, "sha256:" + "0" * 64) == ["sha256:" + "0" * 64]
     pinned = f"a/b:1@sha256:{'0' * 64}"
-    assert candidates(ALICE, pinned) == [pinned]
+    assert list_candidates(ALICE, pinned) == [pinned]
     others = ("labctl-u1003/x:1", "docker.io/labctl-u1003/x:1", "labctl-u1001/x")
     unclear = ("a:", "a:1:", "h:5000/a:1:", "a:1:2", "a//b", "a/../b", "a/", "a@", "a@b", "a:é")
     for bad in (*others, *unclear, f"{pinned}:", "../x", "X", "", "a\n", "a" * 400):
-        with pytest.raises(Refusal):
-            candidates(ALICE, bad)
+        with pytest.raises(HttpRefusal):
+            list_candidates(ALICE, bad)
 
 
 @pytest.mark.parametrize(
@@ -172,33 +187,33 @@ def test_names_and_images_are_ones_own() -> None:
     ],
 )
 def test_anothers_image_is_not_seen(found: dict[str, Any], seen: bool) -> None:
-    assert visible(ALICE, found) is seen
+    assert is_visible(ALICE, found) is seen
 
 
 def test_what_staff_gave_is_replaced_by_no_registrys() -> None:
-    assert given({"RepoTags": ["course/image:1"], "RepoDigests": []})
-    assert not given({"RepoTags": ["a:1"], "RepoDigests": ["a@sha256:1"]})
-    assert not given(None)
+    assert is_installed_by_staff({"RepoTags": ["course/image:1"], "RepoDigests": []})
+    assert not is_installed_by_staff({"RepoTags": ["a:1"], "RepoDigests": ["a@sha256:1"]})
+    assert not is_installed_by_staff(None)
     for asked, tag in ((("a", ""), "latest"), (("a", "1"), "1"), (("h:5000/a:1", ""), "")):
-        assert tag_of(*asked) == tag
-    with pytest.raises(Refusal, match="one tag"):
-        tag_of("a:1", "2")
-    assert tag_of("a", f"sha256:{'0' * 64}").startswith("sha256:")
+        assert pick_tag(*asked) == tag
+    with pytest.raises(HttpRefusal, match="one tag"):
+        pick_tag("a:1", "2")
+    assert pick_tag("a", f"sha256:{'0' * 64}").startswith("sha256:")
     for tag in ("1/../../b", "1:", "\n", "a&fromSrc=b", "é"):
-        with pytest.raises(Refusal, match="neither"):
-            tag_of("a", tag)
+        with pytest.raises(HttpRefusal, match="neither"):
+            pick_tag("a", tag)
 
 
 def test_volumes_of_an_image_are_memory() -> None:
     """The engine would make them on its disk, where nothing bounds them."""
     image = {"Config": {"Volumes": {"/data": {}, "/lab/code": {}, "/tmp": {}}}}
-    (one,) = rules.covers(image, [rules.Bind("/x", "/lab/code", False)], SHARE)
+    (one,) = rules.build_volume_mounts(image, [rules.BindMount("/x", "/lab/code", False)], SHARE)
     assert (one["Type"], one["Target"]) == ("tmpfs", "/data")
     assert one["TmpfsOptions"] == {"SizeBytes": 1 << 30, "Mode": 0o1777}
-    assert rules.covers({"Config": None}, [], SHARE) == []
+    assert rules.build_volume_mounts({"Config": None}, [], SHARE) == []
     for volumes in ({"data": {}}, {f"/{n}": {} for n in range(100)}):
-        with pytest.raises(Refusal, match="volumes"):
-            rules.covers({"Config": {"Volumes": volumes}}, [], SHARE)
+        with pytest.raises(HttpRefusal, match="volumes"):
+            rules.build_volume_mounts({"Config": {"Volumes": volumes}}, [], SHARE)
 
 
 def test_one_accounts_connections_are_not_the_brokers_end(
@@ -211,7 +226,7 @@ def test_one_accounts_connections_are_not_the_brokers_end(
     monkeypatch.setattr(networks, "connected", lambda container, port: near.dup())
     place = run / str(os.getuid()) / "a.sock"
     slots = threading.BoundedSemaphore(2)
-    relay = networks.Relay(os.getuid(), place, "c", 1, slots)
+    relay = networks.ServiceRelay(os.getuid(), place, "c", 1, slots)
     links = [socket.socket(socket.AF_UNIX) for _ in range(3)]
     for link in links:
         link.connect(str(place))
@@ -225,59 +240,65 @@ def test_filters_are_known_and_read_in_one_way_only() -> None:
     both = '{"label": {"a=b": true}, "status": ["exited"], "since": ["x"], "name": null}'
     assert parse_filters(both) == {"label": ["a=b"], "status": ["exited"]}
     for bad in ('{"label": ["a"], "Label": ["b"]}', '{"label": [1]}', "[]", "{", '{"id": [["x"]]}'):
-        with pytest.raises(Refusal, match="filters"):
+        with pytest.raises(HttpRefusal, match="filters"):
             parse_filters(bad)
 
 
 def test_only_known_parameters_go_on() -> None:
     assert pick_parameters("top", {"ps_args": "-eo args"}) == {}
     assert pick_parameters("logs", {"tail": "5", "x": "1"}) == {"tail": "5"}
-    paths = [path for methods, path, deed in broker.ROUTES if deed in (Calls.own, Calls.of_exec)]
+    paths = [
+        path
+        for methods, path, deed in broker.ROUTES
+        if deed in (Calls.pass_to_container, Calls.pass_to_exec)
+    ]
     actions = {word for path in paths for word in re.findall(r"[a-z]+", path.rpartition("/")[2])}
     assert actions <= query_filter.PARAMETERS.keys()
 
 
-def _lend(account: Account, wanted: list[str], *held: Lease, most: int = 1) -> Any:
-    return lend(account, wanted, CARDS, list(held), {}, most, 1000.0, 400.0)
+def _lend(account: BrokerAccount, wanted: list[str], *held: GpuLease, most: int = 1) -> Any:
+    return lend_gpus(account, wanted, CARDS, list(held), {}, most, 1000.0, 400.0)
 
 
 def test_gpus_go_to_whoever_comes_first_and_for_a_time() -> None:
-    bobs = Lease("GPU-a", BOB.uid, "c", 700.0)
+    bobs = GpuLease("GPU-a", BOB.uid, "c", 700.0)
     assert _lend(ALICE, ["*"]) == (["GPU-a"], 1000.0)
     assert _lend(ALICE, ["1"]) == (["GPU-b"], 1000.0)
     assert _lend(ALICE, ["*"], bobs) == (["GPU-b"], 1000.0)
     assert _lend(ALICE, ["*"], bobs, most=2) == (["GPU-b"], 1000.0)
-    with pytest.raises(Refusal, match=r"in use by uid 1003 for at most 5 min, until \d\d:\d\d"):
+    with pytest.raises(HttpRefusal, match=r"in use by uid 1003 for at most 5 min, until \d\d:\d\d"):
         _lend(ALICE, ["GPU-a"], bobs)
-    with pytest.raises(Refusal, match="no GPU is free"):
-        _lend(ALICE, ["*"], bobs, Lease("GPU-b", 1004, "d", 500.0))
-    with pytest.raises(Refusal, match="it has no GPU GPU-x"):
+    with pytest.raises(HttpRefusal, match="no GPU is free"):
+        _lend(ALICE, ["*"], bobs, GpuLease("GPU-b", 1004, "d", 500.0))
+    with pytest.raises(HttpRefusal, match="it has no GPU GPU-x"):
         _lend(ALICE, ["GPU-x"])
-    with pytest.raises(Refusal, match="at most 1 GPU"):
+    with pytest.raises(HttpRefusal, match="at most 1 GPU"):
         _lend(ALICE, ["GPU-a", "GPU-b"])
-    with pytest.raises(Refusal, match="it has no GPU"):
-        lend(ALICE, ["*"], [], [], {}, 1, 1.0, 0.0)
+    with pytest.raises(HttpRefusal, match="it has no GPU"):
+        lend_gpus(ALICE, ["*"], [], [], {}, 1, 1.0, 0.0)
 
 
 def test_an_account_shares_its_own_lease_but_makes_it_no_longer() -> None:
-    own = Lease("GPU-b", ALICE.uid, "c", 600.0)
+    own = GpuLease("GPU-b", ALICE.uid, "c", 600.0)
     assert _lend(ALICE, ["*"], own) == (["GPU-b"], 600.0)
     assert _lend(ALICE, ["GPU-b"], own) == (["GPU-b"], 600.0)
     assert _lend(ALICE, ["*"], own, most=2) == (["GPU-a"], 1000.0)
-    with pytest.raises(Refusal, match="at most 1 GPU"):
+    with pytest.raises(HttpRefusal, match="at most 1 GPU"):
         _lend(ALICE, ["GPU-a"], own)
     over = own._replace(ends_s=400.0)
     assert _lend(ALICE, ["*"], over) == (["GPU-a"], 1000.0)
-    with pytest.raises(Busy, match="for at most 0 min"):
+    with pytest.raises(GpusBusy, match="for at most 0 min"):
         _lend(ALICE, ["GPU-b"], over)
 
 
 def test_leases_are_what_containers_bear() -> None:
     labels = {GPUS: "GPU-a,GPU-b", ENDS: "70", OWNER: "1001"}
     going = Container("c", "x", "running", 1.0, 1001, labels)
-    assert [one.uuid for one in leases([going])] == ["GPU-a", "GPU-b"]
-    assert leases([going._replace(state="exited"), going._replace(labels={})]) == []
-    assert [one.ends_s for one in leases([going._replace(labels={**labels, ENDS: "nan"})])] == [
+    assert [one.uuid for one in list_leases([going])] == ["GPU-a", "GPU-b"]
+    assert list_leases([going._replace(state="exited"), going._replace(labels={})]) == []
+    assert [
+        one.ends_s for one in list_leases([going._replace(labels={**labels, ENDS: "nan"})])
+    ] == [
         0,
         0,
     ]
@@ -296,8 +317,8 @@ def test_only_plain_paths_below_ones_own_are_opened(tmp_path: Path) -> None:
         "/dev/shm/labctl-1003/x",
         "",
     ):
-        with pytest.raises(Refusal):
-            opened(ALICE, path)
+        with pytest.raises(HttpRefusal):
+            open_own(ALICE, path)
 
 
 def test_settings_are_roots_alone(tmp_path: Path) -> None:

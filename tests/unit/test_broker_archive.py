@@ -15,12 +15,12 @@ from collections.abc import Iterator
 import pytest
 
 from labctl.agent.broker import image_archive
-from labctl.agent.broker.http import Refusal
-from labctl.agent.broker.image_archive import retagged
-from labctl.agent.broker.rules import Account
+from labctl.agent.broker.http import HttpRefusal
+from labctl.agent.broker.image_archive import retag
+from labctl.agent.broker.rules import BrokerAccount
 from labctl.agent.broker.strict_json import encode_json, parse_json, parse_query
 
-ALICE = Account(1001, 1002, "lab-alice", "/home/lab-alice")
+ALICE = BrokerAccount(1001, 1002, "lab-alice", "/home/lab-alice")
 MOST = 1 << 30
 
 
@@ -45,7 +45,7 @@ def test_what_is_sent_keeps_its_content_and_loses_its_name(size: int, compressio
     layer = bytes(range(256)) * 1001
     members = {"l/layer.tar": layer, "repositories": b"{}", "index.json": b"{}", "c.json": b"{}"}
     content = _saved({**members, "manifest.json": json.dumps(listed).encode()}, compression)
-    passed = b"".join(retagged(ALICE, _pieces(content, size), MOST))
+    passed = b"".join(retag(ALICE, _pieces(content, size), MOST))
     with tarfile.open(fileobj=io.BytesIO(passed)) as tar:
         assert tar.getnames() == ["l/layer.tar", "c.json", "manifest.json"]
         file, manifest = tar.extractfile("l/layer.tar"), tar.extractfile("manifest.json")
@@ -66,10 +66,10 @@ def test_what_is_sent_keeps_its_content_and_loses_its_name(size: int, compressio
     ],
 )
 def test_an_archive_that_is_none_of_docker_save_is_refused(members: dict[str, bytes]) -> None:
-    with pytest.raises(Refusal):
-        list(retagged(ALICE, iter([_saved(members)]), MOST))
-    with pytest.raises(Refusal):
-        list(retagged(ALICE, iter([_saved(members)[:300]]), MOST))
+    with pytest.raises(HttpRefusal):
+        list(retag(ALICE, iter([_saved(members)]), MOST))
+    with pytest.raises(HttpRefusal):
+        list(retag(ALICE, iter([_saved(members)[:300]]), MOST))
 
 
 LISTED = json.dumps([{"Config": "c", "RepoTags": ["x:1"], "Layers": []}]).encode()
@@ -108,8 +108,8 @@ def _plain_file(name: str, content: bytes) -> tuple[str, bytes, bytes, str]:
 def test_nothing_takes_the_manifests_place(more: list[tuple[str, bytes, bytes, str]]) -> None:
     """Else an account's archive would be everybody's `pytorch:2`."""
     content = _archive(_plain_file("manifest.json", LISTED), *more)
-    with pytest.raises(Refusal, match="does not accept this image archive"):
-        list(retagged(ALICE, iter([content]), MOST))
+    with pytest.raises(HttpRefusal, match="does not accept this image archive"):
+        list(retag(ALICE, iter([content]), MOST))
 
 
 def _linked(link: str) -> bytes:
@@ -124,11 +124,11 @@ def _linked(link: str) -> bytes:
 
 def test_a_link_leads_where_it_says() -> None:
     """The engine reads a short link up to its first NUL: this one leads to the manifest."""
-    honest = list(retagged(ALICE, iter([_linked("../a/layer.tar") + _sent(LISTED)]), MOST))
+    honest = list(retag(ALICE, iter([_linked("../a/layer.tar") + _sent(LISTED)]), MOST))
     assert b"../a/layer.tar" in b"".join(honest)
     hostile = _linked("../manifest.json\0/layer.tar") + _sent(LISTED)
-    with pytest.raises(Refusal, match="invalid"):
-        list(retagged(ALICE, iter([hostile]), MOST))
+    with pytest.raises(HttpRefusal, match="invalid"):
+        list(retag(ALICE, iter([hostile]), MOST))
 
 
 def test_no_file_has_a_second_name() -> None:
@@ -140,15 +140,15 @@ def test_no_file_has_a_second_name() -> None:
     for number in range(2):
         behind = _archive(*members[:1], ("l/layer.tar/d", tarfile.DIRTYPE, b"", ""), *members[1:])
         content = behind if number else _archive(*members)
-        with pytest.raises(Refusal, match="behind a link"):
-            list(retagged(ALICE, iter([content]), MOST))
+        with pytest.raises(HttpRefusal, match="behind a link"):
+            list(retag(ALICE, iter([content]), MOST))
 
 
 def test_names_are_short() -> None:
     """All of them are held in memory, and they pack well."""
     name = "/".join(["layer" * 20] * 4)
-    with pytest.raises(Refusal, match="too long"):
-        list(retagged(ALICE, iter([_archive(_plain_file(name, b""))]), MOST))
+    with pytest.raises(HttpRefusal, match="too long"):
+        list(retag(ALICE, iter([_archive(_plain_file(name, b""))]), MOST))
 
 
 CONFIG = {"architecture": "amd64", "os": "linux", "config": {"Cmd": ["id"], "Env": None}}
@@ -162,7 +162,7 @@ def _sent(manifest: bytes, config: bytes = encode_json(CONFIG)) -> bytes:
 
 def _passed(content: bytes) -> dict[str, bytes]:
     """name -> content of what goes on to the engine."""
-    text = b"".join(retagged(ALICE, iter([content]), MOST))
+    text = b"".join(retag(ALICE, iter([content]), MOST))
     with tarfile.open(fileobj=io.BytesIO(text)) as tar:
         files = [(one.name, tar.extractfile(one)) for one in tar.getmembers()]
         return {name: file.read() for name, file in files if file}
@@ -175,7 +175,7 @@ def test_a_key_is_named_once_however_it_is_spelled(other: str) -> None:
     """Go's decoder takes the last one, whatever its case: for it, s and the long s are the same."""
     named = '"Config": "c", "RepoTags": ["x:1"], "Layers": []'
     manifest = f'[{{{named}, "{other}": ["pytorch:2"]}}]'
-    with pytest.raises(Refusal, match="one key twice"):
+    with pytest.raises(HttpRefusal, match="one key twice"):
         _passed(_sent(manifest.encode()))
 
 
@@ -206,7 +206,7 @@ def test_a_key_is_named_once_however_it_is_spelled(other: str) -> None:
     ],
 )
 def test_a_configuration_that_can_be_read_in_two_ways_is_refused(config: bytes) -> None:
-    with pytest.raises(Refusal, match="does not accept this image archive"):
+    with pytest.raises(HttpRefusal, match="does not accept this image archive"):
         _passed(_sent(LISTED, config))
 
 
@@ -228,7 +228,7 @@ def test_a_configuration_that_can_be_read_in_two_ways_is_refused(config: bytes) 
     ],
 )
 def test_a_manifest_names_what_is_there(manifest: bytes) -> None:
-    with pytest.raises(Refusal, match="does not accept this image archive"):
+    with pytest.raises(HttpRefusal, match="does not accept this image archive"):
         _passed(_sent(manifest))
 
 
@@ -268,7 +268,7 @@ def test_an_image_that_an_engine_saved_keeps_its_id() -> None:
 )
 def test_no_file_takes_anothers_place(twice: list[tuple[str, bytes, bytes, str]]) -> None:
     named = _plain_file("c", b"{}"), _plain_file("manifest.json", LISTED)
-    with pytest.raises(Refusal, match="in it twice"):
+    with pytest.raises(HttpRefusal, match="in it twice"):
         _passed(_archive(*named, *twice))
 
 
@@ -282,7 +282,7 @@ def test_documents_that_no_manifest_names_go_nowhere(monkeypatch: pytest.MonkeyP
     assert list(passed) == ["c", "l", "manifest.json"]
     assert passed["l"] == layer
     monkeypatch.setattr(image_archive, "MOST_DOCUMENTS", 900)
-    with pytest.raises(Refusal, match="documents are more than"):
+    with pytest.raises(HttpRefusal, match="documents are more than"):
         _passed(_archive(_plain_file("manifest.json", manifest), *files))
 
 
@@ -301,7 +301,7 @@ def test_a_layer_may_be_named_twice_and_names_may_be_long() -> None:
     content = _archive(
         *named, _plain_file(long, b"2"), _plain_file("manifest.json", LISTED), config
     )
-    passed = b"".join(retagged(ALICE, _pieces(content, 333), MOST))
+    passed = b"".join(retag(ALICE, _pieces(content, 333), MOST))
     with tarfile.open(fileobj=io.BytesIO(passed)) as tar:
         assert tar.getnames() == ["a", "a/layer.tar", "b/layer.tar", long, "c", "manifest.json"]
         assert tar.getmember("b/layer.tar").linkname == "../a/layer.tar"
@@ -315,24 +315,24 @@ def test_a_bomb_is_counted_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     behind = _archive(_plain_file("l/layer.tar", gzip.compress(b"small") + bomb))
     for content in (whole, _archive(_plain_file("l/layer.tar", bomb)), behind):
         tracemalloc.start()
-        with pytest.raises(Refusal, match="larger than the shared server allows"):
-            deque(retagged(ALICE, _pieces(content, 4096), most), maxlen=0)
+        with pytest.raises(HttpRefusal, match="larger than the shared server allows"):
+            deque(retag(ALICE, _pieces(content, 4096), most), maxlen=0)
         assert tracemalloc.get_traced_memory()[1] < most // 2
         tracemalloc.stop()
     zstandard = (b"(\xb5/\xfd", b"P*M\x18\1\0\0\0x(\xb5/\xfd", b"_*M\x18")
     for other in (bz2.compress(whole), lzma.compress(whole), *zstandard):
-        with pytest.raises(Refusal, match=r"gzip|not an archive|truncated"):
-            list(retagged(ALICE, iter([other]), most))
-        with pytest.raises(Refusal, match="compression other than gzip"):
-            list(retagged(ALICE, _pieces(_archive(_plain_file("l", other)), 1), most))
+        with pytest.raises(HttpRefusal, match=r"gzip|not an archive|truncated"):
+            list(retag(ALICE, iter([other]), most))
+        with pytest.raises(HttpRefusal, match="compression other than gzip"):
+            list(retag(ALICE, _pieces(_archive(_plain_file("l", other)), 1), most))
     monkeypatch.setattr(image_archive, "MOST_MEMBERS", 3)
-    with pytest.raises(Refusal, match="more than 3 files"):
-        list(retagged(ALICE, iter([_archive(*[_plain_file(name, b"") for name in "abcde"])]), most))
+    with pytest.raises(HttpRefusal, match="more than 3 files"):
+        list(retag(ALICE, iter([_archive(*[_plain_file(name, b"") for name in "abcde"])]), most))
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
 def test_a_header_of_any_length_is_not_taken_into_memory(kind: bytes) -> None:
     info = tarfile.TarInfo("x")
     info.type, info.size = kind, 1 << 40
-    with pytest.raises(Refusal, match="too long"):
-        list(retagged(ALICE, iter([info.tobuf(tarfile.GNU_FORMAT)]), MOST))
+    with pytest.raises(HttpRefusal, match="too long"):
+        list(retag(ALICE, iter([info.tobuf(tarfile.GNU_FORMAT)]), MOST))

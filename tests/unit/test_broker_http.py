@@ -18,10 +18,10 @@ import pytest
 from engine_socket import engine_socket
 
 from labctl.agent.broker import http as broker_http
-from labctl.agent.broker.http import Refusal, read_request, refuse
+from labctl.agent.broker.http import HttpRefusal, read_request, send_refusal
 from labctl.agent.broker.relay import parse_head, pass_on, send_on
 from labctl.agent.host import engine as remote_engine
-from labctl.agent.host.engine import Refused
+from labctl.agent.host.engine import EngineRequestError
 
 WAIT_S = 120.0
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Engine: yes\r\n\r\nok"
@@ -93,8 +93,8 @@ def broker(deed: Deed, text: bytes = b"") -> Iterator[socket.socket]:
                 asked = read_request(here)
                 if asked is not None:
                     deed(asked)
-            except Refusal as refusal:
-                refuse(here, refusal)
+            except HttpRefusal as refusal:
+                send_refusal(here, refusal)
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -162,7 +162,7 @@ LENGTH = b"Content-Length: 2\r\n"
 )
 def test_a_request_that_is_none_is_refused_aloud(text: bytes) -> None:
     """Whoever is still sending hears why, too."""
-    heard = converse(lambda asked: asked.json(), text)
+    heard = converse(lambda asked: asked.read_json_body(), text)
     assert heard.startswith((b"HTTP/1.1 4", b"HTTP/1.1 501"))
     assert b'{"message": "' in heard
 
@@ -171,7 +171,7 @@ def test_bodies_come_whole_in_every_form() -> None:
     found: list[object] = []
 
     def keep(asked: broker_http.Request) -> None:
-        found.extend((asked.path, asked.version, asked.query, asked.json()))
+        found.extend((asked.path, asked.version, asked.query, asked.read_json_body()))
 
     counted = b'POST /v1.41/a?b=c%20d HTTP/1.1\r\nHost: d\r\nContent-Length: 7\r\n\r\n{"a":1}'
     chunked = b'POST /a HTTP/1.1\r\nHost: d\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{"a\r\n'
@@ -182,7 +182,7 @@ def test_bodies_come_whole_in_every_form() -> None:
 
 
 def test_a_client_that_waits_for_leave_to_send_gets_it() -> None:
-    with broker(lambda asked: asked.json()) as link:
+    with broker(lambda asked: asked.read_json_body()) as link:
         link.sendall(POST + LENGTH + b"Expect: 100-continue\r\n\r\n")
         assert receive_head(link).startswith(b"HTTP/1.1 100")
         link.sendall(b"[]")
@@ -338,7 +338,7 @@ def test_a_client_that_goes_ends_what_was_done_for_it(tmp_path: Path) -> None:
 
 def upload(place: str, idle_s: float = WAIT_S) -> Deed:
     def deed(asked: broker_http.Request) -> None:
-        send_on(asked, place, "/images/load", {"quiet": "1"}, asked.blocks(1 << 30, idle_s))
+        send_on(asked, place, "/images/load", {"quiet": "1"}, asked.read_blocks(1 << 30, idle_s))
 
     return deed
 
@@ -377,7 +377,7 @@ def test_an_engine_that_has_heard_enough_of_an_upload_is_heard(tmp_path: Path) -
 @pytest.mark.parametrize("text", [b"", b"GET / HTTP/1.1\r\nHost: d", POST + LENGTH + b"\r\n["])
 def test_a_client_that_sends_nothing_is_ended(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
     monkeypatch.setattr(broker_http, "HEAD_S", 0.2)
-    with broker(lambda asked: list(asked.blocks(10, 0.2)), text) as link:
+    with broker(lambda asked: list(asked.read_blocks(10, 0.2)), text) as link:
         assert receive_all(link).startswith(b"HTTP/1.1 408")
 
 
@@ -409,15 +409,15 @@ def test_a_silent_upload_is_ended_in_its_own_time_and_costs_the_engine_nothing(
 def test_what_the_engine_answers_the_broker_is_read_as_strictly(
     text: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(EngineRequestError):
         parse_head(text)
     monkeypatch.setattr(remote_engine, "_parse", remote_engine._parse)
-    remote_engine.parse_with(parse_head)
+    remote_engine.set_head_parser(parse_head)
     with engine_socket() as made:
         monkeypatch.setenv("DOCKER_HOST", made.host)
         made.answers = lambda method, path, body: (200, {"path": path})
-        assert json.loads(remote_engine.ask("GET", "/info")) == {"path": "/v1.41/info"}
+        assert json.loads(remote_engine.call("GET", "/info")) == {"path": "/v1.41/info"}
         made.answers = lambda method, path, body: (404, {"message": "no such thing"})
-        with pytest.raises(Refused, match="refused") as refused:
-            remote_engine.ask("GET", "/info")
+        with pytest.raises(EngineRequestError, match="refused") as refused:
+            remote_engine.call("GET", "/info")
         assert (refused.value.status, refused.value.message) == (404, "no such thing")

@@ -61,7 +61,7 @@ def test_no_container_keeps_leases_of_others_from_ending(bed: Bed, rows: list[An
     bed.engine.said["/containers/json"] = (200, [*rows, row("over", Labels=LEASE_OVER)])
     bed.engine.said["/containers/over/exec"] = (201, [])
     for _ in range(2):
-        bed.keeping.look()
+        bed.keeping.run_round()
     wait_for(lambda: bed.engine.asked("POST", "/containers/over/stop"))
 
 
@@ -71,27 +71,29 @@ def test_no_container_keeps_leases_of_others_from_ending(bed: Bed, rows: list[An
 )
 def test_a_round_with_a_broken_engine_is_not_the_last(bed: Bed, answer: Any) -> None:
     bed.engine.said["/containers/json"] = answer
-    bed.keeping.look()
-    bed.keeping.look()
+    bed.keeping.run_round()
+    bed.keeping.run_round()
     assert len(bed.reported) == 1, "told once while it lasts"
     assert bed.reported[0].startswith("checking the containers failed")
     bed.engine.said["/containers/json"] = (200, [row("over", Labels=LEASE_OVER)])
-    bed.keeping.look()
+    bed.keeping.run_round()
     wait_for(lambda: bed.engine.asked("POST", "/containers/over/stop"))
 
 
 def test_a_lease_that_could_not_be_ended_is_ended_later(bed: Bed) -> None:
     bed.engine.said["/containers/json"] = (200, [row("over", Labels=LEASE_OVER)])
     bed.engine.said["/containers/over/stop"] = (500, {"message": "busy"})
-    bed.keeping.look()
-    wait_for(lambda: (bed.keeping.look(), bed.reported)[1])
+    bed.keeping.run_round()
+    wait_for(lambda: (bed.keeping.run_round(), bed.reported)[1])
     assert bed.reported == [
         "ending the lease of u1001.over failed: Refused: "
         "the Docker Engine on the server refused the request: busy"
     ]
     asked = len(bed.engine.asked("POST", "/containers/over/stop"))
     bed.engine.said["/containers/over/stop"] = (204, b"")
-    wait_for(lambda: (bed.keeping.look(), len(bed.engine.asked("POST", "/over/stop")) > asked)[1])
+    wait_for(
+        lambda: (bed.keeping.run_round(), len(bed.engine.asked("POST", "/over/stop")) > asked)[1]
+    )
 
 
 def test_an_answer_that_cannot_be_read_is_an_error_to_the_account(
@@ -113,7 +115,7 @@ def test_nobody_waits_for_a_container_that_the_engine_does_not_make(bed: Bed) ->
             assert bed.ask(BOB, "POST", "/containers/beside/start")[0] == 200
             assert bed.ask(BOB, "DELETE", "/containers/beside")[0] == 200
             bed.engine.containers["over"] = row("over", Labels=LEASE_OVER)
-            bed.keeping.look()
+            bed.keeping.run_round()
             wait_for(lambda: bed.engine.asked("POST", "/containers/over/stop"))
             status, reply = bed.create(ALICE, "stuck")
             assert (status, "being created" in reply["message"]) == (409, True)
@@ -142,7 +144,7 @@ def test_mounts_of_what_is_being_made_are_not_let_go(bed: Bed) -> None:
     with ThreadPoolExecutor(1) as thread:
         new = thread.submit(bed.create, ALICE, "new")
         wait_for(lambda: bed.engine.asked("POST", "name=u1001.new"))
-        bed.keeping.look()
+        bed.keeping.run_round()
         left = [one.name for one in (bed.folder / "mounts").iterdir()]
         bed.engine.hold.popitem()[1].set()
         assert new.result()[0] == 201
@@ -169,7 +171,7 @@ def test_what_one_spoils_for_itself_is_spoilt_for_nobody_else(bed: Bed) -> None:
     (mine / "a.sock").mkdir(parents=True)
     before = sum(1 for _ in Path("/proc/self/fd").iterdir())
     for _ in range(3):
-        bed.keeping.look()
+        bed.keeping.run_round()
     assert [line[:31] for line in bed.reported] == ["the socket of u1001.bad failed:"]
     assert (mine / "b.sock").is_socket()
     assert not outside.parent.exists(), "a label says no place of root's"
@@ -177,7 +179,7 @@ def test_what_one_spoils_for_itself_is_spoilt_for_nobody_else(bed: Bed) -> None:
     wait_for(lambda: not bed.is_running("u1001.over"))
     wait_for(lambda: sum(1 for _ in Path("/proc/self/fd").iterdir()) <= before + 1)
     bed.engine.containers.clear()
-    bed.keeping.look()
+    bed.keeping.run_round()
     assert not (mine / "b.sock").exists()
 
 
@@ -189,7 +191,7 @@ def test_containers_that_have_ended_are_not_kept_for_ever(
         name = f"c{number}"
         bed.engine.containers[name] = row(name, State="exited", Created=float(number))
     bed.engine.containers["others"] = row("others", State="exited", Labels={OWNER: "7"})
-    bed.keeping.look()
+    bed.keeping.run_round()
     assert sorted(bed.engine.containers) == ["c2", "c3", "others"]
 
 
@@ -232,9 +234,9 @@ def test_one_account_sends_few_images_at_once(bed: Bed) -> None:
 
 def test_logs_of_containers_are_bounded() -> None:
     """They are on the server's disk, outside of every quota."""
-    share = rules.Share(8 << 30, 2.0, 4096)
+    share = rules.AccountShare(8 << 30, 2.0, 4096)
     about: dict[str, Any] = {"image": "x", "mounts": [], "gpus": [], "gpu_groups": [], "labels": {}}
-    made = rules.body(ALICE, {}, **about, share=share, network="n", parent="/p")
+    made = rules.build_container_body(ALICE, {}, **about, share=share, network="n", parent="/p")
     logs = made["HostConfig"]["LogConfig"]
     assert logs["Type"] == "json-file"
     size, unit = int(logs["Config"]["max-size"][:-1]), logs["Config"]["max-size"][-1]
@@ -265,7 +267,7 @@ def progress(*layers: tuple[str, int]) -> bytes:
 PULL = "/images/create?fromImage=registry.example/big&tag=1"
 
 
-def pull(bed: Bed, account: rules.Account = ALICE) -> tuple[int, list[dict[str, Any]]]:
+def pull(bed: Bed, account: rules.BrokerAccount = ALICE) -> tuple[int, list[dict[str, Any]]]:
     """(status, the lines of progress)."""
     with bed.connect(account) as link:
         link.request("POST", PULL)
@@ -336,7 +338,7 @@ def test_a_loop_that_asks_at_the_end_of_its_lease_does_not_keep_the_gpu(bed: Bed
     bed.now_s += SETTINGS.gpu_lease_s
     # What is being stopped still has it, and is no lease to share.
     assert bed.create_with_gpu(ALICE, "grace") == 409
-    bed.keeping.look()
+    bed.keeping.run_round()
     wait_for(lambda: not bed.is_running("u1001.first"))
     for attempt in range(3):
         assert bed.create_with_gpu(ALICE, f"again{attempt}") == 409
@@ -356,7 +358,7 @@ def test_who_does_not_come_in_time_loses_the_turn(bed: Bed) -> None:
     assert bed.create_with_gpu(ALICE, "a") == 201
     assert bed.create_with_gpu(BOB, "b") == 409
     bed.ask(ALICE, "DELETE", "/containers/a")
-    bed.keeping.look()  # nobody asks, and yet the turn begins
+    bed.keeping.run_round()  # nobody asks, and yet the turn begins
     bed.now_s += 599
     assert bed.create_with_gpu(ALICE, "a") == 409
     bed.now_s += 2
@@ -368,10 +370,10 @@ def test_no_turn_begins_anew(tmp_path: Path) -> None:
     """Else who asks for another GPU in between, and never comes, keeps the free one for ever."""
     queue = GpuQueue(tmp_path / "queue.json")
     assert [queue.join(uid, []) for uid in (1, 2, 1)] == [1, 2, 1]
-    assert queue.keep(["GPU-b"], 100.0)["GPU-b"].uid == 1
+    assert queue.advance(["GPU-b"], 100.0)["GPU-b"].uid == 1
     assert queue.join(1, ["GPU-a"]) == 2
     assert queue.join(1, []) == 2
-    assert queue.keep(["GPU-b"], 200.0)["GPU-b"].uid == 2
+    assert queue.advance(["GPU-b"], 200.0)["GPU-b"].uid == 2
 
 
 def test_a_driver_that_hangs_keeps_no_lease_from_ending(bed: Bed) -> None:
@@ -409,12 +411,12 @@ def test_a_gpu_is_given_once_however_many_ask_at_once(bed: Bed) -> None:
 def test_a_container_that_is_never_started_loses_its_claim(bed: Bed) -> None:
     assert bed.create_with_gpu(ALICE, "never") == 201
     assert bed.create(ALICE, "plain")[0] == 201
-    bed.keeping.look()
+    bed.keeping.run_round()
     assert len(bed.engine.containers) == 2
     bed.settings = SETTINGS._replace(gpu_claim_s=0.0)
     bed.start_broker()
-    bed.keeping.look()
-    bed.keeping.look()
+    bed.keeping.run_round()
+    bed.keeping.run_round()
     assert [one["Name"] for one in bed.engine.containers.values()] == ["/u1001.plain"]
     assert not any("force" in path for path in bed.engine.asked("DELETE", "/containers/"))
     assert bed.create_with_gpu(BOB, "b") == 201
@@ -427,6 +429,6 @@ def test_a_start_that_comes_first_is_not_undone(bed: Bed) -> None:
     labels = {GPUS: "GPU-a", ENDS: "99999"}
     bed.engine.said["/containers/json"] = (200, [row("a", State="created", Labels=labels)])
     bed.engine.said["/containers/a"] = (409, {"message": "You cannot remove a running container"})
-    bed.keeping.look()
+    bed.keeping.run_round()
     assert bed.engine.asked("DELETE", "/containers/a")
     assert bed.reported == []

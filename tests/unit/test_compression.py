@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from labctl.sync.compression import LEAST_BYTES, SAMPLE_BYTES, SAMPLES, _spread, worth_packing
+from labctl.sync.compression import LEAST_BYTES, SAMPLE_BYTES, SAMPLES, _spread, is_compressible
 
 MIB = 1024**2
 ROWS = b"".join(f"{number},{number * number % 97},0.125\n".encode() for number in range(60_000))
@@ -20,9 +20,9 @@ def made(folder: Path, name: str, content: bytes) -> tuple[Path, int]:
 def test_text_is_and_noise_is_not(tmp_path: Path) -> None:
     rows = made(tmp_path, "rows.csv", ROWS)
     noise = made(tmp_path, "noise.bin", os.urandom(4 * MIB))
-    assert worth_packing([rows])
-    assert not worth_packing([noise])
-    assert not worth_packing([noise, rows]), "a fifth that shrinks does not carry the rest"
+    assert is_compressible([rows])
+    assert not is_compressible([noise])
+    assert not is_compressible([noise, rows]), "a fifth that shrinks does not carry the rest"
 
 
 def test_many_small_files_are_sampled_like_one(tmp_path: Path) -> None:
@@ -30,13 +30,13 @@ def test_many_small_files_are_sampled_like_one(tmp_path: Path) -> None:
         made(tmp_path, f"{n}.py", b"def step(batch):\n    return 1\n" * 40) for n in range(200)
     ]
     assert sum(size for _, size in small) > LEAST_BYTES
-    assert worth_packing(small)
+    assert is_compressible(small)
 
 
 def test_little_empty_and_vanished_files_are_left_as_they_are(tmp_path: Path) -> None:
-    assert not worth_packing([])
-    assert not worth_packing([made(tmp_path, "a", b"x" * 100), made(tmp_path, "b", b"")])
-    assert not worth_packing([(tmp_path / "gone", 8 * MIB)])
+    assert not is_compressible([])
+    assert not is_compressible([made(tmp_path, "a", b"x" * 100), made(tmp_path, "b", b"")])
+    assert not is_compressible([(tmp_path / "gone", 8 * MIB)])
 
 
 def test_what_is_read_stays_small_whatever_there_is() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import labctl.config
-from labctl.config import LabConfig, check_files, known_lab_id, lab_id, load_lab, paths
+from labctl.config import LabConfig, check_files, ensure_lab_id, find_paths, load_lab, read_lab_id
 from labctl.errors import ConfigError, LabError, PolicyError, Problem
 
 
@@ -94,12 +94,12 @@ def test_loading_works_when_the_data_is_gone(root: Path) -> None:
 
 
 def test_the_id_is_made_once(root: Path) -> None:
-    assert known_lab_id(root) == ""
+    assert read_lab_id(root) == ""
     assert not (root / ".labctl").exists()
-    made = lab_id(root)
+    made = ensure_lab_id(root)
     assert len(made) == 12
     assert int(made, 16) >= 0
-    assert lab_id(root) == known_lab_id(root) == made
+    assert ensure_lab_id(root) == read_lab_id(root) == made
     assert json.loads((root / ".labctl" / "lab.json").read_text())["created_at"] > 0
     assert (root / ".labctl" / ".gitignore").read_text() == "*\n"
     assert sorted(path.name for path in (root / ".labctl").iterdir()) == [".gitignore", "lab.json"]
@@ -107,7 +107,7 @@ def test_the_id_is_made_once(root: Path) -> None:
 
 def test_many_at_once_get_the_same_id(root: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
-        assert len(set(pool.map(lambda _: lab_id(root), range(64)))) == 1
+        assert len(set(pool.map(lambda _: ensure_lab_id(root), range(64)))) == 1
 
 
 def test_processes_at_once_get_the_same_id(root: Path) -> None:
@@ -123,19 +123,19 @@ def test_processes_at_once_get_the_same_id(root: Path) -> None:
         for _ in range(4)
     ]
     said = {each.communicate("\n", timeout=240)[0].strip() for each in started}
-    assert said == {known_lab_id(root)}
+    assert said == {read_lab_id(root)}
 
 
 def test_an_id_damaged_at_any_byte_is_told_or_whole(root: Path) -> None:
-    made = lab_id(root)
+    made = ensure_lab_id(root)
     file = root / ".labctl" / "lab.json"
     whole = file.read_bytes()
     for length in range(len(whole.rstrip())):
         file.write_bytes(whole[:length])
         with pytest.raises(LabError, match="is damaged"):
-            lab_id(root)
+            ensure_lab_id(root)
     file.write_bytes(whole)
-    assert lab_id(root) == made
+    assert ensure_lab_id(root) == made
 
 
 @pytest.mark.parametrize("text", ['{"id": "../../etc"}', '{"id": "A"}', '{"id": 5}', "[]", "null"])
@@ -143,7 +143,7 @@ def test_an_id_that_is_none_is_refused(root: Path, text: str) -> None:
     (root / ".labctl").mkdir()
     (root / ".labctl" / "lab.json").write_text(text)
     with pytest.raises(LabError, match="is damaged"):
-        lab_id(root)
+        ensure_lab_id(root)
 
 
 def test_a_strangers_links_do_not_choose_where_we_write(root: Path) -> None:
@@ -151,13 +151,13 @@ def test_a_strangers_links_do_not_choose_where_we_write(root: Path) -> None:
     elsewhere.mkdir()
     (root / ".labctl").symlink_to(elsewhere)
     with pytest.raises(PolicyError, match="is a link to another place"):
-        lab_id(root)
+        ensure_lab_id(root)
     assert list(elsewhere.iterdir()) == []
 
 
 def test_the_places_of_this_machine(tmp_path: Path) -> None:
     home = str(tmp_path)
-    found = paths({"HOME": home})
+    found = find_paths({"HOME": home})
     assert found.state_dir == tmp_path / ".local/state/labctl"
     assert found.config_file == tmp_path / ".config/labctl/config.yaml"
     assert found.keys_dir == tmp_path / ".local/share/labctl/keys"
@@ -175,18 +175,18 @@ def test_the_environment_moves_them(tmp_path: Path) -> None:
         "XDG_CONFIG_HOME": "relative",
         "XDG_DATA_HOME": "",
     }
-    found = paths(environ)
+    found = find_paths(environ)
     assert found.state_dir == Path("/x/state/labctl")
     assert found.config_dir == tmp_path / ".config/labctl"
     assert found.keys_dir == tmp_path / ".local/share/labctl/keys"
-    moved = paths({**environ, "LABCTL_STATE_DIR": "~/s"})
+    moved = find_paths({**environ, "LABCTL_STATE_DIR": "~/s"})
     assert moved.state_dir == tmp_path / "s"
     assert moved.keys_dir == found.keys_dir
-    assert paths({**environ, "LABCTL_STATE_DIR": "here"}).state_dir == Path.cwd() / "here"
+    assert find_paths({**environ, "LABCTL_STATE_DIR": "here"}).state_dir == Path.cwd() / "here"
 
 
 def test_the_packages_own_files_are_found() -> None:
-    assert (labctl.config.data_dir() / "images").is_dir()
+    assert (labctl.config.find_data_dir() / "images").is_dir()
 
 
 def test_every_public_name_loads() -> None:

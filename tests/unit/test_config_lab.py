@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from labctl.config import LabConfig, load_lab, settings
+from labctl.config import LabConfig, list_settings, load_lab
 from labctl.config.document import MAX_FILE_BYTES
 from labctl.errors import ConfigError, Problem, UsageError
 from labctl.model import GpuNeed, Value
@@ -376,7 +376,7 @@ def test_flags_win_over_environment_over_lab_over_user_file_over_default(desk: D
     need = lab.server.need
     assert need.gpu == GpuNeed(kind="A100", count=2)
     assert (need.ttl_s, need.idle_s, need.spot, need.budget_usd) == (10_800, 120, "only", None)
-    shown = {key: (value, origin) for key, value, origin in settings(lab)}
+    shown = {key: (value, origin) for key, value, origin in list_settings(lab)}
     assert shown["server.gpu"] == ("A100:2", "--gpu")
     assert shown["server.ttl"] == ("3h", "LABCTL_TTL")
     assert shown["server.idle"] == ("2m", "lab.yaml:4")
@@ -410,7 +410,7 @@ def test_switches_of_the_machine(desk: Desk) -> None:
     assert lab.wheelhouse == str(desk.home / "wheels")
     assert lab.base_image == "mirror.example:5000/debian:12"
     assert lab.package_index == "https://me:pw@index.example/simple"
-    assert "pw@" not in str(settings(lab))
+    assert "pw@" not in str(list_settings(lab))
 
 
 def test_provider_settings_are_typed(desk: Desk) -> None:
@@ -428,7 +428,7 @@ def test_without_types_the_sections_stay_plain(desk: Desk) -> None:
 
 def test_values_that_look_secret_are_not_shown(desk: Desk) -> None:
     lab = desk.load("env: {HF_TOKEN: hunter2, SEED: 1}\nsecrets: [WANDB_API_KEY]")
-    rows = {key: value for key, value, _ in settings(lab)}
+    rows = {key: value for key, value, _ in list_settings(lab)}
     assert rows["env.HF_TOKEN"] == "********"
     assert rows["env.SEED"] == "1"
     assert rows["secrets"] == "WANDB_API_KEY"
@@ -464,7 +464,7 @@ def test_any_tree_is_read_or_refused(desk: Desk, tree: dict[str, object]) -> Non
     except ConfigError as error:
         said = [f"{each.path}{each.message}" for each in error.problems]
     else:
-        said = [f"{key}{origin}" for key, _, origin in settings(lab)]
+        said = [f"{key}{origin}" for key, _, origin in list_settings(lab)]
     assert all(each.isprintable() for each in said)
 
 

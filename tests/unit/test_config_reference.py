@@ -8,11 +8,11 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
-from labctl.config import SWITCHES, load_lab, settings
+from labctl.config import SWITCHES, list_settings, load_lab
 from labctl.config.document import parse
-from labctl.config.reader import keys_of, raw
+from labctl.config.reader import as_plain, list_keys
 from labctl.config.schema import MACHINE_KEYS, LabFile
-from labctl.providers import provider_class
+from labctl.providers import get_provider_class
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "lab.yaml"
 
@@ -26,7 +26,7 @@ def struct_in(kind: Any) -> type[msgspec.Struct] | None:
 
 def schema_keys(kind: type[msgspec.Struct], path: str = "") -> set[str]:
     keys = set()
-    for key, field in keys_of(kind).items():
+    for key, field in list_keys(kind).items():
         here = f"{path}{key}"
         keys.add(here)
         inner = struct_in(field.type)
@@ -49,7 +49,7 @@ def test_the_reference_loads_without_a_problem(tmp_path: Path) -> None:
     lab = load_lab(
         REFERENCE,
         environ={"HOME": str(tmp_path)},
-        settings_type=lambda name: provider_class(name).settings_type,
+        settings_type=lambda name: get_provider_class(name).settings_type,
     )
     assert lab.name == "digits"
     assert lab.server.need.budget_usd == 5.0
@@ -64,7 +64,7 @@ def test_every_key_of_the_schema_stands_in_the_reference() -> None:
     top = parse(REFERENCE.read_bytes(), "lab.yaml", [])
     assert top is not None
     wanted = schema_keys(LabFile) - set(MACHINE_KEYS)
-    assert wanted - written_keys(raw(top)) == set()
+    assert wanted - written_keys(as_plain(top)) == set()
 
 
 def test_the_schema_walk_sees_nested_and_named_keys() -> None:
@@ -85,7 +85,7 @@ def test_machine_keys_and_switches_are_explained_in_it() -> None:
 
 def test_every_key_of_the_reference_is_shown_with_its_line(tmp_path: Path) -> None:
     lab = load_lab(REFERENCE, environ={"HOME": str(tmp_path)})
-    origins = {key: origin for key, _, origin in settings(lab)}
+    origins = {key: origin for key, _, origin in list_settings(lab)}
     lines = REFERENCE.read_text().splitlines()
     for key, origin in origins.items():
         if key in MACHINE_KEYS or origin == "default":

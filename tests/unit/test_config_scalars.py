@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labctl.config import scalars
-from labctl.config.document import plain, shown
+from labctl.config.document import escape, quote
 from labctl.model import NAME_PATTERN, GpuNeed
 
 PARSERS: list[Callable[[str], object]] = [
@@ -127,7 +127,7 @@ def test_gpus(text: str, need: GpuNeed) -> None:
 def test_gpus_come_back(kind: str, count: int) -> None:
     need = scalars.parse_gpu(f"{kind}:{count}")
     assert need.count == count
-    assert need.required
+    assert need.is_required
     assert scalars.parse_gpu(scalars.gpu_text(need)) == need
 
 
@@ -168,7 +168,7 @@ def test_ports(port: int) -> None:
 
 @given(st.text())
 def test_a_cleaned_name_is_always_a_name(text: str) -> None:
-    assert NAME_PATTERN.fullmatch(scalars.cleaned_name(text))
+    assert NAME_PATTERN.fullmatch(scalars.clean_name(text))
 
 
 @given(st.from_regex(NAME_PATTERN, fullmatch=True))
@@ -229,10 +229,10 @@ def test_a_quoted_line_is_the_argv_that_it_was(words: list[str]) -> None:
 
 @given(st.text())
 def test_whatever_is_shown_is_printable(text: str) -> None:
-    assert shown(text).isprintable()
-    assert plain(text).isprintable()
+    assert quote(text).isprintable()
+    assert escape(text).isprintable()
 
 
 def test_terminal_escapes_are_shown_as_text() -> None:
-    assert shown("\x1b[2J") == r"'\x1b[2J'"
-    assert plain("a\x1b[2Jb\u202e") == r"a\x1b[2Jb\u202e"
+    assert quote("\x1b[2J") == r"'\x1b[2J'"
+    assert escape("a\x1b[2Jb\u202e") == r"a\x1b[2Jb\u202e"

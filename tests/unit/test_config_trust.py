@@ -10,14 +10,14 @@ import pytest
 from labctl.config import (
     LabConfig,
     Paths,
+    find_paths,
+    is_trusted,
+    list_secret_names,
+    list_trust_questions,
     load_lab,
-    paths,
-    secret_names,
-    secret_values,
+    read_secret_values,
     set_secret,
     trust,
-    trust_questions,
-    trusted,
 )
 from labctl.errors import LabError, PolicyError, UsageError
 from labctl.shell import Secret
@@ -33,7 +33,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def places(home: Path) -> Paths:
-    return paths({"HOME": str(home)})
+    return find_paths({"HOME": str(home)})
 
 
 def load(home: Path, text: str, **overrides: str) -> LabConfig:
@@ -53,8 +53,8 @@ def test_a_lab_that_touches_nothing_of_yours_needs_no_trust(
     home: Path, places: Paths, text: str
 ) -> None:
     lab = load(home, text)
-    assert trust_questions(lab) == []
-    assert trusted(places, lab)
+    assert list_trust_questions(lab) == []
+    assert is_trusted(places, lab)
 
 
 @pytest.mark.parametrize(
@@ -73,38 +73,38 @@ def test_a_lab_that_touches_nothing_of_yours_needs_no_trust(
 )
 def test_what_it_would_do_is_asked(home: Path, places: Paths, text: str, words: str) -> None:
     lab = load(home, text)
-    (question,) = trust_questions(lab)
+    (question,) = list_trust_questions(lab)
     assert words in question
     assert question.isprintable()
-    assert not trusted(places, lab)
+    assert not is_trusted(places, lab)
 
 
 def test_what_you_say_yourself_is_not_asked(home: Path, places: Paths) -> None:
     (places.config_dir).mkdir(parents=True)
     places.config_file.write_text("store: s3://mine/x\nserver: {provider: static}\n")
-    assert trust_questions(load(home, "lab: a")) == []
-    assert trust_questions(load(home, "lab: a", provider="aws", store="s3://mine/y")) == []
+    assert list_trust_questions(load(home, "lab: a")) == []
+    assert list_trust_questions(load(home, "lab: a", provider="aws", store="s3://mine/y")) == []
 
 
 def test_a_strangers_wishes_at_your_own_provider_are_asked(home: Path, places: Paths) -> None:
     places.config_dir.mkdir(parents=True)
     places.config_file.write_text("server: {provider: aws, budget: 5}\n")
-    (question,) = trust_questions(load(home, "server: {budget: 500}"))
+    (question,) = list_trust_questions(load(home, "server: {budget: 500}"))
     assert "budget 500" in question
 
 
 def test_the_answer_holds_for_this_very_file(home: Path, places: Paths) -> None:
     lab = load(home, "secrets: [A]")
     trust(places, lab)
-    assert trusted(places, lab)
+    assert is_trusted(places, lab)
     file = places.config_dir / "trust.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(places.config_dir.stat().st_mode) == 0o700
     changed = load(home, "secrets: [A, B]")
-    assert not trusted(places, changed)
+    assert not is_trusted(places, changed)
     trust(places, changed)
-    assert trusted(places, changed)
-    assert trusted(places, lab)
+    assert is_trusted(places, changed)
+    assert is_trusted(places, lab)
 
 
 def test_a_broken_trust_file_counts_as_never_answered(home: Path, places: Paths) -> None:
@@ -112,26 +112,26 @@ def test_a_broken_trust_file_counts_as_never_answered(home: Path, places: Paths)
     places.config_dir.mkdir(parents=True)
     for text in ("", "{", "[]", '{"x": 1}', "\x00"):
         (places.config_dir / "trust.json").write_text(text)
-        assert not trusted(places, lab)
+        assert not is_trusted(places, lab)
     trust(places, lab)
-    assert trusted(places, lab)
+    assert is_trusted(places, lab)
 
 
 def test_secrets_come_from_the_file_then_the_environment(home: Path, places: Paths) -> None:
     lab = load(home, "secrets: [A, B]")
     trust(places, lab)
     set_secret(places, LAB_ID, "A", "from-file")
-    values = secret_values(places, LAB_ID, lab, {"A": "from-env", "B": "b", "C": "c"})
+    values = read_secret_values(places, LAB_ID, lab, {"A": "from-env", "B": "b", "C": "c"})
     assert {name: value.reveal() for name, value in values.items()} == {"A": "from-file", "B": "b"}
     assert "from-file" not in repr(values)
-    assert secret_names(places, LAB_ID) == ["A"]
+    assert list_secret_names(places, LAB_ID) == ["A"]
 
 
 def test_nothing_is_given_to_a_lab_that_was_not_approved(home: Path, places: Paths) -> None:
     lab = load(home, "secrets: [A]")
     set_secret(places, LAB_ID, "A", "x")
     with pytest.raises(PolicyError) as caught:
-        secret_values(places, LAB_ID, lab, {"A": "y"})
+        read_secret_values(places, LAB_ID, lab, {"A": "y"})
     assert caught.value.hint == "labctl trust"
     assert caught.value.exit_code == 3
 
@@ -140,7 +140,7 @@ def test_a_missing_value_names_the_command(home: Path, places: Paths) -> None:
     lab = load(home, "secrets: [A, B]")
     trust(places, lab)
     with pytest.raises(LabError, match="no value for B") as caught:
-        secret_values(places, LAB_ID, lab, {"A": "x", "B": ""})
+        read_secret_values(places, LAB_ID, lab, {"A": "x", "B": ""})
     assert caught.value.hint == "labctl secret set B"
 
 
@@ -149,7 +149,7 @@ def test_labs_do_not_see_each_others_secrets(home: Path, places: Paths) -> None:
     lab = load(home, "secrets: [A]")
     trust(places, lab)
     with pytest.raises(LabError, match="no value"):
-        secret_values(places, "ba9876543210", lab, {})
+        read_secret_values(places, "ba9876543210", lab, {})
 
 
 def test_the_secrets_file_is_private_and_refused_when_it_is_not(home: Path, places: Paths) -> None:
@@ -160,7 +160,7 @@ def test_the_secrets_file_is_private_and_refused_when_it_is_not(home: Path, plac
     for mode in (0o640, 0o604, 0o644, 0o601):
         file.chmod(mode)
         with pytest.raises(PolicyError) as caught:
-            secret_names(places, LAB_ID)
+            list_secret_names(places, LAB_ID)
         assert caught.value.hint == f"chmod 600 {file}"
         assert "hunter2" not in f"{caught.value}{caught.value.why}"
 
@@ -170,14 +170,14 @@ def test_a_damaged_secrets_file_is_told_without_its_content(home: Path, places: 
     file = places.config_dir / "secrets" / f"{LAB_ID}.json"
     file.write_text('{"A": ["hunter2"]}')
     with pytest.raises(LabError, match="damaged") as caught:
-        secret_names(places, LAB_ID)
+        list_secret_names(places, LAB_ID)
     assert "hunter2" not in f"{caught.value}{caught.value.why}{caught.value.hint}"
 
 
 def test_an_empty_value_forgets_a_secret(places: Paths) -> None:
     set_secret(places, LAB_ID, "A", "x")
     set_secret(places, LAB_ID, "A", "")
-    assert secret_names(places, LAB_ID) == []
+    assert list_secret_names(places, LAB_ID) == []
 
 
 @pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "1A", "A B", "", "LABCTL_X"])
@@ -201,6 +201,6 @@ def test_machines_written_as_mappings_are_named_too(home: Path) -> None:
     lab = load_lab(
         home / "digits", environ={"HOME": str(home)}, settings_type=lambda name: StaticSettings
     )
-    (question,) = trust_questions(lab)
+    (question,) = list_trust_questions(lab)
     assert all(said in question for said in ("gpu1", "10.0.0.7", "eve@gate.example"))
     assert "identity" not in question

@@ -115,8 +115,8 @@ def test_an_alias_of_the_users_is_never_shadowed(
     (user_config.parent / "conf.d").mkdir(parents=True)
     user_config.write_text("Include conf.d/*.conf\nInclude nothing/*\nHost gpu? *.example\n")
     (user_config.parent / "conf.d" / "a.conf").write_text("Host other digits\nInclude ../config\n")
-    assert not connections.alias_free("digits")
-    assert connections.alias_free("letters")
+    assert not connections.is_alias_free("digits")
+    assert connections.is_alias_free("letters")
     with pytest.raises(UsageError, match="digits") as caught:
         connections.write(server())
     assert caught.value.hint
@@ -125,8 +125,8 @@ def test_an_alias_of_the_users_is_never_shadowed(
 
 def test_an_alias_of_another_server_of_ours_is_taken(connections: Connections) -> None:
     connections.write(server())
-    assert connections.alias_free("digits", "box-1")
-    assert not connections.alias_free("digits")
+    assert connections.is_alias_free("digits", "box-1")
+    assert not connections.is_alias_free("digits")
     with pytest.raises(UsageError):
         connections.write(server("box-2"))
     connections.forget("box-1")
@@ -189,11 +189,11 @@ def test_a_broken_users_config_is_told(connections: Connections, user_config: Pa
 def test_a_revoked_key_is_refused(connections: Connections, user_config: Path) -> None:
     user_config.parent.mkdir(parents=True)
     (user_config.parent / "known_hosts").write_text(f"@revoked 127.0.0.1 {KEY}\n")
-    from labctl.events import Silent
+    from labctl.events import SilentReporter
 
     unpinned = msgspec.structs.replace(ENDPOINT, port=22, host_key="")
     with pytest.raises(HostKeyError, match="revoked"):
-        connections.settle_host_key(unpinned, Silent())
+        connections.settle_host_key(unpinned, SilentReporter())
 
 
 def test_make_key_once(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labctl.courses.context import granted_s
-from labctl.courses.metering import Look, known, lines
+from labctl.courses.context import sum_granted_s
+from labctl.courses.metering import ServerSnapshot, draft_lines, read_servers
 from labctl.courses.records.folder import Seat
-from labctl.courses.records.ledger_entries import Draft, Entry, joined
+from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry, merge_costs
 from labctl.courses.records.spending import spent_usd
 from labctl.model import Endpoint, Offer, Server, ServerState
 
@@ -36,20 +36,24 @@ def server(
     )
 
 
-def written(drafts: Sequence[Draft], at: float, before: Sequence[Entry] = ()) -> list[Entry]:
+def written(
+    drafts: Sequence[CourseLedgerDraft], at: float, before: Sequence[CourseLedgerEntry] = ()
+) -> list[CourseLedgerEntry]:
     fresh = [
-        Entry(n=len(before) + n, at=at, kind=one.kind, seat=one.seat, detail=one.detail)
+        CourseLedgerEntry(n=len(before) + n, at=at, kind=one.kind, seat=one.seat, detail=one.detail)
         for n, one in enumerate(drafts, 1)
     ]
     return [*before, *fresh]
 
 
-def looked(entries: Sequence[Entry], at: float, *servers: Server, **more: object) -> list[Entry]:
-    look = Look(at=at, servers=servers, idle_s=more.get("idle_s", {}))  # type: ignore[arg-type]
-    return written(lines(entries, [SEAT], look), at, entries)
+def looked(
+    entries: Sequence[CourseLedgerEntry], at: float, *servers: Server, **more: object
+) -> list[CourseLedgerEntry]:
+    look = ServerSnapshot(at=at, servers=servers, idle_s=more.get("idle_s", {}))  # type: ignore[arg-type]
+    return written(draft_lines(entries, [SEAT], look), at, entries)
 
 
-def kinds(entries: Sequence[Entry]) -> list[str]:
+def kinds(entries: Sequence[CourseLedgerEntry]) -> list[str]:
     return [one.kind for one in entries]
 
 
@@ -106,7 +110,7 @@ def test_other_peoples_servers_are_nobodys_cost() -> None:
 
 @given(st.lists(st.floats(min_value=1.0, max_value=4 * HOUR), min_size=1, max_size=30))
 def test_however_often_it_is_looked_at_the_sum_is_the_same(pauses: list[float]) -> None:
-    entries: list[Entry] = []
+    entries: list[CourseLedgerEntry] = []
     at = 0.0
     for pause in pauses:
         at += pause
@@ -115,20 +119,24 @@ def test_however_often_it_is_looked_at_the_sum_is_the_same(pauses: list[float]) 
 
 
 def test_what_staff_gave_counts_for_the_present_server_alone() -> None:
-    def entry(n: int, kind: str, seconds: int = 0, student: str = "") -> Entry:
-        return Entry(n=n, at=float(n), kind=kind, student=student, detail={"seconds": seconds})
+    def entry(n: int, kind: str, seconds: int = 0, student: str = "") -> CourseLedgerEntry:
+        return CourseLedgerEntry(
+            n=n, at=float(n), kind=kind, student=student, detail={"seconds": seconds}
+        )
 
     before = [entry(1, "up"), entry(2, "extend", 7200), entry(3, "up")]
-    assert granted_s(before) == 0
-    assert granted_s([*before, entry(4, "extend", 3600)]) == 3600
+    assert sum_granted_s(before) == 0
+    assert sum_granted_s([*before, entry(4, "extend", 3600)]) == 3600
     taken = entry(5, "extend", 900, student="alice")
-    assert granted_s([*before, entry(4, "extend", 3600), taken]) == 3600
+    assert sum_granted_s([*before, entry(4, "extend", 3600), taken]) == 3600
 
 
-def seen_in(account: str, *entries: Entry, confirmed: Sequence[str] = ()) -> list[Entry]:
+def seen_in(
+    account: str, *entries: CourseLedgerEntry, confirmed: Sequence[str] = ()
+) -> list[CourseLedgerEntry]:
     """A look with the credentials of an account, which shows nothing."""
-    look = Look(at=2 * HOUR, servers=(), account=account, confirmed=frozenset(confirmed))
-    return written(lines(entries, [SEAT], look), 2 * HOUR, entries)
+    look = ServerSnapshot(at=2 * HOUR, servers=(), account=account, confirmed=frozenset(confirmed))
+    return written(draft_lines(entries, [SEAT], look), 2 * HOUR, entries)
 
 
 def test_a_server_ends_unseen_only_in_its_own_account() -> None:
@@ -147,7 +155,7 @@ def test_a_server_without_an_account_ends_once_its_provider_says_so() -> None:
 def test_a_server_without_an_account_gets_it_at_the_next_look() -> None:
     entries = looked([], HOUR, server())
     entries = looked(entries, HOUR + 1, msgspec.structs.replace(server(), account="111"))
-    assert known(entries)["i-1"].account == "111"
-    both = joined(*(one for one in entries if one.kind == "cost"))
+    assert read_servers(entries)["i-1"].account == "111"
+    both = merge_costs(*(one for one in entries if one.kind == "cost"))
     assert both is not None
-    assert known([entries[0], both])["i-1"].account == "111"
+    assert read_servers([entries[0], both])["i-1"].account == "111"

@@ -11,26 +11,26 @@ from typing import Any
 import pytest
 from submission_bed import DUE, DUE_AT, FILES, make_receiver, packed
 
-from labctl.config import paths
-from labctl.courses.collect import Handed, collect, told
-from labctl.courses.grade_store import Shelf
-from labctl.courses.grades import grades
-from labctl.courses.grading.record import Record
-from labctl.courses.grading.results import Results
-from labctl.courses.grading_server import GradingServer, grading_ground
+from labctl.config import find_paths
+from labctl.courses.collect import SeatSubmission, collect, describe_collection
+from labctl.courses.grade_store import GradeStore
+from labctl.courses.grades import list_grades
+from labctl.courses.grading.record import GradeRecord
+from labctl.courses.grading.results import GradeResults
+from labctl.courses.grading_server import GradingServer, build_grading_context
 from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, make_private
-from labctl.courses.release import release
+from labctl.courses.release import release_grades
 from labctl.courses.servers import Staff
 from labctl.errors import ConfigError, LabError, NotFoundError, PolicyError
-from labctl.events import Silent
+from labctl.events import SilentReporter
 from labctl.state import State
 from labctl.submissions import receive as receiving
-from labctl.submissions.collect import Collected
+from labctl.submissions.collect import CollectedPost
 from labctl.submissions.receive import write_assignment
 from labctl.submissions.receiver import Receiver
 from labctl.submissions.service import serve
-from labctl.wire.boot_id import boot_token
+from labctl.wire.boot_id import read_boot_token
 
 COURSE = """\
 course: ml
@@ -68,7 +68,7 @@ def hand_in(folder: CourseFolder, student: str, at: float, text: str = "") -> No
     receiver.finish(*about)
 
 
-def seats_of(folder: CourseFolder) -> dict[str, Handed]:
+def seats_of(folder: CourseFolder) -> dict[str, SeatSubmission]:
     return {one.seat: one for one in collect(folder, "hw3").handed}
 
 
@@ -82,7 +82,7 @@ def test_the_last_one_counts_and_a_teams_is_anybodys_of_it(folder: CourseFolder)
     assert (alice.number, alice.late_s, alice.penalty, alice.submissions) == (2, 3600, 10, 2)
     assert (team.student, team.students, team.late_s) == ("carol", ("bob", "carol"), 0)
     assert found["dan"].state == "missing"
-    assert told(collect(folder, "hw3")).startswith("2 of 3 submitted")
+    assert describe_collection(collect(folder, "hw3")).startswith("2 of 3 submitted")
 
 
 def test_an_extension_counts_afterwards_too(folder: CourseFolder) -> None:
@@ -101,7 +101,7 @@ def test_after_the_end_nothing_is_taken_in(folder: CourseFolder) -> None:
 
 
 def edit_receipt(folder: CourseFolder, **change: Any) -> None:
-    place = Receiver(folder.drop).bundle_of("hw3", "alice").with_name("receipt.json")
+    place = Receiver(folder.drop).find_bundle("hw3", "alice").with_name("receipt.json")
     body = json.loads(place.read_text())
     body["receipt"].update(change)
     place.chmod(0o600)
@@ -126,11 +126,11 @@ def test_the_ledger_hears_of_each_submission_once(folder: CourseFolder) -> None:
     hand_in(folder, "alice", DUE_AT - 100)
     for _ in range(2):
         collect(folder, "hw3", by="staff")
-    [line] = folder.ledger.entries(kind="collected")
+    [line] = folder.ledger.list_entries(kind="collected")
     assert (line.seat, line.by, line.detail["assignment"]) == ("alice", "staff", "hw3")
     hand_in(folder, "alice", DUE_AT - 50, "new")
     collect(folder, "hw3")
-    assert len(folder.ledger.entries(kind="collected")) == 2
+    assert len(folder.ledger.list_entries(kind="collected")) == 2
 
 
 def test_what_was_posted_into_a_bucket_is_taken_in_first(
@@ -139,17 +139,17 @@ def test_what_was_posted_into_a_bucket_is_taken_in_first(
     receiver = Receiver(folder.drop)
     write_assignment(receiver, "hw3", "s3://bucket/drop", {"course": "ml", "due": DUE})
 
-    def posts(there: Receiver, name: str, profile: str) -> list[Collected]:
+    def posts(there: Receiver, name: str, profile: str) -> list[CollectedPost]:
         assert (there.directory, name, profile) == (folder.drop, "hw3", "teaching")
         hand_in(folder, "alice", DUE_AT - 100)
         signed = there.receipts(name, "alice")[0]
-        refused = Collected(student="bob", signed=None, why="it is a zip bomb")
-        return [Collected(student="alice", signed=signed), refused]
+        refused = CollectedPost(student="bob", signed=None, why="it is a zip bomb")
+        return [CollectedPost(student="alice", signed=signed), refused]
 
     monkeypatch.setattr(receiving, "collect_posts", posts)
     found = collect(folder, "hw3", profile="teaching")
     assert (found.fetched, found.refused) == (1, ("bob: it is a zip bomb",))
-    assert [one.seat for one in found.here] == ["alice"]
+    assert [one.seat for one in found.accepted] == ["alice"]
 
 
 def test_strangers_are_named_and_wrong_names_helped(folder: CourseFolder) -> None:
@@ -163,21 +163,21 @@ def test_strangers_are_named_and_wrong_names_helped(folder: CourseFolder) -> Non
         collect(folder, "hw3")
 
 
-def graded(folder: CourseFolder, seat: str, score: float = 40.0) -> Record:
+def graded(folder: CourseFolder, seat: str, score: float = 40.0) -> GradeRecord:
     """As if its submission had been run and found half right."""
     handed = seats_of(folder)[seat]
-    made = Record(
+    made = GradeRecord(
         assignment="hw3", seat=seat, students=handed.students, student=handed.student,
         number=handed.number, received=handed.received, bundle_sha256=handed.sha256, key="k",
-        outcome="graded", points=100.0, raw=Results(score=50), score=score,
+        outcome="graded", points=100.0, raw=GradeResults(score=50), score=score,
         late_s=handed.late_s, penalty=handed.penalty,
     )  # fmt: skip
-    Shelf(folder, "hw3").put(made, fresh=True, said="")
+    GradeStore(folder, "hw3").store_grade(made, fresh=True, said="")
     return made
 
 
 def finals(folder: CourseFolder) -> dict[str, float | None]:
-    return {one.student: one.final for one in grades(folder, "hw3")}
+    return {one.student: one.final for one in list_grades(folder, "hw3")}
 
 
 def test_the_graded_submissions_lateness_is_taken_off_once_for_a_whole_team(
@@ -193,14 +193,14 @@ def test_the_graded_submissions_lateness_is_taken_off_once_for_a_whole_team(
 
 def test_a_release_is_for_whoever_has_a_grade(folder: CourseFolder) -> None:
     with pytest.raises(NotFoundError, match="hw3 has no graded submission"):
-        release(folder, "hw3")
+        release_grades(folder, "hw3")
     hand_in(folder, "carol", DUE_AT - 100)
     graded(folder, "team-1")
     for _ in range(2):
-        found = release(folder, "hw3", by="staff")
+        found = release_grades(folder, "hw3", by="staff")
     assert (found.students, found.waiting) == (("bob", "carol"), ("alice", "dan"))
-    assert len(folder.ledger.entries(kind="released")) == 2
-    page = Shelf(folder, "hw3").place("bob") / "feedback.html"
+    assert len(folder.ledger.list_entries(kind="released")) == 2
+    page = GradeStore(folder, "hw3").grade_directory("bob") / "feedback.html"
     released = page.read_text()
     assert "submission 1" in released
     graded(folder, "team-1", score=60.0)
@@ -220,7 +220,7 @@ def test_a_student_fetches_their_own_released_grade_and_no_other(folder: CourseF
     hand_in(folder, "carol", DUE_AT + 3600)
     graded(folder, "team-1")
     assert asked(folder, "bob", assignment="hw3") == {"feedback": None}
-    release(folder, "hw3")
+    release_grades(folder, "hw3")
     found = asked(folder, "bob", assignment="hw3")["feedback"]
     assert (found["score"], found["points"], found["number"]) == (40, 100, 1)
     assert "late, -10%: final score 40" in found["text"]
@@ -237,8 +237,8 @@ def test_a_student_fetches_their_own_released_grade_and_no_other(folder: CourseF
 def staff_of(folder: CourseFolder, grading: str) -> Staff:
     (folder.path / "course.yaml").write_text(COURSE + grading)
     folder.refresh()
-    found = paths()
-    return Staff(folder, found, State(found.database), Silent())
+    found = find_paths()
+    return Staff(folder, found, State(found.database), SilentReporter())
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_where_nothing_is_graded(
     folder: CourseFolder, grading: str, kind: type[LabError], says: str
 ) -> None:
     with pytest.raises(kind, match=says) as refused:
-        grading_ground(staff_of(folder, grading))
+        build_grading_context(staff_of(folder, grading))
     assert refused.value.hint
 
 
@@ -271,7 +271,7 @@ GRADER = "grading: {server: {provider: static, static: {hosts: [g]}}, image: 'x:
 def test_a_grading_server_is_told_no_names_and_does_not_live_for_ever(
     folder: CourseFolder,
 ) -> None:
-    ground = grading_ground(staff_of(folder, GRADER))
+    ground = build_grading_context(staff_of(folder, GRADER))
     assert ground.config.server.need.ttl_s == 12 * 3600
     assert ground.config.image.reference == "x:1"
     assert (ground.config.data, ground.config.store, ground.config.secrets) == ({}, "", ())
@@ -292,7 +292,7 @@ class Answering:
 @pytest.mark.parametrize(
     ("reply", "says"),
     [
-        ({"machine": boot_token(), "credentials": []}, "this machine"),
+        ({"machine": read_boot_token(), "credentials": []}, "this machine"),
         ({"machine": "other", "credentials": ["~/.aws/credentials"]}, "holds credentials"),
     ],
 )
@@ -305,7 +305,7 @@ def test_this_machine_and_one_with_credentials_are_refused(
         id="static-g-1", provider="static", lab="x", lab_id="1", alias="g",
         endpoint=Endpoint(host="g"), offer=Offer(provider="static", type="g"), created_at=0.0,
     )  # fmt: skip
-    made = GradingServer(grading_ground(staff_of(folder, GRADER)), server)
+    made = GradingServer(build_grading_context(staff_of(folder, GRADER)), server)
     monkeypatch.setattr(made, "remote", lambda: Answering(reply))
     with pytest.raises(PolicyError, match=says):
         made.check()

@@ -13,9 +13,9 @@ from labctl.config import CourseConfig, load_course
 from labctl.config.course import LAB_KEYS
 from labctl.config.course_schema import CourseFile
 from labctl.config.document import parse
-from labctl.config.reader import keys_of, raw
+from labctl.config.reader import as_plain, list_keys
 from labctl.errors import ConfigError
-from labctl.providers import provider_class
+from labctl.providers import get_provider_class
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "course.yaml"
 TEMPLATE = Path(__file__).parents[2] / "templates" / "course" / "course.yaml"
@@ -29,7 +29,7 @@ def load(tmp_path: Path) -> Load:
         return load_course(
             tmp_path,
             environ={"HOME": str(tmp_path)},
-            settings_type=lambda name: provider_class(name).settings_type,
+            settings_type=lambda name: get_provider_class(name).settings_type,
         )
 
     return loaded
@@ -83,7 +83,7 @@ def struct_in(kind: Any) -> type[msgspec.Struct] | None:
 
 def schema_keys(kind: type[msgspec.Struct], path: str = "") -> set[str]:
     found = set()
-    for key, field in keys_of(kind).items():
+    for key, field in list_keys(kind).items():
         found.add(f"{path}{key}")
         inner = struct_in(field.type)
         if inner is not None and inner.__module__ == "labctl.config.course_schema":
@@ -105,7 +105,7 @@ def written_keys(value: Any, path: str = "") -> set[str]:
 def test_every_key_of_the_schema_stands_in_the_reference() -> None:
     top = parse(REFERENCE.read_bytes(), "", [])
     assert top is not None
-    written = written_keys(raw(top))
+    written = written_keys(as_plain(top))
     wanted = schema_keys(CourseFile)
     assert {"hours.prewarm", "assignments.*.grade.tolerance", "per_student.disk"} <= wanted
     assert wanted - written == set()

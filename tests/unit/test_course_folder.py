@@ -44,24 +44,29 @@ def server(lab_id: str, state: ServerState = "running") -> Server:
 
 
 def test_a_team_has_one_seat_and_who_left_none_unless_asked_for(folder: CourseFolder) -> None:
-    assert [(one.name, one.students) for one in folder.seats()] == [
+    assert [(one.name, one.students) for one in folder.list_seats()] == [
         ("ada", ("ada",)),
         ("t1", ("bob",)),
     ]
-    assert [(one.name, one.students) for one in folder.seats(active_only=False)] == [
+    assert [(one.name, one.students) for one in folder.list_seats(active_only=False)] == [
         ("ada", ("ada",)),
         ("t1", ("bob", "cy")),
         ("gone", ("gone",)),
     ]
-    assert folder.seat_of("cy").name == folder.seat("bob").name == folder.seat("t1").name == "t1"
-    assert [one.name for one in folder.chosen(["cy", "t1", "ada"])] == ["t1", "ada"]
-    assert folder.chosen([]) == folder.seats()
+    assert (
+        folder.find_seat_of("cy").name
+        == folder.find_seat("bob").name
+        == folder.find_seat("t1").name
+        == "t1"
+    )
+    assert [one.name for one in folder.choose_seats(["cy", "t1", "ada"])] == ["t1", "ada"]
+    assert folder.choose_seats([]) == folder.list_seats()
 
 
 def test_what_a_provider_is_told_says_nothing_of_who_it_is(
     folder: CourseFolder, tmp_path: Path
 ) -> None:
-    for one in folder.seats(active_only=False):
+    for one in folder.list_seats(active_only=False):
         assert NAME_PATTERN.fullmatch(one.lab)
         assert len(one.lab) <= 39
         assert one.lab.endswith(one.pseudonym)
@@ -72,37 +77,39 @@ def test_what_a_provider_is_told_says_nothing_of_who_it_is(
     make_private(other)
     secret = CourseFolder(other)
     assert secret.pseudonym("ada") != folder.pseudonym("ada")
-    assert CourseFolder(folder.path).seats() == folder.seats()
+    assert CourseFolder(folder.path).list_seats() == folder.list_seats()
 
 
 def test_an_unknown_name_is_told_the_nearest(folder: CourseFolder) -> None:
-    for look in (folder.student, folder.seat, folder.seat_of):
+    for look in (folder.find_student, folder.find_seat, folder.find_seat_of):
         with pytest.raises(NotFoundError) as raised:
             look("adda")
         assert "did you mean ada?" in raised.value.why
 
 
 def test_a_server_whose_student_went_into_a_team_is_not_forgotten(folder: CourseFolder) -> None:
-    before = folder.seat("ada")
+    before = folder.find_seat("ada")
     folder.ledger.append("up", seat="ada", server_id="i-1", usd_per_hour=2.0)
     folder.ledger.append("up", seat="bob", server_id="i-2")
     folder.ledger.append("down", seat="bob", server_id="i-2")
     folder.ledger.append("up", seat=".check", server_id="i-3")
     write_roster(folder.roster_file, [Student(id="ada", team="t1"), *STUDENTS[1:]])
     folder.refresh()
-    assert folder.seat("ada").name == "t1"
-    assert before.lab_id not in {one.lab_id for one in folder.seats(active_only=False)}
-    former = folder.seats(active_only=False, former=True)[-1]
+    assert folder.find_seat("ada").name == "t1"
+    assert before.lab_id not in {one.lab_id for one in folder.list_seats(active_only=False)}
+    former = folder.list_seats(active_only=False, former=True)[-1]
     assert (former.name, former.students, former.lab_id) == ("ada", (), before.lab_id)
-    (living,) = folder.living([server(before.lab_id), server("of-another")])
+    (living,) = folder.list_running([server(before.lab_id), server("of-another")])
     assert (living.seat, living.usd_per_hour) == ("ada", 2.0)
     folder.ledger.append("down", seat="ada", server_id="i-1")
-    assert folder.seats(active_only=False, former=True) == folder.seats(active_only=False)
+    assert folder.list_seats(active_only=False, former=True) == folder.list_seats(active_only=False)
 
 
 def test_what_ended_is_not_alive_and_what_is_stopped_says_so(folder: CourseFolder) -> None:
-    lab_id = folder.seat("ada").lab_id
-    found = folder.living([server(lab_id, state="terminated"), server(lab_id, state="stopped")])
+    lab_id = folder.find_seat("ada").lab_id
+    found = folder.list_running(
+        [server(lab_id, state="terminated"), server(lab_id, state="stopped")]
+    )
     assert [one.stopped for one in found] == [True]
 
 
@@ -115,7 +122,7 @@ def test_the_secret_is_made_once_and_its_loss_or_damage_is_told(folder: CourseFo
     for wrong in (b"{", b'{"version":2}', data.replace(b'"version":1', b'"version":9')):
         file.write_bytes(wrong)
         with pytest.raises(ConfigError, match="damaged, or from a newer"):
-            CourseFolder(folder.path).seats()
+            CourseFolder(folder.path).list_seats()
     file.unlink()
     with pytest.raises(ConfigError, match="not a course folder"):
         _ = CourseFolder(folder.path).id

@@ -16,14 +16,14 @@ import pytest
 from forged_bed import FORGED
 from submission_bed import DUE_AT, FILES, make_receiver, packed
 
-from labctl.config import paths
+from labctl.config import find_paths
 from labctl.courses import grading_run as grading
-from labctl.courses.grading_run import Grading, grade
+from labctl.courses.grading_run import GradingResult, grade_assignment
 from labctl.courses.loading import open_course
 from labctl.courses.records.folder import make_private
 from labctl.courses.servers import Staff
 from labctl.errors import BusyError, ConfigError, ConnectError, InterruptError, TransferError
-from labctl.events import Silent
+from labctl.events import SilentReporter
 from labctl.state import State
 from labctl.submissions import receipt
 from labctl.submissions.receiver import Receiver
@@ -104,8 +104,8 @@ def staff(tmp_path: Path) -> Staff:
     (course / "roster.csv").write_text("\n".join(rows))
     make_private(course)
     make_receiver(course / ".course")
-    found = paths()
-    staff = Staff(open_course(course), found, State(found.database), Silent(), by="staff")
+    found = find_paths()
+    staff = Staff(open_course(course), found, State(found.database), SilentReporter(), by="staff")
     for student in STUDENTS:
         hand_in(staff, student)
     return staff
@@ -128,21 +128,21 @@ def name_of(student: str) -> str:
     return f"sub-{hashlib.sha256(bundle_of(student)).hexdigest()[:32]}"
 
 
-def states(found: Grading) -> dict[str, str]:
+def states(found: GradingResult) -> dict[str, str]:
     return {one.seat: one.state for one in found.seats}
 
 
 def test_a_lost_server_leaves_the_rest_for_the_next_time(staff: Staff, server: Server) -> None:
     server.replies[name_of("bob")] = ConnectError("the server is gone")
-    found = grade(staff, "hw3")
+    found = grade_assignment(staff, "hw3")
     assert states(found) == {"alice": "graded"}
     assert found.unreached == ("bob", "carol")
-    assert not found.whole
+    assert not found.is_complete
     server.replies.clear()
-    again = grade(staff, "hw3")
+    again = grade_assignment(staff, "hw3")
     assert states(again) == dict.fromkeys(STUDENTS, "graded")
     assert [one.seat for one in again.seats if one.fresh] == ["bob", "carol"]
-    assert grade(staff, "hw3").whole
+    assert grade_assignment(staff, "hw3").is_complete
     assert server.begun == 2, "where nothing is to be run no server is made"
 
 
@@ -155,7 +155,7 @@ def test_what_went_wrong_with_one_is_tried_again_and_stops_nobody(
         name_of("bob"): {"predict": OK, "grade": crashed, "results": None},
         name_of("carol"): {"predict": OK, "grade": OK, "results": '{"score": 1e6}'},
     }
-    found = grade(staff, "hw3")
+    found = grade_assignment(staff, "hw3")
     assert states(found) == dict.fromkeys(STUDENTS, "error")
     whys = {one.seat: one.why for one in found.seats}
     assert whys["alice"] == "it did not arrive"
@@ -163,7 +163,7 @@ def test_what_went_wrong_with_one_is_tried_again_and_stops_nobody(
     assert "has the score 1e+06" in whys["carol"]
     assert not (staff.folder.grades / "hw3" / "bob" / "results.json").exists()
     server.replies.clear()
-    assert grade(staff, "hw3").whole
+    assert grade_assignment(staff, "hw3").is_complete
 
 
 def test_what_an_earlier_receiver_took_in_is_judged_again(
@@ -171,7 +171,7 @@ def test_what_an_earlier_receiver_took_in_is_judged_again(
 ) -> None:
     """Signed for as it is, by a version that did not see the program in it."""
     receiver = Receiver(staff.folder.drop)
-    folder = receiver.bundle_of("hw3", "bob").parent
+    folder = receiver.find_bundle("hw3", "bob").parent
     forged = FORGED["prepended"](tmp_path / "marker")
     data = packed({**FILES, "model/model.pt": forged}, student="bob")
     (signed,) = receiver.receipts("hw3", "bob")
@@ -183,7 +183,7 @@ def test_what_an_earlier_receiver_took_in_is_judged_again(
     ):
         (folder / name).unlink()
         (folder / name).write_bytes(content)
-    found = grade(staff, "hw3")
+    found = grade_assignment(staff, "hw3")
     assert states(found) == {"alice": "graded", "bob": "error", "carol": "graded"}
     assert "model/model.pt: readers of this archive" in {s.seat: s.why for s in found.seats}["bob"]
     assert f"sub-{digest[:32]}" not in server.brought
@@ -192,11 +192,11 @@ def test_what_an_earlier_receiver_took_in_is_judged_again(
 def test_a_programs_failure_is_a_grade_and_is_not_tried_again(staff: Staff, server: Server) -> None:
     slow = {"outcome": "time", "code": 137, "said": "", "seconds": 600.0}
     server.replies[name_of("bob")] = {"predict": slow, "grade": None, "results": None}
-    found = grade(staff, "hw3")
+    found = grade_assignment(staff, "hw3")
     assert states(found)["bob"] == "failed"
     body = json.loads((staff.folder.grades / "hw3" / "bob" / "results.json").read_text())
     assert (body["score"], "in time" in body["output"]) == (0.0, True)
-    assert grade(staff, "hw3").whole
+    assert grade_assignment(staff, "hw3").is_complete
     assert len(server.asked) == 3
 
 
@@ -204,7 +204,7 @@ def test_a_programs_failure_is_a_grade_and_is_not_tried_again(staff: Staff, serv
 def test_whatever_a_grade_comes_from_makes_it_anew(
     staff: Staff, server: Server, changed: str
 ) -> None:
-    grade(staff, "hw3")
+    grade_assignment(staff, "hw3")
     own = staff.folder.path / "assignments" / "hw3"
     if changed == "submission":
         hand_in(staff, "bob", "other code")
@@ -214,25 +214,25 @@ def test_whatever_a_grade_comes_from_makes_it_anew(
         staff.folder.refresh()
     else:
         (own / changed).write_text("something else")
-    found = grade(staff, "hw3")
+    found = grade_assignment(staff, "hw3")
     fresh = [one.seat for one in found.seats if one.fresh]
     assert fresh == (["bob"] if changed == "submission" else list(STUDENTS))
 
 
 def test_the_server_hears_hashes_and_no_names(staff: Staff, server: Server) -> None:
-    grade(staff, "hw3", again=True)
+    grade_assignment(staff, "hw3", again=True)
     said = json.dumps(server.asked) + json.dumps(server.brought)
     assert not any(student in said for student in STUDENTS)
     assert server.brought[:3] == ["hw3-inputs", "hw3-labels", "hw3-grader"]
     limits = server.asked[0]["limits"]
     assert limits["shm_bytes"] == limits["memory_bytes"] == 4 * 10**9
     jobs = {one["job"] for one in server.asked}
-    grade(staff, "hw3", again=True)
+    grade_assignment(staff, "hw3", again=True)
     assert jobs.isdisjoint({one["job"] for one in server.asked[3:]})
 
 
 def test_two_at_once_do_not_take_each_others_server(staff: Staff, server: Server) -> None:
-    with staff.state.exclusive(f"{staff.folder.id}-grade", "course grade"):
+    with staff.state.hold_lab(f"{staff.folder.id}-grade", "course grade"):
         other = threading.Thread(target=lambda: outcomes.append(_busy(staff)))
         outcomes: list[str] = []
         other.start()
@@ -243,7 +243,7 @@ def test_two_at_once_do_not_take_each_others_server(staff: Staff, server: Server
 
 def _busy(staff: Staff) -> str:
     try:
-        grade(staff, "hw3")
+        grade_assignment(staff, "hw3")
     except BusyError as error:
         return str(error)
     return ""
@@ -252,17 +252,17 @@ def _busy(staff: Staff) -> str:
 def test_an_interrupted_batch_says_how_to_go_on(staff: Staff, server: Server) -> None:
     server.replies[name_of("bob")] = KeyboardInterrupt()
     with pytest.raises(InterruptError) as stopped:
-        grade(staff, "hw3")
+        grade_assignment(staff, "hw3")
     assert stopped.value.hint.startswith("labctl course grade hw3")
     server.replies.clear()
-    assert grade(staff, "hw3").whole
+    assert grade_assignment(staff, "hw3").is_complete
 
 
 def test_an_assignment_that_nobody_said_how_to_grade(staff: Staff, server: Server) -> None:
     with pytest.raises(ConfigError, match="how hw4 is graded"):
-        grade(staff, "hw4")
+        grade_assignment(staff, "hw4")
     (staff.folder.path / "assignments" / "hw3" / "labels" / "x.csv").unlink()
     (staff.folder.path / "assignments" / "hw3" / "labels").rmdir()
     with pytest.raises(ConfigError, match="not a directory"):
-        grade(staff, "hw3")
+        grade_assignment(staff, "hw3")
     assert server.begun == 0

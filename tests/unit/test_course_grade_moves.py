@@ -200,7 +200,7 @@ def test_a_change_of_team_leaves_the_grades_of_what_has_closed(bed: Bed, earlier
     assert seen is not None
     assert seen.score == 55
     # What closes later has the teams of then.
-    assert [one.students for one in bed.folder.seats()] == [("alice",), ("bob",), ("carol",)]
+    assert [one.students for one in bed.folder.list_seats()] == [("alice",), ("bob",), ("carol",)]
 
 
 def forget_what_is_new(bed: Bed) -> None:
@@ -236,7 +236,7 @@ def test_a_new_roster_comes_after_the_teams_of_what_has_closed(bed: Bed) -> None
     newer = bed.path.parent / "newer.csv"
     newer.write_text("id,name,team\nalice,Alice,team-1\nbob,Bob,\ncarol,Carol,\n")
     assert bed.course("roster", str(newer), "--yes").code == 0
-    [line] = bed.folder.ledger.entries(kind="closed")
+    [line] = bed.folder.ledger.list_entries(kind="closed")
     assert line.detail["seats"] == {"alice": ["alice"], "team-1": ["bob", "carol"]}
     collected_and_graded(bed)
     found = json.loads(bed.course("grades", "hw3", "--json").out)["grades"]
@@ -286,7 +286,7 @@ def test_a_released_grade_changes_only_by_another_release_that_shows_it(bed: Bed
     assert bed.canvas()["carol"] == "80"
     assert bed.course("grades", "hw3", "--release", "--yes").code == 0
     assert bed.canvas() == {"alice": "50", "bob": "60", "carol": "60"}
-    last = bed.folder.ledger.entries(kind="released")[-1]
+    last = bed.folder.ledger.list_entries(kind="released")[-1]
     assert (last.student, last.why, last.detail["score"]) == ("carol", "graded again", 60)
 
 
@@ -344,5 +344,5 @@ def test_a_grade_from_before_the_close_decides_no_team(bed: Bed) -> None:
     bed.put_teams(alice="team-1", bob="", carol="team-1")
     bed.set_due(CLOSED)
     assert bed.course("collect", "hw3").code == 0
-    [line] = bed.folder.ledger.entries(kind="closed")
+    [line] = bed.folder.ledger.list_entries(kind="closed")
     assert line.detail["seats"] == {"team-1": ["alice", "carol"], "bob": ["bob"]}

@@ -12,16 +12,16 @@ import pytest
 from course_rosters import CANVAS, CLASSROOM, MOODLE, NBGRADER, PLAIN, WORKSHEET, table_of
 
 from labctl.courses.records.gradebook import Grade, Stamp, points_text, read_grades
-from labctl.courses.records.roster_formats import sniff
+from labctl.courses.records.roster_formats import detect_format
 from labctl.courses.records.roster_import import compare
 from labctl.courses.records.student import Student
-from labctl.courses.records.writeback import Written, write_back
+from labctl.courses.records.writeback import GradeExport, write_back
 from labctl.errors import UsageError
 
 LATE = Stamp(number=2, received="2026-11-29T10:00:00Z", late_s=36_060, penalty=10)
 
 
-def back(text: str, scores: dict[str, float | None], to: str = "", **more: Any) -> Written:
+def back(text: str, scores: dict[str, float | None], to: str = "", **more: Any) -> GradeExport:
     """What is written into the table for these students' scores; ada was late."""
     table = table_of(text)
     diff = compare(table, "roster.csv")
@@ -35,11 +35,11 @@ def back(text: str, scores: dict[str, float | None], to: str = "", **more: Any) 
         for one in diff.students
     ]
     return write_back(
-        table, sniff(table), "hw3", grades, diff.keys.keys[diff.format], to=to, **more
+        table, detect_format(table), "hw3", grades, diff.keys.keys[diff.format], to=to, **more
     )
 
 
-def rows(written: Written, delimiter: str = ",") -> list[list[str]]:
+def rows(written: GradeExport, delimiter: str = ",") -> list[list[str]]:
     text = written.data.decode("utf-8-sig")
     return list(csv.reader(io.StringIO(text), delimiter=delimiter))
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from labctl.courses.creation import init
+from labctl.courses.creation import init_course
 from labctl.courses.invitation import invite
-from labctl.courses.keys import Keys
+from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.gitignore import ignore_in_git
 from labctl.errors import LabError
-from labctl.events import Silent
+from labctl.events import SilentReporter
 
 sys.path.append(str(Path(__file__).parents[1] / "flow"))
 from course_keeper_ground import course_folder
@@ -39,7 +39,7 @@ def added(directory: Path) -> list[str]:
 
 
 def invited(folder: CourseFolder, into: Path) -> Path:
-    keys = Keys(folder, folder.path.parent / "home" / "authorized_keys")
+    keys = AuthorizedKeys(folder, folder.path.parent / "home" / "authorized_keys")
     path = invite(folder, "alice", into, keys, HOST_KEY).path
     assert path.is_file()
     return path
@@ -49,7 +49,7 @@ def test_a_new_course_keeps_its_join_files_and_people_out_of_git(tmp_path: Path)
     roster = tmp_path / "people.csv"
     roster.write_text("id,name\nalice,Alice\n")
     course = tmp_path / "ml"
-    init(TEMPLATES, course, roster, Silent())
+    init_course(TEMPLATES, course, roster, SilentReporter())
     (course / "join").mkdir()
     (course / "join" / "ml-alice.join").write_text("{}")
     assert added(course) == [".gitignore", "course.yaml"]

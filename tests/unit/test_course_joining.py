@@ -11,16 +11,22 @@ from typing import Any
 
 import pytest
 
-from labctl.courses.invitation import enrol, enrolment_key, invite, read_join, withdraw_expired
-from labctl.courses.join import fetch
-from labctl.courses.keys import CHECKER, Keys
-from labctl.courses.publish import publish
+from labctl.courses.invitation import (
+    derive_enrolment_key,
+    enrol,
+    invite,
+    read_join,
+    withdraw_expired,
+)
+from labctl.courses.join import fetch_join_file
+from labctl.courses.keys import CHECKER, AuthorizedKeys
+from labctl.courses.publish import publish_assignments
 from labctl.courses.records.folder import CourseFolder
 from labctl.errors import ConfigError, LabError, NotFoundError, PolicyError, UsageError
 from labctl.servers.host_keys import make_key
 from labctl.submissions.assignment import load_assignment
 from labctl.submissions.receipt import make_signing_key
-from labctl.submissions.receiver import checked
+from labctl.submissions.receiver import check_name
 
 sys.path.append(str(Path(__file__).parents[1] / "flow"))
 from course_keeper_ground import KEY, course_folder
@@ -37,18 +43,22 @@ def folder(tmp_path: Path) -> CourseFolder:
 
 
 @pytest.fixture
-def keys(folder: CourseFolder, tmp_path: Path) -> Keys:
+def keys(folder: CourseFolder, tmp_path: Path) -> AuthorizedKeys:
     file = tmp_path / "home" / "authorized_keys"
     file.parent.mkdir()
     file.write_text(FOREIGN + "\n")
-    return Keys(folder, file)
+    return AuthorizedKeys(folder, file)
 
 
-def written(folder: CourseFolder, keys: Keys, student: str = "alice", valid_s: int = 60) -> Path:
+def written(
+    folder: CourseFolder, keys: AuthorizedKeys, student: str = "alice", valid_s: int = 60
+) -> Path:
     return invite(folder, student, folder.path / "join", keys, HOST_KEY, valid_s).path
 
 
-def test_a_join_file_says_where_and_holds_no_private_key(folder: CourseFolder, keys: Keys) -> None:
+def test_a_join_file_says_where_and_holds_no_private_key(
+    folder: CourseFolder, keys: AuthorizedKeys
+) -> None:
     path = written(folder, keys)
     join = read_join(path.read_bytes())
     assert (join.course, join.student, join.keeper) == (
@@ -56,7 +66,7 @@ def test_a_join_file_says_where_and_holds_no_private_key(folder: CourseFolder, k
         "alice",
         "ssh://labctl@keeper.example.edu:22",
     )
-    assert (join.host_key, join.seat) == (HOST_KEY, folder.seat("alice").lab_id)
+    assert (join.host_key, join.seat) == (HOST_KEY, folder.find_seat("alice").lab_id)
     assert "PRIVATE" not in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
     # The keeper itself keeps no code.
@@ -64,21 +74,23 @@ def test_a_join_file_says_where_and_holds_no_private_key(folder: CourseFolder, k
     assert join.code not in record + keys.file.read_text()
 
 
-def test_a_checks_key_is_nobodys_and_goes_with_the_check(folder: CourseFolder, keys: Keys) -> None:
+def test_a_checks_key_is_nobodys_and_goes_with_the_check(
+    folder: CourseFolder, keys: AuthorizedKeys
+) -> None:
     before = keys.file.read_text()
     with keys.admit_check(KEY):
-        assert keys.students() == []
+        assert keys.list_students() == []
         assert not keys.is_open(), "a check does not make this the keeper's machine"
         (line,) = [one for one in keys.file.read_text().splitlines() if CHECKER in one]
         assert line.startswith("restrict,command=")
     assert keys.file.read_text() == before
     with pytest.raises(UsageError):
-        checked(CHECKER)  # no student bears this name, and nothing is handed in under it
+        check_name(CHECKER)  # no student bears this name, and nothing is handed in under it
     written(folder, keys)
     assert keys.is_open()
 
 
-def test_an_invitation_is_used_once(folder: CourseFolder, keys: Keys) -> None:
+def test_an_invitation_is_used_once(folder: CourseFolder, keys: AuthorizedKeys) -> None:
     written(folder, keys)
     enrol(folder, "alice", KEY, keys, time.time())
     lines = keys.file.read_text().splitlines()
@@ -91,7 +103,9 @@ def test_an_invitation_is_used_once(folder: CourseFolder, keys: Keys) -> None:
     assert keys.file.read_text().splitlines() == lines
 
 
-def test_of_many_at_once_one_gets_in(folder: CourseFolder, keys: Keys, tmp_path: Path) -> None:
+def test_of_many_at_once_one_gets_in(
+    folder: CourseFolder, keys: AuthorizedKeys, tmp_path: Path
+) -> None:
     written(folder, keys)
     publics = [make_key(tmp_path / f"key-{number}") for number in range(8)]
 
@@ -104,27 +118,27 @@ def test_of_many_at_once_one_gets_in(folder: CourseFolder, keys: Keys, tmp_path:
 
     with ThreadPoolExecutor(8) as threads:
         assert sum(threads.map(attempt, publics)) == 1
-    assert keys.students() == ["alice"]
-    assert len(folder.ledger.entries(kind="joined")) == 1
+    assert keys.list_students() == ["alice"]
+    assert len(folder.ledger.list_entries(kind="joined")) == 1
 
 
 def test_a_new_invitation_replaces_the_old_one_and_the_key(
-    folder: CourseFolder, keys: Keys
+    folder: CourseFolder, keys: AuthorizedKeys
 ) -> None:
     written(folder, keys)
     enrol(folder, "alice", KEY, keys, time.time())
-    first = enrolment_key(read_join(written(folder, keys).read_bytes()))[1]
-    second = enrolment_key(read_join(written(folder, keys).read_bytes()))[1]
+    first = derive_enrolment_key(read_join(written(folder, keys).read_bytes()))[1]
+    second = derive_enrolment_key(read_join(written(folder, keys).read_bytes()))[1]
     text = keys.file.read_text()
     assert first not in text
     assert second in text
     assert KEY in text  # the old laptop works until the new one is in
     enrol(folder, "alice", OTHER_KEY, keys, time.time())
     assert KEY not in keys.file.read_text()
-    assert keys.students() == ["alice"]
+    assert keys.list_students() == ["alice"]
 
 
-def test_time_ends_an_invitation(folder: CourseFolder, keys: Keys) -> None:
+def test_time_ends_an_invitation(folder: CourseFolder, keys: AuthorizedKeys) -> None:
     path = written(folder, keys, valid_s=60)
     later = time.time() + 61
     with pytest.raises(PolicyError, match="expired on"):
@@ -148,7 +162,7 @@ def test_time_ends_an_invitation(folder: CourseFolder, keys: Keys) -> None:
     ],
 )
 def test_a_changed_join_file_is_refused(
-    change: dict[str, Any], folder: CourseFolder, keys: Keys
+    change: dict[str, Any], folder: CourseFolder, keys: AuthorizedKeys
 ) -> None:
     body = json.loads(written(folder, keys).read_text())
     body["join"] |= change
@@ -169,7 +183,7 @@ def test_a_changed_join_file_is_refused(
     ],
 )
 def test_what_a_join_file_cannot_say_is_told(
-    change: dict[str, Any], folder: CourseFolder, keys: Keys
+    change: dict[str, Any], folder: CourseFolder, keys: AuthorizedKeys
 ) -> None:
     body = json.loads(written(folder, keys).read_text())
     body["join"] |= change
@@ -184,7 +198,7 @@ def test_what_is_no_join_file_is_told(data: bytes) -> None:
 
 
 def test_another_courses_file_is_refused_where_the_key_is_known(
-    folder: CourseFolder, keys: Keys, tmp_path: Path
+    folder: CourseFolder, keys: AuthorizedKeys, tmp_path: Path
 ) -> None:
     other = make_signing_key(tmp_path / "other")
     with pytest.raises(PolicyError, match="does not belong to the course"):
@@ -194,27 +208,29 @@ def test_another_courses_file_is_refused_where_the_key_is_known(
 @pytest.mark.parametrize("place", ["http://example.edu/a.join", "ftp://x/y", "file:///etc/passwd"])
 def test_a_file_comes_over_https_alone(place: str) -> None:
     with pytest.raises(UsageError, match="not an https:// address"):
-        fetch(place)
+        fetch_join_file(place)
 
 
-def test_a_key_of_somebody_elses_is_refused(folder: CourseFolder, keys: Keys) -> None:
+def test_a_key_of_somebody_elses_is_refused(folder: CourseFolder, keys: AuthorizedKeys) -> None:
     keys.admit("alice", KEY)
     with pytest.raises(PolicyError, match="belongs to another student"):
         keys.admit("bob", f"{KEY} bob@laptop")
-    assert keys.students() == ["alice"]
+    assert keys.list_students() == ["alice"]
 
 
 @pytest.mark.parametrize(
     "public",
     ["", "id", f'command="id" {KEY}', f"{KEY}\n{OTHER_KEY}", "ssh-ed25519 AAAA", KEY + '" x"'],
 )
-def test_what_is_no_key_is_not_let_in(public: str, folder: CourseFolder, keys: Keys) -> None:
+def test_what_is_no_key_is_not_let_in(
+    public: str, folder: CourseFolder, keys: AuthorizedKeys
+) -> None:
     with pytest.raises(UsageError):
         keys.admit("alice", public)
     assert keys.file.read_text() == FOREIGN + "\n"
 
 
-def test_expelling_everybody_leaves_other_lines(folder: CourseFolder, keys: Keys) -> None:
+def test_expelling_everybody_leaves_other_lines(folder: CourseFolder, keys: AuthorizedKeys) -> None:
     keys.admit("alice", KEY)
     written(folder, keys, "bob")
     assert keys.expel() == ["alice"]
@@ -222,7 +238,9 @@ def test_expelling_everybody_leaves_other_lines(folder: CourseFolder, keys: Keys
     assert keys.expel() == []
 
 
-def test_who_is_not_in_the_course_is_not_invited(folder: CourseFolder, keys: Keys) -> None:
+def test_who_is_not_in_the_course_is_not_invited(
+    folder: CourseFolder, keys: AuthorizedKeys
+) -> None:
     with pytest.raises(NotFoundError):
         written(folder, keys, "nobody")
     with pytest.raises(PolicyError, match="has left"):
@@ -232,13 +250,13 @@ def test_who_is_not_in_the_course_is_not_invited(folder: CourseFolder, keys: Key
 def test_a_folder_whose_path_does_not_fit_into_authorized_keys_is_refused(tmp_path: Path) -> None:
     folder = course_folder(tmp_path / 'm"l')
     with pytest.raises(LabError, match="cannot be written into authorized_keys"):
-        Keys(folder, tmp_path / "keys").admit("alice", KEY)
+        AuthorizedKeys(folder, tmp_path / "keys").admit("alice", KEY)
 
 
 def test_assignments_are_published_as_students_need_them(folder: CourseFolder) -> None:
     folder.ledger.append("due", student="alice", assignment="hw3", seconds=3600)
-    assert publish(folder, HOST_KEY) == ["hw3"]
+    assert publish_assignments(folder, HOST_KEY) == ["hw3"]
     rules = load_assignment(folder.drop / "assignments" / "hw3.yaml")
     assert (rules.hand_in, rules.host_key) == ("ssh://labctl@keeper.example.edu:22", HOST_KEY)
     assert (rules.late, rules.penalty) == (48 * 3600, 10)
-    assert publish(folder, HOST_KEY) == []
+    assert publish_assignments(folder, HOST_KEY) == []

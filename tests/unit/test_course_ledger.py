@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from labctl.courses.records.ledger import (
     TAIL_BYTES,
-    Draft,
-    Entry,
+    CourseLedgerDraft,
+    CourseLedgerEntry,
     Ledger,
-    Living,
+    RunningServer,
     allowance_usd,
-    due_extensions,
-    hours,
-    spending,
+    compute_spending,
+    read_due_extensions,
+    server_hours,
     spent_usd,
 )
-from labctl.courses.records.spending import spans
+from labctl.courses.records.spending import list_spans
 from labctl.errors import LabError
 
 HOUR = 3600.0
@@ -45,14 +45,19 @@ def path(tmp_path: Path) -> Path:
 def test_lines_are_numbered_and_come_back_by_seat_and_kind(path: Path) -> None:
     ledger = Ledger(path, now=lambda: 7.5)
     ledger.append("up", seat="ada", by="staff", why="class", server_id="i-1")
-    ledger.append_all([Draft(kind="cost", seat="bob"), Draft(kind="down", seat="ada", at=9.0)])
-    assert [(one.n, one.at, one.kind, one.seat) for one in ledger.entries()] == [
+    ledger.append_all(
+        [
+            CourseLedgerDraft(kind="cost", seat="bob"),
+            CourseLedgerDraft(kind="down", seat="ada", at=9.0),
+        ]
+    )
+    assert [(one.n, one.at, one.kind, one.seat) for one in ledger.list_entries()] == [
         (1, 7.5, "up", "ada"),
         (2, 7.5, "cost", "bob"),
         (3, 9.0, "down", "ada"),
     ]
-    assert [one.n for one in Ledger(path).entries(seat="ada", kind="down")] == [3]
-    assert ledger.entries()[0].detail == {"server_id": "i-1"}
+    assert [one.n for one in Ledger(path).list_entries(seat="ada", kind="down")] == [3]
+    assert ledger.list_entries()[0].detail == {"server_id": "i-1"}
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -67,31 +72,33 @@ def test_costs_that_follow_one_another_are_given_as_one_and_sum_to_the_same(path
     for hour in range(48):
         idle_s = HOUR if 10 <= hour < 20 else 0.0
         ledger.append_all([draft(cost(hour * HOUR, (hour + 1) * HOUR, 0.5, idle_s))])
-        assert spent_usd(ledger.entries(), "ada", (hour + 1) * HOUR) == pytest.approx(
+        assert spent_usd(ledger.list_entries(), "ada", (hour + 1) * HOUR) == pytest.approx(
             0.5 * (hour + 1)
         )
-    told = [one for one in Ledger(path).entries() if one.kind == "cost"]
+    told = [one for one in Ledger(path).list_entries() if one.kind == "cost"]
     edges = [(one.detail["from"] / HOUR, one.detail["until"] / HOUR) for one in told]
     assert edges == [(0, 10), (10, 20), (20, 48)]
     assert [one.detail["idle_s"] for one in told] == [0, 10 * HOUR, 0]
     assert ledger.append("down", seat="ada", server_id="i-1").n == 50
-    assert spending(ledger.entries(), 99 * HOUR) == spending(Ledger(path).entries(), 99 * HOUR)
+    assert compute_spending(ledger.list_entries(), 99 * HOUR) == compute_spending(
+        Ledger(path).list_entries(), 99 * HOUR
+    )
 
 
 def test_costs_with_a_gap_or_at_another_price_stay_apart(path: Path) -> None:
     ledger = Ledger(path)
     costs = [cost(0, HOUR, 1.0), cost(2 * HOUR, 3 * HOUR, 1.0), cost(3 * HOUR, 4 * HOUR, 2.0)]
     ledger.append_all([draft(one) for one in [*costs, cost(4 * HOUR, 5 * HOUR, 2.0, server="i-2")]])
-    assert len(ledger.entries()) == 4
+    assert len(ledger.list_entries()) == 4
 
 
 def test_one_reader_sees_what_another_process_appends(path: Path) -> None:
     reader, writer = Ledger(path), Ledger(path)
-    assert reader.entries() == []
+    assert reader.list_entries() == []
     writer.append("joined", student="ada")
-    assert len(reader.entries()) == 1
+    assert len(reader.list_entries()) == 1
     writer.append("joined", student="bob")
-    assert [one.student for one in reader.entries()] == ["ada", "bob"]
+    assert [one.student for one in reader.list_entries()] == ["ada", "bob"]
 
 
 def test_processes_that_append_at_once_lose_nothing_and_share_no_number(path: Path) -> None:
@@ -99,7 +106,7 @@ def test_processes_that_append_at_once_lose_nothing_and_share_no_number(path: Pa
         subprocess.Popen([sys.executable, "-c", MANY, str(path), name]) for name in ("a", "b", "c")
     ]
     assert [one.wait(120) for one in writers] == [0, 0, 0]
-    entries = Ledger(path).entries()
+    entries = Ledger(path).list_entries()
     assert [one.n for one in entries] == list(range(1, 76))
     for name in ("a", "b", "c"):
         own = [one.detail["number"] for one in entries if one.seat == name]
@@ -115,10 +122,10 @@ def test_torn_at_any_byte_the_rest_stays_and_the_end_is_put_aside_and_said(path:
         path.write_bytes(whole[:cut])
         said: list[str] = []
         ledger = Ledger(path, tell=said.append)
-        before = [one.kind for one in ledger.entries()]
+        before = [one.kind for one in ledger.list_entries()]
         made = ledger.append("down", seat="ada")
-        kinds = [one.kind for one in Ledger(path).entries()]
-        numbers = [one.n for one in Ledger(path).entries()]
+        kinds = [one.kind for one in Ledger(path).list_entries()]
+        numbers = [one.n for one in Ledger(path).list_entries()]
         assert numbers == list(range(1, made.n + 1))
         if cut == len(first):
             assert (kinds, said) == (["up", "down"], [])
@@ -143,7 +150,7 @@ def test_a_line_longer_than_what_is_looked_at_keeps_the_count(path: Path) -> Non
     path.write_bytes(path.read_bytes()[:-300_000])
     again = Ledger(path)
     again.append("left", student="bob")
-    assert [(one.n, one.kind) for one in again.entries()] == [
+    assert [(one.n, one.kind) for one in again.list_entries()] == [
         (1, "joined"),
         (2, "torn"),
         (3, "left"),
@@ -158,7 +165,7 @@ def test_a_line_in_the_middle_that_cannot_be_read_is_told_and_stops_nothing(path
     said: list[str] = []
     again = Ledger(path, tell=said.append)
     again.append("down", seat="ada")
-    assert [(one.n, one.kind) for one in again.entries()] == [(1, "up"), (2, "down")]
+    assert [(one.n, one.kind) for one in again.list_entries()] == [(1, "up"), (2, "down")]
     assert len(said) == 1
     assert "after number 1" in said[0]
 
@@ -166,11 +173,11 @@ def test_a_line_in_the_middle_that_cannot_be_read_is_told_and_stops_nothing(path
 def test_a_ledger_that_was_replaced_is_read_anew(path: Path) -> None:
     ledger = Ledger(path)
     ledger.append("up", seat="ada")
-    assert len(ledger.entries()) == 1
+    assert len(ledger.list_entries()) == 1
     other = Ledger(path.with_name("other.jsonl"))
     other.append("joined", student="bob")
     other.path.replace(path)
-    assert [one.kind for one in ledger.entries()] == ["joined"]
+    assert [one.kind for one in ledger.list_entries()] == ["joined"]
 
 
 def test_where_it_cannot_be_written_that_is_an_error_with_the_reason(tmp_path: Path) -> None:
@@ -180,33 +187,37 @@ def test_where_it_cannot_be_written_that_is_an_error_with_the_reason(tmp_path: P
     assert not (tmp_path / "elsewhere").exists()
 
 
-def up(at: float, server: str = "i-1", seat: str = "ada", price: float = 1.0) -> Entry:
+def up(at: float, server: str = "i-1", seat: str = "ada", price: float = 1.0) -> CourseLedgerEntry:
     detail = {"server_id": server, "usd_per_hour": price, "created_at": at}
-    return Entry(n=1, at=at, kind="up", seat=seat, detail=detail)
+    return CourseLedgerEntry(n=1, at=at, kind="up", seat=seat, detail=detail)
 
 
-def cost(since: float, until: float, usd: float, idle_s: float = 0.0, server: str = "i-1") -> Entry:
+def cost(
+    since: float, until: float, usd: float, idle_s: float = 0.0, server: str = "i-1"
+) -> CourseLedgerEntry:
     detail = {"server_id": server, "from": since, "until": until, "usd": usd, "idle_s": idle_s}
-    return Entry(n=2, at=until, kind="cost", seat="ada", detail=detail)
+    return CourseLedgerEntry(n=2, at=until, kind="cost", seat="ada", detail=detail)
 
 
-def down(at: float, server: str = "i-1") -> Entry:
-    return Entry(n=3, at=at, kind="down", seat="ada", detail={"server_id": server})
+def down(at: float, server: str = "i-1") -> CourseLedgerEntry:
+    return CourseLedgerEntry(n=3, at=at, kind="down", seat="ada", detail={"server_id": server})
 
 
-def draft(entry: Entry) -> Draft:
-    return Draft(kind=entry.kind, seat=entry.seat, detail=entry.detail, at=entry.at)
+def draft(entry: CourseLedgerEntry) -> CourseLedgerDraft:
+    return CourseLedgerDraft(kind=entry.kind, seat=entry.seat, detail=entry.detail, at=entry.at)
 
 
-def alive(since: float, price: float = 1.0, server: str = "i-1", stopped: bool = False) -> Living:
-    return Living(
+def alive(
+    since: float, price: float = 1.0, server: str = "i-1", stopped: bool = False
+) -> RunningServer:
+    return RunningServer(
         server_id=server, seat="ada", created_at=since, usd_per_hour=price, stopped=stopped
     )
 
 
 def test_an_empty_ledger_resets_no_budget_what_lives_is_counted_by_its_tags() -> None:
     assert spent_usd([], "ada", 3 * HOUR, [alive(HOUR, price=2.0)]) == pytest.approx(4.0)
-    assert hours([], "ada", 3 * HOUR, [alive(HOUR)]) == pytest.approx(2.0)
+    assert server_hours([], "ada", 3 * HOUR, [alive(HOUR)]) == pytest.approx(2.0)
 
 
 def test_what_was_written_down_counts_once_and_the_rest_by_the_clock() -> None:
@@ -233,13 +244,13 @@ def test_a_stopped_server_costs_only_what_was_written_down() -> None:
 
 def test_servers_of_one_seat_add_up_and_seats_stay_apart() -> None:
     entries = [up(0), cost(0, HOUR, 1.0), down(HOUR), up(HOUR, "i-2"), up(0, "i-3", "bob", 5.0)]
-    totals = spending(entries, 2 * HOUR)
+    totals = compute_spending(entries, 2 * HOUR)
     assert totals["ada"].usd == pytest.approx(2.0)
     assert totals["bob"].usd == pytest.approx(10.0)
 
 
 def test_idle_time_is_the_part_that_was_told() -> None:
-    total = spending([up(0), cost(0, HOUR, 2.0, idle_s=900), down(HOUR)], HOUR)["ada"]
+    total = compute_spending([up(0), cost(0, HOUR, 2.0, idle_s=900), down(HOUR)], HOUR)["ada"]
     assert (total.idle_hours, total.idle_usd) == (pytest.approx(0.25), pytest.approx(0.5))
 
 
@@ -251,7 +262,7 @@ def test_no_second_is_counted_twice_whatever_was_written_down(
     pairs: list[tuple[int, int]], now: int
 ) -> None:
     entries = [up(0), *(cost(a, b, abs(b - a) / HOUR) for a, b in pairs)]
-    found = spans(entries, float(now), [alive(0)])
+    found = list_spans(entries, float(now), [alive(0)])
     edges = [(one.since, one.until) for one in found]
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(edges))
     last = max([now, *(b for a, b in pairs if b > a)])
@@ -261,15 +272,17 @@ def test_no_second_is_counted_twice_whatever_was_written_down(
 
 def test_budgets_add_up_and_due_times_do_not() -> None:
     given_more = [
-        Entry(n=1, at=0, kind="budget", seat="ada", detail={"usd": 5.0}),
-        Entry(n=2, at=0, kind="budget", seat="ada", detail={"usd": -2.0}),
-        Entry(n=3, at=0, kind="budget", seat="bob", detail={"usd": 50.0}),
+        CourseLedgerEntry(n=1, at=0, kind="budget", seat="ada", detail={"usd": 5.0}),
+        CourseLedgerEntry(n=2, at=0, kind="budget", seat="ada", detail={"usd": -2.0}),
+        CourseLedgerEntry(n=3, at=0, kind="budget", seat="bob", detail={"usd": 50.0}),
     ]
     assert allowance_usd(given_more, "ada", 20.0) == 23.0
     assert allowance_usd(given_more, "ada", None) is None
     said = [("ada", "hw3", 60), ("ada", "hw3", 90), ("bob", "hw3", 30), ("bob", "hw3", 0)]
     moved = [
-        Entry(n=n, at=0, kind="due", student=who, detail={"assignment": name, "seconds": seconds})
+        CourseLedgerEntry(
+            n=n, at=0, kind="due", student=who, detail={"assignment": name, "seconds": seconds}
+        )
         for n, (who, name, seconds) in enumerate([*said, ("ada", "hw4", 5)])
     ]
-    assert due_extensions(moved, "hw3") == {"ada": 90}
+    assert read_due_extensions(moved, "hw3") == {"ada": 90}

@@ -12,12 +12,12 @@ from labctl.config import CourseConfig, load_course
 from labctl.config.course_schema import GradingConfig
 from labctl.courses.plan import request_text
 from labctl.courses.records import term
-from labctl.courses.records.cost_report import CourseCosts, course_costs
-from labctl.courses.records.ledger import Entry, Living
-from labctl.courses.records.plan_changes import cautions, changes, keys_of, limits_text
+from labctl.courses.records.cost_report import CourseCosts, compute_course_costs
+from labctl.courses.records.ledger import CourseLedgerEntry, RunningServer
+from labctl.courses.records.plan_changes import limits_text, list_cautions, list_changes, read_keys
 from labctl.courses.records.student import Student
 from labctl.model import Offer
-from labctl.providers import Room
+from labctl.providers import QuotaRoom
 
 HOUR, DAY = 3600.0, 86_400.0
 COURSE = """
@@ -50,21 +50,23 @@ def config(tmp_path: Path) -> CourseConfig:
     return load_course(tmp_path, environ={"HOME": str(tmp_path)})
 
 
-def life(seat: str, since: float, until: float, price: float, idle_s: float = 0.0) -> list[Entry]:
+def life(
+    seat: str, since: float, until: float, price: float, idle_s: float = 0.0
+) -> list[CourseLedgerEntry]:
     """A server's three lines."""
     about = {"server_id": f"i-{seat}-{since:.0f}"}
     usd = (until - since) / HOUR * price
     spent = {**about, "from": since, "until": until, "usd": usd, "idle_s": idle_s}
     began = {**about, "usd_per_hour": price, "created_at": since}
     return [
-        Entry(n=0, at=since, kind="up", seat=seat, detail=began),
-        Entry(n=0, at=until, kind="cost", seat=seat, detail=spent),
-        Entry(n=0, at=until, kind="down", seat=seat, detail=about),
+        CourseLedgerEntry(n=0, at=since, kind="up", seat=seat, detail=began),
+        CourseLedgerEntry(n=0, at=until, kind="cost", seat=seat, detail=spent),
+        CourseLedgerEntry(n=0, at=until, kind="down", seat=seat, detail=about),
     ]
 
 
-def costs(config: CourseConfig, entries: list[Entry], now: str) -> CourseCosts:
-    return course_costs(config, STUDENTS, entries, at(now))
+def costs(config: CourseConfig, entries: list[CourseLedgerEntry], now: str) -> CourseCosts:
+    return compute_course_costs(config, STUDENTS, entries, at(now))
 
 
 def test_a_teams_dollars_are_parted_and_who_left_keeps_theirs(config: CourseConfig) -> None:
@@ -106,7 +108,7 @@ def test_the_most_expensive_idle_hours_come_first_and_neighbours_are_one(
     begin = at("2026-10-05")
     first = life("ada", begin, begin + HOUR, 1.0, idle_s=HOUR)
     on = {"server_id": f"i-ada-{begin:.0f}", "from": begin + HOUR, "until": begin + 3 * HOUR}
-    more = Entry(
+    more = CourseLedgerEntry(
         n=0, at=0, kind="cost", seat="ada", detail={**on, "usd": 2.0, "idle_s": 1.5 * HOUR}
     )
     dear = life("t1", begin, begin + HOUR, 9.0, idle_s=0.9 * HOUR)
@@ -158,8 +160,10 @@ def test_without_anything_to_go_by_nothing_is_foretold(config: CourseConfig) -> 
 
 
 def test_what_lives_counts_by_its_tags(config: CourseConfig) -> None:
-    living = [Living(server_id="i", seat="ada", created_at=at("2026-10-05"), usd_per_hour=2.0)]
-    found = course_costs(config, STUDENTS, [], at("2026-10-05T03:00"), living)
+    living = [
+        RunningServer(server_id="i", seat="ada", created_at=at("2026-10-05"), usd_per_hour=2.0)
+    ]
+    found = compute_course_costs(config, STUDENTS, [], at("2026-10-05T03:00"), living)
     assert found.complete
     assert found.usd == pytest.approx(6.0)
 
@@ -182,18 +186,18 @@ def test_class_hours_are_those_of_the_clocks_there(config: CourseConfig) -> None
 
 
 def test_a_plan_tells_every_key_that_changed() -> None:
-    before = keys_of(b"course: a\nserver: {gpu: T4}\nhours: [{days: [mon]}]\n")
-    after = keys_of(b"course: a\nserver: {gpu: A100, spot: never}\n")
-    assert [(one.key, one.before, one.after) for one in changes(before, after)] == [
+    before = read_keys(b"course: a\nserver: {gpu: T4}\nhours: [{days: [mon]}]\n")
+    after = read_keys(b"course: a\nserver: {gpu: A100, spot: never}\n")
+    assert [(one.key, one.before, one.after) for one in list_changes(before, after)] == [
         ("server.gpu", "T4", "A100"),
         ("server.spot", "", "never"),
         ("hours", '[{"days":["mon"]}]', ""),
     ]
-    assert changes(after, after) == []
+    assert list_changes(after, after) == []
 
 
 def test_what_may_not_be_meant_is_said(config: CourseConfig, tmp_path: Path) -> None:
-    said = " ".join(cautions(config, at("2026-10-12")))
+    said = " ".join(list_cautions(config, at("2026-10-12")))
     assert "without a keeper" in said
     assert "no store" in said
     assert "hw1 was due" in said
@@ -201,7 +205,7 @@ def test_what_may_not_be_meant_is_said(config: CourseConfig, tmp_path: Path) -> 
     assert "hw2 was due" not in said
     local = msgspec.structs.replace(config.lab.server, provider="local")
     grading = GradingConfig(lab=msgspec.structs.replace(config.lab, server=local))
-    told = cautions(msgspec.structs.replace(config, grading=grading), 0.0)
+    told = list_cautions(msgspec.structs.replace(config, grading=grading), 0.0)
     assert "grading.server is local" in " ".join(told)
     assert limits_text(config) == (
         "after 8h (with `extend` 12h), after 30m without work, at 20.00 USD"
@@ -210,7 +214,9 @@ def test_what_may_not_be_meant_is_said(config: CourseConfig, tmp_path: Path) -> 
 
 def test_the_request_for_a_quota_says_what_is_needed_and_names_nobody(config: CourseConfig) -> None:
     offer = Offer(provider="aws", type="g4dn.xlarge", region="us-east-1", spot=True)
-    room = Room(most=2, quota="G and VT, us-east-1", code="L-1", units="vCPUs", limit=8.0, each=4.0)
+    room = QuotaRoom(
+        most=2, quota="G and VT, us-east-1", code="L-1", units="vCPUs", limit=8.0, each=4.0
+    )
     text = request_text(config, offer, room, 60)
     assert "quota G and VT, us-east-1 (L-1) to 240 vCPUs. It allows 8 now." in text
     assert "60 servers of type g4dn.xlarge (spot, 4 vCPUs each)" in text

@@ -22,17 +22,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labctl.courses.records.roster import parse_roster, read_roster, roster_bytes, write_roster
-from labctl.courses.records.roster_checks import derived, id_problem
-from labctl.courses.records.roster_formats import read_people, sniff
+from labctl.courses.records.roster_checks import derive_id, id_problem
+from labctl.courses.records.roster_formats import detect_format, read_people
 from labctl.courses.records.roster_import import (
-    Keys,
+    ImportKeys,
     compare,
     load_keys,
     read_table_file,
     save_keys,
 )
 from labctl.courses.records.student import Student
-from labctl.courses.records.tables import MAX_TABLE_BYTES, Shape, read_table
+from labctl.courses.records.tables import MAX_TABLE_BYTES, TableShape, read_table
 from labctl.errors import ConfigError, LabError, NotFoundError, Problem, UsageError
 from labctl.model import NAME_PATTERN
 
@@ -40,7 +40,7 @@ from labctl.model import NAME_PATTERN
 def written(delimiter: str) -> bytes:
     """The Canvas export as a spreadsheet with another separator saves it."""
     rows = csv.reader(io.StringIO(CANVAS))
-    return Shape(delimiter=delimiter, newline="\r\n").write(rows)
+    return TableShape(delimiter=delimiter, newline="\r\n").write(rows)
 
 
 def told(text: str | bytes, format: str = "") -> list[tuple[int, str]]:
@@ -88,7 +88,7 @@ def test_the_format_is_told_by_the_header(text: str, name: str, ids: list[str]) 
 )
 def test_however_the_file_was_saved_the_same_people_stand_in_it(data: bytes) -> None:
     table = table_of(data)
-    people = read_people(table, sniff(table), [])
+    people = read_people(table, detect_format(table), [])
     assert [(one.key, one.login, one.section) for one in people] == [
         ("11", "ada@uni.edu", "Lab A"),
         ("12", "jmueller", "Lab B"),
@@ -183,7 +183,7 @@ def test_two_people_with_one_name_have_two_ids_and_keep_them() -> None:
     assert [one.id for one in first.students] == ["jan-mueller", "jan-mueller-2"]
     turned = "\n".join([text.splitlines()[0], *reversed(text.splitlines()[1:])]) + "\n"
     again = compare(table_of(turned), "c.csv", first.students, first.keys)
-    assert again.nothing
+    assert again.is_empty
     assert again.keys == first.keys
 
 
@@ -202,7 +202,7 @@ def test_who_is_not_in_the_newer_roster_stays_as_inactive_and_can_come_back() ->
     then = compare(table_of(without), "r.csv", first.students, first.keys)
     assert [one.id for one in then.left] == ["bob"]
     assert {one.id: one.active for one in then.students} == {"ada": True, "bob": False}
-    assert compare(table_of(without), "r.csv", first.students, first.keys, keep=True).nothing
+    assert compare(table_of(without), "r.csv", first.students, first.keys, keep=True).is_empty
     back = compare(table_of(PLAIN), "r.csv", then.students, then.keys)
     assert [one.id for one in back.returned] == ["bob"]
 
@@ -231,8 +231,8 @@ def test_another_system_finds_the_same_people_by_their_addresses() -> None:
 
 
 def test_the_keys_are_kept_and_a_damaged_file_of_them_is_told(tmp_path: Path) -> None:
-    assert load_keys(tmp_path) == Keys()
-    save_keys(tmp_path, Keys(keys={"canvas": {"1": "ada"}}))
+    assert load_keys(tmp_path) == ImportKeys()
+    save_keys(tmp_path, ImportKeys(keys={"canvas": {"1": "ada"}}))
     assert load_keys(tmp_path).keys == {"canvas": {"1": "ada"}}
     assert (tmp_path / "keys.json").stat().st_mode & 0o777 == 0o600
     (tmp_path / "keys.json").write_text("{")
@@ -268,7 +268,7 @@ def test_a_roster_that_was_edited_by_hand_is_checked_too(tmp_path: Path) -> None
 
 @given(st.text(max_size=80))
 def test_whatever_an_id_is_made_of_it_is_one(text: str) -> None:
-    made = derived(text)
+    made = derive_id(text)
     assert made == "" or NAME_PATTERN.fullmatch(made)
     assert (id_problem(text) == "") == bool(NAME_PATTERN.fullmatch(text))
 
@@ -309,8 +309,8 @@ def test_spaces_and_joiners_of_other_scripts_are_no_fault() -> None:
 
 def test_where_the_keys_were_lost_the_same_people_are_found_by_name(tmp_path: Path) -> None:
     first = compare(table_of(CANVAS), "c.csv")
-    again = compare(table_of(CANVAS), "c.csv", first.students, Keys())
-    assert again.nothing
+    again = compare(table_of(CANVAS), "c.csv", first.students, ImportKeys())
+    assert again.is_empty
     assert again.keys == first.keys
 
 

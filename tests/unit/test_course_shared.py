@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from labctl.courses.seat_accounts import FILE, Seating
+from labctl.courses.seat_accounts import FILE, SeatAccounts
 from labctl.errors import LabError
 from labctl.model import CreateRequest, Need
 from labctl.servers.shared_server import MOST_NAME, account_name
@@ -27,30 +27,30 @@ def _request(number: int, token: str = "") -> CreateRequest:
 def test_places_are_filled_one_server_after_the_other(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         hosts = threads.map(
-            lambda n: Seating(tmp_path).seat(_request(n), f"s{n}", 4).host, range(10)
+            lambda n: SeatAccounts(tmp_path).reserve(_request(n), f"s{n}", 4).host, range(10)
         )
     assert sorted(hosts) == [1] * 4 + [2] * 4 + [3] * 2
-    assert len({one.account for one in Seating(tmp_path).all()}) == 10
+    assert len({one.account for one in SeatAccounts(tmp_path).list_all()}) == 10
 
 
 def test_who_asks_again_gets_the_same_and_who_comes_back_the_same_server(tmp_path: Path) -> None:
-    seating = Seating(tmp_path)
-    first = [seating.seat(_request(n), f"s{n}", 2) for n in range(4)]
-    assert seating.seat(_request(3), "s3", 2) == first[3]
-    seating.mark([first[3].token], "gone")
-    back = seating.seat(_request(3, "later"), "s3", 2)
+    seating = SeatAccounts(tmp_path)
+    first = [seating.reserve(_request(n), f"s{n}", 2) for n in range(4)]
+    assert seating.reserve(_request(3), "s3", 2) == first[3]
+    seating.set_state([first[3].token], "gone")
+    back = seating.reserve(_request(3, "later"), "s3", 2)
     assert (back.host, back.account) == (first[3].host, first[3].account)
     assert back.server_id != first[3].server_id
-    assert seating.of(first[3].server_id) is None
-    seating.mark([first[0].token], "gone")
-    assert seating.seat(_request(9), "s9", 2).host == 1, "a place that was given up is free"
-    assert seating.seat(_request(0, "late"), "s0", 2).host == 3, "and may be taken"
+    assert seating.find_by_server(first[3].server_id) is None
+    seating.set_state([first[0].token], "gone")
+    assert seating.reserve(_request(9), "s9", 2).host == 1, "a place that was given up is free"
+    assert seating.reserve(_request(0, "late"), "s0", 2).host == 3, "and may be taken"
 
 
 def test_a_file_that_cannot_be_read_is_never_begun_anew(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('{"version":1,"sitt')
     with pytest.raises(LabError, match="cannot be read"):
-        Seating(tmp_path).seat(_request(1), "s1", 4)
+        SeatAccounts(tmp_path).reserve(_request(1), "s1", 4)
     assert (tmp_path / FILE).read_text() == '{"version":1,"sitt'
 
 

@@ -14,11 +14,16 @@ import pytest
 from labctl.config.course_schema import ClassHours, Term
 from labctl.courses.backup import Backup, _find_missing
 from labctl.courses.records.folder import CourseFolder
-from labctl.courses.records.ledger import Entry
-from labctl.courses.records.timetable import following, just_ended, lessons, phase
+from labctl.courses.records.ledger import CourseLedgerEntry
+from labctl.courses.records.timetable import (
+    find_just_ended,
+    find_next_lesson,
+    find_phase,
+    list_lessons,
+)
 from labctl.errors import ConnectError, PolicyError, ProviderError
 from labctl.model import Need, Offer
-from labctl.providers import Surroundings
+from labctl.providers import ProviderContext
 from labctl.providers.course import CourseProvider, CourseSettings
 
 sys.path.append(str(Path(__file__).parents[1] / "flow"))
@@ -48,12 +53,12 @@ def at(text: str, zone: ZoneInfo = BERLIN) -> float:
     ],
 )
 def test_phase_of_the_week(now: str, expected: str) -> None:
-    assert phase(HOURS, TERM, at(now))[0] == expected
+    assert find_phase(HOURS, TERM, at(now))[0] == expected
 
 
 def test_hours_are_those_of_their_zone_on_both_sides_of_a_change() -> None:
     """Clocks in Berlin go back on 2026-10-25."""
-    before = [one.begins for one in lessons(HOURS, TERM, at("2026-10-21 12:00"))]
+    before = [one.begins for one in list_lessons(HOURS, TERM, at("2026-10-21 12:00"))]
     assert at("2026-10-21 10:00") in before
     assert at("2026-10-26 10:00") in before
     assert at("2026-10-26 10:00") - at("2026-10-21 10:00") == 5 * 86_400 + 3600
@@ -62,19 +67,19 @@ def test_hours_are_those_of_their_zone_on_both_sides_of_a_change() -> None:
 def test_a_class_that_goes_on_hides_another_ones_end() -> None:
     second = ClassHours(days=("mon",), begins=11 * 3600, ends=13 * 3600, zone="Europe/Berlin")
     both = (*HOURS, second)
-    assert just_ended(both, TERM, at("2026-11-23 12:10"), 7200) is None
-    over = just_ended(both, TERM, at("2026-11-23 13:10"), 7200)
+    assert find_just_ended(both, TERM, at("2026-11-23 12:10"), 7200) is None
+    over = find_just_ended(both, TERM, at("2026-11-23 13:10"), 7200)
     assert over is not None
     assert over.ends == at("2026-11-23 13:00")
-    assert just_ended(both, TERM, at("2026-11-23 15:10"), 7200) is None
+    assert find_just_ended(both, TERM, at("2026-11-23 15:10"), 7200) is None
 
 
 def test_midnight_ends_a_day() -> None:
     late = (ClassHours(days=("sun",), begins=22 * 3600, ends=24 * 3600, zone="UTC", prewarm=0),)
     utc = ZoneInfo("UTC")
-    current, lesson = phase(late, None, at("2026-11-22 23:59", utc))
+    current, lesson = find_phase(late, None, at("2026-11-22 23:59", utc))
     assert (current, lesson and lesson.ends) == ("class", at("2026-11-23 00:00", utc))
-    following_one = following(late, None, at("2026-11-23 00:00", utc))
+    following_one = find_next_lesson(late, None, at("2026-11-23 00:00", utc))
     assert following_one is not None
     assert datetime.fromtimestamp(following_one.begins, UTC).day == 29
 
@@ -105,7 +110,7 @@ def test_the_ledger_is_copied_when_it_has_grown(tmp_path: Path) -> None:
     folder, drawer = course_folder(tmp_path / "ml"), Drawer()
     folder.ledger.append("budget", seat="alice", usd=5.0)
     kept = backup(folder, drawer)
-    assert kept.bring_back() == 0
+    assert kept.restore() == 0
     assert kept.save()
     writes = drawer.writes
     assert not kept.save()
@@ -119,13 +124,13 @@ def test_a_lost_ledger_comes_back_with_its_times_and_nothing_twice(tmp_path: Pat
     folder, drawer = course_folder(tmp_path / "ml"), Drawer()
     folder.ledger.append("cost", seat="alice", server_id="s", usd=3.0)
     folder.ledger.append("budget", seat="alice", usd=5.0)
-    before = folder.ledger.entries()
+    before = folder.ledger.list_entries()
     backup(folder, drawer).save()
     folder.ledger.path.unlink()
     folder.ledger.append("joined", seat="bob", student="bob")  # a new life has begun
-    assert backup(folder, drawer).bring_back() == 2
-    assert backup(folder, drawer).bring_back() == 0
-    assert [(one.kind, one.at) for one in folder.ledger.entries()[1:]] == [
+    assert backup(folder, drawer).restore() == 2
+    assert backup(folder, drawer).restore() == 0
+    assert [(one.kind, one.at) for one in folder.ledger.list_entries()[1:]] == [
         (one.kind, one.at) for one in before
     ]
 
@@ -134,11 +139,11 @@ def test_another_courses_ledger_is_not_taken_over(tmp_path: Path) -> None:
     drawer = Drawer()
     backup(course_folder(tmp_path / "one"), drawer).save()
     with pytest.raises(PolicyError, match="ledger of another course"):
-        backup(course_folder(tmp_path / "two"), drawer).bring_back()
+        backup(course_folder(tmp_path / "two"), drawer).restore()
 
 
 def test_lines_are_compared_by_what_they_say() -> None:
-    one = Entry(n=1, at=5.0, kind="budget", seat="alice", detail={"usd": 5})
+    one = CourseLedgerEntry(n=1, at=5.0, kind="budget", seat="alice", detail={"usd": 5})
     assert _find_missing([msgspec.structs.replace(one, n=9)], [one]) == []
     assert len(_find_missing([one], [msgspec.structs.replace(one, at=6.0)])) == 1
 
@@ -161,7 +166,7 @@ class Wire:
 
 
 def provider(reply: object) -> CourseProvider:
-    around = Surroundings(
+    around = ProviderContext(
         data_dir=Path("/"),
         owner="alice",
         connect=lambda endpoint: None,

@@ -17,8 +17,8 @@ from itsdangerous import TimestampSigner
 from labctl.errors import BusyError
 from labctl.web.auth import SESSION_S, read_or_create_key
 from labctl.web.factory import KEY_FILE
-from labctl.web.http_server import URL_FILE, run
-from labctl.web.request_state import own_path
+from labctl.web.http_server import URL_FILE, serve_dashboard
+from labctl.web.request_state import sanitize_path
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_another_page_gets_nothing(visitor: Visitor, headers: dict[str, str]) ->
 
 def test_a_form_must_be_our_own(bed: Bed, visitor: Visitor) -> None:
     key = bed.seat(0).pseudonym
-    before = bed.folder.ledger.entries()
+    before = bed.folder.ledger.list_entries()
     path, form = f"/seats/{key}/extend", "application/x-www-form-urlencoded"
     own = f"http://{visitor.host}"
     refused = [
@@ -133,7 +133,7 @@ def test_a_form_must_be_our_own(bed: Bed, visitor: Visitor) -> None:
     big = visitor.ask(path, "POST", "a=" + "b" * 20_000, Origin=own, Content_Type=form)
     assert big[0] == 413
     assert visitor.ask(path, "PUT", "by=2h", Origin=own, Content_Type=form)[0] == 405
-    assert bed.folder.ledger.entries() == before
+    assert bed.folder.ledger.list_entries() == before
 
 
 def test_a_session_of_one_browser_is_not_anothers(bed: Bed, visitor: Visitor) -> None:
@@ -180,9 +180,9 @@ def test_a_path_that_leads_away_leads_nowhere(bed: Bed, visitor: Visitor, path: 
 @pytest.mark.parametrize("by", ["", "-1h", "2 h; rm -rf /", "99d", "nonsense", "0s"])
 def test_no_odd_span_is_asked_of_a_server(bed: Bed, visitor: Visitor, by: str) -> None:
     path = f"/seats/{bed.seat(0).pseudonym}/extend"
-    before = bed.folder.ledger.entries()
+    before = bed.folder.ledger.list_entries()
     assert visitor.post(path, by=by)[0] == 400
-    assert bed.folder.ledger.entries() == before
+    assert bed.folder.ledger.list_entries() == before
 
 
 def test_every_answer_forbids_strangers_scripts(visitor: Visitor) -> None:
@@ -271,10 +271,10 @@ def test_a_key_that_others_could_read_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["//evil.example", "http://evil.example", "/\\evil", "", "/a\nb"])
 def test_a_form_leads_back_here_only(path: str) -> None:
-    assert own_path(path) == "/"
+    assert sanitize_path(path) == "/"
 
 
 def test_a_port_that_is_taken_is_told(bed: Bed, served: str) -> None:
     port = int(served.rpartition(":")[2])
     with pytest.raises(BusyError, match="port"):
-        run(bed.folder, bed.paths, bed.state, port=port, stop=threading.Event())
+        serve_dashboard(bed.folder, bed.paths, bed.state, port=port, stop=threading.Event())

@@ -17,9 +17,9 @@ from labctl.web.listing import (
     PERSON_COLUMNS,
     SEAT_COLUMNS,
     ListView,
-    collate,
-    person_columns,
-    seat_columns,
+    collation_key,
+    person_sort_keys,
+    seat_sort_keys,
 )
 from labctl.web.pages import HTMX_CONFIG, STATIC
 
@@ -90,8 +90,8 @@ def test_each_link_leads_on_from_what_is_shown(visitor: Visitor) -> None:
 
 
 def test_every_column_that_an_address_may_name_can_be_sorted_by() -> None:
-    assert seat_columns(lambda seat: seat.name).keys() == set(SEAT_COLUMNS)
-    assert person_columns("hw3", lambda person: person.name).keys() == set(PERSON_COLUMNS)
+    assert seat_sort_keys(lambda seat: seat.name).keys() == set(SEAT_COLUMNS)
+    assert person_sort_keys("hw3", lambda person: person.name).keys() == set(PERSON_COLUMNS)
 
 
 @pytest.mark.parametrize("query", ["show=nobody", "sort=secret", "sort=--cost", "show=%00&sort=-"])
@@ -117,7 +117,12 @@ def test_a_watcher_of_a_narrowed_list_is_sent_what_it_shows(bed: Bed, visitor: V
 
 
 def test_accents_and_capitals_do_not_move_a_name() -> None:
-    assert sorted(["Zoe", "émile", "Eva", "Ärmel"], key=collate) == ["Ärmel", "émile", "Eva", "Zoe"]
+    assert sorted(["Zoe", "émile", "Eva", "Ärmel"], key=collation_key) == [
+        "Ärmel",
+        "émile",
+        "Eva",
+        "Zoe",
+    ]
 
 
 def test_every_vendored_script_is_as_it_was_released() -> None:

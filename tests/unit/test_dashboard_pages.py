@@ -20,7 +20,7 @@ from labctl.web import factory
 from labctl.web.app import Dashboard
 from labctl.web.http_server import URL_FILE
 from labctl.web.live_updates import Channel
-from labctl.web.snapshot import Survey
+from labctl.web.snapshot import SnapshotTaker
 
 EVIL = "<script>alert(1)</script>"
 HOSTILE = f'Eve {EVIL}" onmouseover="alert(2)'
@@ -50,7 +50,7 @@ def visitor(bed: Bed) -> Iterator[Visitor]:
 
 def pages_of(bed: Bed) -> list[str]:
     key = bed.seat(0).pseudonym
-    seats = [f"/seats/{one.pseudonym}" for one in bed.folder.seats()]
+    seats = [f"/seats/{one.pseudonym}" for one in bed.folder.list_seats()]
     return ["/", "/costs", "/assignments/hw3", "/assignments/hw4", "/another", *seats,
             f"/seats/{key}/extend?by=2h", f"/seats/{key}/runs/1120-100000-bbbb/cancel"]  # fmt: skip
 
@@ -125,7 +125,7 @@ def test_what_was_taken_back_is_no_nothing(bed: Bed) -> None:
 
 
 def test_names_can_be_hidden_from_a_projector(bed: Bed, visitor: Visitor) -> None:
-    people = bed.folder.students()
+    people = bed.folder.list_students()
     bed.folder.ledger.append("refused", seat=people[0].id, why=f"{people[0].name} has no budget")
     assert visitor.post("/names", hidden="yes", back="/")[0] == 303
     for path in pages_of(bed):
@@ -147,7 +147,7 @@ def test_no_address_names_anybody(bed: Bed, visitor: Visitor) -> None:
     for path in pages_of(bed):
         for part in visitor.ask(path)[2].split('href="')[1:]:
             address = part.partition('"')[0]
-            assert not [one.id for one in bed.folder.students() if one.id in address], address
+            assert not [one.id for one in bed.folder.list_students() if one.id in address], address
 
 
 def test_hostile_words_are_shown_and_do_nothing(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_hostile_words_are_shown_and_do_nothing(tmp_path: Path) -> None:
     bed.watch(server, busy=(EVIL,))
     bed.state.save_run(msgspec.structs.replace(
         bed.run(server, "r1"), command=("python", EVIL, "\x1b[2J"), told=EVIL))  # fmt: skip
-    student = bed.folder.students()[0].id
+    student = bed.folder.list_students()[0].id
     bed.hand_in(student, "hw3")
     bed.grade(student, "hw3", None, told=EVIL + "\x1b[2J\u202e")
     bed.folder.ledger.append("refused", seat=student, why=EVIL)
@@ -221,7 +221,7 @@ def test_an_end_ends_every_stream(bed: Bed) -> None:
 
 def test_a_browser_that_leaves_is_forgotten(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Dashboard] = []
-    make_one = factory.dashboard
+    make_one = factory.build_dashboard
 
     def kept(*words: Any, **names: Any) -> Dashboard:
         found.append(make_one(*words, **names))
@@ -232,13 +232,13 @@ def test_a_browser_that_leaves_is_forgotten(bed: Bed, monkeypatch: pytest.Monkey
     visitor = Visitor(bed.start(stop))
     visitor.enter()
     with Stream(visitor, "/events/board?since=x"), Stream(visitor, "/events/costs?since=x"):
-        wait_until(lambda: sorted(found[0].feed.watched) == ["board named", "costs named"])
-    wait_until(lambda: not found[0].feed.watched)
+        wait_until(lambda: sorted(found[0].feed.open_pages) == ["board named", "costs named"])
+    wait_until(lambda: not found[0].feed.open_pages)
     stop.set()
 
 
 def test_a_report_is_in_a_sandbox_and_a_bundle_is_a_download(bed: Bed, visitor: Visitor) -> None:
-    student = bed.folder.students()[0]
+    student = bed.folder.list_students()[0]
     key = bed.seat(0).pseudonym
     place = bed.folder.drop / "submissions" / "hw3" / student.id / "0001"
     place.mkdir(parents=True)
@@ -271,7 +271,7 @@ def test_a_damaged_course_is_told_and_the_last_view_stays(bed: Bed, visitor: Vis
 
 
 def test_damaged_files_of_one_student_stop_nothing(bed: Bed) -> None:
-    place = bed.folder.grades / "hw3" / bed.folder.students()[1].id
+    place = bed.folder.grades / "hw3" / bed.folder.list_students()[1].id
     place.mkdir(parents=True)
     (place / "grade.json").write_bytes(b'{"assignment": "hw3"')
     (place / "results.json").write_bytes(b"[" * 100_000)
@@ -279,15 +279,15 @@ def test_damaged_files_of_one_student_stop_nothing(bed: Bed) -> None:
         log.write(b'{"receipt": 1}\n\xff\xfe\n{"torn')
     with bed.folder.ledger.path.open("ab") as ledger:
         ledger.write(b'{"n": 99, "at"')
-    found = Survey(bed.folder, bed.state).take()
+    found = SnapshotTaker(bed.folder, bed.state).take()
     assert found.people[1].grades[0].score is None
     assert found.people[0].hand_ins[0].assignment == "hw3"
     assert any("last line" in note for note in found.notes)
 
 
 def test_a_receipt_that_arrives_in_two_pieces_is_read_once(bed: Bed) -> None:
-    survey = Survey(bed.folder, bed.state)
-    person = bed.folder.students()[2]
+    survey = SnapshotTaker(bed.folder, bed.state)
+    person = bed.folder.list_students()[2]
     before = survey.take()
     receipt = bed.hand_in("nobody", "hw3")
     mine = msgspec.structs.replace(receipt, student=person.id)
@@ -304,8 +304,8 @@ def test_a_receipt_that_arrives_in_two_pieces_is_read_once(bed: Bed) -> None:
 
 
 def test_a_grade_that_is_made_anew_is_not_released(bed: Bed) -> None:
-    survey = Survey(bed.folder, bed.state)
-    student = bed.folder.students()[0]
+    survey = SnapshotTaker(bed.folder, bed.state)
+    student = bed.folder.list_students()[0]
     assert not survey.take().people[0].grades[0].released
     feedback = bed.folder.grades / "hw3" / student.id / FEEDBACK
     feedback.write_text("<p>well done</p>")
@@ -317,7 +317,7 @@ def test_a_grade_that_is_made_anew_is_not_released(bed: Bed) -> None:
 
 
 def test_what_was_refused_is_trouble_until_something_is_given(bed: Bed) -> None:
-    survey = Survey(bed.folder, bed.state)
+    survey = SnapshotTaker(bed.folder, bed.state)
     bed.folder.ledger.append("refused", student="perlman", by="keeper", why="beyond the budget")
     found = survey.take()
     assert found.seats[8].trouble == "beyond the budget"
@@ -329,12 +329,12 @@ def test_what_was_refused_is_trouble_until_something_is_given(bed: Bed) -> None:
 def test_sums_in_between_are_those_of_the_whole_ledger(bed: Bed) -> None:
     """What a seat has cost is the ledger's own arithmetic, whenever it is asked."""
     now = [bed.now]
-    survey = Survey(bed.folder, bed.state, now=lambda: now[0])
+    survey = SnapshotTaker(bed.folder, bed.state, now=lambda: now[0])
     for later_s in (0, 7, 40, 3600):
         now[0] = bed.now + later_s
         found = survey.take()
-        entries = bed.folder.ledger.entries()
-        living = bed.folder.living(bed.state.servers())
+        entries = bed.folder.ledger.list_entries()
+        living = bed.folder.list_running(bed.state.list_servers())
         for one in found.seats:
             whole = spent_usd(entries, one.name, now[0], living)
             assert one.spent_usd == pytest.approx(whole, abs=0.006)
@@ -343,28 +343,28 @@ def test_sums_in_between_are_those_of_the_whole_ledger(bed: Bed) -> None:
 
 def test_a_team_hands_in_together(bed: Bed) -> None:
     bed.hand_in("perlman", "hw4")
-    found = Survey(bed.folder, bed.state).take()
+    found = SnapshotTaker(bed.folder, bed.state).take()
     for person in found.people:
         handed = person.find_submission("hw4")
         assert (handed is not None) == (person.team == "owls")
 
 
 def test_runs_of_a_students_own_lab_are_seen_on_their_seat(bed: Bed) -> None:
-    server = bed.state.server_of_lab(bed.seat(0).lab_id)
+    server = bed.state.get_lab_server(bed.seat(0).lab_id)
     assert server is not None
     own = msgspec.structs.replace(bed.run(server, "own-run"), lab_id="0123456789ab")
     bed.state.save_run(own)
-    found = Survey(bed.folder, bed.state).take().seats[0]
+    found = SnapshotTaker(bed.folder, bed.state).take().seats[0]
     assert "own-run" in [one.id for one in found.runs]
 
 
 def test_a_channel_sends_only_what_differs() -> None:
     channel = Channel(lambda snapshot: {})
-    assert channel.take({"a": "1", "b": "2"})
-    assert not channel.take({"a": "1", "b": "2"})
-    assert channel.take({"a": "1", "b": "3"})
-    assert channel.event(1) == b"event: part\ndata: 3\n\n"
-    assert channel.event(1) is channel.event(1)
-    assert channel.take({"b": "3"})
-    assert b"reload" in channel.event(2)
-    assert b"reload" in channel.event(99)
+    assert channel.replace_parts({"a": "1", "b": "2"})
+    assert not channel.replace_parts({"a": "1", "b": "2"})
+    assert channel.replace_parts({"a": "1", "b": "3"})
+    assert channel.encode_event(1) == b"event: part\ndata: 3\n\n"
+    assert channel.encode_event(1) is channel.encode_event(1)
+    assert channel.replace_parts({"b": "3"})
+    assert b"reload" in channel.encode_event(2)
+    assert b"reload" in channel.encode_event(99)

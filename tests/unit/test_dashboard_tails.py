@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from labctl.config import load_lab, paths
+from labctl.config import find_paths, load_lab
 from labctl.errors import ConnectError
-from labctl.events import Silent
+from labctl.events import SilentReporter
 from labctl.model import Endpoint, Offer, Run, Server
 from labctl.servers.agent import MARK
 from labctl.servers.connections import Connections
-from labctl.servers.context import Ground
+from labctl.servers.context import LabContext
 from labctl.state import State
 from labctl.transports import Result, Transport
 from labctl.transports.fake import FakeTransport
 from labctl.web import log_streams
-from labctl.web.log_streams import Tails
-from labctl.web.mutations import Reading
+from labctl.web.log_streams import LogStreams
+from labctl.web.mutations import LogReader
 
 RUN = Run(id="r1", lab_id="000000000001", server_id="srv", state="running")
 
@@ -71,12 +71,12 @@ def there() -> There:
 
 
 @pytest.fixture
-def read(tmp_path: Path, there: There) -> Callable[[], Reading]:
+def read(tmp_path: Path, there: There) -> Callable[[], LogReader]:
     """A new reading of the run's log."""
     (tmp_path / "lab.yaml").write_text("lab: digits\nserver: {provider: local}\n")
-    places = paths({"HOME": str(tmp_path)})
+    places = find_paths({"HOME": str(tmp_path)})
     state = State(places.database, network=False)
-    ground = Ground(load_lab(tmp_path), RUN.lab_id, places, state, Silent())
+    ground = LabContext(load_lab(tmp_path), RUN.lab_id, places, state, SilentReporter())
     server = Server(
         id="srv",
         provider="local",
@@ -90,16 +90,18 @@ def read(tmp_path: Path, there: There) -> Callable[[], Reading]:
     )
     state.save_server(server)
     ground.__dict__["connections"] = Wire(tmp_path / "ssh", there)
-    return lambda: Reading(ground, server, RUN, 3, 1000)
+    return lambda: LogReader(ground, server, RUN, 3, 1000)
 
 
-def taken(reading: Reading) -> bytes:
+def taken(reading: LogReader) -> bytes:
     blocks: list[bytes] = []
     reading.read_on(blocks.append)
     return b"".join(blocks)
 
 
-def test_a_log_is_read_on_from_where_it_stopped(there: There, read: Callable[[], Reading]) -> None:
+def test_a_log_is_read_on_from_where_it_stopped(
+    there: There, read: Callable[[], LogReader]
+) -> None:
     there.log = b"1\n2\n3\n4\n5\n"
     reading = read()
     assert taken(reading) == b"3\n4\n5\n"
@@ -111,7 +113,9 @@ def test_a_log_is_read_on_from_where_it_stopped(there: There, read: Callable[[],
     assert [one["tail"] for one in there.asked] == [3, 0, 0, 0]
 
 
-def test_a_restored_runs_shorter_log_begins_anew(there: There, read: Callable[[], Reading]) -> None:
+def test_a_restored_runs_shorter_log_begins_anew(
+    there: There, read: Callable[[], LogReader]
+) -> None:
     there.log = b"a\nb\n"
     reading = read()
     taken(reading)
@@ -121,7 +125,7 @@ def test_a_restored_runs_shorter_log_begins_anew(there: There, read: Callable[[]
     assert reading.began_anew == before + 1
 
 
-def test_of_a_flood_the_end_is_read(there: There, read: Callable[[], Reading]) -> None:
+def test_of_a_flood_the_end_is_read(there: There, read: Callable[[], LogReader]) -> None:
     there.log = b"1\n"
     reading = read()
     taken(reading)
@@ -150,17 +154,17 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_watchers_share_one_reader_and_see_the_same_end(
-    there: There, read: Callable[[], Reading]
+    there: There, read: Callable[[], LogReader]
 ) -> None:
     there.log = b"one\n"
     opened = []
 
-    def open_() -> Reading:
+    def open_() -> LogReader:
         opened.append(1)
         return read()
 
     async def watched() -> list[str]:
-        shown = Tails()
+        shown = LogStreams()
 
         async def look() -> str:
             text = ""
@@ -181,12 +185,12 @@ def test_two_watchers_share_one_reader_and_see_the_same_end(
     assert len(opened) == 1
 
 
-def test_a_cut_link_is_told_and_read_through(there: There, read: Callable[[], Reading]) -> None:
+def test_a_cut_link_is_told_and_read_through(there: There, read: Callable[[], LogReader]) -> None:
     there.log = b"before\n"
 
     async def watched() -> list[tuple[str, str]]:
         found = []
-        async for name, text in events(Tails().watch("s", "r1", read)):
+        async for name, text in events(LogStreams().watch("s", "r1", read)):
             found.append((name, text))
             if found[-1] == ("lines", "before\n"):
                 there.cut = True
@@ -203,13 +207,13 @@ def test_a_cut_link_is_told_and_read_through(there: There, read: Callable[[], Re
 
 
 def test_a_run_that_prints_nothing_is_not_read_for_ever(
-    there: There, read: Callable[[], Reading]
+    there: There, read: Callable[[], LogReader]
 ) -> None:
     """The page says "loading" until the server has answered, be it with nothing."""
 
     async def watched() -> list[tuple[str, str]]:
         found = []
-        async for name, text in events(Tails().watch("s", "r1", read)):
+        async for name, text in events(LogStreams().watch("s", "r1", read)):
             found.append((name, text))
             if name == "state":
                 break
@@ -218,9 +222,9 @@ def test_a_run_that_prints_nothing_is_not_read_for_ever(
     assert asyncio.run(asyncio.wait_for(watched(), 60)) == [("begin", ""), ("state", "")]
 
 
-def test_nobody_watching_means_nobody_reads(there: There, read: Callable[[], Reading]) -> None:
+def test_nobody_watching_means_nobody_reads(there: There, read: Callable[[], LogReader]) -> None:
     async def watched() -> int:
-        shown = Tails()
+        shown = LogStreams()
         stream = shown.watch("s", "r1", read)
         async for _ in events(stream):
             break
@@ -234,9 +238,9 @@ def test_nobody_watching_means_nobody_reads(there: There, read: Callable[[], Rea
     assert asyncio.run(asyncio.wait_for(watched(), 60)) == 0
 
 
-def test_there_are_not_endlessly_many_readers(there: There, read: Callable[[], Reading]) -> None:
+def test_there_are_not_endlessly_many_readers(there: There, read: Callable[[], LogReader]) -> None:
     async def watched() -> list[tuple[str, str]]:
-        shown = Tails()
+        shown = LogStreams()
         open_ = [shown.watch("s", f"r{number}", read) for number in range(log_streams.MAX_LOGS)]
         for one in open_:
             await anext(one)
@@ -266,7 +270,7 @@ EVIL = "<img src=x onerror=alert(1)></span><script>"
 
 
 def test_a_log_is_text_whatever_is_in_it() -> None:
-    block = log_streams.log_event("lines", f"a\n  {EVIL}\n").decode()
+    block = log_streams.encode_log_event("lines", f"a\n  {EVIL}\n").decode()
     assert block == (
         "event: lines\ndata: <span>a\ndata:   &lt;img src=x onerror=alert(1)&gt;&lt;/span&gt;"
         "&lt;script&gt;\ndata: </span>\n\n"
@@ -274,13 +278,13 @@ def test_a_log_is_text_whatever_is_in_it() -> None:
 
 
 def test_a_line_that_is_still_being_written_is_shown_and_replaced(
-    there: There, read: Callable[[], Reading]
+    there: There, read: Callable[[], LogReader]
 ) -> None:
     there.log = b"start\n10%"
 
     async def watched() -> list[tuple[str, str]]:
         found = []
-        async for event in events(Tails().watch("s", "r1", read)):
+        async for event in events(LogStreams().watch("s", "r1", read)):
             found.append(event)
             if event == ("rest", "10%"):
                 there.log += b"\r20%"
@@ -298,7 +302,7 @@ def test_a_line_that_is_still_being_written_is_shown_and_replaced(
 
 
 def test_a_page_never_holds_more_than_is_kept(
-    there: There, read: Callable[[], Reading], monkeypatch: pytest.MonkeyPatch
+    there: There, read: Callable[[], LogReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a browser holds is replaced by the end of it, which says so."""
     monkeypatch.setattr(log_streams, "KEPT", 400)
@@ -306,7 +310,7 @@ def test_a_page_never_holds_more_than_is_kept(
 
     async def watched() -> list[tuple[str, str]]:
         found = []
-        async for event in events(Tails().watch("s", "r1", read)):
+        async for event in events(LogStreams().watch("s", "r1", read)):
             found.append(event)
             if event[0] in ("begin", "lines") and len(there.log) < 3000:
                 there.log += b"%d\n" % len(there.log) * 30

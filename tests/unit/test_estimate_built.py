@@ -13,17 +13,23 @@ import pytest
 
 from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.estimate import measure
-from labctl.estimate.plan import Plan
-from labctl.events import Silent, Step
-from labctl.insight.model_measurement import MARK, Source, lab_python, measured, parse_target
+from labctl.estimate.plan import ModelPlan
+from labctl.events import SilentReporter, Step
+from labctl.insight.model_measurement import (
+    MARK,
+    ModelSource,
+    find_lab_python,
+    measure_model,
+    parse_target,
+)
 
-PLAN = Plan(precision="fp32", optimizer="adamw", batch=8)
+PLAN = ModelPlan(precision="fp32", optimizer="adamw", batch=8)
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="PyTorch is not installed: labctl[train]"
 )
 
 
-class Told(Silent):
+class Told(SilentReporter):
     """Keeps the names of steps."""
 
     def __init__(self) -> None:
@@ -44,14 +50,14 @@ def python_without_torch(root: Path) -> Path:
 
 
 @pytest.fixture
-def code(tmp_path: Path) -> Callable[..., Source]:
+def code(tmp_path: Path) -> Callable[..., ModelSource]:
     """A lab's train.py with this text."""
 
-    def make(text: str, function: str = "build_model", **more: object) -> Source:
+    def make(text: str, function: str = "build_model", **more: object) -> ModelSource:
         (tmp_path / "train.py").write_text(text)
-        found = Source(file=tmp_path / "train.py", function=function, root=tmp_path)
-        return Source(
-            **{name: more.get(name, getattr(found, name)) for name in Source.__struct_fields__}
+        found = ModelSource(file=tmp_path / "train.py", function=function, root=tmp_path)
+        return ModelSource(
+            **{name: more.get(name, getattr(found, name)) for name in ModelSource.__struct_fields__}
         )
 
     return make
@@ -81,26 +87,26 @@ def test_a_file_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
 
 
 def test_the_labs_own_environment_comes_first(tmp_path: Path) -> None:
-    assert lab_python(tmp_path) == sys.executable
+    assert find_lab_python(tmp_path) == sys.executable
     own = python_without_torch(tmp_path)
-    assert lab_python(tmp_path) == str(own)
+    assert find_lab_python(tmp_path) == str(own)
 
 
 def test_a_python_without_torch_is_told_with_how_to_get_it(
-    code: Callable[..., Source], tmp_path: Path
+    code: Callable[..., ModelSource], tmp_path: Path
 ) -> None:
     own = python_without_torch(tmp_path)
     told = Told()
     with pytest.raises(LabError, match="PyTorch is not installed") as raised:
-        measured(code("import torch\ndef build_model(): ...\n"), PLAN, told)
+        measure_model(code("import torch\ndef build_model(): ...\n"), PLAN, told)
     assert f"{own} -m pip install torch" in raised.value.hint
     assert "--params" in raised.value.hint
     assert told.steps == [("building train.py:build_model", False)]
 
 
-def test_a_python_that_is_not_there(code: Callable[..., Source]) -> None:
+def test_a_python_that_is_not_there(code: Callable[..., ModelSource]) -> None:
     with pytest.raises(LabError, match="cannot be started"):
-        measured(code("", python="/no/such/python"), PLAN, Silent())
+        measure_model(code("", python="/no/such/python"), PLAN, SilentReporter())
 
 
 @needs_torch
@@ -127,33 +133,33 @@ def test_a_python_that_is_not_there(code: Callable[..., Source]) -> None:
     ],
 )
 def test_code_that_cannot_be_measured_says_why(
-    code: Callable[..., Source], text: str, kind: type[LabError], said: str
+    code: Callable[..., ModelSource], text: str, kind: type[LabError], said: str
 ) -> None:
     with pytest.raises(kind, match=said) as raised:
-        measured(code(text), PLAN, Silent())
+        measure_model(code(text), PLAN, SilentReporter())
     assert raised.value.why
     assert raised.value.hint
 
 
 @needs_torch
-def test_functions_of_the_file_alone_are_named(code: Callable[..., Source]) -> None:
+def test_functions_of_the_file_alone_are_named(code: Callable[..., ModelSource]) -> None:
     with pytest.raises(NotFoundError) as raised:
-        measured(code("from os.path import join\ndef mine(): ...\n"), PLAN, Silent())
+        measure_model(code("from os.path import join\ndef mine(): ...\n"), PLAN, SilentReporter())
     assert raised.value.why == "its functions: mine"
 
 
 @needs_torch
 def test_more_memory_than_there_is_fails_here_and_not_the_machine(
-    code: Callable[..., Source],
+    code: Callable[..., ModelSource],
 ) -> None:
     text = "import torch\ndef build_model(): return torch.nn.Linear(2_000_000, 2_000_000)\n"
     with pytest.raises(LabError, match="more memory than this machine"):
-        measured(code(text), PLAN, Silent())
+        measure_model(code(text), PLAN, SilentReporter())
 
 
 @needs_torch
 def test_what_takes_too_long_is_ended_with_all_that_it_started(
-    code: Callable[..., Source], tmp_path: Path
+    code: Callable[..., ModelSource], tmp_path: Path
 ) -> None:
     """The child writes its grandchild's id into a pipe's end that only they hold open."""
     fifo = tmp_path / "alive"
@@ -168,7 +174,7 @@ def test_what_takes_too_long_is_ended_with_all_that_it_started(
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     began = time.monotonic()
     with pytest.raises(LabError, match="did not finish within 5 s") as raised:
-        measured(code(text, time_limit_s=5), PLAN, Silent())
+        measure_model(code(text, time_limit_s=5), PLAN, SilentReporter())
     os.set_blocking(reader, True)
     assert os.read(reader, 1) == b""  # every writer is gone
     os.close(reader)
@@ -178,7 +184,7 @@ def test_what_takes_too_long_is_ended_with_all_that_it_started(
 
 @needs_torch
 def test_what_the_code_prints_and_its_own_modules_do_no_harm(
-    code: Callable[..., Source], tmp_path: Path
+    code: Callable[..., ModelSource], tmp_path: Path
 ) -> None:
     (tmp_path / "plan.py").write_text("WIDTH = 3\n")
     text = (
@@ -186,7 +192,7 @@ def test_what_the_code_prints_and_its_own_modules_do_no_harm(
         "def build_model():\n    print('building')\n"
         "    return torch.nn.Linear(plan.WIDTH, 2), torch.zeros(1, 3)\n"
     )
-    found = measured(code(text), PLAN, Silent())
+    found = measure_model(code(text), PLAN, SilentReporter())
     assert found.parameters == 8
     assert found.input_from == "build_model"
     assert not (tmp_path / "__pycache__").exists()

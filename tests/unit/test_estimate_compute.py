@@ -7,31 +7,31 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from labctl.estimate.advice import verdict, ways, why_simple_differs
-from labctl.estimate.cards import Card, card
+from labctl.estimate.advice import judge_gpu, list_suggestions, why_simple_differs
+from labctl.estimate.cards import Card, find_card
 from labctl.estimate.compute import (
-    Amount,
+    Workload,
+    compute_hours,
+    compute_load,
     dollars,
     flops,
-    hours_on,
-    load,
     measured_hours,
     peak_flops,
     token_seconds,
     weight_seconds,
 )
-from labctl.estimate.fits import fits, largest_usable, smallest_for, usable_bytes
-from labctl.estimate.memory import memory
-from labctl.estimate.plan import Measured, Plan
+from labctl.estimate.fits import compare_gpus, find_largest_gpu, find_smallest_gpu, usable_bytes
+from labctl.estimate.memory import estimate_memory
+from labctl.estimate.plan import ModelMeasurement, ModelPlan
 
 GB, GIB, TFLOPS = 10**9, 1024**3, 1e12
-GPT_3 = Plan(params=175 * GB, precision="fp16", optimizer="adam")
-ALL_TOKENS = Amount(tokens=300 * GB)
-SHAPED = Plan(params=8 * GB, optimizer="adam", batch=8, seq=2048, hidden=4096, layers=32)
+GPT_3 = ModelPlan(params=175 * GB, precision="fp16", optimizer="adam")
+ALL_TOKENS = Workload(tokens=300 * GB)
+SHAPED = ModelPlan(params=8 * GB, optimizer="adam", batch=8, seq=2048, hidden=4096, layers=32)
 
 
 def known(name: str, gib: int) -> Card:
-    found = card(name, gib * GIB)
+    found = find_card(name, gib * GIB)
     assert found is not None
     return found
 
@@ -47,7 +47,7 @@ def test_gpt_3_took_3_14e23_operations() -> None:
 def test_gpt_3_on_1024_a100s_takes_34_days() -> None:
     """arXiv:2104.04473, section 5.1: 140 TFLOP/s each, activations computed again."""
     plan = replace(GPT_3, checkpointing=True, data_parallel=1024, batch=1024)
-    hours = hours_on(A100, plan, replace(ALL_TOKENS, utilisation=140 / 312))
+    hours = compute_hours(A100, plan, replace(ALL_TOKENS, utilisation=140 / 312))
     assert hours is not None
     assert hours / 24 == pytest.approx(34, rel=0.01)
 
@@ -59,7 +59,7 @@ def test_checkpointing_costs_a_third_more() -> None:
 
 
 def test_an_h100_is_three_times_an_a100() -> None:
-    a100, h100 = (hours_on(one, GPT_3, ALL_TOKENS) for one in (A100, H100))
+    a100, h100 = (compute_hours(one, GPT_3, ALL_TOKENS) for one in (A100, H100))
     assert a100 is not None
     assert h100 is not None
     assert a100 == pytest.approx(3.15e23 / (312e12 * 0.4) / 3600)
@@ -67,40 +67,40 @@ def test_an_h100_is_three_times_an_a100() -> None:
 
 
 def test_512m_tokens_at_3000_a_second_are_47_hours_and_700_dollars() -> None:
-    amount = Amount(tokens=512_000_000, per_second=3000)
+    amount = Workload(tokens=512_000_000, per_second=3000)
     hours = measured_hours(amount)
     assert hours == pytest.approx(47.4, abs=0.05)
-    assert hours_on(A100, SHAPED, amount) == hours
+    assert compute_hours(A100, SHAPED, amount) == hours
     assert dollars(hours, 15, amount) == pytest.approx(700, rel=0.02)
 
 
 def test_10000_requests_of_7_s_are_19_4_hours_a_day_and_17500_dollars_a_month() -> None:
-    amount = Amount(requests_per_day=10_000, seconds_per_request=7)
-    found = load(amount, 7)
+    amount = Workload(requests_per_day=10_000, seconds_per_request=7)
+    found = compute_load(amount, 7)
     assert found is not None
     assert found.gpu_hours_per_day == pytest.approx(19.4, abs=0.05)
     assert found.gpus == 1
     assert dollars(found.gpu_hours_per_day, 30, amount) == pytest.approx(17_500)
-    double = load(Amount(requests_per_day=20_000, seconds_per_request=7), 7)
+    double = compute_load(Workload(requests_per_day=20_000, seconds_per_request=7), 7)
     assert double is not None
     assert double.gpus == 2
 
 
 def test_70b_in_fp16_reads_its_weights_in_47_ms() -> None:
-    plan = Plan(params=70 * GB, precision="fp16")
+    plan = ModelPlan(params=70 * GB, precision="fp16")
     assert weight_seconds(plan, 3e12) == pytest.approx(0.047, abs=0.0005)
-    assert token_seconds(plan, Amount(bandwidth_bytes_per_s=3e12), None) == weight_seconds(
+    assert token_seconds(plan, Workload(bandwidth_bytes_per_s=3e12), None) == weight_seconds(
         plan, 3e12
     )
-    assert token_seconds(plan, Amount(), None) is None
+    assert token_seconds(plan, Workload(), None) is None
 
 
 def test_a_reply_takes_its_tokens_and_a_batch_shares_them() -> None:
-    plan = Plan(params=8 * GB, precision="int4")
-    amount = Amount(requests_per_day=1000, reply_tokens=300)
-    alone = hours_on(A100, plan, amount)
+    plan = ModelPlan(params=8 * GB, precision="int4")
+    amount = Workload(requests_per_day=1000, reply_tokens=300)
+    alone = compute_hours(A100, plan, amount)
     assert alone == pytest.approx(1000 * 300 * 4e9 / 2039e9 / 3600)
-    shared = hours_on(A100, replace(plan, batch=8), amount)
+    shared = compute_hours(A100, replace(plan, batch=8), amount)
     assert alone is not None
     assert shared == pytest.approx(alone / 8)
 
@@ -133,60 +133,62 @@ def test_an_offers_own_figure_counts_where_it_is_smaller() -> None:
 
 def test_every_gpu_has_a_row_and_the_border_is_sharp() -> None:
     border = usable_bytes("A100", 40 * GIB)
-    rows = {row.gpu: row.fits for row in fits(SHAPED, Amount(), border)}
+    rows = {row.gpu: row.fits for row in compare_gpus(SHAPED, Workload(), border)}
     assert rows["A100 40GB"]
     assert not rows["L4 24GB"]
-    rows = {row.gpu: row.fits for row in fits(SHAPED, Amount(), border + 1)}
+    rows = {row.gpu: row.fits for row in compare_gpus(SHAPED, Workload(), border + 1)}
     assert not rows["A100 40GB"]
-    assert smallest_for(border + 1) == "L40S 48GB"
-    assert smallest_for(largest_usable()[1] + 1) == ""
+    assert find_smallest_gpu(border + 1) == "L40S 48GB"
+    assert find_smallest_gpu(find_largest_gpu()[1] + 1) == ""
 
 
 def test_old_cards_are_never_recommended() -> None:
-    assert smallest_for(10**9) == "T4 16GB"
-    notes = {row.gpu: row.note for row in fits(SHAPED, Amount(), 10**9)}
+    assert find_smallest_gpu(10**9) == "T4 16GB"
+    notes = {row.gpu: row.note for row in compare_gpus(SHAPED, Workload(), 10**9)}
     assert notes["K80 12GB"] == "too old for current PyTorch"
     assert notes["T4 16GB"].startswith("no bf16")
     assert notes["H100 80GB"] == ""
 
 
-def from_code(parameters: int, item_flops: int) -> Measured:
+def from_code(parameters: int, item_flops: int) -> ModelMeasurement:
     size = 4 * parameters
-    return Measured(
+    return ModelMeasurement(
         parameters=parameters, weight_bytes=size, trained_parameters=parameters,
         trained_bytes=size, fixed_bytes=0, item_bytes=100, item_flops=item_flops,
     )  # fmt: skip
 
 
-CNN = Plan(measured=from_code(94_186, 14_000_000), precision="fp32", optimizer="adamw", batch=64)
-RESNET = Plan(measured=from_code(25_557_032, 24 * GB), precision="fp32", optimizer="adamw")
+CNN = ModelPlan(
+    measured=from_code(94_186, 14_000_000), precision="fp32", optimizer="adamw", batch=64
+)
+RESNET = ModelPlan(measured=from_code(25_557_032, 24 * GB), precision="fp32", optimizer="adamw")
 
 
 @pytest.mark.parametrize(
     ("plan", "amount", "needed"),
     [
-        (Plan(kind="trees", rows=100_000, columns=50), Amount(), False),
-        (Plan(kind="tabular", rows=100_000, columns=50), Amount(), False),
-        (Plan(kind="trees", rows=100_000_000, columns=100), Amount(), True),
-        (CNN, Amount(), False),
-        (CNN, Amount(items=600_000), False),
-        (CNN, Amount(items=10**9), True),
-        (RESNET, Amount(), True),
-        (RESNET, Amount(items=1_281_167), True),
-        (SHAPED, Amount(), True),
-        (Plan(params=8 * GB, precision="bf16"), Amount(), True),
-        (Plan(params=110_000_000, precision="fp32"), Amount(), False),
-        (Plan(params=110_000_000), Amount(requests_per_day=10**7, reply_tokens=100), True),
+        (ModelPlan(kind="trees", rows=100_000, columns=50), Workload(), False),
+        (ModelPlan(kind="tabular", rows=100_000, columns=50), Workload(), False),
+        (ModelPlan(kind="trees", rows=100_000_000, columns=100), Workload(), True),
+        (CNN, Workload(), False),
+        (CNN, Workload(items=600_000), False),
+        (CNN, Workload(items=10**9), True),
+        (RESNET, Workload(), True),
+        (RESNET, Workload(items=1_281_167), True),
+        (SHAPED, Workload(), True),
+        (ModelPlan(params=8 * GB, precision="bf16"), Workload(), True),
+        (ModelPlan(params=110_000_000, precision="fp32"), Workload(), False),
+        (ModelPlan(params=110_000_000), Workload(requests_per_day=10**7, reply_tokens=100), True),
     ],
 )
-def test_whether_a_gpu_is_needed(plan: Plan, amount: Amount, needed: bool) -> None:
-    said = verdict(plan, amount)
+def test_whether_a_gpu_is_needed(plan: ModelPlan, amount: Workload, needed: bool) -> None:
+    said = judge_gpu(plan, amount)
     assert said.needed is needed
     assert said.why
 
 
 def test_the_difference_between_rule_and_sum_is_told_largest_first() -> None:
-    reasons = why_simple_differs(SHAPED, memory(SHAPED))
+    reasons = why_simple_differs(SHAPED, estimate_memory(SHAPED))
     assert reasons[0].startswith("activations (4.3 GB by its own rule")
     assert any("fp32 master weights (32.0 GB)" in one for one in reasons)
     assert any("overhead" in one for one in reasons)
@@ -194,44 +196,44 @@ def test_the_difference_between_rule_and_sum_is_told_largest_first() -> None:
 
 def test_each_way_is_what_it_says() -> None:
     """Every total is what the changed options lead to, and each is smaller than now."""
-    now = memory(SHAPED).total_bytes
-    found = {way.options: way for way in ways(SHAPED)}
+    now = estimate_memory(SHAPED).total_bytes
+    found = {way.options: way for way in list_suggestions(SHAPED)}
     assert {"--accumulate 8", "--checkpointing", "--batch 1", "--train adam8bit"} <= set(found)
     assert all(way.total_bytes < now for way in found.values())
-    checkpointing = memory(replace(SHAPED, checkpointing=True)).total_bytes
+    checkpointing = estimate_memory(replace(SHAPED, checkpointing=True)).total_bytes
     assert found["--checkpointing"].total_bytes == checkpointing
     assert found["--checkpointing"].fits_on == "H200 141GB"
     divided = found["--zero 3 --data-parallel 2"]
-    both = memory(replace(SHAPED, zero=3, data_parallel=2)).total_bytes
+    both = estimate_memory(replace(SHAPED, zero=3, data_parallel=2)).total_bytes
     assert (divided.total_bytes, divided.gpus) == (both, 2)
 
 
 def test_changes_are_put_together_where_none_alone_is_enough() -> None:
     plan = replace(SHAPED, params=11 * GB, precision="fp32", batch=16)
-    alone = [way for way in ways(plan) if way.what != "together" and way.gpus == 1]
+    alone = [way for way in list_suggestions(plan) if way.what != "together" and way.gpus == 1]
     assert not any(way.fits_on for way in alone)
-    together = ways(plan)[-1]
+    together = list_suggestions(plan)[-1]
     assert together.what == "together"
     assert together.fits_on
     assert together.options.count("--") >= 2
 
 
 def test_quantising_is_what_a_model_in_use_is_told() -> None:
-    found = {way.options: way for way in ways(Plan(params=180 * GB))}
+    found = {way.options: way for way in list_suggestions(ModelPlan(params=180 * GB))}
     assert found["--precision int4"].fits_on == "H200 141GB"
     assert found["--precision int8"].fits_on == "B200 180GB"
     assert found["--tensor-parallel 2"].gpus == 2
 
 
 def test_where_nothing_helps_nothing_is_promised() -> None:
-    huge = Plan(params=10**15, optimizer="sgd", precision="bf16")
-    assert all(not way.fits_on for way in ways(huge))
-    assert not [way for way in ways(huge) if way.what == "together"]
+    huge = ModelPlan(params=10**15, optimizer="sgd", precision="bf16")
+    assert all(not way.fits_on for way in list_suggestions(huge))
+    assert not [way for way in list_suggestions(huge) if way.what == "together"]
 
 
 def test_no_amount_no_hours() -> None:
-    nothing: Any = Amount()
-    assert hours_on(A100, SHAPED, nothing) is None
+    nothing: Any = Workload()
+    assert compute_hours(A100, SHAPED, nothing) is None
     assert measured_hours(nothing) is None
-    assert load(nothing, 7) is None
+    assert compute_load(nothing, 7) is None
     assert dollars(None, 15, nothing) is None

@@ -12,17 +12,17 @@ from labctl.estimate.constants import OPTIMIZERS, OVERHEAD_BYTES, PRECISIONS
 from labctl.estimate.memory import (
     TERMS,
     checkpoint_bytes,
+    estimate_memory,
     kv_cache,
     largest,
-    memory,
     simple_activations,
 )
-from labctl.estimate.plan import Measured, Plan, checked, parse_count
+from labctl.estimate.plan import ModelMeasurement, ModelPlan, parse_count, require_consistent
 
 GB = 10**9
-LLAMA_8B = Plan(params=8 * GB, seq=2048, hidden=4096, layers=32, heads=32, kv_heads=8)
-LLAMA_70B = Plan(params=70 * GB, precision="fp16", seq=4096, hidden=8192, layers=80, heads=64)
-BERT = Plan(
+LLAMA_8B = ModelPlan(params=8 * GB, seq=2048, hidden=4096, layers=32, heads=32, kv_heads=8)
+LLAMA_70B = ModelPlan(params=70 * GB, precision="fp16", seq=4096, hidden=8192, layers=80, heads=64)
+BERT = ModelPlan(
     params=110_000_000,
     precision="fp16",
     optimizer="adam",
@@ -35,8 +35,8 @@ BERT = Plan(
 )
 
 
-def of(plan: Plan, **changed: Any) -> Any:
-    return memory(checked(replace(plan, **changed)))
+def of(plan: ModelPlan, **changed: Any) -> Any:
+    return estimate_memory(require_consistent(replace(plan, **changed)))
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,11 @@ def of(plan: Plan, **changed: Any) -> Any:
     ],
 )  # fmt: skip
 def test_weights_of_llama_3(params: int, precision: Any, gb: int) -> None:
-    assert of(Plan(params=params * GB, precision=precision)).weights_bytes == gb * GB
+    assert of(ModelPlan(params=params * GB, precision=precision)).weights_bytes == gb * GB
 
 
 def test_training_8b_with_adam_is_64_gb_by_the_simple_rule_and_16_bytes_each_in_truth() -> None:
-    found = of(Plan(params=8 * GB, precision="fp16", optimizer="adam"))
+    found = of(ModelPlan(params=8 * GB, precision="fp16", optimizer="adam"))
     assert found.simple_rule_bytes == 64 * GB
     assert found.weights_bytes + found.gradients_bytes + found.optimizer_bytes == 16 * 8 * GB
     assert found.total_bytes == 128 * GB + OVERHEAD_BYTES
@@ -74,17 +74,19 @@ def test_training_8b_with_adam_is_64_gb_by_the_simple_rule_and_16_bytes_each_in_
     ],
 )
 def test_bytes_of_each_parameter(optimizer: Any, precision: Any, each: int) -> None:
-    found = of(Plan(params=1000, optimizer=optimizer, precision=precision))
+    found = of(ModelPlan(params=1000, optimizer=optimizer, precision=precision))
     assert found.total_bytes - found.overhead_bytes == 1000 * each
 
 
 def test_activations_of_8b_are_4_gb_by_the_simple_rule_and_17_times_that_in_truth() -> None:
-    plan = checked(replace(LLAMA_8B, optimizer="adam", batch=8, kv_heads=32, vocabulary=128_256))
+    plan = require_consistent(
+        replace(LLAMA_8B, optimizer="adam", batch=8, kv_heads=32, vocabulary=128_256)
+    )
     assert simple_activations(plan) == 8 * 2048 * 4096 * 32 * 2
     assert simple_activations(plan) == pytest.approx(4 * GB, rel=0.08)
     tokens = 8 * 2048
     by_hand = 34 * tokens * 4096 * 32 + tokens * 128_256 * (4 + 2)
-    assert memory(plan).activations_bytes == by_hand
+    assert estimate_memory(plan).activations_bytes == by_hand
     assert by_hand - tokens * 128_256 * 6 == 17 * simple_activations(plan)
 
 
@@ -123,11 +125,11 @@ def test_accumulating_divides_what_passes_through_at_once() -> None:
 
 
 def test_kv_cache_of_70b_by_the_full_heads_and_by_its_eight() -> None:
-    plan = checked(replace(LLAMA_70B, kv_heads=8))
+    plan = require_consistent(replace(LLAMA_70B, kv_heads=8))
     assert kv_cache(plan) == 2 * 80 * 8192 * 4096 * 2
     assert kv_cache(plan) == pytest.approx(10 * GB, rel=0.08)
     assert kv_cache(plan, 8) == kv_cache(plan) / 8 == 1_342_177_280
-    assert memory(plan).kv_cache_bytes == 1_342_177_280
+    assert estimate_memory(plan).kv_cache_bytes == 1_342_177_280
 
 
 def test_kv_cache_of_llama_3_8b_is_128_kib_a_token() -> None:
@@ -145,7 +147,7 @@ def test_a_training_has_no_kv_cache_and_use_has_no_gradients() -> None:
 
 
 def test_a_checkpoint_of_8b_in_fp32_with_adam_is_96_gb() -> None:
-    plan = Plan(params=8 * GB, precision="fp32", optimizer="adam")
+    plan = ModelPlan(params=8 * GB, precision="fp32", optimizer="adam")
     assert checkpoint_bytes(plan) == 96 * GB
     assert checkpoint_bytes(replace(plan, precision="bf16")) == 96 * GB
     assert checkpoint_bytes(replace(plan, optimizer="")) == 0
@@ -158,7 +160,7 @@ def test_a_checkpoint_of_8b_in_fp32_with_adam_is_96_gb() -> None:
 def test_zero_divides_as_its_paper_says(stage: int, gb: float) -> None:
     """Figure 1 of arXiv:1910.02054: 7.5B parameters on 64 GPUs."""
     found = of(
-        Plan(params=7_500_000_000, optimizer="adam", batch=64),
+        ModelPlan(params=7_500_000_000, optimizer="adam", batch=64),
         data_parallel=64 if stage else 1,
         zero=stage,
     )
@@ -167,7 +169,7 @@ def test_zero_divides_as_its_paper_says(stage: int, gb: float) -> None:
 
 
 def test_tensor_and_pipeline_parallel_divide_the_state() -> None:
-    plan = Plan(params=8 * GB, optimizer="adam", tensor_parallel=4, pipeline_parallel=2)
+    plan = ModelPlan(params=8 * GB, optimizer="adam", tensor_parallel=4, pipeline_parallel=2)
     found = of(plan)
     assert found.total_bytes - found.overhead_bytes == 16 * 8 * GB / 8
 
@@ -205,7 +207,7 @@ def test_the_total_is_the_sum_for_every_precision_and_optimizer() -> None:
             assert getattr(found, f"{largest(found)}_bytes") >= found.total_bytes / 6
 
 
-CODE = Measured(
+CODE = ModelMeasurement(
     parameters=1000,
     weight_bytes=4100,
     trained_parameters=600,
@@ -217,14 +219,16 @@ CODE = Measured(
 
 
 def test_a_model_from_code_counts_its_own_bytes() -> None:
-    found = of(Plan(measured=CODE, precision="fp32", optimizer="adamw", batch=8))
+    found = of(ModelPlan(measured=CODE, precision="fp32", optimizer="adamw", batch=8))
     assert found.weights_bytes == 4100
     assert found.gradients_bytes == 2400
     assert found.optimizer_bytes == 4800
     assert found.activations_bytes == 50 + 8 * 700
-    assert of(Plan(measured=CODE, precision="fp32", optimizer="adam8bit")).optimizer_bytes == 1200
-    assert of(Plan(measured=CODE, precision="bf16", optimizer="sgd")).optimizer_bytes == 0
-    assert checkpoint_bytes(Plan(measured=CODE, optimizer="adamw")) == 4100 + 4800
+    assert (
+        of(ModelPlan(measured=CODE, precision="fp32", optimizer="adam8bit")).optimizer_bytes == 1200
+    )
+    assert of(ModelPlan(measured=CODE, precision="bf16", optimizer="sgd")).optimizer_bytes == 0
+    assert checkpoint_bytes(ModelPlan(measured=CODE, optimizer="adamw")) == 4100 + 4800
 
 
 @pytest.mark.parametrize(
@@ -266,5 +270,5 @@ def test_questions_that_make_no_sense_are_refused_with_the_way_out(
     changed: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(UsageError, match=said) as raised:
-        checked(replace(LLAMA_8B, **changed))
+        require_consistent(replace(LLAMA_8B, **changed))
     assert raised.value.hint

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from labctl.errors import UsageError
-from labctl.estimate.cards import card
-from labctl.estimate.compute import Amount
-from labctl.estimate.plan import Measured, Plan
+from labctl.estimate.cards import find_card
+from labctl.estimate.compute import Workload
+from labctl.estimate.plan import ModelMeasurement, ModelPlan
 from labctl.insight.estimate import estimate
 from labctl.lab import Lab
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from aws_cloud import Cloud
 
 GB = 10**9
-SMALL = Plan(params=100_000_000, precision="fp16", optimizer="adam", batch=1)
-BERT = Plan(
+SMALL = ModelPlan(params=100_000_000, precision="fp16", optimizer="adam", batch=1)
+BERT = ModelPlan(
     params=110_000_000, precision="fp16", optimizer="adam",
     batch=8, seq=512, hidden=768, layers=12, heads=12,
 )  # fmt: skip
@@ -47,10 +47,10 @@ def on_aws(cloud: Cloud, home: Path) -> Lab:
 
 
 def test_each_offer_has_its_hours_and_dollars_the_cheapest_that_fits_first(on_aws: Lab) -> None:
-    amount = Amount(tokens=GB)
+    amount = Workload(tokens=GB)
     found = estimate(on_aws.ground, BERT, amount)
     assert {"g4dn.xlarge", "g5.xlarge"} <= {cost.type for cost in found.costs if not cost.spot}
-    for cost in [one for one in found.costs if card(one.gpu, one.gpu_memory_bytes)]:
+    for cost in [one for one in found.costs if find_card(one.gpu, one.gpu_memory_bytes)]:
         assert cost.hours
         assert cost.usd == pytest.approx(cost.hours * cost.price_usd_per_hour)
     fitting = [cost.usd for cost in found.costs if cost.fits and cost.usd is not None]
@@ -69,13 +69,13 @@ def test_the_second_estimate_is_answered_from_the_cache_of_offers(
     offers = on_aws.ground.provider.offers(on_aws.config.server.need)
     assert offers
     asked = cloud.seen.total()
-    estimate(on_aws.ground, BERT, Amount())
+    estimate(on_aws.ground, BERT, Workload())
     assert cloud.seen.total() == asked
 
 
 def test_what_no_offer_holds_is_told_with_what_to_change(on_aws: Lab) -> None:
     named = lab(on_aws.config.root, provider="aws", gpu="T4")
-    found = estimate(named.ground, replace(BERT, params=2 * GB), Amount())
+    found = estimate(named.ground, replace(BERT, params=2 * GB), Workload())
     assert found.costs
     assert not any(cost.fits for cost in found.costs)
     assert found.cheapest is None
@@ -84,7 +84,7 @@ def test_what_no_offer_holds_is_told_with_what_to_change(on_aws: Lab) -> None:
 
 
 def test_no_gpu_needed_asks_for_machines_without_one(on_aws: Lab) -> None:
-    found = estimate(on_aws.ground, SMALL, Amount(tokens=100_000))
+    found = estimate(on_aws.ground, SMALL, Workload(tokens=100_000))
     assert not found.gpu.needed
     assert {cost.gpu_count for cost in found.costs} == {0}
     assert found.cheapest is not None
@@ -93,8 +93,8 @@ def test_no_gpu_needed_asks_for_machines_without_one(on_aws: Lab) -> None:
 
 
 def test_a_month_of_requests_on_each_offer(on_aws: Lab) -> None:
-    plan = Plan(params=6 * GB, precision="fp16")
-    amount = Amount(requests_per_day=10_000, seconds_per_request=7)
+    plan = ModelPlan(params=6 * GB, precision="fp16")
+    amount = Workload(requests_per_day=10_000, seconds_per_request=7)
     found = estimate(on_aws.ground, plan, amount)
     cost = found.costs[0]
     assert cost.usd == pytest.approx(19.444 * 30 * cost.price_usd_per_hour, rel=1e-3)
@@ -107,14 +107,14 @@ def test_a_lab_that_names_its_gpu_is_asked_for_that(cloud: Cloud, home: Path) ->
     from aws_provider import with_market
 
     with_market(cloud)
-    found = estimate(lab(home, provider="aws", gpu="T4").ground, BERT, Amount())
+    found = estimate(lab(home, provider="aws", gpu="T4").ground, BERT, Workload())
     assert {cost.gpu for cost in found.costs} == {"T4"}
 
 
 def test_several_gpus_take_several_servers(on_aws: Lab) -> None:
     plan = replace(BERT, data_parallel=4)
     named = lab(on_aws.config.root, provider="aws", gpu="T4")
-    found = estimate(named.ground, plan, Amount(tokens=GB))
+    found = estimate(named.ground, plan, Workload(tokens=GB))
     for cost in found.costs:
         assert cost.servers == -(-4 // cost.gpu_count)
     cost = next(cost for cost in found.costs if cost.gpu_count == 1 and not cost.spot)
@@ -123,7 +123,7 @@ def test_several_gpus_take_several_servers(on_aws: Lab) -> None:
 
 
 def test_a_provider_without_such_a_gpu_is_no_failure(home: Path) -> None:
-    found = estimate(lab(home).ground, BERT, Amount(tokens=GB))
+    found = estimate(lab(home).ground, BERT, Workload(tokens=GB))
     assert found.costs == ()
     assert "local has no GPU" in found.details.costs_note
     assert "--price" in found.details.costs_note
@@ -138,13 +138,13 @@ def test_a_provider_without_credentials_is_no_failure(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    found = estimate(lab(home, provider="aws").ground, BERT, Amount())
+    found = estimate(lab(home, provider="aws").ground, BERT, Workload())
     assert found.costs == ()
     assert "credentials" in found.details.costs_note
 
 
 def test_a_stated_price_asks_nobody(home: Path) -> None:
-    amount = Amount(tokens=512_000_000, per_second=3000, price_usd_per_hour=15)
+    amount = Workload(tokens=512_000_000, per_second=3000, price_usd_per_hour=15)
     found = estimate(lab(home, provider="aws").ground, replace(SMALL, params=8 * GB), amount)
     assert [cost.usd for cost in found.costs] == [pytest.approx(711, abs=1)]
     assert found.cheapest is None
@@ -152,12 +152,12 @@ def test_a_stated_price_asks_nobody(home: Path) -> None:
 
 
 def test_a_local_container_costs_nothing_where_no_gpu_is_needed(home: Path) -> None:
-    found = estimate(lab(home).ground, Plan(kind="trees", rows=1000, columns=10), Amount())
+    found = estimate(lab(home).ground, ModelPlan(kind="trees", rows=1000, columns=10), Workload())
     assert found.cheapest is not None
     assert found.cheapest.price_usd_per_hour == 0
 
 
-CODE = Measured(
+CODE = ModelMeasurement(
     parameters=1000, weight_bytes=4000, trained_parameters=1000, trained_bytes=4000,
     fixed_bytes=0, item_bytes=700, item_flops=6000,
 )  # fmt: skip
@@ -166,13 +166,13 @@ CODE = Measured(
 @pytest.mark.parametrize(
     ("plan", "amount"),
     [
-        (SMALL, Amount(requests_per_day=10)),
-        (SMALL, Amount(items=10)),
-        (SMALL, Amount(per_second=10)),
-        (replace(SMALL, measured=CODE), Amount(tokens=10)),
+        (SMALL, Workload(requests_per_day=10)),
+        (SMALL, Workload(items=10)),
+        (SMALL, Workload(per_second=10)),
+        (replace(SMALL, measured=CODE), Workload(tokens=10)),
     ],
 )
-def test_amounts_that_do_not_belong_are_refused(home: Path, plan: Plan, amount: Any) -> None:
+def test_amounts_that_do_not_belong_are_refused(home: Path, plan: ModelPlan, amount: Any) -> None:
     with pytest.raises(UsageError) as raised:
         estimate(lab(home).ground, plan, amount)
     assert raised.value.hint

@@ -14,8 +14,8 @@ from labctl.errors import LabError, NotFoundError
 from labctl.runs.evaluation import (
     LARGEST_BYTES,
     Evaluation,
-    class_figures,
-    interval,
+    compute_class_metrics,
+    confidence_interval,
     parse_evaluation,
     read_evaluation,
 )
@@ -57,25 +57,25 @@ def text(**changes: Any) -> bytes:
     ],
 )
 def test_wilsons_interval_as_published(correct: int, items: int, low: float, high: float) -> None:
-    found = interval(correct, items)
+    found = confidence_interval(correct, items)
     assert found is not None
     assert found == pytest.approx((low, high), abs=5e-5)
 
 
 def test_of_nothing_there_is_no_interval() -> None:
-    assert interval(0, 0) is None
+    assert confidence_interval(0, 0) is None
 
 
 @given(st.integers(1, 10**6).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_an_interval_holds_its_share_and_stays_a_share(case: tuple[int, int]) -> None:
     correct, items = case
-    low, high = interval(correct, items) or (-1.0, 2.0)
+    low, high = confidence_interval(correct, items) or (-1.0, 2.0)
     assert 0 <= low <= correct / items <= high <= 1
     assert low < high
 
 
 def test_precision_recall_and_f1() -> None:
-    cat, dog = class_figures(parse_evaluation(text()))
+    cat, dog = compute_class_metrics(parse_evaluation(text()))
     assert (cat.items, cat.said, cat.correct) == (10, 9, 8)
     assert (cat.precision, cat.recall) == (8 / 9, 0.8)
     assert cat.f1 == pytest.approx(2 * (8 / 9) * 0.8 / (8 / 9 + 0.8))
@@ -92,7 +92,7 @@ def test_a_class_that_nobody_named_and_nothing_bears_has_no_figures() -> None:
             accuracy=0.5,
         )
     )
-    _, b, c = class_figures(found)
+    _, b, c = compute_class_metrics(found)
     assert (b.precision, b.recall, b.f1) == (None, 0.0, 0.0)
     assert (c.precision, c.recall, c.f1) == (None, None, None)
 

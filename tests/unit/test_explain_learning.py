@@ -10,7 +10,7 @@ from explain_cases import COMMAND, findings, material, run, samples, series, unk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labctl.insight.explain.diagnosis import verdict
+from labctl.insight.explain.diagnosis import diagnose
 from labctl.insight.scalars import Scalars, Series
 from labctl.insight.telemetry import GpuSample, Sample
 from labctl.model import Run
@@ -283,7 +283,7 @@ def test_nothing_at_all_is_said_to_be_nothing() -> None:
 def test_problems_come_first_and_every_answer_is_whole() -> None:
     values = [*wobble(FALLS), NAN]
     made = material(series("train/loss", values), samples=samples(GpuSample(use_percent=40.0)))
-    said = verdict(made)
+    said = diagnose(made)
     levels = [one.level for one in said.findings]
     assert levels == sorted(levels, key=("problem", "advice", "good").index)
     for one in said.findings:
@@ -328,9 +328,9 @@ def test_no_input_makes_a_rule_fail(
         log=log,
         run=run(state=state, exit_code=None),
     )
-    verdict(everything)
+    diagnose(everything)
 
 
 def test_steps_may_be_anything() -> None:
     odd = Series(tag="train/loss", steps=(-5, 0, 2**62), values=(1.0, 2.0, 3.0), times=(0, 0, 0))
-    verdict(material(scalars=Scalars(series=(odd,))))
+    diagnose(material(scalars=Scalars(series=(odd,))))

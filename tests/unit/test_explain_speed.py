@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from explain_cases import GIB, findings, gpu, material, run, samples, series, unknown
 
-from labctl.insight.explain.evidence import Fit, Material
+from labctl.insight.explain.evidence import MemoryFit, RunData
 from labctl.insight.telemetry import Sample
 
 WAITS = series("speed/data_wait_share", [0.6] * 10)
@@ -191,7 +191,7 @@ def test_the_processor_where_no_gpu_is(busy: float, rule: str) -> None:
     assert "the run had no GPU" in findings(made)[rule].evidence[1].said
 
 
-def creeping(per_sample: int, **fields: Any) -> Material:
+def creeping(per_sample: int, **fields: Any) -> RunData:
     return material(
         samples=samples(change=lambda n: {"memory_bytes": 2 * GIB + n * per_sample}, **fields)
     )
@@ -225,7 +225,7 @@ CUDA = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
     "capacity of 14.56 GiB of which 1.06 GiB is free."
 )
-FIT = Fit(
+FIT = MemoryFit(
     target="train.py:build_model",
     item="3x224x224",
     fixed_bytes=2 * GIB,
@@ -274,7 +274,7 @@ def test_a_plan_that_should_have_fitted_says_so() -> None:
 
 
 def test_a_model_of_which_no_item_fits_needs_a_larger_card() -> None:
-    fit = Fit(
+    fit = MemoryFit(
         target="t", item="8", fixed_bytes=20 * GIB, item_bytes=GIB, limit_bytes=14 * GIB, batch=0
     )
     made = material(log=CUDA, run=run(exit_code=1), fit=fit)

@@ -14,14 +14,14 @@ import pytest
 
 from labctl.errors import NotFoundError
 from labctl.model import Endpoint, Forward, Service
-from labctl.services.forward import answers, free_port
+from labctl.services.forward import find_free_port, is_answering
 from labctl.services.forwards import (
     Forwarding,
     ForwardSpec,
+    build_url,
     is_ours,
     list_forwards,
     stop_forward,
-    url_of,
 )
 from labctl.services.services import usual_port
 from labctl.state import State
@@ -57,9 +57,9 @@ def listener(serve: Callable[[socket.socket], None]) -> Iterator[int]:
 
 
 def test_the_address_has_the_token_only_where_it_is_wanted() -> None:
-    assert url_of(JUPYTER, 8888) == "http://127.0.0.1:8888/lab?token=s3cret"
-    assert url_of(JUPYTER, 8888, token=False) == "http://127.0.0.1:8888/lab"
-    assert url_of(Service(name="web", port=1), 8000) == "http://127.0.0.1:8000/"
+    assert build_url(JUPYTER, 8888) == "http://127.0.0.1:8888/lab?token=s3cret"
+    assert build_url(JUPYTER, 8888, token=False) == "http://127.0.0.1:8888/lab"
+    assert build_url(Service(name="web", port=1), 8000) == "http://127.0.0.1:8000/"
 
 
 def test_known_services_are_expected_at_their_usual_port() -> None:
@@ -71,24 +71,24 @@ def test_known_services_are_expected_at_their_usual_port() -> None:
 def test_a_free_port_is_taken_as_wanted_and_another_one_else() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         taken = holder.getsockname()[1]
-        other = free_port(taken)
+        other = find_free_port(taken)
         assert other not in (0, taken)
-    assert free_port(taken) == taken
+    assert find_free_port(taken) == taken
 
 
 def test_who_answers_or_listens_in_silence_is_there() -> None:
     heard: list[bytes] = []
     with listener(lambda wire: wire.sendall(b"x")) as port:
-        assert answers(port, "/")
+        assert is_answering(port, "/")
     with listener(lambda wire: heard.append(wire.recv(100) + wire.recv(1))) as port:
-        assert answers(port, "/lab", timeout_s=0.2)
+        assert is_answering(port, "/lab", timeout_s=0.2)
     assert heard[0].startswith(b"GET /lab HTTP/1.0\r\n")
 
 
 def test_who_hangs_up_or_is_absent_is_not_there() -> None:
     with listener(lambda _: None) as port:
-        assert not answers(port, "/")
-    assert not answers(free_port(0), "/")
+        assert not is_answering(port, "/")
+    assert not is_answering(find_free_port(0), "/")
 
 
 def test_without_ssh_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_a_record_whose_pid_belongs_to_another_process_is_dropped_and_that_one_s
             state.save_forward(forward(stranger.pid))
             assert not is_ours(forward(stranger.pid))
             assert stop_forward(state, "all") == []
-            assert state.forwards() == []
+            assert state.list_forwards() == []
             state.save_forward(forward(os.getpid(), "f2"))
             assert list_forwards(state) == []
         assert stranger.poll() is None

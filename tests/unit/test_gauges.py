@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from labctl.agent.host.container_usage import (
-    Group1,
-    Group2,
-    disk1,
-    disk2,
-    group_of,
-    network,
-    number,
-    rows,
+    CgroupV1,
+    CgroupV2,
+    find_group,
+    parse_disk_v1,
+    parse_disk_v2,
+    parse_network,
+    read_kernel_number,
+    read_kernel_rows,
 )
 
-MEMINFO = rows(Path("/proc/meminfo"))["MemTotal:"] * 1024
+MEMINFO = read_kernel_rows(Path("/proc/meminfo"))["MemTotal:"] * 1024
 WIRES = """\
 Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets
@@ -78,27 +78,27 @@ COMMON = {
 
 def test_both_versions_tell_the_same(tmp_path: Path) -> None:
     folder = version2(tmp_path / "two")
-    assert Group2(folder).read() == {**COMMON, "processes": 3}
+    assert CgroupV2(folder).read() == {**COMMON, "processes": 3}
     top = version1(tmp_path / "one")
-    group = Group1({name: top / name for name in ("memory", "cpuacct", "blkio")})
+    group = CgroupV1({name: top / name for name in ("memory", "cpuacct", "blkio")})
     assert group.read() == {**COMMON, "processes": 2}
 
 
 @pytest.mark.parametrize("limit", ["max", "9223372036854771712"])
 def test_without_a_limit_the_machine_is_the_limit(tmp_path: Path, limit: str) -> None:
-    assert Group2(version2(tmp_path / "two", limit)).read()["memory_limit_bytes"] == MEMINFO
+    assert CgroupV2(version2(tmp_path / "two", limit)).read()["memory_limit_bytes"] == MEMINFO
 
 
 def test_what_cannot_be_read_is_absent(tmp_path: Path) -> None:
-    assert set(Group2(tmp_path).read()) <= {"memory_limit_bytes"}
-    assert not Group2(tmp_path).lives()
+    assert set(CgroupV2(tmp_path).read()) <= {"memory_limit_bytes"}
+    assert not CgroupV2(tmp_path).is_alive()
 
 
 def test_an_ended_container_is_seen(tmp_path: Path) -> None:
     folder = version2(tmp_path)
-    assert Group2(folder).lives()
+    assert CgroupV2(folder).is_alive()
     (folder / "cgroup.events").write_text("populated 0\nfrozen 0\n")
-    assert not Group2(folder).lives()
+    assert not CgroupV2(folder).is_alive()
 
 
 def process(top: Path, cgroup: str) -> Path:
@@ -108,16 +108,16 @@ def process(top: Path, cgroup: str) -> Path:
 def test_a_group_is_found_as_the_machine_sees_it(tmp_path: Path) -> None:
     groups = tmp_path / "groups"
     version2(groups / "docker/abc")
-    found = group_of(process(tmp_path / "proc", "0::/docker/abc\n"), groups)
-    assert isinstance(found, Group2)
+    found = find_group(process(tmp_path / "proc", "0::/docker/abc\n"), groups)
+    assert isinstance(found, CgroupV2)
     assert found.folder == groups / "docker/abc"
 
 
 def test_a_group_of_version_1_is_found_by_its_controller(tmp_path: Path) -> None:
     groups = version1(tmp_path / "groups", "docker/abc")
     lines = "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n3:blkio:/docker/abc\n"
-    found = group_of(process(tmp_path / "proc", lines), groups)
-    assert isinstance(found, Group1)
+    found = find_group(process(tmp_path / "proc", lines), groups)
+    assert isinstance(found, CgroupV1)
     assert found.folders["cpuacct"] == groups / "cpuacct/docker/abc"
 
 
@@ -126,29 +126,29 @@ def test_where_the_tree_is_not_seen_the_container_s_own_is_read(tmp_path: Path) 
     proc = process(tmp_path / "proc", "0::/../elsewhere\n")
     inside = proc / "root" / str(groups).lstrip("/")
     version2(inside)
-    found = group_of(proc, groups)
-    assert isinstance(found, Group2)
+    found = find_group(proc, groups)
+    assert isinstance(found, CgroupV2)
     assert found.folder == inside
 
 
 def test_no_group_is_none(tmp_path: Path) -> None:
-    assert group_of(tmp_path / "gone", tmp_path / "groups") is None
+    assert find_group(tmp_path / "gone", tmp_path / "groups") is None
 
 
 def test_what_leaves_the_container_counts_and_the_loopback_does_not(tmp_path: Path) -> None:
     file = tmp_path / "dev"
     file.write_text(WIRES)
-    assert network(file) == {"net_in_bytes": 1230, "net_out_bytes": 345}
-    assert network(tmp_path / "absent") == {}
+    assert parse_network(file) == {"net_in_bytes": 1230, "net_out_bytes": 345}
+    assert parse_network(tmp_path / "absent") == {}
 
 
 @pytest.mark.parametrize(
     ("read", "text", "found"),
     [
-        (disk1, "", {}),
-        (disk1, "Total 0\n", {"disk_read_bytes": 0, "disk_write_bytes": 0}),
-        (disk2, "", {}),
-        (disk2, "8:0 \n", {}),
+        (parse_disk_v1, "", {}),
+        (parse_disk_v1, "Total 0\n", {"disk_read_bytes": 0, "disk_write_bytes": 0}),
+        (parse_disk_v2, "", {}),
+        (parse_disk_v2, "8:0 \n", {}),
     ],
 )
 def test_disks_that_tell_nothing(read: Any, text: str, found: dict[str, int]) -> None:
@@ -159,5 +159,5 @@ def test_numbers_are_read_or_absent(tmp_path: Path) -> None:
     file = tmp_path / "number"
     for text, found in (("42\n", 42), ("max\n", None), ("", None), ("-1\n", None)):
         file.write_text(text)
-        assert number(file) == found
-    assert number(tmp_path / "absent") is None
+        assert read_kernel_number(file) == found
+    assert read_kernel_number(tmp_path / "absent") is None

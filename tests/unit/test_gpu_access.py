@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from labctl.agent.host.gpu_access import NO_NODES, OPENED, REFUSED, STATE, Access, judge, lost_at
+from labctl.agent.host.gpu_access import (
+    NO_NODES,
+    OPENED,
+    REFUSED,
+    STATE,
+    GpuAccess,
+    find_loss_time,
+    update_access,
+)
 from labctl.agent.host.paths import write_json
 from labctl.agent.host.systemd_reload import has_gpu
 
@@ -30,19 +38,19 @@ from labctl.agent.host.systemd_reload import has_gpu
 def test_a_loss_is_access_that_was_there_and_is_refused_twice(
     codes: tuple[int | None, ...], lost: float | None
 ) -> None:
-    access = Access()
+    access = GpuAccess()
     for at, code in enumerate(codes, start=1):
-        access = judge(access, code, float(at))
+        access = update_access(access, code, float(at))
     assert access.lost_at == lost
 
 
 def test_a_loss_is_of_one_attempts_container_alone(tmp_path: Path) -> None:
-    assert lost_at(tmp_path, "lab-night-1") is None
+    assert find_loss_time(tmp_path, "lab-night-1") is None
     (tmp_path / ".labctl").mkdir()
-    body = {"container": "lab-night-1", **Access(1.0, 2.0, 2.0)._asdict()}
+    body = {"container": "lab-night-1", **GpuAccess(1.0, 2.0, 2.0)._asdict()}
     write_json(tmp_path / ".labctl" / STATE, body)
-    assert lost_at(tmp_path, "lab-night-1") == 2.0
-    assert lost_at(tmp_path, "lab-night-2") is None
+    assert find_loss_time(tmp_path, "lab-night-1") == 2.0
+    assert find_loss_time(tmp_path, "lab-night-2") is None
 
 
 @pytest.mark.parametrize(

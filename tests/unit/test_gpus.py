@@ -13,7 +13,15 @@ from nvml_standin import Card, StandIn, open_standin
 from pynvml import NVMLError
 
 from labctl.agent.host import gpus as gpus_module
-from labctl.agent.host.gpus import FIELDS, Gpus, Pace, describe_throttling, given, open_nvml, row_of
+from labctl.agent.host.gpus import (
+    FIELDS,
+    Gpus,
+    ReadingInterval,
+    describe_throttling,
+    open_nvml,
+    parse_row,
+    select_given,
+)
 from labctl.agent.host.nvml import Nvml
 
 __all__ = ["open_standin"]
@@ -93,7 +101,7 @@ def test_an_earlier_driver_is_asked_in_its_own_words(open_standin: Opener) -> No
     (found,) = library.read()
     assert (found["memory_bytes"], found["memory_total_bytes"]) == (3, 8)
     assert found["throttle"] == ["power"]
-    assert library.processes() == [{"uuid": "GPU-old", "pid": 5, "memory_bytes": 2}]
+    assert library.list_processes() == [{"uuid": "GPU-old", "pid": 5, "memory_bytes": 2}]
 
 
 def test_instances_stand_behind_their_card(open_standin: Opener) -> None:
@@ -103,11 +111,11 @@ def test_instances_stand_behind_their_card(open_standin: Opener) -> None:
     assert [gpu.get("parent") for gpu in found[2:]] == ["GPU-three", "GPU-three"]
     assert found[2]["memory_total_bytes"] == 5
     assert "use_percent" not in found[2]
-    assert library.processes() == [{"uuid": "MIG-a", "pid": 7, "memory_bytes": 1}]
+    assert library.list_processes() == [{"uuid": "MIG-a", "pid": 7, "memory_bytes": 1}]
 
 
 def test_processes_whose_memory_is_not_told_are_named(open_standin: Opener) -> None:
-    assert open_standin(StandIn([BUSY])).processes() == [
+    assert open_standin(StandIn([BUSY])).list_processes() == [
         {"uuid": "GPU-one", "pid": 41, "memory_bytes": 1_400_000_000},
         {"uuid": "GPU-one", "pid": 42},
     ]
@@ -180,7 +188,7 @@ def test_without_the_library_nvidia_smi_is_asked(
     (found,) = asked.read(wait=True)
     assert (found["use_percent"], found["memory_bytes"]) == (87.0, 1480 * 1024**2)
     assert found["throttle"] == ["power", "thermal"]
-    assert asked.processes() == [
+    assert asked.list_processes() == [
         {"uuid": "GPU-one", "pid": 41, "memory_bytes": 1400 * 1024**2},
         {"uuid": "GPU-one", "pid": 42},
     ]
@@ -209,12 +217,12 @@ def test_a_machine_with_neither_has_no_gpus(
     monkeypatch.setenv("PATH", str(tmp_path))
     asked = Gpus(no_library)
     assert asked.read() == []
-    assert asked.processes() == []
+    assert asked.list_processes() == []
 
 
 def test_figures_that_nvidia_smi_does_not_have_are_absent() -> None:
     row = "0, GPU-one, A100, [N/A], 3, 40960, [Not Supported], [N/A], 40, 210, 1410, 0x01"
-    found = row_of(row, FIELDS)
+    found = parse_row(row, FIELDS)
     assert "use_percent" not in found
     assert "power_w" not in found
     assert found["throttle"] == []
@@ -223,17 +231,17 @@ def test_figures_that_nvidia_smi_does_not_have_are_absent() -> None:
 def test_looks_that_cost_much_are_made_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(gpus_module.time, "monotonic", lambda: now[0])
-    pace = Pace()
-    pace.took(2.0)  # the driver woke up
-    assert pace.due()
-    pace.took(0.03)
+    pace = ReadingInterval()
+    pace.record_cost(2.0)  # the driver woke up
+    assert pace.is_due()
+    pace.record_cost(0.03)
     now[0] += 5.9
-    assert not pace.due()
+    assert not pace.is_due()
     now[0] += 0.2
-    assert pace.due()
-    pace.took(60.0)
+    assert pace.is_due()
+    pace.record_cost(60.0)
     now[0] += 30.1
-    assert pace.due()
+    assert pace.is_due()
 
 
 ASKED = {"Capabilities": [["gpu"]]}
@@ -255,4 +263,4 @@ def test_a_container_was_given_these(
 ) -> None:
     container = {"HostConfig": {"DeviceRequests": requests}}
     gpus = open_standin(StandIn([BUSY, SILENT, PARTED])).read()
-    assert [gpu["index"] for gpu in given(gpus, container)] == indices
+    assert [gpu["index"] for gpu in select_given(gpus, container)] == indices

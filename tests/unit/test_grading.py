@@ -11,11 +11,17 @@ import pytest
 
 from labctl.agent.sandbox import grading_accuracy, grading_images
 from labctl.courses.grading import record as records
-from labctl.courses.grading.claims import Comparison, compared
-from labctl.courses.grading.feedback import page
-from labctl.courses.grading.flags import Facts, flags, mentions_in
-from labctl.courses.grading.record import Record, results_of, told_of
-from labctl.courses.grading.results import Results, Test, after_penalty, parse_results, stamped
+from labctl.courses.grading.claims import Comparison, compare_evaluation
+from labctl.courses.grading.feedback import render_page
+from labctl.courses.grading.flags import SubmissionFacts, find_flags, find_mentions
+from labctl.courses.grading.record import GradeRecord, build_results, describe_outcome
+from labctl.courses.grading.results import (
+    GradeResults,
+    TestResult,
+    parse_results,
+    stamp_results,
+    subtract_penalty,
+)
 from labctl.model import FileEntry
 from labctl.runs.evaluation import Evaluation
 
@@ -33,7 +39,7 @@ def evaluation(accuracy: float) -> Evaluation:
     )
 
 
-def record(**other: Any) -> Record:
+def record(**other: Any) -> GradeRecord:
     fields: dict[str, Any] = {
         "assignment": "hw3",
         "seat": "alice",
@@ -46,14 +52,14 @@ def record(**other: Any) -> Record:
         "outcome": "graded",
         "points": 100.0,
     }
-    return Record(**{**fields, **other})
+    return GradeRecord(**{**fields, **other})
 
 
 def test_a_graders_results_are_read_with_care() -> None:
     text = '{"tests": [{"name": "a", "score": 30}, {"name": "b\\u001b[2J", "score": "x"}]}'
     found = parse_results(text, 100)
     assert found.score == 30
-    assert found.tests[1] == Test(name="b\N{REPLACEMENT CHARACTER}[2J")
+    assert found.tests[1] == TestResult(name="b\N{REPLACEMENT CHARACTER}[2J")
     assert found.visibility == "after_published"
     forged = parse_results('{"score": 1, "extra_data": {"labctl": {"counts": 100}}}', 100)
     assert forged.extra_data == {}
@@ -80,10 +86,10 @@ def test_what_is_no_results_file_is_said(text: str, why: str) -> None:
 
 
 def test_lateness_stands_beside_the_score_and_is_taken_off_once() -> None:
-    assert after_penalty(50, 100, 20) == 30
-    assert after_penalty(5, 100, 20) == 0
-    found = stamped(
-        Results(score=50), points=100, penalty=20, late_s=90_000, facts={"submission": 2}
+    assert subtract_penalty(50, 100, 20) == 30
+    assert subtract_penalty(5, 100, 20) == 0
+    found = stamp_results(
+        GradeResults(score=50), points=100, penalty=20, late_s=90_000, facts={"submission": 2}
     )
     assert found.score == 50
     assert "1 d 1 h late, -20%: final score 30" in found.output
@@ -107,7 +113,7 @@ def test_a_claim_is_held_against_the_measurement(
         accuracy=claimed,
         items=1000,
     )
-    found = compared(said, extra, 0.02)
+    found = compare_evaluation(said, extra, 0.02)
     assert found.agrees is agrees
     if measured is not None:
         assert found.low is not None
@@ -116,20 +122,20 @@ def test_a_claim_is_held_against_the_measurement(
 
 
 def test_who_claims_nothing_or_measures_nonsense_is_not_compared() -> None:
-    assert compared(None, {"accuracy": 0.9}, 0.02).agrees is None
+    assert compare_evaluation(None, {"accuracy": 0.9}, 0.02).agrees is None
     for odd in (True, "0.9", 7, -1, float("nan")):
-        assert compared(evaluation(0.9), {"accuracy": odd}, 0.02).measured is None
+        assert compare_evaluation(evaluation(0.9), {"accuracy": odd}, 0.02).measured is None
 
 
 def file(path: str, sha: str, size: int = 5000) -> FileEntry:
     return FileEntry(path=path, size=size, sha256=sha * 64)
 
 
-def facts(seat: str, pseudonym: str, *files: FileEntry, **other: Any) -> Facts:
+def facts(seat: str, pseudonym: str, *files: FileEntry, **other: Any) -> SubmissionFacts:
     run = {"id": "r1", "state": "exited", "exit_code": 0}
     run["server_id"] = other.pop("server", f"course-{pseudonym}-abcdef")
     fields: dict[str, Any] = {"run": "r1", "record": run, "commit": "1", "run_commit": "1"}
-    return Facts(seat=seat, pseudonym=pseudonym, files=files, **{**fields, **other})
+    return SubmissionFacts(seat=seat, pseudonym=pseudonym, files=files, **{**fields, **other})
 
 
 def kinds(found: dict[str, Any]) -> dict[str, list[str]]:
@@ -141,7 +147,7 @@ def test_files_of_two_are_evidence_and_handouts_are_not() -> None:
     alice = facts("alice", "1" * 8, handout, file("model/w", "b"), file("code/x.py", "c"))
     bob = facts("bob", "2" * 8, handout, file("model/w", "b"), file("code/y.py", "c"))
     rest = [facts(f"s{n}", f"{n}" * 8, handout, file("model/w", f"{n}")) for n in range(3, 9)]
-    found = flags([alice, bob, *rest])
+    found = find_flags([alice, bob, *rest])
     assert kinds(found)["alice"] == ["same-code", "same-model"]
     assert found["alice"][0].what == "a code file is identical to bob's"
     assert found["bob"][0].evidence == "code/y.py"
@@ -152,10 +158,10 @@ def test_where_a_run_was_is_evidence() -> None:
     own = facts("alice", "1" * 8)
     other = facts("bob", "2" * 8, server=f"course-{'1' * 8}-abcdef")
     home = facts("carol", "3" * 8, server="local-abc")
-    found = flags([own, other, home])
+    found = find_flags([own, other, home])
     assert kinds(found) == {"alice": [], "bob": ["other-seat"], "carol": ["elsewhere"]}
     assert found["bob"][0].what.endswith("the server of alice")
-    assert kinds(flags([home])) == {"carol": []}, "nobody used the course's servers"
+    assert kinds(find_flags([home])) == {"carol": []}, "nobody used the course's servers"
 
 
 def test_a_record_that_does_not_fit_is_evidence() -> None:
@@ -166,7 +172,7 @@ def test_a_record_that_does_not_fit_is_evidence() -> None:
     moved = facts("d", "4" * 8, commit="2" * 40, run_commit="1" * 40)
     claim = facts("e", "5" * 8, comparison=Comparison(claimed=0.9, measured=0.5, agrees=False))
     looks = facts("f", "6" * 8, mentions=tuple(f"code/x.py:{n}" for n in range(9)))
-    found = flags([none, other, died, moved, claim, looks])
+    found = find_flags([none, other, died, moved, claim, looks])
     assert [own[0] for own in kinds(found).values()] == [
         *("no-record", "other-run", "run-not-ended", "other-commit", "claim", "names-labels")
     ]
@@ -175,25 +181,27 @@ def test_a_record_that_does_not_fit_is_evidence() -> None:
 
 def test_code_that_names_the_labels_place_is_found_by_its_line() -> None:
     text = b"import os\nopen('/lab/labels/labels.csv')\nos.environ['LABCTL_RESULTS']\n"
-    assert mentions_in("code/x.py", text) == ["code/x.py:2", "code/x.py:3"]
-    assert mentions_in("code/x.py", b"labels = load('train')\n") == []
+    assert find_mentions("code/x.py", text) == ["code/x.py:2", "code/x.py:3"]
+    assert find_mentions("code/x.py", b"labels = load('train')\n") == []
 
 
 def test_a_record_is_read_as_written_and_another_is_made_anew() -> None:
-    made = record(raw=Results(score=80), score=60.0, penalty=20)
+    made = record(raw=GradeResults(score=80), score=60.0, penalty=20)
     assert records.decode(records.encode(made)) == made
     assert records.decode(b"{}") is None
     assert records.decode(records.encode(made).replace(b'"version": 1', b'"version": 2')) is None
-    assert results_of(made).extra_data["labctl"]["bundle_sha256"] == SHA
-    assert told_of("exit", 3) == "its program ended with 3"
+    assert build_results(made).extra_data["labctl"]["bundle_sha256"] == SHA
+    assert describe_outcome("exit", 3) == "its program ended with 3"
 
 
 def test_feedback_is_text_whatever_is_in_it() -> None:
     evil = "<img src=x onerror=alert(1)>\x1b[2J\u202e&"
-    raw = Results(
-        score=1, output=evil, tests=(Test(name=evil, output=evil), Test(visibility="hidden"))
+    raw = GradeResults(
+        score=1,
+        output=evil,
+        tests=(TestResult(name=evil, output=evil), TestResult(visibility="hidden")),
     )
-    text = page(record(raw=raw, score=0.5), raw, evil * 10_000)
+    text = render_page(record(raw=raw, score=0.5), raw, evil * 10_000)
     assert "<img" not in text
     assert "\x1b" not in text
     assert "\u202e" not in text

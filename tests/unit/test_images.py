@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from labctl.runs.build_output import STEP
-from labctl.runs.images import content_hash, copied_files
+from labctl.runs.images import content_hash, list_copied_files
 
 
 @pytest.fixture
@@ -42,13 +42,13 @@ def lab(tmp_path: Path) -> Path:
     ],
 )
 def test_what_a_line_takes_in(lab: Path, line: str, expected: set[str]) -> None:
-    found = copied_files(lab, f"FROM base\n{line}\n")
+    found = list_copied_files(lab, f"FROM base\n{line}\n")
     assert {str(path.relative_to(lab)) for path in found} == expected
 
 
 @pytest.mark.parametrize("line", ["COPY . /x", "COPY ./ /x", "ADD $WHAT /x"])
 def test_everything_but_links_and_our_own(lab: Path, line: str) -> None:
-    names = {str(path.relative_to(lab)) for path in copied_files(lab, line)}
+    names = {str(path.relative_to(lab)) for path in list_copied_files(lab, line)}
     assert names == {
         "requirements.txt", "requirements-gpu.txt", "train.py", "src/a.py", "src/deep/b.py"
     }  # fmt: skip
@@ -58,7 +58,7 @@ def test_a_lab_below_a_hidden_directory_counts_as_any_other(tmp_path: Path) -> N
     lab = tmp_path / ".labctl" / "lab"
     lab.mkdir(parents=True)
     (lab / "a.txt").touch()
-    assert copied_files(lab, "COPY a.txt /") == {lab / "a.txt"}
+    assert list_copied_files(lab, "COPY a.txt /") == {lab / "a.txt"}
 
 
 def test_the_tag_changes_with_what_is_copied_and_with_nothing_else(lab: Path) -> None:

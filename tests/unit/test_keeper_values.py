@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from labctl.commands.systemd import keep_unit
-from labctl.config import load_lab, paths
+from labctl.config import find_paths, load_lab
 from labctl.errors import ConfigError, LabError, NotFoundError, PolicyError, Problem, UsageError
-from labctl.errors.replies import as_reply, raised, reply_in
-from labctl.events import Silent
+from labctl.errors.replies import as_reply, parse_error, parse_reply
+from labctl.events import SilentReporter
 from labctl.lifecycle import kept_labs
 from labctl.lifecycle.keeper_host import _parse_host, _ssh_arguments
 from labctl.model import NAME_PATTERN
@@ -54,7 +54,7 @@ def test_the_unit_is_one_that_systemd_reads(tmp_path: Path) -> None:
 def test_an_error_is_the_same_one_at_the_other_end(error: LabError) -> None:
     import json
 
-    back = raised(reply_in(json.dumps(as_reply(error))) or {})
+    back = parse_error(parse_reply(json.dumps(as_reply(error))) or {})
     assert type(back) is type(error)
     assert back is not None
     assert (back.what, back.why, back.hint) == (error.what, error.why, error.hint)
@@ -63,19 +63,19 @@ def test_an_error_is_the_same_one_at_the_other_end(error: LabError) -> None:
 
 def test_every_problem_of_a_file_comes_along() -> None:
     error = ConfigError("lab.yaml has one problem", (Problem("run", 3, "is empty"),))
-    back = raised(as_reply(error))
+    back = parse_error(as_reply(error))
     assert back is not None
     assert back.why == "run (line 3): is empty"
 
 
 @pytest.mark.parametrize("body", [{}, {"error": "no"}, {"error": None}])
 def test_what_is_no_error_is_none(body: dict[str, object]) -> None:
-    assert raised(body) is None
+    assert parse_error(body) is None
 
 
 def test_a_strange_kind_is_some_error() -> None:
     for kind in ("dataclass", "Nonsense", "Problem", "CommandError", None):
-        back = raised({"error": {"kind": kind, "what": "it"}})
+        back = parse_error({"error": {"kind": kind, "what": "it"}})
         assert type(back) is LabError
 
 
@@ -105,10 +105,10 @@ def test_a_host_is_shown_as_ssh_takes_it() -> None:
 
 
 def test_a_ward_is_named_by_lab_and_id_and_by_nothing_else() -> None:
-    assert kept_labs.ward_name("digits", "0f1e2d3c4b5a") == "digits-0f1e2d3c4b5a"
+    assert kept_labs.kept_lab_name("digits", "0f1e2d3c4b5a") == "digits-0f1e2d3c4b5a"
     for lab, lab_id in (("../x", "0f1e2d3c4b5a"), ("digits", "../../x"), ("", "x"), ("A", "b")):
         with pytest.raises(ValueError, match="invalid lab name"):
-            kept_labs.ward_name(lab, lab_id)
+            kept_labs.kept_lab_name(lab, lab_id)
     assert NAME_PATTERN.fullmatch("keep")
 
 
@@ -132,7 +132,7 @@ def test_what_the_laptop_has_set_counts_but_for_what_the_keepers_machine_has(
         "server.budget": "4.5",
         "server.ttl": "90m",
     }
-    one = kept_labs.Ward(
+    one = kept_labs.KeptLab(
         lab="digits",
         lab_id="0f1e2d3c4b5a",
         by="alice@laptop",
@@ -142,9 +142,9 @@ def test_what_the_laptop_has_set_counts_but_for_what_the_keepers_machine_has(
         ceiling_usd_per_hour=0.7,
     )
     environ = {"HOME": str(tmp_path), "LABCTL_SERVER_AWS_PROFILE": "keeper"}
-    places = paths(environ)
+    places = find_paths(environ)
     with State(places.database) as state:
-        ground = kept_labs.ground(one, places, state, Silent(), environ, root=root)
+        ground = kept_labs.make_context(one, places, state, SilentReporter(), environ, root=root)
     settings = ground.config.server.provider_settings["aws"]
     assert (settings.profile, settings.settle_s) == ("keeper", 7)
     need = ground.config.server.need
@@ -152,4 +152,4 @@ def test_what_the_laptop_has_set_counts_but_for_what_the_keepers_machine_has(
     assert ground.owner == "alice"
     assert ground.place
     assert ground.config.name == "digits"
-    assert msgspec.json.decode(msgspec.json.encode(one), type=kept_labs.Ward) == one
+    assert msgspec.json.decode(msgspec.json.encode(one), type=kept_labs.KeptLab) == one

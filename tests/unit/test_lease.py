@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from labctl.commands import lease
-from labctl.commands.lease import Holder, Lease
+from labctl.commands.lease import Holder, MachineLease
 from labctl.errors import ProviderError
 
 HOUR_S = 3600
@@ -30,21 +30,21 @@ class Machine:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def ask(self, line: str) -> Lease:
+    def ask(self, line: str) -> MachineLease:
         done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
         assert done.stderr == ""
         return lease.parse(done.stdout)
 
-    def claim(self, token: str, span_s: int = HOUR_S) -> Lease:
+    def claim(self, token: str, span_s: int = HOUR_S) -> MachineLease:
         return self.ask(lease.claim(holder(token), span_s, directory=str(self.directory)))
 
-    def show(self, token: str = "") -> Lease:
+    def show(self, token: str = "") -> MachineLease:
         return self.ask(lease.show(token, directory=str(self.directory)))
 
-    def renew(self, token: str, span_s: int = HOUR_S) -> Lease:
+    def renew(self, token: str, span_s: int = HOUR_S) -> MachineLease:
         return self.ask(lease.renew(token, span_s, directory=str(self.directory)))
 
-    def release(self, token: str) -> Lease:
+    def release(self, token: str) -> MachineLease:
         return self.ask(lease.release(token, directory=str(self.directory)))
 
     def await_expiry(self) -> None:
@@ -63,7 +63,7 @@ class EarlierLabctl(Machine):
 
     SCRIPT = Path(__file__).with_name("earlier_lease.sh").read_text()
 
-    def ask(self, line: str) -> Lease:
+    def ask(self, line: str) -> MachineLease:
         assignments = line.partition("\n")[0]
         return super().ask(f"{assignments}\n{self.SCRIPT}")
 
@@ -74,8 +74,8 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_nothing_is_made_by_looking(machine: Machine) -> None:
-    assert machine.show() == Lease(state="free")
-    assert machine.release("aa") == Lease(state="free")
+    assert machine.show() == MachineLease(state="free")
+    assert machine.release("aa") == MachineLease(state="free")
     assert not machine.directory.exists()
 
 

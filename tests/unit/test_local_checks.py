@@ -14,7 +14,11 @@ from labctl.providers.local import checks
 
 def disk(root: Path) -> Check:
     info = {"ServerVersion": "28.2.2", "OSType": "linux", "DockerRootDir": str(root)}
-    [found] = [one for one in checks.of_engine(info, built=True) if one.name == "disk for images"]
+    [found] = [
+        one
+        for one in checks.check_running_engine(info, built=True)
+        if one.name == "disk for images"
+    ]
     return found
 
 

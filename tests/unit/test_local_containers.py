@@ -9,7 +9,7 @@ import pytest
 from docker.errors import APIError
 
 from labctl import retry
-from labctl.providers.local.container import all_labelled
+from labctl.providers.local.container import list_labeled
 
 
 class Engine:
@@ -34,9 +34,9 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_container_that_is_being_removed_does_not_fail_the_list() -> None:
-    assert all_labelled(Engine(failures=3), "labctl.server") == ["kept"]  # type: ignore[arg-type]
+    assert list_labeled(Engine(failures=3), "labctl.server") == ["kept"]  # type: ignore[arg-type]
 
 
 def test_an_engine_that_goes_on_failing_is_reported() -> None:
     with pytest.raises(APIError):
-        all_labelled(Engine(failures=99), "labctl.server")  # type: ignore[arg-type]
+        list_labeled(Engine(failures=99), "labctl.server")  # type: ignore[arg-type]

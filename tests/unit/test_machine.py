@@ -14,7 +14,13 @@ import psutil
 import pytest
 
 from labctl.agent.host import proc
-from labctl.agent.host.host_usage import BUSY_CORES, Machine, Processes, is_whole_disk, load_psutil
+from labctl.agent.host.host_usage import (
+    BUSY_CORES,
+    HostUsage,
+    ProcessUsage,
+    is_whole_disk,
+    load_psutil,
+)
 
 SOURCES = [psutil, proc]
 NAMES = ["psutil", "proc"]
@@ -24,7 +30,7 @@ LONGEST_WAIT_S = 60.0
 
 @pytest.mark.parametrize("source", SOURCES, ids=NAMES)
 def test_a_second_reading_has_rates(source: Any, tmp_path: Path) -> None:
-    machine = Machine(tmp_path, source)
+    machine = HostUsage(tmp_path, source)
     first, second = machine.read(), machine.read()
     rates = {"cpu_cores", "net_in_bytes_per_s", "net_out_bytes_per_s"}
     rates |= {"disk_read_bytes_per_s", "disk_write_bytes_per_s"}
@@ -50,7 +56,7 @@ def test_what_cannot_be_read_is_absent(tmp_path: Path) -> None:
         def net_io_counters(self, pernic: bool, nowrap: bool) -> dict[str, Any]:
             return {}
 
-    machine = Machine(tmp_path, Hidden())
+    machine = HostUsage(tmp_path, Hidden())
     machine.read()
     found = machine.read()
     assert "cpu_cores" not in found
@@ -67,13 +73,13 @@ def busy_child() -> Iterator[int]:
 
 @pytest.mark.parametrize("source", SOURCES, ids=NAMES)
 def test_a_process_that_computes_is_found_and_described(source: Any, busy_child: int) -> None:
-    processes = Processes(source)
+    processes = ProcessUsage(source)
     deadline = time.monotonic() + LONGEST_WAIT_S
-    processes.look()
+    processes.refresh()
     while busy_child not in processes.busy:
         assert time.monotonic() < deadline
         time.sleep(0.05)  # what is measured is the time between two looks
-        processes.look()
+        processes.refresh()
     found = processes.describe(busy_child)
     assert found["cpu_cores"] >= BUSY_CORES
     assert found["memory_bytes"] > 1024**2
@@ -85,7 +91,7 @@ def test_a_process_that_computes_is_found_and_described(source: Any, busy_child:
 def test_a_process_that_has_ended_is_nobodys(source: Any) -> None:
     with subprocess.Popen(["true"]) as child:
         pass
-    processes = Processes(source)
+    processes = ProcessUsage(source)
     assert processes.describe(child.pid) == {}
     assert processes.find_person(child.pid) == ""
 

@@ -10,9 +10,16 @@ import yaml
 from labctl.commands import ansible
 from labctl.commands.probe import NOT_INSTALLED, SCRIPT
 from labctl.errors import LabError, PolicyError
-from labctl.events import Decision, Event, Note, Silent
-from labctl.model import Endpoint, Facts, Gpu, GpuNeed, Need, Offer, Server
-from labctl.servers.prepare import gpu_for, gpu_named, play, playbook_hash, prepare, read_event
+from labctl.events import Event, Note, Question, SilentReporter
+from labctl.model import Endpoint, Gpu, GpuNeed, Need, Offer, Server, ServerFacts
+from labctl.servers.prepare import (
+    is_gpu_model,
+    playbook_hash,
+    prepare,
+    read_event,
+    run_playbook,
+    select_gpus,
+)
 from labctl.transports import Result
 
 PLAYBOOKS = Path(__file__).resolve().parents[2] / "playbooks"
@@ -22,7 +29,7 @@ T4 = Gpu(name="Tesla T4", uuid="GPU-1", memory_bytes=15360 * MIB)
 A100 = Gpu(name="NVIDIA A100-SXM4-80GB", uuid="GPU-2", memory_bytes=81920 * MIB)
 A10G = Gpu(name="NVIDIA A10G", uuid="GPU-3", memory_bytes=23028 * MIB)
 
-CPU = Facts(user="alice", uid=1000, python="3.11.2", tmux="3.3a", docker="27.3.1")
+CPU = ServerFacts(user="alice", uid=1000, python="3.11.2", tmux="3.3a", docker="27.3.1")
 
 
 class Recorded:
@@ -32,7 +39,7 @@ class Recorded:
     def emit(self, event: Event) -> None:
         self.events.append(event)
 
-    def ask(self, decision: Decision) -> bool:
+    def confirm(self, decision: Question) -> bool:
         return decision.default
 
     @property
@@ -44,25 +51,25 @@ def need(kind: str, count: int = 1, min_memory_bytes: int = 0) -> Need:
     return Need(gpu=GpuNeed(kind=kind, count=count, min_memory_bytes=min_memory_bytes))
 
 
-def with_gpus(*gpus: Gpu, runtime: bool = True) -> Facts:
+def with_gpus(*gpus: Gpu, runtime: bool = True) -> ServerFacts:
     return msgspec.structs.replace(CPU, gpus=gpus, nvidia_runtime=runtime)
 
 
 def test_auto_on_a_cpu_server_says_so() -> None:
     reporter = Recorded()
-    assert gpu_for(Need(), CPU, reporter) == ""
+    assert select_gpus(Need(), CPU, reporter) == ""
     assert [note.text for note in reporter.notes] == ["No GPU on this server; using the CPU."]
 
 
 def test_auto_takes_a_gpu_without_a_word() -> None:
     reporter = Recorded()
-    assert gpu_for(Need(), with_gpus(T4), reporter) == "all"
+    assert select_gpus(Need(), with_gpus(T4), reporter) == "all"
     assert reporter.events == []
 
 
 def test_auto_with_a_gpu_that_containers_cannot_use() -> None:
     reporter = Recorded()
-    assert gpu_for(Need(), with_gpus(T4, runtime=False), reporter) == ""
+    assert select_gpus(Need(), with_gpus(T4, runtime=False), reporter) == ""
     (note,) = reporter.notes
     assert note.level == "warning"
     assert "Tesla T4" in note.text
@@ -71,7 +78,7 @@ def test_auto_with_a_gpu_that_containers_cannot_use() -> None:
 
 def test_none_never_takes_one() -> None:
     reporter = Recorded()
-    assert gpu_for(need("none", 0), with_gpus(T4), reporter) == ""
+    assert select_gpus(need("none", 0), with_gpus(T4), reporter) == ""
     assert reporter.events == []
 
 
@@ -86,8 +93,8 @@ def test_none_never_takes_one() -> None:
         (need("any", 1, 16 * 1024**3), with_gpus(T4)),
     ],
 )
-def test_a_need_that_the_server_meets(asked: Need, facts: Facts) -> None:
-    assert gpu_for(asked, facts) == "all"
+def test_a_need_that_the_server_meets(asked: Need, facts: ServerFacts) -> None:
+    assert select_gpus(asked, facts) == "all"
 
 
 @pytest.mark.parametrize(
@@ -101,9 +108,9 @@ def test_a_need_that_the_server_meets(asked: Need, facts: Facts) -> None:
         (need("any"), with_gpus(T4, runtime=False), "NVIDIA Container Toolkit"),
     ],
 )
-def test_a_need_that_the_server_does_not_meet(asked: Need, facts: Facts, words: str) -> None:
+def test_a_need_that_the_server_does_not_meet(asked: Need, facts: ServerFacts, words: str) -> None:
     with pytest.raises(PolicyError) as caught:
-        gpu_for(asked, facts)
+        select_gpus(asked, facts)
     assert words in caught.value.why
     assert caught.value.hint
 
@@ -125,7 +132,7 @@ def test_a_need_that_the_server_does_not_meet(asked: Need, facts: Facts, words: 
     ],
 )
 def test_names_of_gpus(kind: str, name: str, same: bool) -> None:
-    assert gpu_named(kind, name) is same
+    assert is_gpu_model(kind, name) is same
 
 
 class Answering:
@@ -161,7 +168,9 @@ SERVER = Server(
 )
 
 
-def prepared(facts: Facts | None, tmp_path: Path, reply: str = "", noise: str = "") -> list[Note]:
+def prepared(
+    facts: ServerFacts | None, tmp_path: Path, reply: str = "", noise: str = ""
+) -> list[Note]:
     """The Notes of a `prepare` that must not start Ansible."""
     reporter, transport = Recorded(), Answering(reply, noise)
     prepare(
@@ -207,7 +216,7 @@ def test_facts_are_probed_where_none_are_given(tmp_path: Path) -> None:
 
 
 def test_without_sudo_the_administrator_gets_exact_lines(tmp_path: Path) -> None:
-    bare = Facts(os="Debian GNU/Linux 12", user="alice", uid=1000, docker_error=NOT_INSTALLED)
+    bare = ServerFacts(os="Debian GNU/Linux 12", user="alice", uid=1000, docker_error=NOT_INSTALLED)
     with pytest.raises(PolicyError) as caught:
         prepared(bare, tmp_path)
     assert caught.value.why.splitlines() == [
@@ -234,11 +243,13 @@ def test_stamp_follows_content_and_names_only(tmp_path: Path) -> None:
     assert playbook_hash(first) == playbook_hash(second)
     (second / "roles" / "main.yml").write_text("three")
     assert playbook_hash(first) != playbook_hash(second)
-    assert ansible.stamp_of({"a": b"x", "b": b""}) != ansible.stamp_of({"a": b"", "b": b"x"})
+    assert ansible.compute_stamp({"a": b"x", "b": b""}) != ansible.compute_stamp(
+        {"a": b"", "b": b"x"}
+    )
 
 
 def test_playbook_argv() -> None:
-    argv = ansible.playbook(
+    argv = ansible.playbook_argv(
         "/venv/bin/python",
         Path("/data/playbooks"),
         Path("/tmp/l/hosts"),
@@ -265,20 +276,20 @@ def test_inventory_is_yaml_that_names_each_servers_own_config() -> None:
         ),
         ansible.Host(alias="0x10", ssh_config=Path("/s/config"), user="root"),
     ]
-    found = yaml.safe_load(ansible.inventory(hosts))["labctl"]["hosts"]
+    found = yaml.safe_load(ansible.build_inventory(hosts))["labctl"]["hosts"]
     assert shlex.split(found["digits"]["ansible_ssh_common_args"]) == [
         "-F",
         "/Users/a b/ssh/config",
     ]
     assert found["digits"]["lab_server_stamp"] == "abc"
     assert found["0x10"] == {"ansible_ssh_common_args": "-F /s/config", "ansible_become": False}
-    assert yaml.safe_load(ansible.inventory([])) == {"labctl": {"hosts": {}}}
+    assert yaml.safe_load(ansible.build_inventory([])) == {"labctl": {"hosts": {}}}
 
 
 def test_socket_of_ansibles_master_fits_on_a_mac() -> None:
     """ssh adds 17 bytes while it binds; macOS allows 104 with the zero byte."""
     home = Path("/tmp/labctl-a-12345678")
-    folder = ansible.environment(PLAYBOOKS, home, "C.UTF-8")["ANSIBLE_SSH_CONTROL_PATH_DIR"]
+    folder = ansible.build_environment(PLAYBOOKS, home, "C.UTF-8")["ANSIBLE_SSH_CONTROL_PATH_DIR"]
     assert len(f"{folder}/0123456789") + 17 < 104
 
 
@@ -292,5 +303,5 @@ def test_a_server_that_is_ended_beneath_its_preparation_is_named(tmp_path: Path)
     gone = tmp_path / "ssh" / "i-1"
     host = ansible.Host(alias="digits", ssh_config=gone / "config", user="student")
     with pytest.raises(LabError, match="i-1 was removed while it was being prepared"):
-        play(host, tmp_path, Silent())
+        run_playbook(host, tmp_path, SilentReporter())
     assert not gone.exists()

@@ -18,14 +18,14 @@ from labctl.commands.probe import (
     NOT_INSTALLED,
     PERMISSION_DENIED,
     SCRIPT,
-    admin_commands,
-    missing,
+    list_admin_commands,
+    list_missing,
     parse,
 )
 from labctl.errors import LabError
-from labctl.model import Facts, Gpu
+from labctl.model import Gpu, ServerFacts
 
-LAB_SERVER = Facts(
+LAB_SERVER = ServerFacts(
     os="Debian GNU/Linux 12 (bookworm)",
     user="alice",
     uid=1000,
@@ -33,11 +33,11 @@ LAB_SERVER = Facts(
     tmux="3.3a",
     docker="20.10.24",
 )
-BARE = Facts(os="Ubuntu 24.04.1 LTS", user="alice", uid=1000, docker_error=NOT_INSTALLED)
+BARE = ServerFacts(os="Ubuntu 24.04.1 LTS", user="alice", uid=1000, docker_error=NOT_INSTALLED)
 T4 = Gpu(name="Tesla T4", uuid="GPU-1", memory_bytes=15360 * 1024**2, driver="550.54")
 
 
-def replace(facts: Facts, **changes: object) -> Facts:
+def replace(facts: ServerFacts, **changes: object) -> ServerFacts:
     return msgspec.structs.replace(facts, **changes)
 
 
@@ -215,7 +215,7 @@ def test_versions_are_cut_out_of_what_programs_say() -> None:
 def test_filesystem_of_the_home(df: str, stat: str, found: str, network: bool) -> None:
     facts = parse(reply(f"home_filesystem={df}", f"home_filesystem_stat={stat}"))
     assert facts.home_filesystem == found
-    assert facts.home_is_network is network
+    assert facts.has_network_home is network
 
 
 def test_memory_is_the_lesser_of_machine_and_cgroup() -> None:
@@ -256,47 +256,47 @@ KEYS = sorted({line.split()[1] for line in SCRIPT.splitlines() if line.startswit
 )
 def test_any_reply_is_facts_of_the_declared_types(fields: list[tuple[str, str]]) -> None:
     facts = parse(reply(*(f"{key}={value}" for key, value in fields)))
-    assert msgspec.convert(msgspec.to_builtins(facts), Facts) == facts
+    assert msgspec.convert(msgspec.to_builtins(facts), ServerFacts) == facts
 
 
 def test_a_lab_server_lacks_nothing() -> None:
-    assert missing(LAB_SERVER) == []
+    assert list_missing(LAB_SERVER) == []
 
 
 def test_a_bare_machine_lacks_everything_with_the_words_for_its_administrator() -> None:
-    lacking = missing(BARE)
+    lacking = list_missing(BARE)
     names = [lack.name for lack in lacking]
     assert names == ["docker", "docker rights", "tmux", "python3"]
-    assert admin_commands(lacking) == [
+    assert list_admin_commands(lacking) == [
         "sudo apt-get install --yes docker.io tmux python3",
         "sudo usermod --append --groups docker alice",
     ]
 
 
 def test_other_distributions_are_not_told_to_use_apt() -> None:
-    lines = admin_commands(missing(replace(BARE, os="Rocky Linux 9.4 (Blue Onyx)")))
+    lines = list_admin_commands(list_missing(replace(BARE, os="Rocky Linux 9.4 (Blue Onyx)")))
     assert not any("apt-get" in line for line in lines)
     assert "install Docker Engine: https://docs.docker.com/engine/install/" in lines
 
 
 def test_rights_alone() -> None:
-    lacking = missing(replace(LAB_SERVER, docker="", docker_error=PERMISSION_DENIED))
+    lacking = list_missing(replace(LAB_SERVER, docker="", docker_error=PERMISSION_DENIED))
     assert [lack.name for lack in lacking] == ["docker rights"]
-    assert admin_commands(lacking) == ["sudo usermod --append --groups docker alice"]
+    assert list_admin_commands(lacking) == ["sudo usermod --append --groups docker alice"]
 
 
 def test_root_needs_no_group() -> None:
-    assert "docker rights" not in [lack.name for lack in missing(replace(BARE, uid=0))]
+    assert "docker rights" not in [lack.name for lack in list_missing(replace(BARE, uid=0))]
 
 
 @pytest.mark.parametrize(
     ("version", "enough"), [("3.7.17", False), ("3.8.0", True), ("3.13.1", True)]
 )
 def test_python_must_be_new_enough(version: str, enough: bool) -> None:
-    assert (missing(replace(LAB_SERVER, python=version)) == []) is enough
+    assert (list_missing(replace(LAB_SERVER, python=version)) == []) is enough
 
 
 def test_gpu_without_runtime_is_missing_but_optional() -> None:
-    lacking = missing(replace(LAB_SERVER, gpus=(T4,)))
+    lacking = list_missing(replace(LAB_SERVER, gpus=(T4,)))
     assert [(lack.name, lack.optional) for lack in lacking] == [("nvidia runtime", True)]
-    assert missing(replace(LAB_SERVER, gpus=(T4,), nvidia_runtime=True)) == []
+    assert list_missing(replace(LAB_SERVER, gpus=(T4,), nvidia_runtime=True)) == []

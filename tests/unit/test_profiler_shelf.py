@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from labctl.insight.profiler.trace_server import Shelf
+from labctl.insight.profiler.trace_server import ProfileRequestHandler
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def port(tmp_path: Path) -> Iterator[int]:
     linked.mkdir(parents=True)
     (linked / "profile").symlink_to(profile)
 
-    class Here(Shelf):
+    class Here(ProfileRequestHandler):
         runs = tmp_path / "runs"
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Here)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labctl.errors import LabError, NotFoundError
-from labctl.insight.explain.profile import Profile, Row, advise, read_profile
+from labctl.insight.explain.profile import Profile, ProfileRow, advise, read_profile
 from labctl.insight.profiler.trace import _merge, _subtract, summary
 
 MAIN, ENGINE = 10, 11
@@ -155,7 +155,7 @@ def made(**fields: Any) -> Profile:
         "step_us": 10_000.0,
         "phases": {**phases, "other": 0.05},
         "operations": (),
-        "kernels": (Row(name="h884gemm", us=900.0, count=3.0, share=0.5),),
+        "kernels": (ProfileRow(name="h884gemm", us=900.0, count=3.0, share=0.5),),
         "kernel_count": 50.0,
         "kernel_us": 100.0,
         "gpu_busy": 0.9,
@@ -178,7 +178,9 @@ def made(**fields: Any) -> Profile:
         (
             {
                 "gpu_busy": 0.4,
-                "kernels": (Row(name="volta_sgemm_128x64_nn", us=1.0, count=1.0, share=0.6),),
+                "kernels": (
+                    ProfileRow(name="volta_sgemm_128x64_nn", us=1.0, count=1.0, share=0.6),
+                ),
             },
             "step-fp32-products",
         ),
@@ -186,7 +188,7 @@ def made(**fields: Any) -> Profile:
             {
                 "gpu_busy": None,
                 "kernels": (),
-                "operations": (Row(name="aten::mul", us=1.0, count=1.0, share=1.0),),
+                "operations": (ProfileRow(name="aten::mul", us=1.0, count=1.0, share=1.0),),
             },
             "step-on-processor",
         ),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from labctl.model import Facts, Gpu
-from labctl.runs.provenance import Code, Looking, machine, parse_status
+from labctl.model import Gpu, ServerFacts
+from labctl.runs.provenance import GitQuery, GitState, describe_machine, parse_status
 
 needs_git = pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 
@@ -33,15 +33,15 @@ def repository(tmp_path: Path) -> Path:
     return root
 
 
-def looked(root: Path) -> Code:
-    with Looking(root) as looking:
-        return looking.code()
+def looked(root: Path) -> GitState:
+    with GitQuery(root) as looking:
+        return looking.read_code()
 
 
 @needs_git
 def test_a_clean_tree(repository: Path) -> None:
     code = looked(repository)
-    assert code == Code(commit=git(repository, "rev-parse", "HEAD"), branch="work", dirty=False)
+    assert code == GitState(commit=git(repository, "rev-parse", "HEAD"), branch="work", dirty=False)
 
 
 @needs_git
@@ -73,7 +73,7 @@ def test_a_lab_deeper_in_a_repository(repository: Path) -> None:
 @needs_git
 def test_before_the_first_commit(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
-    assert looked(tmp_path) == Code(
+    assert looked(tmp_path) == GitState(
         branch=git(tmp_path, "symbolic-ref", "--short", "HEAD"), why="nothing is committed yet"
     )
 
@@ -113,7 +113,7 @@ def test_a_git_file_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None
 
 @needs_git
 def test_an_answer_that_nobody_waits_for(repository: Path) -> None:
-    with Looking(repository) as looking:
+    with GitQuery(repository) as looking:
         process = looking.process
     assert process is not None
     assert process.returncode is not None
@@ -121,13 +121,13 @@ def test_an_answer_that_nobody_waits_for(repository: Path) -> None:
 
 def test_conflicts_and_odd_answers() -> None:
     out = b"# branch.oid abc\0# branch.head (detached)\0u UU N... 1 1 1 1 a b c both.py\0"
-    assert parse_status(out) == Code(commit="abc", dirty=True, changed=("both.py",))
+    assert parse_status(out) == GitState(commit="abc", dirty=True, changed=("both.py",))
     assert parse_status(b"").why == "nothing is committed yet"
     assert parse_status(b"\xff\0\0x y").dirty is None
 
 
 def test_what_the_ledger_keeps_of_a_machine() -> None:
     gpu = Gpu(name="NVIDIA T4", uuid="GPU-1", memory_bytes=16, driver="550.1")
-    kept = machine(Facts(os="Debian", cpus=8, memory_bytes=32, gpus=(gpu,)))
+    kept = describe_machine(ServerFacts(os="Debian", cpus=8, memory_bytes=32, gpus=(gpu,)))
     assert kept["gpus"] == [{"name": "NVIDIA T4", "memory_bytes": 16, "driver": "550.1"}]
     assert (kept["os"], kept["cpus"], kept["memory_bytes"]) == ("Debian", 8, 32)

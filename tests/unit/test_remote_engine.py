@@ -32,7 +32,7 @@ def test_the_older_of_both_interfaces_is_spoken(
     served: EngineSocket, theirs: str, spoken: str
 ) -> None:
     served.version = theirs
-    assert engine.image("python:3.11") is None
+    assert engine.inspect_image("python:3.11") is None
     assert served.asked == [("GET", f"/v{spoken}/images/python:3.11/json", None)]
 
 
@@ -40,15 +40,15 @@ def test_what_exists_is_returned_under_its_name(served: EngineSocket) -> None:
     served.answers = lambda method, path, body: (
         (200, {"Name": "/b", "Id": "7"}) if path.endswith("/containers/b/json") else None
     )
-    assert engine.inspect(["a", "b", "c"]) == {"b": {"Name": "/b", "Id": "7"}}
-    assert engine.inspect([]) == {}
+    assert engine.inspect_containers(["a", "b", "c"]) == {"b": {"Name": "/b", "Id": "7"}}
+    assert engine.inspect_containers([]) == {}
 
 
 @pytest.mark.parametrize("reference", ["a b", "a?all=1", "../containers/x", "a#b", "é"])
 def test_an_odd_reference_names_an_image_that_is_not_there(
     served: EngineSocket, reference: str
 ) -> None:
-    assert engine.image(reference) is None
+    assert engine.inspect_image(reference) is None
     ((_, path, _),) = served.asked
     assert path.startswith("/v1.41/images/")
     assert not {" ", "?", "#"} & {*path}
@@ -57,10 +57,10 @@ def test_an_odd_reference_names_an_image_that_is_not_there(
 def test_a_name_in_use_is_told_from_other_refusals(served: EngineSocket) -> None:
     said = 'Conflict. The container name "/x" is already in use by container "7".'
     served.answers = lambda method, path, body: (409, {"message": said})
-    assert engine.create("x", {}) is False
+    assert engine.create_container("x", {}) is False
     served.answers = lambda method, path, body: (409, {"message": "unknown log opt"})
-    with pytest.raises(engine.Refused, match="refused") as caught:
-        engine.create("x", {})
+    with pytest.raises(engine.EngineRequestError, match="refused") as caught:
+        engine.create_container("x", {})
     assert caught.value.body["why"] == "unknown log opt"
 
 
@@ -69,14 +69,14 @@ def test_a_refusal_without_a_message_is_a_refusal(
     served: EngineSocket, status: int, content: object
 ) -> None:
     served.answers = lambda method, path, body: (status, content)
-    with pytest.raises(engine.Refused) as caught:
-        engine.start("x")
+    with pytest.raises(engine.EngineRequestError) as caught:
+        engine.start_container("x")
     assert caught.value.message
 
 
 def test_one_that_runs_already_counts_as_started(served: EngineSocket) -> None:
     served.answers = lambda method, path, body: (304, b"")
-    engine.start("x")
+    engine.start_container("x")
     assert served.asked == [("POST", "/v1.41/containers/x/start", None)]
 
 
@@ -86,7 +86,7 @@ def test_an_engine_that_ends_while_asked_is_asked_again(
     monkeypatch.setattr(engine, "PAUSE_S", 0.01)
     replies = iter([(0, None), (0, None), (200, {"Id": "7"})])
     served.answers = lambda method, path, body: next(replies)
-    assert engine.image("x") == {"Id": "7"}
+    assert engine.inspect_image("x") == {"Id": "7"}
 
 
 def test_half_an_answer_is_none(served: EngineSocket) -> None:
@@ -104,7 +104,7 @@ def test_half_an_answer_is_none(served: EngineSocket) -> None:
 
         thread = threading.Thread(target=hang_up)
         thread.start()
-        with pytest.raises(engine.Refused, match="refused") as caught:
+        with pytest.raises(engine.EngineRequestError, match="refused") as caught:
             engine._exchange(where, "GET", "/x", None)
         thread.join()
     assert caught.value.status == 0
@@ -130,7 +130,7 @@ def test_an_engine_that_hangs_is_given_up(answer: bytes | None, tmp_path: Path) 
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            with pytest.raises(engine.Refused) as refused:
+            with pytest.raises(engine.EngineRequestError) as refused:
                 engine._exchange(str(place), "GET", "/x", None, 0.3)
         finally:
             given_up.set()
@@ -140,8 +140,8 @@ def test_an_engine_that_hangs_is_given_up(answer: bytes | None, tmp_path: Path) 
 
 def test_a_start_whose_answer_never_came_is_not_asked_again(served: EngineSocket) -> None:
     served.answers = lambda method, path, body: (0, None)
-    with pytest.raises(engine.Refused) as caught:
-        engine.start("x")
+    with pytest.raises(engine.EngineRequestError) as caught:
+        engine.start_container("x")
     assert caught.value.status == 0
     assert len(served.asked) == 1
 
@@ -170,7 +170,7 @@ def test_a_restarting_engine_is_waited_for(
 
         thread = threading.Thread(target=listen)
         thread.start()
-        assert engine.image("x") is None
+        assert engine.inspect_image("x") is None
         thread.join()
 
 
@@ -181,7 +181,7 @@ def test_an_engine_that_does_not_come_back_is_told(
     monkeypatch.setattr(engine, "docker", lambda *words: None)
     monkeypatch.setenv("DOCKER_HOST", f"{served.host}-gone")
     with pytest.raises(Failure, match="does not answer") as caught:
-        engine.image("x")
+        engine.inspect_image("x")
     assert caught.value.body["kind"] == "engine"
 
 
@@ -191,7 +191,7 @@ def test_a_server_without_docker_is_told_at_once(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("DOCKER_HOST", f"{served.host}-gone")
     with pytest.raises(Failure, match="not installed"):
-        engine.image("x")
+        engine.inspect_image("x")
 
 
 def test_the_socket_is_where_the_docker_command_would_go(
@@ -217,12 +217,15 @@ def test_the_socket_is_where_the_docker_command_would_go(
 def test_the_proxies_of_the_docker_command_are_handed_on(
     served: EngineSocket, tmp_path: Path
 ) -> None:
-    assert engine.proxies() == {}
+    assert engine.build_proxy_env() == {}
     (tmp_path / ".docker").mkdir()
     known = {"default": {"httpProxy": "http://p:1", "noProxy": "*.lan"}, "tcp://far": {}}
     (tmp_path / ".docker" / "config.json").write_text(json.dumps({"proxies": known}))
     one, two = {"http_proxy": "http://p:1", "no_proxy": "*.lan"}, {"NO_PROXY": "*.lan"}
-    assert engine.proxies() == {**one, **two, "HTTP_PROXY": "http://p:1"}
+    assert engine.build_proxy_env() == {**one, **two, "HTTP_PROXY": "http://p:1"}
     known[served.host] = {"httpsProxy": "http://own:1"}
     (tmp_path / ".docker" / "config.json").write_text(json.dumps({"proxies": known}))
-    assert engine.proxies() == {"https_proxy": "http://own:1", "HTTPS_PROXY": "http://own:1"}
+    assert engine.build_proxy_env() == {
+        "https_proxy": "http://own:1",
+        "HTTPS_PROXY": "http://own:1",
+    }

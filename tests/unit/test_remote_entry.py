@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from labctl.agent.runs.runs import entry_script
+from labctl.agent.runs.runs import read_entry_script
 
 SHELLS = [shell for shell in ("sh", "dash", "bash") if shutil.which(shell)]
 SLOW_TO_STOP = """
@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> Path:
     directory = tmp_path / "run"
     (directory / "logs").mkdir(parents=True)
     (directory / ".labctl").mkdir()
-    text = entry_script()
+    text = read_entry_script()
     assert "run=/lab/run\n" in text
     text = text.replace("run=/lab/run\n", f"run={directory}\n")
     text = text.replace("/run/labctl-secrets", str(tmp_path / "secrets"))

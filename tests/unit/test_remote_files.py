@@ -218,7 +218,7 @@ def test_the_same_edit_on_both_sides_is_none(code: Path) -> None:
 
 def test_a_commit_cut_before_its_record_is_no_edit(code: Path) -> None:
     send({"a.py": b"one"})
-    target = push_target.Target(request({}))
+    target = push_target.PushTarget(request({}))
     old_record = target.record_path.read_bytes()
     send({"a.py": b"two"})
     target.record_path.write_bytes(old_record)  # killed between the rename and the record
@@ -350,7 +350,7 @@ def test_a_short_disk_is_told_before_anything_is_staged(
     monkeypatch.setattr(files, "free_bytes", lambda _: files.RESERVE_BYTES + 4)
     plan = files.plan(request({"a.bin": b"12345"}))
     assert plan["short_bytes"] == 1
-    assert not push_target.Target(request({})).staging.exists()
+    assert not push_target.PushTarget(request({})).staging.exists()
 
 
 @pytest.mark.parametrize("target", ["elsewhere", "data/../x", "data/", ""])

@@ -31,17 +31,17 @@ from labctl.servers import agent as calling
 from labctl.servers.agent import (
     MARK,
     NOT_INSTALLED,
-    Remote,
+    AgentClient,
     _Splitter,
-    checked,
-    files,
+    build_program,
     find_reply,
-    program,
+    list_program_files,
     program_name,
+    require_success,
 )
 from labctl.transports import Result
 from labctl.transports import bounded_output as kept_output
-from labctl.transports.bounded_output import Kept
+from labctl.transports.bounded_output import BoundedOutput
 from labctl.transports.fake import FakeTransport
 
 JSON = st.dictionaries(st.text(max_size=5), st.text() | st.integers() | st.none(), max_size=4)
@@ -49,18 +49,18 @@ QUIET = st.binary(max_size=40).filter(lambda noise: b"\x1e" not in noise)
 
 
 def test_it_is_built_the_same_each_time() -> None:
-    assert (program_name.__wrapped__(), program()) == (program_name(), program())
-    with zipfile.ZipFile(io.BytesIO(program())) as archive:
-        assert tuple((one, archive.read(one)) for one in archive.namelist()) == files()
+    assert (program_name.__wrapped__(), build_program()) == (program_name(), build_program())
+    with zipfile.ZipFile(io.BytesIO(build_program())) as archive:
+        assert tuple((one, archive.read(one)) for one in archive.namelist()) == list_program_files()
     assert {"__main__.py", "agent/entrypoint.py", "agent/runs/entry.sh", "wire/boot_id.py"} <= {
-        path for path, _ in files()
+        path for path, _ in list_program_files()
     }
 
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     path = tmp_path / "remote.pyz"
-    path.write_bytes(program())
+    path.write_bytes(build_program())
     return path
 
 
@@ -88,7 +88,7 @@ def test_it_refuses_what_it_does_not_know(archive: Path) -> None:
     done = bare(archive, "dance", {})
     assert done.returncode == 1
     with pytest.raises(UsageError, match="no verb 'dance'"):
-        checked("dance", find_reply(done.stderr), done.returncode, "")
+        require_success("dance", find_reply(done.stderr), done.returncode, "")
 
 
 def test_failures_come_as_values(archive: Path) -> None:
@@ -97,7 +97,7 @@ def test_failures_come_as_values(archive: Path) -> None:
         done = bare(archive, verb, about)
         assert done.returncode == 1
         with pytest.raises(NotFoundError, match="run none does not exist"):
-            checked(verb, find_reply(done.stderr), 1, "")
+            require_success(verb, find_reply(done.stderr), 1, "")
 
 
 def by_shell(home: Path, prelude: str = "") -> FakeTransport:
@@ -121,7 +121,7 @@ def by_shell(home: Path, prelude: str = "") -> FakeTransport:
 def test_it_is_installed_at_the_first_call_alone(tmp_path: Path) -> None:
     before = "unset PYTHONDONTWRITEBYTECODE; echo Welcome; printf 'no newline'; echo warn >&2; "
     transport = by_shell(tmp_path, before)
-    remote = Remote(transport)
+    remote = AgentClient(transport)
     for _ in range(2):
         said = remote.call("status", {"lab": "digits", "lab_id": "0f1e2d3c4b5a"})
         assert said["runs"] == []
@@ -133,8 +133,8 @@ def test_it_is_installed_at_the_first_call_alone(tmp_path: Path) -> None:
 
 
 def test_an_answer_may_say_nothing() -> None:
-    transport = FakeTransport().reply("", Result(code=0, stdout=reply.line({}).decode()))
-    assert Remote(transport).call("pulled", {}) == {}
+    transport = FakeTransport().reply("", Result(code=0, stdout=reply.encode_line({}).decode()))
+    assert AgentClient(transport).call("pulled", {}) == {}
 
 
 def test_a_stream_is_installed_too_and_hands_on_the_bytes(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_stream_is_installed_too_and_hands_on_the_bytes(tmp_path: Path) -> Non
     (run / "logs" / "run.log").write_text("one\ntwo\nthree\n")
     first: list[dict[str, Any]] = []
     got = bytearray()
-    closing = Remote(by_shell(tmp_path, "echo Welcome; ")).stream(
+    closing = AgentClient(by_shell(tmp_path, "echo Welcome; ")).stream(
         "follow",
         {"lab": "digits", "lab_id": "0f1e2d3c4b5a", "run": "r1", "tail": 2, "wait": True},
         on_reply=first.append,
@@ -168,16 +168,16 @@ def test_a_stream_is_installed_too_and_hands_on_the_bytes(tmp_path: Path) -> Non
 def test_kinds_of_failure(kind: str, error: type[LabError]) -> None:
     body = reply.Failure(kind, "what", "why", "hint").body
     with pytest.raises(error) as caught:
-        checked("x", {"error": body}, 1, "")
+        require_success("x", {"error": body}, 1, "")
     assert (caught.value.what, caught.value.why, caught.value.hint) == ("what", "why", "hint")
 
 
 def test_a_program_that_died_is_told_with_its_last_words() -> None:
     with pytest.raises(CommandError, match="exit 1") as caught:
-        checked("plan", None, 1, "MemoryError\n")
+        require_success("plan", None, 1, "MemoryError\n")
     assert caught.value.why == "MemoryError"
     with pytest.raises(CommandError, match="no python3"):
-        checked("plan", None, 127, "sh: python3: not found")
+        require_success("plan", None, 127, "sh: python3: not found")
     assert NOT_INSTALLED not in (1, 126, 127, 255)
 
 
@@ -185,7 +185,7 @@ def test_a_program_that_died_is_told_with_its_last_words() -> None:
 def test_the_last_reply_is_found_whatever_surrounds_it(
     noise: bytes, bodies: list[dict[str, Any]], after: bytes
 ) -> None:
-    output = noise + b"".join(reply.line(body) for body in bodies) + after
+    output = noise + b"".join(reply.encode_line(body) for body in bodies) + after
     assert find_reply(output) == bodies[-1]
 
 
@@ -208,7 +208,7 @@ def test_what_never_answers_is_not_heard_out(monkeypatch: pytest.MonkeyPatch) ->
     splitter = _Splitter(lambda reply: None, lambda block: None)
     with pytest.raises(LabError, match="does not understand"):
         splitter.feed(b"x" * 1001)
-    kept = Kept(Endpoint(host="h", port=22, user="u"))
+    kept = BoundedOutput(Endpoint(host="h", port=22, user="u"))
     monkeypatch.setattr(kept_output, "MOST_BYTES", 1000)
     kept.out(b"x" * 600)
     kept.err(b"y" * 400)
@@ -226,7 +226,7 @@ def test_a_reply_cut_short_is_none(cut: bytes) -> None:
 def test_a_stream_may_be_cut_anywhere(
     data: st.DataObject, noise: bytes, body: dict[str, Any], rest: bytes
 ) -> None:
-    output = noise + reply.line(body) + rest
+    output = noise + reply.encode_line(body) + rest
     cuts = sorted(data.draw(st.sets(st.integers(1, len(output)), max_size=20)) | {len(output)})
     replies: list[dict[str, Any]] = []
     got = bytearray()
@@ -245,7 +245,7 @@ def test_where_the_last_lines_begin(
     rows = content.split(b"\n")
     kept = rows[:-1] if content.endswith(b"\n") else rows
     expected = b"\n".join(kept[-lines:]) + (b"\n" if content.endswith(b"\n") else b"")
-    assert content[follow.tail_offset(log, lines) :] == expected
+    assert content[follow.find_tail_offset(log, lines) :] == expected
 
 
 def test_the_tail_of_a_log_longer_than_a_block(tmp_path: Path) -> None:
@@ -254,9 +254,9 @@ def test_the_tail_of_a_log_longer_than_a_block(tmp_path: Path) -> None:
     content = b"".join(rows)
     log.write_bytes(content)
     for lines in (1, 2000, 2427, 2428, 5000, len(rows) - 1, len(rows), len(rows) + 1):
-        assert content[follow.tail_offset(log, lines) :] == b"".join(rows[-lines:])
+        assert content[follow.find_tail_offset(log, lines) :] == b"".join(rows[-lines:])
     log.write_bytes(b"y" * (2 * follow.BLOCK + 5))
-    assert follow.tail_offset(log, 1) == 0
+    assert follow.find_tail_offset(log, 1) == 0
 
 
 CLASSIC = [
@@ -276,13 +276,13 @@ BUILDKIT = [
 
 @pytest.mark.parametrize(("lines", "begins"), [(CLASSIC, 2), (BUILDKIT, 1)])
 def test_the_failing_step_and_its_last_lines(lines: list[str], begins: int) -> None:
-    assert images.failing_lines(lines) == lines[begins:]
+    assert images.pick_failing_lines(lines) == lines[begins:]
     long = [*lines[: begins + 1], *(f"row {n}" for n in range(50)), *lines[begins + 1 :]]
-    told = images.failing_lines(long)
+    told = images.pick_failing_lines(long)
     assert (told[0], len(told)) == (lines[begins], 13)
     assert told[1:] == long[-12:]
 
 
 def test_a_build_without_steps_shows_its_end() -> None:
-    assert images.failing_lines(["error: bad flag"]) == ["error: bad flag"]
-    assert images.failing_lines([]) == []
+    assert images.pick_failing_lines(["error: bad flag"]) == ["error: bad flag"]
+    assert images.pick_failing_lines([]) == []

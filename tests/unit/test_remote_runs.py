@@ -17,10 +17,17 @@ from typing import Any
 import pytest
 from engine_socket import Answer, EngineSocket, engine_socket
 
-from labctl.agent.host.paths import checked_name, home, inside, lab_dir, read_json, write_json
+from labctl.agent.host.paths import (
+    lab_dir,
+    labctl_home,
+    read_json,
+    require_name,
+    resolve_inside,
+    write_json,
+)
 from labctl.agent.reply import Failure
 from labctl.agent.runs import containers, run_state, runs, secrets_tmpfs
-from labctl.wire.boot_id import boot_token
+from labctl.wire.boot_id import read_boot_token
 
 LAB_ID = "0f1e2d3c4b5a"
 GIB = 1024**3
@@ -67,7 +74,7 @@ def bind(source: Path | str, target: str, read_only: bool = False) -> dict[str, 
 
 def test_the_container_of_a_plain_run(root: Path) -> None:
     directory = root / "runs" / "night"
-    body = containers.run_body(root, directory, spec(), IMAGE)
+    body = containers.build_run_body(root, directory, spec(), IMAGE)
     assert (body["Image"], body["Hostname"]) == (IMAGE["Id"], "digits")
     assert (body["User"], body["WorkingDir"]) == (f"{os.getuid()}:{os.getgid()}", "/lab/code")
     assert body["Labels"] == {"labctl.lab-id": LAB_ID, "labctl.run": "night"}
@@ -78,10 +85,10 @@ def test_the_container_of_a_plain_run(root: Path) -> None:
     host = body["HostConfig"]
     assert host["SecurityOpt"] == ["no-new-privileges"]
     assert host["LogConfig"]["Config"] == {"max-size": "50m"}
-    kept = home() / ".passwd" / ("passwd-" + "ab" * 12)
+    kept = labctl_home() / ".passwd" / ("passwd-" + "ab" * 12)
     assert host["Mounts"] == [
         bind(root / "data", "/lab/data", read_only=True),
-        bind(home() / ".cache", "/lab/cache"),
+        bind(labctl_home() / ".cache", "/lab/cache"),
         bind(kept, "/etc/passwd", read_only=True),
         bind(directory / "code", "/lab/code"),
         bind(directory, "/lab/run"),
@@ -96,7 +103,7 @@ def test_the_container_of_a_run_with_everything(root: Path) -> None:
         env={"LR": "1 2", "HOME": "/elsewhere"}, gpus="GPU-1,GPU-2", memory_bytes=3 * GIB,
         cpus=1.1, shm_bytes=GIB, tty=True, secrets=["TOKEN"], command=["echo", "a b", "$HOME"],
     )  # fmt: skip
-    body = containers.run_body(root, root / "runs" / "night", wanted, {"Id": IMAGE["Id"]})
+    body = containers.build_run_body(root, root / "runs" / "night", wanted, {"Id": IMAGE["Id"]})
     host = body["HostConfig"]
     gpu = {"Driver": "", "Capabilities": [["gpu"]], "Options": {}}
     assert host["DeviceRequests"] == [{**gpu, "DeviceIDs": ["GPU-1", "GPU-2"]}]
@@ -109,12 +116,12 @@ def test_the_container_of_a_run_with_everything(root: Path) -> None:
     assert secrets["ReadOnly"] is True
     assert not [e for e in body["Env"] if e.startswith("TOKEN")]
     assert body["Cmd"][-3:] == ["echo", "a b", "$HOME"]
-    every = containers.run_body(root, root / "runs" / "night", spec(gpus="all"), IMAGE)
+    every = containers.build_run_body(root, root / "runs" / "night", spec(gpus="all"), IMAGE)
     assert every["HostConfig"]["DeviceRequests"] == [{**gpu, "Count": -1}]
 
 
 def test_a_path_with_a_comma_is_mounted_like_any_other(root: Path, tmp_path: Path) -> None:
-    body = containers.run_body(root, tmp_path / "a,readonly", spec(), IMAGE)
+    body = containers.build_run_body(root, tmp_path / "a,readonly", spec(), IMAGE)
     assert bind(tmp_path / "a,readonly", "/lab/run") in body["HostConfig"]["Mounts"]
 
 
@@ -128,12 +135,12 @@ def test_the_passwd_of_an_image_gets_our_user_and_is_made_once(
         info.size = len(said)
         tar.addfile(info, io.BytesIO(said))
     engine.answers = lambda method, path, body: (200, buffer.getvalue() if method == "GET" else {})
-    path = containers.passwd_file(IMAGE["Id"], tmp_path / "kept")
+    path = containers.make_passwd_file(IMAGE["Id"], tmp_path / "kept")
     lines = path.read_text().splitlines()
     assert lines[-1] == f"lab:x:{os.getuid()}:{os.getgid()}:labctl:/lab/cache/home:/bin/sh"
     assert lines[:-1] == ([] if os.getuid() == 0 else ["root:x:0:0::/root:/bin/sh"])
     assert [method for method, _, _ in engine.asked] == ["POST", "GET", "DELETE"]
-    assert containers.passwd_file(IMAGE["Id"], tmp_path / "kept") == path
+    assert containers.make_passwd_file(IMAGE["Id"], tmp_path / "kept") == path
     assert len(engine.asked) == 3
 
 
@@ -220,14 +227,14 @@ def test_whoever_claimed_launches_nothing_that_was_launched_meanwhile(
 def test_secrets_are_private_and_gone_afterwards() -> None:
     run_id = f"t{os.getpid()}"
     try:
-        secrets_tmpfs.put(run_id, {"A": "x\n"})
-        file = secrets_tmpfs.directory_of(run_id) / "A"
+        secrets_tmpfs.write_secrets(run_id, {"A": "x\n"})
+        file = secrets_tmpfs.secrets_directory(run_id) / "A"
         assert file.read_text() == "x\n"
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     finally:
-        secrets_tmpfs.drop(run_id)
-    assert not secrets_tmpfs.directory_of(run_id).exists()
+        secrets_tmpfs.remove_secrets(run_id)
+    assert not secrets_tmpfs.secrets_directory(run_id).exists()
 
 
 def test_the_same_claim_is_found_and_another_is_refused(root: Path) -> None:
@@ -298,11 +305,11 @@ def test_an_image_that_is_not_there_claims_nothing(root: Path) -> None:
     ],
 )
 def test_every_ending_is_told(code: int, written: Any, cancelled: bool, told: str) -> None:
-    assert run_state.told_of(code, written, {"memory_bytes": 2 * GIB}, cancelled) == told
+    assert run_state.describe_exit(code, written, {"memory_bytes": 2 * GIB}, cancelled) == told
 
 
 def test_out_of_memory_without_a_limit_is_the_servers() -> None:
-    assert run_state.told_of(137, {"oom_kills": 1}, {}, False).endswith(
+    assert run_state.describe_exit(137, {"oom_kills": 1}, {}, False).endswith(
         "killed at the server's memory"
     )
 
@@ -317,7 +324,7 @@ def run_dir(root: Path) -> Path:
 
 
 def launched(directory: Path, number: int = 1, **more: Any) -> None:
-    attempt = {"container": "c", "boot": boot_token(), "started_at": time.time() - 100, **more}
+    attempt = {"container": "c", "boot": read_boot_token(), "started_at": time.time() - 100, **more}
     write_json(directory / ".labctl" / f"attempt-{number}", attempt)
 
 
@@ -328,23 +335,23 @@ def state(status: str, code: int = 0, **more: Any) -> dict[str, dict[str, Any]]:
 
 
 def test_a_claim_without_a_container_is_only_that(run_dir: Path) -> None:
-    assert run_state.look(run_dir, {})["state"] == "claimed"
+    assert run_state.inspect_run(run_dir, {})["state"] == "claimed"
     launched(run_dir)
-    assert run_state.look(run_dir, state("created"))["state"] == "claimed"
-    assert not run_state.final(run_dir)
+    assert run_state.inspect_run(run_dir, state("created"))["state"] == "claimed"
+    assert not run_state.read_final_record(run_dir)
 
 
 def test_a_running_run_has_progress_and_no_record(run_dir: Path) -> None:
     launched(run_dir)
     (run_dir / "logs" / "progress.json").write_text('{"step": 3, "note": "x"}')
-    seen = run_state.look(run_dir, state("running"))
+    seen = run_state.inspect_run(run_dir, state("running"))
     assert (seen["state"], seen["progress"]) == ("running", {"step": 3.0})
-    assert not run_state.final(run_dir)
+    assert not run_state.read_final_record(run_dir)
 
 
 def test_docker_run_may_still_be_at_work(run_dir: Path) -> None:
     launched(run_dir, started_at=time.time())
-    assert run_state.look(run_dir, {})["state"] == "starting"
+    assert run_state.inspect_run(run_dir, {})["state"] == "starting"
 
 
 @pytest.mark.parametrize(
@@ -364,19 +371,21 @@ def test_endings_that_the_container_could_not_write(
     launched(run_dir)
     if cancel:
         (run_dir / ".labctl" / "cancel").touch()
-    found = run_state.look(run_dir, seen)
+    found = run_state.inspect_run(run_dir, seen)
     assert (found["state"], found.get("exit_code")) == expected[:2]
     assert expected[2] in found["told"]
-    assert run_state.look(run_dir, state("running")) == found == run_state.final(run_dir), (
-        "once for all"
-    )
+    assert (
+        run_state.inspect_run(run_dir, state("running"))
+        == found
+        == run_state.read_final_record(run_dir)
+    ), "once for all"
     if seen:
         assert found["ended_at"] == 1767323045.0
 
 
 def test_a_reboot_is_told_by_the_boot_token(run_dir: Path) -> None:
     launched(run_dir, boot="another boot")
-    found = run_state.look(run_dir, state("exited", 137))
+    found = run_state.inspect_run(run_dir, state("exited", 137))
     assert (found["state"], found.get("exit_code")) == ("lost", None)
     assert "restarted" in found["told"]
 
@@ -386,20 +395,20 @@ def test_what_the_command_wrote_goes_before_a_reboot_and_a_removed_container(
 ) -> None:
     launched(run_dir, boot="another boot")
     write_json(run_dir / ".labctl" / "exit.json", {"code": 5, "ended_at": 7, "oom_kills": 0})
-    found = run_state.look(run_dir, {})
+    found = run_state.inspect_run(run_dir, {})
     assert (found["state"], found["exit_code"], found["ended_at"]) == ("exited", 5, 7.0)
 
 
 def test_the_last_attempt_counts_by_number(run_dir: Path) -> None:
     for number in (1, 2, 10):
         launched(run_dir, number, container=f"c-{number}")
-    assert run_state.last_attempt(run_dir)["container"] == "c-10"
+    assert run_state.read_last_attempt(run_dir)["container"] == "c-10"
 
 
 def test_an_empty_log_gets_what_the_container_said(run_dir: Path) -> None:
     (run_dir / "logs" / "run.log").write_text("")
     launched(run_dir)
-    run_state.look(run_dir, state("exited", 1))
+    run_state.inspect_run(run_dir, state("exited", 1))
     assert (run_dir / "logs" / "run.log").read_text() == "from the container\n"
 
 
@@ -411,7 +420,7 @@ def test_new_files_are_those_outside_the_outputs(run_dir: Path) -> None:
     (run_dir / "code" / "__pycache__" / "x.pyc").touch()
     (run_dir / "link").symlink_to("/etc/passwd")
     write_json(run_dir / ".labctl" / "code.json", ["train.py"])
-    assert run_state.new_files(run_dir, ["checkpoints"]) == ["code/made.csv", "stray.txt"]
+    assert run_state.list_new_files(run_dir, ["checkpoints"]) == ["code/made.csv", "stray.txt"]
 
 
 def test_cancelling_a_claim_ends_it_and_again_says_so(run_dir: Path, root: Path) -> None:
@@ -440,17 +449,17 @@ def test_two_labs_of_one_name_have_two_directories(root: Path) -> None:
 @pytest.mark.parametrize("name", ["", "../x", "A", "a/b", "-a", "a" * 40, "a\n"])
 def test_names_that_no_run_may_have(name: str) -> None:
     with pytest.raises(Failure, match="bad name"):
-        checked_name(name)
+        require_name(name)
 
 
 @pytest.mark.parametrize("path", ["/etc", "..", "a/../b", "a//b", "", "./a", "a\0"])
 def test_paths_that_leave(tmp_path: Path, path: str) -> None:
     with pytest.raises(Failure, match="leaves"):
-        inside(tmp_path, path)
+        resolve_inside(tmp_path, path)
 
 
 def test_nothing_is_written_through_links(tmp_path: Path) -> None:
     (tmp_path / "away").symlink_to("/tmp")
     with pytest.raises(Failure, match="link"):
-        inside(tmp_path, "away/x")
+        resolve_inside(tmp_path, "away/x")
     assert read_json(tmp_path / "none" / "x.json") == {}

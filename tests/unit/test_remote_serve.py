@@ -77,7 +77,7 @@ def test_the_container_reads_its_model_and_may_do_nothing_else(root: Path) -> No
 def test_a_checkpoint_and_the_code_can_be_chosen(root: Path) -> None:
     chosen = {"checkpoint": "step-00000001", "code": "lab"}
     with pytest.raises(Failure, match=r"the lab's code has no predict\.py"):
-        serve.mounts(root, request(model=chosen))
+        serve.build_mounts(root, request(model=chosen))
     (root / "code" / "predict.py").touch()
     body = services._container_body(root, IMAGE, request(model=chosen))
     assert seen(body)["/lab/code"] == (str(root / "code"), True)
@@ -88,9 +88,9 @@ def test_what_was_pulled_is_served_from_its_own_place(root: Path) -> None:
     (root / "code" / "predict.py").touch()
     wish = request(model={"where": "here", "code": "lab", "run": "old"})
     with pytest.raises(Failure, match="has no checkpoints on this server"):
-        serve.mounts(root, wish)
+        serve.build_mounts(root, wish)
     (root / "models" / "old").mkdir(parents=True)
-    sources = {one["Target"]: one["Source"] for one in serve.mounts(root, wish)}
+    sources = {one["Target"]: one["Source"] for one in serve.build_mounts(root, wish)}
     assert sources["/lab/run/checkpoints"] == str(root / "models" / "old")
 
 
@@ -108,7 +108,7 @@ def test_what_is_not_there_or_leads_out_is_refused(
     root: Path, model: dict[str, str], kind: str, said: str
 ) -> None:
     with pytest.raises(Failure, match=said) as refused:
-        serve.mounts(root, request(model=model))
+        serve.build_mounts(root, request(model=model))
     assert refused.value.body["kind"] == kind
     if model == {"checkpoint": "step-2"}:
         assert refused.value.body["why"] == "available checkpoints: step-00000001"
@@ -142,7 +142,7 @@ def test_any_image_keeps_its_own_command_and_may_not_write_into_the_lab(root: Pa
 
 
 def test_how_a_server_that_ended_is_told() -> None:
-    refused = serve.failure(3, "Warning: x\nrefused: 'a.pt' is a pickle").body
+    refused = serve.explain_failure(3, "Warning: x\nrefused: 'a.pt' is a pickle").body
     assert (refused["kind"], refused["why"]) == ("policy", "'a.pt' is a pickle")
-    broken = serve.failure(1, "Traceback ...").body
+    broken = serve.explain_failure(1, "Traceback ...").body
     assert (broken["kind"], broken["why"]) == ("service", "Traceback ...")

@@ -16,12 +16,12 @@ from labctl.insight.report.charts import (
     MOST_POINTS,
     Chart,
     Curve,
-    axis,
-    chart,
-    stretches,
-    thin,
+    choose_axis,
+    draw_chart,
+    reduce_points,
+    split_at_gaps,
 )
-from labctl.insight.report.curves import MOST_CHARTS, logged, measured
+from labctl.insight.report.curves import MOST_CHARTS, draw_logged, draw_telemetry
 from labctl.insight.scalars import Scalars
 
 NAN, INFINITY = math.nan, math.inf
@@ -29,7 +29,7 @@ NAN, INFINITY = math.nan, math.inf
 
 def one(*ys: float | None, **options: object) -> Chart:
     curve = Curve(label="", xs=tuple(float(x) for x in range(len(ys))), ys=ys)
-    return chart("loss", "Loss", [curve], **options)  # type: ignore[arg-type]
+    return draw_chart("loss", "Loss", [curve], **options)  # type: ignore[arg-type]
 
 
 def places(drawn: Chart) -> list[float]:
@@ -71,7 +71,7 @@ def test_whatever_was_logged_is_drawn_inside_of_the_plot(ys: list[float]) -> Non
 
 
 def test_a_figure_that_never_changes_is_a_line_in_the_middle() -> None:
-    assert axis([3.0, 3.0]) is not None
+    assert choose_axis([3.0, 3.0]) is not None
     assert 50.0 in places(one(5.0, 5.0, 5.0))
     assert one(0.0).lines[0].dots
 
@@ -92,7 +92,7 @@ def test_labels_at_the_end_never_lie_on_each_other() -> None:
     curves = [
         Curve(label=str(place), xs=(0.0, 1.0), ys=(0.0, 1 - place / 1000)) for place in range(4)
     ]
-    at = sorted(line.label_at for line in chart("x", "X", curves).lines)
+    at = sorted(line.label_at for line in draw_chart("x", "X", curves).lines)
     assert all(b - a >= LABEL_GAP - 1e-9 for a, b in itertools.pairwise(at))
     assert at[0] >= 0
     assert at[-1] <= 98
@@ -108,7 +108,7 @@ def test_the_chosen_step_is_marked_where_the_line_is() -> None:
 def test_many_points_keep_their_peaks() -> None:
     points = [(float(x), 0.0) for x in range(100_000)]
     points[54_321] = (54_321.0, 9.0)
-    kept = thin(points)
+    kept = reduce_points(points)
     assert len(kept) <= MOST_POINTS + 2
     assert (54_321.0, 9.0) in kept
     assert kept == sorted(kept)
@@ -117,13 +117,13 @@ def test_many_points_keep_their_peaks() -> None:
 
 def test_more_lines_than_can_be_told_apart_are_counted() -> None:
     curves = [Curve(label=str(n), xs=(0.0, 1.0), ys=(0.0, 1.0)) for n in range(7)]
-    drawn = chart("x", "X", curves)
+    drawn = draw_chart("x", "X", curves)
     assert len(drawn.lines) == 4
     assert "3 more lines" in drawn.note
 
 
 def test_training_and_validation_share_a_chart_and_the_accent_is_the_validations() -> None:
-    charts, left = logged(facts())
+    charts, left = draw_logged(facts())
     assert [one.title for one in charts] == ["Accuracy", "Loss"]
     loss = charts[1]
     assert [(line.label, line.style) for line in loss.lines] == [("validation", 0), ("training", 1)]
@@ -135,7 +135,7 @@ def test_training_and_validation_share_a_chart_and_the_accent_is_the_validations
 @pytest.mark.parametrize("tag", ["heldout/loss", "loss/valLoss", "dev_loss"])
 def test_a_curve_of_held_out_data_is_known_by_any_of_its_names(tag: str) -> None:
     found = Scalars(series=(series(tag, 2, 1), series("train/accuracy", 0.5, 0.6)))
-    labels = {line.label for one in logged(facts(scalars=found))[0] for line in one.lines}
+    labels = {line.label for one in draw_logged(facts(scalars=found))[0] for line in one.lines}
     assert labels == {"validation", "training"}
 
 
@@ -143,12 +143,12 @@ def test_kerass_names_too() -> None:
     found = Scalars(
         series=(series("train/epoch_loss", 2, 1), series("validation/epoch_loss", 2, 1.5))
     )
-    (only,), _ = logged(facts(scalars=found))
+    (only,), _ = draw_logged(facts(scalars=found))
     assert {line.label for line in only.lines} == {"training", "validation"}
 
 
 def test_an_accuracy_of_more_than_one_is_no_share() -> None:
-    (only,), _ = logged(facts(scalars=Scalars(series=(series("val/accuracy", 50, 98),))))
+    (only,), _ = draw_logged(facts(scalars=Scalars(series=(series("val/accuracy", 50, 98),))))
     assert only.unit == ""
 
 
@@ -158,21 +158,21 @@ def test_a_setting_is_told_and_not_drawn() -> None:
         series("train/loss", 2.0, 1.0),
         series("val/accuracy", 0.5),
     )
-    charts, told = logged(facts(scalars=Scalars(series=found)))
+    charts, told = draw_logged(facts(scalars=Scalars(series=found)))
     assert [one.title for one in charts] == ["Accuracy", "Loss"]
     assert told == "Logged once: batch size\u00a032."
 
 
 def test_a_thousand_figures_are_a_dozen_charts() -> None:
     many = Scalars(series=tuple(series(f"layer-{n}/norm{n}", 1.0, 2.0) for n in range(1000)))
-    charts, left = logged(facts(scalars=many))
+    charts, left = draw_logged(facts(scalars=many))
     assert len(charts) == MOST_CHARTS
     assert left == "988\u00a0more logged values are not drawn."
 
 
 def test_what_was_measured_has_gaps_where_nobody_measured() -> None:
     times = [0, 10, 20, 30, 700, 710, 720]
-    charts = {one.name: one for one in measured([sample(at) for at in times])}
+    charts = {one.name: one for one in draw_telemetry([sample(at) for at in times])}
     assert set(charts) == {"gpu-use", "gpu-memory", "gpu-power", "cpu", "memory"}
     assert charts["gpu-use"].lines[0].path.count("M") == 2
     assert charts["gpu-use"].x_title == "minutes"
@@ -180,12 +180,12 @@ def test_what_was_measured_has_gaps_where_nobody_measured() -> None:
 
 def test_a_recovered_runs_attempts_are_parted() -> None:
     samples = [sample(10 * n, attempt=1 + n // 3) for n in range(6)]
-    assert measured(samples)[0].lines[0].path.count("M") == 2
+    assert draw_telemetry(samples)[0].lines[0].path.count("M") == 2
 
 
 def test_too_few_samples_are_no_chart() -> None:
-    assert measured([sample(0), sample(10)]) == ()
+    assert draw_telemetry([sample(0), sample(10)]) == ()
 
 
 def test_stretches_of_nothing() -> None:
-    assert stretches(Curve(label="", xs=(1.0, 2.0), ys=(None, None))) == []
+    assert split_at_gaps(Curve(label="", xs=(1.0, 2.0), ys=(None, None))) == []

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from report_facts import BEGAN, data_uri, evaluation, facts, png, sample, series
 
-from labctl.insight.report.facts import Code, Facts, Machine
-from labctl.insight.report.page import MOST_MATRIX, MOST_PAIRS, page
+from labctl.insight.report.facts import ReportFacts, RunOrigin, ServerHardware
+from labctl.insight.report.page import MOST_MATRIX, MOST_PAIRS, build_page
 from labctl.insight.report.render import render
 from labctl.insight.scalars import Scalars
 from labctl.model import Run
@@ -56,8 +56,8 @@ class Reader(HTMLParser):
         return re.sub(r"\s+", " ", self.text)
 
 
-def read(found: Facts) -> Reader:
-    return Reader(render(page(found), TEMPLATES))
+def read(found: ReportFacts) -> Reader:
+    return Reader(render(build_page(found), TEMPLATES))
 
 
 def test_it_says_what_was_measured_first() -> None:
@@ -69,7 +69,7 @@ def test_it_says_what_was_measured_first() -> None:
 
 
 def test_it_says_what_it_ran_on_and_cost() -> None:
-    rows = {row.name: row.value.replace("\u00a0", " ") for row in page(facts()).server}
+    rows = {row.name: row.value.replace("\u00a0", " ") for row in build_page(facts()).server}
     assert rows["Server"] == "aws g4dn.xlarge (spot)"
     assert rows["GPU"] == "NVIDIA T4 (16.0 GiB)"
     assert rows["GPU driver"] == "550.90"
@@ -86,7 +86,7 @@ def test_it_says_what_it_ran_on_and_cost() -> None:
 
 
 def test_it_says_where_it_comes_from_and_how_to_make_it_again() -> None:
-    made = page(facts())
+    made = build_page(facts())
     rows = {row.name: row.value for row in made.provenance}
     assert rows["Git commit"] == "e" * 40
     assert rows["Uncommitted changes"] == "none"
@@ -104,22 +104,22 @@ def test_it_says_where_it_comes_from_and_how_to_make_it_again() -> None:
 
 
 def test_a_tree_with_changes_is_warned_of() -> None:
-    code = Code(commit="e" * 40, dirty=True, changed=("train.py",))
-    made = page(facts(code=code))
+    code = RunOrigin(commit="e" * 40, dirty=True, changed=("train.py",))
+    made = build_page(facts(code=code))
     assert made.warning.endswith("not in this commit: train.py")
     assert ("Uncommitted changes", "yes: train.py") in {(r.name, r.value) for r in made.provenance}
 
 
 def test_a_server_that_says_something_else_is_told() -> None:
     other = evaluation(accuracy=0.9, data_sha256="f" * 64)
-    assert "different data" in page(facts(server=other)).versus_said
-    assert "differ" in page(facts(server=None, server_accuracy=0.5)).versus_said
-    assert "Only one" in page(facts(here=None)).versus_said
+    assert "different data" in build_page(facts(server=other)).versus_said
+    assert "differ" in build_page(facts(server=None, server_accuracy=0.5)).versus_said
+    assert "Only one" in build_page(facts(here=None)).versus_said
 
 
 def test_of_a_run_about_which_nothing_is_known_it_says_not_measured() -> None:
-    bare = Facts(lab="digits", run=Run(id="first", lab_id="l", server_id="s", state="lost"))
-    made, html = page(bare), read(bare)
+    bare = ReportFacts(lab="digits", run=Run(id="first", lab_id="l", server_id="s", state="lost"))
+    made, html = build_page(bare), read(bare)
     for row in made.server:
         assert row.value == "not measured", row.name
     assert {row.value for row in made.provenance} == {"first", "not measured"}
@@ -136,8 +136,8 @@ def test_nan_everywhere() -> None:
 
 
 def test_machines_without_a_gpu_have_none_and_not_an_unknown_one() -> None:
-    machine = Machine(cpus=2, memory_bytes=1)
-    rows = {r.name: r.value for r in page(facts(machine=machine, samples=())).server}
+    machine = ServerHardware(cpus=2, memory_bytes=1)
+    rows = {r.name: r.value for r in build_page(facts(machine=machine, samples=())).server}
     assert (rows["GPU"], rows["GPU driver"], rows["GPU use"]) == ("none", "none", "none")
     assert rows["CPU use"] == "not measured"
 
@@ -156,7 +156,7 @@ def test_the_page_needs_nothing_from_anywhere_and_runs_nothing() -> None:
     assert not re.search(r"url\(|@import|https?:", (TEMPLATES / "report.css").read_text())
 
 
-def hostile(text: str) -> Facts:
+def hostile(text: str) -> ReportFacts:
     """The same text wherever somebody else's text may stand."""
     found = evaluation(classes=(text, "b"), checkpoint=text, split=text, device=text)
     worst = tuple(msgspec.structs.replace(one, item=text) for one in found.worst)
@@ -178,8 +178,8 @@ def hostile(text: str) -> Facts:
         server=found,
         scalars=Scalars(series=(series(f"val/{text}", 1, 2), series(text, 1.0))),
         samples=tuple(sample(10 * n, gpu={"name": text, "throttle": (text,)}) for n in range(5)),
-        code=Code(commit=text, dirty=True, changed=(text,), command=(text,), env={text: text}),
-        machine=Machine(os=text, kernel=text, docker=text, arch=text, cpus=1),
+        code=RunOrigin(commit=text, dirty=True, changed=(text,), command=(text,), env={text: text}),
+        machine=ServerHardware(os=text, kernel=text, docker=text, arch=text, cpus=1),
         notes=(text,),
     )
 
@@ -231,7 +231,7 @@ def test_what_is_read_aloud_makes_sense() -> None:
 
 def test_many_classes_are_told_by_what_is_confused_most() -> None:
     names = tuple(f"class {n}" for n in range(MOST_MATRIX + 80))
-    made = page(facts(evaluation=evaluation(names)))
+    made = build_page(facts(evaluation=evaluation(names)))
     assert made.matrix == ()
     assert [(p.truth, p.said, p.count) for p in made.pairs] == [("class 0", "class 1", "2")]
     assert "A matrix of 100 classes would be unreadable" in made.pairs_note
@@ -242,14 +242,14 @@ def test_confusions_are_counted_where_they_are_not_all_shown() -> None:
     size = 8
     rows = tuple(tuple(1 for _ in range(size)) for _ in range(size))
     found = evaluation(tuple("abcdefgh"), confusion=rows, items=64, accuracy=8 / 64, worst=())
-    made = page(facts(evaluation=found))
+    made = build_page(facts(evaluation=found))
     assert len(made.pairs) == MOST_PAIRS
     assert made.pairs_note == f"{56 - MOST_PAIRS}\u00a0rarer confusions not shown."
     assert made.mistakes_note == "56\u00a0items wrong; no examples were saved."
 
 
 def test_a_matrix_shows_counts_and_shares() -> None:
-    first = page(facts()).matrix[0]
+    first = build_page(facts()).matrix[0]
     cells = [(cell.count, cell.share.replace("\u00a0", " "), cell.right) for cell in first.cells]
     assert cells == [("8", "80 %", True), ("2", "20 %", False)]
     assert first.items == "10"
@@ -279,5 +279,5 @@ def test_every_text_has_the_contrast_that_reading_needs(palette: str) -> None:
 
 
 def test_the_same_facts_make_the_same_page() -> None:
-    assert render(page(facts()), TEMPLATES) == render(page(facts()), TEMPLATES)
-    assert str(BEGAN) not in render(page(facts()), TEMPLATES)
+    assert render(build_page(facts()), TEMPLATES) == render(build_page(facts()), TEMPLATES)
+    assert str(BEGAN) not in render(build_page(facts()), TEMPLATES)

@@ -6,7 +6,7 @@ import pytest
 from report_facts import BEGAN, data_uri, png, sample
 
 from labctl.insight.report import formatting, pictures
-from labctl.insight.report.utilization import use
+from labctl.insight.report.utilization import summarize_use
 
 # A JPEG's first bytes: 7 by 9 pixels.
 JPEG = bytes.fromhex("ffd8ffe000104a46494600010100000100010000ffc0000b08") + bytes(
@@ -66,9 +66,9 @@ def test_money_sizes_dates() -> None:
 
 
 def test_small_pictures_are_shown_as_they_are() -> None:
-    assert pictures.shown(data_uri(png())) == (data_uri(png()), "")
-    assert pictures.shown(data_uri(JPEG, "jpeg")) == (data_uri(JPEG, "jpeg"), "")
-    assert pictures.from_bytes(png())[0] == data_uri(png())
+    assert pictures.check_picture(data_uri(png())) == (data_uri(png()), "")
+    assert pictures.check_picture(data_uri(JPEG, "jpeg")) == (data_uri(JPEG, "jpeg"), "")
+    assert pictures.check_bytes(png())[0] == data_uri(png())
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,13 @@ def test_small_pictures_are_shown_as_they_are() -> None:
     ],
 )
 def test_other_pictures_are_not(picture: str, why: str) -> None:
-    shown, said = pictures.shown(picture)
+    shown, said = pictures.check_picture(picture)
     assert shown == ""
     assert why in said
 
 
 def test_means_are_weighted_with_time_and_gaps_do_not_count() -> None:
-    found = use(
+    found = summarize_use(
         [
             sample(0, gpu={"use_percent": 100.0}),
             sample(10, gpu={"use_percent": 100.0}),
@@ -107,17 +107,17 @@ def test_means_are_weighted_with_time_and_gaps_do_not_count() -> None:
 
 def test_energy_is_what_the_counter_grew_by_on_each_server() -> None:
     counters = [(0, 1, 7200.0), (10, 1, 10800.0), (20, 2, 100.0), (30, 2, 3700.0), (40, 2, 10.0)]
-    found = use([sample(at, attempt=a, gpu={"energy_j": j}) for at, a, j in counters])
+    found = summarize_use([sample(at, attempt=a, gpu={"energy_j": j}) for at, a, j in counters])
     assert found.energy_wh == pytest.approx(2.0)
 
 
 def test_without_a_counter_energy_is_an_estimate() -> None:
-    found = use([sample(10 * n, gpu={"power_w": 36.0}) for n in range(11)])
+    found = summarize_use([sample(10 * n, gpu={"power_w": 36.0}) for n in range(11)])
     assert found.energy_wh is None
     assert found.energy_estimate_wh == pytest.approx(1.0)
 
 
 def test_of_no_samples_nothing_is_known() -> None:
-    found = use([])
+    found = summarize_use([])
     assert (found.gpu_use_percent, found.energy_wh, found.energy_estimate_wh) == (None, None, None)
     assert (found.cpu_cores, found.memory_bytes, found.gpus) == (None, None, ())

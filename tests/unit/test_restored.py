@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from labctl.agent.files import disk_import
-from labctl.agent.files.disk_import import Taking
+from labctl.agent.files.disk_import import DiskImport
 from labctl.agent.reply import Failure
-from labctl.agent.runs.run_state import look
-from labctl.wire.boot_id import boot_token
+from labctl.agent.runs.run_state import inspect_run
+from labctl.wire.boot_id import read_boot_token
 
 Take = Callable[[], dict[str, Any]]
 DISK = "nvme-Amazon_Elastic_Block_Store_vol0abc"
@@ -42,7 +42,9 @@ def take(old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Take:
     """Take it to `here`, as often as it is called."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "here" / ".labctl").mkdir(parents=True)
-    return lambda: Taking(old, tmp_path / "here", os.getuid(), os.getgid()).all(DISK)
+    return lambda: DiskImport(old, tmp_path / "here", os.getuid(), os.getgid()).import_lab_files(
+        DISK
+    )
 
 
 def push(lab: Path, **files: str) -> None:
@@ -63,15 +65,15 @@ def test_a_run_that_was_never_seen_to_end_is_told_as_ended_with_its_server(
 ) -> None:
     monkeypatch.setattr("labctl.agent.runs.run_state.inspect", lambda names: {})
     assert take()["runs"] == ["night"]
-    found = look(tmp_path / "here" / "runs" / "night", {})
+    found = inspect_run(tmp_path / "here" / "runs" / "night", {})
     assert found["state"] == "lost"
     assert found["told"].startswith("lost: the server ended while it ran")
     # One that went on here, and was cut short here, is another matter.
     again = tmp_path / "here" / "runs" / "night" / ".labctl"
     (again / "record.json").unlink()
-    attempt = {"container": "night-2", "boot": f"{boot_token()}0", "started_at": 2.0}
+    attempt = {"container": "night-2", "boot": f"{read_boot_token()}0", "started_at": 2.0}
     (again / "attempt-2").write_text(json.dumps(attempt))
-    assert "restarted" in look(tmp_path / "here" / "runs" / "night", {})["told"]
+    assert "restarted" in inspect_run(tmp_path / "here" / "runs" / "night", {})["told"]
 
 
 def test_what_is_here_already_stays_as_it_is(take: Take, tmp_path: Path) -> None:

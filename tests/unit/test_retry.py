@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from labctl.errors import BusyError, ConnectError, LabError, ThrottledError, TurnedAwayError
-from labctl.retry import retry_on, while_throttled, while_turned_away
+from labctl.retry import retry_on, retry_rejected_logins, retry_throttled_calls
 
 
 @pytest.fixture
@@ -89,17 +89,17 @@ def test_each_error_that_is_followed_by_a_try_is_told(pauses: list[float]) -> No
 def test_who_is_turned_away_comes_back_within_seconds(pauses: list[float]) -> None:
     call = Call(*[TurnedAwayError("away")] * 9)
     with pytest.raises(TurnedAwayError):
-        while_turned_away()(call, "yes")
+        retry_rejected_logins()(call, "yes")
     assert call.count == 5
     assert sum(pauses) <= 4.5
     unreachable = Call(ConnectError("unreachable"))
     with pytest.raises(ConnectError):
-        while_turned_away()(unreachable, "yes")
+        retry_rejected_logins()(unreachable, "yes")
     assert unreachable.count == 1
 
 
 def test_throttling_is_waited_out_for_two_minutes(pauses: list[float]) -> None:
-    assert while_throttled()(Call(*[ThrottledError("too fast")] * 20), "yes") == "yes"
+    assert retry_throttled_calls()(Call(*[ThrottledError("too fast")] * 20), "yes") == "yes"
     with pytest.raises(ThrottledError):
-        while_throttled()(Call(*[ThrottledError("too fast")] * 999), "yes")
+        retry_throttled_calls()(Call(*[ThrottledError("too fast")] * 999), "yes")
     assert all(pause <= 5.0 for pause in pauses)

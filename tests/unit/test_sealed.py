@@ -24,7 +24,9 @@ def made() -> dict[str, Any]:
     mounts = [{"Type": "bind", "Source": "/x", "Target": "/lab/code", "ReadOnly": True}]
     volumes = {"/data": {}, "/lab/code": {}, "/tmp": {}}
     image = {"Id": "sha256:1", "Config": {"Entrypoint": ["/banner"], "Volumes": volumes}}
-    return sandbox.body(image, ["sh", "p.sh"], "predictions", mounts, {"A": "b"}, {}, LIMITS)
+    return sandbox.build_sandbox_body(
+        image, ["sh", "p.sh"], "predictions", mounts, {"A": "b"}, {}, LIMITS
+    )
 
 
 def test_nothing_is_open_and_everything_is_bounded() -> None:
@@ -62,11 +64,11 @@ class Engine:
             sandbox.engine, "inspect", lambda names: {names[0]: {"State": self.state}}
         )
 
-    def run(self, script: str, deadline_s: float = 60.0, most: int = 1000) -> sandbox.Ended:
+    def run(self, script: str, deadline_s: float = 60.0, most: int = 1000) -> sandbox.SandboxResult:
         docker = self.folder / "docker"
         docker.write_text(f"#!/bin/sh\n{script}\n")
         docker.chmod(0o755)
-        return sandbox.run("x", {}, deadline_s, most)
+        return sandbox.run_sandboxed("x", {}, deadline_s, most)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from serving_bed import Brightness, Client, bomb, model, picture, serving
 
-from labctl.services.model_server.settings import Settings
+from labctl.services.model_server.settings import ServeSettings
 
 
 def text(content: bytes) -> str:
@@ -117,7 +117,7 @@ def test_json_that_is_no_request_is_refused(
 
 
 def test_a_body_is_bounded_whether_its_length_is_told_or_not() -> None:
-    with serving(settings=Settings(max_body_bytes=1000)) as client:
+    with serving(settings=ServeSettings(max_body_bytes=1000)) as client:
         for content in (bytes(1001), iter([bytes(600), bytes(600)])):
             reply = client.post(content)
             assert (reply.status, reply.reason) == (413, "too_large")
@@ -127,7 +127,7 @@ def test_a_body_is_bounded_whether_its_length_is_told_or_not() -> None:
 
 def test_a_body_that_does_not_come_or_is_broken_off_is_no_request() -> None:
     head = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\n"
-    with serving(settings=Settings(body_s=0.1)) as client:
+    with serving(settings=ServeSettings(body_s=0.1)) as client:
         with socket.create_connection(("127.0.0.1", client.port), timeout=60) as caller:
             caller.sendall(head + b"Content-Length: 10\r\n\r\n12345")
             assert caller.recv(1000).startswith(b"HTTP/1.1 408 ")
@@ -143,7 +143,7 @@ def test_a_body_that_does_not_come_or_is_broken_off_is_no_request() -> None:
 
 
 def test_too_many_files_and_an_unknown_type_are_refused() -> None:
-    with serving(settings=Settings(max_images=3)) as client:
+    with serving(settings=ServeSettings(max_images=3)) as client:
         for count in (4, 9):
             reply = client.form(*[picture()] * count)
             assert (reply.status, reply.reason) == (413, "too_many")
@@ -156,7 +156,7 @@ def test_too_many_files_and_an_unknown_type_are_refused() -> None:
 def test_what_all_requests_hold_together_is_bounded_and_given_back() -> None:
     small = picture(size=(10, 10))
     bound = len(small) + 400
-    with serving(settings=Settings(max_held_bytes=bound)) as client:
+    with serving(settings=ServeSettings(max_held_bytes=bound)) as client:
         for _ in range(3):
             assert client.post(small).status == 200
         reply = client.post(picture(size=(20, 20)))

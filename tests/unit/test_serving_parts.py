@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from labctl.services.model_server.batching import Batcher
-from labctl.services.model_server.drift import AT_LEAST, WINDOW, Watch, stability_index
+from labctl.services.model_server.drift import AT_LEAST, WINDOW, DriftMonitor, stability_index
 from labctl.services.model_server.refusals import RefusedError
-from labctl.services.model_server.settings import SettingError, Settings, from_environment
+from labctl.services.model_server.settings import ServeSettings, SettingError, read_environment
 
 COUNTS = st.lists(st.integers(0, 1000), min_size=2, max_size=20).filter(any)
 
@@ -70,9 +70,9 @@ def test_images_gather_while_the_model_works_and_are_answered_in_order() -> None
     gate = Gate()
 
     async def work(batcher: Batcher) -> None:
-        first = asyncio.ensure_future(batcher.answers(images(1)))
+        first = asyncio.ensure_future(batcher.predict(images(1)))
         await begun(gate)
-        rest = [asyncio.ensure_future(batcher.answers(images(*w))) for w in ((2, 3), (4,), (5, 6))]
+        rest = [asyncio.ensure_future(batcher.predict(images(*w))) for w in ((2, 3), (4,), (5, 6))]
         while batcher.waiting < 5:
             await asyncio.sleep(0)
         gate.go_on.release(3)
@@ -88,7 +88,7 @@ def test_a_batch_of_one_is_no_batching() -> None:
     gate.go_on.release(3)
 
     async def work(batcher: Batcher) -> None:
-        assert await batcher.answers(images(1, 2, 3)) == [[1.0], [2.0], [3.0]]
+        assert await batcher.predict(images(1, 2, 3)) == [[1.0], [2.0], [3.0]]
 
     assert tried(gate, work, max_batch=1) == [1, 1, 1]
 
@@ -98,7 +98,7 @@ def test_a_batch_that_waits_is_begun_when_it_is_full() -> None:
     gate.go_on.release(2)
 
     async def work(batcher: Batcher) -> None:
-        halves = [batcher.answers(images(1, 2)), batcher.answers(images(3, 4))]
+        halves = [batcher.predict(images(1, 2)), batcher.predict(images(3, 4))]
         assert await asyncio.gather(*halves) == [[[1.0], [2.0]], [[3.0], [4.0]]]
 
     assert tried(gate, work, wait_s=60.0) == [4]
@@ -108,9 +108,9 @@ def test_one_odd_image_costs_the_others_nothing() -> None:
     gate = Gate()
 
     async def work(batcher: Batcher) -> None:
-        first = asyncio.ensure_future(batcher.answers(images(1)))
+        first = asyncio.ensure_future(batcher.predict(images(1)))
         await begun(gate)
-        good, bad = (asyncio.ensure_future(batcher.answers(images(w))) for w in (2, 13))
+        good, bad = (asyncio.ensure_future(batcher.predict(images(w))) for w in (2, 13))
         while batcher.waiting < 2:
             await asyncio.sleep(0)
         gate.go_on.release(4)
@@ -126,13 +126,13 @@ def test_more_than_may_wait_is_refused_and_so_is_what_waits_at_the_end() -> None
     gate = Gate()
 
     async def work(batcher: Batcher) -> None:
-        first = asyncio.ensure_future(batcher.answers(images(1)))
+        first = asyncio.ensure_future(batcher.predict(images(1)))
         await begun(gate)
-        second = asyncio.ensure_future(batcher.answers(images(*range(1, 11))))
+        second = asyncio.ensure_future(batcher.predict(images(*range(1, 11))))
         while batcher.waiting < 10:
             await asyncio.sleep(0)
         with pytest.raises(RefusedError) as refused:
-            await batcher.answers(images(1))
+            await batcher.predict(images(1))
         assert (refused.value.status, refused.value.reason) == (503, "busy")
         await batcher.close()
         gate.go_on.release()
@@ -167,11 +167,11 @@ def test_the_index_of_a_case_worked_by_hand() -> None:
 
 
 def test_only_the_last_predictions_count() -> None:
-    watch = Watch([1000, 1000])
+    watch = DriftMonitor([1000, 1000])
     for _ in range(WINDOW):
-        watch.see(0)
+        watch.count(0)
     for number in range(WINDOW):
-        watch.see(number % 2)
+        watch.count(number % 2)
     drift = watch.measure()
     assert drift is not None
     assert (drift.index, drift.predictions) == (pytest.approx(0, abs=1e-9), WINDOW)
@@ -179,21 +179,21 @@ def test_only_the_last_predictions_count() -> None:
 
 
 def test_few_predictions_say_nothing() -> None:
-    watch = Watch([1, 1])
+    watch = DriftMonitor([1, 1])
     for _ in range(AT_LEAST - 1):
-        watch.see(1)
+        watch.count(1)
     assert watch.measure() is None
 
 
 def test_settings_come_from_the_environment_and_nonsense_is_named() -> None:
-    found = from_environment(
+    found = read_environment(
         {"LABCTL_SERVE_MAX_BATCH": "8", "LABCTL_SERVE_WAIT_MS": "2.5", "X": ""}
     )
     assert (found.max_batch, found.wait_ms) == (8, 2.5)
-    assert found.max_pixels == Settings().max_pixels
+    assert found.max_pixels == ServeSettings().max_pixels
     for name, text in (
         ("MAX_BATCH", "many"), ("MAX_BATCH", "0"), ("MAX_IMAGES", "-1"), ("WAIT_MS", "nan"),
         ("MAX_BACTH", "8"), ("PORT", ""),
     ):  # fmt: skip
         with pytest.raises(SettingError, match=f"LABCTL_SERVE_{name}"):
-            from_environment({f"LABCTL_SERVE_{name}": text})
+            read_environment({f"LABCTL_SERVE_{name}": text})

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from labctl.commands import ssh
 from labctl.errors import UsageError
 from labctl.model import Endpoint
-from labctl.transports.ssh_client import quick_login
+from labctl.transports.ssh_client import find_quick_login_options
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJv3rUsymaY5pzRXGMkdoTCoyrTVNNhqeNPGdNuedeMT"
 ENDPOINT = Endpoint(host="203.0.113.7", port=2222, user="student", identity="/keys/a key")
@@ -245,7 +245,7 @@ def test_a_persons_ssh() -> None:
 def test_only_a_client_that_begins_slowly_is_asked_for_another_key_exchange(
     version: str, asked_for: tuple[str, ...]
 ) -> None:
-    assert ssh.quick_login(version) == asked_for
+    assert ssh.quick_login_options(version) == asked_for
     for argv in (
         ssh.master_argv("/c", "i-1", "/tmp/s", asked_for),
         ssh.interactive_argv("/c", "i-1", login=asked_for),
@@ -254,7 +254,7 @@ def test_only_a_client_that_begins_slowly_is_asked_for_another_key_exchange(
 
 
 def test_this_machines_ssh_knows_what_it_is_asked_for() -> None:
-    options = [word for option in quick_login() for word in ("-o", option)]
+    options = [word for option in find_quick_login_options() for word in ("-o", option)]
     argv = ["ssh", "-F", "none", *options, "-G", "host"]
     subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, capture_output=True)
 

@@ -125,14 +125,14 @@ def test_help_imports_click_and_the_frame_alone(words: tuple[str, ...], tmp_path
 @pytest.fixture
 def lab(tmp_path: Path) -> Path:
     """A lab with a server and a run on record, as `up` and `run` leave them."""
-    from labctl.config import lab_id, paths
+    from labctl.config import ensure_lab_id, find_paths
     from labctl.model import Endpoint, Offer, Run, Server
     from labctl.state import State
 
     root = tmp_path / "digits"
     root.mkdir()
     (root / "lab.yaml").write_text("lab: digits\nrun: python train.py\n")
-    identity = lab_id(root)
+    identity = ensure_lab_id(root)
     server = Server(
         id="labctl-digits-1",
         provider="local",
@@ -144,7 +144,7 @@ def lab(tmp_path: Path) -> Path:
         offer=Offer(provider="local", type="container"),
         created_at=time.time() - 3600,
     )
-    with State(paths({"HOME": str(tmp_path)}).database) as state:
+    with State(find_paths({"HOME": str(tmp_path)}).database) as state:
         state.save_server(server)
         state.save_run(Run(id="first", lab_id=identity, server_id=server.id, state="running"))
     return root

@@ -49,7 +49,7 @@ def test_a_whole_one_is_used(tmp_path: Path, whole: bytes) -> None:
     path = put(tmp_path, whole)
     with State(path) as state:
         assert state.was_rebuilt == ""
-        assert len(state.events()) == 30
+        assert len(state.list_events()) == 30
     assert broken_files(path) == []
 
 
@@ -67,7 +67,7 @@ def test_a_cut_at_any_byte_is_noticed(tmp_path: Path, whole: bytes) -> None:
         path = put(tmp_path, whole[:length])
         with State(path, read_only=True) as reader:
             assert reader.was_rebuilt, length
-            assert reader.events() == []
+            assert reader.list_events() == []
         assert path.stat().st_size == length
     assert len(lengths) > 1000
 
@@ -79,18 +79,18 @@ def test_one_that_was_cut_is_put_aside_and_begun_anew(tmp_path: Path, whole: byt
         path = put(tmp_path, whole[:length])
         with State(path, read_only=True) as reader:
             assert reader.was_rebuilt, length
-            assert reader.events() == []
+            assert reader.list_events() == []
         assert path.read_bytes() == whole[:length]
         with State(path) as state:
             assert state.was_rebuilt, length
-            assert state.events() == []
+            assert state.list_events() == []
             state.record("works")
         (aside,) = broken_files(path)
         assert str(aside) in state.was_rebuilt
         assert aside.read_bytes() == whole[:length]
         with State(path) as again:
             assert again.was_rebuilt == ""
-            assert [each.kind for each in again.events()] == ["works"]
+            assert [each.kind for each in again.list_events()] == ["works"]
 
 
 @given(data=st.binary(min_size=0, max_size=5000))
@@ -100,7 +100,7 @@ def test_any_bytes_are_put_aside(tmp_path_factory: pytest.TempPathFactory, data:
     with State(path) as state:
         assert state.was_rebuilt
         state.record("works")
-        assert len(state.events()) == 1
+        assert len(state.list_events()) == 1
 
 
 @given(
@@ -119,7 +119,7 @@ def test_overwritten_pages_never_raise_anything_but_our_own(
     try:
         with State(path) as state:
             state.record("works")
-            state.events()
+            state.list_events()
     except LabError as error:
         hint = error.hint
     assert hint
@@ -141,7 +141,7 @@ def test_one_of_another_version_is_put_aside(
     assert broken_files(path) == []
     with State(path) as state:
         assert words in state.was_rebuilt
-        assert state.events() == []
+        assert state.list_events() == []
     (aside,) = broken_files(path)
     kept = sqlite3.connect(aside)
     assert kept.execute("SELECT count(*) FROM events").fetchone() == (30,)
@@ -158,7 +158,7 @@ def test_a_database_with_a_torn_log_keeps_what_was_whole(tmp_path: Path, whole: 
         Path(f"{path}-wal").write_bytes(log[:length])
         with State(path) as state:
             assert state.was_rebuilt == ""
-            assert len(state.events()) in (30, 31)
+            assert len(state.list_events()) in (30, 31)
 
 
 def test_what_is_no_file_is_told(tmp_path: Path) -> None:
@@ -189,4 +189,4 @@ def test_two_processes_that_find_it_broken_make_one_new_one(tmp_path: Path, whol
     assert said.count("True") == 1
     assert len(broken_files(path)) == 1
     with State(path) as state:
-        assert len(state.events()) == 5
+        assert len(state.list_events()) == 5

@@ -12,7 +12,7 @@ import pytest
 from labctl.commands.lease import Holder
 from labctl.errors import ConnectError, HostKeyError, PolicyError, ProviderError, UsageError
 from labctl.model import CreateRequest, Endpoint, GpuNeed, Need, Offer
-from labctl.providers import Surroundings
+from labctl.providers import ProviderContext
 from labctl.providers.static import HostEntry, StaticProvider, StaticSettings
 from labctl.transports import Result
 from labctl.transports.fake import FakeTransport
@@ -58,7 +58,7 @@ class Pool:
                 raise ConnectError(f"{endpoint.host} is away", why="off", hint="wait")
             return msgspec.structs.replace(endpoint, host_key=endpoint.host_key or KEY)
 
-        around = Surroundings(
+        around = ProviderContext(
             data_dir=Path("/nowhere"),
             owner="alice",
             connect=connect,

@@ -256,7 +256,7 @@ def test_the_key_opens_nothing_but_the_gateway(
     sshd: StoreSshd, tmp_path: Path, rrsync: None
 ) -> None:
     store = sshd.open_store()
-    store.put("kept", b"1")
+    store.write("kept", b"1")
     store.close()
     (tmp_path / "secret").write_bytes(b"theirs")
     for words in (["id"], ["cat", "/etc/passwd"], ["scp", "-t", "/tmp"]):
@@ -296,7 +296,7 @@ def test_without_rrsync_small_files_go_and_large_ones_are_told(
     big = tmp_path / "big"
     big.write_bytes(bytes(PART_BYTES + 1))
     store = sshd.open_store()
-    store.put("small", b"1")
+    store.write("small", b"1")
     with pytest.raises(StoreError, match="without rrsync on the store's machine") as raised:
         store.send("big", big, PART_BYTES + 1, sha256(bytes(PART_BYTES + 1)))
     assert not raised.value.whole
@@ -319,7 +319,7 @@ def test_a_line_of_an_earlier_version_goes_on_working(sshd: StoreSshd, tmp_path:
     assert (sshd.directory / "big").read_bytes() == content
     with pytest.raises(ChangedError):
         store.send("other", tmp_path / "big", len(content) + 9, sha256(content))
-    store.put("small", b"1")
+    store.write("small", b"1")
     assert store.read("small") == b"1"
     store.close()
 
@@ -331,12 +331,12 @@ LINE = 'restrict,command="/usr/bin/python3 -I -S /h/gateway.py serve /h/labs/x" 
 def test_a_lab_has_one_line_of_authorized_keys() -> None:
     other = f"{LINE} labctl-store:y-1\n"
     before = f"# mine\nssh-rsa AAAA me@home\n\n{other}"
-    once = authorized_keys.changed(before, "x-1", f"{LINE} labctl-store:x-1")
+    once = authorized_keys.replace_line(before, "x-1", f"{LINE} labctl-store:x-1")
     assert once == f"{before}{LINE} labctl-store:x-1\n"
-    twice = authorized_keys.changed(once, "x-1", f"{LINE}B labctl-store:x-1")
+    twice = authorized_keys.replace_line(once, "x-1", f"{LINE}B labctl-store:x-1")
     assert twice == f"{before}{LINE}B labctl-store:x-1\n"
-    assert authorized_keys.changed(twice, "x-1", "") == before
-    assert authorized_keys.changed("ssh-rsa AAAA me", "z", "") == "ssh-rsa AAAA me\n"
+    assert authorized_keys.replace_line(twice, "x-1", "") == before
+    assert authorized_keys.replace_line("ssh-rsa AAAA me", "z", "") == "ssh-rsa AAAA me\n"
 
 
 @pytest.mark.parametrize(
@@ -354,4 +354,4 @@ def test_a_lab_has_one_line_of_authorized_keys() -> None:
 )
 def test_nothing_odd_gets_into_authorized_keys(place: str, key: str) -> None:
     with pytest.raises(ValueError):
-        authorized_keys.key_line("/h/gateway.py", place, "x", key)
+        authorized_keys.build_key_line("/h/gateway.py", place, "x", key)

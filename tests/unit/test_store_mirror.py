@@ -22,11 +22,11 @@ from labctl.agent.mirror import boto3_python, restore, store
 from labctl.agent.mirror import mirror as store_mirror
 from labctl.agent.reply import Failure
 from labctl.agent.watchdog import mirroring
-from labctl.agent.watchdog.activity import Account
+from labctl.agent.watchdog.activity import LabAccount
 from labctl.errors import DeniedError, NotFoundError, TransferError
 from labctl.model import Endpoint
-from labctl.servers.agent import files
-from labctl.stores import Store, Surroundings, open_store
+from labctl.servers.agent import list_program_files
+from labctl.stores import LabStore, StoreContext, open_store
 from labctl.wire import s3 as s3_client
 
 boto3 = pytest.importorskip("boto3")
@@ -113,11 +113,11 @@ def held(s3: Any) -> dict[str, bytes]:
     }
 
 
-def around(**words: Any) -> Surroundings:
+def around(**words: Any) -> StoreContext:
     def none(*_: Any) -> Endpoint:
         raise AssertionError("S3 needs no connection")
 
-    return Surroundings(none, none, none, b"", b"", **words)
+    return StoreContext(none, none, none, b"", b"", **words)
 
 
 def test_a_run_comes_back_byte_for_byte_from_the_bucket_alone(s3: Any, lab: Lab) -> None:
@@ -360,7 +360,7 @@ def test_without_boto3_it_says_so(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name, content in files():
+    for name, content in list_program_files():
         path = tmp_path / "program" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
@@ -462,8 +462,8 @@ def test_the_mirror_beside_the_runs_says_what_it_cannot_do(
     run = lab.run("first", "running")
     said: list[str] = []
     mirror = mirroring.Mirror(lambda what, why: said.append(what))
-    account = Account(os.geteuid(), os.getegid())
-    told = mirroring.Told(account, LAB_ID, False, 0.05, frozenset({"run first"}))
+    account = LabAccount(os.geteuid(), os.getegid())
+    told = mirroring.MirrorRequest(account, LAB_ID, False, 0.05, frozenset({"run first"}))
 
     def until(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         deadline = time.monotonic() + 120
@@ -473,7 +473,7 @@ def test_the_mirror_beside_the_runs_says_what_it_cannot_do(
         return dict(mirror.shown)
 
     try:
-        mirror.look(told)
+        mirror.update(told)
         first = until(lambda shown: shown["at"] > 0)
         assert (first["failed"], first["behind_bytes"]) == ("", 0)
         cloud.change(denied=["PutObject"])
@@ -491,12 +491,12 @@ def test_the_mirror_beside_the_runs_says_what_it_cannot_do(
         until(lambda shown: held(s3)[f"{KEY}files/logs/run.log"].endswith(b"still\n"))
         assert mirror._child is not child
     finally:
-        mirror.look(told._replace(interval_s=1e6))
+        mirror.update(told._replace(interval_s=1e6))
         mirror._stop()
 
 
 @pytest.fixture(params=["s3", "ssh"])
-def from_here(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def from_here(request: pytest.FixtureRequest, tmp_path: Path) -> LabStore:
     """A store as a person reaches it; the ssh one through a shell of this machine."""
     if request.param == "s3":
         request.getfixturevalue("s3")
@@ -504,16 +504,16 @@ def from_here(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return shell_store(tmp_path, PREFIX)
 
 
-def test_a_person_reads_and_writes_the_same(from_here: Store, tmp_path: Path) -> None:
+def test_a_person_reads_and_writes_the_same(from_here: LabStore, tmp_path: Path) -> None:
     content = os.urandom(9_000_000)
     big = tmp_path / "big"
     big.write_bytes(content)
     assert from_here.read("watch.json") is None
-    assert from_here.names() == []
+    assert from_here.list_keys() == []
     from_here.write("runs/a/x", big)
     from_here.write("runs/a/y", b"")
     assert from_here.read("runs/a/x") == content
-    assert from_here.names("runs/a/") == ["runs/a/x", "runs/a/y"]
+    assert from_here.list_keys("runs/a/") == ["runs/a/x", "runs/a/y"]
     target = tmp_path / "here" / "x"
     from_here.fetch("runs/a/x", target, len(content), sha256(content))
     assert target.read_bytes() == content
@@ -527,7 +527,7 @@ def test_a_person_reads_and_writes_the_same(from_here: Store, tmp_path: Path) ->
     assert target.read_bytes() == content[:5]
 
 
-def test_a_lease_is_taken_by_one(from_here: Store) -> None:
+def test_a_lease_is_taken_by_one(from_here: LabStore) -> None:
     assert from_here.swap("watch.json", b"mine", None)
     assert not from_here.swap("watch.json", b"theirs", None)
     assert not from_here.swap("watch.json", b"theirs", b"nobody's")
@@ -589,4 +589,4 @@ def test_what_s3_refuses_is_told(s3: Any, cloud: Rehearsal) -> None:
         mine.write("x", b"1")
     cloud.change(denied=[])
     with pytest.raises(TransferError, match="bucket nowhere does not exist"):
-        open_store("s3://nowhere", PREFIX, around()).names()
+        open_store("s3://nowhere", PREFIX, around()).list_keys()

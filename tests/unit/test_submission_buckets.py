@@ -97,7 +97,7 @@ def post(ticket: Ticket | None, data: bytes, tmp_path: Path) -> list[int]:
     assert ticket is not None
     told: list[int] = []
     where = tmp_path / "posted.json"
-    posting.post(ticket, io.BytesIO(data), sha256(data), len(data), where, told.append)
+    posting.post_bundle(ticket, io.BytesIO(data), sha256(data), len(data), where, told.append)
     return told
 
 
@@ -115,14 +115,14 @@ def test_a_student_posts_and_the_receiver_signs(
 ) -> None:
     rules, data = ticket_of(receiver, tmp_path), packed()
     assert rules.ticket is not None
-    assert posting.answers(rules.ticket).receipts == ()
+    assert posting.fetch_answers(rules.ticket).receipts == ()
     assert post(rules.ticket, data, tmp_path)[-1] == len(data)
     (one,) = collect_posts(receiver, "hw3")
     assert (one.student, one.why) == ("alice", "")
-    (signed,) = posting.answers(rules.ticket).receipts
+    (signed,) = posting.fetch_answers(rules.ticket).receipts
     found = receipt.verify(signed, rules.receiver)
     assert (found.student, found.number, found.bundle_sha256) == ("alice", 1, sha256(data))
-    assert receiver.bundle_of("hw3", "alice").read_bytes() == data
+    assert receiver.find_bundle("hw3", "alice").read_bytes() == data
     # Looked at once; again it is nothing new.
     assert collect_posts(receiver, "hw3") == []
 
@@ -158,7 +158,7 @@ def test_what_comes_after_the_deadline_is_refused_and_told(guard: Guard, tmp_pat
     assert one.signed is None
     assert "closed on 2020-01-01" in one.why
     assert rules.ticket is not None
-    answers = posting.answers(rules.ticket)
+    answers = posting.fetch_answers(rules.ticket)
     assert answers.receipts == ()
     assert [refused.sha256 for refused in answers.refused] == [sha256(packed())]
 
@@ -169,7 +169,7 @@ def test_a_broken_upload_goes_on_after_the_last_part(
     monkeypatch.setattr(posting, "FIRST_PAUSE_S", 0.0)
     rules = ticket_of(receiver, tmp_path)
     assert rules.ticket is not None
-    forms = Bucket(PLACE).ticket(
+    forms = Bucket(PLACE).create_ticket(
         msgspec.structs.replace(rules, max_size=12 * 64 * 2**20), "alice", 3600
     )
     ticket = msgspec.structs.replace(forms, part_bytes=4000)
@@ -193,8 +193,8 @@ def test_a_later_post_takes_nothing_away(receiver: Receiver, tmp_path: Path) -> 
         post(rules.ticket, data, tmp_path)
     found = collect_posts(receiver, "hw3")
     assert [one.signed.receipt.number if one.signed else 0 for one in found] == [1, 2]
-    assert receiver.bundle_of("hw3", "alice", 1).read_bytes() == packed()
-    assert receiver.bundle_of("hw3", "alice", 2).read_bytes() == other
+    assert receiver.find_bundle("hw3", "alice", 1).read_bytes() == packed()
+    assert receiver.find_bundle("hw3", "alice", 2).read_bytes() == other
 
 
 def form_of(fields: dict[str, str], content: bytes) -> tuple[bytes, dict[str, str]]:
@@ -263,7 +263,7 @@ def test_a_bundle_larger_than_the_tickets_parts_stays_here(
     assert ticket is not None
     size = ticket.part_bytes * len(ticket.parts) + 1
     with pytest.raises(PolicyError, match="larger than the ticket"):
-        posting.post(ticket, io.BytesIO(), "a" * 64, size, tmp_path / "p", lambda at: None)
+        posting.post_bundle(ticket, io.BytesIO(), "a" * 64, size, tmp_path / "p", lambda at: None)
     assert guard.posts == []
 
 

@@ -60,7 +60,7 @@ def test_a_file_that_changes_while_it_is_packed_stops_it(tmp_path: Path) -> None
         path.write_bytes(content)
         file = BundleFile(path="code/a.py", size=9, sha256=sha256(ONE["code/a.py"]))
         with pytest.raises(TransferError, match="changed while it was packed"):
-            bundle.pack(manifest_of(ONE), [bundle.Source(file=file, path=path)], io.BytesIO())
+            bundle.pack(manifest_of(ONE), [bundle.BundleSource(file=file, path=path)], io.BytesIO())
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_no_changed_byte_gives_other_files(at: int, by: int) -> None:
     except TransferError:
         return
     for member in members:
-        content = bundle.opened(io.BytesIO(bytes(data)), member).read()
+        content = bundle.open_member(io.BytesIO(bytes(data)), member).read()
         assert sha256(content) == {f.path: f.sha256 for f in found.files}[member.path]
     if found == manifest_of(FILES):
         assert [one.path for one in members] == list(FILES)
@@ -200,7 +200,7 @@ def test_unpacked_it_is_what_it_was_and_nothing_runs(tmp_path: Path) -> None:
 def test_a_member_is_a_file_of_its_own() -> None:
     data = io.BytesIO(packed())
     member = next(one for one in bundle.inspect(data)[1] if one.path == "logs/run.log")
-    file = bundle.opened(data, member)
+    file = bundle.open_member(data, member)
     assert file.read() == FILES["logs/run.log"]
     file.seek(-8, 2)
     assert file.read(100) == FILES["logs/run.log"][-8:]

@@ -17,7 +17,7 @@ import pytest
 from submission_bed import bomb
 
 from labctl.shell import Secret
-from labctl.submissions.leaks import Leak, Search, told
+from labctl.submissions.leaks import Leak, LeakSearch, describe_leaks
 from labctl.wire import pickles
 from labctl.wire.judge import judge_file
 
@@ -250,17 +250,17 @@ SECRETS = {
 
 @pytest.mark.parametrize(("text", "kind"), SECRETS.items())
 def test_secrets_are_named_by_file_line_and_kind(text: bytes, kind: str) -> None:
-    found = Search().leaks("code/a.py", io.BytesIO(b"# one\n# two\n" + text + b"\n"))
+    found = LeakSearch().find_leaks("code/a.py", io.BytesIO(b"# one\n# two\n" + text + b"\n"))
     assert found == [Leak(path="code/a.py", line=3, kind=kind)]
-    assert told(found) == f"code/a.py, line 3: {kind}"
-    assert text.decode()[:20] not in told(found)
+    assert describe_leaks(found) == f"code/a.py, line 3: {kind}"
+    assert text.decode()[:20] not in describe_leaks(found)
 
 
 def test_known_values_are_found_wherever_they_stand() -> None:
-    search = Search({"WANDB_API_KEY": Secret("pa$$.word*1"), "PIN": Secret("1234")})
+    search = LeakSearch({"WANDB_API_KEY": Secret("pa$$.word*1"), "PIN": Secret("1234")})
     # Across the border of two blocks, too.
     content = b"x\n" * 524_284 + b"say pa$$.word*1 1234\n"
-    found = search.leaks("logs/run.log", io.BytesIO(content))
+    found = search.find_leaks("logs/run.log", io.BytesIO(content))
     assert found == [
         Leak(path="logs/run.log", line=524_285, kind="the value of your secret WANDB_API_KEY")
     ]
@@ -268,11 +268,11 @@ def test_known_values_are_found_wherever_they_stand() -> None:
 
 def test_each_place_is_told_once_and_files_by_their_names() -> None:
     line = b"AKIAIOSFODNN7EXAMPLE AKIAIOSFODNN7EXAMPLE\n"
-    assert len(Search().leaks("code/a", io.BytesIO(line * 3))) == 3
-    assert Search().leaks("code/.env", io.BytesIO(b"A=1\n")) == [
+    assert len(LeakSearch().find_leaks("code/a", io.BytesIO(line * 3))) == 3
+    assert LeakSearch().find_leaks("code/.env", io.BytesIO(b"A=1\n")) == [
         Leak(path="code/.env", line=0, kind="a file of secrets")
     ]
-    assert len(Search().leaks("code/a", io.BytesIO(line * 300))) == 20
+    assert len(LeakSearch().find_leaks("code/a", io.BytesIO(line * 300))) == 20
 
 
 def test_ordinary_code_holds_no_secret() -> None:
@@ -280,4 +280,4 @@ def test_ordinary_code_holds_no_secret() -> None:
         b"token = tokenizer('hello')\npassword = input()\nurl = 'https://example.org:8080/a@b'\n"
         b"sha = '" + b"0123456789abcdef" * 4 + b"'\nDATABASE = 'postgres://{user}:{word}@host/db'\n"
     )
-    assert Search().leaks("code/a.py", io.BytesIO(text)) == []
+    assert LeakSearch().find_leaks("code/a.py", io.BytesIO(text)) == []

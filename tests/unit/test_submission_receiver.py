@@ -49,12 +49,12 @@ def test_a_bundle_is_taken_in_stamped_and_signed_for(made: tuple[Receiver, Clock
     receiver, clock = made
     data = packed()
     signed = handed_in(receiver, data)
-    found = receipt.verify(signed, receiver.public())
+    found = receipt.verify(signed, receiver.read_public_key())
     assert (found.student, found.assignment, found.course) == ("alice", "hw3", "ml")
     assert (found.number, found.late_s, found.penalty) == (1, 0, 0)
     assert found.received == receipt.utc_text(clock.at)
     assert (found.bundle_sha256, found.bundle_bytes) == (sha256(data), len(data))
-    assert receiver.bundle_of("hw3", "alice").read_bytes() == data
+    assert receiver.find_bundle("hw3", "alice").read_bytes() == data
     assert receiver.receipts("hw3", "alice") == [signed]
     assert [wrong for _, wrong in receiver.check("hw3")] == [""]
     (line,) = (receiver.directory / "receipts.jsonl").read_bytes().splitlines()
@@ -104,8 +104,8 @@ def test_going_back_to_an_earlier_bundle_is_a_new_submission(made: tuple[Receive
     other = packed({**FILES, "code/train.py": b"print('other')\n"})
     numbers = [handed_in(receiver, data).receipt.number for data in (packed(), other, packed())]
     assert numbers == [1, 2, 3]
-    assert receiver.bundle_of("hw3", "alice").read_bytes() == packed()
-    assert receiver.bundle_of("hw3", "alice", 2).read_bytes() == other
+    assert receiver.find_bundle("hw3", "alice").read_bytes() == packed()
+    assert receiver.find_bundle("hw3", "alice", 2).read_bytes() == other
 
 
 def test_after_the_deadline_nothing_is_taken_and_what_was_stays(
@@ -288,10 +288,10 @@ def test_what_is_changed_after_it_was_signed_for_is_found(made: tuple[Receiver, 
     receiver, _ = made
     for student in ("alice", "bob", "carol"):
         handed_in(receiver, packed(student=student), student)
-    path = receiver.bundle_of("hw3", "bob")
+    path = receiver.find_bundle("hw3", "bob")
     path.chmod(0o600)
     path.write_bytes(packed(student="bob", run="r2"))
-    shutil.copy(path.with_name("receipt.json"), receiver.bundle_of("hw3", "carol").parent)
+    shutil.copy(path.with_name("receipt.json"), receiver.find_bundle("hw3", "carol").parent)
     wrong = {
         one.student if isinstance(one, Receipt) else one: said
         for one, said in list(receiver.check("hw3"))[:2]
@@ -306,7 +306,7 @@ def test_names_of_students_and_assignments_are_names(made: tuple[Receiver, Clock
         with pytest.raises(UsageError):
             receiver.begin("hw3", name, "a" * 64, 10)
         with pytest.raises(UsageError):
-            receiver.rules(name)
+            receiver.load_rules(name)
     with pytest.raises(NotFoundError, match="no assignment hw9"):
         receiver.hello("hw9", "alice")
     for digest in ("a" * 63, "A" * 64, "../" + "a" * 61):
@@ -342,7 +342,7 @@ def test_an_edited_receipt_is_found_out(made: tuple[Receiver, Clock], field: str
     body["receipt"][field] = FIELDS[field]
     edited = receipt.decode(json.dumps(body).encode())
     with pytest.raises(PolicyError, match="not valid") as caught:
-        receipt.verify(edited, receiver.public())
+        receipt.verify(edited, receiver.read_public_key())
     assert "changed after it was signed" in caught.value.why
 
 
@@ -355,14 +355,16 @@ def test_a_receipt_that_somebody_else_signed_is_none(
     receipt.make_signing_key(other)
     forged = receipt.sign(msgspec.structs.replace(signed.receipt, late_s=0), other)
     with pytest.raises(PolicyError) as caught:
-        receipt.verify(forged, receiver.public())
+        receipt.verify(forged, receiver.read_public_key())
     assert "not signed by the key" in caught.value.why
-    dressed = msgspec.structs.replace(forged, key=receiver.public())
+    dressed = msgspec.structs.replace(forged, key=receiver.read_public_key())
     with pytest.raises(PolicyError):
-        receipt.verify(dressed, receiver.public())
+        receipt.verify(dressed, receiver.read_public_key())
     for signature in ("", "AAAA", "not base64!", signed.signature[:-4] + "AAAA"):
         with pytest.raises(PolicyError):
-            receipt.verify(msgspec.structs.replace(signed, signature=signature), receiver.public())
+            receipt.verify(
+                msgspec.structs.replace(signed, signature=signature), receiver.read_public_key()
+            )
 
 
 @pytest.mark.parametrize(
@@ -391,10 +393,10 @@ def test_a_receipt_with_more_in_it_than_was_signed_is_none(made: tuple[Receiver,
 
 def test_the_signing_key_stays_and_a_missing_one_says_what_makes_it(tmp_path: Path) -> None:
     receiver = Receiver(tmp_path / "drop")
-    assert receiver.init() == receiver.init() == receiver.public()
+    assert receiver.init() == receiver.init() == receiver.read_public_key()
     receiver.key.unlink()
     with pytest.raises(NotFoundError) as caught:
-        receiver.public()
+        receiver.read_public_key()
     assert caught.value.hint == "labctl receive init DIR"
 
 
@@ -425,7 +427,7 @@ def test_one_connection_does_all_of_it(made: tuple[Receiver, Clock]) -> None:
     assert (hello["hello"]["now"], hello["hello"]["number"]) == (clock.at, 0)
     assert (begin["offset"], part["offset"]) == (0, len(data))
     signed = msgspec.convert(finish["signed"], Signed)
-    assert receipt.verify(signed, receiver.public()).number == 1
+    assert receipt.verify(signed, receiver.read_public_key()).number == 1
     assert receipts["receipts"] == [finish["signed"]]
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labctl.agent.host.paths import inside
+from labctl.agent.host.paths import resolve_inside
 from labctl.agent.reply import Failure
 from labctl.errors import PolicyError
-from labctl.sync.containment import contained, unwelcome
+from labctl.sync.containment import find_name_problem, require_contained
 
 HOSTILE = ["../../x", "/etc/abs", "a/../../x", "a//b", "./a", "a/.", "", "a/", "..", "a\0b"]
 ANY_PATH = st.lists(
@@ -24,18 +24,18 @@ ANY_PATH = st.lists(
 @pytest.mark.parametrize("name", HOSTILE)
 def test_names_that_lead_elsewhere_are_refused_on_both_sides(name: str, tmp_path: Path) -> None:
     with pytest.raises(PolicyError):
-        contained(name)
+        require_contained(name)
     with pytest.raises(PolicyError):
-        unwelcome(name)
+        find_name_problem(name)
     with pytest.raises(Failure):
-        inside(tmp_path, name)
+        resolve_inside(tmp_path, name)
 
 
 @given(ANY_PATH)
 def test_what_passes_stays_below_its_root(name: str) -> None:
     root = "/some/root"
     try:
-        path = os.path.normpath(f"{root}/{contained(name)}")
+        path = os.path.normpath(f"{root}/{require_contained(name)}")
     except PolicyError:
         return
     assert path.startswith(root + "/")
@@ -46,12 +46,14 @@ def test_what_passes_stays_below_its_root(name: str) -> None:
 def test_both_sides_agree(name: str) -> None:
     def passes(check: object) -> bool:
         try:
-            contained(name) if check is contained else inside(Path("/nowhere/root"), name)
+            require_contained(name) if check is require_contained else resolve_inside(
+                Path("/nowhere/root"), name
+            )
         except (PolicyError, Failure):
             return False
         return True
 
-    assert passes(contained) == passes(inside)
+    assert passes(require_contained) == passes(resolve_inside)
 
 
 @pytest.mark.parametrize(
@@ -69,11 +71,11 @@ def test_both_sides_agree(name: str) -> None:
     ],
 )
 def test_what_is_left_out_is_told_why(name: str, reason: str) -> None:
-    assert reason in unwelcome(name, reserved=("run.json",))
-    assert bool(reason) == bool(unwelcome(name, reserved=("run.json",)))
+    assert reason in find_name_problem(name, reserved=("run.json",))
+    assert bool(reason) == bool(find_name_problem(name, reserved=("run.json",)))
 
 
 def test_the_server_writes_through_no_link(tmp_path: Path) -> None:
     (tmp_path / "out").symlink_to("/etc")
     with pytest.raises(Failure):
-        inside(tmp_path, "out/passwd")
+        resolve_inside(tmp_path, "out/passwd")

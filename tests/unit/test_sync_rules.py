@@ -12,21 +12,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from labctl.errors import NotFoundError, UsageError
-from labctl.events import Event, Note, Silent
+from labctl.events import Event, Note, SilentReporter
 from labctl.sync.scan import (
     LARGE_BYTES,
     MANY_FILES,
-    Index,
+    HashIndex,
     hash_file,
-    ignored,
+    is_ignored,
     parse_rules,
-    refresh,
+    rehash,
     scan_code,
     scan_data,
 )
 
 
-class Notes(Silent):
+class Notes(SilentReporter):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
@@ -43,7 +43,7 @@ def put(root: Path, name: str, text: str = "x") -> Path:
 
 
 def names(root: Path, **options: list[Path]) -> list[str]:
-    return [f.path for f in scan_code(root, Silent(), **options)]
+    return [f.path for f in scan_code(root, SilentReporter(), **options)]
 
 
 def test_ignore_files_count_and_the_nearest_one_wins(tmp_path: Path) -> None:
@@ -97,13 +97,13 @@ def test_data_is_taken_whole_whatever_ignore_files_say(tmp_path: Path) -> None:
     lab.mkdir()
     for name in (".gitignore", "a.log", "runs/x", ".git/x"):
         put(data, name, "*\n")
-    found = scan_data(lab, "digits", data, Silent())
+    found = scan_data(lab, "digits", data, SilentReporter())
     assert [f.path for f in found] == [".git/x", ".gitignore", "a.log", "runs/x"]
 
 
 def test_missing_data_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="digits"):
-        scan_data(tmp_path, "digits", tmp_path / "nowhere", Silent())
+        scan_data(tmp_path, "digits", tmp_path / "nowhere", SilentReporter())
 
 
 def test_links_are_told_and_never_followed(tmp_path: Path) -> None:
@@ -151,20 +151,20 @@ def age(path: Path, by_s: float = 60.0) -> None:
 def test_an_unchanged_file_is_not_read_again(tmp_path: Path) -> None:
     path = put(tmp_path, "a.bin", "one")
     age(path)
-    first = scan_code(tmp_path, Silent())
+    first = scan_code(tmp_path, SilentReporter())
     found = path.stat()
-    index = Index(tmp_path, "code")
-    assert index.known("a.bin", found) == first[0].sha256 == hash_file(path)
+    index = HashIndex(tmp_path, "code")
+    assert index.lookup("a.bin", found) == first[0].sha256 == hash_file(path)
     # Same size and time, but another content: only ctime tells, and it does.
     path.write_text("two")
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
-    assert scan_code(tmp_path, Silent())[0].sha256 == hash_file(path) != first[0].sha256
+    assert scan_code(tmp_path, SilentReporter())[0].sha256 == hash_file(path) != first[0].sha256
 
 
 def test_a_file_written_just_now_is_not_cached(tmp_path: Path) -> None:
     path = put(tmp_path, "a.bin", "one")
-    scan_code(tmp_path, Silent())
-    assert Index(tmp_path, "code").known("a.bin", path.stat()) == ""
+    scan_code(tmp_path, SilentReporter())
+    assert HashIndex(tmp_path, "code").lookup("a.bin", path.stat()) == ""
 
 
 @pytest.mark.parametrize("broken", [b"", b"{", b"[]", b'{"code":{"a.bin":[1]}}', b"\xff"])
@@ -172,18 +172,18 @@ def test_a_broken_index_is_made_anew(tmp_path: Path, broken: bytes) -> None:
     path = put(tmp_path, "a.bin", "one")
     age(path)
     put(tmp_path, ".labctl/index.json").write_bytes(broken)
-    assert scan_code(tmp_path, Silent())[0].sha256 == hash_file(path)
-    assert Index(tmp_path, "code").known("a.bin", path.stat()) == hash_file(path)
+    assert scan_code(tmp_path, SilentReporter())[0].sha256 == hash_file(path)
+    assert HashIndex(tmp_path, "code").lookup("a.bin", path.stat()) == hash_file(path)
 
 
 def test_refresh_reads_the_changed_and_drops_the_gone(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         put(tmp_path, name, name)
-    before = scan_code(tmp_path, Silent())
+    before = scan_code(tmp_path, SilentReporter())
     put(tmp_path, "a", "changed")
     put(tmp_path, "b", "changed too, but nobody asked")
     (tmp_path / "c").unlink()
-    after = refresh(tmp_path, before, {"a", "c"}, Silent(), None)
+    after = rehash(tmp_path, before, {"a", "c"}, SilentReporter(), None)
     assert [f.path for f in after] == ["a", "b"]
     assert after[0].sha256 == hash_file(tmp_path / "a")
     assert after[1] == before[1]
@@ -198,16 +198,19 @@ def sized(root: Path, name: str, size: int) -> Path:
 
 def test_only_a_large_file_that_is_not_known_waits_for_its_hash(tmp_path: Path) -> None:
     known = sized(tmp_path, "known", 1)
-    assert scan_code(tmp_path, Silent())[0].sha256 == hash_file(known)
+    assert scan_code(tmp_path, SilentReporter())[0].sha256 == hash_file(known)
     sized(tmp_path, "small", LARGE_BYTES - 1)
     sized(tmp_path, "large", LARGE_BYTES)
-    index = Index(tmp_path, "code")
-    _, large, small = scan_code(tmp_path, Silent(), later=index)
+    index = HashIndex(tmp_path, "code")
+    _, large, small = scan_code(tmp_path, SilentReporter(), later=index)
     assert (large.sha256, small.sha256) == ("", hash_file(tmp_path / "small"))
-    (large,) = refresh(tmp_path, [large], {"large"}, Silent(), index)
+    (large,) = rehash(tmp_path, [large], {"large"}, SilentReporter(), index)
     index.save()
     assert large.sha256 == hash_file(tmp_path / "large")
-    assert scan_code(tmp_path, Silent(), later=Index(tmp_path, "code"))[1:] == (large, small)
+    assert scan_code(tmp_path, SilentReporter(), later=HashIndex(tmp_path, "code"))[1:] == (
+        large,
+        small,
+    )
 
 
 @pytest.mark.parametrize("much", ["files", "bytes"])
@@ -215,13 +218,13 @@ def test_a_first_scan_of_much_leaves_every_hash_to_the_push(tmp_path: Path, much
     count, size = (MANY_FILES, 1) if much == "files" else (2, LARGE_BYTES // 2)
     for number in range(count - 1):
         sized(tmp_path, f"file{number}", size)
-    few = scan_code(tmp_path, Silent(), later=Index(tmp_path, "code"))
+    few = scan_code(tmp_path, SilentReporter(), later=HashIndex(tmp_path, "code"))
     assert all(entry.sha256 for entry in few)
     (tmp_path / ".labctl" / "index.json").unlink()
     sized(tmp_path, "last", size)
-    found = scan_code(tmp_path, Silent(), later=Index(tmp_path, "code"))
+    found = scan_code(tmp_path, SilentReporter(), later=HashIndex(tmp_path, "code"))
     assert [entry.sha256 for entry in found] == [""] * count
-    assert all(entry.sha256 for entry in scan_code(tmp_path, Silent()))
+    assert all(entry.sha256 for entry in scan_code(tmp_path, SilentReporter()))
 
 
 @pytest.mark.parametrize("section", ["code", "data/set"])
@@ -229,9 +232,9 @@ def test_whoever_does_not_push_gets_every_hash(tmp_path: Path, section: str) -> 
     with put(tmp_path, "large", "").open("r+b") as file:
         file.truncate(LARGE_BYTES)
     if section == "code":
-        (entry,) = scan_code(tmp_path, Silent())
+        (entry,) = scan_code(tmp_path, SilentReporter())
     else:
-        (entry,) = scan_data(tmp_path, "set", tmp_path, Silent())
+        (entry,) = scan_data(tmp_path, "set", tmp_path, SilentReporter())
     assert entry.sha256 == hash_file(tmp_path / "large")
 
 
@@ -275,4 +278,4 @@ def parents(path: str) -> list[str]:
 def test_no_text_in_an_ignore_file_breaks_the_scan(lines: list[str], name: str) -> None:
     spec, bad = parse_rules(lines)
     assert set(bad) <= set(lines)
-    assert ignored((("", spec),), name, is_folder=False) in (True, False)
+    assert is_ignored((("", spec),), name, is_folder=False) in (True, False)

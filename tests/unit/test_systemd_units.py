@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from labctl.agent.watchdog.systemd_unit import unit_text
+from labctl.agent.watchdog.systemd_unit import build_unit_text
 from labctl.commands.systemd import course_unit, keep_unit
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ def service_files(folder: str) -> dict[str, str]:
 
 
 UNITS = {
-    "watchdog": unit_text(Path("/var/lib/labctl/watchdog")),
+    "watchdog": build_unit_text(Path("/var/lib/labctl/watchdog")),
     "keep": keep_unit(WORDS, path="/usr/bin"),
     "course": course_unit(WORDS, "ml", path="/usr/bin"),
     **service_files("playbooks"),

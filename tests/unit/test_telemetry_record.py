@@ -12,7 +12,14 @@ import pytest
 
 from labctl.agent.host import telemetry
 from labctl.agent.host.gpus import Gpus
-from labctl.agent.host.telemetry import NAME, Recorded, append, claimed, told, write_due
+from labctl.agent.host.telemetry import (
+    NAME,
+    RecordedRun,
+    append_line,
+    claim_recording,
+    describe_gpu,
+    write_due,
+)
 from labctl.insight.telemetry import TELEMETRY_FILE, read_samples
 
 BODY = {"at": 1.0, "attempt": 1}
@@ -20,21 +27,21 @@ BODY = {"at": 1.0, "attempt": 1}
 
 def test_the_file_is_the_one_that_is_read(tmp_path: Path) -> None:
     assert NAME == TELEMETRY_FILE
-    assert append(tmp_path, BODY)
-    assert append(tmp_path, {**BODY, "at": 11.0})
+    assert append_line(tmp_path, BODY)
+    assert append_line(tmp_path, {**BODY, "at": 11.0})
     assert [one.at for one in read_samples(tmp_path / NAME)] == [1.0, 11.0]
     assert stat.S_IMODE((tmp_path / NAME).stat().st_mode) & 0o600 == 0o600
 
 
 def test_a_line_that_a_full_disk_cut_costs_only_itself(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b'{"at":1.0}\n{"at":2.0,"cpu_co')
-    assert append(tmp_path, {**BODY, "at": 3.0})
+    assert append_line(tmp_path, {**BODY, "at": 3.0})
     assert [one.at for one in read_samples(tmp_path / NAME)] == [1.0, 3.0]
 
 
 def test_it_ends_at_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "MOST_BYTES", 60)
-    wrote = [append(tmp_path, BODY) for _ in range(5)]
+    wrote = [append_line(tmp_path, BODY) for _ in range(5)]
     assert wrote == [True, True, False, False, False]
     assert (tmp_path / NAME).stat().st_size <= 60
 
@@ -56,24 +63,24 @@ def test_a_run_cannot_have_it_write_elsewhere(tmp_path: Path, trap: str) -> None
     else:
         logs.rmdir()
         logs.symlink_to(aim)
-    assert not append(logs, BODY)
+    assert not append_line(logs, BODY)
     assert (aim / NAME).read_text() == "mine\n"
     assert not (aim / "new").exists()
 
 
 def test_no_logs_is_no_line(tmp_path: Path) -> None:
-    assert not append(tmp_path / "gone", BODY)
+    assert not append_line(tmp_path / "gone", BODY)
 
 
 def test_one_records_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "LOCKS", tmp_path)
-    with claimed(os.getuid(), Path("/home/a/labctl")) as first:
+    with claim_recording(os.getuid(), Path("/home/a/labctl")) as first:
         assert first
-        with claimed(os.getuid(), Path("/home/a/labctl")) as second:
+        with claim_recording(os.getuid(), Path("/home/a/labctl")) as second:
             assert not second
-        with claimed(os.getuid(), Path("/home/b/labctl")) as other:
+        with claim_recording(os.getuid(), Path("/home/b/labctl")) as other:
             assert other
-    with claimed(os.getuid(), Path("/home/a/labctl")) as again:
+    with claim_recording(os.getuid(), Path("/home/a/labctl")) as again:
         assert again
 
 
@@ -98,7 +105,7 @@ def test_a_run_that_begins_while_the_recorder_ends_is_recorded(
 
 def test_who_only_looks_makes_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "LOCKS", tmp_path)
-    with claimed(os.getuid() + 1, Path("/home/a/labctl")) as free:
+    with claim_recording(os.getuid() + 1, Path("/home/a/labctl")) as free:
         assert free
     assert not list(tmp_path.iterdir())
 
@@ -114,11 +121,11 @@ class Readings:
         return self.found.pop(0) if self.found else {}
 
 
-def recorded(directory: Path, readings: Readings, monkeypatch: pytest.MonkeyPatch) -> Recorded:
+def recorded(directory: Path, readings: Readings, monkeypatch: pytest.MonkeyPatch) -> RecordedRun:
     monkeypatch.setattr(telemetry, "Gauges", lambda container: readings)
     (directory / "logs").mkdir(parents=True)
     mounts = [{"Destination": "/lab/run", "Source": str(directory)}]
-    return Recorded({"Mounts": mounts, "Name": "/digits-night-3"})
+    return RecordedRun({"Mounts": mounts, "Name": "/digits-night-3"})
 
 
 def test_a_line_is_due_every_ten_seconds_and_later_every_minute(
@@ -163,8 +170,12 @@ def _no_library() -> None:
 def test_an_instance_is_told_with_its_card_s_heat() -> None:
     card = {"uuid": "GPU-1", "index": "0", "temperature_c": 71, "use_percent": 90, "power_w": 300}
     part = {"uuid": "MIG-1", "index": "0:1", "parent": "GPU-1", "memory_bytes": 5}
-    assert told(part, [card, part]) == {"uuid": "MIG-1", "memory_bytes": 5, "temperature_c": 71}
-    assert told(card, [card, part]) == {
+    assert describe_gpu(part, [card, part]) == {
+        "uuid": "MIG-1",
+        "memory_bytes": 5,
+        "temperature_c": 71,
+    }
+    assert describe_gpu(card, [card, part]) == {
         "uuid": "GPU-1",
         "temperature_c": 71,
         "use_percent": 90,

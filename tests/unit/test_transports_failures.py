@@ -55,7 +55,7 @@ WAY_CLOSED = "kex_exchange_identification: Connection closed by remote host\n"
     ],
 )
 def test_each_kind_has_its_error(said: str, kind: type[LabError]) -> None:
-    error = failures.of_ssh(HERE, said)
+    error = failures.parse_ssh_error(HERE, said)
     assert type(error) is kind
     assert "gpu1" in error.what
     assert error.hint
@@ -63,16 +63,18 @@ def test_each_kind_has_its_error(said: str, kind: type[LabError]) -> None:
 
 
 def test_messages_differ_and_quote_what_tells() -> None:
-    error = failures.of_ssh(HERE, "Warning: noise\nssh: connect to host gpu1: No route to host\n")
+    error = failures.parse_ssh_error(
+        HERE, "Warning: noise\nssh: connect to host gpu1: No route to host\n"
+    )
     assert error.what == "alice@gpu1:2222 cannot be reached"
     assert error.why == "connect to host gpu1: No route to host"
 
 
 def test_an_unpinned_key_is_not_a_changed_one() -> None:
     said = "No ED25519 host key is known for i-1 and you have requested strict checking."
-    unpinned = failures.of_ssh(msgspec.structs.replace(HERE, host_key=""), said)
+    unpinned = failures.parse_ssh_error(msgspec.structs.replace(HERE, host_key=""), said)
     assert "no host key is pinned" in unpinned.what
-    assert "not the one that was pinned" in failures.of_ssh(HERE, said).what
+    assert "not the one that was pinned" in failures.parse_ssh_error(HERE, said).what
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def test_an_unpinned_key_is_not_a_changed_one() -> None:
 def test_a_failing_way_is_not_blamed_on_the_server(
     said: str, kind: type[LabError], word: str
 ) -> None:
-    error = failures.of_ssh(JUMPED, said)
+    error = failures.parse_ssh_error(JUMPED, said)
     assert type(error) is kind
     assert "jump host bob@bastion" in error.what
     assert word in f"{error.what} {error.why}"

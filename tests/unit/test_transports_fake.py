@@ -7,14 +7,14 @@ import pytest
 from labctl.errors import CommandError, LinkLostError
 from labctl.shell import command
 from labctl.transports import Result
-from labctl.transports.fake import FakeTransport, Sent
+from labctl.transports.fake import FakeTransport, SentCommand
 
 
 def test_it_records_and_answers_by_the_first_pattern() -> None:
     fake = FakeTransport().reply("^docker ps", "a\n").reply("docker", code=1)
     assert fake.run(command("docker", "ps"), stdin=b"x").stdout == "a\n"
     assert fake.run("docker info", check=False).code == 1
-    assert fake.sent == [Sent("docker ps", b"x"), Sent("docker info")]
+    assert fake.sent == [SentCommand("docker ps", b"x"), SentCommand("docker info")]
     assert fake.lines == ["docker ps", "docker info"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from labctl.errors import ConnectError
 from labctl.lifecycle import recovery_lock
-from labctl.lifecycle.recovery_lock import NotOursError, Turn
+from labctl.lifecycle.recovery_lock import RecoveryLock, RecoveryLockedError
 
 KEY = "runs/night/watch.json"
 
@@ -63,22 +63,22 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_of_two_one_has_the_turn_and_hands_it_on() -> None:
     store = Memory()
-    laptop, keeper = Turn(store, KEY), Turn(store, KEY)
-    assert laptop.take() == ""
-    with laptop.kept():
+    laptop, keeper = RecoveryLock(store, KEY), RecoveryLock(store, KEY)
+    assert laptop.try_acquire() == ""
+    with laptop.hold():
         laptop.check()
-        assert keeper.take() != ""
-    assert keeper.take() == ""
+        assert keeper.try_acquire() != ""
+    assert keeper.try_acquire() == ""
 
 
 def test_of_many_at_once_one_has_it() -> None:
     store = Memory()
-    turns = [Turn(store, KEY) for _ in range(20)]
+    turns = [RecoveryLock(store, KEY) for _ in range(20)]
     start, got = threading.Barrier(20), []
 
-    def take(one: Turn) -> None:
+    def take(one: RecoveryLock) -> None:
         start.wait()
-        if not one.take():
+        if not one.try_acquire():
             got.append(one)
 
     threads = [threading.Thread(target=take, args=(one,)) for one in turns]
@@ -92,21 +92,21 @@ def test_of_many_at_once_one_has_it() -> None:
 @pytest.mark.usefixtures("quick")
 def test_who_falls_silent_is_replaced_and_notices() -> None:
     store = Memory()
-    asleep, awake = Turn(store, KEY), Turn(store, KEY)
-    assert asleep.take() == ""
+    asleep, awake = RecoveryLock(store, KEY), RecoveryLock(store, KEY)
+    assert asleep.try_acquire() == ""
     recovery_lock._await_lock(awake)
     awake.check()
-    with pytest.raises(NotOursError, match="taken over"):
+    with pytest.raises(RecoveryLockedError, match="taken over"):
         asleep.check()
 
 
 @pytest.mark.usefixtures("quick")
 def test_who_goes_on_speaking_is_not_replaced() -> None:
     store = Memory()
-    busy, waiting = Turn(store, KEY), Turn(store, KEY)
-    assert busy.take() == ""
+    busy, waiting = RecoveryLock(store, KEY), RecoveryLock(store, KEY)
+    assert busy.try_acquire() == ""
     waiter = threading.Thread(target=recovery_lock._await_lock, args=(waiting,))
-    with busy.kept():
+    with busy.hold():
         waiter.start()
         waiter.join(1.0)  # three times as long as one may be silent
         assert waiter.is_alive()
@@ -118,8 +118,8 @@ def test_who_goes_on_speaking_is_not_replaced() -> None:
 
 def test_an_answer_that_was_lost_costs_nobody_the_turn() -> None:
     store = Memory()
-    ours = Turn(store, KEY)
-    assert ours.take() == ""
+    ours = RecoveryLock(store, KEY)
+    assert ours.try_acquire() == ""
     store.loses_answer = True
     with pytest.raises(ConnectError):
         ours.check()
@@ -129,9 +129,9 @@ def test_an_answer_that_was_lost_costs_nobody_the_turn() -> None:
 @pytest.mark.usefixtures("quick")
 def test_a_store_that_is_away_for_a_moment_is_no_end() -> None:
     store = Memory()
-    ours = Turn(store, KEY)
-    assert ours.take() == ""
-    with ours.kept():
+    ours = RecoveryLock(store, KEY)
+    assert ours.try_acquire() == ""
+    with ours.hold():
         store.unreachable = True
         with pytest.raises(ConnectError):
             ours.check()
@@ -142,4 +142,4 @@ def test_a_store_that_is_away_for_a_moment_is_no_end() -> None:
 def test_what_lies_there_and_is_no_lease_counts_as_free() -> None:
     store = Memory()
     store.held[KEY] = b"[half"
-    assert Turn(store, KEY).take() == ""
+    assert RecoveryLock(store, KEY).try_acquire() == ""

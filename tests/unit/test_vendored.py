@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from labctl.errors import LabError
-from labctl.servers.agent import program
+from labctl.servers.agent import build_program
 from labctl.servers.vendored import HASHES, read_vendored_files
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -71,7 +71,7 @@ def test_the_broker_starts_from_its_archive_alone(tmp_path: Path, python: str) -
     if not shutil.which(python) or subprocess.run([python, "-V"], check=False).returncode:
         pytest.skip(f"there is no {python} here")
     archive = tmp_path / "broker.zip"
-    archive.write_bytes(program())
+    archive.write_bytes(build_program())
     words = [python, "-I", "-S", "-B", "-W", "error", "-c", IMPORTS, str(archive)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.stderr == ""

@@ -11,23 +11,23 @@ from hypothesis import strategies as st
 from labctl.agent.watchdog.decisions import (
     MOST_EARLY,
     WARN_AT_S,
-    Limits,
-    begins_anew,
-    budget_left,
-    carried,
-    clocks,
+    ServerLimits,
+    carry_elapsed_s,
     decide,
-    described,
-    refusal,
-    spoken,
-    wind_down_s,
+    estimate_wind_down_s,
+    explain_refusal,
+    limit_budget,
+    limits_text,
+    list_clocks,
+    should_restart_ttl,
+    span_text,
 )
 
 HOUR = 3600.0
 SPANS = st.floats(min_value=0.0, max_value=1e6)
 MAYBE = st.none() | st.floats(min_value=1.0, max_value=1e6)
 LIMITS = st.builds(
-    Limits,
+    ServerLimits,
     ttl_s=MAYBE,
     idle_s=MAYBE,
     budget_usd=st.none() | st.floats(min_value=0.0, max_value=1e3),
@@ -42,12 +42,12 @@ LIMITS = st.builds(
 @pytest.mark.parametrize(
     ("limits", "is_due"),
     [
-        (Limits(ttl_s=12 * HOUR), True),
-        (Limits(budget_usd=12.0, price_usd_per_hour=1.0), True),
-        (Limits(ttl_s=1.5 * HOUR), False),
+        (ServerLimits(ttl_s=12 * HOUR), True),
+        (ServerLimits(budget_usd=12.0, price_usd_per_hour=1.0), True),
+        (ServerLimits(ttl_s=1.5 * HOUR), False),
     ],
 )
-def test_a_long_limit_warns_an_hour_ahead(limits: Limits, is_due: bool) -> None:
+def test_a_long_limit_warns_an_hour_ahead(limits: ServerLimits, is_due: bool) -> None:
     latest_s = limits.latest_s
     assert latest_s is not None
     assert decide(limits, latest_s - HOUR - 60, 0.0, 0.0, {}).warn_s is None
@@ -55,22 +55,22 @@ def test_a_long_limit_warns_an_hour_ahead(limits: Limits, is_due: bool) -> None:
 
 
 def test_no_limit_never_ends() -> None:
-    assert decide(Limits(), 1e9, 1e9, 60.0, {}) == ("", None, False, None, {})
+    assert decide(ServerLimits(), 1e9, 1e9, 60.0, {}) == ("", None, False, None, {})
 
 
 @pytest.mark.parametrize(
     ("limits", "elapsed_s", "idle_for_s", "ends_by"),
     [
-        (Limits(ttl_s=HOUR), HOUR, 0.0, "ttl"),
-        (Limits(idle_s=60.0), HOUR, 60.0, "idle"),
-        (Limits(budget_usd=1.0, price_usd_per_hour=2.0), HOUR / 2, 0.0, "budget"),
-        (Limits(ceiling_s=HOUR), HOUR, 0.0, "ttl"),
-        (Limits(ttl_s=HOUR, idle_s=60.0), 120.0, 60.0, "idle"),
-        (Limits(ttl_s=HOUR, extended_s=9 * HOUR, ceiling_s=2 * HOUR), 2 * HOUR, 0.0, "ttl"),
+        (ServerLimits(ttl_s=HOUR), HOUR, 0.0, "ttl"),
+        (ServerLimits(idle_s=60.0), HOUR, 60.0, "idle"),
+        (ServerLimits(budget_usd=1.0, price_usd_per_hour=2.0), HOUR / 2, 0.0, "budget"),
+        (ServerLimits(ceiling_s=HOUR), HOUR, 0.0, "ttl"),
+        (ServerLimits(ttl_s=HOUR, idle_s=60.0), 120.0, 60.0, "idle"),
+        (ServerLimits(ttl_s=HOUR, extended_s=9 * HOUR, ceiling_s=2 * HOUR), 2 * HOUR, 0.0, "ttl"),
     ],
 )
 def test_each_limit_ends_it(
-    limits: Limits, elapsed_s: float, idle_for_s: float, ends_by: str
+    limits: ServerLimits, elapsed_s: float, idle_for_s: float, ends_by: str
 ) -> None:
     ended = decide(limits, elapsed_s, idle_for_s, 0.0, {})
     assert (ended.ends_by, ended.end) == (ends_by, True)
@@ -79,24 +79,24 @@ def test_each_limit_ends_it(
 
 
 def test_a_free_server_has_no_budget_to_spend() -> None:
-    assert not clocks(Limits(budget_usd=1.0), 1e9, 0.0, 0.0)
+    assert not list_clocks(ServerLimits(budget_usd=1.0), 1e9, 0.0, 0.0)
 
 
 def test_work_stops_the_idle_clock() -> None:
-    assert decide(Limits(idle_s=60.0), 1e6, 0.0, 0.0, {}).ends_by == ""
+    assert decide(ServerLimits(idle_s=60.0), 1e6, 0.0, 0.0, {}).ends_by == ""
 
 
 def test_an_extension_holds_idleness_off() -> None:
-    held = Limits(idle_s=60.0, held_until_s=1000.0)
+    held = ServerLimits(idle_s=60.0, held_until_s=1000.0)
     assert not decide(held, 500.0, 400.0, 0.0, {}).end
     assert decide(held, 1000.0, 900.0, 0.0, {}).end
 
 
 @given(LIMITS, SPANS, SPANS, SPANS)
 def test_the_wind_down_is_over_at_the_limit(
-    limits: Limits, elapsed_s: float, idle_for_s: float, wind_down: float
+    limits: ServerLimits, elapsed_s: float, idle_for_s: float, wind_down: float
 ) -> None:
-    for clock in clocks(limits, elapsed_s, idle_for_s, wind_down).values():
+    for clock in list_clocks(limits, elapsed_s, idle_for_s, wind_down).values():
         early = clock.left_s - clock.ends_in_s
         assert early >= -1e-6
         if clock.name == "idle":
@@ -106,7 +106,9 @@ def test_the_wind_down_is_over_at_the_limit(
 
 
 @given(LIMITS, st.lists(st.floats(min_value=0.1, max_value=500.0), max_size=60))
-def test_every_warning_comes_once_and_before_the_end(limits: Limits, steps: list[float]) -> None:
+def test_every_warning_comes_once_and_before_the_end(
+    limits: ServerLimits, steps: list[float]
+) -> None:
     elapsed, warned, said = 0.0, {}, []
     decision = decide(limits, 0.0, 0.0, 0.0, {})
     for step in steps:
@@ -124,7 +126,7 @@ def test_every_warning_comes_once_and_before_the_end(limits: Limits, steps: list
         assert lefts == sorted(lefts, reverse=True)
 
 
-def walked(limits: Limits, upto_s: float, step_s: float = 5.0) -> list[tuple[float, float]]:
+def walked(limits: ServerLimits, upto_s: float, step_s: float = 5.0) -> list[tuple[float, float]]:
     """(elapsed, left) of each warning of a server that nobody idles on."""
     found, warned, elapsed = [], {}, 0.0
     while elapsed <= upto_s:
@@ -137,17 +139,21 @@ def walked(limits: Limits, upto_s: float, step_s: float = 5.0) -> list[tuple[flo
 
 
 def test_warnings_at_15_5_and_1_minutes() -> None:
-    assert walked(Limits(ttl_s=HOUR), HOUR) == [(2700.0, 900.0), (3300.0, 300.0), (3540.0, 60.0)]
+    assert walked(ServerLimits(ttl_s=HOUR), HOUR) == [
+        (2700.0, 900.0),
+        (3300.0, 300.0),
+        (3540.0, 60.0),
+    ]
 
 
 def test_a_short_life_is_warned_of_once_at_its_start() -> None:
-    assert walked(Limits(ttl_s=20.0), 20.0) == [(0.0, 20.0)]
+    assert walked(ServerLimits(ttl_s=20.0), 20.0) == [(0.0, 20.0)]
 
 
 def test_an_extension_makes_warnings_due_again() -> None:
-    first = decide(Limits(ttl_s=HOUR), HOUR - 50, 0.0, 0.0, {})
+    first = decide(ServerLimits(ttl_s=HOUR), HOUR - 50, 0.0, 0.0, {})
     assert first.warn_s == 50
-    more = Limits(ttl_s=HOUR, extended_s=HOUR)
+    more = ServerLimits(ttl_s=HOUR, extended_s=HOUR)
     after = decide(more, HOUR - 49, 0.0, 0.0, first.warned)
     assert (after.warn_s, after.warned) == (None, {"ttl": []})
     again = decide(more, 2 * HOUR - 50, 0.0, 0.0, after.warned)
@@ -155,14 +161,14 @@ def test_an_extension_makes_warnings_due_again() -> None:
 
 
 def test_a_pause_warns_only_in_its_second_half() -> None:
-    limits = Limits(idle_s=600.0)
+    limits = ServerLimits(idle_s=600.0)
     assert decide(limits, HOUR, 10.0, 0.0, {}).warn_s is None
     assert decide(limits, HOUR, 301.0, 0.0, {}).warn_s == 299.0
-    assert decide(Limits(idle_s=10.0), HOUR, 6.0, 0.0, {}).warn_s == 4.0
+    assert decide(ServerLimits(idle_s=10.0), HOUR, 6.0, 0.0, {}).warn_s == 4.0
 
 
 def test_work_makes_the_idle_warning_due_again() -> None:
-    limits = Limits(idle_s=600.0)
+    limits = ServerLimits(idle_s=600.0)
     warned = decide(limits, HOUR, 350.0, 0.0, {}).warned
     assert decide(limits, HOUR, 360.0, 0.0, warned).warn_s is None
     warned = decide(limits, HOUR, 0.0, 0.0, warned).warned
@@ -172,22 +178,24 @@ def test_work_makes_the_idle_warning_due_again() -> None:
 @pytest.mark.parametrize(
     ("limits", "span_s", "said"),
     [
-        (Limits(ttl_s=HOUR), 1e9, ""),
-        (Limits(idle_s=60.0), 1e9, ""),
-        (Limits(ttl_s=HOUR, ceiling_s=2 * HOUR), HOUR, ""),
-        (Limits(ttl_s=HOUR, ceiling_s=2 * HOUR), HOUR + 60, "ceiling"),
-        (Limits(ttl_s=HOUR, extended_s=HOUR, ceiling_s=2 * HOUR), 60, "at most 0 s"),
-        (Limits(ttl_s=HOUR, budget_usd=3.0, price_usd_per_hour=2.0), HOUR, "at most 30 min"),
+        (ServerLimits(ttl_s=HOUR), 1e9, ""),
+        (ServerLimits(idle_s=60.0), 1e9, ""),
+        (ServerLimits(ttl_s=HOUR, ceiling_s=2 * HOUR), HOUR, ""),
+        (ServerLimits(ttl_s=HOUR, ceiling_s=2 * HOUR), HOUR + 60, "ceiling"),
+        (ServerLimits(ttl_s=HOUR, extended_s=HOUR, ceiling_s=2 * HOUR), 60, "at most 0 s"),
+        (ServerLimits(ttl_s=HOUR, budget_usd=3.0, price_usd_per_hour=2.0), HOUR, "at most 30 min"),
     ],
 )
-def test_extensions_stay_inside(limits: Limits, span_s: float, said: str) -> None:
-    why = refusal(limits, span_s)
+def test_extensions_stay_inside(limits: ServerLimits, span_s: float, said: str) -> None:
+    why = explain_refusal(limits, span_s)
     assert (said in why) if said else why == ""
 
 
 @given(LIMITS, SPANS)
-def test_no_extension_that_is_allowed_passes_the_ceiling(limits: Limits, span_s: float) -> None:
-    if refusal(limits, span_s):
+def test_no_extension_that_is_allowed_passes_the_ceiling(
+    limits: ServerLimits, span_s: float
+) -> None:
+    if explain_refusal(limits, span_s):
         return
     after = limits._replace(extended_s=limits.extended_s + span_s)
     ends = after.deadline_s
@@ -214,21 +222,21 @@ def state(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_time_is_carried(boot: str, boottime_s: float, wall_s: float, elapsed_s: float) -> None:
-    assert carried(state(), boot, boottime_s, wall_s) == elapsed_s
+    assert carry_elapsed_s(state(), boot, boottime_s, wall_s) == elapsed_s
 
 
 @given(st.text(max_size=1), SPANS, SPANS)
 def test_time_never_goes_back(boot: str, boottime_s: float, wall_s: float) -> None:
-    assert carried(state(), boot, boottime_s, wall_s) >= 50.0
+    assert carry_elapsed_s(state(), boot, boottime_s, wall_s) >= 50.0
 
 
 def test_who_was_off_at_the_deadline_begins_anew() -> None:
-    limits = Limits(ttl_s=HOUR)
-    assert begins_anew(limits, HOUR + 1, False)
-    assert begins_anew(limits, HOUR - 30, True)
-    assert not begins_anew(limits, HOUR - 30, False)
-    assert not begins_anew(Limits(idle_s=1.0), 1e9, True)
-    later = Limits(ttl_s=HOUR, from_s=5 * HOUR)
+    limits = ServerLimits(ttl_s=HOUR)
+    assert should_restart_ttl(limits, HOUR + 1, False)
+    assert should_restart_ttl(limits, HOUR - 30, True)
+    assert not should_restart_ttl(limits, HOUR - 30, False)
+    assert not should_restart_ttl(ServerLimits(idle_s=1.0), 1e9, True)
+    later = ServerLimits(ttl_s=HOUR, from_s=5 * HOUR)
     assert not decide(later, 5.5 * HOUR, 0.0, 0.0, {}).end
     assert decide(later, 6 * HOUR, 0.0, 0.0, {}).end
 
@@ -261,17 +269,17 @@ def test_who_was_off_at_the_deadline_begins_anew() -> None:
 def test_a_lost_ledger_gives_no_second_budget(
     known: dict[str, Any], asked: dict[str, Any], left: float | None
 ) -> None:
-    assert budget_left(known, asked) == left
+    assert limit_budget(known, asked) == left
 
 
 def test_the_wind_down_is_as_long_as_what_is_to_be_sent() -> None:
-    assert wind_down_s(60.0, 1e9, 1e7, True) == pytest.approx(163.0)
-    assert wind_down_s(60.0, 1e9, 1e7, False) == pytest.approx(63.0)
-    assert wind_down_s(60.0, 1e9, 1e7, True, saver_s=240.0) == pytest.approx(403.0)
+    assert estimate_wind_down_s(60.0, 1e9, 1e7, True) == pytest.approx(163.0)
+    assert estimate_wind_down_s(60.0, 1e9, 1e7, False) == pytest.approx(63.0)
+    assert estimate_wind_down_s(60.0, 1e9, 1e7, True, saver_s=240.0) == pytest.approx(403.0)
 
 
 def test_words_for_people() -> None:
-    assert [spoken(s) for s in (-3, 45, 119, 720, 3600, 5400, 90000)] == [
+    assert [span_text(s) for s in (-3, 45, 119, 720, 3600, 5400, 90000)] == [
         "0 s",
         "45 s",
         "119 s",
@@ -280,6 +288,8 @@ def test_words_for_people() -> None:
         "1 h 30 min",
         "25 h",
     ]
-    assert described(Limits()) == "none"
-    told = described(Limits(ttl_s=HOUR, idle_s=600.0, budget_usd=5.0, price_usd_per_hour=0.5))
+    assert limits_text(ServerLimits()) == "none"
+    told = limits_text(
+        ServerLimits(ttl_s=HOUR, idle_s=600.0, budget_usd=5.0, price_usd_per_hour=0.5)
+    )
     assert told == "ttl 1 h, idle 10 min, budget 5.00 dollars at 0.5000 an hour"

@@ -17,27 +17,27 @@ from pathlib import Path
 import pytest
 
 from labctl.agent.watchdog import imds as watch_imds
-from labctl.agent.watchdog.imds import Imds, found
+from labctl.agent.watchdog.imds import Imds, has_reclaim_notices
 from labctl.agent.watchdog.provider_notice import (
     MARGIN_S,
     PASSED_S,
     REBALANCE,
     SEND_S,
     USUAL_S,
-    Acted,
-    Notice,
-    decide,
-    handed,
-    interruption,
-    rebalance,
-    stop_within_s,
+    HandledNotices,
+    ReclaimNotice,
+    decide_reclaim_action,
+    limit_stop_s,
+    parse_client_notice,
+    parse_interruption,
+    parse_rebalance,
 )
-from labctl.agent.watchdog.reclaim_record import newest_whole
+from labctl.agent.watchdog.reclaim_record import find_newest_complete
 
 NOW = 1_700_000_000.0
-LEAVES = Notice("interruption", "a", 120.0, "terminate")
-AGAIN = Notice("interruption", "b", 30.0, "terminate")
-RISK = Notice(REBALANCE, "r")
+LEAVES = ReclaimNotice("interruption", "a", 120.0, "terminate")
+AGAIN = ReclaimNotice("interruption", "b", 30.0, "terminate")
+RISK = ReclaimNotice(REBALANCE, "r")
 
 
 def action(at: float, what: str = "terminate") -> str:
@@ -49,71 +49,75 @@ def action(at: float, what: str = "terminate") -> str:
 
 
 def test_the_time_left_counts_by_the_answers_own_date() -> None:
-    notice = interruption(action(NOW + 118, "stop"), NOW)
+    notice = parse_interruption(action(NOW + 118, "stop"), NOW)
     assert (notice.kind, notice.action, notice.left_s) == ("interruption", "stop", 118.0)
-    assert interruption(action(NOW - 5), NOW).left_s == 0.0
+    assert parse_interruption(action(NOW - 5), NOW).left_s == 0.0
 
 
 @pytest.mark.parametrize("body", ["", "<html>", "[]", '{"action": "terminate", "time": "soon"}'])
 def test_a_notice_that_cannot_be_read_is_one_all_the_same(body: str) -> None:
-    assert interruption(body, NOW)[2:4] == (USUAL_S, "terminate")
+    assert parse_interruption(body, NOW)[2:4] == (USUAL_S, "terminate")
 
 
 def test_a_notice_handed_over_is_for_this_boot_and_ends() -> None:
     body = {"boot": "x", "ends_s": 500.0, "kind": "interruption", "stamp": "s"}
     body |= {"action": "terminate", "source": "labctl"}
-    assert handed(body, "x", 400.0) == Notice("interruption", "s", 100.0, "terminate", "labctl")
-    assert handed({}, "x", 400.0) is None
-    assert handed(body, "another boot", 400.0) is None
-    late = handed(body, "x", 500.0 + PASSED_S)
+    assert parse_client_notice(body, "x", 400.0) == ReclaimNotice(
+        "interruption", "s", 100.0, "terminate", "labctl"
+    )
+    assert parse_client_notice({}, "x", 400.0) is None
+    assert parse_client_notice(body, "another boot", 400.0) is None
+    late = parse_client_notice(body, "x", 500.0 + PASSED_S)
     assert late is not None
     assert late.left_s == 0
-    assert handed(body, "x", 501.0 + PASSED_S) is None
+    assert parse_client_notice(body, "x", 501.0 + PASSED_S) is None
 
 
 # What follows
 
 
 def test_each_notice_is_acted_on_once() -> None:
-    acted, do = decide(Acted(), [], 0.0)
+    acted, do = decide_reclaim_action(HandledNotices(), [], 0.0)
     assert do == ""
-    acted, do = decide(acted, [RISK], 1.0)
+    acted, do = decide_reclaim_action(acted, [RISK], 1.0)
     assert (do, acted.under_way) == ("mirror", None)
-    acted, do = decide(acted, [RISK], 2.0)
+    acted, do = decide_reclaim_action(acted, [RISK], 2.0)
     assert do == ""
-    acted, do = decide(acted, [RISK, LEAVES], 10.0)
+    acted, do = decide_reclaim_action(acted, [RISK, LEAVES], 10.0)
     assert (do, acted.under_way, acted.ends_s) == ("wind down", LEAVES, 130.0)
-    assert decide(acted, [RISK, LEAVES], 15.0) == (acted, "")
-    assert decide(acted, [], 130.0 + PASSED_S) == (acted, "")
+    assert decide_reclaim_action(acted, [RISK, LEAVES], 15.0) == (acted, "")
+    assert decide_reclaim_action(acted, [], 130.0 + PASSED_S) == (acted, "")
 
 
 def test_a_recommendation_together_with_a_notice_is_none() -> None:
-    acted, do = decide(Acted(), [RISK, LEAVES], 0.0)
+    acted, do = decide_reclaim_action(HandledNotices(), [RISK, LEAVES], 0.0)
     assert do == "wind down"
-    assert decide(acted, [RISK, LEAVES, Notice(REBALANCE, "r2")], 1.0)[1] == ""
+    assert (
+        decide_reclaim_action(acted, [RISK, LEAVES, ReclaimNotice(REBALANCE, "r2")], 1.0)[1] == ""
+    )
 
 
 def test_a_second_notice_only_brings_the_end_forward() -> None:
-    acted, _ = decide(Acted(), [LEAVES], 0.0)
-    acted, do = decide(acted, [LEAVES, AGAIN], 10.0)
+    acted, _ = decide_reclaim_action(HandledNotices(), [LEAVES], 0.0)
+    acted, do = decide_reclaim_action(acted, [LEAVES, AGAIN], 10.0)
     assert (do, acted.ends_s, acted.under_way) == ("", 40.0, LEAVES)
-    acted, do = decide(acted, [Notice("interruption", "c", 500.0)], 11.0)
+    acted, do = decide_reclaim_action(acted, [ReclaimNotice("interruption", "c", 500.0)], 11.0)
     assert (do, acted.ends_s) == ("", 40.0)
 
 
 def test_a_server_that_was_not_taken_goes_on_and_can_be_taken_later() -> None:
-    acted, _ = decide(Acted(), [LEAVES], 0.0)
-    acted, do = decide(acted, [LEAVES], 120.1 + PASSED_S)
+    acted, _ = decide_reclaim_action(HandledNotices(), [LEAVES], 0.0)
+    acted, do = decide_reclaim_action(acted, [LEAVES], 120.1 + PASSED_S)
     assert (do, acted.under_way) == ("passed", None)
-    assert decide(acted, [LEAVES], 200.0)[1] == ""
-    assert decide(acted, [LEAVES, AGAIN], 200.0)[1] == "wind down"
+    assert decide_reclaim_action(acted, [LEAVES], 200.0)[1] == ""
+    assert decide_reclaim_action(acted, [LEAVES, AGAIN], 200.0)[1] == "wind down"
 
 
 def test_runs_have_the_notice_less_what_sending_takes() -> None:
-    assert stop_within_s(120.0, 0, 1e6, False) == 120.0 - MARGIN_S
-    assert stop_within_s(120.0, 30e6, 1e6, True) == 120.0 - MARGIN_S - SEND_S - 30.0
-    assert stop_within_s(120.0, 1e12, 1e6, True) == (120.0 - MARGIN_S) / 2
-    assert stop_within_s(1.0, 0, 1e6, True) == 0.0
+    assert limit_stop_s(120.0, 0, 1e6, False) == 120.0 - MARGIN_S
+    assert limit_stop_s(120.0, 30e6, 1e6, True) == 120.0 - MARGIN_S - SEND_S - 30.0
+    assert limit_stop_s(120.0, 1e12, 1e6, True) == (120.0 - MARGIN_S) / 2
+    assert limit_stop_s(1.0, 0, 1e6, True) == 0.0
 
 
 # Where it comes from
@@ -159,34 +163,34 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_notices_are_there_once_they_were_given(service: Service) -> None:
     imds = Imds("127.0.0.1", service.server.port)
-    assert found(imds)
-    assert imds.notices() == []
+    assert has_reclaim_notices(imds)
+    assert imds.read_notices() == []
     stamp = "2026-01-02T03:04:05Z"
     service.known[watch_imds.REBALANCE] = json.dumps({"noticeTime": stamp})
-    assert imds.notices() == [Notice(REBALANCE, stamp)]
+    assert imds.read_notices() == [ReclaimNotice(REBALANCE, stamp)]
     service.known[watch_imds.ACTION] = action(time.time() + 100)
-    heard = imds.notices()
-    assert heard[0] == rebalance(json.dumps({"noticeTime": stamp}))
+    heard = imds.read_notices()
+    assert heard[0] == parse_rebalance(json.dumps({"noticeTime": stamp}))
     assert heard[1].action == "terminate"
     assert 60 < heard[1].left_s <= 100
 
 
 def test_a_token_that_ran_out_is_replaced(service: Service) -> None:
     imds = Imds("127.0.0.1", service.server.port)
-    assert imds.notices() == []
+    assert imds.read_notices() == []
     service.forget_tokens()
-    assert imds.notices() == []
+    assert imds.read_notices() == []
 
 
 def test_a_machine_on_demand_is_not_asked_again(service: Service) -> None:
     service.known["meta-data/instance-life-cycle"] = "on-demand"
-    assert not found(Imds("127.0.0.1", service.server.port))
+    assert not has_reclaim_notices(Imds("127.0.0.1", service.server.port))
 
 
 def test_a_machine_without_the_service_is_found_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    assert not found(Imds("127.0.0.1", port))
+    assert not has_reclaim_notices(Imds("127.0.0.1", port))
 
 
 def answering(reply: bytes) -> Iterator[int]:
@@ -222,13 +226,13 @@ def answering(reply: bytes) -> Iterator[int]:
 )
 def test_what_answers_otherwise_is_no_such_service(reply: bytes) -> None:
     for port in answering(reply):
-        assert not found(Imds("127.0.0.1", port))
+        assert not has_reclaim_notices(Imds("127.0.0.1", port))
 
 
 def test_the_date_of_the_answer_counts() -> None:
     old = formatdate(NOW, usegmt=True)
     for port in answering(f"HTTP/1.0 200 OK\r\nDate: {old}\r\n\r\n{action(NOW + 60)}".encode()):
-        (notice,) = [n for n in Imds("127.0.0.1", port).notices() if n.kind != REBALANCE]
+        (notice,) = [n for n in Imds("127.0.0.1", port).read_notices() if n.kind != REBALANCE]
         assert notice.left_s == 60.0
 
 
@@ -246,11 +250,11 @@ def checkpoint(run: Path, name: str, step: int, listed: int = 3, at: float = NOW
 
 
 def test_the_newest_whole_checkpoint(tmp_path: Path) -> None:
-    assert newest_whole(tmp_path) is None
+    assert find_newest_complete(tmp_path) is None
     checkpoint(tmp_path, "step-1", 1)
     checkpoint(tmp_path, "step-2", 2, at=NOW + 5)
     checkpoint(tmp_path, "step-3", 3, listed=4, at=NOW + 9)
     checkpoint(tmp_path, ".step-4.partial-0", 4, at=NOW + 10)
     checkpoint(tmp_path, "step-5", 5, at=NOW + 11).joinpath("model").unlink()
     wanted = {"checkpoint": "checkpoints/step-2", "step": 2, "at": NOW + 5}
-    assert newest_whole(tmp_path) == wanted
+    assert find_newest_complete(tmp_path) == wanted

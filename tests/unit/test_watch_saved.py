@@ -17,13 +17,13 @@ from labctl.agent.mirror import boto3_python
 from labctl.agent.reply import Failure
 from labctl.agent.watchdog import disk as watch_disk
 from labctl.agent.watchdog import poweroff, saved_results, shutdown
-from labctl.agent.watchdog.activity import Account, _describe_kernel
+from labctl.agent.watchdog.activity import LabAccount, _describe_kernel
 from labctl.agent.watchdog.install import _merge_limits, start_script
-from labctl.agent.watchdog.processes import transfer_name
+from labctl.agent.watchdog.processes import name_transfer
 from labctl.agent.watchdog.saved_results import Unsaved
-from labctl.agent.watchdog.shutdown import Plan, fate
-from labctl.agent.watchdog.systemd_unit import unit_text
-from labctl.servers.agent import files
+from labctl.agent.watchdog.shutdown import ShutdownPlan, should_end
+from labctl.agent.watchdog.systemd_unit import build_unit_text
+from labctl.servers.agent import list_program_files
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto.server")
@@ -123,7 +123,7 @@ def test_a_machine_without_metadata_says_so(credentials: None) -> None:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name, content in files():
+    for name, content in list_program_files():
         path = tmp_path / "program" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
@@ -149,27 +149,27 @@ def names(left: Unsaved) -> set[str]:
 
 
 def test_what_is_pulled_is_saved_until_it_changes(home: Path) -> None:
-    account = Account(os.geteuid(), os.getegid())
+    account = LabAccount(os.geteuid(), os.getegid())
     (home / "labctl" / "digits" / "code").mkdir()
     (home / "labctl" / "digits" / "code" / "edited.py").write_text("edit")
-    left = saved_results.unsaved(account, LAB["lab_id"], False)
+    left = saved_results.list_unsaved(account, LAB["lab_id"], False)
     assert names(left) == {"logs/run.log", "checkpoints/a", "code/model", "edited.py"}
     assert {f.key for f in left.files} >= {
         "digits-0f1e2d3c4b5a/runs/first/files/checkpoints/a",
         "digits-0f1e2d3c4b5a/server-edits/edited.py",
     }
-    assert saved_results.estimate(LAB["lab_id"], False) == (2, 5)
+    assert saved_results.estimate_unsaved(LAB["lab_id"], False) == (2, 5)
     held = [[f.name, f.size, f.sha256] for f in left.files if f.name != "edited.py"]
     edits = [[f.name, f.sha256] for f in left.files if f.name == "edited.py"]
     saved_results.pulled({**LAB, "runs": {"first": held}, "edits": edits})
-    assert saved_results.unsaved(account, LAB["lab_id"], True) == Unsaved([], [])
-    assert saved_results.estimate(LAB["lab_id"], True) == (0, 0)
+    assert saved_results.list_unsaved(account, LAB["lab_id"], True) == Unsaved([], [])
+    assert saved_results.estimate_unsaved(LAB["lab_id"], True) == (0, 0)
     (home / "labctl/digits/runs/first/checkpoints/a").write_text("bb")
-    assert names(saved_results.unsaved(account, LAB["lab_id"], False)) == {"checkpoints/a"}
+    assert names(saved_results.list_unsaved(account, LAB["lab_id"], False)) == {"checkpoints/a"}
     (home / "labctl/digits/runs/first/checkpoints/manifest.json").write_text(
         json.dumps({"files": {"b": {"size": 1}}})
     )
-    left = saved_results.unsaved(account, LAB["lab_id"], False)
+    left = saved_results.list_unsaved(account, LAB["lab_id"], False)
     assert any("its manifest does not match b" in each for each in left.broken)
     with pytest.raises(Failure, match="run other does not exist"):
         saved_results.pulled({**LAB, "runs": {"other": []}})
@@ -180,14 +180,14 @@ def test_at_a_limit_it_waits_for_the_keeper_and_not_beyond_it(
     home: Path, monkeypatch: pytest.MonkeyPatch, comes: bool
 ) -> None:
     monkeypatch.setattr(shutdown, "SAVED_POLL_S", 0.1)
-    account = Account(os.geteuid(), os.getegid())
-    plan = Plan(account, "", "poweroff", "goes", "", "", 1.0, saver_s=60.0)
+    account = LabAccount(os.geteuid(), os.getegid())
+    plan = ShutdownPlan(account, "", "poweroff", "goes", "", "", 1.0, saver_s=60.0)
     said: list[str] = []
 
     def say(what: str, why: str) -> None:
         said.append(what)
         if what == "waiting for the keeper" and comes:
-            left = saved_results.unsaved(account, LAB["lab_id"], False)
+            left = saved_results.list_unsaved(account, LAB["lab_id"], False)
             held = [[one.name, one.size, one.sha256] for one in left.files]
             saved_results.pulled({**LAB, "runs": {"first": held}})
 
@@ -214,21 +214,21 @@ def test_at_a_limit_it_waits_for_the_keeper_and_not_beyond_it(
 def test_the_rule_for_results_that_are_only_here(
     by: str, only_here: bool, disk_safe: bool, ends: bool
 ) -> None:
-    assert fate(by, only_here, disk_safe) is ends
+    assert should_end(by, only_here, disk_safe) is ends
 
 
 def test_without_boto3_it_says_so_beforehand(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boto3_python, "PYTHONS", ("no-such-python",))
-    account = Account(os.geteuid(), os.getegid())
-    plan = Plan(account, LAB["lab_id"], "poweroff", "keepable", "s3://b/p", "", 1.0)
-    said = shutdown.unable(plan)
+    account = LabAccount(os.geteuid(), os.getegid())
+    plan = ShutdownPlan(account, LAB["lab_id"], "poweroff", "keepable", "s3://b/p", "", 1.0)
+    said = shutdown.find_unsavable(plan)
     assert [each.partition(":")[0] for each in said] == [
         "results cannot be sent to s3",
         "the disk cannot be kept after this server",
     ]
     assert "it was not prepared on this server" in said[0]
     assert "no Python on the server has boto3" in said[1]
-    assert shutdown.unable(plan._replace(store="", disk="stays")) == []
+    assert shutdown.find_unsavable(plan._replace(store="", disk="stays")) == []
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_only_our_own_lease_is_given_back(
         json.dumps({"token": "aa11", "lab_id": "mine"})
     )
     (tmp_path / "lease-2" / "owner.json").write_text(json.dumps(owner))
-    assert poweroff.release("static-gpu1-aa11", "mine", tmp_path) is given
+    assert poweroff.release_lease("static-gpu1-aa11", "mine", tmp_path) is given
     assert (tmp_path / "lease-2" / "released").exists() is given
     assert not (tmp_path / "lease-1" / "released").exists()
 
@@ -270,7 +270,7 @@ def test_only_our_own_lease_is_given_back(
     ],
 )
 def test_what_a_process_transfers_with(name: str, words: list[str], transfer: str) -> None:
-    assert transfer_name(name, words) == transfer
+    assert name_transfer(name, words) == transfer
 
 
 def test_a_kernel_at_rest_ages() -> None:
@@ -351,7 +351,7 @@ def test_a_default_ttl_that_ends_within_the_hour_of_its_first_arming_begins_now(
 
 
 def test_the_unit_comes_back_whatever_ends_it() -> None:
-    text = unit_text(Path("/var/lib/labctl/watchdog"))
+    text = build_unit_text(Path("/var/lib/labctl/watchdog"))
     assert "Restart=always" in text
     assert "OOMScoreAdjust=-1000" in text
     script = start_script(Path("/place"), Path("/place/remote-1"))

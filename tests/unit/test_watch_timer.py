@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from labctl.agent.watchdog.boot_timer import CLOSE_S, LATER_S, tell_timer
-from labctl.agent.watchdog.decisions import Limits
-from labctl.agent.watchdog.state_files import boottime_s
+from labctl.agent.watchdog.boot_timer import CLOSE_S, LATER_S, update_timer
+from labctl.agent.watchdog.decisions import ServerLimits
+from labctl.agent.watchdog.state_files import read_boottime_s
 from labctl.servers import deadlines
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the timer is root's")
@@ -21,18 +21,18 @@ BOOT = "0c0ffee0-1111"
 def file(tmp_path: Path) -> Path:
     """As the first boot leaves it, with a ttl of 100 s."""
     path = tmp_path / "ttl"
-    path.write_text(f"{BOOT} {boottime_s() + 100:.0f} {time.time() + 100:.0f}\n")
+    path.write_text(f"{BOOT} {read_boottime_s() + 100:.0f} {time.time() + 100:.0f}\n")
     return path
 
 
 def left_s(file: Path) -> tuple[str, float, float]:
     """(boot, what is left by uptime, what is left by the wall clock)."""
     boot, at, wall = file.read_text().split()
-    return boot, int(at) - boottime_s(), int(wall) - time.time()
+    return boot, int(at) - read_boottime_s(), int(wall) - time.time()
 
 
 def test_it_ends_the_machine_a_little_after_the_watchdog_would(file: Path) -> None:
-    tell_timer(BOOT, Limits(ttl_s=3600.0, extended_s=600.0), 200.0, waits=False, file=file)
+    update_timer(BOOT, ServerLimits(ttl_s=3600.0, extended_s=600.0), 200.0, waits=False, file=file)
     boot, left, wall = left_s(file)
     assert boot == BOOT
     assert left == pytest.approx(4000 + LATER_S, abs=2)
@@ -40,46 +40,46 @@ def test_it_ends_the_machine_a_little_after_the_watchdog_would(file: Path) -> No
 
 
 def test_after_a_reboot_it_is_told_anew(file: Path) -> None:
-    limits = Limits(ttl_s=3600.0)
-    tell_timer(BOOT, limits, 200.0, waits=False, file=file)
-    tell_timer("another", limits, 500.0, waits=False, file=file)
+    limits = ServerLimits(ttl_s=3600.0)
+    update_timer(BOOT, limits, 200.0, waits=False, file=file)
+    update_timer("another", limits, 500.0, waits=False, file=file)
     boot, left, _ = left_s(file)
     assert boot == "another"
     assert left == pytest.approx(3100 + LATER_S, abs=2)
 
 
 def test_nothing_is_written_where_nothing_has_changed(file: Path) -> None:
-    tell_timer(BOOT, Limits(ttl_s=3600.0), 200.0, waits=False, file=file)
+    update_timer(BOOT, ServerLimits(ttl_s=3600.0), 200.0, waits=False, file=file)
     before = file.stat().st_ino
-    tell_timer(BOOT, Limits(ttl_s=3600.0), 200.0 + CLOSE_S / 2, waits=False, file=file)
+    update_timer(BOOT, ServerLimits(ttl_s=3600.0), 200.0 + CLOSE_S / 2, waits=False, file=file)
     assert file.stat().st_ino == before
 
 
 def test_it_waits_for_an_end_that_takes_longer_than_planned(file: Path) -> None:
-    tell_timer(BOOT, Limits(ttl_s=300.0), 1000.0, waits=True, file=file)
+    update_timer(BOOT, ServerLimits(ttl_s=300.0), 1000.0, waits=True, file=file)
     assert left_s(file)[1] == pytest.approx(LATER_S, abs=2)
 
 
 def test_without_a_ttl_it_does_not_end_the_machine(file: Path) -> None:
-    tell_timer(BOOT, Limits(), 1000.0, waits=False, file=file)
+    update_timer(BOOT, ServerLimits(), 1000.0, waits=False, file=file)
     assert left_s(file)[1] > 365 * 86400
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", f"{BOOT} x y", f"{BOOT}"])
 def test_a_spoilt_line_is_replaced(file: Path, text: str) -> None:
     file.write_text(text)
-    tell_timer(BOOT, Limits(ttl_s=50.0), 0.0, waits=False, file=file)
+    update_timer(BOOT, ServerLimits(ttl_s=50.0), 0.0, waits=False, file=file)
     assert left_s(file)[1] == pytest.approx(50 + LATER_S, abs=2)
 
 
 def test_where_no_first_boot_left_one_none_is_made(tmp_path: Path) -> None:
-    tell_timer(BOOT, Limits(ttl_s=50.0), 0.0, waits=False, file=tmp_path / "ttl")
+    update_timer(BOOT, ServerLimits(ttl_s=50.0), 0.0, waits=False, file=tmp_path / "ttl")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_budget_ends_it_as_a_ttl_does(file: Path) -> None:
-    limits = Limits(ttl_s=7200.0, budget_usd=1.0, price_usd_per_hour=2.0)
-    tell_timer(BOOT, limits, 200.0, waits=False, file=file)
+    limits = ServerLimits(ttl_s=7200.0, budget_usd=1.0, price_usd_per_hour=2.0)
+    update_timer(BOOT, limits, 200.0, waits=False, file=file)
     assert left_s(file)[1] == pytest.approx(1600 + LATER_S, abs=2)
 
 

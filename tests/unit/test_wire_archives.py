@@ -32,7 +32,7 @@ from forged_bed import (
 )
 
 from labctl.wire.archives import ArchiveError, is_archive, read_directory
-from labctl.wire.judge import Verdict, judge_file
+from labctl.wire.judge import FileVerdict, judge_file
 
 PICKLE = b"\x80\x02}."
 FILES = model(PICKLE)
@@ -42,7 +42,7 @@ def names(data: bytes) -> list[str]:
     return [member.name.decode() for member in read_directory(io.BytesIO(data), len(data))]
 
 
-def judged(data: bytes, path: str = "model/m.pt") -> Verdict:
+def judged(data: bytes, path: str = "model/m.pt") -> FileVerdict:
     return judge_file(path, io.BytesIO(data), len(data))
 
 
@@ -176,7 +176,7 @@ def pytorch_2_4(*, offset_in_extra: bool = False) -> bytes:
 def test_what_pytorch_2_4_wrote_passes(offset_in_extra: bool) -> None:
     data = pytorch_2_4(offset_in_extra=offset_in_extra)
     assert sorted(names(data)) == sorted(FILES)
-    assert judged(data) == Verdict("an archive of pickles, as torch.save writes it", "")
+    assert judged(data) == FileVerdict("an archive of pickles, as torch.save writes it", "")
 
 
 def changed(data: bytes, mark: bytes, offset: int, value: bytes, last: bool = False) -> bytes:
@@ -333,7 +333,7 @@ def test_a_second_name_in_an_extra_field_is_refused() -> None:
 def test_numbers_are_no_archive() -> None:
     noise = bytes(1000) + END + bytes(500)
     assert not is_archive(io.BytesIO(noise), len(noise))
-    assert judged(noise, "model/m.safetensors") == Verdict()
+    assert judged(noise, "model/m.safetensors") == FileVerdict()
 
 
 def test_the_judge_runs_where_servers_have_python_3_8(tmp_path: Path) -> None:

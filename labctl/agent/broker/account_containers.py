@@ -46,7 +46,7 @@ def list_rows(uid: int | None = None) -> Any:
     label = OWNER if uid is None else f"{OWNER}={uid}"
     filters = quote(json.dumps({"label": [label]}))
     return json.loads(
-        engine.ask("GET", f"/containers/json?all=1&filters={filters}", timeout_s=LIST_S)
+        engine.call("GET", f"/containers/json?all=1&filters={filters}", timeout_s=LIST_S)
     )
 
 

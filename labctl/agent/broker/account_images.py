@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .http import Refusal
-from .rules import OWNER, Account
+from .http import HttpRefusal
+from .rules import OWNER, BrokerAccount
 
 PRIVATE = re.compile(r"^labctl-u(\d+)/")
 MOST_CHARACTERS = 384
@@ -26,27 +26,27 @@ TAG = re.compile(r"\w[\w.-]{0,127}|sha256:[0-9a-f]{64}", re.ASCII)
 IMAGE_ID = re.compile(r"(sha256:)?[0-9a-f]{12,64}")
 
 
-def own_reference(account: Account, reference: str) -> str:
+def build_own_reference(account: BrokerAccount, reference: str) -> str:
     """Return the stored name of the account's own image. Refusal for an invalid name."""
     bare = reference.partition("@")[0]
     is_valid = len(bare) <= MOST_CHARACTERS and REFERENCE.fullmatch(reference)
     if not is_valid or RESERVED.search(bare):
-        raise Refusal(404, f"No such image: {reference[:200]}")
+        raise HttpRefusal(404, f"No such image: {reference[:200]}")
     head, slash, last = bare.rpartition("/")
     name, _, tag = last.partition(":")
     path = f"{head}{slash}{name}".replace(":", "-")
     return f"labctl-u{account.uid}/{path}:{tag or 'latest'}"
 
 
-def candidates(account: Account, reference: str) -> list[str]:
+def list_candidates(account: BrokerAccount, reference: str) -> list[str]:
     """Return the references to try in the engine, in this order."""
     if IMAGE_ID.fullmatch(reference):
         return [reference]
-    own = own_reference(account, reference)
+    own = build_own_reference(account, reference)
     return [reference] if "@" in reference else [own, reference]
 
 
-def visible(account: Account, image: dict[str, Any]) -> bool:
+def is_visible(account: BrokerAccount, image: dict[str, Any]) -> bool:
     """Return whether an image, as `inspect` shows it, is the account's or shared."""
     tags = image.get("RepoTags") or []
     owners = {match.group(1) for match in map(PRIVATE.match, tags) if match}
@@ -59,19 +59,19 @@ def visible(account: Account, image: dict[str, Any]) -> bool:
     return not owners and labels.get(OWNER) == str(account.uid)
 
 
-def tag_of(reference: str, tag: str) -> str:
+def pick_tag(reference: str, tag: str) -> str:
     """Return the requested tag or digest, "" if `reference` contains it.
 
     It is "latest" if there is none: the engine would take a missing tag for all tags.
     """
     has_own_tag = "@" in reference or ":" in reference.rpartition("/")[2]
     if has_own_tag and tag:
-        raise Refusal(400, "an image can have only one tag")
+        raise HttpRefusal(400, "an image can have only one tag")
     if tag and not TAG.fullmatch(tag):
-        raise Refusal(400, f"{tag[:100]!r} is neither a tag nor a digest")
+        raise HttpRefusal(400, f"{tag[:100]!r} is neither a tag nor a digest")
     return tag if tag or has_own_tag else "latest"
 
 
-def given(image: dict[str, Any] | None) -> bool:
+def is_installed_by_staff(image: dict[str, Any] | None) -> bool:
     """Return whether staff installed the image here, rather than pulling it from a registry."""
     return bool(image) and not (image or {}).get("RepoDigests")

@@ -29,38 +29,38 @@ from .claims import Claims
 from .detection import BROKER
 from .gpu_leases import GpuReader
 from .gpu_queue import GpuQueue
-from .housekeeping import Keeping, describe_error
-from .http import Refusal, Request, read_request, refuse, say
+from .housekeeping import Housekeeping, describe_error
+from .http import HttpRefusal, Request, read_request, send_refusal, send_response
 from .relay import parse_head
-from .rules import Account
-from .settings import Settings, load
+from .rules import BrokerAccount
+from .settings import BrokerSettings, load
 
 # connections of one account; followers and terminals keep theirs open for a long time
 MOST_AT_ONCE = 64
 MOST_FILES = 65536
 PAUSE_S = 0.1
 KEEP_EVERY_S = 2.0
-Handler = Callable[[Calls, Account, Request, str], None]
+Handler = Callable[[Calls, BrokerAccount, Request, str], None]
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
-    ("GET|HEAD", "/_ping", Calls.plain),
-    ("GET", "/version", Calls.plain),
-    ("GET", "/info", Calls.info),
-    ("GET", "/labctl/gpus", Calls.gpus),
-    ("GET", "/images/(.+)/json", Calls.image),
-    ("DELETE", "/images/(.+)", Calls.drop_image),
+    ("GET|HEAD", "/_ping", Calls.pass_plain),
+    ("GET", "/version", Calls.pass_plain),
+    ("GET", "/info", Calls.send_info),
+    ("GET", "/labctl/gpus", Calls.send_gpus),
+    ("GET", "/images/(.+)/json", Calls.send_image),
+    ("DELETE", "/images/(.+)", Calls.remove_image),
     ("POST", "/images/create", Calls.pull),
     ("POST", "/images/load", Calls.load),
-    ("GET", "/containers/json", Calls.listed),
+    ("GET", "/containers/json", Calls.list_containers_of),
     ("POST", "/containers/create", Calls.create),
     ("GET", "/containers/([^/]+)/json", Calls.inspect),
-    ("GET", "/containers/([^/]+)/archive", Calls.archive),
+    ("GET", "/containers/([^/]+)/archive", Calls.send_archive),
     ("POST", "/containers/([^/]+)/start", Calls.start),
     ("POST", "/containers/([^/]+)/exec", Calls.exec),
-    ("GET", "/containers/([^/]+)/(?:logs|stats|top)", Calls.own),
-    ("POST", "/containers/([^/]+)/(?:stop|kill|wait|attach|resize)", Calls.own),
+    ("GET", "/containers/([^/]+)/(?:logs|stats|top)", Calls.pass_to_container),
+    ("POST", "/containers/([^/]+)/(?:stop|kill|wait|attach|resize)", Calls.pass_to_container),
     ("DELETE", "/containers/([^/]+)", Calls.remove),
-    ("GET", "/exec/([^/]+)/json", Calls.of_exec),
-    ("POST", "/exec/([^/]+)/(?:start|resize)", Calls.of_exec),
+    ("GET", "/exec/([^/]+)/json", Calls.pass_to_exec),
+    ("POST", "/exec/([^/]+)/(?:start|resize)", Calls.pass_to_exec),
 )
 
 
@@ -71,13 +71,13 @@ def run(request: dict[str, Any]) -> None:
     if os.geteuid() != 0:
         raise Failure("usage", "the broker must run as root")
     os.environ["DOCKER_HOST"] = engine.SOCKET
-    engine.parse_with(parse_head)
+    engine.set_head_parser(parse_head)
     _raise_file_limit()
-    mounts.begin()
-    networks.fence()
+    mounts.prepare_directory()
+    networks.install_firewall()
     gpus = GpuReader()
-    keeping = Keeping(settings, Claims(settings, GpuQueue(), gpus.read), _log)
-    keeping.look()
+    keeping = Housekeeping(settings, Claims(settings, GpuQueue(), gpus.read), _log)
+    keeping.run_round()
     threading.Thread(target=_run_housekeeping, args=(keeping,), daemon=True).start()
     Broker(settings, Calls(settings, keeping, gpus)).serve(Path(BROKER))
 
@@ -89,16 +89,16 @@ def _raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def _run_housekeeping(keeping: Keeping) -> None:
+def _run_housekeeping(keeping: Housekeeping) -> None:
     while True:
         time.sleep(KEEP_EVERY_S)
-        keeping.look()
+        keeping.run_round()
 
 
 class Broker:
     """Accepts connections, identifies the account, and finds the call that answers."""
 
-    def __init__(self, settings: Settings, calls: Calls) -> None:
+    def __init__(self, settings: BrokerSettings, calls: Calls) -> None:
         self.settings = settings
         self.calls = calls
         self._busy: Counter[int] = Counter()
@@ -128,13 +128,13 @@ class Broker:
 
     def _start_thread(self, link: socket.socket) -> None:
         """Start a thread for a connection, or refuse it if the account has too many."""
-        uid = networks.peer(link)[1]
+        uid = networks.read_peer(link)[1]
         with self._guard:
             has_too_many = self._busy[uid] >= MOST_AT_ONCE
             self._busy[uid] += 0 if has_too_many else 1
         if has_too_many:
             with link, suppress(OSError):
-                say(
+                send_response(
                     link,
                     429,
                     {"message": f"this account has more than {MOST_AT_ONCE} connections open"},
@@ -157,32 +157,36 @@ class Broker:
                 try:
                     request = read_request(link)
                     if request is not None:
-                        self._answer(account_of(uid, self.settings.group), request)
-                except Refusal as refusal:
-                    refuse(link, refusal)
+                        self._answer(find_account(uid, self.settings.group), request)
+                except HttpRefusal as refusal:
+                    send_refusal(link, refusal)
         finally:
             self._count_down(uid)
 
-    def _answer(self, account: Account, request: Request) -> None:
+    def _answer(self, account: BrokerAccount, request: Request) -> None:
         try:
             for methods, path, handler in self._routes:
                 match = path.fullmatch(request.path)
                 if match and methods.fullmatch(request.method):
                     handler(self.calls, account, request, match.group(1) if path.groups else "")
                     return
-        except engine.Refused as refused:
-            raise Refusal(refused.status or 500, refused.message) from None
+        except engine.EngineRequestError as refused:
+            raise HttpRefusal(refused.status or 500, refused.message) from None
         except Failure as failure:
-            raise Refusal(500, str(failure.body["what"])) from None
-        except (Refusal, OSError):
+            raise HttpRefusal(500, str(failure.body["what"])) from None
+        except (HttpRefusal, OSError):
             raise
         except Exception as error:  # the engine sent something unexpected
             _log(f"{request.method} {request.path[:100]!a} failed: {describe_error(error)}")
-            raise Refusal(500, "the Docker Engine sent a response that cannot be parsed") from None
-        raise Refusal(403, f"a shared server does not offer {request.method} {request.path[:100]}")
+            raise HttpRefusal(
+                500, "the Docker Engine sent a response that cannot be parsed"
+            ) from None
+        raise HttpRefusal(
+            403, f"a shared server does not offer {request.method} {request.path[:100]}"
+        )
 
 
-def account_of(uid: int, group: str) -> Account:
+def find_account(uid: int, group: str) -> BrokerAccount:
     """Return the account as the machine's files define it now. Refusal if it has no access.
 
     A process keeps the groups with which it started, so processes of a removed account must not be
@@ -192,10 +196,10 @@ def account_of(uid: int, group: str) -> Account:
         entry = pwd.getpwuid(uid)
         group_id = grp.getgrnam(group).gr_gid
     except KeyError:
-        raise Refusal(403, f"uid {uid} has no account on this server") from None
+        raise HttpRefusal(403, f"uid {uid} has no account on this server") from None
     if group_id not in os.getgrouplist(entry.pw_name, entry.pw_gid):
-        raise Refusal(403, f"{entry.pw_name} no longer has access to this shared server")
-    return Account(uid, entry.pw_gid, entry.pw_name, os.path.realpath(entry.pw_dir))
+        raise HttpRefusal(403, f"{entry.pw_name} no longer has access to this shared server")
+    return BrokerAccount(uid, entry.pw_gid, entry.pw_name, os.path.realpath(entry.pw_dir))
 
 
 def _log(text: str) -> None:

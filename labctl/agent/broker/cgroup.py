@@ -10,15 +10,15 @@ import subprocess
 from pathlib import Path
 
 from ..host.paths import read_text
-from .http import Refusal
-from .rules import Share
+from .http import HttpRefusal
+from .rules import AccountShare
 
 ROOT = Path("/sys/fs/cgroup")
 PERIOD_US = 100_000
 EVEN = 1024
 
 
-def parent_of(uid: int, share: Share, driver: str) -> str:
+def set_account_limits(uid: int, share: AccountShare, driver: str) -> str:
     """Set the account's limits; return its CgroupParent. `driver` is the engine's cgroup driver."""
     if driver == "systemd":
         return _set_slice(uid, share)
@@ -30,14 +30,14 @@ def parent_of(uid: int, share: Share, driver: str) -> str:
     return path
 
 
-def _set_slice(uid: int, share: Share) -> str:
+def _set_slice(uid: int, share: AccountShare) -> str:
     name = f"labctl-u{uid}.slice"
     words = [f"MemoryMax={share.memory_bytes}", f"TasksMax={share.pids}", "MemorySwapMax=0"]
     words += [f"CPUQuota={round(share.cpus * 100)}%", "CPUWeight=100"]
     line = ["systemctl", "set-property", "--runtime", name, *words]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise Refusal(500, f"could not set the account's limits: {done.stderr.strip()[-300:]}")
+        raise HttpRefusal(500, f"could not set the account's limits: {done.stderr.strip()[-300:]}")
     return name
 
 
@@ -50,7 +50,7 @@ def _own_cgroup() -> str:
     return ""
 
 
-def _set_v1(path: str, share: Share) -> None:
+def _set_v1(path: str, share: AccountShare) -> None:
     """Set limits in cgroup v1, a tree for each controller. Swap needs support by the kernel."""
     quota = round(share.cpus * PERIOD_US)
     values = (
@@ -67,7 +67,7 @@ def _set_v1(path: str, share: Share) -> None:
             _write(Path(f"{ROOT}/{controller}{path}"), file, str(value))
 
 
-def _set_v2(path: str, share: Share) -> None:
+def _set_v2(path: str, share: AccountShare) -> None:
     quota = f"{round(share.cpus * PERIOD_US)} {PERIOD_US}"
     folder = ROOT
     for name in path.strip("/").split("/"):
@@ -93,10 +93,10 @@ def _write(folder: Path, file: str, value: str) -> None:
     try:
         path.write_text(value)
     except OSError as error:
-        raise Refusal(500, f"could not set the account's limits: {path}: {error}") from None
+        raise HttpRefusal(500, f"could not set the account's limits: {path}: {error}") from None
 
 
-def whole_memory_bytes() -> int:
+def read_total_memory_bytes() -> int:
     """Return the memory of the machine (or of the container that it is)."""
     kib = 0
     for line in read_text(Path("/proc/meminfo")).splitlines():

@@ -15,11 +15,11 @@ from typing import Any, Callable, Iterator, NamedTuple
 from ..host import engine
 from .account_containers import Container, list_containers
 from .detection import TAKEN
-from .gpu_leases import Busy, Lease, boottime_s, find_free, leases, lend
+from .gpu_leases import GpuLease, GpusBusy, find_free, lend_gpus, list_leases, read_boottime_s
 from .gpu_queue import TURN_S, GpuQueue
-from .http import Refusal
-from .rules import Account
-from .settings import Settings
+from .http import HttpRefusal
+from .rules import BrokerAccount
+from .settings import BrokerSettings
 
 # ended containers kept for an account: each has its log on the server's disk. A run's own files
 # record how it ended.
@@ -43,12 +43,12 @@ class Grant(NamedTuple):
 
 
 @dataclass
-class Claim:
+class PendingClaim:
     """A claim. Listings that begin after `finished_s` (time.monotonic) contain the container."""
 
     uid: int
     name: str
-    leases: list[Lease] = field(default_factory=list)
+    leases: list[GpuLease] = field(default_factory=list)
     finished_s: float = float("inf")
 
 
@@ -59,17 +59,20 @@ class Claims:
     """
 
     def __init__(
-        self, settings: Settings, queue: GpuQueue, read_gpus: Callable[[], list[dict[str, Any]]]
+        self,
+        settings: BrokerSettings,
+        queue: GpuQueue,
+        read_gpus: Callable[[], list[dict[str, Any]]],
     ) -> None:
         self.lock = threading.Lock()
         self._settings = settings
         self._queue = queue
         self._read_gpus = read_gpus
-        self._claims: list[Claim] = []
+        self._claims: list[PendingClaim] = []
         self._gpus: list[dict[str, Any]] = []
 
     @contextmanager
-    def claim(self, account: Account, request: ContainerClaim) -> Iterator[Grant]:
+    def claim(self, account: BrokerAccount, request: ContainerClaim) -> Iterator[Grant]:
         """Create the container inside this context.
 
         Refusal if the account is at a limit, or others have the GPUs.
@@ -82,8 +85,8 @@ class Claims:
             claims = self._list_claims(began_s)
             self._require_slot(account, request.name, listed, claims)
             grant = self._lend(account, request, listed, claims)
-            claim = Claim(account.uid, request.name)
-            claim.leases = [Lease(uuid, account.uid, "", grant.ends_s) for uuid in grant.gpus]
+            claim = PendingClaim(account.uid, request.name)
+            claim.leases = [GpuLease(uuid, account.uid, "", grant.ends_s) for uuid in grant.gpus]
             self._claims.append(claim)
         unsure_s = 0.0
         try:
@@ -91,20 +94,20 @@ class Claims:
             if grant.gpus:
                 with self.lock:
                     self._queue.leave(account.uid)
-        except engine.Refused as refused:
+        except engine.EngineRequestError as refused:
             unsure_s = 0.0 if refused.status else UNSURE_S
             raise
         finally:
             claim.finished_s = time.monotonic() + unsure_s
 
-    def names_since(self, began_s: float) -> set[str]:
+    def list_names_since(self, began_s: float) -> set[str]:
         """Return names of containers that a listing begun at `began_s` may lack.
 
         Call it with `lock`.
         """
         return {claim.name for claim in self._list_claims(began_s)}
 
-    def keep_queue(self, listed: list[Container], began_s: float) -> None:
+    def advance_queue(self, listed: list[Container], began_s: float) -> None:
         """Start and end turns for GPUs between requests.
 
         Uses the GPUs that the last request found, so that a hung driver does not block this.
@@ -112,63 +115,63 @@ class Claims:
         with self.lock:
             if self._gpus:
                 held = _list_leases(listed, self._list_claims(began_s))
-                self._queue.keep(find_free(self._gpus, held), boottime_s())
+                self._queue.advance(find_free(self._gpus, held), read_boottime_s())
 
-    def _list_claims(self, began_s: float) -> list[Claim]:
+    def _list_claims(self, began_s: float) -> list[PendingClaim]:
         forgotten_s = time.monotonic() - UNSURE_S  # no list takes that long
         self._claims = [claim for claim in self._claims if claim.finished_s > forgotten_s]
         return [claim for claim in self._claims if claim.finished_s >= began_s]
 
     def _require_slot(
-        self, account: Account, name: str, listed: list[Container], claims: list[Claim]
+        self, account: BrokerAccount, name: str, listed: list[Container], claims: list[PendingClaim]
     ) -> None:
         own_containers = [entry for entry in listed if entry.uid == account.uid]
         claimed = {entry.name for entry in claims if entry.uid == account.uid}
         if any(entry.name == name and entry.finished_s > time.monotonic() for entry in claims):
-            raise Refusal(
+            raise HttpRefusal(
                 409, f'The container name "{name}" is already in use: it is being created'
             )
         live = {entry.name or entry.id for entry in own_containers if entry.is_live} | claimed
         if len(live) >= self._settings.containers:
             limit = self._settings.containers
-            raise Refusal(409, f"{TAKEN}an account may have at most {limit} containers")
+            raise HttpRefusal(409, f"{TAKEN}an account may have at most {limit} containers")
         if len(own_containers) - len(live) >= 2 * ENDED_KEPT:
-            raise Refusal(
+            raise HttpRefusal(
                 409, f"{TAKEN}ended containers of this account are being removed; try again"
             )
 
     def _lend(
         self,
-        account: Account,
+        account: BrokerAccount,
         request: ContainerClaim,
         listed: list[Container],
-        claims: list[Claim],
+        claims: list[PendingClaim],
     ) -> Grant:
         """Lend GPUs. If all are in use, a service starts without one, and a run joins the queue."""
         if not request.gpus:
             return Grant([], 0.0)
-        gpus, now_s = self._gpus, boottime_s()
+        gpus, now_s = self._gpus, read_boottime_s()
         held_leases = _list_leases(listed, claims)
-        reserved = self._queue.keep(find_free(gpus, held_leases), now_s)
+        reserved = self._queue.advance(find_free(gpus, held_leases), now_s)
         others = {uuid: waiter for uuid, waiter in reserved.items() if waiter.uid != account.uid}
         limit, until_s = self._settings.gpus_per_account, now_s + self._settings.gpu_lease_s
         try:
             return Grant(
-                *lend(account, request.gpus, gpus, held_leases, others, limit, until_s, now_s)
+                *lend_gpus(account, request.gpus, gpus, held_leases, others, limit, until_s, now_s)
             )
-        except Busy as busy:
+        except GpusBusy as busy:
             if request.is_service:
                 return Grant([], 0.0)
             position = self._queue.join(account.uid, busy.missing)
-            raise Refusal(409, f"{busy.message}. {_describe_position(position)}") from None
-        except Refusal:
+            raise HttpRefusal(409, f"{busy.message}. {_describe_position(position)}") from None
+        except HttpRefusal:
             if not request.is_service:
                 raise
             return Grant([], 0.0)
 
 
-def _list_leases(listed: list[Container], claims: list[Claim]) -> list[Lease]:
-    return [*leases(listed), *(lease for claim in claims for lease in claim.leases)]
+def _list_leases(listed: list[Container], claims: list[PendingClaim]) -> list[GpuLease]:
+    return [*list_leases(listed), *(lease for claim in claims for lease in claim.leases)]
 
 
 def _describe_position(position: int) -> str:

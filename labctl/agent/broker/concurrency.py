@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Iterator
 
 from .detection import TAKEN
-from .http import Refusal
-from .rules import Account
+from .http import HttpRefusal
+from .rules import BrokerAccount
 
 
 class AccountLimit:
@@ -22,11 +22,11 @@ class AccountLimit:
         self._lock = threading.Lock()
 
     @contextmanager
-    def hold(self, account: Account) -> Iterator[None]:
+    def hold(self, account: BrokerAccount) -> Iterator[None]:
         """Run one operation inside. Refusal (429) if the account is at its limit."""
         with self._lock:
             if self._running[account.uid] >= self._most:
-                raise Refusal(429, f"{TAKEN}an account {self._what} at once")
+                raise HttpRefusal(429, f"{TAKEN}an account {self._what} at once")
             self._running[account.uid] += 1
         try:
             yield

@@ -12,6 +12,6 @@ LEASE = "GPU lease"
 TAKEN = "shared server: "
 
 
-def brokered() -> bool:
+def is_brokered() -> bool:
     """Return whether this account reaches the engine through the broker and not directly."""
     return os.path.exists(BROKER) and not os.access(ENGINE, os.W_OK)  # noqa: PTH110 (3 ms less)

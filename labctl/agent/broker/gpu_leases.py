@@ -17,13 +17,13 @@ from ..host.gpus import Gpus
 from .account_containers import Container
 from .detection import TAKEN
 from .gpu_queue import Waiter
-from .http import Refusal
-from .rules import ENDS, GPUS, Account
+from .http import HttpRefusal
+from .rules import ENDS, GPUS, BrokerAccount
 
 ROUND_UP_S = 59.0
 
 
-class Lease(NamedTuple):
+class GpuLease(NamedTuple):
     """The lease of one GPU. `ends_s` is on CLOCK_BOOTTIME."""
 
     uuid: str
@@ -32,7 +32,7 @@ class Lease(NamedTuple):
     ends_s: float
 
 
-def boottime_s() -> float:
+def read_boottime_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -48,7 +48,7 @@ class GpuReader:
             return self._gpus.read(wait=False)
 
 
-class Busy(Refusal):
+class GpusBusy(HttpRefusal):
     """Other accounts have the GPUs, or are before this one. `missing` are UUIDs, [] for any GPU."""
 
     def __init__(self, message: str, missing: list[str]) -> None:
@@ -56,14 +56,14 @@ class Busy(Refusal):
         self.missing = missing
 
 
-def leases(containers: list[Container]) -> list[Lease]:
+def list_leases(containers: list[Container]) -> list[GpuLease]:
     """Return the leases of containers as the engine lists them."""
     current = []
     for container in containers:
         if container.labels.get(GPUS) and container.is_live:
             ends_s = _read_end(container.labels.get(ENDS, ""))
             current += [
-                Lease(uuid, container.uid, container.id, ends_s)
+                GpuLease(uuid, container.uid, container.id, ends_s)
                 for uuid in container.labels[GPUS].split(",")
             ]
     return current
@@ -78,17 +78,17 @@ def _read_end(text: str) -> float:
     return ends_s if math.isfinite(ends_s) else 0.0
 
 
-def find_free(gpus: list[dict[str, Any]], held: list[Lease]) -> list[str]:
+def find_free(gpus: list[dict[str, Any]], held: list[GpuLease]) -> list[str]:
     """Return the UUIDs of the GPUs without a lease."""
     leased = {lease.uuid for lease in held}
     return [str(gpu["uuid"]) for gpu in gpus if gpu.get("uuid") and gpu["uuid"] not in leased]
 
 
-def lend(
-    account: Account,
+def lend_gpus(
+    account: BrokerAccount,
     wanted: list[str],
     gpus: list[dict[str, Any]],
-    held: list[Lease],
+    held: list[GpuLease],
     kept: dict[str, Waiter],
     most: int,
     until_s: float,
@@ -103,43 +103,43 @@ def lend(
     """
     uuids = [str(gpu["uuid"]) for gpu in gpus if gpu.get("uuid")]
     if not uuids:
-        raise Refusal(409, f"{TAKEN}it has no GPU; set `gpu: none` in lab.yaml")
+        raise HttpRefusal(409, f"{TAKEN}it has no GPU; set `gpu: none` in lab.yaml")
     by_index = {str(gpu.get("index")): str(gpu["uuid"]) for gpu in gpus if gpu.get("uuid")}
     requested = [by_index.get(name, name) for name in wanted if name != "*"]
     unknown = [name for name in requested if name not in uuids]
     if unknown:
-        raise Refusal(409, f"{TAKEN}it has no GPU {', '.join(unknown)[:200]}")
+        raise HttpRefusal(409, f"{TAKEN}it has no GPU {', '.join(unknown)[:200]}")
     own_leases = [lease for lease in held if lease.uid == account.uid and lease.ends_s > now_s]
     own = {lease.uuid: lease.ends_s for lease in own_leases}
     if own and (set(requested) <= own.keys() if requested else len(own) >= most):
         shared = requested or list(own)
         return shared, min(own[uuid] for uuid in shared)
     if len(own.keys() | set(requested)) > most:
-        holders = "; ".join(told_of(lease, gpus, now_s) for lease in own_leases)
+        holders = "; ".join(describe_lease(lease, gpus, now_s) for lease in own_leases)
         message = f"{TAKEN}an account may use at most {most} GPU at once. {holders}"
-        raise Refusal(409, message.strip())
+        raise HttpRefusal(409, message.strip())
     free = [
         uuid for uuid in find_free(gpus, held) if uuid not in kept and uuid in (requested or uuids)
     ]
     missing = [uuid for uuid in requested if uuid not in own]
     if not free or len(free) < len(missing):
-        others = [told_of(lease, gpus, now_s) for lease in held if lease.uuid not in own]
-        others += [describe_kept(uuid, waiter, gpus) for uuid, waiter in kept.items()]
-        raise Busy(f"{TAKEN}no GPU is free: {'; '.join(others)}", missing)
+        others = [describe_lease(lease, gpus, now_s) for lease in held if lease.uuid not in own]
+        others += [describe_reservation(uuid, waiter, gpus) for uuid, waiter in kept.items()]
+        raise GpusBusy(f"{TAKEN}no GPU is free: {'; '.join(others)}", missing)
     granted = requested or free[: most - len(own)]
     return granted, min([until_s, *(own[uuid] for uuid in granted if uuid in own)])
 
 
-def describe_kept(uuid: str, waiter: Waiter, gpus: list[dict[str, Any]]) -> str:
-    return f"{_name_gpu(uuid, gpus)} is reserved for {holder(waiter.uid)}, who is before you"
+def describe_reservation(uuid: str, waiter: Waiter, gpus: list[dict[str, Any]]) -> str:
+    return f"{_name_gpu(uuid, gpus)} is reserved for {find_holder(waiter.uid)}, who is before you"
 
 
-def told_of(lease: Lease, gpus: list[dict[str, Any]], now_s: float) -> str:
+def describe_lease(lease: GpuLease, gpus: list[dict[str, Any]], now_s: float) -> str:
     """Describe a lease: "GPU 0 (Tesla T4) is in use by lab-alice for at most 40 min, ..."."""
     minutes = int((max(0.0, lease.ends_s - now_s) + ROUND_UP_S) // 60)
     at = time.strftime("%H:%M %Z", time.localtime(time.time() + lease.ends_s - now_s))
     name = _name_gpu(lease.uuid, gpus)
-    return f"{name} is in use by {holder(lease.uid)} for at most {minutes} min, until {at}"
+    return f"{name} is in use by {find_holder(lease.uid)} for at most {minutes} min, until {at}"
 
 
 def _name_gpu(uuid: str, gpus: list[dict[str, Any]]) -> str:
@@ -147,14 +147,14 @@ def _name_gpu(uuid: str, gpus: list[dict[str, Any]]) -> str:
     return f"GPU {gpu.get('index', '?')} ({gpu.get('name', uuid)})"
 
 
-def holder(uid: int) -> str:
+def find_holder(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"uid {uid}"
 
 
-def node_groups(folder: Path = Path("/dev")) -> list[str]:
+def list_node_groups(folder: Path = Path("/dev")) -> list[str]:
     """Return the groups of the GPU's device nodes, which a container with a lease joins."""
     groups = {
         str(node.stat().st_gid)

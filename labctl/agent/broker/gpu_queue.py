@@ -29,7 +29,7 @@ class Waiter(NamedTuple):
     turn_ends_s: float = 0.0
 
 
-def assign(
+def assign_gpus(
     queue: list[Waiter], free: list[str], now_s: float
 ) -> tuple[list[Waiter], dict[str, Waiter]]:
     """Return the current queue, and which free GPU (UUID) is reserved for which account."""
@@ -61,9 +61,9 @@ class GpuQueue:
         self._path = path
         self._waiters = _load(path)
 
-    def keep(self, free: list[str], now_s: float) -> dict[str, Waiter]:
+    def advance(self, free: list[str], now_s: float) -> dict[str, Waiter]:
         """Start and end turns; return the reserved GPUs, and for whom."""
-        waiting, reserved = assign(self._waiters, free, now_s)
+        waiting, reserved = assign_gpus(self._waiters, free, now_s)
         self._store(waiting)
         return reserved
 

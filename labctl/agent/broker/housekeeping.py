@@ -19,10 +19,10 @@ from . import mounts
 from .account_containers import Container, list_rows, read_containers
 from .claims import ENDED_KEPT, Claims
 from .detection import LEASE
-from .gpu_leases import boottime_s, leases
-from .networks import MOST_CARRIED, PLACE, Relay
+from .gpu_leases import list_leases, read_boottime_s
+from .networks import MOST_CARRIED, PLACE, ServiceRelay
 from .rules import GPUS, SOCKET
-from .settings import Settings
+from .settings import BrokerSettings
 
 NEVER_STARTED_S = 600.0
 GRACE_S = 60
@@ -51,22 +51,24 @@ def describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}{why}"
 
 
-class Keeping:
+class Housekeeping:
     """The housekeeping. One thread calls `look`, any thread may call `relay`."""
 
-    def __init__(self, settings: Settings, claims: Claims, report: Callable[[str], None]) -> None:
+    def __init__(
+        self, settings: BrokerSettings, claims: Claims, report: Callable[[str], None]
+    ) -> None:
         self.claims = claims
         self._settings = settings
         self._report = report
         self._relay_lock = threading.Lock()
-        self._relays: dict[str, Relay] = {}
+        self._relays: dict[str, ServiceRelay] = {}
         self._slots: dict[int, threading.BoundedSemaphore] = {}
         self._ending: set[str] = set()
         self._failed_ends: dict[str, str] = {}
         self._created_since_s: dict[str, float] = {}
         self._reported: set[str] = set()
 
-    def look(self) -> None:
+    def run_round(self) -> None:
         """Do everything that is due. Raises nothing: a failure is reported once while it lasts."""
         problems = Problems()
         with problems.guard("checking the containers"):
@@ -80,12 +82,12 @@ class Keeping:
             with problems.guard("releasing mounts"):
                 self._release_mounts(containers, began_s)
             with problems.guard("updating the GPU queue"):
-                self.claims.keep_queue(containers, began_s)
+                self.claims.advance_queue(containers, began_s)
         for key in sorted(problems.lines.keys() - self._reported):
             self._report(problems.lines[key])
         self._reported = set(problems.lines)
 
-    def relay(self, container: str, owner: int, labels: dict[str, str]) -> None:
+    def ensure_relay(self, container: str, owner: int, labels: dict[str, str]) -> None:
         """Create the service's socket unless it exists."""
         with self._relay_lock:
             if not labels.get(SOCKET) or container in self._relays:
@@ -95,7 +97,7 @@ class Keeping:
                 return  # not a path of this broker
             port = int(labels["labctl.service-port"])
             slots = self._slots.setdefault(owner, threading.BoundedSemaphore(MOST_CARRIED))
-            self._relays[container] = Relay(owner, path, container, port, slots)
+            self._relays[container] = ServiceRelay(owner, path, container, port, slots)
 
     def _keep_relays(self, problems: Problems, containers: list[Container]) -> None:
         running = [container for container in containers if container.state == "running"]
@@ -107,7 +109,7 @@ class Keeping:
                 relay.close()
         for container in running:
             with problems.guard(f"the socket of {container.name or container.id}"):
-                self.relay(container.id, container.uid, container.labels)
+                self.ensure_relay(container.id, container.uid, container.labels)
 
     def _remove_ended(self, problems: Problems, containers: list[Container]) -> None:
         ended: dict[int, list[Container]] = {}
@@ -117,7 +119,7 @@ class Keeping:
         for own_containers in ended.values():
             for old in own_containers[ENDED_KEPT:]:
                 with problems.guard(f"removing {old.name or old.id}"):
-                    engine.remove(old.id)
+                    engine.remove_container(old.id)
 
     def _remove_unstarted(self, problems: Problems, containers: list[Container]) -> None:
         """Remove containers that were never started, some time after this broker first saw them."""
@@ -137,14 +139,14 @@ class Keeping:
     def _release_mounts(self, containers: list[Container], began_s: float) -> None:
         waiting = {container.name for container in containers if container.state == "created"}
         with self.claims.lock:
-            waiting |= self.claims.names_since(began_s)
-            for name in mounts.held():
+            waiting |= self.claims.list_names_since(began_s)
+            for name in mounts.list_held():
                 if name not in waiting:
                     mounts.release(name)
 
     def _end_leases(self, problems: Problems, containers: list[Container]) -> None:
-        now_s = boottime_s()
-        ended_ids = {lease.container for lease in leases(containers) if lease.ends_s <= now_s}
+        now_s = read_boottime_s()
+        ended_ids = {lease.container for lease in list_leases(containers) if lease.ends_s <= now_s}
         self._ending &= ended_ids
         for container in containers:
             if container.id in ended_ids - self._ending:
@@ -174,7 +176,7 @@ class Keeping:
                 _write_note(container)
         try:
             path = f"/containers/{container.id}/stop?t={GRACE_S}"
-            engine.ask("POST", path, timeout_s=GRACE_S + engine.ANSWER_S)
+            engine.call("POST", path, timeout_s=GRACE_S + engine.ANSWER_S)
         except Exception as error:
             name = container.name or container.id
             problem = f"ending the lease of {name} failed: {describe_error(error)}"
@@ -185,8 +187,8 @@ class Keeping:
 def _remove_unless_started(container: str) -> None:
     """Remove a container without force: the engine refuses if it has been started meanwhile."""
     try:
-        engine.ask("DELETE", f"/containers/{container}")
-    except engine.Refused as refused:
+        engine.call("DELETE", f"/containers/{container}")
+    except engine.EngineRequestError as refused:
         if refused.status not in (404, 409):
             raise
 
@@ -195,10 +197,10 @@ def _write_note(container: Container) -> None:
     words = ["/bin/sh", "-c", NOTE, "sh", LEASE]
     body = {"Cmd": words, "User": str(container.uid)}
     path = f"/containers/{container.id}/exec"
-    exec_id = json.loads(engine.ask("POST", path, body, NOTE_S))["Id"]
-    engine.ask("POST", f"/exec/{exec_id}/start", {"Detach": True}, NOTE_S)
+    exec_id = json.loads(engine.call("POST", path, body, NOTE_S))["Id"]
+    engine.call("POST", f"/exec/{exec_id}/start", {"Detach": True}, NOTE_S)
     deadline_s = time.monotonic() + NOTE_S
     while time.monotonic() < deadline_s:
-        if not json.loads(engine.ask("GET", f"/exec/{exec_id}/json", timeout_s=NOTE_S))["Running"]:
+        if not json.loads(engine.call("GET", f"/exec/{exec_id}/json", timeout_s=NOTE_S))["Running"]:
             return
         time.sleep(0.05)

@@ -32,7 +32,7 @@ VERSION = re.compile(r"^/v[0-9]{1,2}\.[0-9]{1,3}(?=/)")
 Query = Dict[str, str]
 
 
-class Refusal(Exception):
+class HttpRefusal(Exception):
     """An error response to the account, with an HTTP status and message, in the engine's format."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -48,7 +48,9 @@ class Request:
         names = [name for name, _ in head.headers]
         if b"transfer-encoding" in names and b"content-length" in names:
             # h11 uses one of them, other parsers the other: they would disagree on the body's end.
-            raise Refusal(400, "a request must not have both Content-Length and Transfer-Encoding")
+            raise HttpRefusal(
+                400, "a request must not have both Content-Length and Transfer-Encoding"
+            )
         path, _, query = head.target.decode("ascii").partition("?")
         version = VERSION.match(path)
         self.link = link
@@ -58,12 +60,12 @@ class Request:
         try:
             self.query: Query = parse_query(query)
         except ValueError as error:
-            raise Refusal(400, f"the query cannot be read: {error}") from None
+            raise HttpRefusal(400, f"the query cannot be read: {error}") from None
         self.upgrade = (b"upgrade", b"tcp") in [(name, kind.lower()) for name, kind in head.headers]
         self.is_complete = False
         self._connection = connection
 
-    def blocks(self, most: int, idle_s: float = IDLE_S) -> Iterator[bytes]:
+    def read_blocks(self, most: int, idle_s: float = IDLE_S) -> Iterator[bytes]:
         """Yield the body. Refusal if it exceeds `most` bytes, or stalls for `idle_s`."""
         while not self.is_complete:
             if self._connection.they_are_waiting_for_100_continue:
@@ -75,22 +77,22 @@ class Request:
             elif isinstance(event, h11.Data):
                 most -= len(event.data)
                 if most < 0:
-                    raise Refusal(413, "the request is larger than the shared server allows")
+                    raise HttpRefusal(413, "the request is larger than the shared server allows")
                 yield bytes(event.data)
 
-    def whole(self, most: int = MOST_JSON) -> bytes:
-        return b"".join(self.blocks(most))
+    def read_body(self, most: int = MOST_JSON) -> bytes:
+        return b"".join(self.read_blocks(most))
 
-    def json(self) -> dict[str, Any]:
+    def read_json_body(self) -> dict[str, Any]:
         """Parse the body as an object; {} without a body."""
         try:
-            body = parse_json(self.whole() or b"{}")
+            body = parse_json(self.read_body() or b"{}")
         except ValueError as error:
-            raise Refusal(400, f"the body is not valid JSON: {error}") from None
+            raise HttpRefusal(400, f"the body is not valid JSON: {error}") from None
         if body is None:
             return {}
         if not isinstance(body, dict):
-            raise Refusal(400, "the body is not an object")
+            raise HttpRefusal(400, "the body is not an object")
         return body
 
     def send(self, event: h11.Event) -> None:
@@ -116,11 +118,11 @@ def read_event(link: socket.socket, connection: h11.Connection, deadline: float)
             event = connection.next_event()
         except h11.RemoteProtocolError as error:
             message = f"not an HTTP request: {error}"[:MOST_REASON]
-            raise Refusal(error.error_status_hint, message) from None
+            raise HttpRefusal(error.error_status_hint, message) from None
         if event is not h11.NEED_DATA:
             return event
         if not is_readable(link, deadline - time.monotonic()):
-            raise Refusal(408, "timed out waiting for the rest of the request")
+            raise HttpRefusal(408, "timed out waiting for the rest of the request")
         # Of a head, at most its size limit is read at once.
         reading_head = connection.their_state is h11.IDLE
         connection.receive_data(link.recv(MOST_HEAD if reading_head else CHUNK))
@@ -143,7 +145,7 @@ def is_readable(
     return bool(ready)
 
 
-def say(link: socket.socket, status: int, body: Any) -> None:
+def send_response(link: socket.socket, status: int, body: Any) -> None:
     """Send a complete response: bytes as they are, anything else as JSON."""
     kind = "text/plain" if isinstance(body, bytes) else "application/json"
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -156,13 +158,13 @@ def say(link: socket.socket, status: int, body: Any) -> None:
     link.sendall(b"".join(connection.send(event) or b"" for event in events))
 
 
-def refuse(link: socket.socket, refusal: Refusal) -> None:
+def send_refusal(link: socket.socket, refusal: HttpRefusal) -> None:
     """Send the refusal, then read what the client still sends, so that it reads the response."""
-    say(link, refusal.status, {"message": refusal.message})
-    linger(link)
+    send_response(link, refusal.status, {"message": refusal.message})
+    drain(link)
 
 
-def linger(link: socket.socket) -> None:
+def drain(link: socket.socket) -> None:
     """Discard incoming bytes until the other side hangs up, for at most LINGER_S."""
     link.shutdown(socket.SHUT_WR)
     deadline = time.monotonic() + LINGER_S

@@ -13,10 +13,10 @@ import zlib
 from itertools import chain
 from typing import Callable, Iterator, NamedTuple
 
-from .account_images import own_reference
-from .http import CHUNK, Refusal
-from .image_documents import Entry, encode_manifest, parse_manifest, rebuild_config
-from .rules import Account
+from .account_images import build_own_reference
+from .http import CHUNK, HttpRefusal
+from .image_documents import ManifestEntry, encode_manifest, parse_manifest, rebuild_config
+from .rules import BrokerAccount
 
 BLOCK = tarfile.BLOCKSIZE
 MANIFEST = "manifest.json"
@@ -37,7 +37,7 @@ EXTENDED = (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 Claim = Callable[[int], None]
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     name: str
     size: int
     kind: bytes
@@ -48,8 +48,8 @@ def claim_nothing(size: int) -> None:
     """Do nothing, for an archive that needs no room."""
 
 
-def retagged(
-    account: Account, blocks: Iterator[bytes], most: int, claim: Claim = claim_nothing
+def retag(
+    account: BrokerAccount, blocks: Iterator[bytes], most: int, claim: Claim = claim_nothing
 ) -> Iterator[bytes]:
     """Yield the `docker save` archive with every image renamed to the account's own.
 
@@ -57,8 +57,8 @@ def retagged(
     `claim` is called with the number of those bytes as they arrive.
     """
     allowance = Allowance(most, claim)
-    source = Source(allowance.counted(unpacked(blocks)))
-    contents = Contents()
+    source = BlockReader(allowance.count(decompress(blocks)))
+    contents = ArchiveContents()
     for number, member in enumerate(_read_members(source)):
         if number >= MOST_MEMBERS:
             raise _refusal(f"it contains more than {MOST_MEMBERS} files")
@@ -73,7 +73,7 @@ def retagged(
             source.skip(-member.size % BLOCK)
             continue
         yield _build_header(member)
-        yield from allowance.weighed(beginning, content)
+        yield from allowance.count_layer(beginning, content)
         source.skip(-member.size % BLOCK)
         yield bytes(-member.size % BLOCK)
     yield from contents.rebuild(account)
@@ -81,7 +81,7 @@ def retagged(
     yield bytes(2 * BLOCK)
 
 
-class Contents:
+class ArchiveContents:
     """The names in an archive, and the documents among its files."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Contents:
         self._documents: dict[str, bytes] = {}
         self._held_bytes = 0
 
-    def admit(self, member: Member) -> None:
+    def admit(self, member: TarMember) -> None:
         """Record a member. Refusal for a repeated name, or one below a link.
 
         The engine would use the later of two files.
@@ -107,7 +107,7 @@ class Contents:
             raise _refusal(f"{member.name[:100]!a} is in it twice")
         self._names.add(member.name)
 
-    def is_document(self, member: Member, beginning: bytes) -> bool:
+    def is_document(self, member: TarMember, beginning: bytes) -> bool:
         """Return whether to keep this file back as a possible configuration."""
         is_small = member.kind in PLAIN and member.size <= MOST_DOCUMENT
         return member.name == MANIFEST or (is_small and beginning[:1] == b"{")
@@ -118,7 +118,7 @@ class Contents:
             raise _refusal(f"its documents are more than {MOST_DOCUMENTS >> 20} MiB")
         self._documents[name] = text
 
-    def rebuild(self, account: Account) -> Iterator[bytes]:
+    def rebuild(self, account: BrokerAccount) -> Iterator[bytes]:
         """Yield manifest.json and the configurations that it names, rebuilt."""
         text = self._documents.pop(MANIFEST, None)
         if text is None:
@@ -135,8 +135,8 @@ class Contents:
                 yield from _build_member(name, self._documents[name])
         yield from _build_member(MANIFEST, manifest)
 
-    def _own_entry(self, account: Account, entry: Entry) -> Entry:
-        tags = [own_reference(account, tag) for tag in entry.tags]
+    def _own_entry(self, account: BrokerAccount, entry: ManifestEntry) -> ManifestEntry:
+        tags = [build_own_reference(account, tag) for tag in entry.tags]
         if not tags:
             raise _refusal("an image in it has no name")
         config = _clean_name(entry.config)
@@ -148,7 +148,7 @@ class Contents:
             raise _refusal(f"its {MANIFEST} names {missing[0][:100]!a}, which is not in it")
         if config in layers:
             raise _refusal(f"{config[:100]!a} is both a configuration and a layer")
-        return Entry(config, tags, layers)
+        return ManifestEntry(config, tags, layers)
 
     def _rebuild_config(self, name: str) -> bytes:
         try:
@@ -164,29 +164,29 @@ class Allowance:
         self.left = most
         self._claim = claim
 
-    def counted(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    def count(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         for block in blocks:
             self._use(len(block))
             yield block
 
-    def weighed(self, beginning: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    def count_layer(self, beginning: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the same bytes; of a compressed layer, count the unpacked bytes too."""
         if beginning.startswith(CLOSED):
             raise _refusal("one of its layers uses a compression other than gzip")
         packed = _Gzip() if beginning.startswith(GZIP) else None
         for block in chain((beginning,), blocks):
-            for piece in packed.pieces(block) if packed else ():
+            for piece in packed.decompress(block) if packed else ():
                 self._use(len(piece))
             yield block
 
     def _use(self, size: int) -> None:
         self.left -= size
         if self.left < 0:
-            raise Refusal(413, "the image is larger than the shared server allows")
+            raise HttpRefusal(413, "the image is larger than the shared server allows")
         self._claim(size)
 
 
-class Source:
+class BlockReader:
     """A stream of blocks that is read by the byte."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
@@ -216,7 +216,7 @@ class Source:
             continue
 
 
-def unpacked(blocks: Iterator[bytes]) -> Iterator[bytes]:
+def decompress(blocks: Iterator[bytes]) -> Iterator[bytes]:
     """Yield the archive, decompressed if necessary, never more than CHUNK bytes at a time."""
     first = _read_beginning(blocks)
     if first.startswith((BZIP2, XZ)):
@@ -227,7 +227,7 @@ def unpacked(blocks: Iterator[bytes]) -> Iterator[bytes]:
         return
     packed = _Gzip()
     for block in chain((first,), blocks):
-        yield from packed.pieces(block)
+        yield from packed.decompress(block)
 
 
 def _read_beginning(blocks: Iterator[bytes]) -> bytes:
@@ -244,7 +244,7 @@ class _Gzip:
     def __init__(self) -> None:
         self._stream = zlib.decompressobj(31)
 
-    def pieces(self, block: bytes) -> Iterator[bytes]:
+    def decompress(self, block: bytes) -> Iterator[bytes]:
         try:
             while block:
                 if self._stream.eof:
@@ -255,7 +255,7 @@ class _Gzip:
             raise _refusal("its gzip data is damaged") from None
 
 
-def _read_members(source: Source) -> Iterator[Member]:
+def _read_members(source: BlockReader) -> Iterator[TarMember]:
     """Yield each file's header, with the source at its content, which the caller reads fully."""
     overrides: dict[str, str] = {}
     while True:
@@ -274,7 +274,7 @@ def _read_members(source: Source) -> Iterator[Member]:
             overrides.update(_parse_extended(info.type, text))
             continue
         size = int(overrides.get("size", info.size))
-        member = Member(
+        member = TarMember(
             _clean_name(overrides.get("path", info.name)),
             size,
             info.type,
@@ -284,7 +284,7 @@ def _read_members(source: Source) -> Iterator[Member]:
         yield _check_member(member)
 
 
-def _check_member(member: Member) -> Member:
+def _check_member(member: TarMember) -> TarMember:
     """Allow files, directories, and the links by which `docker save` refers to a layer again."""
     if max(len(member.name), len(member.link)) > MOST_NAME or "\0" in member.link:
         raise _refusal(
@@ -334,7 +334,7 @@ def _parse_extended(kind: bytes, text: bytes) -> dict[str, str]:
     return values
 
 
-def _build_header(member: Member) -> bytes:
+def _build_header(member: TarMember) -> bytes:
     info = tarfile.TarInfo(member.name or ".")
     info.size, info.type, info.linkname = member.size, member.kind, member.link
     info.mode = 0o755 if member.kind == tarfile.DIRTYPE else 0o644
@@ -342,9 +342,9 @@ def _build_header(member: Member) -> bytes:
 
 
 def _build_member(name: str, content: bytes) -> Iterator[bytes]:
-    yield _build_header(Member(name, len(content), tarfile.REGTYPE, ""))
+    yield _build_header(TarMember(name, len(content), tarfile.REGTYPE, ""))
     yield content + bytes(-len(content) % BLOCK)
 
 
-def _refusal(why: str) -> Refusal:
-    return Refusal(400, f"the shared server does not accept this image archive: {why}")
+def _refusal(why: str) -> HttpRefusal:
+    return HttpRefusal(400, f"the shared server does not accept this image archive: {why}")

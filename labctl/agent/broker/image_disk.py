@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Callable, Iterator
 
 from ..host import engine
-from ..host.paths import disk
+from ..host.paths import measure_disk
 from .detection import TAKEN
-from .http import Refusal
+from .http import HttpRefusal
 
 CHECK_BYTES = 4 * 1024 * 1024
 ROOT_KEPT_S = 60.0
@@ -33,8 +33,8 @@ class ImageDisk:
         now_s = time.monotonic()
         if now_s >= self._root_kept_until_s:
             self._root, self._root_kept_until_s = find_image_root(), now_s + ROOT_KEPT_S
-        if disk(self._root)[0] - self._claimed_bytes < self._floor_bytes:
-            raise Refusal(507, f"{TAKEN}its disk has no room for another image")
+        if measure_disk(self._root)[0] - self._claimed_bytes < self._floor_bytes:
+            raise HttpRefusal(507, f"{TAKEN}its disk has no room for another image")
 
     @contextmanager
     def count_upload(self) -> Iterator[Callable[[int], None]]:
@@ -65,4 +65,4 @@ class ImageDisk:
 
 def find_image_root() -> Path:
     """Return where the engine stores images and uploads."""
-    return Path(json.loads(engine.ask("GET", "/info"))["DockerRootDir"])
+    return Path(json.loads(engine.call("GET", "/info"))["DockerRootDir"])

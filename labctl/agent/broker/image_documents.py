@@ -14,7 +14,7 @@ from .strict_json import encode_json, parse_json
 Check = Callable[[Any], Any]
 
 
-class Entry(NamedTuple):
+class ManifestEntry(NamedTuple):
     """An image in manifest.json."""
 
     config: str
@@ -22,18 +22,20 @@ class Entry(NamedTuple):
     layers: list[str]
 
 
-def parse_manifest(text: bytes) -> list[Entry]:
+def parse_manifest(text: bytes) -> list[ManifestEntry]:
     """Parse manifest.json. ValueError if it is not what `docker save` writes."""
     entries = _check_manifest(parse_json(text))
     if not entries:
         raise ValueError("it names no image")
     return [
-        Entry(entry.get("Config") or "", entry.get("RepoTags") or [], entry.get("Layers") or [])
+        ManifestEntry(
+            entry.get("Config") or "", entry.get("RepoTags") or [], entry.get("Layers") or []
+        )
         for entry in entries
     ]
 
 
-def encode_manifest(entries: list[Entry]) -> bytes:
+def encode_manifest(entries: list[ManifestEntry]) -> bytes:
     return encode_json(
         [
             {"Config": entry.config, "RepoTags": entry.tags, "Layers": entry.layers}

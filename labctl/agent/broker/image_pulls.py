@@ -13,8 +13,8 @@ from urllib.parse import urlencode
 
 from ..host import engine
 from .concurrency import AccountLimit
-from .http import Refusal
-from .rules import Account
+from .http import HttpRefusal
+from .rules import BrokerAccount
 
 # pulls of one account; the engine itself loads few layers at a time in total
 MOST_AT_ONCE = 2
@@ -31,18 +31,18 @@ class Pulls:
         self._require_room = require_room
         self._limit = AccountLimit(MOST_AT_ONCE, f"pulls at most {MOST_AT_ONCE} images")
 
-    def pull(self, account: Account, link: socket.socket, reference: str, tag: str) -> None:
+    def pull(self, account: BrokerAccount, link: socket.socket, reference: str, tag: str) -> None:
         """Pull an image, and send the engine's progress to `link` as the response."""
         query = urlencode({"fromImage": reference, "tag": tag})
         with self._limit.hold(account):
             self._require_room()
-            with engine.Stream("POST", f"/images/create?{query}", SILENCE_S) as progress:
+            with engine.ResponseStream("POST", f"/images/create?{query}", SILENCE_S) as progress:
                 link.settimeout(SILENCE_S)
                 link.sendall(HEAD)
                 try:
                     for block in self._check_blocks(progress.blocks(TICK_S)):
                         link.sendall(block)
-                except (Refusal, engine.Refused) as refused:
+                except (HttpRefusal, engine.EngineRequestError) as refused:
                     # The head has been sent, so the error is another line, as the engine writes it.
                     detail = {"errorDetail": {"message": refused.message}, "error": refused.message}
                     link.sendall(json.dumps(detail).encode() + b"\r\n")
@@ -52,7 +52,7 @@ class Pulls:
         for block in blocks:
             self._require_room()
             if size.add(block) > self._most_bytes:
-                raise Refusal(413, "the image is larger than the shared server allows")
+                raise HttpRefusal(413, "the image is larger than the shared server allows")
             yield block
 
 

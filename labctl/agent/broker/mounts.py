@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ..host.paths import drop_tree
-from .http import Refusal
-from .rules import Account, Bind
+from .http import HttpRefusal
+from .rules import BindMount, BrokerAccount
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 1, 2, 4, 32, 4096
 MS_PRIVATE = 1 << 18
@@ -29,21 +29,21 @@ SHARED_TARGET = "/lab/shared"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def roots(account: Account) -> tuple[str, ...]:
+def list_roots(account: BrokerAccount) -> tuple[str, ...]:
     """Return the directories in which an account's mounts may be."""
     return (f"{account.home}/labctl", f"/dev/shm/labctl-{account.uid}")
 
 
-def opened(account: Account, path: str) -> int:
+def open_own(account: BrokerAccount, path: str) -> int:
     """Return a descriptor, for bind mounts only, of the account's own directory or file.
 
     Refusal (403) for a path outside its roots, through a link, or owned by another account.
     """
-    if not any(path == root or path.startswith(root + "/") for root in roots(account)):
-        raise Refusal(403, f"{path[:200]!r} is not below the account's ~/labctl")
+    if not any(path == root or path.startswith(root + "/") for root in list_roots(account)):
+        raise HttpRefusal(403, f"{path[:200]!r} is not below the account's ~/labctl")
     names = path.split("/")[1:]
     if any(name in ("", ".", "..") or "\0" in name for name in names):
-        raise Refusal(403, f"{path[:200]!r} is not a plain path")
+        raise HttpRefusal(403, f"{path[:200]!r} is not a plain path")
     descriptor = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in names:
@@ -55,28 +55,28 @@ def opened(account: Account, path: str) -> int:
             _check_component(account, os.fstat(descriptor), path)
         status = os.fstat(descriptor)
         if status.st_uid != account.uid or not _is_mountable(status.st_mode):
-            raise Refusal(403, f"{path[:200]!r} does not belong to {account.name}")
+            raise HttpRefusal(403, f"{path[:200]!r} does not belong to {account.name}")
     except OSError as error:
         os.close(descriptor)
-        raise Refusal(400, f"bind source path does not exist: {path[:200]}: {error}") from None
-    except Refusal:
+        raise HttpRefusal(400, f"bind source path does not exist: {path[:200]}: {error}") from None
+    except HttpRefusal:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def _check_component(account: Account, status: os.stat_result, path: str) -> None:
+def _check_component(account: BrokerAccount, status: os.stat_result, path: str) -> None:
     if stat.S_ISLNK(status.st_mode):
-        raise Refusal(403, f"{path[:200]!r} contains a symbolic link")
+        raise HttpRefusal(403, f"{path[:200]!r} contains a symbolic link")
     if status.st_uid not in (0, account.uid):
-        raise Refusal(403, f"{path[:200]!r} passes through a directory of another account")
+        raise HttpRefusal(403, f"{path[:200]!r} passes through a directory of another account")
 
 
 def _is_mountable(mode: int) -> bool:
     return stat.S_ISDIR(mode) or stat.S_ISREG(mode)
 
 
-def begin() -> None:
+def prepare_directory() -> None:
     """Create the directory for mounts, and remove those of an earlier broker."""
     PLACE.mkdir(mode=0o700, parents=True, exist_ok=True)
     for entry in PLACE.iterdir():
@@ -86,7 +86,7 @@ def begin() -> None:
         _mount("none", str(PLACE), MS_PRIVATE)
 
 
-def hold(account: Account, name: str, binds: list[Bind]) -> list[dict[str, Any]]:
+def bind_mounts(account: BrokerAccount, name: str, binds: list[BindMount]) -> list[dict[str, Any]]:
     """Bind-mount each below PLACE/<name>; return the mounts as the engine takes them."""
     folder = PLACE / name
     folder.mkdir(mode=0o700)
@@ -104,8 +104,8 @@ def hold(account: Account, name: str, binds: list[Bind]) -> list[dict[str, Any]]
     return engine_mounts
 
 
-def _bind(account: Account, bind: Bind, path: Path) -> None:
-    source = opened(account, bind.source)
+def _bind(account: BrokerAccount, bind: BindMount, path: Path) -> None:
+    source = open_own(account, bind.source)
     try:
         if stat.S_ISDIR(os.fstat(source).st_mode):
             path.mkdir(mode=0o700)
@@ -141,7 +141,7 @@ def drop_empty(folder: Path) -> None:
         drop_tree(folder)
 
 
-def held() -> list[str]:
+def list_held() -> list[str]:
     return [entry.name for entry in PLACE.iterdir()]
 
 

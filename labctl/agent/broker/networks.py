@@ -21,8 +21,8 @@ from typing import Any
 from ..host import engine
 from ..host.paths import read_text
 from ..reply import Failure
-from .http import CHUNK, Refusal
-from .rules import OWNER, Account
+from .http import CHUNK, HttpRefusal
+from .rules import OWNER, BrokerAccount
 
 BRIDGE = "lc"
 # The address where clouds hand out credentials, which no account may use.
@@ -38,14 +38,14 @@ PAUSE_S = 0.1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def peer(link: socket.socket) -> tuple[int, int, int]:
+def read_peer(link: socket.socket) -> tuple[int, int, int]:
     """Return (pid, uid, gid) of the client, as the kernel reports it."""
     credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
     pid, uid, gid = PEER.unpack(credentials)
     return pid, uid, gid
 
 
-def fence() -> None:
+def install_firewall() -> None:
     """Set the firewall rules.
 
     Only root on this machine reaches the bridges; containers reach neither the machine nor
@@ -72,7 +72,7 @@ def _iptables(table: str, action: str, chain: str, *words: str) -> subprocess.Co
     return subprocess.run(line, capture_output=True, text=True, check=False)
 
 
-def network(account: Account) -> str:
+def ensure_network(account: BrokerAccount) -> str:
     """Return the account's own network, created if it does not exist."""
     name = f"labctl-u{account.uid}"
     body = {
@@ -83,27 +83,27 @@ def network(account: Account) -> str:
         "Labels": {OWNER: str(account.uid)},
     }
     try:
-        engine.ask("GET", f"/networks/{name}")
-    except engine.Refused as absent:
+        engine.call("GET", f"/networks/{name}")
+    except engine.EngineRequestError as absent:
         if absent.status != 404:
             raise
         try:
-            engine.ask("POST", "/networks/create", body)
-        except engine.Refused as refused:
+            engine.call("POST", "/networks/create", body)
+        except engine.EngineRequestError as refused:
             if refused.status != 409:
-                raise Refusal(
+                raise HttpRefusal(
                     500, f"could not create a network for {account.name}: {refused.message}"
                 ) from None
     return name
 
 
-def socket_of(account: Account, container: str) -> Path:
+def find_socket_path(account: BrokerAccount, container: str) -> Path:
     """Return the socket of an account's service. Short: a socket's path is limited to 107 bytes."""
     digest = hashlib.sha256(container.encode()).hexdigest()[:16]
     return PLACE / str(account.uid) / f"{digest}.sock"
 
 
-class Relay:
+class ServiceRelay:
     """A service's socket, and the connections from there into its container."""
 
     def __init__(
@@ -173,10 +173,10 @@ class Relay:
             self._slots.release()
 
     def _carry(self, link: socket.socket) -> None:
-        if peer(link)[1] not in (0, self.owner):
+        if read_peer(link)[1] not in (0, self.owner):
             return
         try:
-            container_side = connected(self.container, self.port)
+            container_side = connect_to_container(self.container, self.port)
         except (OSError, Failure):
             return
         with container_side:
@@ -197,12 +197,12 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
         target.shutdown(socket.SHUT_WR)
 
 
-def connected(container: str, port: int) -> socket.socket:
+def connect_to_container(container: str, port: int) -> socket.socket:
     """Connect to the loopback inside a running container. OSError if nothing listens.
 
     Call it in a thread of its own, which is left in the wrong namespace if the way back fails.
     """
-    inspected = engine.inspect([container])
+    inspected = engine.inspect_containers([container])
     state: dict[str, Any] = next(iter(inspected.values()), {}).get("State") or {}
     pid = int(state.get("Pid") or 0)
     if not pid:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .http import Refusal
+from .http import HttpRefusal
 from .strict_json import parse_json
 
 FILTERS = ("label", "status", "name", "id")
@@ -40,5 +40,5 @@ def parse_filters(text: str) -> dict[str, list[str]]:
         if not all(isinstance(word, str) for words in filters.values() for word in words):
             raise ValueError("expected words")
     except ValueError as error:
-        raise Refusal(400, f"the filters cannot be read: {error}") from None
+        raise HttpRefusal(400, f"the filters cannot be read: {error}") from None
     return filters

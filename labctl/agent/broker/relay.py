@@ -15,8 +15,8 @@ from urllib.parse import urlencode
 
 import h11
 
-from ..host.engine import Refused
-from .http import CHUNK, MOST_JSON, Query, Refusal, Request, is_readable, linger
+from ..host.engine import EngineRequestError
+from .http import CHUNK, MOST_JSON, HttpRefusal, Query, Request, drain, is_readable
 
 MOST_ANSWER_HEAD = 256 * 1024
 ENDED = "the Docker Engine closed the connection during its response"
@@ -39,7 +39,7 @@ class EngineCall:
             self.link.connect(socket_path)
         except OSError as error:
             self.link.close()
-            raise Refusal(503, f"the Docker Engine does not answer: {error.strerror}") from None
+            raise HttpRefusal(503, f"the Docker Engine does not answer: {error.strerror}") from None
 
     def __enter__(self) -> EngineCall:
         return self
@@ -86,9 +86,9 @@ def parse_head(answer: bytes) -> tuple[int, dict[str, str], bytes]:
     try:
         head = connection.next_event()
     except h11.RemoteProtocolError as error:
-        raise Refused(0, f"{ENDED}: {error}"[:300]) from None
+        raise EngineRequestError(0, f"{ENDED}: {error}"[:300]) from None
     if not isinstance(head, h11.Response):
-        raise Refused(0, ENDED)
+        raise EngineRequestError(0, ENDED)
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
     return head.status_code, headers, connection.trailing_data[0]
 
@@ -98,7 +98,7 @@ def pass_on(request: Request, engine: str, path: str, query: Query, body: bytes 
 
     The client's bytes are relayed only after the engine has switched to a raw stream.
     """
-    for _ in request.blocks(MOST_JSON):
+    for _ in request.read_blocks(MOST_JSON):
         continue  # the client's body has been parsed before, or is ignored
     framing = [("Content-Length", str(len(body)))]
     head = _make_head(request, path, query, "application/json", framing, upgrade=request.upgrade)
@@ -116,7 +116,7 @@ def send_on(request: Request, engine: str, path: str, query: Query, body: Iterat
         call.send_all(head, chain((first,), blocks))
         _deliver(request, call)
     if not request.is_complete:
-        linger(request.link)
+        drain(request.link)
 
 
 def _make_head(
@@ -135,7 +135,7 @@ def _make_head(
     try:
         return h11.Request(method=request.method, target=target, headers=headers)
     except h11.LocalProtocolError:
-        raise Refusal(400, "the path contains invalid characters") from None
+        raise HttpRefusal(400, "the path contains invalid characters") from None
 
 
 def _deliver(request: Request, call: EngineCall) -> int:
@@ -145,7 +145,7 @@ def _deliver(request: Request, call: EngineCall) -> int:
         while isinstance(head, h11.InformationalResponse) and head.status_code != 101:
             head = call.receive(request.link)
     except EngineLinkError as error:
-        raise Refusal(502, str(error)) from None
+        raise HttpRefusal(502, str(error)) from None
     headers = [pair for pair in head.headers.raw_items() if pair[0].lower() not in OWN_HOP]
     upgrade_headers = [(name.encode(), value.encode()) for name, value in UPGRADE]
     if isinstance(head, h11.InformationalResponse):

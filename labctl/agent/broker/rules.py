@@ -10,7 +10,7 @@ import re
 from typing import Any, NamedTuple
 
 from ..host import engine
-from .http import Refusal
+from .http import HttpRefusal
 
 OWNER = "labctl.uid"
 GPUS = "labctl.gpus"
@@ -45,7 +45,7 @@ _USUAL = ("MemorySwappiness", "ConsoleSize", "RestartPolicy", "IpcMode")
 HOST_WITHOUT_EFFECT = (*_SETTLED, *_USUAL, "MaskedPaths", "ReadonlyPaths")
 
 
-class Account(NamedTuple):
+class BrokerAccount(NamedTuple):
     """The client's account, by SO_PEERCRED and the passwd file. `home` contains no link."""
 
     uid: int
@@ -54,7 +54,7 @@ class Account(NamedTuple):
     home: str
 
 
-class Share(NamedTuple):
+class AccountShare(NamedTuple):
     """The most that one account may use at once."""
 
     memory_bytes: int
@@ -62,7 +62,7 @@ class Share(NamedTuple):
     pids: int
 
 
-class Bind(NamedTuple):
+class BindMount(NamedTuple):
     """A directory or file of the account, and its path in the container."""
 
     source: str
@@ -70,24 +70,24 @@ class Bind(NamedTuple):
     read_only: bool
 
 
-class Wish(NamedTuple):
+class ContainerRequest(NamedTuple):
     """The variable parts of a requested container: its mounts, GPUs and service port."""
 
-    binds: list[Bind]
+    binds: list[BindMount]
     # UUIDs; ["*"] for as many as the account may have, [] for no GPU.
     gpus: list[str]
     # port of its service, 0 without one
     port: int
 
 
-def own_name(account: Account, name: str) -> str:
+def build_own_name(account: BrokerAccount, name: str) -> str:
     """Return the container's name in the engine: two accounts may use the same name."""
     if not NAME.fullmatch(name):
-        raise Refusal(400, f"bad name {name!r}")
+        raise HttpRefusal(400, f"bad name {name!r}")
     return f"u{account.uid}.{name}"
 
 
-def shown_name(account: Account, name: str) -> str:
+def strip_own_prefix(account: BrokerAccount, name: str) -> str:
     """Return the account's name for `/u1001.name` or `u1001.name`."""
     slash = "/" if name.startswith("/") else ""
     bare = name.lstrip("/")
@@ -95,7 +95,7 @@ def shown_name(account: Account, name: str) -> str:
     return slash + (bare[len(prefix) :] if bare.startswith(prefix) else bare)
 
 
-def wish(account: Account, request: dict[str, Any]) -> Wish:
+def parse_container_request(account: BrokerAccount, request: dict[str, Any]) -> ContainerRequest:
     """Parse the requested container. Refusal (403) if it exceeds what a shared server allows."""
     host = _get_host_config(request)
     _refuse_others(
@@ -103,38 +103,44 @@ def wish(account: Account, request: dict[str, Any]) -> Wish:
     )
     _refuse_others(host, (*HOST_KNOWN, *_LIMITS, *HOST_WITHOUT_EFFECT), "HostConfig.")
     if request.get("User") not in (None, "", str(account.uid), f"{account.uid}:{account.gid}"):
-        raise Refusal(403, "a container on a shared server can run only as the account itself")
+        raise HttpRefusal(403, "a container on a shared server can run only as the account itself")
     if request.get("Volumes"):
-        raise Refusal(403, "a shared server does not allow volumes")
+        raise HttpRefusal(403, "a shared server does not allow volumes")
     restart = (host.get("RestartPolicy") or {}).get("Name")
     if restart not in (None, "", "no"):
-        raise Refusal(403, "a shared server does not allow restart policies")
+        raise HttpRefusal(403, "a shared server does not allow restart policies")
     if host.get("IpcMode") not in (None, "", "none", "private"):
-        raise Refusal(403, "a shared server does not allow containers to share IPC")
+        raise HttpRefusal(403, "a shared server does not allow containers to share IPC")
     if host.get("NetworkMode") not in (None, "", "default", "bridge", "none"):
-        raise Refusal(403, "a shared server allows only the account's own network")
-    labels = labels_of(request)
+        raise HttpRefusal(403, "a shared server allows only the account's own network")
+    labels = pick_labels(request)
     listed = [labels, request.get("Cmd"), request.get("Entrypoint")]
     if len(json.dumps(listed)) > MOST_LISTED_BYTES:
         limit = f"{MOST_LISTED_BYTES >> 10} KiB"
-        raise Refusal(
+        raise HttpRefusal(
             413, f"the labels and command of a container on a shared server exceed {limit}"
         )
     port = labels.get("labctl.service-port", "0")
     number = int(port) if PORT.fullmatch(port) and int(port) < 65536 else 0
     if host.get("PortBindings") and not number:
-        raise Refusal(403, "a shared server does not publish ports: services use Unix sockets")
-    return Wish(_parse_binds(host), _parse_gpus(host), number)
+        raise HttpRefusal(403, "a shared server does not publish ports: services use Unix sockets")
+    return ContainerRequest(_parse_binds(host), _parse_gpus(host), number)
 
 
-def covers(image: dict[str, Any], binds: list[Bind], share: Share) -> list[dict[str, Any]]:
+def build_volume_mounts(
+    image: dict[str, Any], binds: list[BindMount], share: AccountShare
+) -> list[dict[str, Any]]:
     """Return tmpfs mounts for the volumes that an image declares.
 
     Refusal for too many, or for invalid paths.
     """
-    mounts = engine.covers(image, {mount.target for mount in binds} | set(TMPFS), tmp_bytes(share))
+    mounts = engine.build_volume_mounts(
+        image, {mount.target for mount in binds} | set(TMPFS), limit_tmp_bytes(share)
+    )
     if len(mounts) > MOST_MOUNTS or not all(_is_path(mount["Target"]) for mount in mounts):
-        raise Refusal(403, "a shared server does not allow the volumes that this image declares")
+        raise HttpRefusal(
+            403, "a shared server does not allow the volumes that this image declares"
+        )
     return mounts
 
 
@@ -142,8 +148,8 @@ def _is_path(target: str) -> bool:
     return target.startswith("/") and len(target) <= MOST_TARGET
 
 
-def body(
-    account: Account,
+def build_container_body(
+    account: BrokerAccount,
     request: dict[str, Any],
     *,
     image: str,
@@ -151,7 +157,7 @@ def body(
     gpus: list[str],
     gpu_groups: list[str],
     labels: dict[str, str],
-    share: Share,
+    share: AccountShare,
     network: str,
     parent: str,
 ) -> dict[str, Any]:
@@ -165,7 +171,7 @@ def body(
             "User": f"{account.uid}:{account.gid}",
             "Env": [*_parse_env(request), f"NVIDIA_VISIBLE_DEVICES={','.join(gpus) or 'void'}"],
             "Labels": {
-                **labels_of(request),
+                **pick_labels(request),
                 **dict.fromkeys(OWN_LABELS, ""),
                 **labels,
                 OWNER: str(account.uid),
@@ -199,12 +205,12 @@ def body(
     return container
 
 
-def exec_body(account: Account, request: dict[str, Any]) -> dict[str, Any]:
+def build_exec_body(account: BrokerAccount, request: dict[str, Any]) -> dict[str, Any]:
     """Return the body for a command in a running container: as the account, without privileges."""
     if request.get("User") not in (None, "", str(account.uid), f"{account.uid}:{account.gid}"):
-        raise Refusal(403, "a command on a shared server can run only as the account itself")
+        raise HttpRefusal(403, "a command on a shared server can run only as the account itself")
     if request.get("Privileged"):
-        raise Refusal(403, "a shared server does not allow privileged commands")
+        raise HttpRefusal(403, "a shared server does not allow privileged commands")
     spec: dict[str, Any] = {key: bool(request.get(key)) for key in BOOLS if key.startswith("A")}
     spec.update(
         {
@@ -219,11 +225,11 @@ def exec_body(account: Account, request: dict[str, Any]) -> dict[str, Any]:
     return spec
 
 
-def labels_of(request: dict[str, Any]) -> dict[str, str]:
+def pick_labels(request: dict[str, Any]) -> dict[str, str]:
     """Return labctl's own labels, without those that only the broker sets."""
     labels = request.get("Labels") or {}
     if not isinstance(labels, dict):
-        raise Refusal(400, "Labels must be an object")
+        raise HttpRefusal(400, "Labels must be an object")
     return {
         str(key): str(value)[:256]
         for key, value in labels.items()
@@ -234,7 +240,7 @@ def labels_of(request: dict[str, Any]) -> dict[str, str]:
 def _get_host_config(request: dict[str, Any]) -> dict[str, Any]:
     host = request.get("HostConfig") or {}
     if not isinstance(host, dict):
-        raise Refusal(400, "HostConfig must be an object")
+        raise HttpRefusal(400, "HostConfig must be an object")
     return host
 
 
@@ -242,24 +248,24 @@ def _refuse_others(fields: dict[str, Any], allowed: tuple[str, ...], prefix: str
     """Refuse by name a field that is set and not allowed."""
     for key, value in fields.items():
         if value and key not in allowed:
-            raise Refusal(403, f"a shared server does not allow {prefix}{str(key)[:60]}")
+            raise HttpRefusal(403, f"a shared server does not allow {prefix}{str(key)[:60]}")
 
 
-def _parse_binds(host: dict[str, Any]) -> list[Bind]:
+def _parse_binds(host: dict[str, Any]) -> list[BindMount]:
     mounts = host.get("Mounts") or []
     if not isinstance(mounts, list) or len(mounts) > MOST_MOUNTS:
-        raise Refusal(400, f"Mounts must be a list of at most {MOST_MOUNTS}")
+        raise HttpRefusal(400, f"Mounts must be a list of at most {MOST_MOUNTS}")
     binds = []
     for mount in mounts:
         if not isinstance(mount, dict) or mount.get("Type") != "bind":
-            raise Refusal(403, "a shared server mounts only directories of the account itself")
+            raise HttpRefusal(403, "a shared server mounts only directories of the account itself")
         source, target = str(mount.get("Source", "")), str(mount.get("Target", ""))
         has_dots = "/../" in f"{target}/" or "/./" in f"{target}/"
         if not TARGET.fullmatch(target) or has_dots or len(target) > MOST_TARGET:
-            raise Refusal(403, f"a shared server does not allow a mount at {target[:100]!r}")
-        binds.append(Bind(source, target, bool(mount.get("ReadOnly"))))
+            raise HttpRefusal(403, f"a shared server does not allow a mount at {target[:100]!r}")
+        binds.append(BindMount(source, target, bool(mount.get("ReadOnly"))))
     if len({mount.target for mount in binds}) != len(binds):
-        raise Refusal(400, "two mounts have the same target")
+        raise HttpRefusal(400, "two mounts have the same target")
     return binds
 
 
@@ -268,7 +274,7 @@ def _parse_gpus(host: dict[str, Any]) -> list[str]:
     for device_request in host.get("DeviceRequests") or []:
         groups = (device_request or {}).get("Capabilities")
         if device_request.get("Driver") not in (None, "", "nvidia") or groups != [["gpu"]]:
-            raise Refusal(403, "a shared server allows GPUs, but no other devices")
+            raise HttpRefusal(403, "a shared server allows GPUs, but no other devices")
         ids = device_request.get("DeviceIDs") or []
         uuids += [str(uuid) for uuid in ids] if ids else ["*"]
     return ["*"] if "*" in uuids else list(dict.fromkeys(uuids))
@@ -281,7 +287,7 @@ def _device_requests(gpus: list[str]) -> list[dict[str, Any]]:
     return [{**device_request, "Count": 0, "DeviceIDs": gpus}]
 
 
-def _limits(host: dict[str, Any], share: Share) -> dict[str, int]:
+def _limits(host: dict[str, Any], share: AccountShare) -> dict[str, int]:
     """Return limits within the account's share; one container may use all of it."""
     memory = min(_parse_number(host, "Memory", share.memory_bytes) or share.memory_bytes, 1 << 62)
     limit = round(share.cpus * 1e9)
@@ -295,12 +301,12 @@ def _limits(host: dict[str, Any], share: Share) -> dict[str, int]:
     }
 
 
-def _tmpfs_options(share: Share) -> str:
+def _tmpfs_options(share: AccountShare) -> str:
     """Return options for a directory in memory: the root is read-only, and memory has a quota."""
-    return f"rw,exec,nosuid,nodev,mode=1777,size={tmp_bytes(share)}"
+    return f"rw,exec,nosuid,nodev,mode=1777,size={limit_tmp_bytes(share)}"
 
 
-def tmp_bytes(share: Share) -> int:
+def limit_tmp_bytes(share: AccountShare) -> int:
     return min(LARGEST_TMP, share.memory_bytes // 4)
 
 
@@ -319,14 +325,14 @@ def _parse_words(request: dict[str, Any], key: str) -> list[str]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-        raise Refusal(400, f"{key} must be a list of strings")
+        raise HttpRefusal(400, f"{key} must be a list of strings")
     return list(value)
 
 
 def _parse_text(request: dict[str, Any], key: str) -> str:
     value = request[key]
     if not isinstance(value, str) or len(value) > 4096 or "\0" in value:
-        raise Refusal(400, f"{key} must be a string of at most 4096 characters")
+        raise HttpRefusal(400, f"{key} must be a string of at most 4096 characters")
     return value
 
 
@@ -334,5 +340,5 @@ def _parse_number(request: dict[str, Any], key: str, limit: int) -> int:
     """Return a number of the request, at most `limit`; 0 if it has none."""
     value = request.get(key) or 0
     if isinstance(value, bool) or not isinstance(value, int):
-        raise Refusal(400, f"{key} must be an integer")
+        raise HttpRefusal(400, f"{key} must be an integer")
     return min(max(value, 0), limit)

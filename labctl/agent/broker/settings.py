@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from ..reply import Failure
 from . import cgroup
-from .rules import GIB, Share
+from .rules import GIB, AccountShare
 
 # fraction of the machine's memory for all accounts, in equal shares; the rest is for the machine
 MEMORY_SHARE = 0.9
 
 
-class Settings(NamedTuple):
+class BrokerSettings(NamedTuple):
     """The settings. 0 selects a default: equal shares of memory, and all cpus.
 
     With all cpus, the kernel divides the cores evenly among the accounts that use them. A
@@ -36,26 +36,28 @@ class Settings(NamedTuple):
     image_bytes: int = 30 * GIB
 
     @property
-    def share(self) -> Share:
-        available = cgroup.whole_memory_bytes() * MEMORY_SHARE
+    def share(self) -> AccountShare:
+        available = cgroup.read_total_memory_bytes() * MEMORY_SHARE
         memory = self.memory_bytes or round(available / max(1, self.accounts))
         cpus = min(self.cpus or 1e6, float(os.cpu_count() or 1))
-        return Share(memory, cpus, self.pids)
+        return AccountShare(memory, cpus, self.pids)
 
 
-def load(path: Path) -> Settings:
+def load(path: Path) -> BrokerSettings:
     """Read the settings. Failure if others than root can change the file, or if it is invalid."""
     try:
         with path.open(encoding="utf-8") as file:
             status = os.fstat(file.fileno())
             fields: Any = json.load(file)
     except FileNotFoundError:
-        return Settings()
+        return BrokerSettings()
     except (OSError, ValueError) as error:
         raise Failure("usage", f"cannot read {path}", str(error)) from None
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise Failure("policy", f"{path} can be changed by accounts other than root")
-    unknown = sorted(set(fields) - set(Settings._fields)) if isinstance(fields, dict) else ["all"]
+    unknown = (
+        sorted(set(fields) - set(BrokerSettings._fields)) if isinstance(fields, dict) else ["all"]
+    )
     if unknown:
         raise Failure("usage", f"{path}: unknown settings: {', '.join(unknown)}")
-    return Settings(**fields)
+    return BrokerSettings(**fields)

@@ -9,8 +9,17 @@ import sys
 from pathlib import Path
 from typing import Any, Iterator
 
-from ..host.paths import CHUNK, HASHES, inside, lab_dir, read_json, run_dir, sha256_of, write_json
-from ..reply import answer, finish
+from ..host.paths import (
+    CHUNK,
+    HASHES,
+    hash_file,
+    lab_dir,
+    read_json,
+    resolve_inside,
+    run_dir,
+    write_json,
+)
+from ..reply import send_closing_reply, send_reply
 
 
 def hashes(request: dict[str, Any]) -> dict[str, Any]:
@@ -37,19 +46,19 @@ def send(request: dict[str, Any]) -> None:
     Zeros are sent for what cannot be read: its hash will not match. "run" "" means the lab's code.
     """
     base = _base_directory(request)
-    answer({})
+    send_reply({})
     for name, size in request["parts"]:
         for block in _read_blocks(base, name, int(size)):
             sys.stdout.buffer.write(block)
     sys.stdout.buffer.flush()
-    finish({})
+    send_closing_reply({})
 
 
 def _base_directory(request: dict[str, Any]) -> Path:
     root = lab_dir(request["lab"], request["lab_id"])
     base = run_dir(root, request["run"]) if request.get("run") else root / "code"
     for name, _ in request["parts"]:
-        inside(base, name)
+        resolve_inside(base, name)
     return base
 
 
@@ -60,7 +69,7 @@ def _hash(base: Path, name: str, size: int, entry: list[Any] | None) -> list[Any
     if entry[2]:
         return entry
     try:
-        hashed = [*entry[:2], sha256_of(base / name)]
+        hashed = [*entry[:2], hash_file(base / name)]
     except OSError:
         return []
     return hashed if _identity(base / name) == entry[:2] else []
@@ -79,7 +88,7 @@ def _read_blocks(base: Path, name: str, size: int) -> Iterator[bytes]:
     remaining = size
     with contextlib.suppress(OSError):
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(inside(base, name), flags)
+        descriptor = os.open(resolve_inside(base, name), flags)
         try:
             while stat.S_ISREG(os.fstat(descriptor).st_mode) and remaining:
                 block = os.read(descriptor, min(CHUNK, remaining))

@@ -57,7 +57,7 @@ class Head(NamedTuple):
         return self.status < 200 or (300 <= self.status < 400 and "location" in self.headers)
 
 
-class Answer:
+class CurlResponse:
     """The response body: the file, or the rest of it from an offset on (status 206)."""
 
     def __init__(self, head: Head, process: subprocess.Popen[bytes]) -> None:
@@ -101,7 +101,7 @@ def _is_loopback(host: str) -> bool:
 
 
 @contextmanager
-def open_address(address: str, headers: dict[str, str], offset: int = 0) -> Iterator[Answer]:
+def open_address(address: str, headers: dict[str, str], offset: int = 0) -> Iterator[CurlResponse]:
     """Get a file from `offset` on, following redirects to https:// only.
 
     StatusError if the server refuses, BrokenError if it hangs up, otherwise a Failure.
@@ -112,7 +112,7 @@ def open_address(address: str, headers: dict[str, str], offset: int = 0) -> Iter
             head = _read_head(address, process)
             if head.status not in (200, 206):
                 raise StatusError(head.status, head.reason)
-            yield Answer(head, process)
+            yield CurlResponse(head, process)
         finally:
             process.kill()
 

@@ -21,18 +21,18 @@ from typing import Any
 
 from ..host.paths import (
     NAME,
-    free_bytes,
-    home,
-    inside,
+    count_free_bytes,
+    hash_file,
     lab_dir,
+    labctl_home,
     read_json,
     read_text,
-    sha256_of,
+    resolve_inside,
     write_json,
 )
-from ..host.sudo import account, as_root, may_sudo
+from ..host.sudo import can_sudo, describe_account, run_as_root
 from ..reply import Failure
-from ..runs.run_state import last_attempt
+from ..runs.run_state import read_last_attempt
 from .files import BYTECODE, RESERVE_BYTES, walk
 
 MOUNTS = Path("/run/labctl-kept")
@@ -52,9 +52,9 @@ def restore(request: dict[str, Any]) -> dict[str, Any]:
     Failure (missing) if the device does not appear, (disk) if there is not enough room.
     """
     lab_dir(request["lab"], request["lab_id"])
-    request = {**request, **account(request)}
-    if os.geteuid() != 0 and may_sudo():
-        return as_root("restore", request)
+    request = {**request, **describe_account(request)}
+    if os.geteuid() != 0 and can_sudo():
+        return run_as_root("restore", request)
     if os.geteuid() != 0:
         what = "mounting a disk requires root on this server"
         raise Failure("policy", what, "", "labctl doctor")
@@ -66,8 +66,8 @@ def restore(request: dict[str, Any]) -> dict[str, Any]:
                 old_lab = mounted and _find_lab(mounted, request["lab_id"], Path(request["home"]))
                 if old_lab:
                     lab = lab_dir(request["lab"], request["lab_id"])
-                    importer = Taking(old_lab, lab, request["uid"], request["gid"])
-                    return importer.all(Path(request["device"]).name)
+                    importer = DiskImport(old_lab, lab, request["uid"], request["gid"])
+                    return importer.import_lab_files(Path(request["device"]).name)
     return {"runs": [], "files": 0, "bytes": 0, "edits": []}
 
 
@@ -121,7 +121,7 @@ def _find_lab(mounted: Path, lab_id: str, account_home: Path) -> Path | None:
     return max(labs, key=lambda lab: lab.stat().st_mtime, default=None)
 
 
-class Taking:
+class DiskImport:
     """An import from `old`, a lab's directory on another disk, to `here`, owned by the account."""
 
     def __init__(self, old: Path, here: Path, uid: int, gid: int) -> None:
@@ -131,7 +131,7 @@ class Taking:
         self.gid = gid
         self.files = self.bytes = 0
 
-    def all(self, disk: str) -> dict[str, Any]:
+    def import_lab_files(self, disk: str) -> dict[str, Any]:
         runs = self._list_missing_runs()
         self._require_room(runs)
         for run in runs:
@@ -157,7 +157,7 @@ class Taking:
 
     def _require_room(self, runs: list[Path]) -> None:
         size = sum(path.lstat().st_size for run in runs for path in walk(run))
-        free = free_bytes(self.here)
+        free = count_free_bytes(self.here)
         if size + RESERVE_BYTES > free:
             why = f"they need {size} bytes, and {free} bytes are free"
             raise Failure("disk", "the server's disk has no room for the results", why)
@@ -168,7 +168,7 @@ class Taking:
         staging = runs / f"{STAGING}{run.name}"
         shutil.rmtree(staging, ignore_errors=True)
         self._copy_tree(run, staging)
-        record = {"disk": disk, "container": last_attempt(staging).get("container", "")}
+        record = {"disk": disk, "container": read_last_attempt(staging).get("container", "")}
         self._write_json(staging / ".labctl" / "restored.json", record)
         staging.rename(runs / run.name)
 
@@ -202,7 +202,7 @@ class Taking:
         self.files += 1
         self.bytes += target.stat().st_size
         with suppress(FileNotFoundError):
-            os.utime(home() / ".used")
+            os.utime(labctl_home() / ".used")
 
     def _copy_edits(self, disk: str) -> Iterator[str]:
         """Copy code that was edited on the disk; under another name if it was edited here too."""
@@ -214,7 +214,7 @@ class Taking:
             sha256 = _hash_if_edited(path, pushed.get(name))
             if not sha256 or _is_ignored(name):
                 continue
-            target = inside(new, name)
+            target = resolve_inside(new, name)
             present = _hash(target)
             edited_here = present not in ("", sha256, record.get(name, [""])[0])
             if name in pushed:
@@ -251,7 +251,7 @@ class Taking:
 def _hash(path: Path) -> str:
     """Return the hash of a file: "" if absent, a constant for anything but a regular file."""
     if path.is_file() and not path.is_symlink():
-        return sha256_of(path)
+        return hash_file(path)
     return "no file" if os.path.lexists(path) else ""
 
 
@@ -268,5 +268,5 @@ def _hash_if_edited(path: Path, pushed: list[Any] | None) -> str:
     status = path.lstat()
     if pushed and pushed[1:] == [status.st_size, status.st_mtime_ns]:
         return ""
-    sha256 = sha256_of(path)
+    sha256 = hash_file(path)
     return "" if pushed and sha256 == pushed[0] else sha256

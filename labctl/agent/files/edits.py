@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .files import BYTECODE, UNREADABLE, rsync_version, walk
-from .push_target import Target
+from .files import BYTECODE, UNREADABLE, read_rsync_version, walk
+from .push_target import PushTarget
 
 
 def edits(request: dict[str, Any]) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def edits(request: dict[str, Any]) -> dict[str, Any]:
     Replies "files": [path, size, sha256, sha256 that the last push brought or ""] each, and
     "skipped": [path, reason] of files that cannot be read.
     """
-    target = Target({**request, "target": "code"})
+    target = PushTarget({**request, "target": "code"})
     changed = []
     unreadable: list[Path] = []
     for path in walk(target.root, unreadable.append):
@@ -23,11 +23,11 @@ def edits(request: dict[str, Any]) -> dict[str, Any]:
         if _is_by_product(name):
             continue
         try:
-            sha256 = target.present(name)
+            sha256 = target.hash_present(name)
         except PermissionError:
             unreadable.append(path)
             continue
-        if target.edited(name, sha256):
+        if target.is_edited(name, sha256):
             base = target.record.get(name, [""])[0]
             changed.append([name, path.stat().st_size, sha256, base])
     names = (str(path.relative_to(target.root)) for path in unreadable)
@@ -36,7 +36,7 @@ def edits(request: dict[str, Any]) -> dict[str, Any]:
         "files": changed,
         "skipped": skipped,
         "root": str(target.root),
-        "rsync": rsync_version(),
+        "rsync": read_rsync_version(),
     }
 
 

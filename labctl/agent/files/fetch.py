@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..host.paths import checked_name, free_bytes, lab_dir, read_json, write_json
+from ..host.paths import count_free_bytes, lab_dir, read_json, require_name, write_json
 from ..mirror.boto3_python import LACKING, become_boto3_python, has_boto3
-from ..reply import Failure, answer, finish
+from ..reply import Failure, send_closing_reply, send_reply
 from .files import RESERVE_BYTES
 
 # seconds between two progress lines
@@ -32,10 +32,10 @@ def fetch(request: dict[str, Any]) -> None:
     if any(address.startswith("s3://") for address in request["sources"].values()):
         _require_boto3(json.dumps(request).encode() + b"\n")
     lab = lab_dir(request["lab"], request["lab_id"])
-    answer({})
+    send_reply({})
     sets = {}
     for name, address in sorted(request["sources"].items()):
-        dataset = Place(lab, checked_name(name), address)
+        dataset = FetchTarget(lab, require_name(name), address)
         # Imported here, to spare every other verb the HTTP libraries.
         if address.startswith("s3://"):
             from .fetch_s3 import fetch_bucket
@@ -45,7 +45,7 @@ def fetch(request: dict[str, Any]) -> None:
             from .fetch_https import fetch_address
 
             sets[name] = fetch_address(dataset)
-    finish({"sets": sets})
+    send_closing_reply({"sets": sets})
 
 
 def _require_boto3(request: bytes) -> None:
@@ -61,7 +61,7 @@ def _require_boto3(request: bytes) -> None:
     )
 
 
-class Place:
+class FetchTarget:
     """One data set: its directories, its record, and how its progress is reported."""
 
     def __init__(self, lab: Path, name: str, address: str) -> None:
@@ -73,21 +73,21 @@ class Place:
         self.pushed_path = lab / ".labctl" / f".pushed-data-{name}.json"
         self.told_at = 0.0
 
-    def record(self) -> dict[str, Any]:
+    def read_record(self) -> dict[str, Any]:
         """Return the record of the last fetch from this address, {} if its data is not here."""
         record = read_json(self.record_path)
         return record if record.get("address") == self.address and self.root.is_dir() else {}
 
-    def tell(self, done: int, total: int) -> None:
+    def report_progress(self, done: int, total: int) -> None:
         now = time.monotonic()
         if now - self.told_at >= TELL_EVERY_S or (total and done == total):
             self.told_at = now
             _write_line([self.name, done, total])
 
-    def note(self, text: str) -> None:
+    def report_text(self, text: str) -> None:
         _write_line([self.name, text])
 
-    def put(self, tree: Path, record: dict[str, Any]) -> None:
+    def replace_tree(self, tree: Path, record: dict[str, Any]) -> None:
         """Replace the data set by `tree`; a run that has the old one open keeps it."""
         old = self.staging / "old"
         shutil.rmtree(old, ignore_errors=True)
@@ -107,7 +107,7 @@ def _write_line(line: list[Any]) -> None:
 
 
 def check_room(size: int, where: Path, what: str) -> None:
-    free = free_bytes(where)
+    free = count_free_bytes(where)
     if size + RESERVE_BYTES > free:
         mib = 1024 * 1024
         raise Failure(

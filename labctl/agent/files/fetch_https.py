@@ -10,8 +10,8 @@ from typing import Any
 
 from ..host.paths import read_json, write_json
 from ..reply import Failure
-from .curl import Answer, BrokenError, StatusError, open_address
-from .fetch import Place, check_room
+from .curl import BrokenError, CurlResponse, StatusError, open_address
+from .fetch import FetchTarget, check_room
 from .unpack import is_archive, unpack
 
 TRIES = 5
@@ -33,12 +33,12 @@ def describe_refusal(address: str, error: StatusError) -> Failure:
     return Failure("link", f"{address} returned {error}", "", "labctl push")
 
 
-def fetch_address(dataset: Place) -> dict[str, Any]:
+def fetch_address(dataset: FetchTarget) -> dict[str, Any]:
     """Fetch one file over HTTPS and unpack it if it is an archive.
 
     Skipped if the server says that it has not changed.
     """
-    record = dataset.record()
+    record = dataset.read_record()
     state = _download(dataset, record)
     if state is None:
         return {"files": record["files"], "bytes": record["size"], "unchanged": True}
@@ -52,10 +52,10 @@ def fetch_address(dataset: Place) -> dict[str, Any]:
         files, left_out = unpack(body, name, tree)
         body.unlink()
         if left_out:
-            dataset.note(f"skipped {left_out} links and devices in {name}")
+            dataset.report_text(f"skipped {left_out} links and devices in {name}")
     else:
         body.rename(tree / name)
-    dataset.put(tree, {**state, "files": files})
+    dataset.replace_tree(tree, {**state, "files": files})
     return {"files": files, "bytes": state["size"], "unchanged": False}
 
 
@@ -66,7 +66,7 @@ def _file_name(address: str) -> str:
     return NO_NAME if is_bad else name
 
 
-def _download(dataset: Place, record: dict[str, Any]) -> dict[str, Any] | None:
+def _download(dataset: FetchTarget, record: dict[str, Any]) -> dict[str, Any] | None:
     """Download the body to staging and return its state; None if the data here is up to date."""
     dataset.staging.mkdir(parents=True, exist_ok=True)
     message = "the response ended early"
@@ -98,7 +98,7 @@ def _download(dataset: Place, record: dict[str, Any]) -> dict[str, Any] | None:
     )
 
 
-def _try_download(dataset: Place, record: dict[str, Any]) -> dict[str, Any] | None:
+def _try_download(dataset: FetchTarget, record: dict[str, Any]) -> dict[str, Any] | None:
     body = dataset.staging / "body"
     partial = read_json(dataset.staging / "state.json")
     offset = body.stat().st_size if body.exists() and _can_resume(dataset, partial) else 0
@@ -120,7 +120,7 @@ def _try_download(dataset: Place, record: dict[str, Any]) -> dict[str, Any] | No
     return _try_download(dataset, record)
 
 
-def _can_resume(dataset: Place, partial: dict[str, Any]) -> bool:
+def _can_resume(dataset: FetchTarget, partial: dict[str, Any]) -> bool:
     return partial.get("address") == dataset.address and bool(partial.get("validator"))
 
 
@@ -136,7 +136,7 @@ def _conditional_headers(
     return {}
 
 
-def _response_state(dataset: Place, response: Answer, offset: int) -> dict[str, Any]:
+def _response_state(dataset: FetchTarget, response: CurlResponse, offset: int) -> dict[str, Any]:
     """Return the state that the response headers describe; `size` is None if they lack it."""
     etag = response.headers.get("etag", "")
     modified = response.headers.get("last-modified", "")
@@ -159,7 +159,9 @@ def _is_unchanged(state: dict[str, Any], record: dict[str, Any]) -> bool:
     return bool(state["modified"]) and state["modified"] == record.get("modified")
 
 
-def _write_body(dataset: Place, response: Answer, offset: int, state: dict[str, Any]) -> None:
+def _write_body(
+    dataset: FetchTarget, response: CurlResponse, offset: int, state: dict[str, Any]
+) -> None:
     total_bytes = state["size"] or 0
     done_bytes = offset
     with (dataset.staging / "body").open("r+b" if offset else "wb") as file:
@@ -169,11 +171,11 @@ def _write_body(dataset: Place, response: Answer, offset: int, state: dict[str, 
                 check_room(len(block), dataset.staging, dataset.address)
             file.write(block)
             done_bytes += len(block)
-            dataset.tell(done_bytes, total_bytes)
+            dataset.report_progress(done_bytes, total_bytes)
     if state["size"] is None:
         state["size"] = done_bytes
 
 
-def _reset_staging(dataset: Place) -> None:
+def _reset_staging(dataset: FetchTarget) -> None:
     shutil.rmtree(dataset.staging, ignore_errors=True)
     dataset.staging.mkdir(parents=True)

@@ -8,16 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ...wire.s3 import S3, Credentials, Listed, Problem, S3Error
-from ..host.paths import inside, write_json
+from ...wire.s3 import S3, Credentials, ListedObject, S3Error, S3Problem
+from ..host.paths import resolve_inside, write_json
 from ..reply import Failure
 from .curl import check_address
-from .fetch import Place, check_room
+from .fetch import FetchTarget, check_room
 
 THREADS = 8
 
 
-def fetch_bucket(dataset: Place, endpoint: str) -> dict[str, Any]:
+def fetch_bucket(dataset: FetchTarget, endpoint: str) -> dict[str, Any]:
     """Fetch all objects below s3://bucket/prefix, except those that are here unchanged."""
     if endpoint:
         check_address(endpoint)
@@ -26,7 +26,7 @@ def fetch_bucket(dataset: Place, endpoint: str) -> dict[str, Any]:
         try:
             return _fetch_objects(dataset, bucket, _list_objects(bucket))
         except S3Error as error:
-            if error.problem is not Problem.DENIED:
+            if error.problem is not S3Problem.DENIED:
                 raise
             bucket = S3(dataset.address, endpoint=endpoint)
             return _fetch_objects(dataset, bucket, _list_objects(bucket))
@@ -36,25 +36,25 @@ def fetch_bucket(dataset: Place, endpoint: str) -> dict[str, Any]:
 
 def _describe(address: str, error: S3Error) -> Failure:
     """Turn an S3 error into a Failure."""
-    if error.problem in (Problem.MISSING, Problem.NO_BUCKET):
+    if error.problem in (S3Problem.MISSING, S3Problem.NO_BUCKET):
         return Failure(
             "missing", f"{address} does not exist", error.why, "correct data: in lab.yaml"
         )
-    if error.problem is Problem.NO_CREDENTIALS:
+    if error.problem is S3Problem.NO_CREDENTIALS:
         return Failure(
             "policy",
             f"the server is not allowed to read {address}",
             "the bucket is not public, and the server has no AWS credentials",
             "download the data and put its directory under data:, or make it public",
         )
-    if error.problem is Problem.DENIED:
+    if error.problem is S3Problem.DENIED:
         what = f"the server's credentials do not allow it to read {address}"
         return Failure("policy", what, error.why, "labctl ssh -- aws sts get-caller-identity")
     what = f"could not fetch {address}"
     return Failure("link", what, error.why, "labctl push  (resumes where it stopped)")
 
 
-def _list_objects(bucket: S3) -> dict[str, Listed]:
+def _list_objects(bucket: S3) -> dict[str, ListedObject]:
     """Return the objects by their names in the data set."""
     listed = [entry for entry in bucket.list_objects() if not entry.key.endswith("/")]
     objects = {_check_name(entry.key): entry for entry in listed if entry.key}
@@ -62,7 +62,7 @@ def _list_objects(bucket: S3) -> dict[str, Listed]:
     if single_object:
         objects = {_check_name(bucket.folder.rpartition("/")[2]): single_object}
     if not objects:
-        raise S3Error(Problem.MISSING, "")
+        raise S3Error(S3Problem.MISSING, "")
     return objects
 
 
@@ -72,8 +72,10 @@ def _check_name(name: str) -> str:
     return name
 
 
-def _fetch_objects(dataset: Place, bucket: S3, keys: dict[str, Listed]) -> dict[str, Any]:
-    recorded = dataset.record().get("objects", {})
+def _fetch_objects(
+    dataset: FetchTarget, bucket: S3, keys: dict[str, ListedObject]
+) -> dict[str, Any]:
+    recorded = dataset.read_record().get("objects", {})
     total_bytes = sum(key.size for key in keys.values())
     result = {"files": len(keys), "bytes": total_bytes, "unchanged": True}
     due = {n: k for n, k in keys.items() if not _is_here(dataset, n, k, recorded)}
@@ -90,7 +92,7 @@ def _fetch_objects(dataset: Place, bucket: S3, keys: dict[str, Listed]) -> dict[
         for job, key in zip(jobs, due.values()):
             job.result()
             done_bytes = min(total_bytes, done_bytes + key.size)
-            dataset.tell(done_bytes, total_bytes)
+            dataset.report_progress(done_bytes, total_bytes)
     if recorded:
         _exchange(dataset, due, removed)
     else:
@@ -98,44 +100,44 @@ def _fetch_objects(dataset: Place, bucket: S3, keys: dict[str, Listed]) -> dict[
         tree = dataset.staging / "tree"
         shutil.rmtree(tree, ignore_errors=True)
         for name, key in due.items():
-            target = inside(tree, name)
+            target = resolve_inside(tree, name)
             target.parent.mkdir(parents=True, exist_ok=True)
             _staged(dataset, name, key).rename(target)
-        dataset.put(tree, {})
+        dataset.replace_tree(tree, {})
     objects = {name: [key.etag, key.size] for name, key in keys.items()}
     write_json(dataset.record_path, {"address": dataset.address, "objects": objects})
     shutil.rmtree(dataset.staging, ignore_errors=True)
     return {**result, "unchanged": False}
 
 
-def _exchange(dataset: Place, due: dict[str, Listed], removed: list[str]) -> None:
+def _exchange(dataset: FetchTarget, due: dict[str, ListedObject], removed: list[str]) -> None:
     for name in removed:
-        old = inside(dataset.root, name)
+        old = resolve_inside(dataset.root, name)
         if old.is_file():
             old.unlink()
     for name, key in due.items():
-        target = inside(dataset.root, name)
+        target = resolve_inside(dataset.root, name)
         target.parent.mkdir(parents=True, exist_ok=True)
         _staged(dataset, name, key).replace(target)
 
 
-def _is_here(dataset: Place, name: str, key: Listed, recorded: dict[str, Any]) -> bool:
-    target = inside(dataset.root, name)
+def _is_here(dataset: FetchTarget, name: str, key: ListedObject, recorded: dict[str, Any]) -> bool:
+    target = resolve_inside(dataset.root, name)
     same = recorded.get(name) == [key.etag, key.size]
     return same and target.is_file() and target.stat().st_size == key.size
 
 
-def _staged(dataset: Place, name: str, key: Listed) -> Path:
+def _staged(dataset: FetchTarget, name: str, key: ListedObject) -> Path:
     """Return where an object is staged: a path for each ETag, so that a changed one starts anew."""
     version = "".join(c for c in key.etag if c.isalnum() or c == "-")[:64] or "none"
-    return inside(dataset.staging, f"objects/{version}/{name}")
+    return resolve_inside(dataset.staging, f"objects/{version}/{name}")
 
 
-def _staged_bytes(staged: Path, key: Listed) -> int:
+def _staged_bytes(staged: Path, key: ListedObject) -> int:
     return min(key.size, staged.stat().st_size) if staged.is_file() else 0
 
 
-def _download(bucket: S3, key: Listed, target: Path) -> None:
+def _download(bucket: S3, key: ListedObject, target: Path) -> None:
     """Download one object from where an earlier try stopped; it must still be the listed one."""
     target.parent.mkdir(parents=True, exist_ok=True)
     offset = _staged_bytes(target, key)
@@ -147,4 +149,4 @@ def _download(bucket: S3, key: Listed, target: Path) -> None:
         for block in bucket.read_blocks(key.key, start=offset, etag=key.etag):
             file.write(block)
     if target.stat().st_size != key.size:
-        raise S3Error(Problem.UNREACHABLE, f"the download of {key.key} broke off")
+        raise S3Error(S3Problem.UNREACHABLE, f"the download of {key.key} broke off")

@@ -15,9 +15,9 @@ import subprocess
 from pathlib import Path
 from typing import Any, Callable, Iterator, Tuple
 
-from ..host.paths import free_bytes, inside, write_json
+from ..host.paths import count_free_bytes, resolve_inside, write_json
 from ..reply import Failure
-from .push_target import NOT_A_FILE, PushedFile, Target, lstat
+from .push_target import NOT_A_FILE, PushedFile, PushTarget, stat_or_none
 
 # Bytes that a transfer leaves free: a full disk stops Docker and sshd too.
 RESERVE_BYTES = 64 * 1024 * 1024
@@ -42,7 +42,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     "contents" (path -> base64) may hold small files. If no other files are needed, they are
     committed at once, and the reply has "bad" too.
     """
-    target = Target(request)
+    target = PushTarget(request)
     force = bool(request.get("force"))
     contents: dict[str, str] = request.get("contents", {})
     _drop_fetched(target)
@@ -50,7 +50,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     removed, conflicts = _find_removed(target, {entry.path for entry in entries}, force)
     needed, unsure = [], []
     for entry in entries:
-        present, present_stat = target.look(entry.path)
+        present, present_stat = target.inspect_file(entry.path)
         if present == NOT_A_FILE:
             conflicts += _list_obstacles(Path(target.at(entry.path)), target.root, removed, force)
             present = ""
@@ -58,17 +58,17 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
             unsure.append(entry.path)
             continue
         elif present == entry.sha256 and present_stat is not None:
-            if target.edited(entry.path, present):
-                target.note(entry.path, entry.sha256, present_stat)
+            if target.is_edited(entry.path, present):
+                target.record_file(entry.path, entry.sha256, present_stat)
             if (present_stat.st_mode ^ entry.mode) & 0o100:
                 Path(target.at(entry.path)).chmod(_normalize_mode(entry.mode))
             continue
-        if target.edited(entry.path, present) and not force:
+        if target.is_edited(entry.path, present) and not force:
             conflicts.append(entry.path)
             continue
         needed.append(entry)
     complete, staged_bytes = _inspect_staged(target, needed)
-    free = free_bytes(target.root)
+    free = count_free_bytes(target.root)
     missing_bytes = sum(entry.size for entry in needed) - staged_bytes
     short_bytes = missing_bytes + RESERVE_BYTES - free if needed else 0
     refused = bool(conflicts or unsure or short_bytes > 0)
@@ -96,7 +96,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _commit_inline(
-    target: Target,
+    target: PushTarget,
     needed: list[PushedFile],
     contents: dict[str, str],
     removed: list[str],
@@ -108,10 +108,10 @@ def _commit_inline(
             _write_staged(target, entry.path, base64.b64decode(contents[entry.path]))
         return _commit(target, needed, removed, force)
     basis = str(target.root) if target.root.is_dir() else ""
-    return {"basis": basis, "rsync": rsync_version()}
+    return {"basis": basis, "rsync": read_rsync_version()}
 
 
-def rsync_version() -> str:
+def read_rsync_version() -> str:
     """Return the output of `rsync --version`, "" without rsync."""
     try:
         done = subprocess.run(["rsync", "--version"], stdin=subprocess.DEVNULL, capture_output=True)
@@ -120,19 +120,19 @@ def rsync_version() -> str:
     return done.stdout.decode(errors="replace")
 
 
-def _drop_fetched(target: Target) -> None:
+def _drop_fetched(target: PushTarget) -> None:
     """Remove a fetched data set: it is nobody's work, and a push replaces it."""
     if target.fetched_path.exists():
         shutil.rmtree(target.root, ignore_errors=True)
         target.fetched_path.unlink()
 
 
-def _find_removed(target: Target, pushed: set[str], force: bool) -> tuple[list[str], list[str]]:
+def _find_removed(target: PushTarget, pushed: set[str], force: bool) -> tuple[list[str], list[str]]:
     """Return (pushed paths that no longer exist on the client, those among them edited here)."""
     removed, conflicts = [], []
     for path in sorted(set(target.record) - pushed):
-        present = target.present(path)
-        if present not in ("", NOT_A_FILE) and target.edited(path, present) and not force:
+        present = target.hash_present(path)
+        if present not in ("", NOT_A_FILE) and target.is_edited(path, present) and not force:
             conflicts.append(path)
         else:
             removed.append(path)
@@ -152,15 +152,15 @@ def _normalize_mode(mode: int) -> int:
     return 0o755 if mode & 0o100 else 0o644
 
 
-def _inspect_staged(target: Target, needed: list[PushedFile]) -> tuple[list[str], int]:
+def _inspect_staged(target: PushTarget, needed: list[PushedFile]) -> tuple[list[str], int]:
     """Return (needed paths staged complete by an earlier try, bytes of those and of parts)."""
     complete: list[str] = []
     total = 0
     for entry in needed if target.staging.is_dir() else ():
         is_complete = (
-            target.due.get(entry.path) == entry.sha256 and target.staged(entry) is not None
+            target.due.get(entry.path) == entry.sha256 and target.find_staged(entry) is not None
         )
-        staged_stat = lstat(target.staged_at(entry.path))
+        staged_stat = stat_or_none(target.staged_at(entry.path))
         if is_complete:
             complete.append(entry.path)
         if staged_stat is not None and stat.S_ISREG(staged_stat.st_mode):
@@ -168,7 +168,7 @@ def _inspect_staged(target: Target, needed: list[PushedFile]) -> tuple[list[str]
     return complete, total
 
 
-def _stage(target: Target, needed: list[PushedFile]) -> None:
+def _stage(target: PushTarget, needed: list[PushedFile]) -> None:
     """Prepare the staging directory: remove everything that is not one of the `needed` files."""
     needed_paths = {entry.path for entry in needed}
     for folder, folders, names in os.walk(target.staging, topdown=False):
@@ -185,24 +185,24 @@ def _stage(target: Target, needed: list[PushedFile]) -> None:
     _note_due(target, needed)
 
 
-def _note_due(target: Target, entries: list[PushedFile]) -> None:
+def _note_due(target: PushTarget, entries: list[PushedFile]) -> None:
     due = {entry.path: entry.sha256 for entry in entries}
     if target.due != due or not target.due_path.exists():
         target.due = due
         write_json(target.due_path, due)
 
 
-def _write_staged(target: Target, path: str, content: bytes) -> None:
+def _write_staged(target: PushTarget, path: str, content: bytes) -> None:
     staged = Path(target.staged_at(path))
     staged.parent.mkdir(parents=True, exist_ok=True)
     staged.unlink(missing_ok=True)
     staged.write_bytes(content)
 
 
-def _remove(target: Target, paths: list[str]) -> None:
+def _remove(target: PushTarget, paths: list[str]) -> None:
     """Remove files that pushes brought, and directories that this leaves empty."""
     for path in paths:
-        file = inside(target.root, path)
+        file = resolve_inside(target.root, path)
         if file.is_file() and not file.is_symlink():
             file.unlink()
         target.record.pop(path, None)
@@ -228,7 +228,7 @@ def commit(request: dict[str, Any]) -> dict[str, Any]:
     edited here since `plan`, which stay as they are). Repeating it is safe: its work is done
     already.
     """
-    target = Target(request)
+    target = PushTarget(request)
     entries = [PushedFile(*fields) for fields in request["files"]]
     _note_due(target, entries)
     try:
@@ -238,21 +238,21 @@ def commit(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _commit(
-    target: Target, entries: list[PushedFile], removed: list[str], force: bool
+    target: PushTarget, entries: list[PushedFile], removed: list[str], force: bool
 ) -> dict[str, Any]:
     bad: list[str] = []
     ready: list[Ready] = []
     for entry in entries:
-        staged_stat = target.staged(entry) if entry.sha256 else None
+        staged_stat = target.find_staged(entry) if entry.sha256 else None
         if staged_stat is not None:
             ready.append((entry.path, entry.sha256, entry.mode, staged_stat))
-        elif not entry.sha256 or target.present(entry.path) != entry.sha256:
+        elif not entry.sha256 or target.hash_present(entry.path) != entry.sha256:
             bad.append(entry.path)
     to_remove: list[str] = []
     conflicts: list[str] = []
     for path in removed:
-        present = target.present(path)
-        edited = present != NOT_A_FILE and target.edited(path, present)
+        present = target.hash_present(path)
+        edited = present != NOT_A_FILE and target.is_edited(path, present)
         (conflicts if edited and not force else to_remove).append(path)
     _remove(target, to_remove)
     if not _publish_staging(target, ready):
@@ -262,7 +262,7 @@ def _commit(
     return {"committed": len(ready), "bad": bad, "conflicts": conflicts}
 
 
-def _publish_staging(target: Target, ready: list[Ready]) -> bool:
+def _publish_staging(target: PushTarget, ready: list[Ready]) -> bool:
     """Rename the staging directory to the tree, in one step, if there is no tree yet.
 
     Returns False, and changes nothing, where that is not possible.
@@ -276,17 +276,17 @@ def _publish_staging(target: Target, ready: list[Ready]) -> bool:
     target.staging.chmod(0o755)
     target.staging.rename(target.root)
     for path, sha256, _, staged_stat in ready:
-        target.note(path, sha256, staged_stat)
+        target.record_file(path, sha256, staged_stat)
     return True
 
 
-def _rename_each(target: Target, ready: list[Ready], force: bool) -> list[str]:
+def _rename_each(target: PushTarget, ready: list[Ready], force: bool) -> list[str]:
     """Rename each file into place; return the paths left alone because they were edited here."""
     conflicts: list[str] = []
     known_parents: set[str] = set()
     for path, sha256, mode, staged_stat in ready:
-        present, present_stat = target.look(path)
-        if target.edited(path, present) and not force:
+        present, present_stat = target.inspect_file(path)
+        if target.is_edited(path, present) and not force:
             conflicts += [] if present == sha256 else [path]
             continue
         if present_stat is not None and not stat.S_ISREG(present_stat.st_mode):
@@ -295,14 +295,14 @@ def _rename_each(target: Target, ready: list[Ready], force: bool) -> list[str]:
     return conflicts
 
 
-def _clear_path(target: Target, path: str) -> None:
-    target_path = inside(target.root, path)
+def _clear_path(target: PushTarget, path: str) -> None:
+    target_path = resolve_inside(target.root, path)
     if target_path.is_dir() and not target_path.is_symlink() and not _clear_if_empty(target_path):
         raise Failure("policy", f"{target_path} is a directory on the server but a file locally")
 
 
 def _rename_into_place(
-    target: Target,
+    target: PushTarget,
     path: str,
     sha256: str,
     mode: int,
@@ -321,7 +321,7 @@ def _rename_into_place(
         known_parents.add(parent)
     _give_mode(staged, mode, staged_stat)
     os.replace(staged, final)  # noqa: PTH105 (building a Path for each file is slow)
-    target.note(path, sha256, staged_stat)
+    target.record_file(path, sha256, staged_stat)
 
 
 def _give_mode(staged: str, mode: int, staged_stat: os.stat_result) -> None:

@@ -9,10 +9,19 @@ import os
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Set, Tuple
 
-from ..host.paths import HASHES, age_of, inside, lab_dir, read_json, run_dir, sha256_of, write_json
+from ..host.paths import (
+    HASHES,
+    hash_file,
+    lab_dir,
+    measure_age_s,
+    read_json,
+    resolve_inside,
+    run_dir,
+    write_json,
+)
 from ..reply import Failure
-from ..runs.run_state import final
-from .files import UNREADABLE, rsync_version, walk
+from ..runs.run_state import read_final_record
+from .files import UNREADABLE, read_rsync_version, walk
 
 # seconds: a file written within this time may still be growing
 SETTLED_S = 2.0
@@ -51,10 +60,10 @@ def manifest(request: dict[str, Any]) -> dict[str, Any]:
         if not directory.is_dir():
             what = f"run {directory.name} does not exist on this server"
             raise Failure("missing", what, "", "labctl status")
-    ended = {d.name: bool(final(d)) for d in directories}
+    ended = {d.name: bool(read_final_record(d)) for d in directories}
     writing = _OpenFiles()
     scans = {d.name: _RunScan(d, request, ended[d.name], writing).manifest() for d in directories}
-    rsync = rsync_version() if request.get("quick") else ""
+    rsync = read_rsync_version() if request.get("quick") else ""
     return {"runs": {name: {**scan, "rsync": rsync} for name, scan in scans.items()}}
 
 
@@ -66,11 +75,11 @@ class _OpenFiles:
 
     def __contains__(self, file: tuple[int, int]) -> bool:
         if self._files is None:
-            self._files = open_for_writing()
+            self._files = list_open_for_writing()
         return file in self._files
 
 
-def open_for_writing() -> Open:
+def list_open_for_writing() -> Open:
     """Return (device, inode) of every file that a process of this user has open for writing.
 
     Containers run as this user too, so their processes are included.
@@ -173,7 +182,7 @@ class _RunScan:
         if not self.everything:
             yielded = set()
             for output in self.outputs:
-                path = inside(self.directory, output)
+                path = resolve_inside(self.directory, output)
                 if path.is_symlink():
                     on_link(path)
                     continue
@@ -215,7 +224,7 @@ class _RunScan:
         try:
             before = path.stat()
             if not self.ended and not is_growing and name not in self.proved:
-                if age_of(before.st_mtime) < SETTLED_S:
+                if measure_age_s(before.st_mtime) < SETTLED_S:
                     return "written just now", None
                 if (before.st_dev, before.st_ino) in self.writing:
                     return "still open for writing", None
@@ -224,7 +233,7 @@ class _RunScan:
                 return "", cached
             if self.quick and not is_growing and before.st_size > QUICK_BYTES:
                 return "", [before.st_size, before.st_mtime_ns, ""]
-            sha256 = sha256_of(path, before.st_size if is_growing else None)
+            sha256 = hash_file(path, before.st_size if is_growing else None)
             after = path.stat()
         except FileNotFoundError:
             return "removed meanwhile", None

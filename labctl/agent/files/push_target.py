@@ -7,7 +7,15 @@ import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..host.paths import Below, checked_name, home, lab_dir, read_json, sha256_of, write_json
+from ..host.paths import (
+    CheckedPaths,
+    hash_file,
+    lab_dir,
+    labctl_home,
+    read_json,
+    require_name,
+    write_json,
+)
 from ..reply import Failure
 
 NOT_A_FILE = "not a file"
@@ -23,7 +31,7 @@ class PushedFile(NamedTuple):
     mtime_ns: int
 
 
-class Target:
+class PushTarget:
     """A tree that can be pushed to: code, a data set, a run to restore, a model, wheels, grading.
 
     `record` holds [sha256, size, mtime_ns] of what a push brought, `due` the hash that each staged
@@ -37,18 +45,18 @@ class Target:
         if kind == "code":
             self.root = lab / "code"
         elif kind == "data":
-            self.root = lab / "data" / checked_name(name)
+            self.root = lab / "data" / require_name(name)
         elif kind == "restore":
-            self.root = lab / "restore" / checked_name(name)
+            self.root = lab / "restore" / require_name(name)
         elif kind == "model":
-            self.root = lab / "models" / checked_name(name)
+            self.root = lab / "models" / require_name(name)
         elif kind == "grading":
-            self.root = lab / "grading" / checked_name(name)
+            self.root = lab / "grading" / require_name(name)
         elif kind == "wheelhouse":
-            self.root = home() / ".wheelhouse"
+            self.root = labctl_home() / ".wheelhouse"
         else:
             raise Failure("usage", f"unknown push target {request['target']!r}")
-        meta = home() if kind == "wheelhouse" else lab / ".labctl"
+        meta = labctl_home() if kind == "wheelhouse" else lab / ".labctl"
         self.staging = meta / f".staging-{self.key}"
         self.due_path = meta / f".due-{self.key}.json"
         self.record_path = meta / f".pushed-{self.key}.json"
@@ -56,17 +64,17 @@ class Target:
         self.record: dict[str, list[Any]] = read_json(self.record_path)
         self.due: dict[str, str] = read_json(self.due_path)
         self._saved = dict(self.record)
-        self.at = Below(self.root)
-        self.staged_at = Below(self.staging)
+        self.at = CheckedPaths(self.root)
+        self.staged_at = CheckedPaths(self.staging)
 
-    def look(self, path: str) -> tuple[str, os.stat_result | None]:
+    def inspect_file(self, path: str) -> tuple[str, os.stat_result | None]:
         """Return (hash, stat) of the file here; ("", None) if it does not exist.
 
         A file that has not changed since the record is not read. If a push left a file here but
         could not write its record, the record is written now.
         """
         file = self.at(path)
-        status = lstat(file)
+        status = stat_or_none(file)
         if status is None:
             return "", None
         if not stat.S_ISREG(status.st_mode):
@@ -74,38 +82,38 @@ class Target:
         entry = self.record.get(path)
         if entry and entry[1] == status.st_size and entry[2] == status.st_mtime_ns:
             return str(entry[0]), status
-        sha256 = sha256_of(Path(file))
+        sha256 = hash_file(Path(file))
         if sha256 == self.due.get(path) or (entry and sha256 == entry[0]):
-            self.note(path, sha256, status)
+            self.record_file(path, sha256, status)
         return sha256, status
 
-    def present(self, path: str) -> str:
+    def hash_present(self, path: str) -> str:
         """Return the hash of the file here, "" if it does not exist."""
-        return self.look(path)[0]
+        return self.inspect_file(path)[0]
 
-    def edited(self, path: str, present: str) -> bool:
+    def is_edited(self, path: str, present: str) -> bool:
         """Return whether the content with hash `present` at this path was edited on the server."""
         entry = self.record.get(path)
         return bool(present) and (entry is None or present != entry[0])
 
-    def staged(self, entry: PushedFile) -> os.stat_result | None:
+    def find_staged(self, entry: PushedFile) -> os.stat_result | None:
         """Return the stat of the staged file if it is `entry` and complete, else None.
 
         rsync sets a file's time only after its checksum matched. If the time differs (tar, or a
         file system with coarse times), the content is hashed, and the file gets its time then.
         """
         file = self.staged_at(entry.path)
-        status = lstat(file)
+        status = stat_or_none(file)
         if status is None or not stat.S_ISREG(status.st_mode) or status.st_size != entry.size:
             return None
         if status.st_mtime_ns == entry.mtime_ns:
             return status
-        if not entry.sha256 or sha256_of(Path(file)) != entry.sha256:
+        if not entry.sha256 or hash_file(Path(file)) != entry.sha256:
             return None
         os.utime(file, ns=(entry.mtime_ns, entry.mtime_ns))
         return os.lstat(file)
 
-    def note(self, path: str, sha256: str, status: os.stat_result) -> None:
+    def record_file(self, path: str, sha256: str, status: os.stat_result) -> None:
         self.record[path] = [sha256, status.st_size, status.st_mtime_ns]
 
     def save(self) -> None:
@@ -114,7 +122,7 @@ class Target:
             self._saved = dict(self.record)
 
 
-def lstat(path: str) -> os.stat_result | None:
+def stat_or_none(path: str) -> os.stat_result | None:
     try:
         return os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -9,7 +9,7 @@ import zlib
 from pathlib import Path
 from typing import IO
 
-from ..host.paths import CHUNK, free_bytes, inside
+from ..host.paths import CHUNK, count_free_bytes, resolve_inside
 from ..reply import Failure
 from .files import RESERVE_BYTES
 
@@ -26,7 +26,7 @@ def unpack(archive: Path, name: str, into: Path) -> tuple[int, int]:
     Failure for names that leave `into`, for more bytes than the disk has room for, and for a
     damaged archive.
     """
-    room = free_bytes(into) - RESERVE_BYTES
+    room = count_free_bytes(into) - RESERVE_BYTES
     try:
         if name.lower().endswith(".zip"):
             return _unzip(archive, into, room)
@@ -42,7 +42,7 @@ def _untar(archive: Path, into: Path, room: int) -> tuple[int, int]:
             name = _check_member_name(member.name)
             if member.isdir():
                 if name:
-                    inside(into, name).mkdir(parents=True, exist_ok=True)
+                    resolve_inside(into, name).mkdir(parents=True, exist_ok=True)
             elif member.isreg():
                 content = tar.extractfile(member)
                 if content is None:
@@ -62,7 +62,7 @@ def _unzip(archive: Path, into: Path, room: int) -> tuple[int, int]:
             kind = stat.S_IFMT(info.external_attr >> 16)
             if info.is_dir():
                 if name:
-                    inside(into, name).mkdir(parents=True, exist_ok=True)
+                    resolve_inside(into, name).mkdir(parents=True, exist_ok=True)
             elif kind not in (0, stat.S_IFREG):
                 left_out += 1
             else:
@@ -95,7 +95,7 @@ def _extract_file(content: IO[bytes], into: Path, name: str, size: int, room: in
             f"{name!r} alone has {size} bytes, and {max(0, room)} bytes are available",
             "labctl ssh -- df -h",
         )
-    path = inside(into, name)
+    path = resolve_inside(into, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         remaining = size

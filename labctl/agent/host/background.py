@@ -14,7 +14,7 @@ LINGERING = Path("/var/lib/systemd/linger")
 RUNTIME = Path("/run/user")
 
 
-def scope_words() -> list[str]:
+def build_scope_words() -> list[str]:
     """Return the words before a command that run it in a scope of the account's service manager.
 
     [] for root, whose processes logind does not kill, and where there is no such manager or it ends

@@ -17,7 +17,7 @@ CONTROLLERS = ("memory", "cpuacct", "blkio")
 NO_LIMIT = 2**60
 
 
-class Gauges:
+class ContainerUsage:
     """A running container, as `docker inspect` shows it. `read` is cheap; {} once it has ended.
 
     Keys are those of telemetry.jsonl. "cpu_cores" needs two readings.
@@ -27,14 +27,14 @@ class Gauges:
         self.container = container
         self.pid = int(container["State"]["Pid"])
         self.proc = Path(f"/proc/{self.pid}")
-        self.group = group_of(self.proc, groups)
+        self.group = find_group(self.proc, groups)
         cpus = float((container.get("HostConfig") or {}).get("NanoCpus") or 0) / 1e9
-        self.cores = cpus or usable_cores(self.pid)
+        self.cores = cpus or count_usable_cores(self.pid)
         self._cpu_s: float | None = None
         self._at_s = 0.0
 
     def read(self) -> dict[str, Any]:
-        if self.group is None or not self.group.lives():
+        if self.group is None or not self.group.is_alive():
             return {}
         usage: dict[str, Any] = {"cores": self.cores, **self.group.read()}
         cpu_s, now = usage.pop("cpu_s", None), time.monotonic()
@@ -43,7 +43,7 @@ class Gauges:
                 cores = max(0.0, cpu_s - self._cpu_s) / (now - self._at_s)
                 usage["cpu_cores"] = round(cores, 3)
             self._cpu_s, self._at_s = cpu_s, now
-        return {**usage, **self._shm(), **network(self.proc / "net/dev")}
+        return {**usage, **self._shm(), **parse_network(self.proc / "net/dev")}
 
     def _shm(self) -> dict[str, Any]:
         try:
@@ -54,97 +54,103 @@ class Gauges:
         return {"shm_bytes": used, "shm_limit_bytes": shm.f_blocks * shm.f_frsize}
 
 
-class Group1:
+class CgroupV1:
     """Control groups v1: a folder for each controller."""
 
     def __init__(self, folders: dict[str, Path]) -> None:
         self.folders = folders
 
-    def lives(self) -> bool:
-        return bool(text(self.folders["memory"] / "cgroup.procs"))
+    def is_alive(self) -> bool:
+        return bool(read_kernel_text(self.folders["memory"] / "cgroup.procs"))
 
     def read(self) -> dict[str, Any]:
         memory = self.folders["memory"]
         usage: dict[str, Any] = {
-            **held(
-                number(memory / "memory.usage_in_bytes"),
-                rows(memory / "memory.stat"),
+            **parse_memory(
+                read_kernel_number(memory / "memory.usage_in_bytes"),
+                read_kernel_rows(memory / "memory.stat"),
                 ("total_inactive_file", "total_active_file"),
             ),
-            **limit(number(memory / "memory.limit_in_bytes")),
-            "processes": len(text(memory / "cgroup.procs").split()),
+            **parse_memory_limit(read_kernel_number(memory / "memory.limit_in_bytes")),
+            "processes": len(read_kernel_text(memory / "cgroup.procs").split()),
         }
         if "cpuacct" in self.folders:
-            cpu_ns = number(self.folders["cpuacct"] / "cpuacct.usage")
+            cpu_ns = read_kernel_number(self.folders["cpuacct"] / "cpuacct.usage")
             usage.update({} if cpu_ns is None else {"cpu_s": cpu_ns / 1e9})
         if "blkio" in self.folders:
-            usage.update(disk1(text(self.folders["blkio"] / "blkio.throttle.io_service_bytes")))
+            usage.update(
+                parse_disk_v1(
+                    read_kernel_text(self.folders["blkio"] / "blkio.throttle.io_service_bytes")
+                )
+            )
         return usage
 
 
-class Group2:
+class CgroupV2:
     """Control groups v2: one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def lives(self) -> bool:
-        return "populated 1" in text(self.folder / "cgroup.events")
+    def is_alive(self) -> bool:
+        return "populated 1" in read_kernel_text(self.folder / "cgroup.events")
 
     def read(self) -> dict[str, Any]:
         usage: dict[str, Any] = {
-            **held(
-                number(self.folder / "memory.current"),
-                rows(self.folder / "memory.stat"),
+            **parse_memory(
+                read_kernel_number(self.folder / "memory.current"),
+                read_kernel_rows(self.folder / "memory.stat"),
                 ("inactive_file", "active_file"),
             ),
-            **limit(number(self.folder / "memory.max")),
-            **disk2(text(self.folder / "io.stat")),
+            **parse_memory_limit(read_kernel_number(self.folder / "memory.max")),
+            **parse_disk_v2(read_kernel_text(self.folder / "io.stat")),
         }
-        cpu_us = rows(self.folder / "cpu.stat").get("usage_usec")
+        cpu_us = read_kernel_rows(self.folder / "cpu.stat").get("usage_usec")
         if cpu_us is not None:
             usage["cpu_s"] = cpu_us / 1e6
-        processes = text(self.folder / "cgroup.procs").split()
+        processes = read_kernel_text(self.folder / "cgroup.procs").split()
         return {**usage, "processes": len(processes)} if processes else usage
 
 
-def group_of(proc: Path, groups: Path = GROUPS) -> Group1 | Group2 | None:
+def find_group(proc: Path, groups: Path = GROUPS) -> CgroupV1 | CgroupV2 | None:
     """Return the Group1 or Group2 of a process; None if neither can be read.
 
     Paths as this machine sees them are tried first, then paths as the container sees them: a lab
     server that is itself a container may not see the whole tree.
     """
     paths = {}
-    for row in text(proc / "cgroup").splitlines():
+    for row in read_kernel_text(proc / "cgroup").splitlines():
         _, controllers, path = row.split(":", 2)
         for controller in controllers.split(",") if controllers else [""]:
             paths[controller] = path.lstrip("/")
     container_root = proc / "root" / str(groups).lstrip("/")
     for folder in (groups / paths.get("", ""), container_root):
-        if number(folder / "memory.current") is not None:
-            return Group2(folder)
+        if read_kernel_number(folder / "memory.current") is not None:
+            return CgroupV2(folder)
     host_folders = {name: groups / name / paths.get(name, "-") for name in CONTROLLERS}
     for folders in (host_folders, {name: container_root / name for name in CONTROLLERS}):
-        if number(folders["memory"] / "memory.usage_in_bytes") is not None:
-            return Group1({name: path for name, path in folders.items() if path.is_dir()})
+        if read_kernel_number(folders["memory"] / "memory.usage_in_bytes") is not None:
+            return CgroupV1({name: path for name, path in folders.items() if path.is_dir()})
     return None
 
 
-def held(usage: int | None, stat: dict[str, int], file_pages: tuple[str, ...]) -> dict[str, int]:
+def parse_memory(
+    usage: int | None, stat: dict[str, int], file_pages: tuple[str, ...]
+) -> dict[str, int]:
     """Return the memory in use without file caches, which the kernel drops when it needs room."""
     if usage is None:
         return {}
     return {"memory_bytes": max(0, usage - sum(stat.get(name, 0) for name in file_pages))}
 
 
-def limit(own_limit: int | None) -> dict[str, int]:
+def parse_memory_limit(own_limit: int | None) -> dict[str, int]:
     """Return the container's own limit, or all of the machine's memory."""
-    machine_total = rows(Path("/proc/meminfo")).get("MemTotal:", 0) * 1024
+    machine_total = read_kernel_rows(Path("/proc/meminfo")).get("MemTotal:", 0) * 1024
     limits = [size for size in (own_limit, machine_total) if size and size < NO_LIMIT]
     return {"memory_limit_bytes": min(limits)} if limits else {}
 
 
-def disk1(content: str) -> dict[str, int]:
+def parse_disk_v1(content: str) -> dict[str, int]:
     """Parse lines `8:0 Read 4096` and a total, which is the only line if no disk was used."""
     words = [row.split() for row in content.splitlines()]
     if not words:
@@ -154,7 +160,7 @@ def disk1(content: str) -> dict[str, int]:
     return {"disk_read_bytes": read, "disk_write_bytes": written}
 
 
-def disk2(content: str) -> dict[str, int]:
+def parse_disk_v2(content: str) -> dict[str, int]:
     """Parse lines `8:0 rbytes=4096 wbytes=0 ...`."""
     pairs = [word.partition("=") for row in content.splitlines() for word in row.split()[1:]]
     read = sum(int(value) for key, _, value in pairs if key == "rbytes")
@@ -162,10 +168,10 @@ def disk2(content: str) -> dict[str, int]:
     return {"disk_read_bytes": read, "disk_write_bytes": written} if pairs else {}
 
 
-def network(path: Path) -> dict[str, int]:
+def parse_network(path: Path) -> dict[str, int]:
     """Return the bytes received and sent over every interface except the loopback."""
     counters: list[list[str]] = []
-    for row in text(path).splitlines()[2:]:
+    for row in read_kernel_text(path).splitlines()[2:]:
         name, _, counts = row.partition(":")
         if name.strip() != "lo":
             counters.append(counts.split())
@@ -177,14 +183,14 @@ def network(path: Path) -> dict[str, int]:
     }
 
 
-def usable_cores(pid: int) -> float:
+def count_usable_cores(pid: int) -> float:
     try:
         return float(len(os.sched_getaffinity(pid)))
     except OSError:
         return float(os.cpu_count() or 1)
 
 
-def text(path: Path) -> str:
+def read_kernel_text(path: Path) -> str:
     """Read a small kernel file; "" if it cannot be read."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 (half the cost, some 30 times a second)
@@ -193,16 +199,16 @@ def text(path: Path) -> str:
         return ""
 
 
-def number(path: Path) -> int | None:
+def read_kernel_number(path: Path) -> int | None:
     """Read a number; None if the file has none ("max" is not a number)."""
-    content = text(path).strip()
+    content = read_kernel_text(path).strip()
     return int(content) if content.isdigit() else None
 
 
-def rows(path: Path) -> dict[str, int]:
+def read_kernel_rows(path: Path) -> dict[str, int]:
     """Parse lines `name 42`, ignoring the rest of each line."""
     values = {}
-    for row in text(path).splitlines():
+    for row in read_kernel_text(path).splitlines():
         words = row.split(None, 2)
         if len(words) > 1 and words[1].isdigit():
             values[words[0]] = int(words[1])

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ..reply import Failure
-from .background import scope_words
+from .background import build_scope_words
 
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ATTEMPTS_S = 20.0
 
 
-def docker(*args: str, check: bool = True, stdin: str = "") -> CompletedProcess[str]:
+def run_docker(*args: str, check: bool = True, stdin: str = "") -> CompletedProcess[str]:
     """Run one docker command. While the daemon does not answer, retry for ATTEMPTS_S."""
     import subprocess  # imported here: a run's start does not need it
 
@@ -49,14 +49,14 @@ def docker(*args: str, check: bool = True, stdin: str = "") -> CompletedProcess[
     return done
 
 
-def tmux(*args: str) -> CompletedProcess[str]:
+def run_tmux(*args: str) -> CompletedProcess[str]:
     import subprocess
 
     words = _tmux_words(args)
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
-def tmux_begun(*args: str) -> None:
+def spawn_tmux(*args: str) -> None:
     """Run tmux without waiting for it: people open the session later than the reply arrives."""
     null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
     words = _tmux_words(args)
@@ -69,4 +69,4 @@ def _tmux_words(args: tuple[str, ...]) -> list[str]:
 
     A new session may start tmux's server, which must outlive this login.
     """
-    return [*(scope_words() if args[0] == "new-session" else []), "tmux", *args]
+    return [*(build_scope_words() if args[0] == "new-session" else []), "tmux", *args]

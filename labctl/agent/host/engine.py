@@ -17,7 +17,7 @@ from typing import Any, Callable, Iterator
 from urllib.parse import quote
 
 from ..reply import Failure
-from .docker import ATTEMPTS_S, docker
+from .docker import ATTEMPTS_S, run_docker
 
 SOCKET = "unix:///var/run/docker.sock"
 # The newest API version used; an older engine gets its own version.
@@ -28,7 +28,7 @@ ANSWER_S = 120.0
 _CHUNK = 256 * 1024
 
 
-class Refused(Failure):
+class EngineRequestError(Failure):
     """An error response of the engine. `status` is the HTTP status, 0 if no response came."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -37,44 +37,44 @@ class Refused(Failure):
         self.message = message
 
 
-def image(reference: str) -> dict[str, Any] | None:
+def inspect_image(reference: str) -> dict[str, Any] | None:
     """Return what `docker image inspect` shows; None if the image is not on this server."""
     return _get_object(f"/images/{quote(reference, safe='/:@')}/json")
 
 
-def inspect(names: list[str]) -> dict[str, dict[str, Any]]:
+def inspect_containers(names: list[str]) -> dict[str, dict[str, Any]]:
     """Map name to what `docker container inspect` shows, for the containers that exist."""
     replies = [_get_object(f"/containers/{name}/json") for name in names]
     return {reply["Name"].lstrip("/"): reply for reply in replies if reply}
 
 
-def create(name: str, body: dict[str, Any]) -> bool:
+def create_container(name: str, body: dict[str, Any]) -> bool:
     """Create a container without starting it; return False if one of that name exists."""
     try:
-        ask("POST", f"/containers/create?name={name}", body)
-    except Refused as refused:
+        call("POST", f"/containers/create?name={name}", body)
+    except EngineRequestError as refused:
         if refused.status == 409 and "is already in use" in refused.message:
             return False
         raise
     return True
 
 
-def start(name: str) -> None:
+def start_container(name: str) -> None:
     """Start a container and return once its first process runs; a running one is left alone."""
-    ask("POST", f"/containers/{name}/start")
+    call("POST", f"/containers/{name}/start")
 
 
-def remove(name: str) -> None:
+def remove_container(name: str) -> None:
     """Kill and remove a container; an absent one is fine."""
-    with suppress(Refused):
-        ask("DELETE", f"/containers/{name}?force=1")
+    with suppress(EngineRequestError):
+        call("DELETE", f"/containers/{name}?force=1")
 
 
-def archive(name: str, path: str) -> bytes:
+def read_archive(name: str, path: str) -> bytes:
     """Return a tar with one file of a container, which need not run; b"" if the file is absent."""
     try:
-        return ask("GET", f"/containers/{name}/archive?path={path}")
-    except Refused:
+        return call("GET", f"/containers/{name}/archive?path={path}")
+    except EngineRequestError:
         return b""
 
 
@@ -83,9 +83,9 @@ def _get_object(path: str) -> dict[str, Any] | None:
     deadline = time.monotonic() + ATTEMPTS_S
     while True:
         try:
-            body: dict[str, Any] = json.loads(ask("GET", path))
+            body: dict[str, Any] = json.loads(call("GET", path))
             return body
-        except Refused as refused:
+        except EngineRequestError as refused:
             if 400 <= refused.status < 500:
                 return None
             if refused.status or time.monotonic() >= deadline:
@@ -94,7 +94,7 @@ def _get_object(path: str) -> dict[str, Any] | None:
         time.sleep(PAUSE_S)
 
 
-def ask(
+def call(
     method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = ANSWER_S
 ) -> bytes:
     """Send one request; return the body of the response.
@@ -109,12 +109,12 @@ def ask(
     raise _parse_refusal(status, content)
 
 
-def _parse_refusal(status: int, content: bytes) -> Refused:
+def _parse_refusal(status: int, content: bytes) -> EngineRequestError:
     try:
         message = str(json.loads(content)["message"])
     except (ValueError, KeyError, TypeError):
         message = content.decode(errors="replace")
-    return Refused(status, message.strip() or f"HTTP status {status}")
+    return EngineRequestError(status, message.strip() or f"HTTP status {status}")
 
 
 @lru_cache(maxsize=None)
@@ -145,12 +145,14 @@ def _exchange(
                 response += block
         except socket.timeout:
             message = f"the Docker Engine gave no answer within {timeout_s:g} s"
-            raise Refused(0, message) from None
+            raise EngineRequestError(0, message) from None
         except ConnectionError as error:
-            raise Refused(0, f"the Docker Engine closed the connection: {error}") from None
+            raise EngineRequestError(
+                0, f"the Docker Engine closed the connection: {error}"
+            ) from None
     status, headers, content = _parse(bytes(response))
     if len(content) < _content_length(headers):
-        raise Refused(0, "the Docker Engine closed the connection during its response")
+        raise EngineRequestError(0, "the Docker Engine closed the connection during its response")
     return status, headers, content
 
 
@@ -173,19 +175,21 @@ def _parse_head(response: bytes) -> tuple[int, dict[str, str], bytes]:
     """Return (status, headers in lower case, the bytes after the head)."""
     head, end, body = response.partition(b"\r\n\r\n")
     if not end:
-        raise Refused(0, "the Docker Engine closed the connection during its response")
+        raise EngineRequestError(0, "the Docker Engine closed the connection during its response")
     lines = head.decode(errors="replace").split("\r\n")
     headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines[1:])}
     status = lines[0].split(" ")[1:2]
     if not lines[0].startswith("HTTP/1.") or not (status and status[0].isdecimal()):
-        raise Refused(0, f"the Docker Engine sent a response that is not HTTP: {lines[0]!a}")
+        raise EngineRequestError(
+            0, f"the Docker Engine sent a response that is not HTTP: {lines[0]!a}"
+        )
     return int(status[0]), headers, body
 
 
 _parse: Callable[[bytes], tuple[int, dict[str, str], bytes]] = _parse_head
 
 
-def parse_with(parse: Callable[[bytes], tuple[int, dict[str, str], bytes]]) -> None:
+def set_head_parser(parse: Callable[[bytes], tuple[int, dict[str, str], bytes]]) -> None:
     """Use another parser for response heads: the broker's, which takes 30 ms to import."""
     global _parse
     _parse = parse
@@ -195,10 +199,10 @@ def _content_length(headers: dict[str, str]) -> int:
     try:
         return int(headers.get("content-length", 0))
     except ValueError:
-        raise Refused(0, "the Docker Engine sent an invalid Content-Length") from None
+        raise EngineRequestError(0, "the Docker Engine sent an invalid Content-Length") from None
 
 
-class Stream:
+class ResponseStream:
     """A response that arrives in parts, such as a pull's. Closing it cancels the engine's work.
 
     Raises Refused for an error, as `ask` does.
@@ -258,14 +262,14 @@ class Stream:
     def close(self) -> None:
         self._link.close()
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> ResponseStream:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _silent(self) -> Refused:
-        return Refused(0, f"the Docker Engine sent nothing for {self._silence_s:g} s")
+    def _silent(self) -> EngineRequestError:
+        return EngineRequestError(0, f"the Docker Engine sent nothing for {self._silence_s:g} s")
 
 
 def _connect(socket_path: str) -> socket.socket:
@@ -282,7 +286,7 @@ def _connect(socket_path: str) -> socket.socket:
             if isinstance(error, PermissionError):
                 what = "the account on the server is not allowed to use Docker"
                 raise Failure("engine", what, f"{socket_path}: {error}", "labctl doctor") from None
-            docker("--version")  # raises at once if Docker is not installed
+            run_docker("--version")  # raises at once if Docker is not installed
             if time.monotonic() >= deadline:
                 raise _silent(socket_path, error) from None
         time.sleep(PAUSE_S)
@@ -297,7 +301,7 @@ def _silent(path: str, error: OSError) -> Failure:
     )
 
 
-def settings() -> dict[str, Any]:
+def read_settings() -> dict[str, Any]:
     """Return the docker command's settings on this server; {} if it has none."""
     folder = os.environ.get("DOCKER_CONFIG") or str(Path.home() / ".docker")
     try:
@@ -319,7 +323,9 @@ def _socket_path() -> str:
     return host[len("unix://") :]
 
 
-def covers(image: dict[str, Any], taken: set[str], size_bytes: int) -> list[dict[str, Any]]:
+def build_volume_mounts(
+    image: dict[str, Any], taken: set[str], size_bytes: int
+) -> list[dict[str, Any]]:
     """Return tmpfs mounts for the volumes that an image declares, except those at `taken`.
 
     Without them the volumes would be on the server's disk, without a size limit.
@@ -333,15 +339,15 @@ def covers(image: dict[str, Any], taken: set[str], size_bytes: int) -> list[dict
 
 def _context_host() -> str:
     """Return the host of the selected Docker context (rootless Docker sets one), or ""."""
-    context = os.environ.get("DOCKER_CONTEXT") or settings().get("currentContext")
+    context = os.environ.get("DOCKER_CONTEXT") or read_settings().get("currentContext")
     if context in (None, "", "default"):
         return ""
-    return docker("context", "inspect", "--format", "{{.Endpoints.docker.Host}}").stdout.strip()
+    return run_docker("context", "inspect", "--format", "{{.Endpoints.docker.Host}}").stdout.strip()
 
 
-def proxies() -> dict[str, str]:
+def build_proxy_env() -> dict[str, str]:
     """Return the proxy variables that the docker command's settings give every container."""
-    configured = settings().get("proxies") or {}
+    configured = read_settings().get("proxies") or {}
     applicable = configured.get("unix://" + _socket_path()) or configured.get("default") or {}
     variables = {}
     for kind in ("http", "https", "ftp", "no", "all"):

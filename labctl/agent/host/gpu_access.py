@@ -39,7 +39,7 @@ done
 """
 
 
-class Access(NamedTuple):
+class GpuAccess(NamedTuple):
     """What is known of a container's access. Times are Unix seconds; None if it never happened.
 
     Only a container that has opened its GPUs before can lose them: one that never could has
@@ -51,10 +51,10 @@ class Access(NamedTuple):
     lost_at: float | None = None
 
 
-def judge(before: Access, code: int | None, now: float) -> Access:
+def update_access(before: GpuAccess, code: int | None, now: float) -> GpuAccess:
     """Return what is known after a probe with the exit code `code` (None: no result)."""
     if code == OPENED:
-        return Access(opened_at=now)
+        return GpuAccess(opened_at=now)
     if code != REFUSED or before.opened_at is None:
         return before
     if before.refused_at is None:
@@ -62,7 +62,7 @@ def judge(before: Access, code: int | None, now: float) -> Access:
     return before._replace(lost_at=before.lost_at or before.refused_at)
 
 
-class Probe:
+class GpuProbe:
     """Repeated probes of one container. No call waits for a probe to end."""
 
     def __init__(self, container: dict[str, Any], directory: Path) -> None:
@@ -82,8 +82,8 @@ class Probe:
                 self._start_probe(now_s)
             return False
         try:
-            inspected = json.loads(engine.ask("GET", f"/exec/{self._exec_id}/json"))
-        except engine.Refused:
+            inspected = json.loads(engine.call("GET", f"/exec/{self._exec_id}/json"))
+        except engine.EngineRequestError:
             self._exec_id = ""  # the engine has restarted since
             return False
         if inspected["Running"]:
@@ -97,12 +97,12 @@ class Probe:
         self._began_s, self._due_s = now_s, now_s + EVERY_S
         body = {"Cmd": ["/bin/sh", "-c", PROBE], "User": f"{os.getuid()}:{os.getgid()}"}
         path = f"/containers/{self.container_id}/exec"
-        exec_id = str(json.loads(engine.ask("POST", path, body))["Id"])
-        engine.ask("POST", f"/exec/{exec_id}/start", {"Detach": True})
+        exec_id = str(json.loads(engine.call("POST", path, body))["Id"])
+        engine.call("POST", f"/exec/{exec_id}/start", {"Detach": True})
         self._exec_id = exec_id
 
     def _conclude(self, code: int | None, now_s: float) -> bool:
-        before, self.access = self.access, judge(self.access, code, time.time())
+        before, self.access = self.access, update_access(self.access, code, time.time())
         if self.access.refused_at and not self.access.lost_at:
             self._due_s = now_s + CONFIRM_S
         with suppress(OSError):  # full disk: the next probe writes it
@@ -110,14 +110,14 @@ class Probe:
         return self.access.lost_at is not None and before.lost_at is None
 
 
-def _read(path: Path, container: str) -> Access:
+def _read(path: Path, container: str) -> GpuAccess:
     body = read_json(path)
     if body.get("container") != container:
-        return Access()
-    times = {key: body.get(key) for key in Access._fields}
-    return Access(**{k: float(v) for k, v in times.items() if isinstance(v, (int, float))})
+        return GpuAccess()
+    times = {key: body.get(key) for key in GpuAccess._fields}
+    return GpuAccess(**{k: float(v) for k, v in times.items() if isinstance(v, (int, float))})
 
 
-def lost_at(directory: Path, container: str) -> float | None:
+def find_loss_time(directory: Path, container: str) -> float | None:
     """Return when the container of a run was first seen without its GPUs; None if it has them."""
     return _read(directory / ".labctl" / STATE, container).lost_at

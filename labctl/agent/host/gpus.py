@@ -15,7 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict
 
-from ..broker.detection import brokered
+from ..broker.detection import is_brokered
 from ..reply import Failure
 
 if TYPE_CHECKING:
@@ -80,77 +80,77 @@ class Gpus:
     def __init__(self, open_library: Callable[[], Nvml | None] = open_nvml) -> None:
         self._open_library = open_library
         self._nvml: Nvml | None = None
-        self._tool: Tool | Lent | None = None
+        self._tool: NvidiaSmi | BrokeredGpus | None = None
         self._opened = False
         self._last: list[Gpu] = []
-        self._pace = Pace()
+        self._pace = ReadingInterval()
 
     def read(self, wait: bool = False) -> list[Gpu]:
         """Return the GPUs. With `wait`, wait for a query that nvidia-smi has just started."""
         self._open()
         if self._tool:
             return self._tool.read(wait)
-        if self._nvml and self._pace.due():
+        if self._nvml and self._pace.is_due():
             started = time.thread_time()
             self._last = self._nvml.read()
-            self._pace.took(time.thread_time() - started)
+            self._pace.record_cost(time.thread_time() - started)
         return self._last
 
-    def processes(self) -> list[dict[str, Any]]:
+    def list_processes(self) -> list[dict[str, Any]]:
         """List the compute processes: {"uuid", "pid", "memory_bytes"} of each GPU."""
         self._open()
         if self._nvml:
-            return self._nvml.processes()
-        return self._tool.processes() if self._tool else []
+            return self._nvml.list_processes()
+        return self._tool.list_processes() if self._tool else []
 
     def _open(self) -> None:
         if self._opened:
             return
         self._opened = True
-        if brokered():
-            self._tool = Lent()
+        if is_brokered():
+            self._tool = BrokeredGpus()
             return
         self._nvml = self._open_library()
         if self._nvml is None:
             program = shutil.which("nvidia-smi")
-            self._tool = Tool(program) if program else None
+            self._tool = NvidiaSmi(program) if program else None
 
 
-class Lent:
+class BrokeredGpus:
     """The GPUs of a shared server, reported by its broker: accounts cannot open the devices."""
 
     def read(self, wait: bool) -> list[Gpu]:
         from . import engine  # imported only where it is needed
 
         try:
-            gpus: list[Gpu] = json.loads(engine.ask("GET", "/labctl/gpus"))["gpus"]
+            gpus: list[Gpu] = json.loads(engine.call("GET", "/labctl/gpus"))["gpus"]
         except (Failure, ValueError, KeyError):
             return []
         return gpus
 
-    def processes(self) -> list[dict[str, Any]]:
+    def list_processes(self) -> list[dict[str, Any]]:
         """Return nothing: other accounts' processes are private, and the broker reports no pids."""
         return []
 
 
-class Pace:
+class ReadingInterval:
     """The interval between readings: they take at most SHARE of a core."""
 
     def __init__(self) -> None:
         self._due_s = 0.0
         self._first = True
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         return time.monotonic() >= self._due_s
 
-    def took(self, cpu_s: float) -> None:
+    def record_cost(self, cpu_s: float) -> None:
         """Note a reading's cost. The first one wakes the driver, so its cost does not count."""
         rest = 0.0 if self._first else min(LONGEST_REST_S, cpu_s / SHARE)
         self._first = False
         self._due_s = time.monotonic() + rest
 
 
-class Tool:
+class NvidiaSmi:
     """nvidia-smi. It uses a core for tens of milliseconds, or for seconds if the driver slept.
 
     So a thread runs it, one query at a time.
@@ -162,19 +162,21 @@ class Tool:
         self._gpus: list[Gpu] = []
         self._processes: list[dict[str, Any]] = []
         self._query_thread: threading.Thread | None = None
-        self._pace = Pace()
+        self._pace = ReadingInterval()
 
     def read(self, wait: bool) -> list[Gpu]:
         """Return the last result; only the very first query is waited for."""
         first = self._query_thread is None
-        if self._query_thread is None or (not self._query_thread.is_alive() and self._pace.due()):
+        if self._query_thread is None or (
+            not self._query_thread.is_alive() and self._pace.is_due()
+        ):
             self._query_thread = threading.Thread(target=self._query_all, daemon=True)
             self._query_thread.start()
         if first or wait:
             self._query_thread.join(ANSWER_S)
         return self._gpus
 
-    def processes(self) -> list[dict[str, Any]]:
+    def list_processes(self) -> list[dict[str, Any]]:
         return self._processes
 
     def _query_all(self) -> None:
@@ -184,12 +186,12 @@ class Tool:
             # A driver that has another name for the last field rejects the whole query.
             self.fields = FIELDS[:-1]
             rows = self._run_query(f"--query-gpu={','.join(name for name, _, _ in self.fields)}")
-        self._gpus = [row_of(row, self.fields) for row in rows or []]
+        self._gpus = [parse_row(row, self.fields) for row in rows or []]
         process_rows = (
             self._run_query("--query-compute-apps=gpu_uuid,pid,used_memory") if rows else []
         )
         self._processes = [process for row in process_rows or [] for process in _parse_process(row)]
-        self._pace.took(_children_cpu_s() - cpu_before_s)
+        self._pace.record_cost(_children_cpu_s() - cpu_before_s)
 
     def _run_query(self, query: str) -> list[str] | None:
         """Return the rows of a query; None if it failed."""
@@ -214,7 +216,7 @@ def _children_cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def row_of(row: str, fields: tuple[tuple[str, str, Callable[[str], Any]], ...] = FIELDS) -> Gpu:
+def parse_row(row: str, fields: tuple[tuple[str, str, Callable[[str], Any]], ...] = FIELDS) -> Gpu:
     """Parse a row of --query-gpu; a value of "[N/A]" or "[Not Supported]" is absent."""
     gpu = {}
     for (_, key, read), text in zip(fields, row.split(", ")):
@@ -234,7 +236,7 @@ def _parse_process(row: str) -> list[dict[str, Any]]:
     return [{"uuid": uuid.strip(), "pid": int(pid), **memory}]
 
 
-def given(gpus: list[Gpu], container: dict[str, Any]) -> list[Gpu]:
+def select_given(gpus: list[Gpu], container: dict[str, Any]) -> list[Gpu]:
     """Return the GPUs that a container was given, as `docker inspect` shows it."""
     selected = set()
     for device_request in (container.get("HostConfig") or {}).get("DeviceRequests") or []:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .container_usage import text
+from .container_usage import read_kernel_text
 
 PACKAGES = "/usr/lib/python3/dist-packages"
 # Earlier versions, such as Ubuntu 20.04's, cannot parse the disk statistics of newer kernels.
@@ -42,7 +42,7 @@ def load_psutil(packages: str = PACKAGES) -> Any:
     return psutil if psutil.version_info >= OLDEST_PSUTIL else proc
 
 
-class Machine:
+class HostUsage:
     """Readings of the server, each compared with the previous one."""
 
     def __init__(self, disk: Path, psutil: Any) -> None:
@@ -97,7 +97,7 @@ def is_whole_disk(name: str) -> bool:
     return not name.startswith(NO_DISKS) and Path("/sys/block", name.replace("/", "!")).exists()
 
 
-class Processes:
+class ProcessUsage:
     """Processes by CPU use.
 
     An update reads one small file a process, so it runs every few seconds.
@@ -109,7 +109,7 @@ class Processes:
         self._at_s = 0.0
         self.busy: dict[int, float] = {}
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Set `busy`: pid -> cores since the last call, only the busiest MOST_PROCESSES."""
         now = time.monotonic()
         span, is_first = now - self._at_s, not self._at_s
@@ -137,7 +137,7 @@ class Processes:
             person, memory = process.username(), process.memory_info()
         except self._psutil.Error:
             return {}
-        containers = CONTAINER.findall(text(Path(f"/proc/{pid}/cgroup")))
+        containers = CONTAINER.findall(read_kernel_text(Path(f"/proc/{pid}/cgroup")))
         return {
             "pid": pid,
             "person": person,

@@ -38,7 +38,7 @@ class Nvml:
             ]
         return gpus
 
-    def processes(self) -> list[dict[str, Any]]:
+    def list_processes(self) -> list[dict[str, Any]]:
         """List the compute processes: {"uuid", "pid", "memory_bytes"} of each GPU."""
         rows = []
         for _, card in self._cards:

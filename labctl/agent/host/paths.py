@@ -22,11 +22,11 @@ LIMIT = "limit.json"
 DOWN_MARKS = (Path("/run/nologin"), Path("/run/going-down"))
 
 
-def home() -> Path:
+def labctl_home() -> Path:
     return Path.home() / "labctl"
 
 
-def checked_name(name: str) -> str:
+def require_name(name: str) -> str:
     if not NAME.fullmatch(name):
         raise Failure("usage", f"bad name {name!r}", "a name matches ^[a-z0-9][a-z0-9-]{0,38}$")
     return name
@@ -34,8 +34,8 @@ def checked_name(name: str) -> str:
 
 def lab_dir(lab: str, lab_id: str) -> Path:
     """Return `~/labctl/<lab>`, or `~/labctl/<lab>-<id>` if another lab has the plain name."""
-    plain = home() / checked_name(lab)
-    named = home() / f"{lab}-{lab_id[:6]}"
+    plain = labctl_home() / require_name(lab)
+    named = labctl_home() / f"{lab}-{lab_id[:6]}"
     if named.exists():
         return named
     owner = read_text(plain / ".labctl" / "id")
@@ -48,10 +48,10 @@ def lab_dir(lab: str, lab_id: str) -> Path:
 
 
 def run_dir(root: Path, run_id: str) -> Path:
-    return root / "runs" / checked_name(run_id)
+    return root / "runs" / require_name(run_id)
 
 
-def inside(root: Path, relative: str) -> Path:
+def resolve_inside(root: Path, relative: str) -> Path:
     """Return `root/relative`.
 
     Failure for a path that is absolute, leaves `root`, or passes through a link.
@@ -68,7 +68,7 @@ def inside(root: Path, relative: str) -> Path:
     return parent / parts[-1]
 
 
-class Below:
+class CheckedPaths:
     """Paths below one directory as text: fast for thousands of them.
 
     Each is checked as by `inside`, but each parent directory only once.
@@ -82,7 +82,7 @@ class Below:
         parent, _, name = relative.rpartition("/")
         is_odd = name in ("", ".", "..") or "\0" in name or relative[0] == "/"
         if is_odd or parent not in self._proved:
-            inside(Path(self.root), relative)
+            resolve_inside(Path(self.root), relative)
             self._proved.add(parent)
         return f"{self.root}/{relative}"
 
@@ -120,7 +120,7 @@ def write_json(path: Path, body: Any, mode: int = 0o644) -> None:
     write_text(path, json.dumps(body, separators=(",", ":")), mode)
 
 
-def sha256_of(path: Path, length: int | None = None) -> str:
+def hash_file(path: Path, length: int | None = None) -> str:
     """Return the hash of the first `length` bytes of a file, or of the whole file."""
     digest = hashlib.sha256()
     remaining = length
@@ -134,7 +134,7 @@ def sha256_of(path: Path, length: int | None = None) -> str:
     return digest.hexdigest()
 
 
-def age_of(moment_s: float) -> float:
+def measure_age_s(moment_s: float) -> float:
     """Return the seconds since a recorded time of day, in Unix seconds.
 
     A time in the future was recorded before the clock was set back, so it is not recent either.
@@ -142,7 +142,7 @@ def age_of(moment_s: float) -> float:
     return abs(time.time() - moment_s)
 
 
-def going_down() -> bool:
+def is_going_down() -> bool:
     """Return whether this machine is shutting down or restarting.
 
     systemd's state and the files that mark a shutdown tell.
@@ -164,13 +164,13 @@ def going_down() -> bool:
     return done.stdout.strip() == "stopping"
 
 
-def free_bytes(path: Path) -> int:
+def count_free_bytes(path: Path) -> int:
     while not path.exists():
         path = path.parent
-    return disk(path)[0]
+    return measure_disk(path)[0]
 
 
-def disk(path: Path) -> tuple[int, int]:
+def measure_disk(path: Path) -> tuple[int, int]:
     """Return (bytes available to this user, total bytes) of the filesystem that holds `path`."""
     status = os.statvfs(path)
     return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize

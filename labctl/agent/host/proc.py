@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Iterator, NamedTuple
 
-from .container_usage import rows, text
+from .container_usage import read_kernel_rows, read_kernel_text
 
 SECTOR_BYTES = 512
 TICKS_S = os.sysconf("SC_CLK_TCK")
@@ -59,7 +59,7 @@ class ProcessMemory(NamedTuple):
 class Process:
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._fields = text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+        self._fields = read_kernel_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
         if len(self._fields) < 22:
             raise Error(pid)
 
@@ -73,10 +73,10 @@ class Process:
         return ProcessMemory(int(self._fields[21]) * PAGE_BYTES)
 
     def name(self) -> str:
-        return text(Path(f"/proc/{self.pid}/comm")).strip()
+        return read_kernel_text(Path(f"/proc/{self.pid}/comm")).strip()
 
     def cmdline(self) -> list[str]:
-        words = text(Path(f"/proc/{self.pid}/cmdline")).rstrip("\0")
+        words = read_kernel_text(Path(f"/proc/{self.pid}/cmdline")).rstrip("\0")
         return words.split("\0") if words else []
 
     def username(self) -> str:
@@ -104,19 +104,19 @@ def process_iter() -> Iterator[Process]:
 
 
 def cpu_times() -> CpuTimes:
-    words = text(Path("/proc/stat")).split("\n", 1)[0].split()[1:8]
+    words = read_kernel_text(Path("/proc/stat")).split("\n", 1)[0].split()[1:8]
     if len(words) < 7:
         raise NotImplementedError
     return CpuTimes(*(int(word) / TICKS_S for word in words))
 
 
 def virtual_memory() -> Memory:
-    memory = rows(Path("/proc/meminfo"))
+    memory = read_kernel_rows(Path("/proc/meminfo"))
     return Memory(memory.get("MemTotal:", 0) * 1024, memory.get("MemAvailable:", 0) * 1024)
 
 
 def disk_io_counters(perdisk: bool, nowrap: bool) -> dict[str, DiskIo]:
-    counts = (row.split() for row in text(Path("/proc/diskstats")).splitlines())
+    counts = (row.split() for row in read_kernel_text(Path("/proc/diskstats")).splitlines())
     return {
         row[2]: DiskIo(int(row[5]) * SECTOR_BYTES, int(row[9]) * SECTOR_BYTES)
         for row in counts
@@ -125,6 +125,6 @@ def disk_io_counters(perdisk: bool, nowrap: bool) -> dict[str, DiskIo]:
 
 
 def net_io_counters(pernic: bool, nowrap: bool) -> dict[str, NetIo]:
-    links = (row.partition(":") for row in text(Path("/proc/net/dev")).splitlines()[2:])
+    links = (row.partition(":") for row in read_kernel_text(Path("/proc/net/dev")).splitlines()[2:])
     counts = {name.strip(): words.split() for name, _, words in links}
     return {name: NetIo(int(row[0]), int(row[8])) for name, row in counts.items()}

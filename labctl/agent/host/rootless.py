@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 from ..reply import Failure
-from .docker import docker
-from .paths import home
+from .docker import run_docker
+from .paths import labctl_home
 
 PROGRAMS = ("rootlesskit", "buildkitd", "buildctl", "newuidmap")
 PLACES = "/opt/labctl/buildkit/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
@@ -25,7 +25,7 @@ READY_S = 60.0
 Streamed = Callable[[List[str], Optional[Path]], Tuple[int, List[str]]]
 
 
-def checked() -> None:
+def require_buildkit() -> None:
     """Raise Failure (policy) if this server cannot build images for an account."""
     missing = [name for name in PROGRAMS if not shutil.which(name, path=PLACES)]
     if missing:
@@ -38,7 +38,7 @@ def build(
     request: dict[str, Any], context: Path, log: Path, streamed: Streamed
 ) -> tuple[int, list[str]]:
     """Build "tag" from the Dockerfile in `context`; return the exit code and the last lines."""
-    folder = home() / ".cache" / "buildkit"
+    folder = labctl_home() / ".cache" / "buildkit"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="build-", dir=str(folder)) as build_folder:
         archive = Path(build_folder) / "image.tar"
@@ -52,7 +52,7 @@ def build(
             words += ["--output", f"type=docker,name={request['tag']},dest={archive}"]
             code, lines = streamed(["env", f"PATH={PLACES}", *words], log)
         if code == 0:
-            docker("load", "--quiet", "--input", str(archive))
+            run_docker("load", "--quiet", "--input", str(archive))
     return code, lines
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..program import PROGRAM
-from ..reply import reply_of
+from ..reply import parse_reply
 
 
-def account(request: dict[str, Any]) -> dict[str, Any]:
+def describe_account(request: dict[str, Any]) -> dict[str, Any]:
     """Return the account that owns the lab, for the request that is repeated as root."""
     if "uid" in request and os.geteuid() == 0:
         return {}
@@ -23,14 +23,14 @@ def account(request: dict[str, Any]) -> dict[str, Any]:
     return {"uid": os.getuid(), "gid": os.getgid(), "home": str(Path.home()), "user": entry.pw_name}
 
 
-def may_sudo() -> bool:
+def can_sudo() -> bool:
     if not shutil.which("sudo"):
         return False
     done = subprocess.run(["sudo", "-n", "true"], capture_output=True, timeout=20, check=False)
     return done.returncode == 0
 
 
-def as_root(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+def run_as_root(verb: str, request: dict[str, Any]) -> dict[str, Any]:
     """Run this verb again as root; return its reply or raise its Failure."""
     program = PROGRAM / "__main__.py"
     words = ["sudo", "-n", "env", f"HOME={Path.home()}"]
@@ -41,4 +41,4 @@ def as_root(verb: str, request: dict[str, Any]) -> dict[str, Any]:
         text=True,
         check=False,
     )
-    return reply_of(verb, done.stdout, done.stderr)
+    return parse_reply(verb, done.stdout, done.stderr)

@@ -46,8 +46,8 @@ def list_gpu_containers() -> list[str]:
     if not shutil.which("docker"):
         return []
     try:
-        containers = json.loads(engine.ask("GET", "/containers/json"))
-        running = engine.inspect([container["Id"] for container in containers])
+        containers = json.loads(engine.call("GET", "/containers/json"))
+        running = engine.inspect_containers([container["Id"] for container in containers])
     except Failure:
         return ["any (the Docker Engine does not answer)"] if NODE.exists() else []
     return sorted(name for name, container in running.items() if has_gpu(container["HostConfig"]))

@@ -21,13 +21,13 @@ from typing import Any
 from urllib.parse import quote
 
 from ..reply import Failure
-from ..watchdog.activity import Account
-from ..watchdog.notify import tell
+from ..watchdog.activity import LabAccount
+from ..watchdog.notify import notify
 from . import engine
-from .container_usage import Gauges
-from .gpu_access import Probe
-from .gpus import Gpu, Gpus, given
-from .paths import home
+from .container_usage import ContainerUsage
+from .gpu_access import GpuProbe
+from .gpus import Gpu, Gpus, select_given
+from .paths import labctl_home
 
 NAME = "telemetry.jsonl"
 LOCKS = Path("/var/tmp")
@@ -56,29 +56,29 @@ OF_A_GPU = (
 OF_AN_INSTANCE = ("uuid", "name", "memory_bytes", "memory_total_bytes")
 
 
-class Recorded:
+class RecordedRun:
     """One run's container, and when its next line is due."""
 
     def __init__(self, container: dict[str, Any]) -> None:
         mounts = {mount["Destination"]: mount.get("Source", "") for mount in container["Mounts"]}
         self.directory = Path(mounts["/lab/run"])
-        self.gauges = Gauges(container)
+        self.gauges = ContainerUsage(container)
         self.attempt = int(container["Name"].rpartition("-")[2])
         self.began_s = self.due_s = time.monotonic()
         has_gpu = bool((container.get("HostConfig") or {}).get("DeviceRequests"))
-        self.probe = Probe(container, self.directory) if has_gpu else None
+        self.probe = GpuProbe(container, self.directory) if has_gpu else None
 
-    def line(self, gpus: list[Gpu]) -> dict[str, Any]:
+    def build_line(self, gpus: list[Gpu]) -> dict[str, Any]:
         """Measure the container; {} once it has ended."""
         usage = self.gauges.read()
         if not usage:
             return {}
-        own_gpus = [told(gpu, gpus) for gpu in given(gpus, self.gauges.container)]
+        own_gpus = [describe_gpu(gpu, gpus) for gpu in select_given(gpus, self.gauges.container)]
         header = {"at": round(time.time(), 3), "attempt": self.attempt}
         return {**header, **usage, **({"gpus": own_gpus} if own_gpus else {})}
 
 
-def told(gpu: Gpu, gpus: list[Gpu]) -> Gpu:
+def describe_gpu(gpu: Gpu, gpus: list[Gpu]) -> Gpu:
     """Return what is recorded of a GPU. For an instance, its card supplies the missing values."""
     parent = gpu.get("parent")
     if not parent:
@@ -95,23 +95,23 @@ def record(request: dict[str, Any]) -> None:
     The recorder of a run that starts while the first process ends finds the lock taken. So a
     process checks once more for runs after it releases the lock.
     """
-    home().mkdir(exist_ok=True)
+    labctl_home().mkdir(exist_ok=True)
     alive = True
     while alive:
-        with claimed(os.getuid(), home()) as is_claimed:
+        with claim_recording(os.getuid(), labctl_home()) as is_claimed:
             if not is_claimed:
                 return
             _record_until_idle()
-        alive = bool(look({}))
+        alive = bool(list_recorded({}))
 
 
 def _record_until_idle() -> None:
     gpus = Gpus()
-    recorded: dict[str, Recorded] = {}
+    recorded: dict[str, RecordedRun] = {}
     empty = 0
     while True:
         started = time.monotonic()
-        recorded = look(recorded)
+        recorded = list_recorded(recorded)
         empty = 0 if recorded else empty + 1
         if empty == PATIENCE:
             return
@@ -121,7 +121,7 @@ def _record_until_idle() -> None:
 
 
 @contextmanager
-def claimed(uid: int, lab_home: Path) -> Iterator[bool]:
+def claim_recording(uid: int, lab_home: Path) -> Iterator[bool]:
     """Yield whether this process now holds the only right to record the runs below `lab_home`.
 
     The lock is on this machine's own disk: a home may be on a network and shared with others.
@@ -143,10 +143,10 @@ def claimed(uid: int, lab_home: Path) -> Iterator[bool]:
         os.close(file)
 
 
-def look(before: dict[str, Recorded]) -> dict[str, Recorded]:
+def list_recorded(before: dict[str, RecordedRun]) -> dict[str, RecordedRun]:
     """Return every live run of this account by its container's id."""
     try:
-        ids = running()
+        ids = list_running()
     except Failure:  # the engine is being restarted; its containers may still run
         return before
     current = {}
@@ -154,35 +154,35 @@ def look(before: dict[str, Recorded]) -> dict[str, Recorded]:
         entry = before.get(container_id)
         if entry is None:
             with suppress(Failure, KeyError, ValueError):
-                container = json.loads(engine.ask("GET", f"/containers/{container_id}/json"))
-                entry = Recorded(container)
-        if entry is not None and home() in entry.directory.parents:
+                container = json.loads(engine.call("GET", f"/containers/{container_id}/json"))
+                entry = RecordedRun(container)
+        if entry is not None and labctl_home() in entry.directory.parents:
             current[container_id] = entry
     return current
 
 
-def running() -> list[str]:
+def list_running() -> list[str]:
     filters = quote(json.dumps({"label": ["labctl.run"]}))
-    containers = json.loads(engine.ask("GET", f"/containers/json?filters={filters}"))
+    containers = json.loads(engine.call("GET", f"/containers/json?filters={filters}"))
     return [container["Id"] for container in containers]
 
 
-def write_due(recorded: dict[str, Recorded], gpus: Gpus) -> None:
+def write_due(recorded: dict[str, RecordedRun], gpus: Gpus) -> None:
     now = time.monotonic()
     due = [run for run in recorded.values() if run.due_s <= now + LOOK_S / 2]
     if not due:
         return
     gpu_readings = gpus.read(wait=True)
     for run in due:
-        line = run.line(gpu_readings)
+        line = run.build_line(gpu_readings)
         every_s = LATER_S if now - run.began_s > LATER_AFTER_S else EVERY_S
         # A machine that was suspended does not make up for missed lines.
         run.due_s = run.due_s + every_s if run.due_s + every_s > now else now + every_s
         if line:
-            append(run.directory / "logs", line)
+            append_line(run.directory / "logs", line)
 
 
-def probe_gpus(recorded: dict[str, Recorded]) -> None:
+def probe_gpus(recorded: dict[str, RecordedRun]) -> None:
     """Check whether containers still have their GPUs, and notify people if not."""
     for run in recorded.values():
         # The run may have ended, or the engine may be busy: the next round tries again.
@@ -191,10 +191,10 @@ def probe_gpus(recorded: dict[str, Recorded]) -> None:
                 text = f"the container of run {run.directory.name} has lost access to its GPU"
                 text += f"; next: labctl explain {run.directory.name}"
                 logs = [run.directory / "logs" / "run.log"]
-                tell(Account(os.getuid(), os.getgid()), text, logs)
+                notify(LabAccount(os.getuid(), os.getgid()), text, logs)
 
 
-def append(logs: Path, body: dict[str, Any]) -> bool:
+def append_line(logs: Path, body: dict[str, Any]) -> bool:
     """Append a line; False if there is no room, or the file is no regular file any more.
 
     The run writes into this directory too, so no link is followed and only a regular file is

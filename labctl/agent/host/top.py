@@ -14,12 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..reply import Failure, answer, finish
+from ..reply import Failure, send_closing_reply, send_reply
 from . import engine
-from .container_usage import Gauges
-from .gpus import Gpu, Gpus, given
-from .host_usage import Machine, Processes, load_psutil
-from .paths import home, read_json
+from .container_usage import ContainerUsage
+from .gpus import Gpu, Gpus, select_given
+from .host_usage import HostUsage, ProcessUsage, load_psutil
+from .paths import labctl_home, read_json
 
 LOOK_S = 5.0
 # seconds between the two readings that make the first sample
@@ -31,8 +31,8 @@ def top(request: dict[str, Any]) -> None:
     """Write samples every "interval_s" (1), "count" of them, or until the reader is gone."""
     interval_s = max(0.2, float(request.get("interval_s") or 1.0))
     remaining = int(request.get("count") or 0)
-    answer({"now": time.time()})
-    view = View()
+    send_reply({"now": time.time()})
+    view = TopView()
     view.read()
     reader = select.poll()
     reader.register(1, 0)
@@ -45,21 +45,21 @@ def top(request: dict[str, Any]) -> None:
         sys.stdout.buffer.flush()
         remaining -= 1
         if remaining == 0:
-            finish({})
+            send_closing_reply({})
             return
         due = max(due + interval_s, time.monotonic())
 
 
-class View:
+class TopView:
     """All values of a sample; earlier readings are kept for rates and for slow changes."""
 
     def __init__(self) -> None:
-        home().mkdir(exist_ok=True)
+        labctl_home().mkdir(exist_ok=True)
         psutil = load_psutil()
-        self.machine = Machine(home(), psutil)
+        self.machine = HostUsage(labctl_home(), psutil)
         self.gpus = Gpus()
-        self.processes = Processes(psutil)
-        self.runs: dict[str, Watched] = {}
+        self.processes = ProcessUsage(psutil)
+        self.runs: dict[str, TopContainer] = {}
         self.apps: list[dict[str, Any]] = []
         self.refreshed_s = -LOOK_S
         self.refreshes = 0
@@ -76,7 +76,9 @@ class View:
             **self.machine.read(),
             "gpus": gpus,
             "runs": [
-                row for container in self.runs.values() for row in container.rows(gpus, self.apps)
+                row
+                for container in self.runs.values()
+                for row in container.build_rows(gpus, self.apps)
             ],
             "processes": self._list_processes(),
         }
@@ -84,7 +86,7 @@ class View:
     def _refresh(self) -> None:
         with suppress(Failure, ValueError):
             container_ids = [
-                container["Id"] for container in json.loads(engine.ask("GET", "/containers/json"))
+                container["Id"] for container in json.loads(engine.call("GET", "/containers/json"))
             ]
             runs = {
                 container_id: container
@@ -95,12 +97,12 @@ class View:
                 if container_id not in runs:
                     with suppress(Failure, KeyError, ValueError):
                         inspected = json.loads(
-                            engine.ask("GET", f"/containers/{container_id}/json")
+                            engine.call("GET", f"/containers/{container_id}/json")
                         )
-                        runs[container_id] = Watched(inspected, self.processes)
+                        runs[container_id] = TopContainer(inspected, self.processes)
             self.runs = runs
-        self.processes.look()
-        self.apps = self.gpus.processes()
+        self.processes.refresh()
+        self.apps = self.gpus.list_processes()
 
     def _list_processes(self) -> list[dict[str, Any]]:
         """List processes that use a GPU or a CPU; those of runs refer to their container."""
@@ -119,13 +121,13 @@ class View:
         return rows
 
 
-class Watched:
+class TopContainer:
     """A container: anybody's run, a service, or another one."""
 
-    def __init__(self, container: dict[str, Any], processes: Processes) -> None:
+    def __init__(self, container: dict[str, Any], processes: ProcessUsage) -> None:
         labels = container["Config"].get("Labels") or {}
         name = container["Name"].lstrip("/")
-        self.gauges = Gauges(container)
+        self.gauges = ContainerUsage(container)
         mounts = {mount["Destination"]: mount.get("Source", "") for mount in container["Mounts"]}
         self.progress = Path(mounts["/lab/run"]) / PROGRESS if "/lab/run" in mounts else None
         self.owner_fields = {
@@ -142,12 +144,12 @@ class Watched:
         }
         self.started_at = container["State"].get("StartedAt", "")
 
-    def rows(self, gpus: list[Gpu], apps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def build_rows(self, gpus: list[Gpu], apps: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return one row, or none once the container has ended."""
         usage = self.gauges.read()
         if not usage:
             return []
-        own_gpus = given(gpus, self.gauges.container)
+        own_gpus = select_given(gpus, self.gauges.container)
         row = {**self.owner_fields, "started_at": self.started_at, **usage}
         if own_gpus:
             row["gpus"] = [gpu.get("uuid", "") for gpu in own_gpus]

@@ -23,7 +23,7 @@ SAFE_KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/=]{40,200}")
 MARK = "labctl-store:"
 
 
-def key_line(gateway: str, directory: str, lab: str, key: str) -> str:
+def build_key_line(gateway: str, directory: str, lab: str, key: str) -> str:
     """Return the line that admits `key`. ValueError if a part of it could have a second meaning."""
     for path in (gateway, directory, sys.executable):
         if not SAFE_PATH.fullmatch(path):
@@ -34,7 +34,7 @@ def key_line(gateway: str, directory: str, lab: str, key: str) -> str:
     return f'restrict,command="{words}" {key} {MARK}{lab}'
 
 
-def changed(text: str, lab: str, line: str) -> str:
+def replace_line(text: str, lab: str, line: str) -> str:
     """Return authorized_keys without the lab's earlier line, and with `line` unless it is ""."""
     rows = text.split("\n")
     if not rows[-1]:
@@ -43,7 +43,7 @@ def changed(text: str, lab: str, line: str) -> str:
     return "".join(f"{row}\n" for row in [*other_rows, *([line] if line else [])])
 
 
-def change(lab: str, line: str) -> None:
+def rewrite_keys(lab: str, line: str) -> None:
     if not SAFE_LAB.fullmatch(lab):
         raise ValueError(f"{lab!r} is not a lab name")
     folder = Path.home() / ".ssh"
@@ -52,7 +52,7 @@ def change(lab: str, line: str) -> None:
     with (folder / ".labctl-store.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         before = path.read_bytes().decode(errors="surrogateescape") if path.exists() else ""
-        after = changed(before, lab, line)
+        after = replace_line(before, lab, line)
         if after == before:
             return
         draft = path.with_name(f".{path.name}.labctl-{os.getpid()}")
@@ -71,10 +71,12 @@ def main(words: list[str]) -> int:
             directory = Path(words[2]).expanduser()
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             full_path = str(directory.resolve())
-            change(words[3], key_line(str(Path(words[1]).expanduser()), full_path, *words[3:]))
+            rewrite_keys(
+                words[3], build_key_line(str(Path(words[1]).expanduser()), full_path, *words[3:])
+            )
             print(full_path)
         elif len(words) == 2 and words[0] == "forget":
-            change(words[1], "")
+            rewrite_keys(words[1], "")
         else:
             raise ValueError("usage: admit GATEWAY DIRECTORY LAB KEY | forget LAB")
     except (ValueError, OSError) as error:

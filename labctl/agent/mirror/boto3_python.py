@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Sequence
 
-from ..host.sudo import as_root, may_sudo
+from ..host.sudo import can_sudo, run_as_root
 from ..program import PROGRAM
 
 PYTHONS = ("/opt/labctl/venv/bin/python3", sys.executable, "python3")
@@ -50,8 +50,8 @@ def find_python(uid: int | None = None, words: Sequence[str] = ()) -> str:
 def provide_python() -> str:
     """Return a Python with boto3, which is installed if necessary; "" if that fails."""
     python = find_python()
-    if not python and may_sudo():
-        as_root("store-boto3", {})
+    if not python and can_sudo():
+        run_as_root("store-boto3", {})
         python = find_python()
     if not python and make_venv():
         python = find_python()

@@ -22,13 +22,26 @@ from typing import Any
 
 from ..files import outputs
 from ..files.edits import edits
-from ..host.engine import inspect
-from ..host.paths import age_of, lab_dir, read_json, sha256_of, write_json
-from ..reply import Failure, answer
-from ..runs.run_state import existing, final, last_attempt, look
-from ..watchdog.saved_results import note
-from .store import ChangedError, Store, StoreError, able, config, elsewhere, open_store
-from .store_index import Files, grouped, key
+from ..host.engine import inspect_containers
+from ..host.paths import hash_file, lab_dir, measure_age_s, read_json, write_json
+from ..reply import Failure, send_reply
+from ..runs.run_state import (
+    inspect_run,
+    read_final_record,
+    read_last_attempt,
+    require_run_directory,
+)
+from ..watchdog.saved_results import merge_json
+from .store import (
+    ChangedError,
+    MirrorStore,
+    StoreError,
+    can_use_store,
+    open_store,
+    read_config,
+    rerun_with_boto3,
+)
+from .store_index import Files, build_key, group_by_checkpoint
 
 LOCK = "mirror.lock"
 STUCK_S = 60.0
@@ -46,8 +59,8 @@ def mirror_now(request: dict[str, Any]) -> dict[str, Any]:
     sent, "failed" [[name, why]...], "why" the store cannot be used now ("" if it can), "bytes_s".
     """
     root = lab_dir(request["lab"], request["lab_id"])
-    if not able(config(root).get("url", "")):
-        return elsewhere("mirror-now", request)
+    if not can_use_store(read_config(root).get("url", "")):
+        return rerun_with_boto3("mirror-now", request)
     with _hold_lock(root / ".labctl" / LOCK) as progress:
         store = open_store(root, request["lab"], request["lab_id"], progress)
         try:
@@ -61,21 +74,21 @@ def serve(request: dict[str, Any]) -> None:
 
     Python and boto3 are loaded only once, so that a small pass takes milliseconds.
     """
-    gently()
+    lower_priority()
     while True:
         try:
-            answer(mirror_now(request))
+            send_reply(mirror_now(request))
         except Failure as failure:
-            answer({"error": failure.body})
+            send_reply({"error": failure.body})
         except OSError as error:
-            answer({"error": Failure("disk", "the mirror failed", str(error)).body})
+            send_reply({"error": Failure("disk", "the mirror failed", str(error)).body})
         line = sys.stdin.buffer.readline()
         if not line:
             return
         request = json.loads(line)
 
 
-def gently() -> None:
+def lower_priority() -> None:
     """Give way to everything else that needs the processor."""
     with suppress(OSError):
         os.nice(19)
@@ -112,7 +125,7 @@ def _hold_lock(path: Path) -> Iterator[Any]:
 
 
 def _kill_stuck_holder(descriptor: int) -> None:
-    if age_of(os.fstat(descriptor).st_mtime) > STUCK_S:
+    if measure_age_s(os.fstat(descriptor).st_mtime) > STUCK_S:
         holder = int(os.pread(descriptor, 20, 0) or b"0")
         with suppress(OSError):
             if holder > 1:
@@ -122,13 +135,13 @@ def _kill_stuck_holder(descriptor: int) -> None:
 class _LabPass:
     """One pass over the runs of a lab."""
 
-    def __init__(self, root: Path, request: dict[str, Any], store: Store) -> None:
+    def __init__(self, root: Path, request: dict[str, Any], store: MirrorStore) -> None:
         self.root = root
         self.store = store
         self.about = {name: request[name] for name in ("lab", "lab_id")}
         self.only = request.get("run") or ""
         self.everything = bool(request.get("all"))
-        self.url = config(root)["url"]
+        self.url = read_config(root)["url"]
         self.sent = self.bytes = self.behind = 0
         self.failed: list[list[str]] = []
         self.why = ""
@@ -140,7 +153,7 @@ class _LabPass:
             (d for d in self.root.glob("runs/[a-z0-9]*") if d.is_dir()), key=_newest_first_key
         )
         if self.only:
-            runs = [existing({**self.about, "run": self.only})]
+            runs = [require_run_directory({**self.about, "run": self.only})]
         inspected = self._inspect_live(runs)
         for directory in runs:
             self._try(directory.name, _RunPass(self, directory, inspected).mirror)
@@ -160,21 +173,23 @@ class _LabPass:
         try:
             action()
         except StoreError as error:
-            self.lost(name, error)
+            self.record_failure(name, error)
         except Failure as failure:
             self.failed.append([name, failure.body["what"]])
         except OSError as error:
             self.failed.append([name, str(error)])
 
-    def lost(self, name: str, error: StoreError) -> None:
+    def record_failure(self, name: str, error: StoreError) -> None:
         self.failed.append([name, str(error)])
         if error.whole:
             self.why = str(error)
 
     def _inspect_live(self, runs: list[Path]) -> dict[str, Any]:
-        names = [last_attempt(d).get("container", "") for d in runs if not final(d)]
+        names = [
+            read_last_attempt(d).get("container", "") for d in runs if not read_final_record(d)
+        ]
         try:
-            return inspect([name for name in names if name])
+            return inspect_containers([name for name in names if name])
         except Failure:
             self.engine = False  # send results even without the engine
             return {}
@@ -195,7 +210,7 @@ class _LabPass:
             self.behind += size
             return False
         except StoreError as error:
-            self.lost(name, error)
+            self.record_failure(name, error)
             self.behind += size
             return False
         self.sent += 1
@@ -209,7 +224,7 @@ class _LabPass:
             if saved.get(name) != sha256 and self.send(
                 f"server-edits/{name}", self.root / "code" / name, size, sha256
             ):
-                note(record_path, {name: sha256})
+                merge_json(record_path, {name: sha256})
 
 
 class _RunPass:
@@ -233,21 +248,21 @@ class _RunPass:
     def mirror(self) -> None:
         if not self.spec or not (self.directory / "code").is_dir():
             return  # just claimed
-        ended = final(self.directory)
+        ended = read_final_record(self.directory)
         if ended and self.sent.get("final") == ended and not self.parent.everything:
             return
         record = self._determine_record()
         is_described = self._send_code() and self._send_run_json(record)
         is_complete = self._send_outputs(self._list_outputs()) and is_described
-        if is_complete and final(self.directory) and not self.parent.why:
-            self.sent["final"] = final(self.directory)  # a resumed run ends again
+        if is_complete and read_final_record(self.directory) and not self.parent.why:
+            self.sent["final"] = read_final_record(self.directory)  # a resumed run ends again
             self._save_sent()
 
     def _determine_record(self) -> dict[str, Any]:
-        record = final(self.directory)
+        record = read_final_record(self.directory)
         if not record and self.parent.engine:
             with suppress(Failure):
-                return look(self.directory, self.inspected)
+                return inspect_run(self.directory, self.inspected)
         return record or {"id": self.name, "state": "unknown"}
 
     def _list_outputs(self) -> list[list[Any]]:
@@ -261,9 +276,9 @@ class _RunPass:
             return True
         packed = self.meta / "code.tar"
         try:
-            pack(self.directory, packed)
-            size, sha256 = packed.stat().st_size, sha256_of(packed)
-            if not self.parent.send(key(self.name, "code.tar"), packed, size, sha256):
+            pack_code(self.directory, packed)
+            size, sha256 = packed.stat().st_size, hash_file(packed)
+            if not self.parent.send(build_key(self.name, "code.tar"), packed, size, sha256):
                 return False
         finally:
             if packed.exists():
@@ -294,7 +309,7 @@ class _RunPass:
         current = {name: [size, sha256] for name, size, sha256, _ in manifest}
         growing = {name for name, _, _, is_growing in manifest if is_growing}
         self._forget_removed(current)
-        groups = grouped(current)
+        groups = group_by_checkpoint(current)
         is_complete = True
         for top in sorted(groups, key=self._sort_key):
             due = [name for name in groups[top] if self.files.get(name) != current[name]]
@@ -338,7 +353,7 @@ class _RunPass:
             with suppress(OSError):
                 content = path.read_bytes()
                 current[name] = [len(content), hashlib.sha256(content).hexdigest()]
-        return self.parent.send(key(self.name, f"files/{name}"), path, *current[name])
+        return self.parent.send(build_key(self.name, f"files/{name}"), path, *current[name])
 
     def _put_index(self, pending: Files) -> bool:
         """Write the index of the store's files, unless it is up to date."""
@@ -352,7 +367,7 @@ class _RunPass:
             name: entry for name, entry in self.next.items() if self.index.get(name) != entry
         }
         self.index, self.indexed_s = dict(self.next), time.monotonic()
-        note(self.meta / "mirrored.json", changed)
+        merge_json(self.meta / "mirrored.json", changed)
         self._save_sent()
         return True
 
@@ -360,9 +375,9 @@ class _RunPass:
         if self.parent.why:
             return False
         try:
-            self.parent.store.put(key(self.name, name), json.dumps(body).encode())
+            self.parent.store.write(build_key(self.name, name), json.dumps(body).encode())
         except StoreError as error:
-            self.parent.lost(key(self.name, name), error)
+            self.parent.record_failure(build_key(self.name, name), error)
             return False
         return True
 
@@ -371,7 +386,7 @@ class _RunPass:
         write_json(self.meta / SENT, self.sent)
 
 
-def pack(directory: Path, target: Path) -> None:
+def pack_code(directory: Path, target: Path) -> None:
     """Write a tar of the code that the run got: the files that existed when it started."""
     import tarfile
 
@@ -394,6 +409,6 @@ def _newest_first_key(directory: Path) -> float:
     return 0.0
 
 
-def words() -> list[str]:
+def build_priority_words() -> list[str]:
     """Return the words that start a low-priority pass, if the server has `ionice`."""
     return ["ionice", "-c", "3"] if shutil.which("ionice") else []

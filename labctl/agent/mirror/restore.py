@@ -17,22 +17,22 @@ from typing import Any
 from ..files.files import RESERVE_BYTES
 from ..files.unpack import unpack
 from ..host.paths import (
+    count_free_bytes,
     drop_tree,
-    free_bytes,
-    inside,
+    hash_file,
     lab_dir,
     read_json,
+    resolve_inside,
     run_dir,
-    sha256_of,
     write_json,
     write_text,
 )
 from ..reply import Failure
-from ..runs.run_state import look
-from ..watchdog.saved_results import note
+from ..runs.run_state import inspect_run
+from ..watchdog.saved_results import merge_json
 from .mirror import SENT
-from .store import Store, StoreError, able, config, elsewhere, open_store
-from .store_index import MANIFEST, Files, broken, grouped, key
+from .store import MirrorStore, StoreError, can_use_store, open_store, read_config, rerun_with_boto3
+from .store_index import MANIFEST, Files, build_key, find_damage, group_by_checkpoint
 
 STAGING = ".from-store-"
 CONTAINER = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,200}")
@@ -46,16 +46,16 @@ def restore(request: dict[str, Any]) -> dict[str, Any]:
     """
     root = lab_dir(request["lab"], request["lab_id"])
     directory = run_dir(root, request["run"])
-    url = config(root).get("url", "")
+    url = read_config(root).get("url", "")
     if request.get("store") not in (None, "", url):
         what = f"this server's store is {url or 'none'}, not {request['store']}"
         raise Failure("policy", what, "", "labctl up")
-    if not able(url):
-        return elsewhere("restore-run", request)
+    if not can_use_store(url):
+        return rerun_with_boto3("restore-run", request)
     with (root / ".labctl" / "restore.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if directory.is_dir():
-            return {"run": look(directory, {}), "files": 0, "bytes": 0, "left_out": []}
+            return {"run": inspect_run(directory, {}), "files": 0, "bytes": 0, "left_out": []}
         store = open_store(root, request["lab"], request["lab_id"])
         try:
             summary = _Restore(root, request, store, url).execute()
@@ -63,13 +63,13 @@ def restore(request: dict[str, Any]) -> dict[str, Any]:
             raise Failure("store", f"{url} cannot be used", str(error), "labctl up") from None
         finally:
             store.close()
-        return {"run": look(directory, {}), **summary}
+        return {"run": inspect_run(directory, {}), **summary}
 
 
 class _Restore:
     """The restore of one run."""
 
-    def __init__(self, root: Path, request: dict[str, Any], store: Store, url: str) -> None:
+    def __init__(self, root: Path, request: dict[str, Any], store: MirrorStore, url: str) -> None:
         self.run = request["run"]
         self.lab_id = request["lab_id"]
         self.url = url
@@ -97,7 +97,7 @@ class _Restore:
         self._restore_code(code)
         for name in sorted({*indexed, *pending}):
             versions = [entry[name] for entry in (indexed, pending) if name in entry]
-            self._fetch_file(key(self.run, f"files/{name}"), name, versions)
+            self._fetch_file(build_key(self.run, f"files/{name}"), name, versions)
         self._drop_broken_checkpoints(sorted({*indexed, *pending}))
         self._write_records(spec, run_json, code)
         self.staging.rename(self.directory)
@@ -105,7 +105,7 @@ class _Restore:
         return {"files": len(self.arrived) + 1, "bytes": size, "left_out": self.left_out}
 
     def _read_object(self, name: str, needed: bool = True) -> dict[str, Any]:
-        content = self.store.read(key(self.run, name))
+        content = self.store.read(build_key(self.run, name))
         if content is None and not needed:
             return {}
         if content is None:
@@ -120,7 +120,7 @@ class _Restore:
         return body
 
     def _require_room(self, files: list[list[Any]]) -> None:
-        size, free = sum(entry[0] for entry in files), free_bytes(self.staging)
+        size, free = sum(entry[0] for entry in files), count_free_bytes(self.staging)
         if size + RESERVE_BYTES > free:
             why = f"it needs {size} bytes, and {free} bytes are free"
             what = f"the server's disk has no room for run {self.run}"
@@ -131,7 +131,7 @@ class _Restore:
 
         Each version is [size, sha256]. Returns False if it was left out.
         """
-        path = inside(self.staging, name)
+        path = resolve_inside(self.staging, name)
         match = _find_match(path, versions)
         try:
             if match is None:
@@ -154,7 +154,7 @@ class _Restore:
 
     def _restore_code(self, entry: list[Any]) -> None:
         packed = self.staging / ".labctl" / "code.tar"
-        if not self._fetch_file(key(self.run, "code.tar"), ".labctl/code.tar", [entry]):
+        if not self._fetch_file(build_key(self.run, "code.tar"), ".labctl/code.tar", [entry]):
             what = f"the code of run {self.run} in {self.url} is incomplete"
             raise Failure("store", what, self.left_out[-1][1])
         del self.arrived[".labctl/code.tar"]
@@ -168,14 +168,14 @@ class _Restore:
 
     def _drop_broken_checkpoints(self, names: list[str]) -> None:
         """Drop every checkpoint of which anything is missing."""
-        for top, members in grouped(names).items():
+        for top, members in group_by_checkpoint(names).items():
             if not top:
                 continue
-            why = broken(top, read_json(self.staging / top / MANIFEST), self.arrived)
+            why = find_damage(top, read_json(self.staging / top / MANIFEST), self.arrived)
             missing = [name for name in members if name not in self.arrived]
             if missing or why:
                 self.left_out.append([top, why or f"{missing[0][len(top) :]} is missing"])
-                drop_tree(inside(self.staging, top.rstrip("/")))
+                drop_tree(resolve_inside(self.staging, top.rstrip("/")))
                 for name in members:
                     self.arrived.pop(name, None)
 
@@ -202,7 +202,7 @@ class _Restore:
             write_json(meta / "record.json", record)
         sent = {"url": self.url, "files": self.arrived, "index": self.arrived}
         write_json(meta / SENT, {**sent, "code": {"size": code[0], "sha256": code[1]}})
-        note(meta / "mirrored.json", self.arrived)
+        merge_json(meta / "mirrored.json", self.arrived)
 
 
 def _parse_index(entries: Any) -> Files:
@@ -222,7 +222,7 @@ def _find_match(path: Path, versions: list[list[Any]]) -> list[Any] | None:
     if not path.is_file() or path.is_symlink():
         return None
     for size, sha256 in versions:
-        if path.stat().st_size >= size and sha256_of(path, size) == sha256:
+        if path.stat().st_size >= size and hash_file(path, size) == sha256:
             with path.open("r+b") as file:
                 file.truncate(size)
             return [size, sha256]
@@ -239,5 +239,5 @@ def _restore_modes(packed: Path, code: Path) -> list[str]:
             if member.isreg():
                 names.append(member.name)
                 if member.mode & 0o100:
-                    inside(code, member.name).chmod(0o755)
+                    resolve_inside(code, member.name).chmod(0o755)
     return names

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...wire.s3 import S3, Credentials, Problem, S3Error
+from ...wire.s3 import S3, Credentials, S3Error, S3Problem
 from .store import ChangedError, Progress, StoreError
 
 
-class S3Store(S3):
+class MirrorS3Store(S3):
     """The lab's prefix in its bucket."""
 
     def __init__(self, url: str, prefix: str, progress: Progress) -> None:
@@ -30,8 +30,8 @@ class S3Store(S3):
 
 
 def convert_error(error: S3Error) -> StoreError:
-    if error.problem is Problem.CHANGED_HERE:
+    if error.problem is S3Problem.CHANGED_HERE:
         return ChangedError(error.why)
-    if error.problem is Problem.MISSING:
+    if error.problem is S3Problem.MISSING:
         return StoreError("the store does not have it", False)
-    return StoreError(error.why[:300], error.problem is not Problem.UNCONFIRMED)
+    return StoreError(error.why[:300], error.problem is not S3Problem.UNCONFIRMED)

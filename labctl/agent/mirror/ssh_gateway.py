@@ -36,7 +36,7 @@ KINDS = {errno.ENOENT: "missing", errno.ENOSPC: "full", errno.EDQUOT: "full"}
 KINDS.update({errno.ENAMETOOLONG: "name", errno.ELOOP: "name", errno.ENOTDIR: "name"})
 
 
-class Refused(Exception):
+class GatewayError(Exception):
     """An error reply. Its arguments are the error's kind, and why."""
 
 
@@ -62,10 +62,10 @@ def find_path(key: Any) -> Path:
         ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) < 0xE000 for c in str(key)
     )
     if has_odd_characters or len(parts) > 32 or {"", ".", ".."} & {*parts} or Path(parts[0]) in OWN:
-        raise Refused("name", f"the key {key!r} leaves its directory")
+        raise GatewayError("name", f"the key {key!r} leaves its directory")
     path = Path(*parts)
     if Path.cwd() not in path.resolve().parents or (path.exists() and not path.is_file()):
-        raise Refused("name", f"{key!r} is not a file of this directory")
+        raise GatewayError("name", f"{key!r} is not a file of this directory")
     return path
 
 
@@ -81,16 +81,16 @@ def hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def place(draft: Path, path: Path) -> None:
+def publish_draft(draft: Path, path: Path) -> None:
     """Rename a complete draft to its key, and sync it to disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft.chmod(0o600)
-    sync(draft)
+    sync_to_disk(draft)
     draft.replace(path)
-    sync(path.parent)
+    sync_to_disk(path.parent)
 
 
-def sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -98,11 +98,11 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write(content: bytes, path: Path) -> None:
+def write_file(content: bytes, path: Path) -> None:
     draft = INCOMING / f"draft-{os.urandom(8).hex()}"
     try:
         draft.write_bytes(content)
-        place(draft, path)
+        publish_draft(draft, path)
     except OSError as error:
         draft.unlink(missing_ok=True)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -121,8 +121,8 @@ def put_file(request: StoreRequest, body: bytes) -> Reply:
     path, sha256, size = find_path(request.key), str(request.sha256), int(request.size)
     if body or not size:
         if (len(body), hashlib.sha256(body).hexdigest()) != (size, sha256):
-            raise Refused("bad", "the content does not match its size and hash")
-        write(body, path)
+            raise GatewayError("bad", "the content does not match its size and hash")
+        write_file(body, path)
     elif hash_file(path) != sha256:
         draft = INCOMING / find_path(f"{sha256}.{size}")
         is_complete = draft.is_file() and draft.stat().st_size >= size
@@ -130,7 +130,7 @@ def put_file(request: StoreRequest, body: bytes) -> Reply:
             if is_complete:
                 draft.unlink()
             return {"done": False, "rsync": bool(shutil.which(RRSYNC[0]))}
-        place(draft, path)
+        publish_draft(draft, path)
     return {"done": True}
 
 
@@ -140,7 +140,7 @@ def swap_file(request: StoreRequest, body: bytes) -> Reply:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if hash_file(path) != request.expected:
             return {"done": False}
-        write(body, path)
+        write_file(body, path)
     return {"done": True}
 
 
@@ -177,7 +177,7 @@ def serve(stream: BinaryIO, out: BinaryIO) -> None:
                 return
             reply = handler(request, body)
             content = reply.pop("bytes", b"")
-        except Refused as refused:
+        except GatewayError as refused:
             reply = dict(zip(("error", "why"), refused.args))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             reply = {"error": "name", "why": f"invalid request ({error!r})"}

@@ -28,7 +28,7 @@ HOST = "labctl-store"
 LINK_TIMEOUT_S = 60
 
 
-def ssh_words(settings: dict[str, Any], key: Path, hosts: Path) -> list[str]:
+def build_ssh_words(settings: dict[str, Any], key: Path, hosts: Path) -> list[str]:
     """Return the ssh command to the store: no user configuration, one key, one pinned host."""
     options = {
         "BatchMode": "yes",
@@ -52,13 +52,13 @@ def ssh_words(settings: dict[str, Any], key: Path, hosts: Path) -> list[str]:
     ]
 
 
-class SshStore:
+class MirrorSshStore:
     """A connection, made on the first request and closed by `close` or by an error."""
 
     def __init__(
         self, settings: dict[str, Any], key: Path, hosts: Path, progress: Progress
     ) -> None:
-        self.words = ssh_words(settings, key, hosts)
+        self.words = build_ssh_words(settings, key, hosts)
         self.folder = key.parent
         self.progress = progress
         self._process: subprocess.Popen[bytes] | None = None
@@ -101,7 +101,7 @@ class SshStore:
                 self.progress()
                 yield block
 
-    def put(self, key: str, content: bytes) -> None:
+    def write(self, key: str, content: bytes) -> None:
         size = len(content)
         checked = {"size": size, "sha256": hashlib.sha256(content).hexdigest()}
         self._send_request(

@@ -14,7 +14,7 @@ from typing import Any, Callable, Protocol
 
 from ..host.paths import lab_dir, read_json, write_json, write_text
 from ..program import PROGRAM
-from ..reply import Failure, reply_of
+from ..reply import Failure, parse_reply
 from .boto3_python import LACKING, find_python, has_boto3, provide_python
 
 CONFIG, KEY, HOSTS = "store.json", "store-key", "store-hosts"
@@ -38,13 +38,13 @@ class ChangedError(StoreError):
         super().__init__(f"{name} changed while it was sent", False)
 
 
-class Store(Protocol):
+class MirrorStore(Protocol):
     """The lab's prefix in a store. Every method may raise StoreError."""
 
     def send(self, key: str, path: Path, size: int, sha256: str) -> None:
         """Send the first `size` bytes of `path`; the store confirms their hash."""
 
-    def put(self, key: str, content: bytes) -> None: ...
+    def write(self, key: str, content: bytes) -> None: ...
 
     def read(self, key: str) -> bytes | None:
         """Return the content; None if absent, or if this server is not allowed to know."""
@@ -55,27 +55,27 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-def config(root: Path) -> dict[str, Any]:
+def read_config(root: Path) -> dict[str, Any]:
     """Return the store's settings for the lab in this directory; {} without a store."""
     return read_json(root / ".labctl" / CONFIG)
 
 
-def prefix(lab: str, lab_id: str) -> str:
+def build_prefix(lab: str, lab_id: str) -> str:
     return f"{lab}-{lab_id}"
 
 
-def open_store(root: Path, lab: str, lab_id: str, progress: Progress = lambda: None) -> Store:
+def open_store(root: Path, lab: str, lab_id: str, progress: Progress = lambda: None) -> MirrorStore:
     """Return the store of the lab in `root`, without connecting yet."""
-    settings = config(root)
+    settings = read_config(root)
     if settings.get("url", "").startswith("s3://"):
-        from .s3_store import S3Store
+        from .s3_store import MirrorS3Store
 
-        return S3Store(settings["url"], prefix(lab, lab_id), progress)
+        return MirrorS3Store(settings["url"], build_prefix(lab, lab_id), progress)
     if settings.get("url", "").startswith("ssh://"):
-        from .ssh_store import SshStore
+        from .ssh_store import MirrorSshStore
 
         meta = root / ".labctl"
-        return SshStore(settings, meta / KEY, meta / HOSTS, progress)
+        return MirrorSshStore(settings, meta / KEY, meta / HOSTS, progress)
     raise Failure("missing", f"{lab} has no store", "", "add store: to lab.yaml, then labctl up")
 
 
@@ -117,12 +117,12 @@ def _provide_key(path: Path) -> tuple[str, str]:
     return " ".join(path.with_name(f"{KEY}.pub").read_text().split()[:2]), ""
 
 
-def able(url: str) -> bool:
+def can_use_store(url: str) -> bool:
     """Return whether this process can use such a store."""
     return not url.startswith("s3://") or has_boto3()
 
 
-def elsewhere(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+def rerun_with_boto3(verb: str, request: dict[str, Any]) -> dict[str, Any]:
     """Run the verb again in a Python that has boto3."""
     import json
 
@@ -137,18 +137,18 @@ def elsewhere(verb: str, request: dict[str, Any]) -> dict[str, Any]:
         timeout=LONG_S,
         check=False,
     )
-    return reply_of(verb, done.stdout, done.stderr)
+    return parse_reply(verb, done.stdout, done.stderr)
 
 
 def probe(request: dict[str, Any]) -> dict[str, Any]:
     """Write a small object and read it back. Failure (store) if that does not work."""
     root = lab_dir(request["lab"], request["lab_id"])
-    url = config(root).get("url", "")
-    if not able(url):
-        return elsewhere("store-probe", request)
+    url = read_config(root).get("url", "")
+    if not can_use_store(url):
+        return rerun_with_boto3("store-probe", request)
     store = open_store(root, request["lab"], request["lab_id"])
     try:
-        store.put(PROBE, b"")
+        store.write(PROBE, b"")
         if store.read(PROBE) != b"":
             raise StoreError("a test object was written but could not be read back")
     except StoreError as error:

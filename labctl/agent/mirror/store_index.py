@@ -18,11 +18,11 @@ MANIFEST = "manifest.json"
 Files = Dict[str, List[Any]]
 
 
-def key(run: str, name: str) -> str:
+def build_key(run: str, name: str) -> str:
     return f"runs/{run}/{name}"
 
 
-def tops(names: Iterable[str]) -> list[str]:
+def list_checkpoints(names: Iterable[str]) -> list[str]:
     """Return the directories (with "/") that have a manifest, only the outermost ones."""
     outermost: list[str] = []
     for name in sorted(names, key=len):
@@ -33,21 +33,21 @@ def tops(names: Iterable[str]) -> list[str]:
     return outermost
 
 
-def top_of(name: str, known: list[str]) -> str:
+def find_checkpoint(name: str, known: list[str]) -> str:
     return next((top for top in known if name.startswith(top)), "")
 
 
-def grouped(names: Iterable[str]) -> dict[str, list[str]]:
+def group_by_checkpoint(names: Iterable[str]) -> dict[str, list[str]]:
     """Group names by their checkpoint ("" for none), manifests last."""
     all_names = list(names)
-    known_tops = tops(all_names)
+    known_tops = list_checkpoints(all_names)
     groups: dict[str, list[str]] = {}
     for name in sorted(all_names, key=lambda name: (name.endswith("/" + MANIFEST), name)):
-        groups.setdefault(top_of(name, known_tops), []).append(name)
+        groups.setdefault(find_checkpoint(name, known_tops), []).append(name)
     return groups
 
 
-def broken(top: str, manifest: dict[str, Any], files: Files) -> str:
+def find_damage(top: str, manifest: dict[str, Any], files: Files) -> str:
     """Return why a checkpoint is incomplete, "" if it is complete. `files` are those present."""
     entries = manifest.get("files", {})
     for inner, expected in entries.items() if isinstance(entries, dict) else ():

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..host.engine import archive, create, proxies, remove
-from ..host.paths import home
+from ..host.engine import build_proxy_env, create_container, read_archive, remove_container
+from ..host.paths import labctl_home
 from . import secrets_tmpfs
 
 HOME_ENV = {
@@ -21,26 +21,26 @@ HOME_ENV = {
 }
 
 
-def run_body(
+def build_run_body(
     root: Path, directory: Path, spec: dict[str, Any], image: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the container of a run. Pure except for the files that `lab_body` makes."""
-    mounts = [mount(directory / "code", "/lab/code"), mount(directory, "/lab/run")]
+    mounts = [build_mount(directory / "code", "/lab/code"), build_mount(directory, "/lab/run")]
     if spec["secrets"]:
-        secrets_directory = secrets_tmpfs.directory_of(spec["id"])
-        mounts.append(mount(secrets_directory, "/run/labctl-secrets", read_only=True))
-    env = {**run_env(spec), **spec["env"]}
-    body = lab_body(root, spec, image, mounts, env, {"labctl.run": spec["id"]})
+        secrets_directory = secrets_tmpfs.secrets_directory(spec["id"])
+        mounts.append(build_mount(secrets_directory, "/run/labctl-secrets", read_only=True))
+    env = {**build_run_env(spec), **spec["env"]}
+    body = build_lab_body(root, spec, image, mounts, env, {"labctl.run": spec["id"]})
     body["Entrypoint"] = ["/bin/sh"]
     entrypoint = (image.get("Config") or {}).get("Entrypoint") or []
     body["Cmd"] = ["/lab/run/.labctl/entry.sh", *entrypoint, *spec["command"]]
     body["StopTimeout"] = 60
     body["Tty"] = body["OpenStdin"] = bool(spec["tty"])
-    body["HostConfig"].update(limits(spec))
+    body["HostConfig"].update(build_limits(spec))
     return body
 
 
-def lab_body(
+def build_lab_body(
     root: Path,
     spec: dict[str, Any],
     image: dict[str, Any],
@@ -53,15 +53,15 @@ def lab_body(
     `spec` has lab, lab_id and gpus ("", "all" or device UUIDs joined by commas), `image` is the
     image as `docker inspect` shows it.
     """
-    (home() / ".cache" / "home").mkdir(parents=True, exist_ok=True)
+    (labctl_home() / ".cache" / "home").mkdir(parents=True, exist_ok=True)
     (root / "data").mkdir(exist_ok=True)
-    passwd = passwd_file(image["Id"], home() / ".passwd")
+    passwd = make_passwd_file(image["Id"], labctl_home() / ".passwd")
     lab_mounts = [
-        mount(root / "data", "/lab/data", read_only=True),
-        mount(home() / ".cache", "/lab/cache"),
-        mount(passwd, "/etc/passwd", read_only=True),
+        build_mount(root / "data", "/lab/data", read_only=True),
+        build_mount(labctl_home() / ".cache", "/lab/cache"),
+        build_mount(passwd, "/etc/passwd", read_only=True),
     ]
-    variables = {**proxies(), **HOME_ENV, **env}
+    variables = {**build_proxy_env(), **HOME_ENV, **env}
     return {
         "Image": image["Id"],
         "Hostname": spec["lab"],
@@ -78,7 +78,7 @@ def lab_body(
     }
 
 
-def mount(source: Path, target: str, read_only: bool = False) -> dict[str, Any]:
+def build_mount(source: Path, target: str, read_only: bool = False) -> dict[str, Any]:
     return {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": read_only}
 
 
@@ -92,7 +92,7 @@ def _device_requests(gpus: str) -> list[dict[str, Any]]:
     ]
 
 
-def limits(spec: dict[str, Any]) -> dict[str, int]:
+def build_limits(spec: dict[str, Any]) -> dict[str, int]:
     """Return the limits of a container; 0 is no limit.
 
     The memory limit includes swap, so that swap cannot be used to exceed it.
@@ -105,7 +105,7 @@ def limits(spec: dict[str, Any]) -> dict[str, int]:
     }
 
 
-def run_env(spec: dict[str, Any]) -> dict[str, str]:
+def build_run_env(spec: dict[str, Any]) -> dict[str, str]:
     return {
         "LABCTL_RUN_ID": spec["id"],
         "LABCTL_DATA_DIR": "/lab/data",
@@ -115,7 +115,7 @@ def run_env(spec: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def passwd_file(image_id: str, directory: Path) -> Path:
+def make_passwd_file(image_id: str, directory: Path) -> Path:
     """Return the image's /etc/passwd with our user added, made once per image.
 
     Libraries look up their user (getpass, torch's cache, ssh) and fail without an entry.
@@ -125,11 +125,11 @@ def passwd_file(image_id: str, directory: Path) -> Path:
         return path
     directory.mkdir(parents=True, exist_ok=True)
     container = f"labctl-passwd-{os.urandom(8).hex()}"
-    create(container, {"Image": image_id, "Entrypoint": ["/bin/true"]})
+    create_container(container, {"Image": image_id, "Entrypoint": ["/bin/true"]})
     try:
         text = _read_file_in(container, "/etc/passwd")
     finally:
-        remove(container)
+        remove_container(container)
     rows = [
         row
         for row in text.splitlines()
@@ -147,7 +147,7 @@ def _read_file_in(container: str, path: str) -> str:
     import io
     import tarfile  # needed once per image: imported here to keep `start` fast
 
-    content = archive(container, path)
+    content = read_archive(container, path)
     if not content:
         return ""
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..host.engine import inspect
+from ..host.engine import inspect_containers
 from ..host.paths import read_json
-from ..reply import answer, finish
-from .run_state import UNENDED, existing, last_attempt, look
+from ..reply import send_closing_reply, send_reply
+from .run_state import UNENDED, inspect_run, read_last_attempt, require_run_directory
 from .runs import start
 
 BLOCK = 256 * 1024
@@ -28,38 +28,38 @@ def follow(request: dict[str, Any]) -> None:
     the caller counted its offset: if another attempt runs now, the log of a restored run may be
     shorter, and the stream begins where the gap is marked.
     """
-    directory = existing(request)
+    directory = require_run_directory(request)
     log = directory / "logs" / "run.log"
     offset = int(request.get("offset") or 0)
     attempt = request.get("attempt")
-    if attempt and attempt != last_attempt(directory).get("container"):
+    if attempt and attempt != read_last_attempt(directory).get("container"):
         offset = min(
             offset, int(read_json(directory / ".labctl" / "resumed.json").get("offset", 0))
         )
     if request.get("tail"):
-        offset = tail_offset(log, int(request["tail"]))
-    answer({"run": look(directory, {}), "offset": offset})
+        offset = find_tail_offset(log, int(request["tail"]))
+    send_reply({"run": inspect_run(directory, {}), "offset": offset})
     _stream(directory, offset, bool(request.get("wait")))
 
 
 def _stream(directory: Path, offset: int, wait: bool) -> None:
     log = directory / "logs" / "run.log"
-    name = last_attempt(directory).get("container", "")
-    if wait and look(directory, {})["state"] in UNENDED:
+    name = read_last_attempt(directory).get("container", "")
+    if wait and inspect_run(directory, {})["state"] in UNENDED:
         _pump(log, offset, name)
     else:
         _send(log, offset)
-    finish({"run": look(directory, {})})
+    send_closing_reply({"run": inspect_run(directory, {})})
 
 
 def start_and_follow(request: dict[str, Any]) -> None:
     """Do `start`, then `follow` from the beginning, in one connection: one round trip."""
     started = start(request)
-    answer(started)
+    send_reply(started)
     if "missing" in started:
-        finish(started)
+        send_closing_reply(started)
         return
-    directory = existing({**request["spec"], "run": request["spec"]["id"]})
+    directory = require_run_directory({**request["spec"], "run": request["spec"]["id"]})
     _stream(directory, 0, wait=True)
 
 
@@ -94,7 +94,7 @@ def _wait(name: str) -> subprocess.Popen[bytes]:
 
 
 def _is_running(name: str) -> bool:
-    container = inspect([name]).get(name)
+    container = inspect_containers([name]).get(name)
     return bool(container and container["State"].get("Running"))
 
 
@@ -110,7 +110,7 @@ def _send(log: Path, offset: int) -> int:
     return offset
 
 
-def tail_offset(log: Path, lines: int) -> int:
+def find_tail_offset(log: Path, lines: int) -> int:
     """Return the offset at which the last `lines` lines begin, reading backwards."""
     size = log.stat().st_size
     position, count, block = size, 0, b""

@@ -20,7 +20,7 @@ def _connect(address: int | str) -> socket.socket:
     return link
 
 
-def speaks_http(address: int | str) -> bool:
+def is_http_ready(address: int | str) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", timeout=5)
     try:
         connection.sock = _connect(address)
@@ -32,7 +32,7 @@ def speaks_http(address: int | str) -> bool:
         connection.close()
 
 
-def listens(address: int | str) -> bool:
+def is_listening(address: int | str) -> bool:
     """Return whether the service behind Docker's proxy, or the broker's, accepts a connection.
 
     The proxy accepts every connection, and drops it at once if the container does not listen.

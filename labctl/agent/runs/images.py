@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..broker.detection import brokered
+from ..broker.detection import is_brokered
 from ..host import rootless
-from ..host.engine import image
-from ..host.paths import home, inside, lab_dir, run_dir
-from ..reply import Failure, answer, finish
+from ..host.engine import inspect_image
+from ..host.paths import lab_dir, labctl_home, resolve_inside, run_dir
+from ..reply import Failure, send_closing_reply, send_reply
 
 # Fixed, since the address is a build argument and so part of Docker's layer cache key.
 WHEELHOUSE_PORT = 8437
@@ -26,14 +26,14 @@ FAILED_STEP = re.compile(r"^(Step \d+/\d+ : |#\d+ \[)")
 
 def present(request: dict[str, Any]) -> dict[str, Any]:
     """Return {"ids": {reference: image id or ""}} for "references"."""
-    images = {r: image(r) for r in request["references"]}
+    images = {r: inspect_image(r) for r in request["references"]}
     return {"ids": {r: (image_record or {}).get("Id", "") for r, image_record in images.items()}}
 
 
 def pull(request: dict[str, Any]) -> None:
-    answer({})
-    code, lines = streamed(["docker", "pull", request["reference"]], None)
-    finish({"code": code, "tail": lines[-8:]})
+    send_reply({})
+    code, lines = run_streamed(["docker", "pull", request["reference"]], None)
+    send_closing_reply({"code": code, "tail": lines[-8:]})
 
 
 def build(request: dict[str, Any]) -> None:
@@ -45,30 +45,30 @@ def build(request: dict[str, Any]) -> None:
     lab = lab_dir(request["lab"], request["lab_id"])
     context = run_dir(lab, request["run"]) / "code" if request.get("run") else lab / "code"
     if request["directory"] not in ("", "."):
-        context = inside(context, request["directory"])
+        context = resolve_inside(context, request["directory"])
     if not (context / "Dockerfile").is_file():
         raise Failure("missing", f"no Dockerfile in {context} on the server", "", "labctl push")
     log = lab / "builds" / (request["tag"].replace("/", "-").replace(":", "-") + ".log")
     log.parent.mkdir(exist_ok=True)
-    if brokered():
-        rootless.checked()
-    answer({"log": str(log)})
-    if brokered():
-        code, lines = rootless.build(request, context, log, streamed)
-        finish({"code": code, "log": str(log), "tail": failing_lines(lines)})
+    if is_brokered():
+        rootless.require_buildkit()
+    send_reply({"log": str(log)})
+    if is_brokered():
+        code, lines = rootless.build(request, context, log, run_streamed)
+        send_closing_reply({"code": code, "log": str(log), "tail": pick_failing_lines(lines)})
         return
-    with wheelhouse(bool(request.get("wheelhouse"))) as wheel_args:
+    with serve_wheelhouse(bool(request.get("wheelhouse"))) as wheel_args:
         words = ["docker", "build", "--progress", "plain", "--tag", request["tag"]]
         words += ["--label", "labctl.lab-id=" + request["lab_id"]]
         for key, value in {**request.get("args", {}), **wheel_args}.items():
             words += ["--build-arg", f"{key}={value}"]
         if wheel_args:
             words += ["--network", "host"]
-        code, lines = streamed([*words, str(context)], log)
-    finish({"code": code, "log": str(log), "tail": failing_lines(lines)})
+        code, lines = run_streamed([*words, str(context)], log)
+    send_closing_reply({"code": code, "log": str(log), "tail": pick_failing_lines(lines)})
 
 
-def failing_lines(lines: list[str]) -> list[str]:
+def pick_failing_lines(lines: list[str]) -> list[str]:
     """Return the line of the last step that began, and at most the last twelve lines after it."""
     starts = [i for i, text in enumerate(lines) if FAILED_STEP.match(text)]
     if not starts:
@@ -76,7 +76,7 @@ def failing_lines(lines: list[str]) -> list[str]:
     return [lines[starts[-1]], *lines[max(starts[-1] + 1, len(lines) - 12) :]]
 
 
-def streamed(words: list[str], log: Path | None) -> tuple[int, list[str]]:
+def run_streamed(words: list[str], log: Path | None) -> tuple[int, list[str]]:
     """Run a command, copy its output to stdout and `log`; return (exit code, the last lines)."""
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     lines: list[str] = []
@@ -97,9 +97,9 @@ def streamed(words: list[str], log: Path | None) -> tuple[int, list[str]]:
 
 
 @contextmanager
-def wheelhouse(enabled: bool) -> Iterator[dict[str, str]]:
+def serve_wheelhouse(enabled: bool) -> Iterator[dict[str, str]]:
     """Serve ~/labctl/.wheelhouse on the loopback while a build runs, for pip in the build."""
-    root = home() / ".wheelhouse"
+    root = labctl_home() / ".wheelhouse"
     if not enabled or not root.is_dir():
         yield {}
         return

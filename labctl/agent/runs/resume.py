@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ..host import engine
-from ..host.paths import LIMIT, checked_name, lab_dir, read_json, run_dir, write_json, write_text
+from ..host.paths import LIMIT, lab_dir, read_json, require_name, run_dir, write_json, write_text
 from ..reply import Failure
-from ..watchdog.reclaim_record import newest_whole
-from .run_state import UNENDED, existing, look
-from .runs import launch, launching
+from ..watchdog.reclaim_record import find_newest_complete
+from .run_state import UNENDED, inspect_run, require_run_directory
+from .runs import launch, lock_launch
 
 SET_ASIDE = ("record.json", "exit.json", "reclaim.json", LIMIT)
 
@@ -27,14 +27,14 @@ def resume(request: dict[str, Any]) -> dict[str, Any]:
     complete checkpoint records.
     """
     spec = request["spec"]
-    directory = existing({**spec, "run": spec["id"]})
-    image = engine.image(spec["image"])
+    directory = require_run_directory({**spec, "run": spec["id"]})
+    image = engine.inspect_image(spec["image"])
     if image is None:
         return {"missing": spec["image"]}
-    with launching(directory):
-        state = look(directory, {})
+    with lock_launch(directory):
+        state = inspect_run(directory, {})
         if state["state"] in UNENDED:
-            offset = state_offset(directory)
+            offset = read_log_offset(directory)
             return {"run": state, "found": True, "offset": offset, **_describe_location(directory)}
         if state["state"] != "lost":
             raise Failure(
@@ -48,13 +48,13 @@ def resume(request: dict[str, Any]) -> dict[str, Any]:
         offset = _mark_gap(directory, request.get("told") or "resumed")
         root = lab_dir(spec["lab"], spec["lab_id"])
         inspected = launch(root, directory, spec, image, request.get("secrets", {}))
-    run = look(directory, inspected)
+    run = inspect_run(directory, inspected)
     return {"run": run, "found": False, "offset": offset, **location}
 
 
 def _describe_location(directory: Path) -> dict[str, Any]:
     """Return the run's directory and the step of its newest complete checkpoint, or None."""
-    newest = newest_whole(directory) or {}
+    newest = find_newest_complete(directory) or {}
     return {"directory": str(directory), "step": newest.get("step")}
 
 
@@ -65,9 +65,9 @@ def from_push(request: dict[str, Any]) -> dict[str, Any]:
     """
     spec = request["spec"]
     lab = lab_dir(spec["lab"], spec["lab_id"])
-    pushed, directory = lab / "restore" / checked_name(spec["id"]), run_dir(lab, spec["id"])
+    pushed, directory = lab / "restore" / require_name(spec["id"]), run_dir(lab, spec["id"])
     if directory.is_dir():
-        return {"run": look(directory, {})}
+        return {"run": inspect_run(directory, {})}
     if not (pushed / "code").is_dir():
         raise Failure("missing", f"no files of run {spec['id']} were uploaded to this server")
     text = json.dumps(spec, sort_keys=True)
@@ -83,7 +83,7 @@ def from_push(request: dict[str, Any]) -> dict[str, Any]:
     write_json(meta / "code.json", names)
     directory.parent.mkdir(exist_ok=True)
     pushed.rename(directory)
-    return {"run": look(directory, {})}
+    return {"run": inspect_run(directory, {})}
 
 
 def _archive_last_attempt(directory: Path) -> None:
@@ -95,7 +95,7 @@ def _archive_last_attempt(directory: Path) -> None:
             (meta / name).replace(meta / f"ended-{number}-{name}")
 
 
-def state_offset(directory: Path) -> int:
+def read_log_offset(directory: Path) -> int:
     """Return the byte of the log at which the last attempt began, 0 for a run never resumed."""
     return int(read_json(directory / ".labctl" / "resumed.json").get("offset", 0))
 

@@ -9,15 +9,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ...wire.boot_id import boot_token
+from ...wire.boot_id import read_boot_token
 from ..broker.detection import LEASE
-from ..host.docker import docker
-from ..host.engine import inspect
-from ..host.gpu_access import lost_at
-from ..host.paths import LIMIT, disk, going_down, lab_dir, read_json, read_text, run_dir, write_json
+from ..host.docker import run_docker
+from ..host.engine import inspect_containers
+from ..host.gpu_access import find_loss_time
+from ..host.paths import (
+    LIMIT,
+    is_going_down,
+    lab_dir,
+    measure_disk,
+    read_json,
+    read_text,
+    run_dir,
+    write_json,
+)
 from ..reply import Failure
 from ..watchdog.state_files import watch
-from .secrets_tmpfs import drop as drop_secrets
+from .secrets_tmpfs import remove_secrets as drop_secrets
 
 IGNORED_NEW = ("__pycache__", ".ipynb_checkpoints", ".git", ".labctl")
 GIB = 1024**3
@@ -27,7 +36,7 @@ LARGEST_PROGRESS = 1e300
 UNENDED = ("claimed", "starting", "running")
 
 
-def existing(request: dict[str, Any]) -> Path:
+def require_run_directory(request: dict[str, Any]) -> Path:
     """Return the run's directory. Failure (missing) if it has none."""
     directory = run_dir(lab_dir(request["lab"], request["lab_id"]), request["run"])
     if not directory.is_dir():
@@ -36,7 +45,7 @@ def existing(request: dict[str, Any]) -> Path:
     return directory
 
 
-def last_attempt(directory: Path) -> dict[str, Any]:
+def read_last_attempt(directory: Path) -> dict[str, Any]:
     """Return the record of the run's newest attempt, {} if it has none."""
     attempts = sorted((directory / ".labctl").glob("attempt-*"), key=lambda p: int(p.name[8:]))
     return read_json(attempts[-1]) if attempts else {}
@@ -51,11 +60,13 @@ def status(request: dict[str, Any]) -> dict[str, Any]:
         for d in sorted((root / "runs").glob("*"))
         if not d.name.startswith(".") and (not selected or d.name in selected)
     ]
-    names = [last_attempt(d).get("container", "") for d in directories if not final(d)]
-    inspected = inspect([n for n in names if n])
-    free, total = disk(root)
+    names = [
+        read_last_attempt(d).get("container", "") for d in directories if not read_final_record(d)
+    ]
+    inspected = inspect_containers([n for n in names if n])
+    free, total = measure_disk(root)
     return {
-        "runs": [look(d, inspected) for d in directories],
+        "runs": [inspect_run(d, inspected) for d in directories],
         "disk": {"free_bytes": free, "total_bytes": total},
         "uptime_s": float(read_text(Path("/proc/uptime")).split()[0]),
         "now": time.time(),
@@ -63,22 +74,22 @@ def status(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def final(directory: Path) -> dict[str, Any]:
+def read_final_record(directory: Path) -> dict[str, Any]:
     """Return the record of a run that is known to have ended, {} otherwise."""
     return read_json(directory / ".labctl" / "record.json")
 
 
-def look(directory: Path, inspected: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def inspect_run(directory: Path, inspected: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Determine a run's state now. An ended run is recorded once and for all.
 
     `inspected` is what `docker inspect` returned, by container name; a container that it lacks is
     inspected here.
     """
-    record = final(directory)
+    record = read_final_record(directory)
     if record:
         return record
     spec = read_json(directory / ".labctl" / "spec.json")
-    attempt = last_attempt(directory)
+    attempt = read_last_attempt(directory)
     claim = read_json(directory / ".labctl" / "claim.json")
     state: dict[str, Any] = {
         "id": directory.name,
@@ -95,12 +106,12 @@ def look(directory: Path, inspected: dict[str, dict[str, Any]]) -> dict[str, Any
         "log_offset": read_json(directory / ".labctl" / "resumed.json").get("offset", 0),
     }
     name = attempt.get("container", "")
-    container = inspected.get(name) or (inspect([name]).get(name) if name else None)
+    container = inspected.get(name) or (inspect_containers([name]).get(name) if name else None)
     ending = _determine_state(directory, spec, attempt, container)
     state.update(ending)
     state.update(_describe_gpu_loss(directory, name, state))
     if state["state"] in ("exited", "lost", "cancelled"):
-        state["new_files"] = new_files(directory, spec.get("outputs", []))
+        state["new_files"] = list_new_files(directory, spec.get("outputs", []))
         state["progress"] = _read_progress(directory)
         drop_secrets(directory.name)
         try:
@@ -116,7 +127,7 @@ def look(directory: Path, inspected: dict[str, dict[str, Any]]) -> dict[str, Any
 
 def _describe_gpu_loss(directory: Path, container: str, state: dict[str, Any]) -> dict[str, Any]:
     """Return gpu_lost_at and told for a container that lost its GPUs, {} if it has them."""
-    lost_since = lost_at(directory, container) if container else None
+    lost_since = find_loss_time(directory, container) if container else None
     if lost_since is None:
         return {}
     if state["state"] == "running":
@@ -137,7 +148,7 @@ def _determine_state(
     if status.get("Status") == "created" and not status.get("Error"):
         return {"state": "claimed"}
     exit_record = read_json(directory / ".labctl" / "exit.json")
-    rebooted = bool(attempt.get("boot")) and attempt["boot"] != boot_token()
+    rebooted = bool(attempt.get("boot")) and attempt["boot"] != read_boot_token()
     cancelled = (directory / ".labctl" / "cancel").exists()
     reached = read_json(directory / ".labctl" / LIMIT).get("by", "")
     if reached and not cancelled and (not exit_record or exit_record.get("asked")):
@@ -162,16 +173,16 @@ def _determine_state(
     code = int(status.get("ExitCode", -1))
     ended_at = _parse_docker_time(status.get("FinishedAt", ""))
     if status.get("OOMKilled"):
-        summary = told_of(137, {"oom_kills": 1}, spec, False)
+        summary = describe_exit(137, {"oom_kills": 1}, spec, False)
     elif cancelled:
         summary = "canceled: it did not stop in time and was killed"
     elif status.get("Error"):
         summary = f"could not start: {status['Error'][-500:]}"
-    elif code <= 128 and disk(directory)[0] < LEAST_ROOM_BYTES:
+    elif code <= 128 and measure_disk(directory)[0] < LEAST_ROOM_BYTES:
         # The entry script had no room to write its record; the container still has its exit code.
-        summary = told_of(code, {}, spec, False)
+        summary = describe_exit(code, {}, spec, False)
     else:
-        summary = f"its container was killed from outside ({signal_name(code - 128)})"
+        summary = f"its container was killed from outside ({find_signal_name(code - 128)})"
         if code <= 128:
             summary = f"its container ended with exit code {code} before the command did"
     state = "cancelled" if cancelled else "exited"
@@ -203,16 +214,22 @@ def _describe_exit(
     code, ended_at = int(exit_record["code"]), float(exit_record["ended_at"])
     was_reclaimed = (directory / ".labctl" / "reclaim.json").exists()
     # While the machine goes down, its SIGTERM must not be mistaken for one that a person sent.
-    if not cancelled and exit_record.get("asked") and (rebooted or was_reclaimed or going_down()):
+    if (
+        not cancelled
+        and exit_record.get("asked")
+        and (rebooted or was_reclaimed or is_going_down())
+    ):
         cause = "taken back by its provider" if was_reclaimed else "shut down"
         summary = f"lost: the server was {cause} while it ran (exit code {code})"
         return {"state": "lost", "ended_at": ended_at, "told": summary}
     state = "cancelled" if cancelled else "exited"
-    summary = told_of(code, exit_record, spec, cancelled)
+    summary = describe_exit(code, exit_record, spec, cancelled)
     return {"state": state, "exit_code": code, "ended_at": ended_at, "told": summary}
 
 
-def told_of(code: int, exit_record: dict[str, Any], spec: dict[str, Any], cancelled: bool) -> str:
+def describe_exit(
+    code: int, exit_record: dict[str, Any], spec: dict[str, Any], cancelled: bool
+) -> str:
     """Describe in words how a run ended."""
     if int(exit_record.get("oom_kills") or 0) > 0 and code != 0:
         limit_bytes = int(spec.get("memory_bytes") or 0)
@@ -223,7 +240,7 @@ def told_of(code: int, exit_record: dict[str, Any], spec: dict[str, Any], cancel
         peak_text = f" (peak {peak_bytes / GIB:.2f} GiB)" if peak_bytes else ""
         return f"out of memory: killed at {limit_text}{peak_text}"
     if cancelled:
-        ending = signal_name(code - 128) if code > 128 else ""
+        ending = find_signal_name(code - 128) if code > 128 else ""
         return f"canceled ({ending or f'exit code {code}'})"
     if code == 0:
         return "done"
@@ -231,12 +248,12 @@ def told_of(code: int, exit_record: dict[str, Any], spec: dict[str, Any], cancel
         return "exit 127: the command was not found in the image"
     if code == 126:
         return "exit 126: the command was found but cannot be executed"
-    if code > 128 and signal_name(code - 128):
-        return f"ended by {signal_name(code - 128)} (exit {code})"
+    if code > 128 and find_signal_name(code - 128):
+        return f"ended by {find_signal_name(code - 128)} (exit {code})"
     return f"failed with exit code {code}"
 
 
-def signal_name(number: int) -> str:
+def find_signal_name(number: int) -> str:
     """Return the name of a signal, for example SIGTERM; "" for an unknown number."""
     try:
         return signal.Signals(number).name
@@ -273,7 +290,7 @@ def _read_progress(directory: Path) -> dict[str, float]:
     }
 
 
-def new_files(directory: Path, outputs: list[str]) -> list[str]:
+def list_new_files(directory: Path, outputs: list[str]) -> list[str]:
     """List files that the run made outside its outputs, relative to its directory; at most 200."""
     try:
         code_files = set(json.loads(read_text(directory / ".labctl" / "code.json") or "[]"))
@@ -303,6 +320,6 @@ def _save_console(
     """
     log = directory / "logs" / "run.log"
     if inspected and (spec.get("tty") or not log.exists() or log.stat().st_size == 0):
-        done = docker("logs", container, check=False)
+        done = run_docker("logs", container, check=False)
         with log.open("a") as file:
             file.write(done.stdout + done.stderr)

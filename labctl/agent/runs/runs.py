@@ -17,17 +17,31 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ...wire.boot_id import boot_token
+from ...wire.boot_id import read_boot_token
 from ..broker.detection import TAKEN
 from ..host import engine
-from ..host.background import scope_words
-from ..host.docker import docker, tmux, tmux_begun
-from ..host.paths import drop_tree, inside, lab_dir, read_json, run_dir, write_json, write_text
+from ..host.background import build_scope_words
+from ..host.docker import run_docker, run_tmux, spawn_tmux
+from ..host.paths import (
+    drop_tree,
+    lab_dir,
+    read_json,
+    resolve_inside,
+    run_dir,
+    write_json,
+    write_text,
+)
 from ..program import PROGRAM
 from ..reply import Failure
 from . import secrets_tmpfs
-from .containers import run_body
-from .run_state import UNENDED, existing, final, last_attempt, look
+from .containers import build_run_body
+from .run_state import (
+    UNENDED,
+    inspect_run,
+    read_final_record,
+    read_last_attempt,
+    require_run_directory,
+)
 
 BEST_SHELL = "command -v bash >/dev/null && exec bash; exec sh"
 
@@ -40,16 +54,16 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     spec = request["spec"]
     root = lab_dir(spec["lab"], spec["lab_id"])
     directory = run_dir(root, spec["id"])
-    image = engine.image(spec["image"]) if not directory.exists() else None
+    image = engine.inspect_image(spec["image"]) if not directory.exists() else None
     if image is None and not directory.exists():
         return {"missing": spec["image"]}
     existed = not _claim(root, directory, spec)
-    with launching(directory):
+    with lock_launch(directory):
         return _launch_claimed(request, root, directory, image, existed)
 
 
 @contextmanager
-def launching(directory: Path) -> Iterator[None]:
+def lock_launch(directory: Path) -> Iterator[None]:
     """Hold the lock of a claimed run while it is launched: a later call waits, then finds the run.
 
     The lock ends with this process: no child inherits it.
@@ -78,11 +92,11 @@ def _launch_claimed(
     existed: bool,
 ) -> dict[str, Any]:
     spec = request["spec"]
-    state = look(directory, {})
+    state = inspect_run(directory, {})
     if state["state"] != "claimed":
         # Launched before, or by a call that found our claim and was quicker.
         return {"run": state, "found": True, "directory": str(directory)}
-    image = image or engine.image(spec["image"])
+    image = image or engine.inspect_image(spec["image"])
     if image is None:
         return {"missing": spec["image"]}
     try:
@@ -90,9 +104,9 @@ def _launch_claimed(
     except Failure:
         if not existed:
             drop_tree(directory)
-        secrets_tmpfs.drop(spec["id"])
+        secrets_tmpfs.remove_secrets(spec["id"])
         raise
-    return {"run": look(directory, inspected), "found": existed, "directory": str(directory)}
+    return {"run": inspect_run(directory, inspected), "found": existed, "directory": str(directory)}
 
 
 def _claim(root: Path, directory: Path, spec: dict[str, Any]) -> bool:
@@ -136,22 +150,26 @@ def launch(
     """
     _snapshot(root / "code", directory / "code")
     for name in {*spec["outputs"], "logs", "checkpoints"}:
-        inside(directory, name).mkdir(parents=True, exist_ok=True)
+        resolve_inside(directory, name).mkdir(parents=True, exist_ok=True)
     (directory / "logs" / "run.log").touch()
     meta = directory / ".labctl"
-    write_text(meta / "entry.sh", entry_script(), 0o755)
+    write_text(meta / "entry.sh", read_entry_script(), 0o755)
     attempt = len(list(meta.glob("attempt-*"))) + 1
     container = f"{root.name}-{spec['id']}-{attempt}"
-    record: dict[str, Any] = {"container": container, "boot": boot_token(), "image_id": image["Id"]}
+    record: dict[str, Any] = {
+        "container": container,
+        "boot": read_boot_token(),
+        "image_id": image["Id"],
+    }
     record["image_digest"] = next(iter(image.get("RepoDigests") or ()), "")
     record["started_at"] = time.time()
     write_json(meta / f"attempt-{attempt}", record)
-    secrets_tmpfs.put(spec["id"], secrets)
-    inspected = _start_container(container, spec, run_body(root, directory, spec, image))
+    secrets_tmpfs.write_secrets(spec["id"], secrets)
+    inspected = _start_container(container, spec, build_run_body(root, directory, spec, image))
     # The run has started: even if it has filled the disk by now, its start is not a failure.
     with suppress(OSError):
         write_json(meta / f"attempt-{attempt}", {**record, "launched": True})
-    tmux_begun(*_session_words(spec["id"], directory, container))
+    spawn_tmux(*_session_words(spec["id"], directory, container))
     _start_recorder()
     return inspected
 
@@ -163,7 +181,7 @@ def _start_recorder() -> None:
     """
     program = PROGRAM / "__main__.py"
     words = ["sh", "-c", 'sleep 1; exec "$@"', "sh", sys.executable, "-I", "-S", str(program)]
-    words = [*scope_words(), *words, "telemetry"]
+    words = [*build_scope_words(), *words, "telemetry"]
     null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
     with suppress(OSError, NotImplementedError):
         os.posix_spawnp(words[0], words, os.environ, file_actions=null, setsid=True)
@@ -174,11 +192,11 @@ def _start_container(
 ) -> dict[str, dict[str, Any]]:
     """Create and start the container. If it exists, it belongs to this attempt: leave it alone."""
     try:
-        if not engine.create(container, body):
+        if not engine.create_container(container, body):
             return {}
-        engine.start(container)
-    except engine.Refused as refused:
-        engine.remove(container)
+        engine.start_container(container)
+    except engine.EngineRequestError as refused:
+        engine.remove_container(container)
         raise _describe_refusal(spec, refused.message) from None
     # The engine has just confirmed it. To inspect a command that ends at once would take 80 ms.
     return {container: {"State": {"Running": True}}}
@@ -197,7 +215,7 @@ def _describe_refusal(spec: dict[str, Any], message: str) -> Failure:
     return Failure("docker", f"the container of run {spec['id']} did not start", why)
 
 
-def entry_script() -> str:
+def read_entry_script() -> str:
     return Path(__file__).with_name("entry.sh").read_text()
 
 
@@ -260,41 +278,45 @@ def _session_words(run_id: str, directory: Path, container: str) -> list[str]:
 
 def session(request: dict[str, Any]) -> dict[str, Any]:
     """Return the name of a run's tmux session, created again if it is gone."""
-    directory = existing(request)
-    tmux(*_session_words(directory.name, directory, last_attempt(directory).get("container", "")))
+    directory = require_run_directory(request)
+    run_tmux(
+        *_session_words(
+            directory.name, directory, read_last_attempt(directory).get("container", "")
+        )
+    )
     return {"session": f"labctl-{directory.name}"}
 
 
 def cancel(request: dict[str, Any]) -> dict[str, Any]:
     """Send SIGTERM, allow `grace_s` seconds for a checkpoint, then SIGKILL. Safe to repeat."""
-    directory = existing(request)
-    before = look(directory, {})
+    directory = require_run_directory(request)
+    before = inspect_run(directory, {})
     if before["state"] not in UNENDED:
         return {"run": before, "already": True}
     (directory / ".labctl" / "cancel").touch()
     container = before["container"]
     if container:
-        docker("stop", "--time", str(int(request.get("grace_s", 60))), container, check=False)
-    after = look(directory, {})
+        run_docker("stop", "--time", str(int(request.get("grace_s", 60))), container, check=False)
+    after = inspect_run(directory, {})
     if after["state"] == "claimed":
         after = {**after, "state": "cancelled", "told": "canceled before it started"}
         write_json(directory / ".labctl" / "record.json", after)
-    tmux("kill-session", "-t", f"=labctl-{directory.name}")
+    run_tmux("kill-session", "-t", f"=labctl-{directory.name}")
     return {"run": after, "already": False}
 
 
 def clear(request: dict[str, Any]) -> dict[str, Any]:
     """Remove the containers and sessions of runs that have ended; keep their files."""
-    from ..sandbox.evaluation import container_of  # a start has no use for it
+    from ..sandbox.evaluation import name_container  # a start has no use for it
 
     root = lab_dir(request["lab"], request["lab_id"])
     cleared = []
     for directory in sorted((root / "runs").glob("*")):
-        if not directory.name.startswith(".") and final(directory):
-            container = last_attempt(directory).get("container", "")
+        if not directory.name.startswith(".") and read_final_record(directory):
+            container = read_last_attempt(directory).get("container", "")
             if container:
-                engine.remove(container)
-            engine.remove(container_of(root, directory.name))
-            tmux("kill-session", "-t", f"=labctl-{directory.name}")
+                engine.remove_container(container)
+            engine.remove_container(name_container(root, directory.name))
+            run_tmux("kill-session", "-t", f"=labctl-{directory.name}")
             cleared.append(directory.name)
     return {"cleared": cleared}

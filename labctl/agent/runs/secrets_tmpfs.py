@@ -9,14 +9,14 @@ from ..host.paths import drop_tree, write_text
 from ..reply import Failure
 
 
-def directory_of(run_id: str) -> Path:
+def secrets_directory(run_id: str) -> Path:
     return Path("/dev/shm") / f"labctl-{os.getuid()}" / run_id
 
 
-def put(run_id: str, values: dict[str, str]) -> None:
+def write_secrets(run_id: str, values: dict[str, str]) -> None:
     if not values:
         return
-    directory = directory_of(run_id)
+    directory = secrets_directory(run_id)
     directory.parent.mkdir(mode=0o700, exist_ok=True)
     if directory.parent.is_symlink() or directory.parent.stat().st_uid != os.getuid():
         what = f"{directory.parent} belongs to another user"
@@ -27,5 +27,5 @@ def put(run_id: str, values: dict[str, str]) -> None:
         write_text(directory / name, value, 0o600)
 
 
-def drop(run_id: str) -> None:
-    drop_tree(directory_of(run_id))
+def remove_secrets(run_id: str) -> None:
+    drop_tree(secrets_directory(run_id))

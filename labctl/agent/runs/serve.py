@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..host.paths import checked_name, drop_tree, inside, run_dir, write_text
+from ..host.paths import drop_tree, require_name, resolve_inside, run_dir, write_text
 from ..reply import Failure
-from .containers import limits, mount
+from .containers import build_limits, build_mount
 
 NAME = "serve"
 PORT = 8000
@@ -34,13 +34,13 @@ LOCKED: dict[str, Any] = {
 }
 
 
-def wish(request: dict[str, Any]) -> list[Any]:
+def describe_model_settings(request: dict[str, Any]) -> list[Any]:
     """Return what distinguishes one model's service from another; [] for other services."""
     model = request.get("model")
     return [model, request.get("env", {}), _digest(request["app"])] if model else []
 
 
-def mounts(root: Path, request: dict[str, Any]) -> list[dict[str, Any]]:
+def build_mounts(root: Path, request: dict[str, Any]) -> list[dict[str, Any]]:
     """Return read-only mounts of the project's code, the checkpoints and labctl's server program.
 
     Failure (missing) if the run, its checkpoint or the project's predict.py is not on this server.
@@ -50,13 +50,13 @@ def mounts(root: Path, request: dict[str, Any]) -> list[dict[str, Any]]:
         _find_checkpoints(root, request["model"]),
     )
     return [
-        mount(code, "/lab/code", read_only=True),
-        mount(checkpoints, f"{RUN}/checkpoints", read_only=True),
-        mount(_install_server(root, request["app"]), APP, read_only=True),
+        build_mount(code, "/lab/code", read_only=True),
+        build_mount(checkpoints, f"{RUN}/checkpoints", read_only=True),
+        build_mount(_install_server(root, request["app"]), APP, read_only=True),
     ]
 
 
-def env(request: dict[str, Any]) -> dict[str, str]:
+def build_env(request: dict[str, Any]) -> dict[str, str]:
     model = request["model"]
     subpath = f"/{model['checkpoint']}" if model["checkpoint"] else ""
     return {
@@ -71,12 +71,12 @@ def env(request: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def host_config(request: dict[str, Any]) -> dict[str, Any]:
+def build_host_config(request: dict[str, Any]) -> dict[str, Any]:
     """Return what overrides the `HostConfig` of any other service of the lab."""
-    return {**LOCKED, **limits(request)}
+    return {**LOCKED, **build_limits(request)}
 
 
-def failure(code: int | None, output: str) -> Failure:
+def explain_failure(code: int | None, output: str) -> Failure:
     """Explain from its exit code and output why a model server ended."""
     if code == REFUSED:
         why = output.rpartition("refused: ")[2]
@@ -98,13 +98,13 @@ def _find_code(root: Path, model: dict[str, Any]) -> Path:
 
 
 def _find_checkpoints(root: Path, model: dict[str, Any]) -> Path:
-    run = checked_name(model["run"])
+    run = require_name(model["run"])
     is_pushed = model["where"] == "here"
     directory = root / "models" / run if is_pushed else run_dir(root, run) / "checkpoints"
     if not directory.is_dir():
         message = f"run {run} has no checkpoints on this server"
         raise Failure("missing", message, "", "labctl status --refresh")
-    if model["checkpoint"] and not inside(directory, model["checkpoint"]).exists():
+    if model["checkpoint"] and not resolve_inside(directory, model["checkpoint"]).exists():
         available = ", ".join(
             sorted(entry.name for entry in directory.iterdir() if entry.name[0] != ".")
         )
@@ -126,7 +126,7 @@ def _install_server(root: Path, files: dict[str, str]) -> Path:
         return directory
     staging = directory.with_name(f".{directory.name}.{os.urandom(4).hex()}")
     for name, text in files.items():
-        path = inside(staging / PACKAGE, name)
+        path = resolve_inside(staging / PACKAGE, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
     try:

@@ -16,16 +16,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..broker.detection import brokered
+from ..broker.detection import is_brokered
 from ..host import engine
-from ..host.docker import docker
-from ..host.engine import image, inspect
-from ..host.paths import checked_name, home, lab_dir, read_json, read_text, write_json, write_text
-from ..reply import Failure, answer, finish
+from ..host.docker import run_docker
+from ..host.engine import inspect_containers, inspect_image
+from ..host.paths import (
+    lab_dir,
+    labctl_home,
+    read_json,
+    read_text,
+    require_name,
+    write_json,
+    write_text,
+)
+from ..reply import Failure, send_closing_reply, send_reply
 from . import serve
-from .containers import lab_body, limits, mount
-from .healthcheck import listens, speaks_http
-from .images import failing_lines, streamed, wheelhouse
+from .containers import build_lab_body, build_limits, build_mount
+from .healthcheck import is_http_ready, is_listening
+from .images import pick_failing_lines, run_streamed, serve_wheelhouse
 from .known_services import KNOWN, TOKEN_FILE
 
 # How long a service may take until its port answers, unless the request says "deadline_s".
@@ -41,10 +49,10 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     "replace", a service that runs with other settings is replaced ("replaced").
     """
     root = lab_dir(request["lab"], request["lab_id"])
-    name = checked_name(request["name"])
+    name = require_name(request["name"])
     with _lock_service(root, name):
         container = _container_name(root, name)
-        inspected = inspect([container]).get(container)
+        inspected = inspect_containers([container]).get(container)
         is_stale = False
         if inspected and inspected["State"]["Running"]:
             is_stale = _has_other_settings(inspected, request)
@@ -55,7 +63,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
                     "found": True,
                     "stale": is_stale,
                 }
-        base_image = image(request["image"])
+        base_image = inspect_image(request["image"])
         if base_image is None:
             return {"missing": request["image"]}
         service_image = _find_service_image(base_image, request)
@@ -77,7 +85,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
 def status(request: dict[str, Any]) -> dict[str, Any]:
     """Return {"services": [...]}: every service of the lab that has a container, running or not."""
     root = lab_dir(request["lab"], request["lab_id"])
-    inspected = inspect(_list_containers(root, request["lab_id"]))
+    inspected = inspect_containers(_list_containers(root, request["lab_id"]))
     return {
         "services": [
             _describe_service(root, container, container["Config"]["Labels"]["labctl.service"])
@@ -92,7 +100,7 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
     An absent service is not an error.
     """
     root = lab_dir(request["lab"], request["lab_id"])
-    selected = _container_name(root, checked_name(request["name"])) if request.get("name") else ""
+    selected = _container_name(root, require_name(request["name"])) if request.get("name") else ""
     stopped = []
     for container in _list_containers(root, request["lab_id"]):
         if selected not in ("", container):
@@ -108,17 +116,17 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
 
 def _stop_container(container: str) -> None:
     """Stop a container, with 10 s to finish, and remove it."""
-    docker("stop", "--time", "10", container, check=False)
-    engine.remove(container)
+    run_docker("stop", "--time", "10", container, check=False)
+    engine.remove_container(container)
 
 
 def build(request: dict[str, Any]) -> None:
     """Build the Dockerfile text "dockerfile" on top of "image"; stream and log as `build` does."""
     root = lab_dir(request["lab"], request["lab_id"])
-    base_image = image(request["image"])
+    base_image = inspect_image(request["image"])
     if base_image is None:
         raise Failure("missing", f"the image {request['image']} is not on the server")
-    if brokered():
+    if is_brokered():
         message = (
             f"{request['image']} lacks {request['name']}, and this shared server cannot add it"
         )
@@ -129,8 +137,8 @@ def build(request: dict[str, Any]) -> None:
     context.mkdir(parents=True, exist_ok=True)
     write_text(context / "Dockerfile", request["dockerfile"])
     log = context / "build.log"
-    answer({"log": str(log), "tag": tag})
-    with wheelhouse(bool(request.get("wheelhouse"))) as wheel_args:
+    send_reply({"log": str(log), "tag": tag})
+    with serve_wheelhouse(bool(request.get("wheelhouse"))) as wheel_args:
         words = ["docker", "build", "--tag", tag]
         words += ["--label", "labctl.lab-id=" + request["lab_id"]]
         for key, value in {
@@ -141,8 +149,10 @@ def build(request: dict[str, Any]) -> None:
             words += ["--build-arg", f"{key}={value}"]
         if wheel_args:
             words += ["--network", "host"]
-        code, lines = streamed([*words, str(context)], log)
-    finish({"code": code, "log": str(log), "tag": tag, "tail": failing_lines(lines)})
+        code, lines = run_streamed([*words, str(context)], log)
+    send_closing_reply(
+        {"code": code, "log": str(log), "tag": tag, "tail": pick_failing_lines(lines)}
+    )
 
 
 def _container_name(root: Path, name: str) -> str:
@@ -152,7 +162,7 @@ def _container_name(root: Path, name: str) -> str:
 def _list_containers(root: Path, lab_id: str) -> list[str]:
     """List the names of this lab's service containers on this server."""
     words = ["ps", "--all", "--format", "{{.Names}}", "--filter", "label=labctl.service"]
-    names = docker(*words, "--filter", f"label=labctl.lab-id={lab_id}").stdout.split()
+    names = run_docker(*words, "--filter", f"label=labctl.lab-id={lab_id}").stdout.split()
     return [name for name in names if name.startswith(_container_name(root, ""))]
 
 
@@ -177,15 +187,17 @@ def _find_service_image(
     preset = KNOWN.get(request["name"])
     if preset is None or request.get("command"):
         return base_image
-    path = home() / ".passwd" / f"programs-{base_image['Id'].rpartition(':')[2][:24]}.json"
+    path = labctl_home() / ".passwd" / f"programs-{base_image['Id'].rpartition(':')[2][:24]}.json"
     programs = read_json(path)
     if request["name"] not in programs:
         words = ["run", "--rm", "--network", "none", "--entrypoint", "/bin/sh", base_image["Id"]]
-        done = docker(*words, "-c", f"{preset['test']} >/dev/null 2>&1", check=False)
+        done = run_docker(*words, "-c", f"{preset['test']} >/dev/null 2>&1", check=False)
         programs[request["name"]] = done.returncode == 0
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, programs)
-    return base_image if programs[request["name"]] else image(_image_tag(base_image, request))
+    return (
+        base_image if programs[request["name"]] else inspect_image(_image_tag(base_image, request))
+    )
 
 
 def _get_port(request: dict[str, Any]) -> int:
@@ -211,7 +223,9 @@ def _build_argv(request: dict[str, Any]) -> list[str]:
 
 def _hash_settings(request: dict[str, Any]) -> str:
     settings = [request["image"], _build_argv(request), _get_port(request), request.get("gpus", "")]
-    settings += serve.wish(request) or ([request["env"]] if request.get("env") else [])
+    settings += serve.describe_model_settings(request) or (
+        [request["env"]] if request.get("env") else []
+    )
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
 
@@ -222,11 +236,11 @@ def _has_other_settings(inspected: dict[str, Any], request: dict[str, Any]) -> b
 
 def _launch(container: str, body: dict[str, Any], request: dict[str, Any]) -> None:
     try:
-        if not engine.create(container, body):
-            raise engine.Refused(409, f"a container named {container} already exists")
-        engine.start(container)
-    except engine.Refused as refused:
-        engine.remove(container)
+        if not engine.create_container(container, body):
+            raise engine.EngineRequestError(409, f"a container named {container} already exists")
+        engine.start_container(container)
+    except engine.EngineRequestError as refused:
+        engine.remove_container(container)
         message = f"the service {request['name']} did not start"
         raise Failure("docker", message, refused.message[-1500:], "labctl doctor") from None
 
@@ -239,23 +253,23 @@ def _container_body(
     env = {**request.get("env", {}), "LABCTL_DATA_DIR": "/lab/data"}
     env["LABCTL_SERVICE_PORT"] = str(port)
     if request.get("model"):
-        mounts = serve.mounts(root, request)
-        env.update(serve.env(request))
+        mounts = serve.build_mounts(root, request)
+        env.update(serve.build_env(request))
     else:
         mounts = _lab_mounts(root, request)
     if name == "jupyter":
-        mounts.append(mount(_token(root, name), TOKEN_FILE, read_only=True))
+        mounts.append(build_mount(_token(root, name), TOKEN_FILE, read_only=True))
         env["JUPYTER_TOKEN_FILE"] = TOKEN_FILE
     labels = {"labctl.service": name, "labctl.service-port": str(port)}
     labels["labctl.service-wish"] = _hash_settings(request)
-    body = lab_body(root, request, image_record, mounts, env, labels)
+    body = build_lab_body(root, request, image_record, mounts, env, labels)
     body["ExposedPorts"] = {f"{port}/tcp": {}}
     published = [{"HostIp": "127.0.0.1", "HostPort": ""}]
     body["HostConfig"].update({"Init": True, "PortBindings": {f"{port}/tcp": published}})
     if request.get("model"):
-        body["HostConfig"].update(serve.host_config(request))
+        body["HostConfig"].update(serve.build_host_config(request))
     if request.get("as_is"):
-        body["HostConfig"].update(limits(request))
+        body["HostConfig"].update(build_limits(request))
         body["WorkingDir"] = (image_record.get("Config") or {}).get("WorkingDir") or "/"
         body.update({"Cmd": argv} if argv else {})
     elif request.get("command"):
@@ -272,8 +286,8 @@ def _lab_mounts(root: Path, request: dict[str, Any]) -> list[dict[str, Any]]:
     foreign = bool(request.get("as_is"))
     reads_only = foreign or request["name"] == "tensorboard"
     return [
-        mount(root / "code", "/lab/code", read_only=foreign),
-        mount(root / "runs", "/lab/runs", read_only=reads_only),
+        build_mount(root / "code", "/lab/code", read_only=foreign),
+        build_mount(root / "runs", "/lab/runs", read_only=reads_only),
     ]
 
 
@@ -330,11 +344,11 @@ def _wait_until_ready(container: str, request: dict[str, Any]) -> dict[str, Any]
     limit_s = float(request.get("deadline_s") or READY_S)
     deadline = time.monotonic() + limit_s
     while True:
-        inspected = inspect([container]).get(container)
+        inspected = inspect_containers([container]).get(container)
         if inspected is None or not inspected["State"]["Running"]:
             raise _describe_early_end(container, inspected, request)
         address = _get_socket(inspected) or _get_published_port(inspected)
-        if address and (speaks_http(address) if is_preset else listens(address)):
+        if address and (is_http_ready(address) if is_preset else is_listening(address)):
             return inspected
         if time.monotonic() >= deadline:
             raise _fail(container, f"the service {name} did not answer within {limit_s:g} s")
@@ -347,10 +361,12 @@ def _describe_early_end(
     failure = _fail(container, f"the service {request['name']} exited right after its start")
     if not request.get("model"):
         return failure
-    return serve.failure((inspected or {"State": {}})["State"].get("ExitCode"), failure.body["why"])
+    return serve.explain_failure(
+        (inspected or {"State": {}})["State"].get("ExitCode"), failure.body["why"]
+    )
 
 
 def _fail(container: str, message: str) -> Failure:
-    done = docker("logs", "--tail", "20", container, check=False)
-    engine.remove(container)
+    done = run_docker("logs", "--tail", "20", container, check=False)
+    engine.remove_container(container)
     return Failure("service", message, (done.stdout + done.stderr).strip()[-2000:])

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ..host import engine
-from ..host.docker import docker
-from ..host.paths import drop_tree, inside, lab_dir, read_json
+from ..host.docker import run_docker
+from ..host.paths import drop_tree, lab_dir, read_json, resolve_inside
 from ..reply import Failure
-from ..runs.containers import lab_body, limits, mount, run_env
-from ..runs.run_state import existing, last_attempt
+from ..runs.containers import build_lab_body, build_limits, build_mount, build_run_env
+from ..runs.run_state import read_last_attempt, require_run_directory
 
 PROGRAM = "evaluate.py"
 OUT = "evaluation.json"
@@ -38,16 +38,18 @@ def evaluate(request: dict[str, Any]) -> dict[str, Any]:
     {"missing": image}. Failure after "deadline_s" seconds. Concurrent evaluations of one run wait
     for each other.
     """
-    directory = existing(request)
+    directory = require_run_directory(request)
     spec = read_json(directory / ".labctl" / "spec.json")
     if not (directory / "code" / PROGRAM).is_file():
         what = f"the code of run {directory.name} has no {PROGRAM}"
         raise Failure("missing", what, "an evaluation uses the run's own copy of the code")
     checkpoint = request.get("checkpoint") or "checkpoints"
-    if not inside(directory, checkpoint).is_dir():
+    if not resolve_inside(directory, checkpoint).is_dir():
         raise Failure("missing", f"run {directory.name} has no {checkpoint} on this server")
-    image_id = last_attempt(directory).get("image_id", "")
-    image = (engine.image(image_id) if image_id else None) or engine.image(spec["image"])
+    image_id = read_last_attempt(directory).get("image_id", "")
+    image = (engine.inspect_image(image_id) if image_id else None) or engine.inspect_image(
+        spec["image"]
+    )
     if image is None:
         return {"missing": spec["image"]}
     with (directory / ".labctl" / "evaluation.lock").open("w") as lock:
@@ -55,7 +57,7 @@ def evaluate(request: dict[str, Any]) -> dict[str, Any]:
         return _run_evaluation(request, directory, spec, image, checkpoint)
 
 
-def container_of(root: Path, run: str) -> str:
+def name_container(root: Path, run: str) -> str:
     return f"{root.name}-eval-{run}"
 
 
@@ -67,27 +69,29 @@ def _run_evaluation(
     checkpoint: str,
 ) -> dict[str, Any]:
     root = lab_dir(request["lab"], request["lab_id"])
-    name = container_of(root, directory.name)
+    name = name_container(root, directory.name)
     output_directory = directory / ".labctl" / f"evaluation-{os.urandom(4).hex()}"
     output_directory.mkdir()
-    engine.remove(name)  # left behind by a killed call
+    engine.remove_container(name)  # left behind by a killed call
     try:
         spec = {**spec, "gpus": request.get("gpus", "")}
-        engine.create(name, body(root, directory, spec, image, checkpoint, output_directory))
-        engine.start(name)
+        engine.create_container(
+            name, build_evaluation_body(root, directory, spec, image, checkpoint, output_directory)
+        )
+        engine.start_container(name)
         code = _wait_for_exit(name, float(request.get("deadline_s") or LONGEST_S))
-        done = docker("logs", "--tail", OUTPUT_LINES, name, check=False)
+        done = run_docker("logs", "--tail", OUTPUT_LINES, name, check=False)
         return {
             "code": code,
             "said": (done.stdout + done.stderr)[-6000:],
             "evaluation": _read_result(output_directory / OUT),
         }
     finally:
-        engine.remove(name)
+        engine.remove_container(name)
         drop_tree(output_directory)
 
 
-def body(
+def build_evaluation_body(
     root: Path,
     directory: Path,
     spec: dict[str, Any],
@@ -97,22 +101,22 @@ def body(
 ) -> dict[str, Any]:
     """Return the container, as the engine's `create` takes it."""
     mounts = [
-        mount(directory / "code", "/lab/code", read_only=True),
-        mount(directory, "/lab/run", read_only=True),
-        mount(output_directory, OUT_DIRECTORY),
+        build_mount(directory / "code", "/lab/code", read_only=True),
+        build_mount(directory, "/lab/run", read_only=True),
+        build_mount(output_directory, OUT_DIRECTORY),
     ]
     # HOME is a temporary directory for programs that write there.
     env = {
-        **run_env(spec),
+        **build_run_env(spec),
         **spec["env"],
         "HOME": "/tmp",
         "LABCTL_EVALUATION": f"{OUT_DIRECTORY}/{OUT}",
     }
     labels = {"labctl.runs.evaluation": spec["id"]}
-    container = lab_body(root, spec, image, mounts, env, labels)
+    container = build_lab_body(root, spec, image, mounts, env, labels)
     for mounted in container["HostConfig"]["Mounts"]:
         mounted["ReadOnly"] = mounted["Target"] != OUT_DIRECTORY
-    container["HostConfig"].update(limits(spec))
+    container["HostConfig"].update(build_limits(spec))
     container["HostConfig"].update(
         NetworkMode="none", CapDrop=["ALL"], ReadonlyRootfs=True, Tmpfs={"/tmp": "mode=1777"}
     )
@@ -128,7 +132,7 @@ def _wait_for_exit(name: str, deadline_s: float) -> int:
     """Wait for the container's exit code. Failure after `deadline_s`."""
     deadline, pause_s = time.monotonic() + deadline_s, FIRST_PAUSE_S
     while True:
-        inspected = engine.inspect([name]).get(name)
+        inspected = engine.inspect_containers([name]).get(name)
         if inspected is None:
             raise Failure("docker", "the evaluation's container was removed while it ran")
         if not inspected["State"]["Running"]:

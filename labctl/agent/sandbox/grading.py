@@ -16,11 +16,11 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from ...wire.boot_id import boot_token
+from ...wire.boot_id import read_boot_token
 from ..host import engine
-from ..host.paths import CHUNK, checked_name, drop_tree, lab_dir, read_json, write_json, write_text
+from ..host.paths import CHUNK, drop_tree, lab_dir, read_json, require_name, write_json, write_text
 from ..reply import Failure
-from ..runs.containers import mount
+from ..runs.containers import build_mount
 from . import sandbox
 
 LABEL = "labctl.courses.grading"
@@ -47,7 +47,7 @@ def check(_: dict[str, Any]) -> dict[str, Any]:
     credentials += _private_keys(Path.home() / ".ssh")
     role = _get_role()
     credentials += [f"the machine's own role, {role}"] if role else []
-    return {"machine": boot_token(), "credentials": credentials}
+    return {"machine": read_boot_token(), "credentials": credentials}
 
 
 def _has_content(path: Path) -> bool:
@@ -101,11 +101,11 @@ def grade(request: dict[str, Any]) -> dict[str, Any]:
     "grade", "results": text or null}, or {"missing": image}. Until `clear`, the same "job" returns
     the same reply without running anything.
     """
-    image = engine.image(request["image"])
+    image = engine.inspect_image(request["image"])
     if image is None:
         return {"missing": request["image"]}
     top = _grading_directory(request)
-    job = top / ".jobs" / checked_name(request["job"])
+    job = top / ".jobs" / require_name(request["job"])
     job.mkdir(parents=True, exist_ok=True)
     with (job / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -121,8 +121,8 @@ def grade(request: dict[str, Any]) -> dict[str, Any]:
 def clear(request: dict[str, Any]) -> dict[str, Any]:
     """Remove everything of this lab's grading: labels, submissions, containers."""
     top = _grading_directory(request)
-    for name in sandbox.left(f"{LABEL}={request['lab_id']}"):
-        engine.remove(name)
+    for name in sandbox.list_labeled_containers(f"{LABEL}={request['lab_id']}"):
+        engine.remove_container(name)
     drop_tree(top)
     lab = lab_dir(request["lab"], request["lab_id"])
     for path in (lab / ".labctl").glob(".*-grading-*"):
@@ -142,7 +142,7 @@ def _grade_submission(
 ) -> dict[str, Any]:
     prediction = _run_student_code(request, top, image)
     if prediction.outcome != "ok":
-        return {"predict": prediction.told(), "grade": None, "results": None}
+        return {"predict": prediction.as_json(), "grade": None, "results": None}
     predictions = job / PREDICTIONS
     try:
         _write_file(predictions, prediction.output)
@@ -151,10 +151,12 @@ def _grade_submission(
         if predictions.exists():
             predictions.unlink()
     results = grading.output.decode("utf-8", "replace") if grading.outcome == "ok" else None
-    return {"predict": prediction.told(), "grade": grading.told(), "results": results}
+    return {"predict": prediction.as_json(), "grade": grading.as_json(), "results": results}
 
 
-def _run_student_code(request: dict[str, Any], top: Path, image: dict[str, Any]) -> sandbox.Ended:
+def _run_student_code(
+    request: dict[str, Any], top: Path, image: dict[str, Any]
+) -> sandbox.SandboxResult:
     """Run the student's container: their code and model, and the inputs."""
     submission = _find_pushed(top, request["submission"])
     mounts = [_mount_readable(submission / part, f"/lab/{part}") for part in ("code", "model")]
@@ -172,9 +174,9 @@ def _run_student_code(request: dict[str, Any], top: Path, image: dict[str, Any])
 
 def _run_grader(
     request: dict[str, Any], top: Path, predictions: Path, image: dict[str, Any]
-) -> sandbox.Ended:
+) -> sandbox.SandboxResult:
     """Run the staff's container: the labels, the grader, and the student's predictions only."""
-    mounts = [mount(predictions, "/lab/predictions", read_only=True)]
+    mounts = [build_mount(predictions, "/lab/predictions", read_only=True)]
     mounts.append(_mount_readable(_find_pushed(top, request["grader"]), "/lab/code"))
     for part in ("inputs", "labels"):
         if request[part]:
@@ -200,18 +202,20 @@ def _container(
     env: dict[str, str],
 ) -> dict[str, Any]:
     labels = {LABEL: request["lab_id"], "labctl.lab-id": request["lab_id"]}
-    return sandbox.body(image, command, output, mounts, env, labels, request["limits"])
+    return sandbox.build_sandbox_body(
+        image, command, output, mounts, env, labels, request["limits"]
+    )
 
 
 def _run(
     request: dict[str, Any], part: str, container: dict[str, Any], most_bytes: int
-) -> sandbox.Ended:
-    name = f"labctl-{part}-{checked_name(request['job'])}"
-    return sandbox.run(name, container, float(request["timeout_s"]), most_bytes)
+) -> sandbox.SandboxResult:
+    name = f"labctl-{part}-{require_name(request['job'])}"
+    return sandbox.run_sandboxed(name, container, float(request["timeout_s"]), most_bytes)
 
 
 def _find_pushed(top: Path, name: str) -> Path:
-    path = top / checked_name(name)
+    path = top / require_name(name)
     if not path.is_dir():
         raise Failure(
             "missing", f"{name} is not on the grading server", hint="run the command again"
@@ -228,7 +232,7 @@ def _mount_readable(path: Path, target: str) -> dict[str, Any]:
             _add_mode(Path(folder, name), 0o755)
         for name in files:
             _add_mode(Path(folder, name), 0o644)
-    return mount(path, target, read_only=True)
+    return build_mount(path, target, read_only=True)
 
 
 def _add_mode(path: Path, mode: int) -> None:

@@ -19,7 +19,7 @@ class BadTableError(Exception):
     """A file that is not a valid table."""
 
 
-def read(path: Path) -> dict[str, str]:
+def read_table(path: Path) -> dict[str, str]:
     """Read item -> label. BadTableError says what is wrong."""
     csv.field_size_limit(MOST_FIELD)
     table: dict[str, str] = {}
@@ -41,7 +41,9 @@ def read(path: Path) -> dict[str, str]:
     return table
 
 
-def judge(labels: dict[str, str], predictions: dict[str, str], points: float) -> dict[str, object]:
+def score_predictions(
+    labels: dict[str, str], predictions: dict[str, str], points: float
+) -> dict[str, object]:
     """Return results.json. A missing prediction counts as wrong; unknown items are ignored."""
     correct = sum(1 for item, label in labels.items() if predictions.get(item) == label)
     missing = sum(1 for item in labels if item not in predictions)
@@ -66,11 +68,13 @@ def judge(labels: dict[str, str], predictions: dict[str, str], points: float) ->
 
 def main() -> int:
     points = float(os.environ["LABCTL_POINTS"])
-    labels = read(Path(os.environ["LABCTL_LABELS"]) / "labels.csv")
+    labels = read_table(Path(os.environ["LABCTL_LABELS"]) / "labels.csv")
     if not labels:
         raise BadTableError("labels.csv names no item")
     try:
-        results = judge(labels, read(Path(os.environ["LABCTL_PREDICTIONS"])), points)
+        results = score_predictions(
+            labels, read_table(Path(os.environ["LABCTL_PREDICTIONS"])), points
+        )
     except BadTableError as error:
         text = f"the predictions cannot be read: {error}"
         results = {"score": 0.0, "output": text, "extra_data": {"accuracy": 0.0}}

@@ -18,12 +18,12 @@ BATCH = 64
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 
 
-def pictures(folder: Path) -> list[Path]:
+def list_pictures(folder: Path) -> list[Path]:
     paths = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     return sorted(path for path in paths if path.is_file())
 
 
-def answers(predictor: Any, batch: list[Path]) -> Iterator[str]:
+def predict_labels(predictor: Any, batch: list[Path]) -> Iterator[str]:
     from PIL import Image
 
     opened = [Image.open(path).convert("RGB") for path in batch]
@@ -36,14 +36,14 @@ def main() -> int:
     sys.path.insert(0, str(Path.cwd()))
     predictor = import_module("predict").load(Path(os.environ["LABCTL_MODEL"]))
     folder = Path(os.environ["LABCTL_INPUTS"])
-    paths = pictures(folder)
+    paths = list_pictures(folder)
     target = Path(os.environ["LABCTL_PREDICTIONS"])
     with target.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["item", "label"])
         for start in range(0, len(paths), BATCH):
             batch = paths[start : start + BATCH]
-            for path, label in zip(batch, answers(predictor, batch)):
+            for path, label in zip(batch, predict_labels(predictor, batch)):
                 writer.writerow([path.relative_to(folder).as_posix(), label])
     return 0
 

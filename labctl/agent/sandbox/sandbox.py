@@ -34,7 +34,7 @@ KILLED = 137
 END_S = 20.0
 
 
-class Ended(NamedTuple):
+class SandboxResult(NamedTuple):
     """The result of a program.
 
     `outcome`: ok, exit, time, memory, large (its file), none (no file).
@@ -46,7 +46,7 @@ class Ended(NamedTuple):
     seconds: float
     output: bytes
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         return {
             "outcome": self.outcome,
             "code": self.code,
@@ -55,7 +55,7 @@ class Ended(NamedTuple):
         }
 
 
-def body(
+def build_sandbox_body(
     image: dict[str, Any],
     command: list[str],
     output: str,
@@ -88,7 +88,10 @@ def body(
         "NetworkDisabled": True,
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": {
-            "Mounts": [*mounts, *engine.covers(image, used_targets, limits["disk_bytes"])],
+            "Mounts": [
+                *mounts,
+                *engine.build_volume_mounts(image, used_targets, limits["disk_bytes"]),
+            ],
             "NetworkMode": "none",
             "IpcMode": "private",
             "ReadonlyRootfs": True,
@@ -111,25 +114,27 @@ def body(
     }
 
 
-def run(name: str, container: dict[str, Any], deadline_s: float, most_bytes: int) -> Ended:
+def run_sandboxed(
+    name: str, container: dict[str, Any], deadline_s: float, most_bytes: int
+) -> SandboxResult:
     """Run a container for at most `deadline_s` seconds, and remove it.
 
     Failure if it could not start, which is not its program's fault.
     """
-    engine.remove(name)  # left behind by a killed call
-    engine.create(name, container)
+    engine.remove_container(name)  # left behind by a killed call
+    engine.create_container(name, container)
     started_s = time.monotonic()
     try:
         reader = _OutputReader(name, started_s + deadline_s, most_bytes)
         outcome = reader.start_and_read()
         seconds = time.monotonic() - started_s
-        state = (engine.inspect([name]).get(name) or {}).get("State") or {}
+        state = (engine.inspect_containers([name]).get(name) or {}).get("State") or {}
     finally:
-        engine.remove(name)
+        engine.remove_container(name)
     never_started = str(state.get("StartedAt", "")).startswith("0001")
     if state.get("Error") or never_started or (not state and not outcome):
         raise Failure(
-            "docker", "a sandbox container did not start", _error_text(state, reader.text())
+            "docker", "a sandbox container did not start", _error_text(state, reader.output_text())
         )
     if state.get("Running"):
         what = "the Docker Engine on the grading server lost a running container"
@@ -138,13 +143,13 @@ def run(name: str, container: dict[str, Any], deadline_s: float, most_bytes: int
     if not outcome:
         outcome = _determine_outcome(state, code, bytes(reader.output))
     output = bytes(reader.output) if outcome == "ok" else b""
-    return Ended(outcome, code, reader.text(), seconds, output)
+    return SandboxResult(outcome, code, reader.output_text(), seconds, output)
 
 
-def left(label: str) -> list[str]:
+def list_labeled_containers(label: str) -> list[str]:
     """Return the ids of the containers with this label."""
     filters = quote(json.dumps({"label": [label]}))
-    containers = json.loads(engine.ask("GET", f"/containers/json?all=1&filters={filters}"))
+    containers = json.loads(engine.call("GET", f"/containers/json?all=1&filters={filters}"))
     return [container["Id"] for container in containers]
 
 
@@ -187,7 +192,7 @@ class _OutputReader:
             if outcome:
                 # In this order: the engine waits for a client that has stopped reading.
                 process.kill()
-                engine.remove(self.name)
+                engine.remove_container(self.name)
             else:
                 try:
                     process.wait(END_S)
@@ -227,7 +232,7 @@ class _OutputReader:
             del self.tail[:more]
             self.left_out += more
 
-    def text(self) -> str:
+    def output_text(self) -> str:
         """The output; of a long output, its beginning and its end."""
         gap = f"\n[... {self.left_out} bytes ...]\n".encode() if self.left_out else b""
         return bytes(self.head + gap + self.tail).decode("utf-8", "replace")

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 from ..host import engine
-from ..host.paths import age_of, home, read_text
+from ..host.paths import labctl_home, measure_age_s, read_text
 from ..reply import Failure
-from .processes import Processes, Sign, terminals, tmux_clients
-from .state_files import boottime_s
+from .processes import ActivitySign, ProcessActivity, read_terminals, read_tmux_clients
+from .state_files import read_boottime_s
 
 CONTAINER_CORES = 0.05
 # cores: an unused service computes a little; more than this is a person's work
@@ -34,11 +34,11 @@ LOOKS_PER_IDLE_LIMIT = 20
 USED = ".used"
 
 
-class Look(NamedTuple):
+class ActivitySnapshot(NamedTuple):
     """A snapshot of all activity: when it began (seconds since boot), and the signs found."""
 
     began_s: float
-    signs: list[Sign]
+    signs: list[ActivitySign]
 
     @property
     def busy(self) -> list[str]:
@@ -55,7 +55,7 @@ class Look(NamedTuple):
         return min((sign.age_s for sign in self.signs), default=float("inf"))
 
 
-class Account(NamedTuple):
+class LabAccount(NamedTuple):
     """The account that owns the lab, and the words that run a command as that account."""
 
     uid: int
@@ -69,26 +69,26 @@ class Account(NamedTuple):
         return [*drop, "--"]
 
 
-class Signs:
+class ActivityReader:
     """Reader of all sources of activity."""
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: LabAccount) -> None:
         self.account = account
-        self.processes = Processes()
+        self.processes = ProcessActivity()
         self.cpu_ns: dict[str, int] = {}
         self.cpu_at_s = 0.0
 
-    def look(self) -> Look:
-        began_s = boottime_s()
-        readers: list[tuple[str, Callable[[], list[Sign]]]] = [
+    def read_activity(self) -> ActivitySnapshot:
+        began_s = read_boottime_s()
+        readers: list[tuple[str, Callable[[], list[ActivitySign]]]] = [
             ("the containers", self._containers),
-            ("the terminals", terminals),
-            ("tmux", lambda: tmux_clients(self.account.uid, self.account.words)),
-            ("the processes", self.processes.look),
-            ("the GPU", gpus),
-            ("labctl's last use", used),
+            ("the terminals", read_terminals),
+            ("tmux", lambda: read_tmux_clients(self.account.uid, self.account.words)),
+            ("the processes", self.processes.read_activity),
+            ("the GPU", read_gpu_signs),
+            ("labctl's last use", read_last_use),
         ]
-        signs: list[Sign] = []
+        signs: list[ActivitySign] = []
         for name, read in readers:
             try:
                 signs += read()
@@ -96,48 +96,48 @@ class Signs:
                 continue  # without tmux or Docker, nothing of that kind can be running
             except (OSError, ValueError, KeyError, Failure, subprocess.SubprocessError) as error:
                 why = error.body["what"] if isinstance(error, Failure) else error
-                signs.append(Sign(f"{name} cannot be read, which counts as work ({why})"))
-        return Look(began_s, signs)
+                signs.append(ActivitySign(f"{name} cannot be read, which counts as work ({why})"))
+        return ActivitySnapshot(began_s, signs)
 
-    def _containers(self) -> list[Sign]:
+    def _containers(self) -> list[ActivitySign]:
         if not shutil.which("docker"):
             return []
-        signs: list[Sign] = []
+        signs: list[ActivitySign] = []
         previous, self.cpu_ns = self.cpu_ns, {}
         now = time.monotonic()
         span, self.cpu_at_s = now - self.cpu_at_s, now
-        for container in json.loads(engine.ask("GET", "/containers/json")):
+        for container in json.loads(engine.call("GET", "/containers/json")):
             labels = container.get("Labels") or {}
             name = container["Names"][0].lstrip("/")
             if "labctl.run" in labels:
                 run = labels["labctl.run"]
-                signs.append(Sign(f"run {run} is running", run=run))
+                signs.append(ActivitySign(f"run {run} is running", run=run))
                 continue
             if labels.get("labctl.service") == "jupyter":
-                signs += kernels(container)
+                signs += read_kernels(container)
             used_ns = _cpu_ns(container["Id"])
             self.cpu_ns[container["Id"]] = used_ns
             cores = (used_ns - previous.get(container["Id"], used_ns)) / span / 1e9
             if cores > (SERVICE_CORES if "labctl.service" in labels else CONTAINER_CORES):
-                signs.append(Sign(f"the container {name} used {cores:.0%} of a core"))
+                signs.append(ActivitySign(f"the container {name} used {cores:.0%} of a core"))
         return signs
 
 
 def _cpu_ns(container: str) -> int:
     try:
-        stats = engine.ask("GET", f"/containers/{container}/stats?stream=false&one-shot=true")
-    except engine.Refused as refused:
+        stats = engine.call("GET", f"/containers/{container}/stats?stream=false&one-shot=true")
+    except engine.EngineRequestError as refused:
         if refused.status == 404:
             return 0
         raise
     return int(json.loads(stats)["cpu_stats"]["cpu_usage"]["total_usage"])
 
 
-def kernels(container: dict[str, Any]) -> list[Sign]:
+def read_kernels(container: dict[str, Any]) -> list[ActivitySign]:
     """Read the activity of a labctl Jupyter's kernels, through its API with its own token."""
     port = next((p["PublicPort"] for p in container.get("Ports", []) if p.get("PublicPort")), 0)
     name = container["Names"][0].lstrip("/")
-    root = home() / name.rpartition("-svc-")[0]
+    root = labctl_home() / name.rpartition("-svc-")[0]
     token = read_text(root / ".labctl" / "service-jupyter.token")
     connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=5)
     try:
@@ -145,25 +145,25 @@ def kernels(container: dict[str, Any]) -> list[Sign]:
         reply = connection.getresponse()
         body = reply.read()
     except (OSError, http.client.HTTPException) as error:
-        return [Sign(f"Jupyter's kernels cannot be read, which counts as work ({error})")]
+        return [ActivitySign(f"Jupyter's kernels cannot be read, which counts as work ({error})")]
     finally:
         connection.close()
     if reply.status != 200:
         message = f"Jupyter's kernels cannot be read, which counts as work (HTTP {reply.status})"
-        return [Sign(message)]
+        return [ActivitySign(message)]
     return [_describe_kernel(kernel, time.time()) for kernel in json.loads(body)]
 
 
-def _describe_kernel(kernel: dict[str, Any], now: float) -> Sign:
+def _describe_kernel(kernel: dict[str, Any], now: float) -> ActivitySign:
     """Describe a kernel. Only "busy" is work: a kernel that never had a client stays "starting"."""
     if kernel.get("execution_state") == "busy":
-        return Sign("a Jupyter kernel is busy")
+        return ActivitySign("a Jupyter kernel is busy")
     moment = datetime.strptime(kernel["last_activity"][:19], "%Y-%m-%dT%H:%M:%S")
     at = moment.replace(tzinfo=timezone.utc).timestamp()
-    return Sign("a Jupyter kernel was used", max(0.001, now - at))
+    return ActivitySign("a Jupyter kernel was used", max(0.001, now - at))
 
 
-def gpus() -> list[Sign]:
+def read_gpu_signs() -> list[ActivitySign]:
     """Return signs of GPU use; [] without a GPU, or with only the driver's program installed."""
     program = shutil.which("nvidia-smi")
     if not program:
@@ -179,14 +179,14 @@ def gpus() -> list[Sign]:
         if not percent.strip().replace(".", "").isdigit():
             return _gpu_processes(words)  # a partitioned GPU reports no utilization
         if float(percent) > GPU_PERCENT:
-            signs.append(Sign(f"GPU {index.strip()} is at {percent.strip()} %"))
+            signs.append(ActivitySign(f"GPU {index.strip()} is at {percent.strip()} %"))
     return signs
 
 
-def _gpu_processes(words: list[str]) -> list[Sign]:
+def _gpu_processes(words: list[str]) -> list[ActivitySign]:
     done = _run_query([*words, "--query-compute-apps=pid"])
     _require_success(done)
-    return [Sign(f"process {pid} uses a GPU") for pid in done.stdout.split()]
+    return [ActivitySign(f"process {pid} uses a GPU") for pid in done.stdout.split()]
 
 
 def _run_query(words: list[str]) -> subprocess.CompletedProcess[str]:
@@ -198,19 +198,19 @@ def _require_success(done: subprocess.CompletedProcess[str]) -> None:
         raise ValueError(f"nvidia-smi: exit {done.returncode}, {done.stdout.strip()[:200]}")
 
 
-def used() -> list[Sign]:
+def read_last_use() -> list[ActivitySign]:
     """Return when labctl was last used on this server."""
-    at = (home() / USED).stat().st_mtime
-    return [Sign("labctl was used", max(0.001, age_of(at)))]
+    at = (labctl_home() / USED).stat().st_mtime
+    return [ActivitySign("labctl was used", max(0.001, measure_age_s(at)))]
 
 
-class Looker:
+class ActivityWatcher:
     """Reads activity in a thread of its own, since any source may hang while the clocks go on."""
 
-    def __init__(self, signs: Signs, on_update: Callable[[], None]) -> None:
+    def __init__(self, signs: ActivityReader, on_update: Callable[[], None]) -> None:
         self.signs = signs
         self.on_update = on_update
-        self.latest: Look | None = None
+        self.latest: ActivitySnapshot | None = None
         self.interval_s = SHORTEST_S
         self._now = threading.Event()
         threading.Thread(target=self._go, daemon=True).start()
@@ -219,12 +219,12 @@ class Looker:
         interval_s = LONGEST_S if idle_s is None else idle_s / LOOKS_PER_IDLE_LIMIT
         self.interval_s = min(LONGEST_S, max(SHORTEST_S, interval_s))
 
-    def look_now(self) -> None:
+    def request_update(self) -> None:
         self._now.set()
 
     def _go(self) -> None:
         while True:
-            self.latest = self.signs.look()
+            self.latest = self.signs.read_activity()
             self.on_update()
             self._now.wait(self.interval_s)
             self._now.clear()

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from ..host.paths import read_text, write_text
-from .decisions import Limits
-from .state_files import boottime_s
+from .decisions import ServerLimits
+from .state_files import read_boottime_s
 
 FILE = Path("/var/lib/labctl/ttl")
 # The watchdog acts first: it saves results and stops runs. The timer only ends the machine.
@@ -27,8 +27,8 @@ def is_armed(file: Path = FILE) -> bool:
     return os.geteuid() == 0 and file.exists()
 
 
-def tell_timer(
-    boot: str, limits: Limits, elapsed_s: float, *, waits: bool, file: Path = FILE
+def update_timer(
+    boot: str, limits: ServerLimits, elapsed_s: float, *, waits: bool, file: Path = FILE
 ) -> None:
     """Set the timer to the end by ttl and budget plus LATER_S; without limits, to years from now.
 
@@ -36,7 +36,7 @@ def tell_timer(
     """
     if not is_armed(file):
         return
-    now = boottime_s()
+    now = read_boottime_s()
     latest_s = limits.latest_s
     due = NEVER_S if latest_s is None else now + latest_s - elapsed_s + LATER_S
     if waits:

@@ -22,7 +22,7 @@ SETTLE_S = 3.0
 TOLERANCE_S = 0.5
 
 
-class Limits(NamedTuple):
+class ServerLimits(NamedTuple):
     """The limits of a server. None is no limit. `ceiling_s` bounds `ttl_s` with all extensions.
 
     `from_s` (elapsed) is when the ttl began, 0 but for a server that was off at its deadline and
@@ -59,7 +59,7 @@ class Limits(NamedTuple):
         return min(ends) if ends else None
 
 
-class Clock(NamedTuple):
+class LimitClock(NamedTuple):
     """A limit of `limit_s`: `left_s` until it, `ends_in_s` until the wind-down for it begins."""
 
     name: str
@@ -68,7 +68,7 @@ class Clock(NamedTuple):
     ends_in_s: float
 
 
-class Decision(NamedTuple):
+class WatchdogDecision(NamedTuple):
     """A decision. `ends_by` is "ttl", "budget", "idle" or "".
 
     `warn_s` is the time left if a warning is due. Pass `warned` to the next call.
@@ -81,9 +81,9 @@ class Decision(NamedTuple):
     warned: dict[str, list[float]]
 
 
-def clocks(
-    limits: Limits, elapsed_s: float, idle_for_s: float, wind_down_s: float
-) -> dict[str, Clock]:
+def list_clocks(
+    limits: ServerLimits, elapsed_s: float, idle_for_s: float, wind_down_s: float
+) -> dict[str, LimitClock]:
     """Return the clocks that run. The idle clock runs only while there is no activity."""
     running = {}
     ends = (("ttl", limits.deadline_s, limits.from_s), ("budget", limits.budget_s, 0.0))
@@ -91,40 +91,40 @@ def clocks(
         if end is not None:
             left_s = end - elapsed_s
             early = min(wind_down_s, (end - start) * MOST_EARLY)
-            running[name] = Clock(name, end - start, left_s, left_s - early)
+            running[name] = LimitClock(name, end - start, left_s, left_s - early)
     if limits.idle_s is not None and idle_for_s > 0:
         left_s = max(limits.idle_s - idle_for_s, limits.held_until_s - elapsed_s)
-        running["idle"] = Clock("idle", limits.idle_s, left_s, left_s)
+        running["idle"] = LimitClock("idle", limits.idle_s, left_s, left_s)
     return running
 
 
 def decide(
-    limits: Limits,
+    limits: ServerLimits,
     elapsed_s: float,
     idle_for_s: float,
     wind_down_s: float,
     warned: dict[str, list[float]],
-) -> Decision:
+) -> WatchdogDecision:
     """Decide. Each warning is due once, only for the clock that ends first, and again after an
     extension.
     """
-    running = clocks(limits, elapsed_s, idle_for_s, wind_down_s)
+    running = list_clocks(limits, elapsed_s, idle_for_s, wind_down_s)
     still_warned = {
         name: [at for at in warned.get(name, []) if clock.ends_in_s <= at * (1 + SLACK)]
         for name, clock in running.items()
     }
     if not running:
-        return Decision("", None, False, None, still_warned)
+        return WatchdogDecision("", None, False, None, still_warned)
     first = min(running.values(), key=lambda clock: clock.ends_in_s)
     left_s = first.ends_in_s
     if left_s <= 0:
-        return Decision(first.name, left_s, True, None, still_warned)
+        return WatchdogDecision(first.name, left_s, True, None, still_warned)
     due = [at for at in _warnings(first) if left_s <= at and at not in still_warned[first.name]]
     still_warned[first.name] = sorted({*still_warned[first.name], *due}, reverse=True)
-    return Decision(first.name, left_s, False, left_s if due else None, still_warned)
+    return WatchdogDecision(first.name, left_s, False, left_s if due else None, still_warned)
 
 
-def _warnings(clock: Clock) -> tuple[float, ...]:
+def _warnings(clock: LimitClock) -> tuple[float, ...]:
     """Return when to warn.
 
     The idle clock starts at every pause, so it warns only in its second half.
@@ -135,7 +135,7 @@ def _warnings(clock: Clock) -> tuple[float, ...]:
     return tuple(at for at in WARN_AT_S if at <= half) or (half,)
 
 
-def refusal(limits: Limits, span_s: float) -> str:
+def explain_refusal(limits: ServerLimits, span_s: float) -> str:
     """Return why the ttl cannot grow by `span_s`; "" if it can."""
     if limits.ttl_s is None:
         return ""
@@ -143,12 +143,12 @@ def refusal(limits: Limits, span_s: float) -> str:
     ceiling_s = None if limits.ceiling_s is None else limits.from_s + limits.ceiling_s
     for name, limit_s in (("ceiling", ceiling_s), ("budget", limits.budget_s)):
         if limit_s is not None and now + span_s > limit_s + TOLERANCE_S:
-            text = f"the {name} ends the server {spoken(limit_s)} after its start"
-            return f"{text}; you can extend it by at most {spoken(max(0.0, limit_s - now))}"
+            text = f"the {name} ends the server {span_text(limit_s)} after its start"
+            return f"{text}; you can extend it by at most {span_text(max(0.0, limit_s - now))}"
     return ""
 
 
-def begins_anew(limits: Limits, elapsed_s: float, ended: bool) -> bool:
+def should_restart_ttl(limits: ServerLimits, elapsed_s: float, ended: bool) -> bool:
     """Return whether the ttl restarts after a boot: its deadline passed while the server was off.
 
     A person who starts such a server again wants to use it. `ended` means that the ttl had ended
@@ -158,7 +158,7 @@ def begins_anew(limits: Limits, elapsed_s: float, ended: bool) -> bool:
     return deadline_s is not None and (ended or elapsed_s >= deadline_s)
 
 
-def wind_down_s(
+def estimate_wind_down_s(
     stop_s: float,
     unsaved_bytes: float,
     rate_bytes_s: float,
@@ -173,7 +173,7 @@ def wind_down_s(
     return stop_s + send_s + saver_s + SETTLE_S
 
 
-def carried(state: dict[str, Any], boot: str, boottime_s: float, wall_s: float) -> float:
+def carry_elapsed_s(state: dict[str, Any], boot: str, boottime_s: float, wall_s: float) -> float:
     """Return the elapsed time now, from a state that was recorded earlier.
 
     The monotonic clock counts within a boot, the wall clock over a reboot if it went forward.
@@ -184,7 +184,7 @@ def carried(state: dict[str, Any], boot: str, boottime_s: float, wall_s: float) 
     return float(state["elapsed_s"]) + max(0.0, since)
 
 
-def budget_left(recorded: dict[str, Any], request: dict[str, Any]) -> float | None:
+def limit_budget(recorded: dict[str, Any], request: dict[str, Any]) -> float | None:
     """Return the dollars that this server may still cost if it was armed before.
 
     A caller that has lost its ledger believes that nothing was spent elsewhere: the same total
@@ -199,7 +199,7 @@ def budget_left(recorded: dict[str, Any], request: dict[str, Any]) -> float | No
     return max(0.0, min(float(previous) + increase, float(requested)))
 
 
-def spoken(span_s: float) -> str:
+def span_text(span_s: float) -> str:
     """Format a span for people: "45 s", "12 min", "1 h 30 min"."""
     seconds = max(0, round(span_s))
     if seconds < 120:
@@ -210,15 +210,15 @@ def spoken(span_s: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
 
 
-def described(limits: Limits) -> str:
+def limits_text(limits: ServerLimits) -> str:
     """Describe the limits in one line."""
     parts = []
     for name, span in (("ttl", limits.ttl_s), ("idle", limits.idle_s)):
-        parts += [] if span is None else [f"{name} {spoken(span)}"]
-    parts += [f"extended by {spoken(limits.extended_s)}"] if limits.extended_s else []
+        parts += [] if span is None else [f"{name} {span_text(span)}"]
+    parts += [f"extended by {span_text(limits.extended_s)}"] if limits.extended_s else []
     if limits.budget_usd is not None:
         price = limits.price_usd_per_hour
         parts.append(f"budget {limits.budget_usd:.2f} dollars at {price:.4f} an hour")
     if limits.ceiling_s is not None:
-        parts.append(f"at most {spoken(limits.ceiling_s)} with extensions")
+        parts.append(f"at most {span_text(limits.ceiling_s)} with extensions")
     return ", ".join(parts) or "none"

@@ -10,7 +10,7 @@ import time
 from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 
-from .provider_notice import Notice, interruption, rebalance
+from .provider_notice import ReclaimNotice, parse_interruption, parse_rebalance
 
 ADDRESS = "169.254.169.254"
 TIMEOUT_S = 1.0
@@ -25,7 +25,7 @@ MAY_BE_TAKEN = ("spot", "scheduled", "capacity-block")
 MOST_BYTES = 65536
 
 
-class Said(NamedTuple):
+class ImdsResponse(NamedTuple):
     """A response. `dated_s` is its own Date (Unix seconds), so that comparisons use one clock."""
 
     status: int
@@ -41,29 +41,29 @@ class Imds:
         self._token = ""
         self._renew_s = 0.0
 
-    def get(self, path: str) -> Said:
+    def get(self, path: str) -> ImdsResponse:
         response = self._get_with_token(path)
         if response.status == 401:
             self._token = ""
             response = self._get_with_token(path)
         return response
 
-    def notices(self) -> list[Notice]:
+    def read_notices(self) -> list[ReclaimNotice]:
         """Return the current notices. OSError if the service does not answer properly."""
         notices = []
         for path in (REBALANCE, ACTION):
             response = self.get(path)
             if response.status == 200:
                 notices.append(
-                    rebalance(response.body)
+                    parse_rebalance(response.body)
                     if path == REBALANCE
-                    else interruption(response.body, response.dated_s)
+                    else parse_interruption(response.body, response.dated_s)
                 )
             elif response.status != 404:
                 raise OSError(f"the metadata service returned HTTP {response.status}")
         return notices
 
-    def _get_with_token(self, path: str) -> Said:
+    def _get_with_token(self, path: str) -> ImdsResponse:
         if not self._token or time.monotonic() > self._renew_s:
             ttl_header = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_S)}
             response = self._exchange("PUT", "api/token", ttl_header)
@@ -72,7 +72,7 @@ class Imds:
             self._token, self._renew_s = response.body, time.monotonic() + TOKEN_S / 2
         return self._exchange("GET", path, {"X-aws-ec2-metadata-token": self._token})
 
-    def _exchange(self, method: str, path: str, headers: dict[str, str]) -> Said:
+    def _exchange(self, method: str, path: str, headers: dict[str, str]) -> ImdsResponse:
         link = http.client.HTTPConnection(*self._address, timeout=TIMEOUT_S)
         try:
             link.request(method, f"/latest/{path}", headers=headers)
@@ -80,7 +80,7 @@ class Imds:
             body = reply.read(MOST_BYTES).decode(errors="replace")
             if reply.length:
                 raise OSError("the metadata service sent an incomplete or oversized response")
-            return Said(reply.status, body, _dated_s(reply.getheader("Date")))
+            return ImdsResponse(reply.status, body, _dated_s(reply.getheader("Date")))
         except http.client.HTTPException as error:
             raise OSError(f"the metadata service: {error!r}") from None
         finally:
@@ -94,7 +94,7 @@ def _dated_s(text: str | None) -> float:
         return time.time()
 
 
-def found(imds: Imds) -> bool:
+def has_reclaim_notices(imds: Imds) -> bool:
     """Return whether this machine has the service and may be reclaimed. Takes up to 15 s.
 
     An on-demand machine gets no notices.

@@ -17,28 +17,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable
 
-from ..host.background import ask_to_linger, scope_words
+from ..host.background import ask_to_linger, build_scope_words
 from ..host.paths import read_json, write_json, write_text
-from ..host.sudo import account, as_root, may_sudo
+from ..host.sudo import can_sudo, describe_account, run_as_root
 from ..program import PROGRAM
 from ..reply import Failure
 from .boot_timer import FILE
-from .decisions import HOUR_AHEAD_S, budget_left, carried, refusal, spoken
-from .limits import Told
+from .decisions import HOUR_AHEAD_S, carry_elapsed_s, explain_refusal, limit_budget, span_text
+from .limits import LimitsFile
 from .state_files import (
     ROOT_DIR,
     Lock,
-    alone,
-    boot_id,
-    boottime_s,
-    decided,
-    found_dir,
-    made,
-    own_dir,
-    shown,
+    ensure_directory,
+    find_directory,
+    lock_limits,
+    own_directory,
+    read_boot_id,
+    read_boottime_s,
+    read_status,
+    record_decision,
 )
 from .systemd_unit import ensure_unit
-from .wakeup import ring
+from .wakeup import wake_watchdog
 
 DEADLINE_S = 15.0
 POLL_S = 0.02
@@ -51,11 +51,11 @@ def guard(request: dict[str, Any]) -> dict[str, Any]:
     A repeated call changes only what is different. Elapsed time stays elapsed, and a spent budget
     spent: see decisions.budget_left. A server with another id starts with a new record.
     """
-    request = {**request, **account(request)}
-    if request["ending"]["kind"] == "poweroff" and os.geteuid() != 0 and may_sudo():
-        return as_root("guard", request)
-    directory = made(own_dir())
-    with alone(directory):
+    request = {**request, **describe_account(request)}
+    if request["ending"]["kind"] == "poweroff" and os.geteuid() != 0 and can_sudo():
+        return run_as_root("guard", request)
+    directory = ensure_directory(own_directory())
+    with lock_limits(directory):
         body = _merge_limits(read_json(directory / "limits.json"), request)
         write_json(directory / "limits.json", body, 0o644 if os.geteuid() == 0 else 0o600)
         program = _install_program(directory)
@@ -71,7 +71,7 @@ def extend(request: dict[str, Any]) -> dict[str, Any]:
 
     Failure (policy) beyond the ceiling or the budget, and once the end has begun.
     """
-    directory = found_dir(request["lab_id"])
+    directory = find_directory(request["lab_id"])
     if directory is None:
         if FILE.exists():
             why = "an interrupted `labctl up` has not armed it; the first boot's timer still runs"
@@ -83,25 +83,27 @@ def extend(request: dict[str, Any]) -> dict[str, Any]:
             "labctl up --ttl 8h   # or --idle 30m, --budget 5",
         )
     if directory == ROOT_DIR and os.geteuid() != 0:
-        return as_root("extend", request)
+        return run_as_root("extend", request)
     span_s = float(request["span_s"])
-    with alone(directory):
-        limits_file = Told(directory)
-        limits_file.changed()  # skips limits that only a newer labctl knows; `body` keeps them
+    with lock_limits(directory):
+        limits_file = LimitsFile(directory)
+        limits_file.reload()  # skips limits that only a newer labctl knows; `body` keeps them
         body, limits = limits_file.body, limits_file.limits
-        status = shown(directory, True, 0)
+        status = read_status(directory, True, 0)
         why = "the server is already ending" if status.get("ending") else ""
-        why = why or refusal(limits, span_s)
+        why = why or explain_refusal(limits, span_s)
         if why:
-            decided(directory, status.get("elapsed_s", 0.0), "extension refused", why)
-            what = f"Cannot extend by {spoken(span_s)}."
+            record_decision(directory, status.get("elapsed_s", 0.0), "extension refused", why)
+            what = f"Cannot extend by {span_text(span_s)}."
             raise Failure("policy", what, why, "labctl status --why")
         held_until_s = max(limits.held_until_s, status["elapsed_s"] + span_s)
         changes = {"extended_s": limits.extended_s + span_s, "held_until_s": held_until_s}
         body["limits"] = {**body["limits"], **changes}
         body["edition"] += 1
         write_json(directory / "limits.json", body, 0o644 if os.geteuid() == 0 else 0o600)
-        decided(directory, status["elapsed_s"], f"extended by {spoken(span_s)}", "labctl extend")
+        record_decision(
+            directory, status["elapsed_s"], f"extended by {span_text(span_s)}", "labctl extend"
+        )
     return {"watch": _wait_for_tick(directory, body["edition"], "")}
 
 
@@ -113,14 +115,14 @@ def _merge_limits(recorded: dict[str, Any], request: dict[str, Any]) -> dict[str
         recorded = {}
     previous = recorded.get("limits", {})
     requested = _keep_given_limits(recorded, previous, requested)
-    boot, now, wall = boot_id(), boottime_s(), time.time()
+    boot, now, wall = read_boot_id(), read_boottime_s(), time.time()
     elapsed = float(request.get("elapsed_s") or 0.0)
     if recorded:
-        elapsed = max(elapsed, carried(recorded["age"], boot, now, wall))
+        elapsed = max(elapsed, carry_elapsed_s(recorded["age"], boot, now, wall))
     limits = {
         "ttl_s": requested.get("ttl_s"),
         "idle_s": requested.get("idle_s"),
-        "budget_usd": budget_left({**recorded, **previous}, requested),
+        "budget_usd": limit_budget({**recorded, **previous}, requested),
         "price_usd_per_hour": float(requested.get("price_usd_per_hour") or 0.0),
         "ceiling_s": requested.get("ceiling_s") or previous.get("ceiling_s"),
         "extended_s": previous.get("extended_s", 0.0),
@@ -205,7 +207,7 @@ def _ensure_watchdog(directory: Path, program: Path) -> bool:
     lock = Lock(directory)
     pid = lock.holder()
     if pid and read_json(directory / "status.json").get("version") == program.name:
-        ring(directory)
+        wake_watchdog(directory)
         return True
     if pid:
         with suppress(ProcessLookupError):
@@ -237,7 +239,7 @@ def _spawn(directory: Path, program: Path) -> None:
     write_text(script, start_script(directory, program), 0o755)
     ask_to_linger()
     subprocess.Popen(
-        [*scope_words(), str(script)],
+        [*build_scope_words(), str(script)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -254,19 +256,19 @@ def _wait_for_tick(directory: Path, edition: int, version: str) -> dict[str, Any
         body = read_json(directory / "status.json")
         return body.get("edition") == edition and version in ("", body.get("version"))
 
-    ring(directory)
+    wake_watchdog(directory)
     _wait_until(has_ticked, "the watchdog did not read its new limits")
     # It may take a request to the cloud to find what cannot be saved; the caller reports that.
     with suppress(Failure):
         _wait_until(lambda: read_json(directory / "status.json").get("cannot") is not None, "")
-    return shown(directory, bool(Lock(directory).holder()), DECISIONS)
+    return read_status(directory, bool(Lock(directory).holder()), DECISIONS)
 
 
 def _wait_until(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         if time.monotonic() > deadline:
-            log = own_dir() / "watchdog.log"
+            log = own_directory() / "watchdog.log"
             why = log.read_text(errors="replace")[-1000:] if log.exists() else ""
             raise Failure("server", what, why, "labctl doctor")
         time.sleep(POLL_S)

@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from ..host.paths import read_json
-from .activity import Account
-from .decisions import Limits
-from .shutdown import GRACE_S, Plan
-from .state_files import alone, keep
+from .activity import LabAccount
+from .decisions import ServerLimits
+from .shutdown import GRACE_S, ShutdownPlan
+from .state_files import lock_limits, write_state
 
 
-class Told:
+class LimitsFile:
     """The file: its `body`, and the `limits` and the `plan` that it defines."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "limits.json"
         self.body: dict[str, Any] = {}
-        self.limits = Limits()
+        self.limits = ServerLimits()
         self._read_mtime_ns = 0
 
-    def changed(self) -> bool:
+    def reload(self) -> bool:
         """Read the file if it has changed; return whether it did. A damaged one changes nothing."""
         try:
             stamp = self.path.stat().st_mtime_ns
@@ -33,23 +33,25 @@ class Told:
         if not body:
             return False
         self._read_mtime_ns, self.body = stamp, body
-        self.limits = Limits(**{k: v for k, v in body["limits"].items() if k in Limits._fields})
+        self.limits = ServerLimits(
+            **{k: v for k, v in body["limits"].items() if k in ServerLimits._fields}
+        )
         return True
 
     @contextmanager
-    def changing(self) -> Iterator[dict[str, Any]]:
+    def change_limits(self) -> Iterator[dict[str, Any]]:
         """Change the limits while no other process does."""
-        with alone(self.path.parent):
-            self.changed()
+        with lock_limits(self.path.parent):
+            self.reload()
             yield self.body["limits"]
-            keep(self.path.parent, self.path.name, self.body)
-        self.changed()
+            write_state(self.path.parent, self.path.name, self.body)
+        self.reload()
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> ShutdownPlan:
         ending = self.body["ending"]
-        return Plan(
-            account=Account(self.body["uid"], self.body["gid"]),
+        return ShutdownPlan(
+            account=LabAccount(self.body["uid"], self.body["gid"]),
             lab_id=self.body["lab_id"],
             kind=ending["kind"],
             disk=ending["disk"],

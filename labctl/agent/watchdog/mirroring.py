@@ -15,21 +15,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from ..host.paths import home
+from ..host.paths import labctl_home
 from ..mirror.boto3_python import LACKING, find_python
-from ..mirror.mirror import words
-from ..mirror.store import config
+from ..mirror.mirror import build_priority_words
+from ..mirror.store import read_config
 from ..program import PROGRAM
 from ..reply import MARK, Failure
-from .activity import Account
-from .saved_results import ask, labs
+from .activity import LabAccount
+from .saved_results import list_labs, run_verb
 
 INTERVAL_S = 60.0
 Say = Callable[[str, str], None]
 FAILURES = (Failure, OSError, ValueError, KeyError, subprocess.SubprocessError)
 
 
-class Part(NamedTuple):
+class MirroredLab(NamedTuple):
     """A lab whose results are mirrored."""
 
     lab: str
@@ -37,26 +37,26 @@ class Part(NamedTuple):
     root: Path
 
     @property
-    def about(self) -> dict[str, Any]:
+    def lab_request(self) -> dict[str, Any]:
         return {"lab": self.lab, "lab_id": self.lab_id}
 
 
-class Told(NamedTuple):
+class MirrorRequest(NamedTuple):
     """The request to the mirror at every tick."""
 
-    account: Account
+    account: LabAccount
     lab_id: str
     every: bool
     interval_s: float
     runs: frozenset[str]
 
 
-def parts(lab_id: str, every: bool) -> list[Part]:
-    candidates = [Part(*fields) for fields in labs(lab_id, every)]
-    return [part for part in candidates if config(part.root).get("url")]
+def list_mirrored_labs(lab_id: str, every: bool) -> list[MirroredLab]:
+    candidates = [MirroredLab(*fields) for fields in list_labs(lab_id, every)]
+    return [part for part in candidates if read_config(part.root).get("url")]
 
 
-def why_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     if isinstance(error, Failure):
         return " ".join(filter(None, [error.body["what"], error.body["why"]]))
     return str(error)
@@ -72,11 +72,11 @@ class Mirror:
     def __init__(self, say: Say) -> None:
         self.say = say
         self.shown: dict[str, Any] | None = None
-        self._request: Told | None = None
+        self._request: MirrorRequest | None = None
         self._due = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
 
-    def look(self, request: Told) -> None:
+    def update(self, request: MirrorRequest) -> None:
         """Update the request.
 
         The first call starts the passes; a run's start or end causes one at once.
@@ -96,15 +96,15 @@ class Mirror:
                 self._run_pass(request)
             except FAILURES as error:
                 self._stop()
-                self._report(request, {"why": why_of(error)}, [])
+                self._report(request, {"why": error_text(error)}, [])
             left_s = max(0.0, request.interval_s - (time.monotonic() - started_s))
             self._due.wait(left_s)
             self._due.clear()
 
-    def _run_pass(self, request: Told) -> None:
+    def _run_pass(self, request: MirrorRequest) -> None:
         totals: dict[str, Any] = {"behind_bytes": 0, "why": "", "sent": 0, "bytes": 0}
         failed = []
-        mirrored_labs = parts(request.lab_id, request.every)
+        mirrored_labs = list_mirrored_labs(request.lab_id, request.every)
         for part in mirrored_labs:
             reply = self._mirror_lab(request.account, part)
             for name in ("behind_bytes", "sent", "bytes"):
@@ -114,7 +114,7 @@ class Mirror:
         if mirrored_labs:
             self._report(request, totals, failed)
 
-    def _report(self, request: Told, totals: dict[str, Any], failed: list[str]) -> None:
+    def _report(self, request: MirrorRequest, totals: dict[str, Any], failed: list[str]) -> None:
         previous = self.shown or {"at": 0.0, "behind_bytes": 0, "failed": ""}
         why = str(totals["why"] or (failed[0] if failed else ""))
         if why != previous["failed"]:
@@ -125,13 +125,13 @@ class Mirror:
         behind = totals.get("behind_bytes", previous["behind_bytes"])
         self.shown = {"at": at, "behind_bytes": behind, "failed": why}
 
-    def _mirror_lab(self, account: Account, part: Part) -> dict[str, Any]:
+    def _mirror_lab(self, account: LabAccount, part: MirroredLab) -> dict[str, Any]:
         """Make one lab's pass, by the child process."""
-        child = self._get_child(account, config(part.root)["url"])
+        child = self._get_child(account, read_config(part.root)["url"])
         assert child.stdin
         assert child.stdout
         try:
-            child.stdin.write(json.dumps(part.about).encode() + b"\n")
+            child.stdin.write(json.dumps(part.lab_request).encode() + b"\n")
             child.stdin.flush()
             reply = self._read_reply(child)
         except BrokenPipeError:
@@ -152,7 +152,7 @@ class Mirror:
                 return reply
         return None
 
-    def _get_child(self, account: Account, url: str) -> subprocess.Popen[bytes]:
+    def _get_child(self, account: LabAccount, url: str) -> subprocess.Popen[bytes]:
         if self._child is not None and self._child.poll() is None:
             return self._child
         self._stop()
@@ -162,7 +162,7 @@ class Mirror:
         if not python:
             raise Failure("store", "results cannot be sent to S3", LACKING)
         self._child = subprocess.Popen(
-            [*account.words, *words(), python, str(PROGRAM), "mirror-serve"],
+            [*account.words, *build_priority_words(), python, str(PROGRAM), "mirror-serve"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -181,29 +181,31 @@ class Mirror:
                     pipe.close()
 
 
-def send_all(account: Account, lab_id: str, every: bool, say: Say) -> float:
+def send_all(account: LabAccount, lab_id: str, every: bool, say: Say) -> float:
     """Make a last pass, with new files and edited code; return its speed in bytes a second."""
     rate = 0.0
-    mirrored_labs = parts(lab_id, every)
+    mirrored_labs = list_mirrored_labs(lab_id, every)
     if not mirrored_labs:
-        say("not mirrored", f"no lab below {home()} has a prepared store")
+        say("not mirrored", f"no lab below {labctl_home()} has a prepared store")
     for part in mirrored_labs:
         try:
-            reply = ask(account, "mirror-now", {**part.about, "all": True})
+            reply = run_verb(account, "mirror-now", {**part.lab_request, "all": True})
         except FAILURES as error:
-            say("not mirrored", why_of(error))
+            say("not mirrored", error_text(error))
             continue
         rate = max(rate, float(reply["bytes_s"]))
-        summary = f"{reply['sent']} files, {reply['bytes']} bytes, to {config(part.root)['url']}"
+        summary = (
+            f"{reply['sent']} files, {reply['bytes']} bytes, to {read_config(part.root)['url']}"
+        )
         say("mirrored", f"{summary}, verified")
         for name, why in reply["failed"]:
             say("not mirrored", f"{name}: {why}")
     return rate
 
 
-def probed(account: Account, lab_id: str) -> None:
+def probe_store(account: LabAccount, lab_id: str) -> None:
     """Test the lab's store. Failure if it cannot be used from here."""
-    mirrored_labs = parts(lab_id, False)
+    mirrored_labs = list_mirrored_labs(lab_id, False)
     if not mirrored_labs:
         raise Failure("store", "it was not prepared on this server", "", "labctl up")
-    ask(account, "store-probe", mirrored_labs[0].about)
+    run_verb(account, "store-probe", mirrored_labs[0].lab_request)

@@ -7,11 +7,11 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from ..host.paths import home
-from .activity import Account
+from ..host.paths import labctl_home
+from .activity import LabAccount
 
 
-def tell(account: Account, text: str, runs: list[Path]) -> None:
+def notify(account: LabAccount, text: str, runs: list[Path]) -> None:
     """Send `text` once to every terminal, log and tmux client, ignoring those that hang."""
     message = f"\r\n*** labctl: {text} ***\r\n".encode()
     for terminal in Path("/dev/pts").glob("[0-9]*"):
@@ -42,7 +42,7 @@ def _write(path: Path, content: bytes, flags: int) -> None:
         os.close(descriptor)
 
 
-def run_logs(run_ids: list[str]) -> list[Path]:
+def list_run_logs(run_ids: list[str]) -> list[Path]:
     """Return the logs of these runs, in any lab."""
-    matches_by_run = (home().glob(f"*/runs/{run}/logs/run.log") for run in run_ids)
+    matches_by_run = (labctl_home().glob(f"*/runs/{run}/logs/run.log") for run in run_ids)
     return [log for matches in matches_by_run for log in matches]

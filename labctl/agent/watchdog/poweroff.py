@@ -10,27 +10,29 @@ from pathlib import Path
 
 from ..host.paths import read_json
 from ..reply import Failure
-from .decisions import SETTLE_S, spoken
-from .shutdown import Outcome, Plan, Say, fate, wind_down
-from .state_files import boottime_s
+from .decisions import SETTLE_S, span_text
+from .shutdown import Say, ShutdownPlan, WindDownOutcome, should_end, wind_down
+from .state_files import read_boottime_s
 
 POWER_OFF_AGAIN_S = 30.0
 LEASES = Path("/var/tmp/labctl-leases")
 
 
-class Ending:
+class WindDown:
     """A wind-down that runs in a thread, and the step after it.
 
     `limit_s` is the elapsed time of the limit that caused it, `began_s` the time when it began.
     """
 
-    def __init__(self, plan: Plan, by: str, began_s: float, limit_s: float, say: Say) -> None:
+    def __init__(
+        self, plan: ShutdownPlan, by: str, began_s: float, limit_s: float, say: Say
+    ) -> None:
         self.plan = plan
         self.by = by
         self.began_s = began_s
         self.limit_s = limit_s
         self.say = say
-        self.outcome: Outcome | None = None
+        self.outcome: WindDownOutcome | None = None
         self.released = False
         self.attempts = 0
         self.next_s = 0.0
@@ -43,23 +45,25 @@ class Ending:
         except (Failure, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
             self.say("wind-down failed", f"{type(error).__name__}: {error}")
             # Assume that results are unsaved.
-            self.outcome = Outcome(fate(self.by, True, self.plan.disk == "stays"))
+            self.outcome = WindDownOutcome(should_end(self.by, True, self.plan.disk == "stays"))
 
-    def overrun_s(self, elapsed_s: float) -> float:
+    def report_overrun_s(self, elapsed_s: float) -> float:
         """Return by how many seconds the end is late, and record it as a decision."""
         if self.by == "idle":
             return 0.0
         over_s = elapsed_s - self.limit_s
-        timing = f"{spoken(over_s)} after" if over_s > 0 else f"{spoken(-over_s)} before"
-        self.say("wound down", f"{timing} the {self.by}, {spoken(elapsed_s - self.began_s)} long")
+        timing = f"{span_text(over_s)} after" if over_s > 0 else f"{span_text(-over_s)} before"
+        self.say(
+            "wound down", f"{timing} the {self.by}, {span_text(elapsed_s - self.began_s)} long"
+        )
         return round(max(0.0, over_s), 1)
 
     def finish(self) -> None:
         """Release the machine, or power it off again every POWER_OFF_AGAIN_S until it is off."""
-        if boottime_s() < self.next_s:
+        if read_boottime_s() < self.next_s:
             return
         if self.plan.kind == "release":
-            is_released = release(self.plan.lease, self.plan.lab_id)
+            is_released = release_lease(self.plan.lease, self.plan.lab_id)
             why = "the lease was released" if is_released else "the lease belongs to another lab"
             self.say("released", why)
             self.released = True
@@ -68,7 +72,7 @@ class Ending:
         os.sync()
         power_off(self.say, self.attempts)
         self.attempts += 1
-        self.next_s = boottime_s() + POWER_OFF_AGAIN_S
+        self.next_s = read_boottime_s() + POWER_OFF_AGAIN_S
 
 
 def power_off(say: Say, attempt: int) -> None:
@@ -99,7 +103,7 @@ def _is_usable(way: list[str]) -> bool:
     return way[0] != "systemctl" or Path("/run/systemd/system").is_dir()
 
 
-def release(server_id: str, lab_id: str, directory: Path = LEASES) -> bool:
+def release_lease(server_id: str, lab_id: str, directory: Path = LEASES) -> bool:
     """Release a shared machine: this lab's lease, if it is still the current one.
 
     The server id there ends with its lease's token (see labctl/commands/lease.py for the files).

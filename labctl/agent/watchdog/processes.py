@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ..host.paths import age_of
+from ..host.paths import measure_age_s
 
 # cores: a person's program outside containers that uses more is at work. Idle servers of editors
 # use a tenth of this.
@@ -28,7 +28,7 @@ LEAST_UID = 1000
 TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
-class Sign(NamedTuple):
+class ActivitySign(NamedTuple):
     """A sentence, and how many seconds ago it was true (0: now). `run` is a running run's id."""
 
     said: str
@@ -36,14 +36,14 @@ class Sign(NamedTuple):
     run: str = ""
 
 
-class Process(NamedTuple):
+class ProcessStat(NamedTuple):
     pid: int
     name: str
     started: int
     cpu_s: float
 
 
-def terminals(directory: Path = Path("/dev/pts")) -> list[Sign]:
+def read_terminals(directory: Path = Path("/dev/pts")) -> list[ActivitySign]:
     """Return when somebody last typed in each terminal, by its access time.
 
     Opening a terminal counts. The kernel keeps these times to 8 s. Our own messages change only the
@@ -53,12 +53,12 @@ def terminals(directory: Path = Path("/dev/pts")) -> list[Sign]:
     for entry in directory.iterdir():
         if entry.name.isdigit():
             with suppress(FileNotFoundError):
-                age = age_of(entry.stat().st_atime)
-                signs.append(Sign(f"somebody typed in terminal pts/{entry.name}", age))
+                age = measure_age_s(entry.stat().st_atime)
+                signs.append(ActivitySign(f"somebody typed in terminal pts/{entry.name}", age))
     return signs
 
 
-def tmux_clients(uid: int, as_user: list[str]) -> list[Sign]:
+def read_tmux_clients(uid: int, as_user: list[str]) -> list[ActivitySign]:
     """Return when somebody last typed in each attached tmux client of this account."""
     signs = []
     words = ["list-clients", "-F", "#{client_activity} #{session_name}"]
@@ -67,12 +67,12 @@ def tmux_clients(uid: int, as_user: list[str]) -> list[Sign]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
         for row in done.stdout.splitlines():
             at, _, session = row.partition(" ")
-            age = age_of(float(at))
-            signs.append(Sign(f"somebody typed in the tmux session {session}", age))
+            age = measure_age_s(float(at))
+            signs.append(ActivitySign(f"somebody typed in the tmux session {session}", age))
     return signs
 
 
-class Processes:
+class ProcessActivity:
     """Readings of all processes, each compared with the previous one."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Processes:
         self.cpu_s: dict[tuple[int, int], float] = {}
         self.moved: dict[tuple[int, int], int] = {}
 
-    def look(self) -> list[Sign]:
+    def read_activity(self) -> list[ActivitySign]:
         """Return active transfers, and people's programs that compute, since the last call."""
         now = time.monotonic()
         span = now - self.at_s
@@ -99,40 +99,42 @@ class Processes:
             cores = (process.cpu_s - before_cpu.get(key, 0.0)) / span
             if not is_first and cores > PROGRAM_CORES and _is_persons(process.pid):
                 message = f"{process.name} (process {process.pid}) used {cores:.0%} of a core"
-                signs.append(Sign(message))
+                signs.append(ActivitySign(message))
         return signs
 
     def _transfer(
         self,
-        process: Process,
+        process: ProcessStat,
         key: tuple[int, int],
         previous: dict[tuple[int, int], int],
         span: float,
         is_first: bool,
-    ) -> Sign | None:
-        name = transfer_name(process.name, _read_words(process.pid))
+    ) -> ActivitySign | None:
+        name = name_transfer(process.name, _read_words(process.pid))
         if not name:
             return None
         if name.startswith("labctl "):
             verb = name.split()[1]
             if verb in LASTING:
-                return Sign(f"{name} is at work")
+                return ActivitySign(f"{name} is at work")
             if verb not in TRANSFERRING:
                 return None
         try:
             moved_bytes = _read_moved_bytes(process.pid)
         except PermissionError:
-            return Sign(f"the progress of {name} cannot be read, which counts as a transfer")
+            return ActivitySign(
+                f"the progress of {name} cannot be read, which counts as a transfer"
+            )
         except (FileNotFoundError, ProcessLookupError):
             return None
         self.moved[key] = moved_bytes
         rate = (moved_bytes - previous.get(key, 0)) / span
         if is_first or rate < TRANSFER_BYTES_S:
             return None
-        return Sign(f"{name} transfers {rate / 1024:.0f} KiB/s")
+        return ActivitySign(f"{name} transfers {rate / 1024:.0f} KiB/s")
 
 
-def transfer_name(name: str, words: list[str]) -> str:
+def name_transfer(name: str, words: list[str]) -> str:
     """Name the transfer of a process, "" if it is none: ("sshd", its words) -> "sftp"."""
     if name.startswith("sshd"):
         return "sftp" if words and words[0].rstrip().endswith("@internal-sftp") else ""
@@ -142,7 +144,7 @@ def transfer_name(name: str, words: list[str]) -> str:
     return name
 
 
-def _list_processes() -> list[Process]:
+def _list_processes() -> list[ProcessStat]:
     processes = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
@@ -155,7 +157,7 @@ def _list_processes() -> list[Process]:
         name = text[text.index("(") + 1 : text.rindex(")")]
         fields = text[text.rindex(")") + 2 :].split()
         cpu_s = (int(fields[11]) + int(fields[12])) / TICKS_S
-        processes.append(Process(int(entry.name), name, int(fields[19]), cpu_s))
+        processes.append(ProcessStat(int(entry.name), name, int(fields[19]), cpu_s))
     return processes
 
 

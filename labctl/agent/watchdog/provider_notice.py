@@ -20,7 +20,7 @@ SEND_S = 3.0
 PASSED_S = 60.0
 
 
-class Notice(NamedTuple):
+class ReclaimNotice(NamedTuple):
     """A notice. `left_s` is the time left now, 0 for a recommendation. `stamp` identifies it.
 
     `action` is AWS's word for what will happen: terminate, stop, hibernate. `source` is its sender.
@@ -33,21 +33,21 @@ class Notice(NamedTuple):
     source: str = "IMDS"
 
 
-def interruption(body: str, dated_s: float) -> Notice:
+def parse_interruption(body: str, dated_s: float) -> ReclaimNotice:
     """Parse spot/instance-action from a response with the Date `dated_s` (Unix seconds)."""
     fields = _parse_object(body)
     at = _parse_date(fields.get("time"))
     left_s = USUAL_S if at is None else max(0.0, at - dated_s)
     action = str(fields.get("action") or "terminate")
-    return Notice(INTERRUPTION, str(fields.get("time") or body), left_s, action)
+    return ReclaimNotice(INTERRUPTION, str(fields.get("time") or body), left_s, action)
 
 
-def rebalance(body: str) -> Notice:
+def parse_rebalance(body: str) -> ReclaimNotice:
     """Parse events/recommendations/rebalance."""
-    return Notice(REBALANCE, str(_parse_object(body).get("noticeTime") or body))
+    return ReclaimNotice(REBALANCE, str(_parse_object(body).get("noticeTime") or body))
 
 
-def handed(body: dict[str, Any], boot: str, now_s: float) -> Notice | None:
+def parse_client_notice(body: dict[str, Any], boot: str, now_s: float) -> ReclaimNotice | None:
     """Return the notice in a client's file; None if it has expired or is from another boot.
 
     "ends_s" is in seconds since boot.
@@ -56,18 +56,20 @@ def handed(body: dict[str, Any], boot: str, now_s: float) -> Notice | None:
         return None
     left_s = max(0.0, float(body["ends_s"]) - now_s)
     kind = REBALANCE if body["kind"] == REBALANCE else INTERRUPTION
-    return Notice(kind, str(body["stamp"]), left_s, str(body["action"]), str(body["source"]))
+    return ReclaimNotice(kind, str(body["stamp"]), left_s, str(body["action"]), str(body["source"]))
 
 
-class Acted(NamedTuple):
+class HandledNotices(NamedTuple):
     """The notice that is under way until `ends_s`, and the stamps of all handled notices."""
 
-    under_way: Notice | None = None
+    under_way: ReclaimNotice | None = None
     ends_s: float = 0.0
     stamps: tuple[str, ...] = ()
 
 
-def decide(acted: Acted, notices: Sequence[Notice], now_s: float) -> tuple[Acted, str]:
+def decide_reclaim_action(
+    acted: HandledNotices, notices: Sequence[ReclaimNotice], now_s: float
+) -> tuple[HandledNotices, str]:
     """Return what to do now: "wind down", "mirror", "passed" (no reclaim) or "", once per notice.
 
     A second notice while one is under way can only bring its end forward.
@@ -89,9 +91,7 @@ def decide(acted: Acted, notices: Sequence[Notice], now_s: float) -> tuple[Acted
     return acted, action
 
 
-def stop_within_s(
-    left_s: float, unsaved_bytes: float, rate_bytes_s: float, mirrored: bool
-) -> float:
+def limit_stop_s(left_s: float, unsaved_bytes: float, rate_bytes_s: float, mirrored: bool) -> float:
     """Return how long to wait for checkpoints and still send them: at least half the time left."""
     usable_s = max(0.0, left_s - MARGIN_S)
     send_s = SEND_S + unsaved_bytes / max(rate_bytes_s, 1.0) if mirrored else 0.0

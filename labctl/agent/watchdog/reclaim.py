@@ -15,18 +15,26 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ..host.paths import read_json, write_json
-from ..host.sudo import as_root
+from ..host.sudo import run_as_root
 from ..reply import Failure
-from .decisions import spoken
-from .imds import Imds, found
-from .mirroring import FAILURES, send_all, why_of
-from .notify import run_logs, tell
-from .provider_notice import INTERRUPTION, MARGIN_S, Acted, Notice, decide, handed, stop_within_s
-from .reclaim_record import Taken
-from .saved_results import unsaved
-from .shutdown import Plan, Say, live_runs, running
-from .state_files import ROOT_DIR, Lock, boot_id, boottime_s, found_dir
-from .wakeup import ring
+from .decisions import span_text
+from .imds import Imds, has_reclaim_notices
+from .mirroring import FAILURES, error_text, send_all
+from .notify import list_run_logs, notify
+from .provider_notice import (
+    INTERRUPTION,
+    MARGIN_S,
+    HandledNotices,
+    ReclaimNotice,
+    decide_reclaim_action,
+    limit_stop_s,
+    parse_client_notice,
+)
+from .reclaim_record import ReclaimedRun
+from .saved_results import list_unsaved
+from .shutdown import Say, ShutdownPlan, list_live_runs, list_running_containers
+from .state_files import ROOT_DIR, Lock, find_directory, read_boot_id, read_boottime_s
+from .wakeup import wake_watchdog
 
 POLL_S = 5.0
 LOOK_S = 0.1
@@ -36,20 +44,20 @@ LINGER_S = 2.0
 # seconds before a failed store is tried again, and a run that continues is sent again
 AGAIN_S = 3.0
 FILE = "notice.json"
-Send = Callable[[Plan, Say], "list[str]"]
+Send = Callable[[ShutdownPlan, Say], "list[str]"]
 
 
-def send_new(plan: Plan, say: Say) -> list[str]:
+def send_new(plan: ShutdownPlan, say: Say) -> list[str]:
     """Send results that exist only here to the store; return the paths of those that failed.
 
     Raises Failure or OSError.
     """
     send_all(plan.account, plan.lab_id, plan.every_lab, say)
-    remaining = unsaved(plan.account, plan.lab_id, plan.every_lab)
+    remaining = list_unsaved(plan.account, plan.lab_id, plan.every_lab)
     return [file.path for file in remaining.files]
 
 
-class Reclaims:
+class ReclaimHandler:
     """Notices that the watchdog has received, and its actions. `look` runs at every tick.
 
     The rest runs in threads. `shown` is "reclaim" of the watchdog's status while the server is
@@ -61,9 +69,9 @@ class Reclaims:
         self.directory = directory
         self.say = say
         self.send = send
-        self.acted = Acted()
+        self.acted = HandledNotices()
         self.shown: dict[str, Any] | None = None
-        self._polled: list[Notice] = []
+        self._polled: list[ReclaimNotice] = []
         self._sending = threading.Lock()
 
     def listen(self, imds: Imds) -> None:
@@ -75,12 +83,12 @@ class Reclaims:
         """Whether an interruption is under way, from its notice until its time has passed."""
         return self.acted.under_way is not None
 
-    def look(self, plan: Plan, unsaved_bytes: int, rate_bytes_s: float) -> bool:
+    def act_on_notices(self, plan: ShutdownPlan, unsaved_bytes: int, rate_bytes_s: float) -> bool:
         """Act on new notices and return at once; return whether the server is being reclaimed."""
-        now = boottime_s()
-        client_notice = handed(read_json(self.directory / FILE), boot_id(), now)
+        now = read_boottime_s()
+        client_notice = parse_client_notice(read_json(self.directory / FILE), read_boot_id(), now)
         notices = [*self._polled, *([client_notice] if client_notice else [])]
-        self.acted, action = decide(self.acted, notices, now)
+        self.acted, action = decide_reclaim_action(self.acted, notices, now)
         if action == "mirror":
             self._run_in_thread(self._handle_rebalance, plan)
         elif action == "passed":
@@ -89,7 +97,7 @@ class Reclaims:
         elif action and self.acted.under_way:
             notice = self.acted.under_way
             left_s = notice.left_s
-            stop_s = stop_within_s(left_s, unsaved_bytes, rate_bytes_s, bool(plan.store))
+            stop_s = limit_stop_s(left_s, unsaved_bytes, rate_bytes_s, bool(plan.store))
             self.shown = {
                 "kind": notice.kind,
                 "action": notice.action,
@@ -98,7 +106,7 @@ class Reclaims:
                 "ends_at": time.time() + left_s,
                 "ready_at": None,
             }
-            why = f"{notice.source} says: {notice.action} in {spoken(left_s)}"
+            why = f"{notice.source} says: {notice.action} in {span_text(left_s)}"
             self.say("reclaim notice", why)
             self._run_in_thread(self._wind_down, plan, stop_s, now + left_s)
         return self.under_way
@@ -108,73 +116,78 @@ class Reclaims:
             try:
                 action(*arguments)
             except FAILURES as error:
-                self.say("reclaim handling failed", why_of(error))
+                self.say("reclaim handling failed", error_text(error))
 
         threading.Thread(target=run_safely, daemon=True).start()
 
     def _poll(self, imds: Imds) -> None:
-        if not found(imds):
+        if not has_reclaim_notices(imds):
             return
         self.say("watching for reclaim", "polling the machine's metadata service for notices")
         has_failed = False
         while True:
             try:
-                notices, has_failed = imds.notices(), False
+                notices, has_failed = imds.read_notices(), False
             except OSError as error:
                 if not has_failed:
                     self.say("reclaim notices unavailable", f"{error}; trying again")
                 notices, has_failed = self._polled, True
             is_new, self._polled = notices != self._polled, notices
             if is_new and notices:
-                ring(self.directory)
+                wake_watchdog(self.directory)
             time.sleep(POLL_S)
 
-    def _handle_rebalance(self, plan: Plan) -> None:
+    def _handle_rebalance(self, plan: ShutdownPlan) -> None:
         """Handle a recommendation: save results while the run continues."""
         self.say("rebalance recommended", "the server may be reclaimed soon; the run continues")
         text = "the provider may reclaim this server soon (its recommendation). "
         text += "Results are mirrored now." if plan.store else "The lab has no store: labctl pull."
-        tell(plan.account, text, run_logs(live_runs(plan)))
+        notify(plan.account, text, list_run_logs(list_live_runs(plan)))
         self._send_results(plan, [])
 
-    def _wind_down(self, plan: Plan, stop_s: float, ends_s: float) -> None:
-        began_s, notice = boottime_s(), dict(self.shown or {})
+    def _wind_down(self, plan: ShutdownPlan, stop_s: float, ends_s: float) -> None:
+        began_s, notice = read_boottime_s(), dict(self.shown or {})
         notice.pop("ready_at", None)
         last_s = ends_s - MARGIN_S
         try:
-            runs = [Taken(container, notice, self.say) for container in _list_runs(plan)]
+            runs = [ReclaimedRun(container, notice, self.say) for container in _list_runs(plan)]
         except Failure as failure:
             self.say("runs not stopped", failure.body["what"])
             runs = []
         for run in runs:
-            run.ask_to_end()
+            run.send_sigterm()
         self._run_in_thread(self._notify, plan, ends_s - began_s, [run.run for run in runs])
-        _watch_until(plan, runs, lambda run: run.ended or run.safe, began_s + stop_s)
+        _watch_until(plan, runs, lambda run: run.is_ended or run.is_safe, began_s + stop_s)
         _watch_until(
-            plan, runs, lambda run: run.ended, min(boottime_s() + LINGER_S, began_s + stop_s)
+            plan,
+            runs,
+            lambda run: run.is_ended,
+            min(read_boottime_s() + LINGER_S, began_s + stop_s),
         )
         self._send_results(plan, runs)
-        while late := [run for run in runs if not run.done(bool(plan.store))]:
-            if boottime_s() >= last_s:
+        while late := [run for run in runs if not run.is_done(bool(plan.store))]:
+            if read_boottime_s() >= last_s:
                 break
-            _watch_until(plan, late, lambda run: run.ended, min(boottime_s() + AGAIN_S, last_s))
+            _watch_until(
+                plan, late, lambda run: run.is_ended, min(read_boottime_s() + AGAIN_S, last_s)
+            )
             if plan.store:
                 time.sleep(PAUSE_S)
                 self._send_results(plan, late)
-        now = boottime_s()
+        now = read_boottime_s()
         timing = f"{now - began_s:.1f} s after the notice, {ends_s - now:.1f} s before its end"
         self.say("ready for reclaim", timing)
         if self.shown:
             self.shown = {**self.shown, "ready_at": time.time()}
-            ring(self.directory)
+            wake_watchdog(self.directory)
 
-    def _notify(self, plan: Plan, left_s: float, runs: list[str]) -> None:
-        text = f"the provider reclaims this server in {spoken(left_s)}. "
+    def _notify(self, plan: ShutdownPlan, left_s: float, runs: list[str]) -> None:
+        text = f"the provider reclaims this server in {span_text(left_s)}. "
         text += "Runs end now and write a checkpoint. "
         text += "Results go to the store." if plan.store else "Save results now: labctl pull."
-        tell(plan.account, text, run_logs(runs))
+        notify(plan.account, text, list_run_logs(runs))
 
-    def _send_results(self, plan: Plan, runs: list[Taken]) -> None:
+    def _send_results(self, plan: ShutdownPlan, runs: list[ReclaimedRun]) -> None:
         if not plan.store:
             self.say("not mirrored", "the lab has no store: results that are not pulled are lost")
             return
@@ -182,26 +195,29 @@ class Reclaims:
             with self._sending:
                 failed_paths = self.send(plan, self.say)
         except FAILURES as error:
-            self.say("not mirrored", why_of(error))
+            self.say("not mirrored", error_text(error))
             return
         for run in runs:
-            run.mirrored(failed_paths)
+            run.record_mirrored(failed_paths)
 
 
-def _list_runs(plan: Plan) -> list[dict[str, Any]]:
-    return running("labctl.run", "" if plan.every_lab else plan.lab_id)
+def _list_runs(plan: ShutdownPlan) -> list[dict[str, Any]]:
+    return list_running_containers("labctl.run", "" if plan.every_lab else plan.lab_id)
 
 
 def _watch_until(
-    plan: Plan, runs: list[Taken], done: Callable[[Taken], bool], until_s: float
+    plan: ShutdownPlan,
+    runs: list[ReclaimedRun],
+    done: Callable[[ReclaimedRun], bool],
+    until_s: float,
 ) -> None:
     """Check the runs until `done` holds for all of them, or until `until_s` since boot."""
     while True:
         with suppress(Failure):  # a restarting engine does not list them
             alive = {container["Id"] for container in _list_runs(plan)}
             for run in runs:
-                run.look(alive)
-        if all(done(run) for run in runs) or boottime_s() >= until_s:
+                run.update(alive)
+        if all(done(run) for run in runs) or read_boottime_s() >= until_s:
             return
         time.sleep(LOOK_S)
 
@@ -212,20 +228,20 @@ def notice(request: dict[str, Any]) -> dict[str, Any]:
     "left_s" until the end, "kind" (interruption), "action" (terminate), "source" (its sender).
     Failure (missing) if no watchdog runs.
     """
-    directory = found_dir(request["lab_id"])
+    directory = find_directory(request["lab_id"])
     if directory is None or not Lock(directory).holder():
         what = "no watchdog is running on this server to receive a reclaim notice"
         raise Failure("missing", what, "", "labctl up")
     if directory == ROOT_DIR and os.geteuid() != 0:
-        return as_root("reclaim-notice", request)
+        return run_as_root("reclaim-notice", request)
     body = {
-        "boot": boot_id(),
-        "ends_s": boottime_s() + float(request["left_s"]),
+        "boot": read_boot_id(),
+        "ends_s": read_boottime_s() + float(request["left_s"]),
         "kind": request.get("kind", INTERRUPTION),
         "action": request.get("action", "terminate"),
         "source": request.get("source", "labctl"),
         "stamp": os.urandom(8).hex(),
     }
     write_json(directory / FILE, body)
-    ring(directory)
+    wake_watchdog(directory)
     return {}

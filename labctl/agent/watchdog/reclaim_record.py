@@ -22,14 +22,14 @@ from typing import Any, Callable
 
 from ..host import engine
 from ..host.paths import lab_dir, read_json, run_dir
-from .state_files import keep
+from .state_files import write_state
 
 Say = Callable[[str, str], None]
 NAME = "reclaim.json"
 MANIFEST = "manifest.json"
 
 
-def newest_whole(directory: Path) -> dict[str, Any] | None:
+def find_newest_complete(directory: Path) -> dict[str, Any] | None:
     """Return the run's newest complete checkpoint: {"checkpoint", "step", "at"}, None without one.
 
     Complete means that all files have their full size; hashes are compared when it is sent. "at" is
@@ -63,7 +63,7 @@ def reclaimed(request: dict[str, Any]) -> dict[str, Any]:
     return {"reclaim": read_json(directory / ".labctl" / NAME)}
 
 
-class Taken:
+class ReclaimedRun:
     """A run whose server is being reclaimed."""
 
     def __init__(self, container: dict[str, Any], notice: dict[str, Any], say: Say) -> None:
@@ -80,18 +80,18 @@ class Taken:
             step = read_json(self.directory / "logs" / "progress.json").get("step")
             unset = dict.fromkeys(("sigterm_at", "whole", "ended_at", "mirrored_at"))
             self.body = {"version": 1, "container": name, "notice": notice, "step": step, **unset}
-        self.newest = newest_whole(self.directory)
+        self.newest = find_newest_complete(self.directory)
 
-    def ask_to_end(self) -> None:
+    def send_sigterm(self) -> None:
         step = self.body["step"]
         self._update(sigterm_at=self.body["sigterm_at"] or time.time())
         self.say("SIGTERM sent", self.run + ("" if step is None else f" at step {step}"))
-        with suppress(engine.Refused):
-            engine.ask("POST", f"/containers/{self.id}/kill?signal=SIGTERM")
+        with suppress(engine.EngineRequestError):
+            engine.call("POST", f"/containers/{self.id}/kill?signal=SIGTERM")
 
-    def look(self, live_ids: set[str]) -> None:
+    def update(self, live_ids: set[str]) -> None:
         """Record a new checkpoint, and the run's end once its container is not in `live_ids`."""
-        checkpoint = None if self.ended else newest_whole(self.directory)
+        checkpoint = None if self.is_ended else find_newest_complete(self.directory)
         if (
             checkpoint
             and checkpoint != self.newest
@@ -103,7 +103,7 @@ class Taken:
                 "checkpoint complete",
                 f"{self.run}: {checkpoint['checkpoint']}, {self._time_since_sigterm()}",
             )
-        if not self.ended and self.id not in live_ids:
+        if not self.is_ended and self.id not in live_ids:
             self._update(ended_at=time.time())
             name = (self.newest or {}).get("checkpoint", "none")
             self.say(
@@ -112,19 +112,19 @@ class Taken:
             )
 
     @property
-    def ended(self) -> bool:
+    def is_ended(self) -> bool:
         return self.body["ended_at"] is not None
 
     @property
-    def safe(self) -> bool:
+    def is_safe(self) -> bool:
         """Whether it has written a checkpoint since SIGTERM."""
         return self.body["whole"] is not None
 
-    def done(self, store: bool) -> bool:
+    def is_done(self, store: bool) -> bool:
         """Return whether nothing is left to wait for."""
-        return self.ended and (not store or self.body["mirrored_at"] is not None)
+        return self.is_ended and (not store or self.body["mirrored_at"] is not None)
 
-    def mirrored(self, left: list[str]) -> None:
+    def record_mirrored(self, left: list[str]) -> None:
         """Record the result of a mirror; `left` are the paths of files that it could not send."""
         if not any(path.startswith(f"{self.directory}/") for path in left):
             self._update(mirrored_at=time.time())
@@ -134,4 +134,4 @@ class Taken:
 
     def _update(self, **what: Any) -> None:
         self.body.update(what)
-        keep(self._meta, NAME, self.body)
+        write_state(self._meta, NAME, self.body)

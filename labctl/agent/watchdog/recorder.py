@@ -11,12 +11,12 @@ import threading
 import time
 from typing import Any, Callable
 
-from ..host.paths import home
-from ..host.telemetry import claimed
+from ..host.paths import labctl_home
+from ..host.telemetry import claim_recording
 from ..program import PROGRAM
 from ..reply import Failure
-from .activity import Account
-from .shutdown import running
+from .activity import LabAccount
+from .shutdown import list_running_containers
 
 LOOK_S = 5.0
 # seconds before a recorder that failed is started again
@@ -26,7 +26,7 @@ AGAIN_S = 60.0
 class Recorder:
     """A thread that keeps a recorder running. If it hangs, the watchdog's clocks still run."""
 
-    def __init__(self, account: Callable[[], Account], say: Callable[[str, str], None]) -> None:
+    def __init__(self, account: Callable[[], LabAccount], say: Callable[[str, str], None]) -> None:
         self._account = account
         self._say = say
         self._failed = ""
@@ -39,7 +39,7 @@ class Recorder:
     def _ensure_recorder(self) -> bool:
         """Run the recorder if runs live and nobody records them; return False if it failed."""
         try:
-            if not running("labctl.run") or not self._is_unclaimed():
+            if not list_running_containers("labctl.run") or not self._is_unclaimed():
                 return True
             done: subprocess.CompletedProcess[Any] = subprocess.run(
                 [*self._account().words, sys.executable, "-I", "-S", str(PROGRAM), "telemetry"],
@@ -57,7 +57,7 @@ class Recorder:
         )
 
     def _is_unclaimed(self) -> bool:
-        with claimed(self._account().uid, home()) as free:
+        with claim_recording(self._account().uid, labctl_home()) as free:
             return free
 
     def _note_failure(self, failure: str) -> bool:

@@ -14,16 +14,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..host.paths import home, lab_dir, read_json, run_dir, write_json
+from ..host.paths import lab_dir, labctl_home, read_json, run_dir, write_json
 from ..program import PROGRAM
-from ..reply import Failure, reply_of
-from .activity import Account
+from ..reply import Failure, parse_reply
+from .activity import LabAccount
 
 MOST_FILES = 20_000
 LONG_S = 3600.0
 
 
-class File(NamedTuple):
+class UnsavedFile(NamedTuple):
     """A file that exists only here. `key` is its path below the lab's own prefix in a store."""
 
     path: str
@@ -36,7 +36,7 @@ class File(NamedTuple):
 class Unsaved(NamedTuple):
     """Results that are not saved. `broken` are incomplete files, each with the reason."""
 
-    files: list[File]
+    files: list[UnsavedFile]
     broken: list[str]
 
     @property
@@ -55,26 +55,26 @@ def pulled(request: dict[str, Any]) -> dict[str, Any]:
         if not meta.is_dir():
             what = f"run {run} does not exist on this server"
             raise Failure("missing", what, "", "labctl status")
-        note(meta / "pulled.json", {path: [size, sha256] for path, size, sha256 in files})
+        merge_json(meta / "pulled.json", {path: [size, sha256] for path, size, sha256 in files})
     if request.get("edits"):
-        note(root / ".labctl" / "saved-edits.json", dict(request["edits"]))
+        merge_json(root / ".labctl" / "saved-edits.json", dict(request["edits"]))
     return {}
 
 
-def note(path: Path, more: dict[str, Any]) -> None:
+def merge_json(path: Path, more: dict[str, Any]) -> None:
     write_json(path, {**read_json(path), **more})
 
 
-def saved_files(directory: Path) -> dict[str, list[Any]]:
+def list_saved_files(directory: Path) -> dict[str, list[Any]]:
     """Return path -> [size, sha256] of a run's files that are known to exist elsewhere too."""
     meta = directory / ".labctl"
     return {**read_json(meta / "mirrored.json"), **read_json(meta / "pulled.json")}
 
 
-def labs(lab_id: str, every: bool) -> list[tuple[str, str, Path]]:
+def list_labs(lab_id: str, every: bool) -> list[tuple[str, str, Path]]:
     """Return (name, id, directory) of this lab, or of every lab on the server."""
     matches = []
-    for mark in sorted(home().glob("*/.labctl/id")):
+    for mark in sorted(labctl_home().glob("*/.labctl/id")):
         found_id, root = mark.read_text().strip(), mark.parent.parent
         if every or found_id == lab_id:
             suffix = f"-{found_id[:6]}"
@@ -83,12 +83,12 @@ def labs(lab_id: str, every: bool) -> list[tuple[str, str, Path]]:
     return matches
 
 
-def estimate(lab_id: str, every: bool) -> tuple[int, int]:
+def estimate_unsaved(lab_id: str, every: bool) -> tuple[int, int]:
     """Return (files, bytes) of outputs not known to exist elsewhere, quickly, by size alone."""
     count = size = 0
-    for _, _, root in labs(lab_id, every):
+    for _, _, root in list_labs(lab_id, every):
         for directory in root.glob("runs/[a-z0-9]*"):
-            saved = saved_files(directory)
+            saved = list_saved_files(directory)
             outputs = read_json(directory / ".labctl" / "spec.json").get("outputs", [])
             for output in {*outputs, "logs", "checkpoints"}:
                 for path, size_bytes in _sizes(directory / output):
@@ -110,24 +110,24 @@ def _sizes(top: Path) -> list[tuple[str, int]]:
     return sizes
 
 
-def unsaved(account: Account, lab_id: str, every: bool) -> Unsaved:
+def list_unsaved(account: LabAccount, lab_id: str, every: bool) -> Unsaved:
     """Return all files that exist only here, hashed.
 
     New files outside the outputs and edited code are included.
     """
-    files: list[File] = []
+    files: list[UnsavedFile] = []
     broken: list[str] = []
-    for lab, known_id, root in labs(lab_id, every):
+    for lab, known_id, root in list_labs(lab_id, every):
         lab_request = {"lab": lab, "lab_id": known_id}
-        ask(account, "status", lab_request)  # records the end of runs that have ended
-        runs = ask(account, "manifest", {**lab_request, "all": True})["runs"]
+        run_verb(account, "status", lab_request)  # records the end of runs that have ended
+        runs = run_verb(account, "manifest", {**lab_request, "all": True})["runs"]
         for run, manifest in runs.items():
-            saved = saved_files(root / "runs" / run)
+            saved = list_saved_files(root / "runs" / run)
             for path, size, sha256, _ in manifest["files"]:
                 if saved.get(path) != [size, sha256]:
                     path_here = f"{manifest['directory']}/{path}"
                     files.append(
-                        File(
+                        UnsavedFile(
                             path_here,
                             f"{lab}-{known_id}/runs/{run}/files/{path}",
                             path,
@@ -137,17 +137,17 @@ def unsaved(account: Account, lab_id: str, every: bool) -> Unsaved:
                     )
             broken += [f"{run}/{p}: {why}" for p, why in manifest["skipped"]]
         saved_edits = read_json(root / ".labctl" / "saved-edits.json")
-        edits = ask(account, "edits", lab_request)
+        edits = run_verb(account, "edits", lab_request)
         broken += [f"code/{path}: {why}" for path, why in edits["skipped"]]
         for path, size, sha256, _ in edits["files"]:
             if saved_edits.get(path) != sha256:
                 path_here, key = f"{root}/code/{path}", f"{lab}-{known_id}/server-edits/{path}"
-                files.append(File(path_here, key, path, size, sha256))
+                files.append(UnsavedFile(path_here, key, path, size, sha256))
     return Unsaved(files, broken)
 
 
-def ask(
-    account: Account, verb: str, request: dict[str, Any], python: str = sys.executable
+def run_verb(
+    account: LabAccount, verb: str, request: dict[str, Any], python: str = sys.executable
 ) -> dict[str, Any]:
     """Run a verb as the lab's account, in another process of this program; return its reply."""
     words = [*account.words, python, str(PROGRAM), verb]
@@ -159,4 +159,4 @@ def ask(
         timeout=LONG_S,
         check=False,
     )
-    return reply_of(verb, done.stdout, done.stderr)
+    return parse_reply(verb, done.stdout, done.stderr)

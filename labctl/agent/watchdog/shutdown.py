@@ -30,14 +30,14 @@ from typing import Any, Callable, NamedTuple
 from urllib.parse import quote
 
 from ..host import engine
-from ..host.paths import LIMIT, age_of, home
+from ..host.paths import LIMIT, labctl_home, measure_age_s
 from ..mirror.boto3_python import LACKING, find_python
 from ..reply import Failure
-from .activity import Account
-from .mirroring import probed, send_all
-from .mirroring import why_of as _why
-from .saved_results import Unsaved, ask, unsaved
-from .state_files import keep
+from .activity import LabAccount
+from .mirroring import error_text as _why
+from .mirroring import probe_store, send_all
+from .saved_results import Unsaved, list_unsaved, run_verb
+from .state_files import write_state
 
 # seconds that a run has after SIGTERM, and again if it is still writing a checkpoint then
 GRACE_S = 60.0
@@ -49,14 +49,14 @@ KEPT_DAYS = 14
 Say = Callable[[str, str], None]
 
 
-class Plan(NamedTuple):
+class ShutdownPlan(NamedTuple):
     """How the server ends. `disk` is "stays", "keepable" or "goes".
 
     `saver_s` is how many seconds before a limit runs stop, so that a keeper can download results;
     0 without a keeper.
     """
 
-    account: Account
+    account: LabAccount
     lab_id: str
     kind: str
     disk: str
@@ -71,7 +71,7 @@ class Plan(NamedTuple):
         return self.kind == "poweroff"
 
 
-class Outcome(NamedTuple):
+class WindDownOutcome(NamedTuple):
     """The result of a wind-down. `end` False: the server stays on.
 
     `rate_bytes_s` is the speed that a mirror reached, 0.0 without one.
@@ -81,12 +81,12 @@ class Outcome(NamedTuple):
     rate_bytes_s: float = 0.0
 
 
-def fate(by: str, only_here: bool, disk_safe: bool) -> bool:
+def should_end(by: str, only_here: bool, disk_safe: bool) -> bool:
     """Return whether the machine ends, by the table above."""
     return not only_here or disk_safe or by != "idle"
 
 
-def wind_down(plan: Plan, by: str, say: Say, left_s: float = 0.0) -> Outcome:
+def wind_down(plan: ShutdownPlan, by: str, say: Say, left_s: float = 0.0) -> WindDownOutcome:
     """Stop runs and save results, `left_s` seconds before the limit.
 
     The last step is `power_off` or `release`.
@@ -97,28 +97,28 @@ def wind_down(plan: Plan, by: str, say: Say, left_s: float = 0.0) -> Outcome:
         # Nothing runs, so no more results will come; unsaved ones are a reason to stay on.
         rate, safe = _save(plan, by, say, until)
         if not safe:
-            return Outcome(False, rate)
+            return WindDownOutcome(False, rate)
     _stop_runs(plan, by, say)
     if by != "idle":
         rate, _ = _save(plan, by, say, until)
     if plan.kind == "release":
         _stop_services(plan, say)
-    return Outcome(True, rate)
+    return WindDownOutcome(True, rate)
 
 
-def _save(plan: Plan, by: str, say: Say, until: float) -> tuple[float, bool]:
+def _save(plan: ShutdownPlan, by: str, say: Say, until: float) -> tuple[float, bool]:
     """Mirror results that exist only here, else keep the disk.
 
     Returns (bytes a second, whether the server may end).
     """
     try:
-        remaining = unsaved(plan.account, plan.lab_id, plan.every_lab)
+        remaining = list_unsaved(plan.account, plan.lab_id, plan.every_lab)
     except (Failure, OSError, subprocess.SubprocessError) as error:
         say("results unknown", f"cannot determine which results exist only here: {_why(error)}")
         remaining = Unsaved([], [f"cannot determine which results exist only here: {_why(error)}"])
     rate = 0.0
     if plan.store:
-        rate, remaining = send(plan, remaining, say)
+        rate, remaining = send_to_store(plan, remaining, say)
     if by != "idle" and plan.saver_s and plan.disk != "stays":
         remaining = _await_keeper(plan, remaining, say, until)
     only_here = bool(remaining.files or remaining.broken)
@@ -130,15 +130,15 @@ def _save(plan: Plan, by: str, say: Say, until: float) -> tuple[float, bool]:
     is_disk_safe = plan.disk == "stays" or (plan.disk == "keepable" and _keep_disk(say))
     if is_disk_safe:
         say("disk kept", summary)
-    elif fate(by, only_here, is_disk_safe):
+    elif should_end(by, only_here, is_disk_safe):
         say("results lost", f"{summary}; its disk cannot be kept, and the {by} limit is reached")
     else:
         why = f"{summary}, and its disk cannot be kept; next: labctl pull, or labctl down"
         say("staying on", why)
-    return rate, fate(by, only_here, is_disk_safe)
+    return rate, should_end(by, only_here, is_disk_safe)
 
 
-def _await_keeper(plan: Plan, remaining: Unsaved, say: Say, until: float) -> Unsaved:
+def _await_keeper(plan: ShutdownPlan, remaining: Unsaved, say: Say, until: float) -> Unsaved:
     """Wait until a keeper has downloaded what exists only here, at most until the limit."""
     if (remaining.files or remaining.broken) and time.monotonic() < until:
         why = f"{len(remaining.files)} files, {remaining.size} bytes, exist only here"
@@ -146,17 +146,17 @@ def _await_keeper(plan: Plan, remaining: Unsaved, say: Say, until: float) -> Uns
     while (remaining.files or remaining.broken) and time.monotonic() < until:
         time.sleep(min(SAVED_POLL_S, max(0.0, until - time.monotonic())))
         try:
-            remaining = unsaved(plan.account, plan.lab_id, plan.every_lab)
+            remaining = list_unsaved(plan.account, plan.lab_id, plan.every_lab)
         except (Failure, OSError, subprocess.SubprocessError) as error:
             say("results unknown", f"cannot determine which results exist only here: {_why(error)}")
     return remaining
 
 
-def send(plan: Plan, before: Unsaved, say: Say) -> tuple[float, Unsaved]:
+def send_to_store(plan: ShutdownPlan, before: Unsaved, say: Say) -> tuple[float, Unsaved]:
     """Send results to the store; return (bytes a second, what could not be sent)."""
     rate = send_all(plan.account, plan.lab_id, plan.every_lab, say)
     try:
-        return rate, unsaved(plan.account, plan.lab_id, plan.every_lab)
+        return rate, list_unsaved(plan.account, plan.lab_id, plan.every_lab)
     except (Failure, OSError, subprocess.SubprocessError) as error:
         say("results unknown", f"cannot determine which results exist only here: {_why(error)}")
         return rate, before
@@ -170,7 +170,7 @@ def _keep_disk(say: Say) -> bool:
         return False
     body = {"expires": time.time() + KEPT_DAYS * 86400}
     try:
-        reply = ask(Account(os.geteuid(), os.getegid()), "keep-disk", body, python)
+        reply = run_verb(LabAccount(os.geteuid(), os.getegid()), "keep-disk", body, python)
     except (Failure, OSError, subprocess.SubprocessError) as error:
         say("disk not kept", _why(error))
         return False
@@ -178,12 +178,12 @@ def _keep_disk(say: Say) -> bool:
     return True
 
 
-def unable(plan: Plan) -> list[str]:
+def find_unsavable(plan: ShutdownPlan) -> list[str]:
     """Test what could not be saved at the end; return sentences, [] if all is well."""
     problems = []
     if plan.store:
         try:
-            probed(plan.account, plan.lab_id)
+            probe_store(plan.account, plan.lab_id)
         except (Failure, OSError, subprocess.SubprocessError) as error:
             problems.append(f"results cannot be sent to {plan.store}: {_why(error)}")
     if plan.disk == "keepable":
@@ -191,7 +191,7 @@ def unable(plan: Plan) -> list[str]:
             python = find_python()
             if not python:
                 raise Failure("denied", LACKING)
-            ask(plan.account, "keep-disk", {"expires": time.time(), "probe": True}, python)
+            run_verb(plan.account, "keep-disk", {"expires": time.time(), "probe": True}, python)
         except (Failure, OSError, subprocess.SubprocessError) as error:
             problems.append(f"the disk cannot be kept after this server: {_why(error)}")
     if plan.disk == "goes" and not plan.saver_s:
@@ -199,31 +199,31 @@ def unable(plan: Plan) -> list[str]:
     return problems
 
 
-def running(label: str, lab_id: str = "") -> list[dict[str, Any]]:
+def list_running_containers(label: str, lab_id: str = "") -> list[dict[str, Any]]:
     """Return the running containers with this label, as the engine lists them."""
     if not shutil.which("docker"):
         return []
     labels = [label, *([f"labctl.lab-id={lab_id}"] if lab_id else [])]
     filters = quote(json.dumps({"label": labels}))
     containers: list[dict[str, Any]] = json.loads(
-        engine.ask("GET", f"/containers/json?filters={filters}")
+        engine.call("GET", f"/containers/json?filters={filters}")
     )
     return containers
 
 
-def live_runs(plan: Plan) -> list[str]:
+def list_live_runs(plan: ShutdownPlan) -> list[str]:
     """Return the ids of the runs that the end will stop; [] if the engine does not answer."""
     try:
-        containers = running("labctl.run", "" if plan.every_lab else plan.lab_id)
+        containers = list_running_containers("labctl.run", "" if plan.every_lab else plan.lab_id)
     except (Failure, OSError, ValueError):
         return []
     return [container["Labels"]["labctl.run"] for container in containers]
 
 
-def _stop_runs(plan: Plan, by: str, say: Say) -> None:
+def _stop_runs(plan: ShutdownPlan, by: str, say: Say) -> None:
     """Send SIGTERM to every run at once; each may finish the checkpoint that it is writing."""
     try:
-        containers = running("labctl.run", "" if plan.every_lab else plan.lab_id)
+        containers = list_running_containers("labctl.run", "" if plan.every_lab else plan.lab_id)
     except Failure as failure:
         say("runs not stopped", failure.body["what"])
         return
@@ -233,20 +233,20 @@ def _stop_runs(plan: Plan, by: str, say: Say) -> None:
         list(pool.map(lambda container: _stop_run(container, plan, by, say), containers))
 
 
-def _stop_run(container: dict[str, Any], plan: Plan, by: str, say: Say) -> None:
+def _stop_run(container: dict[str, Any], plan: ShutdownPlan, by: str, say: Say) -> None:
     run, began_s = container["Labels"]["labctl.run"], time.monotonic()
     mounts = {mount["Destination"]: mount.get("Source", "") for mount in container["Mounts"]}
     # Written before the signal: the run's end must not look like its own, nor be resumed.
-    keep(Path(mounts["/lab/run"]) / ".labctl", LIMIT, {"by": by, "at": time.time()})
-    with suppress(engine.Refused):
-        engine.ask("POST", f"/containers/{container['Id']}/kill?signal=SIGTERM")
+    write_state(Path(mounts["/lab/run"]) / ".labctl", LIMIT, {"by": by, "at": time.time()})
+    with suppress(engine.EngineRequestError):
+        engine.call("POST", f"/containers/{container['Id']}/kill?signal=SIGTERM")
     deadline_s = began_s + plan.grace_s
     last_s = deadline_s + plan.grace_s
     while _is_running(container["Id"]):
         now_s = time.monotonic()
         if now_s > deadline_s and (now_s > last_s or not _is_writing_checkpoint(run)):
-            with suppress(engine.Refused):
-                engine.ask("POST", f"/containers/{container['Id']}/kill?signal=SIGKILL")
+            with suppress(engine.EngineRequestError):
+                engine.call("POST", f"/containers/{container['Id']}/kill?signal=SIGKILL")
             say("run killed", f"{run} had not ended {now_s - began_s:.0f} s after SIGTERM")
             return
         time.sleep(POLL_S)
@@ -255,19 +255,19 @@ def _stop_run(container: dict[str, Any], plan: Plan, by: str, say: Say) -> None:
 
 def _is_running(container: str) -> bool:
     try:
-        inspected = json.loads(engine.ask("GET", f"/containers/{container}/json"))
-    except engine.Refused:
+        inspected = json.loads(engine.call("GET", f"/containers/{container}/json"))
+    except engine.EngineRequestError:
         return False
     return bool(inspected["State"]["Running"])
 
 
 def _is_writing_checkpoint(run: str) -> bool:
     """Return whether a checkpoint file was written just now and its manifest is not there yet."""
-    for top in home().glob(f"*/runs/{run}/checkpoints"):
+    for top in labctl_home().glob(f"*/runs/{run}/checkpoints"):
         for folder, _, names in os.walk(top):
             times = [_get_mtime(Path(folder) / name) for name in names if name != "manifest.json"]
             manifest_time = _get_mtime(Path(folder) / "manifest.json")
-            if times and age_of(max(times)) < WRITING_S and manifest_time < max(times):
+            if times and measure_age_s(max(times)) < WRITING_S and manifest_time < max(times):
                 return True
     return False
 
@@ -279,10 +279,10 @@ def _get_mtime(path: Path) -> float:
         return 0.0
 
 
-def _stop_services(plan: Plan, say: Say) -> None:
+def _stop_services(plan: ShutdownPlan, say: Say) -> None:
     """Stop the lab's services: a machine that goes back to others keeps nothing running."""
     with suppress(Failure):
-        for container in running("labctl.service", plan.lab_id):
-            with suppress(engine.Refused):
-                engine.ask("POST", f"/containers/{container['Id']}/stop?t=10")
+        for container in list_running_containers("labctl.service", plan.lab_id):
+            with suppress(engine.EngineRequestError):
+                engine.call("POST", f"/containers/{container['Id']}/stop?t=10")
             say("service stopped", container["Labels"]["labctl.service"])

@@ -32,12 +32,12 @@ MOST_DECISIONS_BYTES = 256 * 1024
 FRESH_S = 60.0
 
 
-def own_dir() -> Path:
+def own_directory() -> Path:
     """Return the directory for a watchdog of this account."""
     return ROOT_DIR if os.geteuid() == 0 else Path(f"/var/tmp/labctl-watchdog-{os.getuid()}")
 
 
-def found_dir(lab_id: str) -> Path | None:
+def find_directory(lab_id: str) -> Path | None:
     """Return the directory of this lab's watchdog, None without one."""
     for directory in (ROOT_DIR, Path(f"/var/tmp/labctl-watchdog-{os.getuid()}")):
         with suppress(PermissionError):
@@ -48,7 +48,7 @@ def found_dir(lab_id: str) -> Path | None:
     return None
 
 
-def made(directory: Path) -> Path:
+def ensure_directory(directory: Path) -> Path:
     """Create the directory. Failure (policy) if it belongs to another user."""
     root = os.geteuid() == 0
     directory.mkdir(mode=0o755 if root else 0o700, parents=root, exist_ok=True)
@@ -61,12 +61,12 @@ def _is_trusted(directory: Path) -> bool:
     return not directory.is_symlink() and directory.stat().st_uid in (0, os.getuid())
 
 
-def boottime_s() -> float:
+def read_boottime_s() -> float:
     """Return the seconds since boot, including time asleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def boot_id() -> str:
+def read_boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -104,14 +104,14 @@ class Lock:
 
 
 @contextmanager
-def alone(directory: Path) -> Iterator[None]:
+def lock_limits(directory: Path) -> Iterator[None]:
     """Hold the lock for changes of limits.json."""
     with (directory / "limits.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def decided(directory: Path, elapsed_s: float, what: str, why: str) -> None:
+def record_decision(directory: Path, elapsed_s: float, what: str, why: str) -> None:
     """Record a decision. A full disk does not stop the watchdog."""
     row = {"at": round(time.time(), 1), "elapsed_s": round(elapsed_s, 1), "what": what, "why": why}
     path = directory / "decisions.jsonl"
@@ -130,7 +130,7 @@ def _shorten(path: Path) -> None:
     write_text(path, "".join(rows[len(rows) // 2 :]))
 
 
-def decisions(directory: Path, count: int) -> list[dict[str, Any]]:
+def read_decisions(directory: Path, count: int) -> list[dict[str, Any]]:
     """Return the last decisions, the latest last."""
     path = directory / "decisions.jsonl"
     lines = path.read_text(errors="replace").splitlines() if path.exists() and count else []
@@ -141,7 +141,7 @@ def decisions(directory: Path, count: int) -> list[dict[str, Any]]:
     return entries
 
 
-def keep(directory: Path, name: str, body: dict[str, Any]) -> bool:
+def write_state(directory: Path, name: str, body: dict[str, Any]) -> bool:
     """Write a file by rename; return False if the disk is full."""
     try:
         write_json(directory / name, body)
@@ -151,18 +151,18 @@ def keep(directory: Path, name: str, body: dict[str, Any]) -> bool:
     return True
 
 
-def shown(directory: Path, alive: bool, count: int) -> dict[str, Any]:
+def read_status(directory: Path, alive: bool, count: int) -> dict[str, Any]:
     """Return the last tick's status, carried to now, with the last `count` decisions."""
     body = read_json(directory / "status.json")
     if not body:
-        return {"alive": False, "decisions": decisions(directory, count)}
-    since = boottime_s() - body["boottime_s"] if body["boot"] == boot_id() else FRESH_S
+        return {"alive": False, "decisions": read_decisions(directory, count)}
+    since = read_boottime_s() - body["boottime_s"] if body["boot"] == read_boot_id() else FRESH_S
     for key in ("ttl_left_s", "budget_left_s"):
         if body.get(key) is not None:
             body[key] = round(body[key] - since, 1)
     body["elapsed_s"] = round(body["elapsed_s"] + since, 1)
     body["alive"] = alive and since < FRESH_S
-    body["decisions"] = decisions(directory, count)
+    body["decisions"] = read_decisions(directory, count)
     return body
 
 
@@ -171,11 +171,11 @@ def watch(request: dict[str, Any]) -> dict[str, Any]:
 
     The status includes the last "decisions".
     """
-    directory = found_dir(request["lab_id"])
+    directory = find_directory(request["lab_id"])
     if directory is None:
         return {"watch": None}
     return {
-        "watch": shown(
+        "watch": read_status(
             directory, bool(Lock(directory).holder()), int(request.get("decisions") or 0)
         )
     }

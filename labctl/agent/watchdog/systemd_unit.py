@@ -13,15 +13,15 @@ from pathlib import Path
 
 from ..host.paths import read_json, read_text, write_text
 from ..host.systemd_reload import enable_at_boot, list_gpu_containers, systemctl
-from .state_files import Lock, decided, shown
-from .wakeup import ring
+from .state_files import Lock, read_status, record_decision
+from .wakeup import wake_watchdog
 
 UNIT = Path("/etc/systemd/system/labctl-watchdog.service")
 # Below the watchdog's directory: a link to the running version of the program.
 CURRENT = "current"
 
 
-def unit_text(directory: Path) -> str:
+def build_unit_text(directory: Path) -> str:
     # The link is resolved at the start, so that an update does not affect a running watchdog.
     program = f'"$$(readlink -f {directory / CURRENT})"'
     return f"""[Unit]
@@ -45,7 +45,7 @@ WantedBy=multi-user.target
 
 def ensure_unit(directory: Path, program: Path) -> bool:
     """Have the unit run `program`; False if that must wait and an earlier version runs."""
-    text = unit_text(directory)
+    text = build_unit_text(directory)
     current_text = read_text(UNIT)
     is_changed = current_text != text.strip()
     gpu_containers = list_gpu_containers() if is_changed else []
@@ -53,7 +53,7 @@ def ensure_unit(directory: Path, program: Path) -> bool:
         _postpone_update(directory, gpu_containers)
         return False
     if not is_changed and _running_version(directory) == program.name:
-        ring(directory)
+        wake_watchdog(directory)
         return True
     _link_current(directory, program)
     if is_changed:
@@ -75,10 +75,10 @@ def _running_version(directory: Path) -> str:
 
 def _postpone_update(directory: Path, gpu_containers: list[str]) -> None:
     why = "it needs a reload of systemd, which could take the GPU away from a container: "
-    elapsed_s = float(shown(directory, True, 0).get("elapsed_s") or 0.0)
-    decided(directory, elapsed_s, "update postponed", why + ", ".join(gpu_containers))
+    elapsed_s = float(read_status(directory, True, 0).get("elapsed_s") or 0.0)
+    record_decision(directory, elapsed_s, "update postponed", why + ", ".join(gpu_containers))
     if Lock(directory).holder():
-        ring(directory)
+        wake_watchdog(directory)
     else:
         systemctl("restart", UNIT.name)
 

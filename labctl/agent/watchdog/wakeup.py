@@ -10,7 +10,7 @@ from pathlib import Path
 NAME = "bell"
 
 
-class Bell:
+class WakeupSocket:
     """The socket on which a watchdog waits."""
 
     def __init__(self, directory: Path) -> None:
@@ -30,7 +30,7 @@ class Bell:
                     self._socket.recv(16)
 
 
-def ring(directory: Path) -> None:
+def wake_watchdog(directory: Path) -> None:
     """Wake the watchdog of this directory, if one runs."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell, suppress(OSError):
         bell.sendto(b"!", str(directory / NAME))

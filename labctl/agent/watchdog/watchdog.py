@@ -17,31 +17,31 @@ from typing import Any
 
 from ..host.paths import read_json
 from ..program import PROGRAM
-from .activity import Look, Looker, Signs
-from .boot_timer import is_armed, tell_timer
+from .activity import ActivityReader, ActivitySnapshot, ActivityWatcher
+from .boot_timer import is_armed, update_timer
 from .decisions import (
     RATE_BYTES_S,
-    Decision,
-    begins_anew,
-    carried,
-    clocks,
+    WatchdogDecision,
+    carry_elapsed_s,
     decide,
-    described,
-    spoken,
-    wind_down_s,
+    estimate_wind_down_s,
+    limits_text,
+    list_clocks,
+    should_restart_ttl,
+    span_text,
 )
 from .imds import Imds
-from .limits import Told
+from .limits import LimitsFile
 from .mirroring import INTERVAL_S, Mirror
-from .mirroring import Told as Mirrored
-from .notify import run_logs, tell
-from .poweroff import Ending
-from .reclaim import Reclaims
+from .mirroring import MirrorRequest as Mirrored
+from .notify import list_run_logs, notify
+from .poweroff import WindDown
+from .reclaim import ReclaimHandler
 from .recorder import Recorder
-from .saved_results import estimate
-from .shutdown import Plan, live_runs, unable
-from .state_files import FRESH_S, Lock, boot_id, boottime_s, decided, keep
-from .wakeup import Bell, ring
+from .saved_results import estimate_unsaved
+from .shutdown import ShutdownPlan, find_unsavable, list_live_runs
+from .state_files import FRESH_S, Lock, read_boot_id, read_boottime_s, record_decision, write_state
+from .wakeup import WakeupSocket, wake_watchdog
 
 # seconds between ticks: usually, and in the last LAST_S before an end
 TICK_S, LAST_TICK_S = 5.0, 1.0
@@ -61,12 +61,12 @@ class Watchdog:
     def __init__(self, directory: Path, version: str) -> None:
         self.directory = directory
         self.version = version
-        self.limits_file = Told(directory)
+        self.limits_file = LimitsFile(directory)
         self.state: dict[str, Any] = read_json(directory / "state.json")
-        self.boot = boot_id()
-        self.looker: Looker | None = None
-        self.ending: Ending | None = None
-        self.last_work_s = boottime_s()
+        self.boot = read_boot_id()
+        self.looker: ActivityWatcher | None = None
+        self.ending: WindDown | None = None
+        self.last_work_s = read_boottime_s()
         self.was_busy: bool | None = None
         self.unsaved = (0, 0)
         self.cannot: list[str] | None = None
@@ -75,9 +75,9 @@ class Watchdog:
         self.not_before_s = 0.0
         self.idle_due_s = 0.0
         self.rate_bytes_s = float(self.state.get("rate_bytes_s") or RATE_BYTES_S)
-        self.bell = Bell(directory)
-        self.reclaims = Reclaims(directory, self.say)
-        self.mirror = Mirror(self.say)
+        self.bell = WakeupSocket(directory)
+        self.reclaims = ReclaimHandler(directory, self.record_decision)
+        self.mirror = Mirror(self.record_decision)
 
     def run(self) -> None:
         """Run until the server is released or powered off."""
@@ -97,17 +97,19 @@ class Watchdog:
     # State
 
     def _resume(self) -> None:
-        self.limits_file.changed()
+        self.limits_file.reload()
         if self.state.get("server_id") != self.limits_file.body.get("server_id"):
             self.state = {}
         if self.state:
             self._carry_on()
         self._take_limits()
-        self.looker = Looker(Signs(self.limits_file.plan.account), lambda: ring(self.directory))
+        self.looker = ActivityWatcher(
+            ActivityReader(self.limits_file.plan.account), lambda: wake_watchdog(self.directory)
+        )
         self.looker.set_idle_limit(self.limits_file.limits.idle_s)
         threading.Thread(target=self._explore, daemon=True).start()
         self.reclaims.listen(Imds())
-        Recorder(lambda: self.limits_file.plan.account, self.say)
+        Recorder(lambda: self.limits_file.plan.account, self.record_decision)
 
     def _carry_on(self) -> None:
         """Restore elapsed and idle time. A reboot counts as work, time without a watchdog does not.
@@ -115,64 +117,70 @@ class Watchdog:
         After a reboot, a ttl that has ended starts again.
         """
         rebooted = self.state["boot"] != self.boot
-        elapsed = carried(self.state, self.boot, boottime_s(), time.time())
-        why = f"the server's age is {spoken(elapsed)}"
-        self.say("watchdog restarted" + (" after a reboot" if rebooted else ""), why, elapsed)
+        elapsed = carry_elapsed_s(self.state, self.boot, read_boottime_s(), time.time())
+        why = f"the server's age is {span_text(elapsed)}"
+        self.record_decision(
+            "watchdog restarted" + (" after a reboot" if rebooted else ""), why, elapsed
+        )
         self.state.pop("ending", None)
         ended = self.state.pop("ended", "")
         if not rebooted:
             self.last_work_s -= float(self.state["idle_for_s"])
             return
-        self.not_before_s = boottime_s() + AFTER_BOOT_S
-        if begins_anew(self.limits_file.limits, elapsed, ended == "ttl"):
+        self.not_before_s = read_boottime_s() + AFTER_BOOT_S
+        if should_restart_ttl(self.limits_file.limits, elapsed, ended == "ttl"):
             self._begin_anew(elapsed)
 
     def _begin_anew(self, elapsed: float) -> None:
-        with self.limits_file.changing() as limits:
+        with self.limits_file.change_limits() as limits:
             limits.update(from_s=elapsed, extended_s=0.0, held_until_s=0.0)
         self.state["warned"] = {}
-        self.say("ttl restarted", "the server was off at its deadline and is now in use again")
+        self.record_decision(
+            "ttl restarted", "the server was off at its deadline and is now in use again"
+        )
 
     def _reload(self) -> None:
-        if self.limits_file.changed():
+        if self.limits_file.reload():
             if self.state.get("server_id") not in (None, self.limits_file.body["server_id"]):
-                self.state, self.last_work_s = {}, boottime_s()
+                self.state, self.last_work_s = {}, read_boottime_s()
             self._take_limits()
-            self.last_work_s = boottime_s()  # a person changed the limits
+            self.last_work_s = read_boottime_s()  # a person changed the limits
             if self.looker:
                 self.looker.set_idle_limit(self.limits_file.limits.idle_s)
-                self.looker.look_now()
+                self.looker.request_update()
             self.cannot = None
             self.explore_now.set()
             self.stay_until_s = self.not_before_s = 0.0
 
     def _take_limits(self) -> None:
         """Apply the limits. Of the recorded ages of the server, the highest counts."""
-        now, wall = boottime_s(), time.time()
-        elapsed = carried(self.limits_file.body["age"], self.boot, now, wall)
+        now, wall = read_boottime_s(), time.time()
+        elapsed = carry_elapsed_s(self.limits_file.body["age"], self.boot, now, wall)
         if self.state:
-            elapsed = max(elapsed, carried(self.state, self.boot, now, wall))
+            elapsed = max(elapsed, carry_elapsed_s(self.state, self.boot, now, wall))
         self._remember(elapsed)
         if self.state.get("edition") != self.limits_file.body["edition"]:
             self.state["edition"] = self.limits_file.body["edition"]
-            self.say("limits", described(self.limits_file.limits))
+            self.record_decision("limits", limits_text(self.limits_file.limits))
 
     def _remember(self, elapsed_s: float) -> None:
         self.state.update(
             server_id=self.limits_file.body["server_id"],
             boot=self.boot,
-            boottime_s=boottime_s(),
+            boottime_s=read_boottime_s(),
             wall_s=time.time(),
             elapsed_s=elapsed_s,
             rate_bytes_s=self.rate_bytes_s,
         )
 
     def elapsed_s(self) -> float:
-        return carried(self.state, self.boot, boottime_s(), time.time())
+        return carry_elapsed_s(self.state, self.boot, read_boottime_s(), time.time())
 
-    def say(self, what: str, why: str, elapsed_s: float | None = None) -> None:
+    def record_decision(self, what: str, why: str, elapsed_s: float | None = None) -> None:
         """Record a decision with its reason."""
-        decided(self.directory, self.elapsed_s() if elapsed_s is None else elapsed_s, what, why)
+        record_decision(
+            self.directory, self.elapsed_s() if elapsed_s is None else elapsed_s, what, why
+        )
 
     def _explore(self) -> None:
         """Find what could not be saved at the end, and what is not saved yet: slow, in a thread."""
@@ -180,28 +188,28 @@ class Watchdog:
         while True:
             plan = self.limits_file.plan
             if (plan.store, plan.disk) != checked:
-                checked, problems = (plan.store, plan.disk), unable(plan)
+                checked, problems = (plan.store, plan.disk), find_unsavable(plan)
                 for problem in problems:
-                    self.say("results at risk", problem)
+                    self.record_decision("results at risk", problem)
             if self.cannot is None:
                 self.cannot = problems
-                ring(self.directory)
+                wake_watchdog(self.directory)
             with suppress(OSError, ValueError):
-                self.unsaved = estimate(plan.lab_id, plan.every_lab)
+                self.unsaved = estimate_unsaved(plan.lab_id, plan.every_lab)
             self.explore_now.wait(ESTIMATE_EVERY_S)
             self.explore_now.clear()
 
     # Decisions
 
-    def _tick(self) -> Decision:
-        now = boottime_s()
+    def _tick(self) -> WatchdogDecision:
+        now = read_boottime_s()
         look = self.looker.latest if self.looker else None
         idle_for = self._idle_for(look, now)
         elapsed = self.elapsed_s()
         plan = self.limits_file.plan
         runs = look.runs if look else frozenset()
         self._update_mirror(plan, runs)
-        early = wind_down_s(
+        early = estimate_wind_down_s(
             plan.grace_s if runs else 0.0,
             self.unsaved[1],
             self.rate_bytes_s,
@@ -214,7 +222,7 @@ class Watchdog:
         self._count_idle(idle_for, elapsed)
         if self.ending is not None:
             self._continue_end(self.ending, elapsed)
-        elif self.reclaims.look(plan, self.unsaved[1], self.rate_bytes_s):
+        elif self.reclaims.act_on_notices(plan, self.unsaved[1], self.rate_bytes_s):
             pass  # its provider ends it
         elif decision.end and self._is_confirmed(decision, look, now):
             self._begin_end(decision, elapsed, idle_for)
@@ -222,17 +230,17 @@ class Watchdog:
             self._warn(decision)
         # A person who has started a server whose budget is spent may still raise it.
         waits = self.ending is not None or now < self.not_before_s
-        tell_timer(self.boot, self.limits_file.limits, elapsed, waits=waits)
+        update_timer(self.boot, self.limits_file.limits, elapsed, waits=waits)
         self._remember(elapsed)
-        keep(self.directory, "state.json", self.state)
+        write_state(self.directory, "state.json", self.state)
         self._write_status(decision, look, elapsed, idle_for)
         return decision
 
-    def _update_mirror(self, plan: Plan, runs: frozenset[str]) -> None:
+    def _update_mirror(self, plan: ShutdownPlan, runs: frozenset[str]) -> None:
         """Update the mirror, except during the end, which has a pass of its own."""
         if plan.store and self.ending is None:
             every_s = float(self.limits_file.body.get("mirror_s") or INTERVAL_S)
-            self.mirror.look(Mirrored(plan.account, plan.lab_id, plan.every_lab, every_s, runs))
+            self.mirror.update(Mirrored(plan.account, plan.lab_id, plan.every_lab, every_s, runs))
 
     def _count_idle(self, idle_for: float, elapsed: float) -> None:
         """Add up idle time, which the cost report shows. Pauses up to PAUSE_S do not count."""
@@ -241,7 +249,7 @@ class Watchdog:
             self.state["idle_total_s"] = float(self.state.get("idle_total_s") or 0.0) + since
         self.state.update(counted_s=elapsed, idle_for_s=idle_for)
 
-    def _idle_for(self, look: Look | None, now: float) -> float:
+    def _idle_for(self, look: ActivitySnapshot | None, now: float) -> float:
         """Return the seconds since the last activity; 0 during activity or if it is unknown."""
         if look is None:
             return max(0.0, now - self.last_work_s)
@@ -260,9 +268,11 @@ class Watchdog:
     def _note_activity(self, busy: bool, why: str) -> None:
         if busy != self.was_busy:
             self.was_busy = busy
-            self.say("busy" if busy else "idle", why)
+            self.record_decision("busy" if busy else "idle", why)
 
-    def _is_confirmed(self, decision: Decision, look: Look | None, now: float) -> bool:
+    def _is_confirmed(
+        self, decision: WatchdogDecision, look: ActivitySnapshot | None, now: float
+    ) -> bool:
         """Return whether to end now: idleness must be confirmed by a check after the due time."""
         if now < self.not_before_s:
             return False
@@ -275,12 +285,12 @@ class Watchdog:
         if look is not None and look.began_s >= self.idle_due_s:
             return True
         if self.looker:
-            self.looker.look_now()
+            self.looker.request_update()
         return False
 
-    def _warn(self, decision: Decision) -> None:
+    def _warn(self, decision: WatchdogDecision) -> None:
         self.idle_due_s = 0.0
-        left = spoken(decision.warn_s or 0.0)
+        left = span_text(decision.warn_s or 0.0)
         why = self._reason(decision.ends_by)
         text = f"this server ends in {left}: {why}."
         if self.limits_file.plan.disk == "goes" or self.cannot:
@@ -289,60 +299,68 @@ class Watchdog:
             text += " The course's keeper saves the results first."
         if decision.ends_by != "budget":
             text += " For more time: labctl extend 30m."
-        self.say(f"warned {left} before the end", why)
+        self.record_decision(f"warned {left} before the end", why)
         threading.Thread(target=self._notify, args=(text,), daemon=True).start()
 
     def _notify(self, text: str) -> None:
         """Notify people. Slow, since it asks the engine for live runs: call it in a thread."""
         plan = self.limits_file.plan
-        tell(plan.account, text, run_logs(live_runs(plan)))
+        notify(plan.account, text, list_run_logs(list_live_runs(plan)))
 
     def _reason(self, by: str) -> str:
         limits = self.limits_file.limits
         if by == "idle":
-            return f"nobody has worked on it (limit {spoken(limits.idle_s or 0)})"
+            return f"nobody has worked on it (limit {span_text(limits.idle_s or 0)})"
         if by == "budget":
             return f"its budget of {limits.budget_usd or 0:.2f} dollars is spent"
-        return f"its time is up ({spoken(limits.deadline_s or 0)})"
+        return f"its time is up ({span_text(limits.deadline_s or 0)})"
 
     # The end
 
-    def _begin_end(self, decision: Decision, elapsed: float, idle_for: float) -> None:
+    def _begin_end(self, decision: WatchdogDecision, elapsed: float, idle_for: float) -> None:
         by = decision.ends_by
         self.idle_due_s = 0.0
-        limit = clocks(self.limits_file.limits, elapsed, idle_for, 0.0)[by]
-        self.say(f"ending ({by})", self._reason(by))
+        limit = list_clocks(self.limits_file.limits, elapsed, idle_for, 0.0)[by]
+        self.record_decision(f"ending ({by})", self._reason(by))
         self.state["ending"] = by
         text = f"this server ends now: {self._reason(by)}."
         threading.Thread(target=self._notify, args=(text,), daemon=True).start()
-        self.ending = Ending(self.limits_file.plan, by, elapsed, elapsed + limit.left_s, self.say)
+        self.ending = WindDown(
+            self.limits_file.plan, by, elapsed, elapsed + limit.left_s, self.record_decision
+        )
 
-    def _continue_end(self, ending: Ending, elapsed: float) -> None:
+    def _continue_end(self, ending: WindDown, elapsed: float) -> None:
         """Continue a wind-down, which may take up to MOST_WIND_DOWN_S."""
         outcome = ending.outcome
         if outcome is not None and not outcome.end:
-            self.ending, self.stay_until_s = None, boottime_s() + STAY_S
+            self.ending, self.stay_until_s = None, read_boottime_s() + STAY_S
             self.state.pop("ending", None)
             return
         if outcome is None and elapsed - ending.began_s < MOST_WIND_DOWN_S:
             return
         if outcome is None:
-            self.say("wind-down aborted", f"it took longer than {spoken(MOST_WIND_DOWN_S)}")
+            self.record_decision(
+                "wind-down aborted", f"it took longer than {span_text(MOST_WIND_DOWN_S)}"
+            )
         elif outcome.rate_bytes_s:
             self.rate_bytes_s = outcome.rate_bytes_s
         if not ending.attempts:
-            self.state["overrun_s"] = ending.overrun_s(elapsed)
+            self.state["overrun_s"] = ending.report_overrun_s(elapsed)
             self.state["ended"] = ending.by
             self._remember(elapsed)
-            keep(self.directory, "state.json", self.state)
+            write_state(self.directory, "state.json", self.state)
         ending.finish()
 
     def _write_status(
-        self, decision: Decision, look: Look | None, elapsed: float, idle_for: float
+        self,
+        decision: WatchdogDecision,
+        look: ActivitySnapshot | None,
+        elapsed: float,
+        idle_for: float,
     ) -> None:
         """Write status.json, which the verbs `watch` and `status` show."""
         limits = self.limits_file.limits
-        running = clocks(limits, elapsed, idle_for, 0.0)
+        running = list_clocks(limits, elapsed, idle_for, 0.0)
         left = {name: round(clock.left_s, 1) for name, clock in running.items()}
         recent = [s for s in (look.signs if look else []) if s.age_s < SHOWN_S]
         body = {
@@ -351,7 +369,7 @@ class Watchdog:
             "version": self.version,
             "edition": self.limits_file.body["edition"],
             "boot": self.boot,
-            "boottime_s": boottime_s(),
+            "boottime_s": read_boottime_s(),
             "elapsed_s": round(elapsed, 1),
             "ttl_left_s": left.get("ttl"),
             "budget_left_s": left.get("budget"),
@@ -361,7 +379,7 @@ class Watchdog:
             "ends_by": decision.ends_by,
             "idle_total_s": round(self.state.get("idle_total_s", 0.0), 1),
             "spent_usd": round(elapsed / 3600 * limits.price_usd_per_hour, 4),
-            "busy": [f"{s.said}, {spoken(s.age_s)} ago" if s.age_s else s.said for s in recent],
+            "busy": [f"{s.said}, {span_text(s.age_s)} ago" if s.age_s else s.said for s in recent],
             "timer": is_armed(),
             "cannot": self.cannot,
             "unsaved": {"files": self.unsaved[0], "bytes": self.unsaved[1]},
@@ -371,7 +389,7 @@ class Watchdog:
             "mirror": self.mirror.shown,
             "pid": os.getpid(),
         }
-        keep(self.directory, "status.json", body)
+        write_state(self.directory, "status.json", body)
 
 
 def run(request: dict[str, Any]) -> None:
@@ -390,4 +408,4 @@ def run(request: dict[str, Any]) -> None:
     dog = Watchdog(directory, PROGRAM.name)
     dog.run()
     dog.state["released"] = body["server_id"]
-    keep(directory, "state.json", dog.state)
+    write_state(directory, "state.json", dog.state)

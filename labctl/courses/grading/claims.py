@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from labctl.model import Value
-from labctl.runs.evaluation import Evaluation, interval
+from labctl.runs.evaluation import Evaluation, confidence_interval
 
 # The key in results.json's `extra_data` that a claim is compared with: a share from 0 to 1.
 METRIC = "accuracy"
@@ -26,7 +26,7 @@ class Comparison(Value, frozen=True):
     high: float | None = None
     where: str = ""
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Describe the comparison; "" if nothing was claimed or measured."""
         if self.claimed is None or self.measured is None:
             return ""
@@ -37,7 +37,7 @@ class Comparison(Value, frozen=True):
         )
 
 
-def measured_in(extra_data: dict[str, Any]) -> tuple[float | None, int]:
+def read_measurement(extra_data: dict[str, Any]) -> tuple[float | None, int]:
     """Return the grader's measured share and its number of items; (None, 0) if it gave none."""
     value, items = extra_data.get(METRIC), extra_data.get("items")
     is_valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
@@ -45,13 +45,17 @@ def measured_in(extra_data: dict[str, Any]) -> tuple[float | None, int]:
     return (float(value), count) if is_valid and value is not None else (None, 0)
 
 
-def compared(
+def compare_evaluation(
     evaluation: Evaluation | None, extra_data: dict[str, Any], tolerance: float
 ) -> Comparison:
     """Compare the bundle's own evaluation, the claim, with the grader's measurement."""
-    measured, items = measured_in(extra_data)
+    measured, items = read_measurement(extra_data)
     claimed = None if evaluation is None else evaluation.accuracy
-    span = interval(round(measured * items), items) if measured is not None and items else None
+    span = (
+        confidence_interval(round(measured * items), items)
+        if measured is not None and items
+        else None
+    )
     agrees = None
     if claimed is not None and measured is not None:
         agrees = abs(claimed - measured) <= tolerance + 1e-9

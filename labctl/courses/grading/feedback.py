@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from labctl.courses.grading.record import Record
-from labctl.courses.grading.results import Results, cleaned
+from labctl.courses.grading.record import GradeRecord
+from labctl.courses.grading.results import GradeResults, clean_text
 
 CSP = "default-src 'none'; style-src 'unsafe-inline'"
 STYLE = (
@@ -17,7 +17,7 @@ STYLE = (
 )
 
 
-def page(record: Record, results: Results, output: str) -> str:
+def render_page(record: GradeRecord, results: GradeResults, output: str) -> str:
     """Return the page as HTML.
 
     `output` is what the submission's program printed. It is untrusted, as staff open the page too.
@@ -44,7 +44,7 @@ def page(record: Record, results: Results, output: str) -> str:
 
 
 def _escape(text: str) -> str:
-    return escape(cleaned(text, 40_000), quote=True)
+    return escape(clean_text(text, 40_000), quote=True)
 
 
 def _points_text(value: float | None) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from labctl.courses.grading.claims import Comparison
-from labctl.courses.grading.results import cleaned
+from labctl.courses.grading.results import clean_text
 from labctl.model import FileEntry, Value
 
 LEAST_MODEL_BYTES = 1024
@@ -34,7 +34,7 @@ class Flag(Value, frozen=True):
     evidence: str = ""
 
 
-class Facts(Value, frozen=True):
+class SubmissionFacts(Value, frozen=True):
     """The facts about one submission.
 
     `commit` is that of the submitted code, `run_commit` that of the code when its run started.
@@ -52,7 +52,7 @@ class Facts(Value, frozen=True):
     mentions: tuple[str, ...] = ()
 
 
-def flags(submissions: Sequence[Facts]) -> dict[str, tuple[Flag, ...]]:
+def find_flags(submissions: Sequence[SubmissionFacts]) -> dict[str, tuple[Flag, ...]]:
     """Return the flags of each seat, from comparing all seats' submissions."""
     shared = _flag_shared_files(submissions)
     seats = {facts.pseudonym: facts.seat for facts in submissions if facts.pseudonym}
@@ -71,16 +71,16 @@ def flags(submissions: Sequence[Facts]) -> dict[str, tuple[Flag, ...]]:
     }
 
 
-def _flag_claim(facts: Facts) -> Iterable[Flag]:
+def _flag_claim(facts: SubmissionFacts) -> Iterable[Flag]:
     if facts.comparison.agrees is False:
         yield Flag(
             kind="claim",
             what="its own evaluation differs from the measurement by more than the tolerance",
-            evidence=facts.comparison.told(),
+            evidence=facts.comparison.describe(),
         )
 
 
-def _flag_shared_files(submissions: Sequence[Facts]) -> dict[str, list[Flag]]:
+def _flag_shared_files(submissions: Sequence[SubmissionFacts]) -> dict[str, list[Flag]]:
     """Flag files that some seats, but not most, have in common byte for byte."""
     owners: dict[str, dict[str, str]] = defaultdict(dict)
     for facts in submissions:
@@ -109,7 +109,7 @@ def _flag_shared_files(submissions: Sequence[Facts]) -> dict[str, list[Flag]]:
     }
 
 
-def _flag_run(facts: Facts) -> Iterable[Flag]:
+def _flag_run(facts: SubmissionFacts) -> Iterable[Flag]:
     record = facts.record
     if not record or not facts.run:
         yield Flag(kind="no-record", what="it names no run, or has no record of it")
@@ -118,18 +118,18 @@ def _flag_run(facts: Facts) -> Iterable[Flag]:
         yield Flag(
             kind="other-run",
             what="its record belongs to another run than the one it names",
-            evidence=cleaned(f"{facts.run}, {record.get('id')}", 200),
+            evidence=clean_text(f"{facts.run}, {record.get('id')}", 200),
         )
     if record.get("state") != "exited" or record.get("exit_code") != 0:
         state = f"{record.get('state')}, exit code {record.get('exit_code')}"
         yield Flag(
             kind="run-not-ended",
             what="its run had not ended successfully when it was submitted",
-            evidence=cleaned(state, 200),
+            evidence=clean_text(state, 200),
         )
 
 
-def _flag_server(facts: Facts, seats: dict[str, str]) -> Iterable[Flag]:
+def _flag_server(facts: SubmissionFacts, seats: dict[str, str]) -> Iterable[Flag]:
     if not facts.record or not facts.pseudonym:
         return
     server = _server_id(facts)
@@ -138,7 +138,7 @@ def _flag_server(facts: Facts, seats: dict[str, str]) -> Iterable[Flag]:
         yield Flag(
             kind="elsewhere",
             what="its run was not on a server of this course",
-            evidence=cleaned(server, 200),
+            evidence=clean_text(server, 200),
         )
     elif match[1] != facts.pseudonym:
         yield Flag(
@@ -148,11 +148,11 @@ def _flag_server(facts: Facts, seats: dict[str, str]) -> Iterable[Flag]:
         )
 
 
-def _server_id(facts: Facts) -> str:
+def _server_id(facts: SubmissionFacts) -> str:
     return str(facts.record.get("server_id", ""))
 
 
-def _flag_commit(facts: Facts) -> Iterable[Flag]:
+def _flag_commit(facts: SubmissionFacts) -> Iterable[Flag]:
     if facts.run_commit and facts.commit and facts.run_commit != facts.commit:
         yield Flag(
             kind="other-commit",
@@ -161,7 +161,7 @@ def _flag_commit(facts: Facts) -> Iterable[Flag]:
         )
 
 
-def _flag_mentions(facts: Facts) -> Iterable[Flag]:
+def _flag_mentions(facts: SubmissionFacts) -> Iterable[Flag]:
     if facts.mentions:
         yield Flag(
             kind="names-labels",
@@ -170,7 +170,7 @@ def _flag_mentions(facts: Facts) -> Iterable[Flag]:
         )
 
 
-def mentions_in(path: str, content: bytes) -> list[str]:
+def find_mentions(path: str, content: bytes) -> list[str]:
     """Return `file:line` of each line of code that names the labels or the results."""
     return [
         f"{path}:{number}"
@@ -185,4 +185,4 @@ def _count_text(number: int, part: str) -> str:
 
 def _first_paths(paths: Sequence[str]) -> str:
     more = f" and {len(paths) - MOST_NAMED} more" if len(paths) > MOST_NAMED else ""
-    return cleaned(", ".join(paths[:MOST_NAMED]) + more, 1000)
+    return clean_text(", ".join(paths[:MOST_NAMED]) + more, 1000)

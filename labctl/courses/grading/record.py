@@ -8,7 +8,7 @@ import msgspec
 
 from labctl.courses.grading.claims import Comparison
 from labctl.courses.grading.flags import Flag
-from labctl.courses.grading.results import Results, stamped
+from labctl.courses.grading.results import GradeResults, stamp_results
 from labctl.model import Value
 
 VERSION = 1
@@ -25,7 +25,7 @@ WORDS = {
 }
 
 
-class Record(Value, frozen=True):
+class GradeRecord(Value, frozen=True):
     """The grade of one submission. `key` is the hash of everything that the grade depends on.
 
     `raw` is the grader's result, before the penalty; `score` is what counts. `told` describes an
@@ -44,7 +44,7 @@ class Record(Value, frozen=True):
     points: float
     late_s: int = 0
     penalty: int = 0
-    raw: Results | None = None
+    raw: GradeResults | None = None
     score: float | None = None
     comparison: Comparison = Comparison()
     flags: tuple[Flag, ...] = ()
@@ -56,25 +56,25 @@ class Record(Value, frozen=True):
     version: int = VERSION
 
 
-def encode(record: Record) -> bytes:
+def encode(record: GradeRecord) -> bytes:
     return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
 
 
-def decode(data: bytes) -> Record | None:
+def decode(data: bytes) -> GradeRecord | None:
     """Parse a record; None if it is not one of this version, so that grading repeats it."""
     try:
-        record = msgspec.json.decode(data, type=Record)
+        record = msgspec.json.decode(data, type=GradeRecord)
     except (msgspec.MsgspecError, RecursionError):
         return None
     return record if record.version == VERSION else None
 
 
-def told_of(outcome: str, code: int) -> str:
+def describe_outcome(outcome: str, code: int) -> str:
     """Describe how a submission's program ended."""
     return WORDS.get(outcome, "its program ended in an unknown way").format(code=code)
 
 
-def results_of(record: Record) -> Results:
+def build_results(record: GradeRecord) -> GradeResults:
     """Return the results.json of a graded submission, with labctl's facts in extra_data.labctl."""
     assert record.raw is not None
     facts = {
@@ -83,7 +83,7 @@ def results_of(record: Record) -> Results:
         "bundle_sha256": record.bundle_sha256,
         "claim": record.comparison,
     }
-    return stamped(
+    return stamp_results(
         record.raw,
         points=record.points,
         penalty=record.penalty,

@@ -18,7 +18,7 @@ MOST_BONUS = 2.0
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-class Test(Value, frozen=True):
+class TestResult(Value, frozen=True):
     """One line of the results. `visibility` is Gradescope's: hidden, after_published, ..."""
 
     name: str = ""
@@ -31,12 +31,12 @@ class Test(Value, frozen=True):
     tags: tuple[str, ...] = ()
 
 
-class Results(Value, frozen=True):
+class GradeResults(Value, frozen=True):
     """A whole results.json; `score` is in points. `extra_data` is for machines."""
 
     score: float
     output: str = ""
-    tests: tuple[Test, ...] = ()
+    tests: tuple[TestResult, ...] = ()
     visibility: str = "after_published"
     stdout_visibility: str = "hidden"
     execution_time: float = 0.0
@@ -52,13 +52,13 @@ class _Loose(msgspec.Struct):
     extra_data: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-def cleaned(text: str, most: int = MOST_OUTPUT) -> str:
+def clean_text(text: str, most: int = MOST_OUTPUT) -> str:
     """Return untrusted text without control characters, cut at `most` characters."""
     plain = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
     return plain if len(plain) <= most else plain[:most] + "\n[cut]"
 
 
-def parse_results(text: str, points: float) -> Results:
+def parse_results(text: str, points: float) -> GradeResults:
     """Parse and check a grader's results; ValueError says what is wrong with them."""
     if len(text) > MOST_BYTES:
         raise ValueError(f"results.json is larger than {MOST_BYTES >> 20} MiB")
@@ -76,10 +76,10 @@ def parse_results(text: str, points: float) -> Results:
     if not math.isfinite(score) or not 0 <= score <= MOST_BONUS * points:
         raise ValueError(f"results.json has the score {score:g}, out of {points:g} points")
     extra = {key: value for key, value in loose.extra_data.items() if key != "labctl"}
-    return Results(score=score, output=cleaned(loose.output), tests=tests, extra_data=extra)
+    return GradeResults(score=score, output=clean_text(loose.output), tests=tests, extra_data=extra)
 
 
-def _parse_test(row: dict[str, Any]) -> Test:
+def _parse_test(row: dict[str, Any]) -> TestResult:
     def number(key: str) -> float | None:
         value = row.get(key)
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -87,36 +87,36 @@ def _parse_test(row: dict[str, Any]) -> Test:
         return float(value) if math.isfinite(value) else None
 
     tags = row.get("tags")
-    return Test(
-        name=cleaned(str(row.get("name", "")), 200),
+    return TestResult(
+        name=clean_text(str(row.get("name", "")), 200),
         score=number("score"),
         max_score=number("max_score"),
-        output=cleaned(str(row.get("output", ""))),
-        status=cleaned(str(row.get("status", "")), 20),
-        number=cleaned(str(row.get("number", "")), 20),
-        visibility=cleaned(str(row.get("visibility", "")), 20),
-        tags=tuple(cleaned(str(tag), 50) for tag in tags[:20]) if isinstance(tags, list) else (),
+        output=clean_text(str(row.get("output", ""))),
+        status=clean_text(str(row.get("status", "")), 20),
+        number=clean_text(str(row.get("number", "")), 20),
+        visibility=clean_text(str(row.get("visibility", "")), 20),
+        tags=tuple(clean_text(str(tag), 50) for tag in tags[:20]) if isinstance(tags, list) else (),
     )
 
 
-def failed(what: str) -> Results:
+def build_failed_results(what: str) -> GradeResults:
     """Return results without points, saying why the submission's program failed."""
-    return Results(score=0.0, output=what)
+    return GradeResults(score=0.0, output=what)
 
 
-def after_penalty(score: float, points: float, penalty: int) -> float:
+def subtract_penalty(score: float, points: float, penalty: int) -> float:
     """Return the score less `penalty` percent of the assignment's points, at least 0."""
     return round(max(0.0, score - points * penalty / 100), 4)
 
 
-def stamped(
-    raw: Results, *, points: float, penalty: int, late_s: int, facts: dict[str, Any]
-) -> Results:
+def stamp_results(
+    raw: GradeResults, *, points: float, penalty: int, late_s: int, facts: dict[str, Any]
+) -> GradeResults:
     """Return the results as stored: the grader's own score, with a note on the late penalty.
 
     The score itself stays as graded: the penalty is deducted once, when grades are exported.
     """
-    counts = after_penalty(raw.score, points, penalty)
+    counts = subtract_penalty(raw.score, points, penalty)
     note = lateness_note(raw.score, points, penalty, late_s)
     output = "\n".join(filter(None, [raw.output, note]))
     own = {"points": points, "penalty": penalty, "late_s": late_s, "counts": counts, **facts}
@@ -127,7 +127,7 @@ def lateness_note(score: float, points: float, penalty: int, late_s: int) -> str
     """Return the last line of a late submission's feedback; "" without a penalty."""
     if not penalty:
         return ""
-    counts = after_penalty(score, points, penalty)
+    counts = subtract_penalty(score, points, penalty)
     return f"{late_text(late_s)} late, -{penalty}%: final score {counts:g}"
 
 
@@ -147,7 +147,7 @@ def without_lateness_note(
 
 def earlier_lateness_note(score: float, points: float, penalty: int, late_s: int) -> str:
     """Return the note in the wording that earlier versions stored."""
-    counts = after_penalty(score, points, penalty)
+    counts = subtract_penalty(score, points, penalty)
     late = _late_text_in_minutes(late_s)
     return f"{penalty}% of the points off, handed in {late} late: {counts:g} count"
 
@@ -164,5 +164,5 @@ def _late_text_in_minutes(late_s: int) -> str:
     return " ".join([*parts, *[f"{minutes} min"] * (not days)])
 
 
-def encode(results: Results) -> bytes:
+def encode(results: GradeResults) -> bytes:
     return msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n"

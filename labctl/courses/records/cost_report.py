@@ -9,8 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from labctl.config import CourseConfig
 from labctl.courses.records import term
-from labctl.courses.records.ledger_entries import Entry
-from labctl.courses.records.spending import Living, Span, Spent, allowance_usd, spans, spending
+from labctl.courses.records.ledger_entries import CourseLedgerEntry
+from labctl.courses.records.spending import (
+    RunningServer,
+    SeatSpending,
+    ServerSpan,
+    allowance_usd,
+    compute_spending,
+    list_spans,
+)
 from labctl.courses.records.student import Student
 from labctl.model import Value
 
@@ -109,25 +116,25 @@ class CourseCosts(Value, frozen=True):
     complete: bool
 
 
-def course_costs(
+def compute_course_costs(
     config: CourseConfig,
     students: Sequence[Student],
-    entries: Sequence[Entry],
+    entries: Sequence[CourseLedgerEntry],
     now: float,
-    living: Sequence[Living] | None = None,
+    living: Sequence[RunningServer] | None = None,
     *,
     most_idle: int = 10,
 ) -> CourseCosts:
     """Compute all costs up to `now`. `students` are all of the roster, past ones included."""
-    stretches = spans(entries, now, living)
-    totals = spending(entries, now, living)
-    seats = seat_costs(students, entries, totals, config.per_student.budget)
+    stretches = list_spans(entries, now, living)
+    totals = compute_spending(entries, now, living)
+    seats = compute_seat_costs(students, entries, totals, config.per_student.budget)
     return CourseCosts(
         seats=tuple(seats),
         students=tuple(_student_costs(students, {seat.seat: seat for seat in seats})),
-        assignments=tuple(assignment_costs(stretches, due_times(config))),
-        idle=tuple(idle_stretches(stretches)[:most_idle]),
-        forecast=forecast(config, students, seats, stretches, now),
+        assignments=tuple(compute_assignment_costs(stretches, list_due_times(config))),
+        idle=tuple(find_idle_stretches(stretches)[:most_idle]),
+        forecast=compute_forecast(config, students, seats, stretches, now),
         usd=sum(seat.usd for seat in seats),
         hours=sum(seat.hours for seat in seats),
         idle_usd=sum(seat.idle_usd for seat in seats),
@@ -135,23 +142,23 @@ def course_costs(
     )
 
 
-def seat_costs(
+def compute_seat_costs(
     students: Sequence[Student],
-    entries: Iterable[Entry],
-    totals: Mapping[str, Spent],
+    entries: Iterable[CourseLedgerEntry],
+    totals: Mapping[str, SeatSpending],
     budget_usd: float | None,
 ) -> list[SeatCost]:
     """Return the costs of every seat with students or with costs, in the roster's order."""
     members: dict[str, list[str]] = {}
     for student in students:
         members.setdefault(student.seat, []).append(student.id)
-    budget_lines: dict[str, list[Entry]] = {}
+    budget_lines: dict[str, list[CourseLedgerEntry]] = {}
     for entry in entries:
         if entry.kind == "budget":
             budget_lines.setdefault(entry.seat, []).append(entry)
     costs = []
     for seat in dict.fromkeys([*members, *totals]):
-        spent = totals.get(seat, Spent())
+        spent = totals.get(seat, SeatSpending())
         costs.append(
             SeatCost(
                 seat=seat,
@@ -186,14 +193,14 @@ def _student_costs(
         )
 
 
-def due_times(config: CourseConfig) -> list[tuple[float, str]]:
+def list_due_times(config: CourseConfig) -> list[tuple[float, str]]:
     """Return (due time, assignment) for each with a due time, the earliest first."""
     dated = [(rules.due.at, name) for name, rules in config.assignments.items() if rules.due]
     return sorted((float(at), name) for at, name in dated)
 
 
-def assignment_costs(
-    stretches: Iterable[Span], due: Sequence[tuple[float, str]]
+def compute_assignment_costs(
+    stretches: Iterable[ServerSpan], due: Sequence[tuple[float, str]]
 ) -> list[AssignmentCost]:
     """Return the costs by assignment, in the order of due times; later costs come last."""
     usd: dict[str, float] = {}
@@ -217,7 +224,7 @@ def assignment_costs(
     ]
 
 
-def idle_stretches(history: Iterable[Span]) -> list[IdleStretch]:
+def find_idle_stretches(history: Iterable[ServerSpan]) -> list[IdleStretch]:
     """Return the mostly idle stretches, the most expensive first; adjacent ones are merged."""
     stretches: list[IdleStretch] = []
     for span in history:
@@ -246,11 +253,11 @@ def idle_stretches(history: Iterable[Span]) -> list[IdleStretch]:
     return sorted(stretches, key=lambda stretch: (-stretch.usd, -stretch.idle_hours))
 
 
-def forecast(
+def compute_forecast(
     config: CourseConfig,
     students: Sequence[Student],
     seats: Sequence[SeatCost],
-    stretches: Sequence[Span],
+    stretches: Sequence[ServerSpan],
     now: float,
 ) -> Forecast:
     """Forecast the costs at the end of the term."""
@@ -261,12 +268,12 @@ def forecast(
     former_usd = sum(seat.usd for seat in seats if seat.seat not in active)
     at_most = sum(limits) + former_usd if len(limits) == len(in_use) else None
     zone = config.hours[0].zone if config.hours else "UTC"
-    until = term.ends_at(config.term, zone) if config.term else None
+    until = term.term_end(config.term, zone) if config.term else None
     if until is None:
         return Forecast(until=None, basis="", expected_usd=None, at_most_usd=at_most)
     hours_left = term.class_hours(config.hours, config.term, now, until) if until > now else 0.0
-    pace = usd_per_day(stretches, now)
-    price = mean_price(stretches)
+    pace = compute_usd_per_day(stretches, now)
+    price = compute_mean_price(stretches)
     basis, more = "", None
     if pace is not None:
         basis, more = "pace", pace * max(0.0, until - now) / DAY_S
@@ -285,7 +292,7 @@ def forecast(
     )
 
 
-def usd_per_day(stretches: Sequence[Span], now: float) -> float | None:
+def compute_usd_per_day(stretches: Sequence[ServerSpan], now: float) -> float | None:
     """Return the dollars a day over the last two weeks; None with less than LEAST_DAYS of data."""
     first = min((span.since for span in stretches), default=now)
     since = max(first, now - PACE_DAYS * DAY_S)
@@ -299,7 +306,7 @@ def usd_per_day(stretches: Sequence[Span], now: float) -> float | None:
     return usd / ((now - since) / DAY_S)
 
 
-def mean_price(stretches: Iterable[Span]) -> float | None:
+def compute_mean_price(stretches: Iterable[ServerSpan]) -> float | None:
     """Return the average price of a server hour so far; None if there was none."""
     usd = hours = 0.0
     for span in stretches:

@@ -18,13 +18,13 @@ from pathlib import Path
 import msgspec
 
 from labctl.config import CourseConfig, load_course
-from labctl.config.document import plain
+from labctl.config.document import escape
 from labctl.config.identity import write_private
 from labctl.config.lab import SettingsType
-from labctl.config.reader import nearest
+from labctl.config.reader import find_nearest
 from labctl.courses.records.ledger import Ledger
 from labctl.courses.records.roster import ROSTER_FILE, read_roster
-from labctl.courses.records.spending import Living
+from labctl.courses.records.spending import RunningServer
 from labctl.courses.records.student import Student
 from labctl.errors import ConfigError, LabError, NotFoundError
 from labctl.model import NAME_PATTERN, Server, Value
@@ -109,11 +109,11 @@ class CourseFolder:
     def _roster(self) -> tuple[Student, ...]:
         return tuple(read_roster(self.roster_file))
 
-    def students(self, *, active_only: bool = True) -> tuple[Student, ...]:
+    def list_students(self, *, active_only: bool = True) -> tuple[Student, ...]:
         """Return the students in the roster's order; ConfigError lists every bad line."""
         return tuple(student for student in self._roster if student.active or not active_only)
 
-    def student(self, student_id: str) -> Student:
+    def find_student(self, student_id: str) -> Student:
         """Return a student of the roster, active or not; NotFoundError suggests the nearest id."""
         for student in self._roster:
             if student.id == student_id:
@@ -121,14 +121,14 @@ class CourseFolder:
         ids = [student.id for student in self._roster]
         raise _unknown("student", student_id, ids, self.path)
 
-    def seats(self, *, active_only: bool = True, former: bool = False) -> tuple[Seat, ...]:
+    def list_seats(self, *, active_only: bool = True, former: bool = False) -> tuple[Seat, ...]:
         """Return the seats in the roster's order; with `active_only`, those with active students.
 
         With `former`, also seats that have a server but are no longer in the roster, for example
         because their student joined a team: they have no students, and may still cost money.
         """
         members: dict[str, list[str]] = {}
-        for student in self.students(active_only=active_only):
+        for student in self.list_students(active_only=active_only):
             members.setdefault(student.seat, []).append(student.id)
         seats = list(self.build_seats(members))
         if former:
@@ -141,22 +141,22 @@ class CourseFolder:
         """Build seats with these members, by name, whatever the roster says now."""
         return tuple(self._build_seat(name, list(students)) for name, students in members.items())
 
-    def unneeded_seats(self) -> tuple[Seat, ...]:
+    def list_unneeded_seats(self) -> tuple[Seat, ...]:
         """Return seats with a server that nobody needs: students left or changed their team."""
-        unneeded = {*self._list_open_seats()} - {seat.name for seat in self.seats()}
-        every = self.seats(active_only=False, former=True)
+        unneeded = {*self._list_open_seats()} - {seat.name for seat in self.list_seats()}
+        every = self.list_seats(active_only=False, former=True)
         return tuple(seat for seat in every if seat.name in unneeded)
 
-    def past_seats(self) -> tuple[Seat, ...]:
+    def list_past_seats(self) -> tuple[Seat, ...]:
         """Return every seat that ever had a server. Its disk may outlive its server."""
-        entries = self.ledger.entries()
+        entries = self.ledger.list_entries()
         names = {entry.seat for entry in entries if entry.kind == "up" and _is_students(entry.seat)}
         return self.build_seats(dict.fromkeys(sorted(names), ()))
 
     def _list_open_seats(self) -> list[str]:
         """List the seats with a server that has no end in the ledger."""
         open_servers: dict[str, set[str]] = {}
-        for entry in self.ledger.entries():
+        for entry in self.ledger.list_entries():
             server_id = str(entry.detail.get("server_id", ""))
             if entry.kind == "up" and _is_students(entry.seat):
                 open_servers.setdefault(entry.seat, set()).add(server_id)
@@ -164,15 +164,19 @@ class CourseFolder:
                 open_servers.get(entry.seat, set()).discard(server_id)
         return [name for name, servers in open_servers.items() if servers]
 
-    def seat_of(self, student: str | Student) -> Seat:
+    def find_seat_of(self, student: str | Student) -> Seat:
         """Return the seat that a student has or had."""
-        return self.seat(self.student(student if isinstance(student, str) else student.id).seat)
+        return self.find_seat(
+            self.find_student(student if isinstance(student, str) else student.id).seat
+        )
 
-    def seat(self, name: str) -> Seat:
+    def find_seat(self, name: str) -> Seat:
         """Return the seat of a team or a student; NotFoundError suggests the nearest name."""
-        return self.chosen([name])[0]
+        return self.choose_seats([name])[0]
 
-    def chosen(self, names: Iterable[str], among: Sequence[Seat] | None = None) -> tuple[Seat, ...]:
+    def choose_seats(
+        self, names: Iterable[str], among: Sequence[Seat] | None = None
+    ) -> tuple[Seat, ...]:
         """Return the seats of these students and teams, each once; without names, all active ones.
 
         `among` are the seats to choose from, for example those of an assignment; by default those
@@ -181,8 +185,8 @@ class CourseFolder:
         """
         names = list(names)
         if not names:
-            return self.seats() if among is None else tuple(among)
-        every = self.seats(active_only=False) if among is None else among
+            return self.list_seats() if among is None else tuple(among)
+        every = self.list_seats(active_only=False) if among is None else among
         seats = {seat.name: seat for seat in every}
         by_student = {student: seat for seat in seats.values() for student in seat.students}
         chosen: dict[str, Seat] = {}
@@ -197,7 +201,7 @@ class CourseFolder:
     def _find_former(self, name: str) -> Seat | None:
         if not name.startswith(FORMER):
             return None
-        every = self.seats(active_only=False, former=True)
+        every = self.list_seats(active_only=False, former=True)
         former = {f"{FORMER}{seat.name}": seat for seat in every if not seat.students}
         return former.get(name)
 
@@ -205,11 +209,11 @@ class CourseFolder:
         """Return 8 hex digits for a name, which only this folder's secret can produce."""
         return self._digest("pseudonym", name)[:8]
 
-    def living(self, servers: Iterable[Server]) -> list[Living]:
+    def list_running(self, servers: Iterable[Server]) -> list[RunningServer]:
         """Return the provider's servers that belong to seats of this course, to compute costs."""
-        seats = {seat.lab_id: seat.name for seat in self.seats(active_only=False, former=True)}
+        seats = {seat.lab_id: seat.name for seat in self.list_seats(active_only=False, former=True)}
         return [
-            Living(
+            RunningServer(
                 server_id=server.id,
                 seat=seats[server.lab_id],
                 created_at=server.created_at,
@@ -255,7 +259,7 @@ class CourseFolder:
             identity = msgspec.json.decode(file.read_bytes(), type=_Identity)
         except FileNotFoundError:
             raise ConfigError(
-                f"{plain(str(self.path))} is not a course folder",
+                f"{escape(str(self.path))} is not a course folder",
                 why="it has no .course/course.json, which identifies its servers",
                 hint="labctl course init NAME --roster FILE   # or restore the file",
             ) from None
@@ -263,16 +267,16 @@ class CourseFolder:
             identity = _Identity(version=1, id="", secret="")
         except OSError as error:
             raise LabError(
-                f"cannot read {plain(str(file))}",
+                f"cannot read {escape(str(file))}",
                 why=error.strerror or "",
-                hint=f"ls -l {plain(str(file))}",
+                hint=f"ls -l {escape(str(file))}",
             ) from error
         is_valid = re.fullmatch("[0-9a-f]{16}", identity.id) and re.fullmatch(
             "[0-9a-f]{32}", identity.secret
         )
         if identity.version != 1 or not is_valid:
             raise ConfigError(
-                f"{plain(str(file))} is damaged, or from a newer labctl",
+                f"{escape(str(file))} is damaged, or from a newer labctl",
                 why="it holds the secret that identifies this course's servers",
                 hint="restore it from a backup; until then: labctl orphans",
             )
@@ -289,7 +293,7 @@ def make_private(path: Path) -> bool:
     private = path / PRIVATE
     if private.is_symlink():
         raise LabError(
-            f"{plain(str(private))} is a link, which is not allowed", hint=f"rm {private}"
+            f"{escape(str(private))} is a link, which is not allowed", hint=f"rm {private}"
         )
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     private.chmod(0o700)
@@ -305,9 +309,9 @@ def make_private(path: Path) -> bool:
 
 
 def _unknown(kind: str, name: str, candidates: list[str], folder: Path) -> NotFoundError:
-    near = nearest(name, candidates)
+    near = find_nearest(name, candidates)
     return NotFoundError(
-        f"there is no {kind} {plain(name)!r} in this course",
+        f"there is no {kind} {escape(name)!r} in this course",
         why=f"did you mean {near}?" if near else "",
-        hint=f"labctl -C {plain(str(folder))} course roster   # lists them",
+        hint=f"labctl -C {escape(str(folder))} course roster   # lists them",
     )

@@ -64,12 +64,12 @@ class Grade(Value, frozen=True):
     change: str = ""
 
     @property
-    def off(self) -> float:
+    def penalty_points(self) -> float:
         return self.points * self.stamp.penalty / 100
 
     @property
     def final(self) -> float | None:
-        return None if self.score is None else max(0.0, self.score - self.off)
+        return None if self.score is None else max(0.0, self.score - self.penalty_points)
 
 
 def read_grades(

@@ -15,14 +15,19 @@ from typing import Any
 
 import msgspec
 
-from labctl.courses.records.ledger_entries import KINDS, Draft, Entry, joined
+from labctl.courses.records.ledger_entries import (
+    KINDS,
+    CourseLedgerDraft,
+    CourseLedgerEntry,
+    merge_costs,
+)
 from labctl.courses.records.spending import (
-    Living,
-    Spent,
+    RunningServer,
+    SeatSpending,
     allowance_usd,
-    due_extensions,
-    hours,
-    spending,
+    compute_spending,
+    read_due_extensions,
+    server_hours,
     spent_usd,
 )
 from labctl.errors import LabError
@@ -31,15 +36,15 @@ LEDGER_FILE = "ledger.jsonl"
 TAIL_BYTES = 64 * 1024
 
 __all__ = [
-    "Draft",
-    "Entry",
+    "CourseLedgerDraft",
+    "CourseLedgerEntry",
     "Ledger",
-    "Living",
-    "Spent",
+    "RunningServer",
+    "SeatSpending",
     "allowance_usd",
-    "due_extensions",
-    "hours",
-    "spending",
+    "compute_spending",
+    "read_due_extensions",
+    "server_hours",
     "spent_usd",
 ]
 
@@ -57,7 +62,7 @@ class Ledger:
         self.path = path
         self.now = now
         self.tell = tell
-        self._known: list[Entry] = []
+        self._known: list[CourseLedgerEntry] = []
         self._open: dict[tuple[str, str], int] = {}
         self._read_to = 0
         self._last = 0
@@ -72,12 +77,14 @@ class Ledger:
         by: str = "",
         why: str = "",
         **detail: Any,
-    ) -> Entry:
+    ) -> CourseLedgerEntry:
         """Append one line and sync it to disk; LabError if that fails."""
-        draft = Draft(kind=kind, seat=seat, student=student, by=by, why=why, detail=detail)
+        draft = CourseLedgerDraft(
+            kind=kind, seat=seat, student=student, by=by, why=why, detail=detail
+        )
         return self.append_all([draft])[0]
 
-    def append_all(self, drafts: Sequence[Draft]) -> list[Entry]:
+    def append_all(self, drafts: Sequence[CourseLedgerDraft]) -> list[CourseLedgerEntry]:
         """Append lines together, with one sync to disk."""
         for draft in drafts:
             if draft.kind not in KINDS:
@@ -88,7 +95,7 @@ class Ledger:
             with self._lock_file() as file:
                 number = self._repair_end(file)
                 entries = [
-                    Entry(
+                    CourseLedgerEntry(
                         n=number + place,
                         at=self.now() if draft.at is None else draft.at,
                         kind=draft.kind,
@@ -109,7 +116,9 @@ class Ledger:
             ) from error
         return entries
 
-    def entries(self, seat: str | None = None, kind: str | None = None) -> list[Entry]:
+    def list_entries(
+        self, seat: str | None = None, kind: str | None = None
+    ) -> list[CourseLedgerEntry]:
         """Return the lines so far, the oldest first, optionally of one seat or one kind.
 
         Consecutive `cost` lines without a gap are merged into the first: a term has many. A line
@@ -147,13 +156,13 @@ class Ledger:
         elif line.strip():
             self.tell(f"{self.path}: a line after number {self._last} cannot be read")
 
-    def _store(self, entry: Entry) -> None:
+    def _store(self, entry: CourseLedgerEntry) -> None:
         """Store a line, or merge it into the one that it continues."""
         self._last = entry.n
         if entry.kind == "cost":
             key = (entry.seat, str(entry.detail.get("server_id", "")))
             place = self._open.get(key)
-            if place is not None and (merged := joined(self._known[place], entry)) is not None:
+            if place is not None and (merged := merge_costs(self._known[place], entry)) is not None:
                 self._known[place] = merged
                 return
             self._open[key] = len(self._known)
@@ -192,7 +201,7 @@ class Ledger:
             os.close(aside_file)
         os.ftruncate(file, size - len(torn))
         os.lseek(file, 0, os.SEEK_END)
-        entry = Entry(
+        entry = CourseLedgerEntry(
             n=number + 1,
             at=self.now(),
             kind="torn",
@@ -203,10 +212,10 @@ class Ledger:
         return entry.n
 
 
-_DECODER = msgspec.json.Decoder(Entry)
+_DECODER = msgspec.json.Decoder(CourseLedgerEntry)
 
 
-def _decode(line: bytes) -> Entry | None:
+def _decode(line: bytes) -> CourseLedgerEntry | None:
     try:
         return _DECODER.decode(line)
     except msgspec.MsgspecError:

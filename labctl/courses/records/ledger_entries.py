@@ -30,7 +30,7 @@ KINDS = (
 )
 
 
-class Entry(Value, frozen=True):
+class CourseLedgerEntry(Value, frozen=True):
     """One line. `n` counts from 1; `at` is in Unix seconds; `by` did it, for the reason `why`."""
 
     n: int
@@ -43,7 +43,7 @@ class Entry(Value, frozen=True):
     detail: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class Draft(Value, frozen=True):
+class CourseLedgerDraft(Value, frozen=True):
     """A line to append. Without `at` it gets the present time."""
 
     kind: str
@@ -55,7 +55,7 @@ class Draft(Value, frozen=True):
     at: float | None = None
 
 
-def joined(before: Entry, after: Entry) -> Entry | None:
+def merge_costs(before: CourseLedgerEntry, after: CourseLedgerEntry) -> CourseLedgerEntry | None:
     """Merge two `cost` lines of one server; return None if they are not adjacent.
 
     Mostly idle and mostly busy stretches stay apart, as do times at different prices.
@@ -85,7 +85,7 @@ def joined(before: Entry, after: Entry) -> Entry | None:
         }
     except (KeyError, TypeError):
         return None  # not a measurement
-    return Entry(
+    return CourseLedgerEntry(
         n=before.n,
         at=after.at,
         kind=before.kind,

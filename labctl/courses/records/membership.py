@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from labctl.config.course_schema import AssignmentConfig
 from labctl.config.times import ANY_S
-from labctl.courses.records.ledger_entries import Draft, Entry
+from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry
 
 KIND = "closed"
 # Seat name -> its students' ids.
@@ -28,7 +28,9 @@ def closing_time(rules: AssignmentConfig) -> float | None:
     return float(rules.due.at + (0 if rules.late == ANY_S else rules.late))
 
 
-def frozen_members(entries: Iterable[Entry], name: str, rules: AssignmentConfig) -> Members | None:
+def read_frozen_members(
+    entries: Iterable[CourseLedgerEntry], name: str, rules: AssignmentConfig
+) -> Members | None:
     """Return the teams that were recorded when the assignment closed, or None before that.
 
     A line from before the closing time does not count: the due time was moved since.
@@ -43,10 +45,10 @@ def frozen_members(entries: Iterable[Entry], name: str, rules: AssignmentConfig)
     return None
 
 
-def closed_line(name: str, members: Members, by: str, why: str) -> Draft:
+def draft_closed_line(name: str, members: Members, by: str, why: str) -> CourseLedgerDraft:
     """Return the ledger's line for an assignment that closed with these teams."""
     detail = {
         "assignment": name,
         "seats": {seat: list(students) for seat, students in members.items()},
     }
-    return Draft(kind=KIND, by=by, why=why, detail=detail)
+    return CourseLedgerDraft(kind=KIND, by=by, why=why, detail=detail)

@@ -8,8 +8,8 @@ import msgspec
 
 from labctl.config import CourseConfig
 from labctl.config.document import parse
-from labctl.config.layers import leaves
-from labctl.config.reader import raw
+from labctl.config.layers import iterate_leaves
+from labctl.config.reader import as_plain
 from labctl.config.scalars import duration_text
 from labctl.courses.records import term
 from labctl.model import Value
@@ -33,19 +33,19 @@ class KeyChange(Value, frozen=True):
     after: str
 
 
-def keys_of(data: bytes) -> dict[str, str]:
+def read_keys(data: bytes) -> dict[str, str]:
     """Return every key of a course.yaml that has a value, as text."""
     node = parse(data, "", [])
     if node is None:
         return {}
     keys = {}
-    for key, leaf in leaves(node):
-        value = raw(leaf)
+    for key, leaf in iterate_leaves(node):
+        value = as_plain(leaf)
         keys[key] = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     return keys
 
 
-def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[KeyChange]:
+def list_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[KeyChange]:
     """Return the changes in the order of the present file; removed keys come last."""
     return [
         KeyChange(key=key, before=before.get(key, ""), after=after.get(key, ""))
@@ -54,7 +54,7 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[KeyChan
     ]
 
 
-def cautions(config: CourseConfig, now: float) -> list[str]:
+def list_cautions(config: CourseConfig, now: float) -> list[str]:
     """List settings that are allowed, but perhaps not intended."""
     messages = []
     limits = config.per_student
@@ -90,7 +90,7 @@ def _assignment_cautions(config: CourseConfig, now: float) -> Iterable[str]:
         if rules.due.at < now:
             yield f"{name} was due on {rules.due}"
         if config.term and not (
-            term.begins_at(config.term, zone) <= rules.due.at <= term.ends_at(config.term, zone)
+            term.term_start(config.term, zone) <= rules.due.at <= term.term_end(config.term, zone)
         ):
             yield f"{name} is due outside the term"
         if rules.grade and not config.grading:

@@ -11,23 +11,25 @@ from collections.abc import Iterable
 import msgspec
 
 from labctl.courses.records.gradebook import Grade, Stamp, points_text
-from labctl.courses.records.ledger_entries import Draft, Entry
+from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry
 
 KIND = "released"
 
 
-def released_lines(entries: Iterable[Entry], assignment: str) -> dict[str, Entry]:
+def list_released_lines(
+    entries: Iterable[CourseLedgerEntry], assignment: str
+) -> dict[str, CourseLedgerEntry]:
     """Return each student's last line about a release of this assignment."""
     lines = (entry for entry in entries if entry.kind == KIND)
     return {line.student: line for line in lines if line.detail.get("assignment") == assignment}
 
 
-def is_complete(line: Entry) -> bool:
+def is_complete(line: CourseLedgerEntry) -> bool:
     """Tell whether a line has the released grade: those of earlier versions do not."""
     return "score" in line.detail
 
 
-def released_line(assignment: str, grade: Grade, by: str, why: str = "") -> Draft:
+def draft_released_line(assignment: str, grade: Grade, by: str, why: str = "") -> CourseLedgerDraft:
     """Return the ledger's line for the release of a grade."""
     detail = {
         "assignment": assignment,
@@ -37,10 +39,10 @@ def released_line(assignment: str, grade: Grade, by: str, why: str = "") -> Draf
         "stamp": msgspec.to_builtins(grade.stamp),
         "corrected": grade.corrected,
     }
-    return Draft(kind=KIND, student=grade.student, by=by, why=why, detail=detail)
+    return CourseLedgerDraft(kind=KIND, student=grade.student, by=by, why=why, detail=detail)
 
 
-def as_released(grade: Grade, line: Entry | None) -> Grade:
+def as_released(grade: Grade, line: CourseLedgerEntry | None) -> Grade:
     """Return the grade that was released to this student, or `grade` itself if none was."""
     if line is None or not is_complete(line):
         return grade

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from labctl.config.document import shown
+from labctl.config.document import quote
 from labctl.config.identity import write_private
 from labctl.courses.records import roster_checks
 from labctl.courses.records.student import Student
-from labctl.courses.records.tables import Shape, Table, read_some, read_table, wrong
+from labctl.courses.records.tables import (
+    Table,
+    TableShape,
+    read_table,
+    read_table_bytes,
+    table_error,
+)
 from labctl.errors import NotFoundError, Problem
 
 ROSTER_FILE = "roster.csv"
@@ -25,23 +31,23 @@ def read_roster(path: Path) -> list[Student]:
             f"there is no {path.name} in {path.parent}",
             hint=f"labctl -C {path.parent} course roster FILE",
         )
-    return parse_roster(read_some(path), str(path))
+    return parse_roster(read_table_bytes(path), str(path))
 
 
 def parse_roster(data: bytes, where: str) -> list[Student]:
     """Parse the bytes of a roster.csv; a ConfigError names the file as `where`."""
     problems: list[Problem] = []
     table = read_table(data, problems)
-    if table is None or not table.has("id"):
+    if table is None or not table.has_columns("id"):
         problems += [] if problems else [Problem("", 1, "the column `id` is missing")]
-        raise wrong(where, problems)
+        raise table_error(where, problems)
     for name in table.header:
         if name.casefold() not in COLUMNS:
-            problems.append(Problem("", 1, f"unknown column {shown(name)}: {', '.join(COLUMNS)}"))
+            problems.append(Problem("", 1, f"unknown column {quote(name)}: {', '.join(COLUMNS)}"))
     students = [_parse_student(table, row, problems) for row in range(len(table.rows))]
-    roster_checks.across(students, table.lines, problems)
+    roster_checks.check_duplicates(students, table.lines, problems)
     if problems:
-        raise wrong(where, problems)
+        raise table_error(where, problems)
     return students
 
 
@@ -58,7 +64,7 @@ def roster_bytes(students: Iterable[Student]) -> bytes:
         )
         for student in students
     ]
-    return Shape().write([COLUMNS, *rows])
+    return TableShape().write([COLUMNS, *rows])
 
 
 def write_roster(path: Path, students: Iterable[Student]) -> None:
@@ -85,7 +91,7 @@ def _parse_student(table: Table, row: int, problems: list[Problem]) -> Student:
         else "",
         ""
         if table.cell(row, "active").casefold() in (*YES, *NO)
-        else f"active must be yes or no, not {shown(table.cell(row, 'active'))}",
+        else f"active must be yes or no, not {quote(table.cell(row, 'active'))}",
     ]
     problems += [Problem("", table.lines[row], message) for message in messages if message]
     return student

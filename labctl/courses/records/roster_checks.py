@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Sequence
 
 from labctl.config.course_schema import parse_email
-from labctl.config.document import shown
+from labctl.config.document import quote
 from labctl.courses.records.student import Student
 from labctl.errors import Problem
 from labctl.model import NAME_PATTERN
@@ -24,8 +24,8 @@ def id_problem(text: str) -> str:
         return ""
     if not text:
         return "an id is missing"
-    near = derived(text)
-    message = f"{shown(text)} is not an id: use up to 39 lowercase letters, digits and `-`"
+    near = derive_id(text)
+    message = f"{quote(text)} is not an id: use up to 39 lowercase letters, digits and `-`"
     return f"{message}; try {near}" if near and not text.startswith("-") else message
 
 
@@ -33,7 +33,7 @@ def login_problem(text: str) -> str:
     """Return what is wrong with a login from which an id is derived, or ""."""
     if not text or _LOGIN.fullmatch(text):
         return ""
-    return f"{shown(text)} is not a login: use letters, digits and . _ @ + -"
+    return f"{quote(text)} is not a login: use letters, digits and . _ @ + -"
 
 
 def name_problem(text: str) -> str:
@@ -41,7 +41,7 @@ def name_problem(text: str) -> str:
     if len(text) > MAX_NAME:
         return f"a name has {len(text)} characters, at most {MAX_NAME} are allowed"
     if not all(character.isprintable() or character in JOINERS for character in text):
-        return f"the name {shown(text)} has an unprintable character"
+        return f"the name {quote(text)} has an unprintable character"
     return ""
 
 
@@ -53,7 +53,7 @@ def email_problem(text: str) -> str:
         return str(error)
 
 
-def derived(text: str) -> str:
+def derive_id(text: str) -> str:
     """Derive an id from a login, an address or a name, "" if none is possible.
 
     `Müller, Ann` gives mueller-ann.
@@ -65,7 +65,9 @@ def derived(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", folded).strip("-")[:39].rstrip("-")
 
 
-def across(students: Sequence[Student], lines: Sequence[int], problems: list[Problem]) -> None:
+def check_duplicates(
+    students: Sequence[Student], lines: Sequence[int], problems: list[Problem]
+) -> None:
     """Report ids and addresses that occur twice, and teams with the id of another student."""
     for field in ("id", "email"):
         line_of: dict[str, int] = {}
@@ -73,7 +75,7 @@ def across(students: Sequence[Student], lines: Sequence[int], problems: list[Pro
             value = getattr(student, field).casefold()
             if value and value in line_of:
                 place = f"on line {line_of[value]}" if line_of[value] else "in the roster"
-                message = f"the {field} {shown(value)} is already {place}"
+                message = f"the {field} {quote(value)} is already {place}"
                 problems.append(Problem("", line, message))
             line_of.setdefault(value, line)
     teams = {student.id: student.team for student in students}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from labctl.config.document import shown
+from labctl.config.document import quote
 from labctl.courses.records import roster_checks
 from labctl.courses.records.tables import Table
 from labctl.errors import Problem, UsageError
@@ -27,7 +27,7 @@ SURNAME = ("Last name", "Surname")
 MAIL = ("Email address", "Email")
 
 
-class Imported(Value, frozen=True):
+class ImportedPerson(Value, frozen=True):
     """One person as a course system lists them.
 
     `key` is the system's own unique key. An id is derived from `login`; if it is `exact`, it is the
@@ -44,17 +44,17 @@ class Imported(Value, frozen=True):
     exact: bool = False
 
 
-def sniff(table: Table) -> str:
+def detect_format(table: Table) -> str:
     """Return the name of the table's format, or "" if it is unknown."""
     return next((name for name, (fits, _) in _FORMATS.items() if fits(table)), "")
 
 
-def names() -> tuple[str, ...]:
+def list_formats() -> tuple[str, ...]:
     """List the known formats."""
     return tuple(_FORMATS)
 
 
-def read_people(table: Table, name: str, problems: list[Problem]) -> list[Imported]:
+def read_people(table: Table, name: str, problems: list[Problem]) -> list[ImportedPerson]:
     """Read the people in the table, in its order, each once; bad rows go to `problems`.
 
     UsageError if the table does not have that format.
@@ -66,8 +66,8 @@ def read_people(table: Table, name: str, problems: list[Problem]) -> list[Import
             why=f"its columns are {', '.join(table.header[:8])}",
             hint="omit --format: labctl recognizes the format from the header",
         )
-    people: dict[str, Imported] = {}
-    mails: dict[str, Imported] = {}
+    people: dict[str, ImportedPerson] = {}
+    mails: dict[str, ImportedPerson] = {}
     repeats = table.column("assignment_name", "assignment") >= 0
     for row in range(len(table.rows)):
         if name == "canvas" and _is_no_student(table, row):
@@ -81,12 +81,12 @@ def read_people(table: Table, name: str, problems: list[Problem]) -> list[Import
             continue
         if person.key in people:
             if not repeats:
-                message = f"{shown(person.key)} is already on line {people[person.key].line}"
+                message = f"{quote(person.key)} is already on line {people[person.key].line}"
                 problems.append(Problem("", person.line, message))
             continue
         mail = person.email.casefold()
         if mail and mail in mails:
-            message = f"the address {shown(person.email)} is already on line {mails[mail].line}"
+            message = f"the address {quote(person.email)} is already on line {mails[mail].line}"
             problems.append(Problem("", person.line, message))
             continue
         people[person.key] = person
@@ -94,7 +94,7 @@ def read_people(table: Table, name: str, problems: list[Problem]) -> list[Import
     return list(people.values())
 
 
-def _find_problems(person: Imported) -> list[str]:
+def _find_problems(person: ImportedPerson) -> list[str]:
     messages = [
         roster_checks.name_problem(person.name),
         roster_checks.name_problem(person.section),
@@ -109,13 +109,13 @@ def _find_problems(person: Imported) -> list[str]:
     elif (
         not any(messages)
         and not person.exact
-        and not roster_checks.derived(person.login or person.name)
+        and not roster_checks.derive_id(person.login or person.name)
     ):
         messages.append(
-            f"cannot derive an id from {shown(person.login or person.name)}; add an `id` column"
+            f"cannot derive an id from {quote(person.login or person.name)}; add an `id` column"
         )
-    if person.team and not roster_checks.derived(person.team):
-        messages.append(f"{shown(person.team)} cannot be a team's name")
+    if person.team and not roster_checks.derive_id(person.team):
+        messages.append(f"{quote(person.team)} cannot be a team's name")
     return messages
 
 
@@ -130,20 +130,25 @@ def _is_no_student(table: Table, row: int) -> bool:
 
 
 def _is_canvas(table: Table) -> bool:
-    return table.has("Student", "ID") and any(table.has(name) for name in CANVAS_IDENTITY)
+    return table.has_columns("Student", "ID") and any(
+        table.has_columns(name) for name in CANVAS_IDENTITY
+    )
 
 
 def _is_worksheet(table: Table) -> bool:
-    return table.has("Identifier", "Full name")
+    return table.has_columns("Identifier", "Full name")
 
 
 def _is_moodle(table: Table) -> bool:
-    has_names = table.has("First name") and table.column(*SURNAME) >= 0
+    has_names = table.has_columns("First name") and table.column(*SURNAME) >= 0
     return (has_names and table.column(*MAIL) >= 0) or _is_worksheet(table)
 
 
 def _is_classroom(table: Table) -> bool:
-    return table.has("github_username") and table.column("identifier", "roster_identifier") >= 0
+    return (
+        table.has_columns("github_username")
+        and table.column("identifier", "roster_identifier") >= 0
+    )
 
 
 def _is_nbgrader(table: Table) -> bool:
@@ -155,7 +160,7 @@ def _is_csv(table: Table) -> bool:
     return table.column("id", "email", "name") >= 0
 
 
-def turned(name: str) -> str:
+def reorder_name(name: str) -> str:
     """Return `Last, First` as `First Last`."""
     last, comma, first = name.partition(",")
     return f"{first.strip()} {last.strip()}".strip() if comma else name
@@ -165,12 +170,12 @@ def _read_team(table: Table, row: int) -> str:
     return table.cell(row, "team", "group")
 
 
-def _read_canvas(table: Table, row: int) -> Imported:
+def _read_canvas(table: Table, row: int) -> ImportedPerson:
     login = table.cell(row, "SIS Login ID")
-    return Imported(
+    return ImportedPerson(
         key=table.cell(row, "ID"),
         login=login,
-        name=turned(table.cell(row, "Student")),
+        name=reorder_name(table.cell(row, "Student")),
         line=table.lines[row],
         email=login if "@" in login else table.cell(row, "Email"),
         team=_read_team(table, row),
@@ -178,10 +183,10 @@ def _read_canvas(table: Table, row: int) -> Imported:
     )
 
 
-def _read_moodle(table: Table, row: int) -> Imported:
+def _read_moodle(table: Table, row: int) -> ImportedPerson:
     email = table.cell(row, *MAIL)
     full_name = f"{table.cell(row, 'First name')} {table.cell(row, *SURNAME)}".strip()
-    return Imported(
+    return ImportedPerson(
         key=table.cell(row, "Identifier") or email or table.cell(row, "ID number"),
         login=table.cell(row, "Username") or email,
         name=table.cell(row, "Full name") or full_name,
@@ -192,11 +197,11 @@ def _read_moodle(table: Table, row: int) -> Imported:
     )
 
 
-def _read_classroom(table: Table, row: int) -> Imported:
+def _read_classroom(table: Table, row: int) -> ImportedPerson:
     key = table.cell(row, "identifier", "roster_identifier")
     user = table.cell(row, "github_username")
     is_login = not roster_checks.login_problem(key)
-    return Imported(
+    return ImportedPerson(
         key=key,
         login=user or (key if is_login else ""),
         name=table.cell(row, "name") or (key if "@" not in key else ""),
@@ -206,10 +211,10 @@ def _read_classroom(table: Table, row: int) -> Imported:
     )
 
 
-def _read_nbgrader(table: Table, row: int) -> Imported:
+def _read_nbgrader(table: Table, row: int) -> ImportedPerson:
     key = table.cell(row, "id", "student_id")
     full_name = f"{table.cell(row, 'first_name')} {table.cell(row, 'last_name')}".strip()
-    return Imported(
+    return ImportedPerson(
         key=key,
         login=key,
         name=full_name,
@@ -220,21 +225,21 @@ def _read_nbgrader(table: Table, row: int) -> Imported:
     )
 
 
-def _read_csv(table: Table, row: int) -> Imported:
+def _read_csv(table: Table, row: int) -> ImportedPerson:
     own, email, name = (table.cell(row, column) for column in ("id", "email", "name"))
-    return Imported(
+    return ImportedPerson(
         key=own or email or name,
-        login=own if table.has("id") else email,
-        name=turned(name),
+        login=own if table.has_columns("id") else email,
+        name=reorder_name(name),
         line=table.lines[row],
         email=email,
         team=_read_team(table, row),
         section=table.cell(row, "section"),
-        exact=table.has("id"),
+        exact=table.has_columns("id"),
     )
 
 
-_FORMATS: dict[str, tuple[Callable[[Table], bool], Callable[[Table, int], Imported]]] = {
+_FORMATS: dict[str, tuple[Callable[[Table], bool], Callable[[Table, int], ImportedPerson]]] = {
     "canvas": (_is_canvas, _read_canvas),
     "moodle": (_is_moodle, _read_moodle),
     "classroom": (_is_classroom, _read_classroom),

@@ -13,9 +13,9 @@ import msgspec
 
 from labctl.config.identity import write_private
 from labctl.courses.records import roster_checks, roster_formats
-from labctl.courses.records.roster_formats import Imported
+from labctl.courses.records.roster_formats import ImportedPerson
 from labctl.courses.records.student import Student
-from labctl.courses.records.tables import Table, read_some, read_table, wrong
+from labctl.courses.records.tables import Table, read_table, read_table_bytes, table_error
 from labctl.errors import ConfigError, LabError, Problem
 from labctl.model import Value
 
@@ -24,14 +24,14 @@ MOST_STUDENTS = 5000
 FIELDS = ("name", "email", "team", "section")
 
 
-class Keys(Value, frozen=True):
+class ImportKeys(Value, frozen=True):
     """The ids that labctl gave to students, by format and by the key in that format."""
 
     version: int = 1
     keys: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)
 
 
-class Change(Value, frozen=True):
+class StudentChange(Value, frozen=True):
     """One student before and after."""
 
     before: Student
@@ -52,30 +52,30 @@ class RosterDiff(Value, frozen=True):
     format: str
     students: tuple[Student, ...]
     added: tuple[Student, ...] = ()
-    changed: tuple[Change, ...] = ()
+    changed: tuple[StudentChange, ...] = ()
     returned: tuple[Student, ...] = ()
     left: tuple[Student, ...] = ()
     same: int = 0
-    keys: Keys = Keys()
+    keys: ImportKeys = ImportKeys()
 
     @property
-    def nothing(self) -> bool:
+    def is_empty(self) -> bool:
         return not (self.added or self.changed or self.returned or self.left)
 
 
 def read_table_file(path: Path) -> tuple[bytes, Table]:
     """Read a file's bytes and its table; ConfigError lists everything wrong with its format."""
-    data = read_some(path)
+    data = read_table_bytes(path)
     problems: list[Problem] = []
     table = read_table(data, problems)
     if table is None:
-        raise wrong(str(path), problems)
+        raise table_error(str(path), problems)
     if problems:
         # Report rows that do not fit the header together with wrong values in other rows.
-        name = roster_formats.sniff(table)
+        name = roster_formats.detect_format(table)
         if name:
             roster_formats.read_people(table, name, problems)
-        raise wrong(str(path), problems)
+        raise table_error(str(path), problems)
     return data, table
 
 
@@ -83,7 +83,7 @@ def compare(
     table: Table,
     where: str,
     known: Sequence[Student] = (),
-    keys: Keys | None = None,
+    keys: ImportKeys | None = None,
     format: str = "",
     *,
     keep: bool = False,
@@ -92,7 +92,7 @@ def compare(
 
     With `keep`, the table is a part of the course: students who are not in it stay unchanged.
     """
-    name = format or roster_formats.sniff(table)
+    name = format or roster_formats.detect_format(table)
     if not name:
         raise ConfigError(
             f"{where} is not a roster that labctl recognizes",
@@ -107,19 +107,19 @@ def compare(
     if len(people) > MOST_STUDENTS:
         problems.append(Problem("", 0, f"more than {MOST_STUDENTS} students"))
     if problems:
-        raise wrong(where, problems)
-    ids = assign(people, known, (keys or Keys()).keys.get(name, {}))
-    diff = _build_diff(name, people, ids, known, keys or Keys(), keep=keep)
+        raise table_error(where, problems)
+    ids = assign_ids(people, known, (keys or ImportKeys()).keys.get(name, {}))
+    diff = _build_diff(name, people, ids, known, keys or ImportKeys(), keep=keep)
     lines = {ids[person.key]: person.line for person in people}
     student_lines = [lines.get(student.id, 0) for student in diff.students]
-    roster_checks.across(diff.students, student_lines, problems)
+    roster_checks.check_duplicates(diff.students, student_lines, problems)
     if problems:
-        raise wrong(where, problems)
+        raise table_error(where, problems)
     return diff
 
 
-def assign(
-    people: Sequence[Imported], known: Sequence[Student], keys: Mapping[str, str]
+def assign_ids(
+    people: Sequence[ImportedPerson], known: Sequence[Student], keys: Mapping[str, str]
 ) -> dict[str, str]:
     """Return an id for each key: the known one, or a new one that nobody has."""
     by_id = {student.id: student for student in known}
@@ -138,7 +138,7 @@ def assign(
     for person in people:
         if person.key in ids:
             continue
-        derived_id = roster_checks.derived(person.login or person.name)
+        derived_id = roster_checks.derive_id(person.login or person.name)
         namesake = by_id.get(derived_id)
         is_same = namesake is not None and namesake.name.casefold() == person.name.casefold()
         if is_same and derived_id not in bound and derived_id not in ids.values():
@@ -149,13 +149,13 @@ def assign(
     return ids
 
 
-def load_keys(path: Path) -> Keys:
+def load_keys(path: Path) -> ImportKeys:
     """Read the keys in a course's private folder; empty if it has none yet."""
     file = path / KEYS_FILE
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Keys)
+        return msgspec.json.decode(file.read_bytes(), type=ImportKeys)
     except FileNotFoundError:
-        return Keys()
+        return ImportKeys()
     except msgspec.MsgspecError:
         raise LabError(
             f"{file} is damaged",
@@ -164,7 +164,7 @@ def load_keys(path: Path) -> Keys:
         ) from None
 
 
-def save_keys(path: Path, keys: Keys) -> None:
+def save_keys(path: Path, keys: ImportKeys) -> None:
     """Write the keys into a course's private folder."""
     write_private(path / KEYS_FILE, msgspec.json.encode(keys) + b"\n")
 
@@ -180,10 +180,10 @@ def _free_id(preferred: str, used_ids: set[str]) -> str:
 
 def _build_diff(
     name: str,
-    people: Sequence[Imported],
+    people: Sequence[ImportedPerson],
     ids: Mapping[str, str],
     known: Sequence[Student],
-    keys: Keys,
+    keys: ImportKeys,
     *,
     keep: bool,
 ) -> RosterDiff:
@@ -205,22 +205,24 @@ def _build_diff(
         students=(*merged.values(), *added),
         added=tuple(added),
         changed=tuple(
-            Change(before=old, after=new) for old, new in pairs if old != new and old.active
+            StudentChange(before=old, after=new) for old, new in pairs if old != new and old.active
         ),
         returned=tuple(new for old, new in pairs if not old.active),
         left=tuple(left_students),
         same=sum(old == new for old, new in pairs),
-        keys=Keys(keys={**keys.keys, name: format_keys}),
+        keys=ImportKeys(keys={**keys.keys, name: format_keys}),
     )
 
 
-def _merge_student(person: Imported, student_id: str, before: Mapping[str, Student]) -> Student:
+def _merge_student(
+    person: ImportedPerson, student_id: str, before: Mapping[str, Student]
+) -> Student:
     """Return the student with the values of the table; empty ones stay as they were."""
     old = before.get(student_id, Student(id=student_id))
     return Student(
         id=student_id,
         name=person.name or old.name,
         email=person.email or old.email,
-        team=roster_checks.derived(person.team) if person.team else old.team,
+        team=roster_checks.derive_id(person.team) if person.team else old.team,
         section=person.section or old.section,
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from labctl.courses.records.ledger_entries import Entry
+from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.model import Value
 
 HOUR_S = 3600.0
 
 
-class Living(Value, frozen=True):
+class RunningServer(Value, frozen=True):
     """A server that its provider still lists. Its values come from its tags, not the ledger."""
 
     server_id: str
@@ -20,7 +20,7 @@ class Living(Value, frozen=True):
     stopped: bool = False
 
 
-class Spent(Value, frozen=True):
+class SeatSpending(Value, frozen=True):
     """The dollars and hours of one seat up to now; `idle_*` is the part in which nothing ran."""
 
     usd: float = 0.0
@@ -30,24 +30,32 @@ class Spent(Value, frozen=True):
 
 
 def spent_usd(
-    entries: Iterable[Entry], seat: str, now: float, living: Sequence[Living] | None = None
+    entries: Iterable[CourseLedgerEntry],
+    seat: str,
+    now: float,
+    living: Sequence[RunningServer] | None = None,
 ) -> float:
     """Return the dollars of a seat up to `now`. `living` is None if the provider was not asked.
 
     Every second of a server counts once, however often it was recorded. A running server that the
     ledger does not know counts from its creation, by its tags: an empty ledger resets nothing.
     """
-    return spending(entries, now, living).get(seat, Spent()).usd
+    return compute_spending(entries, now, living).get(seat, SeatSpending()).usd
 
 
-def hours(
-    entries: Iterable[Entry], seat: str, now: float, living: Sequence[Living] | None = None
+def server_hours(
+    entries: Iterable[CourseLedgerEntry],
+    seat: str,
+    now: float,
+    living: Sequence[RunningServer] | None = None,
 ) -> float:
     """Return the hours of a seat's servers up to `now`, counted as the dollars are."""
-    return spending(entries, now, living).get(seat, Spent()).hours
+    return compute_spending(entries, now, living).get(seat, SeatSpending()).hours
 
 
-def allowance_usd(entries: Iterable[Entry], seat: str, budget_usd: float | None) -> float | None:
+def allowance_usd(
+    entries: Iterable[CourseLedgerEntry], seat: str, budget_usd: float | None
+) -> float | None:
     """Return a seat's total budget: the course's plus later grants; None without a limit."""
     if budget_usd is None:
         return None
@@ -56,7 +64,7 @@ def allowance_usd(entries: Iterable[Entry], seat: str, budget_usd: float | None)
     return max(0.0, budget_usd + granted_usd)
 
 
-def due_extensions(entries: Iterable[Entry], assignment: str) -> dict[str, int]:
+def read_due_extensions(entries: Iterable[CourseLedgerEntry], assignment: str) -> dict[str, int]:
     """Return each student's extension in seconds. The last line counts; 0 revokes it."""
     seconds_by_student: dict[str, int] = {}
     for entry in entries:
@@ -65,7 +73,7 @@ def due_extensions(entries: Iterable[Entry], assignment: str) -> dict[str, int]:
     return {student: seconds for student, seconds in seconds_by_student.items() if seconds}
 
 
-class Span(Value, frozen=True):
+class ServerSpan(Value, frozen=True):
     """A stretch of one server's lifetime. Those of one server never overlap."""
 
     seat: str
@@ -76,16 +84,16 @@ class Span(Value, frozen=True):
     idle_s: float = 0.0
 
 
-def spending(
-    entries: Iterable[Entry], now: float, living: Sequence[Living] | None = None
-) -> dict[str, Spent]:
+def compute_spending(
+    entries: Iterable[CourseLedgerEntry], now: float, living: Sequence[RunningServer] | None = None
+) -> dict[str, SeatSpending]:
     """Return the dollars and hours of every seat, in one pass over the lines."""
-    totals: dict[str, Spent] = {}
-    for span in spans(entries, now, living):
+    totals: dict[str, SeatSpending] = {}
+    for span in list_spans(entries, now, living):
         length_s = max(span.until - span.since, 0.0)
         idle_share = span.idle_s / length_s if length_s > 0 else 0.0
-        before = totals.get(span.seat, Spent())
-        totals[span.seat] = Spent(
+        before = totals.get(span.seat, SeatSpending())
+        totals[span.seat] = SeatSpending(
             usd=before.usd + span.usd,
             hours=before.hours + length_s / HOUR_S,
             idle_usd=before.idle_usd + span.usd * idle_share,
@@ -94,9 +102,9 @@ def spending(
     return totals
 
 
-def spans(
-    entries: Iterable[Entry], now: float, living: Sequence[Living] | None = None
-) -> list[Span]:
+def list_spans(
+    entries: Iterable[CourseLedgerEntry], now: float, living: Sequence[RunningServer] | None = None
+) -> list[ServerSpan]:
     """Return every second of every server once, with its cost, in order for each server."""
     servers: dict[tuple[str, str], _Lifetime] = {}
     for entry in entries:
@@ -105,7 +113,7 @@ def spans(
             servers.setdefault((entry.seat, server_id), _Lifetime()).add_entry(entry)
     for server in living or ():
         servers.setdefault((server.seat, server.server_id), _Lifetime()).add_running(server, now)
-    stretches: list[Span] = []
+    stretches: list[ServerSpan] = []
     for (seat, server_id), lifetime in servers.items():
         if living is None:
             lifetime.assume_running(now)
@@ -122,7 +130,7 @@ class _Lifetime:
         self.price = 0.0
         self.ended = False
 
-    def add_entry(self, entry: Entry) -> None:
+    def add_entry(self, entry: CourseLedgerEntry) -> None:
         detail = entry.detail
         if entry.kind == "up":
             self.up_at = float(detail.get("created_at", entry.at))
@@ -136,7 +144,7 @@ class _Lifetime:
             if end > begin:  # not if the clock was set back
                 self.spans.append((begin, end, float(detail.get("usd", 0.0)), idle_s))
 
-    def add_running(self, living: Living, now: float) -> None:
+    def add_running(self, living: RunningServer, now: float) -> None:
         """Add the time that no line covers, since its creation, at the price in its tags."""
         if not living.stopped:
             self._fill(living.created_at, now, living.usd_per_hour)
@@ -156,7 +164,7 @@ class _Lifetime:
         if now > at:
             self.spans.append((at, now, (now - at) / HOUR_S * price, 0.0))
 
-    def as_spans(self, seat: str, server_id: str) -> Iterator[Span]:
+    def as_spans(self, seat: str, server_id: str) -> Iterator[ServerSpan]:
         """Yield the server's spans; the overlap of two records counts once."""
         at = float("-inf")
         for begin, end, usd, idle_s in sorted(self.spans):
@@ -166,7 +174,7 @@ class _Lifetime:
                 continue
             share = (end - since) / length_s
             idle_s = min(max(idle_s, 0.0), length_s) * share
-            yield Span(
+            yield ServerSpan(
                 seat=seat,
                 server_id=server_id,
                 since=since,

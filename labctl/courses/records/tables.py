@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from errno import ENOENT
 from pathlib import Path
 
-from labctl.config.document import plain
+from labctl.config.document import escape
 from labctl.errors import ConfigError, LabError, Problem
 from labctl.model import Value
 
@@ -33,7 +33,7 @@ _SPACES = dict.fromkeys(map(ord, "\u00a0\u2007\u202f\u3000"), " ")
 _BOMS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 
 
-class Shape(Value, frozen=True):
+class TableShape(Value, frozen=True):
     """How a table was written, so that another can be written the same way."""
 
     encoding: str = "utf-8"
@@ -55,7 +55,7 @@ class Table(Value, frozen=True):
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     lines: tuple[int, ...]
-    shape: Shape
+    shape: TableShape
 
     def column(self, *names: str) -> int:
         """Return the index of the first of these columns that exists, in any case, or -1."""
@@ -63,7 +63,7 @@ class Table(Value, frozen=True):
         wanted = [name.casefold() for name in names]
         return next((header.index(name) for name in wanted if name in header), -1)
 
-    def has(self, *names: str) -> bool:
+    def has_columns(self, *names: str) -> bool:
         """Tell whether all of these columns exist."""
         return all(self.column(name) >= 0 for name in names)
 
@@ -87,7 +87,7 @@ def read_table(data: bytes, problems: list[Problem]) -> Table | None:
     text, encoding, bom = decoded
     skipped, delimiter, text = _find_delimiter(text)
     newline = "\r\n" if "\r\n" in text else "\n"
-    shape = Shape(encoding=encoding, bom=bom, delimiter=delimiter, newline=newline)
+    shape = TableShape(encoding=encoding, bom=bom, delimiter=delimiter, newline=newline)
     rows = _read_rows(text, delimiter, skipped, problems)
     if not rows:
         problems += [] if problems else [Problem("", 0, "the file is empty")]
@@ -107,7 +107,7 @@ def read_table(data: bytes, problems: list[Problem]) -> Table | None:
     )
 
 
-def read_some(path: Path) -> bytes:
+def read_table_bytes(path: Path) -> bytes:
     """Read at most MAX_TABLE_BYTES + 1 bytes; LabError if it is not a file or cannot be read."""
     try:
         if not path.is_file():
@@ -116,13 +116,13 @@ def read_some(path: Path) -> bytes:
             return file.read(MAX_TABLE_BYTES + 1)
     except OSError as error:
         raise LabError(
-            f"cannot read {plain(str(path))}",
+            f"cannot read {escape(str(path))}",
             why=error.strerror or "",
-            hint=f"ls -l {plain(str(path))}",
+            hint=f"ls -l {escape(str(path))}",
         ) from error
 
 
-def wrong(where: str, problems: Sequence[Problem], *, hint: str = "") -> ConfigError:
+def table_error(where: str, problems: Sequence[Problem], *, hint: str = "") -> ConfigError:
     """Return the error for a table with these problems, in the order of its lines."""
     distinct = sorted(
         dict.fromkeys(problems), key=lambda problem: (problem.line == 0, problem.line)

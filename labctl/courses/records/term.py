@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from labctl.config.course_schema import ClassHours, Term
-from labctl.courses.records.timetable import Lesson, lessons
+from labctl.courses.records.timetable import Lesson, list_lessons
 
 HOUR_S = 3600.0
 WEEK_S = 7 * 86_400
@@ -23,7 +23,7 @@ def class_hours(
     upcoming: set[Lesson] = set()
     around = since
     while around < until + WEEK_S:
-        upcoming.update(lessons(hours, term, around))
+        upcoming.update(list_lessons(hours, term, around))
         around += WEEK_S
     total, at = 0.0, since
     for lesson in sorted(upcoming, key=lambda lesson: (lesson.warm, lesson.ends)):
@@ -33,12 +33,12 @@ def class_hours(
     return total / HOUR_S
 
 
-def ends_at(term: Term, zone: str = "UTC") -> float:
+def term_end(term: Term, zone: str = "UTC") -> float:
     """Return the end of the term's last day in a time zone, in Unix seconds."""
     after = term.last + timedelta(days=1)
     return datetime.combine(after, datetime.min.time(), ZoneInfo(zone)).timestamp()
 
 
-def begins_at(term: Term, zone: str = "UTC") -> float:
+def term_start(term: Term, zone: str = "UTC") -> float:
     """Return the start of the term's first day in a time zone, in Unix seconds."""
     return datetime.combine(term.first, datetime.min.time(), ZoneInfo(zone)).timestamp()

@@ -21,7 +21,7 @@ class Lesson(Value, frozen=True):
     ends: float
 
 
-def lessons(hours: Iterable[ClassHours], term: Term | None, around: float) -> list[Lesson]:
+def list_lessons(hours: Iterable[ClassHours], term: Term | None, around: float) -> list[Lesson]:
     """Return the meetings from two days before to eight days after `around`, in order.
 
     When clocks change, an hour that is skipped starts after the change, and of an hour that occurs
@@ -41,31 +41,33 @@ def lessons(hours: Iterable[ClassHours], term: Term | None, around: float) -> li
     return sorted(meetings, key=lambda lesson: (lesson.warm, lesson.ends))
 
 
-def phase(
+def find_phase(
     hours: Iterable[ClassHours], term: Term | None, now: float
 ) -> tuple[Phase, Lesson | None]:
     """Return the phase of the class at `now`, and its meeting: of several, the last to end."""
-    current = [lesson for lesson in lessons(hours, term, now) if lesson.warm <= now < lesson.ends]
+    current = [
+        lesson for lesson in list_lessons(hours, term, now) if lesson.warm <= now < lesson.ends
+    ]
     if not current:
         return "off", None
     last = max(current, key=lambda lesson: lesson.ends)
     return ("class" if any(lesson.begins <= now for lesson in current) else "prewarm"), last
 
 
-def just_ended(
+def find_just_ended(
     hours: Iterable[ClassHours], term: Term | None, now: float, within_s: float
 ) -> Lesson | None:
     """Return the meeting that ended in the last `within_s` seconds, unless one is active now."""
-    every = lessons(hours, term, now)
+    every = list_lessons(hours, term, now)
     if any(lesson.warm <= now < lesson.ends for lesson in every):
         return None
     ended = [lesson for lesson in every if lesson.ends <= now < lesson.ends + within_s]
     return max(ended, key=lambda lesson: lesson.ends) if ended else None
 
 
-def following(hours: Iterable[ClassHours], term: Term | None, now: float) -> Lesson | None:
+def find_next_lesson(hours: Iterable[ClassHours], term: Term | None, now: float) -> Lesson | None:
     """Return the next meeting within a week whose prewarming has not started, if any."""
-    return next((lesson for lesson in lessons(hours, term, now) if lesson.warm > now), None)
+    return next((lesson for lesson in list_lessons(hours, term, now) if lesson.warm > now), None)
 
 
 def _in_term(day: date, term: Term | None) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from labctl.config.document import plain
+from labctl.config.document import escape
 from labctl.courses.records import roster_formats
 from labctl.courses.records.gradebook import Grade, points_text
-from labctl.courses.records.tables import Shape, Table
+from labctl.courses.records.tables import Table, TableShape
 from labctl.errors import UsageError
 from labctl.model import Value
 
@@ -38,7 +38,7 @@ PLAIN = (
 Rows = list[Sequence[str]]
 
 
-class Written(Value, frozen=True):
+class GradeExport(Value, frozen=True):
     """The table with grades, and notes to read before uploading it."""
 
     data: bytes
@@ -63,7 +63,7 @@ def write_back(
     *,
     to: str = "",
     penalty: bool = True,
-) -> Written:
+) -> GradeExport:
     """Return the grades in the format `to`, by default that of the table, in the table's shape.
 
     `name` is the table's format; `keys` maps its keys to students' ids. UsageError if the table
@@ -77,7 +77,7 @@ def write_back(
             hint=f"labctl course grades {assignment} --format {name}   # or csv",
         )
     if to == "csv" and name != "csv":
-        return Written(data=_write_plain(grades, assignment, penalty), format="csv")
+        return GradeExport(data=_write_plain(grades, assignment, penalty), format="csv")
     by_student = {grade.student: grade for grade in grades}
     graded = {key: by_student[owner] for key, owner in keys.items() if owner in by_student}
     texts = {
@@ -89,7 +89,7 @@ def write_back(
     if missing:
         listed = ", ".join(missing[:10]) + (" ..." if len(missing) > 10 else "")
         notes.append(f"not in the newest roster, so not written: {listed}")
-    return Written(data=table.shape.write(rows), format=to, notes=tuple(notes))
+    return GradeExport(data=table.shape.write(rows), format=to, notes=tuple(notes))
 
 
 def _find_column(table: Table, assignment: str, around: str) -> int:
@@ -101,7 +101,7 @@ def _find_column(table: Table, assignment: str, around: str) -> int:
 
 
 def _identity_columns(table: Table, names: Iterable[str]) -> list[int]:
-    return sorted(table.column(name) for name in names if table.has(name))
+    return sorted(table.column(name) for name in names if table.has_columns(name))
 
 
 def _write_canvas(table: Table, marks: _Marks) -> tuple[Rows, list[str]]:
@@ -134,7 +134,7 @@ def _write_canvas(table: Table, marks: _Marks) -> tuple[Rows, list[str]]:
 
 def _write_moodle(table: Table, marks: _Marks) -> tuple[Rows, list[str]]:
     """Return the rows for Moodle: a filled worksheet, or identity columns and the grade."""
-    if table.has("Identifier", "Grade"):
+    if table.has_columns("Identifier", "Grade"):
         return _fill_column(
             table, "Grade", marks.texts, lambda row: table.cell(row, "Identifier")
         ), []
@@ -167,7 +167,9 @@ def _write_nbgrader(table: Table, marks: _Marks) -> tuple[Rows, list[str]]:
     for key, row in _list_first_rows(table, ("id", "student_id"), marks):
         grade = marks.graded[key]
         person = [table.cell(row, name) for name in ("last_name", "first_name", "email")]
-        penalty_points = "" if grade.score is None else points_text(min(grade.off, grade.score))
+        penalty_points = (
+            "" if grade.score is None else points_text(min(grade.penalty_points, grade.score))
+        )
         score = [
             points_text(grade.score),
             penalty_points,
@@ -185,7 +187,7 @@ def _write_csv(table: Table, marks: _Marks) -> tuple[Rows, list[str]]:
         names = ("id", "email", "name")
         return next(filter(None, (table.cell(row, name) for name in names)), "")
 
-    if table.has(marks.assignment):
+    if table.has_columns(marks.assignment):
         return _fill_column(table, marks.assignment, marks.texts, key_of), []
     rows: Rows = [[*table.header, marks.assignment]]
     rows += [[*cells, marks.texts.get(key_of(row), "")] for row, cells in enumerate(table.rows)]
@@ -221,9 +223,9 @@ def _write_plain(grades: Iterable[Grade], assignment: str, penalty: bool) -> byt
         final = points_text(grade.final if penalty else grade.score)
         percent, late_s = str(grade.stamp.penalty), str(grade.stamp.late_s)
         first = (assignment, grade.student, grade.team, points_text(grade.score), percent, final)
-        last = (points_text(grade.points), grade.stamp.received, late_s, plain(grade.problem))
+        last = (points_text(grade.points), grade.stamp.received, late_s, escape(grade.problem))
         rows.append((*first, *last))
-    return Shape().write(rows)
+    return TableShape().write(rows)
 
 
 _WRITERS: dict[str, Callable[[Table, _Marks], tuple[Rows, list[str]]]] = {

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from labctl.insight.explain.evidence import Material
+from labctl.insight.explain.evidence import RunData
 from labctl.insight.explain.samples import LEAST
-from labctl.insight.scalars import HELD_OUT, TRAINING, Scalars, Series, words
+from labctl.insight.scalars import HELD_OUT, TRAINING, Scalars, Series, split_words
 from labctl.model import Value
 
 # A curve is summarized in tenths.
@@ -39,46 +39,48 @@ def _choose(candidates: Sequence[Series]) -> Series | None:
     """Choose the main curve: named for training, in few words, with many points."""
 
     def rank(series: Series) -> tuple[bool, int, int]:
-        names = words(series.tag)
+        names = split_words(series.tag)
         return not names & TRAINING, len(names), -len(series.steps)
 
     return min(candidates, key=rank, default=None)
 
 
-def train_losses(scalars: Scalars) -> list[Series]:
+def find_train_losses(scalars: Scalars) -> list[Series]:
     """Find the curves with a loss in their names that were not measured on held-out data."""
-    named = [(series, words(series.tag)) for series in scalars.series]
+    named = [(series, split_words(series.tag)) for series in scalars.series]
     return [series for series, names in named if _is_loss(names) and not names & HELD_OUT]
 
 
-def train_loss(scalars: Scalars) -> Series | None:
-    return _choose(train_losses(scalars))
+def find_train_loss(scalars: Scalars) -> Series | None:
+    return _choose(find_train_losses(scalars))
 
 
-def held_out_loss(scalars: Scalars) -> Series | None:
-    named = [(series, words(series.tag)) for series in scalars.series]
+def find_held_out_loss(scalars: Scalars) -> Series | None:
+    named = [(series, split_words(series.tag)) for series in scalars.series]
     return _choose([series for series, names in named if _is_loss(names) and names & HELD_OUT])
 
 
-def accuracies(scalars: Scalars) -> tuple[Series | None, Series | None]:
+def find_accuracies(scalars: Scalars) -> tuple[Series | None, Series | None]:
     """Return the accuracy curves (on training data, on held-out data)."""
-    named = [(series, words(series.tag)) for series in scalars.series]
+    named = [(series, split_words(series.tag)) for series in scalars.series]
     candidates = [(series, names) for series, names in named if _is_accuracy(names)]
     trained = _choose([series for series, names in candidates if not names & HELD_OUT])
     return trained, _choose([series for series, names in candidates if names & HELD_OUT])
 
 
-def learning_rate(scalars: Scalars) -> Series | None:
-    return _choose([series for series in scalars.series if _is_rate(words(series.tag))])
+def find_learning_rate(scalars: Scalars) -> Series | None:
+    return _choose([series for series in scalars.series if _is_rate(split_words(series.tag))])
 
 
-def gradient_norm(scalars: Scalars) -> Series | None:
-    return _choose([series for series in scalars.series if _is_gradient_norm(words(series.tag))])
+def find_gradient_norm(scalars: Scalars) -> Series | None:
+    return _choose(
+        [series for series in scalars.series if _is_gradient_norm(split_words(series.tag))]
+    )
 
 
-def data_wait(scalars: Scalars) -> Series | None:
+def find_data_wait(scalars: Scalars) -> Series | None:
     """Find the curve of the share (0 to 1) of time waiting for data, by `data` and `wait`."""
-    named = [series for series in scalars.series if {"data", "wait"} <= words(series.tag)]
+    named = [series for series in scalars.series if {"data", "wait"} <= split_words(series.tag)]
     shares = [
         series
         for series in named
@@ -87,29 +89,29 @@ def data_wait(scalars: Scalars) -> Series | None:
     return _choose(shares)
 
 
-def data_wait_share(material: Material) -> float | None:
+def compute_data_wait_share(material: RunData) -> float | None:
     """Return the median share of time waiting for data, without the first fifth."""
-    curve = data_wait(material.scalars)
+    curve = find_data_wait(material.scalars)
     if curve is None:
         return None
-    later = finite(curve)[len(curve.values) // 5 :]
+    later = finite_points(curve)[len(curve.values) // 5 :]
     return median(value for _, value in later) if len(later) >= LEAST else None
 
 
-def setting(scalars: Scalars, name: str) -> float | None:
+def read_setting(scalars: Scalars, name: str) -> float | None:
     """Return a number that the run logged about itself, such as `setup/batch_size`."""
     series = scalars.get(f"setup/{name}")
     values = [] if series is None else [value for value in series.values if math.isfinite(value)]
     return values[-1] if values else None
 
 
-def finite(series: Series) -> list[tuple[int, float]]:
+def finite_points(series: Series) -> list[tuple[int, float]]:
     """Return (step, value) pairs without NaN and infinities."""
     pairs = zip(series.steps, series.values, strict=True)
     return [(step, value) for step, value in pairs if math.isfinite(value)]
 
 
-def at(series: Series | None, step: int) -> float | None:
+def value_at(series: Series | None, step: int) -> float | None:
     """Return the last value logged at or before a step."""
     if series is None:
         return None
@@ -118,7 +120,7 @@ def at(series: Series | None, step: int) -> float | None:
     return before[-1] if before else None
 
 
-class Course(Value, frozen=True):
+class Trend(Value, frozen=True):
     """The trend of a curve in tenths: the median of each, and the step where it ends.
 
     `noise` is the median distance of the points from their tenth's median.
@@ -142,9 +144,9 @@ class Course(Value, frozen=True):
         return min(range(len(self.medians)), key=lambda part: self.medians[part])
 
 
-def course(series: Series) -> Course | None:
+def summarize_trend(series: Series) -> Trend | None:
     """Summarize a curve in tenths; None with fewer than LEAST_POINTS finite points."""
-    points = finite(series)
+    points = finite_points(series)
     if len(points) < LEAST_POINTS:
         return None
     medians, ends, distances = [], [], []
@@ -154,7 +156,7 @@ def course(series: Series) -> Course | None:
         medians.append(middle)
         ends.append(tenth[-1][0])
         distances += [abs(value - middle) for _, value in tenth]
-    return Course(medians=tuple(medians), ends=tuple(ends), noise=median(distances))
+    return Trend(medians=tuple(medians), ends=tuple(ends), noise=median(distances))
 
 
 class Spike(Value, frozen=True):
@@ -165,13 +167,13 @@ class Spike(Value, frozen=True):
     around: float
 
 
-def spikes(series: Series, times: float, least: float = 0.0, reach: int = 10) -> list[Spike]:
+def find_spikes(series: Series, times: float, least: float = 0.0, reach: int = 10) -> list[Spike]:
     """Find points above `times` the median of up to `reach` neighbors on each side.
 
     They must also exceed it by `least`, and by 8 times the neighbors' scatter. The first tenth is
     left out, since every curve falls there.
     """
-    points = finite(series)
+    points = finite_points(series)
     result = []
     for index in range(len(points) // PARTS, len(points)):
         neighbors = points[max(0, index - reach) : index] + points[index + 1 : index + 1 + reach]

@@ -8,37 +8,37 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from labctl.insight.explain.curves import data_wait, data_wait_share, setting
+from labctl.insight.explain.curves import compute_data_wait_share, find_data_wait, read_setting
 from labctl.insight.explain.evidence import (
     Answer,
     Evidence,
     Finding,
-    Material,
+    RunData,
     Unknown,
-    logged,
-    measured,
-    printed,
-    recorded,
+    from_events,
+    from_log,
+    from_record,
+    from_telemetry,
 )
 from labctl.insight.explain.samples import (
     LEAST,
+    byte_rate,
     cores,
-    middle,
-    processor_share,
-    rate,
-    settled,
+    cpu_share,
+    drop_start,
+    median_of,
     span_s,
 )
 from labctl.insight.explain.sources import DATA_LOADER, SHARED_MEMORY, TUNING
 from labctl.insight.explain.wording import (
     WORKERS,
-    again,
+    build_command,
+    find_number,
     gib,
-    given_number,
     minutes,
     number,
     percent,
-    taken_samples,
+    too_few_samples_text,
 )
 
 MUCH_WAITING = 0.5
@@ -56,10 +56,10 @@ TOO_MANY_WORKERS = re.compile(
 SHM_WORDS = ("insufficient shared memory", "out of shared memory", "killed by signal: Bus error")
 
 
-def waiting(material: Material) -> Iterator[Answer]:
+def check_waiting(material: RunData) -> Iterator[Answer]:
     """Judge the share of time in which the training waited for its next batch."""
-    share = data_wait_share(material)
-    curve = data_wait(material.scalars)
+    share = compute_data_wait_share(material)
+    curve = find_data_wait(material.scalars)
     if share is None or curve is None:
         yield Unknown(
             rule="data-wait",
@@ -68,14 +68,16 @@ def waiting(material: Material) -> Iterator[Answer]:
             next="log it as speed/data_wait_share, as the sample project does; or: labctl profile",
         )
         return
-    evidence = [logged(f"{curve.tag}: {percent(share)} (median of {len(curve.values)} points)")]
-    samples = settled(material.samples)
-    processor = processor_share(samples)
+    evidence = [
+        from_events(f"{curve.tag}: {percent(share)} (median of {len(curve.values)} points)")
+    ]
+    samples = drop_start(material.samples)
+    processor = cpu_share(samples)
     if processor is not None:
-        evidence.append(measured(f"CPU: {percent(processor)} of its cores busy (median)"))
-    speed = rate(samples, lambda sample: sample.disk_read_bytes) or 0.0
+        evidence.append(from_telemetry(f"CPU: {percent(processor)} of its cores busy (median)"))
+    speed = byte_rate(samples, lambda sample: sample.disk_read_bytes) or 0.0
     if speed >= WORTH_TELLING:
-        evidence.append(measured(f"read from disk: {gib(speed)} per second"))
+        evidence.append(from_telemetry(f"read from disk: {gib(speed)} per second"))
     without_gpu = material.samples and not any(sample.gpus for sample in material.samples)
     if share < (MUCH_WAITING if without_gpu else SOME_WAITING):
         yield Finding(
@@ -102,7 +104,7 @@ def waiting(material: Material) -> Iterator[Answer]:
     )
 
 
-def _suggest_loading(material: Material, processor: float | None) -> tuple[str, str]:
+def _suggest_loading(material: RunData, processor: float | None) -> tuple[str, str]:
     """Return (why the training waits for data, what to try)."""
     workers = _count_workers(material)
     if processor is not None and processor >= BUSY:
@@ -114,23 +116,23 @@ def _suggest_loading(material: Material, processor: float | None) -> tuple[str, 
     if workers == 0:
         why = "the training process itself prepares the batches, between two steps"
         otherwise = "DataLoader(num_workers=4, pin_memory=True, persistent_workers=True)"
-        return why, again(material, {WORKERS: "4"}, otherwise)
+        return why, build_command(material, {WORKERS: "4"}, otherwise)
     who = f"{workers:.0f} workers" if workers else "its workers"
     why = f"{who} prepare data too slowly, although the CPU has idle cores"
     if processor is None:
         why = f"{who} prepare data too slowly"
     more = str(int(workers * 2)) if workers else "8"
     otherwise = "use more DataLoader workers, or a few large files, which are faster to read"
-    return why, again(material, {WORKERS: more}, otherwise)
+    return why, build_command(material, {WORKERS: more}, otherwise)
 
 
-def _count_workers(material: Material) -> float | None:
+def _count_workers(material: RunData) -> float | None:
     """Return the number of DataLoader workers that the run logged, or that its command sets."""
-    logged_workers = setting(material.scalars, "workers")
-    return logged_workers if logged_workers is not None else given_number(material, WORKERS)
+    logged_workers = read_setting(material.scalars, "workers")
+    return logged_workers if logged_workers is not None else find_number(material, WORKERS)
 
 
-def workers(material: Material) -> Iterator[Answer]:
+def check_workers(material: RunData) -> Iterator[Answer]:
     """Compare the DataLoader workers with the cores that the run may use."""
     warning = TOO_MANY_WORKERS.search(material.log)
     count = _count_workers(material)
@@ -138,13 +140,13 @@ def workers(material: Material) -> Iterator[Answer]:
     evidence: list[Evidence] = []
     if warning:
         count, suggested = float(warning[1]), float(warning[2])
-        evidence.append(printed(warning[0]))
+        evidence.append(from_log(warning[0]))
         available = suggested if available is None else min(available, suggested)
     if count is None or available is None or count <= max(available, 1):
         return
     if not warning:
-        evidence.append(logged(f"setup/workers: {count:.0f}"))
-    evidence.append(measured(f"the run may use {number(available)} cores"))
+        evidence.append(from_events(f"setup/workers: {count:.0f}"))
+    evidence.append(from_telemetry(f"the run may use {number(available)} cores"))
     fewer = str(max(1, int(available)))
     yield Finding(
         rule="workers-above-cores",
@@ -152,12 +154,12 @@ def workers(material: Material) -> Iterator[Answer]:
         what=f"{count:.0f} DataLoader workers share {number(available)} cores",
         why="they compete with each other and with the training, and each uses its own memory",
         evidence=tuple(evidence),
-        next=again(material, {WORKERS: fewer}, f"use at most {fewer} workers"),
+        next=build_command(material, {WORKERS: fewer}, f"use at most {fewer} workers"),
         source=DATA_LOADER,
     )
 
 
-def shared_memory(material: Material) -> Iterator[Answer]:
+def check_shared_memory(material: RunData) -> Iterator[Answer]:
     """Check the size of /dev/shm, through which DataLoader workers pass batches."""
     message = next((w for w in SHM_WORDS if w in material.log), "")
     limits = [sample.shm_limit_bytes for sample in material.samples if sample.shm_limit_bytes]
@@ -166,10 +168,10 @@ def shared_memory(material: Material) -> Iterator[Answer]:
     evidence: list[Evidence] = []
     if message:
         line = next(line for line in material.log.splitlines() if message in line)
-        evidence.append(printed(line.strip()[:200]))
+        evidence.append(from_log(line.strip()[:200]))
     if limit is not None:
         most = f", at most {gib(max(used))} used" if used else ""
-        evidence.append(measured(f"/dev/shm has {gib(limit)}{most}"))
+        evidence.append(from_telemetry(f"/dev/shm has {gib(limit)}{most}"))
     larger = f"{max(2, -(-4 * (limit or 0) // 1024**3))}GB"
     next_ = f"in lab.yaml, limits: {{shm: {larger}}}, then: labctl run"
     if message or (limit and used and max(used) >= FULL_SHM * limit):
@@ -194,20 +196,20 @@ def shared_memory(material: Material) -> Iterator[Answer]:
         )
 
 
-def processor(material: Material) -> Iterator[Answer]:
+def check_cpu(material: RunData) -> Iterator[Answer]:
     """For a run without a GPU, check whether it uses its cores."""
-    samples = settled(material.samples)
+    samples = drop_start(material.samples)
     if not material.samples or any(sample.gpus for sample in material.samples):
         return
     if len(samples) < LEAST:
         yield Unknown(
             rule="processor-use",
             what="what limits its speed (CPU, memory, disk)",
-            why=taken_samples(len(material.samples), LEAST),
+            why=too_few_samples_text(len(material.samples), LEAST),
             next="train for at least a minute (more epochs), then: labctl explain",
         )
         return
-    share, have = processor_share(samples), cores(samples)
+    share, have = cpu_share(samples), cores(samples)
     if share is None or have is None:
         yield Unknown(
             rule="processor-use",
@@ -216,12 +218,12 @@ def processor(material: Material) -> Iterator[Answer]:
             next="labctl ssh -- top",
         )
         return
-    busy = middle(sample.cpu_cores for sample in samples) or 0.0
+    busy = median_of(sample.cpu_cores for sample in samples) or 0.0
     evidence = (
-        measured(
+        from_telemetry(
             f"{busy:.1f} of {number(have)} cores busy (median over {minutes(span_s(samples))})"
         ),
-        recorded("the run had no GPU"),
+        from_record("the run had no GPU"),
     )
     if share >= BUSY:
         yield _busy_finding(share, evidence)
@@ -261,4 +263,4 @@ def _busy_finding(share: float, evidence: tuple[Evidence, ...]) -> Finding:
     )
 
 
-RULES = (waiting, workers, shared_memory, processor)
+RULES = (check_waiting, check_workers, check_shared_memory, check_cpu)

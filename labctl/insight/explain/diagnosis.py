@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labctl.insight.explain import data, ending, gpu, gpu_loss, learning, losses, memory
-from labctl.insight.explain.evidence import Finding, Material, Rule, Unknown
+from labctl.insight.explain.evidence import Finding, Rule, RunData, Unknown
 from labctl.model import Value
 
 RULES: tuple[Rule, ...] = (
@@ -20,14 +20,14 @@ ORDER = ("problem", "advice", "good")
 COVERED_BY = {"data-wait": {"gpu-idle", "gpu-half-used", "gpu-fair"}, "disk-full": {"shm-full"}}
 
 
-class Verdict(Value, frozen=True):
+class Diagnosis(Value, frozen=True):
     """`findings` by importance, and `unknown`: questions that the data cannot answer."""
 
     findings: tuple[Finding, ...]
     unknown: tuple[Unknown, ...]
 
 
-def verdict(material: Material) -> Verdict:
+def diagnose(material: RunData) -> Diagnosis:
     """Apply every rule to this run. Rules do not raise, whatever the input."""
     answers = [answer for rule in RULES for answer in rule(material)]
     rules = {answer.rule for answer in answers if isinstance(answer, Finding)}
@@ -38,4 +38,4 @@ def verdict(material: Material) -> Verdict:
     ]
     unknown = [answer for answer in answers if isinstance(answer, Unknown)]
     findings.sort(key=lambda answer: ORDER.index(answer.level))
-    return Verdict(findings=tuple(findings), unknown=tuple(unknown))
+    return Diagnosis(findings=tuple(findings), unknown=tuple(unknown))

@@ -12,17 +12,24 @@ from labctl.insight.explain.evidence import (
     Answer,
     Evidence,
     Finding,
-    Material,
+    RunData,
     Unknown,
-    measured,
-    printed,
-    recorded,
+    from_log,
+    from_record,
+    from_telemetry,
 )
 from labctl.insight.explain.gpu_loss import has_lost_gpu
 from labctl.insight.explain.losses import IN_LOG
-from labctl.insight.explain.memory import ran_out
-from labctl.insight.explain.samples import middle
-from labctl.insight.explain.sources import CUDA_NOTES, DATA_LOADER, LAB_FILE, LABCTL, TUNING, Source
+from labctl.insight.explain.memory import find_out_of_memory
+from labctl.insight.explain.samples import median_of
+from labctl.insight.explain.sources import (
+    CUDA_NOTES,
+    DATA_LOADER,
+    LAB_FILE,
+    LABCTL,
+    TUNING,
+    Reference,
+)
 from labctl.insight.explain.wording import minutes
 
 # A run that is idle and makes no progress for this long is stuck. A rule of thumb.
@@ -37,12 +44,18 @@ class KnownMessage(NamedTuple):
     what: str
     why: str
     next: str
-    source: Source
+    source: Reference
     level: str = "problem"
 
 
 def _known_message(
-    rule: str, pattern: str, what: str, why: str, next_: str, source: Source, level: str = "problem"
+    rule: str,
+    pattern: str,
+    what: str,
+    why: str,
+    next_: str,
+    source: Reference,
+    level: str = "problem",
 ) -> KnownMessage:
     return KnownMessage(rule, re.compile(pattern), what, why, next_, source, level)
 
@@ -154,7 +167,7 @@ KNOWN_MESSAGES = (
 LAST_ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)): ?(.*)$")
 
 
-def sayings(material: Material) -> Iterator[Answer]:
+def find_known_messages(material: RunData) -> Iterator[Answer]:
     """Find known messages in the log."""
     for message in KNOWN_MESSAGES:
         matches = list(message.pattern.finditer(material.log))
@@ -169,13 +182,13 @@ def sayings(material: Material) -> Iterator[Answer]:
             level="advice" if message.level == "advice" else "problem",
             what=message.what.format(*groups),
             why=message.why,
-            evidence=(printed(line[:240]),),
+            evidence=(from_log(line[:240]),),
             next=message.next.format(*groups, command=shlex.join(material.run.command)),
             source=message.source,
         )
 
 
-def outcome(material: Material) -> Iterator[Answer]:
+def explain_end(material: RunData) -> Iterator[Answer]:
     """Explain the end from the run's record, if no known message does."""
     run = material.run
     if run.state == "lost":
@@ -184,7 +197,7 @@ def outcome(material: Material) -> Iterator[Answer]:
             level="problem",
             what="the run ended with its server",
             why=run.told or "the server ended while the run was active",
-            evidence=(recorded(run.told or "lost"),),
+            evidence=(from_record(run.told or "lost"),),
             next="labctl run --recover   # resumes on a new server from the last checkpoint"
             if run.stopped_by == ""
             else "set a longer ttl: or a larger budget: in lab.yaml; or: labctl extend 1h",
@@ -201,7 +214,7 @@ def outcome(material: Material) -> Iterator[Answer]:
             level="problem",
             what=f"it failed with an error: {last[:160]}",
             why="the code did not catch this exception; the traceback above it shows the line",
-            evidence=(recorded(run.told), printed(last[:240])),
+            evidence=(from_record(run.told), from_log(last[:240])),
             next=f"labctl logs {run.id} -n 40",
             source=LABCTL,
         )
@@ -211,7 +224,7 @@ def outcome(material: Material) -> Iterator[Answer]:
             level="problem",
             what="it was killed (SIGKILL)",
             why="a user killed it, or the server ran out of memory and the kernel did",
-            evidence=(recorded(run.told),),
+            evidence=(from_record(run.told),),
             next="labctl ssh -- dmesg | tail   # shows whether memory ran out on the server",
             source=LAB_FILE,
         )
@@ -221,18 +234,18 @@ def outcome(material: Material) -> Iterator[Answer]:
             level="problem",
             what=f"it failed with exit code {code}",
             why="Check the end of the log.",
-            evidence=(recorded(run.told or f"exit code {code}"), *_last_line(material)),
+            evidence=(from_record(run.told or f"exit code {code}"), *_last_line(material)),
             next=f"labctl logs {run.id} -n 40",
             source=LABCTL,
         )
 
 
-def _is_explained(material: Material) -> bool:
+def _is_explained(material: RunData) -> bool:
     """Whether another rule explains why the run ended."""
     last = material.log.rstrip().rpartition("\n")[2]
     is_known = any(message.pattern.search(material.log) for message in KNOWN_MESSAGES)
     is_known = is_known or has_lost_gpu(material)
-    return is_known or ran_out(material) is not None or IN_LOG.search(last) is not None
+    return is_known or find_out_of_memory(material) is not None or IN_LOG.search(last) is not None
 
 
 def _last_error(log: str) -> str:
@@ -240,15 +253,15 @@ def _last_error(log: str) -> str:
     return next((line for line in reversed(lines) if LAST_ERROR.match(line)), "")
 
 
-def _last_line(material: Material) -> tuple[Evidence, ...]:
+def _last_line(material: RunData) -> tuple[Evidence, ...]:
     lines = [line for line in material.log.splitlines() if line.strip()]
-    return (printed(lines[-1].strip()[:240]),) if lines else ()
+    return (from_log(lines[-1].strip()[:240]),) if lines else ()
 
 
-def stuck(material: Material) -> Iterator[Answer]:
+def detect_stuck(material: RunData) -> Iterator[Answer]:
     """Detect a run that is active but makes no progress."""
     run = material.run
-    if run.ended or run.state != "running":
+    if run.has_ended or run.state != "running":
         return
     times = [time for item in material.scalars.series for time in item.times]
     last = max([*times, run.started_at or 0.0])
@@ -258,8 +271,8 @@ def stuck(material: Material) -> Iterator[Answer]:
     quiet_s = recent[-1].at - last
     if quiet_s < STUCK_S:
         return
-    busy = middle(item.cpu_cores for item in recent)
-    use = middle(gpu.use_percent for item in recent for gpu in item.gpus)
+    busy = median_of(item.cpu_cores for item in recent)
+    use = median_of(gpu.use_percent for item in recent for gpu in item.gpus)
     if (busy is not None and busy > 0.2) or (use is not None and use > 5):
         return
     cores = "not measured" if busy is None else f"{busy:.2f}"
@@ -269,7 +282,7 @@ def stuck(material: Material) -> Iterator[Answer]:
         what=f"no progress for {minutes(quiet_s)}",
         why="it probably waits for a lock, a download, or another process",
         evidence=(
-            measured(f"cores busy: {cores}; GPU: {use or 0:.0f} %"),
+            from_telemetry(f"cores busy: {cores}; GPU: {use or 0:.0f} %"),
             _progress_evidence(quiet_s),
         ),
         next=f"labctl logs {run.id} -n 40   # to look inside: labctl attach; to stop it: labctl "
@@ -282,7 +295,7 @@ def _progress_evidence(quiet_s: float) -> Evidence:
     return Evidence(said=f"no new point in any curve for {minutes(quiet_s)}", of="TensorBoard")
 
 
-def missing_log(material: Material) -> Iterator[Answer]:
+def check_log(material: RunData) -> Iterator[Answer]:
     """Report a missing or empty log."""
     if not material.log.strip():
         yield Unknown(
@@ -293,4 +306,4 @@ def missing_log(material: Material) -> Iterator[Answer]:
         )
 
 
-RULES = (sayings, outcome, stuck, missing_log)
+RULES = (find_known_messages, explain_end, detect_stuck, check_log)

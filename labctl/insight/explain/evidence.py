@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from labctl.insight.explain.sources import Source
+from labctl.insight.explain.sources import Reference
 from labctl.insight.scalars import Scalars
 from labctl.insight.telemetry import Sample
 from labctl.model import Run, Value
@@ -36,7 +36,7 @@ class Finding(Value, frozen=True):
     why: str
     evidence: tuple[Evidence, ...]
     next: str
-    source: Source
+    source: Reference
 
 
 class Unknown(Value, frozen=True):
@@ -51,7 +51,7 @@ class Unknown(Value, frozen=True):
 Answer = Finding | Unknown
 
 
-class Fit(Value, frozen=True):
+class MemoryFit(Value, frozen=True):
     """An estimate of the model's memory, for the batch that ran out and for the one that fits.
 
     Bytes as `labctl estimate` counts them: `fixed_bytes` without activations, `item_bytes` for
@@ -67,7 +67,7 @@ class Fit(Value, frozen=True):
     batch: int
 
 
-class Material(Value, frozen=True):
+class RunData(Value, frozen=True):
     """Everything known about a run. Missing parts are empty.
 
     `log` is the end of its output. `options` are those that the lab's scripts accept ("--lr").
@@ -81,23 +81,23 @@ class Material(Value, frozen=True):
     log: str = ""
     options: frozenset[str] = frozenset()
     now: float = 0.0
-    fit: Fit | None = None
+    fit: MemoryFit | None = None
 
 
-Rule = Callable[[Material], Iterator[Answer]]
+Rule = Callable[[RunData], Iterator[Answer]]
 
 
-def measured(said: str) -> Evidence:
+def from_telemetry(said: str) -> Evidence:
     return Evidence(said=said, of=TELEMETRY)
 
 
-def printed(said: str) -> Evidence:
+def from_log(said: str) -> Evidence:
     return Evidence(said=said, of=LOG)
 
 
-def recorded(said: str) -> Evidence:
+def from_record(said: str) -> Evidence:
     return Evidence(said=said, of=RECORD)
 
 
-def logged(said: str) -> Evidence:
+def from_events(said: str) -> Evidence:
     return Evidence(said=said, of=EVENTS)

@@ -7,28 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from labctl.insight.explain.curves import data_wait_share
+from labctl.insight.explain.curves import compute_data_wait_share
 from labctl.insight.explain.evidence import (
     Answer,
     Evidence,
     Finding,
-    Material,
+    RunData,
     Unknown,
-    measured,
-    printed,
+    from_log,
+    from_telemetry,
 )
-from labctl.insight.explain.samples import LEAST, Card, cards, processor_share, settled, span_s
+from labctl.insight.explain.samples import (
+    LEAST,
+    GpuSummary,
+    cpu_share,
+    drop_start,
+    span_s,
+    summarize_gpus,
+)
 from labctl.insight.explain.sources import GPU_BACKGROUND, NVML_THROTTLE, NVML_USE, TUNING
 from labctl.insight.explain.wording import (
     ACCUMULATE,
     BATCH,
     WORKERS,
-    again,
+    build_command,
+    find_number,
     gib,
-    given_number,
     minutes,
     percent,
-    taken_samples,
+    too_few_samples_text,
 )
 
 IDLE_PERCENT = 10.0
@@ -67,9 +74,9 @@ THROTTLES = {
 }
 
 
-def use(material: Material) -> Iterator[Answer]:
+def check_use(material: RunData) -> Iterator[Answer]:
     """Judge how busy each GPU was, and find its bottleneck."""
-    gpus = cards(settled(material.samples))
+    gpus = summarize_gpus(drop_start(material.samples))
     if not gpus:
         yield from _no_cards(material)
         return
@@ -90,7 +97,7 @@ def use(material: Material) -> Iterator[Answer]:
     yield from (finding for _, finding in findings.values())
 
 
-def _no_cards(material: Material) -> Iterator[Answer]:
+def _no_cards(material: RunData) -> Iterator[Answer]:
     """Report missing telemetry. Another rule handles runs without a GPU."""
     if not material.samples:
         yield Unknown(
@@ -103,12 +110,12 @@ def _no_cards(material: Material) -> Iterator[Answer]:
         yield Unknown(
             rule="gpu-use",
             what="how busy the GPU was",
-            why=taken_samples(len(material.samples), LEAST),
+            why=too_few_samples_text(len(material.samples), LEAST),
             next="train for at least a minute, then: labctl explain",
         )
 
 
-def _unknown_use(card: Card) -> Unknown:
+def _unknown_use(card: GpuSummary) -> Unknown:
     return Unknown(
         rule="gpu-use",
         what=f"how busy the {card.name} was",
@@ -117,7 +124,7 @@ def _unknown_use(card: Card) -> Unknown:
     )
 
 
-def _idle_gpus_finding(gpus: tuple[Card, ...], busy: list[Card]) -> Finding:
+def _idle_gpus_finding(gpus: tuple[GpuSummary, ...], busy: list[GpuSummary]) -> Finding:
     idle = len(gpus) - len(busy)
     return Finding(
         rule="gpu-some-idle",
@@ -125,7 +132,7 @@ def _idle_gpus_finding(gpus: tuple[Card, ...], busy: list[Card]) -> Finding:
         what=f"{idle} of {len(gpus)} GPUs did nothing",
         why="the code does not use the other GPUs, which cost money all the same",
         evidence=tuple(
-            measured(f"{card.name} {number}: {card.use_percent or 0:.0f} % in use (median)")
+            from_telemetry(f"{card.name} {number}: {card.use_percent or 0:.0f} % in use (median)")
             for number, card in enumerate(gpus)
         ),
         next="start one process per GPU (labctl run -- torchrun --nproc-per-node="
@@ -134,9 +141,9 @@ def _idle_gpus_finding(gpus: tuple[Card, ...], busy: list[Card]) -> Finding:
     )
 
 
-def _judge(material: Material, card: Card) -> Finding:
+def _judge(material: RunData, card: GpuSummary) -> Finding:
     assert card.use_percent is not None
-    waited = data_wait_share(material)
+    waited = compute_data_wait_share(material)
     evidence = _evidence(material, card, waited)
     if card.use_percent < 1 and (card.memory_share or 0) < 0.02:
         return _unused_finding(material, card, evidence)
@@ -159,41 +166,41 @@ def _judge(material: Material, card: Card) -> Finding:
     return _good_finding(card, evidence)
 
 
-def _evidence(material: Material, card: Card, waited: float | None) -> tuple[Evidence, ...]:
-    samples = settled(material.samples)
+def _evidence(material: RunData, card: GpuSummary, waited: float | None) -> tuple[Evidence, ...]:
+    samples = drop_start(material.samples)
     lines = [
-        measured(
+        from_telemetry(
             f"{card.name}: {card.use_percent:.0f} % in use (median of {card.count} samples "
             f"over {minutes(span_s(samples))})"
         )
     ]
     if card.memory_share is not None and card.memory_total_bytes:
         total = gib(card.memory_total_bytes)
-        lines.append(measured(f"GPU memory: {percent(card.memory_share)} of {total} in use"))
-    if (share := processor_share(samples)) is not None:
-        lines.append(measured(f"CPU: {percent(share)} of its cores busy (median)"))
+        lines.append(from_telemetry(f"GPU memory: {percent(card.memory_share)} of {total} in use"))
+    if (share := cpu_share(samples)) is not None:
+        lines.append(from_telemetry(f"CPU: {percent(share)} of its cores busy (median)"))
     if waited is not None:
         text = f"{percent(waited)} of the time was spent waiting for data (median)"
         lines.append(Evidence(said=text, of="TensorBoard"))
     return tuple(lines)
 
 
-def _unused_finding(material: Material, card: Card, evidence: tuple[Evidence, ...]) -> Finding:
+def _unused_finding(material: RunData, card: GpuSummary, evidence: tuple[Evidence, ...]) -> Finding:
     line = next((line for line in material.log.splitlines() if ", cpu," in line), "")
     return Finding(
         rule="gpu-unused",
         level="problem",
         what=f"the {card.name} was not used at all",
         why="the code runs on the CPU, or its PyTorch was built without CUDA",
-        evidence=evidence + ((printed(line[:160]),) if line else ()),
+        evidence=evidence + ((from_log(line[:160]),) if line else ()),
         next=ASK_TORCH,
         source=NVML_USE,
     )
 
 
 def _low_finding(
-    material: Material,
-    card: Card,
+    material: RunData,
+    card: GpuSummary,
     waited: float | None,
     evidence: tuple[Evidence, ...],
     rule: str,
@@ -212,9 +219,9 @@ def _low_finding(
     )
 
 
-def _cause(material: Material, card: Card, waited: float | None) -> tuple[str, str]:
+def _cause(material: RunData, card: GpuSummary, waited: float | None) -> tuple[str, str]:
     """Return (why, what to try). Data comes first: nothing else helps a GPU that waits for it."""
-    processor = processor_share(settled(material.samples))
+    processor = cpu_share(drop_start(material.samples))
     full = processor is not None and processor >= BUSY_PROCESSOR
     if waited is not None and waited >= WAITS:
         if full:
@@ -222,10 +229,10 @@ def _cause(material: Material, card: Card, waited: float | None) -> tuple[str, s
             next_ = "prepare the data once instead of in every epoch (smaller images, decoded "
             return why, next_ + "arrays), or use a server with more cores: labctl offers"
         why = "it waits for data, although the CPU has idle cores: loading is too slow"
-        workers = given_number(material, WORKERS)
+        workers = find_number(material, WORKERS)
         more = str(int(workers * 2)) if workers else "8"
         otherwise = f"use {more} DataLoader workers and pin_memory=True"
-        return why, again(material, {WORKERS: more}, otherwise)
+        return why, build_command(material, {WORKERS: more}, otherwise)
     if full:
         why = "the CPU is at its limit: it prepares data or launches kernels more slowly than the "
         return why + "GPU works", "labctl profile   # shows what the CPU does in a step"
@@ -236,15 +243,15 @@ def _cause(material: Material, card: Card, waited: float | None) -> tuple[str, s
         why += "; or it waits for data, which the run does not log"
     if not has_room:
         return why, "labctl profile   # shows the gaps between kernels"
-    batch = given_number(material, BATCH)
+    batch = find_number(material, BATCH)
     larger = str(int(batch * 4)) if batch else "256"
     otherwise = f"use a larger batch ({larger}), with a learning rate tuned for it"
-    return why, again(
+    return why, build_command(
         material, {BATCH: larger, ACCUMULATE: "1"} if batch else {BATCH: larger}, otherwise
     )
 
 
-def _good_finding(card: Card, evidence: tuple[Evidence, ...]) -> Finding:
+def _good_finding(card: GpuSummary, evidence: tuple[Evidence, ...]) -> Finding:
     return Finding(
         rule="gpu-good",
         level="good",
@@ -256,9 +263,9 @@ def _good_finding(card: Card, evidence: tuple[Evidence, ...]) -> Finding:
     )
 
 
-def power(material: Material) -> Iterator[Answer]:
+def check_power(material: RunData) -> Iterator[Answer]:
     """Find GPUs that are busy at low power: their kernels wait for memory, or for each other."""
-    for card in cards(settled(material.samples)):
+    for card in summarize_gpus(drop_start(material.samples)):
         if (card.use_percent or 0) < GOOD_PERCENT:
             continue
         if card.power_w is None or not card.power_limit_w:
@@ -277,7 +284,7 @@ def power(material: Material) -> Iterator[Answer]:
                 why="a kernel is always running, but its arithmetic units mostly wait for memory, "
                 "for the launch of the next small kernel, or for I/O",
                 evidence=(
-                    measured(
+                    from_telemetry(
                         f"{card.use_percent:.0f} % in use, {card.power_w:.0f} W of "
                         f"{card.power_limit_w:.0f} W (medians)"
                     ),
@@ -289,20 +296,22 @@ def power(material: Material) -> Iterator[Answer]:
             return
 
 
-def throttled(material: Material) -> Iterator[Answer]:
+def check_throttling(material: RunData) -> Iterator[Answer]:
     """Find clocks that are reduced by heat, power or the board."""
     seen = set()
-    for card in cards(settled(material.samples)):
+    for card in summarize_gpus(drop_start(material.samples)):
         for reason, share in card.throttled.items():
             if share < OFTEN_THROTTLED or reason not in THROTTLES or reason in seen:
                 continue
             seen.add(reason)
             rule, what, why, next_ = THROTTLES[reason]
-            evidence = [measured(f"in {percent(share)} of {card.count} samples")]
+            evidence = [from_telemetry(f"in {percent(share)} of {card.count} samples")]
             if card.temperature_c is not None:
-                evidence.append(measured(f"{card.temperature_c:.0f} °C (median)"))
+                evidence.append(from_telemetry(f"{card.temperature_c:.0f} °C (median)"))
             if card.clock_share is not None:
-                evidence.append(measured(f"clock at {percent(card.clock_share)} of its maximum"))
+                evidence.append(
+                    from_telemetry(f"clock at {percent(card.clock_share)} of its maximum")
+                )
             yield Finding(
                 rule=rule,
                 level="advice" if reason == "power" else "problem",
@@ -314,4 +323,4 @@ def throttled(material: Material) -> Iterator[Answer]:
             )
 
 
-RULES = (use, power, throttled)
+RULES = (check_use, check_power, check_throttling)

@@ -6,23 +6,30 @@ import re
 import time
 from collections.abc import Iterator
 
-from labctl.insight.explain.evidence import Answer, Evidence, Finding, Material, printed, recorded
+from labctl.insight.explain.evidence import (
+    Answer,
+    Evidence,
+    Finding,
+    RunData,
+    from_log,
+    from_record,
+)
 from labctl.insight.explain.sources import GPU_LOSS
 
 IN_LOG = re.compile(r"^.*Failed to initialize NVML: Unknown Error.*$", re.MULTILINE)
 
 
-def has_lost_gpu(material: Material) -> bool:
+def has_lost_gpu(material: RunData) -> bool:
     """Whether the server detected the loss, or the log has NVML's message."""
     return material.run.gpu_lost_at is not None or IN_LOG.search(material.log) is not None
 
 
-def lost(material: Material) -> Iterator[Answer]:
+def check_gpu_loss(material: RunData) -> Iterator[Answer]:
     """Report that the container lost its GPU; the GPU itself may be fine."""
     if not has_lost_gpu(material):
         return
     run = material.run
-    ending = "" if run.ended else f"labctl cancel {run.id} && "
+    ending = "" if run.has_ended else f"labctl cancel {run.id} && "
     yield Finding(
         rule="gpu-lost",
         level="problem",
@@ -37,12 +44,12 @@ def lost(material: Material) -> Iterator[Answer]:
     )
 
 
-def _list_evidence(material: Material) -> Iterator[Evidence]:
+def _list_evidence(material: RunData) -> Iterator[Evidence]:
     if material.run.gpu_lost_at is not None:
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(material.run.gpu_lost_at))
-        yield recorded(f"opening the GPU inside the container has failed since {at}")
+        yield from_record(f"opening the GPU inside the container has failed since {at}")
     if match := IN_LOG.search(material.log):
-        yield printed(match[0].strip()[:240])
+        yield from_log(match[0].strip()[:240])
 
 
-RULES = (lost,)
+RULES = (check_gpu_loss,)

@@ -13,17 +13,17 @@ from statistics import median
 from labctl.insight.explain.curves import (
     LEAST_POINTS,
     PARTS,
-    accuracies,
-    course,
-    finite,
-    gradient_norm,
-    held_out_loss,
-    learning_rate,
-    spikes,
-    train_loss,
+    find_accuracies,
+    find_gradient_norm,
+    find_held_out_loss,
+    find_learning_rate,
+    find_spikes,
+    find_train_loss,
+    finite_points,
+    summarize_trend,
 )
-from labctl.insight.explain.evidence import Answer, Finding, Material, Unknown, logged
-from labctl.insight.explain.rates import smaller_rate
+from labctl.insight.explain.evidence import Answer, Finding, RunData, Unknown, from_events
+from labctl.insight.explain.rates import suggest_smaller_rate
 from labctl.insight.explain.sources import (
     CLIPPING,
     EARLY_STOPPING,
@@ -31,7 +31,14 @@ from labctl.insight.explain.sources import (
     MIXED_PRECISION,
     PLAYBOOK,
 )
-from labctl.insight.explain.wording import CLIP, again, given, number, percent, taken
+from labctl.insight.explain.wording import (
+    CLIP,
+    build_command,
+    find_accepted_option,
+    find_option,
+    number,
+    percent,
+)
 from labctl.insight.scalars import Series
 
 SPIKE_TIMES = 10.0
@@ -44,9 +51,9 @@ LITTLE = 0.2
 IDLE_END = 0.2
 
 
-def gradients(material: Material) -> Iterator[Answer]:
+def check_gradients(material: RunData) -> Iterator[Answer]:
     """Find gradient norms that jump, vanish, or are NaN or infinite."""
-    series = gradient_norm(material.scalars)
+    series = find_gradient_norm(material.scalars)
     if series is None:
         if material.scalars.series:
             yield Unknown(
@@ -56,7 +63,7 @@ def gradients(material: Material) -> Iterator[Answer]:
                 next="log the result of torch.nn.utils.clip_grad_norm_ as train/gradient_norm",
             )
         return
-    points = finite(series)
+    points = finite_points(series)
     lost = [s for s, v in zip(series.steps, series.values, strict=True) if not math.isfinite(v)]
     if lost:
         yield _not_finite(material, series, lost)
@@ -70,13 +77,13 @@ def gradients(material: Material) -> Iterator[Answer]:
             what="the gradients vanish",
             why="almost no gradient reaches the weights: saturated activations, many layers "
             "without normalization, fp16 without loss scaling, or a detached graph",
-            evidence=(logged(f"{series.tag}: {number(usual)} (median)"),),
+            evidence=(from_events(f"{series.tag}: {number(usual)} (median)"),),
             next="use normalization and residual connections, and loss scaling with fp16",
             source=MIXED_PRECISION,
         )
     # Norms fall during training: a spike below the first values does no harm.
     begin = median(value for _, value in points[: len(points) // PARTS])
-    found = [spike for spike in spikes(series, SPIKE_TIMES) if spike.value > begin]
+    found = [spike for spike in find_spikes(series, SPIKE_TIMES) if spike.value > begin]
     if found:
         top = max(found, key=lambda spike: spike.value)
         yield Finding(
@@ -85,7 +92,7 @@ def gradients(material: Material) -> Iterator[Answer]:
             what=f"the gradient norm has spikes ({len(found)} of {len(series.values)} points)",
             why="a single batch has a large gradient; without clipping, such a step can undo much",
             evidence=(
-                logged(
+                from_events(
                     f"{series.tag}: {number(top.value)} at step {top.step}, {number(top.around)} "
                     "around it"
                 ),
@@ -95,10 +102,10 @@ def gradients(material: Material) -> Iterator[Answer]:
         )
 
 
-def _not_finite(material: Material, series: Series, lost: list[int]) -> Finding:
+def _not_finite(material: RunData, series: Series, lost: list[int]) -> Finding:
     share = len(lost) / len(series.steps)
     evidence = (
-        logged(
+        from_events(
             f"{series.tag}: not finite at {len(lost)} of {len(series.steps)} points, first at "
             f"step {lost[0]}"
         ),
@@ -114,25 +121,25 @@ def _not_finite(material: Material, series: Series, lost: list[int]) -> Finding:
         if few
         else "a step with such gradients makes every weight NaN",
         evidence=evidence,
-        next="nothing to do" if few else smaller_rate(material),
+        next="nothing to do" if few else suggest_smaller_rate(material),
         source=MIXED_PRECISION,
     )
 
 
-def _clip(material: Material, usual: float) -> str:
-    if given(material, CLIP):
+def _clip(material: RunData, usual: float) -> str:
+    if find_option(material, CLIP):
         return "look at the batch of that step; the norm is already clipped"
     # The option's name shows that the script clips. Its value has the magnitude of usual norms.
-    if taken(material, CLIP):
-        return "look at the batch of that step; " + again(
+    if find_accepted_option(material, CLIP):
+        return "look at the batch of that step; " + build_command(
             material, {CLIP: f"{usual * 2:.2g}"}, "a smaller maximum norm"
         )
     return f"torch.nn.utils.clip_grad_norm_(model.parameters(), {usual * 2:.2g})"
 
 
-def rate(material: Material) -> Iterator[Answer]:
+def check_learning_rate(material: RunData) -> Iterator[Answer]:
     """Find learning rates that are 0, or constant while the loss does not fall."""
-    series = learning_rate(material.scalars)
+    series = find_learning_rate(material.scalars)
     if series is None:
         if material.scalars.series:
             yield Unknown(
@@ -142,7 +149,7 @@ def rate(material: Material) -> Iterator[Answer]:
                 next="log optimizer.param_groups[0]['lr'] as train/learning_rate",
             )
         return
-    points = finite(series)
+    points = finite_points(series)
     if len(points) < 2:
         return
     values = [value for _, value in points]
@@ -157,8 +164,8 @@ def rate(material: Material) -> Iterator[Answer]:
         what = f"the learning rate is 0 for the last {percent(idle)} of the run"
         yield _zero_rate_finding(series, what, f"{series.tag}: 0 after step {step}")
         return
-    loss = train_loss(material.scalars)
-    trend = course(loss) if loss is not None else None
+    loss = find_train_loss(material.scalars)
+    trend = summarize_trend(loss) if loss is not None else None
     steady = max(values) - min(values) <= 1e-3 * max(values)
     if loss is None or trend is None or not steady or len(values) < LEAST_POINTS:
         return
@@ -170,14 +177,14 @@ def rate(material: Material) -> Iterator[Answer]:
             what="the learning rate never changes, and the loss has stopped falling",
             why="with a decaying learning rate, the loss can fall further",
             evidence=(
-                logged(f"{series.tag}: {number(values[-1])} throughout"),
-                logged(
+                from_events(f"{series.tag}: {number(values[-1])} throughout"),
+                from_events(
                     f"{loss.tag}: {number(trend.medians[6])} at two thirds, "
                     f"{number(trend.last)} at the end"
                 ),
             ),
             next="use torch.optim.lr_scheduler.CosineAnnealingLR; or "
-            + smaller_rate(material, 3.0),
+            + suggest_smaller_rate(material, 3.0),
             source=LEARNING_RATES,
         )
 
@@ -188,16 +195,16 @@ def _zero_rate_finding(series: Series, what: str, text: str) -> Finding:
         level="problem",
         what=what,
         why="steps of size 0 change nothing and cost the same",
-        evidence=(logged(text),),
+        evidence=(from_events(text),),
         next="give the schedule the run's number of steps: epochs x batches per epoch",
         source=PLAYBOOK,
     )
 
 
-def held_out(material: Material) -> Iterator[Answer]:
+def check_overfitting(material: RunData) -> Iterator[Answer]:
     """Detect overfitting: the held-out loss rises again, or the held-out accuracy lags."""
-    loss = held_out_loss(material.scalars)
-    trained, other = accuracies(material.scalars)
+    loss = find_held_out_loss(material.scalars)
+    trained, other = find_accuracies(material.scalars)
     if loss is None and other is None:
         if material.scalars.series:
             yield Unknown(
@@ -212,7 +219,7 @@ def held_out(material: Material) -> Iterator[Answer]:
     if turned or lags:
         yield from (finding for finding in (turned or lags,) if finding)
         return
-    points = finite(loss) if loss is not None else []
+    points = finite_points(loss) if loss is not None else []
     if loss is not None and len(points) >= LEAST_EPOCHS:
         best = min(points, key=lambda point: point[1])
         little = points[-1][1] - best[1] > LITTLE * abs(best[1])
@@ -225,7 +232,7 @@ def held_out(material: Material) -> Iterator[Answer]:
             why="the model generalizes to data that it was not trained on"
             + (", though slightly less than at its best" if little else ""),
             evidence=(
-                logged(
+                from_events(
                     f"{loss.tag}: lowest at step {best[0]} ({number(best[1])}), "
                     f"{number(points[-1][1])} at the end"
                 ),
@@ -242,8 +249,8 @@ def held_out(material: Material) -> Iterator[Answer]:
         )
 
 
-def _find_rise(material: Material, loss: Series) -> Finding | None:
-    points = finite(loss)
+def _find_rise(material: RunData, loss: Series) -> Finding | None:
+    points = finite_points(loss)
     if len(points) < LEAST_EPOCHS:
         return None
     best = min(points, key=lambda point: point[1])
@@ -254,19 +261,19 @@ def _find_rise(material: Material, loss: Series) -> Finding | None:
     later = median(ended[len(ended) // 2 :]) - best[1] if ended else 0.0
     if len(ended) < 2 or min(risen, later) <= RISEN * max(fallen, 0.05 * abs(best[1])):
         return None
-    train = train_loss(material.scalars)
-    own = finite(train) if train is not None else []
+    train = find_train_loss(material.scalars)
+    own = finite_points(train) if train is not None else []
     before = [value for step, value in own if step <= best[0]]
     after = [value for step, value in own if step > best[0]]
     evidence = [
-        logged(
+        from_events(
             f"{loss.tag}: lowest at step {best[0]} ({number(best[1])}), "
             f"{number(last[1])} at the end"
         )
     ]
     if train is not None and before and after:
         evidence.append(
-            logged(f"{train.tag}: {number(before[-1])} there, {number(after[-1])} at the end")
+            from_events(f"{train.tag}: {number(before[-1])} there, {number(after[-1])} at the end")
         )
     return Finding(
         rule="overfitting",
@@ -281,7 +288,7 @@ def _find_rise(material: Material, loss: Series) -> Finding | None:
 
 
 def _find_gap(trained: Series, other: Series) -> Finding | None:
-    own, held = finite(trained), finite(other)
+    own, held = finite_points(trained), finite_points(other)
     if not own or not held:
         return None
     recent = median(value for _, value in own[-5:])
@@ -295,8 +302,8 @@ def _find_gap(trained: Series, other: Series) -> Finding | None:
         what=f"accuracy on held-out data is {gap / scale * 100:.0f} points lower",
         why="it has memorized some of its training data, or the two data sets differ",
         evidence=(
-            logged(f"{trained.tag}: {number(recent)} (median of the last points)"),
-            logged(f"{other.tag}: {number(held[-1][1])}"),
+            from_events(f"{trained.tag}: {number(recent)} (median of the last points)"),
+            from_events(f"{other.tag}: {number(held[-1][1])}"),
         ),
         next="try more data or augmentation, weight decay, dropout, or a smaller model; and check "
         "that both data sets are prepared in the same way",
@@ -304,4 +311,4 @@ def _find_gap(trained: Series, other: Series) -> Finding | None:
     )
 
 
-RULES = (gradients, rate, held_out)
+RULES = (check_gradients, check_learning_rate, check_overfitting)

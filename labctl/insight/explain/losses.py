@@ -11,36 +11,36 @@ from collections.abc import Iterator
 
 from labctl.insight.explain.curves import (
     LEAST_POINTS,
-    Course,
-    at,
-    course,
-    finite,
-    gradient_norm,
-    spikes,
-    train_loss,
-    train_losses,
+    Trend,
+    find_gradient_norm,
+    find_spikes,
+    find_train_loss,
+    find_train_losses,
+    finite_points,
+    summarize_trend,
+    value_at,
 )
 from labctl.insight.explain.evidence import (
     Answer,
     Evidence,
     Finding,
-    Material,
+    RunData,
     Unknown,
-    logged,
-    printed,
+    from_events,
+    from_log,
 )
-from labctl.insight.explain.no_learning import flat, guessed, guesses
-from labctl.insight.explain.rates import beside, smaller_rate
+from labctl.insight.explain.no_learning import detect_guessing, flat_finding, guessing_finding
+from labctl.insight.explain.rates import list_rates_at, suggest_smaller_rate
 from labctl.insight.explain.sources import LEARNING_RATES, MIXED_PRECISION, PLAYBOOK, RECIPE
 from labctl.insight.explain.wording import (
     CLIP,
     EPOCHS,
-    again,
-    also,
-    given_number,
+    build_command,
+    find_accepted_option,
+    find_number,
+    join_suggestions,
     number,
     percent,
-    taken,
 )
 from labctl.insight.scalars import Series
 
@@ -55,9 +55,9 @@ MANY_SPIKES = 0.02
 STILL_FALLING = 0.1
 
 
-def not_finite(material: Material) -> Iterator[Answer]:
+def check_finite(material: RunData) -> Iterator[Answer]:
     """Find NaN or infinity in a loss curve, or in the log."""
-    for series in train_losses(material.scalars):
+    for series in find_train_losses(material.scalars):
         bad = next((i for i, v in enumerate(series.values) if not math.isfinite(v)), None)
         if bad is not None:
             yield _not_finite_finding(material, series, bad)
@@ -65,17 +65,17 @@ def not_finite(material: Material) -> Iterator[Answer]:
     match = IN_LOG.search(material.log)
     if match:
         line = next(line for line in material.log.splitlines() if match[0] in line)
-        evidence = [printed(line.strip()[:200])]
-        curve = train_loss(material.scalars)
-        points = finite(curve) if curve is not None else []
+        evidence = [from_log(line.strip()[:200])]
+        curve = find_train_loss(material.scalars)
+        points = finite_points(curve) if curve is not None else []
         if curve is not None and points:
             step, value = points[-1]
-            evidence.append(logged(f"{curve.tag}: {number(value)} at step {step}, the last"))
-            evidence += beside(material, step)
+            evidence.append(from_events(f"{curve.tag}: {number(value)} at step {step}, the last"))
+            evidence += list_rates_at(material, step)
         yield _nan_finding(material, match[2].lower(), "", tuple(evidence))
 
 
-def _not_finite_finding(material: Material, series: Series, bad: int) -> Finding:
+def _not_finite_finding(material: RunData, series: Series, bad: int) -> Finding:
     step, value = series.steps[bad], series.values[bad]
     name = "NaN" if math.isnan(value) else "infinite"
     if bad == 0:
@@ -85,23 +85,25 @@ def _not_finite_finding(material: Material, series: Series, bad: int) -> Finding
             what=f"the loss is {name} from its first point",
             why="the learning rate is hardly the cause: look for NaN in the data, log(0) or a "
             "division by zero in the loss, or numbers too large for fp16",
-            evidence=(logged(f"{series.tag}: {name} at step {step}, the first that was logged"),),
+            evidence=(
+                from_events(f"{series.tag}: {name} at step {step}, the first that was logged"),
+            ),
             next="torch.autograd.set_detect_anomaly(True) finds the operation; and check one "
             "batch: assert torch.isfinite(inputs).all()",
             source=RECIPE,
         )
     evidence = [
-        logged(
+        from_events(
             f"{series.tag}: {number(series.values[bad - 1])} at step {series.steps[bad - 1]}, "
             f"{name} at step {step}"
         )
     ]
-    evidence += beside(material, series.steps[bad - 1])
+    evidence += list_rates_at(material, series.steps[bad - 1])
     return _nan_finding(material, name, f" at step {step}", tuple(evidence))
 
 
 def _nan_finding(
-    material: Material, name: str, where: str, evidence: tuple[Evidence, ...]
+    material: RunData, name: str, where: str, evidence: tuple[Evidence, ...]
 ) -> Finding:
     half = "float16" in material.log or "fp16" in material.log
     why = "the steps were too large: the loss grew until it overflowed"
@@ -113,26 +115,26 @@ def _nan_finding(
         what=f"the loss became {name}{where}",
         why=why,
         evidence=evidence,
-        next=also(smaller_rate(material), _suggest_clipping(material)),
+        next=join_suggestions(suggest_smaller_rate(material), _suggest_clipping(material)),
         source=MIXED_PRECISION if half else PLAYBOOK,
     )
 
 
-def _suggest_clipping(material: Material) -> str:
-    if given_number(material, CLIP):
+def _suggest_clipping(material: RunData) -> str:
+    if find_number(material, CLIP):
         return ""
-    return "" if taken(material, CLIP) else "and clip gradients to a norm of 1"
+    return "" if find_accepted_option(material, CLIP) else "and clip gradients to a norm of 1"
 
 
-def shape(material: Material) -> Iterator[Answer]:
+def check_trend(material: RunData) -> Iterator[Answer]:
     """Judge the trend of the loss: up, flat, down and up again, still falling, or down."""
-    series = train_loss(material.scalars)
+    series = find_train_loss(material.scalars)
     if series is None:
         yield _unknown_loss(material)
         return
-    trend = course(series)
+    trend = summarize_trend(series)
     if trend is None:
-        if len(finite(series)) == len(series.values):
+        if len(finite_points(series)) == len(series.values):
             yield Unknown(
                 rule="loss",
                 what="the trend of the loss",
@@ -143,14 +145,14 @@ def shape(material: Material) -> Iterator[Answer]:
     yield from _judge_trend(material, series, trend)
 
 
-def _unknown_loss(material: Material) -> Unknown:
+def _unknown_loss(material: RunData) -> Unknown:
     tags = [series.tag for series in material.scalars.series if not series.tag.startswith("setup/")]
     if tags:
         why = f"no curve has `loss` in its name; there are: {', '.join(tags[:6])}"
     elif material.scalars.files:
         why = (
             "it has not logged a curve yet"
-            if not material.run.ended
+            if not material.run.has_ended
             else "it ended before it logged a curve"
         )
     else:
@@ -163,7 +165,7 @@ def _unknown_loss(material: Material) -> Unknown:
     )
 
 
-def _judge_trend(material: Material, series: Series, trend: Course) -> Iterator[Finding]:
+def _judge_trend(material: RunData, series: Series, trend: Trend) -> Iterator[Finding]:
     low = trend.medians[trend.lowest]
     fallen, risen = trend.first - low, trend.last - low
     # A fall or rise counts only if it exceeds the scatter of single points.
@@ -171,9 +173,9 @@ def _judge_trend(material: Material, series: Series, trend: Course) -> Iterator[
     if risen > max(RISE_OF_FALL * fallen, scatter):
         yield _rise_finding(material, series, trend)
     elif fallen <= max(FLAT_SHARE * abs(trend.first), scatter / 2):
-        yield flat(material, series, trend)
-    elif (classes := guessed(material.scalars, trend)) > 0:
-        yield guesses(material, series, trend, classes)
+        yield flat_finding(material, series, trend)
+    elif (classes := detect_guessing(material.scalars, trend)) > 0:
+        yield guessing_finding(material, series, trend, classes)
     else:
         late = trend.medians[-3] - trend.last
         if trend.lowest == len(trend.medians) - 1 and late > STILL_FALLING * fallen:
@@ -182,7 +184,7 @@ def _judge_trend(material: Material, series: Series, trend: Course) -> Iterator[
             yield _fall_finding(series, trend)
 
 
-def _rise_finding(material: Material, series: Series, trend: Course) -> Finding:
+def _rise_finding(material: RunData, series: Series, trend: Trend) -> Finding:
     low, beyond = trend.lowest, trend.last > trend.first
     step = trend.ends[low]
     text = (
@@ -195,19 +197,17 @@ def _rise_finding(material: Material, series: Series, trend: Course) -> Finding:
         what="the loss diverges" if beyond else f"the loss rises again after step {step}",
         why="the steps are too large"
         + ("" if beyond else " for this stage of the training, or the data changed"),
-        evidence=(logged(text), *beside(material, trend.ends[-1])),
-        next=also(
-            smaller_rate(material, 10.0 if beyond else 3.0),
+        evidence=(from_events(text), *list_rates_at(material, trend.ends[-1])),
+        next=join_suggestions(
+            suggest_smaller_rate(material, 10.0 if beyond else 3.0),
             "" if beyond else "or use a learning rate that decays, with warm-up",
         ),
         source=PLAYBOOK,
     )
 
 
-def _still_falling_finding(
-    material: Material, series: Series, trend: Course, late: float
-) -> Finding:
-    epochs = given_number(material, EPOCHS)
+def _still_falling_finding(material: RunData, series: Series, trend: Trend, late: float) -> Finding:
+    epochs = find_number(material, EPOCHS)
     more = str(int(epochs * 2)) if epochs else "20"
     text = (
         f"{series.tag}: {number(trend.first)} to {number(trend.last)}; {percent(late)} of that in "
@@ -217,41 +217,41 @@ def _still_falling_finding(
         level="advice",
         what="the loss was still falling at the end",
         why="more or larger steps would reduce it further",
-        evidence=(logged(text + "the last fifth"), *beside(material, trend.ends[-1])),
-        next=again(material, {EPOCHS: more}, "train longer, or use a larger learning rate"),
+        evidence=(from_events(text + "the last fifth"), *list_rates_at(material, trend.ends[-1])),
+        next=build_command(material, {EPOCHS: more}, "train longer, or use a larger learning rate"),
         source=LEARNING_RATES,
     )
 
 
-def _fall_finding(series: Series, trend: Course) -> Finding:
+def _fall_finding(series: Series, trend: Trend) -> Finding:
     return Finding(
         rule="loss-falls",
         level="good",
         what=f"the loss fell from {number(trend.first)} to {number(trend.last)}",
         why="it has learned as much as it can at this learning rate",
-        evidence=(logged(f"{series.tag}: medians of the first and last tenth of its points"),),
+        evidence=(from_events(f"{series.tag}: medians of the first and last tenth of its points"),),
         next="nothing to do",
         source=PLAYBOOK,
     )
 
 
-def jumps(material: Material) -> Iterator[Answer]:
+def check_spikes(material: RunData) -> Iterator[Answer]:
     """Find single points far above their neighbors."""
-    series = train_loss(material.scalars)
-    trend = course(series) if series is not None else None
+    series = find_train_loss(material.scalars)
+    trend = summarize_trend(series) if series is not None else None
     if series is None or trend is None:
         return
     fallen = trend.first - trend.medians[trend.lowest]
-    found = spikes(series, SPIKE_TIMES, SPIKE_OF_FALL * max(fallen, 0.0))
+    found = find_spikes(series, SPIKE_TIMES, SPIKE_OF_FALL * max(fallen, 0.0))
     if not found:
         return
-    norm = gradient_norm(material.scalars)
+    norm = find_gradient_norm(material.scalars)
     evidence = []
     for spike in sorted(found, key=lambda spike: -spike.value)[:3]:
-        size = at(norm, spike.step)
+        size = value_at(norm, spike.step)
         norm_text = f", gradient norm {number(size)}" if size is not None else ""
         evidence.append(
-            logged(
+            from_events(
                 f"{series.tag}: {number(spike.value)} at step {spike.step}, "
                 f"{number(spike.around)} around it{norm_text}"
             )
@@ -264,12 +264,12 @@ def jumps(material: Material) -> Iterator[Answer]:
         why="some batches cause it: odd or wrongly labeled examples, or steps that are almost too "
         "large to be stable",
         evidence=tuple(evidence),
-        next=also(
-            also(smaller_rate(material, 3.0), _suggest_clipping(material)),
+        next=join_suggestions(
+            join_suggestions(suggest_smaller_rate(material, 3.0), _suggest_clipping(material)),
             "and look at the batches of those steps",
         ),
         source=PLAYBOOK,
     )
 
 
-RULES = (not_finite, shape, jumps)
+RULES = (check_finite, check_trend, check_spikes)

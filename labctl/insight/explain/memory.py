@@ -6,26 +6,26 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from labctl.insight.explain.curves import setting
+from labctl.insight.explain.curves import read_setting
 from labctl.insight.explain.evidence import (
     Answer,
     Evidence,
     Finding,
-    Material,
-    measured,
-    printed,
-    recorded,
+    RunData,
+    from_log,
+    from_record,
+    from_telemetry,
 )
-from labctl.insight.explain.samples import settled, slope
+from labctl.insight.explain.samples import drop_start, fit_slope
 from labctl.insight.explain.sources import CUDA_NOTES, DOCKER_LIMITS, FAQ
 from labctl.insight.explain.wording import (
     ACCUMULATE,
     BATCH,
     GIB,
     WORKERS,
-    again,
+    build_command,
+    find_number,
     gib,
-    given_number,
     minutes,
     percent,
 )
@@ -55,16 +55,16 @@ class OutOfMemory(Value, frozen=True):
     where_batch: str = ""
 
 
-def ran_out(material: Material) -> OutOfMemory | None:
+def find_out_of_memory(material: RunData) -> OutOfMemory | None:
     """Find out whether memory ran out in this run, and whose; None if it did not."""
-    batch, where = used_batch(material)
+    batch, where = find_batch_size(material)
     lines = [line for line in material.log.splitlines() if OUT.search(line)]
     if lines:
         return OutOfMemory(
             whose="gpu",
             limit_bytes=_parse_capacity(lines[-1]) or _find_gpu_memory(material.samples),
             batch=batch,
-            evidence=(printed(lines[-1].strip()[:300]),),
+            evidence=(from_log(lines[-1].strip()[:300]),),
             where_batch=where,
         )
     if material.run.told.startswith("out of memory"):
@@ -77,18 +77,18 @@ def ran_out(material: Material) -> OutOfMemory | None:
             whose="container",
             limit_bytes=limit,
             batch=batch,
-            evidence=(recorded(material.run.told), *_peak_evidence(material.samples)),
+            evidence=(from_record(material.run.told), *_peak_evidence(material.samples)),
             where_batch=where,
         )
     return None
 
 
-def used_batch(material: Material) -> tuple[int, str]:
+def find_batch_size(material: RunData) -> tuple[int, str]:
     """Return (batch size, its source): the command, the curves, else the log; 0 if unknown."""
-    option = given_number(material, BATCH)
+    option = find_number(material, BATCH)
     if option:
         return int(option), "the command"
-    logged_size = setting(material.scalars, "batch_size")
+    logged_size = read_setting(material.scalars, "batch_size")
     if logged_size:
         return int(logged_size), "setup/batch_size"
     match = IN_LOG.search(material.log)
@@ -110,12 +110,12 @@ def _find_gpu_memory(samples: tuple[Sample, ...]) -> int:
 
 def _peak_evidence(samples: tuple[Sample, ...]) -> tuple[Evidence, ...]:
     used = [sample.memory_bytes for sample in samples if sample.memory_bytes]
-    return (measured(f"container memory: peak use {gib(max(used))}"),) if used else ()
+    return (from_telemetry(f"container memory: peak use {gib(max(used))}"),) if used else ()
 
 
-def exhausted(material: Material) -> Iterator[Answer]:
+def check_out_of_memory(material: RunData) -> Iterator[Answer]:
     """Report memory that ran out, with the estimate's numbers and the batch to use."""
-    failure = ran_out(material)
+    failure = find_out_of_memory(material)
     if failure is None:
         return
     gpu = failure.whose == "gpu"
@@ -131,7 +131,7 @@ def exhausted(material: Material) -> Iterator[Answer]:
     )
 
 
-def _explain_size(material: Material, failure: OutOfMemory) -> tuple[str, tuple[Evidence, ...]]:
+def _explain_size(material: RunData, failure: OutOfMemory) -> tuple[str, tuple[Evidence, ...]]:
     """Return (why memory ran out, evidence from the estimate)."""
     fit = material.fit
     used = f"a batch of {failure.batch} ({failure.where_batch})" if failure.batch else "its batch"
@@ -165,7 +165,7 @@ def _explain_size(material: Material, failure: OutOfMemory) -> tuple[str, tuple[
     return why, tuple(evidence)
 
 
-def _suggest_smaller(material: Material, failure: OutOfMemory) -> str:
+def _suggest_smaller(material: RunData, failure: OutOfMemory) -> str:
     """Suggest the command with a batch that fits."""
     fit = material.fit
     if fit is not None and fit.batch == 0:
@@ -184,12 +184,12 @@ def _suggest_smaller(material: Material, failure: OutOfMemory) -> str:
     if parts > 1:
         changes[ACCUMULATE] = str(parts)
     otherwise = f"use a batch size of {batch}, and accumulate gradients over {parts} batches"
-    return again(material, changes, otherwise)
+    return build_command(material, changes, otherwise)
 
 
-def creeping(material: Material) -> Iterator[Answer]:
+def check_rising_memory(material: RunData) -> Iterator[Answer]:
     """Find memory that rises steadily, of the container and of each GPU."""
-    samples = settled(material.samples)
+    samples = drop_start(material.samples)
     if len({sample.attempt for sample in samples}) > 1:
         last = samples[-1].attempt
         samples = tuple(sample for sample in samples if sample.attempt == last)
@@ -206,18 +206,18 @@ def creeping(material: Material) -> Iterator[Answer]:
 
 
 def _find_rise(
-    material: Material, points: list[tuple[float, int]], limit: int, whose: str
+    material: RunData, points: list[tuple[float, int]], limit: int, whose: str
 ) -> Iterator[Answer]:
     if len(points) < LEAST_SAMPLES:
         return
     begin = points[0][0]
-    per_s, straight = slope([(at - begin, float(size)) for at, size in points])
+    per_s, straight = fit_slope([(at - begin, float(size)) for at, size in points])
     took_s = points[-1][0] - begin
     risen = per_s * took_s
     if straight < STRAIGHT or risen < RISE_SHARE * points[0][1]:
         return
     evidence = [
-        measured(
+        from_telemetry(
             f"from {gib(points[0][1])} to {gib(points[-1][1])} in {minutes(took_s)}: "
             f"{gib(per_s * 3600)} an hour; a straight line explains {percent(straight)} of it"
         )
@@ -226,7 +226,7 @@ def _find_rise(
     if limit > points[-1][1]:
         left_s = (limit - points[-1][1]) / per_s
         full_in = f"; at this rate it will be full in {minutes(left_s)}"
-        evidence.append(measured(f"its limit is {gib(limit)}"))
+        evidence.append(from_telemetry(f"its limit is {gib(limit)}"))
     gpu = "GPU" in whose
     yield Finding(
         rule="gpu-memory-creeps" if gpu else "memory-creeps",
@@ -241,15 +241,15 @@ def _find_rise(
     )
 
 
-def _suggest_fewer_workers(material: Material) -> str:
-    command = again(material, {WORKERS: "0"}, "")
+def _suggest_fewer_workers(material: RunData) -> str:
+    command = build_command(material, {WORKERS: "0"}, "")
     return f"; to check whether the workers are the cause: {command}" if command else ""
 
 
-def nearly_full(material: Material) -> Iterator[Answer]:
+def check_nearly_full(material: RunData) -> Iterator[Answer]:
     """Warn about a container whose memory is nearly full."""
-    samples = settled(material.samples)
-    if ran_out(material) is not None or not samples:
+    samples = drop_start(material.samples)
+    if find_out_of_memory(material) is not None or not samples:
         return
     shares = [
         sample.memory_bytes / sample.memory_limit_bytes
@@ -263,10 +263,10 @@ def nearly_full(material: Material) -> Iterator[Answer]:
             level="advice",
             what="the container's memory is nearly full",
             why="the kernel kills the run when it reaches its limit",
-            evidence=(measured(f"peak use {percent(max(shares))} of {gib(limit)}"),),
+            evidence=(from_telemetry(f"peak use {percent(max(shares))} of {gib(limit)}"),),
             next="use fewer workers or a smaller batch; or raise limits: {memory: ...} in lab.yaml",
             source=DOCKER_LIMITS,
         )
 
 
-RULES = (exhausted, creeping, nearly_full)
+RULES = (check_out_of_memory, check_rising_memory, check_nearly_full)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from labctl.insight.explain.curves import Course, accuracies, finite
-from labctl.insight.explain.evidence import Evidence, Finding, Material, logged
-from labctl.insight.explain.rates import beside, other_rate
+from labctl.insight.explain.curves import Trend, find_accuracies, finite_points
+from labctl.insight.explain.evidence import Evidence, Finding, RunData, from_events
+from labctl.insight.explain.rates import list_rates_at, suggest_other_rate
 from labctl.insight.explain.sources import RECIPE
 from labctl.insight.explain.wording import number, percent
 from labctl.insight.scalars import Scalars, Series
@@ -17,7 +17,7 @@ NEAR, VERY_NEAR = 0.03, 0.01
 ACCURACY_NEAR = 0.25
 
 
-def guessed(scalars: Scalars, trend: Course) -> int:
+def detect_guessing(scalars: Scalars, trend: Trend) -> int:
     """Return the number of classes among which the model only guesses; 0 if it was ever better.
 
     The cross entropy of a uniform guess among k classes is ln k. An accuracy must be near 1 / k.
@@ -41,9 +41,9 @@ def guessed(scalars: Scalars, trend: Course) -> int:
 
 def _accuracy(scalars: Scalars) -> float | None:
     """Return the last accuracy that was logged, from 0 to 1; on held-out data, if there is any."""
-    trained, held_out = accuracies(scalars)
+    trained, held_out = find_accuracies(scalars)
     curve = held_out or trained
-    points = finite(curve) if curve is not None else []
+    points = finite_points(curve) if curve is not None else []
     if not points:
         return None
     return points[-1][1] / (100 if points[-1][1] > 1 else 1)
@@ -53,13 +53,15 @@ def _chance_evidence(scalars: Scalars, classes: int) -> list[Evidence]:
     text = f"ln {classes} is {math.log(classes):.3f}: the loss of guessing among {classes} classes"
     accuracy = _accuracy(scalars)
     if accuracy is None:
-        return [logged(text)]
+        return [from_events(text)]
     return [
-        logged(f"{text}, which gets {percent(1 / classes)} right; accuracy {percent(accuracy)}")
+        from_events(
+            f"{text}, which gets {percent(1 / classes)} right; accuracy {percent(accuracy)}"
+        )
     ]
 
 
-def guesses(material: Material, series: Series, trend: Course, classes: int) -> Finding:
+def guessing_finding(material: RunData, series: Series, trend: Trend, classes: int) -> Finding:
     """Report a loss that fell, perhaps from a high start, but only to the level of guessing."""
     lowest = number(min(trend.medians))
     text = f"{series.tag}: {number(trend.last)} at the end, never lower than {lowest}"
@@ -70,25 +72,25 @@ def guesses(material: Material, series: Series, trend: Course, classes: int) -> 
         why="the learning rate is so large that the first steps destroyed the network, or far too "
         "small; or gradients do not reach the weights; or labels do not match their inputs",
         evidence=(
-            logged(f"{text} (medians of tenths)"),
+            from_events(f"{text} (medians of tenths)"),
             *_chance_evidence(material.scalars, classes),
-            *beside(material, trend.ends[0]),
+            *list_rates_at(material, trend.ends[0]),
         ),
-        next=other_rate(material),
+        next=suggest_other_rate(material),
         source=RECIPE,
     )
 
 
-def flat(material: Material, series: Series, trend: Course) -> Finding:
+def flat_finding(material: RunData, series: Series, trend: Trend) -> Finding:
     """Report a loss that never moved."""
     text = (
         f"{series.tag}: {number(trend.first)} at the start, {number(trend.last)} at the end "
         f"(medians of tenths; single points scatter by {number(trend.noise)})"
     )
-    evidence = [logged(text)]
-    classes = guessed(material.scalars, trend)
+    evidence = [from_events(text)]
+    classes = detect_guessing(material.scalars, trend)
     evidence += _chance_evidence(material.scalars, classes) if classes else []
-    evidence += beside(material, trend.ends[-1])
+    evidence += list_rates_at(material, trend.ends[-1])
     return Finding(
         rule="loss-flat",
         level="problem",
@@ -97,6 +99,6 @@ def flat(material: Material, series: Series, trend: Course) -> Finding:
         "reach the weights (frozen, detached, no optimizer step), or labels do not match",
         evidence=tuple(evidence),
         next="first train on a single batch until the loss is nearly 0; if that fails, the code "
-        f"has a bug. Then {other_rate(material)}",
+        f"has a bug. Then {suggest_other_rate(material)}",
         source=RECIPE,
     )

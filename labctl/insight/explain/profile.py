@@ -29,7 +29,7 @@ MANY_KERNELS = 100
 FP32_PRODUCTS = ("sgemm", "gemm_fp32", "_fp32_")
 
 
-class Row(Value, frozen=True):
+class ProfileRow(Value, frozen=True):
     """An operation or a kernel: microseconds and calls per step, and its share of its kind."""
 
     name: str
@@ -44,8 +44,8 @@ class Profile(Value, frozen=True):
     steps: int
     step_us: float
     phases: dict[str, float]
-    operations: tuple[Row, ...]
-    kernels: tuple[Row, ...]
+    operations: tuple[ProfileRow, ...]
+    kernels: tuple[ProfileRow, ...]
     kernel_count: float
     kernel_us: float
     gpu_busy: float | None

@@ -19,7 +19,7 @@ LEAST = 3
 LONGEST_GAP_S = 180.0
 
 
-class Card(Value, frozen=True):
+class GpuSummary(Value, frozen=True):
     """Medians of one GPU after the start; None for what the GPU does not report."""
 
     name: str
@@ -35,7 +35,7 @@ class Card(Value, frozen=True):
     throttled: dict[str, float]
 
 
-def settled(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+def drop_start(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     """Return the samples without each attempt's start."""
     kept: list[Sample] = []
     for attempt in sorted({sample.attempt for sample in samples}):
@@ -51,13 +51,13 @@ def span_s(samples: Sequence[Sample]) -> float:
     return max(0.0, samples[-1].at - samples[0].at) if samples else 0.0
 
 
-def middle(values: Iterable[float | None]) -> float | None:
+def median_of(values: Iterable[float | None]) -> float | None:
     """Return the median of the measured values; None with fewer than LEAST of them."""
     measured = [value for value in values if value is not None]
     return median(measured) if len(measured) >= LEAST else None
 
 
-def cards(samples: Sequence[Sample]) -> tuple[Card, ...]:
+def summarize_gpus(samples: Sequence[Sample]) -> tuple[GpuSummary, ...]:
     """Summarize every GPU that has enough samples, in the order of first appearance."""
     by_uuid: dict[str, list[GpuSample]] = {}
     for sample in samples:
@@ -66,22 +66,22 @@ def cards(samples: Sequence[Sample]) -> tuple[Card, ...]:
     return tuple(_summarize(gpus) for gpus in by_uuid.values() if len(gpus) >= LEAST)
 
 
-def _summarize(samples: Sequence[GpuSample]) -> Card:
+def _summarize(samples: Sequence[GpuSample]) -> GpuSummary:
     reasons = {reason for sample in samples for reason in sample.throttle}
     totals = [sample.memory_total_bytes for sample in samples if sample.memory_total_bytes]
-    return Card(
+    return GpuSummary(
         name=samples[-1].name or "GPU",
         uuid=samples[-1].uuid,
         count=len(samples),
-        use_percent=middle(sample.use_percent for sample in samples),
-        power_w=middle(sample.power_w for sample in samples),
-        power_limit_w=middle(sample.power_limit_w for sample in samples),
-        memory_share=middle(
+        use_percent=median_of(sample.use_percent for sample in samples),
+        power_w=median_of(sample.power_w for sample in samples),
+        power_limit_w=median_of(sample.power_limit_w for sample in samples),
+        memory_share=median_of(
             _share(sample.memory_bytes, sample.memory_total_bytes) for sample in samples
         ),
         memory_total_bytes=totals[-1] if totals else None,
-        temperature_c=middle(sample.temperature_c for sample in samples),
-        clock_share=middle(
+        temperature_c=median_of(sample.temperature_c for sample in samples),
+        clock_share=median_of(
             _share(sample.sm_clock_mhz, sample.sm_clock_max_mhz) for sample in samples
         ),
         throttled={
@@ -95,9 +95,9 @@ def _share(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
-def processor_share(samples: Sequence[Sample]) -> float | None:
+def cpu_share(samples: Sequence[Sample]) -> float | None:
     """Return busy CPU cores as a share of those that the run may use."""
-    return middle(_share(sample.cpu_cores, sample.cores) for sample in samples)
+    return median_of(_share(sample.cpu_cores, sample.cores) for sample in samples)
 
 
 def cores(samples: Sequence[Sample]) -> float | None:
@@ -105,7 +105,7 @@ def cores(samples: Sequence[Sample]) -> float | None:
     return next((sample.cores for sample in reversed(samples) if sample.cores), None)
 
 
-def rate(samples: Sequence[Sample], total: Callable[[Sample], int | None]) -> float | None:
+def byte_rate(samples: Sequence[Sample], total: Callable[[Sample], int | None]) -> float | None:
     """Return a counter's bytes per second, without gaps and restarts of the counter."""
     size = seconds = 0.0
     for before, after in pairwise(samples):
@@ -118,7 +118,7 @@ def rate(samples: Sequence[Sample], total: Callable[[Sample], int | None]) -> fl
     return size / seconds if seconds else None
 
 
-def slope(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def fit_slope(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Fit a line by least squares; return (rise per unit, share of the variance explained)."""
     count = len(points)
     mean_x = sum(x for x, _ in points) / count

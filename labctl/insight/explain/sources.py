@@ -5,74 +5,74 @@ from __future__ import annotations
 from labctl.model import Value
 
 
-class Source(Value, frozen=True):
+class Reference(Value, frozen=True):
     title: str
     url: str
 
 
-NVML_USE = Source(
+NVML_USE = Reference(
     title="NVIDIA, NVML reference: utilization is the share of time in which any kernel ran",
     url="https://docs.nvidia.com/deploy/nvml-api/structnvmlUtilization__t.html",
 )
-NVML_THROTTLE = Source(
+NVML_THROTTLE = Reference(
     title="NVIDIA, NVML reference: reasons for lower clocks",
     url="https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html",
 )
-GPU_LOSS = Source(
+GPU_LOSS = Reference(
     title="NVIDIA Container Toolkit, Troubleshooting: containers losing access to GPUs",
     url="https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html",
 )
-GPU_BACKGROUND = Source(
+GPU_BACKGROUND = Reference(
     title="NVIDIA, GPU Performance Background: limited by arithmetic, memory or latency",
     url="https://docs.nvidia.com/deeplearning/performance/dl-performance-gpu-background/",
 )
-TUNING = Source(
+TUNING = Reference(
     title="PyTorch, Performance Tuning Guide",
     url="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
 )
-DATA_LOADER = Source(
+DATA_LOADER = Reference(
     title="PyTorch, torch.utils.data: single- and multi-process data loading",
     url="https://docs.pytorch.org/docs/stable/data.html",
 )
-SHARED_MEMORY = Source(
+SHARED_MEMORY = Reference(
     title="PyTorch, README: Docker image, --ipc=host or --shm-size",
     url="https://github.com/pytorch/pytorch#docker-image",
 )
-CUDA_NOTES = Source(
+CUDA_NOTES = Reference(
     title="PyTorch, CUDA semantics: memory management, asynchronous execution",
     url="https://docs.pytorch.org/docs/stable/notes/cuda.html",
 )
-FAQ = Source(
+FAQ = Reference(
     title="PyTorch, Frequently Asked Questions: do not accumulate history across the loop",
     url="https://docs.pytorch.org/docs/stable/notes/faq.html",
 )
-DOCKER_LIMITS = Source(
+DOCKER_LIMITS = Reference(
     title="Docker, Resource constraints",
     url="https://docs.docker.com/engine/containers/resource_constraints/",
 )
-PLAYBOOK = Source(
+PLAYBOOK = Reference(
     title="Godbole et al., Deep Learning Tuning Playbook, 2023",
     url="https://github.com/google-research/tuning_playbook",
 )
-RECIPE = Source(
+RECIPE = Reference(
     title="Karpathy, A Recipe for Training Neural Networks, 2019",
     url="https://karpathy.github.io/2019/04/25/recipe/",
 )
-CLIPPING = Source(
+CLIPPING = Reference(
     title="Pascanu et al., On the difficulty of training recurrent neural networks, 2013",
     url="https://arxiv.org/abs/1211.5063",
 )
-MIXED_PRECISION = Source(
+MIXED_PRECISION = Reference(
     title="Micikevicius et al., Mixed Precision Training, 2018",
     url="https://arxiv.org/abs/1710.03740",
 )
-LEARNING_RATES = Source(
+LEARNING_RATES = Reference(
     title="Smith, Cyclical Learning Rates for Training Neural Networks, 2017",
     url="https://arxiv.org/abs/1506.01186",
 )
-EARLY_STOPPING = Source(
+EARLY_STOPPING = Reference(
     title="Goodfellow et al., Deep Learning, 2016, section 7.8: early stopping",
     url="https://www.deeplearningbook.org/contents/regularization.html",
 )
-LAB_FILE = Source(title="labctl, the commented lab.yaml", url="docs/lab.yaml")
-LABCTL = Source(title="labctl, the student guide", url="docs/student.md")
+LAB_FILE = Reference(title="labctl, the commented lab.yaml", url="docs/lab.yaml")
+LABCTL = Reference(title="labctl, the student guide", url="docs/student.md")

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 
-from labctl.insight.explain.evidence import Material
+from labctl.insight.explain.evidence import RunData
 
 GIB = 1024**3
 LEARNING_RATE = ("--lr", "--learning-rate", "--learning_rate", "--base-lr", "--max-lr")
@@ -32,7 +32,7 @@ def gib(size: float) -> str:
     return f"{size / 1024**2:.0f} MiB" if size >= 1024**2 else f"{size / 1024:.0f} KiB"
 
 
-def taken_samples(count: int, least: int) -> str:
+def too_few_samples_text(count: int, least: int) -> str:
     """Explain that `count` samples of telemetry are too few."""
     taken = "there is 1 sample" if count == 1 else f"there are {count} samples"
     return f"{taken} of telemetry, one every 10 s; this rule needs {least} after the start"
@@ -52,7 +52,7 @@ def minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def given(material: Material, names: Iterable[str]) -> tuple[str, str] | None:
+def find_option(material: RunData, names: Iterable[str]) -> tuple[str, str] | None:
     """Find an option with one of these names in the run's command; return (name, value)."""
     words = material.run.command
     for index, word in enumerate(words):
@@ -64,36 +64,36 @@ def given(material: Material, names: Iterable[str]) -> tuple[str, str] | None:
     return None
 
 
-def given_number(material: Material, names: Iterable[str]) -> float | None:
+def find_number(material: RunData, names: Iterable[str]) -> float | None:
     """Return the numeric value of an option of the run's command; None if it has none."""
-    option = given(material, names)
+    option = find_option(material, names)
     return float(option[1]) if option and _NUMBER.fullmatch(option[1]) else None
 
 
-def taken(material: Material, names: Iterable[str]) -> str:
+def find_accepted_option(material: RunData, names: Iterable[str]) -> str:
     """Find an option of these names in the command or the lab's scripts; "" if none exists."""
     names = tuple(names)
-    option = given(material, names)
+    option = find_option(material, names)
     if option:
         return option[0]
     return next((name for name in names if name in material.options), "")
 
 
-def again(material: Material, changes: Mapping[tuple[str, ...], str], otherwise: str) -> str:
+def build_command(material: RunData, changes: Mapping[tuple[str, ...], str], otherwise: str) -> str:
     """Build the run's command with these options changed, or `otherwise` if it has none of them."""
     words = list(material.run.command)
     if not any(word.endswith(".py") or word == "-m" for word in words):
         return otherwise  # such as a shell command, which would ignore additional options
     changed = False
     for names, value in changes.items():
-        name = taken(material, names)
+        name = find_accepted_option(material, names)
         if name:
             words = _set_option(words, name, value)
             changed = True
     return f"labctl run -- {shlex.join(words)}" if changed else otherwise
 
 
-def also(first: str, more: str) -> str:
+def join_suggestions(first: str, more: str) -> str:
     """Join two suggestions. After a command the second is a comment, so that it can be copied."""
     if not more:
         return first

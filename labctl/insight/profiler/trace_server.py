@@ -24,7 +24,7 @@ FILES = {
 LOCALHOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 
 
-class Shelf(BaseHTTPRequestHandler):
+class ProfileRequestHandler(BaseHTTPRequestHandler):
     """One request."""
 
     runs = RUNS
@@ -74,7 +74,7 @@ class Shelf(BaseHTTPRequestHandler):
 
 def main() -> None:
     port = int(os.environ.get("LABCTL_SERVICE_PORT") or sys.argv[1])
-    ThreadingHTTPServer(("0.0.0.0", port), Shelf).serve_forever()
+    ThreadingHTTPServer(("0.0.0.0", port), ProfileRequestHandler).serve_forever()
 
 
 if __name__ == "__main__":

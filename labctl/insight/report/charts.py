@@ -36,7 +36,7 @@ class Tick(Value, frozen=True):
     text: str
 
 
-class Line(Value, frozen=True):
+class ChartLine(Value, frozen=True):
     """A curve's path. `style` 0 is the accent color, others are quiet colors."""
 
     label: str
@@ -64,7 +64,7 @@ class Chart(Value, frozen=True):
     unit: str
     alt: str
     x_title: str
-    lines: tuple[Line, ...] = ()
+    lines: tuple[ChartLine, ...] = ()
     x_ticks: tuple[Tick, ...] = ()
     y_ticks: tuple[Tick, ...] = ()
     mark: Mark | None = None
@@ -78,11 +78,11 @@ class Axis(Value, frozen=True):
     high: float
     ticks: tuple[float, ...]
 
-    def at(self, value: float) -> float:
+    def position_of(self, value: float) -> float:
         return (value - self.low) / (self.high - self.low) * 100
 
 
-def chart(
+def draw_chart(
     name: str,
     title: str,
     curves: Sequence[Curve],
@@ -106,8 +106,8 @@ def chart(
     xs = [x for curve in drawn for x, y in zip(curve.xs, curve.ys, strict=True) if y is not None]
     ys = [y for curve in drawn for y in curve.ys if y is not None]
     near = xs and 0 < min(xs) < max(xs) / 4  # such an axis most likely counts from 0
-    x_axis = axis([0.0, *xs] if near else xs, whole=True) if xs else None
-    y_axis = axis([*ys, *(v for v in (low, high) if v is not None)]) if ys else None
+    x_axis = choose_axis([0.0, *xs] if near else xs, whole=True) if xs else None
+    y_axis = choose_axis([*ys, *(v for v in (low, high) if v is not None)]) if ys else None
     blank = Chart(name=name, title=title, unit="%" if share else unit, alt="", x_title=x_title)
     if x_axis is None or y_axis is None:
         reason = "all values are NaN or infinite" if curves else "nothing was logged"
@@ -123,9 +123,9 @@ def chart(
         blank,
         alt=f"{title}. " + " ".join(_describe(curve, format_value, x_title) for curve in drawn),
         lines=lines,
-        x_ticks=tuple(Tick(at=x_axis.at(v), text=number(v)) for v in x_axis.ticks),
+        x_ticks=tuple(Tick(at=x_axis.position_of(v), text=number(v)) for v in x_axis.ticks),
         y_ticks=tuple(
-            Tick(at=100 - y_axis.at(v), text=bare_percent(v, 0) if share else number(v))
+            Tick(at=100 - y_axis.position_of(v), text=bare_percent(v, 0) if share else number(v))
             for v in y_axis.ticks
         ),
         mark=_mark(mark, drawn, x_axis, y_axis) if mark else None,
@@ -133,7 +133,7 @@ def chart(
     )
 
 
-def axis(values: Sequence[float], *, whole: bool = False, wanted: int = 4) -> Axis | None:
+def choose_axis(values: Sequence[float], *, whole: bool = False, wanted: int = 4) -> Axis | None:
     """Choose round ends and ticks for finite `values`; None if their range is too large to draw.
 
     With `whole`, the axis ends where the values end, as an x axis should.
@@ -173,9 +173,11 @@ def _sort_main_first(curves: Sequence[Curve]) -> list[Curve]:
     return sorted(curves, key=lambda curve: not curve.main)
 
 
-def _line(curve: Curve, x_axis: Axis, y_axis: Axis, style: int, share: bool) -> Line:
-    runs = [thin(run) for run in stretches(curve)]
-    positions = [[(x_axis.at(x), 100 - y_axis.at(y)) for x, y in run] for run in runs]
+def _line(curve: Curve, x_axis: Axis, y_axis: Axis, style: int, share: bool) -> ChartLine:
+    runs = [reduce_points(run) for run in split_at_gaps(curve)]
+    positions = [
+        [(x_axis.position_of(x), 100 - y_axis.position_of(y)) for x, y in run] for run in runs
+    ]
     path = "".join(
         " ".join(
             f"{'M' if index == 0 else 'L'}{x * UNIT / 100:.1f} {y * UNIT / 100:.1f}"
@@ -186,7 +188,7 @@ def _line(curve: Curve, x_axis: Axis, y_axis: Axis, style: int, share: bool) -> 
     single = [run[0] for run in positions if len(run) == 1]
     few = [point for run in positions for point in run]
     last = runs[-1][-1][1]
-    return Line(
+    return ChartLine(
         label=curve.label,
         value=percent(last) if share else number(last, 3),
         path=path,
@@ -196,7 +198,7 @@ def _line(curve: Curve, x_axis: Axis, y_axis: Axis, style: int, share: bool) -> 
     )
 
 
-def stretches(curve: Curve) -> list[list[tuple[float, float]]]:
+def split_at_gaps(curve: Curve) -> list[list[tuple[float, float]]]:
     """Split a curve into stretches without missing values."""
     found: list[list[tuple[float, float]]] = [[]]
     for x, y in zip(curve.xs, curve.ys, strict=True):
@@ -207,7 +209,9 @@ def stretches(curve: Curve) -> list[list[tuple[float, float]]]:
     return [run for run in found if run]
 
 
-def thin(points: list[tuple[float, float]], most: int = MOST_POINTS) -> list[tuple[float, float]]:
+def reduce_points(
+    points: list[tuple[float, float]], most: int = MOST_POINTS
+) -> list[tuple[float, float]]:
     """Reduce to at most `most` points: the lowest and highest of each part, and both ends."""
     if len(points) <= most:
         return points
@@ -219,7 +223,7 @@ def thin(points: list[tuple[float, float]], most: int = MOST_POINTS) -> list[tup
     return [*kept, points[-1]]
 
 
-def _separate_labels(lines: tuple[Line, ...]) -> tuple[Line, ...]:
+def _separate_labels(lines: tuple[ChartLine, ...]) -> tuple[ChartLine, ...]:
     """Move the lines' labels apart so that they do not overlap, and stay inside the plot."""
     order = sorted(lines, key=lambda line: line.label_at)
     placed: list[float] = []
@@ -240,10 +244,10 @@ def _mark(
     x, text = mark
     if not x_axis.low <= x <= x_axis.high:
         return None
-    at = x_axis.at(x)
+    at = x_axis.position_of(x)
     main = next(iter(_sort_main_first(curves)))
     values = {px: py for px, py in zip(main.xs, main.ys, strict=True) if py is not None}
-    dot = (at, 100 - y_axis.at(values[x])) if x in values else None
+    dot = (at, 100 - y_axis.position_of(values[x])) if x in values else None
     return Mark(at=at, text=text, dot=dot, anchor="end" if at > 50 else "start")
 
 

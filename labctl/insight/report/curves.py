@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from labctl.insight.report.charts import Chart, Curve, chart
-from labctl.insight.report.facts import Facts
+from labctl.insight.report.charts import Chart, Curve, draw_chart
+from labctl.insight.report.facts import ReportFacts
 from labctl.insight.report.formatting import SPACE, count, number
-from labctl.insight.scalars import HELD_OUT, TRAINING, Series, words
+from labctl.insight.scalars import HELD_OUT, TRAINING, Series, split_words
 from labctl.insight.telemetry import GpuSample, Sample
 
 MOST_CHARTS = 12
@@ -25,7 +25,7 @@ LEAST_SAMPLES = 3
 GIB = 1024**3
 
 
-def logged(facts: Facts) -> tuple[tuple[Chart, ...], str]:
+def draw_logged(facts: ReportFacts) -> tuple[tuple[Chart, ...], str]:
     """Draw a chart for each logged metric; return them, and a note on what is not drawn.
 
     That is settings, which were logged once (a batch size), and charts beyond MOST_CHARTS.
@@ -73,13 +73,13 @@ def _draw_metric(name: str, group: Sequence[Series], chosen: int | None) -> Char
             label=_label(series.tag, len(group)),
             xs=tuple(map(float, series.steps)),
             ys=series.values,
-            main=bool(words(series.tag) & HELD_OUT) or len(group) == 1,
+            main=bool(split_words(series.tag) & HELD_OUT) or len(group) == 1,
         )
         for series in sorted(group, key=lambda series: series.tag)
     ]
     unit = next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
     mark = (float(chosen), f"chosen, step{SPACE}{chosen:,}") if chosen is not None else None
-    return chart(
+    return draw_chart(
         name, _title(name), curves, unit=unit, share=share, mark=mark, high=1.0 if share else None
     )
 
@@ -89,7 +89,7 @@ def _title(name: str) -> str:
 
 
 def _label(tag: str, members: int) -> str:
-    names = words(tag)
+    names = split_words(tag)
     if names & HELD_OUT:
         return "test" if "test" in names else "validation"
     if names & TRAINING:
@@ -97,7 +97,7 @@ def _label(tag: str, members: int) -> str:
     return "" if members == 1 else tag[:40]
 
 
-def measured(samples: Sequence[Sample]) -> tuple[Chart, ...]:
+def draw_telemetry(samples: Sequence[Sample]) -> tuple[Chart, ...]:
     """Draw the server's telemetry over the run's time; empty with too few samples."""
     if len(samples) < LEAST_SAMPLES:
         return ()
@@ -118,7 +118,7 @@ def measured(samples: Sequence[Sample]) -> tuple[Chart, ...]:
             xs.append(at)
             ys.append(read(sample))
         curve = Curve(label="", xs=tuple(xs), ys=tuple(ys))
-        return chart(name, title, [curve], unit=unit_, x_title=unit, low=0.0)
+        return draw_chart(name, title, [curve], unit=unit_, x_title=unit, low=0.0)
 
     drawn = [
         over_time("gpu-use", "GPU busy", "%", gpu_use),

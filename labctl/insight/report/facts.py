@@ -19,7 +19,7 @@ class Checkpoint(Value, frozen=True):
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
 
 
-class Code(Value, frozen=True):
+class RunOrigin(Value, frozen=True):
     """How the run was started, from the ledger: see labctl/runs/provenance.py."""
 
     commit: str = ""
@@ -38,7 +38,7 @@ class MachineGpu(Value, frozen=True):
     driver: str = ""
 
 
-class Machine(Value, frozen=True):
+class ServerHardware(Value, frozen=True):
     """The server's hardware and software, from the ledger."""
 
     os: str = ""
@@ -68,7 +68,7 @@ class Bill(Value, frozen=True):
     idle_share: float | None = None
 
 
-class Reclaim(Value, frozen=True):
+class LostServer(Value, frozen=True):
     """A server that was lost during the run. Steps and seconds are None if not measured."""
 
     at: float
@@ -78,7 +78,7 @@ class Reclaim(Value, frozen=True):
     took_s: float | None = None
 
 
-class Facts(Value, frozen=True):
+class ReportFacts(Value, frozen=True):
     """Everything known about one run.
 
     `reclaims` is None without a ledger of the run, since their number is unknown then. `here` and
@@ -96,10 +96,10 @@ class Facts(Value, frozen=True):
     samples: tuple[Sample, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
     chosen_step: int | None = None
-    code: Code | None = None
-    machine: Machine | None = None
+    code: RunOrigin | None = None
+    machine: ServerHardware | None = None
     bill: Bill = Bill()
-    reclaims: tuple[Reclaim, ...] | None = None
+    reclaims: tuple[LostServer, ...] | None = None
     pictures: dict[str, str] = msgspec.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     made_at: float = 0.0

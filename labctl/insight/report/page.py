@@ -6,8 +6,8 @@ import shlex
 
 from labctl.insight.report import pictures
 from labctl.insight.report.charts import Chart
-from labctl.insight.report.curves import logged, measured
-from labctl.insight.report.facts import Facts
+from labctl.insight.report.curves import draw_logged, draw_telemetry
+from labctl.insight.report.facts import ReportFacts
 from labctl.insight.report.formatting import (
     NOT_MEASURED,
     SPACE,
@@ -18,10 +18,10 @@ from labctl.insight.report.formatting import (
     percent,
     span,
 )
-from labctl.insight.report.rows import Row, provenance_rows, server_rows, versus_rows
-from labctl.insight.report.utilization import Use, use
+from labctl.insight.report.rows import TableRow, provenance_rows, server_rows, versus_rows
+from labctl.insight.report.utilization import Use, summarize_use
 from labctl.model import Value
-from labctl.runs.evaluation import Evaluation, class_figures, interval
+from labctl.runs.evaluation import Evaluation, compute_class_metrics, confidence_interval
 
 # With more classes a matrix is unreadable, so that only the most frequent confusions are listed.
 MOST_MATRIX = 20
@@ -82,7 +82,7 @@ class Pair(Value, frozen=True):
     share: str
 
 
-class Card(Value, frozen=True):
+class MistakeCard(Value, frozen=True):
     """A mistake with its picture, or the reason why it has none (`lacks`)."""
 
     item: str
@@ -114,23 +114,23 @@ class Page(Value, frozen=True):
     matrix: tuple[MatrixRow, ...]
     pairs: tuple[Pair, ...]
     pairs_note: str
-    mistakes: tuple[Card, ...]
+    mistakes: tuple[MistakeCard, ...]
     mistakes_note: str
-    versus: tuple[Row, ...]
+    versus: tuple[TableRow, ...]
     versus_said: str
-    server: tuple[Row, ...]
+    server: tuple[TableRow, ...]
     measured: tuple[Chart, ...]
-    provenance: tuple[Row, ...]
+    provenance: tuple[TableRow, ...]
     commands: str
     warning: str
     notes: tuple[str, ...]
     made: str
 
 
-def page(facts: Facts) -> Page:
+def build_page(facts: ReportFacts) -> Page:
     """Write the report's text from the facts. Pure: the same facts give the same page."""
-    evaluation, used = facts.evaluation, use(facts.samples)
-    charts, charts_note = logged(facts)
+    evaluation, used = facts.evaluation, summarize_use(facts.samples)
+    charts, charts_note = draw_logged(facts)
     agreement, rows = versus_rows(facts)
     return Page(
         lab=facts.lab,
@@ -160,7 +160,7 @@ def page(facts: Facts) -> Page:
         versus=rows,
         versus_said=agreement,
         server=server_rows(facts, used),
-        measured=measured(facts.samples),
+        measured=draw_telemetry(facts.samples),
         provenance=provenance_rows(facts),
         commands=_commands(facts),
         warning=_warning(facts),
@@ -173,7 +173,7 @@ def _lead(evaluation: Evaluation | None) -> str:
     if evaluation is None:
         return "Run labctl eval to measure the model's accuracy, then labctl report again."
     text = f"{evaluation.correct:,} of {count(evaluation.items, 'item')}."
-    if bounds := interval(evaluation.correct, evaluation.items):
+    if bounds := confidence_interval(evaluation.correct, evaluation.items):
         low, high = bounds
         text += f" The 95{SPACE}% confidence interval is {bare_percent(low)} to {percent(high)}"
         text += " (Wilson)."
@@ -184,7 +184,10 @@ def _lead(evaluation: Evaluation | None) -> str:
 
 
 def _scale(evaluation: Evaluation | None) -> Scale | None:
-    if evaluation is None or (bounds := interval(evaluation.correct, evaluation.items)) is None:
+    if (
+        evaluation is None
+        or (bounds := confidence_interval(evaluation.correct, evaluation.items)) is None
+    ):
         return None
     low, high = bounds
     base = evaluation.baseline_accuracy
@@ -199,20 +202,22 @@ def _scale(evaluation: Evaluation | None) -> Scale | None:
     )
 
 
-def _tiles(facts: Facts, used: Use) -> tuple[Tile, ...]:
+def _tiles(facts: ReportFacts, used: Use) -> tuple[Tile, ...]:
     run, bill = facts.run, facts.bill
     took_s = run.ended_at - run.started_at if run.ended_at and run.started_at else None
     price = bill.price_usd_per_hour
     rate = "" if price is None else f"at {dollars(price)} an hour" if price else "free of charge"
     return (
-        Tile(name="Run time", value=span(took_s), said=run.told if run.ended else "still running"),
+        Tile(
+            name="Run time", value=span(took_s), said=run.told if run.has_ended else "still running"
+        ),
         Tile(name="Cost of the run", value=dollars(bill.run_usd), said=rate),
         _machine_tile(facts, used),
         _busy_tile(used),
     )
 
 
-def _machine_tile(facts: Facts, used: Use) -> Tile:
+def _machine_tile(facts: ReportFacts, used: Use) -> Tile:
     machine = facts.machine
     names = (
         used.gpus or tuple(gpu.name for gpu in machine.gpus if gpu.name) if machine else used.gpus
@@ -235,7 +240,7 @@ def _busy_tile(used: Use) -> Tile:
     return Tile(name="Utilization", value=NOT_MEASURED, said="the run has no telemetry")
 
 
-def _describe_checkpoint(facts: Facts) -> str:
+def _describe_checkpoint(facts: ReportFacts) -> str:
     """Name the evaluated checkpoint, and say whether it is the best one."""
     evaluation = facts.evaluation
     name = evaluation.checkpoint if evaluation else ""
@@ -267,7 +272,7 @@ def _classes(evaluation: Evaluation | None) -> tuple[ClassRow, ...]:
             f1=percent(figures.f1),
             bar=None if figures.f1 is None else round(figures.f1 * 100, 1),
         )
-        for figures in (class_figures(evaluation) if evaluation else ())
+        for figures in (compute_class_metrics(evaluation) if evaluation else ())
     )
 
 
@@ -330,7 +335,7 @@ def _pairs_note(evaluation: Evaluation | None) -> str:
     return note.strip()
 
 
-def _mistakes(facts: Facts) -> tuple[Card, ...]:
+def _mistakes(facts: ReportFacts) -> tuple[MistakeCard, ...]:
     evaluation = facts.evaluation
     cards = []
     for mistake in evaluation.worst[:MOST_PICTURES] if evaluation else ():
@@ -339,9 +344,9 @@ def _mistakes(facts: Facts) -> tuple[Card, ...]:
             if mistake.picture.startswith("data:")
             else facts.pictures.get(mistake.picture)
         )
-        picture, lacks = pictures.shown(source) if source else ("", "it was not saved")
+        picture, lacks = pictures.check_picture(source) if source else ("", "it was not saved")
         cards.append(
-            Card(
+            MistakeCard(
                 item=mistake.item,
                 truth=mistake.truth,
                 said=mistake.said,
@@ -369,7 +374,7 @@ def _mistakes_note(evaluation: Evaluation | None) -> str:
     return f"The {shown} most confident of {count(wrong, 'mistake')}."
 
 
-def _commands(facts: Facts) -> str:
+def _commands(facts: ReportFacts) -> str:
     """Return the commands that reproduce the result."""
     code, run = facts.code, facts.run
     words = shlex.join(code.command if code and code.command else run.command)
@@ -378,7 +383,7 @@ def _commands(facts: Facts) -> str:
     return "\n".join(lines)
 
 
-def _warning(facts: Facts) -> str:
+def _warning(facts: ReportFacts) -> str:
     """Warn about uncommitted changes, which prevent an exact reproduction."""
     code = facts.code
     if code is None or not code.dirty:

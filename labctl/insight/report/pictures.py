@@ -17,7 +17,7 @@ _START_OF_FRAME = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _ALONE = {0x01, *range(0xD0, 0xD9)}
 
 
-def shown(picture: str) -> tuple[str, str]:
+def check_picture(picture: str) -> tuple[str, str]:
     """Check a data URI; return (the data URI to show, why it is not shown), one of them ""."""
     for prefix, kind in PREFIXES.items():
         if picture.startswith(prefix):
@@ -29,7 +29,7 @@ def shown(picture: str) -> tuple[str, str]:
     return "", "it is not a PNG or JPEG"
 
 
-def from_bytes(content: bytes) -> tuple[str, str]:
+def check_bytes(content: bytes) -> tuple[str, str]:
     """Check a file's content; return the same as `shown`."""
     kind = "png" if content.startswith(b"\x89PNG") else "jpeg"
     return _check(content, kind)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labctl.insight.report.facts import Facts, Machine, Reclaim
+from labctl.insight.report.facts import LostServer, ReportFacts, ServerHardware
 from labctl.insight.report.formatting import (
     NOT_MEASURED,
     SPACE,
@@ -21,7 +21,7 @@ SAME = 1e-9
 HELD_BY = {"thermal": "heat", "power": "its power limit", "hardware": "the board's protection"}
 
 
-class Row(Value, frozen=True):
+class TableRow(Value, frozen=True):
     """One row. `exact` is shown as code: a hash, a command."""
 
     name: str
@@ -29,31 +29,31 @@ class Row(Value, frozen=True):
     exact: bool = False
 
 
-def server_rows(facts: Facts, used: Use) -> tuple[Row, ...]:
+def server_rows(facts: ReportFacts, used: Use) -> tuple[TableRow, ...]:
     """List hardware, driver, utilization, energy, costs, and lost servers."""
-    bill, machine = facts.bill, facts.machine or Machine()
+    bill, machine = facts.bill, facts.machine or ServerHardware()
     kind = " ".join(filter(None, [bill.provider, bill.type, "(spot)" if bill.spot else ""]))
     drivers = sorted({gpu.driver for gpu in machine.gpus if gpu.driver})
     return (
-        Row(name="Server", value=kind or NOT_MEASURED),
-        Row(name="GPU", value=_gpus(facts, used)),
-        Row(name="GPU driver", value=", ".join(drivers) or _absent(facts)),
-        Row(name="CPU", value=_cores(machine)),
-        Row(name="Memory", value=size(machine.memory_bytes or None)),
-        Row(name="System", value=_system(machine)),
-        Row(name="GPU use", value=_gpu_use(facts, used)),
-        Row(name="CPU use", value=_cpu_use(used)),
-        Row(name="Peak memory", value=_of_limit(used.memory_bytes, used.memory_limit_bytes)),
-        Row(name="GPU energy", value=_energy(facts, used)),
-        Row(name="Price", value=_price(facts)),
-        Row(name="Cost of this run", value=dollars(bill.run_usd)),
-        Row(name="Cost of the lab so far", value=_lab_cost(facts)),
-        Row(name="Server idle", value=percent(bill.idle_share)),
-        Row(name="Servers lost during the run", value=_reclaims(facts)),
+        TableRow(name="Server", value=kind or NOT_MEASURED),
+        TableRow(name="GPU", value=_gpus(facts, used)),
+        TableRow(name="GPU driver", value=", ".join(drivers) or _absent(facts)),
+        TableRow(name="CPU", value=_cores(machine)),
+        TableRow(name="Memory", value=size(machine.memory_bytes or None)),
+        TableRow(name="System", value=_system(machine)),
+        TableRow(name="GPU use", value=_gpu_use(facts, used)),
+        TableRow(name="CPU use", value=_cpu_use(used)),
+        TableRow(name="Peak memory", value=_of_limit(used.memory_bytes, used.memory_limit_bytes)),
+        TableRow(name="GPU energy", value=_energy(facts, used)),
+        TableRow(name="Price", value=_price(facts)),
+        TableRow(name="Cost of this run", value=dollars(bill.run_usd)),
+        TableRow(name="Cost of the lab so far", value=_lab_cost(facts)),
+        TableRow(name="Server idle", value=percent(bill.idle_share)),
+        TableRow(name="Servers lost during the run", value=_reclaims(facts)),
     )
 
 
-def _gpus(facts: Facts, used: Use) -> str:
+def _gpus(facts: ReportFacts, used: Use) -> str:
     if facts.machine is None:
         return " + ".join(used.gpus) or NOT_MEASURED
     known = [
@@ -63,22 +63,22 @@ def _gpus(facts: Facts, used: Use) -> str:
     return ", ".join(known) or "none"
 
 
-def _absent(facts: Facts) -> str:
+def _absent(facts: ReportFacts) -> str:
     return "none" if facts.machine and not facts.machine.gpus else NOT_MEASURED
 
 
-def _cores(machine: Machine) -> str:
+def _cores(machine: ServerHardware) -> str:
     arch = f" ({machine.arch})" if machine.arch else ""
     return count(machine.cpus, "core") + arch if machine.cpus else NOT_MEASURED
 
 
-def _system(machine: Machine) -> str:
+def _system(machine: ServerHardware) -> str:
     kernel = f"Linux {machine.kernel}" if machine.kernel else ""
     docker = f"Docker {machine.docker}" if machine.docker else ""
     return ", ".join(filter(None, [machine.os, kernel, docker])) or NOT_MEASURED
 
 
-def _gpu_use(facts: Facts, used: Use) -> str:
+def _gpu_use(facts: ReportFacts, used: Use) -> str:
     if used.gpu_use_percent is None:
         return _absent(facts)
     parts = [f"{used.gpu_use_percent:.0f}{SPACE}% busy"]
@@ -111,7 +111,7 @@ def _of_limit(value: float | None, limit: float | None) -> str:
     return size(value) + (f" of {size(limit)}" if value is not None and limit else "")
 
 
-def _energy(facts: Facts, used: Use) -> str:
+def _energy(facts: ReportFacts, used: Use) -> str:
     if used.energy_wh is not None:
         return f"{used.energy_wh:.1f}{SPACE}Wh, by the GPU's own counter"
     if used.energy_estimate_wh is not None:
@@ -119,19 +119,19 @@ def _energy(facts: Facts, used: Use) -> str:
     return _absent(facts)
 
 
-def _price(facts: Facts) -> str:
+def _price(facts: ReportFacts) -> str:
     price = facts.bill.price_usd_per_hour
     return NOT_MEASURED if price is None else f"{dollars(price)} an hour"
 
 
-def _lab_cost(facts: Facts) -> str:
+def _lab_cost(facts: ReportFacts) -> str:
     bill = facts.bill
     if bill.lab_usd is None:
         return NOT_MEASURED
     return dollars(bill.lab_usd) + ("" if bill.lab_complete else ", plus servers of unknown price")
 
 
-def _reclaims(facts: Facts) -> str:
+def _reclaims(facts: ReportFacts) -> str:
     if facts.reclaims is None:
         return NOT_MEASURED
     if not facts.reclaims:
@@ -139,7 +139,7 @@ def _reclaims(facts: Facts) -> str:
     return "; ".join(_describe_reclaim(reclaim) for reclaim in facts.reclaims)
 
 
-def _describe_reclaim(reclaim: Reclaim) -> str:
+def _describe_reclaim(reclaim: LostServer) -> str:
     text = date(reclaim.at)
     text += f": {reclaim.told}" if reclaim.told else ""
     if reclaim.from_step is not None:
@@ -149,13 +149,13 @@ def _describe_reclaim(reclaim: Reclaim) -> str:
     return text + (f", {span(reclaim.took_s)} later" if reclaim.took_s is not None else "")
 
 
-def versus_rows(facts: Facts) -> tuple[str, tuple[Row, ...]]:
+def versus_rows(facts: ReportFacts) -> tuple[str, tuple[TableRow, ...]]:
     """Compare server and this machine; return (whether they agree, the accuracy of each)."""
     here, server = facts.here, facts.server
     there = server.accuracy if server else facts.server_accuracy
     rows = (
-        Row(name="On the server", value=_figure(server, there)),
-        Row(name="On this machine", value=_figure(here, here.accuracy if here else None)),
+        TableRow(name="On the server", value=_figure(server, there)),
+        TableRow(name="On this machine", value=_figure(here, here.accuracy if here else None)),
     )
     if here is None or there is None:
         return "Only one of the two was measured.", rows
@@ -177,18 +177,18 @@ def _figure(evaluation: Evaluation | None, accuracy: float | None) -> str:
     return f"{text} ({evaluation.correct:,} of {evaluation.items:,}){device}{at}"
 
 
-def provenance_rows(facts: Facts) -> tuple[Row, ...]:
+def provenance_rows(facts: ReportFacts) -> tuple[TableRow, ...]:
     """List the run, its image and code, and the hashes of weights and data."""
     run, code, found = facts.run, facts.code, facts.evaluation
     rows = [
-        Row(name="Run", value=run.id, exact=True),
-        Row(name="Started", value=date(run.started_at) if run.started_at else NOT_MEASURED),
-        Row(name="Image", value=run.image or NOT_MEASURED, exact=bool(run.image)),
-        Row(name="Image digest", value=_digest(facts), exact=bool(run.image_digest)),
-        Row(name="Image id", value=run.image_id or NOT_MEASURED, exact=bool(run.image_id)),
-        Row(name="Git commit", value=_commit(facts), exact=bool(code and code.commit)),
-        Row(name="Uncommitted changes", value=_dirty(facts)),
-        Row(name="Checkpoint", value=(found and found.checkpoint) or NOT_MEASURED, exact=True),
+        TableRow(name="Run", value=run.id, exact=True),
+        TableRow(name="Started", value=date(run.started_at) if run.started_at else NOT_MEASURED),
+        TableRow(name="Image", value=run.image or NOT_MEASURED, exact=bool(run.image)),
+        TableRow(name="Image digest", value=_digest(facts), exact=bool(run.image_digest)),
+        TableRow(name="Image id", value=run.image_id or NOT_MEASURED, exact=bool(run.image_id)),
+        TableRow(name="Git commit", value=_commit(facts), exact=bool(code and code.commit)),
+        TableRow(name="Uncommitted changes", value=_dirty(facts)),
+        TableRow(name="Checkpoint", value=(found and found.checkpoint) or NOT_MEASURED, exact=True),
         _hash("Weights, SHA-256", found.checkpoint_sha256 if found else ""),
         _hash(
             f"Data ({found.split if found else 'test'}), SHA-256",
@@ -196,29 +196,29 @@ def provenance_rows(facts: Facts) -> tuple[Row, ...]:
         ),
     ]
     for name, value in sorted((code.env if code else {}).items()):
-        rows.append(Row(name=f"Variable {name}", value=value, exact=value != "hidden"))
+        rows.append(TableRow(name=f"Variable {name}", value=value, exact=value != "hidden"))
     return tuple(rows)
 
 
-def _hash(name: str, value: str) -> Row:
-    return Row(name=name, value=value or NOT_MEASURED, exact=bool(value))
+def _hash(name: str, value: str) -> TableRow:
+    return TableRow(name=name, value=value or NOT_MEASURED, exact=bool(value))
 
 
-def _digest(facts: Facts) -> str:
+def _digest(facts: ReportFacts) -> str:
     run = facts.run
     if run.image_digest:
         return run.image_digest
     return "none: it was built on the server" if run.image_id else NOT_MEASURED
 
 
-def _commit(facts: Facts) -> str:
+def _commit(facts: ReportFacts) -> str:
     code = facts.code
     if code is None:
         return NOT_MEASURED
     return code.commit or (f"none: {code.why}" if code.why else NOT_MEASURED)
 
 
-def _dirty(facts: Facts) -> str:
+def _dirty(facts: ReportFacts) -> str:
     code = facts.code
     if code is None or code.dirty is None:
         return NOT_MEASURED

@@ -37,7 +37,7 @@ class Use(Value, frozen=True):
     throttled: tuple[str, ...] = ()
 
 
-def use(samples: Sequence[Sample]) -> Use:
+def summarize_use(samples: Sequence[Sample]) -> Use:
     """Summarize the samples, each weighted by the time that it covers."""
     weights = _weights(samples)
     joules, estimate = _sum_counted_j(samples), _sum_estimated_j(samples, weights)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import ClassVar
 
-from labctl.config.directories import environment
+from labctl.config.directories import copy_environment
 from labctl.model import (
     Boot,
     Check,
@@ -23,14 +23,14 @@ from labctl.model import (
     Server,
     Value,
 )
-from labctl.providers import Room, Surroundings
+from labctl.providers import ProviderContext, QuotaRoom
 from labctl.providers.aws import account, baking, deadline, disks, gate, instances, leftovers, tags
-from labctl.providers.aws.checks import checks, room
+from labctl.providers.aws.checks import compute_room, run_checks
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.launch import Launcher
 from labctl.providers.aws.offers import offers
 from labctl.providers.aws.settings import AwsSettings
-from labctl.providers.aws.userdata import user_data
+from labctl.providers.aws.userdata import build_user_data
 
 __all__ = ["AwsProvider", "AwsSettings"]
 
@@ -45,7 +45,7 @@ class AwsProvider:
     # Instances are launched with InstanceInitiatedShutdownBehavior=terminate.
     ends_billing: ClassVar[frozenset[str]] = frozenset({"shutdown", "timer"})
 
-    def __init__(self, settings: AwsSettings, surroundings: Surroundings) -> None:
+    def __init__(self, settings: AwsSettings, surroundings: ProviderContext) -> None:
         self.settings = settings
         self.settle_s: float = settings.settle_s
         self.surroundings = surroundings
@@ -53,32 +53,32 @@ class AwsProvider:
 
     def get_account(self) -> ProviderAccount:
         """Return the account; AWS is asked once per set of credentials, without any permission."""
-        environ = environment()
+        environ = copy_environment()
         region = account.home_region(self.settings.profile, environ)
         profile = account.profile_name(self.settings.profile, environ)
-        return ProviderAccount(id=self.clients.account_id(region), profile=profile)
+        return ProviderAccount(id=self.clients.get_account_id(region), profile=profile)
 
     def check(self, need: Need | None = None) -> list[Check]:
         """Check the quotas of the need, or without one those of the smallest GPU machine."""
         need = need or Need(gpu=GpuNeed(kind="any", count=1))
-        return checks(self.clients, self.settings, self._configured, need, self.offers)
+        return run_checks(self.clients, self.settings, self._configured, need, self.offers)
 
     def offers(self, need: Need) -> list[Offer]:
         cache_dir = self.surroundings.cache_dir
         cache = cache_dir / "aws" if cache_dir else None
-        fingerprint = account.fingerprint(self.settings.profile, environment())
+        fingerprint = account.fingerprint(self.settings.profile, copy_environment())
         return offers(self.clients, self.settings, need, self._configured, cache, fingerprint)
 
     def create(self, offer: Offer, request: CreateRequest) -> Server:
         return self._launcher.create(offer, request)
 
     def find(self, server_id: str) -> Server | None:
-        instance = instances.one(self.clients, server_id)
+        instance = instances.find_instance(self.clients, server_id)
         region = server_id.rpartition(".")[2]
-        return tags.server_of(instance, region, self.settings.user) if instance else None
+        return tags.parse_server(instance, region, self.settings.user) if instance else None
 
     def servers(self) -> list[Server]:
-        return instances.every(self.clients, self._list_regions(), self.settings.user)
+        return instances.list_servers(self.clients, self._list_regions(), self.settings.user)
 
     def terminate(self, server_id: str) -> None:
         instances.terminate(self.clients, server_id)
@@ -91,9 +91,9 @@ class AwsProvider:
         """Remove a resource; BusyError while something uses it, such as an ending machine."""
         leftovers.remove(self.clients, resource)
 
-    def first_boot(self, boot: Boot) -> str:
+    def build_first_boot(self, boot: Boot) -> str:
         templates = self.surroundings.data_dir / "templates" / "cloud-init"
-        return user_data(templates, boot, self.settings.user)
+        return build_user_data(templates, boot, self.settings.user)
 
     def pin(self, server_id: str, host_key: str, next_host_key: str = "") -> None:
         instances.pin(self.clients, server_id, host_key, next_host_key)
@@ -108,38 +108,38 @@ class AwsProvider:
         """Terminate the instance, which shuts its system down, as after AWS's own notice."""
         if notice_s:
             return False
-        instances.present(self.clients, server_id)
+        instances.require_instance(self.clients, server_id)
         instances.terminate(self.clients, server_id)
         return True
 
-    def console(self, server_id: str) -> str:
-        return instances.console(self.clients, server_id)
+    def read_console(self, server_id: str) -> str:
+        return instances.read_console(self.clients, server_id)
 
     def admit(self, server_id: str) -> str:
         return gate.admit(self.clients, self.settings, self._owner, server_id)
 
-    def room(self, offer: Offer) -> Room:
-        return room(self.clients, offer)
+    def compute_room(self, offer: Offer) -> QuotaRoom:
+        return compute_room(self.clients, offer)
 
     def bake(self, server_id: str, name: str, tags: dict[str, str]) -> str:
         return baking.bake(self.clients, server_id, name, tags)
 
-    def baked(self, image_id: str) -> str:
-        return baking.baked(self.clients, image_id)
+    def get_image_state(self, image_id: str) -> str:
+        return baking.get_image_state(self.clients, image_id)
 
     @classmethod
-    def booting(cls, settings: AwsSettings, image_id: str) -> AwsSettings:
-        return baking.booting(settings, image_id)
+    def with_image(cls, settings: AwsSettings, image_id: str) -> AwsSettings:
+        return baking.with_image(settings, image_id)
 
     @property
-    def deadline_lacks(self) -> str:
-        return deadline.lacks(self.settings.scheduler_role)
+    def missing_deadline_setup(self) -> str:
+        return deadline.describe_missing_setup(self.settings.scheduler_role)
 
     def set_deadline(self, server_id: str, at: float) -> None:
         deadline.set_deadline(self.clients, self.settings.scheduler_role, server_id, at)
 
     @property
-    def keeps_itself(self) -> bool:
+    def can_keep_itself(self) -> bool:
         return bool(self.settings.instance_profile)
 
     def keep_disk(self, server_id: str, expires_at: float) -> list[Resource]:
@@ -148,7 +148,7 @@ class AwsProvider:
     def release_disk(self, server_id: str) -> None:
         disks.release(self.clients, server_id)
 
-    def attach_kept(self, resource: Resource, server_id: str) -> str:
+    def attach_kept_disk(self, resource: Resource, server_id: str) -> str:
         return disks.attach(self.clients, resource, server_id)
 
     @property
@@ -162,11 +162,11 @@ class AwsProvider:
 
     @functools.cached_property
     def _configured(self) -> tuple[str, ...]:
-        home = account.home_region(self.settings.profile, environment())
+        home = account.home_region(self.settings.profile, copy_environment())
         return self.settings.regions or (home,)
 
     def _list_regions(self) -> tuple[str, ...]:
         """List the regions to search for resources; offers come only from the configured ones."""
         if not self.surroundings.everywhere:
             return tuple(dict.fromkeys((*self._configured, *self.surroundings.regions)))
-        return tuple(instances.enabled_regions(self.clients, self._configured[0]))
+        return tuple(instances.list_enabled_regions(self.clients, self._configured[0]))

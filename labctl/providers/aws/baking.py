@@ -7,8 +7,8 @@ import msgspec
 from labctl.errors import NotFoundError, UsageError
 from labctl.providers.aws import tags
 from labctl.providers.aws.clients import Clients
-from labctl.providers.aws.errors import told
-from labctl.providers.aws.instances import present
+from labctl.providers.aws.errors import translate_errors
+from labctl.providers.aws.instances import require_instance
 from labctl.providers.aws.settings import AwsSettings
 
 
@@ -17,11 +17,11 @@ def bake(clients: Clients, server_id: str, name: str, extra_tags: dict[str, str]
 
     AWS restarts the machine, so that its disk is consistent.
     """
-    instance = present(clients, server_id)
+    instance = require_instance(clients, server_id)
     region = server_id.rpartition(".")[2]
-    image_tags = tags.pairs({tags.OURS: "1", "Name": f"labctl-{name}", **extra_tags})
-    with told():
-        created = clients.ec2(region).create_image(
+    image_tags = tags.as_pairs({tags.OURS: "1", "Name": f"labctl-{name}", **extra_tags})
+    with translate_errors():
+        created = clients.get_ec2(region).create_image(
             InstanceId=instance["InstanceId"],
             Name=name,
             Description="made by labctl",
@@ -32,11 +32,11 @@ def bake(clients: Clients, server_id: str, name: str, extra_tags: dict[str, str]
     return f"{created['ImageId']}.{region}"
 
 
-def baked(clients: Clients, image_id: str) -> str:
+def get_image_state(clients: Clients, image_id: str) -> str:
     """Return the state of an image: "pending", "ready", or why it cannot be used."""
     native_id, _, region = image_id.rpartition(".")
-    with told():
-        images = clients.ec2(region).describe_images(
+    with translate_errors():
+        images = clients.get_ec2(region).describe_images(
             Filters=[{"Name": "image-id", "Values": [native_id]}], Owners=["self"]
         )["Images"]
     if not images:
@@ -48,7 +48,7 @@ def baked(clients: Clients, image_id: str) -> str:
     return " ".join(filter(None, [state, reason]))
 
 
-def booting(settings: AwsSettings, image_id: str) -> AwsSettings:
+def with_image(settings: AwsSettings, image_id: str) -> AwsSettings:
     """Return settings that boot this image, restricted to the image's region."""
     native_id, _, region = image_id.rpartition(".")
     if not native_id:

@@ -79,7 +79,7 @@ class Scores(Value, frozen=True):
 Cached = TypeVar("Cached", Catalog, Prices, Scores)
 
 
-class Shelf:
+class CatalogCache:
     """A cache in a directory whose files may be deleted or damaged at any time.
 
     With None as the directory nothing is cached.

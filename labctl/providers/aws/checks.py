@@ -8,19 +8,23 @@ from typing import TYPE_CHECKING
 
 from labctl.errors import LabError, NoOfferError
 from labctl.model import Check, Need, Offer
-from labctl.providers import Room
+from labctl.providers import QuotaRoom
 from labctl.providers.aws.clients import Clients
-from labctl.providers.aws.errors import POLICY_PAGE, told
-from labctl.providers.aws.images import image
-from labctl.providers.aws.network import caller_network, place
-from labctl.providers.aws.permissions import denied_actions, may_run, tried
-from labctl.providers.aws.quotas import quota_for
+from labctl.providers.aws.errors import POLICY_PAGE, translate_errors
+from labctl.providers.aws.images import find_image
+from labctl.providers.aws.network import find_caller_network, find_subnet
+from labctl.providers.aws.permissions import (
+    count_actions,
+    list_denied_actions,
+    require_run_permission,
+)
+from labctl.providers.aws.quotas import find_quota
 
 if TYPE_CHECKING:
     from labctl.providers.aws.settings import AwsSettings
 
 
-def checks(
+def run_checks(
     clients: Clients,
     settings: AwsSettings,
     regions: Sequence[str],
@@ -60,17 +64,19 @@ def _run_check(name: str, probe: Callable[[], str]) -> Check:
 
 
 def _get_identity(clients: Clients, region: str) -> str:
-    with told():
-        return str(clients.client("sts", region).get_caller_identity()["Arn"])
+    with translate_errors():
+        return str(clients.get_client("sts", region).get_caller_identity()["Arn"])
 
 
 def _check_permissions(clients: Clients, region: str) -> list[Check]:
     try:
-        denied = denied_actions(clients.ec2(region))
+        denied = list_denied_actions(clients.get_ec2(region))
     except LabError as error:
         return [Check(name="permissions", ok=False, detail=error.what, next=error.hint)]
     if not denied:
-        return [Check(name="permissions", ok=True, detail=f"{tried()} EC2 actions, by dry run")]
+        return [
+            Check(name="permissions", ok=True, detail=f"{count_actions()} EC2 actions, by dry run")
+        ]
     return [
         Check(
             name=f"permission {action}",
@@ -83,7 +89,7 @@ def _check_permissions(clients: Clients, region: str) -> list[Check]:
 
 
 def _describe_networks(settings: AwsSettings) -> str:
-    networks = settings.ssh_from or (caller_network(settings),)
+    networks = settings.ssh_from or (find_caller_network(settings),)
     return f"ssh is open to {', '.join(networks)}"
 
 
@@ -102,10 +108,10 @@ def _check_launch(clients: Clients, settings: AwsSettings, offer: Offer) -> Chec
     """Check that there is an image, a subnet, and the permission to launch the offer there."""
 
     def probe() -> str:
-        ec2 = clients.ec2(offer.region)
-        machine_image = image(clients, settings, offer)
-        subnet = place(ec2, settings, offer.zone)
-        may_run(ec2, machine_image.id, offer.type, subnet.subnet)
+        ec2 = clients.get_ec2(offer.region)
+        machine_image = find_image(clients, settings, offer)
+        subnet = find_subnet(ec2, settings, offer.zone)
+        require_run_permission(ec2, machine_image.id, offer.type, subnet.subnet)
         return f"{offer.type} would boot {machine_image.id} in {subnet.zone} ({subnet.vpc})"
 
     return _run_check("image and network", probe)
@@ -117,7 +123,7 @@ def _check_quotas(clients: Clients, need: Need, offers: list[Offer]) -> list[Che
     enough = any(value is not None and value >= offer.cpus for offer, value, _ in quotas)
     listed = []
     for offer, value, text in quotas:
-        quota = quota_for(offer.type, offer.spot)
+        quota = find_quota(offer.type, offer.spot)
         market = "spot" if offer.spot else "on-demand"
         suffices = value is not None and value >= offer.cpus
         detail = f"{text}; {offer.type} needs {offer.cpus} ({quota.name}, {offer.region})"
@@ -136,10 +142,10 @@ def _check_quotas(clients: Clients, need: Need, offers: list[Offer]) -> list[Che
 
 def _read_quota(clients: Clients, offer: Offer) -> tuple[float | None, str]:
     """Return the quota in vCPUs, None if unknown, and a text for users."""
-    quota = quota_for(offer.type, offer.spot)
+    quota = find_quota(offer.type, offer.spot)
     try:
-        with told():
-            answer = clients.client("service-quotas", offer.region).get_service_quota(
+        with translate_errors():
+            answer = clients.get_client("service-quotas", offer.region).get_service_quota(
                 ServiceCode="ec2", QuotaCode=quota.code
             )
     except LabError as error:
@@ -148,11 +154,11 @@ def _read_quota(clients: Clients, offer: Offer) -> tuple[float | None, str]:
     return value, f"{value:.0f} vCPUs"
 
 
-def room(clients: Clients, offer: Offer) -> Room:
+def compute_room(clients: Clients, offer: Offer) -> QuotaRoom:
     """Compute how many machines of this type the account's quota of vCPUs allows."""
-    quota = quota_for(offer.type, offer.spot)
+    quota = find_quota(offer.type, offer.spot)
     value, _ = _read_quota(clients, offer)
-    return Room(
+    return QuotaRoom(
         most=None if value is None or not offer.cpus else int(value // offer.cpus),
         quota=f"{quota.name}, {offer.region}",
         code=quota.code,

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from labctl.providers.aws.request_batcher import Answer, Together
+from labctl.providers.aws.request_batcher import Answer, RequestBatcher
 
 if TYPE_CHECKING:
     import boto3
@@ -30,7 +30,7 @@ class Clients:
         self._clients: dict[tuple[str, str, bool], Any] = {}
         self._batchers: dict[tuple[str, str], Any] = {}
 
-    def client(self, service: str, region: str, *, once: bool = False) -> Any:
+    def get_client(self, service: str, region: str, *, once: bool = False) -> Any:
         """Return the client of a service in a region.
 
         With `once` boto3 does not repeat calls: it would repeat capacity errors in the same zone,
@@ -43,31 +43,31 @@ class Clients:
                 self._clients[key] = self._create_client(service, region, 1 if once else ATTEMPTS)
             return self._clients[key]
 
-    def ec2(self, region: str) -> Any:
-        return self.client("ec2", region)
+    def get_ec2(self, region: str) -> Any:
+        return self.get_client("ec2", region)
 
-    def together(
+    def get_batcher(
         self, call: str, region: str, ask: Callable[[Any, list[str]], dict[str, Answer]]
-    ) -> Together[Answer]:
+    ) -> RequestBatcher[Answer]:
         """Return the batcher of one kind of call to a region; `ask` gets its EC2 client."""
-        ec2 = self.ec2(region)
+        ec2 = self.get_ec2(region)
         with self._lock:
-            batcher: Together[Answer] = self._batchers.setdefault(
-                (call, region), Together(lambda ids: ask(ec2, ids))
+            batcher: RequestBatcher[Answer] = self._batchers.setdefault(
+                (call, region), RequestBatcher(lambda ids: ask(ec2, ids))
             )
             return batcher
 
-    def partition(self, region: str) -> str:
+    def get_partition(self, region: str) -> str:
         """Return "aws", "aws-cn", ...: the second word of every ARN in the region."""
         with self._lock:
             return str(self._ensure_session().get_partition_for_region(region))
 
-    def account_id(self, region: str) -> str:
+    def get_account_id(self, region: str) -> str:
         """Return the account of the session's current credentials; AWS is asked once for each."""
-        from labctl.providers.aws.errors import told
+        from labctl.providers.aws.errors import translate_errors
 
-        sts = self.client("sts", region)
-        with told():
+        sts = self.get_client("sts", region)
+        with translate_errors():
             credentials = self._session.get_credentials() if self._session else None
             access_key = credentials.get_frozen_credentials().access_key if credentials else ""
             key = (access_key, str(sts.meta.endpoint_url))
@@ -79,9 +79,9 @@ class Clients:
         if self._session is None:
             import boto3
 
-            from labctl.providers.aws.errors import told
+            from labctl.providers.aws.errors import translate_errors
 
-            with told():
+            with translate_errors():
                 self._session = boto3.session.Session(profile_name=self._profile or None)
         return self._session
 
@@ -89,9 +89,9 @@ class Clients:
         session = self._ensure_session()
         from botocore.config import Config
 
-        from labctl.providers.aws.errors import told
+        from labctl.providers.aws.errors import translate_errors
 
-        with told():
+        with translate_errors():
             return session.client(
                 service,
                 region_name=region,

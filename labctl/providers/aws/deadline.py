@@ -9,7 +9,7 @@ from typing import Any
 from labctl.errors import DeniedError
 from labctl.providers.aws import instances, tags
 from labctl.providers.aws.clients import Clients
-from labctl.providers.aws.errors import POLICY_PAGE, code_of, told
+from labctl.providers.aws.errors import POLICY_PAGE, get_code, translate_errors
 
 PREFIX = "labctl-"
 RETRY_S = 3600
@@ -19,7 +19,7 @@ def schedule_name(lab_id: str, instance_id: str) -> str:
     return f"{PREFIX}{lab_id}-{instance_id}"
 
 
-def lacks(role: str) -> str:
+def describe_missing_setup(role: str) -> str:
     """Say which setting is missing before timers can be set; "" if none is."""
     return "" if role else f"server.aws.scheduler_role is not set: {POLICY_PAGE}, Permissions"
 
@@ -32,13 +32,13 @@ def set_deadline(clients: Clients, role: str, server_id: str, at: float) -> None
             why="server.aws.scheduler_role is not set",
             hint=f"{POLICY_PAGE} has the role and its policy",
         )
-    instance = instances.present(clients, server_id)
+    instance = instances.require_instance(clients, server_id)
     region = server_id.rpartition(".")[2]
-    schedule = _build_schedule(clients.partition(region), role, instance, at)
-    _save_schedule(clients.client("scheduler", region), schedule)
-    with told():
-        clients.ec2(region).create_tags(
-            Resources=[instance["InstanceId"]], Tags=tags.pairs({tags.DEADLINE: f"{at:.0f}"})
+    schedule = _build_schedule(clients.get_partition(region), role, instance, at)
+    _save_schedule(clients.get_client("scheduler", region), schedule)
+    with translate_errors():
+        clients.get_ec2(region).create_tags(
+            Resources=[instance["InstanceId"]], Tags=tags.as_pairs({tags.DEADLINE: f"{at:.0f}"})
         )
 
 
@@ -48,7 +48,7 @@ def _build_schedule(
     instance_id = instance["InstanceId"]
     when = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     return {
-        "Name": schedule_name(tags.tags_of(instance).get(tags.LAB_ID, ""), instance_id),
+        "Name": schedule_name(tags.parse_tags(instance).get(tags.LAB_ID, ""), instance_id),
         "Description": "Ends a labctl server at its TTL",
         "ScheduleExpression": f"at({when})",
         "ScheduleExpressionTimezone": "UTC",
@@ -66,10 +66,10 @@ def _build_schedule(
 def _save_schedule(scheduler: Any, schedule: dict[str, Any]) -> None:
     from botocore.exceptions import ClientError
 
-    with told():
+    with translate_errors():
         try:
             scheduler.create_schedule(**schedule)
         except ClientError as error:
-            if code_of(error) != "ConflictException":
+            if get_code(error) != "ConflictException":
                 raise
             scheduler.update_schedule(**schedule)

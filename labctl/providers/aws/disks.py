@@ -10,8 +10,8 @@ from labctl.errors import ProviderError
 from labctl.model import Resource
 from labctl.providers.aws import instances, tags
 from labctl.providers.aws.clients import Clients
-from labctl.providers.aws.errors import told
-from labctl.providers.aws.leftovers import LIVING, volume_resource
+from labctl.providers.aws.errors import translate_errors
+from labctl.providers.aws.leftovers import LIVING, make_volume_resource
 
 SLOTS = tuple(f"/dev/sd{letter}" for letter in "fghijklmnop")
 XEN = ("p2.", "p3.", "g3.", "g3s.")
@@ -19,9 +19,9 @@ XEN = ("p2.", "p3.", "g3.", "g3s.")
 
 def keep(clients: Clients, server_id: str, expires_at: float) -> list[Resource]:
     """Keep the server's own volumes when it is terminated, tagged with their expiry."""
-    instance = instances.present(clients, server_id)
+    instance = instances.require_instance(clients, server_id)
     region = server_id.rpartition(".")[2]
-    ec2 = clients.ec2(region)
+    ec2 = clients.get_ec2(region)
     volumes = _own_volumes(ec2, instance)
     if not volumes:
         return []
@@ -29,7 +29,7 @@ def keep(clients: Clients, server_id: str, expires_at: float) -> list[Resource]:
     _tag_expiry(ec2, volumes, f"{expires_at:.0f}")
     _set_delete_on_termination(ec2, instance, volumes, delete=False)
     account = str(instance.get("OwnerId", ""))
-    kept = [volume_resource(volume, region, server_id) for volume in volumes]
+    kept = [make_volume_resource(volume, region, server_id) for volume in volumes]
     return [
         msgspec.structs.replace(one, account=account, expires_at=float(round(expires_at)))
         for one in kept
@@ -38,11 +38,11 @@ def keep(clients: Clients, server_id: str, expires_at: float) -> list[Resource]:
 
 def release(clients: Clients, server_id: str) -> None:
     """Delete the server's own volumes when it is terminated; no effect on one that is ending."""
-    instance = instances.one(clients, server_id)
+    instance = instances.find_instance(clients, server_id)
     if instance is None or instance["State"]["Name"] not in LIVING:
         return
-    ec2 = clients.ec2(server_id.rpartition(".")[2])
-    volumes = [one for one in _own_volumes(ec2, instance) if tags.tags_of(one).get(tags.EXPIRES)]
+    ec2 = clients.get_ec2(server_id.rpartition(".")[2])
+    volumes = [one for one in _own_volumes(ec2, instance) if tags.parse_tags(one).get(tags.EXPIRES)]
     if volumes:
         _set_delete_on_termination(ec2, instance, volumes, delete=True)
         _tag_expiry(ec2, volumes, "")
@@ -50,17 +50,19 @@ def release(clients: Clients, server_id: str) -> None:
 
 def _own_volumes(ec2: Any, instance: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the volumes that were created with the instance, as AWS describes them."""
-    attached = tags.ours({"Name": "attachment.instance-id", "Values": [instance["InstanceId"]]})
-    with told():
+    attached = tags.make_filters(
+        {"Name": "attachment.instance-id", "Values": [instance["InstanceId"]]}
+    )
+    with translate_errors():
         volumes = ec2.describe_volumes(Filters=attached)["Volumes"]
-    return [volume for volume in volumes if tags.are_of_one_attempt(volume, instance)]
+    return [volume for volume in volumes if tags.is_same_attempt(volume, instance)]
 
 
 def _tag_expiry(ec2: Any, volumes: list[dict[str, Any]], value: str) -> None:
-    with told():
+    with translate_errors():
         ec2.create_tags(
             Resources=[volume["VolumeId"] for volume in volumes],
-            Tags=tags.pairs({tags.EXPIRES: value}),
+            Tags=tags.as_pairs({tags.EXPIRES: value}),
         )
 
 
@@ -72,7 +74,7 @@ def _set_delete_on_termination(
         for volume in volumes
         for attachment in volume["Attachments"]
     ]
-    with told():
+    with translate_errors():
         ec2.modify_instance_attribute(
             InstanceId=instance["InstanceId"], BlockDeviceMappings=mappings
         )
@@ -80,13 +82,13 @@ def _set_delete_on_termination(
 
 def attach(clients: Clients, resource: Resource, server_id: str) -> str:
     """Attach a kept volume; return the device's path on the server, which appears in a moment."""
-    instance = instances.present(clients, server_id)
+    instance = instances.require_instance(clients, server_id)
     volume_id, _, region = resource.id.rpartition(".")
     zone = instance["Placement"]["AvailabilityZone"]
-    ec2 = clients.ec2(region)
-    with told():
+    ec2 = clients.get_ec2(region)
+    with translate_errors():
         volumes = ec2.describe_volumes(
-            Filters=tags.ours({"Name": "volume-id", "Values": [volume_id]})
+            Filters=tags.make_filters({"Name": "volume-id", "Values": [volume_id]})
         )["Volumes"]
     if not volumes:
         raise ProviderError(f"the disk {resource.id} is gone", hint="labctl orphans")
@@ -101,7 +103,7 @@ def attach(clients: Clients, resource: Resource, server_id: str) -> str:
     if any(one["InstanceId"] == instance["InstanceId"] for one in attached):
         return _device_path(instance, volume_id, attached[0]["Device"])
     slot = _find_free_slot(instance)
-    with told():
+    with translate_errors():
         ec2.attach_volume(InstanceId=instance["InstanceId"], VolumeId=volume_id, Device=slot)
     return _device_path(instance, volume_id, slot)
 

@@ -98,18 +98,18 @@ SIGN_IN = "aws sso login   # or: aws configure"
 _BLOB = re.compile(r"\s*Encoded authorization failure message: \S+")
 
 
-def code_of(error: ClientError) -> str:
+def get_code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
-def message_of(error: ClientError) -> str:
+def get_message(error: ClientError) -> str:
     message = str(error.response.get("Error", {}).get("Message", "")) or str(error)
     return _BLOB.sub("", message).strip()
 
 
 def is_absent(error: ClientError) -> bool:
     """Whether the requested object does not exist (or its id is malformed)."""
-    code = code_of(error)
+    code = get_code(error)
     return code.endswith((".NotFound", ".Malformed")) or code in (
         "InvalidAllocationID.NotFound",
         "InvalidAMIID.Unavailable",
@@ -119,7 +119,7 @@ def is_absent(error: ClientError) -> bool:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Turn errors of AWS and boto3 that are raised inside into labctl's own."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
@@ -127,18 +127,18 @@ def told() -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        raise refusal(error) from error
+        raise translate_client_error(error) from error
     except BotoCoreError as error:
-        raise of_library(error) from error
+        raise translate_boto_error(error) from error
     except ResponseParserError as error:
         raise ConnectError(
             "AWS's reply cannot be read", why=str(error), hint="run the same command again"
         ) from error
 
 
-def refusal(error: ClientError) -> LabError:
+def translate_client_error(error: ClientError) -> LabError:
     """Turn an error reply of AWS into labctl's own error."""
-    code, message, call = code_of(error), message_of(error), error.operation_name
+    code, message, call = get_code(error), get_message(error), error.operation_name
     why = f"{message} ({code})"
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) or 0)
     if code in CAPACITY:
@@ -187,7 +187,7 @@ def _make_denied_error(call: str, code: str, message: str) -> DeniedError:
     )
 
 
-def of_library(error: BotoCoreError) -> LabError:
+def translate_boto_error(error: BotoCoreError) -> LabError:
     """Turn an error that boto3 itself raised, mostly without a reply, into labctl's own error."""
     from botocore import exceptions
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec.structs import replace
 
 from labctl.errors import NoOfferError
-from labctl.estimate.cards import NOMINAL, plain_name, speed
+from labctl.estimate.cards import NOMINAL, peak_speed, plain_name
 from labctl.model import Need, Offer, Value
 from labctl.providers.aws.catalog import Hardware, Market
 
@@ -23,14 +23,14 @@ DEFAULT_ARCH = "x86_64"
 OLD_GPUS = frozenset({"K80", "M60", "V100"})
 
 
-class Surplus(Value, frozen=True):
+class AwsConditions(Value, frozen=True):
     """AWS's own conditions beyond a need: the image's driver, and the zone of a given subnet."""
 
     any_driver: bool = False
     zone: str = ""
 
 
-class Funnel:
+class OfferFilter:
     """Filters offers, and counts in order what each condition rules out."""
 
     def __init__(self) -> None:
@@ -49,15 +49,15 @@ class Funnel:
         return fitting
 
 
-def offers(need: Need, markets: Iterable[Market], surplus: Surplus) -> list[Offer]:
+def offers(need: Need, markets: Iterable[Market], surplus: AwsConditions) -> list[Offer]:
     """List the offers that fit, by price per hour or per unit of `need.work`.
 
     NoOfferError if none does.
     """
     all_markets = list(markets)
     lines: list[str] = []
-    for with_gpu in wanted_groups(need):
-        funnel = Funnel()
+    for with_gpu in list_gpu_groups(need):
+        funnel = OfferFilter()
         fitting = _select_fitting(need, all_markets, surplus, with_gpu, funnel)
         if fitting:
             return sorted(fitting, key=lambda offer: _rank(offer, need))
@@ -71,7 +71,7 @@ def offers(need: Need, markets: Iterable[Market], surplus: Surplus) -> list[Offe
     )
 
 
-def wanted_groups(need: Need) -> tuple[bool, ...]:
+def list_gpu_groups(need: Need) -> tuple[bool, ...]:
     """Return whether to try machines with a GPU (True) or without (False), in this order."""
     if need.gpu.kind == "none":
         return (False,)
@@ -79,7 +79,7 @@ def wanted_groups(need: Need) -> tuple[bool, ...]:
 
 
 def _select_fitting(
-    need: Need, markets: list[Market], surplus: Surplus, with_gpu: bool, funnel: Funnel
+    need: Need, markets: list[Market], surplus: AwsConditions, with_gpu: bool, funnel: OfferFilter
 ) -> list[Offer]:
     machines = [
         (market, hardware)
@@ -108,8 +108,8 @@ def _filter_by_gpu(
     need: Need,
     some: list[Offer],
     hardware: dict[str, Hardware],
-    surplus: Surplus,
-    funnel: Funnel,
+    surplus: AwsConditions,
+    funnel: OfferFilter,
 ) -> list[Offer]:
     gpu = need.gpu
     some = funnel.keep(
@@ -132,7 +132,7 @@ def _filter_by_gpu(
     return _filter_by_gpu_size(need, some, funnel)
 
 
-def _filter_by_gpu_size(need: Need, some: list[Offer], funnel: Funnel) -> list[Offer]:
+def _filter_by_gpu_size(need: Need, some: list[Offer], funnel: OfferFilter) -> list[Offer]:
     gpu = need.gpu
     if gpu.count > 1:
         most = max((o.gpu_count for o in some), default=0)
@@ -150,7 +150,7 @@ def _filter_by_gpu_size(need: Need, some: list[Offer], funnel: Funnel) -> list[O
     return some
 
 
-def _filter_by_price(need: Need, some: list[Offer], funnel: Funnel) -> list[Offer]:
+def _filter_by_price(need: Need, some: list[Offer], funnel: OfferFilter) -> list[Offer]:
     ceiling = need.max_price_usd_per_hour
     if ceiling is None or not some:
         return some
@@ -194,7 +194,7 @@ def _rank(offer: Offer, need: Need) -> tuple[bool, float, float, bool, str, str]
     price = offer.price_usd_per_hour
     measure, unknown = price, False
     if need.work and offer.gpu_count:
-        gpu_speed = speed(offer.gpu_name, offer.gpu_memory_bytes, need.work)
+        gpu_speed = peak_speed(offer.gpu_name, offer.gpu_memory_bytes, need.work)
         unknown = gpu_speed is None
         measure = price / (gpu_speed * offer.gpu_count) if gpu_speed else price
     return unknown, measure, price, not offer.spot, offer.type, offer.zone

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from labctl.providers.aws import instances
 from labctl.providers.aws.clients import Clients
-from labctl.providers.aws.network import caller_network, groups_of, open_to
+from labctl.providers.aws.network import admit_networks, find_caller_network, list_our_groups
 
 if TYPE_CHECKING:
     from labctl.providers.aws.settings import AwsSettings
@@ -17,19 +17,19 @@ def admit(clients: Clients, settings: AwsSettings, owner: str, server_id: str) -
     """Admit the allowed networks; return those that are new, with commas, "" for none."""
     with ThreadPoolExecutor(1) as threads:
         allowed = threads.submit(_list_networks, settings)
-        instance = instances.present(clients, server_id)
-        ec2 = clients.ec2(server_id.rpartition(".")[2])
+        instance = instances.require_instance(clients, server_id)
+        ec2 = clients.get_ec2(server_id.rpartition(".")[2])
         attached = [*instance.get("SecurityGroups", ())]
         for interface in instance.get("NetworkInterfaces", ()):
             attached += interface.get("Groups", ())
         ids = sorted({group["GroupId"] for group in attached})
-        groups = groups_of(ec2, ids)
+        groups = list_our_groups(ec2, ids)
         networks = allowed.result()
     admitted: set[str] = set()
     for group in groups:
-        admitted.update(open_to(ec2, group, networks, owner))
+        admitted.update(admit_networks(ec2, group, networks, owner))
     return ", ".join(sorted(admitted))
 
 
 def _list_networks(settings: AwsSettings) -> tuple[str, ...]:
-    return settings.ssh_from or (caller_network(settings),)
+    return settings.ssh_from or (find_caller_network(settings),)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from labctl.errors import UsageError
 from labctl.model import Offer, Value
 from labctl.providers.aws.clients import Clients
-from labctl.providers.aws.errors import is_absent, message_of, told
+from labctl.providers.aws.errors import get_message, is_absent, translate_errors
 
 if TYPE_CHECKING:
     from labctl.providers.aws.settings import AwsSettings
@@ -30,15 +30,15 @@ class Image(Value, frozen=True):
     gib: int
 
 
-def parameter(offer: Offer) -> str:
+def choose_parameter(offer: Offer) -> str:
     if offer.gpu_count:
         return GPU_PARAMETER.format(arch=offer.arch)
     return PLAIN_PARAMETER.format(arch=_CANONICAL_ARCH.get(offer.arch, offer.arch))
 
 
-def image(clients: Clients, settings: AwsSettings, offer: Offer) -> Image:
+def find_image(clients: Clients, settings: AwsSettings, offer: Offer) -> Image:
     """Find the configured image, else the newest that fits the offer. UsageError without one."""
-    ami = settings.ami or parameter(offer)
+    ami = settings.ami or choose_parameter(offer)
     if ami.startswith("/"):
         ami = _resolve_parameter(clients, ami, offer.region)
     return _describe_image(clients, ami, offer.region)
@@ -47,22 +47,22 @@ def image(clients: Clients, settings: AwsSettings, offer: Offer) -> Image:
 def _resolve_parameter(clients: Clients, name: str, region: str) -> str:
     from botocore.exceptions import ClientError
 
-    with told():
+    with translate_errors():
         try:
-            answer = clients.client("ssm", region).get_parameter(Name=name)
+            answer = clients.get_client("ssm", region).get_parameter(Name=name)
         except ClientError as error:
             if not is_absent(error):
                 raise
-            raise _make_absent_error(name, region, message_of(error)) from error
+            raise _make_absent_error(name, region, get_message(error)) from error
     return str(answer["Parameter"]["Value"])
 
 
 def _describe_image(clients: Clients, ami: str, region: str) -> Image:
     from botocore.exceptions import ClientError
 
-    with told():
+    with translate_errors():
         try:
-            images = clients.ec2(region).describe_images(ImageIds=[ami])["Images"]
+            images = clients.get_ec2(region).describe_images(ImageIds=[ami])["Images"]
         except ClientError as error:
             if not is_absent(error):
                 raise

@@ -10,14 +10,14 @@ from labctl.errors import NotFoundError
 from labctl.model import Server
 from labctl.providers.aws import tags
 from labctl.providers.aws.clients import Clients
-from labctl.providers.aws.errors import is_absent, told
+from labctl.providers.aws.errors import is_absent, translate_errors
 
 LISTED = ("pending", "running", "shutting-down", "stopping", "stopped")
 MOST_REGIONS_AT_ONCE = 16
 
 
-def described(ec2: Any, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    with told():
+def describe(ec2: Any, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    with translate_errors():
         pages = ec2.get_paginator("describe_instances").paginate(Filters=filters)
         return [
             tags.with_owner(instance, reservation)
@@ -27,7 +27,7 @@ def described(ec2: Any, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ]
 
 
-def one(clients: Clients, server_id: str) -> dict[str, Any] | None:
+def find_instance(clients: Clients, server_id: str) -> dict[str, Any] | None:
     """Return one of our instances as AWS describes it, even a terminated one; None if not shown.
 
     Requests for several instances at the same time are sent as one call.
@@ -36,17 +36,17 @@ def one(clients: Clients, server_id: str) -> dict[str, Any] | None:
     if parts is None:
         return None
     instance_id, region = parts
-    return clients.together("describe", region, _describe_by_id).call(instance_id)
+    return clients.get_batcher("describe", region, _describe_by_id).call(instance_id)
 
 
 def _describe_by_id(ec2: Any, ids: list[str]) -> dict[str, dict[str, Any]]:
     """Describe instances by a filter: with `InstanceIds` an unknown one fails the whole call."""
-    instances = described(ec2, tags.ours({"Name": "instance-id", "Values": ids}))
+    instances = describe(ec2, tags.make_filters({"Name": "instance-id", "Values": ids}))
     return {str(instance["InstanceId"]): instance for instance in instances}
 
 
-def present(clients: Clients, server_id: str) -> dict[str, Any]:
-    instance = one(clients, server_id)
+def require_instance(clients: Clients, server_id: str) -> dict[str, Any]:
+    instance = find_instance(clients, server_id)
     if instance is None:
         raise NotFoundError(
             f"AWS does not list the server {server_id}",
@@ -56,23 +56,23 @@ def present(clients: Clients, server_id: str) -> dict[str, Any]:
     return instance
 
 
-def every(clients: Clients, regions: Iterable[str], user: str) -> list[Server]:
+def list_servers(clients: Clients, regions: Iterable[str], user: str) -> list[Server]:
     """List our servers in these regions that are not terminated, oldest first."""
-    filters = tags.ours({"Name": "instance-state-name", "Values": list(LISTED)})
+    filters = tags.make_filters({"Name": "instance-state-name", "Values": list(LISTED)})
 
     def list_region(region: str) -> list[Server]:
-        instances = described(clients.ec2(region), filters)
-        return [tags.server_of(instance, region, user) for instance in instances]
+        instances = describe(clients.get_ec2(region), filters)
+        return [tags.parse_server(instance, region, user) for instance in instances]
 
     with ThreadPoolExecutor(MOST_REGIONS_AT_ONCE) as threads:
         servers = [server for some in threads.map(list_region, regions) for server in some]
     return sorted(servers, key=lambda server: (server.created_at, server.id))
 
 
-def enabled_regions(clients: Clients, home: str) -> list[str]:
+def list_enabled_regions(clients: Clients, home: str) -> list[str]:
     """List every region that the account may use."""
-    with told():
-        regions = clients.ec2(home).describe_regions()["Regions"]
+    with translate_errors():
+        regions = clients.get_ec2(home).describe_regions()["Regions"]
     return sorted(region["RegionName"] for region in regions)
 
 
@@ -85,14 +85,14 @@ def terminate(clients: Clients, server_id: str) -> None:
     if parts is None:
         return
     instance_id, region = parts
-    clients.together("terminate", region, _terminate).call(instance_id)
+    clients.get_batcher("terminate", region, _terminate).call(instance_id)
 
 
 def _terminate(ec2: Any, ids: list[str]) -> dict[str, bool]:
     """Terminate instances. AWS terminates none if it does not know one: then one at a time."""
     from botocore.exceptions import ClientError
 
-    with told():
+    with translate_errors():
         try:
             ec2.terminate_instances(InstanceIds=ids)
         except ClientError as error:
@@ -105,21 +105,21 @@ def _terminate(ec2: Any, ids: list[str]) -> dict[str, bool]:
 
 
 def stop(clients: Clients, server_id: str) -> None:
-    instance = present(clients, server_id)
+    instance = require_instance(clients, server_id)
     region = server_id.rpartition(".")[2]
-    with told():
-        clients.ec2(region).stop_instances(InstanceIds=[instance["InstanceId"]])
+    with translate_errors():
+        clients.get_ec2(region).stop_instances(InstanceIds=[instance["InstanceId"]])
 
 
 def start(clients: Clients, server_id: str) -> None:
     """Start a stopped instance; BusyError while it is still stopping."""
-    instance = present(clients, server_id)
+    instance = require_instance(clients, server_id)
     region = server_id.rpartition(".")[2]
-    with told():
-        clients.ec2(region).start_instances(InstanceIds=[instance["InstanceId"]])
+    with translate_errors():
+        clients.get_ec2(region).start_instances(InstanceIds=[instance["InstanceId"]])
 
 
-def console(clients: Clients, server_id: str) -> str:
+def read_console(clients: Clients, server_id: str) -> str:
     """Return the last 64 KB of the console's output; "" if AWS has none yet."""
     from botocore.exceptions import ClientError
 
@@ -127,8 +127,8 @@ def console(clients: Clients, server_id: str) -> str:
     if parts is None:
         return ""
     instance_id, region = parts
-    ec2 = clients.ec2(region)
-    with told():
+    ec2 = clients.get_ec2(region)
+    with translate_errors():
         try:
             answer = ec2.get_console_output(InstanceId=instance_id, Latest=True)
         except ClientError as error:
@@ -142,8 +142,8 @@ def console(clients: Clients, server_id: str) -> str:
 def pin(clients: Clients, server_id: str, host_key: str, next_host_key: str) -> None:
     """Tag the host keys, both in one call, so that no reader sees one without the other."""
     instance_id, _, region = server_id.rpartition(".")
-    with told():
-        clients.ec2(region).create_tags(
+    with translate_errors():
+        clients.get_ec2(region).create_tags(
             Resources=[instance_id],
-            Tags=tags.pairs({tags.HOST_KEY: host_key, tags.NEXT_HOST_KEY: next_host_key}),
+            Tags=tags.as_pairs({tags.HOST_KEY: host_key, tags.NEXT_HOST_KEY: next_host_key}),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from labctl.providers.aws import tags
-from labctl.providers.aws.errors import code_of, told
+from labctl.providers.aws.errors import get_code, translate_errors
 
 
 def key_name(lab_id: str) -> str:
@@ -17,11 +17,11 @@ def ensure_key(ec2: Any, public_key: str, lab_tags: dict[str, str]) -> str:
     from botocore.exceptions import ClientError
 
     name = key_name(lab_tags[tags.LAB_ID])
-    with told():
+    with translate_errors():
         try:
             _import(ec2, name, public_key, lab_tags)
         except ClientError as error:
-            if code_of(error) != "InvalidKeyPair.Duplicate":
+            if get_code(error) != "InvalidKeyPair.Duplicate":
                 raise
             if not _is_same(ec2, name, public_key):
                 ec2.delete_key_pair(KeyName=name)
@@ -33,7 +33,7 @@ def _import(ec2: Any, name: str, public_key: str, lab_tags: dict[str, str]) -> N
     ec2.import_key_pair(
         KeyName=name,
         PublicKeyMaterial=public_key.encode(),
-        TagSpecifications=[{"ResourceType": "key-pair", "Tags": tags.pairs(lab_tags)}],
+        TagSpecifications=[{"ResourceType": "key-pair", "Tags": tags.as_pairs(lab_tags)}],
     )
 
 

@@ -11,11 +11,22 @@ from labctl.errors import BusyError, CapacityError, LabError, ProviderError, Quo
 from labctl.model import GIB, CreateRequest, Offer, Server
 from labctl.providers.aws import tags
 from labctl.providers.aws.clients import Clients
-from labctl.providers.aws.errors import code_of, message_of, refusal, told
-from labctl.providers.aws.images import Image, image
+from labctl.providers.aws.errors import (
+    get_code,
+    get_message,
+    translate_client_error,
+    translate_errors,
+)
+from labctl.providers.aws.images import Image, find_image
 from labctl.providers.aws.keys import ensure_key
-from labctl.providers.aws.network import Place, caller_network, ensure_group, open_to, place
-from labctl.providers.aws.quotas import quota_for
+from labctl.providers.aws.network import (
+    Subnet,
+    admit_networks,
+    ensure_group,
+    find_caller_network,
+    find_subnet,
+)
+from labctl.providers.aws.quotas import find_quota
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -47,7 +58,7 @@ class Launcher:
         self._locks: dict[tuple[str, str], threading.Lock] = {}
         self._lock = threading.Lock()
         self._images: dict[tuple[str, str, bool], Image] = {}
-        self._places: dict[tuple[str, str], Place] = {}
+        self._places: dict[tuple[str, str], Subnet] = {}
         self._groups: dict[tuple[str, str], str] = {}
         self._keys: dict[tuple[str, str, str], str] = {}
         self._networks: tuple[str, ...] = settings.ssh_from
@@ -66,8 +77,8 @@ class Launcher:
                 "the server of this attempt has already ended",
                 why=f"{instance['InstanceId']} is {instance['State']['Name']}",
             )
-        server = tags.server_of(
-            {**instance, "Tags": tags.pairs(tags.of_request(offer, request, self._owner))},
+        server = tags.parse_server(
+            {**instance, "Tags": tags.as_pairs(tags.make_server_tags(offer, request, self._owner))},
             offer.region,
             self._settings.user,
         )
@@ -76,42 +87,42 @@ class Launcher:
     def _run(self, offer: Offer, request: CreateRequest, call: dict[str, Any]) -> dict[str, Any]:
         from botocore.exceptions import ClientError
 
-        ec2 = self._clients.client("ec2", offer.region, once=True)
-        with told():
+        ec2 = self._clients.get_client("ec2", offer.region, once=True)
+        with translate_errors():
             try:
                 answer = ec2.run_instances(**call)
                 return tags.with_owner(answer["Instances"][0], answer)
             except ClientError as error:
-                code = code_of(error)
+                code = get_code(error)
                 if code == "IdempotentParameterMismatch":
                     return self._find_by_token(offer.region, request.token, error)
                 if code in VANISHED:
                     self._clear_caches()
-                    why = f"{message_of(error)} ({code})"
+                    why = f"{get_message(error)} ({code})"
                     raise BusyError("the server's resources do not exist yet", why=why) from error
-                raise launch_refusal(error, offer) from error
+                raise make_launch_error(error, offer) from error
 
     def _find_by_token(self, region: str, token: str, error: ClientError) -> dict[str, Any]:
         """Find a server by its tag: AWS knows its token with other arguments, as an older image."""
-        ec2 = self._clients.ec2(region)
-        with told():
+        ec2 = self._clients.get_ec2(region)
+        with translate_errors():
             reservations = ec2.describe_instances(
-                Filters=tags.ours({"Name": f"tag:{tags.TOKEN}", "Values": [token]})
+                Filters=tags.make_filters({"Name": f"tag:{tags.TOKEN}", "Values": [token]})
             )["Reservations"]
         if not reservations:
             raise BusyError(
                 "AWS has received this request, but does not list its server yet",
-                why=message_of(error),
+                why=get_message(error),
             ) from error
         return tags.with_owner(reservations[0]["Instances"][0], reservations[0])
 
     def _build_arguments(self, offer: Offer, request: CreateRequest) -> dict[str, Any]:
         """Build the arguments of RunInstances, only from the offer, the request and settings."""
-        lab_tags = tags.of_lab(request.lab, request.lab_id, self._owner)
+        lab_tags = tags.make_lab_tags(request.lab, request.lab_id, self._owner)
         shared_tags = lab_tags
         if request.group:
-            shared_tags = tags.of_lab(request.group, request.group, self._owner)
-        ec2 = self._clients.ec2(offer.region)
+            shared_tags = tags.make_lab_tags(request.group, request.group, self._owner)
+        ec2 = self._clients.get_ec2(offer.region)
         with ThreadPoolExecutor(3) as threads:
             image = threads.submit(self._find_image, offer)
             networks = threads.submit(self._list_networks)
@@ -176,12 +187,12 @@ class Launcher:
     def _build_tags(
         self, offer: Offer, request: CreateRequest, lab_tags: dict[str, str]
     ) -> list[dict[str, Any]]:
-        part_tags = tags.pairs({**lab_tags, tags.TOKEN: request.token})
+        part_tags = tags.as_pairs({**lab_tags, tags.TOKEN: request.token})
         kinds = ["volume", "network-interface", *(["spot-instances-request"] if offer.spot else [])]
         return [
             {
                 "ResourceType": "instance",
-                "Tags": tags.pairs(tags.of_request(offer, request, self._owner)),
+                "Tags": tags.as_pairs(tags.make_server_tags(offer, request, self._owner)),
             },
             *({"ResourceType": kind, "Tags": part_tags} for kind in kinds),
         ]
@@ -190,18 +201,18 @@ class Launcher:
         key = (offer.region, offer.arch, offer.gpu_count > 0)
         with self._lock:
             if key not in self._images:
-                self._images[key] = image(self._clients, self._settings, offer)
+                self._images[key] = find_image(self._clients, self._settings, offer)
             return self._images[key]
 
-    def _find_subnet(self, ec2: Any, offer: Offer) -> Place:
+    def _find_subnet(self, ec2: Any, offer: Offer) -> Subnet:
         key = (offer.region, offer.zone)
         if key not in self._places:
-            self._places[key] = place(ec2, self._settings, offer.zone)
+            self._places[key] = find_subnet(ec2, self._settings, offer.zone)
         return self._places[key]
 
     def _list_networks(self) -> tuple[str, ...]:
         if not self._networks:
-            self._networks = (caller_network(self._settings),)
+            self._networks = (find_caller_network(self._settings),)
         return self._networks
 
     def _ensure_group(
@@ -211,7 +222,7 @@ class Launcher:
         with self._locks.setdefault(key, threading.Lock()):
             if key not in self._groups:
                 group = ensure_group(ec2, vpc, lab_tags)
-                open_to(ec2, group, networks, self._owner)
+                admit_networks(ec2, group, networks, self._owner)
                 self._groups[key] = group["GroupId"]
             return self._groups[key]
 
@@ -228,11 +239,11 @@ class Launcher:
         self._places.clear()
 
 
-def launch_refusal(error: ClientError, offer: Offer) -> LabError:
+def make_launch_error(error: ClientError, offer: Offer) -> LabError:
     """Turn a refused RunInstances into labctl's own error."""
-    general = refusal(error)
+    general = translate_client_error(error)
     if isinstance(general, QuotaError):
-        quota = quota_for(offer.type, offer.spot)
+        quota = find_quota(offer.type, offer.spot)
         return QuotaError(
             f"the quota {quota.name!r} does not allow {offer.type} in {offer.region}",
             why=f"it needs {offer.cpus} vCPUs; {general.why}",

@@ -13,7 +13,7 @@ from labctl.model import Resource
 from labctl.providers.aws import instances, tags
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.deadline import PREFIX
-from labctl.providers.aws.errors import code_of, is_absent, message_of, told
+from labctl.providers.aws.errors import get_code, get_message, is_absent, translate_errors
 from labctl.providers.aws.fit import PROVIDER
 
 # EBS list prices of us-east-1 (aws.amazon.com/ebs/pricing); other regions cost up to twice that.
@@ -36,10 +36,10 @@ IN_USE = "InvalidParameterValue"
 SNAPSHOT_IN_USE = "InvalidSnapshot.InUse"
 ACTIVE_VOLUMES = ("creating", "available", "in-use")
 
-Reader = Callable[[Clients, str, "Living"], list[Resource]]
+Reader = Callable[[Clients, str, "LiveServers"], list[Resource]]
 
 
-class Living:
+class LiveServers:
     """Our servers in a region that have not ended, by instance and by lab."""
 
     def __init__(self, instances: list[dict[str, Any]], region: str) -> None:
@@ -48,7 +48,7 @@ class Living:
         self.labs: dict[str, str] = {}
         self.described: dict[str, dict[str, Any]] = {}
         for instance in instances:
-            instance_tags = tags.tags_of(instance)
+            instance_tags = tags.parse_tags(instance)
             server_id = f"{instance['InstanceId']}.{region}"
             lab_id = instance_tags.get(tags.LAB_ID, "")
             self.labs[lab_id] = instance_tags.get(tags.LAB, "")
@@ -68,7 +68,9 @@ def leftovers(
 
     def list_region(region: str) -> list[Resource]:
         with ThreadPoolExecutor(len(READERS)) as threads:
-            living = Living(instances.described(clients.ec2(region), tags.ours()), region)
+            living = LiveServers(
+                instances.describe(clients.get_ec2(region), tags.make_filters()), region
+            )
             lists = threads.map(lambda read: read(clients, region, living), READERS)
             return [resource for some in lists for resource in some]
 
@@ -80,14 +82,14 @@ def leftovers(
     ]
 
 
-def volume_resource(volume: dict[str, Any], region: str, server_id: str) -> Resource:
+def make_volume_resource(volume: dict[str, Any], region: str, server_id: str) -> Resource:
     kind, size = volume.get("VolumeType", "gp3"), volume["Size"]
     created_at = volume.get("CreateTime")
     return _make_resource(
         "volume",
         volume["VolumeId"],
         region,
-        tags.tags_of(volume),
+        tags.parse_tags(volume),
         server_id,
         price_usd_per_month=round(size * USD_PER_GB_MONTH.get(kind, 0.125), 2),
         note=f"{size} GB {kind} in {volume['AvailabilityZone']}, at us-east-1's list price",
@@ -126,38 +128,41 @@ def _make_resource(
 
 
 def _fetch_pages(ec2: Any, call: str, key: str, **arguments: Any) -> list[dict[str, Any]]:
-    with told():
+    with translate_errors():
         pages = ec2.get_paginator(call).paginate(**arguments)
         return [entry for page in pages for entry in page[key]]
 
 
-def _list_volumes(clients: Clients, region: str, living: Living) -> list[Resource]:
-    filters = tags.ours({"Name": "status", "Values": list(ACTIVE_VOLUMES)})
-    volumes = _fetch_pages(clients.ec2(region), "describe_volumes", "Volumes", Filters=filters)
+def _list_volumes(clients: Clients, region: str, living: LiveServers) -> list[Resource]:
+    filters = tags.make_filters({"Name": "status", "Values": list(ACTIVE_VOLUMES)})
+    volumes = _fetch_pages(clients.get_ec2(region), "describe_volumes", "Volumes", Filters=filters)
     return [_describe_volume(volume, region, living) for volume in volumes]
 
 
-def _describe_volume(volume: dict[str, Any], region: str, living: Living) -> Resource:
+def _describe_volume(volume: dict[str, Any], region: str, living: LiveServers) -> Resource:
     """Return a volume as a Resource.
 
     A live server's own volume is part of it, and not yet a kept disk, even if it will outlive it.
     """
     server_id = _find_server(volume, living)
-    resource = volume_resource(volume, region, server_id)
-    if server_id and tags.are_of_one_attempt(volume, living.described[server_id]):
+    resource = make_volume_resource(volume, region, server_id)
+    if server_id and tags.is_same_attempt(volume, living.described[server_id]):
         return msgspec.structs.replace(resource, expires_at=None)
     return resource
 
 
-def _find_server(volume: dict[str, Any], living: Living) -> str:
+def _find_server(volume: dict[str, Any], living: LiveServers) -> str:
     """Return the id of the live server that a volume is attached to, or ""."""
     holders = [attachment.get("InstanceId", "") for attachment in volume.get("Attachments", ())]
     return next((living.by_instance[i] for i in holders if i in living.by_instance), "")
 
 
-def _list_interfaces(clients: Clients, region: str, living: Living) -> list[Resource]:
+def _list_interfaces(clients: Clients, region: str, living: LiveServers) -> list[Resource]:
     interfaces = _fetch_pages(
-        clients.ec2(region), "describe_network_interfaces", "NetworkInterfaces", Filters=tags.ours()
+        clients.get_ec2(region),
+        "describe_network_interfaces",
+        "NetworkInterfaces",
+        Filters=tags.make_filters(),
     )
     return [
         _make_resource(
@@ -171,9 +176,12 @@ def _list_interfaces(clients: Clients, region: str, living: Living) -> list[Reso
     ]
 
 
-def _list_groups(clients: Clients, region: str, living: Living) -> list[Resource]:
+def _list_groups(clients: Clients, region: str, living: LiveServers) -> list[Resource]:
     groups = _fetch_pages(
-        clients.ec2(region), "describe_security_groups", "SecurityGroups", Filters=tags.ours()
+        clients.get_ec2(region),
+        "describe_security_groups",
+        "SecurityGroups",
+        Filters=tags.make_filters(),
     )
     return [
         _make_lab_resource("security-group", group["GroupId"], region, group, living)
@@ -181,30 +189,32 @@ def _list_groups(clients: Clients, region: str, living: Living) -> list[Resource
     ]
 
 
-def _list_keys(clients: Clients, region: str, living: Living) -> list[Resource]:
-    with told():
-        keys = clients.ec2(region).describe_key_pairs(Filters=tags.ours())["KeyPairs"]
+def _list_keys(clients: Clients, region: str, living: LiveServers) -> list[Resource]:
+    with translate_errors():
+        keys = clients.get_ec2(region).describe_key_pairs(Filters=tags.make_filters())["KeyPairs"]
     return [_make_lab_resource("key-pair", key["KeyName"], region, key, living) for key in keys]
 
 
 def _make_lab_resource(
-    kind: str, native_id: str, region: str, described: dict[str, Any], living: Living
+    kind: str, native_id: str, region: str, described: dict[str, Any], living: LiveServers
 ) -> Resource:
     """Return a resource that belongs to a lab, and so to the lab's live server, if any."""
-    lab_tags = tags.tags_of(described)
+    lab_tags = tags.parse_tags(described)
     server_id = living.by_lab.get(lab_tags.get(tags.LAB_ID, ""), "")
     return _make_resource(kind, native_id, region, lab_tags, server_id)
 
 
-def _list_addresses(clients: Clients, region: str, living: Living) -> list[Resource]:
-    with told():
-        addresses = clients.ec2(region).describe_addresses(Filters=tags.ours())["Addresses"]
+def _list_addresses(clients: Clients, region: str, living: LiveServers) -> list[Resource]:
+    with translate_errors():
+        addresses = clients.get_ec2(region).describe_addresses(Filters=tags.make_filters())[
+            "Addresses"
+        ]
     return [
         _make_resource(
             "address",
             one["AllocationId"],
             region,
-            tags.tags_of(one),
+            tags.parse_tags(one),
             living.by_instance.get(one.get("InstanceId", ""), ""),
             price_usd_per_month=round(ADDRESS_USD_PER_MONTH, 2),
             note=str(one.get("PublicIp", "")),
@@ -213,12 +223,12 @@ def _list_addresses(clients: Clients, region: str, living: Living) -> list[Resou
     ]
 
 
-def _list_snapshots(clients: Clients, region: str, living: Living) -> list[Resource]:
+def _list_snapshots(clients: Clients, region: str, living: LiveServers) -> list[Resource]:
     snapshots = _fetch_pages(
-        clients.ec2(region),
+        clients.get_ec2(region),
         "describe_snapshots",
         "Snapshots",
-        Filters=tags.ours(),
+        Filters=tags.make_filters(),
         OwnerIds=["self"],
     )
     return [
@@ -226,7 +236,7 @@ def _list_snapshots(clients: Clients, region: str, living: Living) -> list[Resou
             "snapshot",
             one["SnapshotId"],
             region,
-            tags.tags_of(one),
+            tags.parse_tags(one),
             "",
             price_usd_per_month=round(one["VolumeSize"] * SNAPSHOT_USD_PER_GB_MONTH, 2),
             note=f"{one['VolumeSize']} GB at most, at us-east-1's list price",
@@ -235,24 +245,26 @@ def _list_snapshots(clients: Clients, region: str, living: Living) -> list[Resou
     ]
 
 
-def _list_images(clients: Clients, region: str, living: Living) -> list[Resource]:
+def _list_images(clients: Clients, region: str, living: LiveServers) -> list[Resource]:
     """List our machine images. They are free; only their snapshots cost money."""
-    with told():
-        images = clients.ec2(region).describe_images(Filters=tags.ours(), Owners=["self"])["Images"]
+    with translate_errors():
+        images = clients.get_ec2(region).describe_images(
+            Filters=tags.make_filters(), Owners=["self"]
+        )["Images"]
     return [
         _make_resource(
-            "image", one["ImageId"], region, tags.tags_of(one), "", note=one.get("Name", "")
+            "image", one["ImageId"], region, tags.parse_tags(one), "", note=one.get("Name", "")
         )
         for one in images
     ]
 
 
-def _list_schedules(clients: Clients, region: str, living: Living) -> list[Resource]:
+def _list_schedules(clients: Clients, region: str, living: LiveServers) -> list[Resource]:
     """List schedules by name, since single schedules have no tags.
 
     Credentials without the permission to list them cannot have created any.
     """
-    scheduler = clients.client("scheduler", region)
+    scheduler = clients.get_client("scheduler", region)
     try:
         schedules = _fetch_pages(scheduler, "list_schedules", "Schedules", NamePrefix=PREFIX)
     except DeniedError:
@@ -297,14 +309,14 @@ def remove(clients: Clients, resource: Resource) -> None:
         return
     call, argument = _DELETE[resource.kind]
     service = "scheduler" if resource.kind == "schedule" else "ec2"
-    with told():
+    with translate_errors():
         try:
-            getattr(clients.client(service, region), call)(**{argument: native_id})
+            getattr(clients.get_client(service, region), call)(**{argument: native_id})
         except ClientError as error:
-            in_use = resource.kind == "network-interface" and code_of(error) == IN_USE
-            if in_use or code_of(error) == SNAPSHOT_IN_USE:
+            in_use = resource.kind == "network-interface" and get_code(error) == IN_USE
+            if in_use or get_code(error) == SNAPSHOT_IN_USE:
                 raise BusyError(
-                    f"{resource.id} is still in use", why=message_of(error), hint="labctl orphans"
+                    f"{resource.id} is still in use", why=get_message(error), hint="labctl orphans"
                 ) from error
             if not is_absent(error):
                 raise

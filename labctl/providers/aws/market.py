@@ -14,14 +14,14 @@ from labctl.providers.aws.catalog import (
     TYPES_FRESH_S,
     VERSION,
     Catalog,
+    CatalogCache,
     Hardware,
     Market,
     Prices,
-    Shelf,
     SpotPrice,
 )
 from labctl.providers.aws.clients import Clients
-from labctl.providers.aws.errors import told
+from labctl.providers.aws.errors import translate_errors
 
 WEEK = timedelta(days=7)
 MIB = 1024**2
@@ -40,8 +40,8 @@ CPU_TYPES = (
 PATTERNS: dict[Group, tuple[str, ...]] = {"gpu": ("g*", "p*"), "cpu": CPU_TYPES}
 
 
-def markets(
-    clients: Clients, shelf: Shelf, account: str, regions: Iterable[str], group: Group
+def load_markets(
+    clients: Clients, shelf: CatalogCache, account: str, regions: Iterable[str], group: Group
 ) -> list[Market]:
     """Return one Market per region, from the cache if it is fresh, else from AWS."""
     by_region = {region: _read_cached(shelf, account, region, group) for region in regions}
@@ -60,7 +60,7 @@ def _file_name(account: str, region: str, group: Group, what: str) -> str:
     return f"{account}-{region}-{group}-{what}.json"
 
 
-def _read_cached(shelf: Shelf, account: str, region: str, group: Group) -> Market | None:
+def _read_cached(shelf: CatalogCache, account: str, region: str, group: Group) -> Market | None:
     catalog = shelf.read(_file_name(account, region, group, "types"), Catalog, TYPES_FRESH_S)
     prices = shelf.read(_file_name(account, region, group, "prices"), Prices, PRICES_FRESH_S)
     return Market(region=region, catalog=catalog, prices=prices) if catalog and prices else None
@@ -68,7 +68,7 @@ def _read_cached(shelf: Shelf, account: str, region: str, group: Group) -> Marke
 
 def _fetch(
     clients: Clients,
-    shelf: Shelf,
+    shelf: CatalogCache,
     account: str,
     region: str,
     group: Group,
@@ -76,22 +76,24 @@ def _fetch(
 ) -> Market:
     catalog_name = _file_name(account, region, group, "types")
     catalog = shelf.read(catalog_name, Catalog, TYPES_FRESH_S)
-    on_demand = threads.submit(on_demand_prices, clients, region, group)
+    on_demand = threads.submit(fetch_on_demand_prices, clients, region, group)
     if catalog is None:
-        catalog = ask_catalog(clients, region, group)
+        catalog = fetch_catalog(clients, region, group)
         shelf.write(catalog_name, catalog)
-    spot = spot_prices(clients, region, [one.type for one in catalog.hardware if one.spot], threads)
+    spot = fetch_spot_prices(
+        clients, region, [one.type for one in catalog.hardware if one.spot], threads
+    )
     prices = Prices(version=VERSION, made_at=time.time(), spot=spot, on_demand=on_demand.result())
     shelf.write(_file_name(account, region, group, "prices"), prices)
     return Market(region=region, catalog=catalog, prices=prices)
 
 
-def ask_catalog(clients: Clients, region: str, group: Group) -> Catalog:
-    ec2 = clients.ec2(region)
+def fetch_catalog(clients: Clients, region: str, group: Group) -> Catalog:
+    ec2 = clients.get_ec2(region)
     only = [{"Name": "instance-type", "Values": list(PATTERNS[group])}]
-    with told():
+    with translate_errors():
         listed = [
-            hardware(entry)
+            parse_hardware(entry)
             for page in ec2.get_paginator("describe_instance_types").paginate(Filters=only)
             for entry in page["InstanceTypes"]
             if group == "cpu" or entry.get("GpuInfo")
@@ -106,7 +108,7 @@ def _fetch_zones(ec2: Any, types: list[str]) -> dict[str, tuple[str, ...]]:
     zones: dict[str, list[str]] = {}
     for at in range(0, len(types), MOST_FILTERED):
         filters = [{"Name": "instance-type", "Values": types[at : at + MOST_FILTERED]}]
-        with told():
+        with translate_errors():
             pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
                 LocationType="availability-zone", Filters=filters
             )
@@ -116,7 +118,7 @@ def _fetch_zones(ec2: Any, types: list[str]) -> dict[str, tuple[str, ...]]:
     return {name: tuple(sorted(where)) for name, where in zones.items()}
 
 
-def hardware(entry: dict[str, Any]) -> Hardware:
+def parse_hardware(entry: dict[str, Any]) -> Hardware:
     """Parse one entry of DescribeInstanceTypes."""
     gpus = entry.get("GpuInfo", {}).get("Gpus", [])
     gpu = gpus[0] if gpus else {}
@@ -136,15 +138,15 @@ def hardware(entry: dict[str, Any]) -> Hardware:
     )
 
 
-def spot_prices(
+def fetch_spot_prices(
     clients: Clients, region: str, types: list[str], threads: ThreadPoolExecutor
 ) -> dict[str, dict[str, SpotPrice]]:
     """Fetch the spot prices of the last week, by type and zone."""
-    ec2 = clients.ec2(region)
+    ec2 = clients.get_ec2(region)
     since = datetime.now(UTC) - WEEK
 
     def fetch_history(some: list[str]) -> list[dict[str, Any]]:
-        with told():
+        with translate_errors():
             pages = ec2.get_paginator("describe_spot_price_history").paginate(
                 InstanceTypes=some, ProductDescriptions=["Linux/UNIX"], StartTime=since
             )
@@ -164,9 +166,9 @@ def spot_prices(
     return prices
 
 
-def on_demand_prices(clients: Clients, region: str, group: Group) -> dict[str, float]:
+def fetch_on_demand_prices(clients: Clients, region: str, group: Group) -> dict[str, float]:
     """Fetch list prices by type: Linux, shared hardware, no other software installed."""
-    pricing = clients.client("pricing", PRICING_REGION)
+    pricing = clients.get_client("pricing", PRICING_REGION)
     base = {
         "regionCode": region,
         "operatingSystem": "Linux",
@@ -180,7 +182,7 @@ def on_demand_prices(clients: Clients, region: str, group: Group) -> dict[str, f
 
     def fetch_products(fields: dict[str, str]) -> list[str]:
         filters = [{"Type": "TERM_MATCH", "Field": k, "Value": v} for k, v in fields.items()]
-        with told():
+        with translate_errors():
             pages = pricing.get_paginator("get_products").paginate(
                 ServiceCode="AmazonEC2", Filters=filters
             )
@@ -194,12 +196,12 @@ def _fetch_parallel(
 ) -> dict[str, float]:
     with ThreadPoolExecutor(len(queries)) as threads:
         listed = [
-            list_price(text) for some in threads.map(fetch_products, queries) for text in some
+            parse_list_price(text) for some in threads.map(fetch_products, queries) for text in some
         ]
     return {name: price for name, price in listed if name and price}
 
 
-def list_price(product: str) -> tuple[str, float]:
+def parse_list_price(product: str) -> tuple[str, float]:
     """Parse one product of the price list: (type, USD per hour); ("", 0.0) without a price."""
     entry = json.loads(product)
     name = entry.get("product", {}).get("attributes", {}).get("instanceType", "")

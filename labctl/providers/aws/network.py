@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from labctl.errors import BusyError, CapacityError, ConnectError, UsageError
 from labctl.model import Value
 from labctl.providers.aws import tags
-from labctl.providers.aws.errors import code_of, is_absent, told
+from labctl.providers.aws.errors import get_code, is_absent, translate_errors
 
 if TYPE_CHECKING:
     from labctl.providers.aws.settings import AwsSettings
@@ -17,7 +17,7 @@ ADDRESS_TIMEOUT_S = 5.0
 LONGEST_ADDRESS = 64
 
 
-class Place(Value, frozen=True):
+class Subnet(Value, frozen=True):
     """A subnet and its network."""
 
     subnet: str
@@ -25,11 +25,11 @@ class Place(Value, frozen=True):
     zone: str
 
 
-def place(ec2: Any, settings: AwsSettings, zone: str) -> Place:
+def find_subnet(ec2: Any, settings: AwsSettings, zone: str) -> Subnet:
     """Find the configured subnet, else the zone's default subnet. Raises an error without one."""
     from botocore.exceptions import ClientError
 
-    with told():
+    with translate_errors():
         try:
             subnets = (
                 ec2.describe_subnets(SubnetIds=[settings.subnet])
@@ -48,7 +48,7 @@ def place(ec2: Any, settings: AwsSettings, zone: str) -> Place:
     if not subnets:
         raise _make_no_subnet_error(ec2, settings, zone)
     subnet = subnets[0]
-    return Place(subnet=subnet["SubnetId"], vpc=subnet["VpcId"], zone=subnet["AvailabilityZone"])
+    return Subnet(subnet=subnet["SubnetId"], vpc=subnet["VpcId"], zone=subnet["AvailabilityZone"])
 
 
 def _make_no_subnet_error(ec2: Any, settings: AwsSettings, zone: str) -> UsageError | CapacityError:
@@ -59,7 +59,7 @@ def _make_no_subnet_error(ec2: Any, settings: AwsSettings, zone: str) -> UsageEr
             why="server.aws.subnet names it",
             hint=f"aws ec2 describe-subnets --region {region}",
         )
-    with told():
+    with translate_errors():
         default = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
     if default:
         return CapacityError(
@@ -74,7 +74,7 @@ def _make_no_subnet_error(ec2: Any, settings: AwsSettings, zone: str) -> UsageEr
     )
 
 
-def caller_network(settings: AwsSettings) -> str:
+def find_caller_network(settings: AwsSettings) -> str:
     """Find this machine's public address; return it as a network of one address.
 
     ConnectError if the address service does not answer.
@@ -106,19 +106,19 @@ def ensure_group(ec2: Any, vpc: str, lab_tags: dict[str, str]) -> dict[str, Any]
     from botocore.exceptions import ClientError
 
     name = group_name(lab_tags[tags.LAB_ID])
-    with told():
+    with translate_errors():
         try:
             created = ec2.create_security_group(
                 GroupName=name,
                 Description=f"SSH to the servers of the lab {lab_tags[tags.LAB]}",
                 VpcId=vpc,
                 TagSpecifications=[
-                    {"ResourceType": "security-group", "Tags": tags.pairs(lab_tags)}
+                    {"ResourceType": "security-group", "Tags": tags.as_pairs(lab_tags)}
                 ],
             )
             return {"GroupId": created["GroupId"], "IpPermissions": []}
         except ClientError as error:
-            if code_of(error) != "InvalidGroup.Duplicate":
+            if get_code(error) != "InvalidGroup.Duplicate":
                 raise
         groups = ec2.describe_security_groups(
             Filters=[
@@ -134,18 +134,20 @@ def ensure_group(ec2: Any, vpc: str, lab_tags: dict[str, str]) -> dict[str, Any]
     return dict(groups[0])
 
 
-def groups_of(ec2: Any, group_ids: list[str]) -> list[dict[str, Any]]:
+def list_our_groups(ec2: Any, group_ids: list[str]) -> list[dict[str, Any]]:
     """Return those of these groups that have labctl's tag."""
     if not group_ids:
         return []
-    with told():
+    with translate_errors():
         reply = ec2.describe_security_groups(
-            Filters=tags.ours({"Name": "group-id", "Values": group_ids})
+            Filters=tags.make_filters({"Name": "group-id", "Values": group_ids})
         )
     return list(reply["SecurityGroups"])
 
 
-def open_to(ec2: Any, group: dict[str, Any], networks: Iterable[str], owner: str) -> list[str]:
+def admit_networks(
+    ec2: Any, group: dict[str, Any], networks: Iterable[str], owner: str
+) -> list[str]:
     """Admit exactly these networks of this owner to SSH; return those that are new.
 
     Other owners' networks stay: their own labctl renews them.
@@ -174,12 +176,12 @@ def open_to(ec2: Any, group: dict[str, Any], networks: Iterable[str], owner: str
 def _change_rules(call: Any, group: dict[str, Any], rules: list[dict[str, Any]]) -> None:
     from botocore.exceptions import ClientError
 
-    with told():
+    with translate_errors():
         try:
             call(GroupId=group["GroupId"], IpPermissions=rules)
         except ClientError as error:
             # The same owner is doing this in another process at the same time.
-            if code_of(error) not in ("InvalidPermission.Duplicate", "InvalidPermission.NotFound"):
+            if get_code(error) not in ("InvalidPermission.Duplicate", "InvalidPermission.NotFound"):
                 raise
 
 

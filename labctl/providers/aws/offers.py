@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from labctl.errors import NoOfferError
 from labctl.model import Need, Offer
 from labctl.providers.aws import fit
-from labctl.providers.aws.catalog import Shelf
+from labctl.providers.aws.catalog import CatalogCache
 from labctl.providers.aws.clients import Clients
-from labctl.providers.aws.market import Group, markets
-from labctl.providers.aws.scores import with_scores
+from labctl.providers.aws.market import Group, load_markets
+from labctl.providers.aws.scores import add_scores
 
 if TYPE_CHECKING:
     from labctl.providers.aws.settings import AwsSettings
@@ -30,25 +30,25 @@ def offers(
 
     NoOfferError says what each condition ruled out.
     """
-    shelf = Shelf(directory)
+    shelf = CatalogCache(directory)
     zone = _find_zone(clients, settings, regions)
-    surplus = fit.Surplus(any_driver=bool(settings.ami), zone=zone)
+    surplus = fit.AwsConditions(any_driver=bool(settings.ami), zone=zone)
     first: Group = "cpu" if need.gpu.kind == "none" else "gpu"
-    searched = markets(clients, shelf, account, regions, first)
+    searched = load_markets(clients, shelf, account, regions, first)
     try:
         fitting = fit.offers(need, searched, surplus)
     except NoOfferError:
         if need.gpu.kind != "auto":
             raise
-        searched += markets(clients, shelf, account, regions, "cpu")
+        searched += load_markets(clients, shelf, account, regions, "cpu")
         fitting = fit.offers(need, searched, surplus)
-    return with_scores(clients, shelf, account, fitting)
+    return add_scores(clients, shelf, account, fitting)
 
 
 def _find_zone(clients: Clients, settings: AwsSettings, regions: Sequence[str]) -> str:
     """Return the zone of the configured subnet; "" without one."""
     if not settings.subnet:
         return ""
-    from labctl.providers.aws.network import place
+    from labctl.providers.aws.network import find_subnet
 
-    return place(clients.ec2(regions[0]), settings, "").zone
+    return find_subnet(clients.get_ec2(regions[0]), settings, "").zone

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from labctl.providers.aws.errors import DENIED, code_of, told
+from labctl.providers.aws.errors import DENIED, get_code, translate_errors
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -42,23 +42,23 @@ _DRY: dict[str, dict[str, Any]] = {
 }
 
 
-def denied_actions(ec2: Any) -> list[str]:
+def list_denied_actions(ec2: Any) -> list[str]:
     """List the actions that these credentials may not do, by their IAM names."""
     with ThreadPoolExecutor(len(_DRY)) as threads:
         answers = threads.map(lambda action: _is_denied(ec2, action), _DRY)
         return [f"ec2:{action}" for action, denied in zip(_DRY, answers, strict=True) if denied]
 
 
-def tried() -> int:
+def count_actions() -> int:
     """Return the number of actions that `denied_actions` and `may_run` try."""
     return len(_DRY) + 1
 
 
-def may_run(ec2: Any, ami: str, instance_type: str, subnet: str) -> None:
+def require_run_permission(ec2: Any, ami: str, instance_type: str, subnet: str) -> None:
     """Raise DeniedError if these credentials may not launch such a machine."""
     from botocore.exceptions import ClientError
 
-    with told():
+    with translate_errors():
         try:
             ec2.run_instances(
                 DryRun=True,
@@ -69,7 +69,7 @@ def may_run(ec2: Any, ami: str, instance_type: str, subnet: str) -> None:
                 MaxCount=1,
             )
         except ClientError as error:
-            if code_of(error) != "DryRunOperation":
+            if get_code(error) != "DryRunOperation":
                 raise
 
 
@@ -77,13 +77,13 @@ def _is_denied(ec2: Any, action: str) -> bool:
     from botocore import xform_name
     from botocore.exceptions import ClientError
 
-    with told():
+    with translate_errors():
         try:
             getattr(ec2, xform_name(action))(DryRun=True, **_DRY[action])
         except ClientError as error:
             if _is_other_trouble(error):
                 raise
-            return code_of(error) in DENIED
+            return get_code(error) in DENIED
     return False
 
 

@@ -36,7 +36,7 @@ SPOT = {
 }
 
 
-def quota_for(instance_type: str, spot: bool) -> Quota:
+def find_quota(instance_type: str, spot: bool) -> Quota:
     """Return the quota that a machine of this type counts against."""
     family = re.match(r"[a-z]*", instance_type)
     letters = family[0] if family else ""

@@ -23,7 +23,7 @@ PACE_S = 0.1
 LONGEST_PACE_S = 6.0
 
 
-class Together(Generic[Answer]):
+class RequestBatcher(Generic[Answer]):
     """Batches calls. `ask` takes unique ids, and returns a result for each id that has one."""
 
     def __init__(self, ask: Callable[[list[str]], dict[str, Answer]], most: int = 100) -> None:

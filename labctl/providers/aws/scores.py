@@ -9,15 +9,17 @@ from msgspec.structs import replace
 
 from labctl.errors import BusyError, ProviderError
 from labctl.model import Offer
-from labctl.providers.aws.catalog import SCORES_FRESH_S, VERSION, Scores, Shelf
+from labctl.providers.aws.catalog import SCORES_FRESH_S, VERSION, CatalogCache, Scores
 from labctl.providers.aws.clients import Clients
-from labctl.providers.aws.errors import told
+from labctl.providers.aws.errors import translate_errors
 
 # AWS limits the number of different score requests per day.
 TYPES_SCORED = 3
 
 
-def with_scores(clients: Clients, shelf: Shelf, account: str, offers: list[Offer]) -> list[Offer]:
+def add_scores(
+    clients: Clients, shelf: CatalogCache, account: str, offers: list[Offer]
+) -> list[Offer]:
     """Add scores to the first spot offers, if AWS gives them to this account."""
     first_types = _list_first_types(offers)
     if not first_types:
@@ -43,7 +45,7 @@ def _list_first_types(offers: list[Offer]) -> list[tuple[str, str]]:
 
 
 def _get_scores(
-    clients: Clients, shelf: Shelf, account: str, region: str, types: list[str]
+    clients: Clients, shelf: CatalogCache, account: str, region: str, types: list[str]
 ) -> dict[str, dict[str, int]]:
     name = f"{account}-{region}-scores.json"
     cached = shelf.read(name, Scores, SCORES_FRESH_S)
@@ -57,10 +59,10 @@ def _get_scores(
 
 def _fetch_scores(clients: Clients, region: str, types: list[str]) -> dict[str, dict[str, int]]:
     """Fetch scores by type and zone; empty for a type if AWS gives none, for whatever reason."""
-    ec2 = clients.ec2(region)
+    ec2 = clients.get_ec2(region)
 
     def fetch(name: str) -> dict[str, int]:
-        with told():
+        with translate_errors():
             answer = ec2.get_spot_placement_scores(
                 InstanceTypes=[name],
                 TargetCapacity=1,
@@ -89,6 +91,6 @@ def _fetch_scores(clients: Clients, region: str, types: list[str]) -> dict[str, 
 
 def _fetch_zone_names(clients: Clients, region: str) -> dict[str, str]:
     """Map zone ids, which are the same for all accounts, to this account's zone names."""
-    with told():
-        zones = clients.ec2(region).describe_availability_zones()["AvailabilityZones"]
+    with translate_errors():
+        zones = clients.get_ec2(region).describe_availability_zones()["AvailabilityZones"]
     return {zone["ZoneId"]: zone["ZoneName"] for zone in zones}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from labctl.config.document import shown
+from labctl.config.document import quote
 from labctl.config.reader import Parsed
 from labctl.config.scalars import parse_duration
 from labctl.config.schema import Size
@@ -29,7 +29,7 @@ _LOOPBACK = re.compile(r"http://(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?(/
 def _match(pattern: re.Pattern[str], what: str) -> Parsed:
     def parse(text: str) -> str:
         if not pattern.fullmatch(text):
-            raise ValueError(f"{shown(text)} is not {what}")
+            raise ValueError(f"{quote(text)} is not {what}")
         return text
 
     return Parsed(parse)
@@ -37,7 +37,7 @@ def _match(pattern: re.Pattern[str], what: str) -> Parsed:
 
 def parse_region(text: str) -> str:
     if not _REGION.fullmatch(text):
-        raise ValueError(f"{shown(text)} is not a region: write us-east-1")
+        raise ValueError(f"{quote(text)} is not a region: write us-east-1")
     return text
 
 
@@ -48,7 +48,7 @@ def parse_network(text: str) -> str:
     try:
         return str(ip_network(text.strip(), strict=True))
     except ValueError as error:
-        raise ValueError(f"{shown(text)} is not a network: {error}; write 192.0.2.0/24") from None
+        raise ValueError(f"{quote(text)} is not a network: {error}; write 192.0.2.0/24") from None
 
 
 def parse_address_source(text: str) -> str:
@@ -58,7 +58,7 @@ def parse_address_source(text: str) -> str:
     """
     if re.fullmatch(r"https://[^\s/@]+(/\S*)?", text) or _LOOPBACK.fullmatch(text):
         return text
-    raise ValueError(f"{shown(text)} is not an https:// address")
+    raise ValueError(f"{quote(text)} is not an https:// address")
 
 
 def _parse_regions(text: str) -> tuple[str, ...]:

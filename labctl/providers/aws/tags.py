@@ -38,32 +38,32 @@ _STATES: dict[str, ServerState] = {
 }
 
 
-def ours(*more: dict[str, Any]) -> list[dict[str, Any]]:
+def make_filters(*more: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the filters for resources with labctl's tag, and these further filters."""
     return [{"Name": f"tag:{OURS}", "Values": ["1"]}, *more]
 
 
-def pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
+def as_pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
     """Return tags in AWS's format."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
-def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
+def parse_tags(described: Mapping[str, Any]) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in described.get("Tags") or ()}
 
 
-def are_of_one_attempt(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+def is_same_attempt(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Whether the same request created both resources, such as a server and its disk."""
-    token = tags_of(first).get(TOKEN)
-    return bool(token) and token == tags_of(second).get(TOKEN)
+    token = parse_tags(first).get(TOKEN)
+    return bool(token) and token == parse_tags(second).get(TOKEN)
 
 
-def of_lab(lab: str, lab_id: str, owner: str) -> dict[str, str]:
+def make_lab_tags(lab: str, lab_id: str, owner: str) -> dict[str, str]:
     """Return the tags of every resource of a lab."""
     return {OURS: "1", LAB: lab, LAB_ID: lab_id, OWNER: owner, "Name": f"labctl-{lab}"}
 
 
-def of_request(offer: Offer, request: CreateRequest, owner: str) -> dict[str, str]:
+def make_server_tags(offer: Offer, request: CreateRequest, owner: str) -> dict[str, str]:
     """Return the tags of a server: all that is needed to rebuild its record from them alone."""
     hardware = (
         f"cpus={offer.cpus} memory={offer.memory_bytes} arch={offer.arch}"
@@ -73,7 +73,7 @@ def of_request(offer: Offer, request: CreateRequest, owner: str) -> dict[str, st
     return {
         **({} if ttl_s is None else {TTL_S: str(ttl_s)}),
         **request.tags,
-        **of_lab(request.lab, request.lab_id, owner),
+        **make_lab_tags(request.lab, request.lab_id, owner),
         TOKEN: request.token,
         PRICE: repr(offer.price_usd_per_hour),
         SPOT: "1" if offer.spot else "0",
@@ -85,8 +85,8 @@ def of_request(offer: Offer, request: CreateRequest, owner: str) -> dict[str, st
     }
 
 
-def offer_of(instance: Mapping[str, Any], region: str) -> Offer:
-    tags = tags_of(instance)
+def parse_offer(instance: Mapping[str, Any], region: str) -> Offer:
+    tags = parse_tags(instance)
     # The GPU's name comes last, since it may contain spaces.
     words, _, gpu_name = tags.get(HARDWARE, "").partition(" gpu=")
     values = dict(word.split("=", 1) for word in words.split() if "=" in word)
@@ -112,9 +112,9 @@ def with_owner(instance: Mapping[str, Any], reservation: Mapping[str, Any]) -> d
     return {**instance, "OwnerId": reservation.get("OwnerId", "")}
 
 
-def server_of(instance: Mapping[str, Any], region: str, user: str) -> Server:
+def parse_server(instance: Mapping[str, Any], region: str, user: str) -> Server:
     """Turn a described instance into a Server, without its key file, which the caller adds."""
-    tags = tags_of(instance)
+    tags = parse_tags(instance)
     host = instance.get("PublicIpAddress") or ""
     state = _STATES.get(instance["State"]["Name"], "starting")
     lab = tags.get(LAB, "")
@@ -131,7 +131,7 @@ def server_of(instance: Mapping[str, Any], region: str, user: str) -> Server:
             host_key=tags.get(HOST_KEY, ""),
             next_host_key=tags.get(NEXT_HOST_KEY, ""),
         ),
-        offer=offer_of(instance, region),
+        offer=parse_offer(instance, region),
         created_at=_created_at(instance),
         state="starting" if state == "running" and not host else state,
         deadline_at=_parse_number(tags.get(DEADLINE, "")) or None,

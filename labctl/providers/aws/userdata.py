@@ -28,7 +28,7 @@ def _load_environment(templates: Path) -> Environment:
     )
 
 
-def user_data(templates: Path, boot: Boot, user: str) -> str:
+def build_user_data(templates: Path, boot: Boot, user: str) -> str:
     """Build a MIME message for cloud-init, the same for the same Boot. UsageError above 16 KB.
 
     Its only secret is the private half of the temporary host key. `templates` is the directory of

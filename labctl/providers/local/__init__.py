@@ -16,7 +16,7 @@ from labctl.config.scalars import parse_cpus
 from labctl.config.schema import Reference, Size
 from labctl.errors import EngineError, NoOfferError, ProviderError
 from labctl.model import Check, CreateRequest, Need, Offer, ProviderAccount, Resource, Server, Value
-from labctl.providers import Surroundings
+from labctl.providers import ProviderContext
 from labctl.providers.local import cache, checks, engine, image
 from labctl.providers.local.container import (
     OFFER,
@@ -24,14 +24,14 @@ from labctl.providers.local.container import (
     STOP_TIMEOUT_S,
     TOKEN_LABEL,
     age_s,
-    all_labelled,
     clear_and_stop,
-    labelled,
-    labels_of,
-    options,
+    find_labeled,
+    list_labeled,
+    make_labels,
+    make_options,
+    make_server_id,
+    parse_server,
     put_first_boot,
-    server_id_of,
-    server_of,
     start,
 )
 
@@ -65,7 +65,7 @@ class LocalProvider:
     settings_type: ClassVar[type[Value]] = LocalSettings
     settle_s: float = 0.0
 
-    def __init__(self, settings: LocalSettings, surroundings: Surroundings) -> None:
+    def __init__(self, settings: LocalSettings, surroundings: ProviderContext) -> None:
         self.settings = settings
         self.surroundings = surroundings
         self._source = surroundings.data_dir / "images" / "lab-server"
@@ -77,13 +77,15 @@ class LocalProvider:
     def check(self, need: Need | None = None) -> list[Check]:
         server_image = image.reference(self._source, self.surroundings.base_image)
         try:
-            with engine.connected() as docker:
-                return checks.of_engine(docker.info(), built=image.exists(docker, server_image))
+            with engine.connect() as docker:
+                return checks.check_running_engine(
+                    docker.info(), built=image.has_image(docker, server_image)
+                )
         except EngineError as error:
-            return checks.without_engine(error)
+            return checks.make_no_engine_checks(error)
 
     def offers(self, need: Need) -> list[Offer]:
-        if need.gpu.required:
+        if need.gpu.is_required:
             raise NoOfferError(
                 f"local has no GPU for `gpu: {need.gpu.kind}`",
                 why="a container on this machine runs on the CPU",
@@ -93,29 +95,29 @@ class LocalProvider:
 
     def create(self, offer: Offer, request: CreateRequest) -> Server:
         """Create a server. The first one on this machine builds its image, for about a minute."""
-        with engine.connected() as docker:
-            container = labelled(docker, TOKEN_LABEL, request.token)
+        with engine.connect() as docker:
+            container = find_labeled(docker, TOKEN_LABEL, request.token)
             if container is None:
                 container = self._create_container(docker, request)
             if container.status == "created":
                 start(container)
-            return server_of(container)
+            return parse_server(container)
 
     def find(self, server_id: str) -> Server | None:
-        with engine.connected() as docker:
-            container = labelled(docker, SERVER_LABEL, server_id)
-            return None if container is None else server_of(container)
+        with engine.connect() as docker:
+            container = find_labeled(docker, SERVER_LABEL, server_id)
+            return None if container is None else parse_server(container)
 
     def servers(self) -> list[Server]:
-        with engine.connected() as docker:
-            containers = all_labelled(docker, SERVER_LABEL)
-            return [server_of(one) for one in containers if not cache.is_claim(one)]
+        with engine.connect() as docker:
+            containers = list_labeled(docker, SERVER_LABEL)
+            return [parse_server(one) for one in containers if not cache.is_claim(one)]
 
     def terminate(self, server_id: str) -> None:
         from docker.errors import APIError, NotFound
 
-        with engine.connected() as docker:
-            container = labelled(docker, SERVER_LABEL, server_id)
+        with engine.connect() as docker:
+            container = find_labeled(docker, SERVER_LABEL, server_id)
             if container is None:
                 return
             with suppress(NotFound):
@@ -132,10 +134,10 @@ class LocalProvider:
 
         An abandoned claim is a container of a `create` that was killed halfway.
         """
-        with engine.connected() as docker:
-            volumes = cache.free(docker, self.surroundings.owner)
-            claims = [c for c in all_labelled(docker, SERVER_LABEL) if cache.is_claim(c)]
-            images = image.unused(docker)
+        with engine.connect() as docker:
+            volumes = cache.list_free_volumes(docker, self.surroundings.owner)
+            claims = [c for c in list_labeled(docker, SERVER_LABEL) if cache.is_claim(c)]
+            images = image.list_unused_images(docker)
         return [
             *(
                 Resource(provider="local", kind="container", id=str(claim.name))
@@ -152,7 +154,7 @@ class LocalProvider:
     def remove(self, resource: Resource) -> None:
         from docker.errors import NotFound
 
-        with engine.connected() as docker, suppress(NotFound):
+        with engine.connect() as docker, suppress(NotFound):
             if resource.kind == "container":
                 docker.containers.get(resource.id).remove(force=True)
             elif resource.id.startswith(f"{image.REPOSITORY}:"):
@@ -161,24 +163,24 @@ class LocalProvider:
                 docker.volumes.get(resource.id).remove()
 
     def stop(self, server_id: str) -> None:
-        with engine.connected() as docker:
+        with engine.connect() as docker:
             _get_container(docker, server_id).stop(timeout=STOP_TIMEOUT_S)
 
     def start(self, server_id: str) -> None:
         """Start a stopped server. It gets another port, which `find` returns."""
-        with engine.connected() as docker:
+        with engine.connect() as docker:
             _get_container(docker, server_id).start()
 
     def reclaim(self, server_id: str, notice_s: float) -> bool:
         """Kill the server at once; its processes get no signal to end themselves."""
         if notice_s:
             return False
-        with engine.connected() as docker:
+        with engine.connect() as docker:
             _get_container(docker, server_id).remove(force=True, v=True)
         return True
 
-    def console(self, server_id: str) -> str:
-        with engine.connected() as docker:
+    def read_console(self, server_id: str) -> str:
+        with engine.connect() as docker:
             return _get_container(docker, server_id).logs(tail=200).decode(errors="replace")
 
     def _create_container(self, docker: DockerClient, request: CreateRequest) -> Container:
@@ -193,9 +195,9 @@ class LocalProvider:
                 server_image,
                 name=name,
                 hostname=request.lab,
-                labels=labels_of(request, self.surroundings.owner),
+                labels=make_labels(request, self.surroundings.owner),
                 environment={"LABCTL_AUTHORIZED_KEY": request.public_key},
-                **options(
+                **make_options(
                     volume=volume,
                     cgroup_v1=cgroup_v1,
                     capabilities=self.settings.extra_capabilities,
@@ -207,11 +209,11 @@ class LocalProvider:
         try:
             if request.first_boot:
                 put_first_boot(container, request.first_boot)
-            container.rename(server_id_of(request))
+            container.rename(make_server_id(request))
         except APIError:
             container.remove(force=True)
             # A second process with the same attempt was faster; any other error is raised.
-            if (twin := labelled(docker, TOKEN_LABEL, request.token)) is not None:
+            if (twin := find_labeled(docker, TOKEN_LABEL, request.token)) is not None:
                 return twin
             raise
         container.reload()
@@ -219,7 +221,7 @@ class LocalProvider:
 
     def _ensure_image(self, docker: DockerClient) -> str:
         if self.settings.image:
-            return image.given(docker, self.settings.image)
+            return image.require_image(docker, self.settings.image)
         context = self.surroundings
         return image.ensure(docker, self._source, context.base_image, context.progress)
 
@@ -237,7 +239,7 @@ class LocalProvider:
 
 
 def _get_container(docker: DockerClient, server_id: str) -> Container:
-    container = labelled(docker, SERVER_LABEL, server_id)
+    container = find_labeled(docker, SERVER_LABEL, server_id)
     if container is None:
         raise ProviderError(
             f"this machine has no container of the server {server_id!r}", hint="labctl status"

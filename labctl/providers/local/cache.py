@@ -26,7 +26,7 @@ MOUNT_POINT = "/var/lib/docker"
 _SUFFIX = "-claim"
 
 
-def free(docker: DockerClient, owner: str) -> list[str]:
+def list_free_volumes(docker: DockerClient, owner: str) -> list[str]:
     """List the owner's volumes that no container uses, the oldest first: they hold the most."""
     used = {
         mount["Name"]
@@ -44,7 +44,7 @@ def claim(docker: DockerClient, owner: str, make: Callable[[str, str], Container
     from docker.errors import APIError
 
     # Another process may be faster, even with a new volume; each time one of the two succeeds.
-    for volume in chain(free(docker, owner), _new_volumes(docker, owner)):
+    for volume in chain(list_free_volumes(docker, owner), _new_volumes(docker, owner)):
         try:
             container = make(volume + _SUFFIX, volume)
         except APIError as error:

@@ -14,12 +14,12 @@ LOW_DISK_BYTES = 10 * GIB
 FREE_LAYERS = "docker volume rm $(docker volume ls -q --filter label=labctl.cache)"
 
 
-def of_engine(info: dict[str, Any], *, built: bool) -> list[Check]:
+def check_running_engine(info: dict[str, Any], *, built: bool) -> list[Check]:
     """Check a running engine by its `info`; `built` says whether the lab server image exists."""
     return [_check_engine(info), *_check_disk(info), _check_image(built)]
 
 
-def without_engine(error: EngineError) -> list[Check]:
+def make_no_engine_checks(error: EngineError) -> list[Check]:
     """Return the checks of an engine that cannot be reached."""
     detail = f"{error}: {error.why}"
     return [Check(name="Docker Engine", ok=False, detail=detail, next=error.hint)]

@@ -45,15 +45,15 @@ _STATES: dict[str, ServerState] = {
 }
 
 
-def server_id_of(request: CreateRequest) -> str:
+def make_server_id(request: CreateRequest) -> str:
     """Return the server's id, which is also the container's name; the same for one attempt."""
     return f"labctl-{request.lab}-{request.lab_id[:6]}-{request.token[:4]}"
 
 
-def labels_of(request: CreateRequest, owner: str) -> dict[str, str]:
+def make_labels(request: CreateRequest, owner: str) -> dict[str, str]:
     return {
         **request.tags,
-        SERVER_LABEL: server_id_of(request),
+        SERVER_LABEL: make_server_id(request),
         TOKEN_LABEL: request.token,
         LAB_LABEL: request.lab,
         LAB_ID_LABEL: request.lab_id,
@@ -63,7 +63,7 @@ def labels_of(request: CreateRequest, owner: str) -> dict[str, str]:
     }
 
 
-def options(*, volume: str, cgroup_v1: bool, capabilities: tuple[str, ...]) -> dict[str, Any]:
+def make_options(*, volume: str, cgroup_v1: bool, capabilities: tuple[str, ...]) -> dict[str, Any]:
     """Return the options of `docker run` for an engine inside a container.
 
     No --privileged: these are enough, and more machines allow them. With cgroup v1 the engine
@@ -83,7 +83,7 @@ def options(*, volume: str, cgroup_v1: bool, capabilities: tuple[str, ...]) -> d
     }
 
 
-def all_labelled(docker: DockerClient, label: str) -> list[Container]:
+def list_labeled(docker: DockerClient, label: str) -> list[Container]:
     """List every container with that label, in any state.
 
     The list inspects each container, and the engine fails to inspect one whose removal has begun
@@ -95,9 +95,9 @@ def all_labelled(docker: DockerClient, label: str) -> list[Container]:
     return policy(docker.containers.list, all=True, ignore_removed=True, filters={"label": label})
 
 
-def labelled(docker: DockerClient, label: str, value: str) -> Container | None:
+def find_labeled(docker: DockerClient, label: str, value: str) -> Container | None:
     """Find the server with that label. A claim does not count: it is not a server yet."""
-    containers = all_labelled(docker, f"{label}={value}")
+    containers = list_labeled(docker, f"{label}={value}")
     return next((container for container in containers if not cache.is_claim(container)), None)
 
 
@@ -105,7 +105,7 @@ def age_s(container: Container) -> float:
     return time.time() - float(container.labels[CREATED_AT_LABEL])
 
 
-def server_of(container: Container) -> Server:
+def parse_server(container: Container) -> Server:
     labels = container.labels
     return Server(
         id=labels[SERVER_LABEL],

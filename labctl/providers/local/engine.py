@@ -21,7 +21,7 @@ TIMEOUT_S = 120
 
 
 @contextmanager
-def connected() -> Iterator[DockerClient]:
+def connect() -> Iterator[DockerClient]:
     """Connect to the engine that the docker command uses (DOCKER_HOST or the current context).
 
     Raises EngineError if no engine answers, ProviderError with its message if it refuses.
@@ -33,7 +33,7 @@ def connected() -> Iterator[DockerClient]:
     try:
         client = docker.from_env(timeout=TIMEOUT_S)
     except DockerException as error:
-        raise unusable(error) from error
+        raise make_unusable_error(error) from error
     try:
         yield client
     except APIError as error:
@@ -43,27 +43,27 @@ def connected() -> Iterator[DockerClient]:
             hint="labctl doctor",
         ) from error
     except (DockerException, RequestException) as error:
-        raise unusable(error) from error
+        raise make_unusable_error(error) from error
     finally:
         client.close()
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
+def iterate_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield `error` and all its causes; requests keeps the cause in `args`."""
     yield error
     inner = error.__cause__ or error.__context__
     for below in (inner, *error.args):
         if isinstance(below, BaseException):
-            yield from causes(below)
+            yield from iterate_causes(below)
 
 
-def unusable(
+def make_unusable_error(
     error: BaseException,
     platform: str = sys.platform,
     installed: Callable[[str], object] = shutil.which,
 ) -> EngineError:
     """Turn a failure to reach the engine into an EngineError with the command that fixes it."""
-    kinds = {type(cause) for cause in causes(error)}
+    kinds = {type(cause) for cause in iterate_causes(error)}
     if PermissionError in kinds:
         return EngineError(
             "you have no access to Docker Engine",

@@ -36,7 +36,7 @@ def reference(source: Path, base: str = "") -> str:
     return f"{REPOSITORY}:{content_hash(source, base or DEFAULT_BASE)}"
 
 
-def exists(docker: DockerClient, image: str) -> bool:
+def has_image(docker: DockerClient, image: str) -> bool:
     from docker.errors import ImageNotFound
 
     try:
@@ -52,17 +52,17 @@ def ensure(docker: DockerClient, source: Path, base: str, progress: Progress) ->
     A failed build is a BuildError whose `log_path` is the complete log, on this machine.
     """
     image = reference(source, base)
-    if exists(docker, image):
+    if has_image(docker, image):
         return image
     with _lock(source / "Dockerfile"):
-        if not exists(docker, image):
+        if not has_image(docker, image):
             _build(docker, image, source, base or DEFAULT_BASE, progress)
     return image
 
 
-def given(docker: DockerClient, image: str) -> str:
+def require_image(docker: DockerClient, image: str) -> str:
     """Return `image`, the user's own; ProviderError if the engine does not have it."""
-    if not exists(docker, image):
+    if not has_image(docker, image):
         raise ProviderError(
             f"Docker Engine has no image {image!r}",
             why="lab.yaml's server.local.image names it",
@@ -71,7 +71,7 @@ def given(docker: DockerClient, image: str) -> str:
     return image
 
 
-def unused(docker: DockerClient) -> list[str]:
+def list_unused_images(docker: DockerClient) -> list[str]:
     """List all lab server images, of any content and base, that no container uses."""
     used = {c.attrs["ImageID"] for c in docker.containers.list(all=True, sparse=True)}
     return sorted(

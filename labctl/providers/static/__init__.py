@@ -16,11 +16,17 @@ from typing import ClassVar
 import msgspec
 
 from labctl.commands import lease, ssh
-from labctl.commands.lease import Holder, Lease
+from labctl.commands.lease import Holder, MachineLease
 from labctl.errors import ConnectError, LabError, PolicyError, ProviderError
 from labctl.model import Check, CreateRequest, Need, Offer, ProviderAccount, Resource, Server, Value
-from labctl.providers import Surroundings
-from labctl.providers.static.machines import PROVIDER, HostEntry, Machine, StaticSettings, machines
+from labctl.providers import ProviderContext
+from labctl.providers.static.machines import (
+    PROVIDER,
+    ConfiguredMachine,
+    HostEntry,
+    StaticSettings,
+    list_machines,
+)
 
 __all__ = ["HostEntry", "StaticProvider", "StaticSettings"]
 
@@ -28,7 +34,7 @@ DEFAULT_SPAN_S = 24 * 3600
 MOST_AT_ONCE = 8
 
 # A machine with its lease, or with the reason why it did not answer.
-Look = tuple[Machine, Lease | LabError]
+LeaseAnswer = tuple[ConfiguredMachine, MachineLease | LabError]
 
 
 class StaticProvider:
@@ -38,13 +44,13 @@ class StaticProvider:
     settings_type: ClassVar[type[Value]] = StaticSettings
     settle_s: float = 0.0
 
-    def __init__(self, settings: StaticSettings, surroundings: Surroundings) -> None:
+    def __init__(self, settings: StaticSettings, surroundings: ProviderContext) -> None:
         self.settings = settings
         self.surroundings = surroundings
 
     @cached_property
-    def machines(self) -> tuple[Machine, ...]:
-        return machines(self.settings, self.surroundings)
+    def machines(self) -> tuple[ConfiguredMachine, ...]:
+        return list_machines(self.settings, self.surroundings)
 
     def get_account(self) -> ProviderAccount:
         """Return no account: machines are free, and a claim is identified by its token."""
@@ -63,9 +69,9 @@ class StaticProvider:
         fitting = [
             (machine, answer)
             for machine, answer in answers
-            if isinstance(answer, Lease) and _satisfies(machine.offer(answer), need)
+            if isinstance(answer, MachineLease) and _satisfies(machine.make_offer(answer), need)
         ]
-        free = [machine.offer(answer) for machine, answer in fitting if answer.state == "free"]
+        free = [machine.make_offer(answer) for machine, answer in fitting if answer.state == "free"]
         if not free and fitting:
             raise _make_busy_error(fitting)
         if not free:
@@ -79,13 +85,14 @@ class StaticProvider:
         """
         answers = self._query_machines(request.token)
         for machine, answer in answers:
-            if isinstance(answer, Lease) and answer.state == "mine" and answer.holder:
-                return machine.server(answer, answer.holder)
+            if isinstance(answer, MachineLease) and answer.state == "mine" and answer.holder:
+                return machine.make_server(answer, answer.holder)
         _raise_if_all_failed(answers)
         fitting = [
             (machine, answer)
             for machine, answer in answers
-            if isinstance(answer, Lease) and _satisfies(machine.offer(answer), request.need)
+            if isinstance(answer, MachineLease)
+            and _satisfies(machine.make_offer(answer), request.need)
         ]
         fitting.sort(key=lambda each: each[0].name != offer.type)
         refusals = []
@@ -93,11 +100,11 @@ class StaticProvider:
             claimed = self._claim(machine, request)
             if claimed.state == "mine" and claimed.holder:
                 with_gpus = msgspec.structs.replace(claimed, gpus=answer.gpus)
-                return machine.server(with_gpus, claimed.holder)
+                return machine.make_server(with_gpus, claimed.holder)
             refusals.append((machine, claimed))
         raise _make_busy_error(refusals)
 
-    def _claim(self, machine: Machine, request: CreateRequest) -> Lease:
+    def _claim(self, machine: ConfiguredMachine, request: CreateRequest) -> MachineLease:
         holder = Holder(
             token=ssh.check_id(request.token),
             lab=request.lab,
@@ -105,14 +112,14 @@ class StaticProvider:
             owner=self.surroundings.owner,
             created_at=time.time(),
         )
-        return machine.ask(lease.claim(holder, request.need.ttl_s or DEFAULT_SPAN_S))
+        return machine.run_lease_script(lease.claim(holder, request.need.ttl_s or DEFAULT_SPAN_S))
 
     def find(self, server_id: str) -> Server | None:
         """Find the machine of a claim; None if nobody, or another claim, holds it."""
         for machine, token in self._find_candidates(server_id):
-            answer = machine.ask(lease.show(token))
+            answer = machine.run_lease_script(lease.show(token))
             if answer.state == "mine" and answer.holder:
-                return machine.server(answer, answer.holder)
+                return machine.make_server(answer, answer.holder)
         return None
 
     def servers(self) -> list[Server]:
@@ -120,9 +127,9 @@ class StaticProvider:
         answers = self._query_machines()
         _raise_if_all_failed(answers)
         return [
-            machine.server(answer, answer.holder)
+            machine.make_server(answer, answer.holder)
             for machine, answer in answers
-            if isinstance(answer, Lease)
+            if isinstance(answer, MachineLease)
             and answer.holder
             and answer.holder.owner == self.surroundings.owner
         ]
@@ -130,12 +137,12 @@ class StaticProvider:
     def terminate(self, server_id: str) -> None:
         """Release the machine. It stays powered on, and its files stay."""
         for machine, token in self._find_candidates(server_id):
-            machine.ask(lease.release(token))
+            machine.run_lease_script(lease.release(token))
 
     def extend(self, server_id: str, span_s: int) -> Server | None:
         """Have the lease end `span_s` seconds from now; None if it has ended already."""
         for machine, token in self._find_candidates(server_id):
-            machine.ask(lease.renew(token, span_s))
+            machine.run_lease_script(lease.renew(token, span_s))
         return self.find(server_id)
 
     def leftovers(self) -> list[Resource]:
@@ -144,7 +151,7 @@ class StaticProvider:
     def remove(self, resource: Resource) -> None:
         """Do nothing: nothing that costs money is ever left."""
 
-    def _find_candidates(self, server_id: str) -> list[tuple[Machine, str]]:
+    def _find_candidates(self, server_id: str) -> list[tuple[ConfiguredMachine, str]]:
         """Find the machines that an id can mean, with the claim's token."""
         return [
             (machine, token)
@@ -152,19 +159,19 @@ class StaticProvider:
             if (token := server_id.removeprefix(machine.server_id(""))) != server_id
         ]
 
-    def _query_machines(self, token: str = "") -> list[Look]:
+    def _query_machines(self, token: str = "") -> list[LeaseAnswer]:
         """Query the leases of all machines in parallel; an error if a machine does not answer."""
         # One after another, since each may ask the user to confirm a host key.
         errors = {machine.name: _settle(machine) for machine in self.machines}
 
-        def query(machine: Machine) -> Look:
+        def query(machine: ConfiguredMachine) -> LeaseAnswer:
             return machine, errors[machine.name] or _query_lease(machine, token)
 
         with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
             return list(pool.map(query, self.machines))
 
 
-def _settle(machine: Machine) -> ConnectError | None:
+def _settle(machine: ConfiguredMachine) -> ConnectError | None:
     """Find the machine's address and host key; return the error if it cannot be reached."""
     try:
         machine.settle()
@@ -173,16 +180,16 @@ def _settle(machine: Machine) -> ConnectError | None:
     return None
 
 
-def _query_lease(machine: Machine, token: str) -> Lease | LabError:
+def _query_lease(machine: ConfiguredMachine, token: str) -> MachineLease | LabError:
     try:
-        return machine.ask(lease.show(token))
+        return machine.run_lease_script(lease.show(token))
     except PolicyError:
         raise  # a wrong host key stops everything
     except LabError as error:
         return error
 
 
-def _raise_if_all_failed(answers: list[Look]) -> None:
+def _raise_if_all_failed(answers: list[LeaseAnswer]) -> None:
     failures = [answer for _, answer in answers if isinstance(answer, LabError)]
     if len(failures) == len(answers):
         raise failures[0]
@@ -190,7 +197,7 @@ def _raise_if_all_failed(answers: list[Look]) -> None:
 
 def _satisfies(offer: Offer, need: Need) -> bool:
     gpu = need.gpu
-    if not gpu.required:
+    if not gpu.is_required:
         return True
     named = gpu.kind == "any" or _words(gpu.kind) <= _words(offer.gpu_name)
     enough = offer.gpu_count >= max(1, gpu.count)
@@ -202,7 +209,7 @@ def _words(name: str) -> set[str]:
     return set(re.split(r"[\s_-]+", name.lower()))
 
 
-def _describe_holder(answer: Lease) -> str:
+def _describe_holder(answer: MachineLease) -> str:
     if answer.state == "broken":
         return f"it cannot store a lease: {answer.error}"
     if answer.holder is None:
@@ -212,7 +219,7 @@ def _describe_holder(answer: Lease) -> str:
     return f"held by {holder.owner} for {holder.lab} until {until:%Y-%m-%d %H:%M} UTC"
 
 
-def _make_busy_error(leases: list[tuple[Machine, Lease]]) -> LabError:
+def _make_busy_error(leases: list[tuple[ConfiguredMachine, MachineLease]]) -> LabError:
     if not leases:
         return ProviderError("no configured machine satisfies the need", hint="labctl config")
     why = "; ".join(f"{machine.name}: {_describe_holder(answer)}" for machine, answer in leases)
@@ -230,7 +237,7 @@ def _make_busy_error(leases: list[tuple[Machine, Lease]]) -> LabError:
     )
 
 
-def _check(machine: Machine, answer: Lease | LabError) -> Check:
+def _check(machine: ConfiguredMachine, answer: MachineLease | LabError) -> Check:
     if isinstance(answer, LabError):
         return Check(
             name=machine.name, ok=False, detail=f"{answer.what}: {answer.why}", next=answer.hint

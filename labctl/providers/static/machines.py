@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 
 from labctl.commands import lease, ssh
-from labctl.commands.lease import Holder, Lease
+from labctl.commands.lease import Holder, MachineLease
 from labctl.errors import UsageError
 from labctl.model import Endpoint, Offer, Server, Value
-from labctl.providers import Surroundings
+from labctl.providers import ProviderContext
 
 PROVIDER = "static"
 SCRIPT_TIMEOUT_S = 30.0
@@ -44,11 +44,11 @@ class StaticSettings(Value, frozen=True):
     jump: str = ""
 
 
-class Machine:
+class ConfiguredMachine:
     """One configured host, and the lease scripts that run there. It connects at its first use."""
 
     def __init__(
-        self, name: str, find_endpoint: Callable[[], Endpoint], context: Surroundings
+        self, name: str, find_endpoint: Callable[[], Endpoint], context: ProviderContext
     ) -> None:
         self.name = name
         self._find_endpoint = find_endpoint
@@ -68,7 +68,7 @@ class Machine:
         """The part of a server's id that names the machine."""
         return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")[:40]
 
-    def ask(self, line: str) -> Lease:
+    def run_lease_script(self, line: str) -> MachineLease:
         """Run a lease script on the machine and parse its output."""
         transport = self._context.connect(self.endpoint)
         return lease.parse(transport.run(line, timeout_s=SCRIPT_TIMEOUT_S).stdout)
@@ -76,7 +76,7 @@ class Machine:
     def server_id(self, token: str) -> str:
         return f"static-{self.slug}-{token}"
 
-    def offer(self, answer: Lease) -> Offer:
+    def make_offer(self, answer: MachineLease) -> Offer:
         gpus = answer.gpus
         return Offer(
             provider=PROVIDER,
@@ -86,7 +86,7 @@ class Machine:
             gpu_memory_bytes=min((gpu.memory_bytes for gpu in gpus), default=0),
         )
 
-    def server(self, answer: Lease, holder: Holder) -> Server:
+    def make_server(self, answer: MachineLease, holder: Holder) -> Server:
         return Server(
             id=self.server_id(holder.token),
             provider=PROVIDER,
@@ -95,13 +95,15 @@ class Machine:
             alias=holder.lab,
             endpoint=self.endpoint,
             state="running",
-            offer=self.offer(answer),
+            offer=self.make_offer(answer),
             created_at=holder.created_at,
             deadline_at=time.time() + answer.left_s,
         )
 
 
-def machines(settings: StaticSettings, context: Surroundings) -> tuple[Machine, ...]:
+def list_machines(
+    settings: StaticSettings, context: ProviderContext
+) -> tuple[ConfiguredMachine, ...]:
     """Return every configured host, in order; UsageError without any, or for a duplicate."""
     entries = [_complete_entry(each, settings) for each in settings.hosts]
     if not entries:
@@ -110,7 +112,7 @@ def machines(settings: StaticSettings, context: Surroundings) -> tuple[Machine, 
             hint="server: {provider: static, static: {hosts: [alice@gpu1.lab.example]}}",
         )
     hosts = tuple(
-        Machine(_display_name(entry), _make_endpoint_finder(entry, context), context)
+        ConfiguredMachine(_display_name(entry), _make_endpoint_finder(entry, context), context)
         for entry in entries
     )
     slugs = [machine.slug for machine in hosts]
@@ -154,7 +156,7 @@ def _display_name(entry: HostEntry) -> str:
     return entry.host + (f":{entry.port}" if entry.port not in (0, 22) else "")
 
 
-def _make_endpoint_finder(entry: HostEntry, context: Surroundings) -> Callable[[], Endpoint]:
+def _make_endpoint_finder(entry: HostEntry, context: ProviderContext) -> Callable[[], Endpoint]:
     """Return a function that finds the address: it runs ssh, so it is called only if needed."""
 
     def find() -> Endpoint:

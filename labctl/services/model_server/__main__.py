@@ -10,11 +10,11 @@ from pathlib import Path
 
 import uvicorn
 
-from .app import Server
+from .app import ModelServer
 from .checkpoint import refuse_pickles
 from .project import load
 from .refusals import ModelError
-from .settings import SettingError, from_environment
+from .settings import SettingError, read_environment
 
 REFUSED = 3
 OLDEST = (3, 10)
@@ -27,13 +27,13 @@ def main() -> int:
         return REFUSED
     sys.path.insert(0, str(Path.cwd()))
     try:
-        settings = from_environment(os.environ)
+        settings = read_environment(os.environ)
         refuse_pickles()
         model = load(settings.checkpoints)
     except (ModelError, SettingError) as error:
         print(f"refused: {error}", file=sys.stderr, flush=True)
         return REFUSED
-    server = Server(model, settings, os.environ.get("LABCTL_RUN_ID", ""))
+    server = ModelServer(model, settings, os.environ.get("LABCTL_RUN_ID", ""))
     print(f"serving {model.checkpoint}, {len(model.classes)} classes", flush=True)
     # uvicorn installs its own handler while it serves. After an orderly stop it sends itself the
     # signal once more, which must not turn the stop into a failure.

@@ -17,13 +17,13 @@ from PIL.Image import Image
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from .batching import Batcher
-from .bodies import HOW, images_in
-from .drift import Watch
+from .bodies import HOW, read_images
+from .drift import DriftMonitor
 from .metrics import CONTENT_TYPE, Metrics
-from .pictures import Budget, Share, unpacked
+from .pictures import MemoryBudget, MemoryShare, decode_image
 from .project import Model
 from .refusals import RefusedError
-from .settings import Settings
+from .settings import ServeSettings
 
 # number of classes in each prediction, the most probable first
 TOP = 5
@@ -32,15 +32,15 @@ TOP = 5
 OUR_HOSTS = ["127.0.0.1", "localhost"]
 
 
-class Server:
+class ModelServer:
     """One model behind HTTP. `app` is the ASGI application."""
 
-    def __init__(self, model: Model, settings: Settings, run: str = "") -> None:
+    def __init__(self, model: Model, settings: ServeSettings, run: str = "") -> None:
         self.model = model
         self.settings = settings
         self.run = run
-        self.metrics = Metrics(model.classes, Watch(model.reference), self._waiting)
-        self._budget = Budget(settings.max_held_bytes)
+        self.metrics = Metrics(model.classes, DriftMonitor(model.reference), self._waiting)
+        self._budget = MemoryBudget(settings.max_held_bytes)
         self._decoders = ThreadPoolExecutor(os.cpu_count() or 1, "decode")
         self._batcher: Batcher | None = None
         self.app = self._build_app()
@@ -51,8 +51,8 @@ class Server:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=OUR_HOSTS)
         app.add_api_route("/predict", self.predict, methods=["POST"], response_class=Response)
         app.add_api_route("/healthz", self.healthz, methods=["GET"], response_class=Response)
-        app.add_api_route("/metrics", self.told, methods=["GET"], response_class=Response)
-        app.add_api_route("/", self.about, methods=["GET"], response_class=Response)
+        app.add_api_route("/metrics", self.serve_metrics, methods=["GET"], response_class=Response)
+        app.add_api_route("/", self.describe, methods=["GET"], response_class=Response)
         return app
 
     @asynccontextmanager
@@ -91,15 +91,15 @@ class Server:
         self.metrics.request(status, time.perf_counter() - started_s, reason)
         return JSONResponse(body, status, headers={"Retry-After": "1"} if status == 503 else None)
 
-    async def _predict_images(self, request: Request, share: Share) -> dict[str, Any]:
+    async def _predict_images(self, request: Request, share: MemoryShare) -> dict[str, Any]:
         share.take(self._announced_bytes(request))
-        contents = await images_in(request, self.settings)
+        contents = await read_images(request, self.settings)
         loop = asyncio.get_running_loop()
         images = await loop.run_in_executor(self._decoders, self._unpack, contents, share)
         batcher = self._batcher
         if batcher is None:
             raise RefusedError(503, "stopping", "the server is not ready")
-        (result,) = await asyncio.gather(batcher.answers(images), return_exceptions=True)
+        (result,) = await asyncio.gather(batcher.predict(images), return_exceptions=True)
         if isinstance(result, RefusedError):
             raise result
         if isinstance(result, BaseException):
@@ -117,9 +117,9 @@ class Server:
         largest = self.settings.max_body_bytes
         return min(int(length), largest) if length.isdigit() else largest
 
-    def _unpack(self, contents: list[bytes], share: Share) -> list[Image]:
+    def _unpack(self, contents: list[bytes], share: MemoryShare) -> list[Image]:
         most = self.settings.max_pixels
-        return [unpacked(one, number, most, share) for number, one in enumerate(contents)]
+        return [decode_image(one, number, most, share) for number, one in enumerate(contents)]
 
     def _prediction(self, row: list[float]) -> dict[str, Any]:
         order = sorted(range(len(row)), key=lambda number: -row[number])[:TOP]
@@ -140,9 +140,9 @@ class Server:
         }
         return JSONResponse(body, 200 if alive else 503)
 
-    async def told(self) -> Response:
+    async def serve_metrics(self) -> Response:
         return Response(self.metrics.text(), media_type=CONTENT_TYPE)
 
-    async def about(self) -> Response:
+    async def describe(self) -> Response:
         body = {"POST /predict": HOW, "GET": ["/healthz", "/metrics"], "model": self._model_name()}
         return JSONResponse(body)

@@ -73,7 +73,7 @@ class Batcher:
             )
         self._thread.shutdown(wait=False)
 
-    async def answers(self, images: list[Image]) -> list[Row]:
+    async def predict(self, images: list[Image]) -> list[Row]:
         """Compute a row for each image, in their order.
 
         RefusedError (busy) if too many images are waiting; raises the model's own errors.

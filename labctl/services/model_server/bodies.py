@@ -16,14 +16,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from .refusals import RefusedError
-from .settings import Settings
+from .settings import ServeSettings
 
 Receive = Callable[[], Awaitable[Any]]
 DATA_URI = re.compile(r"^data:image/[a-z.+-]+;base64,")
 HOW = "send an image file (curl -F image=@PICTURE), or JSON: {'image': BASE64} or {'images': [..]}"
 
 
-async def images_in(request: Request, settings: Settings) -> list[bytes]:
+async def read_images(request: Request, settings: ServeSettings) -> list[bytes]:
     """Read the images of a request, 1 to `max_images` of them; otherwise RefusedError."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     bounded = Request(request.scope, _limit_body(request, settings.max_body_bytes))
@@ -42,7 +42,7 @@ async def images_in(request: Request, settings: Settings) -> list[bytes]:
     return images
 
 
-async def _read(kind: str, request: Request, settings: Settings) -> list[bytes]:
+async def _read(kind: str, request: Request, settings: ServeSettings) -> list[bytes]:
     if kind == "multipart/form-data":
         return await _read_files(request, settings)
     if kind == "application/json":
@@ -76,7 +76,7 @@ def _too_large(largest: int) -> RefusedError:
     return RefusedError(413, "too_large", f"a request may have at most {largest} bytes")
 
 
-async def _read_files(request: Request, settings: Settings) -> list[bytes]:
+async def _read_files(request: Request, settings: ServeSettings) -> list[bytes]:
     # One more than allowed, so that `images_in` reports the limit.
     most = settings.max_images + 1
     try:

@@ -31,7 +31,7 @@ class Drift:
     predictions: int
 
 
-class Watch:
+class DriftMonitor:
     """Compares the last WINDOW predictions with `reference`, a count for each class."""
 
     def __init__(self, reference: Sequence[int]) -> None:
@@ -39,7 +39,7 @@ class Watch:
         self._now = [0] * len(self._reference)
         self._window: deque[int] = deque()
 
-    def see(self, number: int) -> None:
+    def count(self, number: int) -> None:
         """Count a prediction, by the number of its class."""
         if not self._reference:
             return

@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from .drift import Watch
+from .drift import DriftMonitor
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -21,7 +21,9 @@ MOST_CLASSES = 1000
 class Metrics:
     """Counters of one server; `waiting` returns the number of waiting images."""
 
-    def __init__(self, classes: tuple[str, ...], watch: Watch, waiting: Callable[[], int]) -> None:
+    def __init__(
+        self, classes: tuple[str, ...], watch: DriftMonitor, waiting: Callable[[], int]
+    ) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.registry.register(_LiveMetrics(watch, waiting))
@@ -65,7 +67,7 @@ class Metrics:
 
     def prediction(self, number: int) -> None:
         """Count a prediction, by the number of its class."""
-        self._watch.see(number)
+        self._watch.count(number)
         if self._classes:
             self._predictions.labels(self._classes[number]).inc()
 
@@ -76,7 +78,7 @@ class Metrics:
 class _LiveMetrics(Collector):
     """Metrics that are computed at each request; unknown ones are left out."""
 
-    def __init__(self, watch: Watch, waiting: Callable[[], int]) -> None:
+    def __init__(self, watch: DriftMonitor, waiting: Callable[[], int]) -> None:
         self._watch = watch
         self._waiting = waiting
 

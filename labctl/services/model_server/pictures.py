@@ -23,7 +23,7 @@ BROKEN = (
 BYTES_PER_PIXEL = 4
 
 
-class Budget:
+class MemoryBudget:
     """The bytes that all requests together may hold at once. Thread-safe."""
 
     def __init__(self, total: int) -> None:
@@ -31,9 +31,9 @@ class Budget:
         self._lock = threading.Lock()
 
     @contextmanager
-    def share(self) -> Iterator[Share]:
+    def share(self) -> Iterator[MemoryShare]:
         """Give a request its share; returns what it took at the end."""
-        share_ = Share(self)
+        share_ = MemoryShare(self)
         try:
             yield share_
         finally:
@@ -49,10 +49,10 @@ class Budget:
             self._free -= size
 
 
-class Share:
+class MemoryShare:
     """The bytes that one request has taken; used by one thread after another."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: MemoryBudget) -> None:
         self.taken = 0
         self._budget = budget
 
@@ -61,7 +61,7 @@ class Share:
         self.taken += size
 
 
-def unpacked(content: bytes, number: int, max_pixels: int, share: Share) -> Image.Image:
+def decode_image(content: bytes, number: int, max_pixels: int, share: MemoryShare) -> Image.Image:
     """Decode an image; RefusedError if the bytes are not an image, damaged, or too large.
 
     Its size is checked in its header, so that a decompression bomb is refused before it is decoded.

@@ -15,7 +15,7 @@ class SettingError(Exception):
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServeSettings:
     """`LABCTL_SERVE_<NAME>` in the environment sets any of these; sizes are bytes."""
 
     # Passed to `load` of the project's predict.py.
@@ -42,9 +42,12 @@ class Settings:
     stop_s: float = 8.0
 
 
-def from_environment(environ: Mapping[str, str]) -> Settings:
+def read_environment(environ: Mapping[str, str]) -> ServeSettings:
     """Read the settings; SettingError names a variable that is invalid or unknown."""
-    kinds = {setting.name: type(getattr(Settings(), setting.name)) for setting in fields(Settings)}
+    kinds = {
+        setting.name: type(getattr(ServeSettings(), setting.name))
+        for setting in fields(ServeSettings)
+    }
     kinds["checkpoints"] = Path
     values = {}
     for key, text in environ.items():
@@ -60,7 +63,7 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
             raise SettingError(f"{key} cannot be {text!r}") from None
         if name not in ("checkpoints", "host") and not 0 <= values[name] < float("inf"):
             raise SettingError(f"{key} cannot be {text!r}")
-    settings = Settings(**values)
+    settings = ServeSettings(**values)
     if settings.max_batch < 1:
         raise SettingError(f"{PREFIX}MAX_BATCH must be at least 1 (1: no batching)")
     return settings
