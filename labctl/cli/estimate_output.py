@@ -190,8 +190,8 @@ def _draw_work(estimate: Estimate) -> None:
         weights = milliseconds_text(details.weights_seconds)
         with_cache = milliseconds_text(details.seconds_per_token)
         print_text(
-            f"Reading all weights takes {weights} per token {where}, with the KV cache {with_cache}. "
-            "No token can be faster."
+            f"Reading all weights takes {weights} per token {where}, "
+            f"with the KV cache {with_cache}. No token can be faster."
         )
 
 

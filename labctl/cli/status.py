@@ -251,12 +251,10 @@ def _server_with_logs(lab: Lab, run: str) -> Server | None:
     try:
         return lab.ground.get_server()
     except NotFoundError:
-        from labctl.lifecycle import reconcile
+        from labctl.lifecycle.reconcile import local_log_path
         from labctl.runs import runs
 
-        was_pulled = reconcile.local_log_path(
-            lab.ground, runs.find_run(lab.ground, run).id
-        ).is_file()
+        was_pulled = local_log_path(lab.ground, runs.find_run(lab.ground, run).id).is_file()
         if not (was_pulled or lab.keeper or lab.config.store):
             raise
         return None

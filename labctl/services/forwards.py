@@ -59,7 +59,7 @@ class ForwardRecords(Protocol):
 
     def save_forward(self, forward: Forward) -> None: ...
 
-    def forwards(self, server_id: str | None = None) -> list[Forward]: ...
+    def list_forwards(self, server_id: str | None = None) -> list[Forward]: ...
 
     def drop_forward(self, forward_id: str) -> None: ...
 
@@ -121,7 +121,7 @@ def _to_error(reply: dict[str, Any]) -> LabError:
 def list_forwards(record: ForwardRecords, server_id: str | None = None) -> list[Forward]:
     """List the running background forwards, and drop the records of those that have ended."""
     living = []
-    for forward in record.forwards(server_id):
+    for forward in record.list_forwards(server_id):
         if is_ours(forward):
             living.append(forward)
         else:

@@ -308,7 +308,7 @@ def handed(
     def opened(*_: object) -> Iterator[Any]:
         yield Host(receiver)
 
-    monkeypatch.setattr(submit, "opened", opened)
+    monkeypatch.setattr(submit, "open_receiver", opened)
     lab = Lab.load(home / "digits", record_only=True, reporter=Agreeing())
     done = lab.submit()
     return Path(done.receipt), Path(done.bundle)

@@ -34,7 +34,7 @@ class Keeper:
             found.__dict__["connections"] = Wires(found.paths, student.machine)
             return found
 
-        monkeypatch.setattr(kept_labs, "ground", ground)
+        monkeypatch.setattr(kept_labs, "make_context", ground)
 
     @property
     def places(self) -> Paths:
@@ -66,7 +66,7 @@ def test_a_parcel_of_the_same_version_is_taken_in(
     student: Student, parcel: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (lab_archive, take_in):
-        monkeypatch.setattr(module, "version", lambda: read_version(parcel))
+        monkeypatch.setattr(module, "labctl_version", lambda: read_version(parcel))
     monkeypatch.setattr(take_in, "admit", lambda *_: None)
     keeper = Keeper(tmp_path / "new-keeper", student, monkeypatch)
     taken = keeper.take_in(parcel)

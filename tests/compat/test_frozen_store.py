@@ -42,7 +42,7 @@ def test_a_run_is_pulled_from_it(
     frozen: Frozen, student: Student, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = shell_store(frozen.root, PREFIX)
-    monkeypatch.setattr(saved_copies, "lab_store", lambda ground: opened)
+    monkeypatch.setattr(saved_copies, "open_lab_store", lambda ground: opened)
     pulled = saved_copies.pull_from_store(student.ground(), "failed")
     assert pulled.complete
     assert hash_outputs(student.home / "digits" / "runs" / "failed") == hash_outputs(
@@ -54,7 +54,7 @@ def test_what_a_run_was_is_read_for_its_recovery(
     frozen: Frozen, student: Student, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = shell_store(frozen.root, PREFIX)
-    monkeypatch.setattr(restore, "lab_store", lambda ground: opened)
+    monkeypatch.setattr(restore, "open_lab_store", lambda ground: opened)
     lab = student.home / "digits" / "lab.yaml"
     lab.write_text(lab.read_text() + "store: ssh://me@store/~/labs\n")
     found = restore.read_saved_run(student.ground(), "night")

@@ -192,7 +192,7 @@ def test_an_unconfirmed_key_is_a_refusal(
 ) -> None:
     alice = arrive("alice")
     with monkeypatch.context() as patch:
-        patch.setattr(alice, "ask", lambda decision: False)
+        patch.setattr(alice, "confirm", lambda decision: False)
         with pytest.raises(PolicyError, match="not confirmed") as caught:
             alice.up("aaaa")
     assert "SHA256:" in caught.value.why

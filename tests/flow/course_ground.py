@@ -140,5 +140,5 @@ def a_class(root: Path, monkeypatch: pytest.MonkeyPatch, rows: str, more: str = 
         return found
 
     for module in (servers, grounds):
-        monkeypatch.setattr(module, "course_ground", ground)
+        monkeypatch.setattr(module, "build_course_context", ground)
     return made

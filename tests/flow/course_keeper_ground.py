@@ -188,6 +188,6 @@ def patched_course(
         found.__dict__["connections"] = Wires(world.places, world.machine)
         return found
 
-    monkeypatch.setattr(servers, "course_ground", ground)
-    monkeypatch.setattr("labctl.courses.context.course_ground", ground)
+    monkeypatch.setattr(servers, "build_course_context", ground)
+    monkeypatch.setattr("labctl.courses.context.build_course_context", ground)
     return Course(course_folder(root, more), world)

@@ -114,7 +114,7 @@ def pair(lab: World, home: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
         found.__dict__["connections"] = Wires(found.paths, lab.machine)
         return found
 
-    monkeypatch.setattr(kept_labs, "ground", ground)
+    monkeypatch.setattr(kept_labs, "make_context", ground)
     monkeypatch.setattr(keeper_host.KeeperHost, "endpoint", Endpoint(host="127.0.0.1"))
     monkeypatch.setattr(keeper_host.KeeperHost, "_transport", property(lambda _: made.transport()))
     up.up(lab.ground())

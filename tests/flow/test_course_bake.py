@@ -72,7 +72,7 @@ def ml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Class:
         return said(machine, line, stdin)
 
     monkeypatch.setattr(Machine, "_answer", as_root)
-    monkeypatch.setattr(grounds, "provider_class", lambda name: BakingCloud)
+    monkeypatch.setattr(grounds, "get_provider_class", lambda name: BakingCloud)
     counted = iter(range(100))
     monkeypatch.setattr(baking, "_stamp", lambda: f"{next(counted):03}")
     return one

@@ -59,7 +59,7 @@ class Kept:
             self.shown.append(text)
             return []
 
-        monkeypatch.setattr(rounds_module.broadcast, "message", message)
+        monkeypatch.setattr(rounds_module.broadcast, "send_message", message)
         monkeypatch.setattr(guard, "watch", lambda *_: self.busy)
 
     def _tell(self, name: str, text: str) -> None:
@@ -107,7 +107,7 @@ def test_a_deed_that_nobody_expected_to_fail_comes_again(
     kept.round()
     kept.at += GRACE_S + 60
     with monkeypatch.context() as patch:
-        patch.setattr("labctl.courses.tasks.teardown.down", broken)
+        patch.setattr("labctl.courses.tasks.teardown.end_seats", broken)
         kept.round()
     assert any(name == "alice" and "Traceback" in text for name, text in kept.told)
     kept.round()
@@ -174,7 +174,7 @@ def test_a_server_that_never_answers_keeps_nobody_elses_from_its_end(
         kept.course.cloud.machines.pop(f"srv-{seats[0].name}", None)
         return []
 
-    monkeypatch.setattr(rounds_module.teardown, "down", down)
+    monkeypatch.setattr(rounds_module.teardown, "end_seats", down)
     monkeypatch.setattr(rounds_module, "PATIENCE_S", 0.4 if hangs else 30.0)
     kept.at += GRACE_S + 60
     end = time.monotonic() + 120
@@ -200,7 +200,7 @@ def test_results_that_never_end_outlast_no_budget(
     kept.course.add("alice", price=1.0, age_s=7300)
     kept.round()
     never = threading.Event()
-    monkeypatch.setattr(rounds_module.teardown, "down", lambda *_: never.wait(30) and [])
+    monkeypatch.setattr(rounds_module.teardown, "end_seats", lambda *_: never.wait(30) and [])
     monkeypatch.setattr(rounds_module, "PATIENCE_S", 0.2)
     monkeypatch.setattr(rounds_module.rescue, "is_near_end", lambda *_: rescued)
     monkeypatch.setattr(rounds_module.rescue, "await_end", lambda *_: "budget")
@@ -305,7 +305,7 @@ def test_a_broken_roster_leaves_everybody_in(kept: Kept) -> None:
 @pytest.fixture
 def keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cloud is one whose disks can outlive their servers."""
-    monkeypatch.setattr(DiskCloud, "keeps_itself", False, raising=False)
+    monkeypatch.setattr(DiskCloud, "can_keep_itself", False, raising=False)
     for name in ("keep_disk", "release_disk", "attach_kept"):
         monkeypatch.setattr(DiskCloud, name, lambda *_: [], raising=False)
 

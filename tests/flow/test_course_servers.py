@@ -543,7 +543,8 @@ def test_servers_at_the_provider_of_before_are_neither_forgotten_nor_proven_gone
     ml.cloud = ClassCloud(before.key)
     ml.cloud.name = "another"  # type: ignore[misc]
     monkeypatch.setattr(
-        "labctl.servers.context.provider_class", lambda name: at_its_name({"cloud": before}, name)
+        "labctl.servers.context.get_provider_class",
+        lambda name: at_its_name({"cloud": before}, name),
     )
     for deed in (
         lambda: read_status(ml.staff(), ml.folder.list_seats(), refresh=True),
@@ -656,7 +657,7 @@ def test_the_disk_of_a_server_without_results_is_not_kept(
     own = build_own_context(staff.folder, staff.course(), "check")
     server = kept_disks.cloud.add("srv", own.config.name, own.lab_id)
     kept_disks.state.save_server(server)
-    monkeypatch.setattr(LabContext, "remote", lambda *_: Watchdog())
+    monkeypatch.setattr(LabContext, "open_agent", lambda *_: Watchdog())
     ARM(own, server, always=True)
     assert "keep_disk" not in kept_disks.cloud.calls
     (seat,) = build_seat_contexts(

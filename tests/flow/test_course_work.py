@@ -87,7 +87,7 @@ def test_where_the_timer_is_denied_nothing_goes_on(course: Course) -> None:
 def test_where_no_timer_can_be_set_none_is_made_and_the_class_day_check_says_so(
     course: Course, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(course.cloud, "deadline_lacks", "its role is not set")
+    monkeypatch.setattr(course.cloud, "missing_deadline_setup", "its role is not set")
     work, seat = work_of(course), course.folder.find_seat("alice")
     with pytest.raises(PolicyError, match="servers of their own") as refused:
         work.check(seat)
@@ -97,7 +97,7 @@ def test_where_no_timer_can_be_set_none_is_made_and_the_class_day_check_says_so(
     assert not found.ok
     assert "its role is not set" in found.detail
     assert found.next
-    monkeypatch.setattr(course.cloud, "deadline_lacks", "")
+    monkeypatch.setattr(course.cloud, "missing_deadline_setup", "")
     work.check(seat)
     (found,) = [one for one in check_course(work.staff, [seat]) if one.name == "end of servers"]
     assert found.ok

@@ -47,7 +47,9 @@ class GuardedCloud(DiskCloud):
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(provision.first_contact, "settle", lambda ground, server, _: server)
+    monkeypatch.setattr(
+        provision.first_contact, "replace_first_host_key", lambda ground, server, _: server
+    )
     return world(tmp_path, GuardedCloud)
 
 
@@ -98,7 +100,7 @@ def test_the_plan_tells_the_default_its_cost_and_the_guards(lab: World) -> None:
 def test_the_plan_tells_why_there_is_no_timer_at_the_provider(
     lab: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cloud_of(lab), "deadline_lacks", "no role is set")
+    monkeypatch.setattr(cloud_of(lab), "missing_deadline_setup", "no role is set")
     reporter = Recorded()
     up(lab, reporter=reporter)
     plan = reporter.asked[0].detail
@@ -158,7 +160,7 @@ def test_a_guard_counts_only_where_the_provider_says_that_it_ends_billing(
 ) -> None:
     cloud = cloud_of(lab)
     monkeypatch.setattr(cloud, "ends_billing", frozenset(declared))
-    monkeypatch.setattr(cloud, "deadline_lacks", lacks)
+    monkeypatch.setattr(cloud, "missing_deadline_setup", lacks)
     assert deadlines.can_end_billing(cloud) is ends
 
 

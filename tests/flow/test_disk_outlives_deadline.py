@@ -119,11 +119,15 @@ def armed() -> list[dict[str, Any]]:
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, armed: list[dict[str, Any]]) -> World:
     remote = LabContext.open_agent
-    monkeypatch.setattr(provision.first_contact, "settle", lambda ground, server, _: server)
+    monkeypatch.setattr(
+        provision.first_contact, "replace_first_host_key", lambda ground, server, _: server
+    )
     monkeypatch.setattr(guard, "arm", ARM)
     made = world(tmp_path, KeepCloud)
     cloud = cloud_of(made)
-    monkeypatch.setattr(LabContext, "remote", lambda *args: Watchdog(remote(*args), armed, cloud))
+    monkeypatch.setattr(
+        LabContext, "open_agent", lambda *args: Watchdog(remote(*args), armed, cloud)
+    )
     return made
 
 
@@ -259,7 +263,7 @@ def test_a_server_from_before_its_lab_had_a_profile_still_has_its_disk_kept(
     lab: World, armed: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = up(lab, Need(ttl_s=7200, max_ttl_s=int(90 * DAY_S)))
-    monkeypatch.setattr(cloud_of(lab), "keeps_itself", True)
+    monkeypatch.setattr(cloud_of(lab), "can_keep_itself", True)
     guard.arm(lab.ground(need=Need(ttl_s=7200)), server)
     assert armed[-1]["ending"]["disk"] == "stays"
     extend(lab.ground(need=Need(ttl_s=7200)), int(30 * DAY_S))
@@ -311,7 +315,7 @@ def test_a_dead_server_whose_disk_the_provider_does_not_show_goes_on(
     server = up(lab)
     cloud_of(lab).has_disks = False
     reporter = Recorded()
-    monkeypatch.setattr(server_loss, "answers", lambda *_: False)
+    monkeypatch.setattr(server_loss, "is_reachable", lambda *_: False)
     silences = server_loss.FailedChecks()
     monkeypatch.setattr(silences, "dead", lambda *_: True)
     server_loss.require_alive(lab.ground(reporter), server, silences)

@@ -186,7 +186,7 @@ def test_a_server_written_before_is_not_compared_with_all_others(
         looked.append(alias)
         return free(self, alias, server_id)
 
-    monkeypatch.setattr(Connections, "alias_free", counted)
+    monkeypatch.setattr(Connections, "is_alias_free", counted)
     servers = [server(number) for number in range(3)]
     run_on_all(wires, servers, "true")
     assert len(looked) == 3

@@ -387,7 +387,7 @@ def test_without_a_server_a_pull_brings_what_the_store_has_but_no_broken_checkpo
     content = in_store("night", {**files, "logs/run.log": b"step 1\n"}, state="exited", exit_code=0)
     content["runs/night/files/checkpoints/step-2/model"] = b"damaged"
     content["runs/night/files/logs/run.log"] += b"grown since"
-    monkeypatch.setattr("labctl.runs.saved_copies.lab_store", lambda ground: Store(content))
+    monkeypatch.setattr("labctl.runs.saved_copies.open_lab_store", lambda ground: Store(content))
     ground.state.save_run(Run(id="night", lab_id=LAB_ID, server_id="srv-old", state="running"))
     (pulled,) = reconcile.pull(ground, ["night"], everything=False)
     home = lab.home / "lab/runs/night"

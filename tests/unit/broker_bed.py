@@ -117,7 +117,7 @@ class Bed:
 
     def __post_init__(self) -> None:
         for module in (broker_calls, broker_claims, housekeeping):
-            self.patch.setattr(module, "boottime_s", lambda: self.now_s)
+            self.patch.setattr(module, "read_boottime_s", lambda: self.now_s)
         self.driver_answers.set()
         self.start_broker()
 
@@ -145,7 +145,7 @@ class Bed:
     @contextmanager
     def connect(self, account: BrokerAccount) -> Iterator[http.client.HTTPConnection]:
         here, there = socket.socketpair()
-        self.patch.setattr(broker, "account_of", lambda uid, group: PEOPLE[uid])
+        self.patch.setattr(broker, "find_account", lambda uid, group: PEOPLE[uid])
         thread = threading.Thread(target=self.broker._serve_connection, args=(there, account.uid))
         thread.start()
         link = http.client.HTTPConnection("docker", timeout=120)
@@ -190,7 +190,7 @@ def make_bed(served: EngineSocket, folder: Path, patch: pytest.MonkeyPatch) -> B
     patch.setattr(networks, "PLACE", folder / "accounts")
     patch.setattr(housekeeping, "PLACE", folder / "accounts")
     patch.setattr(housekeeping, "NOTE_S", 0.1)
-    patch.setattr(broker_calls.cgroup, "parent_of", lambda *_: "/labctl/x")
+    patch.setattr(broker_calls.cgroup, "set_account_limits", lambda *_: "/labctl/x")
     engine = Engine(served)
     served.answers = engine.answer
     return Bed(engine, folder, patch)

@@ -223,7 +223,7 @@ def test_one_accounts_connections_are_not_the_brokers_end(
     run.mkdir()
     monkeypatch.setattr(networks, "PLACE", run)
     near, far = socket.socketpair()
-    monkeypatch.setattr(networks, "connected", lambda container, port: near.dup())
+    monkeypatch.setattr(networks, "connect_to_container", lambda container, port: near.dup())
     place = run / str(os.getuid()) / "a.sock"
     slots = threading.BoundedSemaphore(2)
     relay = networks.ServiceRelay(os.getuid(), place, "c", 1, slots)

@@ -278,7 +278,7 @@ def pull(bed: Bed, account: rules.BrokerAccount = ALICE) -> tuple[int, list[dict
 @pytest.fixture
 def pulls(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> Bed:
     """With room on the disk, and no such image yet."""
-    monkeypatch.setattr(image_disk, "disk", lambda path: (1 << 50, 1 << 51))
+    monkeypatch.setattr(image_disk, "measure_disk", lambda path: (1 << 50, 1 << 51))
     bed.engine.said["big:1/json"] = (404, {"message": "No such image"})
     return bed
 
@@ -304,7 +304,7 @@ def test_a_pull_ends_when_the_disk_fills_while_it_goes_on(
     pulls: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = iter([1 << 50, 0])
-    monkeypatch.setattr(image_disk, "disk", lambda path: (next(free), 0))
+    monkeypatch.setattr(image_disk, "measure_disk", lambda path: (next(free), 0))
     pulls.engine.said["/images/create"] = (200, progress(("a", 5)))
     _, lines = pull(pulls)
     assert "no room" in lines[-1]["error"]

@@ -89,7 +89,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
         made.begun += 1
         yield made
 
-    monkeypatch.setattr(grading, "grading_server", one)
+    monkeypatch.setattr(grading, "open_grading_server", one)
     return made
 
 

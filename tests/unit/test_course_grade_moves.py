@@ -138,7 +138,7 @@ def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     def server(*_: Any, **__: Any) -> Iterator[Graders]:
         yield graders
 
-    monkeypatch.setattr(grading, "grading_server", server)
+    monkeypatch.setattr(grading, "open_grading_server", server)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "canvas.csv").write_text(CANVAS)

@@ -227,7 +227,7 @@ def test_a_browser_that_leaves_is_forgotten(bed: Bed, monkeypatch: pytest.Monkey
         found.append(make_one(*words, **names))
         return found[0]
 
-    monkeypatch.setattr(factory, "dashboard", kept)
+    monkeypatch.setattr(factory, "build_dashboard", kept)
     stop = threading.Event()
     visitor = Visitor(bed.start(stop))
     visitor.enter()

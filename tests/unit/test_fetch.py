@@ -184,7 +184,7 @@ def test_a_file_that_does_not_fit_leaves_the_old_data(
 ) -> None:
     fetch_set(lab, f"{site.url}/x.bin")
     site.body, site.etag, site.has_length = OTHER, '"two"', has_length
-    monkeypatch.setattr(fetch, "free_bytes", lambda path: fetch.RESERVE_BYTES + 1)
+    monkeypatch.setattr(fetch, "count_free_bytes", lambda path: fetch.RESERVE_BYTES + 1)
     with pytest.raises(Failure) as caught:
         fetch_set(lab, f"{site.url}/x.bin")
     assert caught.value.body["kind"] == "disk"

@@ -199,7 +199,7 @@ def test_a_server_without_root_gets_a_venv_of_its_own_or_is_told(
 ) -> None:
     """pip finds boto3 in a directory, as it would find it in an index."""
     monkeypatch.setattr(boto3_python, "PYTHONS", ("no-such-python",))
-    monkeypatch.setattr(boto3_python, "may_sudo", lambda: False)
+    monkeypatch.setattr(boto3_python, "can_sudo", lambda: False)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     assert boto3_python.provide_python() == ""

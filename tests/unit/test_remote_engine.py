@@ -157,7 +157,7 @@ def test_a_restarting_engine_is_waited_for(
     (tmp_path / "bin").mkdir()
     with socket.socket(socket.AF_UNIX) as late:
         late.bind(str(path))
-        monkeypatch.setattr(engine, "docker", lambda *words: refused.set())
+        monkeypatch.setattr(engine, "run_docker", lambda *words: refused.set())
 
         def listen() -> None:
             assert refused.wait(120)
@@ -178,7 +178,7 @@ def test_an_engine_that_does_not_come_back_is_told(
     monkeypatch: pytest.MonkeyPatch, served: EngineSocket
 ) -> None:
     monkeypatch.setattr(engine, "ATTEMPTS_S", 0.0)
-    monkeypatch.setattr(engine, "docker", lambda *words: None)
+    monkeypatch.setattr(engine, "run_docker", lambda *words: None)
     monkeypatch.setenv("DOCKER_HOST", f"{served.host}-gone")
     with pytest.raises(Failure, match="does not answer") as caught:
         engine.inspect_image("x")

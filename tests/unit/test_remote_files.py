@@ -347,7 +347,7 @@ def test_edits_tell_what_they_were_made_from(code: Path) -> None:
 def test_a_short_disk_is_told_before_anything_is_staged(
     code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "free_bytes", lambda _: files.RESERVE_BYTES + 4)
+    monkeypatch.setattr(files, "count_free_bytes", lambda _: files.RESERVE_BYTES + 4)
     plan = files.plan(request({"a.bin": b"12345"}))
     assert plan["short_bytes"] == 1
     assert not push_target.PushTarget(request({})).staging.exists()
@@ -481,7 +481,7 @@ def test_archives_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> 
 def test_an_archive_larger_than_the_disk_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unpack, "free_bytes", lambda _: files.RESERVE_BYTES + 5)
+    monkeypatch.setattr(unpack, "count_free_bytes", lambda _: files.RESERVE_BYTES + 5)
     (tmp_path / "a.tar").write_bytes(archive({"a": b"123", "b": b"456"}))
     (tmp_path / "into").mkdir()
     with pytest.raises(Failure, match="no room"):

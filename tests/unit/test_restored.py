@@ -63,7 +63,7 @@ def push(lab: Path, **files: str) -> None:
 def test_a_run_that_was_never_seen_to_end_is_told_as_ended_with_its_server(
     take: Take, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("labctl.agent.runs.run_state.inspect", lambda names: {})
+    monkeypatch.setattr("labctl.agent.runs.run_state.inspect_containers", lambda names: {})
     assert take()["runs"] == ["night"]
     found = inspect_run(tmp_path / "here" / "runs" / "night", {})
     assert found["state"] == "lost"
@@ -117,7 +117,7 @@ def test_links_lead_nowhere_and_only_plain_files_come(
 def test_without_room_nothing_comes(
     take: Take, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_import, "free_bytes", lambda path: disk_import.RESERVE_BYTES)
+    monkeypatch.setattr(disk_import, "count_free_bytes", lambda path: disk_import.RESERVE_BYTES)
     with pytest.raises(Failure) as refused:
         take()
     assert refused.value.body["kind"] == "disk"

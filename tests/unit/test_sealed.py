@@ -58,10 +58,10 @@ class Engine:
         self.state: dict[str, Any] = {"ExitCode": 0, "StartedAt": "2026", "Running": False}
         self.removed: list[str] = []
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-        monkeypatch.setattr(sandbox.engine, "remove", self.removed.append)
-        monkeypatch.setattr(sandbox.engine, "create", lambda name, body: True)
+        monkeypatch.setattr(sandbox.engine, "remove_container", self.removed.append)
+        monkeypatch.setattr(sandbox.engine, "create_container", lambda name, body: True)
         monkeypatch.setattr(
-            sandbox.engine, "inspect", lambda names: {names[0]: {"State": self.state}}
+            sandbox.engine, "inspect_containers", lambda names: {names[0]: {"State": self.state}}
         )
 
     def run(self, script: str, deadline_s: float = 60.0, most: int = 1000) -> sandbox.SandboxResult:

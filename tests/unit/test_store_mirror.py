@@ -349,7 +349,7 @@ def test_a_persons_own_keys_are_not_used(
 
 def test_without_boto3_it_says_so(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.config(URL)
-    monkeypatch.setattr(store_mirror, "able", lambda url: False)
+    monkeypatch.setattr(store_mirror, "can_use_store", lambda url: False)
     monkeypatch.setattr(boto3_python, "PYTHONS", ("no-such-python",))
     with pytest.raises(Failure, match="results cannot be sent to S3"):
         mirrored()

@@ -88,14 +88,14 @@ def test_a_run_that_begins_while_the_recorder_ends_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(telemetry, "LOCKS", tmp_path)
-    monkeypatch.setattr(telemetry, "home", lambda: tmp_path / "labctl")
+    monkeypatch.setattr(telemetry, "labctl_home", lambda: tmp_path / "labctl")
     monkeypatch.setattr(telemetry.time, "sleep", lambda s: None)
     run: Any = object()
     none: dict[str, Any] = {}
     # It ends after three looks at nothing; the fourth is after it has let go of the lock.
     looks = [none, none, none, {"a": run}, {"a": run}, none, none, none, none]
     due: list[int] = []
-    monkeypatch.setattr(telemetry, "look", lambda before: looks.pop(0))
+    monkeypatch.setattr(telemetry, "list_recorded", lambda before: looks.pop(0))
     monkeypatch.setattr(telemetry, "write_due", lambda runs, gpus: due.append(len(runs)))
     monkeypatch.setattr(telemetry, "probe_gpus", lambda runs: None)
     telemetry.record({})
@@ -122,7 +122,7 @@ class Readings:
 
 
 def recorded(directory: Path, readings: Readings, monkeypatch: pytest.MonkeyPatch) -> RecordedRun:
-    monkeypatch.setattr(telemetry, "Gauges", lambda container: readings)
+    monkeypatch.setattr(telemetry, "ContainerUsage", lambda container: readings)
     (directory / "logs").mkdir(parents=True)
     mounts = [{"Destination": "/lab/run", "Source": str(directory)}]
     return RecordedRun({"Mounts": mounts, "Name": "/digits-night-3"})
