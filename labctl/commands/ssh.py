@@ -304,7 +304,8 @@ def master_argv(
 ) -> list[str]:
     """Build argv that logs in, leaves labctl's master in the background, and exits with 0.
 
-    The master ends after MASTER_PERSIST_S without use. `login` are the options of `quick_login`.
+    The master ends after MASTER_PERSIST_S without use. `login` are the options of
+    `quick_login_options`.
     """
     options = [*OWN_OPTIONS, *login, "ControlMaster=yes", f"ControlPath={control_path}"]
     options += [f"ControlPersist={MASTER_PERSIST_S}"]

@@ -14,7 +14,7 @@ class Paths(Value, frozen=True):
 
     `keys_dir` is never below `state_dir` by default: the state may be deleted, keys may not.
     `cache_dir` may be deleted at any time.
-    `data_dir` holds the package's images/, playbooks/ and templates/.
+    `find_data_dir` holds the package's images/, playbooks/ and templates/.
     """
 
     home: Path

@@ -80,7 +80,7 @@ def build_seat_contexts(
 
     A seat's budget is what the ledger leaves of it now; its maximum lifetime includes what was
     granted to its present server. `listed` is what the provider has just listed: a server that the
-    ledger does not know is priced from its own tags. `course` is a `course_ground` to share.
+    ledger does not know is priced from its own tags. `course` is a `build_course_context` to share.
     """
     chosen = folder.list_seats() if seats is None else list(seats)
     shared = course or build_course_context(folder, paths, state, reporter)

@@ -29,7 +29,9 @@ DIRECTORIES = ("assignments", "shared", "imported")
 
 
 class CourseCreation(Value, frozen=True):
-    """The result of `init`: `made` is True for a new folder, `diff` is what the roster changed."""
+    """The result of `init_course`: `made` is True for a new folder, `diff` is what the roster
+    changed.
+    """
 
     path: Path
     made: bool

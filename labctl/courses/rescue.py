@@ -1,6 +1,6 @@
 """A server's last minutes: its watchdog stops the runs, and the keeper saves their results.
 
-The watchdog stops the runs `Ground.saver_s` before a limit and waits, so that saving them stays
+The watchdog stops the runs `LabContext.saver_s` before a limit and waits, so that saving them stays
 within the budget.
 """
 

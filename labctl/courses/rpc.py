@@ -111,7 +111,10 @@ class RpcServer:
         self._closed = threading.Event()
 
     def __enter__(self) -> RpcServer:
-        """Listen. The caller is the `only_keeper`, so a socket found here is a dead keeper's."""
+        """Listen.
+
+        The caller holds `hold_keeper_lock`, so a socket found here is a dead keeper's.
+        """
         self.path.unlink(missing_ok=True)
         self._listener.bind(str(self.path))
         self.path.chmod(0o600)

@@ -25,7 +25,7 @@ class SeatDone(SeatEvent, frozen=True):
 
 
 class SeatReporter:
-    """Passes on a seat's steps and notes as `News`, and agrees to questions about one seat.
+    """Passes on a seat's steps and notes as `SeatNews`, and agrees to questions about one seat.
 
     Questions about prices are agreed to only with `agreed`, if the total was consented to before.
     """

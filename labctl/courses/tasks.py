@@ -1,7 +1,7 @@
 """The keeper's periodic tasks: class hours, budgets and deadlines, the roster.
 
-Each task works on a `Look`, one snapshot of the provider's servers, and may be repeated. A failure
-for one seat is reported and stops no other.
+Each task works on a `CourseSnapshot`, one snapshot of the provider's servers, and may be repeated.
+A failure for one seat is reported and stops no other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ending seats' servers, and a whole course, with proof that results are saved and nothing bills.
 
-`down` ends servers. `end_of_term` also collects submissions, revokes keys, and lists what is left
-at every provider where the course ever had a server.
+`end_seats` ends servers. `end_of_term` also collects submissions, revokes keys, and lists what is
+left at every provider where the course ever had a server.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from labctl.errors import CommandError, ConfigError, LabError
 
 
 def as_reply(error: LabError) -> dict[str, Any]:
-    """Encode an error as the JSON object that `raised` decodes."""
+    """Encode an error as the JSON object that `parse_error` decodes."""
     kind, why = type(error).__name__, error.why
     if isinstance(error, ConfigError):
         why = "\n".join(f"{p.path} (line {p.line}): {p.message}" for p in error.problems)

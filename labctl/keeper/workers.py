@@ -17,7 +17,10 @@ END_S = 3.0
 
 
 class RecoveryWorkers:
-    """The worker processes. `attend` runs one; `end_all` ends all, within about END_S seconds."""
+    """The worker processes.
+
+    `run_worker` runs one; `end_all` ends all, within about END_S seconds.
+    """
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[str]] = set()

@@ -73,7 +73,7 @@ def up(
     at_once: int = AT_ONCE,
     tell: Callable[[LabOutcome[Server]], None] = lambda outcome: None,
 ) -> list[LabOutcome[Server]]:
-    """Get a ready server for each lab. The labs share one provider (`Ground.beside`)."""
+    """Get a ready server for each lab. The labs share one provider (`LabContext.beside`)."""
     listed = grounds[0].provider.servers() if grounds else []
     return run_for_each(grounds, lambda lab: server_up.up(lab, listed), at_once=at_once, tell=tell)
 

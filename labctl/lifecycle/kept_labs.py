@@ -1,9 +1,9 @@
 """The labs that this machine's keeper looks after, and their directories.
 
 <keep>/<lab>-<lab id>/            a lab directory: lab.yaml, runs/, .labctl/{lab.json,kept/}
-<keep>/<lab>-<lab id>/keep.json   who exported it, when, which runs (`Ward`)
+<keep>/<lab>-<lab id>/keep.json   who exported it, when, which runs (`KeptLab`)
 <keep>/.locks/<lab>-<lab id>      held while a process works on that lab
-<keep>/.rounds.json               the result of the last check of each (`Round`)
+<keep>/.rounds.json               the result of the last check of each (`KeeperCheck`)
 """
 
 from __future__ import annotations

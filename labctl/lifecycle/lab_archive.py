@@ -1,4 +1,4 @@
-"""The archive in which a lab is exported: one tar stream, its first member a `Parcel`.
+"""The archive in which a lab is exported: one tar stream, its first member a `LabExport`.
 
 parcel.json         the Parcel; only it holds secrets and the lab's private key
 files/<path>        files of the lab's directory that the keeper does not have yet
@@ -78,7 +78,10 @@ def _changed_error(path: str) -> TransferError:
 
 
 class LabExportReader:
-    """Reads an archive. `parcel` is read at once; `files` writes the other members to disk."""
+    """Reads an archive.
+
+    `parcel` is read at once; `extract_files` writes the other members to disk.
+    """
 
     def __init__(self, stream: BinaryIO) -> None:
         try:

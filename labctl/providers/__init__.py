@@ -1,7 +1,7 @@
 """Providers, where servers come from: their protocol, and the registry by entry point.
 
 A provider is one module with one entry point in the group `labctl.providers`; its class is created
-with its settings (a msgspec Struct, from lab.yaml's `server.<name>`) and a `Surroundings`.
+with its settings (a msgspec Struct, from lab.yaml's `server.<name>`) and a `ProviderContext`.
 Providers never wait, retry or clean up after a failed creation: `servers/attempts.py`,
 `reachability.py` and `end_server.py` do.
 """

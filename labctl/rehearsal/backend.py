@@ -31,7 +31,7 @@ logging.getLogger("werkzeug").setLevel(logging.ERROR)
 
 
 class Backend:
-    """moto. `apply` sends a call to it; `held` is the lock for every use of its objects."""
+    """moto. `apply` sends a call to it; `lock` is the lock for every use of its objects."""
 
     def __init__(self, regions: tuple[str, ...]) -> None:
         self.account = f"{secrets.randbelow(9 * 10**11) + 10**11}"
@@ -56,7 +56,7 @@ class Backend:
         return reply
 
     def moto_backend(self, service: str, region: str) -> Any:
-        """Return moto's object for a service in a region; use it only while `held`."""
+        """Return moto's object for a service in a region; use it only while `lock`."""
         return get_backend(service)[self.account][region]  # type: ignore[call-overload]
 
     def ec2(self, region: str) -> Any:

@@ -16,7 +16,10 @@ log = logging.getLogger(__name__)
 
 
 class TaskTimer:
-    """A timer. `after(delay_s, work)` runs `work` once on a worker; `stop` drops pending work."""
+    """A timer.
+
+    `run_after(delay_s, work)` runs `work` once on a worker; `stop` drops pending work.
+    """
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Callable[[], None]]] = []

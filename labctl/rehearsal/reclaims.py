@@ -15,7 +15,10 @@ from labctl.rehearsal.scenario import Scenario, SpotReclaim
 
 
 class SpotReclaims:
-    """The reclaims. `began` is called with each started instance, and plans the scenario's."""
+    """The reclaims.
+
+    `plan_reclaims` is called with each started instance, and plans the scenario's.
+    """
 
     def __init__(
         self, backend: Backend, clock: TaskTimer, fleet: Fleet, scenario: Callable[[], Scenario]

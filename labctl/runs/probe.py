@@ -51,8 +51,8 @@ class ProbeResult(Value, frozen=True):
     """The result of a probe.
 
     If the whole run ended before the probe did, `finished` is true, `time` is what it took, without
-    a range, and `pace` is None. Costs are at this server's price. `ends_before` names the limit
-    that would end the server before the run ("ttl" or "budget"), or is "".
+    a range, and `pace` is None. Costs are at this server's price. `ends_before` names the
+    limit that would end the server before the run ("ttl" or "budget"), or is "".
     """
 
     run: Run

@@ -39,7 +39,10 @@ class GitState(Value, frozen=True):
 
 
 class GitQuery:
-    """A `git status` process for a directory. `code` waits for its result; leaving kills it."""
+    """A `git status` process for a directory.
+
+    `read_code` waits for its result; leaving kills it.
+    """
 
     def __init__(self, root: Path) -> None:
         self.process: subprocess.Popen[bytes] | None = None

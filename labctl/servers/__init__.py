@@ -1,6 +1,6 @@
 """Servers: creation, first contact, preparation, guards, removal and cost.
 
-`context.Ground` is the argument of every flow: a lab's configuration, state, provider and
+`context.LabContext` is the argument of every flow: a lab's configuration, state, provider and
 connections. `attempts` creates servers and `end_server` removes them; `prepare` turns a machine
 into a lab server; `guard` and `deadlines` limit what a server can cost; `leftovers` finds
 everything that has labctl's tag; `agent` calls the labctl agent on a server.

@@ -52,7 +52,7 @@ class Connections:
     def write(self, server: Server) -> Path:
         """Write the ssh_config of `server` and return its path. Safe to repeat.
 
-        UsageError if the alias is taken (`alias_free`).
+        UsageError if the alias is taken (`is_alias_free`).
         """
         if not self.is_alias_free(server.alias, server.id):
             raise UsageError(

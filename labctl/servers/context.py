@@ -180,7 +180,7 @@ class LabContext:
         return AgentClient(self.connections.open(server))
 
     def save_facts(self, server: Server, facts: ServerFacts) -> None:
-        """Store the Facts of a server for `facts`."""
+        """Store the Facts of a server for `load_facts`."""
         path = self.paths.ssh_dir / server.id / "facts.json"
         path.write_bytes(msgspec.json.encode(facts))
 

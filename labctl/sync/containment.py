@@ -22,7 +22,10 @@ def require_contained(name: str) -> str:
 
 
 def find_name_problem(name: str, *, reserved: Sequence[str] = ()) -> str:
-    """Say why a contained name is skipped here; "" if it is not. PolicyError as in `contained`."""
+    """Say why a contained name is skipped here; "" if it is not.
+
+    PolicyError as in `require_contained`.
+    """
     parts = require_contained(name).split("/")
     if parts[0] in reserved or parts[0].startswith(".labctl"):
         return "its name is reserved by labctl"

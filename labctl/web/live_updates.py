@@ -81,7 +81,10 @@ class Channel:
 
 
 class Feed:
-    """Takes snapshots with `take`, in a thread, and sends changes. Used from one event loop."""
+    """Takes snapshots with `replace_parts`, in a thread, and sends changes.
+
+    Used from one event loop.
+    """
 
     def __init__(self, take: Callable[[], Snapshot], every_s: float) -> None:
         # distinguishes the versions of this process from those of an earlier one

@@ -49,7 +49,10 @@ def course_folder(root: Path, more: str = "") -> CourseFolder:
 
 @dataclass
 class Pretended:
-    """Work that only remembers: the desk's own ways are what is looked at. `gate` holds `make`."""
+    """Work that only remembers: the desk's own ways are what is looked at.
+
+    `gate` holds `create_server`.
+    """
 
     folder: CourseFolder
     server: Server | None = None

@@ -52,7 +52,7 @@ def describe_error(error: Exception) -> str:
 
 
 class Housekeeping:
-    """The housekeeping. One thread calls `look`, any thread may call `relay`."""
+    """The housekeeping. One thread calls `run_round`, any thread may call `ensure_relay`."""
 
     def __init__(
         self, settings: BrokerSettings, claims: Claims, report: Callable[[str], None]

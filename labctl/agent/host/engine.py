@@ -205,7 +205,7 @@ def _content_length(headers: dict[str, str]) -> int:
 class ResponseStream:
     """A response that arrives in parts, such as a pull's. Closing it cancels the engine's work.
 
-    Raises Refused for an error, as `ask` does.
+    Raises Refused for an error, as `call` does.
     """
 
     def __init__(self, method: str, path: str, silence_s: float) -> None:

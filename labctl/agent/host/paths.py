@@ -71,7 +71,7 @@ def resolve_inside(root: Path, relative: str) -> Path:
 class CheckedPaths:
     """Paths below one directory as text: fast for thousands of them.
 
-    Each is checked as by `inside`, but each parent directory only once.
+    Each is checked as by `resolve_inside`, but each parent directory only once.
     """
 
     def __init__(self, root: Path) -> None:

@@ -24,7 +24,7 @@ HOME_ENV = {
 def build_run_body(
     root: Path, directory: Path, spec: dict[str, Any], image: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the container of a run. Pure except for the files that `lab_body` makes."""
+    """Return the container of a run. Pure except for the files that `build_lab_body` makes."""
     mounts = [build_mount(directory / "code", "/lab/code"), build_mount(directory, "/lab/run")]
     if spec["secrets"]:
         secrets_directory = secrets_tmpfs.secrets_directory(spec["id"])

@@ -1,8 +1,8 @@
 """The watchdog's decisions, as pure functions of limits, elapsed time and activity.
 
 All spans are seconds. "Elapsed" is the server's age, carried over restarts and reboots by
-`carried`. A budget is one more deadline: dollars divided by price. The end is when the wind-down
-begins, early enough to finish before the deadline.
+`carry_elapsed_s`. A budget is one more deadline: dollars divided by price. The end is when the
+wind-down begins, early enough to finish before the deadline.
 """
 
 from __future__ import annotations

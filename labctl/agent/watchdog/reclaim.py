@@ -58,7 +58,7 @@ def send_new(plan: ShutdownPlan, say: Say) -> list[str]:
 
 
 class ReclaimHandler:
-    """Notices that the watchdog has received, and its actions. `look` runs at every tick.
+    """Notices that the watchdog has received, and its actions. `act_on_notices` runs at every tick.
 
     The rest runs in threads. `shown` is "reclaim" of the watchdog's status while the server is
     being reclaimed: kind, action, source, heard_at, ends_at, and ready_at once the runs have ended

@@ -1,4 +1,4 @@
-"""The input of the rules (`Material`) and their output (`Finding`, `Unknown`)."""
+"""The input of the rules (`RunData`) and their output (`Finding`, `Unknown`)."""
 
 from __future__ import annotations
 

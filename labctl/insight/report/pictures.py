@@ -30,7 +30,7 @@ def check_picture(picture: str) -> tuple[str, str]:
 
 
 def check_bytes(content: bytes) -> tuple[str, str]:
-    """Check a file's content; return the same as `shown`."""
+    """Check a file's content; return the same as `check_picture`."""
     kind = "png" if content.startswith(b"\x89PNG") else "jpeg"
     return _check(content, kind)
 

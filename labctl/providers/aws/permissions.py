@@ -50,7 +50,7 @@ def list_denied_actions(ec2: Any) -> list[str]:
 
 
 def count_actions() -> int:
-    """Return the number of actions that `denied_actions` and `may_run` try."""
+    """Return the number of actions that `list_denied_actions` and `require_run_permission` try."""
     return len(_DRY) + 1
 
 

@@ -77,7 +77,7 @@ def _too_large(largest: int) -> RefusedError:
 
 
 async def _read_files(request: Request, settings: ServeSettings) -> list[bytes]:
-    # One more than allowed, so that `images_in` reports the limit.
+    # One more than allowed, so that `read_images` reports the limit.
     most = settings.max_images + 1
     try:
         form = await request.form(max_files=most, max_fields=most)
