@@ -314,12 +314,12 @@ class SharedSeats:
     def remove(self, resource: Resource) -> None:
         self.inner.remove(resource)
 
-    def guarded_as(self, server_id: str) -> str:
+    def get_guarded_lab_id(self, server_id: str) -> str:
         """Return the lab id of the shared server, whose watchdog guards the account."""
         sitting = self.hosts.seating.find_by_server(server_id)
         return self.hosts.lab_id(sitting.host) if sitting else ""
 
-    def prolong(self, server_id: str, span_s: int) -> None:
+    def extend_life(self, server_id: str, span_s: int) -> None:
         """Give the server, and so everybody on it, more time; PolicyError beyond `max_ttl`."""
         sitting = self.hosts.seating.find_by_server(server_id)
         host = self.hosts.list_servers().get(sitting.host) if sitting else None

@@ -142,7 +142,7 @@ class TimedCloud(Cloud):
         super().__init__(key)
         self.deadlines: dict[str, float] = {}
 
-    deadline_lacks = ""
+    missing_deadline_setup = ""
 
     def set_deadline(self, server_id: str, at: float) -> None:
         self.deadlines[server_id] = at

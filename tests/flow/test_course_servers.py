@@ -56,7 +56,7 @@ def test_one_seats_unexpected_error_stops_no_other(ml: Class) -> None:
 class KeepingCloud(ClassCloud):
     """One whose disks can outlive their servers."""
 
-    keeps_itself = False
+    can_keep_itself = False
 
     def keep_disk(self, server_id: str, expires_at: float) -> list[Resource]:
         self.calls.append("keep_disk")

@@ -23,7 +23,7 @@ HOUR_S = 3600.0
 class GuardedCloud(DiskCloud):
     """One with a first boot and a timer of its own, at half a dollar an hour."""
 
-    deadline_lacks = ""
+    missing_deadline_setup = ""
 
     def __init__(self, key: str) -> None:
         super().__init__(key)

@@ -40,7 +40,7 @@ HOUR_S = 3600.0
 class KeepCloud(Cloud):
     """Half a dollar an hour; its disks can outlive their servers."""
 
-    keeps_itself = False
+    can_keep_itself = False
 
     def __init__(self, key: str) -> None:
         super().__init__(key)

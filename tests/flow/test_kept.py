@@ -36,7 +36,7 @@ OVER = msgspec.structs.replace(DISK, id="vol-2.north", expires_at=1_700_000_000.
 class KeepCloud(Cloud):
     """One whose disks can outlive their servers, with two zones."""
 
-    keeps_itself = False
+    can_keep_itself = False
     zones = ("a", "b")
 
     def __init__(self, key: str) -> None:

@@ -35,7 +35,7 @@ class Memory:
     def fetch(self, key: str, path: Path, size: int, sha256: str) -> None:
         raise AssertionError("a lease is small")
 
-    def names(self, prefix: str = "") -> list[str]:
+    def list_keys(self, prefix: str = "") -> list[str]:
         return sorted(self.held)
 
     def swap(self, key: str, data: bytes, expected: bytes | None) -> bool:
