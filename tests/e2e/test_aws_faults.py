@@ -242,7 +242,12 @@ def test_credentials_expire_midway(bed: Bed, command: tuple[str, ...]) -> None:
     (instance,) = bed.living()
     with bed.set(expired=True):
         said = lab.labctl(*command, code=1)
-        told(said, "credentials have expired", f"{instance}.us-east-1 goes on", "dollars an hour")
+        told(
+            said,
+            "credentials have expired",
+            f"{instance}.us-east-1 is still running",
+            "dollars an hour",
+        )
         assert lab.json("status")["server"]["id"] == f"{instance}.us-east-1"
     lab.labctl(*DOWN)
 

@@ -99,7 +99,7 @@ def test_a_taken_port_stays_with_whoever_has_it(
         with forwarded(service_lab, web, recorder, local_port=port) as forwarding:
             assert forwarding.local_port != port
             assert works(forwarding.local_port)
-            assert recorder.count(f"port {port} is taken") == 1
+            assert recorder.count(f"local port {port} is in use") == 1
         with socket.create_connection(("127.0.0.1", port), timeout=2):
             holder.accept()[0].close()
 

@@ -125,5 +125,5 @@ def test_a_machine_of_ones_own_that_is_ready_is_offered_to_its_seat(
         work.check(alice)
         assert work.offers(alice) == [ready.server.offer]
         assert work.create_server(alice).id == ready.server.id
-        with pytest.raises(PolicyError, match="taken"):
+        with pytest.raises(PolicyError, match="is in use"):
             work.offers(bob)

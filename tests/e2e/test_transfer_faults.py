@@ -357,7 +357,7 @@ def test_23_a_full_disk_here_is_told_before_anything_is_brought(box: Box, small_
     told = Recorder()
     with pytest.raises(DiskFullError, match="not enough disk space on this machine") as caught:
         pull(box.remote, LAB, LAB_ID, ["r1"], small_disk, reporter=told)
-    assert "101 MiB are to come" in caught.value.why
+    assert "needs 101 MiB" in caught.value.why
     assert told.progress("pull r1") == []
 
 

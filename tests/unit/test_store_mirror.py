@@ -225,6 +225,32 @@ def test_what_is_removed_here_leaves_the_index(s3: Any, lab: Lab) -> None:
     assert f"{KEY}files/{first}/model" in held(s3), "a server removes nothing"
 
 
+def test_a_run_that_deletes_checkpoints_before_they_are_sent_keeps_one_in_the_store(
+    s3: Any, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = lab.run("first", state="running")
+    first = run.checkpoint(10)
+    mirrored()
+    shutil.rmtree(run.directory / first)
+    second = run.checkpoint(20)
+    list_outputs = store_mirror._RunPass._list_outputs
+
+    def list_and_delete(run_pass: Any) -> Any:
+        files = list_outputs(run_pass)
+        shutil.rmtree(run.directory / second)
+        return files
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_mirror._RunPass, "_list_outputs", list_and_delete)
+        mirrored()
+    indexed = json.loads(held(s3)[f"{KEY}index.json"])["files"]
+    assert {f"{first}/model", f"{first}/manifest.json"} <= set(indexed)
+    third = run.checkpoint(30)
+    mirrored()
+    indexed = json.loads(held(s3)[f"{KEY}index.json"])["files"]
+    assert [name for name in indexed if name.endswith("/model")] == [f"{third}/model"]
+
+
 def test_a_corrupt_checkpoint_makes_way_for_the_one_before(s3: Any, lab: Lab) -> None:
     run = lab.run("first")
     tops = [run.checkpoint(step) for step in (1, 2, 3, 4)]

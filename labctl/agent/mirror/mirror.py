@@ -41,7 +41,7 @@ from .store import (
     read_config,
     rerun_with_boto3,
 )
-from .store_index import Files, build_key, group_by_checkpoint
+from .store_index import Files, build_key, find_checkpoint, group_by_checkpoint, list_checkpoints
 
 LOCK = "mirror.lock"
 STUCK_S = 60.0
@@ -324,7 +324,9 @@ class _RunPass:
                 self.next.pop(name, None)
             self.next.update({name: current[name] for name in indexed})
             if time.monotonic() - self.indexed_s > INDEX_S:
+                self._forget_superseded()
                 self._put_index({})
+        self._forget_superseded()
         return self._put_index({}) and is_complete
 
     def _sort_key(self, top: str) -> float:
@@ -336,10 +338,32 @@ class _RunPass:
         return 0.0
 
     def _forget_removed(self, current: Files) -> None:
-        """Remove deleted files from the index; files that are merely changing stay."""
+        """Remove deleted files from the index; files that are merely changing stay.
+
+        Checkpoints stay too: see `_forget_superseded`.
+        """
+        checkpoints = list_checkpoints(self.next)
         for name in [*self.next]:
-            if name not in current and not (self.directory / name).exists():
+            is_gone = name not in current and not (self.directory / name).exists()
+            if is_gone and not find_checkpoint(name, checkpoints):
                 del self.next[name]
+
+    def _forget_superseded(self) -> None:
+        """Remove deleted checkpoints from the index if it has one that still exists here.
+
+        A run may delete checkpoints faster than they can be sent. The store still has the files of
+        those that were sent, and one of them is the best copy until a newer one has arrived.
+        """
+        checkpoints = {top: names for top, names in group_by_checkpoint(self.next).items() if top}
+        deleted = [
+            top
+            for top, names in checkpoints.items()
+            if not all((self.directory / name).exists() for name in names)
+        ]
+        if len(deleted) < len(checkpoints):
+            for top in deleted:
+                for name in checkpoints[top]:
+                    del self.next[name]
 
     def _announce_replacements(self, due: list[str], current: Files, growing: set[str]) -> bool:
         """Index files before they are replaced: see "pending" in store_index.py."""
