@@ -93,7 +93,7 @@ def test_a_student_joins_and_has_a_server_until_down(bed: CourseBed) -> None:
         assert (server.provider, server.lab) == ("course", "ml-2026-alice")
         assert bed.labctl("alice", "ssh", "--", "echo", "I am in", cwd=lab)[0] == "I am in\n"
         # Within the course's longest life of 12 h, and not beyond it.
-        assert "ends in 9.0 h" in bed.labctl("alice", "extend", "1h", cwd=lab)[0]
+        assert "stops in 9.0 h" in bed.labctl("alice", "extend", "1h", cwd=lab)[0]
         said = bed.labctl("alice", "extend", "9h", code=3, cwd=lab)[1]
         assert "at most 12 h" in said
         bed.labctl("alice", "down", "--yes", cwd=lab)
