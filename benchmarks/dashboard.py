@@ -41,11 +41,11 @@ SERVE = """
 import sys, threading
 from pathlib import Path
 from labctl.courses.loading import open_course
-from labctl.config import paths
+from labctl.config import find_paths
 from labctl.web import http_server as serve
 from labctl.state import State
 root = Path(sys.argv[1])
-places = paths({"HOME": str(root / "home")})
+places = find_paths({"HOME": str(root / "home")})
 print(serve.run(open_course(root / "ml-2026"), places, State(places.database, network=False),
                 port=0, stop=threading.Event()), flush=True)
 sys.stdin.read()

@@ -390,7 +390,7 @@ import sys
 from pathlib import Path
 import msgspec
 from labctl.events import Note, Progress
-from labctl.servers.agent import Remote
+from labctl.servers.agent import AgentClient
 from labctl.sync.pull import pull
 from labctl.commands import rsync
 from labctl.model import Endpoint
@@ -413,7 +413,7 @@ config, server_id, endpoint, lab, lab_id, root = sys.argv[1:7]
 transport = OpenSshTransport(
     Path(config), server_id, msgspec.json.decode(endpoint.encode(), type=Endpoint)
 )
-(run,) = pull(Remote(transport), lab, lab_id, ["r1"], Path(root), reporter=Told()).runs
+(run,) = pull(AgentClient(transport), lab, lab_id, ["r1"], Path(root), reporter=Told()).runs
 print(msgspec.json.encode(run).decode(), flush=True)
 """
 

@@ -61,10 +61,10 @@ def keeper_look(staff: Staff) -> object:
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(lambda staff: bring_up_servers(staff, staff.folder.seats()), id="up"),
-        pytest.param(lambda staff: end_seats(staff, staff.folder.seats()), id="down"),
+        pytest.param(lambda staff: bring_up_servers(staff, staff.folder.list_seats()), id="up"),
+        pytest.param(lambda staff: end_seats(staff, staff.folder.list_seats()), id="down"),
         pytest.param(
-            lambda staff: read_status(staff, staff.folder.seats(), refresh=True), id="status"
+            lambda staff: read_status(staff, staff.folder.list_seats(), refresh=True), id="status"
         ),
         pytest.param(lambda staff: compute_costs(staff, refresh=True), id="cost"),
         pytest.param(

@@ -317,7 +317,7 @@ def test_a_dead_server_whose_disk_the_provider_does_not_show_goes_on(
     reporter = Recorded()
     monkeypatch.setattr(server_loss, "is_reachable", lambda *_: False)
     silences = server_loss.FailedChecks()
-    monkeypatch.setattr(silences, "dead", lambda *_: True)
+    monkeypatch.setattr(silences, "note_failure", lambda *_: True)
     server_loss.require_alive(lab.ground(reporter), server, silences)
     assert server.id in cloud_of(lab).machines
     assert "its disk cannot be kept" in reporter.said

@@ -373,9 +373,9 @@ def test_a_disk_that_is_full_there_is_told_and_what_arrived_is_kept(
 KILLED = """
 import os, subprocess, sys
 from pathlib import Path
-from labctl.events import Silent
+from labctl.events import SilentReporter
 from labctl.sync.transfer_lock import hold_transfers
-with hold_transfers(Path(sys.argv[1]), "push", Silent()):
+with hold_transfers(Path(sys.argv[1]), "push", SilentReporter()):
     left = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, close_fds=False)
     print(left.pid, flush=True)
     os.kill(os.getpid(), 9)

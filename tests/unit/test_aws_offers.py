@@ -22,9 +22,9 @@ WARM = """
 import json, sys, time
 from pathlib import Path
 from labctl.model import GpuNeed, Need
-from labctl.providers import Surroundings
+from labctl.providers import ProviderContext
 from labctl.providers.aws import AwsProvider, AwsSettings
-around = Surroundings(data_dir=Path("/"), owner="", connect=None, settle_host_key=None,
+around = ProviderContext(data_dir=Path("/"), owner="", connect=None, settle_host_key=None,
                       progress=None, cache_dir=Path(sys.argv[1]))
 found = AwsProvider(AwsSettings(), around).offers(Need(gpu=GpuNeed(kind="any", count=1)))
 print(json.dumps([len(found), sorted({name.partition(".")[0] for name in sys.modules})]))

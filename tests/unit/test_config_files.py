@@ -111,8 +111,8 @@ def test_many_at_once_get_the_same_id(root: Path) -> None:
 
 
 def test_processes_at_once_get_the_same_id(root: Path) -> None:
-    line = "import sys; from pathlib import Path; from labctl.config import lab_id;"
-    line += "sys.stdin.readline(); print(lab_id(Path(sys.argv[1])))"
+    line = "import sys; from pathlib import Path; from labctl.config import ensure_lab_id;"
+    line += "sys.stdin.readline(); print(ensure_lab_id(Path(sys.argv[1])))"
     started = [
         subprocess.Popen(
             [sys.executable, "-c", line, str(root)],
@@ -197,7 +197,7 @@ def test_every_public_name_loads() -> None:
 
 def test_the_light_names_do_not_load_the_heavy_ones() -> None:
     line = (
-        "import sys; from labctl.config import paths, known_lab_id; from labctl.state import State;"
+        "import sys; from labctl.config import find_paths, read_lab_id; from labctl.state import State;"
         "heavy = {'yaml', 'difflib', 'subprocess', 'labctl.config.lab', 'labctl.config.schema'};"
         "print(*sorted(heavy & set(sys.modules)))"
     )

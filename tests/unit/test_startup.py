@@ -188,8 +188,8 @@ def test_a_provider_of_labctls_own_is_found_without_asking_what_is_installed() -
     assert {name: registered.get(name) for name in BUILT_IN} == BUILT_IN
     script = """
 import sys
-from labctl.providers import provider_class
-assert provider_class("local").__name__ == "LocalProvider"
+from labctl.providers import get_provider_class
+assert get_provider_class("local").__name__ == "LocalProvider"
 assert "importlib.metadata" not in sys.modules
 """
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0

@@ -566,10 +566,10 @@ import sys
 sys.path[:0] = sys.argv[1:2]
 from pathlib import Path
 from shell_store import shell_store
-from labctl.stores import Surroundings, open_store
+from labctl.stores import StoreContext, open_store
 url, prefix, folder, expected, body = sys.argv[2:]
 if url:
-    store = open_store(url, prefix, Surroundings(None, None, None, b"", b""))
+    store = open_store(url, prefix, StoreContext(None, None, None, b"", b""))
     store.read("watch.json")
 else:
     store = shell_store(Path(folder), prefix)
