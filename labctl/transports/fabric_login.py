@@ -6,6 +6,8 @@ import logging
 import os
 import pwd
 import socket
+import subprocess
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,9 +138,7 @@ def _make_connection(
     endpoint: Endpoint, jump: Login | None, pinned: _PinnedKeys, keys: _Keys
 ) -> fabric.Connection:
     """A connection that is not open yet. It reads no ssh_config: the endpoint says everything."""
-    gateway: fabric.Connection | str | bool = endpoint.proxy_command or False
-    if jump is not None:
-        gateway = jump.connection
+    gateway: fabric.Connection | bool = jump.connection if jump is not None else False
     # A gateway brings a channel of its own.
     own_socket = {} if gateway else {"sock": _open_socket(endpoint)}
     connection = fabric.Connection(
@@ -205,6 +205,9 @@ def _reason(error: BaseException) -> str:
 
 
 def _open_socket(endpoint: Endpoint) -> socket.socket:
+    ssh.check_host(endpoint.host)
+    if endpoint.proxy_command:
+        return _start_proxy_command(endpoint)
     try:
         wire = socket.create_connection((endpoint.host, endpoint.port), timeout=STEP_TIMEOUT_S)
     except socket.gaierror as error:
@@ -218,6 +221,27 @@ def _open_socket(endpoint: Endpoint) -> socket.socket:
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
     return wire
+
+
+def _start_proxy_command(endpoint: Endpoint) -> socket.socket:
+    """A socket whose other end is the proxy command's standard input and output.
+
+    fabric would split the command without a shell, and its processes outlive a failed login.
+    """
+    values = {"%h": endpoint.host, "%p": str(endpoint.port), "%r": endpoint.user}
+    parts = endpoint.proxy_command.split("%%")
+    for token, value in values.items():
+        parts = [part.replace(token, value) for part in parts]
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            ["sh", "-c", "exec " + "%".join(parts)],
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=subprocess.DEVNULL,
+        )
+    threading.Thread(target=process.wait, name="labctl-proxy", daemon=True).start()
+    return ours
 
 
 def _log_in_to_jump_host(endpoint: Endpoint, known_hosts: Path | None) -> Login | None:

@@ -111,10 +111,10 @@ class OpenSshTransport:
             process = subprocess.Popen(
                 words, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.DEVNULL
             )
-        # The client needs no more of a channel than a socket has; its type says otherwise.
-        channel: Any = ours
+        # The client takes a channel, and needs no more of it than a socket and a name.
+        channel: Any = _SftpSocket(fileno=ours.detach())
         try:
-            with ours, contextlib.closing(paramiko.SFTPClient(channel)) as sftp:
+            with channel, contextlib.closing(paramiko.SFTPClient(channel)) as sftp:
                 yield sftp
         except (paramiko.SSHException, EOFError) as error:
             raise failures.make_link_lost_error(self.endpoint, str(error)) from error
@@ -226,6 +226,13 @@ class OpenSshTransport:
                 process.kill()
                 process.wait()
         return failures.parse_ssh_error(self.endpoint, stderr.decode(errors="replace"))
+
+
+class _SftpSocket(socket.socket):
+    """A socket with the one method of a paramiko channel that its SFTP client calls beside."""
+
+    def get_name(self) -> str:
+        return "sftp"
 
 
 def _ignore(_: bytes) -> None:

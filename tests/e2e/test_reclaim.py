@@ -167,7 +167,7 @@ def drilled(
 
 
 def test_what_could_not_go_on_is_not_killed(drilled: LabDirectory) -> None:
-    assert "nothing runs" in drilled.labctl("rehearse", "reclaim", "--yes", code=4).stderr
+    assert "no run is active" in drilled.labctl("rehearse", "reclaim", "--yes", code=4).stderr
     drilled.labctl("run", "--detach", "--id", "unsaved")
     said = drilled.labctl("rehearse", "reclaim", "unsaved", "--yes", code=4).stderr
     assert "nothing of run unsaved was saved" in said
@@ -191,7 +191,7 @@ def test_drills_ask_first_and_tell_what_they_cost(drilled: LabDirectory) -> None
     recoverable(drilled, "killed")
     refused = drilled.labctl("rehearse", "reclaim", code=3)
     assert "120 s after a notice, its disk is deleted?" in refused.stderr
-    assert "killed runs there at step" in refused.stderr
+    assert "killed is running there at step" in refused.stderr
     assert drilled.seen("killed")["state"] == "running"
 
     done = drilled.json("rehearse", "reclaim", "--without-notice", "--yes")["drill"]

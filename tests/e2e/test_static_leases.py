@@ -117,7 +117,7 @@ def test_a_life_of_a_claim(arrive: Arrive, machines: list[Sshd]) -> None:
     assert bob.provider.servers() == []
     assert bob.provider.find(server.id) is not None, "the id says whose it is, not who asks"
     bob.provider.terminate("static-127-0-0-1-1-bbbb")
-    with pytest.raises(PolicyError, match="taken"):
+    with pytest.raises(PolicyError, match="is in use"):
         bob.up("bbbb")
     longer = alice.provider.extend(server.id, 5000)
     assert longer is not None
@@ -128,7 +128,7 @@ def test_a_life_of_a_claim(arrive: Arrive, machines: list[Sshd]) -> None:
     alice.provider.terminate(server.id)
     assert alice.provider.find(server.id) is None
     assert bob.up("bbbb").lab_id == "id-of-bob"
-    with pytest.raises(PolicyError, match="taken"):
+    with pytest.raises(PolicyError, match="is in use"):
         alice.up("cccc")
     assert len(alice.asked) == 1
     assert machines[0].sh(f"stat -c %a {lease.DIRECTORY}") == "1777\n"

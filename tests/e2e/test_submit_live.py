@@ -253,7 +253,7 @@ def test_hostile_bundles_over_ssh_are_refused_and_not_kept(
         (out, "does not match manifest.json"),
         (packed({**FILES, "logs/a.zip": bomb()}, **own), "logs/a.zip: it would unpack to 3.0 GiB"),
         (packed({**FILES, "model/m.pt": runs}, **own), "loading it would run 'posix.system'"),
-        (packed(student="somebody-else"), "it is 'somebody-else''s"),
+        (packed(student="somebody-else"), "it belongs to 'somebody-else'"),
     ):
         answers = by_hand(machine, student, data)
         assert said in answers[-1]["error"]["why"], answers

@@ -560,7 +560,7 @@ def test_servers_at_the_provider_of_before_are_neither_forgotten_nor_proven_gone
     # Where another machine made them, the ledger alone knows.
     ml.places.database.unlink()
     (of_alice, *_) = compute_plan(ml.staff()).cautions
-    assert of_alice.startswith("3 at cloud, which course.yaml no longer names")
+    assert of_alice.startswith("3 still running at cloud, which course.yaml no longer names")
     assert compute_plan(ml.staff()).running == ()
     assert not ml.folder.ledger.list_entries(kind="down")
     proof = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0)
