@@ -10,6 +10,7 @@ from labctl.courses.records.folder import Seat
 from labctl.courses.servers import Staff, of_course
 from labctl.courses.status import ground_of
 from labctl.errors import ConnectError, LabError
+from labctl.errors.replies import describe_error
 from labctl.model import Check, Server
 from labctl.runs import images
 from labctl.servers.context import Ground
@@ -65,7 +66,7 @@ def load_image(ground: Ground, server: Server, where: str) -> Check:
     except ConnectError:
         raise
     except LabError as error:
-        message = ": ".join(filter(None, [error.what, error.why.replace("\n", "; ")]))
+        message = describe_error(error)
         return Check(
             name=NAME,
             ok=False,
