@@ -46,8 +46,9 @@ from labctl.web import http_server as serve
 from labctl.state import State
 root = Path(sys.argv[1])
 places = find_paths({"HOME": str(root / "home")})
-print(serve.serve_dashboard(open_course(root / "ml-2026"), places, State(places.database, network=False),
-                port=0, stop=threading.Event()), flush=True)
+state = State(places.database, network=False)
+print(serve.serve_dashboard(open_course(root / "ml-2026"), places, state,
+                            port=0, stop=threading.Event()), flush=True)
 sys.stdin.read()
 """
 

@@ -17,6 +17,7 @@ import msgspec
 from labctl.config.identity import write_private
 from labctl.courses.records.folder import Seat
 from labctl.errors import BusyError, LabError, PolicyError, ProviderError
+from labctl.errors.replies import describe_error
 from labctl.errors.unexpected import as_lab_error
 from labctl.model import Endpoint, Offer, Server, ServerState, Value
 from labctl.providers.course import PROVIDER
@@ -320,7 +321,7 @@ class SeatClaims:
             return any(claim.leaving or claim.token not in tokens for claim in remaining)
 
     def _drop_failed(self, error: LabError, staying: tuple[SeatClaim, ...]) -> None:
-        self._notify(": ".join(filter(None, [error.what, error.why.replace("\n", "; ")])))
+        self._notify(describe_error(error))
         with self._changed:
             failed = {claim.token for claim in staying} - set(self._holding.ready)
             for token in failed:

@@ -10,6 +10,7 @@ from labctl.courses.records.folder import Seat
 from labctl.courses.servers import Staff, rephrase_for_seat
 from labctl.courses.status import build_seat_context
 from labctl.errors import ConnectError, LabError
+from labctl.errors.replies import describe_error
 from labctl.model import Check, Server
 from labctl.runs import images
 from labctl.servers.context import LabContext
@@ -65,7 +66,7 @@ def load_image(ground: LabContext, server: Server, where: str) -> Check:
     except ConnectError:
         raise
     except LabError as error:
-        message = ": ".join(filter(None, [error.what, error.why.replace("\n", "; ")]))
+        message = describe_error(error)
         return Check(
             name=NAME,
             ok=False,

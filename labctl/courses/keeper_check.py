@@ -14,6 +14,7 @@ from labctl.courses.publish import read_host_key
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.servers import Staff
 from labctl.errors import HostKeyError, LabError, NotFoundError, PolicyError
+from labctl.errors.replies import describe_error
 from labctl.model import Check, Need
 from labctl.providers import ProviderContext
 from labctl.providers.course import CourseProvider, CourseSettings
@@ -123,5 +124,5 @@ def _skipped_check(why: str, next: str) -> Check:
 
 
 def _failed_check(name: str, error: LabError, next: str = "") -> Check:
-    message = ": ".join(filter(None, [error.what, error.why.replace("\n", "; ")]))
+    message = describe_error(error)
     return Check(name=name, ok=False, detail=message, next=next or error.hint)

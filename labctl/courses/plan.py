@@ -17,6 +17,7 @@ from labctl.courses.records.folder import Seat
 from labctl.courses.records.plan_changes import KeyChange, Planned
 from labctl.courses.servers import ENDED, Staff
 from labctl.errors import LabError
+from labctl.errors.replies import describe_error
 from labctl.model import Offer, Value
 from labctl.providers import QuotaRoom, QuotaSource
 
@@ -107,7 +108,7 @@ def compute_plan(staff: Staff, *, offline: bool = False, now: float | None = Non
     try:
         return _add_prices(staff, unpriced, seats, at)
     except LabError as error:
-        problem = ": ".join(filter(None, [error.what, error.why.replace("\n", "; ")]))
+        problem = describe_error(error)
         return msgspec.structs.replace(unpriced, problem=problem, problem_next=error.hint)
 
 

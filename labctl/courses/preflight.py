@@ -22,6 +22,7 @@ from labctl.courses.seat_operations import explain_missing_deadline
 from labctl.courses.seat_reporter import SeatReporter
 from labctl.courses.servers import ENDED, LOSS, LOSS_NEXT, Staff, require_price_consent
 from labctl.errors import LabError, NoOfferError
+from labctl.errors.replies import describe_error
 from labctl.lifecycle import up as server_up
 from labctl.model import GIB, Check, Offer, Server
 from labctl.providers import QuotaSource
@@ -68,7 +69,7 @@ def check_course(
 
 
 def _failed_check(name: str, error: LabError) -> Check:
-    message = ": ".join(filter(None, [error.what, error.why.replace("\n", "; ")]))
+    message = describe_error(error)
     return Check(name=name, ok=False, detail=message, next=error.hint)
 
 

@@ -41,3 +41,9 @@ def parse_reply(output: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return body if isinstance(body, dict) else None
+
+
+def describe_error(error: LabError) -> str:
+    """An error in one line, without its hint."""
+    why = as_reply(error)["error"]["why"].replace("\n", "; ")
+    return ": ".join(filter(None, [error.what, why]))

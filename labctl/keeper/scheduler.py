@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labctl.errors import BusyError, LabError, LockHeldError
-from labctl.errors.replies import as_reply
+from labctl.errors.replies import describe_error
 from labctl.errors.unexpected import as_lab_error
 from labctl.state.locks import hold_lock
 
@@ -148,9 +148,3 @@ class Scheduler:
         if error is None and task.error:
             self._report(task.name, "working again")
         task.error = text
-
-
-def describe_error(error: LabError) -> str:
-    """An error in one line, without its hint."""
-    why = as_reply(error)["error"]["why"].replace("\n", "; ")
-    return ": ".join(filter(None, [error.what, why]))

@@ -139,10 +139,11 @@ def _make_connection(
 ) -> fabric.Connection:
     """A connection that is not open yet. It reads no ssh_config: the endpoint says everything."""
     gateway: fabric.Connection | bool = jump.connection if jump is not None else False
+    host = ssh.check_host(endpoint.host)
     # A gateway brings a channel of its own.
     own_socket = {} if gateway else {"sock": _open_socket(endpoint)}
     connection = fabric.Connection(
-        host=ssh.check_host(endpoint.host),
+        host=host,
         user=endpoint.user,
         port=endpoint.port,
         config=fabric.Config(ssh_config=paramiko.SSHConfig(), lazy=True),
@@ -205,7 +206,6 @@ def _reason(error: BaseException) -> str:
 
 
 def _open_socket(endpoint: Endpoint) -> socket.socket:
-    ssh.check_host(endpoint.host)
     if endpoint.proxy_command:
         return _start_proxy_command(endpoint)
     try:
@@ -261,7 +261,7 @@ def _log_in_to_jump_host(endpoint: Endpoint, known_hosts: Path | None) -> Login 
     if not jump.host_key:
         raise failures.make_jump_error(endpoint, f"no host key of {hop.host} is known", key=True)
     try:
-        return _log_in(jump, known_hosts)
+        return log_in(jump, known_hosts)
     except ConnectError as error:
         raise failures.make_jump_error(endpoint, f"{error.what}: {error.why}", key=False) from error
 

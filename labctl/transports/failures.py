@@ -85,7 +85,7 @@ def make_wrong_key_error(endpoint: Endpoint, why: str) -> HostKeyError:
     return HostKeyError(
         f"the host key of {endpoint_text(endpoint)} is not the one that was pinned",
         why=why or "the server was reinstalled, or another machine answers at its address",
-        hint="ask the administrator; if the key was changed on purpose, `labctl down` and then "
+        hint="ask the administrator; if it was changed on purpose, `labctl down --discard`, then "
         "`labctl up`",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
@@ -40,6 +41,8 @@ class KeepAlive:
     def _watch(self) -> None:
         while not self._stopped.wait(0.5) and self._transport.is_active():
             if time.monotonic() - self._answered > SILENT_FOR_S:
-                self._transport.sock.close()  # frees a thread that is blocked in writing
+                # Frees a thread that blocks in writing. Closing a jump host's channel could block.
+                if isinstance(self._transport.sock, socket.socket):
+                    self._transport.sock.close()
                 self._transport.close()
                 return

@@ -284,7 +284,7 @@ def test_a_dockerfile_that_fails_shows_its_last_lines(lab: LabDirectory) -> None
 
 def test_a_run_is_refused_where_its_name_or_command_is_no_good(lab: LabDirectory) -> None:
     assert "is not a valid run name" in lab.run("true", "--id", "Not/This", code=255).stderr
-    assert "run never does not exist" in lab.labctl("cancel", "never", code=4).stderr
+    assert "there is no run never" in lab.labctl("cancel", "never", code=4).stderr
 
 
 def test_status_counts_what_goes_on(lab: LabDirectory, followed: Followed) -> None:

@@ -197,7 +197,8 @@ def test_every_public_name_loads() -> None:
 
 def test_the_light_names_do_not_load_the_heavy_ones() -> None:
     line = (
-        "import sys; from labctl.config import find_paths, read_lab_id; from labctl.state import State;"
+        "import sys; from labctl.config import find_paths, read_lab_id;"
+        "from labctl.state import State;"
         "heavy = {'yaml', 'difflib', 'subprocess', 'labctl.config.lab', 'labctl.config.schema'};"
         "print(*sorted(heavy & set(sys.modules)))"
     )

@@ -251,6 +251,18 @@ def test_a_run_that_deletes_checkpoints_before_they_are_sent_keeps_one_in_the_st
     assert [name for name in indexed if name.endswith("/model")] == [f"{third}/model"]
 
 
+def test_a_checkpoint_that_loses_a_file_on_purpose_stays_in_the_index(s3: Any, lab: Lab) -> None:
+    run = lab.run("first", state="running")
+    first, second = run.checkpoint(10), run.checkpoint(20)
+    optimizer = run.write(f"{second}/optimizer", b"large")
+    mirrored()
+    optimizer.unlink()
+    mirrored()
+    indexed = json.loads(held(s3)[f"{KEY}index.json"])["files"]
+    assert {f"{first}/manifest.json", f"{second}/manifest.json"} <= set(indexed)
+    assert f"{second}/optimizer" not in indexed
+
+
 def test_a_corrupt_checkpoint_makes_way_for_the_one_before(s3: Any, lab: Lab) -> None:
     run = lab.run("first")
     tops = [run.checkpoint(step) for step in (1, 2, 3, 4)]

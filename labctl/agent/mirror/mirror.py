@@ -320,8 +320,10 @@ class _RunPass:
             failed = {*due} - {*sent}
             is_complete = is_complete and not failed
             indexed = [] if top and failed else [name for name in groups[top] if name not in failed]
-            for name in groups[top]:
-                self.next.pop(name, None)
+            # With what this checkpoint had before: it would count as deleted because of that.
+            for name in [*self.next]:
+                if name in groups[top] or (top and name.startswith(top)):
+                    del self.next[name]
             self.next.update({name: current[name] for name in indexed})
             if time.monotonic() - self.indexed_s > INDEX_S:
                 self._forget_superseded()
