@@ -103,8 +103,8 @@ class Boxes:
         (root / "lab.yaml").write_text(f"lab: {name}\nrun: 'true'\n{text}")
         server = self.server(box, ensure_lab_id(root))
         lab = Lab.load(root, environ=environment(self.home))
-        lab.ground.state.save_server(server)
-        lab.ground.save_facts(server, probe(lab.ground.connections.open(server)))
+        lab.context.state.save_server(server)
+        lab.context.save_facts(server, probe(lab.context.connections.open(server)))
         return lab
 
     def end_masters(self) -> None:

@@ -204,7 +204,7 @@ def pull_big(made: Boxes, box: Box, mib: int) -> list[Row]:
     lab = made.lab("home", box)
     run = "labctl/home/runs/big"
     ended = Run(id="big", lab_id=lab.id, server_id=box.name, state="exited", exit_code=0)
-    lab.ground.state.save_run(ended)
+    lab.context.state.save_run(ended)
     outputs, record = '{"outputs": ["checkpoints"]}', msgspec.json.encode(ended).decode()
     box.sh(
         f"mkdir -p {run}/.labctl {run}/checkpoints/step && cd {run} && "

@@ -153,20 +153,20 @@ def _make_and_end(count: int, home: Path) -> dict[str, float]:
     root.mkdir(parents=True, exist_ok=True)
     (root / "lab.yaml").write_text("lab: fleet\nserver: {provider: aws, gpu: none}\n")
     lab = Lab.load(root, reporter=_Yes())
-    first = lab.ground.with_group(f"fleet{count}")
+    first = lab.context.with_group(f"fleet{count}")
     run_id = f"{os.getpid():x}"
-    grounds = [
+    contexts = [
         first.make_sibling(
             msgspec.structs.replace(first.config, name=f"fleet{number}"), f"b{run_id}-{number}"
         )
         for number in range(count)
     ]
-    made = fleet.reach(grounds)
+    made = fleet.reach(contexts)
     for outcome in made:
         if outcome.error is not None:
             raise outcome.error
     logged_in_s = time.perf_counter() - begun
-    fleet.end(grounds, [one.value for one in made if one.value is not None])
+    fleet.end(contexts, [one.value for one in made if one.value is not None])
     if any(server.lab_id.startswith(f"b{run_id}-") for server in first.provider.servers()):
         raise NotDoneError("servers are left")
     own = resource.getrusage(resource.RUSAGE_SELF)

@@ -102,7 +102,7 @@ def measured(home: Path, rounds: int, labs: int) -> dict[str, Any]:
     wires = {name: Wire(places, name.rpartition("-")[2]) for name in names}
     closer: list[str] = []
 
-    def ground(one: kept_labs.KeptLab) -> LabContext:
+    def context(one: kept_labs.KeptLab) -> LabContext:
         made = kept_labs.make_context(
             one, places, state, SilentReporter(), environ, record_only=True
         )
@@ -114,7 +114,7 @@ def measured(home: Path, rounds: int, labs: int) -> dict[str, Any]:
         if len(closer) % 3 == 0:
             raise LabError("the provider refused", hint="labctl doctor")
 
-    keeper = Keeper(places, state, environ, tell=lambda *_: None, attend=attend, ground=ground)
+    keeper = Keeper(places, state, environ, tell=lambda *_: None, attend=attend, context=context)
     before = resource.getrusage(resource.RUSAGE_SELF)
     early = 0.0
     looks = 0

@@ -59,10 +59,10 @@ NO_LAB = "none"
 class Lab:
     """A lab: a directory with a lab.yaml. Creating the object uses no network."""
 
-    def __init__(self, ground: LabContext) -> None:
-        self.ground = ground
-        self.config = ground.config
-        self.id = ground.lab_id
+    def __init__(self, context: LabContext) -> None:
+        self.context = context
+        self.config = context.config
+        self.id = context.lab_id
 
     @classmethod
     def load(
@@ -111,8 +111,8 @@ class Lab:
         if need is not None:
             server_config = msgspec.structs.replace(self.config.server, need=need)
             self.config = msgspec.structs.replace(self.config, server=server_config)
-            self.ground = dataclasses.replace(self.ground, config=self.config)
-        return LabServer(self, up(self.ground))
+            self.context = dataclasses.replace(self.context, config=self.config)
+        return LabServer(self, up(self.context))
 
     def push(self, *, force: bool = False) -> list[PushedTree]:
         """Send code and data to the server.
@@ -122,7 +122,7 @@ class Lab:
         from labctl.sync.lab_files import push
 
         check_files(self.config)
-        return push(self.ground, self.ground.get_server(), force=force)
+        return push(self.context, self.context.get_server(), force=force)
 
     def run(
         self,
@@ -153,20 +153,20 @@ class Lab:
             self._hand_over(keeper, id)
             if follow:
                 return self._follow_and_recover(id, on_log)
-            return LabRun(self, runs.find_run(self.ground, id))
-        server = self.ground.get_server()
+            return LabRun(self, runs.find_run(self.context, id))
+        server = self.context.get_server()
         if keeper:
             from labctl.lifecycle import export_lab, keeper_host
 
-            export_lab.check(self.ground, keeper_host.KeeperHost(self.ground, keeper), server)
-        renew(self.ground, server)
-        spec = runs.build_spec(self.ground, server, tuple(command), id or runs.make_run_id(), tty)
+            export_lab.check(self.context, keeper_host.KeeperHost(self.context, keeper), server)
+        renew(self.context, server)
+        spec = runs.build_spec(self.context, server, tuple(command), id or runs.make_run_id(), tty)
         if push:
             self.push()
         if recover:
-            restore.keep_code(self.ground, spec)
+            restore.keep_code(self.context, spec)
         run = runs.start(
-            self.ground,
+            self.context,
             server,
             spec,
             follow=follow and not recover,
@@ -174,7 +174,7 @@ class Lab:
             on_log=on_log,
         )
         if recover:
-            spending_policy.record_price_limit(self.ground, server, run.id)
+            spending_policy.record_price_limit(self.context, server, run.id)
         self._hand_over(keeper, run.id)
         if recover and follow:
             return self._follow_and_recover(run.id, on_log)
@@ -183,20 +183,20 @@ class Lab:
     def _is_unfinished(self, run_id: str) -> bool:
         from labctl.lifecycle.recover import is_unfinished
 
-        return is_unfinished(self.ground, run_id)
+        return is_unfinished(self.context, run_id)
 
     def _hand_over(self, keeper: str, run_id: str) -> None:
         if keeper:
             from labctl.lifecycle.export_lab import export_lab
             from labctl.lifecycle.keeper_host import KeeperHost
 
-            host = KeeperHost(self.ground, keeper)
-            export_lab(self.ground, host, self.ground.get_server(), run_id)
+            host = KeeperHost(self.context, keeper)
+            export_lab(self.context, host, self.context.get_server(), run_id)
 
     def _follow_and_recover(self, run_id: str, on_log: Callable[[bytes], None]) -> LabRun:
         from labctl.lifecycle.recover import follow
 
-        return LabRun(self, follow(self.ground, run_id, on_log=on_log))
+        return LabRun(self, follow(self.context, run_id, on_log=on_log))
 
     def pull(
         self, run: LabRun | str | None = None, *, everything: bool = False, all_runs: bool = False
@@ -209,18 +209,18 @@ class Lab:
         from labctl.lifecycle import reconcile
         from labctl.runs import runs
 
-        if reconcile.has_copies(self.ground):
+        if reconcile.has_copies(self.context):
             self._require_trust()
-        reconcile.reconcile(self.ground)
+        reconcile.reconcile(self.context)
         run_id = run.id if isinstance(run, LabRun) else (run or "")
-        ids = [] if all_runs else [runs.find_run(self.ground, run_id).id]
-        return reconcile.pull(self.ground, ids, everything=everything)
+        ids = [] if all_runs else [runs.find_run(self.context, run_id).id]
+        return reconcile.pull(self.context, ids, everything=everything)
 
     def forward(self, service: str, *, port: int = 0) -> Forwarding:
         """Open a local port to a service, and start the service if needed; a context manager."""
         from labctl.services.lab_services import forward
 
-        return forward(self.ground, self.ground.get_server(), service, port)
+        return forward(self.context, self.context.get_server(), service, port)
 
     def serve(self, run: str = "", *, checkpoint: str = "", port: int = 0) -> Forwarding:
         """Serve the model of a run (default: the latest) as POST /predict on a local port.
@@ -229,10 +229,10 @@ class Lab:
         """
         from labctl.services import model_serving
 
-        server = self.ground.get_server()
+        server = self.context.get_server()
         choice = model_serving.ServeChoice(run=run, checkpoint=checkpoint)
         return model_serving.forward(
-            self.ground, server, model_serving.request_model(self.ground, server, choice), port
+            self.context, server, model_serving.request_model(self.context, server, choice), port
         )
 
     def down(self, *, discard: bool = False) -> DownResult:
@@ -242,19 +242,19 @@ class Lab:
         """
         from labctl.lifecycle.down import down
 
-        return down(self.ground, discard=discard)
+        return down(self.context, discard=discard)
 
     def forget(self) -> UnconfirmedRecords:
         """Drop the records of servers that these credentials do not show; terminate nothing."""
         from labctl.lifecycle.forget import forget
 
-        return forget(self.ground)
+        return forget(self.context)
 
     def status(self, *, refresh: bool = False, why: bool = False) -> dict[str, Any]:
         """Return the lab's record; with `refresh`, query the provider and the server first."""
         from labctl.lifecycle.status import read_status
 
-        return read_status(self.ground, refresh=refresh, why=why)
+        return read_status(self.context, refresh=refresh, why=why)
 
     def probe(
         self,
@@ -270,58 +270,60 @@ class Lab:
         parsed_amount = probe.parse_amount(amount)
         self._require_trust()
         check_files(self.config)
-        return probe.probe(self.ground, tuple(command), parsed_amount, push=push, on_start=on_start)
+        return probe.probe(
+            self.context, tuple(command), parsed_amount, push=push, on_start=on_start
+        )
 
     def top(self) -> ServerNow:
         """Return one sample of the server: GPUs, CPU, memory, and the runs of all its users."""
         from labctl.insight.top import measure_now
 
-        return measure_now(self.ground)
+        return measure_now(self.context)
 
     def explain(self, run: str = "") -> Explanation:
         """Explain why a run (default: the latest) is slow or wrong, with evidence and advice."""
         from labctl.insight.explanation import explain
         from labctl.lifecycle.reconcile import fetch_logs
 
-        return explain(self.ground, fetch_logs(self.ground, run))
+        return explain(self.context, fetch_logs(self.context, run))
 
     def report(self, run: str = "", out: Path | None = None) -> Report:
         """Write the results of a run (default: the latest) as one HTML file; see docs/report.md."""
         from labctl import __version__
         from labctl.insight.run_report import write_report
 
-        return write_report(self.ground, run, out, version=__version__)
+        return write_report(self.context, run, out, version=__version__)
 
     def submit(self, choice: SubmissionChoice | None = None) -> SubmitResult:
         """Submit a run (default: the latest) for the lab's assignment; see docs/submit.md."""
         from labctl.submissions import submit
 
-        return submit.submit(self.ground, choice or submit.SubmissionChoice())
+        return submit.submit(self.context, choice or submit.SubmissionChoice())
 
     @property
     def keeper(self) -> str:
         """The host whose keeper watches over the lab, or "" without one."""
-        if not self.ground.state.list_events(lab_id=self.id, kind="handed", limit=1):
+        if not self.context.state.list_events(lab_id=self.id, kind="handed", limit=1):
             return ""
         from labctl.lifecycle.recovery_lock import find_keeper
 
-        return find_keeper(self.ground)
+        return find_keeper(self.context)
 
     def _require_trust(self) -> None:
         questions = list_trust_questions(self.config)
-        if is_trusted(self.ground.paths, self.config):
+        if is_trusted(self.context.paths, self.config):
             return
         detail = "\n".join(f"  - {question}" for question in questions)
         decision = Question(
             question="approve this lab.yaml?", detail=f"{self.config.path} would:\n{detail}"
         )
-        if not self.ground.reporter.confirm(decision):
+        if not self.context.reporter.confirm(decision):
             raise PolicyError(
                 f"{self.config.path} was not approved",
                 why="it uses your secrets, files or money; read it first",
                 hint="labctl trust",
             )
-        trust(self.ground.paths, self.config)
+        trust(self.context.paths, self.config)
 
 
 class LabServer:
@@ -367,5 +369,5 @@ class LabRun:
         """Follow the run to its end, reconnecting if needed, and return it with its exit code."""
         from labctl.runs.runs import watch
 
-        self.seen = watch(self.lab.ground, self.lab.ground.get_server(), self.id, on_log=on_log)
+        self.seen = watch(self.lab.context, self.lab.context.get_server(), self.id, on_log=on_log)
         return self.seen

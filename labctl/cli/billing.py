@@ -34,14 +34,14 @@ def offers_command(ctx: click.Context, /, all_: bool, json_: bool, **overrides: 
     from labctl.errors import NoOfferError
 
     lab = open_lab(ctx, quiet=json_, overrides=overrides, needs_file=False)
-    offers = lab.ground.provider.offers(lab.config.server.need)
+    offers = lab.context.provider.offers(lab.config.server.need)
     if json_:
         print_json({"offers": offers})
     elif offers:
         _draw_offers(offers if all_ else offers[:MAX_OFFERS_SHOWN], len(offers))
     if not offers:
         raise NoOfferError(
-            f"{lab.ground.provider.name} has no server that fits this need", hint="labctl config"
+            f"{lab.context.provider.name} has no server that fits this need", hint="labctl config"
         )
 
 
@@ -110,7 +110,7 @@ def extend_command(ctx: click.Context, span: str, json_: bool) -> None:
         span_s = parse_duration(span)
     except ValueError as error:
         raise UsageError(str(error), hint="labctl extend 30m") from None
-    watch = extend(open_lab(ctx, quiet=json_).ground, span_s)
+    watch = extend(open_lab(ctx, quiet=json_).context, span_s)
     if json_:
         print_json({"watch": watch})
     elif watch.get("ttl_left_s") is not None:
@@ -154,8 +154,8 @@ def cost_command(ctx: click.Context, all_: bool, json_: bool) -> None:
     if lab.keeper:
         from labctl.lifecycle.reconcile import merge_keeper_records
 
-        merge_keeper_records(lab.ground)
-    lab_costs = compute_costs(lab.ground, every_lab=all_)
+        merge_keeper_records(lab.context)
+    lab_costs = compute_costs(lab.context, every_lab=all_)
     if json_:
         print_json({"costs": lab_costs})
     else:
@@ -347,9 +347,9 @@ def orphans_command(
     lab = open_lab(
         ctx, yes=yes, quiet=json_, overrides=overrides, needs_file=False, everywhere=all_regions
     )
-    resources = find_orphans(lab.ground)
+    resources = find_orphans(lab.context)
     if terminate:
-        resources = end_orphans(lab.ground, resources, kept_too=kept_too)
+        resources = end_orphans(lab.context, resources, kept_too=kept_too)
     if json_:
         print_json({"orphans": resources, "billing": resources.is_billing})
     else:

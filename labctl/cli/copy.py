@@ -36,13 +36,13 @@ def cp_command(ctx: click.Context, source: str, target: str, json_: bool) -> Non
             why=f"got {source} and {target}",
             hint=f"labctl cp FILE {prefix}PATH",
         )
-    transport = lab.ground.open_agent(lab.ground.get_server()).transport
+    transport = lab.context.open_agent(lab.context.get_server()).transport
     if target.startswith(prefix):
         path = target.removeprefix(prefix) or "."
-        size_bytes = upload_file(transport, Path(source), path, lab.ground.reporter)
+        size_bytes = upload_file(transport, Path(source), path, lab.context.reporter)
     else:
         path = source.removeprefix(prefix)
-        size_bytes = download_file(transport, path, Path(target), lab.ground.reporter)
+        size_bytes = download_file(transport, path, Path(target), lab.context.reporter)
     if json_:
         print_json({"source": source, "target": target, "size_bytes": size_bytes})
         return

@@ -230,7 +230,7 @@ def estimate_command(ctx: click.Context, /, json_: bool, **options: Any) -> None
     lab = open_lab(ctx, quiet=json_, overrides=overrides, needs_file=False)
     source = _read_source(lab, options)
     plan, amount = _read_plan(options, from_code=source is not None), _read_amount(options)
-    result = estimate(lab.ground, plan, amount, source)
+    result = estimate(lab.context, plan, amount, source)
     if json_:
         from labctl.cli.screen import print_json
 

@@ -229,7 +229,7 @@ def profile_command(
     from labctl.insight import profile
 
     lab = open_lab(ctx, quiet=json_)
-    profiled = profile.profile(lab.ground, run, steps=steps, warmup=warmup)
+    profiled = profile.profile(lab.context, run, steps=steps, warmup=warmup)
     stop_drawing(ctx)
     if json_:
         print_json({name: getattr(profiled, name) for name in profiled.__struct_fields__})
@@ -300,7 +300,7 @@ def _time_text(microseconds: float) -> str:
 def _show_page(lab: Lab, profiled: ProfileResult, port: int, open_: bool) -> None:
     from labctl.insight import profile
 
-    with profile.open_page(lab.ground, profiled, port) as forward:
+    with profile.open_page(lab.context, profiled, port) as forward:
         click.echo(f"profile: {forward.url}")
         click.echo(
             f"Press Ctrl-C to close. To see it again: labctl profile {profiled.run}, "

@@ -101,16 +101,16 @@ def _remove_expired(lab: Lab) -> None:
     from labctl.errors import LabError
     from labctl.state.disks import has_expired
 
-    if not has_expired(lab.ground.state, lab.id, lab.config.server.provider):
+    if not has_expired(lab.context.state, lab.id, lab.config.server.provider):
         return
     from labctl.events import Note
     from labctl.servers import kept_disks
 
     try:
-        kept_disks.remove_expired(lab.ground)
+        kept_disks.remove_expired(lab.context)
     except LabError as error:
         text = f"an expired disk could not be removed: {error.what}"
-        lab.ground.reporter.emit(Note(text=text, level="warning"))
+        lab.context.reporter.emit(Note(text=text, level="warning"))
 
 
 def stop_drawing(ctx: click.Context) -> None:

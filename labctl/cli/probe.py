@@ -49,7 +49,7 @@ def confirm_after_probe(
     if ctx.meta[SCREEN].yes:
         click.echo(f"{question} yes", err=True)
         return True
-    if lab.ground.reporter.confirm(Question(question=question, about="price")):
+    if lab.context.reporter.confirm(Question(question=question, about="price")):
         return True
     click.echo("nothing more was started; labctl down removes the server", err=True)
     return False

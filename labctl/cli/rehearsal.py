@@ -31,14 +31,14 @@ class RehearsalReclaim:
         return was_reclaimed or self.provider.reclaim(server_id, notice_s)
 
 
-def find_rehearsal(ground: LabContext) -> RehearsalReclaim | None:
+def find_rehearsal(context: LabContext) -> RehearsalReclaim | None:
     """Return the rehearsal that simulates the lab's server, or None if it is not simulated here."""
     address = copy_environment().get("AWS_ENDPOINT_URL", "").rstrip("/")
     if urllib.parse.urlsplit(address).hostname not in LOOPBACK:
         return None
     state = _post(address, "state", {}) or {}
-    is_simulated = ground.get_server().id.partition(".")[0] in state.get("instances", ())
-    provider = ground.provider
+    is_simulated = context.get_server().id.partition(".")[0] in state.get("instances", ())
+    provider = context.provider
     return (
         RehearsalReclaim(address, provider)
         if is_simulated and isinstance(provider, Reclaimable)

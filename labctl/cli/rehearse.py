@@ -126,7 +126,7 @@ def _reclaim(
     except ValueError as error:
         raise UsageError(str(error), hint="labctl rehearse reclaim --notice 30s") from None
     lab = open_lab(ctx, yes=yes, quiet=json_)
-    result = run_drill(lab.ground, run, notice_s, find_rehearsal(lab.ground))
+    result = run_drill(lab.context, run, notice_s, find_rehearsal(lab.context))
     if json_:
         print_json({"drill": result})
     else:

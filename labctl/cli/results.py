@@ -46,7 +46,7 @@ def pull_command(
 
     lab = open_lab(ctx, quiet=json_)
     if code:
-        edits = pull_code(lab.ground, lab.ground.get_server())
+        edits = pull_code(lab.context, lab.context.get_server())
         if json_:
             print_json({"edits": edits})
         for name in [] if json_ else edits:
@@ -83,7 +83,7 @@ def _follow_outputs(lab: Lab, run: str, json_: bool) -> PulledRun:
         if not json_ and (pulled.files or pulled.complete):
             click.echo(_describe_pull(pulled))
 
-    return follow_outputs(lab.ground, runs.find_run(lab.ground, run).id, on_round=print_round)
+    return follow_outputs(lab.context, runs.find_run(lab.context, run).id, on_round=print_round)
 
 
 @click.command("eval")
@@ -124,9 +124,9 @@ def eval_command(
     limit_s = _parse_time_limit_s(time_limit)
     lab = open_lab(ctx, quiet=json_)
     if on_server:
-        result = evaluate_on_server(lab.ground, checkpoint, time_limit_s=limit_s)
+        result = evaluate_on_server(lab.context, checkpoint, time_limit_s=limit_s)
     else:
-        result = evaluate(lab.ground, checkpoint)
+        result = evaluate(lab.context, checkpoint)
     if json_:
         print_json({"evaluation": result})
     else:

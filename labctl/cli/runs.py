@@ -97,7 +97,7 @@ def run_command(
         raise _reject_probe_with_terminal()
 
     lab = open_lab(ctx, yes=yes, quiet=json_)
-    if probe and not (run_id and lab.ground.state.get_run(lab.id, run_id)):
+    if probe and not (run_id and lab.context.state.get_run(lab.id, run_id)):
         from labctl.cli.probe import confirm_after_probe
 
         if not confirm_after_probe(ctx, lab, command, probe, push=not no_push, json_=json_):
@@ -203,7 +203,7 @@ def write_log(block: bytes) -> None:
 
 
 def _print_still_running(lab: Lab, run: Run) -> None:
-    server = lab.ground.state.get_lab_server(lab.id)
+    server = lab.context.state.get_lab_server(lab.id)
     price = server.offer.price_usd_per_hour if server else 0.0
     cost = f"{price:.2f} dollars an hour" if price else "free"
     click.echo(f"\nrun {run.id} is still running ({cost})", err=True)
@@ -219,10 +219,10 @@ def _print_still_running(lab: Lab, run: Run) -> None:
 
 
 def _become_ssh_to_lab(lab: Lab, line: str, *, tty: bool = True) -> None:
-    replace_with_ssh(lab.ground, line, tty=tty)
+    replace_with_ssh(lab.context, line, tty=tty)
 
 
-def replace_with_ssh(ground: LabContext, line: str, *, tty: bool = True) -> None:
+def replace_with_ssh(context: LabContext, line: str, *, tty: bool = True) -> None:
     """Replace this process with ssh to the lab's server, with its exit code and signals.
 
     `line` is for the shell on the server; "" opens a login shell.
@@ -235,10 +235,10 @@ def replace_with_ssh(ground: LabContext, line: str, *, tty: bool = True) -> None
     from labctl.shell import portable_line
     from labctl.transports.ssh_client import find_quick_login_options
 
-    server = ground.get_server()
+    server = context.get_server()
     if has_gate(server):
-        admit_if_unreachable(ground, server)
-    config = ground.connections.write(server)
+        admit_if_unreachable(context, server)
+    config = context.connections.write(server)
     if not shutil.which("ssh"):
         raise LabError(
             "ssh is not installed on this machine", hint="sudo apt-get install openssh-client"
@@ -267,10 +267,10 @@ def attach_command(ctx: click.Context, run: str) -> None:
     from labctl.shell import command
 
     lab = open_lab(ctx)
-    run_id = runs.find_run(lab.ground, run).id
-    server = lab.ground.get_server()
+    run_id = runs.find_run(lab.context, run).id
+    server = lab.context.get_server()
     request = {"lab": lab.config.name, "lab_id": lab.id, "run": run_id}
-    session = lab.ground.open_agent(server).call("session", request)["session"]
+    session = lab.context.open_agent(server).call("session", request)["session"]
     _become_ssh_to_lab(lab, command("exec", "tmux", "attach-session", "-t", f"={session}").render())
 
 
@@ -290,9 +290,9 @@ def exec_command(ctx: click.Context, run_id: str, command: tuple[str, ...]) -> N
     from labctl.shell import command as words
 
     lab = open_lab(ctx)
-    run = runs.find_run(lab.ground, run_id)
-    runs.refresh(lab.ground, lab.ground.get_server())
-    run = runs.find_run(lab.ground, run.id)
+    run = runs.find_run(lab.context, run_id)
+    runs.refresh(lab.context, lab.context.get_server())
+    run = runs.find_run(lab.context, run.id)
     if run.has_ended:
         raise NotFoundError(f"run {run.id} has ended", why=run.told, hint="labctl run -it -- bash")
     tty = sys.stdin.isatty() and sys.stdout.isatty()
@@ -365,9 +365,9 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
     from labctl.runs import runs
 
     lab = open_lab(ctx, quiet=json_)
-    ground: LabContext = lab.ground
-    run_id = runs.find_run(ground, run).id
-    ended_run, had_ended = runs.cancel(ground, ground.get_server(), run_id, grace)
+    context: LabContext = lab.context
+    run_id = runs.find_run(context, run).id
+    ended_run, had_ended = runs.cancel(context, context.get_server(), run_id, grace)
     if json_:
         print_json({"run": ended_run, "already": had_ended})
     elif had_ended:

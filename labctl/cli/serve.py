@@ -49,7 +49,7 @@ def serve_command(
     labctl serve --stop
     """
     lab = open_lab(ctx, yes=options["yes"], quiet=json_)
-    server = lab.ground.get_server()
+    server = lab.context.get_server()
     if options["stop"]:
         _stop(lab, server, json_)
         return
@@ -61,7 +61,7 @@ def _stop(lab: Lab, server: Server, json_: bool) -> None:
     from labctl.cli.screen import print_json
     from labctl.services import model_serving
 
-    stopped = model_serving.stop(lab.ground, server)
+    stopped = model_serving.stop(lab.context, server)
     if json_:
         print_json({"stopped": stopped})
     else:
@@ -81,7 +81,7 @@ def _build_request(
             hint = f"labctl serve --image {options['image']} --port 8000"
             raise UsageError("--image needs --port, the port that it listens on", hint=hint)
         return model_serving.request_image(
-            lab.ground,
+            lab.context,
             server,
             options["image"],
             options["port"],
@@ -103,7 +103,7 @@ def _build_request(
         env=env,
         loading_s=options["load_time"],
     )
-    return model_serving.request_model(lab.ground, server, choice)
+    return model_serving.request_model(lab.context, server, choice)
 
 
 def _parse_assignment(text: str) -> tuple[str, str]:
@@ -122,10 +122,10 @@ def _serve(
 
     port = options["local_port"]
     if options["detach"]:
-        detached = model_serving.forward_detached(lab.ground, server, request, port)
+        detached = model_serving.forward_detached(lab.context, server, request, port)
         _print_address(request, detached.url, detached.local_port, json_)
         return
-    with model_serving.forward(lab.ground, server, request, port) as forward:
+    with model_serving.forward(lab.context, server, request, port) as forward:
         _print_address(request, forward.url, forward.local_port, json_)
         click.echo("Press Ctrl-C to close the forward; labctl serve --stop stops it all", err=True)
         with contextlib.suppress(KeyboardInterrupt):

@@ -39,8 +39,8 @@ def inventory_command(ctx: click.Context) -> None:
     from labctl.commands.ansible import Host, build_inventory
 
     lab = open_lab(ctx)
-    server = lab.ground.get_server()
-    config = lab.ground.connections.write(server)
+    server = lab.context.get_server()
+    config = lab.context.connections.write(server)
     host = Host(alias=server.alias, ssh_config=config, user=server.endpoint.user)
     click.echo(build_inventory([host]), nl=False)
 
@@ -73,7 +73,7 @@ def _set(ctx: click.Context, name: str) -> None:
         value = click.prompt(f"value of {name}", hide_input=True, err=True)
     else:
         value = sys.stdin.read().rstrip("\n")
-    set_secret(lab.ground.paths, lab.id, name, value)
+    set_secret(lab.context.paths, lab.id, name, value)
     click.echo(f"stored {name} for {lab.config.name}", err=True)
 
 
@@ -90,7 +90,7 @@ def _list(ctx: click.Context, json_: bool) -> None:
     from labctl.config import list_secret_names
 
     lab = open_lab(ctx, quiet=json_)
-    names = list_secret_names(lab.ground.paths, lab.id)
+    names = list_secret_names(lab.context.paths, lab.id)
     if json_:
         print_json({"secrets": names})
     for name in [] if json_ else names:
@@ -111,5 +111,5 @@ def trust_command(ctx: click.Context) -> None:
     lab = open_lab(ctx)
     for question in list_trust_questions(lab.config):
         click.echo(f"- {clean(question)}")
-    trust(lab.ground.paths, lab.config)
+    trust(lab.context.paths, lab.config)
     click.echo("approved")

@@ -109,7 +109,7 @@ def doctor_command(ctx: click.Context, provider: str | None, json_: bool) -> Non
     from labctl.lifecycle.doctor import run_doctor
 
     overrides = {"provider": provider} if provider else {}
-    checks = run_doctor(open_lab(ctx, quiet=json_, overrides=overrides).ground)
+    checks = run_doctor(open_lab(ctx, quiet=json_, overrides=overrides).context)
     if json_:
         print_json({"checks": checks})
     else:

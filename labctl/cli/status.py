@@ -223,15 +223,15 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
 
     lab = open_lab(ctx)
     server = _server_with_logs(lab, run)
-    run_id = runs.find_run(lab.ground, run).id
+    run_id = runs.find_run(lab.context, run).id
     if server is None:
         from labctl.lifecycle.reconcile import read_saved_log
 
-        write_log(_last_lines(read_saved_log(lab.ground, run_id), tail))
+        write_log(_last_lines(read_saved_log(lab.context, run_id), tail))
         click.echo("the server has ended; this is the log that was saved or pulled", err=True)
         return
     try:
-        shown = runs.watch(lab.ground, server, run_id, tail=tail, follow=follow, on_log=write_log)
+        shown = runs.watch(lab.context, server, run_id, tail=tail, follow=follow, on_log=write_log)
     except KeyboardInterrupt:
         text = f"Run {run_id} is still running. To stop it: labctl cancel {run_id}"
         click.echo(f"\n{text}", err=True)
@@ -247,14 +247,14 @@ def _server_with_logs(lab: Lab, run: str) -> Server | None:
     if lab.keeper:
         from labctl.lifecycle.reconcile import reconcile
 
-        reconcile(lab.ground)
+        reconcile(lab.context)
     try:
-        return lab.ground.get_server()
+        return lab.context.get_server()
     except NotFoundError:
         from labctl.lifecycle.reconcile import local_log_path
         from labctl.runs import runs
 
-        was_pulled = local_log_path(lab.ground, runs.find_run(lab.ground, run).id).is_file()
+        was_pulled = local_log_path(lab.context, runs.find_run(lab.context, run).id).is_file()
         if not (was_pulled or lab.keeper or lab.config.store):
             raise
         return None
@@ -309,7 +309,7 @@ def forward_command(
     if detach:
         from labctl.services.lab_services import forward_detached
 
-        detached = [forward_detached(lab.ground, name, port) for name in services]
+        detached = [forward_detached(lab.context, name, port) for name in services]
         _print_urls([(forward.service, forward.url) for forward in detached], open_, json_)
     else:
         with contextlib.ExitStack() as stack:
@@ -326,7 +326,7 @@ def _list_or_stop_forwards(lab: Lab, services: tuple[str, ...], stop: bool, json
     from labctl.cli.screen import print_json, print_table
     from labctl.services.forwards import list_forwards, stop_forward
 
-    state = lab.ground.state
+    state = lab.context.state
     if stop:
         forwards = [one for name in services or ("all",) for one in stop_forward(state, name)]
     else:

@@ -106,9 +106,9 @@ def _submit(lab: Lab, choice: SubmissionChoice, json_: bool) -> None:
     from labctl.submissions.submit import submit
 
     if json_:
-        print_json({"handed_in": submit(lab.ground, choice)})
+        print_json({"handed_in": submit(lab.context, choice)})
         return
-    result = submit(lab.ground, choice, on_terms=draw_terms, on_contents=draw_contents)
+    result = submit(lab.context, choice, on_terms=draw_terms, on_contents=draw_contents)
     draw_done(result, lab.config.root)
 
 
@@ -117,7 +117,7 @@ def _rehearse(lab: Lab, choice: SubmissionChoice, json_: bool) -> None:
     from labctl.cli.submit_output import draw_contents, draw_terms
     from labctl.submissions.submit import rehearse
 
-    terms, contents = rehearse(lab.ground, choice)
+    terms, contents = rehearse(lab.context, choice)
     if json_:
         details = {"bundle_bytes": contents.bundle_bytes, "notes": contents.notes}
         print_json({"terms": terms, "manifest": contents.manifest, **details})
@@ -151,7 +151,7 @@ def _fetch_receipts(lab: Lab, choice: SubmissionChoice, json_: bool) -> None:
 
     root = lab.config.root
     rules = submit.find_assignment(root, choice.assignment)
-    with submit.open_receiver(lab.ground, rules) as host:
+    with submit.open_receiver(lab.context, rules) as host:
         saved, refused = receipts.fetch(root, rules, host)
     if json_:
         rows: list[Any] = [{"path": str(path), "receipt": receipt} for path, receipt in saved]
@@ -167,7 +167,7 @@ def _fetch_grade(lab: Lab, choice: SubmissionChoice, json_: bool) -> None:
 
     root = lab.config.root
     rules = submit.find_assignment(root, choice.assignment)
-    with submit.open_receiver(lab.ground, rules) as host:
+    with submit.open_receiver(lab.context, rules) as host:
         feedback, path = receipts.fetch_feedback(root, rules, host)
     if json_:
         print_json({"feedback": feedback, "path": str(path)})

@@ -53,7 +53,7 @@ def _draw_once(lab: Lab, now: ServerNow) -> None:
     history = History()
     history.add(now)
     about = About(
-        server=lab.ground.get_server(), lab_id=lab.id, bars=_choose_bars(console.encoding)
+        server=lab.context.get_server(), lab_id=lab.id, bars=_choose_bars(console.encoding)
     )
     console.print(draw_server(history, about, console.width))
 
@@ -69,7 +69,7 @@ def _draw_live(lab: Lab) -> None:
     console = Console(highlight=False)
     history = History()
     about = About(
-        server=lab.ground.get_server(),
+        server=lab.context.get_server(),
         lab_id=lab.id,
         foot=FOOT,
         bars=_choose_bars(console.encoding),
@@ -93,7 +93,7 @@ def _draw_live(lab: Lab) -> None:
     with Live(console=console, screen=True, auto_refresh=False) as live:
         draw()
         try:
-            follow(lab.ground, add_sample, on_cut=show_cut)
+            follow(lab.context, add_sample, on_cut=show_cut)
         except KeyboardInterrupt:
             return
 

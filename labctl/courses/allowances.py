@@ -85,11 +85,11 @@ def _update_watchdog(staff: Staff, seat: Seat) -> tuple[str, bool]:
     server = staff.state.get_lab_server(seat.lab_id)
     if server is None or server.state in (*ENDED, "stopped"):
         return "", True
-    ground = build_seat_context(staff, seat)
-    need = ground.config.server.need
-    left_usd = attempts.budget_left_usd(ground, need, but=server.id)
+    context = build_seat_context(staff, seat)
+    need = context.config.server.need
+    left_usd = attempts.budget_left_usd(context, need, but=server.id)
     try:
-        guard.arm(ground, server, budget_left_usd=left_usd, ceiling_s=need.max_ttl_s)
+        guard.arm(context, server, budget_left_usd=left_usd, ceiling_s=need.max_ttl_s)
     except LabError as error:
         text = f"{seat.name}: its server does not have the new budget yet: {error.what}"
         staff.reporter.emit(Note(text=text, level="warning"))

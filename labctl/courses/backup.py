@@ -21,8 +21,8 @@ LEDGER, IDENTITY = "ledger.jsonl", "course.json"
 
 def open_course_store(staff: Staff) -> LabStore | None:
     """Return the course's store, or None if course.yaml names none."""
-    ground = staff.course()
-    return lab_store.open_lab_store(ground) if ground.config.store else None
+    context = staff.course()
+    return lab_store.open_lab_store(context) if context.config.store else None
 
 
 class Backup:

@@ -71,25 +71,25 @@ def bake(staff: Staff) -> BakedImage:
     (staff.folder.private / BAKED).unlink(missing_ok=True)
     course = staff.course(plain=True)
     provider = _require_baker(course)
-    ground = build_own_context(staff.folder, course, "bake")
-    server = _create_filled_server(staff, ground)
+    context = build_own_context(staff.folder, course, "bake")
+    server = _create_filled_server(staff, context)
     staff.reporter.emit(Step(name="baking"))
     name = f"{staff.folder.config.name}-{_stamp()}"
     try:
-        _clean(ground, server)
+        _clean(context, server)
         image_id = provider.bake(server.id, name, _tags(staff, name))
         _wait(provider, image_id)
     finally:
         # Half cleaned, nobody can log in to it, and no watchdog ends it.
-        end_server.end(ground, [server])
+        end_server.end(context, [server])
     staff.reporter.emit(Step(name="baking", done=True, detail=image_id))
     resources = _list_images(staff, course)
     image = BakedImage(
         provider=course.provider.name,
         image_id=image_id,
         at=time.time(),
-        image=ground.config.image.reference,
-        data=tuple(ground.config.data),
+        image=context.config.image.reference,
+        data=tuple(context.config.data),
         usd_per_month=sum(
             resource.price_usd_per_month for resource in resources if resource.lab == name
         ),
@@ -126,32 +126,32 @@ def _require_baker(course: LabContext) -> Bake:
     return course.provider
 
 
-def _create_filled_server(staff: Staff, ground: LabContext) -> Server:
+def _create_filled_server(staff: Staff, context: LabContext) -> Server:
     """Create a server with the course's Docker image and data on it."""
-    with ground.state.hold_lab(ground.lab_id, "course bake"):
-        server = adoption.adopt(ground)
+    with context.state.hold_lab(context.lab_id, "course bake"):
+        server = adoption.adopt(context)
         if server is None:
-            need = require_price_consent(ground, [ground]) or ground.config.server.need
-            server = attempts.create_server(_consented_context(ground), need)
-        server = up.make_ready(ground, server)
-        reference = ground.config.image.reference
+            need = require_price_consent(context, [context]) or context.config.server.need
+            server = attempts.create_server(_consented_context(context), need)
+        server = up.make_ready(context, server)
+        reference = context.config.image.reference
         if reference:
-            images.ensure_image(ground, server, ground.open_agent(server), reference)
-        push_material(ground, server, collect_material(staff.folder, staff.reporter))
+            images.ensure_image(context, server, context.open_agent(server), reference)
+        push_material(context, server, collect_material(staff.folder, staff.reporter))
     return server
 
 
-def _consented_context(ground: LabContext) -> LabContext:
+def _consented_context(context: LabContext) -> LabContext:
     """Return a context that does not ask for consent to the price again."""
-    reporter = SeatReporter(ground.config.name, ground.reporter, agreed=True)
-    return ground.make_sibling(ground.config, ground.lab_id, reporter=reporter)
+    reporter = SeatReporter(context.config.name, context.reporter, agreed=True)
+    return context.make_sibling(context.config, context.lab_id, reporter=reporter)
 
 
-def _clean(ground: LabContext, server: Server) -> None:
+def _clean(context: LabContext, server: Server) -> None:
     """Remove everything that sixty other servers must not inherit, keys above all."""
-    transport = ground.connections.reopen(server)
+    transport = context.connections.reopen(server)
     home = transport.run('printf %s "$HOME"', timeout_s=30.0).stdout.strip()
-    line = command("sudo", "-n", "sh", "-c", CLEAN_SCRIPT, "sh", home, ground.config.name, SHARED)
+    line = command("sudo", "-n", "sh", "-c", CLEAN_SCRIPT, "sh", home, context.config.name, SHARED)
     result = transport.run(line.render(), timeout_s=1800.0, check=False)
     if result.code != 0:
         raise ProviderError(
@@ -159,7 +159,7 @@ def _clean(ground: LabContext, server: Server) -> None:
             why=result.stderr.strip()[-500:],
             hint="labctl course bake   # again",
         )
-    ground.connections.close(server)
+    context.connections.close(server)
 
 
 def _tags(staff: Staff, name: str) -> dict[str, str]:

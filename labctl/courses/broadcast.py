@@ -81,34 +81,34 @@ def push_handouts(staff: Staff, seats: Sequence[Seat]) -> list[SeatOutcome]:
     handouts = collect_material(staff.folder, staff.reporter, data=False)
     servers = {seat.lab_id: server for seat, server in pairs}
     by_lab = {seat.lab_id: seat for seat, _ in pairs}
-    grounds = build_seat_contexts(
+    contexts = build_seat_contexts(
         staff.folder, staff.paths, staff.state, staff.reporter, [seat for seat, _ in pairs]
     )
     reporting = [
-        ground.make_sibling(
-            ground.config,
-            ground.lab_id,
-            SeatReporter(by_lab[ground.lab_id].name, staff.reporter, agreed=False),
+        context.make_sibling(
+            context.config,
+            context.lab_id,
+            SeatReporter(by_lab[context.lab_id].name, staff.reporter, agreed=False),
         )
-        for ground in grounds
+        for context in contexts
     ]
     doors = LoginLimiter(list(servers.values()))
 
-    def push_to_seat(ground: LabContext) -> Server:
-        server = servers[ground.lab_id]
+    def push_to_seat(context: LabContext) -> Server:
+        server = servers[context.lab_id]
         with doors.reserve(server.endpoint):
-            push_material(ground, server, handouts)
+            push_material(context, server, handouts)
         return server
 
     def report(outcome: fleet.LabOutcome[Server]) -> None:
         error = outcome.error.what if outcome.error else ""
-        staff.reporter.emit(SeatDone(seat=by_lab[outcome.ground.lab_id].name, error=error))
+        staff.reporter.emit(SeatDone(seat=by_lab[outcome.context.lab_id].name, error=error))
 
     return [
         SeatOutcome(
-            seat=by_lab[outcome.ground.lab_id].name,
-            students=by_lab[outcome.ground.lab_id].students,
-            server=servers[outcome.ground.lab_id],
+            seat=by_lab[outcome.context.lab_id].name,
+            students=by_lab[outcome.context.lab_id].students,
+            server=servers[outcome.context.lab_id],
             error=outcome.error.what if outcome.error else "",
             why=outcome.error.why if outcome.error else "",
             hint=outcome.error.hint if outcome.error else "",
@@ -125,13 +125,13 @@ def extend_server(staff: Staff, seat: Seat, span_s: int, why: str = "") -> dict[
     """
     server = find_server(staff, seat)
     staff.folder.ledger.append("extend", seat=seat.name, by=staff.by, why=why, seconds=span_s)
-    ground = build_seat_context(staff, seat)
+    context = build_seat_context(staff, seat)
     try:
-        need = ground.config.server.need
-        left_usd = attempts.budget_left_usd(ground, need, but=server.id)
-        guard.arm(ground, server, budget_left_usd=left_usd, ceiling_s=need.max_ttl_s, always=True)
+        need = context.config.server.need
+        left_usd = attempts.budget_left_usd(context, need, but=server.id)
+        guard.arm(context, server, budget_left_usd=left_usd, ceiling_s=need.max_ttl_s, always=True)
         latest_at = server.created_at + need.max_ttl_s if need.max_ttl_s else None
-        return more_time.extend(ground, span_s, latest_at=latest_at)
+        return more_time.extend(context, span_s, latest_at=latest_at)
     except LabError:
         # Not granted after all: cancel the line above in the ledger.
         staff.folder.ledger.append(
@@ -143,10 +143,10 @@ def extend_server(staff: Staff, seat: Seat, span_s: int, why: str = "") -> dict[
 def find_run(staff: Staff, seat: Seat, run_id: str = "") -> tuple[LabContext, Server, Run]:
     """Return a seat's run, by id or the newest, with the lab and the server that it is on."""
     server = find_server(staff, seat)
-    ground = build_seat_context(staff, seat)
+    context = build_seat_context(staff, seat)
     try:
         lab, run = server_contents.find_latest_run(
-            server_contents.list_labs(ground, server), server, run_id
+            server_contents.list_labs(context, server), server, run_id
         )
     except NotFoundError as error:
         # The original hint is a command that only the student could type.

@@ -85,12 +85,12 @@ def build_seat_contexts(
     chosen = folder.list_seats() if seats is None else list(seats)
     shared = course or build_course_context(folder, paths, state, reporter)
     budgets = _SeatBudgets(folder, state, list(listed))
-    grounds = []
+    contexts = []
     for seat in chosen:
         config = build_seat_config(folder, seat, budgets.need(seat))
         config.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        grounds.append(shared.make_sibling(config, seat.lab_id))
-    return grounds
+        contexts.append(shared.make_sibling(config, seat.lab_id))
+    return contexts
 
 
 def build_seat_config(folder: CourseFolder, seat: Seat, need: Need) -> LabConfig:

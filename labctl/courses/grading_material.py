@@ -99,7 +99,7 @@ def list_bundle_files(root: Path) -> Iterable[FileEntry]:
 
 def build_limits(server: GradingServer) -> dict[str, Any]:
     """Return course.yaml's grading.limits, with defaults for those that it does not set."""
-    limits = server.ground.config.limits
+    limits = server.context.config.limits
     gpus = server.gpu_setting()
     gpu_request = {"Driver": "", "Count": -1, "Capabilities": [["gpu"]], "Options": {}}
     memory = limits.memory_bytes or MEMORY_BYTES

@@ -55,18 +55,18 @@ class _UploadReporter:
 class GradingServer:
     """The server of one grading."""
 
-    def __init__(self, ground: LabContext, server: Server) -> None:
-        self.ground = ground
+    def __init__(self, context: LabContext, server: Server) -> None:
+        self.context = context
         self.server = server
         self.image = ""
         self.ended = False
 
     @property
     def lab_fields(self) -> dict[str, Any]:
-        return {"lab": self.ground.config.name, "lab_id": self.ground.lab_id}
+        return {"lab": self.context.config.name, "lab_id": self.context.lab_id}
 
     def remote(self) -> AgentClient:
-        return self.ground.open_agent(self.server)
+        return self.context.open_agent(self.server)
 
     def check(self) -> None:
         """Raise PolicyError if the server is this machine, or holds credentials."""
@@ -87,13 +87,13 @@ class GradingServer:
 
     def prepare_image(self) -> str:
         """Pull or build the image on the server; return its reference."""
-        reference = images.image_reference(self.ground)
+        reference = images.image_reference(self.context)
         remote = self.remote()
         if not remote.call("image", {"references": [reference]})["ids"][reference]:
-            if self.ground.config.image.build:
-                root = self.ground.config.root
-                self._upload("code", root, scan_code(root, self.ground.reporter))
-            images.ensure_image(self.ground, self.server, remote, reference)
+            if self.context.config.image.build:
+                root = self.context.config.root
+                self._upload("code", root, scan_code(root, self.context.reporter))
+            images.ensure_image(self.context, self.server, remote, reference)
         self.image = reference
         return reference
 
@@ -112,7 +112,7 @@ class GradingServer:
         except ConnectError:
             if self.ended:
                 raise
-            self.ground.connections.wait_for_ssh(self.server, AGAIN_S)
+            self.context.connections.wait_for_ssh(self.server, AGAIN_S)
             reply = self.remote().call("grade", full_request, timeout_s=timeout_s)
         if "missing" in reply:
             raise LabError(f"{reply['missing']} is no longer on the grading server")
@@ -120,7 +120,7 @@ class GradingServer:
 
     def gpu_setting(self) -> str:
         """Return "all" if the server has GPUs for containers, else ""."""
-        facts = self.ground.load_facts(self.server)
+        facts = self.context.load_facts(self.server)
         return "all" if facts.gpus and facts.nvidia_runtime else ""
 
     def clear(self) -> None:
@@ -128,9 +128,9 @@ class GradingServer:
         self.remote().call("grade-clear", self.lab_fields)
 
     def _upload(self, target: str, root: Path, files: tuple[FileEntry, ...]) -> None:
-        config = self.ground.config
-        about = (self.remote(), config.name, self.ground.lab_id, target)
-        push(*about, root, files, _UploadReporter(self.ground.reporter), force=True)
+        config = self.context.config
+        about = (self.remote(), config.name, self.context.lab_id, target)
+        push(*about, root, files, _UploadReporter(self.context.reporter), force=True)
 
 
 def build_grading_context(staff: Staff) -> LabContext:
@@ -220,9 +220,9 @@ def open_grading_server(staff: Staff, *, keep: bool = False) -> Iterator[Grading
 
     With `keep` it stays up with all its files, so that the next grading is faster.
     """
-    ground = build_grading_context(staff)
-    server = up.up(ground)
-    grading = GradingServer(ground, server)
+    context = build_grading_context(staff)
+    server = up.up(context)
+    grading = GradingServer(context, server)
     try:
         grading.check()
         yield grading
@@ -235,21 +235,21 @@ def end_forgotten(staff: Staff) -> None:
     """End the grading server that an earlier grading left, kept on purpose or interrupted."""
     if staff.state.get_lab_server(build_own_seat(staff.folder, PURPOSE).lab_id) is None:
         return
-    ground = build_grading_context(staff)
-    if (server := adoption.adopt(ground)) is not None:
-        _clear_and_end(GradingServer(ground, server))
+    context = build_grading_context(staff)
+    if (server := adoption.adopt(context)) is not None:
+        _clear_and_end(GradingServer(context, server))
 
 
 def _clear_and_end(grading: GradingServer) -> None:
-    ground, grading.ended = grading.ground, True
-    ground.reporter.emit(Step(name="clearing the grading server"))
+    context, grading.ended = grading.context, True
+    context.reporter.emit(Step(name="clearing the grading server"))
     try:
         grading.clear()
     except LabError as error:
         text = f"labels and submissions may still be on {grading.server.alias}: {error.what}"
-        ground.reporter.emit(Note(text=text, level="warning"))
-    end_server.remove(ground, grading.server)
-    ground.reporter.emit(Step(name="clearing the grading server", done=True))
+        context.reporter.emit(Note(text=text, level="warning"))
+    end_server.remove(context, grading.server)
+    context.reporter.emit(Step(name="clearing the grading server", done=True))
 
 
 def hash_files(staff: Staff, name: str, root: Path) -> tuple[FileEntry, ...]:

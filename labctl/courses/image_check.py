@@ -55,14 +55,14 @@ def check_image(staff: Staff, up: Sequence[tuple[Seat, Server]]) -> Check:
     )
 
 
-def load_image(ground: LabContext, server: Server, where: str) -> Check:
+def load_image(context: LabContext, server: Server, where: str) -> Check:
     """Pull or load the image on this server; ConnectError if it cannot be reached."""
-    reference = ground.config.image.reference
+    reference = context.config.image.reference
     try:
-        remote = ground.open_agent(server)
+        remote = context.open_agent(server)
         if remote.call("image", {"references": [reference]})["ids"][reference]:
             return Check(name=NAME, ok=True, detail=f"{reference} is on {where} already")
-        images.ensure_image(ground, server, remote, reference)
+        images.ensure_image(context, server, remote, reference)
     except ConnectError:
         raise
     except LabError as error:

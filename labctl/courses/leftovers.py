@@ -78,11 +78,11 @@ class ProviderLeftovers(Value, frozen=True):
 
 def build_provider_contexts(staff: Staff, *, everywhere: bool) -> list[LabContext]:
     """Build a context for each provider in course.yaml: that of the seats, and that of grading."""
-    grounds = [staff.course(everywhere=everywhere, plain=True)]
+    contexts = [staff.course(everywhere=everywhere, plain=True)]
     grading = build_other_grading_context(staff)
     if grading is not None:
-        grounds.append(dataclasses.replace(grading, everywhere=everywhere))
-    return grounds
+        contexts.append(dataclasses.replace(grading, everywhere=everywhere))
+    return contexts
 
 
 def list_leftovers(staff: Staff) -> list[ProviderLeftovers]:
@@ -92,7 +92,8 @@ def list_leftovers(staff: Staff) -> list[ProviderLeftovers]:
     or have not ended.
     """
     results = [
-        _list_leftovers(staff, ground) for ground in build_provider_contexts(staff, everywhere=True)
+        _list_leftovers(staff, context)
+        for context in build_provider_contexts(staff, everywhere=True)
     ]
     course = staff.course(everywhere=True, plain=True)
     former = {
@@ -109,22 +110,24 @@ def list_leftovers(staff: Staff) -> list[ProviderLeftovers]:
     return results
 
 
-def _list_leftovers(staff: Staff, ground: LabContext, *, former: bool = False) -> ProviderLeftovers:
-    name = ground.config.server.provider
+def _list_leftovers(
+    staff: Staff, context: LabContext, *, former: bool = False
+) -> ProviderLeftovers:
+    name = context.config.server.provider
     step = Step(name=f"listing what is left at {name}")
     staff.reporter.emit(step)
     try:
         ours = list_lab_ids(staff)
-        open_servers = metering.list_open_servers(staff.folder.ledger.list_entries(), ground)
-        metering.require_same_account(ground, open_servers, ours)
+        open_servers = metering.list_open_servers(staff.folder.ledger.list_entries(), context)
+        metering.require_same_account(context, open_servers, ours)
         servers = [
             server
-            for server in ground.provider.servers()
+            for server in context.provider.servers()
             if server.state != "terminated" and server.lab_id in ours
         ]
         resources = [
             resource
-            for resource in ground.provider.leftovers()
+            for resource in context.provider.leftovers()
             if resource.kind != leftovers.CACHE and resource.lab_id in ours
         ]
     except LabError as error:

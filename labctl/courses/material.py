@@ -123,7 +123,7 @@ def seed_data(lab: LabContext, server: Server) -> None:
 
 
 def push_material(
-    ground: LabContext, server: Server, wanted: CourseMaterial, *, baked: bool = False
+    context: LabContext, server: Server, wanted: CourseMaterial, *, baked: bool = False
 ) -> int:
     """Make the course data of every lab on the server equal to the folder; return the files sent.
 
@@ -131,9 +131,9 @@ def push_material(
     it.
     """
     sent = 0
-    for lab in list_labs(ground, server) if wanted.trees or wanted.urls else []:
+    for lab in list_labs(context, server) if wanted.trees or wanted.urls else []:
         remote = lab.open_agent(server)
-        if baked and lab is ground:
+        if baked and lab is context:
             seed_data(lab, server)
         for tree in wanted.trees:
             destination = (lab.config.name, lab.lab_id, tree.target)

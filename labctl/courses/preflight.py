@@ -301,10 +301,10 @@ def _word(answer: ServerResult, key: str) -> str:
 
 def _check_boot(staff: Staff, course: LabContext) -> list[Check]:
     """Create one server like a student's, measure how long each step takes, and end it."""
-    ground = build_own_context(staff.folder, course, "check")
-    need = require_price_consent(course, [ground]) or ground.config.server.need
-    reporter = SeatReporter(ground.config.name, staff.reporter, agreed=True)
-    ground = ground.make_sibling(ground.config, ground.lab_id, reporter=reporter)
+    context = build_own_context(staff.folder, course, "check")
+    need = require_price_consent(course, [context]) or context.config.server.need
+    reporter = SeatReporter(context.config.name, staff.reporter, agreed=True)
+    context = context.make_sibling(context.config, context.lab_id, reporter=reporter)
     started_at = time.monotonic()
     times: list[str] = []
     images: list[Check] = []
@@ -314,28 +314,28 @@ def _check_boot(staff: Staff, course: LabContext) -> list[Check]:
 
     try:
         try:
-            server = adoption.adopt(ground) or attempts.create_server(
-                ground, need or ground.config.server.need
+            server = adoption.adopt(context) or attempts.create_server(
+                context, need or context.config.server.need
             )
-            reachability.reach(ground, server)
+            reachability.reach(context, server)
             record("first login")
-            server = server_up.make_ready(ground, server)
+            server = server_up.make_ready(context, server)
             record("ready")
             if judge_name(staff) is None:
-                images.append(load_image(ground, server, "the test server"))
+                images.append(load_image(context, server, "the test server"))
                 record("image loaded" if images[0].ok else "no image")
             total_s = time.monotonic() - started_at
         finally:
-            _end_test_server(ground)
+            _end_test_server(context)
     except LabError as error:
         return [*images, _failed_check("boot", error)]
     return [*images, _check_prewarm(staff, total_s, ", ".join(times))]
 
 
-def _end_test_server(ground: LabContext) -> None:
-    server = ground.state.get_lab_server(ground.lab_id)
+def _end_test_server(context: LabContext) -> None:
+    server = context.state.get_lab_server(context.lab_id)
     if server is not None:
-        end_server.end(ground, [server])
+        end_server.end(context, [server])
 
 
 def _check_prewarm(staff: Staff, took_s: float, detail: str) -> Check:

@@ -36,16 +36,16 @@ def is_near_end(state: State, server: Server, now: float, left_s: float) -> bool
     return bool(_limit_under_way(watch)) or ends_in_s < NEAR_S
 
 
-def await_end(ground: LabContext, server: Server) -> Limit | None:
+def await_end(context: LabContext, server: Server) -> Limit | None:
     """Wait until the watchdog stops the runs; return its limit, or None if the end was postponed.
 
     A watchdog that is silent or was stopped is not waited for beyond the limit.
     """
     limit: Limit | None = None
-    give_up = time.monotonic() + NEAR_S + ground.saver_s / 2
+    give_up = time.monotonic() + NEAR_S + context.saver_s / 2
     while time.monotonic() < give_up:
         try:
-            watch = guard.watch(ground, server)
+            watch = guard.watch(context, server)
         except LabError:
             watch = {}
         if (now := _limit_under_way(watch)) is not None:

@@ -174,7 +174,7 @@ class SeatOperations:
     def _write_keys(self, seat: Seat, server: Server, claims: tuple[SeatClaim, ...]) -> None:
         lines = {" ".join([*claim.public_key.split()[:2], COMMENT]) for claim in claims}
         body = "".join(f"{line}\n" for line in sorted(lines))
-        transport = self._ground(seat).connections.reopen(server)
+        transport = self._context(seat).connections.reopen(server)
         transport.run(LET_IN, stdin=body.encode(), timeout_s=SCRIPT_S)
 
     def check_server(self, seat: Seat, server: Server) -> Server | None:
@@ -190,14 +190,14 @@ class SeatOperations:
 
         PolicyError if not everything could be saved: compute ends then, and the disk stays.
         """
-        ground = self._ground(seat)
+        context = self._context(seat)
         with (
-            ground.state.hold_lab(ground.lab_id, "course down"),
-            metering.hold_end_locks(ground.state, [seat]),
+            context.state.hold_lab(context.lab_id, "course down"),
+            metering.hold_end_locks(context.state, [seat]),
         ):
             if self._provider.find(server.id) is not None and not self.login_only:
-                server_contents.save_server(ground, server, discard=False)
-            end_server.remove(ground, server)
+                server_contents.save_server(context, server, discard=False)
+            end_server.remove(context, server)
             metering.record_ends(
                 self.staff.folder, [(seat, server)], "keeper", "labctl down", metering.HOME
             )
@@ -207,8 +207,8 @@ class SeatOperations:
 
         PolicyError beyond the course's maximum lifetime or the seat's budget.
         """
-        ground = self._ground(seat)
-        need, ledger = ground.config.server.need, self.staff.folder.ledger
+        context = self._context(seat)
+        need, ledger = context.config.server.need, self.staff.folder.ledger
         with self._extending:  # recorded before it is granted, so that two at once both count
             entries = ledger.list_entries(seat=seat.name)
             whole_s = (need.ttl_s or 0) + sum_granted_s(entries) + _extended_s(entries) + span_s
@@ -222,7 +222,7 @@ class SeatOperations:
             # Without `seconds`, which would raise the ceiling itself.
             ledger.append("extend", seat=seat.name, student=by, by=by, span_s=span_s)
         try:
-            more_time.extend(ground, span_s, latest_at=server.created_at + whole_s)
+            more_time.extend(context, span_s, latest_at=server.created_at + whole_s)
         except LabError:
             ledger.append(
                 "extend", seat=seat.name, student=by, by=by, why="refused", span_s=-span_s
@@ -252,19 +252,19 @@ class SeatOperations:
 
     def _remove_server(self, seat: Seat, server: Server) -> None:
         with metering.hold_end_locks(self.staff.state, [seat]):
-            end_server.remove(self._ground(seat), server)
+            end_server.remove(self._context(seat), server)
             metering.record_ends(self.staff.folder, [(seat, server)], "keeper", NOT_HANDED_OUT)
 
     def _costs(self, seat: Seat) -> bool:
         """Tell whether any of the seat's offers costs money."""
         return any(offer.price_usd_per_hour for offer in self.offers(seat))
 
-    def _ground(self, seat: Seat) -> LabContext:
+    def _context(self, seat: Seat) -> LabContext:
         staff = self.staff
-        (ground,) = build_seat_contexts(
+        (context,) = build_seat_contexts(
             staff.folder, staff.paths, staff.state, staff.reporter, [seat], course=self._course
         )
-        return ground
+        return context
 
     @property
     def _is_root(self) -> bool:

@@ -33,21 +33,21 @@ class SavedSeat(Value, frozen=True):
     edits: int = 0
 
 
-def list_labs(ground: LabContext, server: Server) -> list[LabContext]:
+def list_labs(context: LabContext, server: Server) -> list[LabContext]:
     """Build a context for every lab on the seat's server, the seat's own first.
 
     Results of a student's own lab go below the seat's directory. Invalid names are skipped.
     """
-    output = ground.connections.reopen(server).run(_LIST_SCRIPT, timeout_s=30.0).stdout
-    labs = [ground]
+    output = context.connections.reopen(server).run(_LIST_SCRIPT, timeout_s=30.0).stdout
+    labs = [context]
     for line in output.splitlines():
         match = _LINE.fullmatch(line.strip())
-        if match is None or match[2] == ground.lab_id:
+        if match is None or match[2] == context.lab_id:
             continue
         # A second lab of the same name is in <lab>-<start of its id>; requests name it <lab>.
         name = match[1].removesuffix(f"-{match[2][:6]}")
         if NAME_PATTERN.fullmatch(name):
-            labs.append(_nested_context(ground, name, match[2]))
+            labs.append(_nested_context(context, name, match[2]))
     return labs
 
 
@@ -57,44 +57,44 @@ class LabOnSeat(LabContext):
 
     seat_lab_id: str = ""
 
-    def server(self) -> Server:
+    def get_server(self) -> Server:
         recorded = self.state.get_lab_server(self.seat_lab_id)
         return super().get_server() if recorded is None else recorded
 
 
-def _nested_context(ground: LabContext, name: str, lab_id: str) -> LabContext:
-    root = ground.config.root / LABS / f"{name}-{lab_id[:6]}"
+def _nested_context(context: LabContext, name: str, lab_id: str) -> LabContext:
+    root = context.config.root / LABS / f"{name}-{lab_id[:6]}"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    context = LabOnSeat(
-        msgspec.structs.replace(ground.config, name=name, root=root),
+    nested = LabOnSeat(
+        msgspec.structs.replace(context.config, name=name, root=root),
         lab_id,
-        ground.paths,
-        ground.state,
-        ground.reporter,
-        group=ground.group,
-        owner=ground.owner,
-        place=ground.place,
-        seat_lab_id=ground.lab_id,
+        context.paths,
+        context.state,
+        context.reporter,
+        group=context.group,
+        owner=context.owner,
+        place=context.place,
+        seat_lab_id=context.lab_id,
     )
-    context.__dict__.update(provider=ground.provider, connections=ground.connections)
-    return context
+    nested.__dict__.update(provider=context.provider, connections=context.connections)
+    return nested
 
 
-def save_server(ground: LabContext, server: Server, *, discard: bool) -> SavedSeat:
+def save_server(context: LabContext, server: Server, *, discard: bool) -> SavedSeat:
     """Stop the runs on the seat's server, then download and verify everything.
 
     PolicyError if not everything could be saved: compute ends then, and the disk stays.
     """
-    if adoption.is_fresh(ground, server):
+    if adoption.is_fresh(context, server):
         return SavedSeat()  # nobody can log in before it is ready
     try:
         if server.state == "stopped" and not discard:
-            server = up.make_ready(ground, server)  # its labs can be listed only while it runs
-        labs = [ground] if server.state == "stopped" else list_labs(ground, server)
+            server = up.make_ready(context, server)  # its labs can be listed only while it runs
+        labs = [context] if server.state == "stopped" else list_labs(context, server)
     except LabError as error:
         if discard:
             return SavedSeat()
-        raise down.stop_and_keep_disk(ground, server, error) from error
+        raise down.stop_and_keep_disk(context, server, error) from error
     files = edits = 0
     for lab in labs:
         new_files, new_edits = down.empty_server(lab, server, discard=discard)

@@ -56,7 +56,7 @@ class Staff:
     why: str = ""
 
     def course(self, *, everywhere: bool = False, plain: bool = False) -> LabContext:
-        """Build the course's own context; see `course_ground`."""
+        """Build the course's own context; see `build_course_context`."""
         return build_course_context(
             self.folder,
             self.paths,
@@ -94,32 +94,32 @@ def bring_up_servers(
     course = staff.course()
     listed = course.provider.servers()
     metering.record_costs(staff.folder, course, listed)
-    grounds = build_seat_contexts(
+    contexts = build_seat_contexts(
         staff.folder, staff.paths, staff.state, staff.reporter, seats, course=course, listed=listed
     )
     before = {server.lab_id: server for server in listed if server.state not in ENDED}
     need = require_price_consent(
-        course, [ground for ground in grounds if ground.lab_id not in before]
+        course, [context for context in contexts if context.lab_id not in before]
     )
     if need is not None:
         _require_loss_consent(staff)
     prepared = [
-        _prepare_context(ground, SeatReporter(seat.name, staff.reporter, agreed=True), need)
-        for ground, seat in zip(grounds, seats, strict=True)
+        _prepare_context(context, SeatReporter(seat.name, staff.reporter, agreed=True), need)
+        for context, seat in zip(contexts, seats, strict=True)
     ]
     by_lab = {seat.lab_id: seat for seat in seats}
     was_baked = find_baked_image(staff.folder) is not None
     files = CourseMaterial() if login_only else collect_material(staff.folder, staff.reporter)
 
-    def bring_up(ground: LabContext) -> Server:
+    def bring_up(context: LabContext) -> Server:
         try:
             if login_only:
-                return _create_reachable(ground, listed)
-            server = server_up.up(ground, listed)
-            _bring_files(ground, server, files, was_baked)
+                return _create_reachable(context, listed)
+            server = server_up.up(context, listed)
+            _bring_files(context, server, files, was_baked)
             return server
         finally:
-            _record_start(staff, by_lab[ground.lab_id], ground)
+            _record_start(staff, by_lab[context.lab_id], context)
 
     try:
         outcomes = fleet.run_for_each(
@@ -137,36 +137,36 @@ def bring_up_servers(
         ) from None
     _record_refusals(staff, by_lab, outcomes)
     return [
-        _describe_outcome(by_lab[outcome.ground.lab_id], outcome, before) for outcome in outcomes
+        _describe_outcome(by_lab[outcome.context.lab_id], outcome, before) for outcome in outcomes
     ]
 
 
-def _create_reachable(ground: LabContext, listed: Sequence[Server]) -> Server:
-    with ground.state.hold_lab(ground.lab_id, "course up"):
-        need = ground.config.server.need
-        server = adoption.adopt(ground, listed) or attempts.create_server(ground, need)
-        server = reachability.reach(ground, server)[0]
-        if adoption.is_fresh(ground, server):
+def _create_reachable(context: LabContext, listed: Sequence[Server]) -> Server:
+    with context.state.hold_lab(context.lab_id, "course up"):
+        need = context.config.server.need
+        server = adoption.adopt(context, listed) or attempts.create_server(context, need)
+        server = reachability.reach(context, server)[0]
+        if adoption.is_fresh(context, server):
             # Students may work there from now on, so their files must be saved at its end.
             detail = {"login_only": True}
-            ground.state.record("ready", lab_id=ground.lab_id, server_id=server.id, detail=detail)
+            context.state.record("ready", lab_id=context.lab_id, server_id=server.id, detail=detail)
         return server
 
 
-def _bring_files(ground: LabContext, server: Server, files: CourseMaterial, baked: bool) -> None:
+def _bring_files(context: LabContext, server: Server, files: CourseMaterial, baked: bool) -> None:
     """Load the image, the data and the handouts, so that the class need not wait for them."""
-    config = ground.config
+    config = context.config
     if config.image.reference:
-        remote = ground.open_agent(server)
+        remote = context.open_agent(server)
         reference = config.image.reference
         if not remote.call("image", {"references": [reference]})["ids"][reference]:
-            images.ensure_image(ground, server, remote, reference)
-    push_material(ground, server, files, baked=baked)
+            images.ensure_image(context, server, remote, reference)
+    push_material(context, server, files, baked=baked)
 
 
-def _record_start(staff: Staff, seat: Seat, ground: LabContext) -> None:
+def _record_start(staff: Staff, seat: Seat, context: LabContext) -> None:
     """Record a new server's start in the ledger, even if a later step failed."""
-    server = ground.state.get_lab_server(ground.lab_id)
+    server = context.state.get_lab_server(context.lab_id)
     if server is None or server.state in ENDED:
         return
     recorded = metering.read_servers(staff.folder.ledger.list_entries(seat=seat.name)).get(
@@ -183,7 +183,7 @@ def _record_refusals(
         [
             CourseLedgerDraft(
                 kind="refused",
-                seat=by_lab[outcome.ground.lab_id].name,
+                seat=by_lab[outcome.context.lab_id].name,
                 why=outcome.error.what,
             )
             for outcome in outcomes
@@ -243,9 +243,9 @@ def _price_question(offer: Offer, count: int) -> str:
 def _describe_limits(fresh: Sequence[LabContext], offer: Offer) -> str:
     """Describe what ends the servers, and what they cost at most."""
     most_usd = 0.0
-    for ground in fresh:
-        need = ground.config.server.need
-        left_usd = attempts.budget_left_usd(ground, need)
+    for context in fresh:
+        need = context.config.server.need
+        left_usd = attempts.budget_left_usd(context, need)
         span_s = deadlines.span_s(need, offer.price_usd_per_hour, left_usd)
         most_usd += float("inf") if span_s is None else span_s / 3600 * offer.price_usd_per_hour
     need = fresh[0].config.server.need
@@ -267,16 +267,16 @@ def _describe_limits(fresh: Sequence[LabContext], offer: Offer) -> str:
     return "\n".join(lines)
 
 
-def _prepare_context(ground: LabContext, reporter: Reporter, need: Need | None) -> LabContext:
+def _prepare_context(context: LabContext, reporter: Reporter, need: Need | None) -> LabContext:
     """Return the seat's context with its own reporter and the agreed price limit."""
-    config = ground.config
+    config = context.config
     if need is not None:
         most = need.max_price_usd_per_hour
         own = msgspec.structs.replace(config.server.need, max_price_usd_per_hour=most)
         config = msgspec.structs.replace(
             config, server=msgspec.structs.replace(config.server, need=own)
         )
-    return ground.make_sibling(config, ground.lab_id, reporter=reporter)
+    return context.make_sibling(config, context.lab_id, reporter=reporter)
 
 
 def _make_notifier(
@@ -284,7 +284,7 @@ def _make_notifier(
 ) -> Callable[[fleet.LabOutcome[Server]], None]:
     def notify(outcome: fleet.LabOutcome[Server]) -> None:
         error = outcome.error.what if outcome.error else ""
-        reporter.emit(SeatDone(seat=by_lab[outcome.ground.lab_id].name, error=error))
+        reporter.emit(SeatDone(seat=by_lab[outcome.context.lab_id].name, error=error))
 
     return notify
 
@@ -292,7 +292,7 @@ def _make_notifier(
 def _describe_outcome(
     seat: Seat, outcome: fleet.LabOutcome[Server], servers_before: dict[str, Server]
 ) -> SeatOutcome:
-    server = outcome.value or outcome.ground.state.get_lab_server(seat.lab_id)
+    server = outcome.value or outcome.context.state.get_lab_server(seat.lab_id)
     before = servers_before.get(seat.lab_id)
     error = outcome.error
     return SeatOutcome(

@@ -178,32 +178,32 @@ class SharedHosts:
     ) -> None:
         if not coming and not self._is_listed(number):
             return  # the server is gone, and the accounts with it
-        ground, server = self.build_context(number), self.ensure_server(number)
+        context, server = self.build_context(number), self.ensure_server(number)
         accounts = [SharedAccount(name=new.account, keys=(new.key,)) for new in coming]
         accounts += [SharedAccount(name=old.account) for old in leaving]
         names = ", ".join(account.name for account in accounts)
         step = Step(name=f"accounts on {server.alias}", detail=names)
-        ground.reporter.emit(step)
+        context.reporter.emit(step)
         share(
             server,
             accounts,
             self.sharing,
-            playbooks_dir=ground.paths.data_dir / "playbooks",
-            ssh_config=ground.connections.config_path(server.id),
-            reporter=_QuietReporter(ground.reporter),
+            playbooks_dir=context.paths.data_dir / "playbooks",
+            ssh_config=context.connections.config_path(server.id),
+            reporter=_QuietReporter(context.reporter),
             only_accounts=number in self._shared or not coming,
         )
         self._shared.add(number)
-        ground.reporter.emit(msgspec.structs.replace(step, done=True))
+        context.reporter.emit(msgspec.structs.replace(step, done=True))
 
     def _end_server(self, number: int, leaving: list[SeatAccount]) -> None:
         """End a server with its last account, which is removed first: the machine may stay."""
         if self._is_listed(number):
             self._update_accounts(number, [], leaving)
-            ground = self.build_context(number)
-            server = adoption.adopt(ground)
+            context = self.build_context(number)
+            server = adoption.adopt(context)
             if server is not None:
-                end_server.remove(ground, server)
+                end_server.remove(context, server)
         self._ready.pop(number, None)
         self._shared.discard(number)
         self._listed = (0.0, [])
@@ -324,9 +324,9 @@ class SharedSeats:
         sitting = self.hosts.seating.find_by_server(server_id)
         host = self.hosts.list_servers().get(sitting.host) if sitting else None
         if sitting and host:
-            ground = self.hosts.build_context(sitting.host)
-            server = ground.assign_alias(host, None)
-            deadlines.follow(ground, server, guard.extend(ground, server, span_s))
+            context = self.hosts.build_context(sitting.host)
+            server = context.assign_alias(host, None)
+            deadlines.follow(context, server, guard.extend(context, server, span_s))
 
     def _as_full_error(self, error: LabError) -> LabError:
         """Turn the reason why no other server can be created into "all places are taken"."""

@@ -182,9 +182,9 @@ def _refresh_servers(staff: Staff, seats: Sequence[Seat]) -> dict[str, str]:
     """Ask the provider once, and every running server; return the errors by seat."""
     course = staff.course()
     listed = course.provider.servers()
-    grounds = {
-        seat.lab_id: ground
-        for seat, ground in zip(
+    by_lab = {
+        seat.lab_id: context
+        for seat, context in zip(
             seats,
             build_seat_contexts(
                 staff.folder,
@@ -200,24 +200,26 @@ def _refresh_servers(staff: Staff, seats: Sequence[Seat]) -> dict[str, str]:
     }
     names = {seat.lab_id: seat.name for seat in seats}
     contexts = [
-        ground.make_sibling(
-            ground.config, ground.lab_id, SeatReporter(names[lab_id], staff.reporter, agreed=False)
+        context.make_sibling(
+            context.config,
+            context.lab_id,
+            SeatReporter(names[lab_id], staff.reporter, agreed=False),
         )
-        for lab_id, ground in grounds.items()
+        for lab_id, context in by_lab.items()
     ]
     doors = LoginLimiter(record_servers(contexts, listed))
 
-    def refresh_seat(ground: LabContext) -> None:
-        server = staff.state.get_lab_server(ground.lab_id)
+    def refresh_seat(context: LabContext) -> None:
+        server = staff.state.get_lab_server(context.lab_id)
         if server is None or server.state != "running":
             return
         with doors.reserve(server.endpoint):
-            refresh_server(ground, server)
+            refresh_server(context, server)
 
     outcomes = fleet.run_for_each(contexts, refresh_seat)
     metering.record_costs(staff.folder, course, listed)
     return {
-        names[outcome.ground.lab_id]: " ".join(
+        names[outcome.context.lab_id]: " ".join(
             filter(None, [outcome.error.what, outcome.error.why])
         )
         for outcome in outcomes
@@ -225,7 +227,7 @@ def _refresh_servers(staff: Staff, seats: Sequence[Seat]) -> dict[str, str]:
     }
 
 
-def record_servers(grounds: Sequence[LabContext], listed: Sequence[Server]) -> list[Server]:
+def record_servers(contexts: Sequence[LabContext], listed: Sequence[Server]) -> list[Server]:
     """Record the servers that the provider has just listed for these seats; return them.
 
     A server that is listed as it was recorded needs no request.
@@ -233,45 +235,45 @@ def record_servers(grounds: Sequence[LabContext], listed: Sequence[Server]) -> l
     by_id = {server.id: server for server in listed if server.state not in ENDED}
     by_lab = {server.lab_id: server for server in by_id.values()}
     servers = []
-    for ground in grounds:
-        recorded = ground.state.get_lab_server(ground.lab_id)
-        if recorded is None and ground.lab_id not in by_lab:
+    for context in contexts:
+        recorded = context.state.get_lab_server(context.lab_id)
+        if recorded is None and context.lab_id not in by_lab:
             continue
         current = by_id.get(recorded.id) if recorded else None
         if recorded is None or current is None:
-            server = _adopt(ground, listed)
+            server = _adopt(context, listed)
         else:
-            server = _update_record(ground, recorded, current)
+            server = _update_record(context, recorded, current)
         if server is not None:
             servers.append(server)
     return servers
 
 
-def _adopt(ground: LabContext, listed: Sequence[Server]) -> Server | None:
+def _adopt(context: LabContext, listed: Sequence[Server]) -> Server | None:
     try:
-        return adoption.adopt(ground, listed)
+        return adoption.adopt(context, listed)
     except PolicyError as error:  # about a lab: name the seat instead, as its directory is called
-        error.what = error.what.replace(ground.config.name, ground.config.root.name)
+        error.what = error.what.replace(context.config.name, context.config.root.name)
         error.hint = error.hint.replace("labctl down", "labctl course down")
         raise
 
 
-def _update_record(ground: LabContext, recorded: Server, current: Server) -> Server:
+def _update_record(context: LabContext, recorded: Server, current: Server) -> Server:
     """Return the record updated from the list, with this machine's own alias and key file."""
     endpoint = msgspec.structs.replace(
         current.endpoint, identity=current.endpoint.identity or recorded.endpoint.identity
     )
     updated = msgspec.structs.replace(current, alias=recorded.alias, endpoint=endpoint)
     if updated != recorded:
-        updated = adoption.adopt(ground, [current]) or updated
+        updated = adoption.adopt(context, [current]) or updated
     return updated
 
 
-def refresh_server(ground: LabContext, server: Server) -> None:
+def refresh_server(context: LabContext, server: Server) -> None:
     """Refresh the runs of all labs on a seat's server, and record its watchdog's report."""
-    for lab in list_labs(ground, server):
+    for lab in list_labs(context, server):
         reply = runs.refresh(lab, server)
-        one_lab.record_watch(ground, server, reply.get("watch") or {})
+        one_lab.record_watch(context, server, reply.get("watch") or {})
 
 
 def find_server(staff: Staff, seat: Seat) -> Server:
@@ -306,5 +308,5 @@ def list_running_servers(staff: Staff, seats: Sequence[Seat]) -> list[tuple[Seat
 
 def build_seat_context(staff: Staff, seat: Seat) -> LabContext:
     """Build the context of one seat."""
-    (ground,) = build_seat_contexts(staff.folder, staff.paths, staff.state, staff.reporter, [seat])
-    return ground
+    (context,) = build_seat_contexts(staff.folder, staff.paths, staff.state, staff.reporter, [seat])
+    return context

@@ -66,28 +66,28 @@ def end_seats(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> 
     course = staff.course()
     listed = course.provider.servers()
     metering.record_costs(staff.folder, course, listed)
-    grounds = build_seat_contexts(
+    contexts = build_seat_contexts(
         staff.folder, staff.paths, staff.state, staff.reporter, seats, course=course, listed=listed
     )
     by_lab = {seat.lab_id: seat for seat in seats}
-    servers = {server.lab_id: server for server in record_servers(grounds, listed)}
-    with_server = [ground for ground in grounds if ground.lab_id in servers]
+    servers = {server.lab_id: server for server in record_servers(contexts, listed)}
+    with_server = [context for context in contexts if context.lab_id in servers]
     if not with_server:
         _handle_kept_disks(staff)
         return []
-    _require_consent(staff, [servers[ground.lab_id] for ground in with_server], discard)
-    with metering.hold_end_locks(staff.state, [by_lab[ground.lab_id] for ground in with_server]):
+    _require_consent(staff, [servers[context.lab_id] for context in with_server], discard)
+    with metering.hold_end_locks(staff.state, [by_lab[context.lab_id] for context in with_server]):
         saved = _save_all(staff, with_server, servers, by_lab, discard)
-        ready = [outcome.ground for outcome in saved if outcome.error is None]
-        unended = _end_all(course, [servers[ground.lab_id] for ground in ready])
-        ended_contexts = [ground for ground in ready if ground.lab_id not in unended]
+        ready = [outcome.context for outcome in saved if outcome.error is None]
+        unended = _end_all(course, [servers[context.lab_id] for context in ready])
+        ended_contexts = [context for context in ready if context.lab_id not in unended]
         # Servers that ended without everything saved: their disks were kept.
         with_kept_disk = {
-            outcome.ground.lab_id
+            outcome.context.lab_id
             for outcome in saved
             if outcome.error and _is_gone(staff, servers, outcome)
         }
-        ended = [(by_lab[ground.lab_id], servers[ground.lab_id]) for ground in ended_contexts]
+        ended = [(by_lab[context.lab_id], servers[context.lab_id]) for context in ended_contexts]
         metering.record_ends(
             staff.folder, ended, staff.by, staff.why, "" if discard else metering.HOME
         )
@@ -95,7 +95,7 @@ def end_seats(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> 
             (by_lab[lab_id], servers[lab_id]) for lab_id in servers if lab_id in with_kept_disk
         ]
         metering.record_ends(staff.folder, with_disk, staff.by, staff.why, metering.DISK)
-    ended_contexts += [ground for ground in with_server if ground.lab_id in with_kept_disk]
+    ended_contexts += [context for context in with_server if context.lab_id in with_kept_disk]
     _remove_leftovers(staff, course, ended_contexts)
     _handle_kept_disks(staff)
     return [
@@ -106,7 +106,7 @@ def end_seats(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> 
 def _is_gone(
     staff: Staff, servers: dict[str, Server], outcome: fleet.LabOutcome[SavedSeat]
 ) -> bool:
-    return staff.state.get_server(servers[outcome.ground.lab_id].id) is None
+    return staff.state.get_server(servers[outcome.context.lab_id].id) is None
 
 
 def _require_consent(staff: Staff, servers: Sequence[Server], discard: bool) -> None:
@@ -125,29 +125,29 @@ def _require_consent(staff: Staff, servers: Sequence[Server], discard: bool) -> 
 
 def _save_all(
     staff: Staff,
-    grounds: Sequence[LabContext],
+    contexts: Sequence[LabContext],
     servers: dict[str, Server],
     by_lab: dict[str, Seat],
     discard: bool,
 ) -> list[fleet.LabOutcome[SavedSeat]]:
     doors = LoginLimiter(list(servers.values()))
 
-    def save_seat(ground: LabContext) -> SavedSeat:
-        server = servers[ground.lab_id]
+    def save_seat(context: LabContext) -> SavedSeat:
+        server = servers[context.lab_id]
         with doors.reserve(server.endpoint):
-            return save_server(ground, server, discard=discard)
+            return save_server(context, server, discard=discard)
 
     def notify(outcome: fleet.LabOutcome[SavedSeat]) -> None:
         error = outcome.error.what if outcome.error else ""
-        staff.reporter.emit(SeatDone(seat=by_lab[outcome.ground.lab_id].name, error=error))
+        staff.reporter.emit(SeatDone(seat=by_lab[outcome.context.lab_id].name, error=error))
 
     reporting = [
-        ground.make_sibling(
-            ground.config,
-            ground.lab_id,
-            SeatReporter(by_lab[ground.lab_id].name, staff.reporter, agreed=False),
+        context.make_sibling(
+            context.config,
+            context.lab_id,
+            SeatReporter(by_lab[context.lab_id].name, staff.reporter, agreed=False),
         )
-        for ground in grounds
+        for context in contexts
     ]
     halt = partial(report_stopping, staff.reporter)
     return fleet.run_for_each(reporting, save_seat, at_once=AT_ONCE, tell=notify, stopping=halt)
@@ -177,7 +177,7 @@ def _remove_leftovers(staff: Staff, course: LabContext, ended: Sequence[LabConte
     try:
         leftover_resources = course.provider.leftovers()
         _remove_saved_disks(course, ended, leftover_resources)
-        _remove_timers(course, {ground.lab_id for ground in ended}, leftover_resources)
+        _remove_timers(course, {context.lab_id for context in ended}, leftover_resources)
         up, ours = course.provider.servers(), list_lab_ids(staff)
         if not any(server.lab_id in ours and server.state not in ENDED for server in up):
             _remove_shared(course, leftover_resources)
@@ -208,9 +208,9 @@ def _remove_saved_disks(
 ) -> None:
     """Remove kept disks whose results have all been saved."""
     with_saved = {
-        ground.lab_id: ground
-        for ground in ended
-        if ground.state.list_events(lab_id=ground.lab_id, kind=kept_disks.SAVED, limit=1)
+        context.lab_id: context
+        for context in ended
+        if context.state.list_events(lab_id=context.lab_id, kind=kept_disks.SAVED, limit=1)
     }
     disks = [disk for disk in leftover_resources if disk.expires_at and disk.lab_id in with_saved]
     end_server.remove_resources(
@@ -246,7 +246,7 @@ def _describe_ending(
     unended: dict[str, LabError],
     with_kept_disk: set[str],
 ) -> SeatEnding:
-    seat = by_lab[outcome.ground.lab_id]
+    seat = by_lab[outcome.context.lab_id]
     error = outcome.error or unended.get(seat.lab_id)
     return SeatEnding(
         seat=seat.name,
@@ -336,18 +336,18 @@ def _end_own(staff: Staff) -> None:
     A failure is only a warning here: the final listing shows what is left.
     """
     own = list_own_lab_ids(staff)
-    for ground in build_provider_contexts(staff, everywhere=False):
+    for context in build_provider_contexts(staff, everywhere=False):
         try:
-            servers = [server for server in ground.provider.servers() if server.lab_id in own]
+            servers = [server for server in context.provider.servers() if server.lab_id in own]
             if servers:
                 staff.reporter.emit(Step(name="ending leftovers of a check, a bake or a grading"))
-                end_server.end(ground, servers)
-            if ground.group and isinstance(ground.provider, Bake):
+                end_server.end(context, servers)
+            if context.group and isinstance(context.provider, Bake):
                 bake.drop_images(staff)
-            leftover_resources = ground.provider.leftovers()
-            if ground.group:
-                _remove_shared(ground, leftover_resources)
-            _remove_caches(ground, leftover_resources)
+            leftover_resources = context.provider.leftovers()
+            if context.group:
+                _remove_shared(context, leftover_resources)
+            _remove_caches(context, leftover_resources)
         except LabError as error:
             staff.reporter.emit(Note(text=error.what, level="warning"))
 

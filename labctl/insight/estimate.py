@@ -121,7 +121,7 @@ class Estimate(Value, frozen=True):
 
 
 def estimate(
-    ground: LabContext, plan: ModelPlan, amount: Workload, source: ModelSource | None = None
+    context: LabContext, plan: ModelPlan, amount: Workload, source: ModelSource | None = None
 ) -> Estimate:
     """Compute the estimate for a plan; with a source, build and measure its model first.
 
@@ -130,13 +130,13 @@ def estimate(
     """
     if source is not None:
         require_consistent(replace(plan, measured=_placeholder()))
-        plan = replace(plan, measured=measure_model(source, plan, ground.reporter))
+        plan = replace(plan, measured=measure_model(source, plan, context.reporter))
     plan = require_consistent(plan)
     _check_amount(plan, amount)
     needed = estimate_memory(plan)
     gpu_verdict = judge_gpu(plan, amount)
     rows = compare_gpus(plan, amount, needed.total_bytes)
-    offers, note = _list_offers(ground, plan, amount, gpu_verdict)
+    offers, note = _list_offers(context, plan, amount, gpu_verdict)
     costs = _compute_costs(plan, amount, needed, offers, gpu_verdict)
     cheapest = next((cost for cost in costs if cost.fits), None)
     on = _choose_card(cheapest, needed.total_bytes)
@@ -199,22 +199,22 @@ def _check_amount(plan: ModelPlan, amount: Workload) -> None:
 
 
 def _list_offers(
-    ground: LabContext, plan: ModelPlan, amount: Workload, gpu_verdict: GpuVerdict
+    context: LabContext, plan: ModelPlan, amount: Workload, gpu_verdict: GpuVerdict
 ) -> tuple[Sequence[Offer], str]:
     """Return (the provider's offers, why there are none). Empty with a price given by the user."""
     if amount.price_usd_per_hour is not None:
         return (), ""
     other = "use --provider aws for AWS prices, or --price 1.50 for your own"
-    need = _choose_need(ground.config.server.need, plan, gpu_verdict)
+    need = _choose_need(context.config.server.need, plan, gpu_verdict)
     try:
-        offers = ground.provider.offers(need)
+        offers = context.provider.offers(need)
     except (ConfigError, InterruptError):
         raise
     except LabError as error:
         why = f" ({error.why.splitlines()[0]})" if error.why else ""
         return (), f"{error.what}{why}; {other}"
     if not offers:
-        return (), f"{ground.config.server.provider} has no matching offers; {other}"
+        return (), f"{context.config.server.provider} has no matching offers; {other}"
     return offers, ""
 
 

@@ -54,16 +54,16 @@ class Explanation(Value, frozen=True):
     read: ExplanationData
 
 
-def explain(ground: LabContext, run: Run) -> Explanation:
+def explain(context: LabContext, run: Run) -> Explanation:
     """Apply the rules to a run, from its files on this machine."""
     if run.id.startswith(runs.PROFILES):
         from labctl.insight.profile import unwrap_command
 
         run = unwrap_command(run)
-    material = _load_material(ground, run)
+    material = _load_material(context, run)
     failure = find_out_of_memory(material)
     if failure is not None:
-        material = msgspec.structs.replace(material, fit=_estimate_fit(ground, material, failure))
+        material = msgspec.structs.replace(material, fit=_estimate_fit(context, material, failure))
     diagnosis = diagnose(material)
     scalars = material.scalars
     return Explanation(
@@ -80,19 +80,19 @@ def explain(ground: LabContext, run: Run) -> Explanation:
     )
 
 
-def _directory(ground: LabContext, run: Run) -> Path:
-    return ground.config.root / "runs" / run.id
+def _directory(context: LabContext, run: Run) -> Path:
+    return context.config.root / "runs" / run.id
 
 
-def _load_material(ground: LabContext, run: Run) -> RunData:
-    directory = _directory(ground, run)
+def _load_material(context: LabContext, run: Run) -> RunData:
+    directory = _directory(context, run)
     try:
         return RunData(
             run=run,
             samples=read_samples(directory / "logs" / TELEMETRY_FILE),
-            scalars=_load_scalars(ground, directory),
+            scalars=_load_scalars(context, directory),
             log=_read_log_end(directory / "logs" / "run.log"),
-            options=_find_options(ground.config.root),
+            options=_find_options(context.config.root),
             now=time.time(),
         )
     except OSError as error:
@@ -103,17 +103,17 @@ def _load_material(ground: LabContext, run: Run) -> RunData:
         ) from error
 
 
-def _load_scalars(ground: LabContext, directory: Path) -> Scalars:
+def _load_scalars(context: LabContext, directory: Path) -> Scalars:
     """Read the scalars from the logs; if those have none, from all pulled files of the run."""
     sizes = [path.stat().st_size for path in directory.rglob("*tfevents*") if path.is_file()]
     step = Step(name="reading TensorBoard's curves")
     slow = sum(sizes) > SLOW_BYTES
     if slow:
-        ground.reporter.emit(step)
+        context.reporter.emit(step)
     scalars = read_scalars(directory / "logs")
     scalars = scalars if scalars.files else read_scalars(directory)
     if slow:
-        ground.reporter.emit(msgspec.structs.replace(step, done=True))
+        context.reporter.emit(msgspec.structs.replace(step, done=True))
     return scalars
 
 
@@ -141,24 +141,24 @@ def _find_options(root: Path) -> frozenset[str]:
     return frozenset(option for text in scripts for option in OPTION.findall(text))
 
 
-def _estimate_fit(ground: LabContext, material: RunData, failure: OutOfMemory) -> MemoryFit | None:
+def _estimate_fit(context: LabContext, material: RunData, failure: OutOfMemory) -> MemoryFit | None:
     """Estimate the memory of the model that the run's script builds; None without build_model."""
     from labctl.estimate.plan import ModelPlan
     from labctl.insight.model_measurement import ModelSource, measure_model
 
-    scripts = _read_scripts(ground.config.root)
+    scripts = _read_scripts(context.config.root)
     named = [Path(word).name for word in material.run.command if word.endswith(".py")]
     name = next((script for script in named if BUILDS.search(scripts.get(script, ""))), "")
     if not name or not failure.limit_bytes:
         return None
-    root = ground.config.root
+    root = context.config.root
     source = ModelSource(file=root / name, function="build_model", root=root)
     plan = ModelPlan(precision=_precision(material.log), optimizer="adamw")
     try:
-        model = measure_model(source, plan, ground.reporter)
+        model = measure_model(source, plan, context.reporter)
     except LabError as error:
         text = f"cannot estimate the model's memory: {error.what}"
-        ground.reporter.emit(Note(text=text, level="warning"))
+        context.reporter.emit(Note(text=text, level="warning"))
         return None
     return _compute_fit(
         msgspec.structs.replace(plan, measured=model), failure, f"{name}:build_model"

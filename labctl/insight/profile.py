@@ -59,7 +59,7 @@ class ProfileResult(Value, frozen=True):
 
 
 def profile(
-    ground: LabContext, run_id: str = "", *, steps: int = STEPS, warmup: int = WARMUP
+    context: LabContext, run_id: str = "", *, steps: int = STEPS, warmup: int = WARMUP
 ) -> ProfileResult:
     """Profile the command of a run (by default the latest, else lab.yaml's) in a new run.
 
@@ -73,24 +73,24 @@ def profile(
             hint="labctl profile --steps 5 --warmup 10",
         )
     if run_id.startswith(PREFIX):
-        return _load_earlier(ground, runs.find_run(ground, run_id))
-    server = ground.get_server()
+        return _load_earlier(context, runs.find_run(context, run_id))
+    server = context.get_server()
     wanted = runs.build_spec(
-        ground, server, _find_command(ground, run_id), PREFIX + runs.make_run_id(), False
+        context, server, _find_command(context, run_id), PREFIX + runs.make_run_id(), False
     )
     settings = {"LABCTL_PROFILE_STEPS": str(steps), "LABCTL_PROFILE_WARMUP": str(warmup)}
     env = {**wanted.env, **settings, "LABCTL_PROFILER": pack_profiler()}
     command = ("sh", "-c", WRAP, NAME, *wanted.command)
     wanted = msgspec.structs.replace(wanted, env=env, command=command)
-    renew(ground, server)
-    _warn_of_others(ground, server)
-    lab_files.push(ground, server, force=False)
-    return _load_profile(ground, server, *_run(ground, server, wanted))
+    renew(context, server)
+    _warn_of_others(context, server)
+    lab_files.push(context, server, force=False)
+    return _load_profile(context, server, *_run(context, server, wanted))
 
 
-def _find_command(ground: LabContext, run_id: str) -> tuple[str, ...]:
+def _find_command(context: LabContext, run_id: str) -> tuple[str, ...]:
     try:
-        return runs.find_run(ground, run_id).command
+        return runs.find_run(context, run_id).command
     except NotFoundError:
         if run_id:
             raise
@@ -134,15 +134,15 @@ def page_server_command() -> tuple[str, ...]:
     return ("sh", "-c", SHOW, program.read_text(encoding="utf-8"))
 
 
-def _warn_of_others(ground: LabContext, server: Server) -> None:
+def _warn_of_others(context: LabContext, server: Server) -> None:
     active = [
         runs.to_run(status, server.id).id
-        for status in runs.refresh(ground, server)["runs"]
+        for status in runs.refresh(context, server)["runs"]
         if status["state"] == "running"
     ]
     if active:
         text = f"another run is active ({active[0]}), so timings are affected"
-        ground.reporter.emit(Note(text=text, level="warning"))
+        context.reporter.emit(Note(text=text, level="warning"))
 
 
 class _OutputTail:
@@ -158,14 +158,14 @@ class _OutputTail:
             self.emit(Note(text=line, level="detail"))
 
 
-def _run(ground: LabContext, server: Server, wanted: RunSpec) -> tuple[Run, str]:
+def _run(context: LabContext, server: Server, wanted: RunSpec) -> tuple[Run, str]:
     """Run the profile to its end; return the run and the end of its output."""
     name = "profiling a few steps"
-    ground.reporter.emit(Step(name=name))
-    tail = _OutputTail(ground.reporter.emit)
+    context.reporter.emit(Step(name=name))
+    tail = _OutputTail(context.reporter.emit)
     try:
         run = runs.start(
-            ground,
+            context,
             server,
             wanted,
             follow=True,
@@ -173,26 +173,26 @@ def _run(ground: LabContext, server: Server, wanted: RunSpec) -> tuple[Run, str]
             on_log=tail.feed,
         )
     except KeyboardInterrupt:
-        runs.cancel(ground, server, wanted.id, CANCEL_GRACE_S)
+        runs.cancel(context, server, wanted.id, CANCEL_GRACE_S)
         raise InterruptError("interrupted; the profile run was canceled") from None
-    ground.reporter.emit(Step(name=name, done=True))
+    context.reporter.emit(Step(name=name, done=True))
     return run, tail.text.decode(errors="replace").strip()
 
 
-def _load_earlier(ground: LabContext, run: Run) -> ProfileResult:
+def _load_earlier(context: LabContext, run: Run) -> ProfileResult:
     """Load an earlier profile; if its server is gone, from the files that were pulled."""
-    server = ground.state.get_lab_server(ground.lab_id)
+    server = context.state.get_lab_server(context.lab_id)
     is_live = server is not None and server.state == "running" and server.id == run.server_id
-    return _load_profile(ground, server if is_live else None, run)
+    return _load_profile(context, server if is_live else None, run)
 
 
 def _load_profile(
-    ground: LabContext, server: Server | None, run: Run, output: str = ""
+    context: LabContext, server: Server | None, run: Run, output: str = ""
 ) -> ProfileResult:
     """Pull and read what a profile run wrote; `output` is the end of its output."""
     if server is not None:
-        outputs.pull(ground, server, [run.id], only=("logs",))
-    directory = ground.config.root / "runs" / run.id / "logs" / "profile"
+        outputs.pull(context, server, [run.id], only=("logs",))
+    directory = context.config.root / "runs" / run.id / "logs" / "profile"
     try:
         result = read_profile(directory)
     except NotFoundError as error:
@@ -213,38 +213,40 @@ def _load_profile(
     )
 
 
-def open_page(ground: LabContext, found: ProfileResult, port: int = 0) -> Forwarding:
+def open_page(context: LabContext, found: ProfileResult, port: int = 0) -> Forwarding:
     """Open a forward to the profile's page on the server."""
-    server = ground.get_server()
-    wanted = build_request(ground)
+    server = context.get_server()
+    wanted = build_request(context)
 
     def ensure(server: Server) -> Service:
-        service = _ensure_service(ground, server, wanted)
+        service = _ensure_service(context, server, wanted)
         return msgspec.structs.replace(service, path=f"/{found.run}/")
 
-    return lab_services.open_forward(ground, server, ensure(server), port or PORT, ensure)
+    return lab_services.open_forward(context, server, ensure(server), port or PORT, ensure)
 
 
-def _ensure_service(ground: LabContext, server: Server, wanted: services.ServiceRequest) -> Service:
-    remote = ground.open_agent(server)
+def _ensure_service(
+    context: LabContext, server: Server, wanted: services.ServiceRequest
+) -> Service:
+    remote = context.open_agent(server)
 
     def provide() -> None:
-        lab_files.push(ground, server, force=False)
-        images.ensure_image(ground, server, remote, wanted.image)
+        lab_files.push(context, server, force=False)
+        images.ensure_image(context, server, remote, wanted.image)
 
-    return services.ensure_service(remote, wanted, ground.reporter, provide_image=provide)
+    return services.ensure_service(remote, wanted, context.reporter, provide_image=provide)
 
 
-def build_request(ground: LabContext) -> services.ServiceRequest:
+def build_request(context: LabContext) -> services.ServiceRequest:
     """Build the request for the container that serves the profiles of the lab's runs."""
     return services.ServiceRequest(
-        lab=ground.config.name,
-        lab_id=ground.lab_id,
+        lab=context.config.name,
+        lab_id=context.lab_id,
         name=SERVICE,
-        image=images.image_reference(ground),
+        image=images.image_reference(context),
         command=page_server_command(),
         port=PORT,
-        args=images.build_args(ground, ground.config.image),
-        wheelhouse=bool(ground.config.wheelhouse),
+        args=images.build_args(context, context.config.image),
+        wheelhouse=bool(context.config.wheelhouse),
         replace=True,
     )

@@ -62,20 +62,20 @@ class Report(Value, frozen=True):
 
 
 def write_report(
-    ground: LabContext, run_id: str = "", out: Path | None = None, *, version: str = ""
+    context: LabContext, run_id: str = "", out: Path | None = None, *, version: str = ""
 ) -> Report:
     """Write the report of a run (by default the latest) to `out`, else `runs/<run>/report.html`.
 
     NotFoundError if the run was not pulled. `version` is labctl's, shown on the page.
     """
-    ground.reporter.emit(Step(name="writing the report"))
-    facts = gather(ground, run_id, version)
-    text = render(build_page(facts), ground.paths.data_dir / "templates" / "report").encode()
-    file = out or ground.config.root / "runs" / facts.run.id / REPORT
+    context.reporter.emit(Step(name="writing the report"))
+    facts = gather(context, run_id, version)
+    text = render(build_page(facts), context.paths.data_dir / "templates" / "report").encode()
+    file = out or context.config.root / "runs" / facts.run.id / REPORT
     _write(file, text)
-    ground.reporter.emit(Step(name="writing the report", done=True))
+    context.reporter.emit(Step(name="writing the report", done=True))
     for note in facts.notes:
-        ground.reporter.emit(Note(text=note, level="warning"))
+        context.reporter.emit(Note(text=note, level="warning"))
     return Report(run=facts.run.id, file=str(file), bytes=len(text), lacks=_list_missing(facts))
 
 
@@ -92,10 +92,10 @@ def _write(file: Path, text: bytes) -> None:
         ) from error
 
 
-def gather(ground: LabContext, run_id: str = "", version: str = "") -> ReportFacts:
+def gather(context: LabContext, run_id: str = "", version: str = "") -> ReportFacts:
     """Gather everything that this machine knows about a run."""
-    runs_dir = (ground.config.root / "runs").resolve()
-    run = _find_run(ground, runs_dir, run_id)
+    runs_dir = (context.config.root / "runs").resolve()
+    run = _find_run(context, runs_dir, run_id)
     directory = runs_dir / run.id
     if not directory.is_dir():
         raise NotFoundError(
@@ -110,7 +110,7 @@ def gather(ground: LabContext, run_id: str = "", version: str = "") -> ReportFac
     servers = [one for one in (on_server, by_run) if one and one.checkpoint == name]
     checkpoints = _read_checkpoints(directory / "checkpoints")
     return ReportFacts(
-        lab=ground.config.name,
+        lab=context.config.name,
         run=run,
         evaluation=evaluation,
         here=newest if newest and newest.where == "here" else None,
@@ -120,10 +120,10 @@ def gather(ground: LabContext, run_id: str = "", version: str = "") -> ReportFac
         samples=_read_telemetry(directory / "logs" / TELEMETRY_FILE, notes),
         checkpoints=checkpoints,
         chosen_step=_find_step(name, checkpoints),
-        code=_read_code(ground, run),
-        machine=_read_machine(ground, run),
-        bill=_compute_bill(ground, run),
-        reclaims=_read_reclaims(ground, run),
+        code=_read_code(context, run),
+        machine=_read_machine(context, run),
+        bill=_compute_bill(context, run),
+        reclaims=_read_reclaims(context, run),
         pictures=_read_pictures(directory, evaluation),
         notes=tuple(notes),
         made_at=time.time(),
@@ -131,12 +131,12 @@ def gather(ground: LabContext, run_id: str = "", version: str = "") -> ReportFac
     )
 
 
-def _find_run(ground: LabContext, runs_dir: Path, run_id: str) -> Run:
+def _find_run(context: LabContext, runs_dir: Path, run_id: str) -> Run:
     """Return the recorded run, else its record from the last pull; else NotFoundError."""
     if run_id and not NAME_PATTERN.fullmatch(run_id):
         raise NotFoundError(f"there is no run {run_id}", hint="labctl status")
     try:
-        return runs.find_run(ground, run_id)
+        return runs.find_run(context, run_id)
     except NotFoundError:
         # This machine's records may have been deleted since the pull.
         directories = (
@@ -218,16 +218,16 @@ def _read_pictures(directory: Path, evaluation: Evaluation | None) -> dict[str, 
     return uris
 
 
-def _read_code(ground: LabContext, run: Run) -> RunOrigin | None:
-    lines = ground.state.list_events(
-        lab_id=ground.lab_id, run_id=run.id, kind=provenance.CODE, limit=1
+def _read_code(context: LabContext, run: Run) -> RunOrigin | None:
+    lines = context.state.list_events(
+        lab_id=context.lab_id, run_id=run.id, kind=provenance.CODE, limit=1
     )
     return _convert(lines[0].detail, RunOrigin) if lines else None
 
 
-def _read_machine(ground: LabContext, run: Run) -> ServerHardware | None:
+def _read_machine(context: LabContext, run: Run) -> ServerHardware | None:
     """Read the server's hardware as recorded when it was last prepared."""
-    lines = ground.state.list_events(server_id=run.server_id, kind="ready", limit=1)
+    lines = context.state.list_events(server_id=run.server_id, kind="ready", limit=1)
     detail = lines[0].detail if lines else {}
     return _convert(detail, ServerHardware) if detail.get("cpus") else None
 
@@ -240,8 +240,8 @@ def _convert(detail: dict[str, Any], kind: type[T]) -> T | None:
         return None
 
 
-def _compute_bill(ground: LabContext, run: Run) -> Bill:
-    costs = cost.compute_costs(ground)
+def _compute_bill(context: LabContext, run: Run) -> Bill:
+    costs = cost.compute_costs(context)
     own = next((server for server in costs.servers if server.server_id == run.server_id), None)
     share = next((one for one in costs.runs if one.run_id == run.id), None)
     return Bill(
@@ -257,10 +257,10 @@ def _compute_bill(ground: LabContext, run: Run) -> Bill:
     )
 
 
-def _read_reclaims(ground: LabContext, run: Run) -> tuple[LostServer, ...] | None:
-    if not ground.state.list_events(lab_id=ground.lab_id, limit=1):
+def _read_reclaims(context: LabContext, run: Run) -> tuple[LostServer, ...] | None:
+    if not context.state.list_events(lab_id=context.lab_id, limit=1):
         return None
-    lines = ground.state.list_events(lab_id=ground.lab_id, run_id=run.id, kind="recovered")
+    lines = context.state.list_events(lab_id=context.lab_id, run_id=run.id, kind="recovered")
     return tuple(
         LostServer(
             at=float(line.detail.get("at") or line.at),

@@ -107,17 +107,17 @@ class ServerNow(Value, frozen=True):
     processes: tuple[ProcessNow, ...] = ()
 
 
-def measure_now(ground: LabContext) -> ServerNow:
+def measure_now(context: LabContext) -> ServerNow:
     """Measure the lab's server now, over half a second. CommandError without a sample."""
     samples: list[ServerNow] = []
-    _stream(ground, ground.get_server(), {"count": 1}, samples.append)
+    _stream(context, context.get_server(), {"count": 1}, samples.append)
     if not samples:
         raise CommandError("the server sent no metrics", code=1, hint="labctl doctor")
     return samples[-1]
 
 
 def follow(
-    ground: LabContext,
+    context: LabContext,
     on_sample: Callable[[ServerNow], None],
     *,
     interval_s: float = 1.0,
@@ -139,7 +139,7 @@ def follow(
 
     while True:
         try:
-            _stream(ground, ground.get_server(), {"interval_s": interval_s}, receive)
+            _stream(context, context.get_server(), {"interval_s": interval_s}, receive)
             raise CommandError(
                 "the labctl agent on the server ended unexpectedly", code=0, hint="labctl top"
             )
@@ -147,19 +147,19 @@ def follow(
             if not was_connected:
                 raise
             on_cut(error, pause_s)
-            refresh_address(ground, ground.get_server())
+            refresh_address(context, context.get_server())
         pause(pause_s)
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
 
 def _stream(
-    ground: LabContext,
+    context: LabContext,
     server: Server,
     request: dict[str, Any],
     on_sample: Callable[[ServerNow], None],
 ) -> None:
     lines = _SampleLines(on_sample)
-    ground.open_agent(server).stream(
+    context.open_agent(server).stream(
         "top", request, on_reply=lambda reply: None, on_bytes=lines.feed
     )
 

@@ -91,14 +91,14 @@ class Keeper:
         *,
         tell: Report,
         attend: Attend,
-        ground: Callable[[KeptLab], LabContext] | None = None,
+        context: Callable[[KeptLab], LabContext] | None = None,
     ) -> None:
         self.rounds: dict[str, KeeperCheck] = {}
         self._scheduler = Scheduler(tell, at_once=AT_ONCE, on_done=self._note)
         self.stop = self._scheduler.stop
         self._places, self._state, self._environ = places, state, environ
         self._tell, self._attend = tell, attend
-        self._ground = ground or self._build_context
+        self._context = context or self._build_context
         # The labs in its care, by name: when each was handed over, as its record's time of change.
         self._handed_over: dict[str, int] = {}
         self._begun = False
@@ -153,19 +153,19 @@ class Keeper:
 
     def _check_lab(self, name: str) -> str:
         kept_lab = kept_labs.find_kept_lab(self._places, name)
-        ground = self._ground(kept_lab)
-        before = _describe_states(ground, kept_lab)
-        state = check_lab(ground, kept_lab, swept=self._was_swept(name))
+        context = self._context(kept_lab)
+        before = _describe_states(context, kept_lab)
+        state = check_lab(context, kept_lab, swept=self._was_swept(name))
         if state == TROUBLE:
-            if _open_runs(ground, kept_lab):
+            if _open_runs(context, kept_lab):
                 self._tell(name, "its server does not answer, or has lost a run: starting recovery")
             self._attend(name)
-            all_over = not _open_runs(ground, kept_lab)
-            has_no_server = ground.state.get_lab_server(ground.lab_id) is None
+            all_over = not _open_runs(context, kept_lab)
+            has_no_server = context.state.get_lab_server(context.lab_id) is None
             state = SWEPT if all_over and has_no_server else ENDED if all_over else WELL
-        elif self._has_expired(name, ground):
+        elif self._has_expired(name, context):
             self._attend(name)
-        for run_id, text in _describe_states(ground, kept_lab).items():
+        for run_id, text in _describe_states(context, kept_lab).items():
             if before.get(run_id) != text:
                 self._tell(name, f"{run_id}: {text}")
         return state
@@ -185,14 +185,14 @@ class Keeper:
                 self.rounds[task.name] = last
         self._write_rounds()
 
-    def _has_expired(self, name: str, ground: LabContext) -> bool:
+    def _has_expired(self, name: str, context: LabContext) -> bool:
         """Tell whether a kept disk has expired; checked once an hour."""
         now = time.monotonic()
         if now < self._disks_due.get(name, 0.0):
             return False
         self._disks_due[name] = now + SWEPT_EVERY_S
-        provider = ground.config.server.provider
-        return has_expired(ground.state, ground.lab_id, provider)
+        provider = context.config.server.provider
+        return has_expired(context.state, context.lab_id, provider)
 
     def _was_swept(self, name: str) -> bool:
         before = self.rounds.get(name)
@@ -209,68 +209,68 @@ class Keeper:
             kept_labs.write_rounds(self._places, self.rounds)
 
 
-def check_lab(ground: LabContext, kept_lab: KeptLab, *, swept: bool = False) -> str:
+def check_lab(context: LabContext, kept_lab: KeptLab, *, swept: bool = False) -> str:
     """Check a kept lab cheaply: WELL, ENDED (nothing runs), SWEPT, or TROUBLE (needs a worker).
 
     Without a store, the outputs of its runs are downloaded: a recovery continues from them.
     """
-    server = ground.state.get_lab_server(ground.lab_id)
+    server = context.state.get_lab_server(context.lab_id)
     if server is None:
-        disks = list_kept_disks(ground.state, ground.lab_id)
-        return SWEPT if swept and not disks and not _open_runs(ground, kept_lab) else TROUBLE
+        disks = list_kept_disks(context.state, context.lab_id)
+        return SWEPT if swept and not disks and not _open_runs(context, kept_lab) else TROUBLE
     try:
-        reply = runs.refresh(ground, server)
+        reply = runs.refresh(context, server)
         on_server = {run["id"] for run in reply["runs"]}
-        if any(run_id not in on_server for run_id in _open_runs(ground, kept_lab)):
+        if any(run_id not in on_server for run_id in _open_runs(context, kept_lab)):
             return TROUBLE
         if any(
-            run.state == "lost" and not run.stopped_by for run in _recorded_runs(ground, kept_lab)
+            run.state == "lost" and not run.stopped_by for run in _recorded_runs(context, kept_lab)
         ):
             return TROUBLE
     except LabError:
         # `attend` finds out whether it is the server, the connection or something temporary.
         return TROUBLE
-    if not ground.config.store:
-        _pull_outputs(ground, kept_lab, on_server)
-    return WELL if _open_runs(ground, kept_lab) else ENDED
+    if not context.config.store:
+        _pull_outputs(context, kept_lab, on_server)
+    return WELL if _open_runs(context, kept_lab) else ENDED
 
 
-def _pull_outputs(ground: LabContext, kept_lab: KeptLab, on_server: set[str]) -> None:
+def _pull_outputs(context: LabContext, kept_lab: KeptLab, on_server: set[str]) -> None:
     """Download the outputs of runs that are active, or have ended since the last check."""
     run_ids = [
         run_id
         for run_id in kept_lab.runs
-        if run_id in on_server and not _is_complete(ground, run_id)
+        if run_id in on_server and not _is_complete(context, run_id)
     ]
     for run_id in run_ids:
-        (pulled,) = outputs.pull(ground, ground.get_server(), [run_id])
-        run = ground.state.get_run(ground.lab_id, run_id)
+        (pulled,) = outputs.pull(context, context.get_server(), [run_id])
+        run = context.state.get_run(context.lab_id, run_id)
         if pulled.complete and run is not None and kept_labs.is_over(run):
-            _complete_mark(ground, run_id).touch()
+            _complete_mark(context, run_id).touch()
 
 
-def _complete_mark(ground: LabContext, run_id: str) -> Path:
-    return ground.config.root / ".labctl" / f"whole-{run_id}"
+def _complete_mark(context: LabContext, run_id: str) -> Path:
+    return context.config.root / ".labctl" / f"whole-{run_id}"
 
 
-def _is_complete(ground: LabContext, run_id: str) -> bool:
-    return _complete_mark(ground, run_id).exists()
+def _is_complete(context: LabContext, run_id: str) -> bool:
+    return _complete_mark(context, run_id).exists()
 
 
-def _recorded_runs(ground: LabContext, kept_lab: KeptLab) -> list[Run]:
-    return kept_labs.list_recorded_runs(ground.state, kept_lab)
+def _recorded_runs(context: LabContext, kept_lab: KeptLab) -> list[Run]:
+    return kept_labs.list_recorded_runs(context.state, kept_lab)
 
 
-def _open_runs(ground: LabContext, kept_lab: KeptLab) -> list[str]:
+def _open_runs(context: LabContext, kept_lab: KeptLab) -> list[str]:
     """List the runs that are not over."""
-    over = {run.id for run in _recorded_runs(ground, kept_lab) if kept_labs.is_over(run)}
+    over = {run.id for run in _recorded_runs(context, kept_lab) if kept_labs.is_over(run)}
     return [run_id for run_id in kept_lab.runs if run_id not in over]
 
 
-def _describe_states(ground: LabContext, kept_lab: KeptLab) -> dict[str, str]:
+def _describe_states(context: LabContext, kept_lab: KeptLab) -> dict[str, str]:
     return {
         run.id: run.told or f"{run.state} on {run.server_id}"
-        for run in _recorded_runs(ground, kept_lab)
+        for run in _recorded_runs(context, kept_lab)
     }
 
 

@@ -28,37 +28,37 @@ SWEPT = "swept"
 
 
 def recover_lab(
-    ground: LabContext, kept_lab: KeptLab, *, pause: Callable[[float], None] = time.sleep
+    context: LabContext, kept_lab: KeptLab, *, pause: Callable[[float], None] = time.sleep
 ) -> None:
     """Recover the lab's runs until each is healthy or over; then sweep, if all are over.
 
     The first error of a run is raised after all other runs were handled: a later try may succeed.
     """
     silences = FailedChecks()
-    while open_runs := [run_id for run_id in kept_lab.runs if not _is_over(ground, run_id)]:
+    while open_runs := [run_id for run_id in kept_lab.runs if not _is_over(context, run_id)]:
         started_at = time.time()
-        _open_firewall(ground)
+        _open_firewall(context)
         first_error: LabError | None = None
         all_healthy = True
         for run_id in open_runs:
             try:
-                run = recover.check_and_recover(ground, run_id, silences, wait=True)
+                run = recover.check_and_recover(context, run_id, silences, wait=True)
                 all_healthy = all_healthy and _is_healthy(run, started_at)
             except LabError as error:
                 first_error = first_error or error
         if first_error:
             raise first_error
-        if all_healthy and any(not _is_over(ground, run_id) for run_id in open_runs):
-            kept_disks.remove_expired(ground)
+        if all_healthy and any(not _is_over(context, run_id) for run_id in open_runs):
+            kept_disks.remove_expired(context)
             return
         if not all_healthy:
             pause(LOOK_S * random.uniform(0.8, 1.2))
-    sweep(ground)
-    kept_disks.remove_expired(ground)  # even if a server is running, which the sweep leaves alone
+    sweep(context)
+    kept_disks.remove_expired(context)  # even if a server is running, which the sweep leaves alone
 
 
-def _is_over(ground: LabContext, run_id: str) -> bool:
-    run = ground.state.get_run(ground.lab_id, run_id)
+def _is_over(context: LabContext, run_id: str) -> bool:
+    run = context.state.get_run(context.lab_id, run_id)
     return run is not None and kept_labs.is_over(run)
 
 
@@ -67,36 +67,36 @@ def _is_healthy(run: Run, since: float) -> bool:
     return kept_labs.is_over(run) or (run.seen_at >= since and run.state != "lost")
 
 
-def _open_firewall(ground: LabContext) -> None:
+def _open_firewall(context: LabContext) -> None:
     """Open the provider's firewall for this machine again if its address has changed."""
-    server = ground.state.get_lab_server(ground.lab_id)
+    server = context.state.get_lab_server(context.lab_id)
     if server is not None and server.state == "running":
         try:
-            admit_if_unreachable(ground, server)
+            admit_if_unreachable(context, server)
         except LabError as error:
             text = f"cannot check whether the firewall of {server.id} is open: {error.what}"
-            ground.reporter.emit(Note(text=text, level="warning"))
+            context.reporter.emit(Note(text=text, level="warning"))
 
 
-def sweep(ground: LabContext) -> None:
+def sweep(context: LabContext) -> None:
     """Remove the leftovers of an ended server at its provider. A running server is left alone.
 
     Its own watchdog ends it, by its ttl, its idle time or its budget.
     """
-    server = adopt(ground)
+    server = adopt(context)
     running = [
         other.id
-        for other in ground.provider.servers()
-        if other.lab_id == ground.lab_id and other.state not in ENDED
+        for other in context.provider.servers()
+        if other.lab_id == context.lab_id and other.state not in ENDED
     ]
     if len(running) > 1:
         text = f"more than one server bills for this lab: {', '.join(sorted(running))}"
-        ground.reporter.emit(Note(text=f"{text}; labctl orphans ends them", level="warning"))
+        context.reporter.emit(Note(text=f"{text}; labctl orphans ends them", level="warning"))
     if server is not None or running:
         return
-    end_server.sweep(ground)
-    kept_disks = len(list_kept_disks(ground.state, ground.lab_id))
-    ground.state.record(SWEPT, lab_id=ground.lab_id, detail={"kept": kept_disks})
+    end_server.sweep(context)
+    kept_disks = len(list_kept_disks(context.state, context.lab_id))
+    context.state.record(SWEPT, lab_id=context.lab_id, detail={"kept": kept_disks})
     ended = "its server has ended, and nothing is left that costs money"
     text = f"its server has ended; {kept_disks} kept disks stay until they expire"
-    ground.reporter.emit(Note(text=text if kept_disks else ended))
+    context.reporter.emit(Note(text=text if kept_disks else ended))

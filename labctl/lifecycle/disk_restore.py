@@ -20,48 +20,48 @@ PAUSE_S = 1.0
 COPY_S = 12 * 3600.0
 
 
-def restore(ground: LabContext, server: Server) -> None:
+def restore(context: LabContext, server: Server) -> None:
     """Copy to `server` what the lab's kept disks hold and it lacks. Idempotent.
 
     A disk that cannot be attached or read causes a warning, and stays as it is.
     """
-    if not isinstance(ground.provider, Keep):
+    if not isinstance(context.provider, Keep):
         return
-    creations = ground.state.list_events(server_id=server.id, kind="created", limit=1)
-    kept_disks = list_kept_disks(ground.state, ground.lab_id)
-    restored_ids = list_restored(ground, server)
+    creations = context.state.list_events(server_id=server.id, kind="created", limit=1)
+    kept_disks = list_kept_disks(context.state, context.lab_id)
+    restored_ids = list_restored(context, server)
     # Creating the server has just listed the disks.
     if creations and not [kept for kept in kept_disks if kept.disk.id not in restored_ids]:
         return
-    for disk in list_shown_disks(ground):
+    for disk in list_shown_disks(context):
         if disk.id in restored_ids:
             continue
         try:
-            _copy_disk(ground, ground.provider, server, disk)
+            _copy_disk(context, context.provider, server, disk)
         except LabError as error:
             message = f"cannot restore the files on {short_id(disk)}: {error.what}"
             price = f"the disk is kept: {cost_text(disk)}"
             text = "\n  ".join(filter(None, [message, error.why, price]))
-            ground.reporter.emit(Note(text=text, level="warning"))
+            context.reporter.emit(Note(text=text, level="warning"))
 
 
-def has_pending_disks(ground: LabContext, server: Server) -> bool:
+def has_pending_disks(context: LabContext, server: Server) -> bool:
     """Whether the records name a kept disk that was not yet copied to this server."""
-    restored_ids = list_restored(ground, server)
-    kept_disks = list_kept_disks(ground.state, ground.lab_id)
+    restored_ids = list_restored(context, server)
+    kept_disks = list_kept_disks(context.state, context.lab_id)
     return any(kept.disk.id not in restored_ids and not kept.missed_at for kept in kept_disks)
 
 
-def _copy_disk(ground: LabContext, provider: Keep, server: Server, disk: Resource) -> None:
+def _copy_disk(context: LabContext, provider: Keep, server: Server, disk: Resource) -> None:
     step = Step(name=f"restoring files from {short_id(disk)}")
-    ground.reporter.emit(step)
+    context.reporter.emit(step)
     device = _attach(provider, server, disk)
-    about = {"lab": ground.config.name, "lab_id": ground.lab_id, "device": device}
-    reply = ground.open_agent(server).call("restore", about, timeout_s=COPY_S)
-    ground.reporter.emit(msgspec.structs.replace(step, done=True))
+    about = {"lab": context.config.name, "lab_id": context.lab_id, "device": device}
+    reply = context.open_agent(server).call("restore", about, timeout_s=COPY_S)
+    context.reporter.emit(msgspec.structs.replace(step, done=True))
     detail = {"disk": msgspec.to_builtins(disk), **reply}
-    ground.state.record(RESTORED, lab_id=ground.lab_id, server_id=server.id, detail=detail)
-    runs.refresh(ground, server)
+    context.state.record(RESTORED, lab_id=context.lab_id, server_id=server.id, detail=detail)
+    runs.refresh(context, server)
     count, edits = len(reply["runs"]), len(reply["edits"])
     parts = [
         f"{count} run{'' if count == 1 else 's'} with {reply['files']} files" if count else "",
@@ -69,7 +69,7 @@ def _copy_disk(ground: LabContext, provider: Keep, server: Server, disk: Resourc
     ]
     summary = " and ".join(filter(None, parts)) or "nothing new"
     text = f"restored from {short_id(disk)}: {summary}"
-    ground.reporter.emit(Note(text=f"{text}; next: labctl pull" if count or edits else text))
+    context.reporter.emit(Note(text=f"{text}; next: labctl pull" if count or edits else text))
 
 
 def _attach(provider: Keep, server: Server, disk: Resource) -> str:

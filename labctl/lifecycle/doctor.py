@@ -12,9 +12,9 @@ from labctl.servers.context import LabContext
 from labctl.servers.prepare import probe
 
 
-def run_doctor(ground: LabContext) -> list[Check]:
+def run_doctor(context: LabContext) -> list[Check]:
     """Check this machine, the provider, and the server if there is one."""
-    return [*_check_ssh(), *_check_provider(ground), *_check_server(ground)]
+    return [*_check_ssh(), *_check_provider(context), *_check_server(context)]
 
 
 def _check_ssh() -> list[Check]:
@@ -27,20 +27,20 @@ def _check_ssh() -> list[Check]:
     return [Check(name="ssh", ok=True, detail=version)]
 
 
-def _check_provider(ground: LabContext) -> list[Check]:
+def _check_provider(context: LabContext) -> list[Check]:
     try:
-        return ground.provider.check(ground.config.server.need)
+        return context.provider.check(context.config.server.need)
     except LabError as error:
         return [Check(name="provider", ok=False, detail=error.what, next=error.hint)]
 
 
-def _check_server(ground: LabContext) -> list[Check]:
+def _check_server(context: LabContext) -> list[Check]:
     try:
-        server = ground.get_server()
+        server = context.get_server()
     except NotFoundError as error:
         return [Check(name="server", ok=True, detail=error.what)]
     try:
-        facts = probe(ground.connections.open(server))
+        facts = probe(context.connections.open(server))
     except LabError as error:
         return [Check(name=server.alias, ok=False, detail=error.what, next=error.hint)]
     gpus = ", ".join(gpu.name for gpu in facts.gpus) or "no GPU"

@@ -42,34 +42,34 @@ class DownResult(Value, frozen=True):
     leftovers: tuple[Resource, ...] = ()
 
 
-def down(ground: LabContext, *, discard: bool) -> DownResult:
+def down(context: LabContext, *, discard: bool) -> DownResult:
     """Pull what is not here, remove the lab's server, and ask the provider what remains.
 
     PolicyError if the user declines, or if results could not be saved: the server is stopped then,
     and its disk is kept.
     """
-    with ground.state.hold_lab(ground.lab_id, "down"), explain_open_costs(ground):
-        reconcile.merge_keeper_records(ground)
-        server = _find_server(ground, discard) or _await_unconfirmed(ground)
+    with context.state.hold_lab(context.lab_id, "down"), explain_open_costs(context):
+        reconcile.merge_keeper_records(context)
+        server = _find_server(context, discard) or _await_unconfirmed(context)
         if server is None:
-            reconcile.release_keeper(ground, discard=discard)
-            ending = ground.state.get_lab_server(ground.lab_id)
-            rest = end_server.sweep(ground, ending.id if ending else "")
+            reconcile.release_keeper(context, discard=discard)
+            ending = context.state.get_lab_server(context.lab_id)
+            rest = end_server.sweep(context, ending.id if ending else "")
             return DownResult(
                 removed=rest.server_id, servers_left=rest.survivors, leftovers=rest.leftovers
             )
-        discard = discard or adoption.is_fresh(ground, server)
-        running = [] if server.state == "stopped" else _list_running(ground, server, discard)
-        _require_consent(ground, server, running, discard)
+        discard = discard or adoption.is_fresh(context, server)
+        running = [] if server.state == "stopped" else _list_running(context, server, discard)
+        _require_consent(context, server, running, discard)
         # A process that follows one of its runs must not mistake this for a lost server.
-        ground.state.record(PUT_DOWN, lab_id=ground.lab_id, server_id=server.id)
-        lab_services.stop_forwards(ground, server)
+        context.state.record(PUT_DOWN, lab_id=context.lab_id, server_id=server.id)
+        lab_services.stop_forwards(context, server)
         files = edits = 0
         if not discard:
-            files, edits = _save(ground, server, running)
-        reconcile.release_keeper(ground, discard=discard)
-        rest = end_server.remove(ground, server)
-        _close_store(ground)
+            files, edits = _save(context, server, running)
+        reconcile.release_keeper(context, discard=discard)
+        rest = end_server.remove(context, server)
+        _close_store(context)
         return DownResult(
             removed=rest.server_id,
             pulled_files=files,
@@ -79,72 +79,74 @@ def down(ground: LabContext, *, discard: bool) -> DownResult:
         )
 
 
-def empty_server(ground: LabContext, server: Server, *, discard: bool) -> tuple[int, int]:
+def empty_server(context: LabContext, server: Server, *, discard: bool) -> tuple[int, int]:
     """Do all of `down` but the removal: stop what runs, then pull and verify everything.
 
     Returns (files pulled, edits saved). Asks no questions. PolicyError if not everything could be
     saved: the server is stopped then, and its disk is kept.
     """
-    discard = discard or adoption.is_fresh(ground, server)
-    running = [] if server.state == "stopped" else _list_running(ground, server, discard)
-    ground.state.record(PUT_DOWN, lab_id=ground.lab_id, server_id=server.id)
-    lab_services.stop_forwards(ground, server)
-    return (0, 0) if discard else _save(ground, server, running)
+    discard = discard or adoption.is_fresh(context, server)
+    running = [] if server.state == "stopped" else _list_running(context, server, discard)
+    context.state.record(PUT_DOWN, lab_id=context.lab_id, server_id=server.id)
+    lab_services.stop_forwards(context, server)
+    return (0, 0) if discard else _save(context, server, running)
 
 
-def _close_store(ground: LabContext) -> None:
+def _close_store(context: LabContext) -> None:
     """Revoke the removed server's access to the lab's store. The store's content stays."""
     try:
-        lab_store.forget_store(ground)
+        lab_store.forget_store(context)
     except LabError as error:
-        message = f"the server's key still has access to {ground.config.store}: {error.what}"
+        message = f"the server's key still has access to {context.config.store}: {error.what}"
         text = f"{message}; the next `labctl up` replaces it"
-        ground.reporter.emit(Note(text=text, level="warning"))
+        context.reporter.emit(Note(text=text, level="warning"))
 
 
-def _find_server(ground: LabContext, discard: bool) -> Server | None:
+def _find_server(context: LabContext, discard: bool) -> Server | None:
     """Return the lab's server. One whose host key changed can be removed only with `discard`."""
     try:
-        return adoption.adopt(ground)
+        return adoption.adopt(context)
     except HostKeyError:
         if not discard:
             raise
-        return ground.state.get_lab_server(ground.lab_id)
+        return context.state.get_lab_server(context.lab_id)
 
 
-def _await_unconfirmed(ground: LabContext) -> Server | None:
+def _await_unconfirmed(context: LabContext) -> Server | None:
     """Return the server of a create request whose reply was lost; it may take a while to appear."""
-    if attempts.list_pending_attempts(ground):
-        ground.reporter.emit(Step(name="checking whether an interrupted `up` created a server"))
-    while attempts.list_pending_attempts(ground):
-        time.sleep(min(1.0, ground.provider.settle_s))
-        if server := adoption.adopt(ground):
+    if attempts.list_pending_attempts(context):
+        context.reporter.emit(Step(name="checking whether an interrupted `up` created a server"))
+    while attempts.list_pending_attempts(context):
+        time.sleep(min(1.0, context.provider.settle_s))
+        if server := adoption.adopt(context):
             return server
-    for attempt in ground.state.list_open_attempts(ground.lab_id):
-        if attempt.provider == ground.provider.name:
-            ground.state.end_attempt(attempt.token, "never seen")
+    for attempt in context.state.list_open_attempts(context.lab_id):
+        if attempt.provider == context.provider.name:
+            context.state.end_attempt(attempt.token, "never seen")
     return None
 
 
-def _list_running(ground: LabContext, server: Server, discard: bool) -> list[str]:
+def _list_running(context: LabContext, server: Server, discard: bool) -> list[str]:
     try:
-        runs.refresh(ground, server)
+        runs.refresh(context, server)
     except LabError as error:
         if discard:
             return []
         if isinstance(error, HostKeyError):
             raise
-        raise stop_and_keep_disk(ground, server, error) from error
-    all_runs = ground.state.list_runs(ground.lab_id)
+        raise stop_and_keep_disk(context, server, error) from error
+    all_runs = context.state.list_runs(context.lab_id)
     return [run.id for run in all_runs if run.state == "running" and run.server_id == server.id]
 
 
-def _require_consent(ground: LabContext, server: Server, running: list[str], discard: bool) -> None:
+def _require_consent(
+    context: LabContext, server: Server, running: list[str], discard: bool
+) -> None:
     verb = "is" if len(running) == 1 else "are"
     live = f"{', '.join(running)} {verb} still running and would be canceled. " if running else ""
     lost = "Results that were not pulled will be LOST. " if discard else ""
     question = f"{lost}{live}remove the server {server.alias} ({server.provider})?"
-    if not ground.reporter.confirm(Question(question=question)):
+    if not context.reporter.confirm(Question(question=question)):
         raise PolicyError(
             "nothing was removed",
             why=f"{server.alias} is still running, "
@@ -153,40 +155,40 @@ def _require_consent(ground: LabContext, server: Server, running: list[str], dis
         )
 
 
-def _save(ground: LabContext, server: Server, running: list[str]) -> tuple[int, int]:
+def _save(context: LabContext, server: Server, running: list[str]) -> tuple[int, int]:
     """Stop what runs, pull everything and verify it; return (files pulled, edits saved)."""
     if server.state == "stopped":
-        server = up.make_ready(ground, server)
+        server = up.make_ready(context, server)
     try:
         for run_id in running:
-            run, _ = runs.cancel(ground, server, run_id, GRACE_S)
-            ground.reporter.emit(Note(text=f"{run.id}: {run.told}"))
+            run, _ = runs.cancel(context, server, run_id, GRACE_S)
+            context.reporter.emit(Note(text=f"{run.id}: {run.told}"))
         # A file that a notebook saves after the pull would be lost with the server.
-        _stop_services(ground, server)
-        pulled = outputs.pull(ground, server, [], everything=True)
-        edits = lab_files.save_edits(ground, server)
+        _stop_services(context, server)
+        pulled = outputs.pull(context, server, [], everything=True)
+        edits = lab_files.save_edits(context, server)
         unsaved = [
-            *(_describe_missing(file) for file in outputs.list_missing(ground, server)),
+            *(_describe_missing(file) for file in outputs.list_missing(context, server)),
             *(f"code/{skipped}" for skipped in edits.skipped),
         ]
     except LabError as error:
-        raise stop_and_keep_disk(ground, server, error) from error
+        raise stop_and_keep_disk(context, server, error) from error
     if unsaved:
-        raise stop_and_keep_disk(ground, server, _unsaved_error(unsaved), hint=FIX_FILES)
-    kept_disks.note_saved(ground, server)
+        raise stop_and_keep_disk(context, server, _unsaved_error(unsaved), hint=FIX_FILES)
+    kept_disks.note_saved(context, server)
     try:
-        lab_services.remove_containers(ground, server)
+        lab_services.remove_containers(context, server)
     except EngineError:
         # A deleted machine loses its containers. A leased one must not pass them to the next user.
-        if isinstance(ground.provider, Leasable):
+        if isinstance(context.provider, Leasable):
             raise
     return sum(run.files for run in pulled), len(edits.saved)
 
 
-def _stop_services(ground: LabContext, server: Server) -> None:
+def _stop_services(context: LabContext, server: Server) -> None:
     """Stop the lab's services. Without an engine none can run; `_save` handles that case."""
     with suppress(EngineError):
-        lab_services.stop_services(ground, server)
+        lab_services.stop_services(context, server)
 
 
 def _describe_missing(file: MissingFile) -> str:
@@ -201,13 +203,13 @@ def _unsaved_error(names: list[str]) -> LabError:
 
 
 def stop_and_keep_disk(
-    ground: LabContext, server: Server, error: LabError, *, hint: str = PULL_AGAIN
+    context: LabContext, server: Server, error: LabError, *, hint: str = PULL_AGAIN
 ) -> PolicyError:
     """Stop the server but keep its disk; return the error that tells the user both."""
-    ground.connections.close(server)
+    context.connections.close(server)
     outcome = (
-        _stop_server(ground, server)
-        or _keep_disk(ground, server)
+        _stop_server(context, server)
+        or _keep_disk(context, server)
         or "the server is still running, unchanged"
     )
     return PolicyError(
@@ -217,36 +219,36 @@ def stop_and_keep_disk(
     )
 
 
-def _stop_server(ground: LabContext, server: Server) -> str:
+def _stop_server(context: LabContext, server: Server) -> str:
     """Stop the server and say so in a sentence; "" if this server cannot be stopped."""
-    if not isinstance(ground.provider, Stoppable):
+    if not isinstance(context.provider, Stoppable):
         return ""
     try:
-        ground.provider.stop(server.id)
+        context.provider.stop(server.id)
     except ProviderError as error:
         # Most spot machines cannot be stopped. Any other error is no reason to terminate it.
         if type(error) is not ProviderError:
             raise
         return ""
-    stopped = ground.provider.find(server.id)
+    stopped = context.provider.find(server.id)
     if stopped is not None:
-        ground.state.save_server(ground.assign_alias(stopped, server))
-    ground.state.record("stopped", lab_id=ground.lab_id, server_id=server.id)
+        context.state.save_server(context.assign_alias(stopped, server))
+    context.state.record("stopped", lab_id=context.lab_id, server_id=server.id)
     # The disk holds the only copy: no timer may terminate the server together with its disk.
-    deadlines.postpone(ground, server, time.time() + KEPT_S)
-    if held_disks.is_held(ground, server):
-        held_disks.keep_until(ground, server, time.time() + KEPT_S)
+    deadlines.postpone(context, server, time.time() + KEPT_S)
+    if held_disks.is_held(context, server):
+        held_disks.keep_until(context, server, time.time() + KEPT_S)
     return "the server was stopped and its disk kept"
 
 
-def _keep_disk(ground: LabContext, server: Server) -> str:
+def _keep_disk(context: LabContext, server: Server) -> str:
     """Terminate the server but keep its disk, and say so; "" if the provider cannot keep disks."""
-    if not isinstance(ground.provider, Keep):
+    if not isinstance(context.provider, Keep):
         return ""
-    disks = ground.provider.keep_disk(server.id, time.time() + KEPT_S)
+    disks = context.provider.keep_disk(server.id, time.time() + KEPT_S)
     if not disks:
         return ""
-    end_server.remove(ground, server, keep_disks=True)
+    end_server.remove(context, server, keep_disks=True)
     prices = [f"{disk.id} at {disk.price_usd_per_month:.2f} dollars a month" for disk in disks]
     days = KEPT_S // DAY_S
     return f"the server was terminated and its disk kept for {days} days: {', '.join(prices)}"

@@ -35,14 +35,14 @@ MACHINE_SETTINGS = ("wheelhouse",)
 Files = dict[str, tuple[Path, int, str]]
 
 
-def check(ground: LabContext, keeper: KeeperHost, server: Server) -> KeeperInventory:
+def check(context: LabContext, keeper: KeeperHost, server: Server) -> KeeperInventory:
     """Check that the keeper answers, has our version, and can reach such a server.
 
     Runs before anything is started, while a failure costs nothing.
     """
     if _is_local_only(server) and not keeper.is_here:
         raise UsageError(
-            f"{keeper.host} cannot keep {ground.config.name}",
+            f"{keeper.host} cannot keep {context.config.name}",
             why=f"its server's address, {server.endpoint.host}, works only on this machine",
             hint="use another provider in lab.yaml: server: {provider: aws}; "
             "or labctl run --recover",
@@ -58,52 +58,52 @@ def _is_local_only(server: Server) -> bool:
         return endpoint.host == "localhost"
 
 
-def export_lab(ground: LabContext, keeper: KeeperHost, server: Server, run_id: str) -> ImportedLab:
+def export_lab(context: LabContext, keeper: KeeperHost, server: Server, run_id: str) -> ImportedLab:
     """Export the lab to the keeper, which then recovers its run. Repeated, it updates the export.
 
     If the keeper lacks something, that is an error, and nothing was exported.
     """
-    known = check(ground, keeper, server)
-    step = Step(name=f"exporting {ground.config.name} to {keeper.host}")
-    ground.reporter.emit(step)
-    files, data = _list_files(ground, run_id)
-    parcel = _make_parcel(ground, server, run_id, files, data)
+    known = check(context, keeper, server)
+    step = Step(name=f"exporting {context.config.name} to {keeper.host}")
+    context.reporter.emit(step)
+    files, data = _list_files(context, run_id)
+    parcel = _make_parcel(context, server, run_id, files, data)
     missing = {
         path: local for path, (local, _, sha) in files.items() if known.have.get(path) != sha
     }
     size = sum(files[path][1] for path in missing)
     if size > MIB:
         amount = f"{len(missing)} files, {size / MIB:.0f} MiB"
-        ground.reporter.emit(Note(text=f"sending {amount} to {keeper.host}"))
-    ground.paths.cache_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=ground.paths.cache_dir) as packed:
+        context.reporter.emit(Note(text=f"sending {amount} to {keeper.host}"))
+    context.paths.cache_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=context.paths.cache_dir) as packed:
         write_export(packed, parcel, missing)
         packed.flush()
         # Map the file instead of reading it: a data set may be larger than this machine's memory.
         taken = keeper.add(memoryview(mmap.mmap(packed.fileno(), 0, access=mmap.ACCESS_READ)))
-    ground.state.record(
+    context.state.record(
         HANDED,
-        lab_id=ground.lab_id,
+        lab_id=context.lab_id,
         server_id=server.id,
         run_id=run_id,
         detail={"keeper": keeper.host},
     )
-    ground.reporter.emit(msgspec.structs.replace(step, done=True))
+    context.reporter.emit(msgspec.structs.replace(step, done=True))
     if not taken.running:
         text = f"labctl keep is not running on {keeper.host}: nothing is watched until it runs"
-        ground.reporter.emit(
+        context.reporter.emit(
             Note(text=f"{text}\n  next, on {keeper.host}: labctl keep --install", level="warning")
         )
     return taken
 
 
-def _list_files(ground: LabContext, run_id: str) -> tuple[Files, dict[str, str]]:
+def _list_files(context: LabContext, run_id: str) -> tuple[Files, dict[str, str]]:
     """Return the files that the keeper needs, and the path in the lab of each data set."""
-    root = ground.config.root
+    root = context.config.root
     files: Files = {}
     for name in (LAB_RECORD,):
         files[name] = _describe_file(root / name)
-    files[LAB_FILE] = _describe_file(ground.config.path)
+    files[LAB_FILE] = _describe_file(context.config.path)
     kept = root / restore.KEPT / run_id
     if not (kept / "spec.json").is_file():
         raise NotFoundError(
@@ -115,13 +115,13 @@ def _list_files(ground: LabContext, run_id: str) -> tuple[Files, dict[str, str]]
         if path.is_file() and not path.is_symlink():
             files[str(path.relative_to(root))] = _describe_file(path)
     data: dict[str, str] = {}
-    for name, source in ground.config.data.items():
+    for name, source in context.config.data.items():
         if source.path is None:
             continue
         inside = source.inside_lab and source.path.is_relative_to(root)
         directory = source.path.relative_to(root) if inside else OUTSIDE / name
         data[name] = str(directory)
-        for entry in scan_data(root, name, source.path, ground.reporter):
+        for entry in scan_data(root, name, source.path, context.reporter):
             files[str(directory / entry.path)] = (
                 source.path / entry.path,
                 entry.size,
@@ -135,21 +135,21 @@ def _describe_file(path: Path) -> tuple[Path, int, str]:
 
 
 def _make_parcel(
-    ground: LabContext, server: Server, run_id: str, files: Files, data: dict[str, str]
+    context: LabContext, server: Server, run_id: str, files: Files, data: dict[str, str]
 ) -> LabExport:
-    config, state = ground.config, ground.state
-    secrets = read_secret_values(ground.paths, ground.lab_id, config, copy_environment())
-    run = state.get_run(ground.lab_id, run_id)
+    config, state = context.config, context.state
+    secrets = read_secret_values(context.paths, context.lab_id, config, copy_environment())
+    run = state.get_run(context.lab_id, run_id)
     ward = KeptLab(
         lab=config.name,
-        lab_id=ground.lab_id,
-        by=f"{ground.owner or getpass.getuser()}@{socket.gethostname()}",
+        lab_id=context.lab_id,
+        by=f"{context.owner or getpass.getuser()}@{socket.gethostname()}",
         at=time.time(),
         runs=(run_id,),
         settings=_settings(config),
         data=data,
         ceiling_usd_per_hour=attempts.max_confirmed_usd_per_hour(server.offer),
-        spent_usd=cost.spent_usd(state, ground.lab_id, time.time()),
+        spent_usd=cost.spent_usd(state, context.lab_id, time.time()),
         files={path: (size, sha256) for path, (_, size, sha256) in files.items()},
     )
     return LabExport(
@@ -157,9 +157,9 @@ def _make_parcel(
         ward=ward,
         server=server,
         runs=(run,) if run else (),
-        ledger=tuple(ledgers.list_lines(state, ground.lab_id)),
+        ledger=tuple(ledgers.list_lines(state, context.lab_id)),
         secrets={name: value.reveal() for name, value in secrets.items()},
-        key=ground.identity.read_text() if ground.identity.is_file() else "",
+        key=context.identity.read_text() if context.identity.is_file() else "",
     )
 
 

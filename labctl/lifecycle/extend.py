@@ -10,18 +10,18 @@ from labctl.servers import deadlines, guard
 from labctl.servers.context import LabContext
 
 
-def extend(ground: LabContext, span_s: int, *, latest_at: float | None = None) -> dict[str, Any]:
+def extend(context: LabContext, span_s: int, *, latest_at: float | None = None) -> dict[str, Any]:
     """Extend the server's lifetime by `span_s` seconds and return the watchdog's clocks.
 
     PolicyError beyond `max_ttl` or the budget. The provider's timer is never set later than
     `latest_at` (Unix time): where somebody else is root, they control what the watchdog answers.
     """
-    server = ground.get_server()
-    watch = guard.extend(ground, server, span_s)
-    record_watch(ground, server, watch)
+    server = context.get_server()
+    watch = guard.extend(context, server, span_s)
+    record_watch(context, server, watch)
     reported = watch.get("ttl_left_s")
     left_s = reported if isinstance(reported, int | float) and math.isfinite(reported) else None
     detail = {"span_s": span_s, "ttl_left_s": left_s}
-    ground.state.record("extended", lab_id=ground.lab_id, server_id=server.id, detail=detail)
-    deadlines.follow(ground, server, watch, latest_at=latest_at)
+    context.state.record("extended", lab_id=context.lab_id, server_id=server.id, detail=detail)
+    deadlines.follow(context, server, watch, latest_at=latest_at)
     return watch

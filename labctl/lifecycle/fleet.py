@@ -27,13 +27,13 @@ AT_ONCE = 32
 class LabOutcome(Generic[T]):
     """The result of one lab: `value`, or `error`."""
 
-    ground: LabContext
+    context: LabContext
     value: T | None = None
     error: LabError | None = None
 
 
 def run_for_each(
-    grounds: Iterable[LabContext],
+    contexts: Iterable[LabContext],
     action: Callable[[LabContext], T],
     *,
     at_once: int = AT_ONCE,
@@ -46,58 +46,58 @@ def run_for_each(
     `stopping`, starts no further lab, and waits for those in progress.
     """
 
-    def run_one(ground: LabContext) -> LabOutcome[T]:
+    def run_one(context: LabContext) -> LabOutcome[T]:
         try:
-            outcome = LabOutcome(ground, value=action(ground))
+            outcome = LabOutcome(context, value=action(context))
         except Exception as error:
-            outcome = LabOutcome(ground, error=as_lab_error(error, partial(_log, ground)))
+            outcome = LabOutcome(context, error=as_lab_error(error, partial(_log, context)))
         tell(outcome)
         return outcome
 
     with ThreadPoolExecutor(at_once) as threads:
         try:
-            return list(threads.map(run_one, grounds))
+            return list(threads.map(run_one, contexts))
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             stopping()
             raise
 
 
-def _log(ground: LabContext, text: str) -> None:
-    ground.reporter.emit(Note(text=text, level="warning"))
+def _log(context: LabContext, text: str) -> None:
+    context.reporter.emit(Note(text=text, level="warning"))
 
 
 def up(
-    grounds: Sequence[LabContext],
+    contexts: Sequence[LabContext],
     *,
     at_once: int = AT_ONCE,
     tell: Callable[[LabOutcome[Server]], None] = lambda outcome: None,
 ) -> list[LabOutcome[Server]]:
     """Get a ready server for each lab. The labs share one provider (`LabContext.beside`)."""
-    listed = grounds[0].provider.servers() if grounds else []
-    return run_for_each(grounds, lambda lab: server_up.up(lab, listed), at_once=at_once, tell=tell)
+    listed = contexts[0].provider.servers() if contexts else []
+    return run_for_each(contexts, lambda lab: server_up.up(lab, listed), at_once=at_once, tell=tell)
 
 
-def reach(grounds: Sequence[LabContext], *, at_once: int = AT_ONCE) -> list[LabOutcome[Server]]:
+def reach(contexts: Sequence[LabContext], *, at_once: int = AT_ONCE) -> list[LabOutcome[Server]]:
     """Get a server for each lab, up to the first login; unlike `up`, prepare nothing on it."""
-    listed = grounds[0].provider.servers() if grounds else []
+    listed = contexts[0].provider.servers() if contexts else []
 
-    def reach_one(ground: LabContext) -> Server:
-        need = ground.config.server.need
-        server = adoption.adopt(ground, listed) or attempts.create_server(ground, need)
-        return reachability.reach(ground, server)[0]
+    def reach_one(context: LabContext) -> Server:
+        need = context.config.server.need
+        server = adoption.adopt(context, listed) or attempts.create_server(context, need)
+        return reachability.reach(context, server)[0]
 
-    return run_for_each(grounds, reach_one, at_once=at_once)
+    return run_for_each(contexts, reach_one, at_once=at_once)
 
 
-def end(grounds: Sequence[LabContext], servers: Sequence[Server]) -> None:
+def end(contexts: Sequence[LabContext], servers: Sequence[Server]) -> None:
     """Terminate all of these together, wait for them, and delete their records.
 
     Resources that their group shares are deleted too.
     """
-    if not grounds:
+    if not contexts:
         return
-    first = grounds[0]
+    first = contexts[0]
     end_server.end(first, servers)
     if first.group:
         shared = [

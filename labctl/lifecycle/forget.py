@@ -29,26 +29,26 @@ class UnconfirmedRecords(Value, frozen=True):
         )
 
 
-def forget(ground: LabContext) -> UnconfirmedRecords:
+def forget(context: LabContext) -> UnconfirmedRecords:
     """Drop the lab's records of what these credentials do not show, without ending anything.
 
     PolicyError if the user declines, NotFoundError if there is nothing to forget. Records of other
     providers stay.
     """
-    with ground.state.hold_lab(ground.lab_id, "down"):
-        lost = find_lost(ground, [ground.lab_id])
-        require_consent(ground, lost.names, "labctl down")
-        drop(ground, lost)
+    with context.state.hold_lab(context.lab_id, "down"):
+        lost = find_lost(context, [context.lab_id])
+        require_consent(context, lost.names, "labctl down")
+        drop(context, lost)
         return lost
 
 
-def find_lost(ground: LabContext, lab_ids: Iterable[str]) -> UnconfirmedRecords:
+def find_lost(context: LabContext, lab_ids: Iterable[str]) -> UnconfirmedRecords:
     """Return records of these labs whose end cannot be confirmed with these credentials.
 
     Asks the provider about servers whose account is not on record. Resources that ended in this
     account are not included: `down` drops those.
     """
-    state, name = ground.state, ground.provider.name
+    state, name = context.state, context.provider.name
     labs = list(lab_ids)
     servers = [
         server for lab in labs for server in state.list_servers(lab) if server.provider == name
@@ -64,63 +64,63 @@ def find_lost(ground: LabContext, lab_ids: Iterable[str]) -> UnconfirmedRecords:
         servers=tuple(
             server
             for server in servers
-            if is_lost(ground, server.id, server.account, server.offer.price_usd_per_hour)
+            if is_lost(context, server.id, server.account, server.offer.price_usd_per_hour)
         ),
         attempts=tuple(
-            attempt for attempt in attempts if accounts.is_elsewhere(ground, attempt.account)
+            attempt for attempt in attempts if accounts.is_elsewhere(context, attempt.account)
         ),
         disks=tuple(
             kept
             for kept in kept_disks
             if kept.disk.provider == name
-            and (kept.missed_at or accounts.is_elsewhere(ground, kept.disk.account))
+            and (kept.missed_at or accounts.is_elsewhere(context, kept.disk.account))
         ),
     )
 
 
-def is_lost(ground: LabContext, server_id: str, account: str, usd_per_hour: float) -> bool:
+def is_lost(context: LabContext, server_id: str, account: str, usd_per_hour: float) -> bool:
     """Whether the server belongs to another account, or to none on record and is not found."""
-    if accounts.is_elsewhere(ground, account):
+    if accounts.is_elsewhere(context, account):
         return True
-    attributed = accounts.is_attributed(ground, account, costs=bool(usd_per_hour))
-    return not attributed and ground.provider.find(server_id) is None
+    attributed = accounts.is_attributed(context, account, costs=bool(usd_per_hour))
+    return not attributed and context.provider.find(server_id) is None
 
 
-def require_consent(ground: LabContext, names: Iterable[str], command: str) -> None:
+def require_consent(context: LabContext, names: Iterable[str], command: str) -> None:
     """Ask before records are dropped; NotFoundError without names, PolicyError on a refusal."""
     listed = list(names)
     if not listed:
         raise NotFoundError(
-            f"{ground.config.name} has no records to forget",
-            why=f"your {ground.provider.name} credentials can check everything on record",
+            f"{context.config.name} has no records to forget",
+            why=f"your {context.provider.name} credentials can check everything on record",
             hint=command,
         )
     what = "one record" if len(listed) == 1 else f"{len(listed)} records"
     decision = Question(
-        question=f"forget {what} of {ground.config.name} without ending anything?",
+        question=f"forget {what} of {context.config.name} without ending anything?",
         detail="\n".join(
             [*listed, "Anything that still exists keeps billing, and labctl will never end it."]
         ),
     )
-    if not ground.reporter.confirm(decision):
+    if not context.reporter.confirm(decision):
         raise PolicyError(
             "nothing was forgotten", why="you did not confirm", hint=f"{command} --forget --yes"
         )
 
 
-def drop(ground: LabContext, lost: UnconfirmedRecords) -> None:
+def drop(context: LabContext, lost: UnconfirmedRecords) -> None:
     """Drop these records, and the connections and keys that go with them."""
     for server in lost.servers:
-        ground.connections.close(server)
-        ground.connections.forget(server.id)
-        ground.state.drop_server(server.id)
-        note_forgotten(ground, server.lab_id, server.id)
+        context.connections.close(server)
+        context.connections.forget(server.id)
+        context.state.drop_server(server.id)
+        note_forgotten(context, server.lab_id, server.id)
     for attempt in lost.attempts:
-        ground.state.end_attempt(attempt.token, accounts.FORGOTTEN)
+        context.state.end_attempt(attempt.token, accounts.FORGOTTEN)
     for kept in lost.disks:
-        disks.record_removed(ground, kept.disk)
+        disks.record_removed(context, kept.disk)
 
 
-def note_forgotten(ground: LabContext, lab_id: str, server_id: str) -> None:
+def note_forgotten(context: LabContext, lab_id: str, server_id: str) -> None:
     """Record that from now on, the server's absence counts as its end."""
-    ground.state.record(accounts.FORGOTTEN, lab_id=lab_id, server_id=server_id)
+    context.state.record(accounts.FORGOTTEN, lab_id=lab_id, server_id=server_id)

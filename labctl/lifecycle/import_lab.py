@@ -100,8 +100,8 @@ def import_lab(
         try:
             arrived = unpacking.extract_files(staging)
             lab = _complete(paths, name, staging, parcel.ward, arrived)
-            ground = kept_labs.make_context(lab, paths, state, reporter, environ, root=staging)
-            server = _test_access(ground, parcel, staging)
+            context = kept_labs.make_context(lab, paths, state, reporter, environ, root=staging)
+            server = _test_access(context, parcel, staging)
             (staging / "lab-key").unlink(missing_ok=True)
             _install(paths, name, staging)
         finally:
@@ -142,39 +142,39 @@ def _complete(paths: Paths, name: str, staging: Path, ward: KeptLab, arrived: se
     return merged
 
 
-def _test_access(ground: LabContext, parcel: LabExport, staging: Path) -> Server:
+def _test_access(context: LabContext, parcel: LabExport, staging: Path) -> Server:
     """Find the server at the provider, log in to it, and write to the store; return the server."""
-    ground.reporter.emit(Step(name=f"looking up the server at {ground.provider.name}"))
-    accounts.require_same_account(ground, [parcel.server])
-    server = ground.provider.find(parcel.server.id)
+    context.reporter.emit(Step(name=f"looking up the server at {context.provider.name}"))
+    accounts.require_same_account(context, [parcel.server])
+    server = context.provider.find(parcel.server.id)
     if server is None or server.state in ENDED:
         raise NotFoundError(
-            f"{ground.provider.name} does not list server {parcel.server.id} for this machine",
+            f"{context.provider.name} does not list server {parcel.server.id} for this machine",
             why="the server has ended, or this machine uses another account or region",
             hint="labctl status --refresh   # on the laptop",
         )
-    ground.reporter.emit(Step(name="logging in to the server"))
+    context.reporter.emit(Step(name="logging in to the server"))
     key = staging / "lab-key"
     if parcel.key:
         replace_file(key, parcel.key.encode())
-    _log_in(ground, server, server.endpoint.identity or (str(key) if parcel.key else ""))
-    if ground.config.store:
-        ground.reporter.emit(Step(name=f"testing {ground.config.store}"))
-        store = open_lab_store(ground)
-        body = {"version": 1, "keeper": ground.place, "at": time.time()}
+    _log_in(context, server, server.endpoint.identity or (str(key) if parcel.key else ""))
+    if context.config.store:
+        context.reporter.emit(Step(name=f"testing {context.config.store}"))
+        store = open_lab_store(context)
+        body = {"version": 1, "keeper": context.place, "at": time.time()}
         store.write("keeper.json", msgspec.json.encode(body))
         store.read("keeper.json")
     return server
 
 
-def _log_in(ground: LabContext, server: Server, identity: str) -> None:
+def _log_in(context: LabContext, server: Server, identity: str) -> None:
     """Log in from this machine, after opening the provider's firewall for its address."""
     address = server.endpoint
     endpoint = msgspec.structs.replace(address, identity=identity)
-    admit(ground, server)
+    admit(context, server)
 
     def log_in() -> None:
-        transport = ground.connections.connect(endpoint)
+        transport = context.connections.connect(endpoint)
         try:
             transport.run("true", timeout_s=LOGIN_S)
         finally:
@@ -225,21 +225,21 @@ def _link(path: Path, link: Path) -> None:
         shutil.copy2(path, link)
 
 
-def _store_records(ground: LabContext, parcel: LabExport, server: Server) -> None:
+def _store_records(context: LabContext, parcel: LabExport, server: Server) -> None:
     """Store the key, the secrets, the trust in lab.yaml, and the records of servers and runs."""
     if parcel.key:
-        ground.identity.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_file(ground.identity, parcel.key.encode())
-        make_key(ground.identity)
+        context.identity.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(context.identity, parcel.key.encode())
+        make_key(context.identity)
     for name, value in parcel.secrets.items():
-        set_secret(ground.paths, ground.lab_id, name, value)
-    trust(ground.paths, ground.config)
-    ledgers.import_lines(ground.state, ground.lab_id, parcel.ledger)
-    ours = ground.assign_alias(server, ground.state.get_server(server.id))
-    ground.state.save_server(ours)
-    ground.connections.write(ours)
-    record_start(ground.state, ours)
+        set_secret(context.paths, context.lab_id, name, value)
+    trust(context.paths, context.config)
+    ledgers.import_lines(context.state, context.lab_id, parcel.ledger)
+    ours = context.assign_alias(server, context.state.get_server(server.id))
+    context.state.save_server(ours)
+    context.connections.write(ours)
+    record_start(context.state, ours)
     for run in parcel.runs:
-        before = ground.state.get_run(ground.lab_id, run.id)
+        before = context.state.get_run(context.lab_id, run.id)
         if before is None or before.seen_at <= run.seen_at:
-            ground.state.save_run(run)
+            context.state.save_run(run)

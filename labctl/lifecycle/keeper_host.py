@@ -47,21 +47,21 @@ class KeeperReport(Value, frozen=True):
 class KeeperHost:
     """The keeper at `host`: a name of the user's own ssh_config, or user@host[:port]."""
 
-    def __init__(self, ground: LabContext, host: str) -> None:
-        self.ground = ground
+    def __init__(self, context: LabContext, host: str) -> None:
+        self.context = context
         self.host = host
 
     @cached_property
     def endpoint(self) -> Endpoint:
         """The keeper's address, resolved by the user's own ssh_config, with its host key pinned."""
         user, host, port = _parse_host(self.host)
-        alias = self.ground.connections.resolve_alias(host)
+        alias = self.context.connections.resolve_alias(host)
         # Another port is another sshd, which may have another key.
         key = alias.host_key if not port or port == alias.port else ""
         endpoint = msgspec.structs.replace(
             alias, user=user or alias.user, port=port or alias.port, host_key=key
         )
-        return self.ground.connections.settle_host_key(endpoint, self.ground.reporter)
+        return self.context.connections.settle_host_key(endpoint, self.context.reporter)
 
     @property
     def is_here(self) -> bool:
@@ -76,7 +76,7 @@ class KeeperHost:
 
     @property
     def name(self) -> str:
-        return kept_lab_name(self.ground.config.name, self.ground.lab_id)
+        return kept_lab_name(self.context.config.name, self.context.lab_id)
 
     def fetch_inventory(self) -> KeeperInventory:
         """Return the keeper's version and files; the error says how to install labctl there."""
@@ -114,11 +114,11 @@ class KeeperHost:
             kept.seek(0)
             head = parse_reply(kept.readline().decode(errors="replace")) or {}
             self._check_reply(code, head, "")
-            return pull_from_keeper(self.ground, run_id, head["files"], kept, run)
+            return pull_from_keeper(self.context, run_id, head["files"], kept, run)
 
     @cached_property
     def _transport(self) -> Transport:
-        return self.ground.connections.connect(self.endpoint)
+        return self.context.connections.connect(self.endpoint)
 
     def _request(self, *words: str, stdin: memoryview | bytes = b"") -> dict[str, Any]:
         out, err = bytearray(), bytearray()

@@ -69,9 +69,9 @@ class Drill(Value, frozen=True):
 class _RunMonitor:
     """Polls the run until its server is gone. Samples are (Unix second of the server, step)."""
 
-    def __init__(self, ground: LabContext, server: Server, run_id: str) -> None:
-        self.ground, self.server = ground, server
-        self.about = {"lab": ground.config.name, "lab_id": ground.lab_id}
+    def __init__(self, context: LabContext, server: Server, run_id: str) -> None:
+        self.context, self.server = context, server
+        self.about = {"lab": context.config.name, "lab_id": context.lab_id}
         self.run_id = run_id
         self.samples: list[tuple[float, float]] = []
         self.clock_offset_s = 0.0
@@ -79,7 +79,7 @@ class _RunMonitor:
 
     def poll(self) -> dict[str, Any]:
         """Return the run's current state from the server, and sample its step. Raises LabErrors."""
-        remote = self.ground.open_agent(self.server)
+        remote = self.context.open_agent(self.server)
         reply = remote.call("status", {**self.about, "runs": [self.run_id]})
         if not reply["runs"]:
             raise NotFoundError(
@@ -97,7 +97,7 @@ class _RunMonitor:
         """Sample the step, and fetch the shutdown's progress. An ended run has no more steps."""
         self.poll()
         request = {**self.about, "run": self.run_id}
-        self.reclaim = self.ground.open_agent(self.server).call("reclaimed", request)["reclaim"]
+        self.reclaim = self.context.open_agent(self.server).call("reclaimed", request)["reclaim"]
 
     @property
     def step(self) -> float | None:
@@ -117,30 +117,30 @@ class _RunMonitor:
 
 
 def run_drill(
-    ground: LabContext, run_id: str, notice_s: float, taker: Reclaimable | None = None
+    context: LabContext, run_id: str, notice_s: float, taker: Reclaimable | None = None
 ) -> Drill:
     """Reclaim the server of an active run, after a question, and recover the run.
 
     `notice_s` 0 means without notice. `taker` replaces the provider in the reclaim. PolicyError if
     the user declines; NotFoundError if no run is active, or nothing is saved to recover it from.
     """
-    server = ground.get_server()
-    taker = taker or _require_reclaim(ground)
-    runs.refresh(ground, server)
-    run = _find_active_run(ground, run_id)
-    restore.read_saved_run(ground, run.id)  # a run that could not be recovered is not killed
-    monitor = _RunMonitor(ground, server, run.id)
-    _measure_speed(ground, monitor)
-    _require_consent(ground, server, run, monitor, notice_s)
-    if notice_s and not guard.watch(ground, server).get("alive"):
-        guard.arm(ground, server, always=True)
+    server = context.get_server()
+    taker = taker or _require_reclaim(context)
+    runs.refresh(context, server)
+    run = _find_active_run(context, run_id)
+    restore.read_saved_run(context, run.id)  # a run that could not be recovered is not killed
+    monitor = _RunMonitor(context, server, run.id)
+    _measure_speed(context, monitor)
+    _require_consent(context, server, run, monitor, notice_s)
+    if notice_s and not guard.watch(context, server).get("alive"):
+        guard.arm(context, server, always=True)
     began_at = time.time()
-    announced = _reclaim(ground, server, taker, monitor, notice_s)
-    gone_at = _await_end(ground, server)
-    ground.state.record("reclaimed", lab_id=ground.lab_id, server_id=server.id, run_id=run.id)
-    recovery = recover(ground, run.id, reason=REASON)
-    new = ground.get_server()
-    first_at, first_step = _await_first_step(ground, new, run.id)
+    announced = _reclaim(context, server, taker, monitor, notice_s)
+    gone_at = _await_end(context, server)
+    context.state.record("reclaimed", lab_id=context.lab_id, server_id=server.id, run_id=run.id)
+    recovery = recover(context, run.id, reason=REASON)
+    new = context.get_server()
+    first_at, first_step = _await_first_step(context, new, run.id)
     result = Drill(
         run=run.id,
         server_id=server.id,
@@ -155,24 +155,24 @@ def run_drill(
     return _add_costs(result, monitor, server, new)
 
 
-def _require_reclaim(ground: LabContext) -> Reclaimable:
-    if isinstance(ground.provider, Reclaimable):
-        return ground.provider
+def _require_reclaim(context: LabContext) -> Reclaimable:
+    if isinstance(context.provider, Reclaimable):
+        return context.provider
     raise UsageError(
-        f"servers of {ground.provider.name} are never reclaimed",
+        f"servers of {context.provider.name} are never reclaimed",
         why="a drill needs a provider that can take a server back",
         hint="labctl rehearse reclaim   # in a lab on local or a cloud",
     )
 
 
-def _find_active_run(ground: LabContext, run_id: str) -> Run:
+def _find_active_run(context: LabContext, run_id: str) -> Run:
     if run_id:
-        run = runs.find_run(ground, run_id)
+        run = runs.find_run(context, run_id)
         if run.state == "running":
             return run
         raise NotFoundError(f"run {run_id} is not active", why=run.told, hint="labctl run --detach")
-    server_id = ground.get_server().id
-    all_runs = ground.state.list_runs(ground.lab_id)
+    server_id = context.get_server().id
+    all_runs = context.state.list_runs(context.lab_id)
     live = [run for run in all_runs if run.state == "running" and run.server_id == server_id]
     if not live:
         raise NotFoundError(
@@ -181,9 +181,9 @@ def _find_active_run(ground: LabContext, run_id: str) -> Run:
     return live[-1]
 
 
-def _measure_speed(ground: LabContext, monitor: _RunMonitor) -> None:
+def _measure_speed(context: LabContext, monitor: _RunMonitor) -> None:
     """Poll the run for up to SPEED_WITHIN_S seconds, until three steps are sampled."""
-    with _step(ground, "measuring the run's speed"):
+    with _step(context, "measuring the run's speed"):
         until = time.monotonic() + SPEED_WITHIN_S
         while len(monitor.samples) < 3 and time.monotonic() < until:
             monitor.poll()
@@ -191,16 +191,16 @@ def _measure_speed(ground: LabContext, monitor: _RunMonitor) -> None:
 
 
 def _require_consent(
-    ground: LabContext, server: Server, run: Run, monitor: _RunMonitor, notice_s: float
+    context: LabContext, server: Server, run: Run, monitor: _RunMonitor, notice_s: float
 ) -> None:
-    keeps_disk = held_disks.is_held(ground, server)
-    lost = "" if ground.config.store or keeps_disk else _describe_losses(ground, server)
+    keeps_disk = held_disks.is_held(context, server)
+    lost = "" if context.config.store or keeps_disk else _describe_losses(context, server)
     step = "" if monitor.step is None else f" at step {monitor.step:.0f}"
     when = f"{notice_s:.0f} s after a notice" if notice_s else "without notice"
     detail = f"{run.id} is running there{step} and resumes on another server. {lost}".strip()
     disk = "its disk is kept" if keeps_disk else "its disk is deleted"
     question = f"reclaim {server.alias} ({server.id}) {when}, {disk}?"
-    if not ground.reporter.confirm(Question(question=question, detail=detail)):
+    if not context.reporter.confirm(Question(question=question, detail=detail)):
         raise PolicyError(
             "nothing was reclaimed",
             why=f"{run.id} is still running",
@@ -208,9 +208,9 @@ def _require_consent(
         )
 
 
-def _describe_losses(ground: LabContext, server: Server) -> str:
-    reply = ground.open_agent(server).call(
-        "manifest", {"lab": ground.config.name, "lab_id": ground.lab_id, "runs": []}
+def _describe_losses(context: LabContext, server: Server) -> str:
+    reply = context.open_agent(server).call(
+        "manifest", {"lab": context.config.name, "lab_id": context.lab_id, "runs": []}
     )
     count = sum(run["unpulled"] for run in reply["runs"].values())
     return (
@@ -219,7 +219,7 @@ def _describe_losses(ground: LabContext, server: Server) -> str:
 
 
 def _reclaim(
-    ground: LabContext, server: Server, taker: Reclaimable, monitor: _RunMonitor, notice_s: float
+    context: LabContext, server: Server, taker: Reclaimable, monitor: _RunMonitor, notice_s: float
 ) -> bool:
     """Reclaim the server after the notice; return whether the provider itself gave the notice."""
     if not notice_s:
@@ -231,10 +231,10 @@ def _reclaim(
     if not announced:
         if taker.no_notice:
             text = f"{taker.no_notice}: labctl sends one to the server's watchdog instead"
-            ground.reporter.emit(Note(text=text))
-        about = {"lab_id": ground.lab_id, "left_s": notice_s, "source": "labctl's drill"}
-        ground.open_agent(server).call("reclaim-notice", about)
-    with _step(ground, f"notice given, {notice_s:.0f} s"):
+            context.reporter.emit(Note(text=text))
+        about = {"lab_id": context.lab_id, "left_s": notice_s, "source": "labctl's drill"}
+        context.open_agent(server).call("reclaim-notice", about)
+    with _step(context, f"notice given, {notice_s:.0f} s"):
         while (left_s := end - time.monotonic()) > 0:
             if left_s > BEFORE_END_S:
                 with suppress(ConnectError):
@@ -245,17 +245,17 @@ def _reclaim(
             taker.reclaim(server.id, 0)
         except (ProviderError, NotFoundError):
             # A process that follows the run may have seen the notice and terminated the server.
-            if ground.provider.find(server.id) is not None:
+            if context.provider.find(server.id) is not None:
                 raise
     return announced
 
 
-def _await_end(ground: LabContext, server: Server) -> float:
+def _await_end(context: LabContext, server: Server) -> float:
     """Wait until the provider reports the server's end; return that Unix second."""
-    with _step(ground, "waiting for the server to end"):
+    with _step(context, "waiting for the server to end"):
         until = time.monotonic() + GONE_WITHIN_S
         while time.monotonic() < until:
-            current = ground.provider.find(server.id)
+            current = context.provider.find(server.id)
             if current is None or current.state in ENDED:
                 return time.time()
             time.sleep(LOOK_S)
@@ -266,11 +266,11 @@ def _await_end(ground: LabContext, server: Server) -> float:
 
 
 def _await_first_step(
-    ground: LabContext, server: Server, run_id: str
+    context: LabContext, server: Server, run_id: str
 ) -> tuple[float | None, float | None]:
     """Return (Unix second, step) of the run's first new step; Nones if it ended without one."""
-    with _step(ground, f"waiting for the first new step of {run_id}"):
-        monitor = _RunMonitor(ground, server, run_id)
+    with _step(context, f"waiting for the first new step of {run_id}"):
+        monitor = _RunMonitor(context, server, run_id)
         until = time.monotonic() + STEP_WITHIN_S
         while time.monotonic() < until:
             with suppress(ConnectError):
@@ -317,7 +317,7 @@ def _add_costs(result: Drill, monitor: _RunMonitor, old: Server, new: Server) ->
 
 
 @contextmanager
-def _step(ground: LabContext, name: str) -> Iterator[None]:
-    ground.reporter.emit(Step(name=name))
+def _step(context: LabContext, name: str) -> Iterator[None]:
+    context.reporter.emit(Step(name=name))
     yield
-    ground.reporter.emit(Step(name=name, done=True))
+    context.reporter.emit(Step(name=name, done=True))

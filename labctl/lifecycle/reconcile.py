@@ -29,99 +29,99 @@ from labctl.state.ledgers import BACK
 from labctl.sync.pull import PulledRun
 
 
-def merge_keeper_records(ground: LabContext) -> str:
+def merge_keeper_records(context: LabContext) -> str:
     """Merge the keeper's ledger and runs; return the keeper's host, "" if the lab has none.
 
     Does not ask the provider: `adopt` does that.
     """
-    host = find_keeper(ground)
+    host = find_keeper(context)
     if not host:
         return ""
     try:
-        report = KeeperHost(ground, host).fetch_report()
+        report = KeeperHost(context, host).fetch_report()
     except NotFoundError:
-        _record_end(ground, host)
-        ground.reporter.emit(Note(text=f"{host} no longer keeps {ground.config.name}"))
+        _record_end(context, host)
+        context.reporter.emit(Note(text=f"{host} no longer keeps {context.config.name}"))
         return ""
     except LabError as error:
         text = f"cannot reach the keeper at {host}: {error.what}; using this machine's records"
-        ground.reporter.emit(Note(text=text, level="warning"))
+        context.reporter.emit(Note(text=text, level="warning"))
         return host
-    ledgers.import_lines(ground.state, ground.lab_id, report.lines)
+    ledgers.import_lines(context.state, context.lab_id, report.lines)
     for run in report.runs:
-        recorded = ground.state.get_run(ground.lab_id, run.id)
+        recorded = context.state.get_run(context.lab_id, run.id)
         if recorded is None or recorded.seen_at < run.seen_at:
-            ground.state.save_run(run)
+            context.state.save_run(run)
     if report.round is not None and report.round.error:
         text = f"the keeper at {host} reports: {report.round.error}"
-        ground.reporter.emit(Note(text=text, level="warning"))
+        context.reporter.emit(Note(text=text, level="warning"))
     if not report.running:
         text = f"labctl keep is not running on {host}; next, on {host}: labctl keep --install"
-        ground.reporter.emit(Note(text=text, level="warning"))
+        context.reporter.emit(Note(text=text, level="warning"))
     return host
 
 
-def _record_end(ground: LabContext, host: str) -> None:
-    ground.state.record(BACK, lab_id=ground.lab_id, detail={"keeper": host})
+def _record_end(context: LabContext, host: str) -> None:
+    context.state.record(BACK, lab_id=context.lab_id, detail={"keeper": host})
 
 
-def reconcile(ground: LabContext, *, ask: bool = True) -> str:
+def reconcile(context: LabContext, *, ask: bool = True) -> str:
     """Merge the keeper's records, and with `ask` the provider's; return the keeper's host."""
-    host = merge_keeper_records(ground)
+    host = merge_keeper_records(context)
     if host and ask:
         try:
-            adoption.adopt(ground)
+            adoption.adopt(context)
         except (BusyError, ProviderError) as error:
-            text = f"cannot query {ground.provider.name}: {error.what}"
-            ground.reporter.emit(Note(text=text, level="warning"))
+            text = f"cannot query {context.provider.name}: {error.what}"
+            context.reporter.emit(Note(text=text, level="warning"))
     return host
 
 
-def has_copies(ground: LabContext) -> bool:
+def has_copies(context: LabContext) -> bool:
     """Whether results may exist outside the server: in a store, or at a keeper."""
-    return bool(ground.config.store or find_keeper(ground))
+    return bool(context.config.store or find_keeper(context))
 
 
-def pull(ground: LabContext, run_ids: list[str], *, everything: bool) -> list[PulledRun]:
+def pull(context: LabContext, run_ids: list[str], *, everything: bool) -> list[PulledRun]:
     """Pull the outputs of these runs (all, if empty) from the server.
 
     If the server has ended, pull them from the lab's store or its keeper. NotFoundError if neither
     has them.
     """
     try:
-        server = ground.get_server()
-        held_disks.renew(ground, server)
-        if disk_restore.has_pending_disks(ground, server):
-            disk_restore.restore(ground, server)
-        return outputs.pull(ground, server, run_ids, everything=everything)
+        server = context.get_server()
+        held_disks.renew(context, server)
+        if disk_restore.has_pending_disks(context, server):
+            disk_restore.restore(context, server)
+        return outputs.pull(context, server, run_ids, everything=everything)
     except (NotFoundError, ConnectError) as error:
-        if not has_copies(ground) or (isinstance(error, ConnectError) and _has_server(ground)):
-            raise _explain(ground, error) from None
+        if not has_copies(context) or (isinstance(error, ConnectError) and _has_server(context)):
+            raise _explain(context, error) from None
     try:
-        return pull_saved_copies(ground, run_ids)
+        return pull_saved_copies(context, run_ids)
     except NotFoundError as error:
-        raise kept_disks.explain_missing_server(ground, error) from None
+        raise kept_disks.explain_missing_server(context, error) from None
 
 
-def _has_server(ground: LabContext) -> bool:
-    return adoption.adopt(ground) is not None
+def _has_server(context: LabContext) -> bool:
+    return adoption.adopt(context) is not None
 
 
-def _explain(ground: LabContext, error: LabError) -> LabError:
+def _explain(context: LabContext, error: LabError) -> LabError:
     return (
-        kept_disks.explain_missing_server(ground, error)
+        kept_disks.explain_missing_server(context, error)
         if isinstance(error, NotFoundError)
         else error
     )
 
 
-def pull_saved_copies(ground: LabContext, run_ids: list[str]) -> list[PulledRun]:
+def pull_saved_copies(context: LabContext, run_ids: list[str]) -> list[PulledRun]:
     """Pull these runs' outputs (all runs, if empty) from the lab's store, or else its keeper.
 
     NotFoundError if neither has any of them.
     """
-    ids = run_ids or [run.id for run in ground.state.list_runs(ground.lab_id)]
-    pulled = [run for run_id in ids if (run := _pull_copy(ground, run_id)) is not None]
+    ids = run_ids or [run.id for run in context.state.list_runs(context.lab_id)]
+    pulled = [run for run_id in ids if (run := _pull_copy(context, run_id)) is not None]
     if not pulled:
         raise NotFoundError(
             f"no copy of {', '.join(ids) or 'any run'} is saved outside the server",
@@ -131,95 +131,95 @@ def pull_saved_copies(ground: LabContext, run_ids: list[str]) -> list[PulledRun]
     return pulled
 
 
-def _pull_copy(ground: LabContext, run_id: str) -> PulledRun | None:
-    if ground.config.store:
+def _pull_copy(context: LabContext, run_id: str) -> PulledRun | None:
+    if context.config.store:
         try:
-            return pull_from_store(ground, run_id)
+            return pull_from_store(context, run_id)
         except NotFoundError:
             pass
-    if host := find_keeper(ground):
-        return pull_keeper_copy(ground, KeeperHost(ground, host), run_id)
+    if host := find_keeper(context):
+        return pull_keeper_copy(context, KeeperHost(context, host), run_id)
     return None
 
 
-def pull_keeper_copy(ground: LabContext, keeper: KeeperHost, run_id: str) -> PulledRun | None:
+def pull_keeper_copy(context: LabContext, keeper: KeeperHost, run_id: str) -> PulledRun | None:
     """Pull the run's files that the keeper mirrored; None if there are none."""
-    have = {file.path: file.sha256 for file in list_outputs(ground.config.root, run_id)}
-    pulled = keeper.pull_copy(run_id, have, ground.state.get_run(ground.lab_id, run_id))
-    directory = ground.config.root / "runs" / run_id
+    have = {file.path: file.sha256 for file in list_outputs(context.config.root, run_id)}
+    pulled = keeper.pull_copy(run_id, have, context.state.get_run(context.lab_id, run_id))
+    directory = context.config.root / "runs" / run_id
     return pulled if pulled.files or have or any(directory.glob("*")) else None
 
 
-def local_log_path(ground: LabContext, run_id: str) -> Path:
+def local_log_path(context: LabContext, run_id: str) -> Path:
     """Return the local path of the run's pulled log."""
-    return ground.config.root / "runs" / runs.find_run(ground, run_id).id / "logs" / "run.log"
+    return context.config.root / "runs" / runs.find_run(context, run_id).id / "logs" / "run.log"
 
 
-def read_saved_log(ground: LabContext, run_id: str) -> bytes:
+def read_saved_log(context: LabContext, run_id: str) -> bytes:
     """Read a run's log from a saved or pulled copy; NotFoundError if there is no copy."""
-    path = local_log_path(ground, run_id)
-    if has_copies(ground) or not path.is_file():
-        pull_saved_copies(ground, [run_id])
+    path = local_log_path(context, run_id)
+    if has_copies(context) or not path.is_file():
+        pull_saved_copies(context, [run_id])
     if not path.is_file():
         raise NotFoundError(f"the log of {run_id} was not saved", hint="labctl status")
     return path.read_bytes()
 
 
-def fetch_logs(ground: LabContext, run_id: str = "") -> Run:
+def fetch_logs(context: LabContext, run_id: str = "") -> Run:
     """Fetch the logs of the run (by default the latest) and return its current state.
 
     They come from the server or a saved copy. If neither can be reached, the logs that were pulled
     before are used, with a warning. NotFoundError if there are none.
     """
-    reconcile(ground)
-    run = runs.find_run(ground, run_id)
+    reconcile(context)
+    run = runs.find_run(context, run_id)
     try:
-        _fetch_logs(ground, run)
+        _fetch_logs(context, run)
     except (NotFoundError, BusyError) as error:
-        _fetch_saved_logs(ground, run, error)
-    return runs.find_run(ground, run.id)
+        _fetch_saved_logs(context, run, error)
+    return runs.find_run(context, run.id)
 
 
-def _fetch_logs(ground: LabContext, run: Run) -> None:
-    server = ground.get_server()
+def _fetch_logs(context: LabContext, run: Run) -> None:
+    server = context.get_server()
     if run.server_id != server.id:
         raise NotFoundError(f"the server of run {run.id} is gone", hint=f"labctl pull {run.id}")
     name = f"fetching the logs of {run.id}"
-    ground.reporter.emit(Step(name=name))
-    outputs.pull(ground, server, [run.id], only=("logs",))
-    ground.reporter.emit(Step(name=name, done=True))
+    context.reporter.emit(Step(name=name))
+    outputs.pull(context, server, [run.id], only=("logs",))
+    context.reporter.emit(Step(name=name, done=True))
 
 
-def _fetch_saved_logs(ground: LabContext, run: Run, error: LabError) -> None:
+def _fetch_saved_logs(context: LabContext, run: Run, error: LabError) -> None:
     """Fetch the logs from the store or the keeper, else use those that were pulled before."""
-    if has_copies(ground):
+    if has_copies(context):
         try:
-            pull_saved_copies(ground, [run.id])
+            pull_saved_copies(context, [run.id])
             return
         except NotFoundError:
             pass
-    if not local_log_path(ground, run.id).parent.is_dir():
+    if not local_log_path(context, run.id).parent.is_dir():
         raise NotFoundError(
             f"no logs of run {run.id} on this machine", why=error.what, hint=error.hint
         ) from error
     if not run.has_ended:
         text = f"{error.what}; using the logs that were pulled before"
-        ground.reporter.emit(Note(text=text, level="warning"))
+        context.reporter.emit(Note(text=text, level="warning"))
 
 
-def release_keeper(ground: LabContext, *, discard: bool) -> None:
+def release_keeper(context: LabContext, *, discard: bool) -> None:
     """Pull what only the keeper has, then make it forget the lab.
 
     Must run before the lab's server is removed: a keeper that does not know would replace it.
     PolicyError if the keeper cannot be reached; with `discard` that is only a warning.
     """
-    host = find_keeper(ground)
+    host = find_keeper(context)
     if not host:
         return
-    keeper = KeeperHost(ground, host)
+    keeper = KeeperHost(context, host)
     try:
         for run_id in [] if discard else [run.id for run in keeper.fetch_report().runs]:
-            pull_keeper_copy(ground, keeper, run_id)
+            pull_keeper_copy(context, keeper, run_id)
         keeper.drop()
     except NotFoundError:
         pass
@@ -232,6 +232,6 @@ def release_keeper(ground: LabContext, *, discard: bool) -> None:
                 "or labctl down --discard",
             ) from error
         text = f"cannot reach the keeper at {host} ({error.what}); it may create another server"
-        hint = f"labctl keep --drop {ground.config.name}"
-        ground.reporter.emit(Note(text=f"{text}; next, on {host}: {hint}", level="warning"))
-    _record_end(ground, host)
+        hint = f"labctl keep --drop {context.config.name}"
+        context.reporter.emit(Note(text=f"{text}; next, on {host}: {hint}", level="warning"))
+    _record_end(context, host)

@@ -85,33 +85,33 @@ class Recovery(Value, frozen=True):
 
 
 def follow(
-    ground: LabContext, run_id: str, *, on_log: Callable[[bytes], None], offset: int = 0
+    context: LabContext, run_id: str, *, on_log: Callable[[bytes], None], offset: int = 0
 ) -> Run:
     """Follow a run's log until the run ends, across as many servers as that takes.
 
     A run that a limit stopped (`Run.stopped_by`) has ended too: money was its limit. PolicyError
     if budget or price rule out another server, or after MOST_IN_VAIN recoveries without progress.
     """
-    with _mirror_outputs(ground, run_id):
-        return _follow_attempts(ground, run_id, on_log, offset)
+    with _mirror_outputs(context, run_id):
+        return _follow_attempts(context, run_id, on_log, offset)
 
 
 def _follow_attempts(
-    ground: LabContext, run_id: str, on_log: Callable[[bytes], None], at: int
+    context: LabContext, run_id: str, on_log: Callable[[bytes], None], at: int
 ) -> Run:
     silences = FailedChecks()
     while True:
-        server = ground.state.get_lab_server(ground.lab_id)
+        server = context.state.get_lab_server(context.lab_id)
         try:
             if server is None:
                 raise ServerGoneError("the lab no longer has a server")
             run = runs.watch(
-                ground,
+                context,
                 server,
                 run_id,
                 offset=at,
                 on_log=on_log,
-                on_cut=partial(require_alive, ground, server, silences),
+                on_cut=partial(require_alive, context, server, silences),
             )
         except ServerGoneError as error:
             reason = error.what
@@ -121,31 +121,31 @@ def _follow_attempts(
             if run.state != "lost" or run.stopped_by:
                 return run
             reason = run.told
-        require_not_removed(ground, server)
-        ground.reporter.emit(Note(text=f"{run_id}: {reason}", level="warning"))
+        require_not_removed(context, server)
+        context.reporter.emit(Note(text=f"{run_id}: {reason}", level="warning"))
         try:
-            at = _await_recovery(ground, run_id, reason)
+            at = _await_recovery(context, run_id, reason)
         except EndedError as error:
-            log_offset = _find_other_recovery(ground, run_id)
+            log_offset = _find_other_recovery(context, run_id)
             if log_offset is None:
                 return error.run
             at = log_offset
 
 
-def _await_recovery(ground: LabContext, run_id: str, reason: str) -> int:
+def _await_recovery(context: LabContext, run_id: str, reason: str) -> int:
     """Wait until the run is resumed, here or by a keeper; return where its log resumes (bytes)."""
     announced = ""
 
     def announce(message: str) -> None:
         nonlocal announced
         if message != announced:
-            ground.reporter.emit(Note(text=message, level="warning"))
+            context.reporter.emit(Note(text=message, level="warning"))
             announced = message
 
     def resume() -> int:
-        if (at := _find_other_recovery(ground, run_id)) is not None:
+        if (at := _find_other_recovery(context, run_id)) is not None:
             return at
-        return recover(ground, run_id, reason=reason).log_offset
+        return recover(context, run_id, reason=reason).log_offset
 
     while_others_recover = retry_on(
         RecoveryLockedError,
@@ -162,20 +162,20 @@ def _await_recovery(ground: LabContext, run_id: str, reason: str) -> int:
     return offset
 
 
-def _find_other_recovery(ground: LabContext, run_id: str) -> int | None:
+def _find_other_recovery(context: LabContext, run_id: str) -> int | None:
     """Return where the log resumes if another process has recovered the run, else None."""
     with contextlib.suppress(LabError):
-        server = adoption.adopt(ground)
-        status = None if server is None else _fetch_run_status(ground, server, run_id)
+        server = adoption.adopt(context)
+        status = None if server is None else _fetch_run_status(context, server, run_id)
         if server is not None and status is not None:
-            run = runs.record_run(ground, server, status)
+            run = runs.record_run(context, server, status)
             if run.state != "lost" or run.stopped_by:
                 return int(status.get("log_offset") or 0)
     return None
 
 
 def check_and_recover(
-    ground: LabContext, run_id: str, silences: FailedChecks | None = None, *, wait: bool = False
+    context: LabContext, run_id: str, silences: FailedChecks | None = None, *, wait: bool = False
 ) -> Run:
     """Check a run once, and recover it if its server is gone and no one else recovers it.
 
@@ -183,12 +183,12 @@ def check_and_recover(
     `silences`, passed from check to check, shows that the server is dead. With `wait`, this waits
     for another watcher's recovery, and takes over from a watcher that has died.
     """
-    known = runs.find_run(ground, run_id)
-    server = ground.state.get_lab_server(ground.lab_id) or adoption.adopt(ground)
+    known = runs.find_run(context, run_id)
+    server = context.state.get_lab_server(context.lab_id) or adoption.adopt(context)
     try:
         if server is None:
             raise ServerGoneError("the lab no longer has a server")
-        known = _refresh_run(ground, server, run_id)
+        known = _refresh_run(context, server, run_id)
         if known.state != "lost" or known.stopped_by:
             return known
         reason = known.told
@@ -197,31 +197,31 @@ def check_and_recover(
     except ConnectError:
         try:
             if server is not None:
-                require_alive(ground, server, silences or FailedChecks())
+                require_alive(context, server, silences or FailedChecks())
             return known
         except ServerGoneError as error:
             reason = error.what
     with contextlib.suppress(RecoveryLockedError):
-        return recover(ground, run_id, reason=reason, wait=wait).run
-    return runs.find_run(ground, run_id)
+        return recover(context, run_id, reason=reason, wait=wait).run
+    return runs.find_run(context, run_id)
 
 
-def _refresh_run(ground: LabContext, server: Server, run_id: str) -> Run:
+def _refresh_run(context: LabContext, server: Server, run_id: str) -> Run:
     """Record the run's state on the server; GoneError if the server does not have the run."""
-    status = _fetch_run_status(ground, server, run_id)
+    status = _fetch_run_status(context, server, run_id)
     if status is None:
         raise ServerGoneError(f"the server {server.id} does not have this run")
-    return runs.record_run(ground, server, status)
+    return runs.record_run(context, server, status)
 
 
 @contextmanager
-def _mirror_outputs(ground: LabContext, run_id: str) -> Iterator[None]:
+def _mirror_outputs(context: LabContext, run_id: str) -> Iterator[None]:
     """Pull the run's outputs regularly while it is followed, if the lab has no store."""
-    if ground.config.store:
+    if context.config.store:
         yield
         return
     ended = threading.Event()
-    quiet = dataclasses.replace(ground, reporter=SilentReporter())
+    quiet = dataclasses.replace(context, reporter=SilentReporter())
 
     def keep_up() -> None:
         while not ended.wait(MIRROR_S):
@@ -242,7 +242,7 @@ def _mirror_outputs(ground: LabContext, run_id: str) -> Iterator[None]:
 
 
 def recover(
-    ground: LabContext, run_id: str, *, reason: str = "its server was lost", wait: bool = True
+    context: LabContext, run_id: str, *, reason: str = "its server was lost", wait: bool = True
 ) -> Recovery:
     """Resume the run on the lab's server or a new one. Repeated, it finds the run active.
 
@@ -251,20 +251,20 @@ def recover(
     `wait`, if another watcher does so now.
     """
     started_s = time.monotonic()
-    recorded = ground.state.get_run(ground.lab_id, run_id)
+    recorded = context.state.get_run(context.lab_id, run_id)
     last_step = recorded.progress.get("step") if recorded else None
-    with hold_recovery_lock(ground, run_id, wait=wait) as turn:
+    with hold_recovery_lock(context, run_id, wait=wait) as turn:
         # Check first: for a run that cannot resume, no server is created or ended.
-        _require_progress(ground, run_id)
-        _require_unfinished(ground, run_id, restore.read_saved_run(ground, run_id).run)
-        make_room(ground, run_id)
+        _require_progress(context, run_id)
+        _require_unfinished(context, run_id, restore.read_saved_run(context, run_id).run)
+        make_room(context, run_id)
         turn.check()
-        server = up.up(make_recovery_context(ground, run_id))
-        spec, files = _restore_run(ground, server, run_id)
-        lab_files.push_data(ground, server)
-        ground.reporter.emit(Step(name=f"resuming {run_id}"))
-        reply = _resume(ground, server, spec, reason, turn)
-        run = runs.record_run(ground, server, reply["run"])
+        server = up.up(make_recovery_context(context, run_id))
+        spec, files = _restore_run(context, server, run_id)
+        lab_files.push_data(context, server)
+        context.reporter.emit(Step(name=f"resuming {run_id}"))
+        reply = _resume(context, server, spec, reason, turn)
+        run = runs.record_run(context, server, reply["run"])
         recovery = Recovery(
             run=run,
             server_id=server.id,
@@ -275,13 +275,13 @@ def recover(
             log_offset=int(reply["offset"]),
             told=reason,
         )
-        ground.reporter.emit(Step(name=f"resuming {run_id}", done=True, detail=server.id))
+        context.reporter.emit(Step(name=f"resuming {run_id}", done=True, detail=server.id))
         if not reply["found"]:
-            _record(ground, recovery)
+            _record(context, recovery)
     return recovery
 
 
-def _record(ground: LabContext, recovery: Recovery) -> None:
+def _record(context: LabContext, recovery: Recovery) -> None:
     """Write the recovery to the ledger."""
     detail = {
         "told": recovery.told,
@@ -290,19 +290,19 @@ def _record(ground: LabContext, recovery: Recovery) -> None:
         "step": recovery.from_step,
         "files": recovery.files,
     }
-    ground.state.record(
+    context.state.record(
         "recovered",
-        lab_id=ground.lab_id,
+        lab_id=context.lab_id,
         server_id=recovery.server_id,
         run_id=recovery.run.id,
         detail=detail,
     )
 
 
-def _require_progress(ground: LabContext, run_id: str) -> None:
+def _require_progress(context: LabContext, run_id: str) -> None:
     """PolicyError if the last MOST_IN_VAIN recoveries all resumed from the same step."""
-    recoveries = ground.state.list_events(
-        lab_id=ground.lab_id, run_id=run_id, kind="recovered", limit=MOST_IN_VAIN
+    recoveries = context.state.list_events(
+        lab_id=context.lab_id, run_id=run_id, kind="recovered", limit=MOST_IN_VAIN
     )
     steps = {event.detail.get("step") for event in recoveries}
     if len(recoveries) == MOST_IN_VAIN and len(steps) == 1:
@@ -316,57 +316,57 @@ def _require_progress(ground: LabContext, run_id: str) -> None:
 
 
 def _resume(
-    ground: LabContext, server: Server, spec: RunSpec, reason: str, turn: RecoveryLock
+    context: LabContext, server: Server, spec: RunSpec, reason: str, turn: RecoveryLock
 ) -> dict[str, Any]:
     """Start the next attempt exactly once; returns {"run", "found", "offset", "step"}."""
-    remote = ground.open_agent(server)
-    request = {**runs.build_request(ground, spec), "told": f"{reason}; resuming here"}
+    remote = context.open_agent(server)
+    request = {**runs.build_request(context, spec), "told": f"{reason}; resuming here"}
     for _ in range(2):
         turn.check()
         reply = remote.call("resume", request)
         if "missing" not in reply:
             return reply
-        images.ensure_image(ground, server, remote, spec.image, of_run=spec.id)
+        images.ensure_image(context, server, remote, spec.image, of_run=spec.id)
     raise LabError(
         f"the server does not have {spec.image}, although it was just built", hint="labctl doctor"
     )
 
 
-def _fetch_run_status(ground: LabContext, server: Server, run_id: str) -> dict[str, Any] | None:
+def _fetch_run_status(context: LabContext, server: Server, run_id: str) -> dict[str, Any] | None:
     """Fetch the run's status from the server; None if the server does not have the run."""
-    about = {"lab": ground.config.name, "lab_id": ground.lab_id, "runs": [run_id]}
-    reply = ground.open_agent(server).call("status", about)
+    about = {"lab": context.config.name, "lab_id": context.lab_id, "runs": [run_id]}
+    reply = context.open_agent(server).call("status", about)
     return next((run for run in reply["runs"] if run["id"] == run_id), None)
 
 
-def _restore_run(ground: LabContext, server: Server, run_id: str) -> tuple[RunSpec, int]:
+def _restore_run(context: LabContext, server: Server, run_id: str) -> tuple[RunSpec, int]:
     """Restore the run's directory unless the server has it; return (spec, files restored)."""
-    status = _fetch_run_status(ground, server, run_id)
-    saved = restore.read_saved_run(ground, run_id)
-    _require_unfinished(ground, run_id, status or saved.run)
-    return saved.spec, 0 if status else restore.restore(ground, server, run_id)
+    status = _fetch_run_status(context, server, run_id)
+    saved = restore.read_saved_run(context, run_id)
+    _require_unfinished(context, run_id, status or saved.run)
+    return saved.spec, 0 if status else restore.restore(context, server, run_id)
 
 
-def _require_unfinished(ground: LabContext, run_id: str, status: dict[str, Any]) -> None:
+def _require_unfinished(context: LabContext, run_id: str, status: dict[str, Any]) -> None:
     """EndedError if the status says that the run ended by itself; records that end."""
     if status.get("state", "lost") in UNFINISHED:
         return
-    known = ground.state.get_run(ground.lab_id, run_id)
-    run = runs.to_run({"lab_id": ground.lab_id, **status}, known.server_id if known else "")
-    ground.state.save_run(run)
+    known = context.state.get_run(context.lab_id, run_id)
+    run = runs.to_run({"lab_id": context.lab_id, **status}, known.server_id if known else "")
+    context.state.save_run(run)
     raise EndedError(run)
 
 
-def is_unfinished(ground: LabContext, run_id: str) -> bool:
+def is_unfinished(context: LabContext, run_id: str) -> bool:
     """Whether this run started, has not ended by itself, and is not on the lab's current server."""
-    recorded = ground.state.get_run(ground.lab_id, run_id)
-    server = ground.state.get_lab_server(ground.lab_id)
+    recorded = context.state.get_run(context.lab_id, run_id)
+    server = context.state.get_lab_server(context.lab_id)
     if recorded is not None and (
         recorded.state not in UNFINISHED or (server and recorded.server_id == server.id)
     ):
         return False
     try:
-        saved = restore.read_saved_run(ground, run_id)
+        saved = restore.read_saved_run(context, run_id)
     except NotFoundError:
         return False
     return saved.run.get("state", "lost") in UNFINISHED

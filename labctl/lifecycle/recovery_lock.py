@@ -34,10 +34,10 @@ class RecoveryLockedError(BusyError):
     """Another watcher is recovering this run."""
 
 
-def find_keeper(ground: LabContext) -> str:
+def find_keeper(context: LabContext) -> str:
     """Return the host of the keeper that this lab was exported to, "" if none keeps it."""
-    exports = ground.state.list_events(lab_id=ground.lab_id, kind=HANDED, limit=1)
-    returns = ground.state.list_events(lab_id=ground.lab_id, kind=BACK, limit=1)
+    exports = context.state.list_events(lab_id=context.lab_id, kind=HANDED, limit=1)
+    returns = context.state.list_events(lab_id=context.lab_id, kind=BACK, limit=1)
     if not exports or (returns and returns[0].at >= exports[0].at):
         return ""
     return str(exports[0].detail.get("keeper", ""))
@@ -124,34 +124,34 @@ class RecoveryLock:
 
 
 @contextmanager
-def hold_recovery_lock(ground: LabContext, run_id: str, *, wait: bool) -> Iterator[RecoveryLock]:
+def hold_recovery_lock(context: LabContext, run_id: str, *, wait: bool) -> Iterator[RecoveryLock]:
     """Hold the lock to recover a run; without `wait`, NotOursError if another watcher holds it.
 
     NotOursError too for a lab without a store that was exported to a keeper: only that keeper
     recovers it.
     """
-    with _lock_machine(ground, run_id, wait):
-        yield from _lock_store(ground, run_id, wait)
+    with _lock_machine(context, run_id, wait):
+        yield from _lock_store(context, run_id, wait)
 
 
 @contextmanager
-def _lock_machine(ground: LabContext, run_id: str, wait: bool) -> Iterator[None]:
+def _lock_machine(context: LabContext, run_id: str, wait: bool) -> Iterator[None]:
     """Exclude other processes of this machine from recovering a run of this lab."""
-    name, wait_s = f"{ground.lab_id}-recover", LONGEST_WAIT_S if wait else 0.0
+    name, wait_s = f"{context.lab_id}-recover", LONGEST_WAIT_S if wait else 0.0
     with ExitStack() as held:
         try:
-            held.enter_context(ground.state.hold_lab(name, f"recover {run_id}", wait_s=wait_s))
+            held.enter_context(context.state.hold_lab(name, f"recover {run_id}", wait_s=wait_s))
         except BusyError as error:
             raise RecoveryLockedError(error.what, why=error.why, hint=error.hint) from error
         yield
 
 
-def _lock_store(ground: LabContext, run_id: str, wait: bool) -> Iterator[RecoveryLock]:
+def _lock_store(context: LabContext, run_id: str, wait: bool) -> Iterator[RecoveryLock]:
     """Hold the lock among machines, a lease in the lab's store."""
-    if not ground.config.store:
-        if keeper := find_keeper(ground):
+    if not context.config.store:
+        if keeper := find_keeper(context):
             raise RecoveryLockedError(
-                f"{ground.config.name} was exported to the keeper at {keeper}",
+                f"{context.config.name} was exported to the keeper at {keeper}",
                 why="without a store, only the keeper can recover its runs",
                 hint="labctl status",
             )
@@ -159,13 +159,13 @@ def _lock_store(ground: LabContext, run_id: str, wait: bool) -> Iterator[Recover
         return
     from labctl.stores.lab_store import open_lab_store
 
-    turn = RecoveryLock(open_lab_store(ground), f"runs/{run_id}/watch.json")
+    turn = RecoveryLock(open_lab_store(context), f"runs/{run_id}/watch.json")
     holder = turn.try_acquire()
     if holder and not wait:
         raise RecoveryLockedError(f"{_host(holder)} is recovering {run_id}", hint="labctl status")
     if holder:
         text = f"{_host(holder)} is recovering {run_id}; waiting for it to finish"
-        ground.reporter.emit(Note(text=text))
+        context.reporter.emit(Note(text=text))
         _await_lock(turn)
     with turn.hold():
         yield turn

@@ -35,14 +35,14 @@ class SavedRun(Value, frozen=True):
     run: dict[str, Any]
 
 
-def keep_code(ground: LabContext, spec: RunSpec) -> None:
+def keep_code(context: LabContext, spec: RunSpec) -> None:
     """Keep a copy of the run's code, exactly the files that a push would send now.
 
     The code is small, and a run must resume with the code that it started with.
     """
-    config = ground.config
+    config = context.config
     inside = [data.path for data in config.data.values() if data.path and data.inside_lab]
-    files = scan_code(config.root, ground.reporter, data=inside)
+    files = scan_code(config.root, context.reporter, data=inside)
     kept = config.root / KEPT / spec.id
     staging = kept.with_name(f".{spec.id}.new")
     shutil.rmtree(staging, ignore_errors=True)
@@ -56,22 +56,22 @@ def keep_code(ground: LabContext, spec: RunSpec) -> None:
     staging.rename(kept)
 
 
-def read_saved_run(ground: LabContext, run_id: str) -> SavedRun:
+def read_saved_run(context: LabContext, run_id: str) -> SavedRun:
     """Read what was saved of a run; NotFoundError if nothing was."""
-    return _read_from_store(ground, run_id) or _read_local(ground, run_id)
+    return _read_from_store(context, run_id) or _read_local(context, run_id)
 
 
-def _read_from_store(ground: LabContext, run_id: str) -> SavedRun | None:
-    if not ground.config.store:
+def _read_from_store(context: LabContext, run_id: str) -> SavedRun | None:
+    if not context.config.store:
         return None
-    text = open_lab_store(ground).read(f"runs/{run_id}/run.json")
+    text = open_lab_store(context).read(f"runs/{run_id}/run.json")
     if text is None:
         return None
     try:
         stored = msgspec.json.decode(text, type=_Stored)
     except msgspec.MsgspecError as error:
         raise LabError(
-            f"the record of run {run_id} in {ground.config.store} cannot be read",
+            f"the record of run {run_id} in {context.config.store} cannot be read",
             why=str(error),
             hint="labctl run   # starts a new run",
         ) from error
@@ -85,8 +85,8 @@ class _Stored(Value, frozen=True):
     record: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-def _read_local(ground: LabContext, run_id: str) -> SavedRun:
-    path = ground.config.root / KEPT / run_id / "spec.json"
+def _read_local(context: LabContext, run_id: str) -> SavedRun:
+    path = context.config.root / KEPT / run_id / "spec.json"
     try:
         spec = msgspec.json.decode(path.read_bytes(), type=RunSpec)
     except (FileNotFoundError, msgspec.MsgspecError):
@@ -95,44 +95,44 @@ def _read_local(ground: LabContext, run_id: str) -> SavedRun:
             why="the lab has no store, and the run was not started with --recover",
             hint="labctl run --recover   # starts a new run",
         ) from None
-    known = ground.state.get_run(ground.lab_id, run_id)
+    known = context.state.get_run(context.lab_id, run_id)
     return SavedRun(spec=spec, run=msgspec.to_builtins(known) if known else {})
 
 
-def restore(ground: LabContext, server: Server, run_id: str) -> int:
+def restore(context: LabContext, server: Server, run_id: str) -> int:
     """Copy what is saved of a run to the server, as a lost run; return the number of files."""
-    if _read_from_store(ground, run_id) is not None:
-        done = restore_run(ground, server, run_id)
+    if _read_from_store(context, run_id) is not None:
+        done = restore_run(context, server, run_id)
         for name, why in done["left_out"]:
             text = f"skipped {name}, which is incomplete in the store: {why}"
-            ground.reporter.emit(Note(text=text, level="warning"))
+            context.reporter.emit(Note(text=text, level="warning"))
         return int(done["files"])
-    return _restore_local(ground, server, run_id)
+    return _restore_local(context, server, run_id)
 
 
-def _restore_local(ground: LabContext, server: Server, run_id: str) -> int:
-    saved = _read_local(ground, run_id)
-    config, remote = ground.config, ground.open_agent(server)
-    tree = _build_tree(ground, run_id)
+def _restore_local(context: LabContext, server: Server, run_id: str) -> int:
+    saved = _read_local(context, run_id)
+    config, remote = context.config, context.open_agent(server)
+    tree = _build_tree(context, run_id)
     if not any(entry.path.startswith("checkpoints/") for entry in tree.files):
         text = f"no complete checkpoint of {run_id} was saved: it starts from the beginning"
-        ground.reporter.emit(Note(text=text, level="warning"))
+        context.reporter.emit(Note(text=text, level="warning"))
     target = f"restore/{run_id}"
-    with hold_transfers(config.root, "push", ground.reporter):
+    with hold_transfers(config.root, "push", context.reporter):
         push(
             remote,
             config.name,
-            ground.lab_id,
+            context.lab_id,
             target,
             tree.root,
             tree.files,
-            ground.reporter,
+            context.reporter,
             force=True,
             index=tree.index,
         )
     created_at = saved.run.get("created_at") or 0.0
     attempts = (
-        len(ground.state.list_events(lab_id=ground.lab_id, run_id=run_id, kind="recovered")) + 1
+        len(context.state.list_events(lab_id=context.lab_id, run_id=run_id, kind="recovered")) + 1
     )
     request = {
         "spec": msgspec.to_builtins(saved.spec),
@@ -150,9 +150,9 @@ class _RunTree:
     index: HashIndex
 
 
-def _build_tree(ground: LabContext, run_id: str) -> _RunTree:
+def _build_tree(context: LabContext, run_id: str) -> _RunTree:
     """Build the run's directory from links to the local files."""
-    root = ground.config.root
+    root = context.config.root
     directory = root / ".labctl" / "restoring" / run_id
     shutil.rmtree(directory, ignore_errors=True)
     _link_tree(root / KEPT / run_id / "code", directory / "code")
@@ -161,7 +161,7 @@ def _build_tree(ground: LabContext, run_id: str) -> _RunTree:
         _link_tree(outputs, directory, skipped=NOT_OUTPUTS)
     name = f"restore-{run_id}"
     index = HashIndex(root, f"data/{name}")
-    files = scan_data(root, name, directory, ground.reporter, later=index)
+    files = scan_data(root, name, directory, context.reporter, later=index)
     return _RunTree(root=directory, files=files, index=index)
 
 

@@ -62,10 +62,10 @@ class ServerRemovedError(PolicyError):
     """The user removed the server that a run was on."""
 
 
-def require_not_removed(ground: LabContext, server: Server | None) -> None:
+def require_not_removed(context: LabContext, server: Server | None) -> None:
     """PutDownError if `labctl down` removed the server (None: the lab's last one)."""
-    removals = ground.state.list_events(lab_id=ground.lab_id, kind=PUT_DOWN, limit=1)
-    creations = ground.state.list_events(lab_id=ground.lab_id, kind="created", limit=1)
+    removals = context.state.list_events(lab_id=context.lab_id, kind=PUT_DOWN, limit=1)
+    creations = context.state.list_events(lab_id=context.lab_id, kind="created", limit=1)
     if not removals or (server is not None and removals[0].server_id != server.id):
         return
     if server is not None or not creations or creations[0].at < removals[0].at:
@@ -76,15 +76,15 @@ def require_not_removed(ground: LabContext, server: Server | None) -> None:
         )
 
 
-def require_alive(ground: LabContext, server: Server, silences: FailedChecks) -> None:
+def require_alive(context: LabContext, server: Server, silences: FailedChecks) -> None:
     """GoneError if the provider says that the server has ended, or if the server is dead.
 
     Returns without a conclusion while the provider cannot be reached: this machine may be offline.
     PolicyError if the credentials are those of another account.
     """
     try:
-        current = ground.provider.find(server.id)
-        if current is None and not accounts.is_gone(ground, server):
+        current = context.provider.find(server.id)
+        if current is None and not accounts.is_gone(context, server):
             return
     except PolicyError:
         raise
@@ -95,56 +95,58 @@ def require_alive(ground: LabContext, server: Server, silences: FailedChecks) ->
     if current.state != "running" or is_reachable(current.endpoint, ANSWER_S):
         silences.reset(server.id)
         return
-    if silences.note_failure(server.id, time.monotonic()) and _terminate_dead(ground, server):
+    if silences.note_failure(server.id, time.monotonic()) and _terminate_dead(context, server):
         raise ServerGoneError(f"the server {server.id} is dead: it did not answer for 10 minutes")
 
 
-def _terminate_dead(ground: LabContext, server: Server) -> bool:
+def _terminate_dead(context: LabContext, server: Server) -> bool:
     """Terminate a dead server, which still bills; False if it may hold the only copy of results."""
-    provider = ground.provider
+    provider = context.provider
     is_kept = isinstance(provider, Keep) and provider.keep_disk(server.id, time.time() + KEPT_S)
-    if not (is_kept or ground.config.store):
+    if not (is_kept or context.config.store):
         why = "its disk cannot be kept and " if isinstance(provider, Keep) else ""
         text = f"{server.id} does not answer. labctl keeps it running, because {why}the lab has no "
         text += "store for its results. To remove it: labctl down --discard"
-        ground.reporter.emit(Note(text=text, level="warning"))
+        context.reporter.emit(Note(text=text, level="warning"))
         return False
-    ground.state.record("dead", lab_id=ground.lab_id, server_id=server.id)
-    end_server.end(ground, [server], keep_disks=True)
+    context.state.record("dead", lab_id=context.lab_id, server_id=server.id)
+    end_server.end(context, [server], keep_disks=True)
     return True
 
 
-def make_room(ground: LabContext, run_id: str) -> None:
+def make_room(context: LabContext, run_id: str) -> None:
     """Make room for another server: save a server that is being reclaimed, then terminate it.
 
     Records its zone, so that the next server is requested there last.
     """
-    recorded = ground.state.get_lab_server(ground.lab_id)
-    server = adoption.adopt(ground)
+    recorded = context.state.get_lab_server(context.lab_id)
+    server = adoption.adopt(context)
     if server is None or server.state in accounts.ENDED:
-        _avoid_zone(ground, recorded)
+        _avoid_zone(context, recorded)
         return
-    reclaim = _fetch_reclaim(ground, server)
+    reclaim = _fetch_reclaim(context, server)
     if not reclaim:
         return
     is_saved = False
     with suppress(ConnectError):  # the server ended early: what is saved by then is enough
-        is_saved = _await_shutdown(ground, server, run_id, reclaim)
-    _avoid_zone(ground, server)
-    end_server.end(ground, [server], keep_disks=not is_saved)
+        is_saved = _await_shutdown(context, server, run_id, reclaim)
+    _avoid_zone(context, server)
+    end_server.end(context, [server], keep_disks=not is_saved)
 
 
-def _avoid_zone(ground: LabContext, server: Server | None) -> None:
+def _avoid_zone(context: LabContext, server: Server | None) -> None:
     if server is not None and server.offer.zone:
         detail = {"zone": server.offer.zone}
-        ground.state.record(attempts.LEFT, lab_id=ground.lab_id, server_id=server.id, detail=detail)
+        context.state.record(
+            attempts.LEFT, lab_id=context.lab_id, server_id=server.id, detail=detail
+        )
 
 
-def _fetch_reclaim(ground: LabContext, server: Server) -> dict[str, Any]:
+def _fetch_reclaim(context: LabContext, server: Server) -> dict[str, Any]:
     """Fetch the watchdog's report of a reclaim in progress, {} if none exists."""
-    about = {"lab": ground.config.name, "lab_id": ground.lab_id, "runs": []}
+    about = {"lab": context.config.name, "lab_id": context.lab_id, "runs": []}
     try:
-        watch = ground.open_agent(server).call("status", about).get("watch") or {}
+        watch = context.open_agent(server).call("status", about).get("watch") or {}
     except ConnectError:
         return {}
     reclaim: dict[str, Any] = watch.get("reclaim") or {}
@@ -152,7 +154,7 @@ def _fetch_reclaim(ground: LabContext, server: Server) -> dict[str, Any]:
 
 
 def _await_shutdown(
-    ground: LabContext, server: Server, run_id: str, reclaim: dict[str, Any]
+    context: LabContext, server: Server, run_id: str, reclaim: dict[str, Any]
 ) -> bool:
     """Wait until the server's runs have ended and are mirrored; without a store, pull the run.
 
@@ -160,18 +162,18 @@ def _await_shutdown(
     the server could not send everything there, it has kept its disk itself.
     """
     name = "the server is being reclaimed; waiting for its runs to save and stop"
-    ground.reporter.emit(Step(name=name))
+    context.reporter.emit(Step(name=name))
     while reclaim and not reclaim.get("ready_at") and time.time() < reclaim["ends_at"]:
         time.sleep(LOOK_S)
-        reclaim = _fetch_reclaim(ground, server)
+        reclaim = _fetch_reclaim(context, server)
     is_saved = False
-    if not ground.config.store:
+    if not context.config.store:
         try:
-            outputs.pull(ground, server, [run_id])
-            edits = lab_files.save_edits(ground, server)
-            is_saved = not (edits.skipped or outputs.list_missing(ground, server))
+            outputs.pull(context, server, [run_id])
+            edits = lab_files.save_edits(context, server)
+            is_saved = not (edits.skipped or outputs.list_missing(context, server))
         except LabError as error:
             text = f"could not pull all files of {run_id}: {error.what}"
-            ground.reporter.emit(Note(text=text, level="warning"))
-    ground.reporter.emit(Step(name=name, done=True))
+            context.reporter.emit(Note(text=text, level="warning"))
+    context.reporter.emit(Step(name=name, done=True))
     return is_saved

@@ -25,28 +25,30 @@ class _PriceApproved:
         return decision.about == "price" or self._reporter.confirm(decision)
 
 
-def record_price_limit(ground: LabContext, server: Server, run_id: str) -> None:
+def record_price_limit(context: LabContext, server: Server, run_id: str) -> None:
     """Record the price limit of another server for this run, derived from this server's price."""
     detail = {"most_usd_per_hour": max_confirmed_usd_per_hour(server.offer)}
-    ground.state.record(
-        EVENT, lab_id=ground.lab_id, server_id=server.id, run_id=run_id, detail=detail
+    context.state.record(
+        EVENT, lab_id=context.lab_id, server_id=server.id, run_id=run_id, detail=detail
     )
 
 
-def make_recovery_context(ground: LabContext, run_id: str) -> LabContext:
+def make_recovery_context(context: LabContext, run_id: str) -> LabContext:
     """Return a context in which a server for the run is created without asking, up to a limit.
 
     The limit is max_price of lab.yaml, if set, else the recorded one; dearer offers are left out.
     If no limit was recorded for this run, the user is asked about every price.
     """
-    need = ground.config.server.need
-    agreements = ground.state.list_events(lab_id=ground.lab_id, run_id=run_id, kind=EVENT, limit=1)
+    need = context.config.server.need
+    agreements = context.state.list_events(
+        lab_id=context.lab_id, run_id=run_id, kind=EVENT, limit=1
+    )
     limit = need.max_price_usd_per_hour
     if limit is None and agreements:
         limit = agreements[0].detail.get("most_usd_per_hour")
     if limit is None or not agreements:
-        return ground
+        return context
     need = msgspec.structs.replace(need, max_price_usd_per_hour=limit)
-    server = msgspec.structs.replace(ground.config.server, need=need)
-    config = msgspec.structs.replace(ground.config, server=server)
-    return ground.make_sibling(config, ground.lab_id, reporter=_PriceApproved(ground.reporter))
+    server = msgspec.structs.replace(context.config.server, need=need)
+    config = msgspec.structs.replace(context.config, server=server)
+    return context.make_sibling(config, context.lab_id, reporter=_PriceApproved(context.reporter))

@@ -12,7 +12,7 @@ from labctl.servers.cost import spent_usd
 from labctl.state.disks import list_kept_disks
 
 
-def read_status(ground: LabContext, *, refresh: bool, why: bool = False) -> dict[str, Any]:
+def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dict[str, Any]:
     """Return a lab's server, runs, clocks and costs (US dollars) as plain values.
 
     "keeper" is the host of the keeper that looks after the lab, "" if none does or without
@@ -32,60 +32,60 @@ def read_status(ground: LabContext, *, refresh: bool, why: bool = False) -> dict
         from labctl.servers.kept_disks import list_shown_disks
         from labctl.servers.open_costs import explain_open_costs
 
-        if ground.state.list_events(lab_id=ground.lab_id, kind="handed", limit=1):
+        if context.state.list_events(lab_id=context.lab_id, kind="handed", limit=1):
             from labctl.lifecycle.reconcile import merge_keeper_records
 
-            keeper = merge_keeper_records(ground)
-        with explain_open_costs(ground):
-            adopted = adopt(ground)
+            keeper = merge_keeper_records(context)
+        with explain_open_costs(context):
+            adopted = adopt(context)
             if adopted is not None and adopted.state == "running":
-                admit(ground, adopted)
-            list_shown_disks(ground)
-    server = ground.state.get_lab_server(ground.lab_id)
+                admit(context, adopted)
+            list_shown_disks(context)
+    server = context.state.get_lab_server(context.lab_id)
     if refresh and server is not None and server.state == "running":
         from labctl.runs import runs
         from labctl.servers import guard, held_disks
 
-        held_disks.renew(ground, server)
+        held_disks.renew(context, server)
         try:
-            machine = runs.refresh(ground, server)
+            machine = runs.refresh(context, server)
             reachable = True
-            watched = guard.watch(ground, server) if why else machine.get("watch")
-            record_watch(ground, server, watched or {})
+            watched = guard.watch(context, server) if why else machine.get("watch")
+            record_watch(context, server, watched or {})
         except ConnectError as error:
             reachable, failure = False, error.what
     now = time.time()
-    watch, watched_at = _last_watch(ground, server) if server else ({}, None)
+    watch, watched_at = _last_watch(context, server) if server else ({}, None)
     return {
-        "lab": ground.config.name,
-        "lab_id": ground.lab_id,
+        "lab": context.config.name,
+        "lab_id": context.lab_id,
         "keeper": keeper,
         "server": server,
         "reachable": reachable,
         "why": failure,
         "disk": machine.get("disk"),
-        "clocks": _clocks(ground, server, watch, now) if server else {},
+        "clocks": _clocks(context, server, watch, now) if server else {},
         "watch": watch,
         "watched_at": watched_at,
-        "cost_usd": round(spent_usd(ground.state, ground.lab_id, now), 4),
-        "kept": list_kept_disks(ground.state, ground.lab_id),
-        "ended": _list_ends(ground),
-        "runs": list(reversed(ground.state.list_runs(ground.lab_id))),
+        "cost_usd": round(spent_usd(context.state, context.lab_id, now), 4),
+        "kept": list_kept_disks(context.state, context.lab_id),
+        "ended": _list_ends(context),
+        "runs": list(reversed(context.state.list_runs(context.lab_id))),
         "now": now,
     }
 
 
-def _list_ends(ground: LabContext) -> dict[str, str]:
+def _list_ends(context: LabContext) -> dict[str, str]:
     """Return the reasons that the provider gave for servers' ends, by server id."""
-    ends = ground.state.list_events(lab_id=ground.lab_id, kind="gone")
+    ends = context.state.list_events(lab_id=context.lab_id, kind="gone")
     return {end.server_id: end.detail["why"] for end in ends if end.detail.get("why")}
 
 
 def _clocks(
-    ground: LabContext, server: Server, watch: dict[str, Any], now: float
+    context: LabContext, server: Server, watch: dict[str, Any], now: float
 ) -> dict[str, Any]:
     """Return the server's age, lab.yaml's limits, and whether the watchdog enforces them."""
-    need = ground.config.server.need
+    need = context.config.server.need
     return {
         "up_s": now - server.created_at,
         "ttl_s": need.ttl_s,
@@ -95,20 +95,20 @@ def _clocks(
     }
 
 
-def record_watch(ground: LabContext, server: Server, watch: dict[str, Any]) -> None:
+def record_watch(context: LabContext, server: Server, watch: dict[str, Any]) -> None:
     """Record the watchdog's report, the ledger's only source for idle hours."""
     if not watch:
         return
     elapsed_s, idle_s = watch.get("elapsed_s") or 0.0, watch.get("idle_total_s") or 0.0
     share = round(min(1.0, idle_s / elapsed_s), 4) if elapsed_s else None
-    ground.state.record(
+    context.state.record(
         "watch",
-        lab_id=ground.lab_id,
+        lab_id=context.lab_id,
         server_id=server.id,
         detail={"watch": watch, "idle_share": share},
     )
 
 
-def _last_watch(ground: LabContext, server: Server) -> tuple[dict[str, Any], float | None]:
-    reports = ground.state.list_events(server_id=server.id, kind="watch", limit=1)
+def _last_watch(context: LabContext, server: Server) -> tuple[dict[str, Any], float | None]:
+    reports = context.state.list_events(server_id=server.id, kind="watch", limit=1)
     return (reports[0].detail["watch"], reports[0].at) if reports else ({}, None)

@@ -19,18 +19,18 @@ from labctl.servers.reachability import reach
 from labctl.stores.lab_store import prepare_store
 
 
-def up(ground: LabContext, listed: Sequence[Server] | None = None) -> Server:
+def up(context: LabContext, listed: Sequence[Server] | None = None) -> Server:
     """Get a ready server, the lab's own or a new one. Safe to repeat and to interrupt.
 
     `listed` is the provider's list of servers, if the caller has just fetched it.
     """
-    with ground.state.hold_lab(ground.lab_id, "up"):
+    with context.state.hold_lab(context.lab_id, "up"):
         try:
-            with explain_open_costs(ground, LabError):
-                need = ground.config.server.need
-                server = adopt(ground, listed) or attempts.create_server(ground, need)
-                server = make_ready(ground, server)
-                select_gpus(need, ground.load_facts(server), ground.reporter)
+            with explain_open_costs(context, LabError):
+                need = context.config.server.need
+                server = adopt(context, listed) or attempts.create_server(context, need)
+                server = make_ready(context, server)
+                select_gpus(need, context.load_facts(server), context.reporter)
                 return server
         except KeyboardInterrupt:
             raise InterruptError(
@@ -40,39 +40,39 @@ def up(ground: LabContext, listed: Sequence[Server] | None = None) -> Server:
             ) from None
 
 
-def make_ready(ground: LabContext, server: Server) -> Server:
+def make_ready(context: LabContext, server: Server) -> Server:
     """Wait for the machine and its sshd, then install what labctl needs on it."""
-    deadlines.note_declined(ground, server)
-    server, transport = reach(ground, server)
-    server = first_contact.replace_first_host_key(ground, server, transport)
+    deadlines.note_declined(context, server)
+    server, transport = reach(context, server)
+    server = first_contact.replace_first_host_key(context, server, transport)
     facts = prepare(
         transport,
         server,
         probe(transport),
-        playbooks_dir=ground.paths.data_dir / "playbooks",
-        ssh_config=ground.connections.config_path(server.id),
-        reporter=ground.reporter,
-        boto3=_needs_boto3(ground),
+        playbooks_dir=context.paths.data_dir / "playbooks",
+        ssh_config=context.connections.config_path(server.id),
+        reporter=context.reporter,
+        boto3=_needs_boto3(context),
     )
-    ground.save_facts(server, facts)
-    ground.state.save_server(server)
-    prepare_store(ground, server)
-    need = ground.config.server.need
-    left = attempts.budget_left_usd(ground, need, but=server.id)
-    watch = guard.arm(ground, server, budget_left_usd=left, ceiling_s=need.max_ttl_s)
+    context.save_facts(server, facts)
+    context.state.save_server(server)
+    prepare_store(context, server)
+    need = context.config.server.need
+    left = attempts.budget_left_usd(context, need, but=server.id)
+    watch = guard.arm(context, server, budget_left_usd=left, ceiling_s=need.max_ttl_s)
     for warning in watch.get("cannot") or ():
-        ground.reporter.emit(Note(text=warning, level="warning"))
-    if text := deadlines.describe(ground, server, watch):
-        ground.reporter.emit(Note(text=text))
+        context.reporter.emit(Note(text=warning, level="warning"))
+    if text := deadlines.describe(context, server, watch):
+        context.reporter.emit(Note(text=text))
     detail = provenance.describe_machine(facts)
-    ground.state.record("ready", lab_id=ground.lab_id, server_id=server.id, detail=detail)
-    disk_restore.restore(ground, server)
+    context.state.record("ready", lab_id=context.lab_id, server_id=server.id, detail=detail)
+    disk_restore.restore(context, server)
     return server
 
 
-def _needs_boto3(ground: LabContext) -> bool:
+def _needs_boto3(context: LabContext) -> bool:
     """Whether the server needs boto3: it keeps its own disk at its end, or uses S3."""
-    provider = ground.provider
+    provider = context.provider
     keeps = isinstance(provider, Keep) and provider.can_keep_itself
-    addresses = [ground.config.store, *(source.url for source in ground.config.data.values())]
+    addresses = [context.config.store, *(source.url for source in context.config.data.values())]
     return keeps or any(address.startswith("s3:") for address in addresses)

@@ -71,7 +71,7 @@ class Provider(Protocol):
     settings_type: ClassVar[type[Value]]
     settle_s: float
 
-    def __init__(self, settings: Any, surroundings: ProviderContext) -> None: ...
+    def __init__(self, settings: Any, context: ProviderContext) -> None: ...
 
     def get_account(self) -> ProviderAccount:
         """Return the account of the credentials in use; ProviderAccount() without accounts.

@@ -98,9 +98,9 @@ class CourseProvider:
     settings_type: ClassVar[type[Value]] = CourseSettings
     settle_s: float = 0.0
 
-    def __init__(self, settings: CourseSettings, surroundings: ProviderContext) -> None:
+    def __init__(self, settings: CourseSettings, context: ProviderContext) -> None:
         self.settings = settings
-        self.surroundings = surroundings
+        self.context = context
         self._lock = threading.Lock()
         self._channel: Any = None
 
@@ -201,7 +201,7 @@ class CourseProvider:
             host=match["host"],
             port=int(match["port"] or 22),
             user=match["user"],
-            identity=self.settings.identity or self.surroundings.student_key,
+            identity=self.settings.identity or self.context.student_key,
             host_key=self.settings.host_key,
         )
 
@@ -229,9 +229,9 @@ class CourseProvider:
     def _open_channel(self) -> Any:
         with self._lock:
             if self._channel is None:
-                if self.surroundings.talk is None:
+                if self.context.talk is None:
                     raise UsageError("a keeper cannot be reached from here")
-                self._channel = self.surroundings.talk(self.endpoint, REQUEST)
+                self._channel = self.context.talk(self.endpoint, REQUEST)
                 weakref.finalize(self, self._channel.close)
             return self._channel
 

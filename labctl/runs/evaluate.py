@@ -59,26 +59,28 @@ class EvaluationResult(Value, frozen=True):
     file: str = ""
 
 
-def resolve_target(ground: LabContext, which: str) -> EvaluationTarget:
+def resolve_target(context: LabContext, which: str) -> EvaluationTarget:
     """Resolve `which`: "" (the latest run), a run, a checkpoint of the latest run, or a path.
 
     UsageError for a path outside of the lab's runs; NotFoundError if nothing here has that name.
     """
-    runs_dir = (ground.config.root / "runs").resolve()
-    if not which or (NAME_PATTERN.fullmatch(which) and ground.state.get_run(ground.lab_id, which)):
-        run = runs.find_run(ground, which)
+    runs_dir = (context.config.root / "runs").resolve()
+    if not which or (
+        NAME_PATTERN.fullmatch(which) and context.state.get_run(context.lab_id, which)
+    ):
+        run = runs.find_run(context, which)
         return EvaluationTarget(run=run, path="checkpoints", directory=runs_dir / run.id)
-    for base in (Path.cwd(), ground.config.root, runs_dir):
+    for base in (Path.cwd(), context.config.root, runs_dir):
         path = (base / which).resolve()
         if path.is_dir() and path != runs_dir:
             if not path.is_relative_to(runs_dir):
                 continue
             run_id, *inner = path.relative_to(runs_dir).parts
-            run = runs.find_run(ground, run_id)
+            run = runs.find_run(context, run_id)
             return EvaluationTarget(
                 run=run, path="/".join(inner) or "checkpoints", directory=runs_dir / run_id
             )
-    latest = runs.find_run(ground)
+    latest = runs.find_run(context)
     if (runs_dir / latest.id / "checkpoints" / which).is_dir() and "/" not in which:
         return EvaluationTarget(
             run=latest, path=f"checkpoints/{which}", directory=runs_dir / latest.id
@@ -101,20 +103,20 @@ def _list_checkpoints(run: Path) -> str:
     return f"checkpoints of {run.name}: {', '.join(names[-5:])}" if names else ""
 
 
-def evaluate(ground: LabContext, which: str = "") -> EvaluationResult:
+def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
     """Run evaluate.py here on pulled checkpoints; LabError if torch or the script is missing.
 
     PolicyError if a checkpoint holds pickles. The script's last line must be a JSON object with
     accuracy and checkpoint; the file that it writes to LABCTL_EVALUATION is kept.
     """
-    choice = resolve_target(ground, which)
+    choice = resolve_target(context, which)
     path = choice.directory / choice.path
     if not path.is_dir():
         raise NotFoundError(
             f"run {choice.run.id} was not pulled to this machine",
             hint=f"labctl pull {choice.run.id}",
         )
-    if not (ground.config.root / "evaluate.py").is_file():
+    if not (context.config.root / "evaluate.py").is_file():
         raise NotFoundError(
             "this lab has no evaluate.py",
             why="eval runs `python evaluate.py CHECKPOINTS` in the lab directory",
@@ -129,16 +131,16 @@ def evaluate(ground: LabContext, which: str = "") -> EvaluationResult:
             why=f"evaluate.py runs with {sys.executable}",
             hint="pip install 'labctl[train]'; or labctl eval --on-server",
         )
-    ground.reporter.emit(Step(name="evaluating"))
+    context.reporter.emit(Step(name="evaluating"))
     staging = choice.directory / f".{FILE}.{secrets.token_hex(4)}"
     try:
-        last_line = _run_evaluate(ground.config.root, path, staging)
+        last_line = _run_evaluate(context.config.root, path, staging)
         evaluation = _parse(staging.read_bytes(), "here") if staging.is_file() else None
     finally:
         staging.unlink(missing_ok=True)
-    ground.reporter.emit(Step(name="evaluating", done=True))
+    context.reporter.emit(Step(name="evaluating", done=True))
     if evaluation is None:
-        _report_no_details(ground)
+        _report_no_details(context)
     else:
         _keep(choice.directory / FILE, evaluation)
     checkpoint = evaluation.checkpoint if evaluation else str(last_line.get("checkpoint", ""))
@@ -154,31 +156,31 @@ def evaluate(ground: LabContext, which: str = "") -> EvaluationResult:
 
 
 def evaluate_on_server(
-    ground: LabContext, which: str = "", *, time_limit_s: int = THERE_LIMIT_S
+    context: LabContext, which: str = "", *, time_limit_s: int = THERE_LIMIT_S
 ) -> EvaluationResult:
     """Evaluate on the server, with the run's own code and image; see agent/sandbox/evaluation.py.
 
     Works without a pull. LabError with the last output if evaluate.py fails or writes no
     evaluation.
     """
-    choice = resolve_target(ground, which)
-    server = ground.get_server()
+    choice = resolve_target(context, which)
+    server = context.get_server()
     request = {
-        "lab": ground.config.name,
-        "lab_id": ground.lab_id,
+        "lab": context.config.name,
+        "lab_id": context.lab_id,
         "run": choice.run.id,
         "checkpoint": choice.path,
-        "gpus": select_gpus(ground.config.server.need, ground.load_facts(server), None),
+        "gpus": select_gpus(context.config.server.need, context.load_facts(server), None),
         "deadline_s": time_limit_s,
     }
-    remote = ground.open_agent(server)
+    remote = context.open_agent(server)
     name = "evaluating on the server"
-    ground.reporter.emit(Step(name=name))
+    context.reporter.emit(Step(name=name))
     reply = remote.call("evaluate", request, timeout_s=time_limit_s + LINK_S)
     if "missing" in reply:
-        images.ensure_image(ground, server, remote, reply["missing"], of_run=choice.run.id)
+        images.ensure_image(context, server, remote, reply["missing"], of_run=choice.run.id)
         reply = remote.call("evaluate", request, timeout_s=time_limit_s + LINK_S)
-    ground.reporter.emit(Step(name=name, done=True))
+    context.reporter.emit(Step(name=name, done=True))
     if reply.get("code") != 0 or not reply.get("evaluation"):
         raise _server_failure(choice.run.id, reply)
     evaluation = _parse(msgspec.json.encode(reply["evaluation"]), "server")
@@ -288,9 +290,9 @@ def _run_evaluate(root: Path, checkpoints: Path, out: Path) -> dict[str, Any]:
     return result
 
 
-def _report_no_details(ground: LabContext) -> None:
+def _report_no_details(context: LabContext) -> None:
     text = "evaluate.py reported only its accuracy: the report will show no classes or mistakes"
-    ground.reporter.emit(Note(text=text))
+    context.reporter.emit(Note(text=text))
 
 
 def _server_failure(run_id: str, reply: dict[str, Any]) -> LabError:

@@ -26,26 +26,26 @@ BUILD_S = 3600.0
 COPY = re.compile(r"^\s*(?:COPY|ADD)\s+(.*)$", re.IGNORECASE)
 
 
-def build_args(ground: LabContext, image: ImageConfig) -> dict[str, str]:
+def build_args(context: LabContext, image: ImageConfig) -> dict[str, str]:
     """Return lab.yaml's build arguments, overridden by this machine's settings."""
     args = dict(image.args)
-    if ground.config.base_image:
-        args["BASE"] = ground.config.base_image
-    if ground.config.package_index:
-        args["PIP_INDEX_URL"] = ground.config.package_index
+    if context.config.base_image:
+        args["BASE"] = context.config.base_image
+    if context.config.package_index:
+        args["PIP_INDEX_URL"] = context.config.package_index
     return args
 
 
-def image_reference(ground: LabContext) -> str:
+def image_reference(context: LabContext) -> str:
     """Return the image of a run. For a build, its tag is a hash of everything that goes into it."""
-    image = ground.config.image
+    image = context.config.image
     if image.reference:
         return image.reference
-    directory = ground.config.root / image.build
+    directory = context.config.root / image.build
     # Files that are never pushed cannot be in the image: a pull must not change the tag.
-    absent = NEVER_AT_TOP if directory == ground.config.root else frozenset[str]()
-    digest = content_hash(directory, build_args(ground, image), absent)
-    return f"labctl/{ground.config.name}:{digest[:16]}"
+    absent = NEVER_AT_TOP if directory == context.config.root else frozenset[str]()
+    digest = content_hash(directory, build_args(context, image), absent)
+    return f"labctl/{context.config.name}:{digest[:16]}"
 
 
 def content_hash(
@@ -89,52 +89,52 @@ def list_copied_files(directory: Path, dockerfile: str) -> set[Path]:
 
 
 def ensure_image(
-    ground: LabContext, server: Server, remote: AgentClient, wanted: str, of_run: str = ""
+    context: LabContext, server: Server, remote: AgentClient, wanted: str, of_run: str = ""
 ) -> None:
     """Build the image `wanted` on the server, pull it there, or send it from this machine.
 
     A build uses the pushed code, or the code snapshot of the run `of_run`.
     """
-    image = ground.config.image
-    with ground.state.hold_lab(f"{ground.lab_id}-image", "build the image", wait_s=BUILD_S):
+    image = context.config.image
+    with context.state.hold_lab(f"{context.lab_id}-image", "build the image", wait_s=BUILD_S):
         if image.build:
-            _build(ground, server, remote, image, wanted, of_run)
+            _build(context, server, remote, image, wanted, of_run)
         else:
-            provide_image(ground, server, remote, wanted)
+            provide_image(context, server, remote, wanted)
 
 
-def provide_image(ground: LabContext, server: Server, remote: AgentClient, wanted: str) -> None:
+def provide_image(context: LabContext, server: Server, remote: AgentClient, wanted: str) -> None:
     """Get a finished image onto the server: send it if this machine has it, else pull it there."""
-    if not _send_local_image(ground, server, wanted):
-        _pull(ground, remote, wanted)
+    if not _send_local_image(context, server, wanted):
+        _pull(context, remote, wanted)
 
 
 def _build(
-    ground: LabContext,
+    context: LabContext,
     server: Server,
     remote: AgentClient,
     image: ImageConfig,
     wanted: str,
     of_run: str,
 ) -> None:
-    args = build_args(ground, image)
-    base = ground.config.base_image
+    args = build_args(context, image)
+    base = context.config.base_image
     if base and not remote.call("image", {"references": [base]})["ids"][base]:
-        provide_image(ground, server, remote, base)
-    push_wheelhouse(ground, server, remote)
+        provide_image(context, server, remote, base)
+    push_wheelhouse(context, server, remote)
     name = f"building {wanted}"
-    ground.reporter.emit(Step(name=name))
-    lines = BuildLines(ground.reporter, name)
+    context.reporter.emit(Step(name=name))
+    lines = BuildLines(context.reporter, name)
     closing = remote.stream(
         "build",
         {
-            "lab": ground.config.name,
-            "lab_id": ground.lab_id,
+            "lab": context.config.name,
+            "lab_id": context.lab_id,
             "directory": image.build,
             "run": of_run,
             "tag": wanted,
             "args": args,
-            "wheelhouse": bool(ground.config.wheelhouse),
+            "wheelhouse": bool(context.config.wheelhouse),
         },
         on_reply=lambda _: None,
         on_bytes=lines.feed,
@@ -146,27 +146,27 @@ def _build(
             why="\n".join(closing["tail"]),
             hint=f"labctl ssh -- cat {closing['log']}   # the full log",
         )
-    ground.reporter.emit(Step(name=name, done=True))
+    context.reporter.emit(Step(name=name, done=True))
 
 
-def push_wheelhouse(ground: LabContext, server: Server, remote: AgentClient) -> None:
+def push_wheelhouse(context: LabContext, server: Server, remote: AgentClient) -> None:
     """Push this machine's wheelhouse, for pip in a build; do nothing if none is configured."""
     from labctl.sync.push import push
 
-    if not ground.config.wheelhouse:
+    if not context.config.wheelhouse:
         return
-    root, wheels = ground.config.root, Path(ground.config.wheelhouse)
+    root, wheels = context.config.root, Path(context.config.wheelhouse)
     index = HashIndex(root, "data/wheelhouse")
-    files = scan_data(root, "wheelhouse", wheels, ground.reporter, later=index)
-    target = (remote, ground.config.name, ground.lab_id, "wheelhouse")
-    with hold_transfers(ground.config.root, "push", ground.reporter):
-        push(*target, wheels, files, ground.reporter, index=index)
+    files = scan_data(root, "wheelhouse", wheels, context.reporter, later=index)
+    target = (remote, context.config.name, context.lab_id, "wheelhouse")
+    with hold_transfers(context.config.root, "push", context.reporter):
+        push(*target, wheels, files, context.reporter, index=index)
 
 
-def _pull(ground: LabContext, remote: AgentClient, wanted: str) -> None:
+def _pull(context: LabContext, remote: AgentClient, wanted: str) -> None:
     name = f"pulling {wanted} on the server"
-    ground.reporter.emit(Step(name=name))
-    lines = BuildLines(ground.reporter, name)
+    context.reporter.emit(Step(name=name))
+    lines = BuildLines(context.reporter, name)
     closing = remote.stream(
         "pull-image", {"reference": wanted}, on_reply=lambda _: None, on_bytes=lines.feed
     )
@@ -176,10 +176,10 @@ def _pull(ground: LabContext, remote: AgentClient, wanted: str) -> None:
             why="\n".join(closing["tail"][-3:]),
             hint="check `image:` in lab.yaml, or set a base image with LABCTL_BASE_IMAGE",
         )
-    ground.reporter.emit(Step(name=name, done=True))
+    context.reporter.emit(Step(name=name, done=True))
 
 
-def _send_local_image(ground: LabContext, server: Server, wanted: str) -> bool:
+def _send_local_image(context: LabContext, server: Server, wanted: str) -> bool:
     """Pipe `docker save` here into `docker load` there; False if this machine lacks the image.
 
     For labs without a container registry, and for images that exist only on this machine.
@@ -191,14 +191,14 @@ def _send_local_image(ground: LabContext, server: Server, wanted: str) -> bool:
     if inspected.returncode != 0:
         return False
     name = f"sending {wanted}"
-    ground.reporter.emit(Step(name=name))
-    config = str(ground.connections.config_path(server.id))
+    context.reporter.emit(Step(name=name))
+    config = str(context.connections.config_path(server.id))
     load = command_argv(config, server.id, portable_line("docker load -q"))
     with (
         subprocess.Popen(["docker", "save", wanted], stdout=subprocess.PIPE) as save,
         subprocess.Popen(load, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as loading,
     ):
-        _copy_stream(ground, name, save, loading, int(inspected.stdout.strip() or 0))
+        _copy_stream(context, name, save, loading, int(inspected.stdout.strip() or 0))
     if save.returncode != 0 or loading.returncode != 0:
         raise LabError(
             f"cannot send {wanted} to the server",
@@ -206,18 +206,18 @@ def _send_local_image(ground: LabContext, server: Server, wanted: str) -> bool:
             f"{loading.returncode}",
             hint="labctl doctor",
         )
-    ground.reporter.emit(Step(name=name, done=True))
+    context.reporter.emit(Step(name=name, done=True))
     return True
 
 
-def _copy_stream(ground: LabContext, name: str, save: Any, loading: Any, total: int) -> None:
+def _copy_stream(context: LabContext, name: str, save: Any, loading: Any, total: int) -> None:
     sent = 0
     try:
         while block := save.stdout.read(1 << 20):
             loading.stdin.write(block)
             sent += len(block)
             progress = Progress(name=name, done=sent, total=max(total, sent), unit="bytes")
-            ground.reporter.emit(progress)
+            context.reporter.emit(progress)
         loading.stdin.close()
     except BrokenPipeError:
         save.terminate()

@@ -23,7 +23,7 @@ RECOVERED_WITHIN_S = 600.0
 
 
 def pull(
-    ground: LabContext,
+    context: LabContext,
     server: Server,
     run_ids: list[str],
     *,
@@ -36,31 +36,31 @@ def pull(
     With `only`, pull only these directories of the runs. BusyError if another transfer of the lab
     lasts longer than `wait_s` seconds.
     """
-    remote = ground.open_agent(server)
-    runs.refresh(ground, server, remote)
+    remote = context.open_agent(server)
+    runs.refresh(context, server, remote)
     result = transfer.pull(
         remote,
-        ground.config.name,
-        ground.lab_id,
+        context.config.name,
+        context.lab_id,
         run_ids,
-        ground.config.root,
-        reporter=ground.reporter,
+        context.config.root,
+        reporter=context.reporter,
         everything=everything,
         only=only,
-        records=ground.state.list_runs(ground.lab_id),
+        records=context.state.list_runs(context.lab_id),
         wait_s=wait_s,
     )
     return list(result.runs)
 
 
-def list_missing(ground: LabContext, server: Server) -> tuple[MissingFile, ...]:
+def list_missing(context: LabContext, server: Server) -> tuple[MissingFile, ...]:
     """List the files of runs that are on the server but not on this machine's disk."""
-    source = (ground.open_agent(server), ground.config.name, ground.lab_id)
-    return transfer.verify(*source, [], ground.config.root, everything=True)
+    source = (context.open_agent(server), context.config.name, context.lab_id)
+    return transfer.verify(*source, [], context.config.root, everything=True)
 
 
 def follow_outputs(
-    ground: LabContext,
+    context: LabContext,
     run_id: str,
     *,
     every_s: float = EVERY_S,
@@ -75,15 +75,15 @@ def follow_outputs(
     while True:
         may_recover = time.monotonic() - last_active_s < RECOVERED_WITHIN_S
         try:
-            (pulled,) = pull(ground, ground.get_server(), [run_id])
+            (pulled,) = pull(context, context.get_server(), [run_id])
         except (BusyError, NotFoundError) as error:
             if isinstance(error, NotFoundError) and not may_recover:
                 raise
-            ground.reporter.emit(Note(text=f"{error.what}; trying again", level="warning"))
+            context.reporter.emit(Note(text=f"{error.what}; trying again", level="warning"))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         else:
             on_round(pulled)
-            run, pause_s = runs.find_run(ground, run_id), every_s
+            run, pause_s = runs.find_run(context, run_id), every_s
             may_resume = may_recover and run.state == "lost" and not run.stopped_by
             if not may_resume and (pulled.complete or run.has_ended):
                 return pulled

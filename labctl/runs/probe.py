@@ -86,7 +86,7 @@ def parse_amount(text: str) -> ProbeAmount:
 
 
 def probe(
-    ground: LabContext,
+    context: LabContext,
     command: tuple[str, ...],
     wanted: ProbeAmount,
     *,
@@ -99,32 +99,32 @@ def probe(
     LabError if the run fails or does not report its steps. The probe is stopped in any case, also
     after an error or an interruption.
     """
-    server = ground.get_server()
-    spec = runs.build_spec(ground, server, command, f"probe-{runs.make_run_id()}", False)
+    server = context.get_server()
+    spec = runs.build_spec(context, server, command, f"probe-{runs.make_run_id()}", False)
     if push:
-        lab_files.push(ground, server, force=False)
+        lab_files.push(context, server, force=False)
     run = runs.start(
-        ground,
+        context,
         server,
         spec,
         follow=False,
         on_start=lambda run, _: on_start(run),
         on_log=lambda block: None,
     )
-    monitor = _ProbeMonitor(ground, server, run)
+    monitor = _ProbeMonitor(context, server, run)
     try:
         monitor.run_until(wanted, pause)
     finally:
         if not monitor.run.has_ended:
-            monitor.run, _ = runs.cancel(ground, server, run.id, GRACE_S)
-    return _summarize(ground, server, monitor)
+            monitor.run, _ = runs.cancel(context, server, run.id, GRACE_S)
+    return _summarize(context, server, monitor)
 
 
 class _ProbeMonitor:
     """Follows the probe's run: its progress, and the remaining time and budget of the server."""
 
-    def __init__(self, ground: LabContext, server: Server, run: Run) -> None:
-        self.ground = ground
+    def __init__(self, context: LabContext, server: Server, run: Run) -> None:
+        self.context = context
         self.server = server
         self.run = run
         self.points: list[StepCount] = []
@@ -153,17 +153,17 @@ class _ProbeMonitor:
 
     def _poll(self) -> bool:
         """Ask the server; return whether the run has made progress. False for a lost connection."""
-        about = {"lab": self.ground.config.name, "lab_id": self.ground.lab_id}
+        about = {"lab": self.context.config.name, "lab_id": self.context.lab_id}
         try:
-            reply = self.ground.open_agent(self.server).call(
+            reply = self.context.open_agent(self.server).call(
                 "status", {**about, "runs": [self.run.id]}
             )
         except BusyError as error:
             text = f"{error.what}; the probe is still running, trying again"
-            self.ground.reporter.emit(Note(text=text, level="warning"))
+            self.context.reporter.emit(Note(text=text, level="warning"))
             return False
         (status,) = reply["runs"]
-        self.run = runs.record_run(self.ground, self.server, status)
+        self.run = runs.record_run(self.context, self.server, status)
         self.watch = reply.get("watch") or {}
         step, at = self.run.progress.get("step"), status.get("progress_at")
         self.total_steps = self.run.progress.get("total_steps", 0.0)
@@ -178,7 +178,7 @@ class _ProbeMonitor:
 
     def _report_progress(self, done: float, target: float) -> None:
         event = Progress(name=STEP, done=min(done, target), total=target, unit="steps")
-        self.ground.reporter.emit(event)
+        self.context.reporter.emit(event)
 
     def _no_progress_error(self, why: str) -> LabError:
         return LabError(
@@ -196,7 +196,7 @@ class _ProbeMonitor:
             )
 
 
-def _summarize(ground: LabContext, server: Server, monitor: _ProbeMonitor) -> ProbeResult:
+def _summarize(context: LabContext, server: Server, monitor: _ProbeMonitor) -> ProbeResult:
     """Predict the whole run from the probe's progress."""
     run, measured = monitor.run, monitor.pace
     finished = measured is None
@@ -206,7 +206,7 @@ def _summarize(ground: LabContext, server: Server, monitor: _ProbeMonitor) -> Pr
     else:
         times = predict_time(measured, monitor.total_steps)
     price = server.offer.price_usd_per_hour
-    elsewhere, note = ((), "") if finished else _compare_offers(ground, server, times)
+    elsewhere, note = ((), "") if finished else _compare_offers(context, server, times)
     return ProbeResult(
         run=run,
         server=server,
@@ -233,13 +233,13 @@ def find_earlier_limit(watch: dict[str, float | None], seconds: float) -> str:
 
 
 def _compare_offers(
-    ground: LabContext, server: Server, times: PredictedTime
+    context: LabContext, server: Server, times: PredictedTime
 ) -> tuple[tuple[OfferComparison, ...], str]:
     """Compare other offers for the same need, the cheapest whole run first."""
     if not server.offer.price_usd_per_hour:
         return (), ""
     try:
-        offers = ground.provider.offers(ground.config.server.need)
+        offers = context.provider.offers(context.config.server.need)
     except NoOfferError:
         return (), ""
     except LabError as error:

@@ -124,9 +124,9 @@ def parse_status(out: bytes) -> GitState:
     )
 
 
-def record_origin(ground: LabContext, run: Run, wanted: RunSpec, looking: GitQuery) -> None:
+def record_origin(context: LabContext, run: Run, wanted: RunSpec, looking: GitQuery) -> None:
     """Record once how this run was started, without values of variables that look like secrets."""
-    if ground.state.list_events(lab_id=ground.lab_id, run_id=run.id, kind=CODE, limit=1):
+    if context.state.list_events(lab_id=context.lab_id, run_id=run.id, kind=CODE, limit=1):
         return
     code = looking.read_code()
     env = {key: "hidden" if SECRET_NAME.search(key) else value for key, value in wanted.env.items()}
@@ -141,8 +141,8 @@ def record_origin(ground: LabContext, run: Run, wanted: RunSpec, looking: GitQue
         "env": env,
         "gpus": wanted.gpus,
     }
-    ground.state.record(
-        CODE, lab_id=ground.lab_id, server_id=run.server_id, run_id=run.id, detail=detail
+    context.state.record(
+        CODE, lab_id=context.lab_id, server_id=run.server_id, run_id=run.id, detail=detail
     )
 
 

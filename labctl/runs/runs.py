@@ -32,13 +32,13 @@ def make_run_id() -> str:
 
 
 def build_spec(
-    ground: LabContext, server: Server, command: tuple[str, ...], run_id: str, tty: bool
+    context: LabContext, server: Server, command: tuple[str, ...], run_id: str, tty: bool
 ) -> RunSpec:
     """Build the run's spec. UsageError for an invalid name or a missing command.
 
     Also raises if the lab needs a GPU that the server does not have.
     """
-    config = ground.config
+    config = context.config
     words = command or config.run
     if not words:
         raise UsageError(
@@ -56,13 +56,13 @@ def build_spec(
     return RunSpec(
         id=run_id,
         lab=config.name,
-        lab_id=ground.lab_id,
+        lab_id=context.lab_id,
         command=words,
-        image=images.image_reference(ground),
+        image=images.image_reference(context),
         env=config.env,
         secrets=config.secrets,
         outputs=config.outputs,
-        gpus=select_gpus(config.server.need, ground.load_facts(server), ground.reporter),
+        gpus=select_gpus(config.server.need, context.load_facts(server), context.reporter),
         memory_bytes=config.limits.memory_bytes,
         cpus=config.limits.cpus,
         shm_bytes=config.limits.shm_bytes,
@@ -71,7 +71,7 @@ def build_spec(
 
 
 def start(
-    ground: LabContext,
+    context: LabContext,
     server: Server,
     wanted: RunSpec,
     *,
@@ -84,12 +84,12 @@ def start(
     After a lost connection, at whatever moment, this finds the same run again. KeyboardInterrupt
     passes through and does not stop the run.
     """
-    with provenance.GitQuery(ground.config.root) as git:
-        return _start(ground, server, wanted, git, follow, on_start, on_log)
+    with provenance.GitQuery(context.config.root) as git:
+        return _start(context, server, wanted, git, follow, on_start, on_log)
 
 
 def _start(
-    ground: LabContext,
+    context: LabContext,
     server: Server,
     wanted: RunSpec,
     git: provenance.GitQuery,
@@ -97,17 +97,17 @@ def _start(
     on_start: Callable[[Run, bool], None],
     on_log: Callable[[bytes], None],
 ) -> Run:
-    remote = ground.open_agent(server)
-    request = build_request(ground, wanted)
+    remote = context.open_agent(server)
+    request = build_request(context, wanted)
     log = _LogStream(on_log)
 
     def on_reply(reply: dict[str, Any]) -> None:
         if "run" in reply:
             run = to_run(reply["run"], server.id)
-            ground.state.save_run(run)
+            context.state.save_run(run)
             log.is_started = True
             on_start(run, bool(reply["found"]))
-            provenance.record_origin(ground, run, wanted, git)
+            provenance.record_origin(context, run, wanted, git)
         else:
             log.lacks_image = True
 
@@ -122,28 +122,28 @@ def _start(
             if not log.is_started:
                 raise
             text = f"{error.what}; the run is still active, reconnecting"
-            ground.reporter.emit(Note(text=text, level="warning"))
-            return watch(ground, server, wanted.id, offset=log.offset, on_log=on_log)
+            context.reporter.emit(Note(text=text, level="warning"))
+            return watch(context, server, wanted.id, offset=log.offset, on_log=on_log)
         if not log.lacks_image:
             break
         log.lacks_image = False
-        images.ensure_image(ground, server, remote, wanted.image)
+        images.ensure_image(context, server, remote, wanted.image)
     else:
         raise LabError(
             f"the server does not have {wanted.image}, although it was just built",
             hint="labctl doctor",
         )
-    return record_run(ground, server, closing["run"])
+    return record_run(context, server, closing["run"])
 
 
-def build_request(ground: LabContext, wanted: RunSpec) -> dict[str, Any]:
+def build_request(context: LabContext, wanted: RunSpec) -> dict[str, Any]:
     """Build the agent's request for a run, including the values of its secrets."""
-    return {"spec": msgspec.to_builtins(wanted), "secrets": _secrets(ground)}
+    return {"spec": msgspec.to_builtins(wanted), "secrets": _secrets(context)}
 
 
-def _secrets(ground: LabContext) -> dict[str, str]:
+def _secrets(context: LabContext) -> dict[str, str]:
     """Return the values of lab.yaml's secrets; they are sent on standard input only."""
-    values = read_secret_values(ground.paths, ground.lab_id, ground.config, copy_environment())
+    values = read_secret_values(context.paths, context.lab_id, context.config, copy_environment())
     return {name: value.reveal() for name, value in values.items()}
 
 
@@ -162,7 +162,7 @@ class _LogStream:
 
 
 def watch(
-    ground: LabContext,
+    context: LabContext,
     server: Server,
     run_id: str,
     *,
@@ -180,48 +180,48 @@ def watch(
     log = _LogStream(on_log, offset)
     pause_s, attempt = 0.5, ""
     while True:
-        request = _run_request(ground, run_id) | {
+        request = _run_request(context, run_id) | {
             "offset": log.offset,
             "wait": follow,
             "tail": tail,
         }
         request["attempt"] = attempt
-        server = _find_current(ground, server, run_id)
+        server = _find_current(context, server, run_id)
 
         def on_reply(reply: dict[str, Any], server: Server = server) -> None:
             nonlocal tail, pause_s, attempt
             log.offset, tail, pause_s = int(reply["offset"]), 0, 0.5
-            attempt = record_run(ground, server, reply["run"]).container
+            attempt = record_run(context, server, reply["run"]).container
 
         try:
-            closing = ground.open_agent(server).stream(
+            closing = context.open_agent(server).stream(
                 "follow", request, on_reply=on_reply, on_bytes=log.feed
             )
         except ConnectError as error:
             if not follow:
                 raise
             on_cut()
-            refresh_address(ground, server)
+            refresh_address(context, server)
             text = f"{error.what}; the run is still active, reconnecting in {pause_s:g} s"
-            ground.reporter.emit(Note(text=text, level="warning"))
+            context.reporter.emit(Note(text=text, level="warning"))
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             continue
-        return record_run(ground, server, closing["run"])
+        return record_run(context, server, closing["run"])
 
 
-def _find_current(ground: LabContext, server: Server, run_id: str) -> Server:
+def _find_current(context: LabContext, server: Server, run_id: str) -> Server:
     """Return the server with its newest address, or the one that the run was recovered on."""
-    current = ground.state.get_lab_server(ground.lab_id)
-    run = ground.state.get_run(ground.lab_id, run_id)
+    current = context.state.get_lab_server(context.lab_id)
+    run = context.state.get_run(context.lab_id, run_id)
     moved = current and run and run.server_id == current.id
     return current if current and (moved or current.id == server.id) else server
 
 
-def refresh_address(ground: LabContext, server: Server) -> None:
+def refresh_address(context: LabContext, server: Server) -> None:
     """Record the server's current address from its provider, if the host key is unchanged."""
     try:
-        current = ground.provider.find(server.id)
+        current = context.provider.find(server.id)
     except LabError:
         return  # this machine may be offline; the next lost connection tries again
     if current is None or current.state != "running" or not current.endpoint.port:
@@ -229,32 +229,32 @@ def refresh_address(ground: LabContext, server: Server) -> None:
     old, new = server.endpoint, current.endpoint
     same_key = new.host_key in (old.host_key, old.next_host_key)
     if same_key and (new.host, new.port) != (old.host, old.port):
-        ground.state.save_server(ground.assign_alias(current, server))
+        context.state.save_server(context.assign_alias(current, server))
 
 
-def cancel(ground: LabContext, server: Server, run_id: str, grace_s: int) -> tuple[Run, bool]:
+def cancel(context: LabContext, server: Server, run_id: str, grace_s: int) -> tuple[Run, bool]:
     """Send SIGTERM, then SIGKILL after `grace_s` seconds; return (run, whether it had ended)."""
-    remote = ground.open_agent(server)
-    request = _run_request(ground, run_id) | {"grace_s": grace_s}
+    remote = context.open_agent(server)
+    request = _run_request(context, run_id) | {"grace_s": grace_s}
     reply = remote.call("cancel", request, timeout_s=grace_s + 60.0)
-    return record_run(ground, server, reply["run"]), bool(reply["already"])
+    return record_run(context, server, reply["run"]), bool(reply["already"])
 
 
 def refresh(
-    ground: LabContext, server: Server, remote: AgentClient | None = None
+    context: LabContext, server: Server, remote: AgentClient | None = None
 ) -> dict[str, Any]:
     """Fetch and record all runs of the server in one request; return the full reply."""
-    remote = remote or ground.open_agent(server)
-    reply = remote.call("status", {"lab": ground.config.name, "lab_id": ground.lab_id})
+    remote = remote or context.open_agent(server)
+    reply = remote.call("status", {"lab": context.config.name, "lab_id": context.lab_id})
     for status in reply["runs"]:
-        record_run(ground, server, status)
+        record_run(context, server, status)
     return reply
 
 
-def record_run(ground: LabContext, server: Server, status: dict[str, Any]) -> Run:
+def record_run(context: LabContext, server: Server, status: dict[str, Any]) -> Run:
     """Record a run from the agent's reply and return it."""
     run = to_run(status, server.id)
-    ground.state.save_run(run)
+    context.state.save_run(run)
     return run
 
 
@@ -266,26 +266,26 @@ def to_run(status: dict[str, Any], server_id: str) -> Run:
     return msgspec.convert(fields, Run)
 
 
-def find_run(ground: LabContext, run_id: str = "") -> Run:
+def find_run(context: LabContext, run_id: str = "") -> Run:
     """Return the run with this name, or the lab's latest; NotFoundError if none exists."""
-    run = ground.state.get_run(ground.lab_id, run_id) if run_id else _find_latest(ground)
+    run = context.state.get_run(context.lab_id, run_id) if run_id else _find_latest(context)
     if run is None:
         raise NotFoundError(
-            f"there is no run {run_id}" if run_id else f"{ground.config.name} has no runs yet",
+            f"there is no run {run_id}" if run_id else f"{context.config.name} has no runs yet",
             hint="labctl status --refresh" if run_id else "labctl run",
         )
     return run
 
 
-def _find_latest(ground: LabContext) -> Run | None:
-    newest = ground.state.get_latest_run(ground.lab_id)
+def _find_latest(context: LabContext) -> Run | None:
+    newest = context.state.get_latest_run(context.lab_id)
     if newest is None or not newest.id.startswith(AUXILIARY):
         return newest
     normal = [
-        run for run in ground.state.list_runs(ground.lab_id) if not run.id.startswith(AUXILIARY)
+        run for run in context.state.list_runs(context.lab_id) if not run.id.startswith(AUXILIARY)
     ]
     return normal[-1] if normal else None
 
 
-def _run_request(ground: LabContext, run_id: str) -> dict[str, Any]:
-    return {"lab": ground.config.name, "lab_id": ground.lab_id, "run": run_id}
+def _run_request(context: LabContext, run_id: str) -> dict[str, Any]:
+    return {"lab": context.config.name, "lab_id": context.lab_id, "run": run_id}

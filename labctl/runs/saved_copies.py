@@ -41,17 +41,17 @@ from labctl.sync.transfer_lock import hold_transfers
 Fetch = Callable[[AnnouncedFile, Path], None]
 
 
-def pull_from_store(ground: LabContext, run_id: str) -> PulledRun:
+def pull_from_store(context: LabContext, run_id: str) -> PulledRun:
     """Pull a run's files and final state from the lab's store; NotFoundError if it has none."""
-    store = open_lab_store(ground)
+    store = open_lab_store(context)
     stored = _parse_object(store.read(f"runs/{run_id}/run.json"))
     index = _parse_object(store.read(f"runs/{run_id}/index.json"))
     if not stored:
         raise NotFoundError(
-            f"{ground.config.store} has nothing of run {run_id}",
+            f"{context.config.store} has nothing of run {run_id}",
             hint="labctl status --refresh",
         )
-    run = _record_end(ground, run_id, stored.get("record"))
+    run = _record_end(context, run_id, stored.get("record"))
     wanted, pending = _parse_files(index.get("files")), _parse_files(index.get("pending"))
 
     def fetch(due: AnnouncedFile, path: Path) -> None:
@@ -64,14 +64,16 @@ def pull_from_store(ground: LabContext, run_id: str) -> PulledRun:
                 if number == len(versions):
                     raise
 
-    return _pull_files(ground, run_id, {**pending, **wanted}, fetch, run)
+    return _pull_files(context, run_id, {**pending, **wanted}, fetch, run)
 
 
 def pull_from_keeper(
-    ground: LabContext, run_id: str, files: dict[str, Any], archive: BinaryIO, run: Run | None
+    context: LabContext, run_id: str, files: dict[str, Any], archive: BinaryIO, run: Run | None
 ) -> PulledRun:
     """Pull a keeper's copy: `files` is its index, `archive` a tar of the files missing here."""
-    with tempfile.TemporaryDirectory(dir=_make_directory(ground.config.root / ".labctl")) as folder:
+    with tempfile.TemporaryDirectory(
+        dir=_make_directory(context.config.root / ".labctl")
+    ) as folder:
         received = Path(folder)
         with tarfile.open(fileobj=archive, mode="r|") as tar:
             for member in tar:
@@ -91,7 +93,7 @@ def pull_from_keeper(
             path.parent.mkdir(parents=True, exist_ok=True)
             target.replace(path)
 
-        return _pull_files(ground, run_id, _parse_files(files), fetch, run)
+        return _pull_files(context, run_id, _parse_files(files), fetch, run)
 
 
 def list_outputs(root: Path, run_id: str) -> tuple[FileEntry, ...]:
@@ -124,7 +126,7 @@ def _read_exactly(file: BinaryIO, size: int) -> BinaryIO:
 
 
 def _pull_files(
-    ground: LabContext,
+    context: LabContext,
     run_id: str,
     files: dict[str, tuple[int, str]],
     fetch: Fetch,
@@ -133,10 +135,10 @@ def _pull_files(
     ended = run is not None and run.has_ended
     entries = [[path, size, sha256, False] for path, (size, sha256) in sorted(files.items())]
     manifest = {"ended": ended, "directory": "", "files": entries, "skipped": []}
-    with hold_transfers(ground.config.root, "pull", ground.reporter):
-        look = RunComparison(ground.config.root, run_id, manifest)
+    with hold_transfers(context.config.root, "pull", context.reporter):
+        look = RunComparison(context.config.root, run_id, manifest)
         create_run_directory(look.home, run)
-        received, skipped = _fetch_files(ground, look, run_id, fetch)
+        received, skipped = _fetch_files(context, look, run_id, fetch)
         good, corrupt = verify_files(look.home / PARTIAL, received)
         reason = "corrupted on this machine's disk; labctl pull downloads it again"
         skipped += [
@@ -160,7 +162,7 @@ def _pull_files(
 
 
 def _fetch_files(
-    ground: LabContext, look: RunComparison, run_id: str, fetch: Fetch
+    context: LabContext, look: RunComparison, run_id: str, fetch: Fetch
 ) -> tuple[list[AnnouncedFile], list[MissingFile]]:
     """Fetch files to the partial directory; return (received files, missing files and why)."""
     due, size = look.list_missing(), 0
@@ -176,7 +178,7 @@ def _fetch_files(
             missing.append(
                 MissingFile(run=run_id, path=file.path, size=file.size, reason=error.what)
             )
-        ground.reporter.emit(Progress(name=f"pull {run_id}", done=size, total=total, unit="bytes"))
+        context.reporter.emit(Progress(name=f"pull {run_id}", done=size, total=total, unit="bytes"))
     return received, missing
 
 
@@ -203,16 +205,16 @@ def _parse_files(value: Any) -> dict[str, tuple[int, str]]:
     return {str(path): (max(0, int(entry[0])), str(entry[1])) for path, entry in entries}
 
 
-def _record_end(ground: LabContext, run_id: str, record: Any) -> Run | None:
+def _record_end(context: LabContext, run_id: str, record: Any) -> Run | None:
     """Record the run's end from the store's record, if that has it; return the run."""
-    recorded = ground.state.get_run(ground.lab_id, run_id)
+    recorded = context.state.get_run(context.lab_id, run_id)
     stored = record if isinstance(record, dict) else {}
     if stored.get("state") not in ("exited", "cancelled") and not stored.get("stopped_by"):
         return recorded
     fields = {key: value for key, value in stored.items() if key in KNOWN_RUN_FIELDS}
     old_fields = (
-        msgspec.to_builtins(recorded) if recorded else {"server_id": "", "lab_id": ground.lab_id}
+        msgspec.to_builtins(recorded) if recorded else {"server_id": "", "lab_id": context.lab_id}
     )
     run = msgspec.convert({**old_fields, **fields, "id": run_id}, Run)
-    ground.state.save_run(run)
+    context.state.save_run(run)
     return run

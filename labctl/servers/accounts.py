@@ -23,7 +23,7 @@ FORGOTTEN = "forgotten"
 
 
 def require_same_account(
-    ground: LabContext,
+    context: LabContext,
     servers: Iterable[Server],
     attempts: Iterable[Attempt] = (),
     *,
@@ -34,80 +34,80 @@ def require_same_account(
     Servers of other providers and forgotten servers are skipped. `command` is the command to type
     with the right credentials.
     """
-    name = ground.provider.name
+    name = context.provider.name
     for server in servers:
-        foreign = server.provider == name and _is_of_another_account(ground, server)
-        if foreign and not is_forgotten(ground, server):
+        foreign = server.provider == name and _is_of_another_account(context, server)
+        if foreign and not is_forgotten(context, server):
             subject = f"the server {server.id} of {server.lab}"
             raise make_refusal(
-                ground, server.account, subject, server.offer.price_usd_per_hour, command
+                context, server.account, subject, server.offer.price_usd_per_hour, command
             )
     for attempt in attempts:
-        if attempt.provider == name and is_elsewhere(ground, attempt.account):
+        if attempt.provider == name and is_elsewhere(context, attempt.account):
             subject = f"a server that an interrupted `up` of {attempt.request.lab} may have created"
             raise make_refusal(
-                ground, attempt.account, subject, attempt.offer.price_usd_per_hour, command
+                context, attempt.account, subject, attempt.offer.price_usd_per_hour, command
             )
 
 
-def is_elsewhere(ground: LabContext, account: str) -> bool:
+def is_elsewhere(context: LabContext, account: str) -> bool:
     """Whether `account` is on record and is not the account of the credentials in use."""
     if not account:
         return False
-    current = ground.provider.get_account().id
+    current = context.provider.get_account().id
     return bool(current) and current != account
 
 
-def _is_of_another_account(ground: LabContext, server: Server) -> bool:
+def _is_of_another_account(context: LabContext, server: Server) -> bool:
     """Like `is_elsewhere`. If the account of the credentials cannot be found out, credentials that
     show the server belong to its account: they can end it."""
     try:
-        return is_elsewhere(ground, server.account)
+        return is_elsewhere(context, server.account)
     except LabError:
-        shown = ground.provider.find(server.id)
+        shown = context.provider.find(server.id)
         if shown is None or shown.account != server.account:
             raise
         return False
 
 
-def is_attributed(ground: LabContext, account: str, *, costs: bool = True) -> bool:
+def is_attributed(context: LabContext, account: str, *, costs: bool = True) -> bool:
     """Whether the account to look in is known, or does not matter.
 
     It is unknown for what costs money and was recorded by a labctl that did not record accounts.
     """
-    return bool(account) or not costs or not ground.provider.get_account().id
+    return bool(account) or not costs or not context.provider.get_account().id
 
 
-def is_gone(ground: LabContext, server: Server) -> bool:
+def is_gone(context: LabContext, server: Server) -> bool:
     """Whether a server that its provider does not show has ended.
 
     It has if the provider has shown it ending, or if it is older than `settle_s`, for which a
     provider may not show a new server. PolicyError if the credentials belong to another account,
     or if the server's account is not on record.
     """
-    require_same_account(ground, [server])
-    if server.state in ENDED or is_forgotten(ground, server):
+    require_same_account(context, [server])
+    if server.state in ENDED or is_forgotten(context, server):
         return True
-    if not is_attributed(ground, server.account, costs=bool(server.offer.price_usd_per_hour)):
-        raise _make_unattributed_error(ground, server)
-    return time.time() - server.created_at >= ground.provider.settle_s
+    if not is_attributed(context, server.account, costs=bool(server.offer.price_usd_per_hour)):
+        raise _make_unattributed_error(context, server)
+    return time.time() - server.created_at >= context.provider.settle_s
 
 
-def is_forgotten(ground: LabContext, server: Server) -> bool:
-    return bool(ground.state.list_events(server_id=server.id, kind=FORGOTTEN, limit=1))
+def is_forgotten(context: LabContext, server: Server) -> bool:
+    return bool(context.state.list_events(server_id=server.id, kind=FORGOTTEN, limit=1))
 
 
-def note_profile(ground: LabContext, account: ProviderAccount) -> None:
+def note_profile(context: LabContext, account: ProviderAccount) -> None:
     """Record which profile opens an account, for hints to a user with other credentials."""
-    if account.id and account.profile and find_profile(ground, account.id) != account.profile:
-        detail = {"provider": ground.provider.name, "id": account.id, "profile": account.profile}
-        ground.state.record(PROFILE, detail=detail)
+    if account.id and account.profile and find_profile(context, account.id) != account.profile:
+        detail = {"provider": context.provider.name, "id": account.id, "profile": account.profile}
+        context.state.record(PROFILE, detail=detail)
 
 
-def find_profile(ground: LabContext, account_id: str) -> str:
+def find_profile(context: LabContext, account_id: str) -> str:
     """Return the profile that last opened the account from this machine; "" if unknown."""
-    account = (ground.provider.name, account_id)
-    for line in reversed(ground.state.list_events(kind=PROFILE)):
+    account = (context.provider.name, account_id)
+    for line in reversed(context.state.list_events(kind=PROFILE)):
         if (line.detail["provider"], line.detail["id"]) == account:
             return str(line.detail["profile"])
     return ""
@@ -119,32 +119,32 @@ def describe(provider: str, account: ProviderAccount) -> str:
     return f"{provider} account {account.id}{profile}"
 
 
-def switch_command(ground: LabContext, account_id: str, command: str) -> str:
+def switch_command(context: LabContext, account_id: str, command: str) -> str:
     """Return the command as it is typed with the credentials of the account."""
-    name = ground.provider.name
-    if profile := find_profile(ground, account_id):
+    name = context.provider.name
+    if profile := find_profile(context, account_id):
         # This variable overrides the profile in lab.yaml and keys in the environment.
         return f"LABCTL_SERVER_{name.upper()}_PROFILE={profile} {command}"
     return f"sign in to {describe(name, ProviderAccount(id=account_id))}, then {command}"
 
 
 def make_refusal(
-    ground: LabContext, account_id: str, subject: str, usd_per_hour: float, command: str
+    context: LabContext, account_id: str, subject: str, usd_per_hour: float, command: str
 ) -> PolicyError:
     """Build the error about something that belongs to another account."""
-    name = ground.provider.name
-    theirs = ProviderAccount(id=account_id, profile=find_profile(ground, account_id))
+    name = context.provider.name
+    theirs = ProviderAccount(id=account_id, profile=find_profile(context, account_id))
     bills = f" at {usd_per_hour:.2f} dollars an hour" if usd_per_hour else ""
     return PolicyError(
         f"{subject} belongs to {describe(name, theirs)}",
-        why=f"these credentials belong to {describe(name, ground.provider.get_account())}, so "
+        why=f"these credentials belong to {describe(name, context.provider.get_account())}, so "
         f"its state is unknown. It may still be running{bills}. Nothing was changed",
-        hint=switch_command(ground, account_id, command),
+        hint=switch_command(context, account_id, command),
     )
 
 
-def _make_unattributed_error(ground: LabContext, server: Server) -> PolicyError:
-    name, here = ground.provider.name, ground.provider.get_account()
+def _make_unattributed_error(context: LabContext, server: Server) -> PolicyError:
+    name, here = context.provider.name, context.provider.get_account()
     price = server.offer.price_usd_per_hour
     return PolicyError(
         f"{describe(name, here)} does not show the server {server.id} of {server.lab}",

@@ -19,84 +19,86 @@ POLL_S = 0.25
 LEASE_S = 24 * 3600
 
 
-def adopt(ground: LabContext, listed: Sequence[Server] | None = None) -> Server | None:
+def adopt(context: LabContext, listed: Sequence[Server] | None = None) -> Server | None:
     """Find the lab's server at its provider and record it; None if the lab has no server.
 
     `listed` is the provider's list of servers, if the caller has just fetched it. PolicyError if
     the recorded server belongs to another provider or account: only there can its state be found
     out.
     """
-    recorded = ground.state.get_lab_server(ground.lab_id)
-    if recorded is not None and recorded.provider != ground.provider.name:
-        raise _make_other_provider_error(ground, recorded)
-    servers, open_attempts = ground.state.list_servers, ground.state.list_open_attempts
-    accounts.require_same_account(ground, servers(ground.lab_id), open_attempts(ground.lab_id))
-    server = _find_recorded(ground, recorded) if recorded else None
+    recorded = context.state.get_lab_server(context.lab_id)
+    if recorded is not None and recorded.provider != context.provider.name:
+        raise _make_other_provider_error(context, recorded)
+    servers, open_attempts = context.state.list_servers, context.state.list_open_attempts
+    accounts.require_same_account(context, servers(context.lab_id), open_attempts(context.lab_id))
+    server = _find_recorded(context, recorded) if recorded else None
     if server is None:
-        every = ground.provider.servers() if listed is None else listed
-        ours = [s for s in every if s.lab_id == ground.lab_id]
+        every = context.provider.servers() if listed is None else listed
+        ours = [s for s in every if s.lab_id == context.lab_id]
         alive = [s for s in ours if s.state not in accounts.ENDED]
         server = alive[0] if alive else None
-    _drop_ended(ground, server)
+    _drop_ended(context, server)
     if server is None:
         return None
-    server = ground.assign_alias(server, recorded)
-    ground.state.save_server(server)
+    server = context.assign_alias(server, recorded)
+    context.state.save_server(server)
     if server.account:
         with suppress(LabError):  # it only makes a later refusal more helpful
-            accounts.note_profile(ground, ground.provider.get_account())
-    cost.record_start(ground.state, server)
-    for token in [attempt.token for attempt in ground.state.list_open_attempts(ground.lab_id)]:
-        ground.state.end_attempt(token, "adopted")
+            accounts.note_profile(context, context.provider.get_account())
+    cost.record_start(context.state, server)
+    for token in [attempt.token for attempt in context.state.list_open_attempts(context.lab_id)]:
+        context.state.end_attempt(token, "adopted")
     return server
 
 
-def _make_other_provider_error(ground: LabContext, recorded: Server) -> PolicyError:
-    file, name = ground.config.path.name or "lab.yaml", ground.provider.name
+def _make_other_provider_error(context: LabContext, recorded: Server) -> PolicyError:
+    file, name = context.config.path.name or "lab.yaml", context.provider.name
     price = recorded.offer.price_usd_per_hour
     bills = f" at {price:.2f} dollars an hour" if price else ""
     return PolicyError(
-        f"the server of {ground.config.name} is at {recorded.provider}, not at {name}",
+        f"the server of {context.config.name} is at {recorded.provider}, not at {name}",
         why=f"{file} now selects {name}, but {recorded.id} is still running{bills}",
         hint=f"set `server: {{provider: {recorded.provider}}}` in {file}, then labctl down",
     )
 
 
-def _drop_ended(ground: LabContext, alive: Server | None) -> None:
+def _drop_ended(context: LabContext, alive: Server | None) -> None:
     """Drop ended servers from the record; one that is still ending stays until it has ended."""
-    for recorded in ground.state.list_servers(ground.lab_id):
-        if recorded.provider != ground.provider.name or (alive and recorded.id == alive.id):
+    for recorded in context.state.list_servers(context.lab_id):
+        if recorded.provider != context.provider.name or (alive and recorded.id == alive.id):
             continue
-        shown = ground.provider.find(recorded.id)
-        if shown is None and not _is_gone(ground, recorded, alive):
+        shown = context.provider.find(recorded.id)
+        if shown is None and not _is_gone(context, recorded, alive):
             continue
-        ground.connections.close(recorded)
-        ground.connections.forget(recorded.id)  # the next server gets its name for ssh
+        context.connections.close(recorded)
+        context.connections.forget(recorded.id)  # the next server gets its name for ssh
         if shown is not None and shown.state != "terminated":
-            ground.state.save_server(msgspec.structs.replace(recorded, state=shown.state))
+            context.state.save_server(msgspec.structs.replace(recorded, state=shown.state))
             continue
-        ground.state.drop_server(recorded.id)
+        context.state.drop_server(recorded.id)
         why = ""
-        if isinstance(ground.provider, Explains):
-            why = ground.provider.explain_end(recorded.id)
+        if isinstance(context.provider, Explains):
+            why = context.provider.explain_end(recorded.id)
         detail = {"why": why} if why else {}
-        ground.state.record("gone", lab_id=ground.lab_id, server_id=recorded.id, detail=detail)
-    ground.connections.forget_others(lambda: [server.id for server in ground.state.list_servers()])
+        context.state.record("gone", lab_id=context.lab_id, server_id=recorded.id, detail=detail)
+    context.connections.forget_others(
+        lambda: [server.id for server in context.state.list_servers()]
+    )
 
 
-def _is_gone(ground: LabContext, recorded: Server, alive: Server | None) -> bool:
+def _is_gone(context: LabContext, recorded: Server, alive: Server | None) -> bool:
     """Whether a server has ended. If the lab has a live one, an unknown account raises no error."""
     costs = bool(recorded.offer.price_usd_per_hour)
-    if alive and not accounts.is_attributed(ground, recorded.account, costs=costs):
+    if alive and not accounts.is_attributed(context, recorded.account, costs=costs):
         return False
-    return accounts.is_gone(ground, recorded)
+    return accounts.is_gone(context, recorded)
 
 
-def _find_recorded(ground: LabContext, recorded: Server) -> Server | None:
+def _find_recorded(context: LabContext, recorded: Server) -> Server | None:
     """Find a recorded server at its provider; HostKeyError if its host key is not pinned."""
-    deadline = recorded.created_at + ground.provider.settle_s
+    deadline = recorded.created_at + context.provider.settle_s
     while True:
-        shown = ground.provider.find(recorded.id)
+        shown = context.provider.find(recorded.id)
         if shown is not None and shown.state not in accounts.ENDED:
             break
         if shown is not None or time.time() > deadline:
@@ -116,19 +118,19 @@ def _host_keys(server: Server) -> set[str]:
     return {server.endpoint.host_key, server.endpoint.next_host_key} - {""}
 
 
-def is_fresh(ground: LabContext, server: Server) -> bool:
+def is_fresh(context: LabContext, server: Server) -> bool:
     """Whether it was created here and never became ready, so it cannot hold any results."""
-    created = ground.state.list_events(server_id=server.id, kind="created", limit=1)
-    return bool(created) and not ground.state.list_events(
+    created = context.state.list_events(server_id=server.id, kind="created", limit=1)
+    return bool(created) and not context.state.list_events(
         server_id=server.id, kind="ready", limit=1
     )
 
 
-def renew(ground: LabContext, server: Server) -> None:
+def renew(context: LabContext, server: Server) -> None:
     """Restart the lease of a provider that has leases, since the server is in use."""
-    if not isinstance(ground.provider, Leasable):
+    if not isinstance(context.provider, Leasable):
         return
-    if ground.provider.extend(server.id, ground.config.server.need.ttl_s or LEASE_S) is None:
+    if context.provider.extend(server.id, context.config.server.need.ttl_s or LEASE_S) is None:
         raise PolicyError(
             f"{server.alias} is no longer leased to you",
             why="its lease ended, and another user may have it now",

@@ -73,30 +73,30 @@ LOSS = (
 INCONCLUSIVE = (CredentialsError, DeniedError)
 
 
-def create_server(ground: LabContext, need: Need) -> Server:
+def create_server(context: LabContext, need: Need) -> Server:
     """Create a server from the first offer that has capacity. Each offer is tried once.
 
     PolicyError if the price is not confirmed, or the budget does not pay for one hour.
     """
-    if server := _repeat_open_attempt(ground):
+    if server := _repeat_open_attempt(context):
         return server
-    offers = _list_affordable_offers(ground, need)
+    offers = _list_affordable_offers(context, need)
     zones_by_kind: dict[str, list[str]] = {}
     for offer in _confirm_prices(
-        ground, need, kept_disks.sort_by_kept_disks(ground, offers)[:MOST_OFFERS]
+        context, need, kept_disks.sort_by_kept_disks(context, offers)[:MOST_OFFERS]
     ):
         try:
-            return _attempt(ground, need, offer)
+            return _attempt(context, need, offer)
         except CapacityError as error:
             kind = f"{offer.type} {market_name(offer)}".strip()
             zones_by_kind.setdefault(kind, []).append(offer.zone)
-            ground.reporter.emit(Note(text=error.what))
+            context.reporter.emit(Note(text=error.what))
         except REFUSALS:
-            _remove_unused_resources(ground)
+            _remove_unused_resources(context)
             raise
-    _remove_unused_resources(ground)
+    _remove_unused_resources(context)
     raise CapacityError(
-        f"{ground.provider.name} has no machine left for {ground.config.name}",
+        f"{context.provider.name} has no machine left for {context.config.name}",
         why="\n".join(
             f"no {kind} in {', '.join(zones)}" if any(zones) else f"no {kind}"
             for kind, zones in zones_by_kind.items()
@@ -105,17 +105,17 @@ def create_server(ground: LabContext, need: Need) -> Server:
     )
 
 
-def _repeat_open_attempt(ground: LabContext) -> Server | None:
+def _repeat_open_attempt(context: LabContext) -> Server | None:
     """Repeat the exact request of an attempt whose reply was lost; return its server, if any."""
-    for attempt in ground.state.list_open_attempts(ground.lab_id):
-        if attempt.provider != ground.provider.name:
+    for attempt in context.state.list_open_attempts(context.lab_id):
+        if attempt.provider != context.provider.name:
             continue
         if time.time() - attempt.created_at > REPLAY_S:
-            ground.state.end_attempt(attempt.token, "abandoned")
+            context.state.end_attempt(attempt.token, "abandoned")
             continue
-        ground.reporter.emit(Note(text="repeating the request of an interrupted `labctl up`"))
+        context.reporter.emit(Note(text="repeating the request of an interrupted `labctl up`"))
         try:
-            return _complete_attempt(ground, attempt.offer, attempt.request, repeated=True)
+            return _complete_attempt(context, attempt.offer, attempt.request, repeated=True)
         except INCONCLUSIVE:
             raise
         except REFUSALS:
@@ -123,59 +123,59 @@ def _repeat_open_attempt(ground: LabContext) -> Server | None:
     return None
 
 
-def _remove_unused_resources(ground: LabContext) -> None:
+def _remove_unused_resources(context: LabContext) -> None:
     """Remove what was created for a server that does not exist. `down` removes what remains."""
-    if ground.state.list_open_attempts(ground.lab_id):
+    if context.state.list_open_attempts(context.lab_id):
         return
     with contextlib.suppress(LabError):
-        end_server.sweep(ground)
+        end_server.sweep(context)
 
 
-def list_pending_attempts(ground: LabContext, *, every_lab: bool = False) -> list[Attempt]:
+def list_pending_attempts(context: LabContext, *, every_lab: bool = False) -> list[Attempt]:
     """List the attempts that may still become servers here: recent ones without a reply."""
-    horizon = time.time() - ground.provider.settle_s
-    attempts = ground.state.list_open_attempts(None if every_lab else ground.lab_id)
+    horizon = time.time() - context.provider.settle_s
+    attempts = context.state.list_open_attempts(None if every_lab else context.lab_id)
     return [
         attempt
         for attempt in attempts
-        if attempt.provider == ground.provider.name
+        if attempt.provider == context.provider.name
         and attempt.created_at >= horizon
-        and not accounts.is_elsewhere(ground, attempt.account)
+        and not accounts.is_elsewhere(context, attempt.account)
     ]
 
 
-def _list_affordable_offers(ground: LabContext, need: Need) -> list[Offer]:
+def _list_affordable_offers(context: LabContext, need: Need) -> list[Offer]:
     """List the offers within price and budget, those in recently reclaimed zones last."""
-    offers = ground.provider.offers(need)
+    offers = context.provider.offers(need)
     ceiling = need.max_price_usd_per_hour
     fitting = [o for o in offers if ceiling is None or o.price_usd_per_hour <= ceiling]
     if not fitting:
-        raise _make_no_offer_error(ground, need, offers)
-    left = budget_left_usd(ground, need)
+        raise _make_no_offer_error(context, need, offers)
+    left = budget_left_usd(context, need)
     cheapest = min(o.price_usd_per_hour for o in fitting)
     if left is not None and left < cheapest:
         raise BudgetError(
-            f"the budget of {ground.config.name} is used up"
+            f"the budget of {context.config.name} is used up"
             if left <= 0
-            else f"{ground.config.name} has ${left:.2f} left; one hour costs ${cheapest:.2f}",
+            else f"{context.config.name} has ${left:.2f} left; one hour costs ${cheapest:.2f}",
             why=f"the cheapest offer costs ${cheapest:.2f} an hour"
             if left <= 0
             else "the rest of the budget does not pay for one hour of the cheapest offer",
             hint="labctl cost; then raise `budget:` in lab.yaml, or labctl up --budget 5",
         )
     affordable = [o for o in fitting if left is None or o.price_usd_per_hour <= left]
-    avoided_zones = _list_avoided_zones(ground)
+    avoided_zones = _list_avoided_zones(context)
     return sorted(affordable, key=lambda offer: offer.zone in avoided_zones)
 
 
-def _list_avoided_zones(ground: LabContext) -> set[str]:
+def _list_avoided_zones(context: LabContext) -> set[str]:
     """List the zones that reclaimed a server of the lab within the last AVOID_S."""
     since = time.time() - AVOID_S
-    lines = ground.state.list_events(lab_id=ground.lab_id, kind=LEFT, limit=8)
+    lines = context.state.list_events(lab_id=context.lab_id, kind=LEFT, limit=8)
     return {line.detail["zone"] for line in lines if line.at > since}
 
 
-def budget_left_usd(ground: LabContext, need: Need, but: str = "") -> float | None:
+def budget_left_usd(context: LabContext, need: Need, but: str = "") -> float | None:
     """Compute what this lab may still spend, in USD; None without a budget.
 
     `but` is the id of a server whose own cost is left out: its watchdog counts that. Costs that
@@ -183,10 +183,10 @@ def budget_left_usd(ground: LabContext, need: Need, but: str = "") -> float | No
     """
     if need.budget_usd is None:
         return None
-    return need.budget_usd - spent_usd(ground.state, ground.lab_id, time.time(), but=but)
+    return need.budget_usd - spent_usd(context.state, context.lab_id, time.time(), but=but)
 
 
-def _make_no_offer_error(ground: LabContext, need: Need, offers: list[Offer]) -> NoOfferError:
+def _make_no_offer_error(context: LabContext, need: Need, offers: list[Offer]) -> NoOfferError:
     if offers:
         cheapest = min(o.price_usd_per_hour for o in offers)
         why = f"the cheapest costs {cheapest:.2f} dollars an hour, above max_price"
@@ -195,19 +195,19 @@ def _make_no_offer_error(ground: LabContext, need: Need, offers: list[Offer]) ->
     else:
         why = "no offer matches the server section of lab.yaml"
     return NoOfferError(
-        f"{ground.provider.name} has no server for {ground.config.name}",
+        f"{context.provider.name} has no server for {context.config.name}",
         why=why,
         hint="labctl config   # shows what the lab needs",
     )
 
 
-def _confirm_prices(ground: LabContext, need: Need, offers: list[Offer]) -> Iterator[Offer]:
+def _confirm_prices(context: LabContext, need: Need, offers: list[Offer]) -> Iterator[Offer]:
     """Yield each offer once the user has confirmed its price; a free offer needs no answer."""
     ceiling = 0.0
     for number, offer in enumerate(offers):
         price = offer.price_usd_per_hour
         if price > ceiling:
-            _confirm_price(ground, need, offer, offers[number + 1 :])
+            _confirm_price(context, need, offer, offers[number + 1 :])
             ceiling = need.max_price_usd_per_hour or price * DEARER
         yield offer
 
@@ -221,33 +221,33 @@ def max_confirmed_usd_per_hour(offer: Offer) -> float | None:
     return max(price * DEARER, offer.on_demand_usd_per_hour or 0.0) if price else None
 
 
-def _confirm_price(ground: LabContext, need: Need, offer: Offer, others: list[Offer]) -> None:
+def _confirm_price(context: LabContext, need: Need, offer: Offer, others: list[Offer]) -> None:
     question = f"start {offer_name(offer)} for {offer.price_usd_per_hour:.2f} dollars an hour?"
-    left = budget_left_usd(ground, need)
-    plan = describe_plan(ground.provider, need, offer, others, left)
-    if guard.can_lose_results(ground):
+    left = budget_left_usd(context, need)
+    plan = describe_plan(context.provider, need, offer, others, left)
+    if guard.can_lose_results(context):
         plan += f"\n{LOSS}; `store:` in lab.yaml saves them"
-    if guard.will_keep_disk(ground):
+    if guard.will_keep_disk(context):
         plan += f"\n{KEEPS_DISK}"
-    if not ground.reporter.confirm(Question(question=question, detail=plan, about="price")):
+    if not context.reporter.confirm(Question(question=question, detail=plan, about="price")):
         raise PolicyError(
             "nothing was started", why="the price was not confirmed", hint="labctl offers"
         )
-    confirm_unguarded_cost(ground, offer.price_usd_per_hour)
+    confirm_unguarded_cost(context, offer.price_usd_per_hour)
 
 
-def confirm_unguarded_cost(ground: LabContext, price_usd_per_hour: float) -> None:
+def confirm_unguarded_cost(context: LabContext, price_usd_per_hour: float) -> None:
     """Have the user type the monthly cost if none of the provider's guards ends billing.
 
     PolicyError if the user does not.
     """
-    provider = ground.provider
+    provider = context.provider
     if deadlines.is_guarded_elsewhere(provider) or deadlines.can_end_billing(provider):
         return
     worst, typed = deadlines.worst_cost(price_usd_per_hour), deadlines.month_usd(price_usd_per_hour)
     text = f"no guard at {provider.name} stops these costs: {worst}, until labctl down"
     question = f"to start it anyway, type {typed}"
-    if not ground.reporter.confirm(
+    if not context.reporter.confirm(
         Question(question=question, detail=text, about="billing", typed=typed)
     ):
         raise PolicyError(
@@ -255,34 +255,34 @@ def confirm_unguarded_cost(ground: LabContext, price_usd_per_hour: float) -> Non
         )
 
 
-def _attempt(ground: LabContext, need: Need, offer: Offer) -> Server:
-    request = _build_request(ground, need, offer)
-    account = ground.provider.get_account()
-    accounts.note_profile(ground, account)
-    ground.state.begin_attempt(request.token, request, offer, account.id)
-    ground.state.record("attempt", lab_id=ground.lab_id, detail={"token": request.token})
-    step = Step(name=f"creating a server ({ground.provider.name} {offer_name(offer)})")
-    ground.reporter.emit(step)
-    server = _complete_attempt(ground, offer, request)
-    ground.reporter.emit(msgspec.structs.replace(step, done=True, detail=server.id))
+def _attempt(context: LabContext, need: Need, offer: Offer) -> Server:
+    request = _build_request(context, need, offer)
+    account = context.provider.get_account()
+    accounts.note_profile(context, account)
+    context.state.begin_attempt(request.token, request, offer, account.id)
+    context.state.record("attempt", lab_id=context.lab_id, detail={"token": request.token})
+    step = Step(name=f"creating a server ({context.provider.name} {offer_name(offer)})")
+    context.reporter.emit(step)
+    server = _complete_attempt(context, offer, request)
+    context.reporter.emit(msgspec.structs.replace(step, done=True, detail=server.id))
     return server
 
 
 def _complete_attempt(
-    ground: LabContext, offer: Offer, request: CreateRequest, *, repeated: bool = False
+    context: LabContext, offer: Offer, request: CreateRequest, *, repeated: bool = False
 ) -> Server:
     """Create the server of one attempt, through throttling and lost replies, and close it.
 
     `repeated`: the request was sent before, and its reply was lost.
     """
-    server = ground.assign_alias(_create(ground, offer, request, unsure=repeated), None)
-    ground.state.save_server(server)
-    ground.state.end_attempt(request.token, "created")
-    record_start(ground.state, server, "created")
+    server = context.assign_alias(_create(context, offer, request, unsure=repeated), None)
+    context.state.save_server(server)
+    context.state.end_attempt(request.token, "created")
+    record_start(context.state, server, "created")
     return server
 
 
-def _create(ground: LabContext, offer: Offer, request: CreateRequest, *, unsure: bool) -> Server:
+def _create(context: LabContext, offer: Offer, request: CreateRequest, *, unsure: bool) -> Server:
     """Call the provider until it replies.
 
     `unsure`: an earlier call may have created the server, so an INCONCLUSIVE refusal does not
@@ -292,12 +292,12 @@ def _create(ground: LabContext, offer: Offer, request: CreateRequest, *, unsure:
     def create() -> Server:
         nonlocal unsure
         if policy.statistics["attempt_number"] > 1:
-            ground.state.renew_attempt(request.token)
+            context.state.renew_attempt(request.token)
         try:
-            return ground.provider.create(offer, request)
+            return context.provider.create(offer, request)
         except REFUSALS as error:
             if not (unsure and isinstance(error, INCONCLUSIVE)):
-                ground.state.end_attempt(request.token, f"refused: {error.what}")
+                context.state.end_attempt(request.token, f"refused: {error.what}")
             raise
         except BusyError:
             unsure = True
@@ -312,23 +312,23 @@ def _create(ground: LabContext, offer: Offer, request: CreateRequest, *, unsure:
     return policy(create)
 
 
-def _build_request(ground: LabContext, need: Need, offer: Offer) -> CreateRequest:
-    identity = ground.identity
-    tags = {"labctl.lab-id": ground.lab_id}
-    left = budget_left_usd(ground, need)
+def _build_request(context: LabContext, need: Need, offer: Offer) -> CreateRequest:
+    identity = context.identity
+    tags = {"labctl.lab-id": context.lab_id}
+    left = budget_left_usd(context, need)
     if left is not None:
         tags["labctl:budget"] = f"{left:.4f}"
     request = CreateRequest(
-        lab=ground.config.name,
-        lab_id=ground.lab_id,
+        lab=context.config.name,
+        lab_id=context.lab_id,
         token=secrets.token_hex(8),
         public_key=make_key(identity),
         identity=str(identity),
         need=need,
         tags=tags,
-        group=ground.group,
+        group=context.group,
     )
-    if not isinstance(ground.provider, FirstBoot):
+    if not isinstance(context.provider, FirstBoot):
         return request
     private, host_key = _make_host_key(identity.parent)
     boot = Boot(
@@ -338,7 +338,7 @@ def _build_request(ground: LabContext, need: Need, offer: Offer) -> CreateReques
         host_private_key=private,
         ttl_s=deadlines.boot_span_s(need, offer.price_usd_per_hour, left),
     )
-    script = ground.provider.build_first_boot(boot)
+    script = context.provider.build_first_boot(boot)
     return msgspec.structs.replace(request, host_key=host_key, first_boot=script)
 
 

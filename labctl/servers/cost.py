@@ -67,20 +67,20 @@ class Costs(Value, frozen=True):
     complete: bool
 
 
-def compute_costs(ground: LabContext, *, every_lab: bool = False) -> Costs:
+def compute_costs(context: LabContext, *, every_lab: bool = False) -> Costs:
     """Compute the lab's costs so far, or those of every lab on this machine's record."""
     now = time.time()
-    lab_id = None if every_lab else ground.lab_id
-    servers = list_server_costs(ground.state, lab_id, now)
+    lab_id = None if every_lab else context.lab_id
+    servers = list_server_costs(context.state, lab_id, now)
     by_id = {server.server_id: server for server in servers}
     runs = tuple(
         _run_cost(by_id.get(run.server_id), run.id, run.server_id, run.started_at, run.ended_at)
-        for run in ground.state.list_runs(lab_id)
+        for run in context.state.list_runs(lab_id)
     )
     return Costs(
         servers=tuple(servers),
         runs=runs,
-        kept=tuple(list_kept_disks(ground.state, lab_id)),
+        kept=tuple(list_kept_disks(context.state, lab_id)),
         total_usd=sum(server.cost_usd or 0.0 for server in servers),
         spot_saved_usd=sum(server.spot_saved_usd or 0.0 for server in servers),
         complete=all(server.cost_usd is not None for server in servers),

@@ -60,80 +60,80 @@ def boot_span_s(need: Need, price_usd_per_hour: float, left_usd: float | None) -
     return None if span is None else math.ceil(span + MARGIN_S)
 
 
-def get_need(ground: LabContext, server: Server) -> Need:
+def get_need(context: LabContext, server: Server) -> Need:
     """Return the lab's need, without the default deadline if that was declined for this server."""
-    need = ground.config.server.need
-    if need.deadline and ground.state.list_events(server_id=server.id, kind=DECLINED, limit=1):
+    need = context.config.server.need
+    if need.deadline and context.state.list_events(server_id=server.id, kind=DECLINED, limit=1):
         return msgspec.structs.replace(need, deadline=False)
     return need
 
 
-def note_declined(ground: LabContext, server: Server) -> None:
+def note_declined(context: LabContext, server: Server) -> None:
     """Record that the default deadline was declined, for later `up`s of this server."""
-    if ground.config.server.need.deadline:
+    if context.config.server.need.deadline:
         return
-    if not ground.state.list_events(server_id=server.id, kind=DECLINED, limit=1):
-        ground.state.record(DECLINED, lab_id=ground.lab_id, server_id=server.id)
+    if not context.state.list_events(server_id=server.id, kind=DECLINED, limit=1):
+        context.state.record(DECLINED, lab_id=context.lab_id, server_id=server.id)
 
 
-def set_first_timer(ground: LabContext, server: Server) -> None:
+def set_first_timer(context: LabContext, server: Server) -> None:
     """Set the provider's timer for a server that has none; emit a warning if that fails."""
-    if server.deadline_at or _list_timer_events(ground, server):
+    if server.deadline_at or _list_timer_events(context, server):
         return
-    need, price = get_need(ground, server), server.offer.price_usd_per_hour
+    need, price = get_need(context, server), server.offer.price_usd_per_hour
     left = None
     if need.budget_usd is not None:
-        spent = spent_usd(ground.state, ground.lab_id, time.time(), but=server.id)
+        spent = spent_usd(context.state, context.lab_id, time.time(), but=server.id)
         left = need.budget_usd - spent
     span = span_s(need, price, left)
     at = server.created_at + MARGIN_S + (span or 0.0)
     # A limit in the past was not meant for this server: `follow` sets its timer.
     if span is not None and at > time.time() + MARGIN_S:
-        _set_timer(ground, server, at)
+        _set_timer(context, server, at)
 
 
 def follow(
-    ground: LabContext, server: Server, watch: dict[str, Any], *, latest_at: float | None = None
+    context: LabContext, server: Server, watch: dict[str, Any], *, latest_at: float | None = None
 ) -> None:
     """Move the provider's timer to the watchdog's limits, as `watch` (W) reports them.
 
     It is never set later than lab.yaml and the ledger allow, nor later than `latest_at`: a user
     who is root on the server can make its watchdog report anything.
     """
-    if not watch or not isinstance(ground.provider, Deadline):
+    if not watch or not isinstance(context.provider, Deadline):
         return
     now = time.time()
     ends = [now + left for left in left_s(watch)]
-    ends += _compute_local_ends(ground, server, now)
+    ends += _compute_local_ends(context, server, now)
     ends += [] if latest_at is None else [latest_at]
-    timer_at = _get_timer_at(ground, server)
+    timer_at = _get_timer_at(context, server)
     if not ends:
         # No limit is left: a timer that was set earlier must not end the server.
         if timer_at and timer_at < now + NEVER_S / 2:
-            _set_timer(ground, server, now + NEVER_S)
+            _set_timer(context, server, now + NEVER_S)
         return
     at = max(min(ends) + MARGIN_S, now + LEAST_S)
     if timer_at is None or abs(at - timer_at) >= CLOSE_S:
-        _set_timer(ground, server, at)
+        _set_timer(context, server, at)
 
 
-def is_timer_denied(ground: LabContext, server: Server) -> bool:
+def is_timer_denied(context: LabContext, server: Server) -> bool:
     """Whether the provider has refused a timer for this server. The user was warned then."""
-    events = _list_timer_events(ground, server)
+    events = _list_timer_events(context, server)
     return bool(events) and not _parse_at(events[0].detail)
 
 
-def postpone(ground: LabContext, server: Server, at: float) -> None:
+def postpone(context: LabContext, server: Server, at: float) -> None:
     """Move the provider's timer to `at` for a server that is off, to keep its disk until then."""
-    if _get_timer_at(ground, server):
-        _set_timer(ground, server, at)
+    if _get_timer_at(context, server):
+        _set_timer(context, server, at)
 
 
-def list_armed_guards(ground: LabContext, server: Server, watch: dict[str, Any]) -> list[str]:
+def list_armed_guards(context: LabContext, server: Server, watch: dict[str, Any]) -> list[str]:
     """List the guards that enforce the server's deadline now, by their names for users."""
     guards = ["watchdog"] if watch.get("alive") else []
     guards += ["first-boot timer"] if watch.get("timer") else []
-    return guards + ([_timer_name(ground.provider)] if _get_timer_at(ground, server) else [])
+    return guards + ([_timer_name(context.provider)] if _get_timer_at(context, server) else [])
 
 
 def list_planned_guards(provider: Provider) -> list[str]:
@@ -154,18 +154,18 @@ def is_guarded_elsewhere(provider: Provider) -> bool:
     return isinstance(provider, Guarded)
 
 
-def describe(ground: LabContext, server: Server, watch: dict[str, Any]) -> str:
+def describe(context: LabContext, server: Server, watch: dict[str, Any]) -> str:
     """Say when a server with a price ends at the latest, and which guards are armed.
 
     "" for a server without a price, without W, or that somebody else guards.
     """
     price = server.offer.price_usd_per_hour
-    if not price or not watch or is_guarded_elsewhere(ground.provider):
+    if not price or not watch or is_guarded_elsewhere(context.provider):
         return ""
     left = left_s(watch)
     if not left:
         return f"{server.alias} has no deadline: {worst_cost(price)}, until labctl down"
-    armed = ", ".join(list_armed_guards(ground, server, watch)) or "none"
+    armed = ", ".join(list_armed_guards(context, server, watch)) or "none"
     return f"{server.alias} ends in {min(left) / HOUR_S:.1f} h at the latest; armed: {armed}"
 
 
@@ -179,37 +179,37 @@ def month_usd(price_usd_per_hour: float) -> str:
     return f"{30 * 24 * price_usd_per_hour:.2f}"
 
 
-def _compute_local_ends(ground: LabContext, server: Server, now: float) -> list[float]:
+def _compute_local_ends(context: LabContext, server: Server, now: float) -> list[float]:
     """Compute the deadlines (Unix seconds) that this machine knows; a watchdog cannot move them."""
-    need, price = get_need(ground, server), server.offer.price_usd_per_hour
+    need, price = get_need(context, server), server.offer.price_usd_per_hour
     ends = []
     if need.max_ttl_s is not None:
-        started = ground.state.list_events(server_id=server.id, kind="started", limit=1)
+        started = context.state.list_events(server_id=server.id, kind="started", limit=1)
         since = started[0].at if started else server.created_at
         ends.append(since + need.max_ttl_s)
     if need.budget_usd is not None and price > 0:
-        left = need.budget_usd - spent_usd(ground.state, ground.lab_id, now)
+        left = need.budget_usd - spent_usd(context.state, context.lab_id, now)
         ends.append(now + left / price * HOUR_S)
     return ends
 
 
-def _set_timer(ground: LabContext, server: Server, at: float) -> None:
+def _set_timer(context: LabContext, server: Server, at: float) -> None:
     """Set the provider's timer, or warn why it is not set. A refusal is recorded as 0.0."""
-    provider = ground.provider
+    provider = context.provider
     if not isinstance(provider, Deadline):
         return
     try:
         provider.set_deadline(server.id, at)
     except LabError as error:
-        timer_at = _get_timer_at(ground, server)
+        timer_at = _get_timer_at(context, server)
         if timer_at is None and not isinstance(error, DeniedError | ThrottledError | BusyError):
             raise
         text = _describe_timer_failure(provider, timer_at, at, error)
-        ground.reporter.emit(Note(text=text, level="warning"))
+        context.reporter.emit(Note(text=text, level="warning"))
         if timer_at is not None or not isinstance(error, DeniedError):
             return
         at = 0.0
-    ground.state.record(EVENT, lab_id=ground.lab_id, server_id=server.id, detail={"at": at})
+    context.state.record(EVENT, lab_id=context.lab_id, server_id=server.id, detail={"at": at})
 
 
 def _describe_timer_failure(
@@ -225,13 +225,13 @@ def _describe_timer_failure(
     return f"{text}\n  it ends the server in {left_h:.1f} h without saving results; next: labctl up"
 
 
-def _list_timer_events(ground: LabContext, server: Server) -> list[Any]:
-    return list(ground.state.list_events(server_id=server.id, kind=EVENT, limit=1))
+def _list_timer_events(context: LabContext, server: Server) -> list[Any]:
+    return list(context.state.list_events(server_id=server.id, kind=EVENT, limit=1))
 
 
-def _get_timer_at(ground: LabContext, server: Server) -> float | None:
+def _get_timer_at(context: LabContext, server: Server) -> float | None:
     """Return when the provider's timer fires, as recorded; None without a known timer."""
-    events = _list_timer_events(ground, server)
+    events = _list_timer_events(context, server)
     return (_parse_at(events[0].detail) if events else server.deadline_at) or None
 
 

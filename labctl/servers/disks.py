@@ -19,24 +19,24 @@ from labctl.state.disks import MISSED, REMOVED, SEEN, KeptDisk, is_expired, list
 
 
 def record_shown(
-    ground: LabContext, shown: Iterable[Resource], lab_id: str | None
+    context: LabContext, shown: Iterable[Resource], lab_id: str | None
 ) -> list[Resource]:
     """Record which kept disks a provider's list shows, of one lab or of all, and return them."""
     disks = [one for one in shown if one.expires_at and lab_id in (None, one.lab_id)]
-    recorded = {kept.disk.id: kept for kept in list_kept_disks(ground.state, lab_id)}
+    recorded = {kept.disk.id: kept for kept in list_kept_disks(context.state, lab_id)}
     for disk in disks:
         before = recorded.pop(disk.id, None)
         if before is None or before.missed_at or _detach(before.disk) != _detach(disk):
-            _record(ground, SEEN, disk)
+            _record(context, SEEN, disk)
     for kept in recorded.values():
         account = kept.disk.account
-        if kept.disk.provider != ground.provider.name or accounts.is_elsewhere(ground, account):
+        if kept.disk.provider != context.provider.name or accounts.is_elsewhere(context, account):
             continue
         # It may be in a region that was not searched, or in an account that is not on record.
-        if ground.everywhere and accounts.is_attributed(ground, account):
-            _record(ground, REMOVED, kept.disk)
+        if context.everywhere and accounts.is_attributed(context, account):
+            _record(context, REMOVED, kept.disk)
         elif not kept.missed_at:
-            _record(ground, MISSED, kept.disk)
+            _record(context, MISSED, kept.disk)
     return disks
 
 
@@ -45,18 +45,18 @@ def _detach(disk: Resource) -> Resource:
     return msgspec.structs.replace(disk, server_id="")
 
 
-def record_removed(ground: LabContext, resource: Resource) -> None:
+def record_removed(context: LabContext, resource: Resource) -> None:
     """Record that the provider has removed a resource, if it was a kept disk."""
     if resource.expires_at:
-        _record(ground, REMOVED, resource)
+        _record(context, REMOVED, resource)
 
 
-def _record(ground: LabContext, kind: str, disk: Resource) -> None:
+def _record(context: LabContext, kind: str, disk: Resource) -> None:
     detail = {"disk": msgspec.to_builtins(disk)}
-    ground.state.record(kind, lab_id=disk.lab_id, detail=detail)
+    context.state.record(kind, lab_id=disk.lab_id, detail=detail)
 
 
-def remove_expired(ground: LabContext, shown: Iterable[Resource]) -> None:
+def remove_expired(context: LabContext, shown: Iterable[Resource]) -> None:
     """Remove the expired disks among those that the provider shows now.
 
     Tries every disk, then raises the first error.
@@ -64,20 +64,20 @@ def remove_expired(ground: LabContext, shown: Iterable[Resource]) -> None:
     first_error: LabError | None = None
     for disk in filter(is_expired, list(shown)):
         try:
-            ground.provider.remove(disk)
+            context.provider.remove(disk)
         except LabError as error:
             first_error = first_error or error
             continue
-        record_removed(ground, disk)
-        notify_removed(ground, disk)
+        record_removed(context, disk)
+        notify_removed(context, disk)
     if first_error is not None:
         raise first_error
 
 
-def notify_removed(ground: LabContext, disk: Resource) -> None:
+def notify_removed(context: LabContext, disk: Resource) -> None:
     """Tell the user that a disk was removed because it had expired."""
     text = f"removed the kept disk {short_id(disk)}: {expiry_text(disk)}"
-    ground.reporter.emit(Note(text=text, level="warning"))
+    context.reporter.emit(Note(text=text, level="warning"))
 
 
 def day_text(at: float) -> str:

@@ -35,62 +35,62 @@ class Removal(Value, frozen=True):
     leftovers: tuple[Resource, ...] = ()
 
 
-def remove(ground: LabContext, server: Server, *, keep_disks: bool = False) -> Removal:
+def remove(context: LabContext, server: Server, *, keep_disks: bool = False) -> Removal:
     """Terminate a server, wait until the provider confirms it, then remove everything else.
 
     Safe to repeat. `keep_disks` as in `end`. BusyError if the provider does not confirm in time;
     the server then stays on record.
     """
-    end(ground, [server], keep_disks=keep_disks)
-    return sweep(ground, server.id)
+    end(context, [server], keep_disks=keep_disks)
+    return sweep(context, server.id)
 
 
-def sweep(ground: LabContext, server_id: str = "") -> Removal:
+def sweep(context: LabContext, server_id: str = "") -> Removal:
     """Remove everything of the lab except servers, if none is alive; return what is left.
 
     A kept disk stays until it expires, unless everything on it has been downloaded.
     """
-    ours = [s for s in ground.provider.servers() if s.lab_id == ground.lab_id]
+    ours = [s for s in context.provider.servers() if s.lab_id == context.lab_id]
     ending = [s for s in ours if s.state == "ending"]
-    _wait_for(ground, ending)
+    _wait_for(context, ending)
     ours = [s for s in ours if s not in ending]
     survivors = tuple(s for s in ours if s.state != "terminated")
     if not survivors:
-        resources = [r for r in ground.provider.leftovers() if r.lab_id == ground.lab_id]
+        resources = [r for r in context.provider.leftovers() if r.lab_id == context.lab_id]
         # Provider lists lag: what still seems to belong to a server may be a disk to be kept.
         free = [r for r in resources if not (r.expires_at or r.server_id)]
-        unneeded = free + [r for r in resources if r.expires_at and kept_disks.is_saved(ground, r)]
+        unneeded = free + [r for r in resources if r.expires_at and kept_disks.is_saved(context, r)]
         expired = [r for r in resources if is_expired(r) and r not in unneeded]
-        remove_resources(ground, unneeded + expired)
+        remove_resources(context, unneeded + expired)
         for disk in expired:
-            disks.notify_removed(ground, disk)
-    leftovers = ground.provider.leftovers()
-    disks.record_shown(ground, leftovers, ground.lab_id)
+            disks.notify_removed(context, disk)
+    leftovers = context.provider.leftovers()
+    disks.record_shown(context, leftovers, context.lab_id)
     return Removal(
         server_id=server_id,
         survivors=survivors,
-        leftovers=tuple(r for r in leftovers if r.lab_id in ("", ground.lab_id)),
+        leftovers=tuple(r for r in leftovers if r.lab_id in ("", context.lab_id)),
     )
 
 
-def end(ground: LabContext, servers: Iterable[Server], *, keep_disks: bool = False) -> None:
+def end(context: LabContext, servers: Iterable[Server], *, keep_disks: bool = False) -> None:
     """Terminate all of these servers, wait until the provider confirms it, drop their records.
 
     Their disks are deleted too, except with `keep_disks` those that the provider has been asked to
     keep. PolicyError, and no server is terminated, if one belongs to another account.
     """
     waiting = list(servers)
-    accounts.require_same_account(ground, waiting)
+    accounts.require_same_account(context, waiting)
 
     def terminate(server: Server) -> None:
-        ground.connections.close(server)
+        context.connections.close(server)
         if not keep_disks:
-            held_disks.release(ground, server)
-        retry_throttled_calls()(ground.provider.terminate, server.id)
-        ground.state.record("terminating", lab_id=server.lab_id, server_id=server.id)
+            held_disks.release(context, server)
+        retry_throttled_calls()(context.provider.terminate, server.id)
+        context.state.record("terminating", lab_id=server.lab_id, server_id=server.id)
 
     _map_parallel(terminate, waiting)
-    _wait_for(ground, waiting)
+    _wait_for(context, waiting)
 
 
 def _map_parallel(action: Callable[[Server], T], servers: list[Server]) -> list[T]:
@@ -99,7 +99,7 @@ def _map_parallel(action: Callable[[Server], T], servers: list[Server]) -> list[
         return list(threads.map(action, servers))
 
 
-def _wait_for(ground: LabContext, waiting: list[Server]) -> None:
+def _wait_for(context: LabContext, waiting: list[Server]) -> None:
     """Wait until the provider confirms the end of each; repeat a request that it may have missed.
 
     BusyError after GONE_DEADLINE_S.
@@ -107,49 +107,49 @@ def _wait_for(ground: LabContext, waiting: list[Server]) -> None:
     deadline = time.monotonic() + GONE_DEADLINE_S
     pause_s = FIRST_PAUSE_S
     announce_at = time.monotonic() + 2.0
-    while waiting := _not_gone(ground, waiting):
+    while waiting := _not_gone(context, waiting):
         if time.monotonic() > deadline:
-            shown = ground.provider.find(waiting[0].id)
+            shown = context.provider.find(waiting[0].id)
             if shown is not None:
-                ground.state.save_server(ground.assign_alias(shown, waiting[0]))
+                context.state.save_server(context.assign_alias(shown, waiting[0]))
             state = shown.state if shown else "not listed"
             raise BusyError(
-                f"{ground.provider.name} has not confirmed that {waiting[0].id} is terminated",
+                f"{context.provider.name} has not confirmed that {waiting[0].id} is terminated",
                 why=f"its last state is: {state}; until it is terminated it may cost money",
                 hint="labctl down",
             )
         if announce_at and time.monotonic() > announce_at:
-            text = f"waiting for {ground.provider.name} to confirm that it is terminated"
-            ground.reporter.emit(Step(name=text))
+            text = f"waiting for {context.provider.name} to confirm that it is terminated"
+            context.reporter.emit(Step(name=text))
             announce_at = 0.0
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-def _not_gone(ground: LabContext, waiting: list[Server]) -> list[Server]:
-    remaining = _map_parallel(partial(_check_gone, ground), waiting)
+def _not_gone(context: LabContext, waiting: list[Server]) -> list[Server]:
+    remaining = _map_parallel(partial(_check_gone, context), waiting)
     return [server for server in remaining if server is not None]
 
 
-def _check_gone(ground: LabContext, server: Server) -> Server | None:
+def _check_gone(context: LabContext, server: Server) -> Server | None:
     """Return the server, "ending" once its provider shows that state; None once it is gone."""
-    shown = retry_throttled_calls()(ground.provider.find, server.id)
+    shown = retry_throttled_calls()(context.provider.find, server.id)
     if shown is not None and shown.state != "terminated":
         if shown.state != "ending":
             # A request from before the provider showed the server may have been lost.
-            retry_throttled_calls()(ground.provider.terminate, server.id)
+            retry_throttled_calls()(context.provider.terminate, server.id)
             return server
         return msgspec.structs.replace(server, state="ending")
-    if shown is None and not accounts.is_gone(ground, server):
+    if shown is None and not accounts.is_gone(context, server):
         return server
-    ground.state.drop_server(server.id)
-    ground.connections.forget(server.id)
-    ground.state.record("terminated", lab_id=server.lab_id, server_id=server.id)
+    context.state.drop_server(server.id)
+    context.connections.forget(server.id)
+    context.state.record("terminated", lab_id=server.lab_id, server_id=server.id)
     return None
 
 
 def remove_resources(
-    ground: LabContext,
+    context: LabContext,
     resources: Iterable[Resource],
     again: Callable[[], Iterable[Resource]] | None = None,
 ) -> None:
@@ -169,7 +169,7 @@ def remove_resources(
         with attempt:
             if again is not None and attempt.retry_state.attempt_number > 1:
                 remaining = list(again())
-            in_use = [(one, error) for one in remaining if (error := _try_to_remove(ground, one))]
+            in_use = [(one, error) for one in remaining if (error := _try_to_remove(context, one))]
             remaining = [one for one, _ in in_use]
             if in_use:
                 raise BusyError(
@@ -179,11 +179,11 @@ def remove_resources(
                 )
 
 
-def _try_to_remove(ground: LabContext, resource: Resource) -> LabError | None:
+def _try_to_remove(context: LabContext, resource: Resource) -> LabError | None:
     """Remove a resource; return the error if something still uses it, or the provider is busy."""
     try:
-        ground.provider.remove(resource)
+        context.provider.remove(resource)
     except (BusyError, ThrottledError) as error:
         return error
-    disks.record_removed(ground, resource)
+    disks.record_removed(context, resource)
     return None

@@ -42,13 +42,13 @@ systemctl reload ssh 2>/dev/null || systemctl reload sshd 2>/dev/null ||
 """
 
 
-def replace_first_host_key(ground: LabContext, server: Server, transport: Transport) -> Server:
+def replace_first_host_key(context: LabContext, server: Server, transport: Transport) -> Server:
     """Give the server a host key that only it knows, and return it with that key pinned.
 
     Safe to repeat: an interrupted replacement continues, a finished one changes nothing.
     """
-    provider = ground.provider
-    if not isinstance(provider, FirstBoot) or _is_settled(ground, server):
+    provider = context.provider
+    if not isinstance(provider, FirstBoot) or _is_settled(context, server):
         return server
     first = server.endpoint.host_key
     present, following = _make_next_key(transport, first)
@@ -62,20 +62,20 @@ def replace_first_host_key(ground: LabContext, server: Server, transport: Transp
         )
     if not server.endpoint.next_host_key:
         provider.pin(server.id, first, following)
-        server = _pin(ground, server, first, following)
+        server = _pin(context, server, first, following)
     _run_as_root(transport, _SWITCH_SCRIPT)
-    _verify(ground.connections, server, following)
+    _verify(context.connections, server, following)
     provider.pin(server.id, following)
-    server = _pin(ground, server, following, "")
-    ground.state.record("host-key", lab_id=ground.lab_id, server_id=server.id)
+    server = _pin(context, server, following, "")
+    context.state.record("host-key", lab_id=context.lab_id, server_id=server.id)
     return server
 
 
-def _is_settled(ground: LabContext, server: Server) -> bool:
+def _is_settled(context: LabContext, server: Server) -> bool:
     """Whether the pinned key is no longer the one that the first-boot script brought."""
     if server.endpoint.next_host_key:
         return False
-    return bool(ground.state.list_events(server_id=server.id, kind="host-key", limit=1))
+    return bool(context.state.list_events(server_id=server.id, kind="host-key", limit=1))
 
 
 def _make_next_key(transport: Transport, first: str) -> tuple[str, str]:
@@ -97,12 +97,12 @@ def _run_as_root(transport: Transport, script: str, *words: str) -> str:
     return result.stdout
 
 
-def _pin(ground: LabContext, server: Server, first: str, following: str) -> Server:
+def _pin(context: LabContext, server: Server, first: str, following: str) -> Server:
     """Record these keys as the server's pinned ones, and write its ssh_config."""
     endpoint = msgspec.structs.replace(server.endpoint, host_key=first, next_host_key=following)
     server = msgspec.structs.replace(server, endpoint=endpoint)
-    ground.state.save_server(server)
-    ground.connections.write(server)
+    context.state.save_server(server)
+    context.connections.write(server)
     return server
 
 

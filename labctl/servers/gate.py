@@ -16,15 +16,15 @@ def has_gate(server: Server) -> bool:
     return issubclass(get_provider_class(server.provider), Gate)
 
 
-def admit_if_unreachable(ground: LabContext, server: Server) -> None:
+def admit_if_unreachable(context: LabContext, server: Server) -> None:
     """Admit this machine if the provider is a Gate and the server does not answer from here."""
-    if isinstance(ground.provider, Gate) and not is_reachable(server.endpoint, ANSWER_S):
-        admit(ground, server)
+    if isinstance(context.provider, Gate) and not is_reachable(server.endpoint, ANSWER_S):
+        admit(context, server)
 
 
-def admit(ground: LabContext, server: Server) -> None:
+def admit(context: LabContext, server: Server) -> None:
     """Let this machine's present address reach the server, if the provider is a Gate."""
-    if not isinstance(ground.provider, Gate):
+    if not isinstance(context.provider, Gate):
         return
-    if address := ground.provider.admit(server.id):
-        ground.reporter.emit(Note(text=f"ssh is open to {address} and to no other address"))
+    if address := context.provider.admit(server.id):
+        context.reporter.emit(Note(text=f"ssh is open to {address} and to no other address"))

@@ -38,7 +38,7 @@ class GuardLimits(Value, frozen=True):
 
 
 def arm(
-    ground: LabContext,
+    context: LabContext,
     server: Server,
     *,
     budget_left_usd: float | None = None,
@@ -52,41 +52,41 @@ def arm(
     no price, no store, and no watchdog armed before. Time and dollars that the watchdog has
     counted stay counted, even if this machine has lost its own record of them.
     """
-    if isinstance(ground.provider, Guarded):
-        return _watch_foreign(ground, server, ground.provider)
-    need, price = deadlines.get_need(ground, server), server.offer.price_usd_per_hour
+    if isinstance(context.provider, Guarded):
+        return _watch_foreign(context, server, context.provider)
+    need, price = deadlines.get_need(context, server), server.offer.price_usd_per_hour
     limited = any(
-        (need.ttl_s, need.idle_s, need.budget_usd is not None, ceiling_s, ground.config.store)
+        (need.ttl_s, need.idle_s, need.budget_usd is not None, ceiling_s, context.config.store)
     )
-    before = ground.state.list_events(server_id=server.id, kind=EVENT)
+    before = context.state.list_events(server_id=server.id, kind=EVENT)
     if not (limited or price or before or always):
         return {}
     budget = need.budget_usd if budget_left_usd is None else budget_left_usd
     limits = msgspec.to_builtins(_derive_limits(need, price, budget, ceiling_s))
-    disk = _decide_disk(ground, server, deadlines.span_s(need, price, budget))
-    reply = ground.open_agent(server).call(
+    disk = _decide_disk(context, server, deadlines.span_s(need, price, budget))
+    reply = context.open_agent(server).call(
         "guard",
         {
-            **_identify(ground, server),
+            **_identify(context, server),
             "server_id": server.id,
             "limits": limits,
             "elapsed_s": max(0.0, time.time() - server.created_at),
-            "ending": _describe_ending(ground, server, disk),
-            "store": ground.config.store,
-            "mirror_s": ground.config.mirror_s,
+            "ending": _describe_ending(context, server, disk),
+            "store": context.config.store,
+            "mirror_s": context.config.mirror_s,
         },
     )
     if not before:
-        ground.state.record(
-            EVENT, lab_id=ground.lab_id, server_id=server.id, detail={"limits": limits}
+        context.state.record(
+            EVENT, lab_id=context.lab_id, server_id=server.id, detail={"limits": limits}
         )
     watch = _parse_watch(reply)
-    if _can_lose_disk(ground):
-        held_disks.release(ground, server)  # only now does its watchdog know who saves its results
-    elif held_disks.is_held(ground, server):
-        _keep_disk_past(ground, server, deadlines.left_s(watch))  # others may have extended it
-    if not deadlines.is_timer_denied(ground, server):
-        deadlines.follow(ground, server, watch)
+    if _can_lose_disk(context):
+        held_disks.release(context, server)  # only now does its watchdog know who saves its results
+    elif held_disks.is_held(context, server):
+        _keep_disk_past(context, server, deadlines.left_s(watch))  # others may have extended it
+    if not deadlines.is_timer_denied(context, server):
+        deadlines.follow(context, server, watch)
     return watch
 
 
@@ -104,101 +104,101 @@ def _derive_limits(
     )
 
 
-def watch(ground: LabContext, server: Server, *, decisions: int = DECISIONS) -> dict[str, Any]:
+def watch(context: LabContext, server: Server, *, decisions: int = DECISIONS) -> dict[str, Any]:
     """Return W now, with the last `decisions`; {} if no watchdog was armed."""
-    request = {**_identify(ground, server), "decisions": decisions}
-    return _parse_watch(ground.open_agent(server).call("watch", request))
+    request = {**_identify(context, server), "decisions": decisions}
+    return _parse_watch(context.open_agent(server).call("watch", request))
 
 
-def extend(ground: LabContext, server: Server, span_s: int) -> dict[str, Any]:
+def extend(context: LabContext, server: Server, span_s: int) -> dict[str, Any]:
     """Move the deadline by `span_s` seconds and suspend the idle limit for as long; return W.
 
     PolicyError beyond the ceiling or the budget, NotFoundError if nothing guards the server.
     """
-    if isinstance(ground.provider, Guarded):
-        ground.provider.extend_life(server.id, span_s)
-        return watch(ground, server)
-    request = {**_identify(ground, server), "span_s": span_s}
-    extended = _parse_watch(ground.open_agent(server).call("extend", request))
-    if _holds_disk(ground, server):
-        _keep_disk_past(ground, server, deadlines.left_s(extended) or [span_s])
+    if isinstance(context.provider, Guarded):
+        context.provider.extend_life(server.id, span_s)
+        return watch(context, server)
+    request = {**_identify(context, server), "span_s": span_s}
+    extended = _parse_watch(context.open_agent(server).call("extend", request))
+    if _holds_disk(context, server):
+        _keep_disk_past(context, server, deadlines.left_s(extended) or [span_s])
     return extended
 
 
-def _watch_foreign(ground: LabContext, server: Server, provider: Guarded) -> dict[str, Any]:
+def _watch_foreign(context: LabContext, server: Server, provider: Guarded) -> dict[str, Any]:
     """Return W of a watchdog that somebody else has armed, and record for which lab."""
-    if not ground.state.list_events(server_id=server.id, kind=EVENT, limit=1):
+    if not context.state.list_events(server_id=server.id, kind=EVENT, limit=1):
         detail = {"as": provider.get_guarded_lab_id(server.id)}
-        ground.state.record(EVENT, lab_id=ground.lab_id, server_id=server.id, detail=detail)
-    return watch(ground, server)
+        context.state.record(EVENT, lab_id=context.lab_id, server_id=server.id, detail=detail)
+    return watch(context, server)
 
 
-def _identify(ground: LabContext, server: Server) -> dict[str, Any]:
+def _identify(context: LabContext, server: Server) -> dict[str, Any]:
     """Name the lab that the watchdog was armed for, as its verbs expect it."""
-    events = ground.state.list_events(server_id=server.id, kind=EVENT, limit=1)
-    lab_id = str(events[0].detail.get("as") or ground.lab_id) if events else ground.lab_id
-    return {"lab": ground.config.name, "lab_id": lab_id}
+    events = context.state.list_events(server_id=server.id, kind=EVENT, limit=1)
+    lab_id = str(events[0].detail.get("as") or context.lab_id) if events else context.lab_id
+    return {"lab": context.config.name, "lab_id": lab_id}
 
 
-def can_lose_results(ground: LabContext) -> bool:
+def can_lose_results(context: LabContext) -> bool:
     """Whether a server's deadline or budget can end it while it holds the only copy of its results.
 
     That is so if neither a store nor a keeper saves them, and the disk is deleted with the server.
     """
-    return _is_unsaved(ground) and not isinstance(ground.provider, Keep)
+    return _is_unsaved(context) and not isinstance(context.provider, Keep)
 
 
-def will_keep_disk(ground: LabContext) -> bool:
+def will_keep_disk(context: LabContext) -> bool:
     """Whether the provider must keep a server's disk, because nothing else saves its results."""
-    return _is_unsaved(ground) and isinstance(ground.provider, Keep)
+    return _is_unsaved(context) and isinstance(context.provider, Keep)
 
 
-def _is_unsaved(ground: LabContext) -> bool:
-    if isinstance(ground.provider, Guarded):
+def _is_unsaved(context: LabContext) -> bool:
+    if isinstance(context.provider, Guarded):
         return False  # whoever armed its watchdog saves its results
-    return _disk_at_end(ground.provider) == "goes" and not _can_lose_disk(ground)
+    return _disk_at_end(context.provider) == "goes" and not _can_lose_disk(context)
 
 
-def _can_lose_disk(ground: LabContext) -> bool:
+def _can_lose_disk(context: LabContext) -> bool:
     """Whether a keeper or a store saves a server's results, or it has none."""
-    return bool(ground.saver_s or ground.config.store) or not ground.has_results
+    return bool(context.saver_s or context.config.store) or not context.has_results
 
 
-def _holds_disk(ground: LabContext, server: Server) -> bool:
+def _holds_disk(context: LabContext, server: Server) -> bool:
     """Whether the provider must keep this server's disk.
 
     A disk that the provider keeps already stays kept, even if the lab's newer servers keep their
     disks by themselves: this server cannot.
     """
-    if _can_lose_disk(ground) or not isinstance(ground.provider, Keep):
+    if _can_lose_disk(context) or not isinstance(context.provider, Keep):
         return False
-    return will_keep_disk(ground) or held_disks.is_held(ground, server)
+    return will_keep_disk(context) or held_disks.is_held(context, server)
 
 
-def _decide_disk(ground: LabContext, server: Server, span_s: float | None) -> str:
+def _decide_disk(context: LabContext, server: Server, span_s: float | None) -> str:
     """Decide what happens to the server's disk when it ends by itself, within `span_s` from now.
 
     None means a server without a deadline, which its provider may still reclaim.
     """
-    if _holds_disk(ground, server):
+    if _holds_disk(context, server):
         ends_at = time.time() + (NO_DEADLINE_S if span_s is None else span_s)
-        if held_disks.keep_until(ground, server, ends_at):
+        if held_disks.keep_until(context, server, ends_at):
             return "stays"
-    return _disk_at_end(ground.provider)
+    return _disk_at_end(context.provider)
 
 
-def _keep_disk_past(ground: LabContext, server: Server, left_s: list[float]) -> None:
+def _keep_disk_past(context: LabContext, server: Server, left_s: list[float]) -> None:
     """Have the disk kept past the server's end, which is the first of these limits."""
     if left_s:
-        held_disks.keep_until(ground, server, time.time() + min(left_s))
+        held_disks.keep_until(context, server, time.time() + min(left_s))
 
 
-def _describe_ending(ground: LabContext, server: Server, disk: str) -> dict[str, Any]:
+def _describe_ending(context: LabContext, server: Server, disk: str) -> dict[str, Any]:
     """Say how the watchdog ends a server of this provider, and what happens to its disk."""
-    provider = ground.provider
+    provider = context.provider
     if isinstance(provider, Leasable):
         return {"kind": "release", "disk": disk, "lease": server.id}
-    return {"kind": "poweroff", "disk": disk, "saver_s": ground.saver_s}
+    return {"kind": "poweroff", "disk": disk, "saver_s": context.saver_s}
 
 
 def _disk_at_end(provider: Provider) -> str:

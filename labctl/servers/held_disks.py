@@ -17,12 +17,12 @@ KEPT_S = 14 * 86_400.0  # after the server's deadline; the watchdog has the same
 LATER_S = 86_400.0  # an expiry that would move by less is not moved
 
 
-def keep_until(ground: LabContext, server: Server, ends_at: float) -> bool:
+def keep_until(context: LabContext, server: Server, ends_at: float) -> bool:
     """Have the provider keep the server's disk for KEPT_S after `ends_at` (Unix seconds).
 
     Returns whether it will. An expiry is only ever moved later.
     """
-    provider, held_until = ground.provider, _held_until(ground, server) or 0.0
+    provider, held_until = context.provider, _held_until(context, server) or 0.0
     until = ends_at + KEPT_S
     if not isinstance(provider, Keep):
         return False
@@ -35,11 +35,11 @@ def keep_until(ground: LabContext, server: Server, ends_at: float) -> bool:
         if held_until:
             day = day_text(held_until)
             text = f"the disk of {server.alias} is still kept until {day}: {error.what}"
-        ground.reporter.emit(Note(text=text, level="warning"))
+        context.reporter.emit(Note(text=text, level="warning"))
         return bool(held_until)
     if not disks:
         return False
-    _record_held(ground, server, until)
+    _record_held(context, server, until)
     if not held_until:
         price = sum(disk.price_usd_per_month for disk in disks)
         text = (
@@ -47,52 +47,52 @@ def keep_until(ground: LabContext, server: Server, ends_at: float) -> bool:
             f"results that you have not pulled, at {price:.2f} dollars a month; "
             "labctl down removes the server and the disk"
         )
-        ground.reporter.emit(Note(text=text))
+        context.reporter.emit(Note(text=text))
     return True
 
 
-def renew(ground: LabContext, server: Server) -> None:
+def renew(context: LabContext, server: Server) -> None:
     """Have a kept disk last for KEPT_S from now: a server without a deadline outlives any date."""
-    until = _held_until(ground, server)
+    until = _held_until(context, server)
     if until and until < time.time() + KEPT_S - LATER_S:
-        keep_until(ground, server, time.time())
+        keep_until(context, server, time.time())
 
 
-def release(ground: LabContext, server: Server) -> None:
+def release(context: LabContext, server: Server) -> None:
     """Have the server's disk deleted with it, if this machine or another may have had it kept.
 
     If the provider refuses, the disk may stay until its expiry, and a warning says so.
     """
-    provider = ground.provider
-    if not isinstance(provider, Keep) or _held_until(ground, server) == 0.0:
+    provider = context.provider
+    if not isinstance(provider, Keep) or _held_until(context, server) == 0.0:
         return
     try:
         retry_throttled_calls()(provider.release_disk, server.id)
     except LabError as error:
         text = f"the disk of {server.alias} may outlive it: {error.what}; next: labctl orphans"
-        ground.reporter.emit(Note(text=text, level="warning"))
-        _record_held(ground, server, None)  # the provider may have released a part of the disks
+        context.reporter.emit(Note(text=text, level="warning"))
+        _record_held(context, server, None)  # the provider may have released a part of the disks
         return
-    _record_held(ground, server, 0.0)
+    _record_held(context, server, 0.0)
 
 
-def is_held(ground: LabContext, server: Server) -> bool:
+def is_held(context: LabContext, server: Server) -> bool:
     """Whether the server's disk will outlive it, as far as this machine knows."""
-    return bool(_held_until(ground, server))
+    return bool(_held_until(context, server))
 
 
-def _held_until(ground: LabContext, server: Server) -> float | None:
+def _held_until(context: LabContext, server: Server) -> float | None:
     """Return when the disk that outlives the server expires (Unix seconds), 0.0 without one.
 
     None if this machine cannot know: another one created the server, or a release failed.
     """
-    if lines := ground.state.list_events(server_id=server.id, kind=HELD, limit=1):
+    if lines := context.state.list_events(server_id=server.id, kind=HELD, limit=1):
         until = lines[0].detail["expires_at"]
         return None if until is None else float(until)
-    made_here = ground.state.list_events(server_id=server.id, kind="created", limit=1)
+    made_here = context.state.list_events(server_id=server.id, kind="created", limit=1)
     return 0.0 if made_here else None
 
 
-def _record_held(ground: LabContext, server: Server, expires_at: float | None) -> None:
+def _record_held(context: LabContext, server: Server, expires_at: float | None) -> None:
     detail = {"expires_at": expires_at}
-    ground.state.record(HELD, lab_id=server.lab_id, server_id=server.id, detail=detail)
+    context.state.record(HELD, lab_id=server.lab_id, server_id=server.id, detail=detail)

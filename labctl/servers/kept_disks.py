@@ -18,65 +18,67 @@ from labctl.state.disks import RESTORED, has_expired, list_kept_disks
 SAVED = "restored-saved"
 
 
-def list_shown_disks(ground: LabContext) -> list[Resource]:
+def list_shown_disks(context: LabContext) -> list[Resource]:
     """List the lab's kept disks as the provider shows them now; none if it cannot keep disks."""
-    if not isinstance(ground.provider, Keep):
+    if not isinstance(context.provider, Keep):
         return []
-    return record_shown(ground, ground.provider.leftovers(), ground.lab_id)
+    return record_shown(context, context.provider.leftovers(), context.lab_id)
 
 
-def remove_expired(ground: LabContext) -> None:
+def remove_expired(context: LabContext) -> None:
     """Remove the lab's expired disks at the provider, if this machine has an expired one on record.
 
     The provider's own dates decide: an expiry may have been moved since.
     """
-    if has_expired(ground.state, ground.lab_id, ground.provider.name):
-        disks.remove_expired(ground, list_shown_disks(ground))
+    if has_expired(context.state, context.lab_id, context.provider.name):
+        disks.remove_expired(context, list_shown_disks(context))
 
 
-def sort_by_kept_disks(ground: LabContext, offers: Sequence[Offer]) -> list[Offer]:
+def sort_by_kept_disks(context: LabContext, offers: Sequence[Offer]) -> list[Offer]:
     """Sort the offers: those in the zone of one of the lab's kept disks first. Emits a Note.
 
     For a lab of a group the provider is queried only if the lab has had a server before.
     """
-    if ground.group and not ground.state.list_events(lab_id=ground.lab_id, kind="ready", limit=1):
+    if context.group and not context.state.list_events(
+        lab_id=context.lab_id, kind="ready", limit=1
+    ):
         return list(offers)
-    kept_disks = list_shown_disks(ground)
+    kept_disks = list_shown_disks(context)
     zones = [disk.zone for disk in kept_disks if disk.zone]
     for disk in kept_disks:
         has_offer = any(offer.zone == disk.zone for offer in offers)
         text = f"the kept disk {short_id(disk)} holds earlier results"
         if disk.zone and not has_offer:
             text += f", but no offer is in {disk.zone}\n  it is not deleted: {cost_text(disk)}"
-            ground.reporter.emit(Note(text=text, level="warning"))
+            context.reporter.emit(Note(text=text, level="warning"))
         elif disk.zone:
-            ground.reporter.emit(Note(text=f"{text}: trying {disk.zone} first"))
+            context.reporter.emit(Note(text=f"{text}: trying {disk.zone} first"))
     return sorted(offers, key=lambda offer: offer.zone not in zones)
 
 
-def list_restored(ground: LabContext, server: Server) -> dict[str, Resource]:
+def list_restored(context: LabContext, server: Server) -> dict[str, Resource]:
     """Return the kept disks, by id, whose content was restored to the server."""
-    lines = ground.state.list_events(server_id=server.id, kind=RESTORED)
+    lines = context.state.list_events(server_id=server.id, kind=RESTORED)
     restored = [msgspec.convert(line.detail["disk"], Resource) for line in lines]
     return {disk.id: disk for disk in restored}
 
 
-def note_saved(ground: LabContext, server: Server) -> None:
+def note_saved(context: LabContext, server: Server) -> None:
     """Record that all of the server's results, and those of its kept disks, are downloaded."""
-    for disk in list_restored(ground, server).values():
+    for disk in list_restored(context, server).values():
         detail = {"disk": msgspec.to_builtins(disk)}
-        ground.state.record(SAVED, lab_id=ground.lab_id, server_id=server.id, detail=detail)
+        context.state.record(SAVED, lab_id=context.lab_id, server_id=server.id, detail=detail)
 
 
-def is_saved(ground: LabContext, disk: Resource) -> bool:
+def is_saved(context: LabContext, disk: Resource) -> bool:
     """Whether everything on a kept disk has been downloaded and verified."""
-    lines = ground.state.list_events(lab_id=ground.lab_id, kind=SAVED)
+    lines = context.state.list_events(lab_id=context.lab_id, kind=SAVED)
     return any(line.detail["disk"]["id"] == disk.id for line in lines)
 
 
-def explain_missing_server(ground: LabContext, error: NotFoundError) -> NotFoundError:
+def explain_missing_server(context: LabContext, error: NotFoundError) -> NotFoundError:
     """Add to the error of a missing server which kept disks hold its results."""
-    kept = [one.disk for one in list_kept_disks(ground.state, ground.lab_id)]
+    kept = [one.disk for one in list_kept_disks(context.state, context.lab_id)]
     if kept:
         error.why = "\n".join(f"its results are on {short_id(d)}: {cost_text(d)}" for d in kept)
         error.hint = "labctl up && labctl pull"

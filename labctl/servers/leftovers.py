@@ -35,76 +35,76 @@ class Orphans(Value, frozen=True):
         return paid or servers or bool(self.elsewhere)
 
 
-def find_orphans(ground: LabContext) -> Orphans:
+def find_orphans(context: LabContext) -> Orphans:
     """List what the provider shows. Kept disks are among the resources.
 
     Warns about what its list cannot show: recent attempts, and resources in other accounts.
     """
-    with explain_open_costs(ground, every_lab=True):
-        _warn(ground)
-    return _list_shown(ground)
+    with explain_open_costs(context, every_lab=True):
+        _warn(context)
+    return _list_shown(context)
 
 
-def _warn(ground: LabContext) -> None:
-    for attempt in attempts.list_pending_attempts(ground, every_lab=True):
+def _warn(context: LabContext) -> None:
+    for attempt in attempts.list_pending_attempts(context, every_lab=True):
         text = (
             f"an interrupted `up` of {attempt.request.lab} may have created a server that "
-            f"{ground.provider.name} does not list yet: try again in a minute"
+            f"{context.provider.name} does not list yet: try again in a minute"
         )
-        ground.reporter.emit(Note(text=text, level="warning"))
-    for name, account_id in _list_elsewhere(ground).items():
-        profile = accounts.find_profile(ground, account_id)
+        context.reporter.emit(Note(text=text, level="warning"))
+    for name, account_id in _list_elsewhere(context).items():
+        profile = accounts.find_profile(context, account_id)
         account = ProviderAccount(id=account_id, profile=profile)
-        text = f"{name} belongs to {accounts.describe(ground.provider.name, account)}"
-        next_ = accounts.switch_command(ground, account_id, "labctl orphans")
-        ground.reporter.emit(Note(text=f"{text}; next: {next_}", level="warning"))
+        text = f"{name} belongs to {accounts.describe(context.provider.name, account)}"
+        next_ = accounts.switch_command(context, account_id, "labctl orphans")
+        context.reporter.emit(Note(text=f"{text}; next: {next_}", level="warning"))
 
 
-def _list_elsewhere(ground: LabContext) -> dict[str, str]:
+def _list_elsewhere(context: LabContext) -> dict[str, str]:
     """List what this machine has on record in other accounts of the provider: name -> account."""
-    provider = ground.provider.name
+    provider = context.provider.name
     accounts_by_name = {
         f"the server {server.id} of {server.lab}": server.account
-        for server in ground.state.list_servers()
+        for server in context.state.list_servers()
         if server.provider == provider and server.state not in accounts.ENDED
     }
     accounts_by_name |= {
         f"what an interrupted `up` of {attempt.request.lab} may have created": attempt.account
-        for attempt in ground.state.list_open_attempts()
+        for attempt in context.state.list_open_attempts()
         if attempt.provider == provider
     }
     return {
         name: account
         for name, account in accounts_by_name.items()
-        if accounts.is_elsewhere(ground, account)
+        if accounts.is_elsewhere(context, account)
     }
 
 
-def _list_shown(ground: LabContext) -> Orphans:
-    with explain_open_costs(ground, every_lab=True):
-        servers = [one for one in ground.provider.servers() if one.state != "terminated"]
-        others = ground.provider.leftovers()
-    disks.record_shown(ground, others, None)
+def _list_shown(context: LabContext) -> Orphans:
+    with explain_open_costs(context, every_lab=True):
+        servers = [one for one in context.provider.servers() if one.state != "terminated"]
+        others = context.provider.leftovers()
+    disks.record_shown(context, others, None)
     ids = {server.id for server in servers}
     resources = [
         one for one in others if one.kind != CACHE and (one.expires_at or one.server_id not in ids)
     ]
-    recorded = {server.id for server in ground.state.list_servers()}
+    recorded = {server.id for server in context.state.list_servers()}
     return Orphans(
         servers=tuple(servers),
         resources=tuple(resources),
         here=tuple(sorted(ids & recorded)),
-        elsewhere=tuple(_list_elsewhere(ground)),
+        elsewhere=tuple(_list_elsewhere(context)),
     )
 
 
-def end_orphans(ground: LabContext, listed: Orphans, *, kept_too: bool) -> Orphans:
+def end_orphans(context: LabContext, listed: Orphans, *, kept_too: bool) -> Orphans:
     """Terminate and remove what was listed; return what is left. Results on it are lost.
 
     Disks that were kept for their data are removed once they have expired, and before that only
     with `kept_too`. PolicyError if the user does not confirm.
     """
-    listed = _wait_for_attempts(ground, listed)
+    listed = _wait_for_attempts(context, listed)
     removable = [resource for resource in listed.resources if kept_too or _is_unneeded(resource)]
     if not listed.servers and not removable:
         return listed
@@ -116,33 +116,33 @@ def end_orphans(ground: LabContext, listed: Orphans, *, kept_too: bool) -> Orpha
         "resources?",
         detail=f"labs: {labs}\nResults that are only there are lost; labctl down saves them first.",
     )
-    if not ground.reporter.confirm(decision):
+    if not context.reporter.confirm(decision):
         raise PolicyError(
             "nothing was terminated",
             why="it was not confirmed",
             hint="labctl orphans --terminate --yes",
         )
     for server in listed.servers:
-        cost.record_start(ground.state, server)
-    end_server.end(ground, listed.servers)
+        cost.record_start(context.state, server)
+    end_server.end(context, listed.servers)
 
     def list_removable() -> list[Resource]:
         # Provider lists lag: more servers may appear, and resources that they were using.
-        end_server.end(ground, _list_shown(ground).servers)
-        return [one for one in _list_shown(ground).resources if kept_too or _is_unneeded(one)]
+        end_server.end(context, _list_shown(context).servers)
+        return [one for one in _list_shown(context).resources if kept_too or _is_unneeded(one)]
 
-    end_server.remove_resources(ground, list_removable(), list_removable)
-    return _list_shown(ground)
+    end_server.remove_resources(context, list_removable(), list_removable)
+    return _list_shown(context)
 
 
-def _wait_for_attempts(ground: LabContext, listed: Orphans) -> Orphans:
+def _wait_for_attempts(context: LabContext, listed: Orphans) -> Orphans:
     """Wait until everything that interrupted `up`s may have created is listed; list again."""
-    if not attempts.list_pending_attempts(ground, every_lab=True):
+    if not attempts.list_pending_attempts(context, every_lab=True):
         return listed
-    ground.reporter.emit(Step(name="waiting for what an interrupted `up` may have created"))
-    while attempts.list_pending_attempts(ground, every_lab=True):
-        time.sleep(min(1.0, ground.provider.settle_s))
-    return _list_shown(ground)
+    context.reporter.emit(Step(name="waiting for what an interrupted `up` may have created"))
+    while attempts.list_pending_attempts(context, every_lab=True):
+        time.sleep(min(1.0, context.provider.settle_s))
+    return _list_shown(context)
 
 
 def _is_unneeded(resource: Resource) -> bool:

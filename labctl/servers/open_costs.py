@@ -13,7 +13,7 @@ from labctl.state.disks import list_kept_disks
 
 @contextmanager
 def explain_open_costs(
-    ground: LabContext,
+    context: LabContext,
     kinds: type[LabError] | tuple[type[LabError], ...] = (ProviderError, BusyError),
     *,
     every_lab: bool = False,
@@ -22,24 +22,24 @@ def explain_open_costs(
     try:
         yield
     except kinds as error:
-        lines = describe_open_costs(ground, None if every_lab else ground.lab_id)
+        lines = describe_open_costs(context, None if every_lab else context.lab_id)
         error.why = "\n".join(filter(None, [error.why, *lines]))
         raise
 
 
-def describe_open_costs(ground: LabContext, lab_id: str | None) -> list[str]:
+def describe_open_costs(context: LabContext, lab_id: str | None) -> list[str]:
     """Describe each recorded server, kept disk and open attempt that may cost money, one a line."""
     lines = [
         f"{server.id} is still running (last known), at "
         f"{server.offer.price_usd_per_hour:.2f} dollars an hour until labctl down"
-        for server in ground.state.list_servers(lab_id)
+        for server in context.state.list_servers(lab_id)
         if server.offer.price_usd_per_hour
         and server.state not in ("stopped", "ending", "terminated")
     ]
-    lines += [describe_kept_disk(disk) for disk in list_kept_disks(ground.state, lab_id)]
+    lines += [describe_kept_disk(disk) for disk in list_kept_disks(context.state, lab_id)]
     return lines + [
         f"an interrupted `up` may have created a {attempt.offer.type}, at "
         f"{attempt.offer.price_usd_per_hour:.2f} dollars an hour; labctl down finds it"
-        for attempt in ground.state.list_open_attempts(lab_id)
+        for attempt in context.state.list_open_attempts(lab_id)
         if attempt.offer.price_usd_per_hour
     ]

@@ -21,43 +21,43 @@ SSH_DEADLINE_S = 120.0
 POLL_S = 0.25
 
 
-def reach(ground: LabContext, server: Server) -> tuple[Server, Transport]:
+def reach(context: LabContext, server: Server) -> tuple[Server, Transport]:
     """Wait for a server; return it and a transport on which a login has worked.
 
     A new server that cannot be reached is removed again, after its console output is shown.
     """
-    fresh = is_fresh(ground, server)
+    fresh = is_fresh(context, server)
     try:
-        ground.reporter.emit(Step(name="waiting for its sshd"))
-        server = _wait_until_running(ground, server)
-        deadlines.set_first_timer(ground, server)
+        context.reporter.emit(Step(name="waiting for its sshd"))
+        server = _wait_until_running(context, server)
+        deadlines.set_first_timer(context, server)
         if not fresh:
-            admit(ground, server)
-        transport = ground.connections.wait_for_ssh(server, SSH_DEADLINE_S)
-        ground.reporter.emit(Step(name="waiting for its sshd", done=True))
+            admit(context, server)
+        transport = context.connections.wait_for_ssh(server, SSH_DEADLINE_S)
+        context.reporter.emit(Step(name="waiting for its sshd", done=True))
     except (CredentialsError, ThrottledError):
         # Not the server's fault, and the provider would not accept its removal either.
         raise
     except (BusyError, ProviderError) as error:
         if fresh:
-            _undo(ground, server, error)
+            _undo(context, server, error)
         raise
     return server, transport
 
 
-def _wait_until_running(ground: LabContext, server: Server) -> Server:
+def _wait_until_running(context: LabContext, server: Server) -> Server:
     """Wait until the server runs and its address and host key are known; start a stopped one."""
-    if server.state == "stopped" and isinstance(ground.provider, Stoppable):
-        ground.provider.start(server.id)
-        ground.state.record("started", lab_id=ground.lab_id, server_id=server.id)
+    if server.state == "stopped" and isinstance(context.provider, Stoppable):
+        context.provider.start(server.id)
+        context.state.record("started", lab_id=context.lab_id, server_id=server.id)
     deadline = time.monotonic() + RUNNING_DEADLINE_S
     while True:
-        shown = _find(ground, server)
+        shown = _find(context, server)
         if shown is None:
             pass
         elif shown.state == "running" and shown.endpoint.host_key and shown.endpoint.port:
-            running = ground.assign_alias(shown, server)
-            ground.state.save_server(running)
+            running = context.assign_alias(shown, server)
+            context.state.save_server(running)
             return running
         elif shown.state in (*ENDED, "stopped") and server.state != "stopped":
             raise ProviderError(
@@ -72,19 +72,19 @@ def _wait_until_running(ground: LabContext, server: Server) -> Server:
         time.sleep(POLL_S)
 
 
-def _find(ground: LabContext, server: Server) -> Server | None:
+def _find(context: LabContext, server: Server) -> Server | None:
     """Find the server at its provider; None also while the provider is busy, so that we wait on."""
     try:
-        return ground.provider.find(server.id)
+        return context.provider.find(server.id)
     except (ThrottledError, BusyError):
         return None
 
 
-def _undo(ground: LabContext, server: Server, error: LabError) -> None:
+def _undo(context: LabContext, server: Server, error: LabError) -> None:
     """Show the console of a server that never became reachable, and remove the server."""
-    ground.reporter.emit(Note(text=_describe_console(ground, server), level="warning"))
+    context.reporter.emit(Note(text=_describe_console(context, server), level="warning"))
     try:
-        end_server.remove(ground, server)
+        end_server.remove(context, server)
     except LabError as failure:
         reason = f"the server was being removed because: {error.what}"
         failure.why = "\n".join(filter(None, [reason, failure.why]))
@@ -93,11 +93,11 @@ def _undo(ground: LabContext, server: Server, error: LabError) -> None:
     error.hint = "labctl up   # creates another one"
 
 
-def _describe_console(ground: LabContext, server: Server) -> str:
-    if not isinstance(ground.provider, Console):
+def _describe_console(context: LabContext, server: Server) -> str:
+    if not isinstance(context.provider, Console):
         return f"removing {server.id} again"
     try:
-        output = ground.provider.read_console(server.id).strip()
+        output = context.provider.read_console(server.id).strip()
     except LabError as error:
         return f"the server's console cannot be read: {error.what}"
     tail = "\n".join(f"  {line}" for line in output.splitlines()[-CONSOLE_LINES:])

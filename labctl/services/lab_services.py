@@ -23,23 +23,23 @@ from labctl.services.forwards import (
 from labctl.sync import lab_files
 
 
-def forward(ground: LabContext, server: Server, name: str, port: int) -> Forwarding:
+def forward(context: LabContext, server: Server, name: str, port: int) -> Forwarding:
     """Start a service and open a forward to it, which reconnects after a lost connection."""
-    wanted = _build_request(ground, server, name)
-    service = _ensure(ground, server, wanted)
-    return open_forward(ground, server, service, port, lambda now: _ensure(ground, now, wanted))
+    wanted = _build_request(context, server, name)
+    service = _ensure(context, server, wanted)
+    return open_forward(context, server, service, port, lambda now: _ensure(context, now, wanted))
 
 
-def forward_detached(ground: LabContext, service_name: str, port: int) -> Forward:
+def forward_detached(context: LabContext, service_name: str, port: int) -> Forward:
     """Start a service and a background forward to it, which outlives this process."""
-    server = ground.get_server()
-    wanted = _build_request(ground, server, service_name)
-    return detach_forward(ground, server, _ensure(ground, server, wanted), wanted, port)
+    server = context.get_server()
+    wanted = _build_request(context, server, service_name)
+    return detach_forward(context, server, _ensure(context, server, wanted), wanted, port)
 
 
-def _build_request(ground: LabContext, server: Server, name: str) -> services.ServiceRequest:
+def _build_request(context: LabContext, server: Server, name: str) -> services.ServiceRequest:
     """Build the request for TensorBoard, Jupyter, a service of lab.yaml, or a port number."""
-    config = ground.config
+    config = context.config
     own = config.services.get(name)
     port = own.port if own else 0
     if own is None and name not in KNOWN_SERVICE_PORTS:
@@ -54,35 +54,35 @@ def _build_request(ground: LabContext, server: Server, name: str) -> services.Se
             ) from None
     return services.ServiceRequest(
         lab=config.name,
-        lab_id=ground.lab_id,
+        lab_id=context.lab_id,
         name=name,
-        image=images.image_reference(ground),
+        image=images.image_reference(context),
         command=own.command if own else (),
         port=port,
-        gpus=select_gpus(config.server.need, ground.load_facts(server), None),
-        args=images.build_args(ground, config.image),
+        gpus=select_gpus(config.server.need, context.load_facts(server), None),
+        args=images.build_args(context, config.image),
         wheelhouse=bool(config.wheelhouse),
     )
 
 
-def _ensure(ground: LabContext, server: Server, wanted: services.ServiceRequest) -> Service:
-    remote = ground.open_agent(server)
+def _ensure(context: LabContext, server: Server, wanted: services.ServiceRequest) -> Service:
+    remote = context.open_agent(server)
 
     def provide() -> None:
-        lab_files.push(ground, server, force=False)
-        images.ensure_image(ground, server, remote, wanted.image)
+        lab_files.push(context, server, force=False)
+        images.ensure_image(context, server, remote, wanted.image)
 
     return services.ensure_service(
         remote,
         wanted,
-        ground.reporter,
+        context.reporter,
         provide_image=provide,
-        provide_wheels=lambda: images.push_wheelhouse(ground, server, remote),
+        provide_wheels=lambda: images.push_wheelhouse(context, server, remote),
     )
 
 
 def open_forward(
-    ground: LabContext,
+    context: LabContext,
     server: Server,
     service: Service,
     port: int,
@@ -96,35 +96,35 @@ def open_forward(
     def reopen() -> Service:
         from labctl.servers.adoption import adopt
 
-        now = adopt(ground) or server
-        ground.connections.write(now)
+        now = adopt(context) or server
+        context.connections.write(now)
         return restart(now)
 
-    spec = _forward_spec(ground, server, service, port)
-    return Forwarding(spec, ground.reporter, reopen).open()
+    spec = _forward_spec(context, server, service, port)
+    return Forwarding(spec, context.reporter, reopen).open()
 
 
 def detach_forward(
-    ground: LabContext,
+    context: LabContext,
     server: Server,
     service: Service,
     request: services.ServiceRequest,
     port: int,
 ) -> Forward:
     """Open a local port to `service` in a background process, which outlives this one."""
-    lab = str(ground.config.root)
+    lab = str(context.config.root)
     spec = DetachedSpec(
-        forward=_forward_spec(ground, server, service, port),
-        log_path=str(ground.paths.log_dir / f"forward-{server.id}-{service.name}.log"),
+        forward=_forward_spec(context, server, service, port),
+        log_path=str(context.paths.log_dir / f"forward-{server.id}-{service.name}.log"),
         request=request,
         refresh_argv=(sys.executable, "-m", "labctl", "-C", lab, "status", "--refresh", "--json"),
     )
-    return run_detached(spec, ground.state)
+    return run_detached(spec, context.state)
 
 
-def _forward_spec(ground: LabContext, server: Server, service: Service, port: int) -> ForwardSpec:
+def _forward_spec(context: LabContext, server: Server, service: Service, port: int) -> ForwardSpec:
     return ForwardSpec(
-        config=str(ground.connections.write(server)),
+        config=str(context.connections.write(server)),
         server_id=server.id,
         endpoint=server.endpoint,
         service=service,
@@ -132,19 +132,19 @@ def _forward_spec(ground: LabContext, server: Server, service: Service, port: in
     )
 
 
-def stop_services(ground: LabContext, server: Server) -> None:
+def stop_services(context: LabContext, server: Server) -> None:
     """Stop all services of the lab on the server."""
-    services.stop_service(ground.open_agent(server), ground.config.name, ground.lab_id)
+    services.stop_service(context.open_agent(server), context.config.name, context.lab_id)
 
 
-def remove_containers(ground: LabContext, server: Server) -> None:
+def remove_containers(context: LabContext, server: Server) -> None:
     """Remove all containers of the lab from a server that other users may get next."""
-    stop_services(ground, server)
-    remote = ground.open_agent(server)
-    remote.call("clear", {"lab": ground.config.name, "lab_id": ground.lab_id})
+    stop_services(context, server)
+    remote = context.open_agent(server)
+    remote.call("clear", {"lab": context.config.name, "lab_id": context.lab_id})
 
 
-def stop_forwards(ground: LabContext, server: Server) -> None:
+def stop_forwards(context: LabContext, server: Server) -> None:
     """Stop all background forwards to a server that is about to be removed."""
-    for background in list_forwards(ground.state, server.id):
-        stop_forward(ground.state, background.id, server.id)
+    for background in list_forwards(context.state, server.id):
+        stop_forward(context.state, background.id, server.id)

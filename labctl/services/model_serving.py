@@ -63,38 +63,38 @@ class _HealthReply(Value, frozen=True):
     model: Health
 
 
-def request_model(ground: LabContext, server: Server, choice: ServeChoice) -> ServiceRequest:
+def request_model(context: LabContext, server: Server, choice: ServeChoice) -> ServiceRequest:
     """Build the request for a service that serves a run's model; send code and checkpoints.
 
     NotFoundError if the run is neither on the server nor on this machine, PolicyError if its pulled
     checkpoints contain pickles.
     """
-    run = runs.find_run(ground, choice.run)
+    run = runs.find_run(context, choice.run)
     is_on_server = run.server_id == server.id
     if not is_on_server:
-        _send_checkpoints(ground, server, run)
+        _send_checkpoints(context, server, run)
     own_code = is_on_server and not choice.push
     if not own_code:
-        lab_files.push(ground, server, force=False)
+        lab_files.push(context, server, force=False)
     model = ServedModel(
         run=run.id,
         where="run" if is_on_server else "here",
         code="run" if own_code else "lab",
         checkpoint=choice.checkpoint,
     )
-    base = _base_request(ground, server, NAME, choice.env, choice.loading_s)
+    base = _base_request(context, server, NAME, choice.env, choice.loading_s)
     return msgspec.structs.replace(
         base,
-        image=run.image if own_code and run.image else images.image_reference(ground),
-        args={**images.build_args(ground, ground.config.image), "PACKAGES": PACKAGES},
-        wheelhouse=bool(ground.config.wheelhouse),
-        env={**ground.config.env, **choice.env},
+        image=run.image if own_code and run.image else images.image_reference(context),
+        args={**images.build_args(context, context.config.image), "PACKAGES": PACKAGES},
+        wheelhouse=bool(context.config.wheelhouse),
+        env={**context.config.env, **choice.env},
         model=model,
     )
 
 
 def request_image(
-    ground: LabContext,
+    context: LabContext,
     server: Server,
     image: str,
     port: int,
@@ -104,49 +104,49 @@ def request_image(
     loading_s: float = LOADING_S,
 ) -> ServiceRequest:
     """Build the request for any image that listens on `port`; `command` follows its entrypoint."""
-    base = _base_request(ground, server, f"{NAME}-{port}", env or {}, loading_s)
+    base = _base_request(context, server, f"{NAME}-{port}", env or {}, loading_s)
     return msgspec.structs.replace(base, image=image, port=port, command=command, as_is=True)
 
 
 def forward(
-    ground: LabContext, server: Server, wanted: ServiceRequest, port: int = 0
+    context: LabContext, server: Server, wanted: ServiceRequest, port: int = 0
 ) -> Forwarding:
     """Start the service and open a forward to it; `port` 0 is the service's own port."""
     # After a lost connection, a different model that was served meanwhile is kept.
     later = msgspec.structs.replace(wanted, replace=False)
     return lab_services.open_forward(
-        ground,
+        context,
         server,
-        _ensure(ground, server, wanted),
+        _ensure(context, server, wanted),
         port or wanted.port or PORT,
-        lambda now: _ensure(ground, now, later),
+        lambda now: _ensure(context, now, later),
     )
 
 
 def forward_detached(
-    ground: LabContext, server: Server, wanted: ServiceRequest, port: int = 0
+    context: LabContext, server: Server, wanted: ServiceRequest, port: int = 0
 ) -> Forward:
     """Start the service, and a background forward that outlives this process."""
-    service = _ensure(ground, server, wanted)
-    for old in list_forwards(ground.state, server.id):
+    service = _ensure(context, server, wanted)
+    for old in list_forwards(context.state, server.id):
         # This one leads to the service's port before its restart.
         if old.service == service.name and old.remote_port != service.port:
-            stop_forward(ground.state, old.id, server.id)
+            stop_forward(context.state, old.id, server.id)
     later = msgspec.structs.replace(wanted, replace=False)
     port = port or wanted.port or PORT
-    return lab_services.detach_forward(ground, server, service, later, port)
+    return lab_services.detach_forward(context, server, service, later, port)
 
 
-def stop(ground: LabContext, server: Server) -> list[str]:
+def stop(context: LabContext, server: Server) -> list[str]:
     """Stop all that `serve` started on the server, and the forwards; return the services' names."""
-    remote = ground.open_agent(server)
-    for background in list_forwards(ground.state, server.id):
+    remote = context.open_agent(server)
+    for background in list_forwards(context.state, server.id):
         if _is_ours(background.service):
-            stop_forward(ground.state, background.id, server.id)
+            stop_forward(context.state, background.id, server.id)
     stopped: list[str] = []
-    for service in list_services(remote, ground.config.name, ground.lab_id):
+    for service in list_services(remote, context.config.name, context.lab_id):
         if _is_ours(service.name):
-            stopped += stop_service(remote, ground.config.name, ground.lab_id, service.name)
+            stopped += stop_service(remote, context.config.name, context.lab_id, service.name)
     return stopped
 
 
@@ -171,15 +171,15 @@ def _is_ours(name: str) -> bool:
 
 
 def _base_request(
-    ground: LabContext, server: Server, name: str, env: dict[str, str], loading_s: float
+    context: LabContext, server: Server, name: str, env: dict[str, str], loading_s: float
 ) -> ServiceRequest:
-    limits = ground.config.limits
+    limits = context.config.limits
     return ServiceRequest(
-        lab=ground.config.name,
-        lab_id=ground.lab_id,
+        lab=context.config.name,
+        lab_id=context.lab_id,
         name=name,
         image="",
-        gpus=select_gpus(ground.config.server.need, ground.load_facts(server), None),
+        gpus=select_gpus(context.config.server.need, context.load_facts(server), None),
         env=env,
         replace=True,
         deadline_s=loading_s,
@@ -189,32 +189,32 @@ def _base_request(
     )
 
 
-def _ensure(ground: LabContext, server: Server, wanted: ServiceRequest) -> Service:
-    remote = ground.open_agent(server)
+def _ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Service:
+    remote = context.open_agent(server)
     model = wanted.model
     of_run = model.run if model is not None and model.code == "run" else ""
 
     def provide() -> None:
         if wanted.as_is:
-            images.provide_image(ground, server, remote, wanted.image)
+            images.provide_image(context, server, remote, wanted.image)
         else:
-            images.ensure_image(ground, server, remote, wanted.image, of_run)
+            images.ensure_image(context, server, remote, wanted.image, of_run)
 
     return ensure_service(
         remote,
         wanted,
-        ground.reporter,
+        context.reporter,
         provide_image=provide,
-        provide_wheels=lambda: images.push_wheelhouse(ground, server, remote),
+        provide_wheels=lambda: images.push_wheelhouse(context, server, remote),
     )
 
 
-def _send_checkpoints(ground: LabContext, server: Server, run: Run) -> None:
+def _send_checkpoints(context: LabContext, server: Server, run: Run) -> None:
     """Send the pulled checkpoints to a server that does not have the run."""
     from labctl.services.model_server.checkpoint import check
     from labctl.services.model_server.refusals import ModelError
 
-    checkpoints = ground.config.root / "runs" / run.id / "checkpoints"
+    checkpoints = context.config.root / "runs" / run.id / "checkpoints"
     if not checkpoints.is_dir():
         raise NotFoundError(
             f"run {run.id} is neither on this server nor on this machine",
@@ -229,9 +229,9 @@ def _send_checkpoints(ground: LabContext, server: Server, run: Run) -> None:
             why=str(error),
             hint="save weights as safetensors (safetensors.torch.save_file), then: labctl run",
         ) from None
-    root, name = ground.config.root, f"model-{run.id}"
+    root, name = context.config.root, f"model-{run.id}"
     index = HashIndex(root, f"data/{name}")
-    files = scan_data(root, name, checkpoints, ground.reporter, later=index)
-    target = (ground.open_agent(server), ground.config.name, ground.lab_id, f"model/{run.id}")
-    with hold_transfers(root, "push", ground.reporter):
-        push(*target, checkpoints, files, ground.reporter, force=True, index=index)
+    files = scan_data(root, name, checkpoints, context.reporter, later=index)
+    target = (context.open_agent(server), context.config.name, context.lab_id, f"model/{run.id}")
+    with hold_transfers(root, "push", context.reporter):
+        push(*target, checkpoints, files, context.reporter, force=True, index=index)

@@ -17,81 +17,81 @@ PREPARE_S = 400.0
 LONG_S = 6 * 3600.0
 
 
-def prefix(ground: LabContext) -> str:
+def prefix(context: LabContext) -> str:
     """Return the lab's own prefix in its store."""
-    return f"{ground.config.name}-{ground.lab_id}"
+    return f"{context.config.name}-{context.lab_id}"
 
 
-def open_lab_store(ground: LabContext) -> LabStore:
+def open_lab_store(context: LabContext) -> LabStore:
     """Open the lab's prefix of its store; NotFoundError if lab.yaml has no store."""
-    if not ground.config.store:
-        raise NotFoundError(f"{ground.config.name} has no store", hint="set store: in lab.yaml")
-    return open_store(ground.config.store, prefix(ground), _surroundings(ground))
+    if not context.config.store:
+        raise NotFoundError(f"{context.config.name} has no store", hint="set store: in lab.yaml")
+    return open_store(context.config.store, prefix(context), _context(context))
 
 
-def prepare_store(ground: LabContext, server: Server) -> None:
+def prepare_store(context: LabContext, server: Server) -> None:
     """Give the server what it needs to mirror to the lab's store. Idempotent.
 
     On an SSH store, a key that the server generates replaces the lab's earlier one, so that an
     earlier server of the lab can no longer write. Problems cause a warning only: the server is
     usable without a store.
     """
-    request: dict[str, Any] = {**_lab_request(ground), "url": ground.config.store}
-    request["mirror_s"] = ground.config.mirror_s
-    remote = ground.open_agent(server)
-    if not ground.config.store:
-        if ground.state.list_events(server_id=server.id, kind="store"):
+    request: dict[str, Any] = {**_lab_request(context), "url": context.config.store}
+    request["mirror_s"] = context.config.mirror_s
+    remote = context.open_agent(server)
+    if not context.config.store:
+        if context.state.list_events(server_id=server.id, kind="store"):
             remote.call("store", request)
         return
-    store = open_lab_store(ground)
+    store = open_lab_store(context)
     if isinstance(store, SshLabStore):
         endpoint = store.endpoint()
         request |= {"host": endpoint.host, "port": endpoint.port, "user": endpoint.user}
-        request |= {"host_key": endpoint.host_key, "directory": prefix(ground)}
+        request |= {"host_key": endpoint.host_key, "directory": prefix(context)}
         if problem := _find_detour(endpoint):
-            _warn(ground, problem)
+            _warn(context, problem)
     reply = remote.call("store", request, timeout_s=PREPARE_S)
     if isinstance(store, SshLabStore) and reply["public_key"]:
-        store.grant_access(prefix(ground), reply["public_key"])
+        store.grant_access(prefix(context), reply["public_key"])
     if reply["lacks"]:
-        _warn(ground, reply["lacks"])
-    ground.state.record(
-        "store", lab_id=ground.lab_id, server_id=server.id, detail={"url": ground.config.store}
+        _warn(context, reply["lacks"])
+    context.state.record(
+        "store", lab_id=context.lab_id, server_id=server.id, detail={"url": context.config.store}
     )
 
 
-def forget_store(ground: LabContext) -> None:
+def forget_store(context: LabContext) -> None:
     """Revoke the lab's servers' access to its store; its content stays. Idempotent."""
-    if ground.config.store.startswith("ssh://"):
-        store = open_lab_store(ground)
+    if context.config.store.startswith("ssh://"):
+        store = open_lab_store(context)
         if isinstance(store, SshLabStore):
-            store.revoke_access(prefix(ground))
+            store.revoke_access(prefix(context))
 
 
-def mirror_now(ground: LabContext, server: Server, run_id: str = "") -> dict[str, Any]:
+def mirror_now(context: LabContext, server: Server, run_id: str = "") -> dict[str, Any]:
     """Make the server send new files: {"sent", "bytes", "behind_bytes", "failed", "why"}."""
-    request = {**_lab_request(ground), **({"run": run_id} if run_id else {})}
-    return ground.open_agent(server).call("mirror-now", request, timeout_s=LONG_S)
+    request = {**_lab_request(context), **({"run": run_id} if run_id else {})}
+    return context.open_agent(server).call("mirror-now", request, timeout_s=LONG_S)
 
 
-def restore_run(ground: LabContext, server: Server, run_id: str) -> dict[str, Any]:
+def restore_run(context: LabContext, server: Server, run_id: str) -> dict[str, Any]:
     """Make the server restore a run from the store; returns {"run", "files", "bytes", "left_out"}.
 
     NotFoundError if the store has nothing of it.
     """
-    request = {**_lab_request(ground), "run": run_id, "store": ground.config.store}
-    return ground.open_agent(server).call("restore-run", request, timeout_s=LONG_S)
+    request = {**_lab_request(context), "run": run_id, "store": context.config.store}
+    return context.open_agent(server).call("restore-run", request, timeout_s=LONG_S)
 
 
-def _lab_request(ground: LabContext) -> dict[str, Any]:
-    return {"lab": ground.config.name, "lab_id": ground.lab_id}
+def _lab_request(context: LabContext) -> dict[str, Any]:
+    return {"lab": context.config.name, "lab_id": context.lab_id}
 
 
-def _warn(ground: LabContext, problem: str) -> None:
+def _warn(context: LabContext, problem: str) -> None:
     text = (
-        f"results cannot be mirrored to {ground.config.store}: {problem}; use labctl pull --follow"
+        f"results cannot be mirrored to {context.config.store}: {problem}; use labctl pull --follow"
     )
-    ground.reporter.emit(Note(text=text, level="warning"))
+    context.reporter.emit(Note(text=text, level="warning"))
 
 
 def _find_detour(endpoint: Endpoint) -> str:
@@ -100,22 +100,22 @@ def _find_detour(endpoint: Endpoint) -> str:
     return ""
 
 
-def _surroundings(ground: LabContext) -> StoreContext:
+def _context(context: LabContext) -> StoreContext:
     mirror = Path(__file__).parents[1] / "agent" / "mirror"
-    config = ground.config.server
+    config = context.config.server
     settings = config.provider_settings.get(config.provider)
 
     def settle_host_key(endpoint: Endpoint) -> Endpoint:
-        return ground.connections.settle_host_key(endpoint, ground.reporter)
+        return context.connections.settle_host_key(endpoint, context.reporter)
 
     def resolve_alias(host: str) -> Endpoint:
         try:
-            return ground.connections.resolve_alias(host)
+            return context.connections.resolve_alias(host)
         except LabError:
             return Endpoint(host=host, port=22, user=getpass.getuser())
 
     return StoreContext(
-        connect=ground.connections.connect,
+        connect=context.connections.connect,
         settle_host_key=settle_host_key,
         resolve_alias=resolve_alias,
         gateway=(mirror / "ssh_gateway.py").read_bytes(),

@@ -22,7 +22,7 @@ from labctl.wire.judge import judge_file
 MOST_NAMED = 20
 
 
-def check_hazards(ground: LabContext, contents: BundleContents) -> None:
+def check_hazards(context: LabContext, contents: BundleContents) -> None:
     """Raise PolicyError, with each reason, if a file runs code when loaded, or is a bomb."""
     hazards: list[str] = []
     done, total = 0, sum(source.file.size for source in contents.sources)
@@ -32,7 +32,7 @@ def check_hazards(ground: LabContext, contents: BundleContents) -> None:
         if verdict.hazard:
             hazards.append(f"{source.file.path}: {verdict.hazard}")
         done += source.file.size
-        ground.reporter.emit(Progress(name="checking files", done=done, total=total,
+        context.reporter.emit(Progress(name="checking files", done=done, total=total,
                                       unit="bytes"))  # fmt: skip
     if hazards:
         raise PolicyError(
@@ -43,9 +43,9 @@ def check_hazards(ground: LabContext, contents: BundleContents) -> None:
         )
 
 
-def check_leaks(ground: LabContext, contents: BundleContents, allowed: Iterable[str] = ()) -> None:
+def check_leaks(context: LabContext, contents: BundleContents, allowed: Iterable[str] = ()) -> None:
     """Raise PolicyError, with file and line, if the bundle contains secrets."""
-    search, allowed_paths = LeakSearch(_read_secrets(ground)), set(allowed)
+    search, allowed_paths = LeakSearch(_read_secrets(context)), set(allowed)
     leaks: list[Leak] = []
     for source in contents.sources:
         if part_of(source.file.path) != "model" and source.file.path not in allowed_paths:
@@ -61,15 +61,15 @@ def check_leaks(ground: LabContext, contents: BundleContents, allowed: Iterable[
         )
 
 
-def _read_secrets(ground: LabContext) -> dict[str, Secret]:
+def _read_secrets(context: LabContext) -> dict[str, Secret]:
     """Return the values of this lab's secrets; empty, with a warning, if they cannot be read."""
-    if not ground.config.secrets and not list_secret_names(ground.paths, ground.lab_id):
+    if not context.config.secrets and not list_secret_names(context.paths, context.lab_id):
         return {}
     try:
-        return read_secret_values(ground.paths, ground.lab_id, ground.config, copy_environment())
+        return read_secret_values(context.paths, context.lab_id, context.config, copy_environment())
     except LabError as error:
         text = f"could not check for the values of this lab's secrets: {error.what}"
-        ground.reporter.emit(Note(text=text, level="warning"))
+        context.reporter.emit(Note(text=text, level="warning"))
         return {}
 
 

@@ -56,7 +56,7 @@ def part_of(path: str) -> str:
 
 
 def collect_contents(
-    ground: LabContext,
+    context: LabContext,
     rules: Assignment,
     student: str,
     most_bytes: int,
@@ -70,8 +70,8 @@ def collect_contents(
     checkpoint is incomplete, PolicyError if the bundle exceeds `most_bytes`: that is decided by the
     files' sizes, before any file is read.
     """
-    run = _find_run(ground, run_id)
-    home = ground.config.root / "runs" / run.id
+    run = _find_run(context, run_id)
+    home = context.config.root / "runs" / run.id
     if not home.is_dir():
         raise NotFoundError(
             f"the results of run {run.id} are not on this machine", hint=f"labctl pull {run.id}"
@@ -80,15 +80,15 @@ def collect_contents(
     chosen = checkpoint or find_best_checkpoint(home)
     run_files = list_run_files(home, chosen, notes)
     _check_size(rules, [(file.name, file.size) for file in run_files], most_bytes)
-    sources = list(hash_files(run_files, ground.config.root, run.id, ground.reporter))
+    sources = list(hash_files(run_files, context.config.root, run.id, context.reporter))
     check_complete(home, chosen, sources)
-    record = _build_record(ground, run)
+    record = _build_record(context, run)
     sources += [
         _generate_file(RECORD, record),
-        *_list_code_files(ground, {*beside, ASSIGNMENT_FILE}),
+        *_list_code_files(context, {*beside, ASSIGNMENT_FILE}),
     ]
     _note_doubts(run, sources, notes)
-    built = _build_manifest(ground, rules, (student, run.id, chosen), record, sources)
+    built = _build_manifest(context, rules, (student, run.id, chosen), record, sources)
     manifest.decode(manifest.encode(built))  # raises for names that are not allowed in a bundle
     size = packed_bytes(built, sources)
     _check_size(rules, [(file.path, file.size) for file in built.files], most_bytes, size)
@@ -100,7 +100,7 @@ def collect_contents(
 
 
 def _build_manifest(
-    ground: LabContext,
+    context: LabContext,
     rules: Assignment,
     whose: tuple[str, str, str],
     record: dict[str, Any],
@@ -114,11 +114,11 @@ def _build_manifest(
         assignment=rules.name,
         course=rules.course,
         student=student,
-        lab=ground.config.name,
+        lab=context.config.name,
         run=run,
         checkpoint=checkpoint,
         record=record,
-        code=_code_state(ground, record),
+        code=_code_state(context, record),
         files=tuple(source.file for source in sources),
     )
 
@@ -137,12 +137,12 @@ def _check_size(
     )
 
 
-def _find_run(ground: LabContext, run_id: str) -> Run:
+def _find_run(context: LabContext, run_id: str) -> Run:
     """Return the recorded run; if the record is lost, from its downloaded results."""
     try:
-        return runs.find_run(ground, run_id)
+        return runs.find_run(context, run_id)
     except NotFoundError:
-        homes = ground.config.root / "runs"
+        homes = context.config.root / "runs"
         files = [homes / run_id / RECORD] if run_id else list(homes.glob(f"*/{RECORD}"))
         pulled = [run for file in files if (run := _read_pulled_run(file)) is not None]
         if not pulled:
@@ -157,19 +157,19 @@ def _read_pulled_run(file: Path) -> Run | None:
         return None
 
 
-def _build_record(ground: LabContext, run: Run) -> dict[str, Any]:
+def _build_record(context: LabContext, run: Run) -> dict[str, Any]:
     """Return the run as its server reported it, with the code it started from.
 
     Without the time of the last refresh, so that the same run makes the same bundle.
     """
     body: dict[str, Any] = msgspec.to_builtins(run)
     del body["seen_at"]
-    entries = ground.state.list_events(lab_id=ground.lab_id, run_id=run.id, kind=provenance.CODE)
+    entries = context.state.list_events(lab_id=context.lab_id, run_id=run.id, kind=provenance.CODE)
     return {**body, "started_from": entries[0].detail} if entries else body
 
 
-def _code_state(ground: LabContext, record: dict[str, Any]) -> CodeCommit:
-    with provenance.GitQuery(ground.config.root) as looking:
+def _code_state(context: LabContext, record: dict[str, Any]) -> CodeCommit:
+    with provenance.GitQuery(context.config.root) as looking:
         current = looking.read_code()
     at_start = record.get("started_from", {})
     return CodeCommit(
@@ -180,12 +180,12 @@ def _code_state(ground: LabContext, record: dict[str, Any]) -> CodeCommit:
     )
 
 
-def _list_code_files(ground: LabContext, left_out: set[str]) -> Iterator[BundleSource]:
-    root = ground.config.root
+def _list_code_files(context: LabContext, left_out: set[str]) -> Iterator[BundleSource]:
+    root = context.config.root
     data = [
-        source.path for source in ground.config.data.values() if source.path and source.inside_lab
+        source.path for source in context.config.data.values() if source.path and source.inside_lab
     ]
-    for entry in scan_code(root, ground.reporter, data=data):
+    for entry in scan_code(root, context.reporter, data=data):
         if entry.path not in left_out:
             file = BundleFile(path=f"code/{entry.path}", size=entry.size, sha256=entry.sha256)
             yield BundleSource(file=file, path=root / entry.path)

@@ -52,8 +52,8 @@ def public_key(paths: Paths) -> str:
 class ReceiverHost:
     """The receiver of an SSH assignment. It connects at the first request."""
 
-    def __init__(self, ground: LabContext, rules: Assignment) -> None:
-        self.ground = ground
+    def __init__(self, context: LabContext, rules: Assignment) -> None:
+        self.context = context
         self.rules = rules
         self._process: subprocess.Popen[bytes] | None = None
         self._ends = ExitStack()
@@ -79,12 +79,12 @@ class ReceiverHost:
                 f"{self.rules.hand_in} is not an SSH server",
                 hint="ask your instructor for another assignment file: labctl receive assignment",
             )
-        alias = self.ground.connections.resolve_alias(match["host"])
+        alias = self.context.connections.resolve_alias(match["host"])
         return msgspec.structs.replace(
             alias,
             user=match["user"],
             port=int(match["port"] or 22),
-            identity=str(student_key(self.ground.paths)),
+            identity=str(student_key(self.context.paths)),
             host_key=self.rules.host_key,
         )
 
@@ -170,7 +170,7 @@ class ReceiverHost:
 
     def _connect(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            config, name = self.ground.connections.describe_endpoint(self.endpoint)
+            config, name = self.context.connections.describe_endpoint(self.endpoint)
             # A file, not a pipe: a verbose receiver would fill a pipe and block.
             self._errors = errors = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
             self._ends.callback(errors.close)

@@ -69,7 +69,7 @@ class SubmitResult(Value, frozen=True):
 
 
 def submit(
-    ground: LabContext,
+    context: LabContext,
     choice: SubmissionChoice,
     *,
     on_terms: Callable[[Terms], None] = lambda terms: None,
@@ -80,21 +80,21 @@ def submit(
     PolicyError if the rules or the contents do not allow it. Repeating it continues a broken
     upload; the same bundle gets the same receipt.
     """
-    rules = find_assignment(ground.config.root, choice.assignment)
+    rules = find_assignment(context.config.root, choice.assignment)
     with (
-        ground.state.hold_lab(f"{ground.lab_id}-submit", "submit"),
-        open_receiver(ground, rules) as host,
+        context.state.hold_lab(f"{context.lab_id}-submit", "submit"),
+        open_receiver(context, rules) as host,
     ):
         terms = _receiver_terms(rules, host.hello()) if host else _local_terms(rules)
         on_terms(terms)
-        _check_terms(ground, terms)
-        checked = check_contents(ground, rules, terms, choice)
+        _check_terms(context, terms)
+        checked = check_contents(context, rules, terms, choice)
         on_contents(checked, terms)
         question = f"submit {terms.assignment} to {rules.hand_in}?"
-        if not ground.reporter.confirm(Question(question=question, default=True)):
+        if not context.reporter.confirm(Question(question=question, default=True)):
             raise PolicyError("nothing was submitted", hint="labctl submit --yes")
         try:
-            return _pack_and_send(ground, rules, checked, host, terms)
+            return _pack_and_send(context, rules, checked, host, terms)
         except KeyboardInterrupt:
             raise InterruptError(
                 "interrupted; the submission does not count until all of it has arrived",
@@ -103,11 +103,11 @@ def submit(
             ) from None
 
 
-def rehearse(ground: LabContext, choice: SubmissionChoice) -> tuple[Terms, BundleContents]:
+def rehearse(context: LabContext, choice: SubmissionChoice) -> tuple[Terms, BundleContents]:
     """Return the rules and the checked contents without contacting the receiver."""
-    rules = find_assignment(ground.config.root, choice.assignment)
+    rules = find_assignment(context.config.root, choice.assignment)
     terms = _local_terms(rules)
-    return terms, check_contents(ground, rules, terms, choice)
+    return terms, check_contents(context, rules, terms, choice)
 
 
 def find_assignment(root: Path, given: Path | None) -> Assignment:
@@ -117,10 +117,10 @@ def find_assignment(root: Path, given: Path | None) -> Assignment:
 
 
 @contextmanager
-def open_receiver(ground: LabContext, rules: Assignment) -> Iterator[ReceiverHost | None]:
+def open_receiver(context: LabContext, rules: Assignment) -> Iterator[ReceiverHost | None]:
     """Yield the receiver on an SSH server, or None for a bucket, which needs only a ticket."""
     if rules.hand_in.startswith("ssh://"):
-        with ReceiverHost(ground, rules) as host:
+        with ReceiverHost(context, rules) as host:
             yield host
         return
     if rules.ticket is None:
@@ -133,18 +133,18 @@ def open_receiver(ground: LabContext, rules: Assignment) -> Iterator[ReceiverHos
 
 
 def check_contents(
-    ground: LabContext, rules: Assignment, terms: Terms, choice: SubmissionChoice
+    context: LabContext, rules: Assignment, terms: Terms, choice: SubmissionChoice
 ) -> BundleContents:
     """Collect and check what would be submitted; PolicyError for unsafe files and secrets."""
     step = Step(name="checking the contents")
-    ground.reporter.emit(step)
+    context.reporter.emit(step)
     options = (terms.student, terms.max_bytes, choice.run, choice.checkpoint)
     result = collect_contents(
-        ground, rules, *options, _own_file(ground.config.root, choice.assignment)
+        context, rules, *options, _own_file(context.config.root, choice.assignment)
     )
-    check_hazards(ground, result)
-    check_leaks(ground, result, choice.allowed)
-    ground.reporter.emit(Step(name=step.name, done=True))
+    check_hazards(context, result)
+    check_leaks(context, result, choice.allowed)
+    context.reporter.emit(Step(name=step.name, done=True))
     return result
 
 
@@ -196,7 +196,7 @@ def _receiver_terms(rules: Assignment, hello: Hello) -> Terms:
     )
 
 
-def _check_terms(ground: LabContext, terms: Terms) -> None:
+def _check_terms(context: LabContext, terms: Terms) -> None:
     """Raise PolicyError if the assignment is closed; warn about a wrong clock."""
     if not terms.standing.accepted:
         raise PolicyError(
@@ -208,27 +208,27 @@ def _check_terms(ground: LabContext, terms: Terms) -> None:
     if terms.number is not None and abs(offset_s) > CLOCK_S:
         ahead = "ahead of" if offset_s > 0 else "behind"
         text = f"this machine's clock is {abs(offset_s)} s {ahead} the receiver's, which decides"
-        ground.reporter.emit(Note(text=text, level="warning"))
+        context.reporter.emit(Note(text=text, level="warning"))
 
 
 def _pack_and_send(
-    ground: LabContext,
+    context: LabContext,
     rules: Assignment,
     result: BundleContents,
     host: ReceiverHost | None,
     terms: Terms,
 ) -> SubmitResult:
     """Pack and send the bundle, verify the receipt, and store both."""
-    root = ground.config.root
+    root = context.config.root
     directory = receipts.submissions_directory(root, rules.name)
     directory.mkdir(parents=True, exist_ok=True)
     draft = directory / "outgoing.tar"
-    sha256 = _pack(ground, result, draft)
+    sha256 = _pack(context, result, draft)
     step = Step(name="submitting")
-    ground.reporter.emit(step)
+    context.reporter.emit(step)
     with draft.open("rb") as file:
-        signed = _send(ground, rules, host, file, sha256)
-    ground.reporter.emit(Step(name=step.name, done=True))
+        signed = _send(context, rules, host, file, sha256)
+    context.reporter.emit(Step(name=step.name, done=True))
     receipt_path = receipts.store_receipt(root, rules, signed, sha256=sha256) if signed else None
     bundle_path = (
         receipts.bundle_path_of(receipt_path)
@@ -246,13 +246,13 @@ def _pack_and_send(
 
 
 def _send(
-    ground: LabContext, rules: Assignment, host: ReceiverHost | None, file: BinaryIO, sha256: str
+    context: LabContext, rules: Assignment, host: ReceiverHost | None, file: BinaryIO, sha256: str
 ) -> Signed | None:
     path = Path(file.name)
     size = path.stat().st_size
 
     def report(done: int) -> None:
-        ground.reporter.emit(Progress(name="submitting", done=done, total=size, unit="bytes"))
+        context.reporter.emit(Progress(name="submitting", done=done, total=size, unit="bytes"))
 
     if host is not None:
         return host.send(file, sha256, size, report)
@@ -261,16 +261,16 @@ def _send(
     return None
 
 
-def _pack(ground: LabContext, result: BundleContents, draft: Path) -> str:
+def _pack(context: LabContext, result: BundleContents, draft: Path) -> str:
     total, done = sum(file.size for file in result.manifest.files), 0
 
     def report(count: int) -> None:
         nonlocal done
         done += count
-        ground.reporter.emit(Progress(name="packing", done=done, total=total, unit="bytes"))
+        context.reporter.emit(Progress(name="packing", done=done, total=total, unit="bytes"))
 
     step = Step(name="packing")
-    ground.reporter.emit(step)
+    context.reporter.emit(step)
     try:
         with draft.open("wb") as out:
             sha256 = bundle.pack(result.manifest, result.sources, out, report)
@@ -281,5 +281,5 @@ def _pack(ground: LabContext, result: BundleContents, draft: Path) -> str:
             why=error.strerror or "",
             hint=f"free {result.bundle_bytes:,} bytes there, then: labctl submit",
         ) from None
-    ground.reporter.emit(Step(name=step.name, done=True))
+    context.reporter.emit(Step(name=step.name, done=True))
     return sha256

@@ -29,52 +29,52 @@ class PushedTree(Value, frozen=True):
     unchanged: int
 
 
-def push(ground: LabContext, server: Server, *, force: bool) -> list[PushedTree]:
+def push(context: LabContext, server: Server, *, force: bool) -> list[PushedTree]:
     """Push the lab's code and data directories; the server fetches data with an address."""
-    config = ground.config
+    config = context.config
     inside = [data.path for data in config.data.values() if data.path and data.inside_lab]
     index = HashIndex(config.root, "code")
-    code = scan_code(config.root, ground.reporter, data=inside, later=index)
+    code = scan_code(config.root, context.reporter, data=inside, later=index)
     return [
-        *_push_trees(ground, server, [("code", config.root, code, index)], force=force),
-        *push_data(ground, server, force=force),
+        *_push_trees(context, server, [("code", config.root, code, index)], force=force),
+        *push_data(context, server, force=force),
     ]
 
 
-def push_data(ground: LabContext, server: Server, *, force: bool = False) -> list[PushedTree]:
+def push_data(context: LabContext, server: Server, *, force: bool = False) -> list[PushedTree]:
     """Push only the data directories; the server fetches data with an address."""
-    config, reporter = ground.config, ground.reporter
+    config, reporter = context.config, context.reporter
     trees = []
     for name, source in config.data.items():
         if source.path is not None:
             index = HashIndex(config.root, f"data/{name}")
             files = scan_data(config.root, name, source.path, reporter, later=index)
             trees.append((f"data/{name}", source.path, files, index))
-    pushed = _push_trees(ground, server, trees, force=force) if trees else []
+    pushed = _push_trees(context, server, trees, force=force) if trees else []
     urls = {name: source.url for name, source in config.data.items() if source.url}
     if urls:
-        fetch_data(ground.open_agent(server), config.name, ground.lab_id, urls, reporter)
+        fetch_data(context.open_agent(server), config.name, context.lab_id, urls, reporter)
     return pushed
 
 
 def _push_trees(
-    ground: LabContext, server: Server, trees: Sequence[Tree], *, force: bool
+    context: LabContext, server: Server, trees: Sequence[Tree], *, force: bool
 ) -> list[PushedTree]:
-    with hold_transfers(ground.config.root, "push", ground.reporter):
-        remote = ground.open_agent(server)
-        return [_push_tree(ground, remote, tree, force=force) for tree in trees]
+    with hold_transfers(context.config.root, "push", context.reporter):
+        remote = context.open_agent(server)
+        return [_push_tree(context, remote, tree, force=force) for tree in trees]
 
 
-def _push_tree(ground: LabContext, remote: AgentClient, tree: Tree, *, force: bool) -> PushedTree:
+def _push_tree(context: LabContext, remote: AgentClient, tree: Tree, *, force: bool) -> PushedTree:
     target, root, files, index = tree
     result = transfer.push(
         remote,
-        ground.config.name,
-        ground.lab_id,
+        context.config.name,
+        context.lab_id,
         target,
         root,
         files,
-        ground.reporter,
+        context.reporter,
         force=force,
         index=index,
     )
@@ -87,22 +87,24 @@ def _push_tree(ground: LabContext, remote: AgentClient, tree: Tree, *, force: bo
     )
 
 
-def save_edits(ground: LabContext, server: Server) -> EditsResult:
+def save_edits(context: LabContext, server: Server) -> EditsResult:
     """Save files that were edited on the server to `<lab>/server-edits/`."""
-    return _run_edits(ground, server, edits.pull_edits)
+    return _run_edits(context, server, edits.pull_edits)
 
 
-def pull_code(ground: LabContext, server: Server) -> list[str]:
+def pull_code(context: LabContext, server: Server) -> list[str]:
     """Copy files that were edited on the server into the lab; return the paths of all of them."""
-    result = _run_edits(ground, server, edits.pull_code)
+    result = _run_edits(context, server, edits.pull_code)
     return [*result.brought, *(f"{result.directory}/{name}" for name in result.saved)]
 
 
-def _run_edits(ground: LabContext, server: Server, flow: Callable[..., EditsResult]) -> EditsResult:
+def _run_edits(
+    context: LabContext, server: Server, flow: Callable[..., EditsResult]
+) -> EditsResult:
     return flow(
-        ground.open_agent(server),
-        ground.config.name,
-        ground.lab_id,
-        ground.config.root,
-        reporter=ground.reporter,
+        context.open_agent(server),
+        context.config.name,
+        context.lab_id,
+        context.config.root,
+        reporter=context.reporter,
     )

@@ -78,7 +78,7 @@ class CourseActions:
                 self._course = build_course_context(
                     staff.folder, self._paths, self._state, staff.reporter
                 )
-            (ground,) = build_seat_contexts(
+            (context,) = build_seat_contexts(
                 staff.folder,
                 self._paths,
                 self._state,
@@ -89,8 +89,8 @@ class CourseActions:
         server = self._state.get_lab_server(course_seat.lab_id)
         if server is None or server.state != "running":
             return None
-        refresh_server(ground, server)
-        return make_load(top.measure_now(ground))
+        refresh_server(context, server)
+        return make_load(top.measure_now(context))
 
     def _open_seat(self, seat: str) -> tuple[Staff, Seat]:
         if self._folder is None:

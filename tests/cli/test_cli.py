@@ -116,14 +116,14 @@ def kept(home: Path, **more: Any) -> Server:
         endpoint=Endpoint(host="127.0.0.1"), offer=offer, created_at=time.time() - 7200,
         state="running",
     )  # fmt: skip
-    lab.ground.state.save_server(server)
+    lab.context.state.save_server(server)
     run = Run(
         id="night", lab_id=lab.id, server_id="box-1", state="exited", exit_code=1,
         command=("python", "train.py"), told="failed \x1b]0;title\x07 \u202eexe",
         started_at=time.time() - 60, ended_at=time.time(), created_at=time.time() - 61, **more,
     )  # fmt: skip
-    lab.ground.state.save_run(run)
-    lab.ground.state.close()
+    lab.context.state.save_run(run)
+    lab.context.state.close()
     return server
 
 
@@ -163,8 +163,8 @@ def test_status_says_line_by_line_why_a_server_is_not_idle(labctl: Any, home: Pa
     lab = Lab.load(home / "digits", environ={"HOME": str(home)})
     busy = [f"somebody typed in terminal pts/{number}, 0 s ago" for number in range(3)]
     detail = {"watch": {"alive": True, "busy": busy}}
-    lab.ground.state.record("watch", lab_id=lab.id, server_id=server.id, detail=detail)
-    lab.ground.state.close()
+    lab.context.state.record("watch", lab_id=lab.id, server_id=server.id, detail=detail)
+    lab.context.state.close()
     lines = labctl("status").out.splitlines()
     assert f"  not idle: {busy[0]}" in lines
     assert f"            {busy[2]}" in lines
@@ -173,9 +173,9 @@ def test_status_says_line_by_line_why_a_server_is_not_idle(labctl: Any, home: Pa
 def test_a_pulled_log_is_shown_after_its_server_has_ended(labctl: Any, home: Path) -> None:
     server = kept(home)
     lab = Lab.load(home / "digits", environ={"HOME": str(home)})
-    lab.ground.state.record("ready", lab_id=lab.id, server_id=server.id)
-    lab.ground.state.drop_server(server.id)
-    lab.ground.state.close()
+    lab.context.state.record("ready", lab_id=lab.id, server_id=server.id)
+    lab.context.state.drop_server(server.id)
+    lab.context.state.close()
     said = labctl("logs")
     assert (said.code, said.out) == (4, "")
     assert "the last one has ended" in said.err

@@ -33,20 +33,20 @@ def lab(home: Path) -> Lab:
         endpoint=Endpoint(host="127.0.0.1"), offer=Offer(provider="local", type="box"),
         created_at=time.time(), state="running",
     )  # fmt: skip
-    made.ground.state.save_server(server)
+    made.context.state.save_server(server)
     for at, (run, box) in enumerate([("old", "box-0"), ("night", "box-1")]):
         kept = Run(
             id=run, lab_id=made.id, server_id=box, state="exited", image=f"{run}:1",
             created_at=float(at),
         )  # fmt: skip
-        made.ground.state.save_run(kept)
-    folder = made.ground.paths.ssh_dir / "box-1"
+        made.context.state.save_run(kept)
+    folder = made.context.paths.ssh_dir / "box-1"
     folder.mkdir(parents=True)
     return made
 
 
 def wanted(lab: Lab, *words: str, **given: Any) -> Any:
-    return _build_request(lab, lab.ground.get_server(), words, {**GIVEN, **given})
+    return _build_request(lab, lab.context.get_server(), words, {**GIVEN, **given})
 
 
 def test_the_latest_run_is_served_by_its_own_code_in_its_own_image(lab: Lab) -> None:

@@ -22,7 +22,7 @@ for folder in ("flow", "unit"):
     sys.path.append(str(TESTS / folder))
 
 from engine_socket import Answer, EngineSocket, engine_socket  # noqa: E402
-from lab_ground import DiskCloud, Machine, Recorded, Wires  # noqa: E402
+from lab_world import DiskCloud, Machine, Recorded, Wires  # noqa: E402
 
 from labctl.config import Paths, find_paths, load_lab  # noqa: E402
 from labctl.model import ProviderAccount, Server  # noqa: E402
@@ -127,7 +127,7 @@ class FrozenMachine(Machine):
 
 @dataclass
 class Student:
-    """The student's home and server, put back; `ground` is as a new process would make it."""
+    """The student's home and server, put back; `context` is as a new process would make it."""
 
     frozen: Frozen
     machine: FrozenMachine
@@ -146,7 +146,7 @@ class Student:
         assert found is not None
         return found
 
-    def ground(self, lab: str = "digits", lab_id: str = DIGITS) -> LabContext:
+    def context(self, lab: str = "digits", lab_id: str = DIGITS) -> LabContext:
         config = load_lab(self.home / lab, environ={"HOME": str(self.home)})
         made = LabContext(config, lab_id, self.places, State(self.places.database), Recorded())
         made.__dict__["provider"] = self.cloud

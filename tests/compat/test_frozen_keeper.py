@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from frozen import DIGITS, Frozen, Student
-from lab_ground import Recorded, Wires
+from lab_world import Recorded, Wires
 
 from labctl.config import Paths, find_paths
 from labctl.errors import UsageError
@@ -22,19 +22,19 @@ NAME = f"digits-{DIGITS}"
 
 
 class Keeper:
-    """A keeper's machine; `ground` reaches the student's cloud and server from there."""
+    """A keeper's machine; `context` reaches the student's cloud and server from there."""
 
     def __init__(self, home: Path, student: Student, monkeypatch: pytest.MonkeyPatch) -> None:
         self.environ = {"HOME": str(home)}
         own = kept_labs.make_context
 
-        def ground(*words: Any, **named: Any) -> LabContext:
+        def context(*words: Any, **named: Any) -> LabContext:
             found = own(*words, **named)
             found.__dict__["provider"] = student.cloud
             found.__dict__["connections"] = Wires(found.paths, student.machine)
             return found
 
-        monkeypatch.setattr(kept_labs, "make_context", ground)
+        monkeypatch.setattr(kept_labs, "make_context", context)
 
     @property
     def places(self) -> Paths:
@@ -46,7 +46,7 @@ class Keeper:
                 io.BytesIO(data), self.places, state, self.environ, Recorded(), running=True
             )
 
-    def ground(self) -> LabContext:
+    def context(self) -> LabContext:
         one = kept_labs.find_kept_lab(self.places, NAME)
         return kept_labs.make_context(
             one, self.places, State(self.places.database), Recorded(), self.environ
@@ -99,13 +99,13 @@ def check_kept(keeper: Keeper) -> None:
     (one,) = kept_labs.list_kept_labs(keeper.places)
     assert (one.lab, one.lab_id, one.runs) == ("digits", DIGITS, ("night",))
     assert one.ceiling_usd_per_hour is not None
-    ground = keeper.ground()
+    context = keeper.context()
     root = kept_labs.lab_directory(keeper.places, NAME)
     assert (root / ".labctl/kept/night/code/train.py").is_file()
     assert (root / ".labctl/kept/night/spec.json").is_file()
-    assert ground.identity.is_file()
-    assert ground.get_server().provider == "aws"
-    assert [run.id for run in ground.state.list_runs(DIGITS)] == ["night"]
+    assert context.identity.is_file()
+    assert context.get_server().provider == "aws"
+    assert [run.id for run in context.state.list_runs(DIGITS)] == ["night"]
 
 
 def test_two_ledgers_of_before_become_one(frozen: Frozen, student: Student, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from frozen import DIGITS, FACES, VOICES, EngineSocket, Frozen, Student
-from lab_ground import Recorded
+from lab_world import Recorded
 from test_frozen_reports import find_changes
 
 from labctl.insight.explanation import explain
@@ -83,14 +83,14 @@ def test_what_is_written_today_stands_beside_it(student: Student) -> None:
 def test_an_interrupted_up_asks_for_the_very_same_server(
     student: Student, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ground = student.ground("voices", VOICES)
-    (attempt,) = ground.state.list_open_attempts(VOICES)
+    context = student.context("voices", VOICES)
+    (attempt,) = context.state.list_open_attempts(VOICES)
     at = attempt.created_at + 60.0
     monkeypatch.setattr("time.time", lambda: at)
-    monkeypatch.setattr(up, "make_ready", lambda ground, server: server)
-    up.up(ground)
+    monkeypatch.setattr(up, "make_ready", lambda context, server: server)
+    up.up(context)
     assert student.cloud.tried == [(attempt.offer.type, attempt.token)]
-    assert ground.state.list_open_attempts(VOICES) == []
+    assert context.state.list_open_attempts(VOICES) == []
 
 
 def test_a_database_that_knew_no_accounts(frozen: Frozen) -> None:
@@ -131,7 +131,7 @@ def test_a_database_of_a_newer_labctl_is_put_aside_and_it_says_what_to_type(
 
 @pytest.fixture
 def lab(student: Student) -> Lab:
-    return Lab(student.ground())
+    return Lab(student.context())
 
 
 def test_runs_are_what_they_were_and_the_one_that_lives_lives(lab: Lab, student: Student) -> None:
@@ -158,7 +158,7 @@ def test_a_run_whose_container_is_gone_is_lost(lab: Lab, engine: EngineSocket) -
 
 def test_a_log_is_followed_to_its_end(lab: Lab) -> None:
     got = bytearray()
-    run = LabRun(lab, runs.find_run(lab.ground, "failed")).wait(got.extend)
+    run = LabRun(lab, runs.find_run(lab.context, "failed")).wait(got.extend)
     assert (run.state, run.exit_code) == ("exited", 3)
     assert got.decode().splitlines()[-1] == "ValueError: bad luck"
 
@@ -189,7 +189,7 @@ def test_a_whole_checkpoint_of_the_run_that_lives_comes(lab: Lab, student: Stude
 
 def test_edits_on_the_server_are_seen_against_what_was_pushed(lab: Lab, student: Student) -> None:
     (student.machine.home / "labctl/digits/code/later.py").write_text("print('since')\n")
-    result = lab_files.save_edits(lab.ground, lab.ground.get_server())
+    result = lab_files.save_edits(lab.context, lab.context.get_server())
     assert "later.py" in result.saved
     assert "train.py" not in result.saved
 
@@ -204,7 +204,7 @@ def test_a_push_sends_only_what_was_changed(lab: Lab, student: Student) -> None:
 def test_a_run_is_explained_from_what_it_left(lab: Lab, frozen: Frozen) -> None:
     before = frozen.value("json/explain.json")
     now = msgspec.json.decode(
-        msgspec.json.encode(explain(lab.ground, reconcile.fetch_logs(lab.ground, "first")))
+        msgspec.json.encode(explain(lab.context, reconcile.fetch_logs(lab.context, "first")))
     )
     for explanation in (before, now):
         explanation["run"].pop("seen_at")
@@ -222,7 +222,7 @@ def drop_sentences(value: Any) -> Any:
 
 def test_the_keeper_of_before_keeps_no_more(lab: Lab) -> None:
     assert lab.keeper == ""
-    assert reconcile.merge_keeper_records(lab.ground) == ""
+    assert reconcile.merge_keeper_records(lab.context) == ""
 
 
 # The program on the server
@@ -232,7 +232,7 @@ def test_an_earlier_program_reads_what_todays_writes(
     frozen: Frozen, student: Student, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A watchdog, a mirror and a recorder outlive the client that started them."""
-    read_status(student.ground(), refresh=True)  # today's program records and hashes
+    read_status(student.context(), refresh=True)  # today's program records and hashes
     agent = frozen.unpack_agent()
     request = {"lab": "digits", "lab_id": DIGITS}
     said = ask(agent, "status", request, student)
@@ -273,7 +273,7 @@ def test_what_ssh_was_told_is_what_ssh_understands(student: Student) -> None:
     assert (said["hostname"], said["port"], said["user"]) == ("127.0.0.1", "2222", "student")
     assert Path(said["identityfile"]).is_file()
     before = config.read_text()
-    student.ground().connections.write(student.server())
+    student.context().connections.write(student.server())
     assert select_settings(config.read_text()) >= select_settings(before)
 
 

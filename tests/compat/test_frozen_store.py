@@ -42,8 +42,8 @@ def test_a_run_is_pulled_from_it(
     frozen: Frozen, student: Student, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = shell_store(frozen.root, PREFIX)
-    monkeypatch.setattr(saved_copies, "open_lab_store", lambda ground: opened)
-    pulled = saved_copies.pull_from_store(student.ground(), "failed")
+    monkeypatch.setattr(saved_copies, "open_lab_store", lambda context: opened)
+    pulled = saved_copies.pull_from_store(student.context(), "failed")
     assert pulled.complete
     assert hash_outputs(student.home / "digits" / "runs" / "failed") == hash_outputs(
         student.machine.home / "labctl" / "digits" / "runs" / "failed"
@@ -54,10 +54,10 @@ def test_what_a_run_was_is_read_for_its_recovery(
     frozen: Frozen, student: Student, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = shell_store(frozen.root, PREFIX)
-    monkeypatch.setattr(restore, "open_lab_store", lambda ground: opened)
+    monkeypatch.setattr(restore, "open_lab_store", lambda context: opened)
     lab = student.home / "digits" / "lab.yaml"
     lab.write_text(lab.read_text() + "store: ssh://me@store/~/labs\n")
-    found = restore.read_saved_run(student.ground(), "night")
+    found = restore.read_saved_run(student.context(), "night")
     assert found.spec.command == ("python", "train.py", "0")
     assert found.run["state"] == "running"
 

@@ -26,7 +26,7 @@ def base_image() -> str:
         return MADE_BY_SCRIPT if docker.images.list(name=MADE_BY_SCRIPT) else ""
 
 
-def surroundings(owner: str, base: str) -> ProviderContext:
+def context(owner: str, base: str) -> ProviderContext:
     def unexpected(*_: Any) -> Any:
         raise AssertionError("the local provider needs no connection")
 
@@ -43,14 +43,14 @@ def surroundings(owner: str, base: str) -> ProviderContext:
 def drop_pool(provider: LocalProvider) -> None:
     """Remove the caches of this provider's owner, and nobody else's."""
     with engine.connect() as docker:
-        for name in cache.list_free_volumes(docker, provider.surroundings.owner):
+        for name in cache.list_free_volumes(docker, provider.context.owner):
             docker.volumes.get(name).remove()
 
 
 @pytest.fixture
 def local_provider() -> Iterator[LocalProvider]:
     """A provider whose owner has no caches yet; they go with it."""
-    around = surroundings(f"contract-{secrets.token_hex(4)}", base_image())
+    around = context(f"contract-{secrets.token_hex(4)}", base_image())
     provider = LocalProvider(LocalSettings(), around)
     yield provider
     drop_pool(provider)
@@ -66,7 +66,7 @@ def local_case(local_provider: LocalProvider, tmp_path: Path) -> Iterator[Case]:
 
     def is_ours(found: Resource) -> bool:
         with engine.connect() as docker:
-            return found.id in cache.list_free_volumes(docker, local_provider.surroundings.owner)
+            return found.id in cache.list_free_volumes(docker, local_provider.context.owner)
 
     case = Case(local_provider, tmp_path, leave_something)
     try:

@@ -159,7 +159,7 @@ def test_deadline_at_aws_ends_a_machine_that_hangs(case: AwsCase) -> None:
     assert isinstance(case.provider, AwsProvider)
     role = "arn:aws:iam::123456789012:role/labctl-deadline"
     settings: AwsSettings = replace(case.provider.settings, scheduler_role=role)
-    aws = AwsProvider(settings, case.provider.surroundings)
+    aws = AwsProvider(settings, case.provider.context)
     server = case.create()
     aws.set_deadline(server.id, time.time() + 3600)
     aws.set_deadline(server.id, time.time() + 2)

@@ -28,14 +28,14 @@ def never_started(docker: Any, some_image: str, name: str, volume: str) -> Any:
 
 @pytest.fixture
 def server_image(local_provider: LocalProvider) -> str:
-    around = local_provider.surroundings
+    around = local_provider.context
     with engine.connect() as docker:
         return image.ensure(docker, IMAGE_SOURCE, around.base_image, around.progress)
 
 
 @pytest.mark.engine
 def test_claims_at_once_get_a_volume_each(local_provider: LocalProvider, server_image: str) -> None:
-    owner = local_provider.surroundings.owner
+    owner = local_provider.context.owner
 
     def claim_one(number: int) -> tuple[str, str]:
         with engine.connect() as docker:
@@ -62,7 +62,7 @@ def test_freed_volume_is_taken_again(local_provider: LocalProvider, server_image
         with engine.connect() as docker:
             made = cache.claim(
                 docker,
-                local_provider.surroundings.owner,
+                local_provider.context.owner,
                 lambda name, volume: never_started(docker, server_image, name, volume),
             )
             made.remove(force=True)
@@ -79,7 +79,7 @@ def test_claim_of_a_dead_create_is_a_leftover_and_no_server(
     with engine.connect() as docker:
         made = cache.claim(
             docker,
-            local_provider.surroundings.owner,
+            local_provider.context.owner,
             lambda name, volume: never_started(docker, server_image, name, volume),
         )
         name = str(made.name)
@@ -114,9 +114,7 @@ def test_caches_of_others_are_not_ours(local_provider: LocalProvider) -> None:
         volume = docker.volumes.create(f"labctl-cache-{other}", labels={cache.LABEL: other})
         try:
             assert volume.name in cache.list_free_volumes(docker, other)
-            assert volume.name not in cache.list_free_volumes(
-                docker, local_provider.surroundings.owner
-            )
+            assert volume.name not in cache.list_free_volumes(docker, local_provider.context.owner)
             assert volume.name not in [found.id for found in local_provider.leftovers()]
         finally:
             volume.remove()
@@ -139,7 +137,7 @@ def test_base_image_that_cannot_be_had_is_told_with_the_way_out(
     local_provider: LocalProvider, local_case: Case
 ) -> None:
     around = msgspec.structs.replace(
-        local_provider.surroundings, base_image="127.0.0.1:1/nobody/nothing:here"
+        local_provider.context, base_image="127.0.0.1:1/nobody/nothing:here"
     )
     provider = LocalProvider(LocalSettings(), around)
     request = local_case.request()
@@ -157,7 +155,7 @@ def test_own_image_that_is_not_there_is_told(
     local_provider: LocalProvider, local_case: Case
 ) -> None:
     settings = LocalSettings(image="labctl-nobody/nothing:here")
-    provider = LocalProvider(settings, local_provider.surroundings)
+    provider = LocalProvider(settings, local_provider.context)
     request = local_case.request()
     with pytest.raises(ProviderError) as raised:
         provider.create(provider.offers(request.need)[0], request)
@@ -169,7 +167,7 @@ def test_server_that_the_engine_cannot_start_does_not_stay(
     local_provider: LocalProvider, local_case: Case
 ) -> None:
     settings = LocalSettings(memory_bytes=1)
-    provider = LocalProvider(settings, local_provider.surroundings)
+    provider = LocalProvider(settings, local_provider.context)
     request = local_case.request()
     with pytest.raises(ProviderError) as raised:
         provider.create(provider.offers(request.need)[0], request)

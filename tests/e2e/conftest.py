@@ -27,7 +27,7 @@ def small_image() -> str:
 @pytest.fixture(scope="session")
 def server_image(base_image: str) -> str:
     """The lab server's image, built if it is not there."""
-    around = lab_servers.surroundings(base_image)
+    around = lab_servers.context(base_image)
     source = around.data_dir / "images" / "lab-server"
     with engine.connect() as client:
         return image.ensure(client, source, base_image, around.progress)

@@ -60,7 +60,7 @@ def small_image() -> str:
     return sshd_container.build("labctl-test-small:1", SMALL_DOCKERFILE)
 
 
-def surroundings(base: str, owner: str = "tests") -> ProviderContext:
+def context(base: str, owner: str = "tests") -> ProviderContext:
     """`owner` decides whose pool of cached layers is used."""
 
     def unexpected(*_: Any) -> Any:
@@ -195,7 +195,7 @@ def start(
     first_boot: str = "",
 ) -> LabServer:
     """A new server that is ready. `directory` is for its key; `terminate` it afterwards."""
-    provider = LocalProvider(settings, surroundings(base, owner))
+    provider = LocalProvider(settings, context(base, owner))
     identity = directory / "id_ed25519"
     request = CreateRequest(
         lab=lab,
@@ -231,7 +231,7 @@ def _ready(
 
 def drop_pool(base: str, owner: str) -> None:
     """Remove the caches of this owner that no server uses."""
-    provider = LocalProvider(LocalSettings(), surroundings(base, owner))
+    provider = LocalProvider(LocalSettings(), context(base, owner))
     with engine.connect() as docker:
         volumes = cache.list_free_volumes(docker, owner)
     for left in provider.leftovers():
@@ -241,7 +241,7 @@ def drop_pool(base: str, owner: str) -> None:
 
 def sweep(base: str) -> None:
     """End the servers of test processes that were killed before they could."""
-    provider = LocalProvider(LocalSettings(), surroundings(base))
+    provider = LocalProvider(LocalSettings(), context(base))
     with engine.connect() as docker:
         found = docker.containers.list(
             all=True, ignore_removed=True, filters={"label": [TEST_LABEL, PID_LABEL]}

@@ -76,18 +76,18 @@ class StoreLab:
         self.store = store
 
     @property
-    def ground(self) -> LabContext:
-        return Lab.load(self.lab.root, environ=self.lab.environ).ground
+    def context(self) -> LabContext:
+        return Lab.load(self.lab.root, environ=self.lab.environ).context
 
     @property
     def prefix(self) -> str:
-        ground = self.ground
-        return f"{ground.config.name}-{ground.lab_id}"
+        context = self.context
+        return f"{context.config.name}-{context.lab_id}"
 
     def call(self, verb: str, **words: Any) -> dict[str, Any]:
-        ground = self.ground
-        request = {"lab": ground.config.name, "lab_id": ground.lab_id, **words}
-        return ground.open_agent(ground.get_server()).call(verb, request)
+        context = self.context
+        request = {"lab": context.config.name, "lab_id": context.lab_id, **words}
+        return context.open_agent(context.get_server()).call(verb, request)
 
     def mirror(self) -> dict[str, Any]:
         """W's "mirror"."""

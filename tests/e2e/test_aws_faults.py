@@ -298,20 +298,20 @@ def test_a_record_cut_anywhere_is_rebuilt_from_the_tags(
     whole = record.read_bytes()
     for name, value in lab.environ.items():
         monkeypatch.setenv(name, value)
-    ground = Lab.load(lab.root).ground
+    context = Lab.load(lab.root).context
     for length in {*range(0, len(whole), 997), *range(1, len(whole), PAGE), len(whole) - 1}:
         place = tmp_path / f"{length}" / "labctl.db"
         place.parent.mkdir()
         place.write_bytes(whole[:length])
         with State(place) as state:
             assert state.was_rebuilt, length
-            fresh = dataclasses.replace(ground, state=state)
-            fresh.__dict__.update(provider=ground.provider, connections=ground.connections)
+            fresh = dataclasses.replace(context, state=state)
+            fresh.__dict__.update(provider=context.provider, connections=context.connections)
             found = adopt(fresh)
             assert found is not None, length
             assert found.id == server_id
             assert state.get_lab_server(lab.id) == found
-    ground.state.close()
+    context.state.close()
     record.write_bytes(whole[: len(whole) // 2])
     said = lab.labctl("status", "-r")
     assert "record on this machine was rebuilt: the database was" in said

@@ -170,5 +170,5 @@ def image(staff: Staff, seat: Seat) -> Check:
     return check_image(staff, [(seat, server)])
 
 
-def shell(ground: LabContext, line: str) -> str:
-    return ground.connections.open(ground.get_server()).run(line, timeout_s=120.0).stdout
+def shell(context: LabContext, line: str) -> str:
+    return context.connections.open(context.get_server()).run(line, timeout_s=120.0).stdout

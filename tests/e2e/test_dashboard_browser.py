@@ -126,10 +126,10 @@ def live(
 
 def begin(staff: Staff, server: Server, run_id: str) -> None:
     """A run that prints until it is cancelled."""
-    ground = build_seat_context(staff, staff.folder.find_seat("alice"))
-    wanted = runs.build_spec(ground, server, ("sh", "-c", LOOP), run_id, False)
+    context = build_seat_context(staff, staff.folder.find_seat("alice"))
+    wanted = runs.build_spec(context, server, ("sh", "-c", LOOP), run_id, False)
     runs.start(
-        ground,
+        context,
         server,
         wanted,
         follow=False,
@@ -210,9 +210,9 @@ def test_a_run_is_cancelled_after_a_confirmation(page: Page, browser: Browser, l
         page.get_by_role("button", name="Cancel the run").click()
         expect(page.locator(".said")).to_contain_text("was canceled", timeout=PAGE_MS)
         expect(row.locator(".run")).to_have_text("cancelled", timeout=PAGE_MS)
-    ground = build_seat_context(live.staff, live.staff.folder.find_seat("alice"))
-    wait_for(lambda: runs.refresh(ground, live.server) and runs.find_run(ground, RUN).has_ended)
-    assert runs.find_run(ground, RUN).state == "cancelled"
+    context = build_seat_context(live.staff, live.staff.folder.find_seat("alice"))
+    wait_for(lambda: runs.refresh(context, live.server) and runs.find_run(context, RUN).has_ended)
+    assert runs.find_run(context, RUN).state == "cancelled"
     expect(page.locator("#runs")).to_contain_text("cancelled", timeout=PAGE_MS)
     expect(page.locator("#log-state")).not_to_be_empty(timeout=PAGE_MS)
     page.goto(f"{base}seats/{live.key}/runs/{RUN}/cancel")
@@ -266,8 +266,8 @@ def test_it_fits_every_screen_and_asks_nobody_else(
                 == "nowrap"  # fmt: skip
         if width > 1900:  # to be read from the back row
             assert float(page.evaluate("getComputedStyle(document.body).fontSize")[:-2]) >= 20
-        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(16, 19, 24)"}[scheme]
+        context = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert context == {"light": "rgb(255, 255, 255)", "dark": "rgb(16, 19, 24)"}[scheme]
         others = [one for one in asked if not one.startswith((base, "data:"))]
         assert others == []
 

@@ -12,9 +12,9 @@ import pytest
 from lab_servers import (
     TEST_LABEL,
     LabServer,
+    context,
     drop_pool,
     start,
-    surroundings,
     wait_for,
 )
 
@@ -267,7 +267,7 @@ def test_limits_of_the_settings_reach_the_engine(
 def test_listing_shows_servers_of_two_labs_side_by_side(
     lab_server: LabServer, gpu_server: LabServer, base_image: str
 ) -> None:
-    fresh = LocalProvider(LocalSettings(), surroundings(base_image))
+    fresh = LocalProvider(LocalSettings(), context(base_image))
     listed = {server.id: server for server in fresh.servers()}
     for mine in (lab_server, gpu_server):
         assert listed[mine.server.id].endpoint == mine.endpoint

@@ -158,10 +158,10 @@ def test_another_server_is_made_from_the_store_alone(stored: StoreLab) -> None:
     new_key = stored.store.sh("cat ~/.ssh/authorized_keys").splitlines()[1:]
     assert len(new_key) == 1
     assert old_key not in new_key
-    ground = stored.ground
+    context = stored.context
     with pytest.raises(NotFoundError, match="has no files of run never"):
-        restore_run(ground, ground.get_server(), "never")
-    reply = restore_run(ground, ground.get_server(), RUN)
+        restore_run(context, context.get_server(), "never")
+    reply = restore_run(context, context.get_server(), RUN)
     assert f"{newest}/" in {name for name, _ in reply["left_out"]}
     assert reply["run"]["state"] == "exited"
     now = stored.run_hashes(RUN)
@@ -170,7 +170,7 @@ def test_another_server_is_made_from_the_store_alone(stored: StoreLab) -> None:
 
 
 def test_the_person_reads_it_too(stored: StoreLab) -> None:
-    store = open_lab_store(stored.ground)
+    store = open_lab_store(stored.context)
     assert f"runs/{RUN}/index.json" in store.list_keys("runs/")
     about = json.loads(store.read(f"runs/{RUN}/run.json") or b"{}")
     target = stored.lab.root / "code.tar"

@@ -163,24 +163,24 @@ def reclaimed_until_it_ends(run: Watched, most: int, chance: random.Random) -> N
 def taken(run: Watched, announced: bool) -> bool:
     """The server goes; False where the run had ended before."""
     lab, before = run.lab, run.lab.server_id
-    ground = Lab.load(lab.root, environ=lab.environ).ground
+    context = Lab.load(lab.root, environ=lab.environ).context
     if announced:
         step = run.told()
-        about = {"lab_id": ground.lab_id, "left_s": NOTICE_S, "source": "the test"}
-        ground.open_agent(ground.get_server()).call("reclaim-notice", about)
+        about = {"lab_id": context.lab_id, "left_s": NOTICE_S, "source": "the test"}
+        context.open_agent(context.get_server()).call("reclaim-notice", about)
     else:
         with engine.connect() as docker:
             docker.containers.get(before).remove(force=True, v=True)
         step = run.mirrored()
 
     def replaced() -> bool:
-        server = ground.state.get_lab_server(ground.lab_id)
+        server = context.state.get_lab_server(context.lab_id)
         return run.ended or (server is not None and server.id != before)
 
     wait_for(replaced, 300)
     if run.ended:
         return False
-    server = ground.state.get_lab_server(ground.lab_id)
+    server = context.state.get_lab_server(context.lab_id)
     assert server is not None
     lab.server_id = server.id
     run.reclaims.append(Reclaim(announced, step))

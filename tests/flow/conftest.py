@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_ground import World, world
+from lab_world import World, world
 
 from labctl.model import Server
 from labctl.servers import guard
@@ -20,7 +20,7 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     armed: list[float | None] = []
 
     def arm(
-        ground: LabContext,
+        context: LabContext,
         server: Server,
         *,
         budget_left_usd: float | None,

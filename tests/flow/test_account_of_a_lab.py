@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lab_ground import World, world
+from lab_world import World, world
 
 from labctl.errors import PolicyError
 from labctl.keeper.recovery_worker import SWEPT, sweep
@@ -27,34 +27,34 @@ def lab(tmp_path: Path) -> World:
 @pytest.fixture
 def server(lab: World) -> Server:
     """A ready server of one account; the next process has the credentials of another."""
-    found = up.up(lab.ground())
+    found = up.up(lab.context())
     lab.cloud.account = OTHER
     return found
 
 
 def test_a_server_of_another_account_is_not_lost_to_its_runs(lab: World, server: Server) -> None:
     with pytest.raises(PolicyError):
-        server_loss.require_alive(lab.ground(), server, FailedChecks())
+        server_loss.require_alive(lab.context(), server, FailedChecks())
     lab.cloud.account = OURS
-    server_loss.require_alive(lab.ground(), server, FailedChecks())
+    server_loss.require_alive(lab.context(), server, FailedChecks())
     del lab.cloud.machines[server.id]
     with pytest.raises(ServerGoneError):
-        server_loss.require_alive(lab.ground(), server, FailedChecks())
+        server_loss.require_alive(lab.context(), server, FailedChecks())
 
 
 def test_a_keeper_sweeps_nothing_in_another_account(lab: World, server: Server) -> None:
-    ground = lab.ground()
+    context = lab.context()
     with pytest.raises(PolicyError):
-        sweep(ground)
-    assert ground.state.get_server(server.id) is not None
-    assert ground.state.list_events(kind=SWEPT) == []
+        sweep(context)
+    assert context.state.get_server(server.id) is not None
+    assert context.state.list_events(kind=SWEPT) == []
 
 
 def test_no_order_is_given_in_another_account(lab: World, server: Server) -> None:
-    ground = lab.ground()
+    context = lab.context()
     lab.cloud.calls.clear()
     with pytest.raises(PolicyError):
-        end_server.end(ground, [server])
+        end_server.end(context, [server])
     assert lab.cloud.calls == []
-    assert ground.state.get_server(server.id) is not None
+    assert context.state.get_server(server.id) is not None
     assert list(lab.cloud.machines) == [server.id]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from course_ground import Class, a_class, roster
-from course_keeper_ground import Pretended
+from course_context import Class, a_class, roster
+from course_keeper_context import Pretended
 
 from labctl.config import Paths
 from labctl.courses import servers
@@ -155,7 +155,7 @@ def test_a_shared_server_of_another_account_is_not_written_off_with_its_last_sea
     shared = "shared: {accounts_per_server: 4, gpus: 1, gpu_lease: 4h}\n"
     made = a_class(tmp_path, monkeypatch, roster(NAMES), shared)
     made.cloud.account, made.cloud.settle_s = SCHOOL, 0.0
-    hosts = SharedHosts(made.folder, servers.build_course_context(*_ground_of(made), plain=True))
+    hosts = SharedHosts(made.folder, servers.build_course_context(*_context_of(made), plain=True))
     request = CreateRequest(
         lab="ml-a",
         lab_id=made.seat("alice").lab_id,
@@ -175,5 +175,5 @@ def test_a_shared_server_of_another_account_is_not_written_off_with_its_last_sea
     assert "srv-host" in made.cloud.machines
 
 
-def _ground_of(made: Class) -> tuple[CourseFolder, Paths, State, Reporter]:
+def _context_of(made: Class) -> tuple[CourseFolder, Paths, State, Reporter]:
     return made.folder, made.places, made.state, made.reporter

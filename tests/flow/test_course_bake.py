@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from course_ground import Class, ClassCloud, a_class, roster
-from lab_ground import Machine
+from course_context import Class, ClassCloud, a_class, roster
+from lab_world import Machine
 
 from labctl.courses import bake as baking
-from labctl.courses import context as grounds
+from labctl.courses import context as contexts
 from labctl.courses.bake import bake, drop_images
 from labctl.courses.context import BAKED, build_seat_contexts, find_baked_image
 from labctl.errors import PolicyError, ProviderError
@@ -72,7 +72,7 @@ def ml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Class:
         return said(machine, line, stdin)
 
     monkeypatch.setattr(Machine, "_answer", as_root)
-    monkeypatch.setattr(grounds, "get_provider_class", lambda name: BakingCloud)
+    monkeypatch.setattr(contexts, "get_provider_class", lambda name: BakingCloud)
     counted = iter(range(100))
     monkeypatch.setattr(baking, "_stamp", lambda: f"{next(counted):03}")
     return one
@@ -113,8 +113,8 @@ def test_seats_boot_from_it_until_it_is_dropped(ml: Class) -> None:
     found = bake(ml.staff())
     as_local(ml)
     staff = ml.staff()
-    (ground,) = build_seat_contexts(staff.folder, staff.paths, staff.state, staff.reporter)
-    assert ground.config.server.provider_settings["local"].image == found.image_id
+    (context,) = build_seat_contexts(staff.folder, staff.paths, staff.state, staff.reporter)
+    assert context.config.server.provider_settings["local"].image == found.image_id
     gone = drop_images(staff)
     assert [one.kind for one in sorted(gone, key=lambda one: one.kind)] == ["image", "snapshot"]
     assert not ml.cloud.left

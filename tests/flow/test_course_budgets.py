@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from course_ground import Class, a_class, roster
+from course_context import Class, a_class, roster
 
 from labctl.courses.allowances import change_budget, extend_due_time
 from labctl.courses.context import build_own_seat

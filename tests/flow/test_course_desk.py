@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from course_keeper_ground import KEY, OFFER, Pretended, asked, course_folder, create
+from course_keeper_context import KEY, OFFER, Pretended, asked, course_folder, create
 
 from labctl.courses.requests import ENDED_BY_STAFF, FOUND_GONE, RequestHandler
 from labctl.errors import CapacityError, PolicyError, ProviderError

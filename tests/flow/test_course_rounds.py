@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from course_keeper_ground import KEY, Course, Pretended, create, patched_course
-from lab_ground import DiskCloud, World, world
+from course_keeper_context import KEY, Course, Pretended, create, patched_course
+from lab_world import DiskCloud, World, world
 
 from labctl.courses import tasks as rounds_module
 from labctl.courses.keys import AuthorizedKeys
@@ -143,7 +143,7 @@ def test_a_budget_that_is_over_ends_the_server_after_its_grace(kept: Kept) -> No
 
 def test_what_cannot_be_saved_is_not_lost_for_a_budget(kept: Kept) -> None:
     """Compute ends, the disk stays, and the log says so."""
-    from lab_ground import unreachable
+    from lab_world import unreachable
 
     kept.course.add("alice", price=1.0, age_s=7300)
     kept.round()

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from course_ground import Class, ClassCloud, StoppableCloud, a_class, roster
-from lab_ground import Recorded, unreachable
+from course_context import Class, ClassCloud, StoppableCloud, a_class, roster
+from lab_world import Recorded, unreachable
 
 from labctl.course import Course
 from labctl.courses.broadcast import find_run, push_handouts, send_message

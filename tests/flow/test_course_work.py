@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from course_keeper_ground import KEY, OFFER, Course, TimedCloud, create, patched_course
-from lab_ground import DiskCloud, Recorded, unreachable, world
+from course_keeper_context import KEY, OFFER, Course, TimedCloud, create, patched_course
+from lab_world import DiskCloud, Recorded, unreachable, world
 
 from labctl.courses import broadcast
 from labctl.courses.claims import SeatClaim, SeatClaims
@@ -205,7 +205,7 @@ def test_more_time_ends_at_the_ceiling_however_it_is_asked_for(
     course: Course, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(more_time, "extend", lambda ground, span_s, **_: asked.append(span_s))
+    monkeypatch.setattr(more_time, "extend", lambda context, span_s, **_: asked.append(span_s))
     work, seat = work_of(course), course.folder.find_seat("alice")
     server = work.create_server(seat)
     work.extend(seat, server, 3600, "alice")
@@ -247,7 +247,7 @@ def test_two_who_ask_at_once_get_no_more_than_one_after_the_other(
     server = work.create_server(seat)
     met = threading.Barrier(4)
 
-    def slowly(ground: object, span_s: int, **_: object) -> None:
+    def slowly(context: object, span_s: int, **_: object) -> None:
         with contextlib.suppress(threading.BrokenBarrierError):
             met.wait(0.3)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from lab_ground import Cloud, DiskCloud, Recorded, World, world
+from lab_world import Cloud, DiskCloud, Recorded, World, world
 
 from labctl.errors import CredentialsError, DeniedError, LabError, PolicyError, ThrottledError
 from labctl.lifecycle import down
@@ -48,7 +48,7 @@ class GuardedCloud(DiskCloud):
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(
-        provision.first_contact, "replace_first_host_key", lambda ground, server, _: server
+        provision.first_contact, "replace_first_host_key", lambda context, server, _: server
     )
     return world(tmp_path, GuardedCloud)
 
@@ -59,7 +59,7 @@ def cloud_of(lab: World) -> GuardedCloud:
 
 
 def up(lab: World, need: Need | None = None, reporter: Recorded | None = None) -> Server:
-    return provision.up(lab.ground(reporter, need or Need()))
+    return provision.up(lab.context(reporter, need or Need()))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_no_deadline_is_told_with_its_cost_and_remembered_for_this_server(lab: W
     assert "it has no deadline: 12.00 dollars a day, 360.00 a month" in reporter.asked[0].detail
     assert up(lab).id == server.id
     assert cloud.timers == {}
-    assert deadlines.get_need(lab.ground(), server).deadline is False
+    assert deadlines.get_need(lab.context(), server).deadline is False
     cloud.terminate(server.id)
     assert up(lab).id != server.id
     assert cloud.boots[-1].ttl_s == DEFAULT_TTL_S + MARGIN_S
@@ -173,27 +173,27 @@ def test_a_provider_that_declares_nothing_has_no_guard_that_counts(
 
 def test_the_timer_at_the_provider_follows_the_watchdog(lab: World) -> None:
     cloud, server = cloud_of(lab), up(lab)
-    ground = lab.ground()
+    context = lab.context()
     first = cloud.timers[server.id]
-    deadlines.follow(ground, server, {"ttl_left_s": DEFAULT_TTL_S + 30.0})
+    deadlines.follow(context, server, {"ttl_left_s": DEFAULT_TTL_S + 30.0})
     assert cloud.timers[server.id] == first  # close enough
-    deadlines.follow(ground, server, {"ttl_left_s": 20 * HOUR_S, "budget_left_s": 18 * HOUR_S})
+    deadlines.follow(context, server, {"ttl_left_s": 20 * HOUR_S, "budget_left_s": 18 * HOUR_S})
     assert cloud.timers[server.id] == pytest.approx(time.time() + 18 * HOUR_S + MARGIN_S, abs=5)
-    deadlines.follow(ground, server, {"ttl_left_s": -50.0})
+    deadlines.follow(context, server, {"ttl_left_s": -50.0})
     assert cloud.timers[server.id] == pytest.approx(time.time() + LEAST_S, abs=5)
-    deadlines.follow(ground, server, {"ttl_left_s": None})
+    deadlines.follow(context, server, {"ttl_left_s": None})
     assert cloud.timers[server.id] > time.time() + 365 * 86400
 
 
 def test_a_watchdog_moves_no_timer_beyond_what_is_known_here(lab: World) -> None:
     need = Need(ttl_s=7200, max_ttl_s=14_400, budget_usd=1.5)
     cloud, server = cloud_of(lab), up(lab, need)
-    ground = lab.ground(need=need)
+    context = lab.context(need=need)
     for said in (1e12, float("inf"), float("nan"), "never", [], {"x": 1}):
-        deadlines.follow(ground, server, {"ttl_left_s": said, "budget_left_s": said})
+        deadlines.follow(context, server, {"ttl_left_s": said, "budget_left_s": said})
         assert cloud.timers[server.id] <= time.time() + 3 * HOUR_S + MARGIN_S
     latest = time.time() + HOUR_S
-    deadlines.follow(ground, server, {"ttl_left_s": 1e12}, latest_at=latest)
+    deadlines.follow(context, server, {"ttl_left_s": 1e12}, latest_at=latest)
     assert cloud.timers[server.id] == pytest.approx(latest + MARGIN_S)
 
 
@@ -203,11 +203,11 @@ def test_a_refused_timer_is_said_and_not_counted(lab: World) -> None:
     server = up(lab, reporter=reporter)
     assert "nothing at cloud ends the server if it hangs: the account may not" in reporter.said
     watch: dict[str, Any] = {"alive": True, "timer": True, "ttl_left_s": 5 * HOUR_S}
-    said = deadlines.describe(lab.ground(), server, watch)
+    said = deadlines.describe(lab.context(), server, watch)
     assert said == "digits ends in 5.0 h at the latest; armed: watchdog, first-boot timer"
     cloud.denies = False
-    deadlines.follow(lab.ground(), server, watch)
-    said = deadlines.describe(lab.ground(), server, watch)
+    deadlines.follow(lab.context(), server, watch)
+    said = deadlines.describe(lab.context(), server, watch)
     assert said.endswith("armed: watchdog, first-boot timer, timer at cloud")
 
 
@@ -222,17 +222,17 @@ def test_a_timer_that_stays_behind_is_told_with_its_time(
         raise error
 
     monkeypatch.setattr(cloud, "set_deadline", fails)
-    deadlines.follow(lab.ground(reporter), server, {"ttl_left_s": 20 * HOUR_S})
+    deadlines.follow(lab.context(reporter), server, {"ttl_left_s": 20 * HOUR_S})
     assert f"the timer at cloud was not moved: {error.what}" in reporter.said
     assert "it ends the server in 12.0 h without saving results; next: labctl up" in reporter.said
     monkeypatch.undo()
-    deadlines.follow(lab.ground(), server, {"ttl_left_s": 20 * HOUR_S})
+    deadlines.follow(lab.context(), server, {"ttl_left_s": 20 * HOUR_S})
     assert cloud.timers[server.id] == pytest.approx(time.time() + 20 * HOUR_S + MARGIN_S, abs=5)
 
 
 def test_a_server_that_is_off_for_its_disks_sake_is_spared_by_the_timer(lab: World) -> None:
     cloud, server = cloud_of(lab), up(lab)
-    told = down.stop_and_keep_disk(lab.ground(), server, LabError("it cannot be saved"))
+    told = down.stop_and_keep_disk(lab.context(), server, LabError("it cannot be saved"))
     assert "the server was stopped and its disk kept" in told.why
     assert cloud.timers[server.id] > time.time() + 29 * 86400
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from lab_ground import LAB_ID, Cloud, DiskCloud, Recorded, World, unreachable, world
+from lab_world import LAB_ID, Cloud, DiskCloud, Recorded, World, unreachable, world
 
 from labctl import retry
 from labctl.errors import (
@@ -120,7 +120,7 @@ def armed() -> list[dict[str, Any]]:
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, armed: list[dict[str, Any]]) -> World:
     remote = LabContext.open_agent
     monkeypatch.setattr(
-        provision.first_contact, "replace_first_host_key", lambda ground, server, _: server
+        provision.first_contact, "replace_first_host_key", lambda context, server, _: server
     )
     monkeypatch.setattr(guard, "arm", ARM)
     made = world(tmp_path, KeepCloud)
@@ -137,7 +137,7 @@ def cloud_of(lab: World) -> KeepCloud:
 
 
 def up(lab: World, need: Need | None = None, reporter: Recorded | None = None) -> Server:
-    return provision.up(lab.ground(reporter, need or Need()))
+    return provision.up(lab.context(reporter, need or Need()))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_the_disk_stays_for_two_weeks_past_the_deadline_and_the_price_is_said(
 
 def test_down_removes_the_disk_with_the_server(lab: World) -> None:
     up(lab)
-    down(lab.ground(), discard=False)
+    down(lab.context(), discard=False)
     calls = cloud_of(lab).calls
     assert calls.index("release_disk") < calls.index("terminate")
     assert cloud_of(lab).kept_until == {}
@@ -172,7 +172,7 @@ def test_a_disk_stays_where_down_could_not_save_what_is_on_it(lab: World) -> Non
     lab.machine.run_with("night", model="weights")
     lab.machine.run_with("day").joinpath("checkpoints", "bad\nname").write_text("weights")
     with pytest.raises(PolicyError, match="not everything on it could be saved"):
-        down(lab.ground(), discard=False)
+        down(lab.context(), discard=False)
     assert cloud_of(lab).machines == {}
     assert server.id in cloud_of(lab).kept_until
     assert "release_disk" not in cloud_of(lab).calls
@@ -180,7 +180,7 @@ def test_a_disk_stays_where_down_could_not_save_what_is_on_it(lab: World) -> Non
 
 def test_extend_moves_the_expiry_and_a_later_up_does_not_move_it_back(lab: World) -> None:
     server = up(lab, Need(ttl_s=7200, max_ttl_s=int(90 * DAY_S)))
-    extend(lab.ground(need=Need(ttl_s=7200)), int(30 * DAY_S))
+    extend(lab.context(need=Need(ttl_s=7200)), int(30 * DAY_S))
     expected = time.time() + 2 * HOUR_S + 44 * DAY_S
     assert cloud_of(lab).kept_until[server.id] == pytest.approx(expected, abs=60)
     up(lab, Need(ttl_s=7200))
@@ -207,14 +207,14 @@ def test_a_look_renews_the_expiry_that_a_server_without_deadline_comes_near(
     lab: World, look: str
 ) -> None:
     server = up(lab, Need(deadline=False))
-    ground = lab.ground()
+    context = lab.context()
     soon = {"expires_at": time.time() + DAY_S}
-    ground.state.record(held_disks.HELD, lab_id=LAB_ID, server_id=server.id, detail=soon)
+    context.state.record(held_disks.HELD, lab_id=LAB_ID, server_id=server.id, detail=soon)
     for _ in range(2):
         if look == "status":
-            read_status(lab.ground(), refresh=True)
+            read_status(lab.context(), refresh=True)
         else:
-            reconcile.pull(lab.ground(), [], everything=False)
+            reconcile.pull(lab.context(), [], everything=False)
     expected = time.time() + 14 * DAY_S
     assert cloud_of(lab).kept_until[server.id] == pytest.approx(expected, abs=60)
     assert cloud_of(lab).calls.count("keep_disk") == 2
@@ -229,7 +229,7 @@ def test_a_disk_outlives_the_timer_that_a_stopped_server_has(
         monkeypatch.setattr(KeepCloud, name, getattr(DiskCloud, name), raising=False)
     lab.machine.error = unreachable()
     with pytest.raises(PolicyError, match="not everything on it could be saved"):
-        down(lab.ground(), discard=False)
+        down(lab.context(), discard=False)
     assert cloud.machines[server.id].state == "stopped"
     assert cloud.kept_until[server.id] == pytest.approx(time.time() + 44 * DAY_S, abs=60)
 
@@ -238,17 +238,17 @@ def test_a_disk_is_let_go_once_a_store_saves_the_results(
     lab: World, armed: list[dict[str, Any]]
 ) -> None:
     server = up(lab)
-    ground = lab.ground()
-    ground.__dict__["config"] = msgspec.structs.replace(ground.config, store="s3://bucket/digits")
-    guard.arm(ground, server)
+    context = lab.context()
+    context.__dict__["config"] = msgspec.structs.replace(context.config, store="s3://bucket/digits")
+    guard.arm(context, server)
     assert cloud_of(lab).kept_until == {}
     assert armed[-1]["ending"]["disk"] == "goes"
 
 
 def with_store(lab: World) -> LabContext:
-    ground = lab.ground()
-    ground.__dict__["config"] = msgspec.structs.replace(ground.config, store="s3://bucket/digits")
-    return ground
+    context = lab.context()
+    context.__dict__["config"] = msgspec.structs.replace(context.config, store="s3://bucket/digits")
+    return context
 
 
 def test_a_disk_is_not_let_go_before_the_watchdog_knows_the_store(lab: World) -> None:
@@ -264,9 +264,9 @@ def test_a_server_from_before_its_lab_had_a_profile_still_has_its_disk_kept(
 ) -> None:
     server = up(lab, Need(ttl_s=7200, max_ttl_s=int(90 * DAY_S)))
     monkeypatch.setattr(cloud_of(lab), "can_keep_itself", True)
-    guard.arm(lab.ground(need=Need(ttl_s=7200)), server)
+    guard.arm(lab.context(need=Need(ttl_s=7200)), server)
     assert armed[-1]["ending"]["disk"] == "stays"
-    extend(lab.ground(need=Need(ttl_s=7200)), int(30 * DAY_S))
+    extend(lab.context(need=Need(ttl_s=7200)), int(30 * DAY_S))
     expected = time.time() + 2 * HOUR_S + 44 * DAY_S
     assert cloud_of(lab).kept_until[server.id] == pytest.approx(expected, abs=60)
 
@@ -276,7 +276,7 @@ def test_a_server_whose_disk_the_provider_does_not_show_is_not_ended_unsaved(lab
     cloud_of(lab).has_disks = False
     lab.machine.error = unreachable()
     with pytest.raises(PolicyError, match="not everything on it could be saved"):
-        down(lab.ground(), discard=False)
+        down(lab.context(), discard=False)
     assert server.id in cloud_of(lab).machines
 
 
@@ -290,19 +290,19 @@ def test_a_disk_that_a_lagging_list_calls_a_part_of_an_ended_server_stays(
     key = Resource(provider="cloud", kind="key-pair", id="key-1", lab_id=LAB_ID)
     cloud_of(lab).left = [disk, key]
     if command == "down":
-        down(lab.ground(), discard=False)
+        down(lab.context(), discard=False)
     else:
-        end_orphans(lab.ground(), find_orphans(lab.ground()), kept_too=False)
+        end_orphans(lab.context(), find_orphans(lab.context()), kept_too=False)
     assert cloud_of(lab).left == [disk]
 
 
 def test_a_drill_says_that_a_held_disk_stays(lab: World) -> None:
     server, reporter = up(lab), Recorded()
     lab.machine.run_with("night", model="weights")
-    ground = lab.ground(reporter)
+    context = lab.context(reporter)
     night = Run(id="night", lab_id=LAB_ID, server_id=server.id, state="running")
     reclaim._require_consent(
-        ground, server, night, reclaim._RunMonitor(ground, server, "night"), 30.0
+        context, server, night, reclaim._RunMonitor(context, server, "night"), 30.0
     )
     [asked] = reporter.asked
     assert asked.question.endswith("its disk is kept?")
@@ -318,7 +318,7 @@ def test_a_dead_server_whose_disk_the_provider_does_not_show_goes_on(
     monkeypatch.setattr(server_loss, "is_reachable", lambda *_: False)
     silences = server_loss.FailedChecks()
     monkeypatch.setattr(silences, "note_failure", lambda *_: True)
-    server_loss.require_alive(lab.ground(reporter), server, silences)
+    server_loss.require_alive(lab.context(reporter), server, silences)
     assert server.id in cloud_of(lab).machines
     assert "its disk cannot be kept" in reporter.said
 
@@ -337,7 +337,7 @@ def test_a_release_is_asked_for_until_the_provider_has_time(
     monkeypatch.setattr(retry, "THROTTLED_PAUSE_S", 0.01)
     up(lab)
     cloud_of(lab).release_errors = [ThrottledError("later"), ThrottledError("later")]
-    down(lab.ground(), discard=False)
+    down(lab.context(), discard=False)
     assert cloud_of(lab).kept_until == {}
 
 
@@ -348,7 +348,7 @@ def test_the_disk_of_a_server_that_is_taken_back_stays_where_not_all_is_here(
     server = up(lab)
     lab.machine.run_with("night").joinpath("checkpoints", file).write_text("weights")
     cloud_of(lab).takes_back = True
-    server_loss.make_room(lab.ground(), "night")
+    server_loss.make_room(lab.context(), "night")
     assert cloud_of(lab).machines == {}
     assert (server.id in cloud_of(lab).kept_until) == is_kept
 
@@ -357,11 +357,11 @@ def test_what_was_edited_on_a_server_that_is_taken_back_is_here(lab: World) -> N
     code = lab.home / "lab" / "train.py"
     code.write_text("print(1)")
     up(lab)
-    lab_files.push(lab.ground(), lab.ground().get_server(), force=False)
+    lab_files.push(lab.context(), lab.context().get_server(), force=False)
     (lab.machine.home / "labctl" / "digits" / "code" / "train.py").write_text("print(2)")
     cloud_of(lab).takes_back = True
     lab.machine.run_with("night", model="weights")
-    server_loss.make_room(lab.ground(), "night")
+    server_loss.make_room(lab.context(), "night")
     [saved] = (lab.home / "lab" / "server-edits").glob("*/train.py")
     assert saved.read_text() == "print(2)"
 
@@ -377,8 +377,8 @@ def test_a_disk_that_cannot_be_kept_is_a_warning(lab: World, armed: list[dict[st
 def test_a_server_of_another_machine_ends_with_its_disk(lab: World) -> None:
     server = up(lab)
     lab.places.database.unlink()
-    ground = lab.ground()
-    assert not list_kept_disks(ground.state)
-    down(ground, discard=True)
+    context = lab.context()
+    assert not list_kept_disks(context.state)
+    down(context, discard=True)
     assert "release_disk" in cloud_of(lab).calls
     assert server.id not in cloud_of(lab).kept_until

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from lab_ground import LAB_ID, Cloud, Recorded, World, unreachable, world
+from lab_world import LAB_ID, Cloud, Recorded, World, unreachable, world
 
 from labctl.errors import BusyError, HostKeyError, NotFoundError, PolicyError, ThrottledError
 from labctl.events import Event, Progress
@@ -24,12 +24,12 @@ from labctl.services import lab_services
 
 @pytest.fixture
 def ready(lab: World) -> World:
-    up.up(lab.ground())
+    up.up(lab.context())
     return lab
 
 
 def end(lab: World, reporter: Recorded | None = None, *, discard: bool = False) -> DownResult:
-    return down(lab.ground(reporter), discard=discard)
+    return down(lab.context(reporter), discard=discard)
 
 
 def test_results_are_home_before_the_server_is_gone(ready: World) -> None:
@@ -39,9 +39,9 @@ def test_results_are_home_before_the_server_is_gone(ready: World) -> None:
     assert ending.pulled_files == 2
     assert (ready.home / "lab/runs/night/checkpoints/model.pt").read_text() == "weights"
     assert ready.cloud.machines == {}
-    ground = ready.ground()
-    assert ground.state.list_servers() == []
-    assert [run.id for run in ground.state.list_runs(LAB_ID)] == ["night"], "history stays"
+    context = ready.context()
+    assert context.state.list_servers() == []
+    assert [run.id for run in context.state.list_runs(LAB_ID)] == ["night"], "history stays"
     assert not (ready.places.ssh_dir / ending.removed).exists()
 
 
@@ -70,7 +70,7 @@ def test_what_cannot_be_saved_is_stopped_and_kept(ready: World) -> None:
     assert "it is silent" in caught.value.why
     assert ready.cloud.calls == ["create", "stop"]
     with pytest.raises(NotFoundError, match="is stopped"):
-        ready.ground().get_server()
+        ready.context().get_server()
 
 
 def test_a_stopped_server_comes_back_with_up_and_its_results_with_down(ready: World) -> None:
@@ -86,7 +86,7 @@ def test_a_stopped_server_comes_back_with_up_and_its_results_with_down(ready: Wo
 
 def test_where_nothing_can_be_stopped_it_goes_on(tmp_path: Path) -> None:
     lab = world(tmp_path, Cloud)
-    up.up(lab.ground())
+    up.up(lab.context())
     lab.machine.error = unreachable()
     with pytest.raises(PolicyError) as caught:
         end(lab)
@@ -124,10 +124,10 @@ def test_a_removal_never_confirmed_stays_on_record(
     with pytest.raises(BusyError, match="has not confirmed") as caught:
         end(ready)
     assert caught.value.hint == "labctl down"
-    assert len(ready.ground().state.list_servers()) == 1
+    assert len(ready.context().state.list_servers()) == 1
     ready.cloud.never_gone = False
     assert end(ready).removed
-    assert ready.ground().state.list_servers() == []
+    assert ready.context().state.list_servers() == []
 
 
 def test_what_something_else_holds_is_removed_once_that_lets_go(
@@ -151,7 +151,7 @@ def test_who_held_it_may_show_itself_before_the_next_try(
     ready.cloud.left = [disk, late]
     ready.cloud.remove_errors = [BusyError("held")]
     shown: list[Resource] = [late, disk]
-    end_server.remove_resources(ready.ground(), [disk], lambda: shown)
+    end_server.remove_resources(ready.context(), [disk], lambda: shown)
     assert ready.cloud.left == []
 
 
@@ -161,11 +161,11 @@ def test_what_is_held_for_too_long_is_named(ready: World, monkeypatch: pytest.Mo
     ready.cloud.left = [disk]
     ready.cloud.remove_errors = [BusyError("held")] * 99
     with pytest.raises(BusyError, match="disk d1 could not be removed") as caught:
-        end_server.remove_resources(ready.ground(), [disk])
+        end_server.remove_resources(ready.context(), [disk])
     assert "held" in caught.value.why
     assert caught.value.hint == "labctl orphans --terminate"
     ready.cloud.remove_errors = []
-    end_server.remove_resources(ready.ground(), [disk])
+    end_server.remove_resources(ready.context(), [disk])
     assert ready.cloud.left == []
 
 
@@ -197,7 +197,7 @@ def spoil(lab: Path, size: int) -> None:
 
 def test_a_result_that_was_spoiled_here_comes_again_before_the_server_goes(ready: World) -> None:
     ready.machine.run_with("night", **{"model.pt": "weights that took a night"})
-    outputs.pull(ready.ground(), ready.ground().get_server(), [])
+    outputs.pull(ready.context(), ready.context().get_server(), [])
     spoil(ready.home / "lab", len("weights that took a night"))
     assert end(ready).pulled_files == 1
     here = ready.home / "lab/runs/night/checkpoints/model.pt"

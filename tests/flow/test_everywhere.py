@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from lab_ground import World, unreachable
+from lab_world import World, unreachable
 
 from labctl.cli.fan_out import exit_code, summary_text
 from labctl.errors import NotFoundError
@@ -166,7 +166,7 @@ def test_interrupted_it_begins_on_no_further_server(tmp_path: Path) -> None:
 
 
 def test_running_servers_are_those_of_every_lab(lab: World) -> None:
-    state = lab.ground().state
+    state = lab.context().state
     with pytest.raises(NotFoundError, match="no lab has a server"):
         list_running_servers(state)
     for number in (2, 0, 1):

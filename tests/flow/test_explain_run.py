@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from lab_ground import LAB_ID, Recorded, World, unreachable, world
+from lab_world import LAB_ID, Recorded, World, unreachable, world
 
 from labctl.errors import NotFoundError
 from labctl.estimate.plan import ModelMeasurement, ModelPlan
@@ -40,20 +40,20 @@ def line(number: int) -> str:
 def there(tmp_path: Path) -> World:
     """A lab with a server, on which the run `night` has ended."""
     made = world(tmp_path)
-    up(made.ground())
+    up(made.context())
     directory = made.machine.run_with("night", **{"model.safetensors": "weights"})
     logs = directory / "logs"
     logs.joinpath(EVENTS).write_bytes(curve("train/loss", FALLS))
     logs.joinpath("telemetry.jsonl").write_text("".join(line(number) for number in range(30)))
     logs.joinpath("run.log").write_text("all went well\n")
-    server = made.ground().get_server()
+    server = made.context().get_server()
     run = Run(id="night", lab_id=LAB_ID, server_id=server.id, state="running", created_at=5.0)
-    made.ground().state.save_run(run)
+    made.context().state.save_run(run)
     return made
 
 
-def explain(ground: LabContext, run_id: str = "") -> Explanation:
-    return explain_run(ground, fetch_logs(ground, run_id))
+def explain(context: LabContext, run_id: str = "") -> Explanation:
+    return explain_run(context, fetch_logs(context, run_id))
 
 
 def logs_of(there: World) -> Path:
@@ -61,7 +61,7 @@ def logs_of(there: World) -> Path:
 
 
 def test_logs_alone_are_fetched_and_every_part_of_them_is_read(there: World) -> None:
-    found = explain(there.ground())
+    found = explain(there.context())
     assert found.run.state == "exited"
     assert (found.read.samples, found.read.curves, found.read.points) == (30, 1, 60)
     assert [one.rule for one in found.findings] == ["gpu-idle", "loss-falls"]
@@ -73,11 +73,11 @@ def test_logs_alone_are_fetched_and_every_part_of_them_is_read(there: World) -> 
 def test_what_was_fetched_for_it_does_not_count_as_pulled(there: World) -> None:
     from labctl.runs import outputs
 
-    ground = there.ground()
-    explain(ground)
-    (lacking,) = outputs.list_missing(ground, ground.get_server())
+    context = there.context()
+    explain(context)
+    (lacking,) = outputs.list_missing(context, context.get_server())
     assert lacking.path == "checkpoints/model.safetensors"
-    (pulled,) = outputs.pull(ground, ground.get_server(), ["night"])
+    (pulled,) = outputs.pull(context, context.get_server(), ["night"])
     assert (pulled.files, pulled.complete) == (1, True)
 
 
@@ -87,7 +87,7 @@ def test_event_files_cut_in_the_middle_and_telemetry_cut_in_its_last_line(there:
     (logs / EVENTS).write_bytes(whole[: len(whole) - 20])
     text = (logs / "telemetry.jsonl").read_text()
     (logs / "telemetry.jsonl").write_text("not json\n\x00\x00\n" + text[:-30])
-    found = explain(there.ground())
+    found = explain(there.context())
     assert (found.read.samples, found.read.points) == (29, 59)
     (flaw,) = found.read.flaws
     assert (flaw.file, flaw.cut) == (EVENTS, True)
@@ -96,7 +96,7 @@ def test_event_files_cut_in_the_middle_and_telemetry_cut_in_its_last_line(there:
 def test_a_run_that_left_nothing_is_told_as_unknown(there: World) -> None:
     for path in logs_of(there).iterdir():
         path.unlink()
-    found = explain(there.ground())
+    found = explain(there.context())
     assert found.findings == ()
     assert {"telemetry", "loss", "log"} <= {one.rule for one in found.unknown}
 
@@ -111,54 +111,54 @@ def test_nan_in_all_that_a_run_writes(there: World) -> None:
     own = logs.parent / ".labctl"
     own.joinpath("record.json").unlink()
     own.joinpath("spec.json").write_text(json.dumps({"lab_id": LAB_ID, "outputs": ["logs"]}))
-    ground = there.ground()
-    found = explain(ground)
+    context = there.context()
+    found = explain(context)
     assert [one.rule for one in found.findings] == ["loss-nan-from-the-start"]
     assert found.run.progress == {"step": 3.0}
     # It is on record now, and a record with NaN could not be read any more.
-    assert runs.find_run(there.ground(), "night").progress == {"step": 3.0}
+    assert runs.find_run(there.context(), "night").progress == {"step": 3.0}
 
 
 def test_without_its_server_what_was_fetched_before_counts(there: World) -> None:
-    explain(there.ground())
+    explain(there.context())
     there.machine.error = unreachable()
     reporter = Recorded()
-    ground = there.ground(reporter)
-    found = explain(ground, "night")
+    context = there.context(reporter)
+    found = explain(context, "night")
     assert found.read.samples == 30
     assert reporter.said == ""  # it had ended, and all of its logs were here
-    run = runs.find_run(ground, "night")
-    ground.state.save_run(Run(id="night", lab_id=LAB_ID, server_id=run.server_id, state="running"))
-    explain(ground, "night")
+    run = runs.find_run(context, "night")
+    context.state.save_run(Run(id="night", lab_id=LAB_ID, server_id=run.server_id, state="running"))
+    explain(context, "night")
     assert "using the logs that were pulled before" in reporter.said
 
 
 def test_without_anything_the_way_is_named(there: World) -> None:
     there.machine.error = unreachable()
     with pytest.raises(NotFoundError, match="no logs of run night on this machine") as caught:
-        explain(there.ground())
+        explain(there.context())
     assert caught.value.why
     with pytest.raises(NotFoundError):
-        explain(there.ground(), "never-was")
+        explain(there.context(), "never-was")
     shutil.rmtree(there.home / "lab" / "runs", ignore_errors=True)
 
 
 def test_a_run_of_an_earlier_server_is_not_asked_of_this_one(there: World) -> None:
-    ground = there.ground()
-    ground.state.save_run(Run(id="old", lab_id=LAB_ID, server_id="gone", state="exited"))
+    context = there.context()
+    context.state.save_run(Run(id="old", lab_id=LAB_ID, server_id="gone", state="exited"))
     with pytest.raises(NotFoundError) as caught:
-        explain(ground, "old")
+        explain(context, "old")
     assert "the server of run old is gone" in caught.value.why
 
 
 def test_runs_beside_the_work_are_never_the_latest(there: World) -> None:
-    state = there.ground().state
+    state = there.context().state
     for number, name in enumerate(("profile-1", "probe-1")):
         state.save_run(
             Run(id=name, lab_id=LAB_ID, server_id="s", state="exited", created_at=90.0 + number)
         )
-    assert runs.find_run(there.ground()).id == "night"
-    assert runs.find_run(there.ground(), "profile-1").id == "profile-1"
+    assert runs.find_run(there.context()).id == "night"
+    assert runs.find_run(there.context(), "profile-1").id == "profile-1"
 
 
 @pytest.mark.parametrize(

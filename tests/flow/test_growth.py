@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from lab_ground import LAB_ID, Cloud, World, world
+from lab_world import LAB_ID, Cloud, World, world
 
 from labctl.lifecycle import fleet
 from labctl.lifecycle.status import read_status
@@ -47,14 +47,14 @@ def server(number: int, own: bool = False) -> Server:
 
 def filled(lab: World, count: int) -> LabContext:
     """A record of so many servers, each with its life in the ledger; all runs are the lab's."""
-    ground = lab.ground()
+    context = lab.context()
     for number in range(count):
         one = server(number, own=number == 0)
-        ground.state.save_server(one)
-        cost.record_start(ground.state, one)
+        context.state.save_server(one)
+        cost.record_start(context.state, one)
         run = Run(id=f"run-{number}", lab_id=LAB_ID, server_id="srv-0", state="exited")
-        ground.state.save_run(run)
-    return ground
+        context.state.save_run(run)
+    return context
 
 
 def work(state: State, deed: Callable[[], object]) -> tuple[int, int]:
@@ -87,10 +87,10 @@ def linear(tmp_path: Path, deed: Callable[[LabContext, int], Callable[[], object
     found = []
     for count in SIZES:
         lab = world(tmp_path / str(count))
-        ground = filled(lab, count)
-        made = deed(ground, count)
+        context = filled(lab, count)
+        made = deed(context, count)
         made()  # what is imported and read once is no growth
-        found.append(work(ground.state, made))
+        found.append(work(context.state, made))
     for (few, few_steps), (many, many_steps), size in zip(found, found[1:], SIZES, strict=False):
         assert many <= 10 * few * SLACK, (size, found)
         assert many_steps <= 10 * max(few_steps, 10) * SLACK, (size, found)
@@ -98,9 +98,9 @@ def linear(tmp_path: Path, deed: Callable[[LabContext, int], Callable[[], object
 
 
 def test_status(tmp_path: Path) -> None:
-    def deed(ground: LabContext, count: int) -> Callable[[], object]:
+    def deed(context: LabContext, count: int) -> Callable[[], object]:
         def look() -> None:
-            assert len(read_status(ground, refresh=False)["runs"]) == count
+            assert len(read_status(context, refresh=False)["runs"]) == count
 
         return look
 
@@ -109,9 +109,9 @@ def test_status(tmp_path: Path) -> None:
 
 
 def test_cost_of_every_lab(tmp_path: Path) -> None:
-    def deed(ground: LabContext, count: int) -> Callable[[], object]:
+    def deed(context: LabContext, count: int) -> Callable[[], object]:
         def look() -> None:
-            assert len(cost.compute_costs(ground, every_lab=True).servers) == count
+            assert len(cost.compute_costs(context, every_lab=True).servers) == count
 
         return look
 
@@ -124,13 +124,13 @@ class Wires(Connections):
 
 
 def test_one_command_on_all_servers(tmp_path: Path) -> None:
-    def deed(ground: LabContext, count: int) -> Callable[[], object]:
-        wires = Wires(ground.paths.ssh_dir, None)
-        for one in list_running_servers(ground.state):
+    def deed(context: LabContext, count: int) -> Callable[[], object]:
+        wires = Wires(context.paths.ssh_dir, None)
+        for one in list_running_servers(context.state):
             wires._describe(wires.config_path(one.id).parent, one.id, one.alias, one.endpoint)
 
         def ask() -> None:
-            answers = run_on_all(wires, list_running_servers(ground.state), "true", at_once=1)
+            answers = run_on_all(wires, list_running_servers(context.state), "true", at_once=1)
             assert [one.code for one in answers] == [0] * count
 
         return ask
@@ -139,18 +139,18 @@ def test_one_command_on_all_servers(tmp_path: Path) -> None:
 
 
 def test_the_end_of_every_server(tmp_path: Path) -> None:
-    def deed(ground: LabContext, count: int) -> Callable[[], object]:
-        cloud = ground.provider
+    def deed(context: LabContext, count: int) -> Callable[[], object]:
+        cloud = context.provider
         assert isinstance(cloud, Cloud)
 
         def end() -> None:
             servers = [server(number) for number in range(count)]
             for one in servers:
                 cloud.machines[one.id] = one
-                ground.state.save_server(one)
-            fleet.end([ground], servers)
+                context.state.save_server(one)
+            fleet.end([context], servers)
             assert not cloud.machines
-            assert not ground.state.list_servers()
+            assert not context.state.list_servers()
 
         return end
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from keeper_ground import HOST, NAME, Pair, cut, handed_to, pair
-from lab_ground import LAB_ID, Recorded, World, world
+from keeper_context import HOST, NAME, Pair, cut, handed_to, pair
+from lab_world import LAB_ID, Recorded, World, world
 
 from labctl.config import LAB_FILE, ensure_lab_id, set_secret, trust
 from labctl.errors import BusyError, LabError, NotFoundError, PolicyError, TransferError, UsageError
@@ -47,7 +47,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
     (root / ".labctl").mkdir()
     (root / ".labctl" / "lab.json").write_text(f'{{"id": "{LAB_ID}"}}')
     set_secret(lab.places, LAB_ID, "TOKEN", "shown-nowhere")
-    trust(lab.places, lab.ground().config)
+    trust(lab.places, lab.context().config)
     lab.cloud.price = 0.5
     return pair(lab, tmp_path / "keeper", monkeypatch)
 
@@ -69,23 +69,23 @@ def test_everything_that_a_recovery_needs_is_there_and_nothing_lies_open(two: Pa
     assert ensure_lab_id(root) == LAB_ID
     assert (root / ".labctl/kept/night/code/train.py").read_text() == "print('trains')\n"
     assert (root / ".labctl/kept/night/spec.json").is_file()
-    ground = two.kept()
-    paths = {name: source.path for name, source in ground.config.data.items()}
+    context = two.kept()
+    paths = {name: source.path for name, source in context.config.data.items()}
     assert paths == {"inside": root / "set", "outside": root / ".labctl/data/outside"}
     assert (root / ".labctl/data/outside/two.txt").read_text() == "outside"
-    assert ground.identity.read_bytes() == two.lab.ground().identity.read_bytes()
-    assert mode(ground.identity) == 0o600
+    assert context.identity.read_bytes() == two.lab.context().identity.read_bytes()
+    assert mode(context.identity) == 0o600
     assert mode(root) == 0o700
     secrets = two.places.config_dir / "secrets" / f"{LAB_ID}.json"
     assert mode(secrets) == 0o600
     assert holders(two.home, "shown-nowhere") == [secrets.name]
-    assert ground.get_server().id == two.server().id
-    assert [run.id for run in ground.state.list_runs(LAB_ID)] == ["night"]
+    assert context.get_server().id == two.server().id
+    assert [run.id for run in context.state.list_runs(LAB_ID)] == ["night"]
     assert handed_to(two.lab) == HOST
 
 
 def test_the_keeper_counts_with_what_was_spent_and_with_a_price_like_the_last(two: Pair) -> None:
-    state = two.lab.ground().state
+    state = two.lab.context().state
     old = {"created_at": time.time() - 7200, "price_usd_per_hour": 1.0, "lab": "digits"}
     state.record("created", lab_id=LAB_ID, server_id="srv-old", detail=old)
     state.record("terminated", lab_id=LAB_ID, server_id="srv-old")
@@ -186,8 +186,8 @@ def test_a_server_of_this_machine_alone_goes_to_no_other(
 
 
 def test_a_machine_without_labctl_or_with_another_says_how_to_get_it(two: Pair) -> None:
-    ground = two.lab.ground()
-    keeper = KeeperHost(ground, "alice@login.example:2222")
+    context = two.lab.context()
+    keeper = KeeperHost(context, "alice@login.example:2222")
     with pytest.raises(LabError, match="labctl is not installed on") as caught:
         keeper._check_reply(97, {}, "")
     assert caught.value.hint.startswith('ssh -p 2222 alice@login.example "pipx install')
@@ -248,10 +248,10 @@ def test_what_the_keeper_did_is_known_at_home_exactly_once(two: Pair) -> None:
     assert before is not None
     keeper.save_run(msgspec.structs.replace(before, server_id="srv-2", seen_at=time.time()))
     for _ in range(3):
-        said = read_status(two.lab.ground(), refresh=True)
+        said = read_status(two.lab.context(), refresh=True)
         assert said["server"].id == "srv-2"
         assert said["keeper"] == HOST
-    state = two.lab.ground().state
+    state = two.lab.context().state
     assert len(state.list_events(lab_id=LAB_ID, kind="recovered")) == 1
     assert len(state.list_events(server_id="srv-2", kind="created")) == 1
     lives = cost.list_server_costs(state, LAB_ID, time.time())
@@ -271,7 +271,7 @@ def test_a_keeper_that_cannot_be_reached_is_a_note(two: Pair) -> None:
     two.hand_over()
     two.error = cut()
     reporter = Recorded()
-    said = read_status(two.lab.ground(reporter), refresh=True)
+    said = read_status(two.lab.context(reporter), refresh=True)
     assert said["server"].id == two.server().id
     assert f"cannot reach the keeper at {HOST}" in reporter.said
 
@@ -282,7 +282,7 @@ def test_a_lab_dropped_at_the_keeper_is_its_owners_again(two: Pair) -> None:
     assert left_at_the_keeper(two) == []
     assert holders(two.home, "shown-nowhere") == []
     reporter = Recorded()
-    read_status(two.lab.ground(reporter), refresh=True)
+    read_status(two.lab.context(reporter), refresh=True)
     assert f"{HOST} no longer keeps digits" in reporter.said
     assert handed_to(two.lab) == ""
 
@@ -300,7 +300,7 @@ def test_down_tells_the_keeper_before_the_server_ends(
         end(server_id)
 
     monkeypatch.setattr(two.cloud, "terminate", terminate)
-    assert down(two.lab.ground(), discard=False).pulled_files == 1
+    assert down(two.lab.context(), discard=False).pulled_files == 1
     assert at_the_end == [[]]
     assert two.cloud.machines == {}
     assert handed_to(two.lab) == ""
@@ -311,12 +311,12 @@ def test_down_ends_nothing_that_a_keeper_would_replace(two: Pair) -> None:
     two.lab.machine.run_with("night", **{"model.pt": "weights"})
     two.error = cut()
     with pytest.raises(PolicyError, match="cannot reach the keeper") as caught:
-        down(two.lab.ground(), discard=False)
+        down(two.lab.context(), discard=False)
     assert "would replace" in caught.value.why
     assert len(two.cloud.machines) == 1
     assert (two.lab.home / "lab/runs/night/checkpoints/model.pt").exists(), "results are home"
     reporter = Recorded()
-    down(two.lab.ground(reporter), discard=True)
+    down(two.lab.context(reporter), discard=True)
     assert two.cloud.machines == {}
     assert "may create another server" in reporter.said
 
@@ -332,16 +332,16 @@ def test_without_a_server_a_pull_brings_the_keepers_copy(two: Pair) -> None:
     (copy / "logs" / "run.log").write_text("step 1\n")
     two.cloud.machines.clear()
     two.cloud.settle_s = 0.0
-    ground = two.lab.ground()
-    reconcile.reconcile(ground)
-    (pulled,) = reconcile.pull(ground, ["night"], everything=False)
+    context = two.lab.context()
+    reconcile.reconcile(context)
+    (pulled,) = reconcile.pull(context, ["night"], everything=False)
     assert pulled.files == 5
     home = two.lab.home / "lab/runs/night"
     assert (home / "checkpoints/step-2/model").read_text() == "more"
     (copy / "logs" / "run.log").write_text("step 1\nstep 2\n")
-    (again,) = reconcile.pull(ground, ["night"], everything=False)
+    (again,) = reconcile.pull(context, ["night"], everything=False)
     assert again.files == 1
-    assert reconcile.read_saved_log(ground, "night") == b"step 1\nstep 2\n"
+    assert reconcile.read_saved_log(context, "night") == b"step 1\nstep 2\n"
     assert not (home / ".labctl-partial").exists()
 
 
@@ -378,7 +378,7 @@ def test_without_a_server_a_pull_brings_what_the_store_has_but_no_broken_checkpo
     lab: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (lab.home / "lab" / "lab.yaml").write_text("lab: digits\nrun: x\nstore: s3://bucket/labs\n")
-    ground = lab.ground()
+    context = lab.context()
     files = {
         f"checkpoints/{step}/{name}": f"{step} {name}".encode()
         for step in ("step-1", "step-2")
@@ -387,27 +387,27 @@ def test_without_a_server_a_pull_brings_what_the_store_has_but_no_broken_checkpo
     content = in_store("night", {**files, "logs/run.log": b"step 1\n"}, state="exited", exit_code=0)
     content["runs/night/files/checkpoints/step-2/model"] = b"damaged"
     content["runs/night/files/logs/run.log"] += b"grown since"
-    monkeypatch.setattr("labctl.runs.saved_copies.open_lab_store", lambda ground: Store(content))
-    ground.state.save_run(Run(id="night", lab_id=LAB_ID, server_id="srv-old", state="running"))
-    (pulled,) = reconcile.pull(ground, ["night"], everything=False)
+    monkeypatch.setattr("labctl.runs.saved_copies.open_lab_store", lambda context: Store(content))
+    context.state.save_run(Run(id="night", lab_id=LAB_ID, server_id="srv-old", state="running"))
+    (pulled,) = reconcile.pull(context, ["night"], everything=False)
     home = lab.home / "lab/runs/night"
     assert (home / "checkpoints/step-1/model").read_bytes() == b"step-1 model"
     assert not (home / "checkpoints/step-2").exists()
     assert (home / "logs/run.log").read_bytes() == b"step 1\n"
     assert [one.path for one in pulled.skipped] == ["checkpoints/step-2/model"]
     assert not pulled.complete
-    known = ground.state.get_run(LAB_ID, "night")
+    known = context.state.get_run(LAB_ID, "night")
     assert known is not None
     assert (known.state, known.exit_code, known.server_id) == ("exited", 0, "srv-old")
     content["runs/night/files/checkpoints/step-2/model"] = b"step-2 model"
-    (again,) = reconcile.pull(ground, ["night"], everything=False)
+    (again,) = reconcile.pull(context, ["night"], everything=False)
     assert (again.files, again.complete) == (2, True)
     with pytest.raises(NotFoundError, match="no copy of day is saved outside the server"):
-        reconcile.pull(ground, ["day"], everything=False)
+        reconcile.pull(context, ["day"], everything=False)
 
 
 def test_a_lab_that_was_never_handed_over_asks_nobody(lab: World) -> None:
-    ground = lab.ground()
-    assert reconcile.merge_keeper_records(ground) == ""
-    assert not reconcile.has_copies(ground)
-    assert (ground.config.root / LAB_FILE).is_file()
+    context = lab.context()
+    assert reconcile.merge_keeper_records(context) == ""
+    assert not reconcile.has_copies(context)
+    assert (context.config.root / LAB_FILE).is_file()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from keeper_ground import NAME, Pair, cut, pair
-from lab_ground import LAB_ID, DiskCloud, Recorded, world
+from keeper_context import NAME, Pair, cut, pair
+from lab_world import LAB_ID, DiskCloud, Recorded, world
 
 from labctl.errors import BusyError, CapacityError, LabError, NotFoundError
 from labctl.events import Note, Question, Step
@@ -43,17 +43,17 @@ class Kept:
         self.log: list[str] = []
         self.closer: list[str] = []
         self.attend: Callable[[str], None] = lambda name: None
-        self.grounds: Callable[[KeptLab], LabContext] = self.ground
+        self.contexts: Callable[[KeptLab], LabContext] = self.context
         self.keeper = Keeper(
             two.places,
             two.state,
             two.environ,
             tell=lambda name, text: self.log.append(f"{name}: {text}"),
             attend=self._attend,
-            ground=lambda one: self.grounds(one),
+            context=lambda one: self.contexts(one),
         )
 
-    def ground(self, one: KeptLab) -> LabContext:
+    def context(self, one: KeptLab) -> LabContext:
         two = self.two
         return kept_labs.make_context(one, two.places, two.state, Recorded(), two.environ)
 
@@ -236,13 +236,13 @@ def test_only_prices_are_agreed_to() -> None:
 def test_looks_tell_what_is_needed(kept: Kept) -> None:
     two = kept.two
     one = kept_labs.find_kept_lab(two.places, NAME)
-    ground = kept.ground(one)
-    assert check_lab(ground, one) == TROUBLE, "the server does not know the run"
+    context = kept.context(one)
+    assert check_lab(context, one) == TROUBLE, "the server does not know the run"
     two.lab.machine.run_with("night")
-    assert check_lab(ground, one) == ENDED
+    assert check_lab(context, one) == ENDED
     two.state.drop_server(two.server().id)
-    assert check_lab(ground, one) == TROUBLE, "to be swept"
-    assert check_lab(ground, one, swept=True) == SWEPT
+    assert check_lab(context, one) == TROUBLE, "to be swept"
+    assert check_lab(context, one, swept=True) == SWEPT
     assert WELL not in (TROUBLE, ENDED, SWEPT)
 
 
@@ -266,21 +266,21 @@ def test_what_an_ended_server_left_is_taken_away_but_no_results(two: Pair) -> No
     others = msgspec.structs.replace(old, id="vol-4", lab_id="ffffffffffff")
     two.cloud.left += [group, young, old, others]
     two.cloud.machines.clear()
-    ground = two.kept()
-    sweep(ground)
+    context = two.kept()
+    sweep(context)
     assert two.cloud.left == [young, others]
-    assert ground.state.list_servers(LAB_ID) == []
-    assert "1 kept disks stay" in ground.reporter.said
+    assert context.state.list_servers(LAB_ID) == []
+    assert "1 kept disks stay" in context.reporter.said
 
 
 def test_a_server_that_lives_is_left_alone_and_doubles_are_named(two: Pair) -> None:
     two.cloud.left.append(DISK)
     two.cloud.add("srv-double", "digits", LAB_ID, Offer(provider="cloud", type="small"))
-    ground = two.kept()
-    sweep(ground)
+    context = two.kept()
+    sweep(context)
     assert len(two.cloud.machines) == 2
     assert two.cloud.left == [DISK]
-    assert "more than one server bills" in ground.reporter.said
+    assert "more than one server bills" in context.reporter.said
     assert "terminate" not in two.cloud.calls
 
 

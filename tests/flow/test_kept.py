@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from lab_ground import LAB_ID, Cloud, Recorded, World, world
+from lab_world import LAB_ID, Cloud, Recorded, World, world
 
 from labctl.errors import BusyError, NotFoundError, ProviderError
 from labctl.lifecycle import disk_restore, up
@@ -68,7 +68,7 @@ def lab(tmp_path: Path) -> World:
 
 
 def on_record(lab: World) -> list[str]:
-    return [one.disk.id for one in list_kept_disks(lab.ground().state, LAB_ID)]
+    return [one.disk.id for one in list_kept_disks(lab.context().state, LAB_ID)]
 
 
 def refused(lab: World, *errors: Exception) -> Recorded:
@@ -76,7 +76,7 @@ def refused(lab: World, *errors: Exception) -> Recorded:
     assert isinstance(lab.cloud, KeepCloud)
     lab.cloud.attach_errors = list(errors)
     reporter = Recorded()
-    up.up(lab.ground(reporter))
+    up.up(lab.context(reporter))
     return reporter
 
 
@@ -108,15 +108,15 @@ def test_a_disk_that_is_held_for_a_moment_is_waited_for(
 
 
 def test_a_lab_of_a_group_asks_only_once_it_had_a_server(lab: World) -> None:
-    ground = lab.ground().with_group("course")
-    ground.__dict__["provider"] = lab.cloud
+    context = lab.context().with_group("course")
+    context.__dict__["provider"] = lab.cloud
     assert [
-        one.zone for one in kept_disks.sort_by_kept_disks(ground, lab.cloud.offers(Need()))
+        one.zone for one in kept_disks.sort_by_kept_disks(context, lab.cloud.offers(Need()))
     ] == ["a", "b"]
     assert lab.cloud.calls == []
-    ground.state.record("ready", lab_id=LAB_ID, server_id="earlier")
+    context.state.record("ready", lab_id=LAB_ID, server_id="earlier")
     assert [
-        one.zone for one in kept_disks.sort_by_kept_disks(ground, lab.cloud.offers(Need()))
+        one.zone for one in kept_disks.sort_by_kept_disks(context, lab.cloud.offers(Need()))
     ] == ["b", "a"]
     assert lab.cloud.calls == ["leftovers"]
 
@@ -124,14 +124,14 @@ def test_a_lab_of_a_group_asks_only_once_it_had_a_server(lab: World) -> None:
 @pytest.mark.parametrize("look", ["status", "orphans", "down"])
 def test_whoever_sees_it_puts_its_price_on_record(lab: World, look: str) -> None:
     if look == "status":
-        read_status(lab.ground(), refresh=True)
+        read_status(lab.context(), refresh=True)
     elif look == "orphans":
-        orphans.find_orphans(lab.ground())
+        orphans.find_orphans(lab.context())
     else:
-        assert down(lab.ground(), discard=False).leftovers == (DISK,)
-    [one] = cost.compute_costs(lab.ground()).kept
+        assert down(lab.context(), discard=False).leftovers == (DISK,)
+    [one] = cost.compute_costs(lab.context()).kept
     assert one.disk == DISK
-    [one] = read_status(lab.ground(), refresh=False)["kept"]
+    [one] = read_status(lab.context(), refresh=False)["kept"]
     assert disks.describe_kept_disk(one).startswith(
         "kept disk vol-1: 8.00 dollars a month, kept until 20"
     )
@@ -140,17 +140,17 @@ def test_whoever_sees_it_puts_its_price_on_record(lab: World, look: str) -> None
 def test_one_that_is_not_shown_any_more_is_gone_only_once_every_region_was_asked(
     lab: World,
 ) -> None:
-    read_status(lab.ground(), refresh=True)
+    read_status(lab.context(), refresh=True)
     lab.cloud.left.clear()
-    read_status(lab.ground(), refresh=True)
-    [one] = list_kept_disks(lab.ground().state)
+    read_status(lab.context(), refresh=True)
+    [one] = list_kept_disks(lab.context().state)
     assert disks.describe_kept_disk(one).endswith("no longer listed by cloud")
     lab.cloud.left.append(DISK)
-    read_status(lab.ground(), refresh=True)
-    [one] = list_kept_disks(lab.ground().state)
+    read_status(lab.context(), refresh=True)
+    [one] = list_kept_disks(lab.context().state)
     assert one.missed_at is None
     lab.cloud.left.clear()
-    everywhere = dataclasses.replace(lab.ground(), everywhere=True)
+    everywhere = dataclasses.replace(lab.context(), everywhere=True)
     everywhere.__dict__["provider"] = lab.cloud
     orphans.find_orphans(everywhere)
     assert on_record(lab) == []
@@ -158,32 +158,32 @@ def test_one_that_is_not_shown_any_more_is_gone_only_once_every_region_was_asked
 
 def test_orphans_removes_those_whose_time_is_over_and_others_only_when_told(lab: World) -> None:
     lab.cloud.left.append(OVER)
-    ground = lab.ground()
-    left = orphans.end_orphans(ground, orphans.find_orphans(ground), kept_too=False)
+    context = lab.context()
+    left = orphans.end_orphans(context, orphans.find_orphans(context), kept_too=False)
     assert left.resources == (DISK,)
     assert left.is_billing
     assert on_record(lab) == [DISK.id]
-    left = orphans.end_orphans(ground, orphans.find_orphans(ground), kept_too=True)
+    left = orphans.end_orphans(context, orphans.find_orphans(context), kept_too=True)
     assert left.resources == ()
     assert on_record(lab) == []
 
 
 def test_down_ends_the_disk_only_once_all_that_came_from_it_is_home(lab: World) -> None:
     refused(lab, ProviderError("another zone"))
-    assert down(lab.ground(), discard=False).leftovers == (DISK,)
+    assert down(lab.context(), discard=False).leftovers == (DISK,)
     refused(lab, ProviderError("another zone"))
     [server] = lab.cloud.machines.values()
     detail = {"disk": msgspec.to_builtins(DISK)}
-    lab.ground().state.record(RESTORED, lab_id=LAB_ID, server_id=server.id, detail=detail)
-    assert down(lab.ground(), discard=False).leftovers == ()
+    lab.context().state.record(RESTORED, lab_id=LAB_ID, server_id=server.id, detail=detail)
+    assert down(lab.context(), discard=False).leftovers == ()
     assert on_record(lab) == []
 
 
 def test_nothing_to_pull_from_says_where_the_results_are(lab: World) -> None:
-    read_status(lab.ground(), refresh=True)
+    read_status(lab.context(), refresh=True)
     with pytest.raises(NotFoundError) as found:
-        lab.ground().get_server()
-    told = kept_disks.explain_missing_server(lab.ground(), found.value)
+        lab.context().get_server()
+    told = kept_disks.explain_missing_server(lab.context(), found.value)
     assert "its results are on vol-1: 8.00 dollars a month" in told.why
     assert told.hint == "labctl up && labctl pull"
 
@@ -191,18 +191,18 @@ def test_nothing_to_pull_from_says_where_the_results_are(lab: World) -> None:
 def seen_before_its_end(lab: World) -> None:
     """A disk that is on record, whose time is over by now."""
     lab.cloud.left[:] = [DISK, OVER]
-    read_status(lab.ground(), refresh=True)
+    read_status(lab.context(), refresh=True)
 
 
 def test_the_next_command_removes_a_disk_whose_time_is_over(lab: World) -> None:
     seen_before_its_end(lab)
     reporter = Recorded()
-    kept_disks.remove_expired(lab.ground(reporter))
+    kept_disks.remove_expired(lab.context(reporter))
     assert lab.cloud.left == [DISK]
     assert on_record(lab) == [DISK.id]
     assert "removed the kept disk vol-2: expired on 2023-11-14" in reporter.said
     lab.cloud.calls.clear()
-    kept_disks.remove_expired(lab.ground())
+    kept_disks.remove_expired(lab.context())
     assert lab.cloud.calls == []
 
 
@@ -211,7 +211,7 @@ def test_the_provider_has_the_last_word_about_its_end(lab: World, spared: dict[s
     seen_before_its_end(lab)
     now = msgspec.structs.replace(OVER, **spared)
     lab.cloud.left[:] = [DISK, now]
-    kept_disks.remove_expired(lab.ground())
+    kept_disks.remove_expired(lab.context())
     assert lab.cloud.left == [DISK, now]
 
 
@@ -220,8 +220,8 @@ def test_a_disk_that_is_on_the_present_server_is_not_asked_about(lab: World) -> 
     [server] = lab.cloud.machines.values()
     seen_before_its_end(lab)
     detail = {"disk": msgspec.to_builtins(OVER)}
-    lab.ground().state.record(RESTORED, lab_id=LAB_ID, server_id=server.id, detail=detail)
-    assert not has_expired(lab.ground().state, LAB_ID, "cloud")
+    lab.context().state.record(RESTORED, lab_id=LAB_ID, server_id=server.id, detail=detail)
+    assert not has_expired(lab.context().state, LAB_ID, "cloud")
 
 
 def test_one_that_cannot_be_removed_keeps_no_other(
@@ -229,7 +229,7 @@ def test_one_that_cannot_be_removed_keeps_no_other(
 ) -> None:
     other = msgspec.structs.replace(OVER, id="vol-3.north")
     lab.cloud.left[:] = [OVER, other]
-    read_status(lab.ground(), refresh=True)
+    read_status(lab.context(), refresh=True)
 
     def remove(resource: Resource) -> None:
         if resource.id == OVER.id:
@@ -238,12 +238,12 @@ def test_one_that_cannot_be_removed_keeps_no_other(
 
     monkeypatch.setattr(lab.cloud, "remove", remove)
     with pytest.raises(ProviderError, match="not now"):
-        kept_disks.remove_expired(lab.ground())
+        kept_disks.remove_expired(lab.context())
     assert on_record(lab) == [OVER.id]
 
 
 def test_down_takes_expired_disks_along(lab: World) -> None:
     lab.cloud.left.append(OVER)
     reporter = Recorded()
-    assert down(lab.ground(reporter), discard=False).leftovers == (DISK,)
+    assert down(lab.context(reporter), discard=False).leftovers == (DISK,)
     assert "removed the kept disk vol-2: expired on" in reporter.said

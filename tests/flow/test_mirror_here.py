@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import pytest
-from lab_ground import LAB_ID, Recorded, World
+from lab_world import LAB_ID, Recorded, World
 
 from labctl.errors import ConnectError, LabError, NotFoundError
 from labctl.model import Run, RunState, Server
@@ -19,15 +19,15 @@ RUN = "night"
 
 
 @pytest.fixture
-def ground(lab: World) -> LabContext:
-    made = lab.ground(Recorded())
+def context(lab: World) -> LabContext:
+    made = lab.context(Recorded())
     lab.cloud.price = 0.0
     attempts.create_server(made, made.config.server.need)
     return made
 
 
 def played(
-    ground: LabContext, script: Sequence[RunState | LabError], patch: pytest.MonkeyPatch
+    context: LabContext, script: Sequence[RunState | LabError], patch: pytest.MonkeyPatch
 ) -> int:
     """How many rounds of the script were asked for. A state is what the run is in by then."""
     left = list(script)
@@ -41,7 +41,7 @@ def played(
         return [PulledRun(run=RUN, directory="runs/night", files=1, bytes=1, complete=done)]
 
     patch.setattr(outputs, "pull", pull)
-    outputs.follow_outputs(ground, RUN, every_s=0.0)
+    outputs.follow_outputs(context, RUN, every_s=0.0)
     return len(script) - len(left)
 
 
@@ -60,20 +60,20 @@ NONE = NotFoundError("digits has no server")
     ],
 )
 def test_it_goes_on_until_the_run_has_ended(
-    ground: LabContext, script: list[RunState | LabError], monkeypatch: pytest.MonkeyPatch
+    context: LabContext, script: list[RunState | LabError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert played(ground, script, monkeypatch) == len(script)
+    assert played(context, script, monkeypatch) == len(script)
 
 
 def test_without_a_server_to_begin_with_it_says_so(
-    ground: LabContext, monkeypatch: pytest.MonkeyPatch
+    context: LabContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(NotFoundError, match="has no server"):
-        played(ground, [NONE], monkeypatch)
+        played(context, [NONE], monkeypatch)
 
 
 def test_nobody_goes_on_with_a_lost_run_for_ever(
-    ground: LabContext, monkeypatch: pytest.MonkeyPatch
+    context: LabContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outputs, "RECOVERED_WITHIN_S", 0.05)
 
@@ -81,4 +81,4 @@ def test_nobody_goes_on_with_a_lost_run_for_ever(
         yield "running"
         yield from itertools.repeat("lost", 1000)
 
-    assert played(ground, [*later()], monkeypatch) < 1001
+    assert played(context, [*later()], monkeypatch) < 1001

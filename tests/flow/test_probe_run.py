@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from lab_ground import LAB_ID, Recorded, World
+from lab_world import LAB_ID, Recorded, World
 
 from labctl.agent import reply
 from labctl.errors import LabError, LinkLostError, NoOfferError, UsageError
@@ -99,17 +99,17 @@ def probed(
     steps: float = 20,
     reporter: Recorded | None = None,
 ) -> ProbeResult:
-    ground = made(lab, program, reporter)
-    return probe.probe(ground, (), ProbeAmount(steps=steps), push=False, pause=program.passes)
+    context = made(lab, program, reporter)
+    return probe.probe(context, (), ProbeAmount(steps=steps), push=False, pause=program.passes)
 
 
 def made(lab: World, program: Program, reporter: Recorded | None = None) -> LabContext:
     text = "lab: digits\nrun: [python, train.py]\nimage: debian:12\n"
     (lab.home / "lab" / "lab.yaml").write_text(text)
-    ground = lab.ground(reporter)
-    up(ground)
-    ground.connections.__dict__["open"] = lambda server: program.transport()
-    return ground
+    context = lab.context(reporter)
+    up(context)
+    context.connections.__dict__["open"] = lambda server: program.transport()
+    return context
 
 
 def test_the_whole_run_s_time_is_told_and_the_probe_ended(lab: World) -> None:
@@ -130,8 +130,8 @@ def test_the_whole_run_s_time_is_told_and_the_probe_ended(lab: World) -> None:
 
 def test_a_share_is_of_all_steps(lab: World) -> None:
     program = Program()
-    ground = made(lab, program)
-    probe.probe(ground, (), ProbeAmount(share=0.1), push=False, pause=program.passes)
+    context = made(lab, program)
+    probe.probe(context, (), ProbeAmount(share=0.1), push=False, pause=program.passes)
     assert (program.now - BEGAN) * program.steps_per_s == pytest.approx(100, abs=3)
 
 
@@ -173,27 +173,27 @@ def test_a_script_that_does_not_say_how_far_it_is(lab: World, progress: tuple[st
 
 def test_an_interrupted_probe_does_not_go_on(lab: World) -> None:
     program = Program()
-    ground = made(lab, program)
+    context = made(lab, program)
 
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        probe.probe(ground, (), ProbeAmount(steps=20), push=False, pause=interrupted)
+        probe.probe(context, (), ProbeAmount(steps=20), push=False, pause=interrupted)
     assert program.cancelled
 
 
 def test_what_it_costs_here_and_elsewhere(lab: World) -> None:
     lab.cloud.price = 0.36
     program = Program(watch={"ttl_left_s": 60.0, "budget_left_s": 9e9})
-    ground = made(lab, program)
+    context = made(lab, program)
     there = [
         Offer(provider="cloud", type="small", price_usd_per_hour=0.30, spot=True),
         Offer(provider="cloud", type="small", price_usd_per_hour=0.36),
         Offer(provider="cloud", type="big", price_usd_per_hour=9.0, gpu_name="T4", gpu_count=1),
     ]
     lab.cloud.__dict__["offers"] = lambda need: there
-    found = probe.probe(ground, (), ProbeAmount(steps=20), push=False, pause=program.passes)
+    found = probe.probe(context, (), ProbeAmount(steps=20), push=False, pause=program.passes)
     assert found.usd == pytest.approx(500 / 3600 * 0.36)
     assert found.low_usd < found.usd < found.high_usd
     assert [(one.offer.type, one.offer.spot) for one in found.elsewhere] == [
@@ -209,13 +209,13 @@ def test_what_it_costs_here_and_elsewhere(lab: World) -> None:
 def test_offers_that_are_not_known_are_no_failure(lab: World, error: LabError) -> None:
     lab.cloud.price = 0.36
     program = Program()
-    ground = made(lab, program)
+    context = made(lab, program)
 
     def refused(need: Need) -> list[Offer]:
         raise error
 
     lab.cloud.__dict__["offers"] = refused
-    found = probe.probe(ground, (), ProbeAmount(steps=20), push=False, pause=program.passes)
+    found = probe.probe(context, (), ProbeAmount(steps=20), push=False, pause=program.passes)
     assert found.elsewhere == ()
     assert ("no credentials" in found.offers_note) == ("no credentials" in error.what)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from directory_server import DirectoryServer, rsyncs, slow_down, wait_until
-from lab_ground import Recorded
+from lab_world import Recorded
 
 from labctl.commands import rsync
 from labctl.errors import BusyError, DiskFullError, PolicyError, TransferError

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lab_ground import LAB_ID, Machine, World, world
+from lab_world import LAB_ID, Machine, World, world
 
 from labctl.agent import reply
 from labctl.lab import Lab
@@ -51,7 +51,7 @@ def ready(tmp_path: Path) -> tuple[World, Counted]:
     (made.home / "lab" / "train.py").write_text("print('epoch 1')\n")
     machine = Counted(tmp_path / "machine")
     made = replace(made, machine=machine)
-    up.up(made.ground())
+    up.up(made.context())
     _run(made, "first")
     assert machine.trips() > MOST, "so much does the first one take"
     return made, machine
@@ -59,7 +59,7 @@ def ready(tmp_path: Path) -> tuple[World, Counted]:
 
 def _run(lab: World, run_id: str) -> None:
     """As a new process would."""
-    found = Lab(lab.ground()).run(id=run_id, follow=True)
+    found = Lab(lab.context()).run(id=run_id, follow=True)
     assert found.seen.exit_code == 0
 
 

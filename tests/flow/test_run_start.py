@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from lab_ground import LAB_ID, Recorded, World, unreachable
+from lab_world import LAB_ID, Recorded, World, unreachable
 from msgspec.structs import replace
 
 from labctl.agent import reply
@@ -91,15 +91,15 @@ class Started:
     log: bytearray = field(default_factory=bytearray)
     reporter: Recorded = field(default_factory=Recorded)
 
-    def ground(self, wire: Wire) -> LabContext:
-        made = self.lab.ground(self.reporter)
+    def context(self, wire: Wire) -> LabContext:
+        made = self.lab.context(self.reporter)
         made.connections.__dict__["machine"] = wire
         return made
 
     def start(self, *turns: Turn, follow: bool = True) -> tuple[Run, Wire]:
         wire = Wire([*turns])
         run = runs.start(
-            self.ground(wire),
+            self.context(wire),
             self.server,
             self.wanted,
             follow=follow,
@@ -113,9 +113,9 @@ class Started:
 @pytest.fixture
 def started(lab: World) -> Started:
     (lab.home / "lab" / "lab.yaml").write_text(f"lab: digits\nrun: [python]\nimage: {IMAGE}\n")
-    ground = lab.ground()
-    server = up.up(ground)
-    return Started(lab, server, runs.build_spec(ground, server, (), "night", False))
+    context = lab.context()
+    server = up.up(context)
+    return Started(lab, server, runs.build_spec(context, server, (), "night", False))
 
 
 def test_followed_to_its_end_in_one_round_trip(started: Started) -> None:
@@ -125,7 +125,7 @@ def test_followed_to_its_end_in_one_round_trip(started: Started) -> None:
     assert started.log == b"epoch 1\n"
     ((verb, request),) = wire.asked
     assert (verb, request["spec"]["image"], request["secrets"]) == ("run", IMAGE, {})
-    assert started.lab.ground().state.get_run(LAB_ID, "night") == run
+    assert started.lab.context().state.get_run(LAB_ID, "night") == run
 
 
 def test_the_ledger_keeps_once_how_a_run_came_about(started: Started) -> None:
@@ -133,7 +133,7 @@ def test_the_ledger_keeps_once_how_a_run_came_about(started: Started) -> None:
     started.wanted = replace(wanted, env={"SEED": "1", "API_KEY": "hunter2"})
     for found in (False, True):
         started.start(Turn({**STARTED, "found": found}, b"", {"run": DONE}))
-    state = started.lab.ground().state
+    state = started.lab.context().state
     (line,) = state.list_events(run_id="night", kind="code")
     assert line.server_id == started.server.id
     assert (line.detail["command"], line.detail["image"]) == (["python"], IMAGE)
@@ -143,7 +143,7 @@ def test_the_ledger_keeps_once_how_a_run_came_about(started: Started) -> None:
 
 
 def test_the_ledger_keeps_what_a_server_is_made_of(started: Started) -> None:
-    *_, line = started.lab.ground().state.list_events(server_id=started.server.id, kind="ready")
+    *_, line = started.lab.context().state.list_events(server_id=started.server.id, kind="ready")
     assert set(line.detail) >= {"cpus", "memory_bytes", "gpus", "os", "kernel", "docker"}
 
 
@@ -161,7 +161,7 @@ def test_a_wire_dead_before_the_answer_is_an_error_and_asks_nothing_twice(
         with pytest.raises(ConnectError):
             started.start(Turn(end=unreachable()), follow=follow)
     assert started.began == []
-    assert started.lab.ground().state.list_runs() == []
+    assert started.lab.context().state.list_runs() == []
 
 
 def test_a_wire_cut_later_resumes_at_the_byte_where_it_was_cut(started: Started) -> None:
@@ -220,10 +220,10 @@ def test_secrets_go_by_standard_input_and_only_with_approval(started: Started) -
 def test_cancel_says_whether_it_had_ended_before(started: Started) -> None:
     ended = {**DONE, "state": "cancelled", "told": "canceled (SIGTERM)"}
     wire = Wire([Turn({"run": ended, "already": False}), Turn({"run": ended, "already": True})])
-    ground = started.ground(wire)
-    assert [runs.cancel(ground, started.server, "night", 5)[1] for _ in range(2)] == [False, True]
+    context = started.context(wire)
+    assert [runs.cancel(context, started.server, "night", 5)[1] for _ in range(2)] == [False, True]
     assert wire.asked[0][1] == {"lab": "digits", "lab_id": LAB_ID, "run": "night", "grace_s": 5}
-    known = ground.state.get_run(LAB_ID, "night")
+    known = context.state.get_run(LAB_ID, "night")
     assert known is not None
     assert known.state == "cancelled"
 
@@ -232,12 +232,12 @@ def test_what_a_pull_brings_does_not_make_another_image(started: Started) -> Non
     directory = started.lab.home / "lab"
     (directory / "lab.yaml").write_text("lab: digits\n")
     (directory / "Dockerfile").write_text("FROM base\nCOPY . /x\n")
-    ground = started.lab.ground()
-    before = images.image_reference(ground)
+    context = started.lab.context()
+    before = images.image_reference(context)
     assert before.startswith("labctl/digits:")
     for name in ("runs", "server-edits", ".labctl"):
         (directory / name / "night").mkdir(parents=True)
         (directory / name / "night" / "model.pt").write_text("weights")
-    assert images.image_reference(ground) == before
+    assert images.image_reference(context) == before
     (directory / "train.py").write_text("changed")
-    assert images.image_reference(ground) != before
+    assert images.image_reference(context) != before

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from lab_ground import World
+from lab_world import World
 
 from labctl.errors import CommandError, ConnectError, LinkLostError, NotFoundError
 from labctl.insight.top import ServerNow, follow, measure_now
@@ -58,11 +58,11 @@ class Script(FakeTransport):
 
 def scripted(lab: World, *replies: Result | tuple[str, ConnectError]) -> LabContext:
     """A lab with a server whose program says these, one a call."""
-    ground = lab.ground()
-    up(ground)
+    context = lab.context()
+    up(context)
     wire = Script(*replies)
-    ground.connections.__dict__["open"] = lambda server: wire
-    return ground
+    context.connections.__dict__["open"] = lambda server: wire
+    return context
 
 
 def test_one_sample_is_asked_for(lab: World) -> None:
@@ -72,16 +72,16 @@ def test_one_sample_is_asked_for(lab: World) -> None:
 
 
 def test_a_server_that_tells_nothing_is_an_error(lab: World) -> None:
-    ground = scripted(lab, said(), said({"cores": "many"}, [], 3, None))
+    context = scripted(lab, said(), said({"cores": "many"}, [], 3, None))
     for _ in range(2):
         with pytest.raises(CommandError, match="sent no metrics"):
-            measure_now(ground)
+            measure_now(context)
 
 
 def test_a_cut_link_is_told_and_taken_up_again(lab: World) -> None:
     lost = LinkLostError("the link died")
     first = (HEAD + '{"at": 1.0, "cores": 2}\n{"at": 2.', lost)
-    ground = scripted(lab, first, ("", lost), said({"at": 3.0, "cores": 2}))
+    context = scripted(lab, first, ("", lost), said({"at": 3.0, "cores": 2}))
     seen: list[float] = []
     cuts: list[float] = []
     rested: list[float] = []
@@ -96,19 +96,19 @@ def test_a_cut_link_is_told_and_taken_up_again(lab: World) -> None:
         cuts.append(pause_s)
 
     with pytest.raises(Enough):
-        follow(ground, sampled, on_cut=cut, pause=rested.append)
+        follow(context, sampled, on_cut=cut, pause=rested.append)
     assert seen == [1.0, 3.0]
     assert cuts == rested == [0.5, 1.0]
 
 
 def test_a_server_that_was_removed_meanwhile_ends_it(lab: World) -> None:
-    ground = scripted(lab, (HEAD + '{"at": 1.0, "cores": 2}\n', LinkLostError("gone")))
+    context = scripted(lab, (HEAD + '{"at": 1.0, "cores": 2}\n', LinkLostError("gone")))
 
     def removed(pause_s: float) -> None:
-        ground.state.drop_server(ground.get_server().id)
+        context.state.drop_server(context.get_server().id)
 
     with pytest.raises(NotFoundError):
-        follow(ground, lambda now: None, pause=removed)
+        follow(context, lambda now: None, pause=removed)
 
 
 def test_a_link_that_never_was_is_an_error(lab: World) -> None:
@@ -118,9 +118,9 @@ def test_a_link_that_never_was_is_an_error(lab: World) -> None:
 
 def test_the_real_program_tells_of_this_machine(lab: World) -> None:
     """It runs here, without a wire; Docker and a GPU may be there or not."""
-    ground = lab.ground()
-    up(ground)
-    found = measure_now(ground)
+    context = lab.context()
+    up(context)
+    found = measure_now(context)
     assert found.cores >= 1
     assert found.memory_total_bytes
     assert found.cpu_cores is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lab_ground import Recorded, World
+from lab_world import Recorded, World
 
 from labctl.errors import NoOfferError, PolicyError
 from labctl.lifecycle import spending_policy
@@ -15,9 +15,9 @@ RUN = "night"
 
 def ready(lab: World, price: float) -> None:
     lab.cloud.price = price
-    ground = lab.ground(Recorded())
+    context = lab.context(Recorded())
     spending_policy.record_price_limit(
-        ground, attempts.create_server(ground, ground.config.server.need), RUN
+        context, attempts.create_server(context, context.config.server.need), RUN
     )
 
 
@@ -25,8 +25,8 @@ def again(lab: World, price: float) -> tuple[Server, Recorded]:
     """Another server for the run, and what was asked meanwhile."""
     lab.cloud.price = price
     reporter = Recorded(answers=[False])
-    ground = spending_policy.make_recovery_context(lab.ground(reporter), RUN)
-    return attempts.create_server(ground, ground.config.server.need), reporter
+    context = spending_policy.make_recovery_context(lab.context(reporter), RUN)
+    return attempts.create_server(context, context.config.server.need), reporter
 
 
 def test_about_the_same_price_is_not_asked_about(lab: World) -> None:

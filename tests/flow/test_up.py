@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from lab_ground import LAB_ID, Cloud, Recorded, World, unreachable, world
+from lab_world import LAB_ID, Cloud, Recorded, World, unreachable, world
 
 from labctl.errors import (
     BusyError,
@@ -29,7 +29,7 @@ NEED = Need()
 
 
 def up(lab: World, need: Need = NEED, reporter: Recorded | None = None) -> Server:
-    return provision.up(lab.ground(reporter, need))
+    return provision.up(lab.context(reporter, need))
 
 
 def test_the_first_makes_a_server_and_the_second_finds_it(lab: World) -> None:
@@ -37,11 +37,11 @@ def test_the_first_makes_a_server_and_the_second_finds_it(lab: World) -> None:
     assert first.id == second.id
     assert (first.alias, first.state) == ("digits", "running")
     assert lab.cloud.calls == ["create"]
-    ground = lab.ground()
-    assert ground.get_server().id == first.id
-    assert ground.load_facts(first).docker == "27.3.1"
-    assert ground.state.list_open_attempts() == []
-    kinds = [line.kind for line in ground.state.list_events(lab_id=LAB_ID)]
+    context = lab.context()
+    assert context.get_server().id == first.id
+    assert context.load_facts(first).docker == "27.3.1"
+    assert context.state.list_open_attempts() == []
+    kinds = [line.kind for line in context.state.list_events(lab_id=LAB_ID)]
     assert kinds == ["attempt", "created", "ready", "ready"]
 
 
@@ -49,7 +49,7 @@ def test_the_intent_is_on_disk_before_the_provider_is_asked(lab: World) -> None:
     seen: list[str] = []
 
     def look(request: CreateRequest) -> None:
-        (attempt,) = lab.ground().state.list_open_attempts(LAB_ID)
+        (attempt,) = lab.context().state.list_open_attempts(LAB_ID)
         assert attempt.token == request.token
         assert attempt.request == request
         seen.append(request.token)
@@ -72,9 +72,9 @@ def test_a_provider_that_says_no_leaves_nothing_behind(lab: World) -> None:
     lab.cloud.create_error = QuotaError("quota exceeded")
     with pytest.raises(QuotaError, match="quota"):
         up(lab)
-    ground = lab.ground()
-    assert ground.state.list_open_attempts() == []
-    assert ground.state.list_servers() == []
+    context = lab.context()
+    assert context.state.list_open_attempts() == []
+    assert context.state.list_servers() == []
     lab.cloud.create_error = None
     up(lab)
     assert lab.cloud.calls == ["create"]
@@ -88,7 +88,7 @@ def test_a_new_server_that_never_answers_is_removed_with_its_console_shown(lab: 
     assert "removed again" in caught.value.why
     assert "no sshd today" in reporter.said
     assert lab.cloud.machines == {}
-    assert lab.ground().state.list_servers() == []
+    assert lab.context().state.list_servers() == []
 
 
 def test_a_server_that_was_ready_once_is_kept_when_it_does_not_answer(lab: World) -> None:
@@ -123,12 +123,12 @@ def test_ctrl_c_while_it_is_made_says_what_to_do_and_up_goes_on(lab: World) -> N
     assert caught.value.exit_code == 130
     assert "labctl up" in caught.value.hint
     assert "labctl down" in caught.value.hint
-    assert len(lab.ground().state.list_open_attempts()) == 1
+    assert len(lab.context().state.list_open_attempts()) == 1
     lab.cloud.interrupt_after_create = False
     server = up(lab)
     assert [*lab.cloud.machines] == [server.id]
     assert lab.cloud.calls == ["create"]
-    assert lab.ground().state.list_open_attempts() == []
+    assert lab.context().state.list_open_attempts() == []
 
 
 def test_a_server_not_shown_yet_is_not_gone(lab: World) -> None:
@@ -143,7 +143,7 @@ def test_a_server_that_is_really_gone_is_made_again(lab: World) -> None:
     lab.cloud.change(server.id, state="terminated")
     again = up(lab)
     assert again.id != server.id
-    assert [one.id for one in lab.ground().state.list_servers()] == [again.id]
+    assert [one.id for one in lab.context().state.list_servers()] == [again.id]
 
 
 def test_without_its_state_the_lab_is_found_by_its_id_and_never_by_its_name(lab: World) -> None:
@@ -159,9 +159,9 @@ def test_two_at_once_make_one_server(lab: World) -> None:
     found: list[str] = []
 
     def one() -> None:
-        ground = lab.ground()
+        context = lab.context()
         gate.wait(120)
-        found.append(provision.up(ground).id)
+        found.append(provision.up(context).id)
 
     threads = [threading.Thread(target=one) for _ in range(4)]
     for thread in threads:
@@ -201,7 +201,7 @@ def test_money_is_agreed_to_before_it_is_spent(lab: World) -> None:
         up(lab, reporter=reporter)
     assert "0.75 dollars" in reporter.asked[0].question
     assert lab.cloud.calls == []
-    assert lab.ground().state.list_events(kind="attempt") == []
+    assert lab.context().state.list_events(kind="attempt") == []
 
 
 def test_a_gpu_where_there_is_none(lab: World) -> None:
@@ -217,7 +217,7 @@ def test_another_host_key_at_the_provider(lab: World, tmp_path: Path) -> None:
     lab.cloud.change(server.id, endpoint=foreign)
     with pytest.raises(HostKeyError, match="is not the one that was pinned"):
         up(lab)
-    assert lab.ground().get_server().endpoint.host_key == lab.cloud.key
+    assert lab.context().get_server().endpoint.host_key == lab.cloud.key
     assert server.id in lab.cloud.machines
 
 
@@ -230,11 +230,11 @@ def test_a_server_that_stops_while_it_starts_is_removed(tmp_path: Path) -> None:
 
 
 def test_while_one_works_another_is_told_who(lab: World) -> None:
-    ground = lab.ground()
+    context = lab.context()
     with (
-        ground.state.hold_lab(LAB_ID, "down"),
+        context.state.hold_lab(LAB_ID, "down"),
         pytest.raises(BusyError, match="down"),
-        lab.ground().state.hold_lab(LAB_ID, "up", wait_s=0.1),
+        lab.context().state.hold_lab(LAB_ID, "up", wait_s=0.1),
     ):
         raise AssertionError("two hold the lab")
 
@@ -248,7 +248,7 @@ def test_without_capacity_the_next_offer_is_asked_with_a_token_of_its_own(lab: W
     assert kinds == ("full", "small")
     assert len(set(tokens)) == 2
     assert "no machine left" in reporter.said
-    assert lab.ground().state.list_open_attempts() == []
+    assert lab.context().state.list_open_attempts() == []
 
 
 def test_no_capacity_anywhere_names_what_was_tried(lab: World) -> None:
@@ -258,7 +258,7 @@ def test_no_capacity_anywhere_names_what_was_tried(lab: World) -> None:
         up(lab)
     assert caught.value.why.splitlines() == ["no full", "no small"]
     assert caught.value.exit_code == 75
-    assert lab.ground().state.list_open_attempts() == []
+    assert lab.context().state.list_open_attempts() == []
 
 
 @pytest.fixture
@@ -280,12 +280,12 @@ def test_an_answer_that_was_never_heard_is_asked_for_by_the_next_up(lab: World) 
     lab.cloud.create_errors = [ProviderError("500: internal error")]
     with pytest.raises(ProviderError, match="internal"):
         up(lab)
-    (attempt,) = lab.ground().state.list_open_attempts()
+    (attempt,) = lab.context().state.list_open_attempts()
     reporter = Recorded()
     up(lab, reporter=reporter)
     assert {token for _, token in lab.cloud.tried} == {attempt.token}
     assert "repeating the request" in reporter.said
-    assert lab.ground().state.list_open_attempts() == []
+    assert lab.context().state.list_open_attempts() == []
 
 
 def test_an_old_attempt_is_not_repeated(lab: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +295,7 @@ def test_an_old_attempt_is_not_repeated(lab: World, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(attempts, "REPLAY_S", 0.0)
     up(lab)
     assert len({token for _, token in lab.cloud.tried}) == 2
-    assert lab.ground().state.list_open_attempts() == []
+    assert lab.context().state.list_open_attempts() == []
 
 
 def test_a_dearer_offer_is_asked_about_again(lab: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,10 +345,10 @@ def test_the_budget_is_the_labs_and_not_each_servers(
     need = Need(budget_usd=1.0)
     server = up(lab, need)
     assert guarded == [1.0]
-    lab.ground().state.record(
+    lab.context().state.record(
         "terminated", lab_id=LAB_ID, server_id=server.id, detail={"at": server.created_at + 5400}
     )
-    lab.ground().state.drop_server(server.id)
+    lab.context().state.drop_server(server.id)
     lab.cloud.machines.clear()
     with pytest.raises(PolicyError, match="one hour costs") as caught:
         up(lab, need)

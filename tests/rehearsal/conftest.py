@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from rehearsal_bed import Ground, building
+from rehearsal_bed import RehearsalSetup, building
 
 from labctl.rehearsal import Building, Rehearsal, Scenario
 
@@ -17,14 +17,14 @@ def images() -> Building:
 
 
 @pytest.fixture(scope="module")
-def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RehearsalSetup]:
     """No machines: instances run at once and nothing listens."""
     with Rehearsal(Scenario(boot="none")) as rehearsal:
-        yield Ground(rehearsal, tmp_path_factory.mktemp("cloud"))
+        yield RehearsalSetup(rehearsal, tmp_path_factory.mktemp("cloud"))
 
 
 @pytest.fixture
-def ground(cloud: Ground) -> Iterator[Ground]:
+def setup(cloud: RehearsalSetup) -> Iterator[RehearsalSetup]:
     """The shared one with the default scenario, before and after."""
     yield cloud
     cloud.rehearsal.change(
@@ -33,7 +33,7 @@ def ground(cloud: Ground) -> Iterator[Ground]:
 
 
 @pytest.fixture(scope="module")
-def real(images: Building, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+def real(images: Building, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RehearsalSetup]:
     """Machines are containers."""
     with Rehearsal(Scenario(), images) as rehearsal:
-        yield Ground(rehearsal, tmp_path_factory.mktemp("real"))
+        yield RehearsalSetup(rehearsal, tmp_path_factory.mktemp("real"))

@@ -58,7 +58,7 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 120.0) -> Any:
     return value
 
 
-class Ground:
+class RehearsalSetup:
     """An account that is ready: a key pair, a group that lets the caller in, and a login."""
 
     def __init__(self, rehearsal: Rehearsal, directory: Path) -> None:
@@ -137,17 +137,17 @@ class Ground:
 class Machine:
     """One instance, reached over SSH with its host key pinned."""
 
-    def __init__(self, ground: Ground, instance_id: str) -> None:
-        self.ground = ground
+    def __init__(self, setup: RehearsalSetup, instance_id: str) -> None:
+        self.setup = setup
         self.id = instance_id
 
     @property
     def address(self) -> str:
-        return str(self.ground.described(self.id)["PublicIpAddress"])
+        return str(self.setup.described(self.id)["PublicIpAddress"])
 
     def ssh(self, line: str, timeout_s: int = 5) -> subprocess.CompletedProcess[str]:
-        known_hosts = self.ground.directory / "known_hosts"
-        known_hosts.write_text(f"lab {self.ground.host_key}\n")
+        known_hosts = self.setup.directory / "known_hosts"
+        known_hosts.write_text(f"lab {self.setup.host_key}\n")
         options = {
             "UserKnownHostsFile": known_hosts,
             "StrictHostKeyChecking": "yes",
@@ -157,7 +157,7 @@ class Machine:
             "LogLevel": "ERROR",
         }
         words = [word for pair in options.items() for word in ("-o", "{}={}".format(*pair))]
-        key = ["-i", str(self.ground.directory / "user_key")]
+        key = ["-i", str(self.setup.directory / "user_key")]
         return subprocess.run(
             ["ssh", "-F", "none", *words, *key, f"ubuntu@{self.address}", line],
             capture_output=True,

@@ -11,7 +11,7 @@ from urllib.error import HTTPError
 
 import pytest
 from botocore.exceptions import ClientError, ConnectionClosedError, HTTPClientError
-from rehearsal_bed import Ground, client, wait_for
+from rehearsal_bed import RehearsalSetup, client, wait_for
 
 from labctl.rehearsal import Rehearsal, Scenario
 from labctl.rehearsal.scenario import (
@@ -34,165 +34,165 @@ def refused(call: Any, *words: Any, **fields: Any) -> str:
     return str(caught.value.response["Error"]["Code"])
 
 
-def test_a_token_gives_the_same_instance_even_after_its_end(ground: Ground) -> None:
-    first = ground.run(ClientToken="one", **SPOT)
-    again = ground.run(ClientToken="one", **SPOT)
+def test_a_token_gives_the_same_instance_even_after_its_end(setup: RehearsalSetup) -> None:
+    first = setup.run(ClientToken="one", **SPOT)
+    again = setup.run(ClientToken="one", **SPOT)
     assert again["InstanceId"] == first["InstanceId"]
     assert again["SpotInstanceRequestId"] == first["SpotInstanceRequestId"]
-    ground.ec2.terminate_instances(InstanceIds=[first["InstanceId"]])
-    ground.rehearsal.wait(first["InstanceId"], "terminated")
-    assert ground.run(ClientToken="one", **SPOT)["State"]["Name"] == "terminated"
-    code = refused(ground.run, ClientToken="one", InstanceType="g5.xlarge", **SPOT)
+    setup.ec2.terminate_instances(InstanceIds=[first["InstanceId"]])
+    setup.rehearsal.wait(first["InstanceId"], "terminated")
+    assert setup.run(ClientToken="one", **SPOT)["State"]["Name"] == "terminated"
+    code = refused(setup.run, ClientToken="one", InstanceType="g5.xlarge", **SPOT)
     assert code == "IdempotentParameterMismatch"
 
 
-def test_a_new_instance_is_not_shown_at_once(ground: Ground) -> None:
-    ground.rehearsal.change(delays=Delays(visible=0.6))
-    instance_id = ground.run()["InstanceId"]
-    assert refused(ground.described, instance_id) == "InvalidInstanceID.NotFound"
+def test_a_new_instance_is_not_shown_at_once(setup: RehearsalSetup) -> None:
+    setup.rehearsal.change(delays=Delays(visible=0.6))
+    instance_id = setup.run()["InstanceId"]
+    assert refused(setup.described, instance_id) == "InvalidInstanceID.NotFound"
     shown = (
-        ground.ec2.get_paginator("describe_instances")
+        setup.ec2.get_paginator("describe_instances")
         .paginate()
         .search("Reservations[].Instances[].InstanceId")
     )
     assert instance_id not in list(shown)
-    code = refused(ground.ec2.terminate_instances, InstanceIds=[instance_id])
+    code = refused(setup.ec2.terminate_instances, InstanceIds=[instance_id])
     assert code == "InvalidInstanceID.NotFound"
     time.sleep(0.65)
-    assert ground.described(instance_id)["InstanceId"] == instance_id
+    assert setup.described(instance_id)["InstanceId"] == instance_id
 
 
-def test_states_are_shown_late(ground: Ground) -> None:
-    ground.rehearsal.change(delays=Delays(state=0.6))
-    instance_id = ground.run()["InstanceId"]
-    ground.rehearsal.wait(instance_id, "running")
-    early = ground.described(instance_id)
+def test_states_are_shown_late(setup: RehearsalSetup) -> None:
+    setup.rehearsal.change(delays=Delays(state=0.6))
+    instance_id = setup.run()["InstanceId"]
+    setup.rehearsal.wait(instance_id, "running")
+    early = setup.described(instance_id)
     assert early["State"]["Name"] == "pending"
     assert "PublicIpAddress" not in early
-    wait_for(lambda: ground.described(instance_id)["State"]["Name"] == "running")
+    wait_for(lambda: setup.described(instance_id)["State"]["Name"] == "running")
 
 
-def test_delays_of_boot_and_end_show_as_states(ground: Ground) -> None:
-    ground.rehearsal.change(delays=Delays(boot=0.3, terminate=0.4))
-    instance_id = ground.run()["InstanceId"]
-    assert ground.described(instance_id)["State"]["Name"] == "pending"
-    ground.rehearsal.wait(instance_id, "running")
-    ground.ec2.terminate_instances(InstanceIds=[instance_id])
-    assert ground.described(instance_id)["State"]["Name"] == "shutting-down"
-    code = refused(ground.ec2.delete_security_group, GroupId=ground.group)
+def test_delays_of_boot_and_end_show_as_states(setup: RehearsalSetup) -> None:
+    setup.rehearsal.change(delays=Delays(boot=0.3, terminate=0.4))
+    instance_id = setup.run()["InstanceId"]
+    assert setup.described(instance_id)["State"]["Name"] == "pending"
+    setup.rehearsal.wait(instance_id, "running")
+    setup.ec2.terminate_instances(InstanceIds=[instance_id])
+    assert setup.described(instance_id)["State"]["Name"] == "shutting-down"
+    code = refused(setup.ec2.delete_security_group, GroupId=setup.group)
     assert code == "DependencyViolation"
-    ground.rehearsal.wait(instance_id, "terminated")
+    setup.rehearsal.wait(instance_id, "terminated")
 
 
-def test_what_ended_is_forgotten(ground: Ground) -> None:
-    ground.rehearsal.change(delays=Delays(forget=0.3))
-    instance_id = ground.run()["InstanceId"]
-    ground.ec2.terminate_instances(InstanceIds=[instance_id])
-    ground.rehearsal.wait(instance_id, "terminated")
-    assert ground.described(instance_id)["StateReason"]["Code"] == "Client.UserInitiatedShutdown"
+def test_what_ended_is_forgotten(setup: RehearsalSetup) -> None:
+    setup.rehearsal.change(delays=Delays(forget=0.3))
+    instance_id = setup.run()["InstanceId"]
+    setup.ec2.terminate_instances(InstanceIds=[instance_id])
+    setup.rehearsal.wait(instance_id, "terminated")
+    assert setup.described(instance_id)["StateReason"]["Code"] == "Client.UserInitiatedShutdown"
     time.sleep(0.35)
-    assert refused(ground.described, instance_id) == "InvalidInstanceID.NotFound"
+    assert refused(setup.described, instance_id) == "InvalidInstanceID.NotFound"
 
 
-def test_capacity_by_zone_and_market(ground: Ground) -> None:
-    ground.rehearsal.change(
+def test_capacity_by_zone_and_market(setup: RehearsalSetup) -> None:
+    setup.rehearsal.change(
         capacity=(Capacity(zone="us-east-1a"), Capacity(market="spot", zone="us-east-1b"))
     )
     place = {"Placement": {"AvailabilityZone": "us-east-1a"}}
     with pytest.raises(ClientError) as caught:
-        ground.run(**place)
+        setup.run(**place)
     assert caught.value.response["Error"]["Code"] == "InsufficientInstanceCapacity"
     # AWS answers 500: what retries by status repeats it.
     assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 500
-    assert ground.run()["Placement"]["AvailabilityZone"] == "us-east-1b"
-    assert ground.run(**SPOT)["Placement"]["AvailabilityZone"] == "us-east-1c"
+    assert setup.run()["Placement"]["AvailabilityZone"] == "us-east-1b"
+    assert setup.run(**SPOT)["Placement"]["AvailabilityZone"] == "us-east-1c"
 
 
-def test_a_limited_number_can_be_had(ground: Ground) -> None:
-    ground.rehearsal.change(capacity=(Capacity(type="g5.*", left=1),))
-    first = ground.run(InstanceType="g5.xlarge")
-    code = refused(ground.run, InstanceType="g5.2xlarge")
+def test_a_limited_number_can_be_had(setup: RehearsalSetup) -> None:
+    setup.rehearsal.change(capacity=(Capacity(type="g5.*", left=1),))
+    first = setup.run(InstanceType="g5.xlarge")
+    code = refused(setup.run, InstanceType="g5.2xlarge")
     assert code == "InsufficientInstanceCapacity"
-    ground.ec2.terminate_instances(InstanceIds=[first["InstanceId"]])
-    ground.rehearsal.wait(first["InstanceId"], "terminated")
-    ground.run(InstanceType="g5.2xlarge")
+    setup.ec2.terminate_instances(InstanceIds=[first["InstanceId"]])
+    setup.rehearsal.wait(first["InstanceId"], "terminated")
+    setup.run(InstanceType="g5.2xlarge")
 
 
-def test_a_zone_without_the_type(ground: Ground) -> None:
-    ground.rehearsal.change(types=("g4dn.xlarge",))
-    assert refused(ground.run, InstanceType="g5.xlarge") == "Unsupported"
-    assert refused(ground.run, InstanceType="g99.xlarge") == "InvalidParameterValue"
+def test_a_zone_without_the_type(setup: RehearsalSetup) -> None:
+    setup.rehearsal.change(types=("g4dn.xlarge",))
+    assert refused(setup.run, InstanceType="g5.xlarge") == "Unsupported"
+    assert refused(setup.run, InstanceType="g99.xlarge") == "InvalidParameterValue"
 
 
-def test_throttling_lets_a_burst_through(ground: Ground) -> None:
+def test_throttling_lets_a_burst_through(setup: RehearsalSetup) -> None:
     throttle = Throttle(action="DescribeInstances", rate=5.0, burst=2)
-    ground.rehearsal.change(throttle=(throttle,))
-    ground.ec2.describe_instances()
-    ground.ec2.describe_instances()
-    assert refused(ground.ec2.describe_instances) == "RequestLimitExceeded"
-    ground.ec2.describe_volumes()
+    setup.rehearsal.change(throttle=(throttle,))
+    setup.ec2.describe_instances()
+    setup.ec2.describe_instances()
+    assert refused(setup.ec2.describe_instances) == "RequestLimitExceeded"
+    setup.ec2.describe_volumes()
     time.sleep(0.25)
-    ground.ec2.describe_instances()
+    setup.ec2.describe_instances()
 
 
-def test_a_lost_reply_was_applied_and_a_dropped_call_was_not(ground: Ground) -> None:
+def test_a_lost_reply_was_applied_and_a_dropped_call_was_not(setup: RehearsalSetup) -> None:
     tag = [{"Name": "tag:which", "Values": ["lost"]}]
     tags = [{"ResourceType": "instance", "Tags": [{"Key": "which", "Value": "lost"}]}]
-    ground.rehearsal.change(dropped=(Loss(action="RunInstances"),))
+    setup.rehearsal.change(dropped=(Loss(action="RunInstances"),))
     with pytest.raises((ConnectionClosedError, HTTPClientError)):
-        ground.run(TagSpecifications=tags)
-    assert ground.ec2.describe_instances(Filters=tag)["Reservations"] == []
-    ground.rehearsal.change(dropped=(), lost=(Loss(action="RunInstances", skip=1),))
-    ground.run()
+        setup.run(TagSpecifications=tags)
+    assert setup.ec2.describe_instances(Filters=tag)["Reservations"] == []
+    setup.rehearsal.change(dropped=(), lost=(Loss(action="RunInstances", skip=1),))
+    setup.run()
     with pytest.raises((ConnectionClosedError, HTTPClientError)):
-        ground.run(ClientToken="lost", TagSpecifications=tags)
-    found = ground.ec2.describe_instances(Filters=tag)["Reservations"][0]["Instances"]
-    again = ground.run(ClientToken="lost", TagSpecifications=tags)
+        setup.run(ClientToken="lost", TagSpecifications=tags)
+    found = setup.ec2.describe_instances(Filters=tag)["Reservations"][0]["Instances"]
+    again = setup.run(ClientToken="lost", TagSpecifications=tags)
     assert [one["InstanceId"] for one in found] == [again["InstanceId"]]
 
 
-def test_a_lost_call_can_be_held_before_its_connection_closes(ground: Ground) -> None:
-    ground.rehearsal.change(lost=(Loss(action="DescribeVpcs", hold=0.3),))
+def test_a_lost_call_can_be_held_before_its_connection_closes(setup: RehearsalSetup) -> None:
+    setup.rehearsal.change(lost=(Loss(action="DescribeVpcs", hold=0.3),))
     began = time.monotonic()
     with pytest.raises((ConnectionClosedError, HTTPClientError)):
-        ground.ec2.describe_vpcs()
+        setup.ec2.describe_vpcs()
     assert 0.3 <= time.monotonic() - began < 60
-    assert ground.rehearsal.held_calls["DescribeVpcs"] == 1
+    assert setup.rehearsal.held_calls["DescribeVpcs"] == 1
 
 
-def test_what_an_instance_uses_stays(ground: Ground) -> None:
-    instance = ground.run()
-    (interface,) = ground.described(instance["InstanceId"])["NetworkInterfaces"]
+def test_what_an_instance_uses_stays(setup: RehearsalSetup) -> None:
+    instance = setup.run()
+    (interface,) = setup.described(instance["InstanceId"])["NetworkInterfaces"]
     mine = {"NetworkInterfaceId": interface["NetworkInterfaceId"]}
-    assert refused(ground.ec2.delete_network_interface, **mine) == "InvalidParameterValue"
-    assert refused(ground.ec2.delete_security_group, GroupId=ground.group) == "DependencyViolation"
-    ground.ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])
-    ground.rehearsal.wait(instance["InstanceId"], "terminated")
-    assert refused(ground.ec2.delete_network_interface, **mine).endswith("NotFound")
+    assert refused(setup.ec2.delete_network_interface, **mine) == "InvalidParameterValue"
+    assert refused(setup.ec2.delete_security_group, GroupId=setup.group) == "DependencyViolation"
+    setup.ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])
+    setup.rehearsal.wait(instance["InstanceId"], "terminated")
+    assert refused(setup.ec2.delete_network_interface, **mine).endswith("NotFound")
 
 
-def test_what_is_denied_and_what_a_dry_run_says(ground: Ground) -> None:
-    assert refused(ground.run, DryRun=True) == "DryRunOperation"
-    ground.rehearsal.change(denied=("ec2:Run*", "scheduler:*"))
-    assert refused(ground.run, DryRun=True) == "UnauthorizedOperation"
-    scheduler = client(ground.rehearsal, "scheduler")
+def test_what_is_denied_and_what_a_dry_run_says(setup: RehearsalSetup) -> None:
+    assert refused(setup.run, DryRun=True) == "DryRunOperation"
+    setup.rehearsal.change(denied=("ec2:Run*", "scheduler:*"))
+    assert refused(setup.run, DryRun=True) == "UnauthorizedOperation"
+    scheduler = client(setup.rehearsal, "scheduler")
     assert refused(scheduler.list_schedules) == "AccessDeniedException"
-    ground.ec2.describe_instances()
+    setup.ec2.describe_instances()
 
 
-def test_credentials_expire(ground: Ground) -> None:
-    ground.rehearsal.change(expired=True)
-    assert refused(ground.ec2.describe_instances) == "RequestExpired"
-    sts = client(ground.rehearsal, "sts")
+def test_credentials_expire(setup: RehearsalSetup) -> None:
+    setup.rehearsal.change(expired=True)
+    assert refused(setup.ec2.describe_instances) == "RequestExpired"
+    sts = client(setup.rehearsal, "sts")
     assert refused(sts.get_caller_identity) == "ExpiredToken"
 
 
-def test_quotas_count_vcpus_by_market(ground: Ground) -> None:
-    quotas = client(ground.rehearsal, "service-quotas")
-    ground.rehearsal.change(quotas=VcpuQuotas(p=0, spot_p=0))
-    code = refused(ground.run, InstanceType="p4d.24xlarge")
+def test_quotas_count_vcpus_by_market(setup: RehearsalSetup) -> None:
+    quotas = client(setup.rehearsal, "service-quotas")
+    setup.rehearsal.change(quotas=VcpuQuotas(p=0, spot_p=0))
+    code = refused(setup.run, InstanceType="p4d.24xlarge")
     assert code == "VcpuLimitExceeded"
-    code = refused(ground.run, InstanceType="p4d.24xlarge", **SPOT)
+    code = refused(setup.run, InstanceType="p4d.24xlarge", **SPOT)
     assert code == "MaxSpotInstanceCountExceeded"
     told = quotas.get_service_quota(ServiceCode="ec2", QuotaCode="L-417A185B")["Quota"]
     assert (told["Value"], told["Adjustable"]) == (0.0, True)
@@ -202,14 +202,14 @@ def test_quotas_count_vcpus_by_market(ground: Ground) -> None:
     assert refused(quotas.get_service_quota, **fields) == "NoSuchResourceException"
 
 
-def test_spot_prices_move_and_stay_what_they_were(ground: Ground) -> None:
+def test_spot_prices_move_and_stay_what_they_were(setup: RehearsalSetup) -> None:
     week_ago = datetime.now(UTC) - timedelta(days=7)
     asked = {
         "InstanceTypes": ["g4dn.xlarge"],
         "ProductDescriptions": ["Linux/UNIX"],
         "StartTime": week_ago,
     }
-    pages = ground.ec2.get_paginator("describe_spot_price_history").paginate(
+    pages = setup.ec2.get_paginator("describe_spot_price_history").paginate(
         **asked, PaginationConfig={"PageSize": 50}
     )
     entries = [entry for page in pages for entry in page["SpotPriceHistory"]]
@@ -219,23 +219,23 @@ def test_spot_prices_move_and_stay_what_they_were(ground: Ground) -> None:
     assert len(zones) > 3
     assert len(prices) > 20
     assert 0.08 * 0.526 <= min(prices) < max(prices) <= 0.526
-    again = ground.ec2.describe_spot_price_history(**asked)["SpotPriceHistory"]
+    again = setup.ec2.describe_spot_price_history(**asked)["SpotPriceHistory"]
     assert {(e["AvailabilityZone"], e["Timestamp"], e["SpotPrice"]) for e in again[:50]} <= {
         (e["AvailabilityZone"], e["Timestamp"], e["SpotPrice"]) for e in entries
     }
 
 
-def test_a_bid_below_the_price_is_refused(ground: Ground) -> None:
-    ground.rehearsal.change(spot=Spot(prices={"g4dn.xlarge": 0.3}))
+def test_a_bid_below_the_price_is_refused(setup: RehearsalSetup) -> None:
+    setup.rehearsal.change(spot=Spot(prices={"g4dn.xlarge": 0.3}))
     options = {"MarketType": "spot", "SpotOptions": {"MaxPrice": "0.20"}}
-    assert refused(ground.run, InstanceMarketOptions=options) == "SpotMaxPriceTooLow"
+    assert refused(setup.run, InstanceMarketOptions=options) == "SpotMaxPriceTooLow"
 
 
-def test_placement_scores(ground: Ground) -> None:
-    ground.rehearsal.change(spot=Spot(scores={"us-east-1a": 9}))
-    zones = ground.ec2.describe_availability_zones()["AvailabilityZones"]
+def test_placement_scores(setup: RehearsalSetup) -> None:
+    setup.rehearsal.change(spot=Spot(scores={"us-east-1a": 9}))
+    zones = setup.ec2.describe_availability_zones()["AvailabilityZones"]
     names = {zone["ZoneId"]: zone["ZoneName"] for zone in zones}
-    answer = ground.ec2.get_spot_placement_scores(
+    answer = setup.ec2.get_spot_placement_scores(
         InstanceTypes=["g4dn.xlarge"],
         TargetCapacity=1,
         SingleAvailabilityZone=True,
@@ -248,8 +248,8 @@ def test_placement_scores(ground: Ground) -> None:
     assert all(1 <= score <= 10 for score in scores.values())
 
 
-def test_the_price_list(ground: Ground) -> None:
-    pricing = client(ground.rehearsal, "pricing")
+def test_the_price_list(setup: RehearsalSetup) -> None:
+    pricing = client(setup.rehearsal, "pricing")
     fields = {"instanceType": "g4dn.xlarge", "regionCode": "us-west-2", "operatingSystem": "Linux"}
     filters = [{"Type": "TERM_MATCH", "Field": k, "Value": v} for k, v in fields.items()]
     pages = pricing.get_paginator("get_products").paginate(ServiceCode="AmazonEC2", Filters=filters)
@@ -260,56 +260,56 @@ def test_the_price_list(ground: Ground) -> None:
     assert float(dimension["pricePerUnit"]["USD"]) == 0.526
 
 
-def test_what_ends_with_an_instance(ground: Ground) -> None:
-    instance = ground.run()
+def test_what_ends_with_an_instance(setup: RehearsalSetup) -> None:
+    instance = setup.run()
     own = [{"Name": "attachment.instance-id", "Values": [instance["InstanceId"]]}]
-    volumes = ground.ec2.describe_volumes(Filters=own)["Volumes"]
+    volumes = setup.ec2.describe_volumes(Filters=own)["Volumes"]
     assert [volume["VolumeType"] for volume in volumes] == ["gp3"]
     nics = [nic["NetworkInterfaceId"] for nic in instance["NetworkInterfaces"]]
-    tagged = ground.ec2.describe_network_interfaces(NetworkInterfaceIds=nics)["NetworkInterfaces"]
+    tagged = setup.ec2.describe_network_interfaces(NetworkInterfaceIds=nics)["NetworkInterfaces"]
     assert tagged[0]["TagSet"] == [{"Key": "labctl", "Value": "1"}]
-    ground.ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])
-    ground.rehearsal.wait(instance["InstanceId"], "terminated")
-    code = refused(ground.ec2.describe_volumes, VolumeIds=[volumes[0]["VolumeId"]])
+    setup.ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])
+    setup.rehearsal.wait(instance["InstanceId"], "terminated")
+    code = refused(setup.ec2.describe_volumes, VolumeIds=[volumes[0]["VolumeId"]])
     assert code == "InvalidVolume.NotFound"
-    code = refused(ground.ec2.describe_network_interfaces, NetworkInterfaceIds=nics)
+    code = refused(setup.ec2.describe_network_interfaces, NetworkInterfaceIds=nics)
     assert code == "InvalidNetworkInterfaceID.NotFound"
 
 
-def test_a_kept_disk_outlives_its_instance(ground: Ground) -> None:
-    instance_id = ground.run()["InstanceId"]
-    ground.ec2.modify_instance_attribute(
+def test_a_kept_disk_outlives_its_instance(setup: RehearsalSetup) -> None:
+    instance_id = setup.run()["InstanceId"]
+    setup.ec2.modify_instance_attribute(
         InstanceId=instance_id,
         BlockDeviceMappings=[{"DeviceName": "/dev/sda1", "Ebs": {"DeleteOnTermination": False}}],
     )
-    volume = ground.described(instance_id)["BlockDeviceMappings"][0]["Ebs"]["VolumeId"]
-    ground.ec2.terminate_instances(InstanceIds=[instance_id])
-    ground.rehearsal.wait(instance_id, "terminated")
-    kept = ground.ec2.describe_volumes(VolumeIds=[volume])["Volumes"][0]
+    volume = setup.described(instance_id)["BlockDeviceMappings"][0]["Ebs"]["VolumeId"]
+    setup.ec2.terminate_instances(InstanceIds=[instance_id])
+    setup.rehearsal.wait(instance_id, "terminated")
+    kept = setup.ec2.describe_volumes(VolumeIds=[volume])["Volumes"][0]
     assert kept["State"] == "available"
-    ground.ec2.delete_volume(VolumeId=volume)
+    setup.ec2.delete_volume(VolumeId=volume)
 
 
-def test_a_disk_smaller_than_its_image_is_refused(ground: Ground) -> None:
+def test_a_disk_smaller_than_its_image_is_refused(setup: RehearsalSetup) -> None:
     disk = [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 20}}]
-    assert refused(ground.run, BlockDeviceMappings=disk) == "InvalidBlockDeviceMapping"
+    assert refused(setup.run, BlockDeviceMappings=disk) == "InvalidBlockDeviceMapping"
 
 
-def test_user_data_has_a_limit(ground: Ground) -> None:
-    assert refused(ground.run, UserData="x" * 16385) == "InvalidParameterValue"
+def test_user_data_has_a_limit(setup: RehearsalSetup) -> None:
+    assert refused(setup.run, UserData="x" * 16385) == "InvalidParameterValue"
 
 
 @pytest.mark.parametrize(
     ("field", "code"),
     [("ImageId", "InvalidAMIID.NotFound"), ("KeyName", "InvalidKeyPair.NotFound")],
 )
-def test_what_is_not_there(ground: Ground, field: str, code: str) -> None:
-    assert refused(ground.run, **{field: "ami-00000000000000000"}) == code
+def test_what_is_not_there(setup: RehearsalSetup, field: str, code: str) -> None:
+    assert refused(setup.run, **{field: "ami-00000000000000000"}) == code
 
 
-def test_a_schedule_fires_and_goes(ground: Ground) -> None:
-    instance_id = ground.run()["InstanceId"]
-    scheduler = client(ground.rehearsal, "scheduler")
+def test_a_schedule_fires_and_goes(setup: RehearsalSetup) -> None:
+    instance_id = setup.run()["InstanceId"]
+    scheduler = client(setup.rehearsal, "scheduler")
     schedule = {
         "Name": "labctl-end",
         "ScheduleExpressionTimezone": "UTC",
@@ -324,57 +324,57 @@ def test_a_schedule_fires_and_goes(ground: Ground) -> None:
     scheduler.create_schedule(**schedule, ScheduleExpression="at(2099-01-01T00:00:00)")
     due = (datetime.now(UTC) + timedelta(seconds=2)).strftime("%Y-%m-%dT%H:%M:%S")
     scheduler.update_schedule(**schedule, ScheduleExpression=f"at({due})")
-    assert ground.rehearsal.instances[instance_id] != "terminated"
-    ground.rehearsal.wait(instance_id, "terminated")
+    assert setup.rehearsal.instances[instance_id] != "terminated"
+    setup.rehearsal.wait(instance_id, "terminated")
     assert scheduler.list_schedules()["Schedules"] == []
 
 
-def test_spot_instances_are_taken_back(ground: Ground) -> None:
-    ground.rehearsal.change(spot=Spot(reclaims=(SpotReclaim(after=0.2, notice=0.0, count=1),)))
-    taken, other = ground.run(**SPOT), ground.run(**SPOT)
-    ground.rehearsal.wait(taken["InstanceId"], "terminated")
-    reason = ground.described(taken["InstanceId"])["StateReason"]
+def test_spot_instances_are_taken_back(setup: RehearsalSetup) -> None:
+    setup.rehearsal.change(spot=Spot(reclaims=(SpotReclaim(after=0.2, notice=0.0, count=1),)))
+    taken, other = setup.run(**SPOT), setup.run(**SPOT)
+    setup.rehearsal.wait(taken["InstanceId"], "terminated")
+    reason = setup.described(taken["InstanceId"])["StateReason"]
     assert reason["Code"] == "Server.SpotInstanceTermination"
-    assert ground.described(other["InstanceId"])["State"]["Name"] == "running"
+    assert setup.described(other["InstanceId"])["State"]["Name"] == "running"
     assert (
-        refused(ground.ec2.stop_instances, InstanceIds=[other["InstanceId"]])
+        refused(setup.ec2.stop_instances, InstanceIds=[other["InstanceId"]])
         == "UnsupportedOperation"
     )
 
 
-def test_stop_and_start(ground: Ground) -> None:
-    instance_id = ground.run()["InstanceId"]
-    ground.rehearsal.wait(instance_id, "running")
-    ground.ec2.stop_instances(InstanceIds=[instance_id])
-    ground.rehearsal.wait(instance_id, "stopped")
-    assert "PublicIpAddress" not in ground.described(instance_id)
-    ground.ec2.start_instances(InstanceIds=[instance_id])
-    ground.rehearsal.wait(instance_id, "running")
+def test_stop_and_start(setup: RehearsalSetup) -> None:
+    instance_id = setup.run()["InstanceId"]
+    setup.rehearsal.wait(instance_id, "running")
+    setup.ec2.stop_instances(InstanceIds=[instance_id])
+    setup.rehearsal.wait(instance_id, "stopped")
+    assert "PublicIpAddress" not in setup.described(instance_id)
+    setup.ec2.start_instances(InstanceIds=[instance_id])
+    setup.rehearsal.wait(instance_id, "running")
 
 
-def test_regions_are_those_of_the_scenario(ground: Ground) -> None:
-    told = ground.ec2.describe_regions(AllRegions=True)["Regions"]
+def test_regions_are_those_of_the_scenario(setup: RehearsalSetup) -> None:
+    told = setup.ec2.describe_regions(AllRegions=True)["Regions"]
     assert {region["RegionName"] for region in told} == {"us-east-1", "us-west-2"}
-    instance_id = ground.run()["InstanceId"]
-    west = client(ground.rehearsal, region="us-west-2")
+    instance_id = setup.run()["InstanceId"]
+    west = client(setup.rehearsal, region="us-west-2")
     code = refused(west.describe_instances, InstanceIds=[instance_id])
     assert code == "InvalidInstanceID.NotFound"
-    paris = client(ground.rehearsal, region="eu-west-3")
+    paris = client(setup.rehearsal, region="eu-west-3")
     assert refused(paris.describe_instances) == "OptInRequired"
 
 
-def test_the_callers_address_and_the_count_of_calls(ground: Ground) -> None:
-    with urllib.request.urlopen(f"{ground.rehearsal.url}/checkip") as answer:
+def test_the_callers_address_and_the_count_of_calls(setup: RehearsalSetup) -> None:
+    with urllib.request.urlopen(f"{setup.rehearsal.url}/checkip") as answer:
         assert answer.read() == b"127.0.0.1\n"
-    before = ground.rehearsal.calls.get("DescribeKeyPairs", 0)
-    ground.ec2.describe_key_pairs()
-    assert ground.rehearsal.calls["DescribeKeyPairs"] == before + 1
+    before = setup.rehearsal.calls.get("DescribeKeyPairs", 0)
+    setup.ec2.describe_key_pairs()
+    assert setup.rehearsal.calls["DescribeKeyPairs"] == before + 1
 
 
-def test_control_from_another_process_needs_its_header(ground: Ground) -> None:
-    instance_id = ground.run(**SPOT)["InstanceId"]
+def test_control_from_another_process_needs_its_header(setup: RehearsalSetup) -> None:
+    instance_id = setup.run(**SPOT)["InstanceId"]
     said = json.dumps({"instance": instance_id, "notice_s": 0}).encode()
-    url = f"{ground.rehearsal.url}/rehearsal/reclaim"
+    url = f"{setup.rehearsal.url}/rehearsal/reclaim"
     with pytest.raises(HTTPError) as caught:
         urllib.request.urlopen(url, data=said)
     caught.value.close()
@@ -382,11 +382,11 @@ def test_control_from_another_process_needs_its_header(ground: Ground) -> None:
     request = urllib.request.Request(url, data=said, headers={"X-Labctl-Rehearsal": "1"})
     with urllib.request.urlopen(request) as answer:
         assert instance_id in json.load(answer)["instances"]
-    ground.rehearsal.wait(instance_id, "terminated")
+    setup.rehearsal.wait(instance_id, "terminated")
 
 
-def test_two_rehearsals_know_nothing_of_each_other(ground: Ground) -> None:
-    ground.run()
+def test_two_rehearsals_know_nothing_of_each_other(setup: RehearsalSetup) -> None:
+    setup.run()
     with Rehearsal(Scenario(boot="none", regions=("eu-central-1",))) as other:
         ec2 = client(other, region="eu-central-1")
         assert ec2.describe_instances()["Reservations"] == []

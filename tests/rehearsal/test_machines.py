@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from rehearsal_bed import Ground, Machine, wait_for
+from rehearsal_bed import Machine, RehearsalSetup, wait_for
 
 from labctl.providers.local import engine
 from labctl.rehearsal import Building, Rehearsal, Scenario
@@ -17,7 +17,7 @@ SPOT = {"InstanceMarketOptions": {"MarketType": "spot"}}
 
 
 @pytest.fixture(scope="module")
-def machine(real: Ground) -> Machine:
+def machine(real: RehearsalSetup) -> Machine:
     """One spot instance that the tests of this module share."""
     return real.running(**SPOT)
 
@@ -39,7 +39,7 @@ def test_cloud_init_finishes(machine: Machine) -> None:
 
 def test_the_console_is_what_the_machine_printed(machine: Machine) -> None:
     def text() -> str:
-        return str(machine.ground.ec2.get_console_output(InstanceId=machine.id).get("Output", ""))
+        return str(machine.setup.ec2.get_console_output(InstanceId=machine.id).get("Output", ""))
 
     wait_for(lambda: "Cloud-init v." in text())
 
@@ -57,19 +57,19 @@ def test_metadata_needs_a_token_and_knows_the_instance(machine: Machine) -> None
 
 
 def test_the_api_is_at_the_same_address_inside(machine: Machine) -> None:
-    said = machine.ssh(f"curl -s {machine.ground.rehearsal.url}/checkip")
-    assert said.stdout.strip() == machine.ground.rehearsal.caller
+    said = machine.ssh(f"curl -s {machine.setup.rehearsal.url}/checkip")
+    assert said.stdout.strip() == machine.setup.rehearsal.caller
     control = "curl -s -o /dev/null -w '%{http_code}' -H 'X-Labctl-Rehearsal: 1' -d '{}'"
-    said = machine.ssh(f"{control} {machine.ground.rehearsal.url}/rehearsal/state")
+    said = machine.ssh(f"{control} {machine.setup.rehearsal.url}/rehearsal/state")
     assert said.stdout == "404", "a machine controls nothing"
 
 
 def test_only_what_the_group_allows_gets_in(machine: Machine) -> None:
-    ground = machine.ground
+    setup = machine.setup
     assert machine.opens()
-    ground.ec2.revoke_security_group_ingress(**ground.ssh_rule)
+    setup.ec2.revoke_security_group_ingress(**setup.ssh_rule)
     assert not machine.opens()
-    ground.ec2.authorize_security_group_ingress(**ground.ssh_rule)
+    setup.ec2.authorize_security_group_ingress(**setup.ssh_rule)
     assert machine.opens()
 
 
@@ -84,15 +84,15 @@ def test_a_reboot_keeps_address_and_disk(machine: Machine) -> None:
 
 def test_a_reclaim_is_announced_to_the_machine(machine: Machine) -> None:
     assert machine.metadata("meta-data/spot/instance-action") == ""
-    machine.ground.rehearsal.reclaim(machine.id, notice_s=1.5, rebalance_s=0.3)
+    machine.setup.rehearsal.reclaim(machine.id, notice_s=1.5, rebalance_s=0.3)
     wait_for(lambda: machine.metadata("meta-data/events/recommendations/rebalance"))
     action = json.loads(wait_for(lambda: machine.metadata("meta-data/spot/instance-action")))
     assert action["action"] == "terminate"
-    machine.ground.rehearsal.wait(machine.id, "terminated")
-    assert _containers(machine.ground.rehearsal, machine.id) == []
+    machine.setup.rehearsal.wait(machine.id, "terminated")
+    assert _containers(machine.setup.rehearsal, machine.id) == []
 
 
-def test_power_off_inside_ends_the_instance_and_a_kept_disk_stays(real: Ground) -> None:
+def test_power_off_inside_ends_the_instance_and_a_kept_disk_stays(real: RehearsalSetup) -> None:
     first = real.running()
     first.ssh("echo precious > result")
     real.ec2.modify_instance_attribute(
@@ -122,7 +122,7 @@ def test_power_off_inside_ends_the_instance_and_a_kept_disk_stays(real: Ground) 
     assert _containers(real.rehearsal) == []
 
 
-def test_an_instance_that_ends_while_it_boots_leaves_nothing(real: Ground) -> None:
+def test_an_instance_that_ends_while_it_boots_leaves_nothing(real: RehearsalSetup) -> None:
     ids = [real.run()["InstanceId"] for _ in range(2)]
     real.ec2.terminate_instances(InstanceIds=ids)
     for instance_id in ids:
@@ -132,11 +132,11 @@ def test_an_instance_that_ends_while_it_boots_leaves_nothing(real: Ground) -> No
 
 def test_machines_that_only_accept_ssh(images: Building, tmp_path: Path) -> None:
     with Rehearsal(Scenario(boot="sshd"), images) as rehearsal:
-        ground = Ground(rehearsal, tmp_path)
-        machines = [ground.run()["InstanceId"] for _ in range(3)]
+        setup = RehearsalSetup(rehearsal, tmp_path)
+        machines = [setup.run()["InstanceId"] for _ in range(3)]
         for instance_id in machines:
             rehearsal.wait(instance_id, "running")
-            one = Machine(ground, instance_id)
+            one = Machine(setup, instance_id)
             one.wait_for_login()
             assert one.ssh("hostname").stdout == "labctl-digits\n"
         assert len(_containers(rehearsal)) == 3

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from rehearsal_bed import Ground
+from rehearsal_bed import RehearsalSetup
 
 from labctl.cli.rehearsal import RehearsalReclaim
 from labctl.rehearsal import Rehearsal, Scenario
@@ -31,7 +31,7 @@ SPOT = {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": "one-time"}}
 @pytest.mark.parametrize("notice_s", [0.3, 0])
 def test_a_spot_instance_is_taken_as_aws_takes_it(tmp_path: Path, notice_s: float) -> None:
     with Rehearsal(Scenario(boot="none")) as rehearsal:
-        instance = Ground(rehearsal, tmp_path).run(InstanceMarketOptions=SPOT)["InstanceId"]
+        instance = RehearsalSetup(rehearsal, tmp_path).run(InstanceMarketOptions=SPOT)["InstanceId"]
         rehearsal.wait(instance, "running")
         provider = Noting()
         assert RehearsalReclaim(rehearsal.url, provider).reclaim(f"{instance}.us-east-1", notice_s)
@@ -41,7 +41,7 @@ def test_a_spot_instance_is_taken_as_aws_takes_it(tmp_path: Path, notice_s: floa
 
 def test_another_instance_is_its_provider_s(tmp_path: Path) -> None:
     with Rehearsal(Scenario(boot="none")) as rehearsal:
-        instance = Ground(rehearsal, tmp_path).run()["InstanceId"]
+        instance = RehearsalSetup(rehearsal, tmp_path).run()["InstanceId"]
         rehearsal.wait(instance, "running")
         provider = Noting()
         taker = RehearsalReclaim(rehearsal.url, provider)

@@ -20,7 +20,7 @@ ROLE = "arn:aws:iam::123456789012:role/labctl-deadline"
 NEED = Need(gpu=GpuNeed(kind="any", count=1), ttl_s=3600)
 
 
-def surroundings(directory: Path, owner: str = "ada") -> ProviderContext:
+def context(directory: Path, owner: str = "ada") -> ProviderContext:
     def unexpected(*_: Any) -> Any:
         raise AssertionError("the AWS provider needs no connection")
 
@@ -36,7 +36,7 @@ def surroundings(directory: Path, owner: str = "ada") -> ProviderContext:
 
 def provider(directory: Path, settings: AwsSettings | None = None) -> AwsProvider:
     chosen = settings or AwsSettings(ssh_from=("192.0.2.0/24",), scheduler_role=ROLE)
-    return AwsProvider(chosen, surroundings(directory))
+    return AwsProvider(chosen, context(directory))
 
 
 def an_offer(*, spot: bool = False, zone: str = ZONE) -> Offer:

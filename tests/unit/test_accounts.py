@@ -62,7 +62,7 @@ class TwoAccounts:
     def server(self) -> Server:
         """A server of the profile `work`, made by the very calls of `labctl up`."""
         lab = self.lab("work")
-        return attempts.create_server(lab.ground, lab.config.server.need)
+        return attempts.create_server(lab.context, lab.config.server.need)
 
     def labctl(self, *words: str) -> Answer:
         self.monkeypatch.setattr(sys, "argv", ["labctl", *words])
@@ -73,7 +73,7 @@ class TwoAccounts:
         return Answer(code, said.out, said.err)
 
     def recorded(self) -> list[Server]:
-        return self.lab("work").ground.state.list_servers()
+        return self.lab("work").context.state.list_servers()
 
     def instances(self) -> list[str]:
         found = get_backend("ec2")[WORK][REGION].all_instances()
@@ -159,45 +159,45 @@ def test_an_interrupted_up_waits_for_its_own_account(
     lab = two.lab("work")
     request = CreateRequest(
         lab="digits",
-        lab_id=lab.ground.lab_id,
+        lab_id=lab.context.lab_id,
         token="0123456789abcdef",
         public_key="ssh-ed25519 AAAA",
         identity="",
         need=lab.config.server.need,
     )
-    [offer, *_] = lab.ground.provider.offers(lab.config.server.need)
-    lab.ground.state.begin_attempt(request.token, request, offer, WORK)
+    [offer, *_] = lab.context.provider.offers(lab.config.server.need)
+    lab.context.state.begin_attempt(request.token, request, offer, WORK)
     two.use("other")
     answer = two.labctl(word, "--yes")
     assert answer.code == code
     assert f"account {WORK}" in answer.err
-    assert [one.account for one in lab.ground.state.list_open_attempts()] == [WORK]
+    assert [one.account for one in lab.context.state.list_open_attempts()] == [WORK]
 
 
 def test_a_server_that_ended_is_gone_in_its_own_account(two: TwoAccounts) -> None:
     server = two.server()
-    two.lab("work").ground.provider.terminate(server.id)
-    assert adopt(two.lab("work").ground) is None
+    two.lab("work").context.provider.terminate(server.id)
+    assert adopt(two.lab("work").context) is None
     assert two.recorded() == []
 
 
 def test_an_absent_server_is_gone_only_after_the_settling_time(two: TwoAccounts) -> None:
     server = two.server()
-    ground = two.lab("work").ground
+    context = two.lab("work").context
     young = msgspec.structs.replace(server, id=f"i-0123456789abcdef0.{REGION}")
     young = msgspec.structs.replace(young, created_at=time.time() + 60.0)
-    assert not accounts.is_gone(ground, young)
-    assert accounts.is_gone(ground, msgspec.structs.replace(young, state="ending"))
-    assert accounts.is_gone(ground, msgspec.structs.replace(young, created_at=1.0))
+    assert not accounts.is_gone(context, young)
+    assert accounts.is_gone(context, msgspec.structs.replace(young, state="ending"))
+    assert accounts.is_gone(context, msgspec.structs.replace(young, created_at=1.0))
     with pytest.raises(PolicyError):
-        accounts.is_gone(two.lab("other").ground, msgspec.structs.replace(young, created_at=1.0))
+        accounts.is_gone(two.lab("other").context, msgspec.structs.replace(young, created_at=1.0))
 
 
 @pytest.fixture
 def old_record(two: TwoAccounts) -> Server:
     """As an earlier labctl wrote it: without its account."""
     server = msgspec.structs.replace(two.server(), account="", created_at=1.0)
-    two.lab("work").ground.state.save_server(server)
+    two.lab("work").context.state.save_server(server)
     return server
 
 
@@ -213,14 +213,14 @@ def test_an_old_record_stays_where_it_is_not_shown(two: TwoAccounts, old_record:
 def test_an_old_record_gets_its_account_at_the_first_look(
     two: TwoAccounts, old_record: Server
 ) -> None:
-    adopted = adopt(two.lab("work").ground)
+    adopted = adopt(two.lab("work").context)
     assert adopted is not None
     assert [one.account for one in two.recorded()] == [WORK]
 
 
 def test_an_old_record_goes_once_its_end_is_shown(two: TwoAccounts, old_record: Server) -> None:
-    two.lab("work").ground.provider.terminate(old_record.id)
-    assert adopt(two.lab("work").ground) is None
+    two.lab("work").context.provider.terminate(old_record.id)
+    assert adopt(two.lab("work").context) is None
     assert two.recorded() == []
 
 
@@ -244,20 +244,20 @@ def test_a_kept_disk_of_another_account_stays_on_record(two: TwoAccounts) -> Non
     from labctl.state.disks import list_kept_disks
 
     server = two.server()
-    ground = two.lab("work").ground
-    [disk] = ground.provider.keep_disk(server.id, time.time() + 86_400.0)  # type: ignore[attr-defined]
+    context = two.lab("work").context
+    [disk] = context.provider.keep_disk(server.id, time.time() + 86_400.0)  # type: ignore[attr-defined]
     assert disk.account == WORK
-    ground.provider.terminate(server.id)
-    shown = [one for one in ground.provider.leftovers() if one.expires_at]
+    context.provider.terminate(server.id)
+    shown = [one for one in context.provider.leftovers() if one.expires_at]
     assert [one.account for one in shown] == [WORK]
-    record_shown(ground, shown, None)
+    record_shown(context, shown, None)
     everywhere = Lab.load(two.home / "lab" / "lab.yaml", everywhere=True)
     for profile, left in (("other", 1), ("work", 0)):
         two.use(profile)
         everywhere = Lab.load(two.home / "lab" / "lab.yaml", everywhere=True)
         none: list[Resource] = []
-        record_shown(everywhere.ground, none, None)
-        assert len(list_kept_disks(ground.state)) == left
+        record_shown(everywhere.context, none, None)
+        assert len(list_kept_disks(context.state)) == left
 
 
 def test_the_account_is_asked_once_for_each_set_of_credentials(
@@ -265,7 +265,7 @@ def test_the_account_is_asked_once_for_each_set_of_credentials(
 ) -> None:
     asked: Callable[[], int] = lambda: cloud.seen["GetCallerIdentity"]  # noqa: E731
     for profile, account in (("work", WORK), ("work", WORK), ("other", OTHER)):
-        assert two.lab(profile).ground.provider.get_account().id == account
+        assert two.lab(profile).context.provider.get_account().id == account
     assert asked() == 2
 
 
@@ -294,10 +294,10 @@ def use_another_region(two: TwoAccounts) -> None:
 def test_an_interrupted_up_is_looked_for_in_its_own_region(two: TwoAccounts, age_s: float) -> None:
     """Killed between AWS's answer and the record of it; the region is changed; then `down`."""
     lab = two.lab("work")
-    state, server = lab.ground.state, two.server()
-    [made] = state.list_events(lab_id=lab.ground.lab_id, kind="attempt", limit=1)
+    state, server = lab.context.state, two.server()
+    [made] = state.list_events(lab_id=lab.context.lab_id, kind="attempt", limit=1)
     state.drop_server(server.id)
-    connection = sqlite3.connect(lab.ground.paths.database)
+    connection = sqlite3.connect(lab.context.paths.database)
     with connection:
         connection.execute(
             "UPDATE attempts SET outcome = '', created_at = ? WHERE token = ?",
@@ -316,11 +316,11 @@ def test_an_expired_disk_goes_though_its_region_is_not_asked_any_more(two: TwoAc
     from labctl.state.disks import list_kept_disks
 
     server = two.server()
-    ground = two.lab("work").ground
-    ground.provider.keep_disk(server.id, time.time() - 60.0)  # type: ignore[attr-defined]
-    ground.provider.terminate(server.id)
-    record_shown(ground, ground.provider.leftovers(), None)
-    assert len(list_kept_disks(ground.state)) == 1
+    context = two.lab("work").context
+    context.provider.keep_disk(server.id, time.time() - 60.0)  # type: ignore[attr-defined]
+    context.provider.terminate(server.id)
+    record_shown(context, context.provider.leftovers(), None)
+    assert len(list_kept_disks(context.state)) == 1
     use_another_region(two)
     assert "removed the kept disk" in two.labctl("status", "--refresh").err
-    assert list_kept_disks(ground.state) == []
+    assert list_kept_disks(context.state) == []

@@ -12,7 +12,7 @@ import boto3
 import msgspec
 import pytest
 from aws_cloud import REGION, Cloud
-from aws_provider import a_request, a_server, an_offer, provider, surroundings, with_market
+from aws_provider import a_request, a_server, an_offer, context, provider, with_market
 
 from labctl.errors import ConnectError
 from labctl.model import Server
@@ -96,7 +96,7 @@ def test_other_people_of_the_lab_keep_their_way_in(
 ) -> None:
     server = a_server(aws, tmp_path)
     mirror.answer = "198.51.100.9"
-    bob = AwsProvider(aws.settings, surroundings(tmp_path, "bob"))
+    bob = AwsProvider(aws.settings, context(tmp_path, "bob"))
     assert bob.admit(server.id) == "198.51.100.9/32"
     assert rules(server) == {"203.0.113.7/32": "labctl ada", "198.51.100.9/32": "labctl bob"}
 

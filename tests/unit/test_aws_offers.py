@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from aws_cloud import REGION, Cloud
-from aws_provider import NEED, provider, surroundings, with_market
+from aws_provider import NEED, context, provider, with_market
 
 from labctl.errors import CredentialsError, DeniedError, NoOfferError
 from labctl.model import GpuNeed, Need
@@ -170,7 +170,7 @@ def test_profile_that_is_not_there_is_told(cloud: Cloud, tmp_path: Path) -> None
 
 def test_no_cache_at_all_asks_each_time(cloud: Cloud, tmp_path: Path) -> None:
     with_market(cloud)
-    around = msgspec.structs.replace(surroundings(tmp_path), cache_dir=None)
+    around = msgspec.structs.replace(context(tmp_path), cache_dir=None)
     assert AwsProvider(AwsSettings(), around).offers(NEED)
 
 

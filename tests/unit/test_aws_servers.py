@@ -223,7 +223,7 @@ def test_region_without_a_default_network_is_told_with_the_command_that_makes_on
     assert f"aws ec2 create-default-vpc --region {REGION}" in no_network.value.hint
 
 
-def test_thirty_servers_need_their_surroundings_asked_for_once(
+def test_thirty_servers_need_their_context_asked_for_once(
     aws: AwsProvider, cloud: Cloud, tmp_path: Path
 ) -> None:
     request = a_request(aws, tmp_path)
@@ -335,6 +335,6 @@ def test_everywhere_asks_every_region(cloud: Cloud, tmp_path: Path) -> None:
     server = a_server(aws, tmp_path)
     assert server.id.endswith(REGION)
     assert aws.servers() == []
-    around = msgspec.structs.replace(aws.surroundings, everywhere=True)
+    around = msgspec.structs.replace(aws.context, everywhere=True)
     everywhere = AwsProvider(aws.settings, around)
     assert [found.id for found in everywhere.servers()] == [server.id]

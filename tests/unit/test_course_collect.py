@@ -271,11 +271,11 @@ GRADER = "grading: {server: {provider: static, static: {hosts: [g]}}, image: 'x:
 def test_a_grading_server_is_told_no_names_and_does_not_live_for_ever(
     folder: CourseFolder,
 ) -> None:
-    ground = build_grading_context(staff_of(folder, GRADER))
-    assert ground.config.server.need.ttl_s == 12 * 3600
-    assert ground.config.image.reference == "x:1"
-    assert (ground.config.data, ground.config.store, ground.config.secrets) == ({}, "", ())
-    assert ground.config.root.is_relative_to(folder.private)
+    context = build_grading_context(staff_of(folder, GRADER))
+    assert context.config.server.need.ttl_s == 12 * 3600
+    assert context.config.image.reference == "x:1"
+    assert (context.config.data, context.config.store, context.config.secrets) == ({}, "", ())
+    assert context.config.root.is_relative_to(folder.private)
 
 
 class Answering:

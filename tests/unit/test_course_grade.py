@@ -61,7 +61,7 @@ class Server:
         return ""
 
     @property
-    def ground(self) -> Any:
+    def context(self) -> Any:
         from types import SimpleNamespace
 
         limits = SimpleNamespace(memory_bytes=0, cpus=0.0, shm_bytes=10**10)

@@ -67,7 +67,7 @@ class Graders:
         return ""
 
     @property
-    def ground(self) -> Any:
+    def context(self) -> Any:
         limits = SimpleNamespace(memory_bytes=0, cpus=0.0, shm_bytes=10**10)
         return SimpleNamespace(config=SimpleNamespace(limits=limits))
 

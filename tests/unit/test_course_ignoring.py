@@ -18,7 +18,7 @@ from labctl.errors import LabError
 from labctl.events import SilentReporter
 
 sys.path.append(str(Path(__file__).parents[1] / "flow"))
-from course_keeper_ground import course_folder
+from course_keeper_context import course_folder
 
 pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="there is no git on this machine")
 TEMPLATES = Path(__file__).parents[2] / "templates"

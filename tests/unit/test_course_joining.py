@@ -29,7 +29,7 @@ from labctl.submissions.receipt import make_signing_key
 from labctl.submissions.receiver import check_name
 
 sys.path.append(str(Path(__file__).parents[1] / "flow"))
-from course_keeper_ground import KEY, course_folder
+from course_keeper_context import KEY, course_folder
 
 HOST_KEY = "ssh-ed25519 " + "A" * 68
 OTHER_KEY = KEY[:-4] + "BBBB"

@@ -27,7 +27,7 @@ from labctl.providers import ProviderContext
 from labctl.providers.course import CourseProvider, CourseSettings
 
 sys.path.append(str(Path(__file__).parents[1] / "flow"))
-from course_keeper_ground import course_folder
+from course_keeper_context import course_folder
 
 BERLIN = ZoneInfo("Europe/Berlin")
 HOURS = (ClassHours(days=("mon", "wed"), begins=10 * 3600, ends=12 * 3600, zone="Europe/Berlin"),)

@@ -76,7 +76,7 @@ def read(tmp_path: Path, there: There) -> Callable[[], LogReader]:
     (tmp_path / "lab.yaml").write_text("lab: digits\nserver: {provider: local}\n")
     places = find_paths({"HOME": str(tmp_path)})
     state = State(places.database, network=False)
-    ground = LabContext(load_lab(tmp_path), RUN.lab_id, places, state, SilentReporter())
+    context = LabContext(load_lab(tmp_path), RUN.lab_id, places, state, SilentReporter())
     server = Server(
         id="srv",
         provider="local",
@@ -89,8 +89,8 @@ def read(tmp_path: Path, there: There) -> Callable[[], LogReader]:
         state="running",
     )
     state.save_server(server)
-    ground.__dict__["connections"] = Wire(tmp_path / "ssh", there)
-    return lambda: LogReader(ground, server, RUN, 3, 1000)
+    context.__dict__["connections"] = Wire(tmp_path / "ssh", there)
+    return lambda: LogReader(context, server, RUN, 3, 1000)
 
 
 def taken(reading: LogReader) -> bytes:

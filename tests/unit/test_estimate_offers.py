@@ -48,7 +48,7 @@ def on_aws(cloud: Cloud, home: Path) -> Lab:
 
 def test_each_offer_has_its_hours_and_dollars_the_cheapest_that_fits_first(on_aws: Lab) -> None:
     amount = Workload(tokens=GB)
-    found = estimate(on_aws.ground, BERT, amount)
+    found = estimate(on_aws.context, BERT, amount)
     assert {"g4dn.xlarge", "g5.xlarge"} <= {cost.type for cost in found.costs if not cost.spot}
     for cost in [one for one in found.costs if find_card(one.gpu, one.gpu_memory_bytes)]:
         assert cost.hours
@@ -66,16 +66,16 @@ def test_each_offer_has_its_hours_and_dollars_the_cheapest_that_fits_first(on_aw
 def test_the_second_estimate_is_answered_from_the_cache_of_offers(
     on_aws: Lab, cloud: Cloud
 ) -> None:
-    offers = on_aws.ground.provider.offers(on_aws.config.server.need)
+    offers = on_aws.context.provider.offers(on_aws.config.server.need)
     assert offers
     asked = cloud.seen.total()
-    estimate(on_aws.ground, BERT, Workload())
+    estimate(on_aws.context, BERT, Workload())
     assert cloud.seen.total() == asked
 
 
 def test_what_no_offer_holds_is_told_with_what_to_change(on_aws: Lab) -> None:
     named = lab(on_aws.config.root, provider="aws", gpu="T4")
-    found = estimate(named.ground, replace(BERT, params=2 * GB), Workload())
+    found = estimate(named.context, replace(BERT, params=2 * GB), Workload())
     assert found.costs
     assert not any(cost.fits for cost in found.costs)
     assert found.cheapest is None
@@ -84,7 +84,7 @@ def test_what_no_offer_holds_is_told_with_what_to_change(on_aws: Lab) -> None:
 
 
 def test_no_gpu_needed_asks_for_machines_without_one(on_aws: Lab) -> None:
-    found = estimate(on_aws.ground, SMALL, Workload(tokens=100_000))
+    found = estimate(on_aws.context, SMALL, Workload(tokens=100_000))
     assert not found.gpu.needed
     assert {cost.gpu_count for cost in found.costs} == {0}
     assert found.cheapest is not None
@@ -95,7 +95,7 @@ def test_no_gpu_needed_asks_for_machines_without_one(on_aws: Lab) -> None:
 def test_a_month_of_requests_on_each_offer(on_aws: Lab) -> None:
     plan = ModelPlan(params=6 * GB, precision="fp16")
     amount = Workload(requests_per_day=10_000, seconds_per_request=7)
-    found = estimate(on_aws.ground, plan, amount)
+    found = estimate(on_aws.context, plan, amount)
     cost = found.costs[0]
     assert cost.usd == pytest.approx(19.444 * 30 * cost.price_usd_per_hour, rel=1e-3)
     assert cost.always_on_usd == pytest.approx(24 * 30 * cost.price_usd_per_hour)
@@ -107,14 +107,14 @@ def test_a_lab_that_names_its_gpu_is_asked_for_that(cloud: Cloud, home: Path) ->
     from aws_provider import with_market
 
     with_market(cloud)
-    found = estimate(lab(home, provider="aws", gpu="T4").ground, BERT, Workload())
+    found = estimate(lab(home, provider="aws", gpu="T4").context, BERT, Workload())
     assert {cost.gpu for cost in found.costs} == {"T4"}
 
 
 def test_several_gpus_take_several_servers(on_aws: Lab) -> None:
     plan = replace(BERT, data_parallel=4)
     named = lab(on_aws.config.root, provider="aws", gpu="T4")
-    found = estimate(named.ground, plan, Workload(tokens=GB))
+    found = estimate(named.context, plan, Workload(tokens=GB))
     for cost in found.costs:
         assert cost.servers == -(-4 // cost.gpu_count)
     cost = next(cost for cost in found.costs if cost.gpu_count == 1 and not cost.spot)
@@ -123,7 +123,7 @@ def test_several_gpus_take_several_servers(on_aws: Lab) -> None:
 
 
 def test_a_provider_without_such_a_gpu_is_no_failure(home: Path) -> None:
-    found = estimate(lab(home).ground, BERT, Workload(tokens=GB))
+    found = estimate(lab(home).context, BERT, Workload(tokens=GB))
     assert found.costs == ()
     assert "local has no GPU" in found.details.costs_note
     assert "--price" in found.details.costs_note
@@ -138,21 +138,21 @@ def test_a_provider_without_credentials_is_no_failure(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    found = estimate(lab(home, provider="aws").ground, BERT, Workload())
+    found = estimate(lab(home, provider="aws").context, BERT, Workload())
     assert found.costs == ()
     assert "credentials" in found.details.costs_note
 
 
 def test_a_stated_price_asks_nobody(home: Path) -> None:
     amount = Workload(tokens=512_000_000, per_second=3000, price_usd_per_hour=15)
-    found = estimate(lab(home, provider="aws").ground, replace(SMALL, params=8 * GB), amount)
+    found = estimate(lab(home, provider="aws").context, replace(SMALL, params=8 * GB), amount)
     assert [cost.usd for cost in found.costs] == [pytest.approx(711, abs=1)]
     assert found.cheapest is None
     assert found.details.costs_note == ""
 
 
 def test_a_local_container_costs_nothing_where_no_gpu_is_needed(home: Path) -> None:
-    found = estimate(lab(home).ground, ModelPlan(kind="trees", rows=1000, columns=10), Workload())
+    found = estimate(lab(home).context, ModelPlan(kind="trees", rows=1000, columns=10), Workload())
     assert found.cheapest is not None
     assert found.cheapest.price_usd_per_hour == 0
 
@@ -174,5 +174,5 @@ CODE = ModelMeasurement(
 )
 def test_amounts_that_do_not_belong_are_refused(home: Path, plan: ModelPlan, amount: Any) -> None:
     with pytest.raises(UsageError) as raised:
-        estimate(lab(home).ground, plan, amount)
+        estimate(lab(home).context, plan, amount)
     assert raised.value.hint

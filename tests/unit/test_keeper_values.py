@@ -144,12 +144,12 @@ def test_what_the_laptop_has_set_counts_but_for_what_the_keepers_machine_has(
     environ = {"HOME": str(tmp_path), "LABCTL_SERVER_AWS_PROFILE": "keeper"}
     places = find_paths(environ)
     with State(places.database) as state:
-        ground = kept_labs.make_context(one, places, state, SilentReporter(), environ, root=root)
-    settings = ground.config.server.provider_settings["aws"]
+        context = kept_labs.make_context(one, places, state, SilentReporter(), environ, root=root)
+    settings = context.config.server.provider_settings["aws"]
     assert (settings.profile, settings.settle_s) == ("keeper", 7)
-    need = ground.config.server.need
+    need = context.config.server.need
     assert (need.budget_usd, need.ttl_s, need.max_price_usd_per_hour) == (4.5, 5400, 0.7)
-    assert ground.owner == "alice"
-    assert ground.place
-    assert ground.config.name == "digits"
+    assert context.owner == "alice"
+    assert context.place
+    assert context.config.name == "digits"
     assert msgspec.json.decode(msgspec.json.encode(one), type=kept_labs.KeptLab) == one

@@ -273,9 +273,9 @@ def palettes() -> dict[str, dict[str, str]]:
 def test_every_text_has_the_contrast_that_reading_needs(palette: str) -> None:
     colours: dict[str, Any] = palettes()[palette]
     for text in ("ink", "quiet", "accent"):
-        for ground in ("ground", "raised"):
-            light, dark = sorted((luminance(colours[text]), luminance(colours[ground])))[::-1]
-            assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, ground)
+        for context in ("ground", "raised"):
+            light, dark = sorted((luminance(colours[text]), luminance(colours[context])))[::-1]
+            assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, context)
 
 
 def test_the_same_facts_make_the_same_page() -> None:

@@ -45,10 +45,10 @@ class AwsProvider:
     # Instances are launched with InstanceInitiatedShutdownBehavior=terminate.
     ends_billing: ClassVar[frozenset[str]] = frozenset({"shutdown", "timer"})
 
-    def __init__(self, settings: AwsSettings, surroundings: ProviderContext) -> None:
+    def __init__(self, settings: AwsSettings, context: ProviderContext) -> None:
         self.settings = settings
         self.settle_s: float = settings.settle_s
-        self.surroundings = surroundings
+        self.context = context
         self.clients = Clients(settings.profile)
 
     def get_account(self) -> ProviderAccount:
@@ -64,7 +64,7 @@ class AwsProvider:
         return run_checks(self.clients, self.settings, self._configured, need, self.offers)
 
     def offers(self, need: Need) -> list[Offer]:
-        cache_dir = self.surroundings.cache_dir
+        cache_dir = self.context.cache_dir
         cache = cache_dir / "aws" if cache_dir else None
         fingerprint = account.fingerprint(self.settings.profile, copy_environment())
         return offers(self.clients, self.settings, need, self._configured, cache, fingerprint)
@@ -92,7 +92,7 @@ class AwsProvider:
         leftovers.remove(self.clients, resource)
 
     def build_first_boot(self, boot: Boot) -> str:
-        templates = self.surroundings.data_dir / "templates" / "cloud-init"
+        templates = self.context.data_dir / "templates" / "cloud-init"
         return build_user_data(templates, boot, self.settings.user)
 
     def pin(self, server_id: str, host_key: str, next_host_key: str = "") -> None:
@@ -154,7 +154,7 @@ class AwsProvider:
     @property
     def _owner(self) -> str:
         """The owner that a security group's rules name: a keeper's differs from a laptop's."""
-        return "@".join(filter(None, [self.surroundings.owner, self.surroundings.place]))
+        return "@".join(filter(None, [self.context.owner, self.context.place]))
 
     @functools.cached_property
     def _launcher(self) -> Launcher:
@@ -167,6 +167,6 @@ class AwsProvider:
 
     def _list_regions(self) -> tuple[str, ...]:
         """List the regions to search for resources; offers come only from the configured ones."""
-        if not self.surroundings.everywhere:
-            return tuple(dict.fromkeys((*self._configured, *self.surroundings.regions)))
+        if not self.context.everywhere:
+            return tuple(dict.fromkeys((*self._configured, *self.context.regions)))
         return tuple(instances.list_enabled_regions(self.clients, self._configured[0]))

@@ -65,17 +65,17 @@ class LocalProvider:
     settings_type: ClassVar[type[Value]] = LocalSettings
     settle_s: float = 0.0
 
-    def __init__(self, settings: LocalSettings, surroundings: ProviderContext) -> None:
+    def __init__(self, settings: LocalSettings, context: ProviderContext) -> None:
         self.settings = settings
-        self.surroundings = surroundings
-        self._source = surroundings.data_dir / "images" / "lab-server"
+        self.context = context
+        self._source = context.data_dir / "images" / "lab-server"
 
     def get_account(self) -> ProviderAccount:
         """Return no account: containers on this machine are free and found by their labels."""
         return ProviderAccount()
 
     def check(self, need: Need | None = None) -> list[Check]:
-        server_image = image.reference(self._source, self.surroundings.base_image)
+        server_image = image.reference(self._source, self.context.base_image)
         try:
             with engine.connect() as docker:
                 return checks.check_running_engine(
@@ -135,7 +135,7 @@ class LocalProvider:
         An abandoned claim is a container of a `create` that was killed halfway.
         """
         with engine.connect() as docker:
-            volumes = cache.list_free_volumes(docker, self.surroundings.owner)
+            volumes = cache.list_free_volumes(docker, self.context.owner)
             claims = [c for c in list_labeled(docker, SERVER_LABEL) if cache.is_claim(c)]
             images = image.list_unused_images(docker)
         return [
@@ -195,7 +195,7 @@ class LocalProvider:
                 server_image,
                 name=name,
                 hostname=request.lab,
-                labels=make_labels(request, self.surroundings.owner),
+                labels=make_labels(request, self.context.owner),
                 environment={"LABCTL_AUTHORIZED_KEY": request.public_key},
                 **make_options(
                     volume=volume,
@@ -205,7 +205,7 @@ class LocalProvider:
                 **self._build_limits(),
             )
 
-        container = cache.claim(docker, self.surroundings.owner, make)
+        container = cache.claim(docker, self.context.owner, make)
         try:
             if request.first_boot:
                 put_first_boot(container, request.first_boot)
@@ -222,12 +222,12 @@ class LocalProvider:
     def _ensure_image(self, docker: DockerClient) -> str:
         if self.settings.image:
             return image.require_image(docker, self.settings.image)
-        context = self.surroundings
+        context = self.context
         return image.ensure(docker, self._source, context.base_image, context.progress)
 
     def _describe_layers(self, name: str) -> Resource:
         note = f"images and layers: docker volume rm {name}"
-        return _describe_cache(name, note, lab=self.surroundings.owner)
+        return _describe_cache(name, note, lab=self.context.owner)
 
     def _build_limits(self) -> dict[str, Any]:
         limits: dict[str, Any] = {}

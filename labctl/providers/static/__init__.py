@@ -44,13 +44,13 @@ class StaticProvider:
     settings_type: ClassVar[type[Value]] = StaticSettings
     settle_s: float = 0.0
 
-    def __init__(self, settings: StaticSettings, surroundings: ProviderContext) -> None:
+    def __init__(self, settings: StaticSettings, context: ProviderContext) -> None:
         self.settings = settings
-        self.surroundings = surroundings
+        self.context = context
 
     @cached_property
     def machines(self) -> tuple[ConfiguredMachine, ...]:
-        return list_machines(self.settings, self.surroundings)
+        return list_machines(self.settings, self.context)
 
     def get_account(self) -> ProviderAccount:
         """Return no account: machines are free, and a claim is identified by its token."""
@@ -109,7 +109,7 @@ class StaticProvider:
             token=ssh.check_id(request.token),
             lab=request.lab,
             lab_id=request.lab_id,
-            owner=self.surroundings.owner,
+            owner=self.context.owner,
             created_at=time.time(),
         )
         return machine.run_lease_script(lease.claim(holder, request.need.ttl_s or DEFAULT_SPAN_S))
@@ -131,7 +131,7 @@ class StaticProvider:
             for machine, answer in answers
             if isinstance(answer, MachineLease)
             and answer.holder
-            and answer.holder.owner == self.surroundings.owner
+            and answer.holder.owner == self.context.owner
         ]
 
     def terminate(self, server_id: str) -> None:

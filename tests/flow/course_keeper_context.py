@@ -1,4 +1,4 @@
-"""A course of three, with a team, on the in-memory provider of lab_ground."""
+"""A course of three, with a team, on the in-memory provider of lab_world."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from lab_ground import Cloud, Wires, World
+from lab_world import Cloud, Wires, World
 
 from labctl.courses import servers
 from labctl.courses.claims import SeatClaim
@@ -184,13 +184,13 @@ def patched_course(
 ) -> Course:
     """`more` are further lines of course.yaml."""
 
-    def ground(*words: object, **named: object) -> LabContext:
+    def context(*words: object, **named: object) -> LabContext:
         made: Callable[..., LabContext] = build_course_context
         found = made(*words, **named)
         found.__dict__["provider"] = world.cloud
         found.__dict__["connections"] = Wires(world.places, world.machine)
         return found
 
-    monkeypatch.setattr(servers, "build_course_context", ground)
-    monkeypatch.setattr("labctl.courses.context.build_course_context", ground)
+    monkeypatch.setattr(servers, "build_course_context", context)
+    monkeypatch.setattr("labctl.courses.context.build_course_context", context)
     return Course(course_folder(root, more), world)

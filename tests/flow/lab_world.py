@@ -269,7 +269,7 @@ class World:
     def places(self) -> Paths:
         return find_paths({"HOME": str(self.home)})
 
-    def ground(self, reporter: Recorded | None = None, need: Need | None = None) -> LabContext:
+    def context(self, reporter: Recorded | None = None, need: Need | None = None) -> LabContext:
         """As a new process would make it."""
         config = load_lab(self.home / "lab", environ={"HOME": str(self.home)})
         if need is not None:

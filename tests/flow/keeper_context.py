@@ -1,7 +1,7 @@
 """A laptop and a keeper's machine, each with a home of its own, that share one cloud.
 
 What goes over ssh between them is called in this process: the command line's own code, with the
-other machine's environment. The cloud and the server are those of lab_ground.
+other machine's environment. The cloud and the server are those of lab_world.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from lab_ground import LAB_ID, Cloud, Recorded, Wires, World, unreachable
+from lab_world import LAB_ID, Cloud, Recorded, Wires, World, unreachable
 
 from labctl.cli import cli
 from labctl.config import Paths, find_paths
@@ -73,18 +73,18 @@ class Pair:
 
     def started(self, run_id: str = "night", state: str = "running") -> Run:
         """A run on record at the laptop, as `labctl run --recover` leaves it."""
-        ground = self.lab.ground()
-        server = ground.state.get_lab_server(LAB_ID)
+        context = self.lab.context()
+        server = context.state.get_lab_server(LAB_ID)
         assert server is not None
         spec = RunSpec(id=run_id, lab="digits", lab_id=LAB_ID, command=("true",), image="img")
-        restore.keep_code(ground, spec)
+        restore.keep_code(context, spec)
         run = Run(id=run_id, lab_id=LAB_ID, server_id=server.id, state=state, seen_at=1.0)
-        ground.state.save_run(run)
+        context.state.save_run(run)
         return run
 
     def hand_over(self, run_id: str = "night", reporter: Recorded | None = None) -> ImportedLab:
-        ground = self.lab.ground(reporter)
-        return export_lab(ground, KeeperHost(ground, HOST), ground.get_server(), run_id)
+        context = self.lab.context(reporter)
+        return export_lab(context, KeeperHost(context, HOST), context.get_server(), run_id)
 
     def transport(self) -> FakeTransport:
         return FakeTransport().reply("labctl keep", self._answer)
@@ -108,22 +108,22 @@ def pair(lab: World, home: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
     made = Pair(lab, home, monkeypatch)
     own = kept_labs.make_context
 
-    def ground(*words: Any, **named: Any) -> LabContext:
+    def context(*words: Any, **named: Any) -> LabContext:
         found = own(*words, **named)
         found.__dict__["provider"] = lab.cloud
         found.__dict__["connections"] = Wires(found.paths, lab.machine)
         return found
 
-    monkeypatch.setattr(kept_labs, "make_context", ground)
+    monkeypatch.setattr(kept_labs, "make_context", context)
     monkeypatch.setattr(keeper_host.KeeperHost, "endpoint", Endpoint(host="127.0.0.1"))
     monkeypatch.setattr(keeper_host.KeeperHost, "_transport", property(lambda _: made.transport()))
-    up.up(lab.ground())
+    up.up(lab.context())
     made.started()
     return made
 
 
 def handed_to(lab: World) -> str:
-    return recovery_lock.find_keeper(lab.ground())
+    return recovery_lock.find_keeper(lab.context())
 
 
 def cut() -> LabError:

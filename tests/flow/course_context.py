@@ -1,4 +1,4 @@
-"""A course on the in-memory provider of lab_ground; each server is a directory of its own here."""
+"""A course on the in-memory provider of lab_world; each server is a directory of its own here."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_ground import Cloud, DiskCloud, Machine, Recorded, Wires
+from lab_world import Cloud, DiskCloud, Machine, Recorded, Wires
 
 from labctl.config import Paths, find_paths
-from labctl.courses import context as grounds
+from labctl.courses import context as contexts
 from labctl.courses import servers
 from labctl.courses.context import build_course_context
 from labctl.courses.loading import open_course
@@ -132,13 +132,13 @@ def a_class(root: Path, monkeypatch: pytest.MonkeyPatch, rows: str, more: str = 
     key = make_key(root / "host").rpartition(" ")[0]
     made = Class(root, ClassCloud(key), open_course(course))
 
-    def ground(*words: Any, **named: Any) -> LabContext:
+    def context(*words: Any, **named: Any) -> LabContext:
         found = build_course_context(*words, **named)
         found.__dict__["provider"] = made.cloud
         wires = ClassWires(made.places, root / "machines", made.machines)
         found.__dict__["connections"] = wires
         return found
 
-    for module in (servers, grounds):
-        monkeypatch.setattr(module, "build_course_context", ground)
+    for module in (servers, contexts):
+        monkeypatch.setattr(module, "build_course_context", context)
     return made
