@@ -266,8 +266,8 @@ def test_it_fits_every_screen_and_asks_nobody_else(
                 == "nowrap"  # fmt: skip
         if width > 1900:  # to be read from the back row
             assert float(page.evaluate("getComputedStyle(document.body).fontSize")[:-2]) >= 20
-        context = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert context == {"light": "rgb(255, 255, 255)", "dark": "rgb(16, 19, 24)"}[scheme]
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(16, 19, 24)"}[scheme]
         others = [one for one in asked if not one.startswith((base, "data:"))]
         assert others == []
 

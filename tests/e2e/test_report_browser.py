@@ -65,8 +65,8 @@ def test_it_fits_every_screen_and_asks_nobody(
         wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert shown.evaluate(wide) == 0
         assert shown.evaluate(OUTSIDE) == []
-        context = shown.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert context == {"light": "rgb(255, 255, 255)", "dark": "rgb(16, 19, 24)"}[scheme]
+        background = shown.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(16, 19, 24)"}[scheme]
         # What it is about stands on the first screen.
         assert shown.locator("h1").bounding_box()["y"] < height / 2  # type: ignore[index]
         if folder := os.environ.get("LABCTL_SCREENSHOTS"):
