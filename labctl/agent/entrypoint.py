@@ -6,14 +6,14 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+from ..wire.codec import MessageError, decode
 from .broker.detection import BROKER, is_brokered
 from .host.paths import labctl_home
-from .reply import Failure, send_closing_reply, send_reply
+from .reply import Failure, encode_error, send_closing_reply, send_reply
 
 # Verb -> module and function. Imports take time, so only the verb's own module is imported.
 ANSWERING = {
@@ -90,12 +90,20 @@ LOOKING = (
 )
 
 
-def _load_verb(name: str) -> Callable[[dict[str, Any]], Any]:
-    module, _, function = name.rpartition(".")
-    handler: Callable[[dict[str, Any]], Any] = getattr(
-        import_module(f".{module}", __package__), function
-    )
-    return handler
+def _call_verb(name: str, line: bytes) -> Any:
+    """Call a verb's handler with its request, whose type is the annotation of `request`."""
+    module_name, _, function = name.rpartition(".")
+    module = import_module(f".{module_name}", __package__)
+    handler = getattr(module, function)
+    kind = getattr(module, handler.__annotations__["request"], None)
+    if kind is None:
+        return handler(json.loads(line or b"{}"))
+    try:
+        request = decode(kind, line or b"{}")
+    except MessageError as error:
+        what = "the labctl agent on the server cannot read this request"
+        raise Failure("usage", what, str(error), "labctl doctor") from None
+    return handler(request)
 
 
 def _mark_used() -> None:
@@ -111,16 +119,16 @@ def main() -> int:
         os.environ["DOCKER_HOST"] = f"unix://{BROKER}"
     if verb not in LOOKING:
         _mark_used()
-    request = json.loads(sys.stdin.buffer.readline() or b"{}")
+    line = sys.stdin.buffer.readline()
     try:
         if verb in STREAMING:
-            _load_verb(STREAMING[verb])(request)
+            _call_verb(STREAMING[verb], line)
         elif verb in ANSWERING:
-            send_reply(_load_verb(ANSWERING[verb])(request))
+            send_reply(_call_verb(ANSWERING[verb], line))
         else:
             raise Failure("usage", f"the labctl agent on the server has no verb {verb!r}")
     except Failure as failure:
-        send_closing_reply({"error": failure.body})
+        send_closing_reply(encode_error(failure))
         return 1
     except BrokenPipeError:
         # The reader is gone; this does not affect a run.
@@ -133,7 +141,7 @@ def main() -> int:
         what = (
             "the server's disk is full" if kind == "disk" else "the server could not write a file"
         )
-        body = {"kind": kind, "what": what, "why": str(error), "hint": "labctl ssh -- df -h"}
-        send_closing_reply({"error": body})
+        refusal = Failure(kind, what, str(error), "labctl ssh -- df -h")
+        send_closing_reply(encode_error(refusal))
         return 1
     return 0

@@ -270,7 +270,7 @@ def attach_command(ctx: click.Context, run: str) -> None:
     run_id = runs.find_run(lab.context, run).id
     server = lab.context.get_server()
     request = {"lab": lab.config.name, "lab_id": lab.id, "run": run_id}
-    session = lab.context.open_agent(server).call("session", request)["session"]
+    session = lab.context.open_agent(server).call_untyped("session", request)["session"]
     _become_ssh_to_lab(lab, command("exec", "tmux", "attach-session", "-t", f"={session}").render())
 
 

@@ -70,7 +70,7 @@ class GradingServer:
 
     def check(self) -> None:
         """Raise PolicyError if the server is this machine, or holds credentials."""
-        reply = self.remote().call("grade-check", self.lab_fields)
+        reply = self.remote().call_untyped("grade-check", self.lab_fields)
         own_machine = read_boot_token()
         if len(own_machine) > 1 and reply["machine"] == own_machine:
             raise PolicyError(
@@ -89,7 +89,7 @@ class GradingServer:
         """Pull or build the image on the server; return its reference."""
         reference = images.image_reference(self.context)
         remote = self.remote()
-        if not remote.call("image", {"references": [reference]})["ids"][reference]:
+        if not remote.call_untyped("image", {"references": [reference]})["ids"][reference]:
             if self.context.config.image.build:
                 root = self.context.config.root
                 self._upload("code", root, scan_code(root, self.context.reporter))
@@ -108,12 +108,12 @@ class GradingServer:
         """
         full_request = {**self.lab_fields, "image": self.image, **request}
         try:
-            reply = self.remote().call("grade", full_request, timeout_s=timeout_s)
+            reply = self.remote().call_untyped("grade", full_request, timeout_s=timeout_s)
         except ConnectError:
             if self.ended:
                 raise
             self.context.connections.wait_for_ssh(self.server, AGAIN_S)
-            reply = self.remote().call("grade", full_request, timeout_s=timeout_s)
+            reply = self.remote().call_untyped("grade", full_request, timeout_s=timeout_s)
         if "missing" in reply:
             raise LabError(f"{reply['missing']} is no longer on the grading server")
         return reply
@@ -125,7 +125,7 @@ class GradingServer:
 
     def clear(self) -> None:
         """Remove the labels and the submissions from the server."""
-        self.remote().call("grade-clear", self.lab_fields)
+        self.remote().call_untyped("grade-clear", self.lab_fields)
 
     def _upload(self, target: str, root: Path, files: tuple[FileEntry, ...]) -> None:
         config = self.context.config

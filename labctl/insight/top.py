@@ -159,7 +159,7 @@ def _stream(
     on_sample: Callable[[ServerNow], None],
 ) -> None:
     lines = _SampleLines(on_sample)
-    context.open_agent(server).stream(
+    context.open_agent(server).stream_untyped(
         "top", request, on_reply=lambda reply: None, on_bytes=lines.feed
     )
 

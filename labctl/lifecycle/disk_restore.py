@@ -57,7 +57,7 @@ def _copy_disk(context: LabContext, provider: Keep, server: Server, disk: Resour
     context.reporter.emit(step)
     device = _attach(provider, server, disk)
     about = {"lab": context.config.name, "lab_id": context.lab_id, "device": device}
-    reply = context.open_agent(server).call("restore", about, timeout_s=COPY_S)
+    reply = context.open_agent(server).call_untyped("restore", about, timeout_s=COPY_S)
     context.reporter.emit(msgspec.structs.replace(step, done=True))
     detail = {"disk": msgspec.to_builtins(disk), **reply}
     context.state.record(RESTORED, lab_id=context.lab_id, server_id=server.id, detail=detail)

@@ -80,7 +80,7 @@ class _RunMonitor:
     def poll(self) -> dict[str, Any]:
         """Return the run's current state from the server, and sample its step. Raises LabErrors."""
         remote = self.context.open_agent(self.server)
-        reply = remote.call("status", {**self.about, "runs": [self.run_id]})
+        reply = remote.call_untyped("status", {**self.about, "runs": [self.run_id]})
         if not reply["runs"]:
             raise NotFoundError(
                 f"{self.server.alias} has no run {self.run_id}",
@@ -97,7 +97,9 @@ class _RunMonitor:
         """Sample the step, and fetch the shutdown's progress. An ended run has no more steps."""
         self.poll()
         request = {**self.about, "run": self.run_id}
-        self.reclaim = self.context.open_agent(self.server).call("reclaimed", request)["reclaim"]
+        self.reclaim = self.context.open_agent(self.server).call_untyped("reclaimed", request)[
+            "reclaim"
+        ]
 
     @property
     def step(self) -> float | None:
@@ -209,7 +211,7 @@ def _require_consent(
 
 
 def _describe_losses(context: LabContext, server: Server) -> str:
-    reply = context.open_agent(server).call(
+    reply = context.open_agent(server).call_untyped(
         "manifest", {"lab": context.config.name, "lab_id": context.lab_id, "runs": []}
     )
     count = sum(run["unpulled"] for run in reply["runs"].values())
@@ -233,7 +235,7 @@ def _reclaim(
             text = f"{taker.no_notice}: labctl sends one to the server's watchdog instead"
             context.reporter.emit(Note(text=text))
         about = {"lab_id": context.lab_id, "left_s": notice_s, "source": "labctl's drill"}
-        context.open_agent(server).call("reclaim-notice", about)
+        context.open_agent(server).call_untyped("reclaim-notice", about)
     with _step(context, f"notice given, {notice_s:.0f} s"):
         while (left_s := end - time.monotonic()) > 0:
             if left_s > BEFORE_END_S:

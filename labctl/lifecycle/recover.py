@@ -323,7 +323,7 @@ def _resume(
     request = {**runs.build_request(context, spec), "told": f"{reason}; resuming here"}
     for _ in range(2):
         turn.check()
-        reply = remote.call("resume", request)
+        reply = remote.call_untyped("resume", request)
         if "missing" not in reply:
             return reply
         images.ensure_image(context, server, remote, spec.image, of_run=spec.id)
@@ -335,7 +335,7 @@ def _resume(
 def _fetch_run_status(context: LabContext, server: Server, run_id: str) -> dict[str, Any] | None:
     """Fetch the run's status from the server; None if the server does not have the run."""
     about = {"lab": context.config.name, "lab_id": context.lab_id, "runs": [run_id]}
-    reply = context.open_agent(server).call("status", about)
+    reply = context.open_agent(server).call_untyped("status", about)
     return next((run for run in reply["runs"] if run["id"] == run_id), None)
 
 

@@ -139,7 +139,7 @@ def _restore_local(context: LabContext, server: Server, run_id: str) -> int:
         "created_at": created_at,
         "attempts": attempts,
     }
-    remote.call("restore-pushed", request)
+    remote.call_untyped("restore-pushed", request)
     return len(tree.files)
 
 

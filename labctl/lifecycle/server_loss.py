@@ -146,7 +146,7 @@ def _fetch_reclaim(context: LabContext, server: Server) -> dict[str, Any]:
     """Fetch the watchdog's report of a reclaim in progress, {} if none exists."""
     about = {"lab": context.config.name, "lab_id": context.lab_id, "runs": []}
     try:
-        watch = context.open_agent(server).call("status", about).get("watch") or {}
+        watch = context.open_agent(server).call_untyped("status", about).get("watch") or {}
     except ConnectError:
         return {}
     reclaim: dict[str, Any] = watch.get("reclaim") or {}

@@ -176,10 +176,10 @@ def evaluate_on_server(
     remote = context.open_agent(server)
     name = "evaluating on the server"
     context.reporter.emit(Step(name=name))
-    reply = remote.call("evaluate", request, timeout_s=time_limit_s + LINK_S)
+    reply = remote.call_untyped("evaluate", request, timeout_s=time_limit_s + LINK_S)
     if "missing" in reply:
         images.ensure_image(context, server, remote, reply["missing"], of_run=choice.run.id)
-        reply = remote.call("evaluate", request, timeout_s=time_limit_s + LINK_S)
+        reply = remote.call_untyped("evaluate", request, timeout_s=time_limit_s + LINK_S)
     context.reporter.emit(Step(name=name, done=True))
     if reply.get("code") != 0 or not reply.get("evaluation"):
         raise _server_failure(choice.run.id, reply)

@@ -119,13 +119,13 @@ def _build(
 ) -> None:
     args = build_args(context, image)
     base = context.config.base_image
-    if base and not remote.call("image", {"references": [base]})["ids"][base]:
+    if base and not remote.call_untyped("image", {"references": [base]})["ids"][base]:
         provide_image(context, server, remote, base)
     push_wheelhouse(context, server, remote)
     name = f"building {wanted}"
     context.reporter.emit(Step(name=name))
     lines = BuildLines(context.reporter, name)
-    closing = remote.stream(
+    closing = remote.stream_untyped(
         "build",
         {
             "lab": context.config.name,
@@ -167,7 +167,7 @@ def _pull(context: LabContext, remote: AgentClient, wanted: str) -> None:
     name = f"pulling {wanted} on the server"
     context.reporter.emit(Step(name=name))
     lines = BuildLines(context.reporter, name)
-    closing = remote.stream(
+    closing = remote.stream_untyped(
         "pull-image", {"reference": wanted}, on_reply=lambda _: None, on_bytes=lines.feed
     )
     if closing["code"] != 0:

@@ -155,7 +155,7 @@ class _ProbeMonitor:
         """Ask the server; return whether the run has made progress. False for a lost connection."""
         about = {"lab": self.context.config.name, "lab_id": self.context.lab_id}
         try:
-            reply = self.context.open_agent(self.server).call(
+            reply = self.context.open_agent(self.server).call_untyped(
                 "status", {**about, "runs": [self.run.id]}
             )
         except BusyError as error:

@@ -114,9 +114,11 @@ def _start(
     for _ in range(2):
         try:
             if follow:
-                closing = remote.stream("run", request, on_reply=on_reply, on_bytes=log.feed)
+                closing = remote.stream_untyped(
+                    "run", request, on_reply=on_reply, on_bytes=log.feed
+                )
             else:
-                closing = remote.call("start", request)
+                closing = remote.call_untyped("start", request)
                 on_reply(closing)
         except ConnectError as error:
             if not log.is_started:
@@ -194,7 +196,7 @@ def watch(
             attempt = record_run(context, server, reply["run"]).container
 
         try:
-            closing = context.open_agent(server).stream(
+            closing = context.open_agent(server).stream_untyped(
                 "follow", request, on_reply=on_reply, on_bytes=log.feed
             )
         except ConnectError as error:
@@ -236,7 +238,7 @@ def cancel(context: LabContext, server: Server, run_id: str, grace_s: int) -> tu
     """Send SIGTERM, then SIGKILL after `grace_s` seconds; return (run, whether it had ended)."""
     remote = context.open_agent(server)
     request = _run_request(context, run_id) | {"grace_s": grace_s}
-    reply = remote.call("cancel", request, timeout_s=grace_s + 60.0)
+    reply = remote.call_untyped("cancel", request, timeout_s=grace_s + 60.0)
     return record_run(context, server, reply["run"]), bool(reply["already"])
 
 
@@ -245,7 +247,7 @@ def refresh(
 ) -> dict[str, Any]:
     """Fetch and record all runs of the server in one request; return the full reply."""
     remote = remote or context.open_agent(server)
-    reply = remote.call("status", {"lab": context.config.name, "lab_id": context.lab_id})
+    reply = remote.call_untyped("status", {"lab": context.config.name, "lab_id": context.lab_id})
     for status in reply["runs"]:
         record_run(context, server, status)
     return reply

@@ -25,6 +25,8 @@ from labctl.errors import (
 )
 from labctl.servers.vendored import read_vendored_files
 from labctl.transports import Body, Transport
+from labctl.wire.codec import Message, MessageError, encode, from_json
+from labctl.wire.verbs import ErrorMessage, Opening, Reply, Request, StreamingVerb, Verb
 
 MARK = b"\x1elabctl "
 # Limits a streaming verb's first reply, and how much of its standard error is kept.
@@ -122,17 +124,38 @@ class AgentClient:
 
     def call(
         self,
+        verb: Verb[Request, Reply],
+        request: Request,
+        *,
+        body: Callable[[], Iterator[bytes]] | None = None,
+        timeout_s: float = 120.0,
+    ) -> Reply:
+        """Call a verb and return its reply. `body` follows the request line on standard input.
+
+        Raises the LabError that the agent reports, or CommandError if it exits without a reply.
+        """
+        reply = self._call(verb.name, encode(request), body, timeout_s)
+        return convert_reply(verb.reply, reply)
+
+    def call_untyped(
+        self,
         verb: str,
         request: dict[str, Any],
         *,
         body: Callable[[], Iterator[bytes]] | None = None,
         timeout_s: float = 120.0,
     ) -> dict[str, Any]:
-        """Call a verb and return its reply. `body` follows the request line on standard input.
+        """Call a verb that has no messages yet."""
+        return self._call(verb, json.dumps(request, separators=(",", ":")), body, timeout_s)
 
-        Raises the LabError that the agent reports, or CommandError if it exits without a reply.
-        """
-        head = json.dumps(request, separators=(",", ":")).encode() + b"\n"
+    def _call(
+        self,
+        verb: str,
+        request: str,
+        body: Callable[[], Iterator[bytes]] | None,
+        timeout_s: float,
+    ) -> dict[str, Any]:
+        head = request.encode() + b"\n"
         stdin: Body = head if body is None else lambda: chain((head,), body())
         line = _build_line(verb)
         result = self.transport.run(line, stdin=stdin, timeout_s=timeout_s, check=False)
@@ -146,18 +169,44 @@ class AgentClient:
 
     def stream(
         self,
+        verb: StreamingVerb[Request, Opening, Reply],
+        request: Request,
+        *,
+        on_reply: Callable[[Opening], None],
+        on_bytes: Callable[[bytes], None],
+    ) -> Reply:
+        """Call a streaming verb: an opening reply, then bytes as they arrive, then a closing reply.
+
+        Returns the closing reply. If it never comes, the transport raises LinkLostError (the link
+        died), or this raises CommandError (the agent died).
+        """
+        closing = self._stream(
+            verb.name,
+            encode(request),
+            lambda reply: on_reply(convert_reply(verb.opening, reply)),
+            on_bytes,
+        )
+        return convert_reply(verb.closing, closing)
+
+    def stream_untyped(
+        self,
         verb: str,
         request: dict[str, Any],
         *,
         on_reply: Callable[[dict[str, Any]], None],
         on_bytes: Callable[[bytes], None],
     ) -> dict[str, Any]:
-        """Call a streaming verb: a first reply, then bytes as they arrive; return the last reply.
+        """Call a streaming verb that has no messages yet."""
+        return self._stream(verb, json.dumps(request, separators=(",", ":")), on_reply, on_bytes)
 
-        If the last reply never comes, the transport raises LinkLostError (the link died), or this
-        raises CommandError (the agent died).
-        """
-        stdin = json.dumps(request, separators=(",", ":")).encode() + b"\n"
+    def _stream(
+        self,
+        verb: str,
+        request: str,
+        on_reply: Callable[[dict[str, Any]], None],
+        on_bytes: Callable[[bytes], None],
+    ) -> dict[str, Any]:
+        stdin = request.encode() + b"\n"
         splitter = _Splitter(on_reply, on_bytes)
         errors = bytearray()
 
@@ -245,9 +294,18 @@ def find_reply(output: bytes) -> dict[str, Any] | None:
     return reply if isinstance(reply, dict) else None
 
 
-def _make_protocol_error() -> LabError:
+def convert_reply(kind: type[Message], reply: dict[str, Any]) -> Message:
+    """Convert a reply to its message; LabError if it is not one."""
+    try:
+        return from_json(kind, reply)
+    except MessageError as error:
+        raise _make_protocol_error(str(error)) from None
+
+
+def _make_protocol_error(why: str = "") -> LabError:
     return LabError(
         "the labctl agent on the server sent a reply that this version does not understand",
+        why=why,
         hint="labctl doctor",
     )
 
@@ -270,5 +328,6 @@ def require_success(
     error = reply.get("error")
     if error is None:
         return reply
-    kind = KINDS.get(error["kind"], LabError)
-    raise kind(error["what"], why=error["why"], hint=error["hint"])
+    failure = convert_reply(ErrorMessage, error)
+    kind = KINDS.get(failure.kind, LabError)
+    raise kind(failure.what, why=failure.why, hint=failure.hint)

@@ -64,7 +64,7 @@ def arm(
     budget = need.budget_usd if budget_left_usd is None else budget_left_usd
     limits = msgspec.to_builtins(_derive_limits(need, price, budget, ceiling_s))
     disk = _decide_disk(context, server, deadlines.span_s(need, price, budget))
-    reply = context.open_agent(server).call(
+    reply = context.open_agent(server).call_untyped(
         "guard",
         {
             **_identify(context, server),
@@ -107,7 +107,7 @@ def _derive_limits(
 def watch(context: LabContext, server: Server, *, decisions: int = DECISIONS) -> dict[str, Any]:
     """Return W now, with the last `decisions`; {} if no watchdog was armed."""
     request = {**_identify(context, server), "decisions": decisions}
-    return _parse_watch(context.open_agent(server).call("watch", request))
+    return _parse_watch(context.open_agent(server).call_untyped("watch", request))
 
 
 def extend(context: LabContext, server: Server, span_s: int) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def extend(context: LabContext, server: Server, span_s: int) -> dict[str, Any]:
         context.provider.extend_life(server.id, span_s)
         return watch(context, server)
     request = {**_identify(context, server), "span_s": span_s}
-    extended = _parse_watch(context.open_agent(server).call("extend", request))
+    extended = _parse_watch(context.open_agent(server).call_untyped("extend", request))
     if _holds_disk(context, server):
         _keep_disk_past(context, server, deadlines.left_s(extended) or [span_s])
     return extended

@@ -141,7 +141,7 @@ def remove_containers(context: LabContext, server: Server) -> None:
     """Remove all containers of the lab from a server that other users may get next."""
     stop_services(context, server)
     remote = context.open_agent(server)
-    remote.call("clear", {"lab": context.config.name, "lab_id": context.lab_id})
+    remote.call_untyped("clear", {"lab": context.config.name, "lab_id": context.lab_id})
 
 
 def stop_forwards(context: LabContext, server: Server) -> None:

@@ -104,13 +104,13 @@ def ensure_service(
 
 def list_services(remote: AgentClient, lab: str, lab_id: str) -> list[Service]:
     """List the lab's services that are running on the server."""
-    reply = remote.call("services", {"lab": lab, "lab_id": lab_id})
+    reply = remote.call_untyped("services", {"lab": lab, "lab_id": lab_id})
     return [_to_service(service) for service in reply["services"] if service["running"]]
 
 
 def stop_service(remote: AgentClient, lab: str, lab_id: str, name: str = "") -> list[str]:
     """Stop one service, or all of the lab; return the names of those that were running."""
-    reply = remote.call("service-stop", {"lab": lab, "lab_id": lab_id, "name": name})
+    reply = remote.call_untyped("service-stop", {"lab": lab, "lab_id": lab_id, "name": name})
     return list(reply["stopped"])
 
 
@@ -148,7 +148,7 @@ def serving_files() -> dict[str, str]:
 
 def _call(remote: AgentClient, wanted: ServiceRequest) -> dict[str, Any]:
     timeout_s = START_TIMEOUT_S + wanted.deadline_s
-    return remote.call("service", _build_request(wanted), timeout_s=timeout_s)
+    return remote.call_untyped("service", _build_request(wanted), timeout_s=timeout_s)
 
 
 def _extend(remote: AgentClient, wanted: ServiceRequest, reporter: Reporter) -> None:
@@ -156,7 +156,7 @@ def _extend(remote: AgentClient, wanted: ServiceRequest, reporter: Reporter) -> 
     what = "the serving dependencies" if wanted.model else "TensorBoard and Jupyter"
     name = f"installing {what} in {wanted.image}"
     reporter.emit(Step(name=name))
-    closing = remote.stream(
+    closing = remote.stream_untyped(
         "service-image",
         _build_request(wanted),
         on_reply=lambda _: None,

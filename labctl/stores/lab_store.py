@@ -41,7 +41,7 @@ def prepare_store(context: LabContext, server: Server) -> None:
     remote = context.open_agent(server)
     if not context.config.store:
         if context.state.list_events(server_id=server.id, kind="store"):
-            remote.call("store", request)
+            remote.call_untyped("store", request)
         return
     store = open_lab_store(context)
     if isinstance(store, SshLabStore):
@@ -50,7 +50,7 @@ def prepare_store(context: LabContext, server: Server) -> None:
         request |= {"host_key": endpoint.host_key, "directory": prefix(context)}
         if problem := _find_detour(endpoint):
             _warn(context, problem)
-    reply = remote.call("store", request, timeout_s=PREPARE_S)
+    reply = remote.call_untyped("store", request, timeout_s=PREPARE_S)
     if isinstance(store, SshLabStore) and reply["public_key"]:
         store.grant_access(prefix(context), reply["public_key"])
     if reply["lacks"]:
@@ -71,7 +71,7 @@ def forget_store(context: LabContext) -> None:
 def mirror_now(context: LabContext, server: Server, run_id: str = "") -> dict[str, Any]:
     """Make the server send new files: {"sent", "bytes", "behind_bytes", "failed", "why"}."""
     request = {**_lab_request(context), **({"run": run_id} if run_id else {})}
-    return context.open_agent(server).call("mirror-now", request, timeout_s=LONG_S)
+    return context.open_agent(server).call_untyped("mirror-now", request, timeout_s=LONG_S)
 
 
 def restore_run(context: LabContext, server: Server, run_id: str) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def restore_run(context: LabContext, server: Server, run_id: str) -> dict[str, A
     NotFoundError if the store has nothing of it.
     """
     request = {**_lab_request(context), "run": run_id, "store": context.config.store}
-    return context.open_agent(server).call("restore-run", request, timeout_s=LONG_S)
+    return context.open_agent(server).call_untyped("restore-run", request, timeout_s=LONG_S)
 
 
 def _lab_request(context: LabContext) -> dict[str, Any]:

@@ -237,7 +237,7 @@ class _ServerHashes:
 
     def _request_hashes(self) -> None:
         try:
-            reply = self.remote.call("hashes", self.request, timeout_s=LONG_S)
+            reply = self.remote.call_untyped("hashes", self.request, timeout_s=LONG_S)
             self.hashes = dict(zip(self.paths, reply["sha256"], strict=True))
         except BaseException as error:  # raised again in `wait`, in the thread that pulls
             self.error = error

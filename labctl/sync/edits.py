@@ -117,7 +117,7 @@ class _EditsDownload:
 
     def fetch(self) -> Sequence[_Edit]:
         """Download all edited files to the partial directory and verify them."""
-        reply = self.remote.call("edits", self.request, timeout_s=LONG_S)
+        reply = self.remote.call_untyped("edits", self.request, timeout_s=LONG_S)
         edits = []
         self.skipped += [f"{ascii(path)[1:-1]}: {reason}" for path, reason in reply["skipped"]]
         for path, size, sha256, base in reply["files"]:
@@ -166,7 +166,7 @@ class _EditsDownload:
         shutil.rmtree(self.partial, ignore_errors=True)
         if self.held:
             # The watchdog then saves only edits that are not on this machine.
-            self.remote.call("pulled", {**self.request, "edits": self.held})
+            self.remote.call_untyped("pulled", {**self.request, "edits": self.held})
         return EditsResult(
             directory=str(self.directory) if saved else "",
             saved=saved,

@@ -43,7 +43,9 @@ def fetch_data(
         "s3_endpoint": s3_endpoint,
     }
     progress = _FetchProgress(reporter)
-    reply = remote.stream("fetch", request, on_reply=lambda reply: None, on_bytes=progress.feed)
+    reply = remote.stream_untyped(
+        "fetch", request, on_reply=lambda reply: None, on_bytes=progress.feed
+    )
     return tuple(FetchedData(name=name, **result) for name, result in sorted(reply["sets"].items()))
 
 

@@ -152,7 +152,7 @@ def _fetch_stream(
     """Fetch files as one stream. Not as tar: with known sizes, there are no headers to parse."""
     parts = [[file.path, file.size] for file in files]
     with contextlib.closing(_StreamWriter(partial, files, on_bytes)) as writer:
-        remote.stream(
+        remote.stream_untyped(
             "send", {**request, "parts": parts}, on_reply=lambda reply: None, on_bytes=writer.feed
         )
     return CopyResult(sent_bytes=writer.done)

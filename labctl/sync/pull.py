@@ -125,7 +125,7 @@ def verify(
 def _fetch_manifest(
     remote: AgentClient, request: dict[str, Any], run_ids: Sequence[str]
 ) -> Mapping[str, dict[str, Any]]:
-    reply = remote.call("manifest", {**request, "runs": list(run_ids)}, timeout_s=LONG_S)
+    reply = remote.call_untyped("manifest", {**request, "runs": list(run_ids)}, timeout_s=LONG_S)
     runs: dict[str, dict[str, Any]] = reply["runs"]
     for name in runs:
         if not NAME_PATTERN.match(name) or (run_ids and name not in run_ids):
@@ -198,7 +198,7 @@ class _Pull:
         if look.unpulled and local:
             files = [[file.path, file.size, file.sha256] for file in local]
             lab = {key: self.request[key] for key in ("lab", "lab_id")}
-            self.remote.call("pulled", {**lab, "runs": {self.name: files}})
+            self.remote.call_untyped("pulled", {**lab, "runs": {self.name: files}})
 
     def _list_remaining(self, remaining: list[AnnouncedFile], ended: bool) -> list[MissingFile]:
         """List files that changed during every transfer; TransferError if the run has ended."""

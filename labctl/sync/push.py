@@ -195,7 +195,7 @@ class _Push:
 
     def _call(self, verb: str, more: dict[str, Any]) -> dict[str, Any]:
         with add_resume_hint("labctl push"):
-            return self.remote.call(verb, {**self.request, **more}, timeout_s=LONG_S)
+            return self.remote.call_untyped(verb, {**self.request, **more}, timeout_s=LONG_S)
 
     def _check(self, plan: PushPlan) -> None:
         if plan.conflicts:

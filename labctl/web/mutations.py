@@ -165,7 +165,7 @@ class LogReader:
             on_bytes(block)
 
         try:
-            closing = self._lab.open_agent(self._server).stream(
+            closing = self._lab.open_agent(self._server).stream_untyped(
                 "follow", request, on_reply=set_position, on_bytes=feed
             )
             self.run = runs.record_run(self._lab, self._server, closing["run"])

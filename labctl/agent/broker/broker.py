@@ -173,7 +173,7 @@ class Broker:
         except engine.EngineRequestError as refused:
             raise HttpRefusal(refused.status or 500, refused.message) from None
         except Failure as failure:
-            raise HttpRefusal(500, str(failure.body["what"])) from None
+            raise HttpRefusal(500, failure.report.what) from None
         except (HttpRefusal, OSError):
             raise
         except Exception as error:  # the engine sent something unexpected

@@ -47,7 +47,7 @@ class Problems:
 
 
 def describe_error(error: Exception) -> str:
-    why = f": {error.body['why']}" if isinstance(error, Failure) else ""
+    why = f": {error.report.why}" if isinstance(error, Failure) else ""
     return f"{type(error).__name__}: {error}{why}"
 
 

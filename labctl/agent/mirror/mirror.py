@@ -24,7 +24,7 @@ from ..files import outputs
 from ..files.edits import edits
 from ..host.engine import inspect_containers
 from ..host.paths import hash_file, lab_dir, measure_age_s, read_json, write_json
-from ..reply import Failure, send_reply
+from ..reply import Failure, encode_error, send_reply
 from ..runs.run_state import (
     inspect_run,
     read_final_record,
@@ -79,9 +79,9 @@ def serve(request: dict[str, Any]) -> None:
         try:
             send_reply(mirror_now(request))
         except Failure as failure:
-            send_reply({"error": failure.body})
+            send_reply(encode_error(failure))
         except OSError as error:
-            send_reply({"error": Failure("disk", "the mirror failed", str(error)).body})
+            send_reply(encode_error(Failure("disk", "the mirror failed", str(error))))
         line = sys.stdin.buffer.readline()
         if not line:
             return
@@ -175,7 +175,7 @@ class _LabPass:
         except StoreError as error:
             self.record_failure(name, error)
         except Failure as failure:
-            self.failed.append([name, failure.body["what"]])
+            self.failed.append([name, failure.report.what])
         except OSError as error:
             self.failed.append([name, str(error)])
 

@@ -362,7 +362,7 @@ def _describe_early_end(
     if not request.get("model"):
         return failure
     return serve.explain_failure(
-        (inspected or {"State": {}})["State"].get("ExitCode"), failure.body["why"]
+        (inspected or {"State": {}})["State"].get("ExitCode"), failure.report.why
     )
 
 

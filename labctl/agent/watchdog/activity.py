@@ -95,7 +95,7 @@ class ActivityReader:
             except FileNotFoundError:
                 continue  # without tmux or Docker, nothing of that kind can be running
             except (OSError, ValueError, KeyError, Failure, subprocess.SubprocessError) as error:
-                why = error.body["what"] if isinstance(error, Failure) else error
+                why = error.report.what if isinstance(error, Failure) else error
                 signs.append(ActivitySign(f"{name} cannot be read, which counts as work ({why})"))
         return ActivitySnapshot(began_s, signs)
 

@@ -152,7 +152,7 @@ class ReclaimHandler:
         try:
             runs = [ReclaimedRun(container, notice, self.say) for container in _list_runs(plan)]
         except Failure as failure:
-            self.say("runs not stopped", failure.body["what"])
+            self.say("runs not stopped", failure.report.what)
             runs = []
         for run in runs:
             run.send_sigterm()

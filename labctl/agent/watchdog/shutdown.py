@@ -225,7 +225,7 @@ def _stop_runs(plan: ShutdownPlan, by: str, say: Say) -> None:
     try:
         containers = list_running_containers("labctl.run", "" if plan.every_lab else plan.lab_id)
     except Failure as failure:
-        say("runs not stopped", failure.body["what"])
+        say("runs not stopped", failure.report.what)
         return
     if not containers:
         return
