@@ -7,7 +7,6 @@ account's own image first, then to a shared one of staff or of a registry.
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from .http import HttpRefusal
 from .rules import OWNER, BrokerAccount
@@ -46,16 +45,16 @@ def list_candidates(account: BrokerAccount, reference: str) -> list[str]:
     return [reference] if "@" in reference else [own, reference]
 
 
-def is_visible(account: BrokerAccount, image: dict[str, Any]) -> bool:
-    """Return whether an image, as `inspect` shows it, is the account's or shared."""
-    tags = image.get("RepoTags") or []
+def is_visible(account: BrokerAccount, image: Image) -> bool:
+    """Return whether an image, is the account's or shared."""
+    tags = image.RepoTags or ()
     owners = {match.group(1) for match in map(PRIVATE.match, tags) if match}
     if str(account.uid) in owners:
         return True
     public = [tag for tag in tags if not PRIVATE.match(tag)]
-    if public or (image.get("RepoDigests") and not owners):
+    if public or (image.RepoDigests and not owners):
         return True
-    labels = (image.get("Config") or {}).get("Labels") or {}
+    labels = image.config.Labels or {}
     return not owners and labels.get(OWNER) == str(account.uid)
 
 
@@ -72,6 +71,6 @@ def pick_tag(reference: str, tag: str) -> str:
     return tag if tag or has_own_tag else "latest"
 
 
-def is_installed_by_staff(image: dict[str, Any] | None) -> bool:
+def is_installed_by_staff(image: Image | None) -> bool:
     """Return whether staff installed the image here, rather than pulling it from a registry."""
     return bool(image) and not (image or {}).get("RepoDigests")

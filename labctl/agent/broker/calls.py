@@ -232,15 +232,13 @@ class Calls:
         """Inspect a container of the account; another account's container is not found."""
         if NAME.fullmatch(ref):
             for name in (f"u{account.uid}.{ref}", ref if ID.fullmatch(ref) else ""):
-                container = (
-                    next(iter(engine.inspect_containers([name]).values()), None) if name else None
-                )
+                container = engine.inspect_container_document(name) if name else None
                 labels = (container or {}).get("Config", {}).get("Labels") or {}
                 if container and labels.get(OWNER) == str(account.uid):
                     return container
         raise HttpRefusal(404, f"No such container: {ref[:120]}")
 
-    def _find_image(self, account: BrokerAccount, ref: str) -> dict[str, Any]:
+    def _find_image(self, account: BrokerAccount, ref: str) -> Image:
         for reference in account_images.list_candidates(account, ref):
             image = engine.inspect_image(reference)
             if image and account_images.is_visible(account, image):

@@ -16,7 +16,6 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ..host import engine
 from ..host.paths import read_text
@@ -202,9 +201,8 @@ def connect_to_container(container: str, port: int) -> socket.socket:
 
     Call it in a thread of its own, which is left in the wrong namespace if the way back fails.
     """
-    inspected = engine.inspect_containers([container])
-    state: dict[str, Any] = next(iter(inspected.values()), {}).get("State") or {}
-    pid = int(state.get("Pid") or 0)
+    inspected = engine.inspect_container(container)
+    pid = inspected.State.Pid if inspected else 0
     if not pid:
         raise ConnectionRefusedError("the container is not running")
     own_namespace = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)

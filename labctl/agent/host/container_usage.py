@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .engine_objects import Container
+
 GROUPS = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "cpuacct", "blkio")
 # Control groups v1 write about this number if there is no limit.
@@ -23,12 +25,12 @@ class ContainerUsage:
     Keys are those of telemetry.jsonl. "cpu_cores" needs two readings.
     """
 
-    def __init__(self, container: dict[str, Any], groups: Path = GROUPS) -> None:
+    def __init__(self, container: Container, groups: Path = GROUPS) -> None:
         self.container = container
-        self.pid = int(container["State"]["Pid"])
+        self.pid = container.State.Pid
         self.proc = Path(f"/proc/{self.pid}")
         self.group = find_group(self.proc, groups)
-        cpus = float((container.get("HostConfig") or {}).get("NanoCpus") or 0) / 1e9
+        cpus = container.HostConfig.NanoCpus / 1e9
         self.cores = cpus or count_usable_cores(self.pid)
         self._cpu_s: float | None = None
         self._at_s = 0.0

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any, Callable, Iterator
 from urllib.parse import quote
 
+from ...wire.codec import Message, MessageError, from_json
 from ..reply import Failure
 from .docker import ATTEMPTS_S, run_docker
+from .engine_objects import Container, ContainerRow, Image
 
 SOCKET = "unix:///var/run/docker.sock"
 # The newest API version used; an older engine gets its own version.
@@ -37,15 +39,46 @@ class EngineRequestError(Failure):
         self.message = message
 
 
-def inspect_image(reference: str) -> dict[str, Any] | None:
-    """Return what `docker image inspect` shows; None if the image is not on this server."""
-    return _get_object(f"/images/{quote(reference, safe='/:@')}/json")
+def inspect_image(reference: str) -> Image | None:
+    """Return an image; None if it is not on this server."""
+    body = _get_object(f"/images/{quote(reference, safe='/:@')}/json")
+    return None if body is None else _convert(Image, body)
 
 
-def inspect_containers(names: list[str]) -> dict[str, dict[str, Any]]:
-    """Map name to what `docker container inspect` shows, for the containers that exist."""
-    replies = [_get_object(f"/containers/{name}/json") for name in names]
-    return {reply["Name"].lstrip("/"): reply for reply in replies if reply}
+def inspect_containers(names: list[str]) -> dict[str, Container]:
+    """Map name to container, for the containers that exist."""
+    inspected = (inspect_container(name) for name in names)
+    return {container.Name.lstrip("/"): container for container in inspected if container}
+
+
+def inspect_container(name: str) -> Container | None:
+    """Return a container by name or id; None if it does not exist."""
+    body = inspect_container_document(name)
+    return None if body is None else _convert(Container, body)
+
+
+def inspect_container_document(name: str) -> dict[str, Any] | None:
+    """Return all that the engine says of a container, for the broker, which passes it on."""
+    return _get_object(f"/containers/{name}/json")
+
+
+def list_containers(*labels: str, all_states: bool = False) -> list[ContainerRow]:
+    """List the running containers that have all of these labels; with `all_states`, the others too.
+
+    A label is a name, or `name=value`.
+    """
+    path = f"/containers/json?all={int(all_states)}"
+    if labels:
+        path += f"&filters={quote(json.dumps({'label': labels}))}"
+    return [_convert(ContainerRow, row) for row in json.loads(call("GET", path))]
+
+
+def _convert(kind: type[Message], body: object) -> Message:
+    try:
+        return from_json(kind, body)
+    except MessageError as error:
+        what = "the Docker Engine on the server sent a response that labctl does not understand"
+        raise Failure("engine", what, str(error), "labctl doctor") from None
 
 
 def create_container(name: str, body: dict[str, Any]) -> bool:
@@ -323,14 +356,12 @@ def _socket_path() -> str:
     return host[len("unix://") :]
 
 
-def build_volume_mounts(
-    image: dict[str, Any], taken: set[str], size_bytes: int
-) -> list[dict[str, Any]]:
+def build_volume_mounts(image: Image, taken: set[str], size_bytes: int) -> list[dict[str, Any]]:
     """Return tmpfs mounts for the volumes that an image declares, except those at `taken`.
 
     Without them the volumes would be on the server's disk, without a size limit.
     """
-    volumes = set((image.get("Config") or {}).get("Volumes") or {}) - taken
+    volumes = set(image.config.Volumes or {}) - taken
     options = {"SizeBytes": size_bytes, "Mode": 0o1777}
     return [
         {"Type": "tmpfs", "Target": target, "TmpfsOptions": options} for target in sorted(volumes)

@@ -13,9 +13,10 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from . import engine
+from .engine_objects import Container
 from .paths import read_json, write_json
 
 # Below a run's .labctl: container, opened_at, and lost_at (null while it has access).
@@ -65,9 +66,9 @@ def update_access(before: GpuAccess, code: int | None, now: float) -> GpuAccess:
 class GpuProbe:
     """Repeated probes of one container. No call waits for a probe to end."""
 
-    def __init__(self, container: dict[str, Any], directory: Path) -> None:
-        self.container_id = str(container["Id"])
-        self.name = str(container["Name"]).lstrip("/")
+    def __init__(self, container: Container, directory: Path) -> None:
+        self.container_id = container.Id
+        self.name = container.Name.lstrip("/")
         self.path = directory / ".labctl" / STATE
         self.access = _read(self.path, self.name)
         self._exec_id = ""

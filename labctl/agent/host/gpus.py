@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict
 
 from ..broker.detection import is_brokered
 from ..reply import Failure
+from .engine_objects import Container
 
 if TYPE_CHECKING:
     from .nvml import Nvml
@@ -236,12 +237,12 @@ def _parse_process(row: str) -> list[dict[str, Any]]:
     return [{"uuid": uuid.strip(), "pid": int(pid), **memory}]
 
 
-def select_given(gpus: list[Gpu], container: dict[str, Any]) -> list[Gpu]:
+def select_given(gpus: list[Gpu], container: Container) -> list[Gpu]:
     """Return the GPUs that a container was given, as `docker inspect` shows it."""
     selected = set()
-    for device_request in (container.get("HostConfig") or {}).get("DeviceRequests") or []:
-        if any("gpu" in names for names in device_request.get("Capabilities") or []):
-            count = device_request.get("Count") or 0
-            selected |= set(device_request.get("DeviceIDs") or [])
+    for device_request in container.HostConfig.DeviceRequests or ():
+        if any("gpu" in names for names in device_request.Capabilities or ()):
+            count = device_request.Count
+            selected |= set(device_request.DeviceIDs or ())
             selected |= {gpu["index"] for gpu in gpus[: len(gpus) if count < 0 else count]}
     return [gpu for gpu in gpus if selected & {gpu["index"], gpu.get("uuid"), gpu.get("parent")}]

@@ -6,7 +6,6 @@ A reload applies the device rules of every container again, and can take a conta
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 from contextlib import suppress
@@ -15,6 +14,7 @@ from typing import Any
 
 from ..reply import Failure
 from . import engine
+from .engine_objects import ContainerHostConfig
 
 # Exists while a reload is pending. A reboot removes it, and reads all unit files anyway.
 PUT_OFF = Path("/run/labctl/reload-put-off")
@@ -46,20 +46,19 @@ def list_gpu_containers() -> list[str]:
     if not shutil.which("docker"):
         return []
     try:
-        containers = json.loads(engine.call("GET", "/containers/json"))
-        running = engine.inspect_containers([container["Id"] for container in containers])
+        ids = [container.Id for container in engine.list_containers()]
+        running = engine.inspect_containers(ids)
     except Failure:
         return ["any (the Docker Engine does not answer)"] if NODE.exists() else []
-    return sorted(name for name, container in running.items() if has_gpu(container["HostConfig"]))
+    return sorted(name for name, container in running.items() if has_gpu(container.HostConfig))
 
 
-def has_gpu(host_config: dict[str, Any]) -> bool:
+def has_gpu(host_config: ContainerHostConfig) -> bool:
     """Return whether a container has a GPU: by `--gpus`, CDI, NVIDIA's runtime or `--device`."""
-    devices = host_config.get("Devices") or []
     return bool(
-        host_config.get("DeviceRequests")
-        or host_config.get("Runtime") == "nvidia"
-        or any(str(device.get("PathOnHost", "")).startswith("/dev/nvidia") for device in devices)
+        host_config.DeviceRequests
+        or host_config.Runtime == "nvidia"
+        or any(device.PathOnHost.startswith("/dev/nvidia") for device in host_config.Devices or ())
     )
 
 

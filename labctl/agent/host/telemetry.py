@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from ..reply import Failure
 from ..watchdog.activity import LabAccount
 from ..watchdog.notify import notify
 from . import engine
 from .container_usage import ContainerUsage
+from .engine_objects import Container
 from .gpu_access import GpuProbe
 from .gpus import Gpu, Gpus, select_given
 from .paths import labctl_home
@@ -59,13 +59,12 @@ OF_AN_INSTANCE = ("uuid", "name", "memory_bytes", "memory_total_bytes")
 class RecordedRun:
     """One run's container, and when its next line is due."""
 
-    def __init__(self, container: dict[str, Any]) -> None:
-        mounts = {mount["Destination"]: mount.get("Source", "") for mount in container["Mounts"]}
-        self.directory = Path(mounts["/lab/run"])
+    def __init__(self, container: Container) -> None:
+        self.directory = Path(container.sources["/lab/run"])
         self.gauges = ContainerUsage(container)
-        self.attempt = int(container["Name"].rpartition("-")[2])
+        self.attempt = int(container.Name.rpartition("-")[2])
         self.began_s = self.due_s = time.monotonic()
-        has_gpu = bool((container.get("HostConfig") or {}).get("DeviceRequests"))
+        has_gpu = bool(container.HostConfig.DeviceRequests)
         self.probe = GpuProbe(container, self.directory) if has_gpu else None
 
     def build_line(self, gpus: list[Gpu]) -> dict[str, Any]:
@@ -153,18 +152,16 @@ def list_recorded(before: dict[str, RecordedRun]) -> dict[str, RecordedRun]:
     for container_id in ids:
         entry = before.get(container_id)
         if entry is None:
-            with suppress(Failure, KeyError, ValueError):
-                container = json.loads(engine.call("GET", f"/containers/{container_id}/json"))
-                entry = RecordedRun(container)
+            with suppress(Failure, ValueError):
+                container = engine.inspect_container(container_id)
+                entry = RecordedRun(container) if container else None
         if entry is not None and labctl_home() in entry.directory.parents:
             current[container_id] = entry
     return current
 
 
 def list_running() -> list[str]:
-    filters = quote(json.dumps({"label": ["labctl.run"]}))
-    containers = json.loads(engine.call("GET", f"/containers/json?filters={filters}"))
-    return [container["Id"] for container in containers]
+    return [container.Id for container in engine.list_containers("labctl.run")]
 
 
 def write_due(recorded: dict[str, RecordedRun], gpus: Gpus) -> None:

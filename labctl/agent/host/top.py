@@ -17,6 +17,7 @@ from typing import Any
 from ..reply import Failure, send_closing_reply, send_reply
 from . import engine
 from .container_usage import ContainerUsage
+from .engine_objects import Container
 from .gpus import Gpu, Gpus, select_given
 from .host_usage import HostUsage, ProcessUsage, load_psutil
 from .paths import labctl_home, read_json
@@ -85,9 +86,7 @@ class TopView:
 
     def _refresh(self) -> None:
         with suppress(Failure, ValueError):
-            container_ids = [
-                container["Id"] for container in json.loads(engine.call("GET", "/containers/json"))
-            ]
+            container_ids = [container.Id for container in engine.list_containers()]
             runs = {
                 container_id: container
                 for container_id, container in self.runs.items()
@@ -95,10 +94,8 @@ class TopView:
             }
             for container_id in container_ids:
                 if container_id not in runs:
-                    with suppress(Failure, KeyError, ValueError):
-                        inspected = json.loads(
-                            engine.call("GET", f"/containers/{container_id}/json")
-                        )
+                    inspected = engine.inspect_container(container_id)
+                    if inspected:
                         runs[container_id] = TopContainer(inspected, self.processes)
             self.runs = runs
         self.processes.refresh()
@@ -124,25 +121,25 @@ class TopView:
 class TopContainer:
     """A container: anybody's run, a service, or another one."""
 
-    def __init__(self, container: dict[str, Any], processes: ProcessUsage) -> None:
-        labels = container["Config"].get("Labels") or {}
-        name = container["Name"].lstrip("/")
+    def __init__(self, container: Container, processes: ProcessUsage) -> None:
+        labels = container.labels
+        name = container.Name.lstrip("/")
         self.gauges = ContainerUsage(container)
-        mounts = {mount["Destination"]: mount.get("Source", "") for mount in container["Mounts"]}
-        self.progress = Path(mounts["/lab/run"]) / PROGRESS if "/lab/run" in mounts else None
+        directory = container.sources.get("/lab/run")
+        self.progress = Path(directory) / PROGRESS if directory else None
         self.owner_fields = {
             key: value
             for key, value in (
                 ("run", labels.get("labctl.run", "")),
                 ("service", labels.get("labctl.service", "")),
                 ("lab_id", labels.get("labctl.lab-id", "")),
-                ("lab", container["Config"].get("Hostname", "") if "labctl.run" in labels else ""),
+                ("lab", container.Config.Hostname if "labctl.run" in labels else ""),
                 ("person", processes.find_person(self.gauges.pid)),
                 ("name", name),
             )
             if value
         }
-        self.started_at = container["State"].get("StartedAt", "")
+        self.started_at = container.State.StartedAt
 
     def build_rows(self, gpus: list[Gpu], apps: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return one row, or none once the container has ended."""

@@ -23,6 +23,7 @@ from typing import Any
 from ..files import outputs
 from ..files.edits import edits
 from ..host.engine import inspect_containers
+from ..host.engine_objects import Container
 from ..host.paths import hash_file, lab_dir, measure_age_s, read_json, write_json
 from ..reply import Failure, encode_error, send_reply
 from ..runs.run_state import (
@@ -184,7 +185,7 @@ class _LabPass:
         if error.whole:
             self.why = str(error)
 
-    def _inspect_live(self, runs: list[Path]) -> dict[str, Any]:
+    def _inspect_live(self, runs: list[Path]) -> dict[str, Container]:
         names = [
             read_last_attempt(d).get("container", "") for d in runs if not read_final_record(d)
         ]
@@ -230,7 +231,7 @@ class _LabPass:
 class _RunPass:
     """One run's part of a pass. `sent` is what the store has, as recorded in SENT."""
 
-    def __init__(self, parent: _LabPass, directory: Path, inspected: dict[str, Any]) -> None:
+    def __init__(self, parent: _LabPass, directory: Path, inspected: dict[str, Container]) -> None:
         self.parent = parent
         self.directory = directory
         self.name = directory.name

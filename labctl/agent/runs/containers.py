@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..host.engine import build_proxy_env, create_container, read_archive, remove_container
+from ..host.engine_objects import Image
 from ..host.paths import labctl_home
 from . import secrets_tmpfs
 
@@ -22,7 +23,7 @@ HOME_ENV = {
 
 
 def build_run_body(
-    root: Path, directory: Path, spec: dict[str, Any], image: dict[str, Any]
+    root: Path, directory: Path, spec: dict[str, Any], image: Image
 ) -> dict[str, Any]:
     """Return the container of a run. Pure except for the files that `build_lab_body` makes."""
     mounts = [build_mount(directory / "code", "/lab/code"), build_mount(directory, "/lab/run")]
@@ -32,7 +33,7 @@ def build_run_body(
     env = {**build_run_env(spec), **spec["env"]}
     body = build_lab_body(root, spec, image, mounts, env, {"labctl.run": spec["id"]})
     body["Entrypoint"] = ["/bin/sh"]
-    entrypoint = (image.get("Config") or {}).get("Entrypoint") or []
+    entrypoint = image.config.Entrypoint or ()
     body["Cmd"] = ["/lab/run/.labctl/entry.sh", *entrypoint, *spec["command"]]
     body["StopTimeout"] = 60
     body["Tty"] = body["OpenStdin"] = bool(spec["tty"])
@@ -43,19 +44,18 @@ def build_run_body(
 def build_lab_body(
     root: Path,
     spec: dict[str, Any],
-    image: dict[str, Any],
+    image: Image,
     mounts: list[dict[str, Any]],
     env: dict[str, str],
     labels: dict[str, str],
 ) -> dict[str, Any]:
     """Return what every container of a lab has: our user, its home and cache, data, a label.
 
-    `spec` has lab, lab_id and gpus ("", "all" or device UUIDs joined by commas), `image` is the
-    image as `docker inspect` shows it.
+    `spec` has lab, lab_id and gpus ("", "all" or device UUIDs joined by commas).
     """
     (labctl_home() / ".cache" / "home").mkdir(parents=True, exist_ok=True)
     (root / "data").mkdir(exist_ok=True)
-    passwd = make_passwd_file(image["Id"], labctl_home() / ".passwd")
+    passwd = make_passwd_file(image.Id, labctl_home() / ".passwd")
     lab_mounts = [
         build_mount(root / "data", "/lab/data", read_only=True),
         build_mount(labctl_home() / ".cache", "/lab/cache"),
@@ -63,7 +63,7 @@ def build_lab_body(
     ]
     variables = {**build_proxy_env(), **HOME_ENV, **env}
     return {
-        "Image": image["Id"],
+        "Image": image.Id,
         "Hostname": spec["lab"],
         "User": f"{os.getuid()}:{os.getgid()}",
         "WorkingDir": "/lab/code",

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..host.engine import inspect_containers
+from ..host.engine import inspect_container
 from ..host.paths import read_json
 from ..reply import send_closing_reply, send_reply
 from .run_state import UNENDED, inspect_run, read_last_attempt, require_run_directory
@@ -94,8 +94,8 @@ def _wait(name: str) -> subprocess.Popen[bytes]:
 
 
 def _is_running(name: str) -> bool:
-    container = inspect_containers([name]).get(name)
-    return bool(container and container["State"].get("Running"))
+    container = inspect_container(name)
+    return container is not None and container.State.Running
 
 
 def _send(log: Path, offset: int) -> int:

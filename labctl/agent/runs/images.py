@@ -27,7 +27,9 @@ FAILED_STEP = re.compile(r"^(Step \d+/\d+ : |#\d+ \[)")
 def present(request: dict[str, Any]) -> dict[str, Any]:
     """Return {"ids": {reference: image id or ""}} for "references"."""
     images = {r: inspect_image(r) for r in request["references"]}
-    return {"ids": {r: (image_record or {}).get("Id", "") for r, image_record in images.items()}}
+    return {
+        "ids": {r: image_record.Id if image_record else "" for r, image_record in images.items()}
+    }
 
 
 def pull(request: dict[str, Any]) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 from ...wire.boot_id import read_boot_token
 from ..broker.detection import LEASE
 from ..host.docker import run_docker
-from ..host.engine import inspect_containers
+from ..host.engine import inspect_container, inspect_containers
+from ..host.engine_objects import Container, ContainerState
 from ..host.gpu_access import find_loss_time
 from ..host.paths import (
     LIMIT,
@@ -79,11 +80,10 @@ def read_final_record(directory: Path) -> dict[str, Any]:
     return read_json(directory / ".labctl" / "record.json")
 
 
-def inspect_run(directory: Path, inspected: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def inspect_run(directory: Path, inspected: dict[str, Container]) -> dict[str, Any]:
     """Determine a run's state now. An ended run is recorded once and for all.
 
-    `inspected` is what `docker inspect` returned, by container name; a container that it lacks is
-    inspected here.
+    `inspected` has containers by name; one that it lacks is inspected here.
     """
     record = read_final_record(directory)
     if record:
@@ -106,7 +106,7 @@ def inspect_run(directory: Path, inspected: dict[str, dict[str, Any]]) -> dict[s
         "log_offset": read_json(directory / ".labctl" / "resumed.json").get("offset", 0),
     }
     name = attempt.get("container", "")
-    container = inspected.get(name) or (inspect_containers([name]).get(name) if name else None)
+    container = inspected.get(name) or (inspect_container(name) if name else None)
     ending = _determine_state(directory, spec, attempt, container)
     state.update(ending)
     state.update(_describe_gpu_loss(directory, name, state))
@@ -137,22 +137,22 @@ def _describe_gpu_loss(directory: Path, container: str, state: dict[str, Any]) -
 
 
 def _determine_state(
-    directory: Path, spec: dict[str, Any], attempt: dict[str, Any], container: dict[str, Any] | None
+    directory: Path, spec: dict[str, Any], attempt: dict[str, Any], container: Container | None
 ) -> dict[str, Any]:
     """Return state, exit_code, ended_at and told from the exit record, Docker and the boot."""
     if container is None and not attempt:
         return {"state": "claimed"}
-    status = (container or {}).get("State") or {}
-    if status.get("Running") or status.get("Restarting"):
+    status = container.State if container else ContainerState()
+    if status.Running or status.Restarting:
         return {"state": "running"}
-    if status.get("Status") == "created" and not status.get("Error"):
+    if status.Status == "created" and not status.Error:
         return {"state": "claimed"}
     exit_record = read_json(directory / ".labctl" / "exit.json")
     rebooted = bool(attempt.get("boot")) and attempt["boot"] != read_boot_token()
     cancelled = (directory / ".labctl" / "cancel").exists()
     reached = read_json(directory / ".labctl" / LIMIT).get("by", "")
     if reached and not cancelled and (not exit_record or exit_record.get("asked")):
-        return _describe_limit(reached, exit_record, status)
+        return _describe_limit(reached, exit_record, container)
     if exit_record:
         return _describe_exit(directory, spec, exit_record, cancelled, rebooted)
     if rebooted:
@@ -170,14 +170,14 @@ def _determine_state(
         if recent and not attempt.get("launched"):
             return {"state": "starting"}
         return {"state": "lost", "ended_at": None, "told": "lost: its container was removed"}
-    code = int(status.get("ExitCode", -1))
-    ended_at = _parse_docker_time(status.get("FinishedAt", ""))
-    if status.get("OOMKilled"):
+    code = status.ExitCode
+    ended_at = _parse_docker_time(status.FinishedAt)
+    if status.OOMKilled:
         summary = describe_exit(137, {"oom_kills": 1}, spec, False)
     elif cancelled:
         summary = "canceled: it did not stop in time and was killed"
-    elif status.get("Error"):
-        summary = f"could not start: {status['Error'][-500:]}"
+    elif status.Error:
+        summary = f"could not start: {status.Error[-500:]}"
     elif code <= 128 and measure_disk(directory)[0] < LEAST_ROOM_BYTES:
         # The entry script had no room to write its record; the container still has its exit code.
         summary = describe_exit(code, {}, spec, False)
@@ -190,15 +190,16 @@ def _determine_state(
 
 
 def _describe_limit(
-    limit: str, exit_record: dict[str, Any], status: dict[str, Any]
+    limit: str, exit_record: dict[str, Any], container: Container | None
 ) -> dict[str, Any]:
     reached = "its GPU lease ended" if limit == LEASE else f"the server reached its {limit}"
     summary = f"stopped: {reached}; the outputs saved by then are kept"
     return {
         "state": "lost",
         "stopped_by": limit,
-        "exit_code": exit_record.get("code", status.get("ExitCode")),
-        "ended_at": exit_record.get("ended_at") or _parse_docker_time(status.get("FinishedAt", "")),
+        "exit_code": exit_record.get("code", container.State.ExitCode if container else None),
+        "ended_at": exit_record.get("ended_at")
+        or (_parse_docker_time(container.State.FinishedAt) if container else None),
         "told": summary,
     }
 
@@ -313,7 +314,7 @@ def list_new_files(directory: Path, outputs: list[str]) -> list[str]:
 
 
 def _save_console(
-    directory: Path, spec: dict[str, Any], container: str, inspected: dict[str, Any] | None
+    directory: Path, spec: dict[str, Any], container: str, inspected: Container | None
 ) -> None:
     """Append what the container printed to the log: all of it with a terminal, otherwise only the
     shell's errors (where the log is empty).

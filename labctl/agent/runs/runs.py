@@ -22,6 +22,7 @@ from ..broker.detection import TAKEN
 from ..host import engine
 from ..host.background import build_scope_words
 from ..host.docker import run_docker, run_tmux, spawn_tmux
+from ..host.engine_objects import Container, ContainerState, Image
 from ..host.paths import (
     drop_tree,
     lab_dir,
@@ -88,7 +89,7 @@ def _launch_claimed(
     request: dict[str, Any],
     root: Path,
     directory: Path,
-    image: dict[str, Any] | None,
+    image: Image | None,
     existed: bool,
 ) -> dict[str, Any]:
     spec = request["spec"]
@@ -141,12 +142,12 @@ def launch(
     root: Path,
     directory: Path,
     spec: dict[str, Any],
-    image: dict[str, Any],
+    image: Image,
     secrets: dict[str, str],
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Container]:
     """Start the container of the next attempt.
 
-    Returns the container's state as `docker inspect` would show it now.
+    Returns the container by its name, as the engine would show it now.
     """
     _snapshot(root / "code", directory / "code")
     for name in {*spec["outputs"], "logs", "checkpoints"}:
@@ -159,9 +160,9 @@ def launch(
     record: dict[str, Any] = {
         "container": container,
         "boot": read_boot_token(),
-        "image_id": image["Id"],
+        "image_id": image.Id,
     }
-    record["image_digest"] = next(iter(image.get("RepoDigests") or ()), "")
+    record["image_digest"] = next(iter(image.RepoDigests or ()), "")
     record["started_at"] = time.time()
     write_json(meta / f"attempt-{attempt}", record)
     secrets_tmpfs.write_secrets(spec["id"], secrets)
@@ -189,7 +190,7 @@ def _start_recorder() -> None:
 
 def _start_container(
     container: str, spec: dict[str, Any], body: dict[str, Any]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Container]:
     """Create and start the container. If it exists, it belongs to this attempt: leave it alone."""
     try:
         if not engine.create_container(container, body):
@@ -199,7 +200,7 @@ def _start_container(
         engine.remove_container(container)
         raise _describe_refusal(spec, refused.message) from None
     # The engine has just confirmed it. To inspect a command that ends at once would take 80 ms.
-    return {container: {"State": {"Running": True}}}
+    return {container: Container(Name=container, State=ContainerState(Running=True))}
 
 
 def _describe_refusal(spec: dict[str, Any], message: str) -> Failure:

@@ -19,7 +19,8 @@ from typing import Any
 from ..broker.detection import is_brokered
 from ..host import engine
 from ..host.docker import run_docker
-from ..host.engine import inspect_containers, inspect_image
+from ..host.engine import inspect_container, inspect_containers, inspect_image
+from ..host.engine_objects import Container, Image
 from ..host.paths import (
     lab_dir,
     labctl_home,
@@ -52,9 +53,9 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     name = require_name(request["name"])
     with _lock_service(root, name):
         container = _container_name(root, name)
-        inspected = inspect_containers([container]).get(container)
+        inspected = inspect_container(container)
         is_stale = False
-        if inspected and inspected["State"]["Running"]:
+        if inspected and inspected.State.Running:
             is_stale = _has_other_settings(inspected, request)
             if not (is_stale and request.get("replace")):
                 inspected = _wait_until_ready(container, request)
@@ -88,7 +89,7 @@ def status(request: dict[str, Any]) -> dict[str, Any]:
     inspected = inspect_containers(_list_containers(root, request["lab_id"]))
     return {
         "services": [
-            _describe_service(root, container, container["Config"]["Labels"]["labctl.service"])
+            _describe_service(root, container, container.labels["labctl.service"])
             for _, container in sorted(inspected.items())
         ]
     }
@@ -144,7 +145,7 @@ def build(request: dict[str, Any]) -> None:
         for key, value in {
             **request.get("args", {}),
             **wheel_args,
-            "BASE": base_image["Id"],
+            "BASE": base_image.Id,
         }.items():
             words += ["--build-arg", f"{key}={value}"]
         if wheel_args:
@@ -174,15 +175,13 @@ def _lock_service(root: Path, name: str) -> Iterator[None]:
         yield
 
 
-def _image_tag(base_image: dict[str, Any], request: dict[str, Any]) -> str:
+def _image_tag(base_image: Image, request: dict[str, Any]) -> str:
     args = {k: v for k, v in request.get("args", {}).items() if k != "BASE"}
-    text = json.dumps([base_image["Id"], request.get("dockerfile", ""), args], sort_keys=True)
+    text = json.dumps([base_image.Id, request.get("dockerfile", ""), args], sort_keys=True)
     return "labctl-services:" + hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _find_service_image(
-    base_image: dict[str, Any], request: dict[str, Any]
-) -> dict[str, Any] | None:
+def _find_service_image(base_image: Image, request: dict[str, Any]) -> Image | None:
     """Return the image to start: this one, or the one built on it, None until that is built."""
     preset = KNOWN.get(request["name"])
     if preset is None or request.get("command"):
@@ -190,7 +189,7 @@ def _find_service_image(
     path = labctl_home() / ".passwd" / f"programs-{base_image['Id'].rpartition(':')[2][:24]}.json"
     programs = read_json(path)
     if request["name"] not in programs:
-        words = ["run", "--rm", "--network", "none", "--entrypoint", "/bin/sh", base_image["Id"]]
+        words = ["run", "--rm", "--network", "none", "--entrypoint", "/bin/sh", base_image.Id]
         done = run_docker(*words, "-c", f"{preset['test']} >/dev/null 2>&1", check=False)
         programs[request["name"]] = done.returncode == 0
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -229,9 +228,9 @@ def _hash_settings(request: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
 
-def _has_other_settings(inspected: dict[str, Any], request: dict[str, Any]) -> bool:
+def _has_other_settings(inspected: Container, request: dict[str, Any]) -> bool:
     """Return whether the service runs with another image, command or port than this request's."""
-    return bool(inspected["Config"]["Labels"].get("labctl.service-wish") != _hash_settings(request))
+    return bool(inspected.labels.get("labctl.service-wish") != _hash_settings(request))
 
 
 def _launch(container: str, body: dict[str, Any], request: dict[str, Any]) -> None:
@@ -245,9 +244,7 @@ def _launch(container: str, body: dict[str, Any], request: dict[str, Any]) -> No
         raise Failure("docker", message, refused.message[-1500:], "labctl doctor") from None
 
 
-def _container_body(
-    root: Path, image_record: dict[str, Any], request: dict[str, Any]
-) -> dict[str, Any]:
+def _container_body(root: Path, image: Image, request: dict[str, Any]) -> dict[str, Any]:
     """Return the service's container as the engine's `create` takes it."""
     name, argv, port = request["name"], _build_argv(request), _get_port(request)
     env = {**request.get("env", {}), "LABCTL_DATA_DIR": "/lab/data"}
@@ -262,7 +259,7 @@ def _container_body(
         env["JUPYTER_TOKEN_FILE"] = TOKEN_FILE
     labels = {"labctl.service": name, "labctl.service-port": str(port)}
     labels["labctl.service-wish"] = _hash_settings(request)
-    body = build_lab_body(root, request, image_record, mounts, env, labels)
+    body = build_lab_body(root, request, image, mounts, env, labels)
     body["ExposedPorts"] = {f"{port}/tcp": {}}
     published = [{"HostIp": "127.0.0.1", "HostPort": ""}]
     body["HostConfig"].update({"Init": True, "PortBindings": {f"{port}/tcp": published}})
@@ -270,7 +267,7 @@ def _container_body(
         body["HostConfig"].update(serve.build_host_config(request))
     if request.get("as_is"):
         body["HostConfig"].update(build_limits(request))
-        body["WorkingDir"] = (image_record.get("Config") or {}).get("WorkingDir") or "/"
+        body["WorkingDir"] = image.config.WorkingDir or "/"
         body.update({"Cmd": argv} if argv else {})
     elif request.get("command"):
         body["Cmd"] = argv
@@ -303,7 +300,7 @@ def _token(root: Path, name: str) -> Path:
     return path
 
 
-def _describe_service(root: Path, inspected: dict[str, Any], name: str) -> dict[str, Any]:
+def _describe_service(root: Path, inspected: Container, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "port": _get_inner_port(inspected)
@@ -312,40 +309,38 @@ def _describe_service(root: Path, inspected: dict[str, Any], name: str) -> dict[
         "socket": _get_socket(inspected),
         "token": read_text(_token_path(root, name)) if name == "jupyter" else "",
         "path": KNOWN.get(name, {}).get("path", "/"),
-        "container": inspected["Name"].lstrip("/"),
-        "running": bool(inspected["State"]["Running"]),
+        "container": inspected.Name.lstrip("/"),
+        "running": inspected.State.Running,
     }
 
 
-def _get_published_port(inspected: dict[str, Any]) -> int:
+def _get_published_port(inspected: Container) -> int:
     """Return the port on the server's loopback, 0 while none is published."""
-    bindings = (inspected["NetworkSettings"].get("Ports") or {}).get(
-        f"{_get_inner_port(inspected)}/tcp"
-    ) or []
-    return int(bindings[0]["HostPort"]) if bindings else 0
+    bindings = (inspected.NetworkSettings.Ports or {}).get(f"{_get_inner_port(inspected)}/tcp")
+    return int(bindings[0].HostPort) if bindings else 0
 
 
-def _get_inner_port(inspected: dict[str, Any]) -> int:
-    return int(inspected["Config"]["Labels"].get("labctl.service-port") or 0)
+def _get_inner_port(inspected: Container) -> int:
+    return int(inspected.labels.get("labctl.service-port") or 0)
 
 
-def _get_socket(inspected: dict[str, Any]) -> str:
+def _get_socket(inspected: Container) -> str:
     """Return the Unix socket by which a shared server's broker (networks.py) offers the service.
 
     "" on other servers, which publish a port.
     """
-    return str(inspected["Config"]["Labels"].get("labctl.service-socket", ""))
+    return inspected.labels.get("labctl.service-socket", "")
 
 
-def _wait_until_ready(container: str, request: dict[str, Any]) -> dict[str, Any]:
-    """Wait until the port answers; return what `docker inspect` shows of the container."""
+def _wait_until_ready(container: str, request: dict[str, Any]) -> Container:
+    """Wait until the port answers; return the container."""
     name = request["name"]
     is_preset = name in KNOWN and not request.get("command")
     limit_s = float(request.get("deadline_s") or READY_S)
     deadline = time.monotonic() + limit_s
     while True:
-        inspected = inspect_containers([container]).get(container)
-        if inspected is None or not inspected["State"]["Running"]:
+        inspected = inspect_container(container)
+        if inspected is None or not inspected.State.Running:
             raise _describe_early_end(container, inspected, request)
         address = _get_socket(inspected) or _get_published_port(inspected)
         if address and (is_http_ready(address) if is_preset else is_listening(address)):
@@ -356,13 +351,13 @@ def _wait_until_ready(container: str, request: dict[str, Any]) -> dict[str, Any]
 
 
 def _describe_early_end(
-    container: str, inspected: dict[str, Any] | None, request: dict[str, Any]
+    container: str, inspected: Container | None, request: dict[str, Any]
 ) -> Failure:
     failure = _fail(container, f"the service {request['name']} exited right after its start")
     if not request.get("model"):
         return failure
     return serve.explain_failure(
-        (inspected or {"State": {}})["State"].get("ExitCode"), failure.report.why
+        inspected.State.ExitCode if inspected else None, failure.report.why
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..host import engine
 from ..host.docker import run_docker
+from ..host.engine_objects import Image
 from ..host.paths import drop_tree, lab_dir, read_json, resolve_inside
 from ..reply import Failure
 from ..runs.containers import build_lab_body, build_limits, build_mount, build_run_env
@@ -65,7 +66,7 @@ def _run_evaluation(
     request: dict[str, Any],
     directory: Path,
     spec: dict[str, Any],
-    image: dict[str, Any],
+    image: Image,
     checkpoint: str,
 ) -> dict[str, Any]:
     root = lab_dir(request["lab"], request["lab_id"])
@@ -95,7 +96,7 @@ def build_evaluation_body(
     root: Path,
     directory: Path,
     spec: dict[str, Any],
-    image: dict[str, Any],
+    image: Image,
     checkpoint: str,
     output_directory: Path,
 ) -> dict[str, Any]:
@@ -121,7 +122,7 @@ def build_evaluation_body(
         NetworkMode="none", CapDrop=["ALL"], ReadonlyRootfs=True, Tmpfs={"/tmp": "mode=1777"}
     )
     words = ["/bin/sh", "-c", PYTHON, "evaluate", PROGRAM, f"/lab/run/{checkpoint}"]
-    if (image.get("Config") or {}).get("Entrypoint"):
+    if image.config.Entrypoint:
         container["Cmd"] = words
     else:
         container["Entrypoint"], container["Cmd"] = words[:1], words[1:]
@@ -132,11 +133,11 @@ def _wait_for_exit(name: str, deadline_s: float) -> int:
     """Wait for the container's exit code. Failure after `deadline_s`."""
     deadline, pause_s = time.monotonic() + deadline_s, FIRST_PAUSE_S
     while True:
-        inspected = engine.inspect_containers([name]).get(name)
+        inspected = engine.inspect_container(name)
         if inspected is None:
             raise Failure("docker", "the evaluation's container was removed while it ran")
-        if not inspected["State"]["Running"]:
-            return int(inspected["State"]["ExitCode"])
+        if not inspected.State.Running:
+            return inspected.State.ExitCode
         if time.monotonic() > deadline:
             what = f"the evaluation did not finish within {deadline_s:g} s and was stopped"
             raise Failure("docker", what, "", "labctl eval --on-server --time-limit 4h")

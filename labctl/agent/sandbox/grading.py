@@ -18,6 +18,7 @@ from typing import Any
 
 from ...wire.boot_id import read_boot_token
 from ..host import engine
+from ..host.engine_objects import Image
 from ..host.paths import CHUNK, drop_tree, lab_dir, read_json, require_name, write_json, write_text
 from ..reply import Failure
 from ..runs.containers import build_mount
@@ -138,7 +139,7 @@ def _grading_directory(request: dict[str, Any]) -> Path:
 
 
 def _grade_submission(
-    request: dict[str, Any], top: Path, job: Path, image: dict[str, Any]
+    request: dict[str, Any], top: Path, job: Path, image: Image
 ) -> dict[str, Any]:
     prediction = _run_student_code(request, top, image)
     if prediction.outcome != "ok":
@@ -154,9 +155,7 @@ def _grade_submission(
     return {"predict": prediction.as_json(), "grade": grading.as_json(), "results": results}
 
 
-def _run_student_code(
-    request: dict[str, Any], top: Path, image: dict[str, Any]
-) -> sandbox.SandboxResult:
+def _run_student_code(request: dict[str, Any], top: Path, image: Image) -> sandbox.SandboxResult:
     """Run the student's container: their code and model, and the inputs."""
     submission = _find_pushed(top, request["submission"])
     mounts = [_mount_readable(submission / part, f"/lab/{part}") for part in ("code", "model")]
@@ -173,7 +172,7 @@ def _run_student_code(
 
 
 def _run_grader(
-    request: dict[str, Any], top: Path, predictions: Path, image: dict[str, Any]
+    request: dict[str, Any], top: Path, predictions: Path, image: Image
 ) -> sandbox.SandboxResult:
     """Run the staff's container: the labels, the grader, and the student's predictions only."""
     mounts = [build_mount(predictions, "/lab/predictions", read_only=True)]
@@ -195,7 +194,7 @@ def _run_grader(
 
 def _container(
     request: dict[str, Any],
-    image: dict[str, Any],
+    image: Image,
     command: list[str],
     output: str,
     mounts: list[dict[str, Any]],

@@ -7,15 +7,14 @@ So the program cannot fill the server's disk.
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import subprocess
 import time
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from ..host import engine
+from ..host.engine_objects import ContainerState, Image
 from ..reply import Failure
 
 # The account inside, "nobody", which owns nothing on the server.
@@ -56,7 +55,7 @@ class SandboxResult(NamedTuple):
 
 
 def build_sandbox_body(
-    image: dict[str, Any],
+    image: Image,
     command: list[str],
     output: str,
     mounts: list[dict[str, Any]],
@@ -75,7 +74,7 @@ def build_sandbox_body(
     variables = {**defaults, **env}
     used_targets = {"/tmp", SCRATCH, OUT, *(mounted["Target"] for mounted in mounts)}
     return {
-        "Image": image["Id"],
+        "Image": image.Id,
         "Hostname": "sealed",
         "User": f"{OWNER}:{OWNER}",
         "WorkingDir": "/lab/code",
@@ -128,18 +127,19 @@ def run_sandboxed(
         reader = _OutputReader(name, started_s + deadline_s, most_bytes)
         outcome = reader.start_and_read()
         seconds = time.monotonic() - started_s
-        state = (engine.inspect_containers([name]).get(name) or {}).get("State") or {}
+        container_after = engine.inspect_container(name)
     finally:
         engine.remove_container(name)
-    never_started = str(state.get("StartedAt", "")).startswith("0001")
-    if state.get("Error") or never_started or (not state and not outcome):
+    state = container_after.State if container_after else ContainerState(ExitCode=KILLED)
+    never_started = state.StartedAt.startswith("0001")
+    if state.Error or never_started or (container_after is None and not outcome):
         raise Failure(
             "docker", "a sandbox container did not start", _error_text(state, reader.output_text())
         )
-    if state.get("Running"):
+    if state.Running:
         what = "the Docker Engine on the grading server lost a running container"
         raise Failure("engine", what)
-    code = int(state.get("ExitCode", KILLED))
+    code = state.ExitCode
     if not outcome:
         outcome = _determine_outcome(state, code, bytes(reader.output))
     output = bytes(reader.output) if outcome == "ok" else b""
@@ -148,18 +148,16 @@ def run_sandboxed(
 
 def list_labeled_containers(label: str) -> list[str]:
     """Return the ids of the containers with this label."""
-    filters = quote(json.dumps({"label": [label]}))
-    containers = json.loads(engine.call("GET", f"/containers/json?all=1&filters={filters}"))
-    return [container["Id"] for container in containers]
+    return [container.Id for container in engine.list_containers(label, all_states=True)]
 
 
-def _error_text(state: dict[str, Any], printed: str) -> str:
-    return str(state.get("Error") or printed).strip()[-2000:]
+def _error_text(state: ContainerState, printed: str) -> str:
+    return (state.Error or printed).strip()[-2000:]
 
 
-def _determine_outcome(state: dict[str, Any], code: int, output: bytes) -> str:
+def _determine_outcome(state: ContainerState, code: int, output: bytes) -> str:
     # The engine may learn of the kernel's OOM kill after the end. Nothing else kills here.
-    if state.get("OOMKilled") or code == KILLED:
+    if state.OOMKilled or code == KILLED:
         return "memory"
     if code:
         return "exit"

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 from ..host import engine
+from ..host.engine_objects import ContainerRow
 from ..host.paths import labctl_home, measure_age_s, read_text
 from ..reply import Failure
 from .processes import ActivitySign, ProcessActivity, read_terminals, read_tmux_clients
@@ -106,18 +107,17 @@ class ActivityReader:
         previous, self.cpu_ns = self.cpu_ns, {}
         now = time.monotonic()
         span, self.cpu_at_s = now - self.cpu_at_s, now
-        for container in json.loads(engine.call("GET", "/containers/json")):
-            labels = container.get("Labels") or {}
-            name = container["Names"][0].lstrip("/")
+        for container in engine.list_containers():
+            labels, name = container.labels, container.name
             if "labctl.run" in labels:
                 run = labels["labctl.run"]
                 signs.append(ActivitySign(f"run {run} is running", run=run))
                 continue
             if labels.get("labctl.service") == "jupyter":
                 signs += read_kernels(container)
-            used_ns = _cpu_ns(container["Id"])
-            self.cpu_ns[container["Id"]] = used_ns
-            cores = (used_ns - previous.get(container["Id"], used_ns)) / span / 1e9
+            used_ns = _cpu_ns(container.Id)
+            self.cpu_ns[container.Id] = used_ns
+            cores = (used_ns - previous.get(container.Id, used_ns)) / span / 1e9
             if cores > (SERVICE_CORES if "labctl.service" in labels else CONTAINER_CORES):
                 signs.append(ActivitySign(f"the container {name} used {cores:.0%} of a core"))
         return signs
@@ -133,13 +133,12 @@ def _cpu_ns(container: str) -> int:
     return int(json.loads(stats)["cpu_stats"]["cpu_usage"]["total_usage"])
 
 
-def read_kernels(container: dict[str, Any]) -> list[ActivitySign]:
+def read_kernels(container: ContainerRow) -> list[ActivitySign]:
     """Read the activity of a labctl Jupyter's kernels, through its API with its own token."""
-    port = next((p["PublicPort"] for p in container.get("Ports", []) if p.get("PublicPort")), 0)
-    name = container["Names"][0].lstrip("/")
-    root = labctl_home() / name.rpartition("-svc-")[0]
+    port = next((port.PublicPort for port in container.Ports or () if port.PublicPort), 0)
+    root = labctl_home() / container.name.rpartition("-svc-")[0]
     token = read_text(root / ".labctl" / "service-jupyter.token")
-    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request("GET", "/api/kernels", headers={"Authorization": f"token {token}"})
         reply = connection.getresponse()

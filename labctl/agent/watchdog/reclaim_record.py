@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ..host import engine
+from ..host.engine_objects import ContainerRow
 from ..host.paths import lab_dir, read_json, run_dir
 from .state_files import write_state
 
@@ -66,15 +67,14 @@ def reclaimed(request: dict[str, Any]) -> dict[str, Any]:
 class ReclaimedRun:
     """A run whose server is being reclaimed."""
 
-    def __init__(self, container: dict[str, Any], notice: dict[str, Any], say: Say) -> None:
-        """Take `container` as the engine lists it, `notice` as the file stores it."""
-        self.id = container["Id"]
-        self.run = container["Labels"]["labctl.run"]
+    def __init__(self, container: ContainerRow, notice: dict[str, Any], say: Say) -> None:
+        """Take `notice` as the file stores it."""
+        self.id = container.Id
+        self.run = container.labels["labctl.run"]
         self.say = say
-        mounts = {mount["Destination"]: mount.get("Source", "") for mount in container["Mounts"]}
-        self.directory = Path(mounts["/lab/run"])
+        self.directory = Path(container.sources["/lab/run"])
         self._meta = self.directory / ".labctl"
-        name = container["Names"][0].lstrip("/")
+        name = container.name
         self.body: dict[str, Any] = read_json(self._meta / NAME)
         if self.body.get("container") != name:  # otherwise, an earlier watchdog started it
             step = read_json(self.directory / "logs" / "progress.json").get("step")

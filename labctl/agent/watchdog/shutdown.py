@@ -18,7 +18,6 @@ short) count as results.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -26,10 +25,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
-from urllib.parse import quote
+from typing import Callable, NamedTuple
 
 from ..host import engine
+from ..host.engine_objects import ContainerRow
 from ..host.paths import LIMIT, labctl_home, measure_age_s
 from ..mirror.boto3_python import LACKING, find_python
 from ..reply import Failure
@@ -199,16 +198,12 @@ def find_unsavable(plan: ShutdownPlan) -> list[str]:
     return problems
 
 
-def list_running_containers(label: str, lab_id: str = "") -> list[dict[str, Any]]:
-    """Return the running containers with this label, as the engine lists them."""
+def list_running_containers(label: str, lab_id: str = "") -> list[ContainerRow]:
+    """Return the running containers with this label."""
     if not shutil.which("docker"):
         return []
     labels = [label, *([f"labctl.lab-id={lab_id}"] if lab_id else [])]
-    filters = quote(json.dumps({"label": labels}))
-    containers: list[dict[str, Any]] = json.loads(
-        engine.call("GET", f"/containers/json?filters={filters}")
-    )
-    return containers
+    return engine.list_containers(*labels)
 
 
 def list_live_runs(plan: ShutdownPlan) -> list[str]:
@@ -217,7 +212,7 @@ def list_live_runs(plan: ShutdownPlan) -> list[str]:
         containers = list_running_containers("labctl.run", "" if plan.every_lab else plan.lab_id)
     except (Failure, OSError, ValueError):
         return []
-    return [container["Labels"]["labctl.run"] for container in containers]
+    return [container.labels["labctl.run"] for container in containers]
 
 
 def _stop_runs(plan: ShutdownPlan, by: str, say: Say) -> None:
@@ -233,20 +228,21 @@ def _stop_runs(plan: ShutdownPlan, by: str, say: Say) -> None:
         list(pool.map(lambda container: _stop_run(container, plan, by, say), containers))
 
 
-def _stop_run(container: dict[str, Any], plan: ShutdownPlan, by: str, say: Say) -> None:
-    run, began_s = container["Labels"]["labctl.run"], time.monotonic()
-    mounts = {mount["Destination"]: mount.get("Source", "") for mount in container["Mounts"]}
+def _stop_run(container: ContainerRow, plan: ShutdownPlan, by: str, say: Say) -> None:
+    run, began_s = container.labels["labctl.run"], time.monotonic()
     # Written before the signal: the run's end must not look like its own, nor be resumed.
-    write_state(Path(mounts["/lab/run"]) / ".labctl", LIMIT, {"by": by, "at": time.time()})
+    write_state(
+        Path(container.sources["/lab/run"]) / ".labctl", LIMIT, {"by": by, "at": time.time()}
+    )
     with suppress(engine.EngineRequestError):
-        engine.call("POST", f"/containers/{container['Id']}/kill?signal=SIGTERM")
+        engine.call("POST", f"/containers/{container.Id}/kill?signal=SIGTERM")
     deadline_s = began_s + plan.grace_s
     last_s = deadline_s + plan.grace_s
-    while _is_running(container["Id"]):
+    while _is_running(container.Id):
         now_s = time.monotonic()
         if now_s > deadline_s and (now_s > last_s or not _is_writing_checkpoint(run)):
             with suppress(engine.EngineRequestError):
-                engine.call("POST", f"/containers/{container['Id']}/kill?signal=SIGKILL")
+                engine.call("POST", f"/containers/{container.Id}/kill?signal=SIGKILL")
             say("run killed", f"{run} had not ended {now_s - began_s:.0f} s after SIGTERM")
             return
         time.sleep(POLL_S)
@@ -254,11 +250,8 @@ def _stop_run(container: dict[str, Any], plan: ShutdownPlan, by: str, say: Say) 
 
 
 def _is_running(container: str) -> bool:
-    try:
-        inspected = json.loads(engine.call("GET", f"/containers/{container}/json"))
-    except engine.EngineRequestError:
-        return False
-    return bool(inspected["State"]["Running"])
+    inspected = engine.inspect_container(container)
+    return inspected is not None and inspected.State.Running
 
 
 def _is_writing_checkpoint(run: str) -> bool:
@@ -284,5 +277,5 @@ def _stop_services(plan: ShutdownPlan, say: Say) -> None:
     with suppress(Failure):
         for container in list_running_containers("labctl.service", plan.lab_id):
             with suppress(engine.EngineRequestError):
-                engine.call("POST", f"/containers/{container['Id']}/stop?t=10")
+                engine.call("POST", f"/containers/{container.Id}/stop?t=10")
             say("service stopped", container["Labels"]["labctl.service"])
