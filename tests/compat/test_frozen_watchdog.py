@@ -43,7 +43,10 @@ def find(lab_id):
     import json
     known = json.loads(limits.read_text()) if limits.exists() else {}
     return there if known.get("lab_id") == lab_id else None
-paths.own_dir, paths.found_dir = lambda: there, find
+own, found = ("own_directory", "find_directory") if package != "remote" else ("own_dir", "found_dir")
+assert hasattr(paths, own) and hasattr(paths, found)
+setattr(paths, own, lambda: there)
+setattr(paths, found, find)
 code = importlib.import_module(package + "." + door).main()
 sys.stdout.flush()
 os._exit(code)
