@@ -43,7 +43,8 @@ def find(lab_id):
     import json
     known = json.loads(limits.read_text()) if limits.exists() else {}
     return there if known.get("lab_id") == lab_id else None
-own, found = ("own_directory", "find_directory") if package != "remote" else ("own_dir", "found_dir")
+today = ("own_directory", "find_directory")
+own, found = ("own_dir", "found_dir") if package == "remote" else today
 assert hasattr(paths, own) and hasattr(paths, found)
 setattr(paths, own, lambda: there)
 setattr(paths, found, find)
