@@ -160,7 +160,7 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
         profile=options["profile"],
         tell=(lambda _: None) if json_ else _print_graded,
     )
-    ctx.meta[SCREEN].rest()
+    ctx.meta[SCREEN].stop_drawing()
     if not json_:
         _draw_grading(grading)
     may_release = options["release"] and grading.is_complete

@@ -115,4 +115,4 @@ def _remove_expired(lab: Lab) -> None:
 
 def stop_drawing(ctx: click.Context) -> None:
     """Stop live drawing before another program's output begins."""
-    ctx.meta[SCREEN].rest()
+    ctx.meta[SCREEN].stop_drawing()

@@ -218,7 +218,7 @@ def _send_request(
     )
     lines = connections.open_line_channel(endpoint, request)
     try:
-        line = lines.ask(json.dumps(message).encode() + b"\n")
+        line = lines.exchange(json.dumps(message).encode() + b"\n")
     finally:
         lines.close()
     reply = parse_reply(line.decode(errors="replace"))

@@ -209,7 +209,7 @@ class CourseProvider:
         """Send one request to the keeper and return its reply; raise the error that it reports."""
         line = json.dumps({"do": do, **fields}).encode() + b"\n"
         try:
-            reply = self._open_channel().ask(line)
+            reply = self._open_channel().exchange(line)
         except LabError as error:
             raise _add_student_hint(error, self.settings.keeper) from None
         try:

@@ -17,7 +17,7 @@ CREDENTIALS_S = 6 * 3600
 def build_metadata(record: InstanceRecord, backend: Backend) -> Look:
     """Return a lookup of the paths below /latest/ for a machine, current at each call."""
 
-    def look(path: str) -> str | None:
+    def find_entry(path: str) -> str | None:
         entries = _list_facts(record, backend)
         entries.update(_list_notices(record))
         for role, arn in _list_roles(record, backend).items():
@@ -32,7 +32,7 @@ def build_metadata(record: InstanceRecord, backend: Backend) -> Look:
         children = {name.split("/")[0] + ("/" if "/" in name else "") for name in names}
         return "\n".join(sorted(children)) or None
 
-    return look
+    return find_entry
 
 
 def _list_facts(record: InstanceRecord, backend: Backend) -> dict[str, Callable[[], str]]:

@@ -35,7 +35,7 @@ def upload_file(transport: Transport, source: Path, target: str, reporter: Repor
         if target.endswith("/") or _is_directory(sftp, target):
             target = posixpath.join(target, source.name)
         staged = f"{target}.labctl-part"
-        sent = sftp.put(str(source), staged, callback=_Report(reporter, source.name))
+        sent = sftp.put(str(source), staged, callback=_TransferProgress(reporter, source.name))
         sftp.chmod(staged, stat.S_IMODE(source.stat().st_mode))
         sftp.posix_rename(staged, target)
     return sent.st_size or 0
@@ -63,7 +63,7 @@ def download_file(transport: Transport, source: str, target: Path, reporter: Rep
                     why="`labctl cp` copies one file",
                     hint="labctl pull   # for the outputs of runs",
                 )
-            sftp.get(source, str(staged), callback=_Report(reporter, name))
+            sftp.get(source, str(staged), callback=_TransferProgress(reporter, name))
         staged.replace(target)
     return target.stat().st_size
 
@@ -91,7 +91,7 @@ def _is_directory(sftp: SFTPClient, path: str) -> bool:
         return False
 
 
-class _Report:
+class _TransferProgress:
     """Reports the bytes that are done, as SFTP's callback."""
 
     def __init__(self, reporter: Reporter, name: str) -> None:

@@ -32,7 +32,7 @@ class LineChannel:
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: IO[bytes] | None = None
 
-    def ask(self, line: bytes) -> bytes:
+    def exchange(self, line: bytes) -> bytes:
         """Send `line` and return the reply line, including its newline.
 
         Raises a ConnectError if the other side cannot be reached, LinkLostError if the connection

@@ -81,7 +81,7 @@ def test_the_code_says_whether_all_is_graded(
     code: int,
     says: str,
 ) -> None:
-    answer(monkeypatch, "grading_run.grade", found)
+    answer(monkeypatch, "grading_run.grade_assignment", found)
     said = labctl("-C", "ml", "course", "grade", "hw3")
     assert said.code == code
     assert says in said.out + said.err
@@ -92,7 +92,7 @@ def test_evidence_is_shown_plain_and_as_no_verdict(
     course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    answer(monkeypatch, "grading_run.grade", graded(ALICE, BOB))
+    answer(monkeypatch, "grading_run.grade_assignment", graded(ALICE, BOB))
     said = labctl("-C", "ml", "course", "grade", "hw3")
     row = next(line for line in said.out.splitlines() if line.startswith("alice"))
     assert row.split() == ["alice", "graded", "40/100", "-10%", "0.9000", "0.5000", "claim"]
@@ -102,7 +102,7 @@ def test_evidence_is_shown_plain_and_as_no_verdict(
 
 
 def test_json_is_one_object(course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(monkeypatch, "grading_run.grade", graded(ALICE, BOB))
+    answer(monkeypatch, "grading_run.grade_assignment", graded(ALICE, BOB))
     said = labctl("-C", "ml", "course", "grade", "hw3", "--json")
     body = json.loads(said.out)
     assert (body["version"], body["released"], said.err) == (1, None, "")

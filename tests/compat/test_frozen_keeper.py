@@ -77,7 +77,7 @@ def test_a_parcel_of_the_same_version_is_taken_in(
 def test_one_of_another_version_is_refused_with_what_to_type(
     student: Student, parcel: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(take_in, "version", lambda: "99.0")
+    monkeypatch.setattr(take_in, "labctl_version", lambda: "99.0")
     keeper = Keeper(tmp_path / "new-keeper", student, monkeypatch)
     with pytest.raises(UsageError) as caught:
         keeper.take_in(parcel)

@@ -43,7 +43,11 @@ def find(lab_id):
     import json
     known = json.loads(limits.read_text()) if limits.exists() else {}
     return there if known.get("lab_id") == lab_id else None
-paths.own_dir, paths.found_dir = lambda: there, find
+today = ("own_directory", "find_directory")
+own, found = ("own_dir", "found_dir") if package == "remote" else today
+assert hasattr(paths, own) and hasattr(paths, found)
+setattr(paths, own, lambda: there)
+setattr(paths, found, find)
 code = importlib.import_module(package + "." + door).main()
 sys.stdout.flush()
 os._exit(code)

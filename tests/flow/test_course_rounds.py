@@ -306,7 +306,7 @@ def test_a_broken_roster_leaves_everybody_in(kept: Kept) -> None:
 def keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cloud is one whose disks can outlive their servers."""
     monkeypatch.setattr(DiskCloud, "can_keep_itself", False, raising=False)
-    for name in ("keep_disk", "release_disk", "attach_kept"):
+    for name in ("keep_disk", "release_disk", "attach_kept_disk"):
         monkeypatch.setattr(DiskCloud, name, lambda *_: [], raising=False)
 
 

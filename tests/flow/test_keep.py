@@ -288,7 +288,7 @@ def test_a_server_that_lives_is_left_alone_and_doubles_are_named(two: Pair) -> N
 def keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cloud is one whose disks can outlive their servers."""
     monkeypatch.setattr(DiskCloud, "can_keep_itself", False, raising=False)
-    for name in ("keep_disk", "release_disk", "attach_kept"):
+    for name in ("keep_disk", "release_disk", "attach_kept_disk"):
         monkeypatch.setattr(DiskCloud, name, lambda *_: [], raising=False)
 
 

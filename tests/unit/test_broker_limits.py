@@ -86,7 +86,7 @@ def test_a_lease_that_could_not_be_ended_is_ended_later(bed: Bed) -> None:
     bed.keeping.run_round()
     wait_for(lambda: (bed.keeping.run_round(), bed.reported)[1])
     assert bed.reported == [
-        "ending the lease of u1001.over failed: Refused: "
+        "ending the lease of u1001.over failed: EngineRequestError: "
         "the Docker Engine on the server refused the request: busy"
     ]
     asked = len(bed.engine.asked("POST", "/containers/over/stop"))

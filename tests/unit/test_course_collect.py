@@ -306,6 +306,6 @@ def test_this_machine_and_one_with_credentials_are_refused(
         endpoint=Endpoint(host="g"), offer=Offer(provider="static", type="g"), created_at=0.0,
     )  # fmt: skip
     made = GradingServer(build_grading_context(staff_of(folder, GRADER)), server)
-    monkeypatch.setattr(made, "open_agent", lambda: Answering(reply))
+    monkeypatch.setattr(made, "remote", lambda: Answering(reply))
     with pytest.raises(PolicyError, match=says):
         made.check()

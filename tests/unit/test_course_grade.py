@@ -51,13 +51,13 @@ class Server:
         self.begun = 0
         self.replies: dict[str, Any] = {}
 
-    def ready_image(self) -> str:
+    def prepare_image(self) -> str:
         return self.image
 
-    def bring(self, name: str, root: Path, files: Any) -> None:
+    def upload(self, name: str, root: Path, files: Any) -> None:
         self.brought.append(name)
 
-    def gpus(self) -> str:
+    def gpu_setting(self) -> str:
         return ""
 
     @property

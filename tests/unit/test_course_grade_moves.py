@@ -57,13 +57,13 @@ class Graders:
     image: str = "x:1"
     code: int = 0  # with which staff's own program ends
 
-    def ready_image(self) -> str:
+    def prepare_image(self) -> str:
         return self.image
 
-    def bring(self, name: str, root: Path, files: Any) -> None:
+    def upload(self, name: str, root: Path, files: Any) -> None:
         pass
 
-    def gpus(self) -> str:
+    def gpu_setting(self) -> str:
         return ""
 
     @property

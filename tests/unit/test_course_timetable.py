@@ -155,7 +155,7 @@ class Wire:
         self.reply = reply
         self.closed = False
 
-    def ask(self, line: bytes) -> bytes:
+    def exchange(self, line: bytes) -> bytes:
         if isinstance(self.reply, Exception):
             raise self.reply
         body = self.reply if isinstance(self.reply, bytes) else json.dumps(self.reply).encode()

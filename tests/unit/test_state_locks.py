@@ -24,7 +24,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from labctl.state import State
-with State(Path(sys.argv[1])).exclusive("aa", "up"):
+with State(Path(sys.argv[1])).hold_lab("aa", "up"):
     print("held", flush=True)
     sys.stdin.readline()
 """

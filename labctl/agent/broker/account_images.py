@@ -61,7 +61,7 @@ def is_visible(account: BrokerAccount, image: Image) -> bool:
 def pick_tag(reference: str, tag: str) -> str:
     """Return the requested tag or digest, "" if `reference` contains it.
 
-    It is "latest" if there is none: the engine would take a missing tag for all tags.
+    Without one it is "latest": the engine would take a missing tag for all tags.
     """
     has_own_tag = "@" in reference or ":" in reference.rpartition("/")[2]
     if has_own_tag and tag:

@@ -52,7 +52,7 @@ class ActivitySnapshot(NamedTuple):
 
     @property
     def quiet_s(self) -> float:
-        """The age of the newest sign; infinite if there is none."""
+        """The age of the newest sign; infinite without one."""
         return min((sign.age_s for sign in self.signs), default=float("inf"))
 
 

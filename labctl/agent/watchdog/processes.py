@@ -135,7 +135,7 @@ class ProcessActivity:
 
 
 def name_transfer(name: str, words: list[str]) -> str:
-    """Name the transfer of a process, "" if it is none: ("sshd", its words) -> "sftp"."""
+    """Name the transfer of a process, "" if it has none: ("sshd", its words) -> "sftp"."""
     if name.startswith("sshd"):
         return "sftp" if words and words[0].rstrip().endswith("@internal-sftp") else ""
     if name.startswith("python"):
