@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sshd_container import Sshd, build_image, docker, start
 
+from labctl.commands import rsync
 from labctl.servers.connections import Connections
 
 
@@ -42,3 +43,15 @@ def sshd(start_sshd: Callable[..., Sshd]) -> Sshd:
 @pytest.fixture
 def connections(tmp_path: Path) -> Connections:
     return Connections(tmp_path / "ssh", tmp_path / "home" / ".ssh" / "config")
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rsync at 16 MiB/s: it tells of its progress once a second, and goes on meanwhile."""
+    argv = rsync.transfer_argv
+
+    def slowed(program: rsync.RsyncProgram, transfer: rsync.Transfer) -> list[str]:
+        first, *rest = argv(program, transfer)
+        return [first, "--bwlimit=16384", *rest]
+
+    monkeypatch.setattr(rsync, "transfer_argv", slowed)

@@ -261,9 +261,11 @@ class Changing(Recorder):
                 file.write(b"new")
 
 
-def test_a_large_file_that_changes_behind_what_was_read_arrives(box: Box, lab: Path) -> None:
+def test_a_large_file_that_changes_behind_what_was_read_arrives(
+    box: Box, lab: Path, slow: None
+) -> None:
     large = lab / "large.bin"
-    large.write_bytes(bytes(64 * MIB))
+    large.write_bytes(os.urandom(64 * MIB))
     push_code(box, lab, Changing(large))
     assert large.read_bytes()[:3] == b"new"
     assert box.hashes("code") == local_hashes(lab)

@@ -23,7 +23,6 @@ from calibration import dead_link_limit_s
 from sshd_container import Sshd, docker, start, wait_for
 from sync_lab import HOME, LAB, LAB_ID, Box, Recorder, build_image, local_hashes
 
-from labctl.commands import rsync
 from labctl.errors import DiskFullError, LinkLostError, PolicyError, TransferError
 from labctl.events import Event, Progress
 from labctl.servers.agent import AgentClient, program_name
@@ -118,18 +117,6 @@ def assert_resumed(box: Box, lab: Path) -> None:
 
 
 TRANSFERRING = "pgrep -f 'rsync --serve[r]' || true"
-
-
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """rsync at 16 MiB/s: it tells of its progress once a second, and goes on meanwhile."""
-    argv = rsync.transfer_argv
-
-    def slowed(program: rsync.RsyncProgram, transfer: rsync.Transfer) -> list[str]:
-        first, *rest = argv(program, transfer)
-        return [first, "--bwlimit=16384", *rest]
-
-    monkeypatch.setattr(rsync, "transfer_argv", slowed)
 
 
 @pytest.mark.timed
@@ -392,7 +379,6 @@ import msgspec
 from labctl.events import Note, Progress
 from labctl.servers.agent import AgentClient
 from labctl.sync.pull import pull
-from labctl.commands import rsync
 from labctl.model import Endpoint
 from labctl.transports.openssh import OpenSshTransport
 

@@ -63,9 +63,9 @@ class EarlierLabctl(Machine):
 
     SCRIPT = Path(__file__).with_name("earlier_lease.sh").read_text()
 
-    def run_lease_script(self, line: str) -> MachineLease:
+    def ask(self, line: str) -> MachineLease:
         assignments = line.partition("\n")[0]
-        return super().run_lease_script(f"{assignments}\n{self.SCRIPT}")
+        return super().ask(f"{assignments}\n{self.SCRIPT}")
 
 
 @pytest.fixture
