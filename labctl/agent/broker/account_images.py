@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from ..host.engine_objects import Image
 from .http import HttpRefusal
 from .rules import OWNER, BrokerAccount
 
@@ -46,7 +47,7 @@ def list_candidates(account: BrokerAccount, reference: str) -> list[str]:
 
 
 def is_visible(account: BrokerAccount, image: Image) -> bool:
-    """Return whether an image, is the account's or shared."""
+    """Return whether an image is the account's or shared."""
     tags = image.RepoTags or ()
     owners = {match.group(1) for match in map(PRIVATE.match, tags) if match}
     if str(account.uid) in owners:
@@ -73,4 +74,4 @@ def pick_tag(reference: str, tag: str) -> str:
 
 def is_installed_by_staff(image: Image | None) -> bool:
     """Return whether staff installed the image here, rather than pulling it from a registry."""
-    return bool(image) and not (image or {}).get("RepoDigests")
+    return image is not None and not image.RepoDigests

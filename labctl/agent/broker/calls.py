@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..host import engine
+from ..host.engine_objects import Image
 from ..host.paths import read_text
 from . import account_images, cgroup, image_archive, networks
 from . import mounts as broker_mounts
@@ -136,7 +137,8 @@ class Calls:
         name = build_own_name(
             account, request.query.get("name") or f"anonymous-{os.urandom(6).hex()}"
         )
-        image = self._find_image(account, str(spec.get("Image") or ""))
+        document = self._find_image(account, str(spec.get("Image") or ""))
+        image = engine.parse_object(Image, document)
         parsed = parse_container_request(account, spec)
         claim_request = ContainerClaim(name, parsed.gpus, "labctl.service" in pick_labels(spec))
         with self.keeping.claims.claim(account, claim_request) as grant:
@@ -150,7 +152,7 @@ class Calls:
             container_body = build_container_body(
                 account,
                 spec,
-                image=image["Id"],
+                image=image.Id,
                 mounts=mounts,
                 gpus=grant.gpus,
                 gpu_groups=list_node_groups() if grant.gpus else [],
@@ -238,10 +240,10 @@ class Calls:
                     return container
         raise HttpRefusal(404, f"No such container: {ref[:120]}")
 
-    def _find_image(self, account: BrokerAccount, ref: str) -> Image:
+    def _find_image(self, account: BrokerAccount, ref: str) -> dict[str, Any]:
         for reference in account_images.list_candidates(account, ref):
-            image = engine.inspect_image(reference)
-            if image and account_images.is_visible(account, image):
+            image = engine.inspect_image_document(reference)
+            if image and account_images.is_visible(account, engine.parse_object(Image, image)):
                 return image
         raise HttpRefusal(404, f"No such image: {ref[:200]}")
 

@@ -10,6 +10,7 @@ import re
 from typing import Any, NamedTuple
 
 from ..host import engine
+from ..host.engine_objects import Image
 from .http import HttpRefusal
 
 OWNER = "labctl.uid"
@@ -128,7 +129,7 @@ def parse_container_request(account: BrokerAccount, request: dict[str, Any]) -> 
 
 
 def build_volume_mounts(
-    image: dict[str, Any], binds: list[BindMount], share: AccountShare
+    image: Image, binds: list[BindMount], share: AccountShare
 ) -> list[dict[str, Any]]:
     """Return tmpfs mounts for the volumes that an image declares.
 

@@ -186,7 +186,7 @@ def _find_service_image(base_image: Image, request: dict[str, Any]) -> Image | N
     preset = KNOWN.get(request["name"])
     if preset is None or request.get("command"):
         return base_image
-    path = labctl_home() / ".passwd" / f"programs-{base_image['Id'].rpartition(':')[2][:24]}.json"
+    path = labctl_home() / ".passwd" / f"programs-{base_image.Id.rpartition(':')[2][:24]}.json"
     programs = read_json(path)
     if request["name"] not in programs:
         words = ["run", "--rm", "--network", "none", "--entrypoint", "/bin/sh", base_image.Id]

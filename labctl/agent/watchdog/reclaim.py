@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable
 
+from ..host.engine_objects import ContainerRow
 from ..host.paths import read_json, write_json
 from ..host.sudo import run_as_root
 from ..reply import Failure
@@ -201,7 +202,7 @@ class ReclaimHandler:
             run.record_mirrored(failed_paths)
 
 
-def _list_runs(plan: ShutdownPlan) -> list[dict[str, Any]]:
+def _list_runs(plan: ShutdownPlan) -> list[ContainerRow]:
     return list_running_containers("labctl.run", "" if plan.every_lab else plan.lab_id)
 
 
@@ -214,7 +215,7 @@ def _watch_until(
     """Check the runs until `done` holds for all of them, or until `until_s` since boot."""
     while True:
         with suppress(Failure):  # a restarting engine does not list them
-            alive = {container["Id"] for container in _list_runs(plan)}
+            alive = {container.Id for container in _list_runs(plan)}
             for run in runs:
                 run.update(alive)
         if all(done(run) for run in runs) or read_boottime_s() >= until_s:

@@ -278,4 +278,4 @@ def _stop_services(plan: ShutdownPlan, say: Say) -> None:
         for container in list_running_containers("labctl.service", plan.lab_id):
             with suppress(engine.EngineRequestError):
                 engine.call("POST", f"/containers/{container.Id}/stop?t=10")
-            say("service stopped", container["Labels"]["labctl.service"])
+            say("service stopped", container.labels["labctl.service"])
