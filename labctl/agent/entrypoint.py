@@ -33,7 +33,7 @@ ANSWERING = {
     "edits": "files.edits.edits",
     "hashes": "files.content_hashes.hashes",
     "manifest": "files.outputs.manifest",
-    "image": "runs.images.present",
+    "image": "runs.images.find",
     "service": "runs.services.start",
     "services": "runs.services.status",
     "service-stop": "runs.services.stop",

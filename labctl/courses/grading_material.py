@@ -100,8 +100,6 @@ def list_bundle_files(root: Path) -> Iterable[FileEntry]:
 def build_limits(server: GradingServer) -> dict[str, Any]:
     """Return course.yaml's grading.limits, with defaults for those that it does not set."""
     limits = server.context.config.limits
-    gpus = server.gpu_setting()
-    gpu_request = {"Driver": "", "Count": -1, "Capabilities": [["gpu"]], "Options": {}}
     memory = limits.memory_bytes or MEMORY_BYTES
     return {
         "memory_bytes": memory,
@@ -109,5 +107,5 @@ def build_limits(server: GradingServer) -> dict[str, Any]:
         "cpus": limits.cpus or CPUS,
         "pids": PIDS,
         "disk_bytes": DISK_BYTES,
-        "devices": [gpu_request] if gpus else [],
+        "gpus": "all" if server.gpu_setting() else "",
     }

@@ -89,7 +89,7 @@ class GradingServer:
         """Pull or build the image on the server; return its reference."""
         reference = images.image_reference(self.context)
         remote = self.remote()
-        if not remote.call_untyped("image", {"references": [reference]})["ids"][reference]:
+        if not images.has_image(remote, reference):
             if self.context.config.image.build:
                 root = self.context.config.root
                 self._upload("code", root, scan_code(root, self.context.reporter))

@@ -60,7 +60,7 @@ def load_image(context: LabContext, server: Server, where: str) -> Check:
     reference = context.config.image.reference
     try:
         remote = context.open_agent(server)
-        if remote.call_untyped("image", {"references": [reference]})["ids"][reference]:
+        if images.has_image(remote, reference):
             return Check(name=NAME, ok=True, detail=f"{reference} is on {where} already")
         images.ensure_image(context, server, remote, reference)
     except ConnectError:

@@ -159,7 +159,7 @@ def _bring_files(context: LabContext, server: Server, files: CourseMaterial, bak
     if config.image.reference:
         remote = context.open_agent(server)
         reference = config.image.reference
-        if not remote.call_untyped("image", {"references": [reference]})["ids"][reference]:
+        if not images.has_image(remote, reference):
             images.ensure_image(context, server, remote, reference)
     push_material(context, server, files, baked=baked)
 

@@ -20,6 +20,14 @@ from labctl.servers.context import LabContext
 from labctl.shell import portable_line
 from labctl.sync.scan import NEVER_AT_TOP, HashIndex, scan_data
 from labctl.sync.transfer_lock import hold_transfers
+from labctl.wire.images import (
+    BUILD_IMAGE,
+    FIND_IMAGES,
+    PULL_IMAGE,
+    BuildImageRequest,
+    FindImagesRequest,
+    PullImageRequest,
+)
 
 # seconds a second process waits while the first builds the lab's image
 BUILD_S = 3600.0
@@ -119,32 +127,32 @@ def _build(
 ) -> None:
     args = build_args(context, image)
     base = context.config.base_image
-    if base and not remote.call_untyped("image", {"references": [base]})["ids"][base]:
+    if base and not has_image(remote, base):
         provide_image(context, server, remote, base)
     push_wheelhouse(context, server, remote)
     name = f"building {wanted}"
     context.reporter.emit(Step(name=name))
     lines = BuildLines(context.reporter, name)
-    closing = remote.stream_untyped(
-        "build",
-        {
-            "lab": context.config.name,
-            "lab_id": context.lab_id,
-            "directory": image.build,
-            "run": of_run,
-            "tag": wanted,
-            "args": args,
-            "wheelhouse": bool(context.config.wheelhouse),
-        },
+    closing = remote.stream(
+        BUILD_IMAGE,
+        BuildImageRequest(
+            lab=context.config.name,
+            lab_id=context.lab_id,
+            directory=image.build,
+            tag=wanted,
+            run=of_run,
+            args=args,
+            wheelhouse=bool(context.config.wheelhouse),
+        ),
         on_reply=lambda _: None,
         on_bytes=lines.feed,
     )
-    if closing["code"] != 0:
+    if closing.code != 0:
         raise BuildError(
             "the image build failed",
-            log_path=closing["log"],
-            why="\n".join(closing["tail"]),
-            hint=f"labctl ssh -- cat {closing['log']}   # the full log",
+            log_path=closing.log,
+            why="\n".join(closing.tail),
+            hint=f"labctl ssh -- cat {closing.log}   # the full log",
         )
     context.reporter.emit(Step(name=name, done=True))
 
@@ -163,17 +171,22 @@ def push_wheelhouse(context: LabContext, server: Server, remote: AgentClient) ->
         push(*target, wheels, files, context.reporter, index=index)
 
 
+def has_image(remote: AgentClient, reference: str) -> bool:
+    """Return whether an image is on the server."""
+    return bool(remote.call(FIND_IMAGES, FindImagesRequest((reference,))).ids[reference])
+
+
 def _pull(context: LabContext, remote: AgentClient, wanted: str) -> None:
     name = f"pulling {wanted} on the server"
     context.reporter.emit(Step(name=name))
     lines = BuildLines(context.reporter, name)
-    closing = remote.stream_untyped(
-        "pull-image", {"reference": wanted}, on_reply=lambda _: None, on_bytes=lines.feed
+    closing = remote.stream(
+        PULL_IMAGE, PullImageRequest(wanted), on_reply=lambda _: None, on_bytes=lines.feed
     )
-    if closing["code"] != 0:
+    if closing.code != 0:
         raise LabError(
             f"the server cannot pull {wanted}",
-            why="\n".join(closing["tail"][-3:]),
+            why="\n".join(closing.tail[-3:]),
             hint="check `image:` in lab.yaml, or set a base image with LABCTL_BASE_IMAGE",
         )
     context.reporter.emit(Step(name=name, done=True))

@@ -33,15 +33,27 @@ def decode(kind: Type[Message], text: Union[str, bytes]) -> Message:
     return from_json(kind, body)
 
 
-def to_json(value: Any) -> Any:
-    """Convert a message, or a value inside one, to what `json.dumps` writes."""
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {name: to_json(field) for name, field in zip(value._fields, value)}
+def to_json(value: Any, drop_defaults: bool = False) -> Any:
+    """Convert a message, or a value inside one, to what `json.dumps` writes.
+
+    `drop_defaults` leaves out the fields that have their defaults.
+    """
+    if hasattr(value, "_fields"):
+        return _message_to_json(value, drop_defaults)
     if isinstance(value, (tuple, list)):
-        return [to_json(each) for each in value]
+        return [to_json(each, drop_defaults) for each in value]
     if isinstance(value, dict):
-        return {key: to_json(each) for key, each in value.items()}
+        return {key: to_json(each, drop_defaults) for key, each in value.items()}
     return value
+
+
+def _message_to_json(message: Any, drop_defaults: bool) -> Dict[str, Any]:
+    defaults = message._field_defaults if drop_defaults else {}
+    return {
+        name: to_json(field, drop_defaults)
+        for name, field in zip(message._fields, message)
+        if name not in defaults or field != defaults[name]
+    }
 
 
 def from_json(kind: Type[Message], body: object) -> Message:

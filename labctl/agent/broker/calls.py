@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..host import engine
-from ..host.engine_objects import Image
+from ..host.engine_objects import Image, Mount
 from ..host.paths import read_text
 from . import account_images, cgroup, image_archive, networks
 from . import mounts as broker_mounts
@@ -35,6 +35,7 @@ from .rules import (
     OWNER,
     SOCKET,
     SOURCES,
+    BindMount,
     BrokerAccount,
     build_container_body,
     build_exec_body,
@@ -248,8 +249,8 @@ class Calls:
         raise HttpRefusal(404, f"No such image: {ref[:200]}")
 
     def _hold_mounts(
-        self, account: BrokerAccount, name: str, binds: list[Any]
-    ) -> list[dict[str, Any]]:
+        self, account: BrokerAccount, name: str, binds: list[BindMount]
+    ) -> list[Mount]:
         if name in broker_mounts.list_held():
             if engine.inspect_containers([name]):
                 raise HttpRefusal(409, f'The container name "{name}" is already in use')

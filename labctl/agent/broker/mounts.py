@@ -12,8 +12,8 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+from ..host.engine_objects import Mount
 from ..host.paths import drop_tree
 from .http import HttpRefusal
 from .rules import BindMount, BrokerAccount
@@ -86,7 +86,7 @@ def prepare_directory() -> None:
         _mount("none", str(PLACE), MS_PRIVATE)
 
 
-def bind_mounts(account: BrokerAccount, name: str, binds: list[BindMount]) -> list[dict[str, Any]]:
+def bind_mounts(account: BrokerAccount, name: str, binds: list[BindMount]) -> list[Mount]:
     """Bind-mount each below PLACE/<name>; return the mounts as the engine takes them."""
     folder = PLACE / name
     folder.mkdir(mode=0o700)
@@ -118,8 +118,8 @@ def _bind(account: BrokerAccount, bind: BindMount, path: Path) -> None:
         os.close(source)
 
 
-def _engine_mount(source: str, target: str, read_only: bool) -> dict[str, Any]:
-    return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}
+def _engine_mount(source: str, target: str, read_only: bool) -> Mount:
+    return Mount("bind", target, Source=source, ReadOnly=read_only)
 
 
 def release(name: str) -> None:

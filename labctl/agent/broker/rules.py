@@ -10,7 +10,7 @@ import re
 from typing import Any, NamedTuple
 
 from ..host import engine
-from ..host.engine_objects import Image
+from ..host.engine_objects import Image, Mount
 from .http import HttpRefusal
 
 OWNER = "labctl.uid"
@@ -128,9 +128,7 @@ def parse_container_request(account: BrokerAccount, request: dict[str, Any]) -> 
     return ContainerRequest(_parse_binds(host), _parse_gpus(host), number)
 
 
-def build_volume_mounts(
-    image: Image, binds: list[BindMount], share: AccountShare
-) -> list[dict[str, Any]]:
+def build_volume_mounts(image: Image, binds: list[BindMount], share: AccountShare) -> list[Mount]:
     """Return tmpfs mounts for the volumes that an image declares.
 
     Refusal for too many, or for invalid paths.
@@ -138,7 +136,7 @@ def build_volume_mounts(
     mounts = engine.build_volume_mounts(
         image, {mount.target for mount in binds} | set(TMPFS), limit_tmp_bytes(share)
     )
-    if len(mounts) > MOST_MOUNTS or not all(_is_path(mount["Target"]) for mount in mounts):
+    if len(mounts) > MOST_MOUNTS or not all(_is_path(mount.Target) for mount in mounts):
         raise HttpRefusal(
             403, "a shared server does not allow the volumes that this image declares"
         )
@@ -154,7 +152,7 @@ def build_container_body(
     request: dict[str, Any],
     *,
     image: str,
-    mounts: list[dict[str, Any]],
+    mounts: list[Mount],
     gpus: list[str],
     gpu_groups: list[str],
     labels: dict[str, str],

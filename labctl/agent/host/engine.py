@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Callable, Iterator
 from urllib.parse import quote
 
-from ...wire.codec import Message, MessageError, from_json
+from ...wire.codec import Message, MessageError, from_json, to_json
 from ..reply import Failure
 from .docker import ATTEMPTS_S, run_docker
-from .engine_objects import Container, ContainerRow, Image
+from .engine_objects import Container, ContainerRow, Image, Mount, MountTmpfsOptions, NewContainer
 
 SOCKET = "unix:///var/run/docker.sock"
 # The newest API version used; an older engine gets its own version.
@@ -87,7 +87,7 @@ def parse_object(kind: type[Message], body: object) -> Message:
         raise Failure("engine", what, str(error), "labctl doctor") from None
 
 
-def create_container(name: str, body: dict[str, Any]) -> bool:
+def create_container(name: str, body: NewContainer) -> bool:
     """Create a container without starting it; return False if one of that name exists."""
     try:
         call("POST", f"/containers/create?name={name}", body)
@@ -133,9 +133,7 @@ def _get_object(path: str) -> dict[str, Any] | None:
         time.sleep(PAUSE_S)
 
 
-def call(
-    method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = ANSWER_S
-) -> bytes:
+def call(method: str, path: str, body: object = None, timeout_s: float = ANSWER_S) -> bytes:
     """Send one request; return the body of the response.
 
     Refused for an error, or for no response within `timeout_s`. Failure if no engine listens.
@@ -170,7 +168,7 @@ def _exchange(
     socket_path: str,
     method: str,
     target: str,
-    body: dict[str, Any] | None,
+    body: object,
     timeout_s: float = ANSWER_S,
 ) -> tuple[int, dict[str, str], bytes]:
     """Return (status, headers in lower case, body)."""
@@ -195,8 +193,8 @@ def _exchange(
     return status, headers, content
 
 
-def _build_request(method: str, target: str, body: dict[str, Any] | None) -> bytes:
-    content = b"" if body is None else json.dumps(body).encode()
+def _build_request(method: str, target: str, body: object) -> bytes:
+    content = b"" if body is None else json.dumps(to_json(body, drop_defaults=True)).encode()
     head = f"{method} {target} HTTP/1.0\r\nHost: docker\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
@@ -362,16 +360,14 @@ def _socket_path() -> str:
     return host[len("unix://") :]
 
 
-def build_volume_mounts(image: Image, taken: set[str], size_bytes: int) -> list[dict[str, Any]]:
+def build_volume_mounts(image: Image, taken: set[str], size_bytes: int) -> list[Mount]:
     """Return tmpfs mounts for the volumes that an image declares, except those at `taken`.
 
     Without them the volumes would be on the server's disk, without a size limit.
     """
     volumes = set(image.config.Volumes or {}) - taken
-    options = {"SizeBytes": size_bytes, "Mode": 0o1777}
-    return [
-        {"Type": "tmpfs", "Target": target, "TmpfsOptions": options} for target in sorted(volumes)
-    ]
+    options = MountTmpfsOptions(size_bytes, Mode=0o1777)
+    return [Mount("tmpfs", target, TmpfsOptions=options) for target in sorted(volumes)]
 
 
 def _context_host() -> str:

@@ -1,7 +1,8 @@
-"""Objects of the Docker Engine's API, as far as labctl reads them.
+"""Objects of the Docker Engine's API, as far as labctl reads and writes them.
 
 Fields have the engine's own names, so that its documentation describes them. The engine sends null
-for many empty lists and maps: these fields are optional.
+for many empty lists and maps: these fields are optional. What labctl writes is sent without the
+fields that have their defaults.
 """
 
 from typing import Dict, NamedTuple, Optional, Tuple
@@ -128,3 +129,117 @@ class Image(NamedTuple):
     @property
     def config(self) -> ImageConfig:
         return self.Config or ImageConfig()
+
+
+class MountTmpfsOptions(NamedTuple):
+    SizeBytes: int
+    Mode: int = 0
+
+
+class Mount(NamedTuple):
+    """A mount of a new container. `Type` is "bind" or "tmpfs"."""
+
+    Type: str
+    Target: str
+    Source: str = ""
+    ReadOnly: bool = False
+    TmpfsOptions: Optional[MountTmpfsOptions] = None
+
+
+class ContainerLog(NamedTuple):
+    """The log of a container; `Type` "" is the engine's default driver."""
+
+    Type: str
+    Config: Dict[str, str]
+
+
+class Ulimit(NamedTuple):
+    Name: str
+    Soft: int
+    Hard: int
+
+
+class NewHostConfig(NamedTuple):
+    """How a new container runs. 0 is no limit; `MemorySwap` includes the memory."""
+
+    Mounts: Tuple[Mount, ...] = ()
+    SecurityOpt: Tuple[str, ...] = ()
+    CapDrop: Tuple[str, ...] = ()
+    GroupAdd: Tuple[str, ...] = ()
+    Runtime: str = ""
+    NetworkMode: str = ""
+    IpcMode: str = ""
+    CgroupParent: str = ""
+    ReadonlyRootfs: bool = False
+    Init: bool = False
+    AutoRemove: bool = False
+    Memory: int = 0
+    MemorySwap: int = 0
+    NanoCpus: int = 0
+    PidsLimit: int = 0
+    ShmSize: int = 0
+    OomScoreAdj: int = 0
+    Tmpfs: Optional[Dict[str, str]] = None
+    Ulimits: Tuple[Ulimit, ...] = ()
+    LogConfig: Optional[ContainerLog] = None
+    DeviceRequests: Tuple[DeviceRequest, ...] = ()
+    PortBindings: Optional[Dict[str, Tuple[PortBinding, ...]]] = None
+
+
+class ContainerHealthcheck(NamedTuple):
+    Test: Tuple[str, ...]
+
+
+class NewContainer(NamedTuple):
+    """A container as `docker container create` takes it."""
+
+    Image: str
+    Hostname: str = ""
+    User: str = ""
+    WorkingDir: str = ""
+    Env: Tuple[str, ...] = ()
+    Labels: Optional[Dict[str, str]] = None
+    Entrypoint: Optional[Tuple[str, ...]] = None
+    Cmd: Optional[Tuple[str, ...]] = None
+    StopTimeout: Optional[int] = None
+    Tty: bool = False
+    OpenStdin: bool = False
+    StdinOnce: bool = False
+    AttachStdin: bool = False
+    AttachStdout: bool = False
+    AttachStderr: bool = False
+    NetworkDisabled: bool = False
+    Healthcheck: Optional[ContainerHealthcheck] = None
+    ExposedPorts: Optional[Dict[str, Dict[str, str]]] = None
+    HostConfig: NewHostConfig = NewHostConfig()
+
+
+class NewExec(NamedTuple):
+    """A command in a running container, as `docker exec` creates it."""
+
+    Cmd: Tuple[str, ...]
+    User: str = ""
+    Env: Tuple[str, ...] = ()
+    WorkingDir: str = ""
+    Tty: bool = False
+    AttachStdin: bool = False
+    AttachStdout: bool = False
+    AttachStderr: bool = False
+
+
+class StartExec(NamedTuple):
+    Detach: bool = False
+    Tty: bool = False
+
+
+class CreatedObject(NamedTuple):
+    """The id of what was created."""
+
+    Id: str
+
+
+class ExecState(NamedTuple):
+    ID: str = ""
+    ContainerID: str = ""
+    Running: bool = False
+    ExitCode: Optional[int] = None

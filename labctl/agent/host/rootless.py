@@ -13,8 +13,9 @@ import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Callable, Iterator, List, Optional, Tuple
 
+from ...wire.images import BuildImageRequest
 from ..reply import Failure
 from .docker import run_docker
 from .paths import labctl_home
@@ -35,9 +36,9 @@ def require_buildkit() -> None:
 
 
 def build(
-    request: dict[str, Any], context: Path, log: Path, streamed: Streamed
+    request: BuildImageRequest, context: Path, log: Path, streamed: Streamed
 ) -> tuple[int, list[str]]:
-    """Build "tag" from the Dockerfile in `context`; return the exit code and the last lines."""
+    """Build an image from the Dockerfile in `context`; return the exit code and the last lines."""
     folder = labctl_home() / ".cache" / "buildkit"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="build-", dir=str(folder)) as build_folder:
@@ -46,10 +47,10 @@ def build(
             words = ["buildctl", "--addr", address, "build", "--progress", "plain"]
             words += ["--frontend", "dockerfile.v0"]
             words += ["--local", f"context={context}", "--local", f"dockerfile={context}"]
-            for key, value in request.get("args", {}).items():
+            for key, value in request.args.items():
                 words += ["--opt", f"build-arg:{key}={value}"]
-            words += ["--opt", "label:labctl.lab-id=" + request["lab_id"]]
-            words += ["--output", f"type=docker,name={request['tag']},dest={archive}"]
+            words += ["--opt", "label:labctl.lab-id=" + request.lab_id]
+            words += ["--output", f"type=docker,name={request.tag},dest={archive}"]
             code, lines = streamed(["env", f"PATH={PLACES}", *words], log)
         if code == 0:
             run_docker("load", "--quiet", "--input", str(archive))

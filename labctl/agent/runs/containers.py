@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..host.engine import build_proxy_env, create_container, read_archive, remove_container
-from ..host.engine_objects import Image
+from ..host.engine_objects import (
+    ContainerLog,
+    DeviceRequest,
+    Image,
+    Mount,
+    NewContainer,
+    NewHostConfig,
+)
 from ..host.paths import labctl_home
 from . import secrets_tmpfs
 
@@ -22,37 +29,52 @@ HOME_ENV = {
 }
 
 
-def build_run_body(
-    root: Path, directory: Path, spec: dict[str, Any], image: Image
-) -> dict[str, Any]:
-    """Return the container of a run. Pure except for the files that `build_lab_body` makes."""
+def build_run_body(root: Path, directory: Path, spec: dict[str, Any], image: Image) -> NewContainer:
+    """Return the container of a run. Pure except for the files that `build_lab_container` makes."""
     mounts = [build_mount(directory / "code", "/lab/code"), build_mount(directory, "/lab/run")]
     if spec["secrets"]:
         secrets_directory = secrets_tmpfs.secrets_directory(spec["id"])
         mounts.append(build_mount(secrets_directory, "/run/labctl-secrets", read_only=True))
     env = {**build_run_env(spec), **spec["env"]}
-    body = build_lab_body(root, spec, image, mounts, env, {"labctl.run": spec["id"]})
-    body["Entrypoint"] = ["/bin/sh"]
+    lab = ContainerLab(spec["lab"], spec["lab_id"], spec.get("gpus", ""))
+    container = build_lab_container(root, lab, image, mounts, env, {"labctl.run": spec["id"]})
     entrypoint = image.config.Entrypoint or ()
-    body["Cmd"] = ["/lab/run/.labctl/entry.sh", *entrypoint, *spec["command"]]
-    body["StopTimeout"] = 60
-    body["Tty"] = body["OpenStdin"] = bool(spec["tty"])
-    body["HostConfig"].update(build_limits(spec))
-    return body
+    limits = ContainerLimits(spec["memory_bytes"], spec["cpus"], spec["shm_bytes"])
+    return container._replace(
+        Entrypoint=("/bin/sh",),
+        Cmd=("/lab/run/.labctl/entry.sh", *entrypoint, *spec["command"]),
+        StopTimeout=60,
+        Tty=bool(spec["tty"]),
+        OpenStdin=bool(spec["tty"]),
+        HostConfig=limit(container.HostConfig, limits),
+    )
 
 
-def build_lab_body(
+class ContainerLab(NamedTuple):
+    """The lab of a container. `gpus` is "", "all" or device UUIDs joined by commas."""
+
+    name: str
+    id: str
+    gpus: str = ""
+
+
+class ContainerLimits(NamedTuple):
+    """The limits of a container; 0 is no limit."""
+
+    memory_bytes: int
+    cpus: float
+    shm_bytes: int
+
+
+def build_lab_container(
     root: Path,
-    spec: dict[str, Any],
+    lab: ContainerLab,
     image: Image,
-    mounts: list[dict[str, Any]],
+    mounts: list[Mount],
     env: dict[str, str],
     labels: dict[str, str],
-) -> dict[str, Any]:
-    """Return what every container of a lab has: our user, its home and cache, data, a label.
-
-    `spec` has lab, lab_id and gpus ("", "all" or device UUIDs joined by commas).
-    """
+) -> NewContainer:
+    """Return what every container of a lab has: our user, its home and cache, data, a label."""
     (labctl_home() / ".cache" / "home").mkdir(parents=True, exist_ok=True)
     (root / "data").mkdir(exist_ok=True)
     passwd = make_passwd_file(image.Id, labctl_home() / ".passwd")
@@ -62,47 +84,44 @@ def build_lab_body(
         build_mount(passwd, "/etc/passwd", read_only=True),
     ]
     variables = {**build_proxy_env(), **HOME_ENV, **env}
-    return {
-        "Image": image.Id,
-        "Hostname": spec["lab"],
-        "User": f"{os.getuid()}:{os.getgid()}",
-        "WorkingDir": "/lab/code",
-        "Env": [f"{key}={value}" for key, value in sorted(variables.items())],
-        "Labels": {"labctl.lab-id": spec["lab_id"], **labels},
-        "HostConfig": {
-            "Mounts": [*lab_mounts, *mounts],
-            "SecurityOpt": ["no-new-privileges"],
-            "LogConfig": {"Type": "", "Config": {"max-size": "50m"}},
-            "DeviceRequests": _device_requests(spec.get("gpus", "")),
-        },
-    }
+    return NewContainer(
+        Image=image.Id,
+        Hostname=lab.name,
+        User=f"{os.getuid()}:{os.getgid()}",
+        WorkingDir="/lab/code",
+        Env=tuple(f"{key}={value}" for key, value in sorted(variables.items())),
+        Labels={"labctl.lab-id": lab.id, **labels},
+        HostConfig=NewHostConfig(
+            Mounts=(*lab_mounts, *mounts),
+            SecurityOpt=("no-new-privileges",),
+            LogConfig=ContainerLog("", {"max-size": "50m"}),
+            DeviceRequests=build_device_requests(lab.gpus),
+        ),
+    )
 
 
-def build_mount(source: Path, target: str, read_only: bool = False) -> dict[str, Any]:
-    return {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": read_only}
+def build_mount(source: Path, target: str, read_only: bool = False) -> Mount:
+    return Mount("bind", target, Source=str(source), ReadOnly=read_only)
 
 
-def _device_requests(gpus: str) -> list[dict[str, Any]]:
+def build_device_requests(gpus: str) -> tuple[DeviceRequest, ...]:
     """Return the device requests that `docker run --gpus` would send."""
     if not gpus:
-        return []
-    device_request: dict[str, Any] = {"Driver": "", "Capabilities": [["gpu"]], "Options": {}}
-    return [
-        {**device_request, **({"Count": -1} if gpus == "all" else {"DeviceIDs": gpus.split(",")})}
-    ]
+        return ()
+    request = DeviceRequest(Capabilities=(("gpu",),))
+    if gpus == "all":
+        return (request._replace(Count=-1),)
+    return (request._replace(DeviceIDs=tuple(gpus.split(","))),)
 
 
-def build_limits(spec: dict[str, Any]) -> dict[str, int]:
-    """Return the limits of a container; 0 is no limit.
-
-    The memory limit includes swap, so that swap cannot be used to exceed it.
-    """
-    return {
-        "Memory": spec["memory_bytes"],
-        "MemorySwap": spec["memory_bytes"],
-        "NanoCpus": round(spec["cpus"] * 1e9),
-        "ShmSize": spec["shm_bytes"],
-    }
+def limit(config: NewHostConfig, limits: ContainerLimits) -> NewHostConfig:
+    """Limit a container. Its memory includes swap, so that swap cannot be used to exceed it."""
+    return config._replace(
+        Memory=limits.memory_bytes,
+        MemorySwap=limits.memory_bytes,
+        NanoCpus=round(limits.cpus * 1e9),
+        ShmSize=limits.shm_bytes,
+    )
 
 
 def build_run_env(spec: dict[str, Any]) -> dict[str, str]:
@@ -125,7 +144,7 @@ def make_passwd_file(image_id: str, directory: Path) -> Path:
         return path
     directory.mkdir(parents=True, exist_ok=True)
     container = f"labctl-passwd-{os.urandom(8).hex()}"
-    create_container(container, {"Image": image_id, "Entrypoint": ["/bin/true"]})
+    create_container(container, NewContainer(image_id, Entrypoint=("/bin/true",)))
     try:
         text = _read_file_in(container, "/etc/passwd")
     finally:

@@ -11,8 +11,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from ...wire.images import (
+    BuildImageRequest,
+    BuildOpening,
+    BuildResult,
+    FindImagesReply,
+    FindImagesRequest,
+    PullImageRequest,
+)
+from ...wire.verbs import Empty
 from ..broker.detection import is_brokered
 from ..host import rootless
 from ..host.engine import inspect_image
@@ -24,50 +32,45 @@ WHEELHOUSE_PORT = 8437
 FAILED_STEP = re.compile(r"^(Step \d+/\d+ : |#\d+ \[)")
 
 
-def present(request: dict[str, Any]) -> dict[str, Any]:
-    """Return {"ids": {reference: image id or ""}} for "references"."""
-    images = {r: inspect_image(r) for r in request["references"]}
-    return {
-        "ids": {r: image_record.Id if image_record else "" for r, image_record in images.items()}
-    }
+def find(request: FindImagesRequest) -> FindImagesReply:
+    images = {reference: inspect_image(reference) for reference in request.references}
+    return FindImagesReply(
+        {reference: image.Id if image else "" for reference, image in images.items()}
+    )
 
 
-def pull(request: dict[str, Any]) -> None:
-    send_reply({})
-    code, lines = run_streamed(["docker", "pull", request["reference"]], None)
-    send_closing_reply({"code": code, "tail": lines[-8:]})
+def pull(request: PullImageRequest) -> None:
+    send_reply(Empty())
+    code, lines = run_streamed(["docker", "pull", request.reference], None)
+    send_closing_reply(BuildResult(code, tuple(lines[-8:])))
 
 
-def build(request: dict[str, Any]) -> None:
-    """Build "directory" of the lab's code, or of the code of the run "run", as "tag".
-
-    Output is streamed and logged. The closing reply has code, log (path) and tail: the failing
-    step and its last lines.
-    """
-    lab = lab_dir(request["lab"], request["lab_id"])
-    context = run_dir(lab, request["run"]) / "code" if request.get("run") else lab / "code"
-    if request["directory"] not in ("", "."):
-        context = resolve_inside(context, request["directory"])
+def build(request: BuildImageRequest) -> None:
+    """Build an image; stream and log the output of docker."""
+    lab = lab_dir(request.lab, request.lab_id)
+    context = run_dir(lab, request.run) / "code" if request.run else lab / "code"
+    if request.directory not in ("", "."):
+        context = resolve_inside(context, request.directory)
     if not (context / "Dockerfile").is_file():
         raise Failure("missing", f"no Dockerfile in {context} on the server", "", "labctl push")
-    log = lab / "builds" / (request["tag"].replace("/", "-").replace(":", "-") + ".log")
+    log = lab / "builds" / (request.tag.replace("/", "-").replace(":", "-") + ".log")
     log.parent.mkdir(exist_ok=True)
     if is_brokered():
         rootless.require_buildkit()
-    send_reply({"log": str(log)})
+    send_reply(BuildOpening(str(log)))
     if is_brokered():
         code, lines = rootless.build(request, context, log, run_streamed)
-        send_closing_reply({"code": code, "log": str(log), "tail": pick_failing_lines(lines)})
+        send_closing_reply(BuildResult(code, tuple(pick_failing_lines(lines)), str(log)))
         return
-    with serve_wheelhouse(bool(request.get("wheelhouse"))) as wheel_args:
-        words = ["docker", "build", "--progress", "plain", "--tag", request["tag"]]
-        words += ["--label", "labctl.lab-id=" + request["lab_id"]]
-        for key, value in {**request.get("args", {}), **wheel_args}.items():
+    with serve_wheelhouse(request.wheelhouse) as wheel_args:
+        words = ["docker", "build", "--progress", "plain", "--tag", request.tag]
+        words += ["--label", "labctl.lab-id=" + request.lab_id]
+        for key, value in {**request.args, **wheel_args}.items():
             words += ["--build-arg", f"{key}={value}"]
         if wheel_args:
             words += ["--network", "host"]
         code, lines = run_streamed([*words, str(context)], log)
-    send_closing_reply({"code": code, "log": str(log), "tail": pick_failing_lines(lines)})
+    send_closing_reply(BuildResult(code, tuple(pick_failing_lines(lines)), str(log)))
 
 
 def pick_failing_lines(lines: list[str]) -> list[str]:

@@ -22,7 +22,7 @@ from ..broker.detection import TAKEN
 from ..host import engine
 from ..host.background import build_scope_words
 from ..host.docker import run_docker, run_tmux, spawn_tmux
-from ..host.engine_objects import Container, ContainerState, Image
+from ..host.engine_objects import Container, ContainerState, Image, NewContainer
 from ..host.paths import (
     drop_tree,
     lab_dir,
@@ -189,7 +189,7 @@ def _start_recorder() -> None:
 
 
 def _start_container(
-    container: str, spec: dict[str, Any], body: dict[str, Any]
+    container: str, spec: dict[str, Any], body: NewContainer
 ) -> dict[str, Container]:
     """Create and start the container. If it exists, it belongs to this attempt: leave it alone."""
     try:

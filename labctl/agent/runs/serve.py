@@ -8,9 +8,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ..host.engine_objects import Mount, NewHostConfig
 from ..host.paths import drop_tree, require_name, resolve_inside, run_dir, write_text
 from ..reply import Failure
-from .containers import build_limits, build_mount
+from .containers import build_mount
 
 NAME = "serve"
 PORT = 8000
@@ -25,13 +26,7 @@ KNOWN = {
 # exit code of the server program when it refuses a checkpoint or a setting; its output says why
 REFUSED = 3
 APP, RUN = "/lab/app", "/lab/run"
-# The container may write only to its cache: it processes bytes that strangers send.
-LOCKED: dict[str, Any] = {
-    "ReadonlyRootfs": True,
-    "CapDrop": ["ALL"],
-    "PidsLimit": 1024,
-    "Tmpfs": {"/tmp": "size=1g"},
-}
+MOST_PROCESSES = 1024
 
 
 def describe_model_settings(request: dict[str, Any]) -> list[Any]:
@@ -40,7 +35,7 @@ def describe_model_settings(request: dict[str, Any]) -> list[Any]:
     return [model, request.get("env", {}), _digest(request["app"])] if model else []
 
 
-def build_mounts(root: Path, request: dict[str, Any]) -> list[dict[str, Any]]:
+def build_mounts(root: Path, request: dict[str, Any]) -> list[Mount]:
     """Return read-only mounts of the project's code, the checkpoints and labctl's server program.
 
     Failure (missing) if the run, its checkpoint or the project's predict.py is not on this server.
@@ -71,9 +66,14 @@ def build_env(request: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def build_host_config(request: dict[str, Any]) -> dict[str, Any]:
-    """Return what overrides the `HostConfig` of any other service of the lab."""
-    return {**LOCKED, **build_limits(request)}
+def lock_down(config: NewHostConfig) -> NewHostConfig:
+    """Allow the container to write only to its cache: it processes bytes that strangers send."""
+    return config._replace(
+        ReadonlyRootfs=True,
+        CapDrop=("ALL",),
+        PidsLimit=MOST_PROCESSES,
+        Tmpfs={"/tmp": "size=1g"},
+    )
 
 
 def explain_failure(code: int | None, output: str) -> Failure:

@@ -20,7 +20,7 @@ from ..broker.detection import is_brokered
 from ..host import engine
 from ..host.docker import run_docker
 from ..host.engine import inspect_container, inspect_containers, inspect_image
-from ..host.engine_objects import Container, Image
+from ..host.engine_objects import Container, Image, Mount, NewContainer, PortBinding
 from ..host.paths import (
     lab_dir,
     labctl_home,
@@ -32,7 +32,13 @@ from ..host.paths import (
 )
 from ..reply import Failure, send_closing_reply, send_reply
 from . import serve
-from .containers import build_lab_body, build_limits, build_mount
+from .containers import (
+    ContainerLab,
+    ContainerLimits,
+    build_lab_container,
+    build_mount,
+    limit,
+)
 from .healthcheck import is_http_ready, is_listening
 from .images import pick_failing_lines, run_streamed, serve_wheelhouse
 from .known_services import KNOWN, TOKEN_FILE
@@ -70,7 +76,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         service_image = _find_service_image(base_image, request)
         if service_image is None:
             return {"lacks": name, "tag": _image_tag(base_image, request)}
-        body = _container_body(root, service_image, request)
+        body = _build_container(root, service_image, request)
         if inspected:
             _stop_container(container)
         _launch(container, body, request)
@@ -233,7 +239,7 @@ def _has_other_settings(inspected: Container, request: dict[str, Any]) -> bool:
     return bool(inspected.labels.get("labctl.service-wish") != _hash_settings(request))
 
 
-def _launch(container: str, body: dict[str, Any], request: dict[str, Any]) -> None:
+def _launch(container: str, body: NewContainer, request: dict[str, Any]) -> None:
     try:
         if not engine.create_container(container, body):
             raise engine.EngineRequestError(409, f"a container named {container} already exists")
@@ -244,8 +250,7 @@ def _launch(container: str, body: dict[str, Any], request: dict[str, Any]) -> No
         raise Failure("docker", message, refused.message[-1500:], "labctl doctor") from None
 
 
-def _container_body(root: Path, image: Image, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the service's container as the engine's `create` takes it."""
+def _build_container(root: Path, image: Image, request: dict[str, Any]) -> NewContainer:
     name, argv, port = request["name"], _build_argv(request), _get_port(request)
     env = {**request.get("env", {}), "LABCTL_DATA_DIR": "/lab/data"}
     env["LABCTL_SERVICE_PORT"] = str(port)
@@ -259,24 +264,25 @@ def _container_body(root: Path, image: Image, request: dict[str, Any]) -> dict[s
         env["JUPYTER_TOKEN_FILE"] = TOKEN_FILE
     labels = {"labctl.service": name, "labctl.service-port": str(port)}
     labels["labctl.service-wish"] = _hash_settings(request)
-    body = build_lab_body(root, request, image, mounts, env, labels)
-    body["ExposedPorts"] = {f"{port}/tcp": {}}
-    published = [{"HostIp": "127.0.0.1", "HostPort": ""}]
-    body["HostConfig"].update({"Init": True, "PortBindings": {f"{port}/tcp": published}})
+    lab = ContainerLab(request["lab"], request["lab_id"], request.get("gpus", ""))
+    container = build_lab_container(root, lab, image, mounts, env, labels)
+    published = (PortBinding(HostIp="127.0.0.1"),)
+    config = container.HostConfig._replace(Init=True, PortBindings={f"{port}/tcp": published})
     if request.get("model"):
-        body["HostConfig"].update(serve.build_host_config(request))
+        config = serve.lock_down(config)
+    if request.get("model") or request.get("as_is"):
+        limits = ContainerLimits(request["memory_bytes"], request["cpus"], request["shm_bytes"])
+        config = limit(config, limits)
+    container = container._replace(ExposedPorts={f"{port}/tcp": {}}, HostConfig=config)
     if request.get("as_is"):
-        body["HostConfig"].update(build_limits(request))
-        body["WorkingDir"] = image.config.WorkingDir or "/"
-        body.update({"Cmd": argv} if argv else {})
-    elif request.get("command"):
-        body["Cmd"] = argv
-    else:
-        body["Entrypoint"], body["Cmd"] = argv[:1], argv[1:]
-    return body
+        container = container._replace(WorkingDir=image.config.WorkingDir or "/")
+        return container._replace(Cmd=tuple(argv)) if argv else container
+    if request.get("command"):
+        return container._replace(Cmd=tuple(argv))
+    return container._replace(Entrypoint=tuple(argv[:1]), Cmd=tuple(argv[1:]))
 
 
-def _lab_mounts(root: Path, request: dict[str, Any]) -> list[dict[str, Any]]:
+def _lab_mounts(root: Path, request: dict[str, Any]) -> list[Mount]:
     """Mount the lab's code and runs. A third-party image (`as_is`) may not write there."""
     for each in ("code", "runs"):
         (root / each).mkdir(exist_ok=True)

@@ -16,10 +16,17 @@ from typing import Any
 
 from ..host import engine
 from ..host.docker import run_docker
-from ..host.engine_objects import Image
+from ..host.engine_objects import Image, NewContainer
 from ..host.paths import drop_tree, lab_dir, read_json, resolve_inside
 from ..reply import Failure
-from ..runs.containers import build_lab_body, build_limits, build_mount, build_run_env
+from ..runs.containers import (
+    ContainerLab,
+    ContainerLimits,
+    build_lab_container,
+    build_mount,
+    build_run_env,
+    limit,
+)
 from ..runs.run_state import read_last_attempt, require_run_directory
 
 PROGRAM = "evaluate.py"
@@ -77,7 +84,8 @@ def _run_evaluation(
     try:
         spec = {**spec, "gpus": request.get("gpus", "")}
         engine.create_container(
-            name, build_evaluation_body(root, directory, spec, image, checkpoint, output_directory)
+            name,
+            build_evaluation_container(root, directory, spec, image, checkpoint, output_directory),
         )
         engine.start_container(name)
         code = _wait_for_exit(name, float(request.get("deadline_s") or LONGEST_S))
@@ -92,15 +100,14 @@ def _run_evaluation(
         drop_tree(output_directory)
 
 
-def build_evaluation_body(
+def build_evaluation_container(
     root: Path,
     directory: Path,
     spec: dict[str, Any],
     image: Image,
     checkpoint: str,
     output_directory: Path,
-) -> dict[str, Any]:
-    """Return the container, as the engine's `create` takes it."""
+) -> NewContainer:
     mounts = [
         build_mount(directory / "code", "/lab/code", read_only=True),
         build_mount(directory, "/lab/run", read_only=True),
@@ -114,19 +121,23 @@ def build_evaluation_body(
         "LABCTL_EVALUATION": f"{OUT_DIRECTORY}/{OUT}",
     }
     labels = {"labctl.runs.evaluation": spec["id"]}
-    container = build_lab_body(root, spec, image, mounts, env, labels)
-    for mounted in container["HostConfig"]["Mounts"]:
-        mounted["ReadOnly"] = mounted["Target"] != OUT_DIRECTORY
-    container["HostConfig"].update(build_limits(spec))
-    container["HostConfig"].update(
-        NetworkMode="none", CapDrop=["ALL"], ReadonlyRootfs=True, Tmpfs={"/tmp": "mode=1777"}
+    lab = ContainerLab(spec["lab"], spec["lab_id"], spec.get("gpus", ""))
+    container = build_lab_container(root, lab, image, mounts, env, labels)
+    limits = ContainerLimits(spec["memory_bytes"], spec["cpus"], spec["shm_bytes"])
+    config = limit(container.HostConfig, limits)._replace(
+        Mounts=tuple(
+            mount._replace(ReadOnly=mount.Target != OUT_DIRECTORY)
+            for mount in container.HostConfig.Mounts
+        ),
+        NetworkMode="none",
+        CapDrop=("ALL",),
+        ReadonlyRootfs=True,
+        Tmpfs={"/tmp": "mode=1777"},
     )
-    words = ["/bin/sh", "-c", PYTHON, "evaluate", PROGRAM, f"/lab/run/{checkpoint}"]
+    words = ("/bin/sh", "-c", PYTHON, "evaluate", PROGRAM, f"/lab/run/{checkpoint}")
     if image.config.Entrypoint:
-        container["Cmd"] = words
-    else:
-        container["Entrypoint"], container["Cmd"] = words[:1], words[1:]
-    return container
+        return container._replace(Cmd=words, HostConfig=config)
+    return container._replace(Entrypoint=words[:1], Cmd=words[1:], HostConfig=config)
 
 
 def _wait_for_exit(name: str, deadline_s: float) -> int:

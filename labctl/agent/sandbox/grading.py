@@ -18,7 +18,7 @@ from typing import Any
 
 from ...wire.boot_id import read_boot_token
 from ..host import engine
-from ..host.engine_objects import Image
+from ..host.engine_objects import Image, Mount, NewContainer
 from ..host.paths import CHUNK, drop_tree, lab_dir, read_json, require_name, write_json, write_text
 from ..reply import Failure
 from ..runs.containers import build_mount
@@ -197,17 +197,17 @@ def _container(
     image: Image,
     command: list[str],
     output: str,
-    mounts: list[dict[str, Any]],
+    mounts: list[Mount],
     env: dict[str, str],
-) -> dict[str, Any]:
+) -> NewContainer:
     labels = {LABEL: request["lab_id"], "labctl.lab-id": request["lab_id"]}
-    return sandbox.build_sandbox_body(
+    return sandbox.build_sandbox_container(
         image, command, output, mounts, env, labels, request["limits"]
     )
 
 
 def _run(
-    request: dict[str, Any], part: str, container: dict[str, Any], most_bytes: int
+    request: dict[str, Any], part: str, container: NewContainer, most_bytes: int
 ) -> sandbox.SandboxResult:
     name = f"labctl-{part}-{require_name(request['job'])}"
     return sandbox.run_sandboxed(name, container, float(request["timeout_s"]), most_bytes)
@@ -222,7 +222,7 @@ def _find_pushed(top: Path, name: str) -> Path:
     return path
 
 
-def _mount_readable(path: Path, target: str) -> dict[str, Any]:
+def _mount_readable(path: Path, target: str) -> Mount:
     """Return a mount that "nobody" can read; a missing path becomes an empty directory."""
     path.mkdir(exist_ok=True)
     path.chmod(0o755)

@@ -14,8 +14,18 @@ import time
 from typing import Any, NamedTuple
 
 from ..host import engine
-from ..host.engine_objects import ContainerState, Image
+from ..host.engine_objects import (
+    ContainerHealthcheck,
+    ContainerLog,
+    ContainerState,
+    Image,
+    Mount,
+    NewContainer,
+    NewHostConfig,
+    Ulimit,
+)
 from ..reply import Failure
+from ..runs.containers import build_device_requests
 
 # The account inside, "nobody", which owns nothing on the server.
 OWNER = 65534
@@ -54,67 +64,64 @@ class SandboxResult(NamedTuple):
         }
 
 
-def build_sandbox_body(
+def build_sandbox_container(
     image: Image,
     command: list[str],
     output: str,
-    mounts: list[dict[str, Any]],
+    mounts: list[Mount],
     env: dict[str, str],
     labels: dict[str, str],
     limits: dict[str, Any],
-) -> dict[str, Any]:
-    """Return the container as the engine's `create` takes it. `output` is its file below OUT.
+) -> NewContainer:
+    """Return a container without network. `output` is its file below OUT.
 
-    `limits`: memory_bytes, cpus, pids, disk_bytes, shm_bytes, devices. The image's entrypoint is
+    `limits`: memory_bytes, cpus, pids, disk_bytes, shm_bytes, gpus. The image's entrypoint is
     not used, since it may print to the pipe of the result.
     """
     scratch = f"rw,nosuid,nodev,size={limits['disk_bytes']},nr_inodes={MOST_FILES},mode=1777"
     # An image's own /tmp may be writable for root only, and would keep its mode.
     defaults = {"HOME": SCRATCH, "TMPDIR": SCRATCH, "USER": "nobody", "PYTHONUNBUFFERED": "1"}
     variables = {**defaults, **env}
-    used_targets = {"/tmp", SCRATCH, OUT, *(mounted["Target"] for mounted in mounts)}
-    return {
-        "Image": image.Id,
-        "Hostname": "sealed",
-        "User": f"{OWNER}:{OWNER}",
-        "WorkingDir": "/lab/code",
-        "Env": [f"{key}={value}" for key, value in sorted(variables.items())],
-        "Labels": labels,
-        "Entrypoint": ["/bin/sh", "-c", WRAPPER, "sealed", f"{OUT}/{output}"],
-        "Cmd": command,
-        "AttachStdout": True,
-        "AttachStderr": True,
-        "NetworkDisabled": True,
-        "Healthcheck": {"Test": ["NONE"]},
-        "HostConfig": {
-            "Mounts": [
+    used_targets = {"/tmp", SCRATCH, OUT, *(mount.Target for mount in mounts)}
+    return NewContainer(
+        Image=image.Id,
+        Hostname="sealed",
+        User=f"{OWNER}:{OWNER}",
+        WorkingDir="/lab/code",
+        Env=tuple(f"{key}={value}" for key, value in sorted(variables.items())),
+        Labels=labels,
+        Entrypoint=("/bin/sh", "-c", WRAPPER, "sealed", f"{OUT}/{output}"),
+        Cmd=tuple(command),
+        AttachStdout=True,
+        AttachStderr=True,
+        NetworkDisabled=True,
+        Healthcheck=ContainerHealthcheck(("NONE",)),
+        HostConfig=NewHostConfig(
+            Mounts=(
                 *mounts,
                 *engine.build_volume_mounts(image, used_targets, limits["disk_bytes"]),
-            ],
-            "NetworkMode": "none",
-            "IpcMode": "private",
-            "ReadonlyRootfs": True,
-            "CapDrop": ["ALL"],
-            "SecurityOpt": ["no-new-privileges"],
-            "Memory": limits["memory_bytes"],
-            "MemorySwap": limits["memory_bytes"],
-            "NanoCpus": round(limits["cpus"] * 1e9),
-            "PidsLimit": limits["pids"],
-            "ShmSize": limits["shm_bytes"],  # counts as memory, as all of these do
-            "Tmpfs": {"/tmp": scratch, SCRATCH: scratch, OUT: scratch},
-            "Ulimits": [
-                {"Name": "core", "Soft": 0, "Hard": 0},
-                {"Name": "nofile", "Soft": 4096, "Hard": 4096},
-            ],
-            "OomScoreAdj": 500,
-            "LogConfig": {"Type": "none", "Config": {}},
-            "DeviceRequests": limits.get("devices") or [],
-        },
-    }
+            ),
+            NetworkMode="none",
+            IpcMode="private",
+            ReadonlyRootfs=True,
+            CapDrop=("ALL",),
+            SecurityOpt=("no-new-privileges",),
+            Memory=limits["memory_bytes"],
+            MemorySwap=limits["memory_bytes"],
+            NanoCpus=round(limits["cpus"] * 1e9),
+            PidsLimit=limits["pids"],
+            ShmSize=limits["shm_bytes"],  # counts as memory, as all of these do
+            Tmpfs={"/tmp": scratch, SCRATCH: scratch, OUT: scratch},
+            Ulimits=(Ulimit("core", 0, 0), Ulimit("nofile", 4096, 4096)),
+            OomScoreAdj=500,
+            LogConfig=ContainerLog("none", {}),
+            DeviceRequests=build_device_requests(limits.get("gpus", "")),
+        ),
+    )
 
 
 def run_sandboxed(
-    name: str, container: dict[str, Any], deadline_s: float, most_bytes: int
+    name: str, container: NewContainer, deadline_s: float, most_bytes: int
 ) -> SandboxResult:
     """Run a container for at most `deadline_s` seconds, and remove it.
 

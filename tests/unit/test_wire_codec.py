@@ -1,0 +1,107 @@
+"""Messages as JSON and back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+import pytest
+from wire_messages import Address, Parcel, Route
+
+from labctl import wire
+from labctl.agent import entrypoint
+from labctl.wire.codec import MessageError, decode, encode, from_json, to_json
+from labctl.wire.verbs import StreamingVerb, Verb
+
+FULL = Parcel(
+    name="a",
+    to=Address("b", 5),
+    weight_kg=2.5,
+    route=(Address("c"), Address("d", 7)),
+    notes={"x": Address("e")},
+    span=(1, "two"),
+    fragile=True,
+)
+
+
+def test_a_message_comes_back_as_it_was() -> None:
+    assert decode(Parcel, encode(FULL)) == FULL
+
+
+def test_missing_fields_have_their_defaults_and_unknown_ones_are_ignored() -> None:
+    body = {"name": "a", "to": {"street": "b", "planet": "earth"}, "colour": "red"}
+    assert from_json(Parcel, body) == Parcel("a", Address("b"))
+
+
+def test_fields_with_their_defaults_can_be_left_out() -> None:
+    short = to_json(Parcel("a", Address("b")), drop_defaults=True)
+    assert short == {"name": "a", "to": {"street": "b"}}
+
+
+def test_a_whole_number_is_a_float_and_nothing_else_changes_its_type() -> None:
+    assert from_json(Parcel, {"name": "a", "to": {"street": "b"}, "weight_kg": 3}).weight_kg == 3.0
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ([], "the message: expected dict, got list"),
+        ({"name": "a"}, "to is missing"),
+        ({"name": 5, "to": {"street": "b"}}, "name: expected str, got int"),
+        ({"name": "a", "to": {"street": "b", "number": True}}, "to.number: expected int, got bool"),
+        ({"name": "a", "to": {"street": "b"}, "weight_kg": "2"}, "weight_kg: expected float"),
+        ({"name": "a", "to": {"street": "b"}, "route": [{}]}, "route[0].street is missing"),
+        ({"name": "a", "to": {"street": "b"}, "notes": {"x": 1}}, "notes.x: expected dict"),
+        ({"name": "a", "to": {"street": "b"}, "span": [1]}, "span: expected 2 values, got 1"),
+        ({"name": None, "to": {"street": "b"}}, "name: expected str, got NoneType"),
+    ],
+)
+def test_a_problem_names_its_field(body: Any, problem: str) -> None:
+    with pytest.raises(MessageError) as caught:
+        from_json(Parcel, body)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000])
+def test_text_that_is_not_json_is_a_message_error(text: str) -> None:
+    with pytest.raises(MessageError):
+        decode(Route, text)
+
+
+def list_verbs() -> list[Verb[Any, Any] | StreamingVerb[Any, Any, Any]]:
+    modules = [import_module(f"labctl.wire.{each.name}") for each in iter_modules(wire.__path__)]
+    values = [value for module in modules for value in vars(module).values()]
+    return [value for value in values if isinstance(value, Verb | StreamingVerb)]
+
+
+@pytest.mark.parametrize("verb", list_verbs(), ids=lambda verb: verb.name)
+def test_the_handler_of_a_verb_takes_and_returns_its_messages(verb: Any) -> None:
+    path = (entrypoint.ANSWERING | entrypoint.STREAMING)[verb.name]
+    module, _, function = path.rpartition(".")
+    loaded = import_module(f"labctl.agent.{module}")
+    hints = getattr(loaded, function).__annotations__
+    assert vars(loaded)[hints["request"]] is verb.request
+    if isinstance(verb, Verb):
+        assert vars(loaded)[hints["return"]] is verb.reply
+
+
+def test_messages_load_without_slow_modules() -> None:
+    """A server starts the agent anew for each call."""
+    names = [f"labctl.wire.{each.name}" for each in iter_modules(wire.__path__)]
+    line = (
+        f"import sys, {', '.join(names)}; print(*{{'dataclasses', 'inspect'}} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {line}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == ""
+
+
+ROOT = Path(wire.__path__[0]).parents[1]

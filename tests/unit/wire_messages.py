@@ -1,0 +1,22 @@
+"""Messages for the tests of the codec; annotations are types at run time, as in labctl/wire."""
+
+from typing import Dict, NamedTuple, Optional, Tuple  # noqa: UP035
+
+
+class Address(NamedTuple):
+    street: str
+    number: int = 0
+
+
+class Parcel(NamedTuple):
+    name: str
+    to: Address
+    weight_kg: Optional[float] = None  # noqa: UP045
+    route: Tuple[Address, ...] = ()  # noqa: UP006
+    notes: Dict[str, Address] = {}  # noqa: UP006, RUF012
+    span: Tuple[int, str] = (0, "")  # noqa: UP006
+    fragile: bool = False
+
+
+class Route(NamedTuple):
+    stops: Tuple[Address, ...] = ()  # noqa: UP006
