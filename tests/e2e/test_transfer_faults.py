@@ -376,6 +376,7 @@ PULLING = """
 import sys
 from pathlib import Path
 import msgspec
+from labctl.commands import rsync
 from labctl.events import Note, Progress
 from labctl.servers.agent import AgentClient
 from labctl.sync.pull import pull
