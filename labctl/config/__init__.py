@@ -2,6 +2,8 @@
 
 Every public name is loaded at its first use, so that a command that needs only `paths` and
 `read_lab_id` does not import the schema.
+
+May import: model, errors, shell and the layers below.
 """
 
 from importlib import import_module

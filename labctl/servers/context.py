@@ -180,12 +180,12 @@ class LabContext:
         return AgentClient(self.connections.open(server))
 
     def save_facts(self, server: Server, facts: ServerFacts) -> None:
-        """Store the Facts of a server for `load_facts`."""
+        """Store the ServerFacts of a server for `load_facts`."""
         path = self.paths.ssh_dir / server.id / "facts.json"
         path.write_bytes(msgspec.json.encode(facts))
 
     def load_facts(self, server: Server) -> ServerFacts:
-        """Return what the last `up` found on the server; empty Facts if nothing is stored."""
+        """Return what the last `up` found on the server; empty ServerFacts if nothing is stored."""
         path = self.paths.ssh_dir / server.id / "facts.json"
         try:
             return msgspec.json.decode(path.read_bytes(), type=ServerFacts)
