@@ -1,7 +1,7 @@
 """lab.yaml, the user's config.yaml and the environment, as typed values.
 
 Every public name is loaded at its first use, so that a command that needs only `paths` and
-`known_lab_id` does not import the schema.
+`read_lab_id` does not import the schema.
 """
 
 from importlib import import_module
