@@ -75,13 +75,15 @@ class Lab:
         record_only: bool = False,
         needs_file: bool = True,
         everywhere: bool = False,
+        in_process: bool = True,
     ) -> Lab:
         """Load the lab of a directory or a lab.yaml. ConfigError lists all problems in the file.
 
         With `record_only`, the providers' sections are not read and no provider is loaded; this is
         enough for `status` without refresh, and for nothing else. Without `needs_file`, the
         directory need not be a lab; commands that list everything at the provider work there.
-        `everywhere` searches every region.
+        `everywhere` searches every region. `in_process` keeps one connection to the server inside
+        this process; without it each command uses the user's ssh, whose connection outlives it.
         """
         variables = copy_environment() if environ is None else environ
         user_paths: Paths = find_paths(variables)
@@ -100,7 +102,10 @@ class Lab:
             text = f"labctl's record on this machine was rebuilt: {state.was_rebuilt}"
             lab_reporter.emit(Note(text=f"{text}; labctl status --refresh", level="warning"))
         own_id = ensure_lab_id(config.root) if config.path.exists() else NO_LAB
-        return cls(LabContext(config, own_id, user_paths, state, lab_reporter, everywhere))
+        context = LabContext(
+            config, own_id, user_paths, state, lab_reporter, everywhere, in_process=in_process
+        )
+        return cls(context)
 
     def up(self, need: Need | None = None) -> LabServer:
         """Return the lab's server, and start one if it has none. `need` overrides lab.yaml."""

@@ -2,6 +2,8 @@
 
 A command's module is imported when the command is called. `labctl --help` imports only click and
 this file.
+
+May import: every layer below; not the agent.
 """
 
 from __future__ import annotations

@@ -87,6 +87,7 @@ def open_lab(
         record_only=record_only,
         needs_file=needs_file,
         everywhere=everywhere,
+        in_process=False,
     )
     if not record_only:
         _remove_expired(lab)

@@ -1,7 +1,9 @@
 """lab.yaml, the user's config.yaml and the environment, as typed values.
 
 Every public name is loaded at its first use, so that a command that needs only `paths` and
-`known_lab_id` does not import the schema.
+`read_lab_id` does not import the schema.
+
+May import: model, errors, shell and the layers below.
 """
 
 from importlib import import_module

@@ -58,6 +58,7 @@ def build_course_context(
         owner=f"{folder.config.name}-{folder.id[:6]}",
         place=hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8],
         saver_s=SAVER_S if folder.config.keeper is not None else 0.0,
+        in_process=True,
     )
     if plain or folder.config.shared is None:
         return course

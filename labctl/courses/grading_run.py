@@ -55,10 +55,11 @@ LINK_S = 90.0
 
 
 class SeatGrade(Value, frozen=True):
-    """The grade of one seat. `state` is the outcome of its Record, or why it has no submission.
+    """The grade of one seat.
 
-    `fresh` is True if it was graded now. `corrected` names the owners whose results.json was edited
-    by hand and therefore left alone.
+    `state` is the outcome of its GradeRecord, or why it has no submission. `fresh` is True
+    if it was graded now. `corrected` names the owners whose results.json was edited by hand and
+    therefore left alone.
     """
 
     seat: str

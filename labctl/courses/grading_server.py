@@ -168,6 +168,7 @@ def build_grading_context(staff: Staff) -> LabContext:
         staff.reporter,
         owner=owner,
         has_results=False,
+        in_process=True,
     )
 
 

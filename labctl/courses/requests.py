@@ -65,7 +65,7 @@ _SERVER = re.compile(rf"{PROVIDER}-([0-9a-f]{{8}})-([0-9a-f]{{6,32}})")
 
 
 class SeatActions(ServerActions, Protocol):
-    """`Work` with what requests need besides: limits, offers and money."""
+    """`ServerActions` with what requests need besides: limits, offers and money."""
 
     def check(self, seat: Seat) -> None:
         """Raise PolicyError if the seat must not get a server now."""

@@ -74,7 +74,10 @@ class SeatMoney(Value, frozen=True):
 
 @dataclass
 class SeatOperations:
-    """`Work` for servers that students have to themselves. `login_only` prepares nothing there."""
+    """`SeatActions` for servers that students have to themselves.
+
+    `login_only` prepares nothing there.
+    """
 
     staff: Staff
     login_only: bool = False

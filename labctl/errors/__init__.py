@@ -31,6 +31,8 @@
 
 An error has three parts, shown in this order: what failed (`str(error)`), why (`why`), and the
 exact next command to type (`hint`).
+
+May import: model, shell, events, retry and wire.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`labctl keep`: checks every lab that was handed over, and has the one in trouble recovered.
 
-A check of a quiet lab is one ssh command. A recovery (`attend`) runs in a process of its own, so
-that this one stays small and ends at once when it is asked to.
+A check of a quiet lab is one ssh command. A recovery (`recover_lab`) runs in a process of its own,
+so that this process stays small and can end at once.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def check_lab(context: LabContext, kept_lab: KeptLab, *, swept: bool = False) ->
         ):
             return TROUBLE
     except LabError:
-        # `attend` finds out whether it is the server, the connection or something temporary.
+        # The recovery finds out whether it is the server, the connection or something temporary.
         return TROUBLE
     if not context.config.store:
         _pull_outputs(context, kept_lab, on_server)

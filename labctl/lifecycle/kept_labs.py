@@ -132,6 +132,7 @@ def make_context(
         reporter,
         owner=lab.by.partition("@")[0],
         place=f"{socket.gethostname()}-keeper",
+        in_process=True,
     )
 
 

@@ -1,6 +1,6 @@
 """The archive in which a lab is exported: one tar stream, its first member a `LabExport`.
 
-parcel.json         the Parcel; only it holds secrets and the lab's private key
+parcel.json         the LabExport; only it holds secrets and the lab's private key
 files/<path>        files of the lab's directory that the keeper does not have yet
 """
 

@@ -207,7 +207,7 @@ def check_and_recover(
 
 
 def _refresh_run(context: LabContext, server: Server, run_id: str) -> Run:
-    """Record the run's state on the server; GoneError if the server does not have the run."""
+    """Record the run's state on the server; ServerGoneError if the server does not have it."""
     status = _fetch_run_status(context, server, run_id)
     if status is None:
         raise ServerGoneError(f"the server {server.id} does not have this run")
@@ -247,8 +247,8 @@ def recover(
     """Resume the run on the lab's server or a new one. Repeated, it finds the run active.
 
     PolicyError if the run ended by itself, or made no progress in MOST_IN_VAIN recoveries;
-    NotFoundError if nothing of it was saved; NotOursError if a keeper recovers it, or, without
-    `wait`, if another watcher does so now.
+    NotFoundError if nothing of it was saved; RecoveryLockedError if a keeper recovers it, or,
+    without `wait`, if another watcher does so now.
     """
     started_s = time.monotonic()
     recorded = context.state.get_run(context.lab_id, run_id)

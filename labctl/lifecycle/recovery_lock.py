@@ -73,7 +73,7 @@ class RecoveryLock:
         return None if self._store is None else self._store.read(self._key)
 
     def check(self) -> None:
-        """NotOursError if another watcher took over, as after a long sleep of this machine."""
+        """RecoveryLockedError if another watcher took over, as while this machine slept."""
         with self._lock:
             if not self._swap(self._raw, self._holder) and not self._is_still_holder():
                 raise RecoveryLockedError(
@@ -125,10 +125,10 @@ class RecoveryLock:
 
 @contextmanager
 def hold_recovery_lock(context: LabContext, run_id: str, *, wait: bool) -> Iterator[RecoveryLock]:
-    """Hold the lock to recover a run; without `wait`, NotOursError if another watcher holds it.
+    """Hold the lock to recover a run.
 
-    NotOursError too for a lab without a store that was exported to a keeper: only that keeper
-    recovers it.
+    RecoveryLockedError if another watcher holds it and `wait` is false, or if a lab without a store
+    was exported to a keeper: only that keeper recovers it.
     """
     with _lock_machine(context, run_id, wait):
         yield from _lock_store(context, run_id, wait)

@@ -63,7 +63,7 @@ class ServerRemovedError(PolicyError):
 
 
 def require_not_removed(context: LabContext, server: Server | None) -> None:
-    """PutDownError if `labctl down` removed the server (None: the lab's last one)."""
+    """ServerRemovedError if `labctl down` removed the server (None: the lab's last one)."""
     removals = context.state.list_events(lab_id=context.lab_id, kind=PUT_DOWN, limit=1)
     creations = context.state.list_events(lab_id=context.lab_id, kind="created", limit=1)
     if not removals or (server is not None and removals[0].server_id != server.id):
@@ -77,7 +77,7 @@ def require_not_removed(context: LabContext, server: Server | None) -> None:
 
 
 def require_alive(context: LabContext, server: Server, silences: FailedChecks) -> None:
-    """GoneError if the provider says that the server has ended, or if the server is dead.
+    """ServerGoneError if the provider says that the server has ended, or if the server is dead.
 
     Returns without a conclusion while the provider cannot be reached: this machine may be offline.
     PolicyError if the credentials are those of another account.

@@ -4,6 +4,8 @@ A provider is one module with one entry point in the group `labctl.providers`; i
 with its settings (a msgspec Struct, from lab.yaml's `server.<name>`) and a `ProviderContext`.
 Providers never wait, retry or clean up after a failed creation: `servers/attempts.py`,
 `reachability.py` and `end_server.py` do.
+
+May import: commands, config, estimate and the layers below.
 """
 
 from __future__ import annotations

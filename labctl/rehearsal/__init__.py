@@ -2,6 +2,8 @@
 
 `Rehearsal(scenario, building)` is a context manager; see docs/rehearsal.md. Modules that need the
 extra `labctl[rehearse]` (moto) are imported only when a rehearsal is created.
+
+May import: courses and the layers below.
 """
 
 from __future__ import annotations

@@ -5,6 +5,6 @@ connections. `attempts` creates servers and `end_server` removes them; `prepare`
 into a lab server; `guard` and `deadlines` limit what a server can cost; `leftovers` finds
 everything that has labctl's tag; `agent` calls the labctl agent on a server.
 
-May import: providers, transports, state and the layers below. Only this package uses the optional
-protocols of a provider.
+May import: providers, transports, state and the layers below. It asks a provider for optional
+protocols with `isinstance`; lifecycle, courses and cli do so too.
 """

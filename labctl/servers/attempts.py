@@ -1,8 +1,9 @@
 """Create a server. The request is stored before each call; if its reply is lost, it is repeated.
 
-An attempt is one token with one exact request. Only a reply closes it: a server, or a definite
-refusal. The next `up` repeats an open attempt (the provider returns the server that it created for
-the token), and `down` waits for one.
+An attempt is one token with one exact request. It is closed by a reply (a server, or a definite
+refusal), or by finding the lab's server (adoption.py). The next `up` repeats an open attempt (the
+provider returns the server that it created for the token), or abandons it after 10 minutes. `down`
+waits for one, and closes it if no server appears.
 """
 
 from __future__ import annotations

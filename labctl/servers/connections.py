@@ -33,7 +33,9 @@ from labctl.servers.host_keys import confirm_host_key, find_known_key, replace_f
 from labctl.transports import Transport
 
 if TYPE_CHECKING:
+    from labctl.transports.fabric import FabricTransport
     from labctl.transports.forced_command import LineChannel
+    from labctl.transports.openssh import OpenSshTransport
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
@@ -41,11 +43,20 @@ _MOST_INCLUDES = 16
 
 
 class Connections:
-    """This user's connections to servers. `user_ssh_config` None leaves the user's config alone."""
+    """This user's connections to servers. `user_ssh_config` None leaves the user's config alone.
 
-    def __init__(self, ssh_dir: Path, user_ssh_config: Path | None) -> None:
+    With `in_process`, commands run over connections inside this process, which are shared and kept:
+    for programs that live long or reach many servers. rsync uses the user's OpenSSH in any case.
+    """
+
+    def __init__(
+        self, ssh_dir: Path, user_ssh_config: Path | None, *, in_process: bool = False
+    ) -> None:
         self._dir = ssh_dir
         self._user_config = user_ssh_config
+        self._in_process = in_process
+        self._pool: dict[str, tuple[Endpoint, FabricTransport]] = {}
+        self._pool_lock = threading.Lock()
         self._declared: dict[str, set[str]] = {}
         self._declared_lock = threading.Lock()
 
@@ -125,6 +136,8 @@ class Connections:
         config = self.config_path(server.id)
         if config.exists():
             self._make_transport(config, server.id, server.endpoint).close()
+            with self._pool_lock:
+                self._pool.pop(server.id, None)
 
     def wait_for_ssh(self, server: Server, deadline_s: float) -> Transport:
         """Wait up to `deadline_s` seconds for a login that works, and return its transport.
@@ -226,13 +239,35 @@ class Connections:
         return msgspec.structs.replace(endpoint, host_key=key)
 
     def _make_transport(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
-        if shutil.which("ssh"):
-            from labctl.transports.openssh import OpenSshTransport
+        if not shutil.which("ssh"):
+            return self._share_fabric(server_id, endpoint, None)
+        from labctl.transports.openssh import OpenSshTransport
 
-            return OpenSshTransport(config, server_id, endpoint)
+        openssh = OpenSshTransport(config, server_id, endpoint)
+        if not self._in_process:
+            return openssh
+        from labctl.transports.fabric_login import has_plain_key
+
+        if not has_plain_key(endpoint):
+            return openssh  # it knows agents, security tokens and passphrases
+        return self._share_fabric(server_id, endpoint, openssh)
+
+    def _share_fabric(
+        self, server_id: str, endpoint: Endpoint, openssh: OpenSshTransport | None
+    ) -> FabricTransport:
+        """Return the one connection of this process to a server; another one for a new address."""
         from labctl.transports.fabric import FabricTransport
 
-        return FabricTransport(endpoint, known_hosts=self._user_known_hosts())
+        with self._pool_lock:
+            known, shared = self._pool.get(server_id, (None, None))
+            if shared is None or known != endpoint:
+                shared = FabricTransport(
+                    self._replace_jump(endpoint),
+                    known_hosts=self._user_known_hosts(),
+                    openssh=openssh,
+                )
+                self._pool[server_id] = endpoint, shared
+            return shared
 
     def _describe(self, folder: Path, server_id: str, alias: str, endpoint: Endpoint) -> Path:
         from labctl.transports.ssh_client import runtime_dir

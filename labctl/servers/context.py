@@ -34,7 +34,8 @@ class LabContext:
     provider, the user's name if ""; `place` tells apart the machines that the owner works from.
     `saver_s` is how long before a limit the server's runs must stop, so that a keeper can fetch
     what the server cannot save by itself; 0 without a keeper. `has_results` is False for a server
-    whose files are not needed, such as a server for grading.
+    whose files are not needed, such as a server for grading. `in_process` keeps connections to
+    servers inside this process.
     """
 
     config: LabConfig
@@ -48,6 +49,7 @@ class LabContext:
     place: str = ""
     saver_s: float = 0.0
     has_results: bool = True
+    in_process: bool = False
 
     def make_sibling(
         self,
@@ -77,7 +79,9 @@ class LabContext:
     def connections(self) -> Connections:
         from labctl.servers.connections import Connections
 
-        return Connections(self.paths.ssh_dir, self.paths.user_ssh_config)
+        return Connections(
+            self.paths.ssh_dir, self.paths.user_ssh_config, in_process=self.in_process
+        )
 
     @functools.cached_property
     def provider(self) -> Provider:
@@ -180,12 +184,12 @@ class LabContext:
         return AgentClient(self.connections.open(server))
 
     def save_facts(self, server: Server, facts: ServerFacts) -> None:
-        """Store the Facts of a server for `load_facts`."""
+        """Store the ServerFacts of a server for `load_facts`."""
         path = self.paths.ssh_dir / server.id / "facts.json"
         path.write_bytes(msgspec.json.encode(facts))
 
     def load_facts(self, server: Server) -> ServerFacts:
-        """Return what the last `up` found on the server; empty Facts if nothing is stored."""
+        """Return what the last `up` found on the server; empty ServerFacts if nothing is stored."""
         path = self.paths.ssh_dir / server.id / "facts.json"
         try:
             return msgspec.json.decode(path.read_bytes(), type=ServerFacts)

@@ -41,7 +41,7 @@ _SOLD_SIZE_SLACK = 0.07
 
 
 def probe(transport: Transport) -> ServerFacts:
-    """Collect the server's Facts in one round trip. LabError if it cannot run a script."""
+    """Collect the server's ServerFacts in one round trip. LabError if it cannot run a script."""
     result = transport.run(
         command("sh", "-s"), stdin=SCRIPT.encode(), timeout_s=PROBE_TIMEOUT_S, check=False
     )
@@ -68,7 +68,7 @@ def prepare(
     reporter: Reporter,
     boto3: bool = False,
 ) -> ServerFacts:
-    """Install on the server what labctl needs, and return its Facts afterwards.
+    """Install on the server what labctl needs, and return its ServerFacts afterwards.
 
     `facts` is the result of a `probe` just before, None to probe here. Returns at once if nothing
     is missing, or if this same playbook has already run and can do no more (a GPU without NVIDIA's

@@ -2,6 +2,8 @@
 
 It is a cache and a ledger; the provider's tags decide what exists. So a database that cannot be
 read is moved aside and a new one is created, and `State.was_rebuilt` says why.
+
+May import: commands, config, estimate and the layers below.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 `s3.py` is a bucket (with the person's own AWS credentials), `ssh.py` a directory on an SSH server
 (through the person's own login). agent/mirror/store_index.py describes their content. Neither can
 remove anything. Constructing a store never touches the network.
+
+May import: servers and the layers below.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ and its permitted contents), `leaks` (secrets that must not be in it, besides th
 `labctl.wire.judge` finds), `receipt` (signed by the receiver). `receiver` is the receiver's
 directory, `service` answers one student over SSH, `buckets` and `collect` do the same through a
 bucket. `examination` inspects a bundle in a process of its own, which `confinement` sandboxes.
+
+May import: insight and the layers below; not lifecycle.
 """
 
 from __future__ import annotations

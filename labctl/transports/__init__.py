@@ -3,6 +3,8 @@
 Constructing a transport never touches the network; the first command connects. A server that
 cannot be reached raises a subclass of ConnectError, a wrong host key HostKeyError, a rejected key
 AuthenticationError.
+
+May import: commands, config, estimate and the layers below.
 """
 
 from __future__ import annotations

@@ -1,13 +1,19 @@
-"""fabric as a transport, inside this process: for machines without OpenSSH."""
+"""fabric as a transport: connections inside this process, shared by its threads.
+
+Programs that live long or reach many servers use it (the Python API, keepers, courses, the
+dashboard), and so do machines without OpenSSH.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import paramiko
 
@@ -17,6 +23,9 @@ from labctl.transports import Body, RemoteShell, Result, failures, iterate_block
 from labctl.transports.bounded_output import BoundedOutput
 from labctl.transports.fabric_login import STEP_TIMEOUT_S, Login, log_in
 from labctl.transports.framing import Unframer, frame
+
+if TYPE_CHECKING:
+    from labctl.transports.openssh import OpenSshTransport
 
 # sshd allows ten sessions on a connection; SFTP has one of them.
 MOST_CHANNELS = 8
@@ -33,13 +42,22 @@ class FabricTransport:
     """One connection, made by the first command and again after it was lost.
 
     Threads may share it: at most 8 commands run at once, others wait. `known_hosts` is the user's
-    file, for the keys of jump hosts.
+    file, for the keys of jump hosts. `openssh` lends its connection to rsync.
     """
 
-    def __init__(self, endpoint: Endpoint, *, known_hosts: Path | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        known_hosts: Path | None = None,
+        openssh: OpenSshTransport | None = None,
+    ) -> None:
         self.endpoint = endpoint
+        self._openssh = openssh
         self._known_hosts = known_hosts
-        self._login: Login | None = None
+        # At most one. A list, so that it can be closed once this object is gone.
+        self._logins: list[Login] = []
+        weakref.finalize(self, _close_logins, self._logins).atexit = False
         self._connecting = threading.Lock()
         self._slots = threading.BoundedSemaphore(MOST_CHANNELS)
 
@@ -82,19 +100,19 @@ class FabricTransport:
             raise failures.make_link_lost_error(self.endpoint, str(error)) from error
 
     def remote_shell(self) -> RemoteShell | None:
-        return None
+        return None if self._openssh is None else self._openssh.remote_shell()
 
     def close(self) -> None:
-        login, self._login = self._login, None
-        if login is not None:
-            login.close()
+        _close_logins(self._logins)
+        if self._openssh is not None:
+            self._openssh.close()
 
     def _connect(self) -> Login:
         with self._connecting:
-            if self._login is None or not self._login.is_alive:
-                self.close()
-                self._login = log_in(self.endpoint, self._known_hosts)
-            return self._login
+            if not self._logins or not self._logins[0].is_alive:
+                _close_logins(self._logins)
+                self._logins.append(log_in(self.endpoint, self._known_hosts))
+            return self._logins[0]
 
     def _open_channel(self) -> paramiko.Channel:
         """A channel; a connection that died while idle is replaced, since nothing has begun."""
@@ -140,6 +158,11 @@ class FabricTransport:
         if code < 0:
             raise failures.make_link_lost_error(self.endpoint, "")
         return code, out.noise
+
+
+def _close_logins(logins: list[Login]) -> None:
+    while logins:
+        logins.pop().close()
 
 
 def _ignore(_: bytes) -> None:

@@ -277,6 +277,14 @@ def _find_known_key(name: str, known_hosts: Path | None) -> str:
     return ""
 
 
+def has_plain_key(endpoint: Endpoint) -> bool:
+    """Return whether the endpoint's key is a file that this process can read without a question."""
+    try:
+        return bool(endpoint.identity) and _load_key(Path(endpoint.identity)) is not None
+    except (OSError, ValueError, paramiko.SSHException):
+        return False
+
+
 def _read_keys(endpoint: Endpoint) -> _Keys:
     """The named key alone; without one the agent's keys, then those in ~/.ssh.
 
@@ -286,10 +294,17 @@ def _read_keys(endpoint: Endpoint) -> _Keys:
         return _Keys(use_agent=True, use_home=True)
     path = Path(endpoint.identity)
     try:
-        return _Keys(private=paramiko.PKey.from_path(path))
-    except paramiko.PasswordRequiredException:
-        return _Keys(use_agent=True)
+        key = _load_key(path)
     except (OSError, ValueError, paramiko.SSHException) as error:
         raise LabError(
             f"the key {path} cannot be read", why=_reason(error), hint=f"ls -l {path}"
         ) from error
+    return _Keys(use_agent=True) if key is None else _Keys(private=key)
+
+
+def _load_key(path: Path) -> paramiko.PKey | None:
+    """Load a private key; None if it has a passphrase."""
+    try:
+        return paramiko.PKey.from_path(path)
+    except (paramiko.PasswordRequiredException, TypeError):
+        return None  # TypeError is what the cryptography package raises

@@ -108,6 +108,15 @@ def local(program: str) -> list[int]:
     return [int(pid) for pid, _, name in rows if int(pid) in ours and name.strip() == program]
 
 
+def while_stopped(program: str, deed: Callable[[], None]) -> None:
+    """Do `deed` while the processes of that name stand still, however slow this machine is."""
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in local(program):
+            os.kill(pid, number)
+        if number == signal.SIGSTOP:
+            deed()
+
+
 def assert_resumed(box: Box, lab: Path) -> None:
     """The good file is still there, and the next push sends only the rest."""
     assert box.sh(f"cat {HOME}/code/model.bin") == "the good one"
@@ -320,8 +329,9 @@ def test_22_a_full_disk_there_is_told_before_anything_is_sent(box: Box, lab: Pat
 def test_22_a_disk_there_that_fills_up_meanwhile_is_told(box: Box, lab: Path, slow: None) -> None:
     push_code(box, lab, Recorder())
     write_big(lab / "model.bin")
+    told = AtProgress("sending code", lambda: while_stopped("rsync", lambda: fill(box, 0)))
     with pytest.raises(DiskFullError, match="full"):
-        push_code(box, lab, AtProgress("sending code", lambda: fill(box, 0)))
+        push_code(box, lab, told)
     box.sh(f"rm {DISK}/ballast")
     assert_resumed(box, lab)
 
@@ -376,6 +386,7 @@ PULLING = """
 import sys
 from pathlib import Path
 import msgspec
+from labctl.commands import rsync
 from labctl.events import Note, Progress
 from labctl.servers.agent import AgentClient
 from labctl.sync.pull import pull

@@ -84,7 +84,7 @@ def test_a_reboot_keeps_address_and_disk(machine: Machine) -> None:
 
 def test_a_reclaim_is_announced_to_the_machine(machine: Machine) -> None:
     assert machine.metadata("meta-data/spot/instance-action") == ""
-    machine.setup.rehearsal.reclaim(machine.id, notice_s=1.5, rebalance_s=0.3)
+    machine.setup.rehearsal.reclaim(machine.id, notice_s=10.0, rebalance_s=0.3)
     wait_for(lambda: machine.metadata("meta-data/events/recommendations/rebalance"))
     action = json.loads(wait_for(lambda: machine.metadata("meta-data/spot/instance-action")))
     assert action["action"] == "terminate"
