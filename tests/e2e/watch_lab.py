@@ -15,10 +15,10 @@ from typing import Any
 
 from lab_servers import READY_DEADLINE_S, LabServer, wait_for
 
-from labctl.model import RunSpec
 from labctl.servers.agent import AgentClient
 from labctl.servers.connections import Connections
 from labctl.transports.openssh import OpenSshTransport
+from labctl.wire.runs import RunSpec
 
 LAB = "watched"
 LAB_ID = "77aa5500ee11"

@@ -22,7 +22,7 @@ from labctl.lifecycle import keeper_host, kept_labs, recovery_lock, restore, up
 from labctl.lifecycle.export_lab import export_lab
 from labctl.lifecycle.import_lab import ImportedLab
 from labctl.lifecycle.keeper_host import KeeperHost
-from labctl.model import Endpoint, Run, RunSpec, Server
+from labctl.model import Endpoint, Run, Server
 from labctl.servers.context import LabContext
 from labctl.state import State
 from labctl.transports import Result

@@ -15,7 +15,7 @@ from labctl.agent import reply
 from labctl.config import load_lab, set_secret, trust
 from labctl.errors import ConnectError, LabError, LinkLostError, PolicyError
 from labctl.lifecycle import up
-from labctl.model import Endpoint, Run, RunSpec, Server
+from labctl.model import Endpoint, Run, Server
 from labctl.runs import images, runs
 from labctl.servers.context import LabContext
 from labctl.transports import Result
