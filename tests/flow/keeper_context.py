@@ -27,6 +27,7 @@ from labctl.servers.context import LabContext
 from labctl.state import State
 from labctl.transports import Result
 from labctl.transports.fake import FakeTransport
+from labctl.wire.runs import RunSpec
 
 HOST = "login.example"
 NAME = f"digits-{LAB_ID}"
@@ -76,7 +77,7 @@ class Pair:
         context = self.lab.context()
         server = context.state.get_lab_server(LAB_ID)
         assert server is not None
-        spec = RunSpec(id=run_id, lab="digits", lab_id=LAB_ID, command=("true",), image="img")
+        spec = RunSpec(run_id, "digits", LAB_ID, command=("true",), image="img", env={})
         restore.keep_code(context, spec)
         run = Run(id=run_id, lab_id=LAB_ID, server_id=server.id, state=state, seen_at=1.0)
         context.state.save_run(run)

@@ -8,6 +8,7 @@ import stat
 import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,6 +26,8 @@ from labctl.model import Endpoint, Offer, Run
 from labctl.servers import cost
 from labctl.state import ledgers
 from labctl.stores import write_verified
+from labctl.wire.codec import encode
+from labctl.wire.runs import CodeArchiveRecord, RunRecord, RunSpec, StoredRunRecord
 
 LAB_YAML = """\
 lab: digits
@@ -363,12 +366,17 @@ class Store:
         write_verified(path, size, sha256, write)
 
 
-def in_store(run: str, files: dict[str, bytes], **record: object) -> dict[str, bytes]:
+def in_store(run: str, files: dict[str, bytes], **record: Any) -> dict[str, bytes]:
     """What a server has mirrored of a run."""
     index = {name: [len(text), hashlib.sha256(text).hexdigest()] for name, text in files.items()}
-    about = {"id": run, "lab_id": LAB_ID, **record}
+    spec = RunSpec(run, "digits", LAB_ID, command=("x",), image="debian:12", env={})
+    about = StoredRunRecord(
+        spec,
+        CodeArchiveRecord(size=0, sha256=""),
+        record=RunRecord(run, lab_id=LAB_ID, **record),
+    )
     return {
-        f"runs/{run}/run.json": msgspec.json.encode({"record": about}),
+        f"runs/{run}/run.json": encode(about).encode(),
         f"runs/{run}/index.json": msgspec.json.encode({"files": index}),
         **{f"runs/{run}/files/{name}": text for name, text in files.items()},
     }
