@@ -12,7 +12,7 @@ from labctl.model import Endpoint, Server
 from labctl.servers.context import LabContext
 from labctl.stores import LabStore, StoreContext, open_store
 from labctl.stores.ssh import SshLabStore
-from labctl.wire.runs import RESTORE_RUN, RestoreRunReply, RestoreRunRequest
+from labctl.wire.mirrors import RESTORE_RUN, RestoreRunReply, RestoreRunRequest
 
 PREPARE_S = 400.0
 LONG_S = 6 * 3600.0

@@ -275,25 +275,6 @@ class AdoptPushedReply(NamedTuple):
     run: RunRecord
 
 
-class RestoreRunRequest(NamedTuple):
-    """Restore a run from the lab's store. `store` is the URL that the caller expects, or ""."""
-
-    lab: str
-    lab_id: str
-    run: str
-    store: str = ""
-
-
-class RestoreRunReply(NamedTuple):
-    """How many files and bytes arrived. `left_out` has the name of each file or checkpoint that
-    the store lacks or that does not match its index, and why."""
-
-    run: RunRecord
-    files: int = 0
-    bytes: int = 0
-    left_out: Tuple[Tuple[str, str], ...] = ()
-
-
 class ClearRunsReply(NamedTuple):
     """The ended runs, whose containers and sessions are removed now."""
 
@@ -313,6 +294,5 @@ STATUS = Verb("status", StatusRequest, StatusReply)
 CANCEL_RUN = Verb("cancel", CancelRunRequest, CancelRunReply)
 RESUME_RUN = Verb("resume", ResumeRunRequest, ResumeRunReply)
 ADOPT_PUSHED = Verb("restore-pushed", AdoptPushedRequest, AdoptPushedReply)
-RESTORE_RUN = Verb("restore-run", RestoreRunRequest, RestoreRunReply)
 CLEAR_RUNS = Verb("clear", LabRequest, ClearRunsReply)
 OPEN_SESSION = Verb("session", RunRequest, SessionReply)

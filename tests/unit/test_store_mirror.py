@@ -28,7 +28,7 @@ from labctl.model import Endpoint
 from labctl.servers.agent import list_program_files
 from labctl.stores import LabStore, StoreContext, open_store
 from labctl.wire import s3 as s3_client
-from labctl.wire.runs import RestoreRunReply, RestoreRunRequest
+from labctl.wire.mirrors import RestoreRunReply, RestoreRunRequest
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto.server")

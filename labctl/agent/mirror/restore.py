@@ -13,13 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ...wire.codec import Message, MessageError, decode, from_json, to_json
-from ...wire.runs import (
-    AttemptRecord,
-    RestoreRunReply,
-    RestoreRunRequest,
-    StoredRunRecord,
-    StoreIndexRecord,
-)
+from ...wire.mirrors import RestoreRunReply, RestoreRunRequest
+from ...wire.runs import AttemptRecord, StoredRunRecord, StoreIndexRecord
 from ..files.files import RESERVE_BYTES
 from ..files.unpack import unpack
 from ..host.paths import (
