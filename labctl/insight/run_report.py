@@ -231,7 +231,7 @@ def _read_machine(context: LabContext, run: Run) -> ServerHardware | None:
     return _convert(detail, ServerHardware) if detail.get("cpus") else None
 
 
-def _convert(detail: dict[str, Any], kind: type[T]) -> T | None:
+def _convert(detail: object, kind: type[T]) -> T | None:
     """Convert a ledger entry, which another version may have written; None if it does not fit."""
     try:
         return msgspec.convert(detail, kind)

@@ -3,7 +3,7 @@
 Times are Unix seconds of the server's clock, sizes are in bytes.
 """
 
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
 
 from .verbs import LabRequest, StreamingVerb, Verb
 
@@ -259,7 +259,7 @@ class ResumeRunReply(NamedTuple):
     found: bool = False
     directory: str = ""
     offset: int = 0
-    step: Optional[float] = None
+    step: Union[int, float, None] = None
     missing: str = ""
 
 

@@ -17,7 +17,7 @@ from lab_world import LAB_ID, Recorded, World, world
 
 from labctl.config import LAB_FILE, ensure_lab_id, set_secret, trust
 from labctl.errors import BusyError, LabError, NotFoundError, PolicyError, TransferError, UsageError
-from labctl.lifecycle import keeper_host, kept_labs, reconcile
+from labctl.lifecycle import keeper_host, kept_labs, reconcile, recover, restore
 from labctl.lifecycle.down import down
 from labctl.lifecycle.keeper_host import KeeperHost
 from labctl.lifecycle.lab_archive import LabExport, LabExportReader, labctl_version, write_export
@@ -380,6 +380,18 @@ def in_store(run: str, files: dict[str, bytes], **record: Any) -> dict[str, byte
         f"runs/{run}/index.json": msgspec.json.encode({"files": index}),
         **{f"runs/{run}/files/{name}": text for name, text in files.items()},
     }
+
+
+def test_a_run_that_its_server_could_not_inspect_is_unfinished(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server mirrors the state "unknown" while its Docker Engine does not answer."""
+    (lab.home / "lab" / "lab.yaml").write_text("lab: digits\nrun: x\nstore: s3://bucket/labs\n")
+    context = lab.context()
+    content = in_store("night", {}, state="unknown")
+    monkeypatch.setattr("labctl.lifecycle.restore.open_lab_store", lambda context: Store(content))
+    assert recover.is_unfinished(context, "night")
+    recover._require_unfinished(context, "night", restore.read_saved_run(context, "night").run)
 
 
 def test_without_a_server_a_pull_brings_what_the_store_has_but_no_broken_checkpoint(

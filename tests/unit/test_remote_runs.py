@@ -33,13 +33,15 @@ from labctl.agent.host.paths import (
     write_json,
 )
 from labctl.agent.reply import Failure
-from labctl.agent.runs import containers, records, run_state, runs, secrets_tmpfs
+from labctl.agent.runs import containers, records, resume, run_state, runs, secrets_tmpfs
 from labctl.wire.boot_id import read_boot_token
 from labctl.wire.codec import encode, to_json
 from labctl.wire.runs import (
+    AdoptPushedRequest,
     AttemptRecord,
     CancelRunRequest,
     ExitRecord,
+    ResumeRunRequest,
     RunSpec,
     StartRunReply,
     StartRunRequest,
@@ -485,6 +487,33 @@ def test_cancelling_a_claim_ends_it_and_again_says_so(run_dir: Path, root: Path)
     assert (second.run.state, second.already) == ("cancelled", True)
     with pytest.raises(Failure, match="run other does not exist"):
         runs.cancel(request._replace(run="other"))
+
+
+def test_a_pushed_run_is_lost_and_its_next_attempt_begins_where_the_log_was_cut(
+    root: Path, engine: EngineSocket, tmp_path: Path
+) -> None:
+    pushed = root / "restore" / "night"
+    for name, text in {"code/train.py": "", "logs/run.log": "epoch 1\nepo"}.items():
+        (pushed / name).parent.mkdir(parents=True)
+        (pushed / name).write_text(text)
+    checkpoint = pushed / "checkpoints" / "one"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text('{"step": 7, "files": {}}')
+    adopted = resume.from_push(AdoptPushedRequest(SPEC, created_at=5.0, attempts=2)).run
+    assert (adopted.state, adopted.created_at, adopted.container) == ("lost", 5.0, "")
+    assert resume.from_push(AdoptPushedRequest(SPEC, created_at=6.0, attempts=1)).run == adopted
+
+    engine.answers = calls = Containers()
+    os.mkfifo(tmp_path / "tmux.said")
+    request = ResumeRunRequest(SPEC, told="its server was lost; resuming here")
+    reply = resume.resume(request)
+    assert reply.run is not None
+    assert (reply.run.state, reply.run.container) == ("running", "digits-night-3")
+    assert (reply.found, reply.offset, reply.step) == (False, len("epoch 1\nepo"), 7)
+    assert calls.deeds[0] == "POST containers/create?name=digits-night-3"
+    log = (root / "runs" / "night" / "logs" / "run.log").read_text()
+    assert "its server was lost; resuming here (attempt 3) ---\n" in log
+    assert (root / "runs" / "night" / ".labctl" / "ended-2-record.json").exists()
 
 
 def test_status_lists_every_run_of_the_lab(run_dir: Path) -> None:

@@ -58,7 +58,7 @@ def resume(request: ResumeRunRequest) -> ResumeRunReply:
 def _find_last_step(directory: Path) -> float | None:
     """Return the step of the run's newest complete checkpoint, None if that records none."""
     step = (find_newest_complete(directory) or {}).get("step")
-    return float(step) if isinstance(step, (int, float)) else None
+    return step if isinstance(step, (int, float)) else None
 
 
 def from_push(request: AdoptPushedRequest) -> AdoptPushedReply:
