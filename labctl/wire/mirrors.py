@@ -7,7 +7,7 @@ from .verbs import Verb
 
 
 class RestoreRunRequest(NamedTuple):
-    """Restore a run from the lab's store. `store` is the URL that the caller expects, or ""."""
+    """Restore a run from the store at the address `store`, "" for the one that the server has."""
 
     lab: str
     lab_id: str
@@ -16,13 +16,15 @@ class RestoreRunRequest(NamedTuple):
 
 
 class RestoreRunReply(NamedTuple):
-    """How many files and bytes arrived. `left_out` has the name of each file or checkpoint that
-    the store lacks or that does not match its index, and why."""
+    """The run as `status` shows it, and how many files and bytes arrived.
+
+    `left_out` are files that the store lacks or that do not match its index, each with the reason.
+    """
 
     run: RunRecord
-    files: int = 0
-    bytes: int = 0
-    left_out: Tuple[Tuple[str, str], ...] = ()
+    files: int
+    bytes: int
+    left_out: Tuple[Tuple[str, str], ...]
 
 
 RESTORE_RUN = Verb("restore-run", RestoreRunRequest, RestoreRunReply)

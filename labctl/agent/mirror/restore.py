@@ -52,21 +52,14 @@ def restore(request: RestoreRunRequest) -> RestoreRunReply:
     with (root / ".labctl" / "restore.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if directory.is_dir():
-            return RestoreRunReply(inspect_run(directory, {}))
+            return RestoreRunReply(inspect_run(directory, {}), 0, 0, ())
         store = open_store(root, request.lab, request.lab_id)
         try:
-            restored = _Restore(root, request, store, url)
-            restored.execute()
+            return _Restore(root, request, store, url).execute()
         except StoreError as error:
             raise Failure("store", f"{url} cannot be used", str(error), "labctl up") from None
         finally:
             store.close()
-        return RestoreRunReply(
-            inspect_run(directory, {}),
-            files=len(restored.arrived) + 1,
-            bytes=restored.count_bytes(),
-            left_out=tuple(restored.left_out),
-        )
 
 
 class _Restore:
@@ -83,9 +76,8 @@ class _Restore:
         self.staging = self.directory.with_name(STAGING + self.run)
         self.left_out: list[tuple[str, str]] = []
         self.arrived: Files = {}
-        self.code_bytes = 0
 
-    def execute(self) -> None:
+    def execute(self) -> RestoreRunReply:
         stored = self._read_object("run.json", StoredRunRecord)
         if stored is None:
             what = f"{self.url} has no files of run {self.run}"
@@ -95,7 +87,6 @@ class _Restore:
         index = self._read_object("index.json", StoreIndexRecord) or StoreIndexRecord()
         indexed, pending = _list_outputs(index.files), _list_outputs(index.pending)
         code: list[Any] = [stored.code.size, stored.code.sha256]
-        self.code_bytes = stored.code.size
         self._require_room([*indexed.values(), code, code])
         (self.staging / ".labctl").mkdir(parents=True, exist_ok=True)
         self._restore_code(code)
@@ -105,10 +96,9 @@ class _Restore:
         self._drop_broken_checkpoints(sorted({*indexed, *pending}))
         self._write_records(stored)
         self.staging.rename(self.directory)
-
-    def count_bytes(self) -> int:
-        """Return the size of what was restored."""
-        return self.code_bytes + sum(int(size) for size, _ in self.arrived.values())
+        size = stored.code.size + sum(entry[0] for entry in self.arrived.values())
+        run = inspect_run(self.directory, {})
+        return RestoreRunReply(run, len(self.arrived) + 1, size, tuple(self.left_out))
 
     def _read_object(self, name: str, kind: type[Message]) -> Message | None:
         """Read an object of the run; None if the store lacks it."""
