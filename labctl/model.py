@@ -255,29 +255,6 @@ class ServerFacts(Value, frozen=True):
         return self.home_filesystem.startswith(NETWORK_FILESYSTEMS)
 
 
-class RunSpec(Value, frozen=True):
-    """The complete specification of a run, without its secrets. The server stores its hash.
-
-    That stored hash claims the run's id. `command` is argv for the container. `image` is a
-    reference that exists on the server. `gpus` is "" (no GPU), "all" or device UUIDs joined by
-    commas. Sizes are in bytes.
-    """
-
-    id: str
-    lab: str
-    lab_id: str
-    command: tuple[str, ...]
-    image: str
-    env: dict[str, str] = {}
-    secrets: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ("checkpoints", "logs")
-    gpus: str = ""
-    memory_bytes: int = 0
-    cpus: float = 0.0
-    shm_bytes: int = 0
-    tty: bool = False
-
-
 class Run(Value, frozen=True):
     """One command in one container on a server, in its last known state.
 

@@ -265,12 +265,13 @@ def attach_command(ctx: click.Context, run: str) -> None:
     """
     from labctl.runs import runs
     from labctl.shell import command
+    from labctl.wire.runs import OPEN_SESSION, RunRequest
 
     lab = open_lab(ctx)
     run_id = runs.find_run(lab.context, run).id
     server = lab.context.get_server()
-    request = {"lab": lab.config.name, "lab_id": lab.id, "run": run_id}
-    session = lab.context.open_agent(server).call_untyped("session", request)["session"]
+    request = RunRequest(lab.config.name, lab.id, run_id)
+    session = lab.context.open_agent(server).call(OPEN_SESSION, request).session
     _become_ssh_to_lab(lab, command("exec", "tmux", "attach-session", "-t", f"={session}").render())
 
 

@@ -273,7 +273,7 @@ def refresh_server(context: LabContext, server: Server) -> None:
     """Refresh the runs of all labs on a seat's server, and record its watchdog's report."""
     for lab in list_labs(context, server):
         reply = runs.refresh(lab, server)
-        one_lab.record_watch(context, server, reply.get("watch") or {})
+        one_lab.record_watch(context, server, reply.watch or {})
 
 
 def find_server(staff: Staff, seat: Seat) -> Server:

@@ -19,13 +19,14 @@ from labctl.errors import InterruptError, LabError, NotFoundError, UsageError
 from labctl.events import Note, Step
 from labctl.insight.explain.evidence import Finding
 from labctl.insight.explain.profile import Profile, advise, read_profile
-from labctl.model import Run, RunSpec, Server, Service, Value
+from labctl.model import Run, Server, Service, Value
 from labctl.runs import images, outputs, runs
 from labctl.servers.adoption import renew
 from labctl.servers.context import LabContext
 from labctl.services import lab_services, services
 from labctl.services.forwards import Forwarding
 from labctl.sync import lab_files
+from labctl.wire.runs import RunSpec
 
 PREFIX = runs.PROFILES
 STEPS, WARMUP = 5, 10
@@ -81,7 +82,7 @@ def profile(
     settings = {"LABCTL_PROFILE_STEPS": str(steps), "LABCTL_PROFILE_WARMUP": str(warmup)}
     env = {**wanted.env, **settings, "LABCTL_PROFILER": pack_profiler()}
     command = ("sh", "-c", WRAP, NAME, *wanted.command)
-    wanted = msgspec.structs.replace(wanted, env=env, command=command)
+    wanted = wanted._replace(env=env, command=command)
     renew(context, server)
     _warn_of_others(context, server)
     lab_files.push(context, server, force=False)
@@ -136,9 +137,7 @@ def page_server_command() -> tuple[str, ...]:
 
 def _warn_of_others(context: LabContext, server: Server) -> None:
     active = [
-        runs.to_run(status, server.id).id
-        for status in runs.refresh(context, server)["runs"]
-        if status["state"] == "running"
+        record.id for record in runs.refresh(context, server).runs if record.state == "running"
     ]
     if active:
         text = f"another run is active ({active[0]}), so timings are affected"

@@ -23,8 +23,6 @@ from labctl.insight.report.facts import (
     Checkpoint,
     LostServer,
     ReportFacts,
-    RunOrigin,
-    ServerHardware,
 )
 from labctl.insight.report.page import build_page
 from labctl.insight.report.render import render
@@ -34,6 +32,7 @@ from labctl.model import NAME_PATTERN, Run, Value
 from labctl.runs import provenance, runs
 from labctl.runs.evaluate import ON_SERVER, read_server_accuracy
 from labctl.runs.evaluation import FILE, Evaluation, read_evaluation
+from labctl.runs.provenance import RunOrigin, ServerHardware
 from labctl.servers import cost
 from labctl.servers.context import LabContext
 from labctl.sync.local_results import RECORD
@@ -232,7 +231,7 @@ def _read_machine(context: LabContext, run: Run) -> ServerHardware | None:
     return _convert(detail, ServerHardware) if detail.get("cpus") else None
 
 
-def _convert(detail: dict[str, Any], kind: type[T]) -> T | None:
+def _convert(detail: object, kind: type[T]) -> T | None:
     """Convert a ledger entry, which another version may have written; None if it does not fit."""
     try:
         return msgspec.convert(detail, kind)

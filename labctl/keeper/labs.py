@@ -220,7 +220,7 @@ def check_lab(context: LabContext, kept_lab: KeptLab, *, swept: bool = False) ->
         return SWEPT if swept and not disks and not _open_runs(context, kept_lab) else TROUBLE
     try:
         reply = runs.refresh(context, server)
-        on_server = {run["id"] for run in reply["runs"]}
+        on_server = {run.id for run in reply.runs}
         if any(run_id not in on_server for run_id in _open_runs(context, kept_lab)):
             return TROUBLE
         if any(

@@ -18,7 +18,7 @@ from labctl.lifecycle.import_lab import ImportedLab, KeeperInventory
 from labctl.lifecycle.kept_labs import KeeperCheck, kept_lab_name
 from labctl.lifecycle.lab_archive import labctl_version
 from labctl.model import Endpoint, Run, Value
-from labctl.runs.saved_copies import pull_from_keeper
+from labctl.runs.saved_copies import parse_files, pull_from_keeper
 from labctl.servers.context import LabContext
 from labctl.shell import command
 from labctl.state.ledgers import LedgerLine
@@ -114,7 +114,7 @@ class KeeperHost:
             kept.seek(0)
             head = parse_reply(kept.readline().decode(errors="replace")) or {}
             self._check_reply(code, head, "")
-            return pull_from_keeper(self.context, run_id, head["files"], kept, run)
+            return pull_from_keeper(self.context, run_id, parse_files(head["files"]), kept, run)
 
     @cached_property
     def _transport(self) -> Transport:

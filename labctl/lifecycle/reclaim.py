@@ -24,6 +24,7 @@ from labctl.runs import runs
 from labctl.servers import guard, held_disks
 from labctl.servers.accounts import ENDED
 from labctl.servers.context import LabContext
+from labctl.wire.runs import STATUS, RunRecord, StatusRequest
 
 LOOK_S = 0.2
 SAMPLE_S = 0.5
@@ -77,21 +78,22 @@ class _RunMonitor:
         self.clock_offset_s = 0.0
         self.reclaim: dict[str, Any] = {}
 
-    def poll(self) -> dict[str, Any]:
+    def poll(self) -> RunRecord:
         """Return the run's current state from the server, and sample its step. Raises LabErrors."""
         remote = self.context.open_agent(self.server)
-        reply = remote.call_untyped("status", {**self.about, "runs": [self.run_id]})
-        if not reply["runs"]:
+        request = StatusRequest(self.context.config.name, self.context.lab_id, (self.run_id,))
+        reply = remote.call(STATUS, request)
+        if not reply.runs:
             raise NotFoundError(
                 f"{self.server.alias} has no run {self.run_id}",
                 hint="labctl status --refresh",
             )
-        state: dict[str, Any] = reply["runs"][0]
-        self.clock_offset_s = reply["now"] - time.time()
-        at, step = state.get("progress_at"), state["progress"].get("step")
+        run = reply.runs[0]
+        self.clock_offset_s = reply.now - time.time()
+        at, step = run.progress_at, run.progress.get("step")
         if at and step is not None and (not self.samples or at > self.samples[-1][0]):
             self.samples.append((at, step))
-        return state
+        return run
 
     def poll_notice(self) -> None:
         """Sample the step, and fetch the shutdown's progress. An ended run has no more steps."""
@@ -276,11 +278,11 @@ def _await_first_step(
         until = time.monotonic() + STEP_WITHIN_S
         while time.monotonic() < until:
             with suppress(ConnectError):
-                state = monitor.poll()
-                at = state.get("progress_at")
-                if at and state.get("started_at") and at > state["started_at"]:
-                    return monitor.to_local_time(at), state["progress"].get("step")
-                if state["state"] in ("exited", "lost", "cancelled"):
+                run = monitor.poll()
+                at = run.progress_at
+                if at and run.started_at and at > run.started_at:
+                    return monitor.to_local_time(at), run.progress.get("step")
+                if run.state in ("exited", "lost", "cancelled"):
                     return None, None
             time.sleep(LOOK_S)
     return None, None

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 from labctl.errors import (
     BusyError,
@@ -36,12 +35,13 @@ from labctl.lifecycle.server_loss import (
     require_not_removed,
 )
 from labctl.lifecycle.spending_policy import make_recovery_context
-from labctl.model import Run, RunSpec, Server, Value
+from labctl.model import Run, Server, Value
 from labctl.retry import retry_on
 from labctl.runs import images, outputs, runs
 from labctl.servers import adoption
 from labctl.servers.context import LabContext
 from labctl.sync import lab_files
+from labctl.wire.runs import RESUME_RUN, ResumeRunReply, ResumeRunRequest, RunRecord, RunSpec
 
 # consecutive recoveries of one run from the same checkpoint, at most
 MOST_IN_VAIN = 5
@@ -51,8 +51,9 @@ MIRROR_S = 20.0
 TEMPORARY = (BusyError, CapacityError, NoOfferError, ThrottledError)
 FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 120.0
-# States in which a run can be in need of recovery.
-UNFINISHED = ("claimed", "starting", "running", "lost")
+# States in which a run can be in need of recovery. "unknown" is in the store's copy if its server
+# could not ask its Docker Engine.
+UNFINISHED = ("claimed", "starting", "running", "lost", "unknown")
 
 
 class EndedError(PolicyError):
@@ -166,11 +167,11 @@ def _find_other_recovery(context: LabContext, run_id: str) -> int | None:
     """Return where the log resumes if another process has recovered the run, else None."""
     with contextlib.suppress(LabError):
         server = adoption.adopt(context)
-        status = None if server is None else _fetch_run_status(context, server, run_id)
-        if server is not None and status is not None:
-            run = runs.record_run(context, server, status)
+        record = None if server is None else runs.fetch_run(context, server, run_id)
+        if server is not None and record is not None:
+            run = runs.record_run(context, server, record)
             if run.state != "lost" or run.stopped_by:
-                return int(status.get("log_offset") or 0)
+                return record.log_offset
     return None
 
 
@@ -207,11 +208,11 @@ def check_and_recover(
 
 
 def _refresh_run(context: LabContext, server: Server, run_id: str) -> Run:
-    """Record the run's state on the server; ServerGoneError if the server does not have it."""
-    status = _fetch_run_status(context, server, run_id)
-    if status is None:
+    """Record the run's state on the server; ServerGoneError if the server does not have the run."""
+    record = runs.fetch_run(context, server, run_id)
+    if record is None:
         raise ServerGoneError(f"the server {server.id} does not have this run")
-    return runs.record_run(context, server, status)
+    return runs.record_run(context, server, record)
 
 
 @contextmanager
@@ -263,20 +264,20 @@ def recover(
         spec, files = _restore_run(context, server, run_id)
         lab_files.push_data(context, server)
         context.reporter.emit(Step(name=f"resuming {run_id}"))
-        reply = _resume(context, server, spec, reason, turn)
-        run = runs.record_run(context, server, reply["run"])
+        reply, resumed = _resume(context, server, spec, reason, turn)
+        run = runs.record_run(context, server, resumed)
         recovery = Recovery(
             run=run,
             server_id=server.id,
             last_step=last_step,
-            from_step=reply.get("step"),
+            from_step=reply.step,
             took_s=time.monotonic() - started_s,
             files=files,
-            log_offset=int(reply["offset"]),
+            log_offset=reply.offset,
             told=reason,
         )
         context.reporter.emit(Step(name=f"resuming {run_id}", done=True, detail=server.id))
-        if not reply["found"]:
+        if not reply.found:
             _record(context, recovery)
     return recovery
 
@@ -317,42 +318,37 @@ def _require_progress(context: LabContext, run_id: str) -> None:
 
 def _resume(
     context: LabContext, server: Server, spec: RunSpec, reason: str, turn: RecoveryLock
-) -> dict[str, Any]:
-    """Start the next attempt exactly once; returns {"run", "found", "offset", "step"}."""
+) -> tuple[ResumeRunReply, RunRecord]:
+    """Start the next attempt exactly once; return the reply, and its run."""
     remote = context.open_agent(server)
-    request = {**runs.build_request(context, spec), "told": f"{reason}; resuming here"}
+    secrets = runs.read_secrets(context)
+    request = ResumeRunRequest(spec, secrets, told=f"{reason}; resuming here")
     for _ in range(2):
         turn.check()
-        reply = remote.call_untyped("resume", request)
-        if "missing" not in reply:
-            return reply
+        reply = remote.call(RESUME_RUN, request)
+        if reply.run is not None:
+            return reply, reply.run
         images.ensure_image(context, server, remote, spec.image, of_run=spec.id)
     raise LabError(
         f"the server does not have {spec.image}, although it was just built", hint="labctl doctor"
     )
 
 
-def _fetch_run_status(context: LabContext, server: Server, run_id: str) -> dict[str, Any] | None:
-    """Fetch the run's status from the server; None if the server does not have the run."""
-    about = {"lab": context.config.name, "lab_id": context.lab_id, "runs": [run_id]}
-    reply = context.open_agent(server).call_untyped("status", about)
-    return next((run for run in reply["runs"] if run["id"] == run_id), None)
-
-
 def _restore_run(context: LabContext, server: Server, run_id: str) -> tuple[RunSpec, int]:
     """Restore the run's directory unless the server has it; return (spec, files restored)."""
-    status = _fetch_run_status(context, server, run_id)
+    record = runs.fetch_run(context, server, run_id)
     saved = restore.read_saved_run(context, run_id)
-    _require_unfinished(context, run_id, status or saved.run)
-    return saved.spec, 0 if status else restore.restore(context, server, run_id)
+    _require_unfinished(context, run_id, record or saved.run)
+    return saved.spec, 0 if record else restore.restore(context, server, run_id)
 
 
-def _require_unfinished(context: LabContext, run_id: str, status: dict[str, Any]) -> None:
-    """EndedError if the status says that the run ended by itself; records that end."""
-    if status.get("state", "lost") in UNFINISHED:
+def _require_unfinished(context: LabContext, run_id: str, record: RunRecord | None) -> None:
+    """EndedError if the record says that the run ended by itself; records that end."""
+    if record is None or record.state in UNFINISHED:
         return
     known = context.state.get_run(context.lab_id, run_id)
-    run = runs.to_run({"lab_id": context.lab_id, **status}, known.server_id if known else "")
+    record = record._replace(lab_id=record.lab_id or context.lab_id)
+    run = runs.to_run(record, known.server_id if known else "")
     context.state.save_run(run)
     raise EndedError(run)
 
@@ -369,4 +365,4 @@ def is_unfinished(context: LabContext, run_id: str) -> bool:
         saved = restore.read_saved_run(context, run_id)
     except NotFoundError:
         return False
-    return saved.run.get("state", "lost") in UNFINISHED
+    return saved.run is None or saved.run.state in UNFINISHED

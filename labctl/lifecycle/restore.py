@@ -11,28 +11,33 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from labctl.errors import LabError, NotFoundError
 from labctl.events import Note
-from labctl.model import FileEntry, RunSpec, Server, Value
+from labctl.model import FileEntry, Run, Server, Value
 from labctl.servers.context import LabContext
 from labctl.stores.lab_store import open_lab_store, restore_run
 from labctl.sync.push import push
 from labctl.sync.scan import HashIndex, scan_code, scan_data
 from labctl.sync.transfer_lock import hold_transfers
+from labctl.wire.codec import MessageError, decode, encode
+from labctl.wire.runs import (
+    ADOPT_PUSHED,
+    AdoptPushedRequest,
+    RunRecord,
+    RunSpec,
+    StoredRunRecord,
+)
 
 KEPT = Path(".labctl") / "kept"
 NOT_OUTPUTS = ("run.json", "report.html")
 
 
 class SavedRun(Value, frozen=True):
-    """A saved run: its spec, and its last recorded state (`Run`'s fields)."""
+    """A saved run: its spec, and its last recorded state; None if none was recorded."""
 
     spec: RunSpec
-    run: dict[str, Any]
+    run: RunRecord | None
 
 
 def keep_code(context: LabContext, spec: RunSpec) -> None:
@@ -51,7 +56,7 @@ def keep_code(context: LabContext, spec: RunSpec) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(config.root / entry.path, target)
     (staging / "code").mkdir(parents=True, exist_ok=True)
-    (staging / "spec.json").write_bytes(msgspec.json.encode(spec))
+    (staging / "spec.json").write_text(encode(spec), encoding="utf-8")
     shutil.rmtree(kept, ignore_errors=True)
     staging.rename(kept)
 
@@ -68,8 +73,8 @@ def _read_from_store(context: LabContext, run_id: str) -> SavedRun | None:
     if text is None:
         return None
     try:
-        stored = msgspec.json.decode(text, type=_Stored)
-    except msgspec.MsgspecError as error:
+        stored = decode(StoredRunRecord, text)
+    except MessageError as error:
         raise LabError(
             f"the record of run {run_id} in {context.config.store} cannot be read",
             why=str(error),
@@ -78,35 +83,51 @@ def _read_from_store(context: LabContext, run_id: str) -> SavedRun | None:
     return SavedRun(spec=stored.spec, run=stored.record)
 
 
-class _Stored(Value, frozen=True):
-    """The fields of a store's run.json that recovery reads (labctl/agent/mirror/store_index.py)."""
-
-    spec: RunSpec
-    record: dict[str, Any] = msgspec.field(default_factory=dict)
-
-
 def _read_local(context: LabContext, run_id: str) -> SavedRun:
     path = context.config.root / KEPT / run_id / "spec.json"
     try:
-        spec = msgspec.json.decode(path.read_bytes(), type=RunSpec)
-    except (FileNotFoundError, msgspec.MsgspecError):
+        spec = decode(RunSpec, path.read_bytes())
+    except (FileNotFoundError, MessageError):
         raise NotFoundError(
             f"nothing of run {run_id} was saved on this machine",
             why="the lab has no store, and the run was not started with --recover",
             hint="labctl run --recover   # starts a new run",
         ) from None
     known = context.state.get_run(context.lab_id, run_id)
-    return SavedRun(spec=spec, run=msgspec.to_builtins(known) if known else {})
+    return SavedRun(spec=spec, run=_make_record(known) if known else None)
+
+
+def _make_record(run: Run) -> RunRecord:
+    """Convert this machine's record of a run to the record that a server has of it."""
+    return RunRecord(
+        id=run.id,
+        state=run.state,
+        lab_id=run.lab_id,
+        command=run.command,
+        image=run.image,
+        created_at=run.created_at,
+        started_at=run.started_at,
+        ended_at=run.ended_at,
+        exit_code=run.exit_code,
+        told=run.told,
+        container=run.container,
+        image_id=run.image_id,
+        image_digest=run.image_digest,
+        progress=run.progress,
+        new_files=run.new_files,
+        stopped_by=run.stopped_by,
+        gpu_lost_at=run.gpu_lost_at,
+    )
 
 
 def restore(context: LabContext, server: Server, run_id: str) -> int:
     """Copy what is saved of a run to the server, as a lost run; return the number of files."""
     if _read_from_store(context, run_id) is not None:
         done = restore_run(context, server, run_id)
-        for name, why in done["left_out"]:
+        for name, why in done.left_out:
             text = f"skipped {name}, which is incomplete in the store: {why}"
             context.reporter.emit(Note(text=text, level="warning"))
-        return int(done["files"])
+        return done.files
     return _restore_local(context, server, run_id)
 
 
@@ -130,16 +151,11 @@ def _restore_local(context: LabContext, server: Server, run_id: str) -> int:
             force=True,
             index=tree.index,
         )
-    created_at = saved.run.get("created_at") or 0.0
+    created_at = saved.run.created_at if saved.run else 0.0
     attempts = (
         len(context.state.list_events(lab_id=context.lab_id, run_id=run_id, kind="recovered")) + 1
     )
-    request = {
-        "spec": msgspec.to_builtins(saved.spec),
-        "created_at": created_at,
-        "attempts": attempts,
-    }
-    remote.call_untyped("restore-pushed", request)
+    remote.call(ADOPT_PUSHED, AdoptPushedRequest(saved.spec, created_at, attempts))
     return len(tree.files)
 
 

@@ -16,6 +16,7 @@ from labctl.servers.connections import is_reachable
 from labctl.servers.context import LabContext
 from labctl.servers.held_disks import KEPT_S
 from labctl.sync import lab_files
+from labctl.wire.runs import STATUS, StatusRequest
 
 # Kind of the ledger entry that `labctl down` writes before it removes a server.
 PUT_DOWN = "down"
@@ -144,9 +145,9 @@ def _avoid_zone(context: LabContext, server: Server | None) -> None:
 
 def _fetch_reclaim(context: LabContext, server: Server) -> dict[str, Any]:
     """Fetch the watchdog's report of a reclaim in progress, {} if none exists."""
-    about = {"lab": context.config.name, "lab_id": context.lab_id, "runs": []}
+    request = StatusRequest(context.config.name, context.lab_id)
     try:
-        watch = context.open_agent(server).call_untyped("status", about).get("watch") or {}
+        watch = context.open_agent(server).call(STATUS, request).watch or {}
     except ConnectError:
         return {}
     reclaim: dict[str, Any] = watch.get("reclaim") or {}

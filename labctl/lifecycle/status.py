@@ -10,6 +10,7 @@ from labctl.model import Server
 from labctl.servers.context import LabContext
 from labctl.servers.cost import spent_usd
 from labctl.state.disks import list_kept_disks
+from labctl.wire.runs import StatusReply
 
 
 def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dict[str, Any]:
@@ -22,7 +23,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     maps server ids to the reason that the provider gave for their end. With `why`, "watch" includes
     the watchdog's last "decisions".
     """
-    machine: dict[str, Any] = {}
+    machine: StatusReply | None = None
     reachable: bool | None = None
     failure = ""
     keeper = ""
@@ -50,7 +51,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         try:
             machine = runs.refresh(context, server)
             reachable = True
-            watched = guard.watch(context, server) if why else machine.get("watch")
+            watched = guard.watch(context, server) if why else machine.watch
             record_watch(context, server, watched or {})
         except ConnectError as error:
             reachable, failure = False, error.what
@@ -63,7 +64,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         "server": server,
         "reachable": reachable,
         "why": failure,
-        "disk": machine.get("disk"),
+        "disk": machine.disk._asdict() if machine else None,
         "clocks": _clocks(context, server, watch, now) if server else {},
         "watch": watch,
         "watched_at": watched_at,

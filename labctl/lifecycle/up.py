@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from labctl.errors import InterruptError, LabError
 from labctl.events import Note
 from labctl.lifecycle import disk_restore
@@ -64,7 +66,7 @@ def make_ready(context: LabContext, server: Server) -> Server:
         context.reporter.emit(Note(text=warning, level="warning"))
     if text := deadlines.describe(context, server, watch):
         context.reporter.emit(Note(text=text))
-    detail = provenance.describe_machine(facts)
+    detail = msgspec.to_builtins(provenance.describe_machine(facts))
     context.state.record("ready", lab_id=context.lab_id, server_id=server.id, detail=detail)
     disk_restore.restore(context, server)
     return server

@@ -18,6 +18,7 @@ from labctl.model import Offer, Run, Server, Value
 from labctl.runs import runs
 from labctl.servers.context import LabContext
 from labctl.sync import lab_files
+from labctl.wire.runs import STATUS, StatusRequest
 
 HOUR_S = 3600.0
 POLL_S = 1.0
@@ -153,19 +154,17 @@ class _ProbeMonitor:
 
     def _poll(self) -> bool:
         """Ask the server; return whether the run has made progress. False for a lost connection."""
-        about = {"lab": self.context.config.name, "lab_id": self.context.lab_id}
+        request = StatusRequest(self.context.config.name, self.context.lab_id, (self.run.id,))
         try:
-            reply = self.context.open_agent(self.server).call_untyped(
-                "status", {**about, "runs": [self.run.id]}
-            )
+            reply = self.context.open_agent(self.server).call(STATUS, request)
         except BusyError as error:
             text = f"{error.what}; the probe is still running, trying again"
             self.context.reporter.emit(Note(text=text, level="warning"))
             return False
-        (status,) = reply["runs"]
-        self.run = runs.record_run(self.context, self.server, status)
-        self.watch = reply.get("watch") or {}
-        step, at = self.run.progress.get("step"), status.get("progress_at")
+        (record,) = reply.runs
+        self.run = runs.record_run(self.context, self.server, record)
+        self.watch = reply.watch or {}
+        step, at = self.run.progress.get("step"), record.progress_at
         self.total_steps = self.run.progress.get("total_steps", 0.0)
         if step is None or at is None:
             return False
@@ -173,7 +172,7 @@ class _ProbeMonitor:
             raise self._no_progress_error('it does not report "total_steps", the steps of the run')
         fresh = not self.points or step != self.points[-1].step
         if fresh:
-            self.points.append(StepCount(float(at), step))
+            self.points.append(StepCount(at, step))
         return fresh
 
     def _report_progress(self, done: float, target: float) -> None:

@@ -9,10 +9,12 @@ import contextlib
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
-from labctl.model import Run, RunSpec, ServerFacts, Value
+import msgspec
+
+from labctl.model import Run, ServerFacts, Value
 from labctl.servers.context import LabContext
+from labctl.wire.runs import RunSpec
 
 # Kind of ledger entry: a Code, and how the run was started.
 CODE = "code"
@@ -36,6 +38,38 @@ class GitState(Value, frozen=True):
     dirty: bool | None = None
     changed: tuple[str, ...] = ()
     why: str = ""
+
+
+class RunOrigin(Value, frozen=True):
+    """How a run was started: the lab's git state, and the run's specification."""
+
+    commit: str = ""
+    branch: str = ""
+    dirty: bool | None = None
+    changed: tuple[str, ...] = ()
+    why: str = ""
+    command: tuple[str, ...] = ()
+    image: str = ""
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    gpus: str = ""
+
+
+class MachineGpu(Value, frozen=True):
+    name: str = ""
+    memory_bytes: int = 0
+    driver: str = ""
+
+
+class ServerHardware(Value, frozen=True):
+    """A server's hardware and software."""
+
+    os: str = ""
+    arch: str = ""
+    kernel: str = ""
+    docker: str = ""
+    cpus: int = 0
+    memory_bytes: int = 0
+    gpus: tuple[MachineGpu, ...] = ()
 
 
 class GitQuery:
@@ -130,36 +164,40 @@ def record_origin(context: LabContext, run: Run, wanted: RunSpec, looking: GitQu
         return
     code = looking.read_code()
     env = {key: "hidden" if SECRET_NAME.search(key) else value for key, value in wanted.env.items()}
-    detail: dict[str, Any] = {
-        "commit": code.commit,
-        "branch": code.branch,
-        "dirty": code.dirty,
-        "changed": list(code.changed),
-        "why": code.why,
-        "command": list(wanted.command),
-        "image": wanted.image,
-        "env": env,
-        "gpus": wanted.gpus,
-    }
+    origin = RunOrigin(
+        commit=code.commit,
+        branch=code.branch,
+        dirty=code.dirty,
+        changed=code.changed,
+        why=code.why,
+        command=wanted.command,
+        image=wanted.image,
+        env=env,
+        gpus=wanted.gpus,
+    )
     context.state.record(
-        CODE, lab_id=context.lab_id, server_id=run.server_id, run_id=run.id, detail=detail
+        CODE,
+        lab_id=context.lab_id,
+        server_id=run.server_id,
+        run_id=run.id,
+        detail=msgspec.to_builtins(origin),
     )
 
 
-def describe_machine(facts: ServerFacts) -> dict[str, Any]:
+def describe_machine(facts: ServerFacts) -> ServerHardware:
     """Describe a server's hardware and software for the ledger, which outlives the server."""
-    return {
-        "os": facts.os,
-        "arch": facts.arch,
-        "kernel": facts.kernel,
-        "docker": facts.docker,
-        "cpus": facts.cpus,
-        "memory_bytes": facts.memory_bytes,
-        "gpus": [
-            {"name": gpu.name, "memory_bytes": gpu.memory_bytes, "driver": gpu.driver}
+    return ServerHardware(
+        os=facts.os,
+        arch=facts.arch,
+        kernel=facts.kernel,
+        docker=facts.docker,
+        cpus=facts.cpus,
+        memory_bytes=facts.memory_bytes,
+        gpus=tuple(
+            MachineGpu(name=gpu.name, memory_bytes=gpu.memory_bytes, driver=gpu.driver)
             for gpu in facts.gpus
-        ],
-    }
+        ),
+    )
 
 
 def _find_repository(root: Path) -> Path | None:

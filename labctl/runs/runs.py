@@ -6,21 +6,35 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from labctl.config import copy_environment, read_secret_values
 from labctl.errors import ConnectError, LabError, NotFoundError, UsageError
 from labctl.events import Note
-from labctl.model import NAME_PATTERN, Run, RunSpec, Server
+from labctl.model import NAME_PATTERN, Run, RunState, Server
 from labctl.runs import images, provenance
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
 from labctl.servers.prepare import select_gpus
+from labctl.wire.runs import (
+    CANCEL_RUN,
+    FOLLOW_RUN,
+    RUN,
+    START_RUN,
+    STATUS,
+    CancelRunRequest,
+    FollowRunOpening,
+    FollowRunRequest,
+    RunRecord,
+    RunSpec,
+    StartRunReply,
+    StartRunRequest,
+    StatusReply,
+    StatusRequest,
+)
 
 LONGEST_PAUSE_S = 10.0
-KNOWN_RUN_FIELDS = set(Run.__struct_fields__)
 PROFILES = "profile-"
 # Name prefixes of auxiliary runs, which never count as the latest run.
 AUXILIARY = (PROFILES, "probe-")
@@ -98,27 +112,22 @@ def _start(
     on_log: Callable[[bytes], None],
 ) -> Run:
     remote = context.open_agent(server)
-    request = build_request(context, wanted)
+    request = StartRunRequest(wanted, read_secrets(context))
     log = _LogStream(on_log)
 
-    def on_reply(reply: dict[str, Any]) -> None:
-        if "run" in reply:
-            run = to_run(reply["run"], server.id)
-            context.state.save_run(run)
+    def on_reply(reply: StartRunReply) -> None:
+        if reply.run is not None:
+            run = record_run(context, server, reply.run)
             log.is_started = True
-            on_start(run, bool(reply["found"]))
+            on_start(run, reply.found)
             provenance.record_origin(context, run, wanted, git)
-        else:
-            log.lacks_image = True
 
     for _ in range(2):
         try:
             if follow:
-                closing = remote.stream_untyped(
-                    "run", request, on_reply=on_reply, on_bytes=log.feed
-                )
+                closing = remote.stream(RUN, request, on_reply=on_reply, on_bytes=log.feed)
             else:
-                closing = remote.call_untyped("start", request)
+                closing = remote.call(START_RUN, request)
                 on_reply(closing)
         except ConnectError as error:
             if not log.is_started:
@@ -126,24 +135,16 @@ def _start(
             text = f"{error.what}; the run is still active, reconnecting"
             context.reporter.emit(Note(text=text, level="warning"))
             return watch(context, server, wanted.id, offset=log.offset, on_log=on_log)
-        if not log.lacks_image:
-            break
-        log.lacks_image = False
+        if closing.run is not None:
+            return record_run(context, server, closing.run)
         images.ensure_image(context, server, remote, wanted.image)
-    else:
-        raise LabError(
-            f"the server does not have {wanted.image}, although it was just built",
-            hint="labctl doctor",
-        )
-    return record_run(context, server, closing["run"])
+    raise LabError(
+        f"the server does not have {wanted.image}, although it was just built",
+        hint="labctl doctor",
+    )
 
 
-def build_request(context: LabContext, wanted: RunSpec) -> dict[str, Any]:
-    """Build the agent's request for a run, including the values of its secrets."""
-    return {"spec": msgspec.to_builtins(wanted), "secrets": _secrets(context)}
-
-
-def _secrets(context: LabContext) -> dict[str, str]:
+def read_secrets(context: LabContext) -> dict[str, str]:
     """Return the values of lab.yaml's secrets; they are sent on standard input only."""
     values = read_secret_values(context.paths, context.lab_id, context.config, copy_environment())
     return {name: value.reveal() for name, value in values.items()}
@@ -156,7 +157,6 @@ class _LogStream:
         self.on_log = on_log
         self.offset = offset
         self.is_started = False
-        self.lacks_image = False
 
     def feed(self, block: bytes) -> None:
         self.offset += len(block)
@@ -182,22 +182,25 @@ def watch(
     log = _LogStream(on_log, offset)
     pause_s, attempt = 0.5, ""
     while True:
-        request = _run_request(context, run_id) | {
-            "offset": log.offset,
-            "wait": follow,
-            "tail": tail,
-        }
-        request["attempt"] = attempt
+        request = FollowRunRequest(
+            context.config.name,
+            context.lab_id,
+            run_id,
+            offset=log.offset,
+            tail=tail,
+            wait=follow,
+            attempt=attempt,
+        )
         server = _find_current(context, server, run_id)
 
-        def on_reply(reply: dict[str, Any], server: Server = server) -> None:
+        def on_reply(reply: FollowRunOpening, server: Server = server) -> None:
             nonlocal tail, pause_s, attempt
-            log.offset, tail, pause_s = int(reply["offset"]), 0, 0.5
-            attempt = record_run(context, server, reply["run"]).container
+            log.offset, tail, pause_s = reply.offset, 0, 0.5
+            attempt = record_run(context, server, reply.run).container
 
         try:
-            closing = context.open_agent(server).stream_untyped(
-                "follow", request, on_reply=on_reply, on_bytes=log.feed
+            closing = context.open_agent(server).stream(
+                FOLLOW_RUN, request, on_reply=on_reply, on_bytes=log.feed
             )
         except ConnectError as error:
             if not follow:
@@ -209,7 +212,7 @@ def watch(
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             continue
-        return record_run(context, server, closing["run"])
+        return record_run(context, server, closing.run)
 
 
 def _find_current(context: LabContext, server: Server, run_id: str) -> Server:
@@ -237,35 +240,58 @@ def refresh_address(context: LabContext, server: Server) -> None:
 def cancel(context: LabContext, server: Server, run_id: str, grace_s: int) -> tuple[Run, bool]:
     """Send SIGTERM, then SIGKILL after `grace_s` seconds; return (run, whether it had ended)."""
     remote = context.open_agent(server)
-    request = _run_request(context, run_id) | {"grace_s": grace_s}
-    reply = remote.call_untyped("cancel", request, timeout_s=grace_s + 60.0)
-    return record_run(context, server, reply["run"]), bool(reply["already"])
+    request = CancelRunRequest(context.config.name, context.lab_id, run_id, grace_s)
+    reply = remote.call(CANCEL_RUN, request, timeout_s=grace_s + 60.0)
+    return record_run(context, server, reply.run), reply.already
 
 
-def refresh(
-    context: LabContext, server: Server, remote: AgentClient | None = None
-) -> dict[str, Any]:
+def refresh(context: LabContext, server: Server, remote: AgentClient | None = None) -> StatusReply:
     """Fetch and record all runs of the server in one request; return the full reply."""
     remote = remote or context.open_agent(server)
-    reply = remote.call_untyped("status", {"lab": context.config.name, "lab_id": context.lab_id})
-    for status in reply["runs"]:
-        record_run(context, server, status)
+    reply = remote.call(STATUS, StatusRequest(context.config.name, context.lab_id))
+    for record in reply.runs:
+        record_run(context, server, record)
     return reply
 
 
-def record_run(context: LabContext, server: Server, status: dict[str, Any]) -> Run:
+def fetch_run(context: LabContext, server: Server, run_id: str) -> RunRecord | None:
+    """Fetch the run's state from the server; None if the server does not have the run."""
+    request = StatusRequest(context.config.name, context.lab_id, (run_id,))
+    reply = context.open_agent(server).call(STATUS, request)
+    return next((record for record in reply.runs if record.id == run_id), None)
+
+
+def record_run(context: LabContext, server: Server, record: RunRecord) -> Run:
     """Record a run from the agent's reply and return it."""
-    run = to_run(status, server.id)
+    run = to_run(record, server.id)
     context.state.save_run(run)
     return run
 
 
-def to_run(status: dict[str, Any], server_id: str) -> Run:
+def to_run(record: RunRecord, server_id: str) -> Run:
     """Build a Run from the agent's reply; a claimed run that is not launched counts as starting."""
-    fields = {k: v for k, v in status.items() if k in KNOWN_RUN_FIELDS and v is not None}
-    fields["state"] = "starting" if status["state"] == "claimed" else status["state"]
-    fields |= {"server_id": server_id, "seen_at": time.time()}
-    return msgspec.convert(fields, Run)
+    state = "starting" if record.state == "claimed" else record.state
+    return Run(
+        id=record.id,
+        lab_id=record.lab_id,
+        server_id=server_id,
+        state=msgspec.convert(state, RunState),
+        command=record.command,
+        image=record.image,
+        exit_code=record.exit_code,
+        told=record.told,
+        created_at=record.created_at,
+        started_at=record.started_at,
+        ended_at=record.ended_at,
+        container=record.container,
+        progress=record.progress,
+        new_files=record.new_files,
+        seen_at=time.time(),
+        stopped_by=record.stopped_by,
+        image_id=record.image_id,
+        image_digest=record.image_digest,
+        gpu_lost_at=record.gpu_lost_at,
+    )
 
 
 def find_run(context: LabContext, run_id: str = "") -> Run:
@@ -287,7 +313,3 @@ def _find_latest(context: LabContext) -> Run | None:
         run for run in context.state.list_runs(context.lab_id) if not run.id.startswith(AUXILIARY)
     ]
     return normal[-1] if normal else None
-
-
-def _run_request(context: LabContext, run_id: str) -> dict[str, Any]:
-    return {"lab": context.config.name, "lab_id": context.lab_id, "run": run_id}

@@ -7,20 +7,19 @@ are left out.
 from __future__ import annotations
 
 import io
-import json
 import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
 from labctl.errors import LabError, NotFoundError, TransferError
 from labctl.events import Progress, SilentReporter
 from labctl.model import NAME_PATTERN, FileEntry, Run
-from labctl.runs.runs import KNOWN_RUN_FIELDS
+from labctl.runs.runs import to_run
 from labctl.servers.context import LabContext
 from labctl.stores.lab_store import open_lab_store
 from labctl.sync.containment import require_contained
@@ -36,6 +35,8 @@ from labctl.sync.local_results import (
 from labctl.sync.pull import PulledRun
 from labctl.sync.scan import hash_file, scan_data
 from labctl.sync.transfer_lock import hold_transfers
+from labctl.wire.codec import Message, MessageError, decode
+from labctl.wire.runs import RunRecord, StoredRunRecord, StoreIndexRecord
 
 # Writes one verified file to a path, by rename; raises TransferError or NotFoundError.
 Fetch = Callable[[AnnouncedFile, Path], None]
@@ -44,15 +45,16 @@ Fetch = Callable[[AnnouncedFile, Path], None]
 def pull_from_store(context: LabContext, run_id: str) -> PulledRun:
     """Pull a run's files and final state from the lab's store; NotFoundError if it has none."""
     store = open_lab_store(context)
-    stored = _parse_object(store.read(f"runs/{run_id}/run.json"))
-    index = _parse_object(store.read(f"runs/{run_id}/index.json"))
-    if not stored:
+    stored = _parse_object(StoredRunRecord, store.read(f"runs/{run_id}/run.json"))
+    index = _parse_object(StoreIndexRecord, store.read(f"runs/{run_id}/index.json"))
+    if stored is None:
         raise NotFoundError(
             f"{context.config.store} has nothing of run {run_id}",
             hint="labctl status --refresh",
         )
-    run = _record_end(context, run_id, stored.get("record"))
-    wanted, pending = _parse_files(index.get("files")), _parse_files(index.get("pending"))
+    run = _record_end(context, run_id, stored.record)
+    wanted = index.files if index else {}
+    pending = index.pending if index else {}
 
     def fetch(due: AnnouncedFile, path: Path) -> None:
         versions = [files[due.path] for files in (wanted, pending) if due.path in files]
@@ -68,7 +70,11 @@ def pull_from_store(context: LabContext, run_id: str) -> PulledRun:
 
 
 def pull_from_keeper(
-    context: LabContext, run_id: str, files: dict[str, Any], archive: BinaryIO, run: Run | None
+    context: LabContext,
+    run_id: str,
+    files: dict[str, tuple[int, str]],
+    archive: BinaryIO,
+    run: Run | None,
 ) -> PulledRun:
     """Pull a keeper's copy: `files` is its index, `archive` a tar of the files missing here."""
     with tempfile.TemporaryDirectory(
@@ -93,7 +99,7 @@ def pull_from_keeper(
             path.parent.mkdir(parents=True, exist_ok=True)
             target.replace(path)
 
-        return _pull_files(context, run_id, _parse_files(files), fetch, run)
+        return _pull_files(context, run_id, files, fetch, run)
 
 
 def list_outputs(root: Path, run_id: str) -> tuple[FileEntry, ...]:
@@ -187,34 +193,29 @@ def _make_directory(folder: Path) -> Path:
     return folder
 
 
-def _parse_object(content: bytes | None) -> dict[str, Any]:
+def _parse_object(kind: type[Message], content: bytes | None) -> Message | None:
     try:
-        body = json.loads(content or b"{}")
-    except ValueError as error:
+        return decode(kind, content) if content else None
+    except MessageError as error:
         raise LabError(
-            "a record in the store is not valid JSON",
+            "a record in the store cannot be read",
             why=str(error),
             hint="labctl pull   # from the server, while it exists",
         ) from error
-    return body if isinstance(body, dict) else {}
 
 
-def _parse_files(value: Any) -> dict[str, tuple[int, str]]:
-    """Parse {path: [size, sha256]} of an index."""
-    entries = value.items() if isinstance(value, dict) else ()
-    return {str(path): (max(0, int(entry[0])), str(entry[1])) for path, entry in entries}
+def parse_files(entries: dict[str, Sequence[int | str]]) -> dict[str, tuple[int, str]]:
+    """Parse {path: [size, sha256]} of a keeper's index."""
+    return {path: (max(0, int(size)), str(sha256)) for path, (size, sha256) in entries.items()}
 
 
-def _record_end(context: LabContext, run_id: str, record: Any) -> Run | None:
+def _record_end(context: LabContext, run_id: str, record: RunRecord | None) -> Run | None:
     """Record the run's end from the store's record, if that has it; return the run."""
     recorded = context.state.get_run(context.lab_id, run_id)
-    stored = record if isinstance(record, dict) else {}
-    if stored.get("state") not in ("exited", "cancelled") and not stored.get("stopped_by"):
+    if record is None or (record.state not in ("exited", "cancelled") and not record.stopped_by):
         return recorded
-    fields = {key: value for key, value in stored.items() if key in KNOWN_RUN_FIELDS}
-    old_fields = (
-        msgspec.to_builtins(recorded) if recorded else {"server_id": "", "lab_id": context.lab_id}
-    )
-    run = msgspec.convert({**old_fields, **fields, "id": run_id}, Run)
+    record = record._replace(id=run_id, lab_id=record.lab_id or context.lab_id)
+    run = to_run(record, recorded.server_id if recorded else "")
+    run = msgspec.structs.replace(run, seen_at=recorded.seen_at if recorded else 0.0)
     context.state.save_run(run)
     return run

@@ -21,6 +21,8 @@ from labctl.services.forwards import (
     stop_forward,
 )
 from labctl.sync import lab_files
+from labctl.wire.runs import CLEAR_RUNS
+from labctl.wire.verbs import LabRequest
 
 
 def forward(context: LabContext, server: Server, name: str, port: int) -> Forwarding:
@@ -141,7 +143,7 @@ def remove_containers(context: LabContext, server: Server) -> None:
     """Remove all containers of the lab from a server that other users may get next."""
     stop_services(context, server)
     remote = context.open_agent(server)
-    remote.call_untyped("clear", {"lab": context.config.name, "lab_id": context.lab_id})
+    remote.call(CLEAR_RUNS, LabRequest(context.config.name, context.lab_id))
 
 
 def stop_forwards(context: LabContext, server: Server) -> None:

@@ -12,6 +12,7 @@ from labctl.model import Endpoint, Server
 from labctl.servers.context import LabContext
 from labctl.stores import LabStore, StoreContext, open_store
 from labctl.stores.ssh import SshLabStore
+from labctl.wire.mirrors import RESTORE_RUN, RestoreRunReply, RestoreRunRequest
 
 PREPARE_S = 400.0
 LONG_S = 6 * 3600.0
@@ -74,13 +75,12 @@ def mirror_now(context: LabContext, server: Server, run_id: str = "") -> dict[st
     return context.open_agent(server).call_untyped("mirror-now", request, timeout_s=LONG_S)
 
 
-def restore_run(context: LabContext, server: Server, run_id: str) -> dict[str, Any]:
-    """Make the server restore a run from the store; returns {"run", "files", "bytes", "left_out"}.
-
-    NotFoundError if the store has nothing of it.
-    """
-    request = {**_lab_request(context), "run": run_id, "store": context.config.store}
-    return context.open_agent(server).call_untyped("restore-run", request, timeout_s=LONG_S)
+def restore_run(context: LabContext, server: Server, run_id: str) -> RestoreRunReply:
+    """Make the server restore a run from the store; NotFoundError if that has nothing of it."""
+    request = RestoreRunRequest(
+        context.config.name, context.lab_id, run_id, store=context.config.store
+    )
+    return context.open_agent(server).call(RESTORE_RUN, request, timeout_s=LONG_S)
 
 
 def _lab_request(context: LabContext) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from labctl.runs import runs
 from labctl.servers.context import LabContext
 from labctl.state import State
 from labctl.web.view import ServerLoad
+from labctl.wire.runs import FOLLOW_RUN, FollowRunOpening, FollowRunRequest
 
 # time that a canceled run has to write a checkpoint, as with `labctl cancel`
 GRACE_S = 60
@@ -138,23 +139,22 @@ class LogReader:
 
     def read_on(self, on_bytes: Callable[[bytes], None]) -> None:
         """Read what was written since the last call. ConnectError if the server is unreachable."""
-        request: dict[str, Any] = {
-            "lab": self._lab.config.name,
-            "lab_id": self._lab.lab_id,
-            "run": self.run.id,
-            "offset": self._offset,
-            "wait": False,
-            "tail": self._tail,
-            "attempt": self._attempt,
-        }
+        request = FollowRunRequest(
+            self._lab.config.name,
+            self._lab.lab_id,
+            self.run.id,
+            offset=self._offset,
+            tail=self._tail,
+            attempt=self._attempt,
+        )
         received_bytes = 0
 
-        def set_position(reply: dict[str, Any]) -> None:
-            self.run = runs.record_run(self._lab, self._server, reply["run"])
+        def set_position(reply: FollowRunOpening) -> None:
+            self.run = runs.record_run(self._lab, self._server, reply.run)
             self._attempt = self.run.container
-            if int(reply["offset"]) != self._offset:
+            if reply.offset != self._offset:
                 self.began_anew += 1
-            self._offset, self._tail = int(reply["offset"]), 0
+            self._offset, self._tail = reply.offset, 0
 
         def feed(block: bytes) -> None:
             nonlocal received_bytes
@@ -165,10 +165,10 @@ class LogReader:
             on_bytes(block)
 
         try:
-            closing = self._lab.open_agent(self._server).stream_untyped(
-                "follow", request, on_reply=set_position, on_bytes=feed
+            closing = self._lab.open_agent(self._server).stream(
+                FOLLOW_RUN, request, on_reply=set_position, on_bytes=feed
             )
-            self.run = runs.record_run(self._lab, self._server, closing["run"])
+            self.run = runs.record_run(self._lab, self._server, closing.run)
         except _FloodError:
             # This is more than anybody reads; the next call starts at the end of the log.
             self._tail = self._lines

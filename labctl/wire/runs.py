@@ -1,12 +1,17 @@
-"""Messages about runs."""
+"""Messages about runs, and the records of a run in its directory on the server.
 
-from typing import Dict, NamedTuple, Tuple
+Times are Unix seconds of the server's clock, sizes are in bytes.
+"""
+
+from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
+
+from .verbs import LabRequest, StreamingVerb, Verb
 
 
 class RunSpec(NamedTuple):
-    """The complete specification of a run, without its secrets. The server stores its hash.
+    """The complete specification of a run, without its secrets (spec.json).
 
-    That stored hash claims the run's id. `command` is argv for the container. `image` is a
+    The hash of its JSON claims the run's id. `command` is argv for the container. `image` is a
     reference that exists on the server. `gpus` is "" (no GPU), "all" or device UUIDs joined by
     commas. Sizes are in bytes; 0 is no limit.
     """
@@ -24,3 +29,270 @@ class RunSpec(NamedTuple):
     cpus: float = 0.0
     shm_bytes: int = 0
     tty: bool = False
+
+
+class ClaimRecord(NamedTuple):
+    """The claim of a run's id (claim.json). `hash` is the SHA-256 of the spec's JSON."""
+
+    hash: str = ""
+    created_at: float = 0.0
+
+
+class AttemptRecord(NamedTuple):
+    """One attempt of a run (attempt-N), the same as `AttemptRecord()` if there was none.
+
+    `boot` is the token of the machine's boot in which it started. `launched` is written once its
+    container has started.
+    """
+
+    container: str = ""
+    boot: str = ""
+    image_id: str = ""
+    image_digest: str = ""
+    started_at: Optional[float] = None
+    launched: bool = False
+
+
+class ExitRecord(NamedTuple):
+    """How a run's command ended, as entry.sh writes it (exit.json).
+
+    `asked` is the last signal that it received, such as "TERM", "" for none.
+    """
+
+    code: int
+    ended_at: float
+    peak_memory_bytes: int = 0
+    oom_kills: int = 0
+    asked: str = ""
+
+
+class LimitRecord(NamedTuple):
+    """The limit that ended a run (limit.json): "ttl", "budget" or a GPU lease; "" for none."""
+
+    by: str = ""
+    at: float = 0.0
+
+
+class ResumedRecord(NamedTuple):
+    """The byte of the run's log at which its last attempt began (resumed.json)."""
+
+    offset: int = 0
+
+
+class RestoredRunRecord(NamedTuple):
+    """The disk that a run was restored from, and its last container there (restored.json)."""
+
+    disk: str = ""
+    container: str = ""
+
+
+class RunRecord(NamedTuple):
+    """The state of a run; of one that has ended, its final record (record.json).
+
+    `state` is "claimed" (no container yet), "starting", "running", "exited", "lost" or
+    "cancelled"; the store's copy may have "unknown". `told` is a text for users: how the run
+    ended, or what is wrong while it runs. `progress` are the numbers in logs/progress.json, which
+    was written at `progress_at`. `log_offset` is the byte of the log at which the last attempt
+    began. `new_files` were made outside of the outputs. `exit_code` is null while the run is
+    active, and if it is not known. `gpu_lost_at` is when its container was first seen without
+    access to its GPUs. `stopped_by` names the limit that ended a lost run.
+    """
+
+    id: str
+    state: str
+    lab_id: str = ""
+    command: Tuple[str, ...] = ()
+    image: str = ""
+    created_at: float = 0.0
+    started_at: Optional[float] = None
+    ended_at: Optional[float] = None
+    exit_code: Optional[int] = None
+    told: str = ""
+    container: str = ""
+    image_id: str = ""
+    image_digest: str = ""
+    progress: Dict[str, float] = {}
+    progress_at: Optional[float] = None
+    log_offset: int = 0
+    new_files: Tuple[str, ...] = ()
+    stopped_by: str = ""
+    gpu_lost_at: Optional[float] = None
+
+
+class CodeArchiveRecord(NamedTuple):
+    """The archive of a run's code in the lab's store."""
+
+    size: int
+    sha256: str
+
+
+class StoredRunRecord(NamedTuple):
+    """A run in the lab's store: its run.json, written at `at`."""
+
+    spec: RunSpec
+    code: CodeArchiveRecord
+    record: Optional[RunRecord] = None
+    attempts: Tuple[AttemptRecord, ...] = ()
+    at: float = 0.0
+
+
+class StoreIndexRecord(NamedTuple):
+    """The files of a run in the lab's store, as (size, SHA-256) by path: its index.json.
+
+    `pending` are new versions of files that were about to be replaced.
+    """
+
+    files: Dict[str, Tuple[int, str]] = {}
+    pending: Dict[str, Tuple[int, str]] = {}
+    at: float = 0.0
+
+
+class RunRequest(NamedTuple):
+    """A request about one run of a lab."""
+
+    lab: str
+    lab_id: str
+    run: str
+
+
+class StartRunRequest(NamedTuple):
+    """Start a run. `secrets` are the values of the spec's secrets by name."""
+
+    spec: RunSpec
+    secrets: Dict[str, str] = {}
+
+
+class StartRunReply(NamedTuple):
+    """The run, or in `missing` the image that is not on the server; then nothing was claimed.
+
+    `found`: an identical request had started the run before. `directory` is the run's, on the
+    server.
+    """
+
+    run: Optional[RunRecord] = None
+    found: bool = False
+    directory: str = ""
+    missing: str = ""
+
+
+class FollowRunRequest(NamedTuple):
+    """Stream a run's log from byte `offset`, or from `tail` lines before the end if not 0.
+
+    With `wait` the stream ends with the run. `attempt` is the container for which the caller
+    counted its offset, "" if it has none.
+    """
+
+    lab: str
+    lab_id: str
+    run: str
+    offset: int = 0
+    tail: int = 0
+    wait: bool = False
+    attempt: str = ""
+
+
+class FollowRunOpening(NamedTuple):
+    """The run, and the byte of the log at which the stream begins."""
+
+    run: RunRecord
+    offset: int
+
+
+class FollowRunResult(NamedTuple):
+    run: RunRecord
+
+
+class StatusRequest(NamedTuple):
+    """The state of these runs, or of all runs of the lab if `runs` is empty."""
+
+    lab: str
+    lab_id: str
+    runs: Tuple[str, ...] = ()
+
+
+class DiskSpace(NamedTuple):
+    free_bytes: int
+    total_bytes: int
+
+
+class StatusReply(NamedTuple):
+    """`watch` is the watchdog's report, null if no watchdog guards the lab."""
+
+    runs: Tuple[RunRecord, ...]
+    disk: DiskSpace
+    uptime_s: float
+    now: float
+    watch: Optional[Dict[str, Any]] = None
+
+
+class CancelRunRequest(NamedTuple):
+    """Stop a run: SIGTERM, and SIGKILL after `grace_s` seconds."""
+
+    lab: str
+    lab_id: str
+    run: str
+    grace_s: int = 60
+
+
+class CancelRunReply(NamedTuple):
+    """`already`: the run had ended before."""
+
+    run: RunRecord
+    already: bool
+
+
+class ResumeRunRequest(NamedTuple):
+    """Start the next attempt of a lost run. `told` is written to its log where the gap is."""
+
+    spec: RunSpec
+    secrets: Dict[str, str] = {}
+    told: str = ""
+
+
+class ResumeRunReply(NamedTuple):
+    """As `StartRunReply`. `offset` is the byte of the log at which the gap is marked.
+
+    `step` is the step that the newest complete checkpoint records, null if it records none.
+    """
+
+    run: Optional[RunRecord] = None
+    found: bool = False
+    directory: str = ""
+    offset: int = 0
+    step: Union[int, float, None] = None
+    missing: str = ""
+
+
+class AdoptPushedRequest(NamedTuple):
+    """Make a lost run of the files that were pushed for it. `attempts` is how often it ran."""
+
+    spec: RunSpec
+    created_at: float
+    attempts: int
+
+
+class AdoptPushedReply(NamedTuple):
+    run: RunRecord
+
+
+class ClearRunsReply(NamedTuple):
+    """The ended runs, whose containers and sessions are removed now."""
+
+    cleared: Tuple[str, ...]
+
+
+class SessionReply(NamedTuple):
+    """The name of the run's tmux session."""
+
+    session: str
+
+
+START_RUN = Verb("start", StartRunRequest, StartRunReply)
+RUN = StreamingVerb("run", StartRunRequest, StartRunReply, StartRunReply)
+FOLLOW_RUN = StreamingVerb("follow", FollowRunRequest, FollowRunOpening, FollowRunResult)
+STATUS = Verb("status", StatusRequest, StatusReply)
+CANCEL_RUN = Verb("cancel", CancelRunRequest, CancelRunReply)
+RESUME_RUN = Verb("resume", ResumeRunRequest, ResumeRunReply)
+ADOPT_PUSHED = Verb("restore-pushed", AdoptPushedRequest, AdoptPushedReply)
+CLEAR_RUNS = Verb("clear", LabRequest, ClearRunsReply)
+OPEN_SESSION = Verb("session", RunRequest, SessionReply)

@@ -23,6 +23,7 @@ from labctl.servers.agent import AgentClient
 from labctl.state import State
 from labctl.state.disks import list_kept_disks
 from labctl.sync import lab_files
+from labctl.wire.runs import STATUS, StatusRequest
 
 KINDS = {
     "account", "adopted", "attempt", "code", "created", "dead", "deadline", "disk-held", "down",
@@ -261,7 +262,7 @@ def test_programs_of_two_versions_lie_side_by_side(frozen: Frozen, student: Stud
     remote = AgentClient(student.machine.transport())
     remote.install()
     assert there.is_dir()
-    assert remote.call("status", {"lab": "digits", "lab_id": DIGITS})["runs"]
+    assert remote.call(STATUS, StatusRequest("digits", DIGITS)).runs
 
 
 def test_what_ssh_was_told_is_what_ssh_understands(student: Student) -> None:

@@ -15,6 +15,7 @@ from labctl.agent.mirror import mirror, store
 from labctl.agent.mirror import restore as store_restore
 from labctl.lifecycle import restore
 from labctl.runs import saved_copies
+from labctl.wire.mirrors import RestoreRunRequest
 
 PREFIX = f"digits-{DIGITS}"
 ABOUT = {"lab": "digits", "lab_id": DIGITS}
@@ -59,7 +60,8 @@ def test_what_a_run_was_is_read_for_its_recovery(
     lab.write_text(lab.read_text() + "store: ssh://me@store/~/labs\n")
     found = restore.read_saved_run(student.context(), "night")
     assert found.spec.command == ("python", "train.py", "0")
-    assert found.run["state"] == "running"
+    assert found.run is not None
+    assert found.run.state == "running"
 
 
 def test_another_server_makes_the_run_from_it_and_mirrors_on(
@@ -77,9 +79,9 @@ def test_another_server_makes_the_run_from_it_and_mirrors_on(
     monkeypatch.setenv("DOCKER_HOST", student.machine.docker_host)
     for module in (store, mirror, store_restore):
         monkeypatch.setattr(module, "open_store", lambda *_: DirectStore(directory))
-    done = store_restore.restore({**ABOUT, "run": "first"})
+    done = store_restore.restore(RestoreRunRequest(**ABOUT, run="first"))
     run = new / "labctl" / "digits" / "runs" / "first"
-    assert done["left_out"] == []
+    assert done.left_out == ()
     assert hash_outputs(run) == before
     assert (run / "code" / "train.py").read_bytes() == code
     assert mirror.mirror_now(ABOUT)["failed"] == []

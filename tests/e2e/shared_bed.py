@@ -25,6 +25,17 @@ from labctl.model import Server
 from labctl.servers.agent import AgentClient
 from labctl.servers.connections import Connections
 from labctl.state import State
+from labctl.wire.runs import (
+    CANCEL_RUN,
+    RUN,
+    START_RUN,
+    STATUS,
+    CancelRunRequest,
+    RunRecord,
+    RunSpec,
+    StartRunRequest,
+    StatusRequest,
+)
 
 BROKER = "/run/labctl/broker.sock"
 IMAGE = "labctl-test-small:1"
@@ -75,39 +86,40 @@ class Person:
         answers = json.loads(self.said(f"python3 -c {quoted(ASK.replace('ASKED', repr(asked)))}"))
         return [(status, json.loads(text or "null")) for status, text in answers]
 
-    def spec(self, run: str, shell: str, **more: Any) -> dict[str, Any]:
+    def spec(self, run: str, shell: str, **more: Any) -> StartRunRequest:
         """What labctl sends to have a run started."""
-        spec = {
-            "id": run,
-            "lab": "hw3",
-            "lab_id": f"{self.server.lab_id}",
-            "command": ["sh", "-c", shell],
-            "image": IMAGE,
-            "env": {},
-            "secrets": [],
-            "outputs": ["checkpoints", "logs"],
-            "gpus": "",
-            "memory_bytes": 0,
-            "cpus": 0.0,
-            "shm_bytes": 0,
-            "tty": False,
-        }
-        return {"spec": {**spec, **more}, "secrets": {}}
+        spec = RunSpec(
+            id=run,
+            lab="hw3",
+            lab_id=self.server.lab_id,
+            command=("sh", "-c", shell),
+            image=IMAGE,
+            env={},
+        )
+        return StartRunRequest(spec._replace(**more))
 
-    def run(self, run: str, shell: str, **more: Any) -> tuple[str, dict[str, Any]]:
+    def run(self, run: str, shell: str, **more: Any) -> tuple[str, RunRecord]:
         """Start a run and follow it to its end: (its log, what became of it)."""
         log = bytearray()
         closing = self.remote.stream(
-            "run", self.spec(run, shell, **more), on_reply=lambda _: None, on_bytes=log.extend
+            RUN, self.spec(run, shell, **more), on_reply=lambda _: None, on_bytes=log.extend
         )
-        return log.decode(), closing["run"]
+        assert closing.run is not None
+        return log.decode(), closing.run
 
-    def start(self, run: str, shell: str, **more: Any) -> dict[str, Any]:
-        found: dict[str, Any] = self.remote.call("start", self.spec(run, shell, **more))["run"]
-        return found
+    def start(self, run: str, shell: str, **more: Any) -> RunRecord:
+        reply = self.remote.call(START_RUN, self.spec(run, shell, **more))
+        assert reply.run is not None
+        return reply.run
 
-    def about(self, run: str) -> dict[str, Any]:
-        return {"lab": "hw3", "lab_id": self.server.lab_id, "run": run}
+    def cancel(self, run: str, grace_s: int = 60) -> RunRecord:
+        request = CancelRunRequest("hw3", self.server.lab_id, run, grace_s)
+        return self.remote.call(CANCEL_RUN, request).run
+
+    def find_run(self, run: str) -> RunRecord:
+        request = StatusRequest("hw3", self.server.lab_id, (run,))
+        (record,) = self.remote.call(STATUS, request).runs
+        return record
 
 
 ASK = """

@@ -134,11 +134,11 @@ def test_a_run_on_a_server_whose_clock_jumps_is_seen_as_it_is(
     shiftable.start(run, FOREVER)
 
     def state() -> str:
-        return str(next(one["state"] for one in shiftable.status()["runs"] if one["id"] == run))
+        return shiftable.find_run(run).state
 
     with clock_shifted_by(shiftable, shift_s):
         assert state() == "running"
-        shiftable.remote.call("cancel", {**shiftable.about, "run": run, "grace_s": 1})
+        shiftable.cancel(run)
         assert state() in ("exited", "cancelled")
 
 

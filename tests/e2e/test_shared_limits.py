@@ -78,7 +78,7 @@ def test_a_gpu_goes_to_the_next_in_the_queue(alice: Person, bob: Person, bed: Sh
     assert "is reserved for lab-bob" in start_refused(alice, "after-a-restart", uuid)
     bob.start("waits-no-more", SLEEP, gpus=uuid)
     assert list_gpus(alice)[0]["holder"] == "lab-bob"
-    bob.remote.call("cancel", bob.about("waits-no-more"))
+    bob.cancel("waits-no-more")
 
 
 def test_a_container_that_is_not_started_loses_its_gpu(
@@ -102,7 +102,7 @@ def test_what_is_no_accounts_keeps_no_lease_from_ending(alice: Person, bed: Shar
     try:
         with small_shares(bed, gpu_lease_s=1):
             _, run = alice.run("short", SLEEP, gpus="all")
-        assert run["stopped_by"] == "GPU lease"
+        assert run.stopped_by == "GPU lease"
     finally:
         bed.host.sh(f"docker rm -f {name}")
 
@@ -118,7 +118,7 @@ def test_commands_that_are_never_started_are_bounded(alice: Person) -> None:
     made = answers[0][1]["Id"]
     assert alice.ask("POST", f"/exec/{made}/start", {"Detach": False})[0] == 200
     wait_for(lambda: alice.ask(*asked[0])[0] == 201)
-    alice.remote.call("cancel", alice.about("entered") | {"grace_s": 1})
+    alice.cancel("entered", grace_s=1)
 
 
 def test_what_a_container_prints_fills_no_disk(alice: Person, bed: SharedServer) -> None:

@@ -45,7 +45,7 @@ def bob(bed: SharedServer) -> Person:
 
 def test_a_run_is_its_accounts_own(alice: Person, bob: Person) -> None:
     log, run = alice.run("first", "id -u; id -un; touch /x; cat /proc/self/status")
-    assert run["exit_code"] == 0
+    assert run.exit_code == 0
     assert log.split()[:2] == [alice.said("id -u"), "lab"]
     assert "Read-only file system" in log
     assert "CapEff:\t0000000000000000" in log
@@ -108,7 +108,7 @@ def test_nothing_is_given_that_a_shared_server_does_not_give(alice: Person) -> N
 
 def test_one_does_not_see_or_stop_the_other(alice: Person, bob: Person, bed: SharedServer) -> None:
     run = alice.start("steady", SLEEP)
-    name = run["container"]
+    name = run.container
     whole = bed.host.sh("docker ps --no-trunc --format '{{.ID}} {{.Names}}'")
     identity = next(line.split()[0] for line in whole.splitlines() if name in line)
     assert name in alice.said("docker ps --format '{{.Names}}'")
@@ -138,21 +138,13 @@ def test_one_does_not_see_or_stop_the_other(alice: Person, bob: Person, bed: Sha
     assert "Permission denied" in bob.refused("ls /home/lab-alice")
     assert "permission denied" in bob.refused("docker -H unix:///var/run/docker.sock ps")
     assert bob.ssh("kill 1", check=False).returncode != 0
-    assert (
-        alice.remote.call("status", alice.about("steady") | {"runs": ["steady"]})["runs"][0][
-            "state"
-        ]
-        == "running"
-    )
-    done = alice.remote.call("cancel", alice.about("steady"))
-    assert done["run"]["state"] == "cancelled"
+    assert alice.find_run("steady").state == "running"
+    assert alice.cancel("steady").state == "cancelled"
 
 
 def test_exec_and_logs_are_the_accounts(alice: Person) -> None:
     alice.start("entered", SLEEP)
-    name = alice.remote.call("status", alice.about("entered") | {"runs": ["entered"]})["runs"][0][
-        "container"
-    ]
+    name = alice.find_run("entered").container
     uid = alice.said("id -u")
     assert alice.said(f"docker exec {name} id -u") == uid
     assert "account itself" in alice.refused(f"docker exec -u 0 {name} id")
@@ -175,7 +167,7 @@ def test_exec_and_logs_are_the_accounts(alice: Person) -> None:
     )
     assert answer.count("HTTP/1.1") == 1
     assert "Names" not in answer
-    alice.remote.call("cancel", alice.about("entered") | {"grace_s": 1})
+    alice.cancel("entered", grace_s=1)
 
 
 RAW_REQUESTS = """
@@ -266,7 +258,7 @@ def test_one_cannot_starve_the_other(alice: Person, bob: Person, bed: SharedServ
     mib = 1024**2
     with small_shares(bed, memory_bytes=64 * mib, pids=64):
         run = bob.start("steady", SLEEP, memory_bytes=1 << 50, cpus=64.0)
-        shown = bob.ask("GET", f"/containers/{run['container']}/json")[1]["HostConfig"]
+        shown = bob.ask("GET", f"/containers/{run.container}/json")[1]["HostConfig"]
         assert shown["Memory"] == shown["MemorySwap"] == 64 * mib
         assert shown["PidsLimit"] == 64
         assert shown["CgroupParent"].endswith(f"/labctl/u{bob.said('id -u')}")
@@ -296,7 +288,7 @@ def test_gpus_are_lent_one_by_one_and_each_refusal_names_the_holder(
     # Who has all they may have shares it among their own.
     shared_log, _ = alice.run("second", "nvidia-smi -L", gpus="all")
     bob.start("other-gpu", SLEEP, gpus="all")
-    bob.remote.call("cancel", bob.about("other-gpu"))
+    bob.cancel("other-gpu")
     known = probe(alice.connections.open(alice.server))
     assert [(gpu.name, gpu.memory_bytes >> 30) for gpu in known.gpus] == [("Tesla T4", 15)] * 2
     taken = alice.ask("GET", "/labctl/gpus")[1]["gpus"]
@@ -308,11 +300,11 @@ def test_gpus_are_lent_one_by_one_and_each_refusal_names_the_holder(
         bob.start("that-gpu", SLEEP, gpus=uuid)
     assert "in use by lab-alice for at most 60 min" in others.value.why
     # A lease that ends takes the run with it, and says so.
-    alice.remote.call("cancel", alice.about("first-gpu"))
+    alice.cancel("first-gpu")
     with small_shares(bed, gpu_lease_s=1):
         _, run = alice.run("short", SLEEP, gpus="all")
-    assert run["stopped_by"] == "GPU lease"
-    assert "its GPU lease ended" in run["told"]
+    assert run.stopped_by == "GPU lease"
+    assert "its GPU lease ended" in run.told
 
 
 def test_a_service_is_its_owners_alone(alice: Person, bob: Person, bed: SharedServer) -> None:
@@ -529,8 +521,8 @@ def test_an_account_that_has_ended_is_shut_out(bob: Person, bed: SharedServer) -
     bob.connections.close(bob.server)
     assert "Permission denied" in bob.refused("true")
     with pytest.raises(LabError):
-        bob.remote.call("status", bob.about("goes-on"))
-    assert run["container"] not in bed.host.sh("docker ps -a --format '{{.Names}}'")
+        bob.find_run("goes-on")
+    assert run.container not in bed.host.sh("docker ps -a --format '{{.Names}}'")
     assert bed.host.sh("ls /home/lab-bob/labctl/hw3/runs/goes-on/logs").startswith("run.log")
 
 

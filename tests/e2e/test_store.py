@@ -163,7 +163,7 @@ def test_another_server_is_made_from_the_store_alone(stored: StoreLab) -> None:
         restore_run(context, context.get_server(), "never")
     reply = restore_run(context, context.get_server(), RUN)
     assert f"{newest}/" in {name for name, _ in reply["left_out"]}
-    assert reply["run"]["state"] == "exited"
+    assert reply.run.state == "exited"
     now = stored.run_hashes(RUN)
     assert now == {n: h for n, h in kept.items() if not n.startswith(f"{newest}/")}
     assert stored.call("mirror-now")["failed"] == []

@@ -61,7 +61,7 @@ def looking(watched: WatchLab) -> WatchLab:
 def a_run(lab: WatchLab) -> Iterator[None]:
     lab.start("sign", FOREVER)
     yield
-    lab.remote.call("cancel", {**lab.about, "run": "sign", "grace_s": 1})
+    lab.cancel("sign")
 
 
 @contextmanager
@@ -225,7 +225,7 @@ def test_a_recorder_of_telemetry_that_died_is_begun_again(looking: WatchLab) -> 
     looking.server.sh(f"kill -9 {first}")
     wait_for(lambda: {*recorders()} - {first})
     assert looking.server.sh(f"stat -c %U {file}").strip() == "student"
-    looking.remote.call("cancel", {**looking.about, "run": "gauged", "grace_s": 1})
+    looking.cancel("gauged")
 
 
 # Ends
@@ -257,8 +257,8 @@ def test_the_ttl_stops_a_run_saves_its_checkpoint_and_powers_off(watched: WatchL
     assert "labctl: this server ends now: its time is up (16 s)." in log
     assert log.endswith("saved\n")
     watched.server.ssh("test -s labctl/watched/runs/trained/checkpoints/last/manifest.json")
-    (run,) = [each for each in watched.status()["runs"] if each["id"] == "trained"]
-    assert (run["state"], run["stopped_by"], run["exit_code"]) == ("lost", "ttl", 0)
+    run = watched.find_run("trained")
+    assert (run.state, run.stopped_by, run.exit_code) == ("lost", "ttl", 0)
     watch = wait_for(lambda: found if (found := watched.watch())["alive"] else None)
     assert any(each["what"] == "ttl restarted" for each in watch["decisions"])
     assert watch["ttl_left_s"] > 5

@@ -15,10 +15,19 @@ from typing import Any
 
 from lab_servers import READY_DEADLINE_S, LabServer, wait_for
 
-from labctl.model import RunSpec
 from labctl.servers.agent import AgentClient
 from labctl.servers.connections import Connections
 from labctl.transports.openssh import OpenSshTransport
+from labctl.wire.runs import (
+    CANCEL_RUN,
+    START_RUN,
+    STATUS,
+    CancelRunRequest,
+    RunRecord,
+    RunSpec,
+    StartRunRequest,
+    StatusRequest,
+)
 
 LAB = "watched"
 LAB_ID = "77aa5500ee11"
@@ -91,13 +100,20 @@ class WatchLab:
             image=self.image,
             lab=self.about["lab"],
             lab_id=self.about["lab_id"],
+            env={},
         )
-        fields = {name: getattr(spec, name) for name in spec.__struct_fields__}
-        reply = self.remote.call("start", {"spec": fields})
-        assert reply["run"]["state"] == "running", reply
+        reply = self.remote.call(START_RUN, StartRunRequest(spec))
+        assert reply.run is not None, reply
+        assert reply.run.state == "running", reply
 
-    def status(self) -> dict[str, Any]:
-        return self.remote.call("status", self.about)
+    def cancel(self, run: str) -> None:
+        request = CancelRunRequest(self.about["lab"], self.about["lab_id"], run, grace_s=1)
+        self.remote.call(CANCEL_RUN, request)
+
+    def find_run(self, run: str) -> RunRecord:
+        request = StatusRequest(self.about["lab"], self.about["lab_id"], (run,))
+        (record,) = self.remote.call(STATUS, request).runs
+        return record
 
     def log(self, run: str) -> str:
         place = f"/home/student/labctl/{self.about['lab']}/runs/{run}/logs/run.log"

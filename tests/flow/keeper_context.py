@@ -22,11 +22,12 @@ from labctl.lifecycle import keeper_host, kept_labs, recovery_lock, restore, up
 from labctl.lifecycle.export_lab import export_lab
 from labctl.lifecycle.import_lab import ImportedLab
 from labctl.lifecycle.keeper_host import KeeperHost
-from labctl.model import Endpoint, Run, RunSpec, Server
+from labctl.model import Endpoint, Run, Server
 from labctl.servers.context import LabContext
 from labctl.state import State
 from labctl.transports import Result
 from labctl.transports.fake import FakeTransport
+from labctl.wire.runs import RunSpec
 
 HOST = "login.example"
 NAME = f"digits-{LAB_ID}"
@@ -76,7 +77,7 @@ class Pair:
         context = self.lab.context()
         server = context.state.get_lab_server(LAB_ID)
         assert server is not None
-        spec = RunSpec(id=run_id, lab="digits", lab_id=LAB_ID, command=("true",), image="img")
+        spec = RunSpec(run_id, "digits", LAB_ID, command=("true",), image="img", env={})
         restore.keep_code(context, spec)
         run = Run(id=run_id, lab_id=LAB_ID, server_id=server.id, state=state, seen_at=1.0)
         context.state.save_run(run)

@@ -8,6 +8,7 @@ import stat
 import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from lab_world import LAB_ID, Recorded, World, world
 
 from labctl.config import LAB_FILE, ensure_lab_id, set_secret, trust
 from labctl.errors import BusyError, LabError, NotFoundError, PolicyError, TransferError, UsageError
-from labctl.lifecycle import keeper_host, kept_labs, reconcile
+from labctl.lifecycle import keeper_host, kept_labs, reconcile, recover, restore
 from labctl.lifecycle.down import down
 from labctl.lifecycle.keeper_host import KeeperHost
 from labctl.lifecycle.lab_archive import LabExport, LabExportReader, labctl_version, write_export
@@ -25,6 +26,8 @@ from labctl.model import Endpoint, Offer, Run
 from labctl.servers import cost
 from labctl.state import ledgers
 from labctl.stores import write_verified
+from labctl.wire.codec import encode
+from labctl.wire.runs import CodeArchiveRecord, RunRecord, RunSpec, StoredRunRecord
 
 LAB_YAML = """\
 lab: digits
@@ -363,15 +366,32 @@ class Store:
         write_verified(path, size, sha256, write)
 
 
-def in_store(run: str, files: dict[str, bytes], **record: object) -> dict[str, bytes]:
+def in_store(run: str, files: dict[str, bytes], **record: Any) -> dict[str, bytes]:
     """What a server has mirrored of a run."""
     index = {name: [len(text), hashlib.sha256(text).hexdigest()] for name, text in files.items()}
-    about = {"id": run, "lab_id": LAB_ID, **record}
+    spec = RunSpec(run, "digits", LAB_ID, command=("x",), image="debian:12", env={})
+    about = StoredRunRecord(
+        spec,
+        CodeArchiveRecord(size=0, sha256=""),
+        record=RunRecord(run, lab_id=LAB_ID, **record),
+    )
     return {
-        f"runs/{run}/run.json": msgspec.json.encode({"record": about}),
+        f"runs/{run}/run.json": encode(about).encode(),
         f"runs/{run}/index.json": msgspec.json.encode({"files": index}),
         **{f"runs/{run}/files/{name}": text for name, text in files.items()},
     }
+
+
+def test_a_run_that_its_server_could_not_inspect_is_unfinished(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server mirrors the state "unknown" while its Docker Engine does not answer."""
+    (lab.home / "lab" / "lab.yaml").write_text("lab: digits\nrun: x\nstore: s3://bucket/labs\n")
+    context = lab.context()
+    content = in_store("night", {}, state="unknown")
+    monkeypatch.setattr("labctl.lifecycle.restore.open_lab_store", lambda context: Store(content))
+    assert recover.is_unfinished(context, "night")
+    recover._require_unfinished(context, "night", restore.read_saved_run(context, "night").run)
 
 
 def test_without_a_server_a_pull_brings_what_the_store_has_but_no_broken_checkpoint(

@@ -70,7 +70,9 @@ class Program:
             body = {"run": self._run(), "already": False}
         else:
             assert request["runs"] == [self.run_id]
-            body = {"runs": [self._run()], "watch": self.watch}
+            disk = {"free_bytes": 1, "total_bytes": 2}
+            times = {"uptime_s": self.now - BEGAN, "now": self.now}
+            body = {"runs": [self._run()], "watch": self.watch, "disk": disk, **times}
         return Result(code=0, stdout=reply.encode_line(body).decode())
 
     def _run(self) -> dict[str, Any]:

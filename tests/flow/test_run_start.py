@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 from lab_world import LAB_ID, Recorded, World, unreachable
-from msgspec.structs import replace
 
 from labctl.agent import reply
 from labctl.config import load_lab, set_secret, trust
 from labctl.errors import ConnectError, LabError, LinkLostError, PolicyError
 from labctl.lifecycle import up
-from labctl.model import Endpoint, Run, RunSpec, Server
+from labctl.model import Endpoint, Run, Server
 from labctl.runs import images, runs
 from labctl.servers.context import LabContext
 from labctl.transports import Result
+from labctl.wire.runs import RunSpec
 
 IMAGE = "labctl-tests/no-such-image:1"
 RUNNING = {"id": "night", "lab_id": LAB_ID, "state": "running", "command": ["python"]}
@@ -130,7 +130,7 @@ def test_followed_to_its_end_in_one_round_trip(started: Started) -> None:
 
 def test_the_ledger_keeps_once_how_a_run_came_about(started: Started) -> None:
     wanted = started.wanted
-    started.wanted = replace(wanted, env={"SEED": "1", "API_KEY": "hunter2"})
+    started.wanted = wanted._replace(env={"SEED": "1", "API_KEY": "hunter2"})
     for found in (False, True):
         started.start(Turn({**STARTED, "found": found}, b"", {"run": DONE}))
     state = started.lab.context().state

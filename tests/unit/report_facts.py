@@ -13,15 +13,13 @@ from labctl.insight.report.facts import (
     Bill,
     Checkpoint,
     LostServer,
-    MachineGpu,
     ReportFacts,
-    RunOrigin,
-    ServerHardware,
 )
 from labctl.insight.scalars import Scalars, Series
 from labctl.insight.telemetry import GpuSample, Sample
 from labctl.model import Run
 from labctl.runs.evaluation import Evaluation, Mistake
+from labctl.runs.provenance import MachineGpu, RunOrigin, ServerHardware
 
 BEGAN = 1_763_700_000.0
 GIB = 1024**3

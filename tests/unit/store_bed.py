@@ -88,6 +88,7 @@ class Run:
         self.directory = directory
         self.name = directory.name
         spec = {"id": self.name, **ABOUT, "outputs": ["checkpoints", "logs"], "command": ["x"]}
+        spec |= {"image": "debian:12", "env": {}}
         record = {"id": self.name, "state": state, "created_at": 5.0, "told": "done"}
         self.write(".labctl/spec.json", json.dumps(spec).encode())
         self.write(".labctl/attempt-1", json.dumps({"container": "c-1"}).encode())

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from labctl.model import Gpu, ServerFacts
-from labctl.runs.provenance import GitQuery, GitState, describe_machine, parse_status
+from labctl.runs.provenance import (
+    GitQuery,
+    GitState,
+    MachineGpu,
+    describe_machine,
+    parse_status,
+)
 
 needs_git = pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 
@@ -129,5 +135,5 @@ def test_conflicts_and_odd_answers() -> None:
 def test_what_the_ledger_keeps_of_a_machine() -> None:
     gpu = Gpu(name="NVIDIA T4", uuid="GPU-1", memory_bytes=16, driver="550.1")
     kept = describe_machine(ServerFacts(os="Debian", cpus=8, memory_bytes=32, gpus=(gpu,)))
-    assert kept["gpus"] == [{"name": "NVIDIA T4", "memory_bytes": 16, "driver": "550.1"}]
-    assert (kept["os"], kept["cpus"], kept["memory_bytes"]) == ("Debian", 8, 32)
+    assert kept.gpus == (MachineGpu(name="NVIDIA T4", memory_bytes=16, driver="550.1"),)
+    assert (kept.os, kept.cpus, kept.memory_bytes) == ("Debian", 8, 32)

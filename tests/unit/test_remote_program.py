@@ -43,6 +43,13 @@ from labctl.transports import Result
 from labctl.transports import bounded_output as kept_output
 from labctl.transports.bounded_output import BoundedOutput
 from labctl.transports.fake import FakeTransport
+from labctl.wire.runs import (
+    FOLLOW_RUN,
+    STATUS,
+    FollowRunOpening,
+    FollowRunRequest,
+    StatusRequest,
+)
 
 JSON = st.dictionaries(st.text(max_size=5), st.text() | st.integers() | st.none(), max_size=4)
 QUIET = st.binary(max_size=40).filter(lambda noise: b"\x1e" not in noise)
@@ -123,8 +130,7 @@ def test_it_is_installed_at_the_first_call_alone(tmp_path: Path) -> None:
     transport = by_shell(tmp_path, before)
     remote = AgentClient(transport)
     for _ in range(2):
-        said = remote.call("status", {"lab": "digits", "lab_id": "0f1e2d3c4b5a"})
-        assert said["runs"] == []
+        assert remote.call(STATUS, StatusRequest("digits", "0f1e2d3c4b5a")).runs == ()
     assert len(transport.sent) == 4, "asked, installed, asked again; then asked once"
     (folder,) = (tmp_path / ".cache" / "labctl").iterdir()
     assert folder.name == program_name()
@@ -145,17 +151,17 @@ def test_a_stream_is_installed_too_and_hands_on_the_bytes(tmp_path: Path) -> Non
     (run.parents[1] / ".labctl" / "id").write_text("0f1e2d3c4b5a")
     (run / ".labctl" / "record.json").write_text('{"id": "r1", "state": "exited"}')
     (run / "logs" / "run.log").write_text("one\ntwo\nthree\n")
-    first: list[dict[str, Any]] = []
+    first: list[FollowRunOpening] = []
     got = bytearray()
     closing = AgentClient(by_shell(tmp_path, "echo Welcome; ")).stream(
-        "follow",
-        {"lab": "digits", "lab_id": "0f1e2d3c4b5a", "run": "r1", "tail": 2, "wait": True},
+        FOLLOW_RUN,
+        FollowRunRequest("digits", "0f1e2d3c4b5a", "r1", tail=2, wait=True),
         on_reply=first.append,
         on_bytes=got.extend,
     )
-    assert [one["offset"] for one in first] == [4]
+    assert [one.offset for one in first] == [4]
     assert got == b"two\nthree\n"
-    assert closing["run"]["state"] == "exited"
+    assert closing.run.state == "exited"
 
 
 @pytest.mark.parametrize(
@@ -166,9 +172,9 @@ def test_a_stream_is_installed_too_and_hands_on_the_bytes(tmp_path: Path) -> Non
     ],
 )  # fmt: skip
 def test_kinds_of_failure(kind: str, error: type[LabError]) -> None:
-    body = reply.Failure(kind, "what", "why", "hint").body
+    body = reply.encode_error(reply.Failure(kind, "what", "why", "hint"))
     with pytest.raises(error) as caught:
-        require_success("x", {"error": body}, 1, "")
+        require_success("x", body, 1, "")
     assert (caught.value.what, caught.value.why, caught.value.hint) == ("what", "why", "hint")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import stat
 import subprocess
@@ -17,6 +16,14 @@ from typing import Any
 import pytest
 from engine_socket import Answer, EngineSocket, engine_socket
 
+from labctl.agent.host.engine_objects import (
+    Container,
+    ContainerState,
+    DeviceRequest,
+    Image,
+    ImageConfig,
+    Mount,
+)
 from labctl.agent.host.paths import (
     lab_dir,
     labctl_home,
@@ -26,20 +33,33 @@ from labctl.agent.host.paths import (
     write_json,
 )
 from labctl.agent.reply import Failure
-from labctl.agent.runs import containers, run_state, runs, secrets_tmpfs
+from labctl.agent.runs import containers, records, resume, run_state, runs, secrets_tmpfs
 from labctl.wire.boot_id import read_boot_token
+from labctl.wire.codec import encode, to_json
+from labctl.wire.runs import (
+    AdoptPushedRequest,
+    AttemptRecord,
+    CancelRunRequest,
+    ExitRecord,
+    ResumeRunRequest,
+    RunSpec,
+    StartRunReply,
+    StartRunRequest,
+    StatusRequest,
+)
 
 LAB_ID = "0f1e2d3c4b5a"
 GIB = 1024**3
-IMAGE: dict[str, Any] = {"Id": "sha256:" + "ab" * 32, "Config": {"Entrypoint": ["/tini", "--"]}}
-
-
-def spec(**more: Any) -> dict[str, Any]:
-    return {
-        "id": "night", "lab": "digits", "lab_id": LAB_ID, "command": ["python", "train.py"],
-        "image": "python:3.11", "env": {}, "secrets": [], "outputs": ["checkpoints"], "gpus": "",
-        "memory_bytes": 0, "cpus": 0.0, "shm_bytes": 0, "tty": False, **more,
-    }  # fmt: skip
+IMAGE = Image("sha256:" + "ab" * 32, Config=ImageConfig(Entrypoint=("/tini", "--")))
+SPEC = RunSpec(
+    id="night",
+    lab="digits",
+    lab_id=LAB_ID,
+    command=("python", "train.py"),
+    image="python:3.11",
+    env={},
+    outputs=("checkpoints",),
+)
 
 
 @pytest.fixture
@@ -68,61 +88,65 @@ def root(engine: EngineSocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return lab_dir("digits", LAB_ID)
 
 
-def bind(source: Path | str, target: str, read_only: bool = False) -> dict[str, Any]:
-    return {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": read_only}
+def bind(source: Path | str, target: str, read_only: bool = False) -> Mount:
+    return Mount("bind", target, Source=str(source), ReadOnly=read_only)
 
 
 def test_the_container_of_a_plain_run(root: Path) -> None:
     directory = root / "runs" / "night"
-    body = containers.build_run_body(root, directory, spec(), IMAGE)
-    assert (body["Image"], body["Hostname"]) == (IMAGE["Id"], "digits")
-    assert (body["User"], body["WorkingDir"]) == (f"{os.getuid()}:{os.getgid()}", "/lab/code")
-    assert body["Labels"] == {"labctl.lab-id": LAB_ID, "labctl.run": "night"}
-    assert {"LABCTL_RUN_ID=night", "PYTHONUNBUFFERED=1"} <= {*body["Env"]}
-    assert body["Entrypoint"] == ["/bin/sh"]
-    assert body["Cmd"] == ["/lab/run/.labctl/entry.sh", "/tini", "--", "python", "train.py"]
-    assert (body["StopTimeout"], body["Tty"], body["OpenStdin"]) == (60, False, False)
-    host = body["HostConfig"]
-    assert host["SecurityOpt"] == ["no-new-privileges"]
-    assert host["LogConfig"]["Config"] == {"max-size": "50m"}
+    body = containers.build_run_body(root, directory, SPEC, IMAGE)
+    assert (body.Image, body.Hostname) == (IMAGE.Id, "digits")
+    assert (body.User, body.WorkingDir) == (f"{os.getuid()}:{os.getgid()}", "/lab/code")
+    assert body.Labels == {"labctl.lab-id": LAB_ID, "labctl.run": "night"}
+    assert {"LABCTL_RUN_ID=night", "PYTHONUNBUFFERED=1"} <= {*body.Env}
+    assert body.Entrypoint == ("/bin/sh",)
+    assert body.Cmd == ("/lab/run/.labctl/entry.sh", "/tini", "--", "python", "train.py")
+    assert (body.StopTimeout, body.Tty, body.OpenStdin) == (60, False, False)
+    host = body.HostConfig
+    assert host.SecurityOpt == ("no-new-privileges",)
+    assert host.LogConfig is not None
+    assert host.LogConfig.Config == {"max-size": "50m"}
     kept = labctl_home() / ".passwd" / ("passwd-" + "ab" * 12)
-    assert host["Mounts"] == [
+    assert host.Mounts == (
         bind(root / "data", "/lab/data", read_only=True),
         bind(labctl_home() / ".cache", "/lab/cache"),
         bind(kept, "/etc/passwd", read_only=True),
         bind(directory / "code", "/lab/code"),
         bind(directory, "/lab/run"),
-    ]
-    assert not any(host[limit] for limit in ("Memory", "MemorySwap", "NanoCpus", "ShmSize"))
-    assert host["DeviceRequests"] == []
-    assert not {"Privileged", "NetworkMode", "CapAdd", "Binds"} & {*host}
+    )
+    assert not any((host.Memory, host.MemorySwap, host.NanoCpus, host.ShmSize))
+    sent = to_json(body, drop_defaults=True)["HostConfig"]
+    assert {*sent} == {"Mounts", "SecurityOpt", "LogConfig"}
 
 
 def test_the_container_of_a_run_with_everything(root: Path) -> None:
-    wanted = spec(
+    wanted = SPEC._replace(
         env={"LR": "1 2", "HOME": "/elsewhere"}, gpus="GPU-1,GPU-2", memory_bytes=3 * GIB,
-        cpus=1.1, shm_bytes=GIB, tty=True, secrets=["TOKEN"], command=["echo", "a b", "$HOME"],
+        cpus=1.1, shm_bytes=GIB, tty=True, secrets=("TOKEN",), command=("echo", "a b", "$HOME"),
     )  # fmt: skip
-    body = containers.build_run_body(root, root / "runs" / "night", wanted, {"Id": IMAGE["Id"]})
-    host = body["HostConfig"]
-    gpu = {"Driver": "", "Capabilities": [["gpu"]], "Options": {}}
-    assert host["DeviceRequests"] == [{**gpu, "DeviceIDs": ["GPU-1", "GPU-2"]}]
-    assert host["Memory"] == host["MemorySwap"] == 3 * GIB
-    assert (host["NanoCpus"], host["ShmSize"]) == (1_100_000_000, GIB)
-    assert (body["Tty"], body["OpenStdin"]) == (True, True)
-    assert {"LR=1 2", "HOME=/elsewhere"} <= {*body["Env"]}
-    (secrets,) = [m for m in host["Mounts"] if m["Target"] == "/run/labctl-secrets"]
-    assert secrets["Source"].startswith("/dev/shm/")
-    assert secrets["ReadOnly"] is True
-    assert not [e for e in body["Env"] if e.startswith("TOKEN")]
-    assert body["Cmd"][-3:] == ["echo", "a b", "$HOME"]
-    every = containers.build_run_body(root, root / "runs" / "night", spec(gpus="all"), IMAGE)
-    assert every["HostConfig"]["DeviceRequests"] == [{**gpu, "Count": -1}]
+    body = containers.build_run_body(root, root / "runs" / "night", wanted, Image(IMAGE.Id))
+    host = body.HostConfig
+    gpu = DeviceRequest(Capabilities=(("gpu",),))
+    assert host.DeviceRequests == (gpu._replace(DeviceIDs=("GPU-1", "GPU-2")),)
+    assert host.Memory == host.MemorySwap == 3 * GIB
+    assert (host.NanoCpus, host.ShmSize) == (1_100_000_000, GIB)
+    assert (body.Tty, body.OpenStdin) == (True, True)
+    assert {"LR=1 2", "HOME=/elsewhere"} <= {*body.Env}
+    (secrets,) = [mount for mount in host.Mounts if mount.Target == "/run/labctl-secrets"]
+    assert secrets.Source.startswith("/dev/shm/")
+    assert secrets.ReadOnly is True
+    assert not [each for each in body.Env if each.startswith("TOKEN")]
+    assert body.Cmd is not None
+    assert body.Cmd[-3:] == ("echo", "a b", "$HOME")
+    every = containers.build_run_body(
+        root, root / "runs" / "night", SPEC._replace(gpus="all"), IMAGE
+    )
+    assert every.HostConfig.DeviceRequests == (gpu._replace(Count=-1),)
 
 
 def test_a_path_with_a_comma_is_mounted_like_any_other(root: Path, tmp_path: Path) -> None:
-    body = containers.build_run_body(root, tmp_path / "a,readonly", spec(), IMAGE)
-    assert bind(tmp_path / "a,readonly", "/lab/run") in body["HostConfig"]["Mounts"]
+    body = containers.build_run_body(root, tmp_path / "a,readonly", SPEC, IMAGE)
+    assert bind(tmp_path / "a,readonly", "/lab/run") in body.HostConfig.Mounts
 
 
 def test_the_passwd_of_an_image_gets_our_user_and_is_made_once(
@@ -135,12 +159,12 @@ def test_the_passwd_of_an_image_gets_our_user_and_is_made_once(
         info.size = len(said)
         tar.addfile(info, io.BytesIO(said))
     engine.answers = lambda method, path, body: (200, buffer.getvalue() if method == "GET" else {})
-    path = containers.make_passwd_file(IMAGE["Id"], tmp_path / "kept")
+    path = containers.make_passwd_file(IMAGE.Id, tmp_path / "kept")
     lines = path.read_text().splitlines()
     assert lines[-1] == f"lab:x:{os.getuid()}:{os.getgid()}:labctl:/lab/cache/home:/bin/sh"
     assert lines[:-1] == ([] if os.getuid() == 0 else ["root:x:0:0::/root:/bin/sh"])
     assert [method for method, _, _ in engine.asked] == ["POST", "GET", "DELETE"]
-    assert containers.make_passwd_file(IMAGE["Id"], tmp_path / "kept") == path
+    assert containers.make_passwd_file(IMAGE.Id, tmp_path / "kept") == path
     assert len(engine.asked) == 3
 
 
@@ -157,7 +181,7 @@ class Containers:
         if method != "GET":
             self.deeds.append(f"{method} {deed}")
         if deed.startswith("images/"):
-            return 200, IMAGE
+            return 200, to_json(IMAGE, drop_defaults=True)
         if deed.startswith("containers/create"):
             said = 'The container name "/x" is already in use by container "7"'
             return (409, {"message": said}) if self.taken else (201, {"Id": "7"})
@@ -171,16 +195,15 @@ def test_a_start_makes_and_starts_one_container_and_asks_no_more(
 ) -> None:
     engine.answers = calls = Containers()
     os.mkfifo(tmp_path / "tmux.said")
-    said = runs.start({"spec": spec()})
+    said = runs.start(StartRunRequest(SPEC))
     name = "digits-night-1"
     assert calls.deeds == [f"POST containers/create?name={name}", f"POST containers/{name}/start"]
     assert [path for method, path, _ in engine.asked if method == "GET"] == [
         "/v1.41/images/python:3.11/json"
     ]
-    assert (said["found"], said["run"]["state"], said["run"]["container"]) == (
-        False, "running", name,
-    )  # fmt: skip
-    assert read_json(root / "runs" / "night" / ".labctl" / "attempt-1")["launched"] is True
+    assert said.run is not None
+    assert (said.found, said.run.state, said.run.container) == (False, "running", name)
+    assert records.read_last_attempt(root / "runs" / "night").launched is True
     asked_of_tmux = (tmp_path / "tmux.said").read_text()
     assert f"new-session -d -s labctl-night -n run -c {root}/runs/night" in asked_of_tmux
 
@@ -198,15 +221,15 @@ def test_a_start_that_the_engine_refuses_leaves_nothing(
 ) -> None:
     engine.answers = calls = Containers(refusal)
     with pytest.raises(Failure) as caught:
-        runs.start({"spec": spec()})
-    assert (caught.value.body["kind"], caught.value.body["why"]) == (kind, refusal)
+        runs.start(StartRunRequest(SPEC))
+    assert (caught.value.report.kind, caught.value.report.why) == (kind, refusal)
     assert calls.deeds[-1] == "DELETE containers/digits-night-1?force=1"
     assert not (root / "runs" / "night").exists()
 
 
 def test_a_container_of_that_name_is_left_alone(root: Path, engine: EngineSocket) -> None:
     engine.answers = calls = Containers(taken=True)
-    runs.start({"spec": spec()})
+    runs.start(StartRunRequest(SPEC))
     assert calls.deeds == ["POST containers/create?name=digits-night-1"]
 
 
@@ -216,10 +239,11 @@ def test_whoever_claimed_launches_nothing_that_was_launched_meanwhile(
     """Between a claim and its launch another call of the same run may have been quicker."""
     engine.answers = calls = Containers()
     directory = root / "runs" / "night"
-    assert runs._claim(root, directory, spec())
-    write_json(directory / ".labctl" / "attempt-1", {"container": "c", "started_at": time.time()})
-    said = runs._launch_claimed({"spec": spec()}, root, directory, IMAGE, existed=False)
-    assert (said["found"], said["run"]["state"]) == (True, "starting")
+    assert runs._claim(directory, SPEC)
+    records.write_attempt(directory, 1, AttemptRecord("c", started_at=time.time()))
+    said = runs._launch_claimed(StartRunRequest(SPEC), root, directory, IMAGE, existed=False)
+    assert said.run is not None
+    assert (said.found, said.run.state) == (True, "starting")
     assert not calls.deeds
 
 
@@ -239,29 +263,49 @@ def test_secrets_are_private_and_gone_afterwards() -> None:
 
 def test_the_same_claim_is_found_and_another_is_refused(root: Path) -> None:
     directory = root / "runs" / "night"
-    assert runs._claim(root, directory, spec())
+    assert runs._claim(directory, SPEC)
     kept = (directory / ".labctl" / "claim.json").read_bytes()
-    assert not runs._claim(root, directory, dict(reversed(spec().items())))
+    assert not runs._claim(directory, SPEC)
     with pytest.raises(Failure) as caught:
-        runs._claim(root, directory, spec(command=["other"]))
-    assert caught.value.body["kind"] == "policy"
+        runs._claim(directory, SPEC._replace(command=("other",)))
+    assert caught.value.report.kind == "policy"
     assert (directory / ".labctl" / "claim.json").read_bytes() == kept
     assert [p.name for p in directory.parent.iterdir()] == ["night"], "no drafts are left"
 
 
+def test_a_claim_is_the_one_of_earlier_versions(root: Path) -> None:
+    """The claim in tests/fixtures/first is that of labctl's first version."""
+    spec = RunSpec(
+        id="first",
+        lab="digits",
+        lab_id=LAB_ID,
+        command=("python", "train.py", "40"),
+        image="python:3.11-slim",
+        env={},
+        outputs=("checkpoints", "logs"),
+        shm_bytes=2_000_000_000,
+    )
+    directory = root / "runs" / "first"
+    assert runs._claim(directory, spec)
+    assert records.read_claim(directory).hash == (
+        "6a1a28e16729ce4178c06d65f27eff96383ea16765ebb10037bf8a3c38788067"
+    )
+
+
 CLAIM = """
-import json, sys
+import sys
 from pathlib import Path
 from labctl.agent.runs.runs import _claim
+from labctl.wire.codec import decode
+from labctl.wire.runs import RunSpec
 print("ready", flush=True)
 sys.stdin.readline()
-root = Path(sys.argv[1])
-print(_claim(root, root / "runs" / "night", json.loads(sys.argv[2])))
+print(_claim(Path(sys.argv[1]) / "runs" / "night", decode(RunSpec, sys.argv[2])))
 """
 
 
 def test_of_eight_claims_at_once_one_wins(root: Path) -> None:
-    words = [sys.executable, "-c", CLAIM, str(root), json.dumps(spec())]
+    words = [sys.executable, "-c", CLAIM, str(root), encode(SPEC)]
     processes = [
         subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(8)
@@ -278,7 +322,7 @@ def test_of_eight_claims_at_once_one_wins(root: Path) -> None:
 
 
 def test_an_image_that_is_not_there_claims_nothing(root: Path) -> None:
-    assert runs.start({"spec": spec()}) == {"missing": "python:3.11"}
+    assert runs.start(StartRunRequest(SPEC)) == StartRunReply(missing="python:3.11")
     assert not (root / "runs").exists()
 
 
@@ -305,53 +349,56 @@ def test_an_image_that_is_not_there_claims_nothing(root: Path) -> None:
     ],
 )
 def test_every_ending_is_told(code: int, written: Any, cancelled: bool, told: str) -> None:
-    assert run_state.describe_exit(code, written, {"memory_bytes": 2 * GIB}, cancelled) == told
+    ending = run_state.describe_exit(code, **written, memory_bytes=2 * GIB, cancelled=cancelled)
+    assert ending == told
 
 
 def test_out_of_memory_without_a_limit_is_the_servers() -> None:
-    assert run_state.describe_exit(137, {"oom_kills": 1}, {}, False).endswith(
-        "killed at the server's memory"
-    )
+    assert run_state.describe_exit(137, oom_kills=1).endswith("killed at the server's memory")
 
 
 @pytest.fixture
 def run_dir(root: Path) -> Path:
     directory = root / "runs" / f"night{os.getpid()}"
-    assert runs._claim(root, directory, spec(id=directory.name, memory_bytes=GIB))
+    assert runs._claim(directory, SPEC._replace(id=directory.name, memory_bytes=GIB))
     (directory / "logs").mkdir()
     (directory / "logs" / "run.log").write_text("epoch 1\n")
     return directory
 
 
 def launched(directory: Path, number: int = 1, **more: Any) -> None:
-    attempt = {"container": "c", "boot": read_boot_token(), "started_at": time.time() - 100, **more}
-    write_json(directory / ".labctl" / f"attempt-{number}", attempt)
+    attempt = AttemptRecord("c", read_boot_token(), started_at=time.time() - 100)
+    records.write_attempt(directory, number, attempt._replace(**more))
 
 
-def state(status: str, code: int = 0, **more: Any) -> dict[str, dict[str, Any]]:
-    inner = {"Status": status, "Running": status == "running", "ExitCode": code}
-    inner |= {"FinishedAt": "2026-01-02T03:04:05.678Z", **more}
-    return {"c": {"Name": "/c", "State": inner}}
+def state(status: str, code: int = 0, **more: Any) -> dict[str, Container]:
+    inner = ContainerState(
+        status,
+        Running=status == "running",
+        ExitCode=code,
+        FinishedAt="2026-01-02T03:04:05.678Z",
+    )
+    return {"c": Container(Name="/c", State=inner._replace(**more))}
 
 
 def test_a_claim_without_a_container_is_only_that(run_dir: Path) -> None:
-    assert run_state.inspect_run(run_dir, {})["state"] == "claimed"
+    assert run_state.inspect_run(run_dir, {}).state == "claimed"
     launched(run_dir)
-    assert run_state.inspect_run(run_dir, state("created"))["state"] == "claimed"
-    assert not run_state.read_final_record(run_dir)
+    assert run_state.inspect_run(run_dir, state("created")).state == "claimed"
+    assert not records.read_final_record(run_dir)
 
 
 def test_a_running_run_has_progress_and_no_record(run_dir: Path) -> None:
     launched(run_dir)
     (run_dir / "logs" / "progress.json").write_text('{"step": 3, "note": "x"}')
     seen = run_state.inspect_run(run_dir, state("running"))
-    assert (seen["state"], seen["progress"]) == ("running", {"step": 3.0})
-    assert not run_state.read_final_record(run_dir)
+    assert (seen.state, seen.progress) == ("running", {"step": 3.0})
+    assert not records.read_final_record(run_dir)
 
 
 def test_docker_run_may_still_be_at_work(run_dir: Path) -> None:
     launched(run_dir, started_at=time.time())
-    assert run_state.inspect_run(run_dir, {})["state"] == "starting"
+    assert run_state.inspect_run(run_dir, {}).state == "starting"
 
 
 @pytest.mark.parametrize(
@@ -372,37 +419,47 @@ def test_endings_that_the_container_could_not_write(
     if cancel:
         (run_dir / ".labctl" / "cancel").touch()
     found = run_state.inspect_run(run_dir, seen)
-    assert (found["state"], found.get("exit_code")) == expected[:2]
-    assert expected[2] in found["told"]
+    assert (found.state, found.exit_code) == expected[:2]
+    assert expected[2] in found.told
     assert (
         run_state.inspect_run(run_dir, state("running"))
         == found
-        == run_state.read_final_record(run_dir)
+        == records.read_final_record(run_dir)
     ), "once for all"
     if seen:
-        assert found["ended_at"] == 1767323045.0
+        assert found.ended_at == 1767323045.0
 
 
 def test_a_reboot_is_told_by_the_boot_token(run_dir: Path) -> None:
     launched(run_dir, boot="another boot")
     found = run_state.inspect_run(run_dir, state("exited", 137))
-    assert (found["state"], found.get("exit_code")) == ("lost", None)
-    assert "restarted" in found["told"]
+    assert (found.state, found.exit_code) == ("lost", None)
+    assert "restarted" in found.told
 
 
 def test_what_the_command_wrote_goes_before_a_reboot_and_a_removed_container(
     run_dir: Path,
 ) -> None:
     launched(run_dir, boot="another boot")
-    write_json(run_dir / ".labctl" / "exit.json", {"code": 5, "ended_at": 7, "oom_kills": 0})
+    write_json(run_dir / ".labctl" / "exit.json", to_json(ExitRecord(code=5, ended_at=7.0)))
     found = run_state.inspect_run(run_dir, {})
-    assert (found["state"], found["exit_code"], found["ended_at"]) == ("exited", 5, 7.0)
+    assert (found.state, found.exit_code, found.ended_at) == ("exited", 5, 7.0)
+
+
+def test_a_record_that_a_program_has_damaged_counts_as_missing(run_dir: Path) -> None:
+    """The run's own program can write to this directory."""
+    launched(run_dir)
+    meta = run_dir / ".labctl"
+    for name in ("exit.json", "record.json", "limit.json", "resumed.json"):
+        write_json(meta / name, {"code": "x", "state": 5, "by": [], "offset": "far"})
+    found = run_state.inspect_run(run_dir, state("exited", 2))
+    assert (found.state, found.exit_code, found.log_offset) == ("exited", 2, 0)
 
 
 def test_the_last_attempt_counts_by_number(run_dir: Path) -> None:
     for number in (1, 2, 10):
         launched(run_dir, number, container=f"c-{number}")
-    assert run_state.read_last_attempt(run_dir)["container"] == "c-10"
+    assert records.read_last_attempt(run_dir).container == "c-10"
 
 
 def test_an_empty_log_gets_what_the_container_said(run_dir: Path) -> None:
@@ -424,20 +481,47 @@ def test_new_files_are_those_outside_the_outputs(run_dir: Path) -> None:
 
 
 def test_cancelling_a_claim_ends_it_and_again_says_so(run_dir: Path, root: Path) -> None:
-    request = {"lab": "digits", "lab_id": LAB_ID, "run": run_dir.name}
+    request = CancelRunRequest("digits", LAB_ID, run_dir.name)
     first, second = runs.cancel(request), runs.cancel(request)
-    assert (first["run"]["state"], first["already"]) == ("cancelled", False)
-    assert (second["run"]["state"], second["already"]) == ("cancelled", True)
+    assert (first.run.state, first.already) == ("cancelled", False)
+    assert (second.run.state, second.already) == ("cancelled", True)
     with pytest.raises(Failure, match="run other does not exist"):
-        runs.cancel({**request, "run": "other"})
+        runs.cancel(request._replace(run="other"))
+
+
+def test_a_pushed_run_is_lost_and_its_next_attempt_begins_where_the_log_was_cut(
+    root: Path, engine: EngineSocket, tmp_path: Path
+) -> None:
+    pushed = root / "restore" / "night"
+    for name, text in {"code/train.py": "", "logs/run.log": "epoch 1\nepo"}.items():
+        (pushed / name).parent.mkdir(parents=True)
+        (pushed / name).write_text(text)
+    checkpoint = pushed / "checkpoints" / "one"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text('{"step": 7, "files": {}}')
+    adopted = resume.from_push(AdoptPushedRequest(SPEC, created_at=5.0, attempts=2)).run
+    assert (adopted.state, adopted.created_at, adopted.container) == ("lost", 5.0, "")
+    assert resume.from_push(AdoptPushedRequest(SPEC, created_at=6.0, attempts=1)).run == adopted
+
+    engine.answers = calls = Containers()
+    os.mkfifo(tmp_path / "tmux.said")
+    request = ResumeRunRequest(SPEC, told="its server was lost; resuming here")
+    reply = resume.resume(request)
+    assert reply.run is not None
+    assert (reply.run.state, reply.run.container) == ("running", "digits-night-3")
+    assert (reply.found, reply.offset, reply.step) == (False, len("epoch 1\nepo"), 7)
+    assert calls.deeds[0] == "POST containers/create?name=digits-night-3"
+    log = (root / "runs" / "night" / "logs" / "run.log").read_text()
+    assert "its server was lost; resuming here (attempt 3) ---\n" in log
+    assert (root / "runs" / "night" / ".labctl" / "ended-2-record.json").exists()
 
 
 def test_status_lists_every_run_of_the_lab(run_dir: Path) -> None:
     launched(run_dir)
-    said = run_state.status({"lab": "digits", "lab_id": LAB_ID})
-    assert [one["id"] for one in said["runs"]] == [run_dir.name]
-    assert 0 < said["disk"]["free_bytes"] <= said["disk"]["total_bytes"]
-    assert run_state.status({"lab": "digits", "lab_id": LAB_ID, "runs": ["no"]})["runs"] == []
+    reply = run_state.status(StatusRequest("digits", LAB_ID))
+    assert [run.id for run in reply.runs] == [run_dir.name]
+    assert 0 < reply.disk.free_bytes <= reply.disk.total_bytes
+    assert run_state.status(StatusRequest("digits", LAB_ID, ("no",))).runs == ()
 
 
 def test_two_labs_of_one_name_have_two_directories(root: Path) -> None:

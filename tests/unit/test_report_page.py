@@ -11,11 +11,12 @@ import msgspec
 import pytest
 from report_facts import BEGAN, data_uri, evaluation, facts, png, sample, series
 
-from labctl.insight.report.facts import ReportFacts, RunOrigin, ServerHardware
+from labctl.insight.report.facts import ReportFacts
 from labctl.insight.report.page import MOST_MATRIX, MOST_PAIRS, build_page
 from labctl.insight.report.render import render
 from labctl.insight.scalars import Scalars
 from labctl.model import Run
+from labctl.runs.provenance import RunOrigin, ServerHardware
 
 TEMPLATES = Path(__file__).parents[2] / "templates" / "report"
 EVIL = "<script>alert('x')</script>\" onload=\"alert(1)"

@@ -28,6 +28,7 @@ from labctl.model import Endpoint
 from labctl.servers.agent import list_program_files
 from labctl.stores import LabStore, StoreContext, open_store
 from labctl.wire import s3 as s3_client
+from labctl.wire.mirrors import RestoreRunReply, RestoreRunRequest
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto.server")
@@ -102,8 +103,8 @@ def mirrored(**words: Any) -> dict[str, Any]:
     return store_mirror.mirror_now({**ABOUT, **words})
 
 
-def restored(run: str = "first") -> dict[str, Any]:
-    return restore.restore({**ABOUT, "run": run})
+def restored(run: str = "first") -> RestoreRunReply:
+    return restore.restore(RestoreRunRequest(**ABOUT, run=run))
 
 
 def held(s3: Any) -> dict[str, bytes]:
@@ -140,12 +141,12 @@ def test_a_run_comes_back_byte_for_byte_from_the_bucket_alone(s3: Any, lab: Lab)
     assert head["ChecksumSHA256"]
     lab.again()
     reply = restored()
-    assert (reply["left_out"], reply["files"]) == ([], 6)
+    assert (reply.left_out, reply.files) == ((), 6)
     assert run.tree() == before
     assert os.access(run.directory / "code/sub/go.sh", os.X_OK)
     assert not os.access(run.directory / "code/train.py", os.X_OK)
-    assert reply["run"]["state"] == "exited"
-    assert restored()["files"] == 0, "what is here stays"
+    assert reply.run.state == "exited"
+    assert restored().files == 0, "what is here stays"
     assert mirrored()["sent"] == 0, "what came from the store is known to be there"
 
 
@@ -153,8 +154,8 @@ def test_what_ran_when_its_server_went_comes_back_as_lost(s3: Any, lab: Lab) -> 
     lab.run("first", "running").checkpoint(1)
     mirrored()
     lab.again()
-    run = restored()["run"]
-    assert (run["state"], run["created_at"]) == ("lost", pytest.approx(time.time(), abs=60))
+    run = restored().run
+    assert (run.state, run.created_at) == ("lost", pytest.approx(time.time(), abs=60))
     own = lab.root / "runs/first/.labctl"
     assert json.loads((own / "attempt-1").read_text())["container"] == "c-1"
 
@@ -273,7 +274,7 @@ def test_a_corrupt_checkpoint_makes_way_for_the_one_before(s3: Any, lab: Lab) ->
     s3.delete_object(Bucket="results", Key=f"{KEY}files/{tops[2]}/manifest.json")
     lab.again()
     reply = restored()
-    assert {name for name, _ in reply["left_out"]} >= {f"{tops[3]}/", f"{tops[2]}/"}
+    assert {name for name, _ in reply.left_out} >= {f"{tops[3]}/", f"{tops[2]}/"}
     whole = {n: c for n, c in before.items() if not n.startswith((tops[2], tops[3]))}
     assert run.tree() == whole
 
@@ -283,7 +284,7 @@ def test_a_log_that_grew_after_its_index_comes_back_as_indexed(s3: Any, lab: Lab
     mirrored()
     s3.put_object(Bucket="results", Key=f"{KEY}files/logs/run.log", Body=b"begun\nand more")
     lab.again()
-    assert restored()["left_out"] == []
+    assert restored().left_out == ()
     assert run.tree()["logs/run.log"] == b"begun\n"
 
 
@@ -313,7 +314,7 @@ def test_a_file_that_was_being_replaced_is_either_of_the_two(s3: Any, lab: Lab) 
         with pytest.raises(DiedError):
             mirrored()
     lab.again()
-    assert restored()["left_out"] == []
+    assert restored().left_out == ()
     assert run.tree()["checkpoints/model.pt"] == b"another"
 
 
@@ -352,7 +353,7 @@ def test_another_labs_run_is_not_taken_for_this_one(s3: Any, lab: Lab) -> None:
     with pytest.raises(Failure, match="has no files of run second"):
         restored("second")
     with pytest.raises(Failure, match="this server's store is"):
-        restore.restore({**ABOUT, "run": "first", "store": "s3://elsewhere"})
+        restore.restore(RestoreRunRequest(**ABOUT, run="first", store="s3://elsewhere"))
 
 
 def test_a_store_that_refuses_is_said_and_tried_again(s3: Any, lab: Lab, cloud: Rehearsal) -> None:
@@ -438,7 +439,7 @@ def test_a_pass_that_is_killed_anywhere_leaves_the_store_usable(
     assert killed >= 3
     assert mirrored()["why"] == ""
     lab.again()
-    assert restored()["left_out"] == []
+    assert restored().left_out == ()
     assert run.tree() == whole
 
 
@@ -488,7 +489,7 @@ def test_the_door_keeps_the_same(door: Path, lab: Lab) -> None:
     model = door / "runs/first/files/checkpoints/step-00000002/model"
     model.write_bytes(model.read_bytes()[:-1] + b"!")
     lab.again()
-    assert [name for name, _ in restored()["left_out"]][-1] == "checkpoints/step-00000002/"
+    assert [name for name, _ in restored().left_out][-1] == "checkpoints/step-00000002/"
     step = "checkpoints/step-00000002/"
     assert run.tree() == {n: c for n, c in before.items() if not n.startswith(step)}
 

@@ -32,7 +32,7 @@ from ..host.paths import (
 )
 from ..host.sudo import can_sudo, describe_account, run_as_root
 from ..reply import Failure
-from ..runs.run_state import read_last_attempt
+from ..runs.records import read_last_attempt
 from .files import BYTECODE, RESERVE_BYTES, walk
 
 MOUNTS = Path("/run/labctl-kept")
@@ -168,7 +168,7 @@ class DiskImport:
         staging = runs / f"{STAGING}{run.name}"
         shutil.rmtree(staging, ignore_errors=True)
         self._copy_tree(run, staging)
-        record = {"disk": disk, "container": read_last_attempt(staging).get("container", "")}
+        record = {"disk": disk, "container": read_last_attempt(staging).container}
         self._write_json(staging / ".labctl" / "restored.json", record)
         staging.rename(runs / run.name)
 

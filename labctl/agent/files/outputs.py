@@ -20,7 +20,7 @@ from ..host.paths import (
     write_json,
 )
 from ..reply import Failure
-from ..runs.run_state import read_final_record
+from ..runs.records import read_final_record
 from .files import UNREADABLE, read_rsync_version, walk
 
 # seconds: a file written within this time may still be growing

@@ -20,18 +20,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from ...wire.codec import to_json
+from ...wire.runs import RunRecord
 from ..files import outputs
 from ..files.edits import edits
 from ..host.engine import inspect_containers
 from ..host.engine_objects import Container
 from ..host.paths import hash_file, lab_dir, measure_age_s, read_json, write_json
 from ..reply import Failure, encode_error, send_reply
-from ..runs.run_state import (
-    inspect_run,
-    read_final_record,
-    read_last_attempt,
-    require_run_directory,
-)
+from ..runs.records import list_attempts, read_final_record, read_last_attempt
+from ..runs.run_state import inspect_run, require_run_directory
 from ..watchdog.saved_results import merge_json
 from .store import (
     ChangedError,
@@ -154,7 +152,7 @@ class _LabPass:
             (d for d in self.root.glob("runs/[a-z0-9]*") if d.is_dir()), key=_newest_first_key
         )
         if self.only:
-            runs = [require_run_directory({**self.about, "run": self.only})]
+            runs = [require_run_directory(**self.about, run=self.only)]
         inspected = self._inspect_live(runs)
         for directory in runs:
             self._try(directory.name, _RunPass(self, directory, inspected).mirror)
@@ -186,9 +184,7 @@ class _LabPass:
             self.why = str(error)
 
     def _inspect_live(self, runs: list[Path]) -> dict[str, Container]:
-        names = [
-            read_last_attempt(d).get("container", "") for d in runs if not read_final_record(d)
-        ]
+        names = [read_last_attempt(d).container for d in runs if not read_final_record(d)]
         try:
             return inspect_containers([name for name in names if name])
         except Failure:
@@ -250,21 +246,22 @@ class _RunPass:
         if not self.spec or not (self.directory / "code").is_dir():
             return  # just claimed
         ended = read_final_record(self.directory)
-        if ended and self.sent.get("final") == ended and not self.parent.everything:
+        if ended and self.sent.get("final") == to_json(ended) and not self.parent.everything:
             return
         record = self._determine_record()
         is_described = self._send_code() and self._send_run_json(record)
         is_complete = self._send_outputs(self._list_outputs()) and is_described
-        if is_complete and read_final_record(self.directory) and not self.parent.why:
-            self.sent["final"] = read_final_record(self.directory)  # a resumed run ends again
+        ended = read_final_record(self.directory)
+        if is_complete and ended and not self.parent.why:
+            self.sent["final"] = to_json(ended)  # a resumed run ends again
             self._save_sent()
 
-    def _determine_record(self) -> dict[str, Any]:
+    def _determine_record(self) -> RunRecord:
         record = read_final_record(self.directory)
         if not record and self.parent.engine:
             with suppress(Failure):
                 return inspect_run(self.directory, self.inspected)
-        return record or {"id": self.name, "state": "unknown"}
+        return record or RunRecord(self.name, "unknown")
 
     def _list_outputs(self) -> list[list[Any]]:
         outputs_request = {**self.parent.about, "runs": [self.name], "all": self.parent.everything}
@@ -288,14 +285,13 @@ class _RunPass:
         self._save_sent()
         return True
 
-    def _send_run_json(self, record: dict[str, Any]) -> bool:
+    def _send_run_json(self, record: RunRecord) -> bool:
         """Write run.json if its content has changed."""
-        attempts = sorted(self.meta.glob("attempt-*"), key=lambda path: int(path.name[8:]))
         body = {
             "spec": self.spec,
             "code": self.sent["code"],
-            "record": record,
-            "attempts": [read_json(path) for path in attempts],
+            "record": to_json(record),
+            "attempts": [read_json(path) for path in list_attempts(self.directory)],
         }
         if self.sent.get("about") == body:
             return True

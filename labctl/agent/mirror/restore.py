@@ -7,13 +7,14 @@ resumes. Damaged files are left out and reported, a checkpoint only as a whole.
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import json
 import re
 import time
 from pathlib import Path
 from typing import Any
 
+from ...wire.codec import Message, MessageError, decode, from_json, to_json
+from ...wire.mirrors import RestoreRunReply, RestoreRunRequest
+from ...wire.runs import AttemptRecord, StoredRunRecord, StoreIndexRecord
 from ..files.files import RESERVE_BYTES
 from ..files.unpack import unpack
 from ..host.paths import (
@@ -25,9 +26,9 @@ from ..host.paths import (
     resolve_inside,
     run_dir,
     write_json,
-    write_text,
 )
 from ..reply import Failure
+from ..runs.records import write_attempt, write_claim, write_final_record
 from ..runs.run_state import inspect_run
 from ..watchdog.saved_results import merge_json
 from .mirror import SENT
@@ -38,60 +39,54 @@ STAGING = ".from-store-"
 CONTAINER = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,200}")
 
 
-def restore(request: dict[str, Any]) -> dict[str, Any]:
-    """Restore the run "run" from the store; a run that exists already stays as it is.
-
-    Replies the "run" as `status` shows it, how many "files" and "bytes" arrived, and "left_out"
-    [[name, why]...]: files that the store lacks, or that do not match its index.
-    """
-    root = lab_dir(request["lab"], request["lab_id"])
-    directory = run_dir(root, request["run"])
+def restore(request: RestoreRunRequest) -> RestoreRunReply:
+    """Restore a run from the store; a run that exists already stays as it is."""
+    root = lab_dir(request.lab, request.lab_id)
+    directory = run_dir(root, request.run)
     url = read_config(root).get("url", "")
-    if request.get("store") not in (None, "", url):
-        what = f"this server's store is {url or 'none'}, not {request['store']}"
+    if request.store not in ("", url):
+        what = f"this server's store is {url or 'none'}, not {request.store}"
         raise Failure("policy", what, "", "labctl up")
     if not can_use_store(url):
-        return rerun_with_boto3("restore-run", request)
+        return from_json(RestoreRunReply, rerun_with_boto3("restore-run", to_json(request)))
     with (root / ".labctl" / "restore.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if directory.is_dir():
-            return {"run": inspect_run(directory, {}), "files": 0, "bytes": 0, "left_out": []}
-        store = open_store(root, request["lab"], request["lab_id"])
+            return RestoreRunReply(inspect_run(directory, {}), 0, 0, ())
+        store = open_store(root, request.lab, request.lab_id)
         try:
-            summary = _Restore(root, request, store, url).execute()
+            return _Restore(root, request, store, url).execute()
         except StoreError as error:
             raise Failure("store", f"{url} cannot be used", str(error), "labctl up") from None
         finally:
             store.close()
-        return {"run": inspect_run(directory, {}), **summary}
 
 
 class _Restore:
     """The restore of one run."""
 
-    def __init__(self, root: Path, request: dict[str, Any], store: MirrorStore, url: str) -> None:
-        self.run = request["run"]
-        self.lab_id = request["lab_id"]
+    def __init__(
+        self, root: Path, request: RestoreRunRequest, store: MirrorStore, url: str
+    ) -> None:
+        self.run = request.run
+        self.lab_id = request.lab_id
         self.url = url
         self.store = store
         self.directory = run_dir(root, self.run)
         self.staging = self.directory.with_name(STAGING + self.run)
-        self.left_out: list[list[str]] = []
+        self.left_out: list[tuple[str, str]] = []
         self.arrived: Files = {}
 
-    def execute(self) -> dict[str, Any]:
-        run_json, index = (
-            self._read_object("run.json"),
-            self._read_object("index.json", needed=False),
-        )
-        spec = run_json.get("spec")
-        if not isinstance(spec, dict) or (spec.get("id"), spec.get("lab_id")) != (
-            self.run,
-            self.lab_id,
-        ):
+    def execute(self) -> RestoreRunReply:
+        stored = self._read_object("run.json", StoredRunRecord)
+        if stored is None:
+            what = f"{self.url} has no files of run {self.run}"
+            raise Failure("missing", what, "", "labctl status --refresh")
+        if (stored.spec.id, stored.spec.lab_id) != (self.run, self.lab_id):
             raise Failure("policy", f"the store has another run under the name {self.run}")
-        indexed, pending = _parse_index(index.get("files")), _parse_index(index.get("pending"))
-        code = [int(run_json["code"]["size"]), str(run_json["code"]["sha256"])]
+        index = self._read_object("index.json", StoreIndexRecord) or StoreIndexRecord()
+        indexed, pending = _list_outputs(index.files), _list_outputs(index.pending)
+        code: list[Any] = [stored.code.size, stored.code.sha256]
         self._require_room([*indexed.values(), code, code])
         (self.staging / ".labctl").mkdir(parents=True, exist_ok=True)
         self._restore_code(code)
@@ -99,25 +94,22 @@ class _Restore:
             versions = [entry[name] for entry in (indexed, pending) if name in entry]
             self._fetch_file(build_key(self.run, f"files/{name}"), name, versions)
         self._drop_broken_checkpoints(sorted({*indexed, *pending}))
-        self._write_records(spec, run_json, code)
+        self._write_records(stored)
         self.staging.rename(self.directory)
-        size = sum(entry[0] for entry in self.arrived.values()) + code[0]
-        return {"files": len(self.arrived) + 1, "bytes": size, "left_out": self.left_out}
+        size = stored.code.size + sum(entry[0] for entry in self.arrived.values())
+        run = inspect_run(self.directory, {})
+        return RestoreRunReply(run, len(self.arrived) + 1, size, tuple(self.left_out))
 
-    def _read_object(self, name: str, needed: bool = True) -> dict[str, Any]:
+    def _read_object(self, name: str, kind: type[Message]) -> Message | None:
+        """Read an object of the run; None if the store lacks it."""
         content = self.store.read(build_key(self.run, name))
-        if content is None and not needed:
-            return {}
         if content is None:
-            what = f"{self.url} has no files of run {self.run}"
-            raise Failure("missing", what, "", "labctl status --refresh")
+            return None
         try:
-            body = json.loads(content)
-        except ValueError:
-            body = None
-        if not isinstance(body, dict):
-            raise Failure("store", f"{name} of run {self.run} in {self.url} is damaged")
-        return body
+            return decode(kind, content)
+        except MessageError as error:
+            what = f"{name} of run {self.run} in {self.url} is damaged"
+            raise Failure("store", what, str(error)) from None
 
     def _require_room(self, files: list[list[Any]]) -> None:
         size, free = sum(entry[0] for entry in files), count_free_bytes(self.staging)
@@ -141,10 +133,10 @@ class _Restore:
         except StoreError as error:
             if error.whole:
                 raise
-            self.left_out.append([name, str(error)])
+            self.left_out.append((name, str(error)))
         else:
             if match is None:
-                self.left_out.append([name, "it does not match the store's index"])
+                self.left_out.append((name, "it does not match the store's index"))
         if match is None:
             if path.exists():
                 path.unlink()
@@ -174,44 +166,36 @@ class _Restore:
             why = find_damage(top, read_json(self.staging / top / MANIFEST), self.arrived)
             missing = [name for name in members if name not in self.arrived]
             if missing or why:
-                self.left_out.append([top, why or f"{missing[0][len(top) :]} is missing"])
+                self.left_out.append((top, why or f"{missing[0][len(top) :]} is missing"))
                 drop_tree(resolve_inside(self.staging, top.rstrip("/")))
                 for name in members:
                     self.arrived.pop(name, None)
 
-    def _write_records(
-        self, spec: dict[str, Any], run_json: dict[str, Any], code: list[Any]
-    ) -> None:
+    def _write_records(self, stored: StoredRunRecord) -> None:
         """Write the records of a run whose machine is gone."""
         meta = self.staging / ".labctl"
-        text = json.dumps(spec, sort_keys=True)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        record = run_json.get("record") or {}
-        created = float(record.get("created_at") or time.time())
-        write_text(meta / "spec.json", text)
-        write_json(meta / "claim.json", {"hash": digest, "created_at": created})
-        for number, attempt in enumerate(run_json.get("attempts") or [{}], 1):
-            name = str(attempt.get("container", ""))
-            attempt_record: dict[str, Any] = {
-                "container": name if CONTAINER.fullmatch(name) else ""
-            }
-            attempt_record["started_at"] = float(attempt.get("started_at") or 0.0)
+        record = stored.record
+        write_claim(self.staging, stored.spec, (record and record.created_at) or time.time())
+        for number, attempt in enumerate(stored.attempts or (AttemptRecord(),), 1):
+            name = attempt.container if CONTAINER.fullmatch(attempt.container) else ""
+            started_at = attempt.started_at or 0.0
             # It ran on another machine: a foreign boot token marks the attempt as lost.
-            write_json(meta / f"attempt-{number}", {**attempt_record, "boot": "elsewhere"})
-        if record.get("state") in ("exited", "cancelled"):
-            write_json(meta / "record.json", record)
+            lost = AttemptRecord(container=name, boot="elsewhere", started_at=started_at)
+            write_attempt(self.staging, number, lost)
+        if record and record.state in ("exited", "cancelled"):
+            write_final_record(self.staging, record)
         sent = {"url": self.url, "files": self.arrived, "index": self.arrived}
-        write_json(meta / SENT, {**sent, "code": {"size": code[0], "sha256": code[1]}})
+        write_json(meta / SENT, {**sent, "code": to_json(stored.code)})
         merge_json(meta / "mirrored.json", self.arrived)
 
 
-def _parse_index(entries: Any) -> Files:
-    """Parse the files of an index, without those in a run's own .labctl directory."""
-    files: Files = {}
-    for name, entry in entries.items() if isinstance(entries, dict) else ():
-        if name.split("/")[0] != ".labctl":
-            files[name] = [max(0, int(entry[0])), str(entry[1])]
-    return files
+def _list_outputs(indexed: dict[str, tuple[int, str]]) -> Files:
+    """Return the files of an index, without those in a run's own .labctl directory."""
+    return {
+        name: [max(0, size), sha256]
+        for name, (size, sha256) in indexed.items()
+        if name.split("/")[0] != ".labctl"
+    }
 
 
 def _find_match(path: Path, versions: list[list[Any]]) -> list[Any] | None:

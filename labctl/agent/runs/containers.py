@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ...wire.runs import RunSpec
 from ..host.engine import build_proxy_env, create_container, read_archive, remove_container
 from ..host.engine_objects import (
     ContainerLog,
@@ -29,23 +30,23 @@ HOME_ENV = {
 }
 
 
-def build_run_body(root: Path, directory: Path, spec: dict[str, Any], image: Image) -> NewContainer:
+def build_run_body(root: Path, directory: Path, spec: RunSpec, image: Image) -> NewContainer:
     """Return the container of a run. Pure except for the files that `build_lab_container` makes."""
     mounts = [build_mount(directory / "code", "/lab/code"), build_mount(directory, "/lab/run")]
-    if spec["secrets"]:
-        secrets_directory = secrets_tmpfs.secrets_directory(spec["id"])
+    if spec.secrets:
+        secrets_directory = secrets_tmpfs.secrets_directory(spec.id)
         mounts.append(build_mount(secrets_directory, "/run/labctl-secrets", read_only=True))
-    env = {**build_run_env(spec), **spec["env"]}
-    lab = ContainerLab(spec["lab"], spec["lab_id"], spec.get("gpus", ""))
-    container = build_lab_container(root, lab, image, mounts, env, {"labctl.run": spec["id"]})
+    env = {**build_run_env(spec.id), **spec.env}
+    lab = ContainerLab(spec.lab, spec.lab_id, spec.gpus)
+    container = build_lab_container(root, lab, image, mounts, env, {"labctl.run": spec.id})
     entrypoint = image.config.Entrypoint or ()
-    limits = ContainerLimits(spec["memory_bytes"], spec["cpus"], spec["shm_bytes"])
+    limits = ContainerLimits(spec.memory_bytes, spec.cpus, spec.shm_bytes)
     return container._replace(
         Entrypoint=("/bin/sh",),
-        Cmd=("/lab/run/.labctl/entry.sh", *entrypoint, *spec["command"]),
+        Cmd=("/lab/run/.labctl/entry.sh", *entrypoint, *spec.command),
         StopTimeout=60,
-        Tty=bool(spec["tty"]),
-        OpenStdin=bool(spec["tty"]),
+        Tty=spec.tty,
+        OpenStdin=spec.tty,
         HostConfig=limit(container.HostConfig, limits),
     )
 
@@ -124,9 +125,9 @@ def limit(config: NewHostConfig, limits: ContainerLimits) -> NewHostConfig:
     )
 
 
-def build_run_env(spec: dict[str, Any]) -> dict[str, str]:
+def build_run_env(run_id: str) -> dict[str, str]:
     return {
-        "LABCTL_RUN_ID": spec["id"],
+        "LABCTL_RUN_ID": run_id,
         "LABCTL_DATA_DIR": "/lab/data",
         "LABCTL_RUN_DIR": "/lab/run",
         "LABCTL_CHECKPOINT_DIR": "/lab/run/checkpoints",

@@ -8,59 +8,62 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
+from ...wire.runs import (
+    FollowRunOpening,
+    FollowRunRequest,
+    FollowRunResult,
+    RunRecord,
+    StartRunRequest,
+)
 from ..host.engine import inspect_container
-from ..host.paths import read_json
 from ..reply import send_closing_reply, send_reply
-from .run_state import UNENDED, inspect_run, read_last_attempt, require_run_directory
+from .records import read_last_attempt, read_log_offset
+from .run_state import UNENDED, inspect_run, require_run_directory
 from .runs import start
 
 BLOCK = 256 * 1024
 POLL_S = 0.05
 
 
-def follow(request: dict[str, Any]) -> None:
-    """Stream the log's bytes from "offset" until the run has ended and all is sent.
+def follow(request: FollowRunRequest) -> None:
+    """Stream the log's bytes from `offset` until the run has ended and all is sent.
 
-    With "tail" above 0 the stream begins that many lines before the end. The first reply has the
-    offset at which the bytes begin, the closing one the run. "attempt" is the container for which
-    the caller counted its offset: if another attempt runs now, the log of a restored run may be
-    shorter, and the stream begins where the gap is marked.
+    If another attempt than the caller's runs now, the log of a restored run may be shorter, and the
+    stream begins where the gap is marked.
     """
-    directory = require_run_directory(request)
-    log = directory / "logs" / "run.log"
-    offset = int(request.get("offset") or 0)
-    attempt = request.get("attempt")
-    if attempt and attempt != read_last_attempt(directory).get("container"):
-        offset = min(
-            offset, int(read_json(directory / ".labctl" / "resumed.json").get("offset", 0))
-        )
-    if request.get("tail"):
-        offset = find_tail_offset(log, int(request["tail"]))
-    send_reply({"run": inspect_run(directory, {}), "offset": offset})
-    _stream(directory, offset, bool(request.get("wait")))
+    directory = require_run_directory(request.lab, request.lab_id, request.run)
+    offset = request.offset
+    if request.attempt and request.attempt != read_last_attempt(directory).container:
+        offset = min(offset, read_log_offset(directory))
+    if request.tail:
+        offset = find_tail_offset(directory / "logs" / "run.log", request.tail)
+    send_reply(FollowRunOpening(inspect_run(directory, {}), offset))
+    send_closing_reply(FollowRunResult(_stream(directory, offset, request.wait)))
 
 
-def _stream(directory: Path, offset: int, wait: bool) -> None:
+def _stream(directory: Path, offset: int, wait: bool) -> RunRecord:
+    """Stream the log, with `wait` until the run has ended; return the run's state then."""
     log = directory / "logs" / "run.log"
-    name = read_last_attempt(directory).get("container", "")
-    if wait and inspect_run(directory, {})["state"] in UNENDED:
+    name = read_last_attempt(directory).container
+    if wait and inspect_run(directory, {}).state in UNENDED:
         _pump(log, offset, name)
     else:
         _send(log, offset)
-    send_closing_reply({"run": inspect_run(directory, {})})
+    return inspect_run(directory, {})
 
 
-def start_and_follow(request: dict[str, Any]) -> None:
+def start_and_follow(request: StartRunRequest) -> None:
     """Do `start`, then `follow` from the beginning, in one connection: one round trip."""
     started = start(request)
     send_reply(started)
-    if "missing" in started:
+    if started.run is None:
         send_closing_reply(started)
         return
-    directory = require_run_directory({**request["spec"], "run": request["spec"]["id"]})
-    _stream(directory, 0, wait=True)
+    spec = request.spec
+    directory = require_run_directory(spec.lab, spec.lab_id, spec.id)
+    run = _stream(directory, 0, wait=True)
+    send_closing_reply(started._replace(run=run))
 
 
 def _pump(log: Path, offset: int, name: str) -> None:

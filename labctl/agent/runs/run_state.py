@@ -6,28 +6,46 @@ import errno
 import json
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ...wire.boot_id import read_boot_token
+from ...wire.runs import (
+    AttemptRecord,
+    DiskSpace,
+    ExitRecord,
+    RunRecord,
+    RunSpec,
+    StatusReply,
+    StatusRequest,
+)
 from ..broker.detection import LEASE
 from ..host.docker import run_docker
 from ..host.engine import inspect_container, inspect_containers
 from ..host.engine_objects import Container, ContainerState
 from ..host.gpu_access import find_loss_time
 from ..host.paths import (
-    LIMIT,
     is_going_down,
     lab_dir,
     measure_disk,
     read_json,
     read_text,
     run_dir,
-    write_json,
 )
 from ..reply import Failure
 from ..watchdog.state_files import watch
+from .records import (
+    read_claim,
+    read_exit,
+    read_final_record,
+    read_last_attempt,
+    read_log_offset,
+    read_reached_limit,
+    read_restored_container,
+    write_final_record,
+)
 from .secrets_tmpfs import remove_secrets as drop_secrets
+from .spec import read_spec
 
 IGNORED_NEW = ("__pycache__", ".ipynb_checkpoints", ".git", ".labctl")
 GIB = 1024**3
@@ -37,208 +55,208 @@ LARGEST_PROGRESS = 1e300
 UNENDED = ("claimed", "starting", "running")
 
 
-def require_run_directory(request: dict[str, Any]) -> Path:
+def require_run_directory(lab: str, lab_id: str, run: str) -> Path:
     """Return the run's directory. Failure (missing) if it has none."""
-    directory = run_dir(lab_dir(request["lab"], request["lab_id"]), request["run"])
+    directory = run_dir(lab_dir(lab, lab_id), run)
     if not directory.is_dir():
-        what = f"run {request['run']} does not exist on this server"
+        what = f"run {run} does not exist on this server"
         raise Failure("missing", what, "", "labctl status")
     return directory
 
 
-def read_last_attempt(directory: Path) -> dict[str, Any]:
-    """Return the record of the run's newest attempt, {} if it has none."""
-    attempts = sorted((directory / ".labctl").glob("attempt-*"), key=lambda p: int(p.name[8:]))
-    return read_json(attempts[-1]) if attempts else {}
-
-
-def status(request: dict[str, Any]) -> dict[str, Any]:
-    """Report every run of the lab (or those named in "runs"), the disk and the watchdog's state."""
-    root = lab_dir(request["lab"], request["lab_id"])
-    selected = request.get("runs")
+def status(request: StatusRequest) -> StatusReply:
+    """Report every run of the lab (or those in `runs`), the disk and the watchdog's state."""
+    root = lab_dir(request.lab, request.lab_id)
     directories = [
         d
         for d in sorted((root / "runs").glob("*"))
-        if not d.name.startswith(".") and (not selected or d.name in selected)
+        if not d.name.startswith(".") and (not request.runs or d.name in request.runs)
     ]
-    names = [
-        read_last_attempt(d).get("container", "") for d in directories if not read_final_record(d)
-    ]
-    inspected = inspect_containers([n for n in names if n])
-    free, total = measure_disk(root)
-    return {
-        "runs": [inspect_run(d, inspected) for d in directories],
-        "disk": {"free_bytes": free, "total_bytes": total},
-        "uptime_s": float(read_text(Path("/proc/uptime")).split()[0]),
-        "now": time.time(),
-        **watch(request),
-    }
+    names = [read_last_attempt(d).container for d in directories if not read_final_record(d)]
+    inspected = inspect_containers([name for name in names if name])
+    return StatusReply(
+        runs=tuple(inspect_run(d, inspected) for d in directories),
+        disk=DiskSpace(*measure_disk(root)),
+        uptime_s=float(read_text(Path("/proc/uptime")).split()[0]),
+        now=time.time(),
+        watch=watch({"lab_id": request.lab_id})["watch"],
+    )
 
 
-def read_final_record(directory: Path) -> dict[str, Any]:
-    """Return the record of a run that is known to have ended, {} otherwise."""
-    return read_json(directory / ".labctl" / "record.json")
-
-
-def inspect_run(directory: Path, inspected: dict[str, Container]) -> dict[str, Any]:
+def inspect_run(directory: Path, inspected: dict[str, Container]) -> RunRecord:
     """Determine a run's state now. An ended run is recorded once and for all.
 
     `inspected` has containers by name; one that it lacks is inspected here.
     """
-    record = read_final_record(directory)
-    if record:
-        return record
-    spec = read_json(directory / ".labctl" / "spec.json")
+    final = read_final_record(directory)
+    if final is not None:
+        return final
+    spec = read_spec(directory)
     attempt = read_last_attempt(directory)
-    claim = read_json(directory / ".labctl" / "claim.json")
-    state: dict[str, Any] = {
-        "id": directory.name,
-        "lab_id": spec.get("lab_id", ""),
-        "command": spec.get("command", []),
-        "image": spec.get("image", ""),
-        "created_at": claim.get("created_at", 0.0),
-        "started_at": attempt.get("started_at"),
-        "container": attempt.get("container", ""),
-        "image_id": attempt.get("image_id", ""),
-        "image_digest": attempt.get("image_digest", ""),
-        "progress": _read_progress(directory),
-        "progress_at": _get_progress_time(directory),
-        "log_offset": read_json(directory / ".labctl" / "resumed.json").get("offset", 0),
-    }
-    name = attempt.get("container", "")
+    name = attempt.container
     container = inspected.get(name) or (inspect_container(name) if name else None)
-    ending = _determine_state(directory, spec, attempt, container)
-    state.update(ending)
-    state.update(_describe_gpu_loss(directory, name, state))
-    if state["state"] in ("exited", "lost", "cancelled"):
-        state["new_files"] = list_new_files(directory, spec.get("outputs", []))
-        state["progress"] = _read_progress(directory)
+    record = RunRecord(
+        id=directory.name,
+        state="claimed",
+        lab_id=spec.lab_id,
+        command=spec.command,
+        image=spec.image,
+        created_at=read_claim(directory).created_at,
+        started_at=attempt.started_at,
+        container=name,
+        image_id=attempt.image_id,
+        image_digest=attempt.image_digest,
+        progress=_read_progress(directory),
+        progress_at=_get_progress_time(directory),
+        log_offset=read_log_offset(directory),
+    )
+    record = _determine_state(directory, spec, attempt, container, record)
+    record = _describe_gpu_loss(directory, record)
+    if record.state in ("exited", "lost", "cancelled"):
+        new_files = tuple(list_new_files(directory, spec.outputs))
+        record = record._replace(new_files=new_files, progress=_read_progress(directory))
         drop_secrets(directory.name)
         try:
             _save_console(directory, spec, name, container)
-            write_json(directory / ".labctl" / "record.json", state)
+            write_final_record(directory, record)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             # Reported all the same; recorded by the first call that finds room.
-            state["told"] += "; the server's disk is full"
-    return state
+            record = record._replace(told=f"{record.told}; the server's disk is full")
+    return record
 
 
-def _describe_gpu_loss(directory: Path, container: str, state: dict[str, Any]) -> dict[str, Any]:
-    """Return gpu_lost_at and told for a container that lost its GPUs, {} if it has them."""
+def _describe_gpu_loss(directory: Path, record: RunRecord) -> RunRecord:
+    """Add since when the run's container has no access to its GPUs, if it lost them."""
+    container = record.container
     lost_since = find_loss_time(directory, container) if container else None
     if lost_since is None:
-        return {}
-    if state["state"] == "running":
-        return {"gpu_lost_at": lost_since, "told": "its container has lost access to its GPU"}
-    summary = f"{state.get('told', '')}; its container had lost access to its GPU"
-    return {"gpu_lost_at": lost_since, "told": summary.lstrip("; ")}
+        return record
+    if record.state == "running":
+        summary = "its container has lost access to its GPU"
+    else:
+        summary = f"{record.told}; its container had lost access to its GPU".lstrip("; ")
+    return record._replace(gpu_lost_at=lost_since, told=summary)
 
 
 def _determine_state(
-    directory: Path, spec: dict[str, Any], attempt: dict[str, Any], container: Container | None
-) -> dict[str, Any]:
-    """Return state, exit_code, ended_at and told from the exit record, Docker and the boot."""
-    if container is None and not attempt:
-        return {"state": "claimed"}
+    directory: Path,
+    spec: RunSpec,
+    attempt: AttemptRecord,
+    container: Container | None,
+    record: RunRecord,
+) -> RunRecord:
+    """Add state, exit code, end and its reason, from the exit record, Docker and the boot."""
+    if container is None and attempt == AttemptRecord():
+        return record
     status = container.State if container else ContainerState()
     if status.Running or status.Restarting:
-        return {"state": "running"}
+        return record._replace(state="running")
     if status.Status == "created" and not status.Error:
-        return {"state": "claimed"}
-    exit_record = read_json(directory / ".labctl" / "exit.json")
-    rebooted = bool(attempt.get("boot")) and attempt["boot"] != read_boot_token()
+        return record
+    exit_record = read_exit(directory)
+    rebooted = bool(attempt.boot) and attempt.boot != read_boot_token()
     cancelled = (directory / ".labctl" / "cancel").exists()
-    reached = read_json(directory / ".labctl" / LIMIT).get("by", "")
-    if reached and not cancelled and (not exit_record or exit_record.get("asked")):
-        return _describe_limit(reached, exit_record, container)
+    reached = read_reached_limit(directory)
+    if reached and not cancelled and (exit_record is None or exit_record.asked):
+        return _describe_limit(reached, exit_record, container, record)
     if exit_record:
-        return _describe_exit(directory, spec, exit_record, cancelled, rebooted)
+        return _describe_exit(directory, spec, exit_record, cancelled, rebooted, record)
     if rebooted:
-        restored_container = read_json(directory / ".labctl" / "restored.json").get("container")
-        what_happened = (
-            "ended"
-            if restored_container and restored_container == attempt.get("container")
-            else "restarted"
-        )
+        restored_container = read_restored_container(directory)
+        was_restored = restored_container and restored_container == attempt.container
+        what_happened = "ended" if was_restored else "restarted"
         summary = f"lost: the server {what_happened} while it ran; its outputs up to then are kept"
-        return {"state": "lost", "ended_at": None, "told": summary}
+        return record._replace(state="lost", told=summary)
     if container is None:
         # Another call may have claimed the run this second and still be starting its container.
-        recent = time.time() - float(attempt.get("started_at") or 0) < 30
-        if recent and not attempt.get("launched"):
-            return {"state": "starting"}
-        return {"state": "lost", "ended_at": None, "told": "lost: its container was removed"}
+        recent = time.time() - (attempt.started_at or 0) < 30
+        if recent and not attempt.launched:
+            return record._replace(state="starting")
+        return record._replace(state="lost", told="lost: its container was removed")
     code = status.ExitCode
-    ended_at = _parse_docker_time(status.FinishedAt)
     if status.OOMKilled:
-        summary = describe_exit(137, {"oom_kills": 1}, spec, False)
+        summary = describe_exit(code=137, oom_kills=1, memory_bytes=spec.memory_bytes)
     elif cancelled:
         summary = "canceled: it did not stop in time and was killed"
     elif status.Error:
         summary = f"could not start: {status.Error[-500:]}"
     elif code <= 128 and measure_disk(directory)[0] < LEAST_ROOM_BYTES:
         # The entry script had no room to write its record; the container still has its exit code.
-        summary = describe_exit(code, {}, spec, False)
+        summary = describe_exit(code)
     else:
         summary = f"its container was killed from outside ({find_signal_name(code - 128)})"
         if code <= 128:
             summary = f"its container ended with exit code {code} before the command did"
-    state = "cancelled" if cancelled else "exited"
-    return {"state": state, "exit_code": code, "ended_at": ended_at, "told": summary}
+    return record._replace(
+        state="cancelled" if cancelled else "exited",
+        exit_code=code,
+        ended_at=_parse_docker_time(status.FinishedAt),
+        told=summary,
+    )
 
 
 def _describe_limit(
-    limit: str, exit_record: dict[str, Any], container: Container | None
-) -> dict[str, Any]:
+    limit: str, exit_record: ExitRecord | None, container: Container | None, record: RunRecord
+) -> RunRecord:
     reached = "its GPU lease ended" if limit == LEASE else f"the server reached its {limit}"
-    summary = f"stopped: {reached}; the outputs saved by then are kept"
-    return {
-        "state": "lost",
-        "stopped_by": limit,
-        "exit_code": exit_record.get("code", container.State.ExitCode if container else None),
-        "ended_at": exit_record.get("ended_at")
-        or (_parse_docker_time(container.State.FinishedAt) if container else None),
-        "told": summary,
-    }
+    ended = record._replace(
+        state="lost",
+        stopped_by=limit,
+        told=f"stopped: {reached}; the outputs saved by then are kept",
+    )
+    if exit_record:
+        return ended._replace(exit_code=exit_record.code, ended_at=exit_record.ended_at)
+    if container is None:
+        return ended
+    ended_at = _parse_docker_time(container.State.FinishedAt)
+    return ended._replace(exit_code=container.State.ExitCode, ended_at=ended_at)
 
 
 def _describe_exit(
     directory: Path,
-    spec: dict[str, Any],
-    exit_record: dict[str, Any],
+    spec: RunSpec,
+    exit_record: ExitRecord,
     cancelled: bool,
     rebooted: bool,
-) -> dict[str, Any]:
+    record: RunRecord,
+) -> RunRecord:
     """Describe how a run ended from the record that its entry script wrote."""
-    code, ended_at = int(exit_record["code"]), float(exit_record["ended_at"])
+    code = exit_record.code
+    ended = record._replace(ended_at=exit_record.ended_at)
     was_reclaimed = (directory / ".labctl" / "reclaim.json").exists()
     # While the machine goes down, its SIGTERM must not be mistaken for one that a person sent.
-    if (
-        not cancelled
-        and exit_record.get("asked")
-        and (rebooted or was_reclaimed or is_going_down())
-    ):
+    if not cancelled and exit_record.asked and (rebooted or was_reclaimed or is_going_down()):
         cause = "taken back by its provider" if was_reclaimed else "shut down"
         summary = f"lost: the server was {cause} while it ran (exit code {code})"
-        return {"state": "lost", "ended_at": ended_at, "told": summary}
-    state = "cancelled" if cancelled else "exited"
-    summary = describe_exit(code, exit_record, spec, cancelled)
-    return {"state": state, "exit_code": code, "ended_at": ended_at, "told": summary}
+        return ended._replace(state="lost", told=summary)
+    summary = describe_exit(
+        code,
+        oom_kills=exit_record.oom_kills,
+        peak_memory_bytes=exit_record.peak_memory_bytes,
+        memory_bytes=spec.memory_bytes,
+        cancelled=cancelled,
+    )
+    return ended._replace(
+        state="cancelled" if cancelled else "exited", exit_code=code, told=summary
+    )
 
 
 def describe_exit(
-    code: int, exit_record: dict[str, Any], spec: dict[str, Any], cancelled: bool
+    code: int,
+    *,
+    oom_kills: int = 0,
+    peak_memory_bytes: int = 0,
+    memory_bytes: int = 0,
+    cancelled: bool = False,
 ) -> str:
-    """Describe in words how a run ended."""
-    if int(exit_record.get("oom_kills") or 0) > 0 and code != 0:
-        limit_bytes = int(spec.get("memory_bytes") or 0)
+    """Describe in words how a run ended. `memory_bytes` is its limit, 0 for none."""
+    if oom_kills > 0 and code != 0:
         limit_text = (
-            f"its limit of {limit_bytes / GIB:.2f} GiB" if limit_bytes else "the server's memory"
+            f"its limit of {memory_bytes / GIB:.2f} GiB" if memory_bytes else "the server's memory"
         )
-        peak_bytes = int(exit_record.get("peak_memory_bytes") or 0)
-        peak_text = f" (peak {peak_bytes / GIB:.2f} GiB)" if peak_bytes else ""
+        peak_text = f" (peak {peak_memory_bytes / GIB:.2f} GiB)" if peak_memory_bytes else ""
         return f"out of memory: killed at {limit_text}{peak_text}"
     if cancelled:
         ending = find_signal_name(code - 128) if code > 128 else ""
@@ -291,7 +309,7 @@ def _read_progress(directory: Path) -> dict[str, float]:
     }
 
 
-def list_new_files(directory: Path, outputs: list[str]) -> list[str]:
+def list_new_files(directory: Path, outputs: Sequence[str]) -> list[str]:
     """List files that the run made outside its outputs, relative to its directory; at most 200."""
     try:
         code_files = set(json.loads(read_text(directory / ".labctl" / "code.json") or "[]"))
@@ -314,13 +332,13 @@ def list_new_files(directory: Path, outputs: list[str]) -> list[str]:
 
 
 def _save_console(
-    directory: Path, spec: dict[str, Any], container: str, inspected: Container | None
+    directory: Path, spec: RunSpec, container: str, inspected: Container | None
 ) -> None:
     """Append what the container printed to the log: all of it with a terminal, otherwise only the
     shell's errors (where the log is empty).
     """
     log = directory / "logs" / "run.log"
-    if inspected and (spec.get("tty") or not log.exists() or log.stat().st_size == 0):
+    if inspected and (spec.tty or not log.exists() or log.stat().st_size == 0):
         done = run_docker("logs", container, check=False)
         with log.open("a") as file:
             file.write(done.stdout + done.stderr)

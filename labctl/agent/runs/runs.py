@@ -6,8 +6,6 @@ The truth about a run is its directory, its container's labels and `docker inspe
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import json
 import os
 import shlex
 import sys
@@ -15,50 +13,53 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from ...wire.boot_id import read_boot_token
+from ...wire.runs import (
+    AttemptRecord,
+    CancelRunReply,
+    CancelRunRequest,
+    ClearRunsReply,
+    RunRequest,
+    RunSpec,
+    SessionReply,
+    StartRunReply,
+    StartRunRequest,
+)
+from ...wire.verbs import LabRequest
 from ..broker.detection import TAKEN
 from ..host import engine
 from ..host.background import build_scope_words
 from ..host.docker import run_docker, run_tmux, spawn_tmux
 from ..host.engine_objects import Container, ContainerState, Image, NewContainer
-from ..host.paths import (
-    drop_tree,
-    lab_dir,
-    read_json,
-    resolve_inside,
-    run_dir,
-    write_json,
-    write_text,
-)
+from ..host.paths import drop_tree, lab_dir, resolve_inside, run_dir, write_json, write_text
 from ..program import PROGRAM
 from ..reply import Failure
 from . import secrets_tmpfs
 from .containers import build_run_body
-from .run_state import (
-    UNENDED,
-    inspect_run,
+from .records import (
+    list_attempts,
+    read_claim,
     read_final_record,
     read_last_attempt,
-    require_run_directory,
+    write_attempt,
+    write_claim,
+    write_final_record,
 )
+from .run_state import UNENDED, inspect_run, require_run_directory
 
 BEST_SHELL = "command -v bash >/dev/null && exec bash; exec sh"
 
 
-def start(request: dict[str, Any]) -> dict[str, Any]:
-    """Claim and launch a run, or find the one that an identical request started before.
-
-    Replies {"missing": image}, and claims nothing, if the image is not on this server.
-    """
-    spec = request["spec"]
-    root = lab_dir(spec["lab"], spec["lab_id"])
-    directory = run_dir(root, spec["id"])
-    image = engine.inspect_image(spec["image"]) if not directory.exists() else None
+def start(request: StartRunRequest) -> StartRunReply:
+    """Claim and launch a run, or find the one that an identical request started before."""
+    spec = request.spec
+    root = lab_dir(spec.lab, spec.lab_id)
+    directory = run_dir(root, spec.id)
+    image = engine.inspect_image(spec.image) if not directory.exists() else None
     if image is None and not directory.exists():
-        return {"missing": spec["image"]}
-    existed = not _claim(root, directory, spec)
+        return StartRunReply(missing=spec.image)
+    existed = not _claim(directory, spec)
     with lock_launch(directory):
         return _launch_claimed(request, root, directory, image, existed)
 
@@ -86,54 +87,51 @@ def _describe_failed_launch(directory: Path) -> Failure:
 
 
 def _launch_claimed(
-    request: dict[str, Any],
+    request: StartRunRequest,
     root: Path,
     directory: Path,
     image: Image | None,
     existed: bool,
-) -> dict[str, Any]:
-    spec = request["spec"]
-    state = inspect_run(directory, {})
-    if state["state"] != "claimed":
+) -> StartRunReply:
+    spec = request.spec
+    run = inspect_run(directory, {})
+    if run.state != "claimed":
         # Launched before, or by a call that found our claim and was quicker.
-        return {"run": state, "found": True, "directory": str(directory)}
-    image = image or engine.inspect_image(spec["image"])
+        return StartRunReply(run, found=True, directory=str(directory))
+    image = image or engine.inspect_image(spec.image)
     if image is None:
-        return {"missing": spec["image"]}
+        return StartRunReply(missing=spec.image)
     try:
-        inspected = launch(root, directory, spec, image, request.get("secrets", {}))
+        inspected = launch(root, directory, spec, image, request.secrets)
     except Failure:
         if not existed:
             drop_tree(directory)
-        secrets_tmpfs.remove_secrets(spec["id"])
+        secrets_tmpfs.remove_secrets(spec.id)
         raise
-    return {"run": inspect_run(directory, inspected), "found": existed, "directory": str(directory)}
+    return StartRunReply(inspect_run(directory, inspected), existed, str(directory))
 
 
-def _claim(root: Path, directory: Path, spec: dict[str, Any]) -> bool:
+def _claim(directory: Path, spec: RunSpec) -> bool:
     """Create the run directory by a rename that carries the spec's hash.
 
     Returns False if an identical request has created it before. Failure (policy) if the run there
     has another spec.
     """
-    text = json.dumps(spec, sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()
     directory.parent.mkdir(parents=True, exist_ok=True)
-    fresh = directory.parent / f".{spec['id']}.{os.urandom(4).hex()}"
+    fresh = directory.parent / f".{spec.id}.{os.urandom(4).hex()}"
     (fresh / ".labctl").mkdir(parents=True)
-    write_text(fresh / ".labctl" / "spec.json", text)
-    write_json(fresh / ".labctl" / "claim.json", {"hash": digest, "created_at": time.time()})
+    claim = write_claim(fresh, spec, time.time())
     try:
         fresh.rename(directory)
         return True
     except OSError:
         drop_tree(fresh)
-        if read_json(directory / ".labctl" / "claim.json").get("hash") != digest:
+        if read_claim(directory).hash != claim.hash:
             raise Failure(
                 "policy",
-                f'A run named "{spec["id"]}" already exists on this server.',
+                f'A run named "{spec.id}" already exists on this server.',
                 "its command, image or settings differ",
-                f"labctl run --id ANOTHER-NAME, or labctl logs -f {spec['id']} to follow that run",
+                f"labctl run --id ANOTHER-NAME, or labctl logs -f {spec.id} to follow that run",
             ) from None
         return False
 
@@ -141,7 +139,7 @@ def _claim(root: Path, directory: Path, spec: dict[str, Any]) -> bool:
 def launch(
     root: Path,
     directory: Path,
-    spec: dict[str, Any],
+    spec: RunSpec,
     image: Image,
     secrets: dict[str, str],
 ) -> dict[str, Container]:
@@ -150,27 +148,27 @@ def launch(
     Returns the container by its name, as the engine would show it now.
     """
     _snapshot(root / "code", directory / "code")
-    for name in {*spec["outputs"], "logs", "checkpoints"}:
+    for name in {*spec.outputs, "logs", "checkpoints"}:
         resolve_inside(directory, name).mkdir(parents=True, exist_ok=True)
     (directory / "logs" / "run.log").touch()
     meta = directory / ".labctl"
     write_text(meta / "entry.sh", read_entry_script(), 0o755)
-    attempt = len(list(meta.glob("attempt-*"))) + 1
-    container = f"{root.name}-{spec['id']}-{attempt}"
-    record: dict[str, Any] = {
-        "container": container,
-        "boot": read_boot_token(),
-        "image_id": image.Id,
-    }
-    record["image_digest"] = next(iter(image.RepoDigests or ()), "")
-    record["started_at"] = time.time()
-    write_json(meta / f"attempt-{attempt}", record)
-    secrets_tmpfs.write_secrets(spec["id"], secrets)
+    attempt = len(list_attempts(directory)) + 1
+    container = f"{root.name}-{spec.id}-{attempt}"
+    record = AttemptRecord(
+        container=container,
+        boot=read_boot_token(),
+        image_id=image.Id,
+        image_digest=next(iter(image.RepoDigests or ()), ""),
+        started_at=time.time(),
+    )
+    write_attempt(directory, attempt, record)
+    secrets_tmpfs.write_secrets(spec.id, secrets)
     inspected = _start_container(container, spec, build_run_body(root, directory, spec, image))
     # The run has started: even if it has filled the disk by now, its start is not a failure.
     with suppress(OSError):
-        write_json(meta / f"attempt-{attempt}", {**record, "launched": True})
-    spawn_tmux(*_session_words(spec["id"], directory, container))
+        write_attempt(directory, attempt, record._replace(launched=True))
+    spawn_tmux(*_session_words(spec.id, directory, container))
     _start_recorder()
     return inspected
 
@@ -188,9 +186,7 @@ def _start_recorder() -> None:
         os.posix_spawnp(words[0], words, os.environ, file_actions=null, setsid=True)
 
 
-def _start_container(
-    container: str, spec: dict[str, Any], body: NewContainer
-) -> dict[str, Container]:
+def _start_container(container: str, spec: RunSpec, body: NewContainer) -> dict[str, Container]:
     """Create and start the container. If it exists, it belongs to this attempt: leave it alone."""
     try:
         if not engine.create_container(container, body):
@@ -203,17 +199,17 @@ def _start_container(
     return {container: Container(Name=container, State=ContainerState(Running=True))}
 
 
-def _describe_refusal(spec: dict[str, Any], message: str) -> Failure:
+def _describe_refusal(spec: RunSpec, message: str) -> Failure:
     why = message.strip()[-1500:]
     if why.startswith(TAKEN):
         hint = "try labctl run again later"
-        return Failure("policy", f"run {spec['id']} cannot start now", why, hint)
+        return Failure("policy", f"run {spec.id} cannot start now", why, hint)
     if "could not select device driver" in why:
         what = "Docker on the server cannot give the run access to a GPU"
         return Failure("gpu", what, why, "labctl doctor")
     if "no space left on device" in why:
         return Failure("disk", "the server's disk is full", why, "labctl ssh -- df -h")
-    return Failure("docker", f"the container of run {spec['id']} did not start", why)
+    return Failure("docker", f"the container of run {spec.id} did not start", why)
 
 
 def read_entry_script() -> str:
@@ -277,47 +273,43 @@ def _session_words(run_id: str, directory: Path, container: str) -> list[str]:
     ]
 
 
-def session(request: dict[str, Any]) -> dict[str, Any]:
+def session(request: RunRequest) -> SessionReply:
     """Return the name of a run's tmux session, created again if it is gone."""
-    directory = require_run_directory(request)
-    run_tmux(
-        *_session_words(
-            directory.name, directory, read_last_attempt(directory).get("container", "")
-        )
-    )
-    return {"session": f"labctl-{directory.name}"}
+    directory = require_run_directory(request.lab, request.lab_id, request.run)
+    container = read_last_attempt(directory).container
+    run_tmux(*_session_words(directory.name, directory, container))
+    return SessionReply(f"labctl-{directory.name}")
 
 
-def cancel(request: dict[str, Any]) -> dict[str, Any]:
+def cancel(request: CancelRunRequest) -> CancelRunReply:
     """Send SIGTERM, allow `grace_s` seconds for a checkpoint, then SIGKILL. Safe to repeat."""
-    directory = require_run_directory(request)
+    directory = require_run_directory(request.lab, request.lab_id, request.run)
     before = inspect_run(directory, {})
-    if before["state"] not in UNENDED:
-        return {"run": before, "already": True}
+    if before.state not in UNENDED:
+        return CancelRunReply(before, already=True)
     (directory / ".labctl" / "cancel").touch()
-    container = before["container"]
-    if container:
-        run_docker("stop", "--time", str(int(request.get("grace_s", 60))), container, check=False)
+    if before.container:
+        run_docker("stop", "--time", str(request.grace_s), before.container, check=False)
     after = inspect_run(directory, {})
-    if after["state"] == "claimed":
-        after = {**after, "state": "cancelled", "told": "canceled before it started"}
-        write_json(directory / ".labctl" / "record.json", after)
+    if after.state == "claimed":
+        after = after._replace(state="cancelled", told="canceled before it started")
+        write_final_record(directory, after)
     run_tmux("kill-session", "-t", f"=labctl-{directory.name}")
-    return {"run": after, "already": False}
+    return CancelRunReply(after, already=False)
 
 
-def clear(request: dict[str, Any]) -> dict[str, Any]:
+def clear(request: LabRequest) -> ClearRunsReply:
     """Remove the containers and sessions of runs that have ended; keep their files."""
     from ..sandbox.evaluation import name_container  # a start has no use for it
 
-    root = lab_dir(request["lab"], request["lab_id"])
+    root = lab_dir(request.lab, request.lab_id)
     cleared = []
     for directory in sorted((root / "runs").glob("*")):
         if not directory.name.startswith(".") and read_final_record(directory):
-            container = read_last_attempt(directory).get("container", "")
+            container = read_last_attempt(directory).container
             if container:
                 engine.remove_container(container)
             engine.remove_container(name_container(root, directory.name))
             run_tmux("kill-session", "-t", f"=labctl-{directory.name}")
             cleared.append(directory.name)
-    return {"cleared": cleared}
+    return ClearRunsReply(tuple(cleared))

@@ -27,7 +27,8 @@ from ..runs.containers import (
     build_run_env,
     limit,
 )
-from ..runs.run_state import read_last_attempt, require_run_directory
+from ..runs.records import read_last_attempt
+from ..runs.run_state import require_run_directory
 
 PROGRAM = "evaluate.py"
 OUT = "evaluation.json"
@@ -46,7 +47,7 @@ def evaluate(request: dict[str, Any]) -> dict[str, Any]:
     {"missing": image}. Failure after "deadline_s" seconds. Concurrent evaluations of one run wait
     for each other.
     """
-    directory = require_run_directory(request)
+    directory = require_run_directory(request["lab"], request["lab_id"], request["run"])
     spec = read_json(directory / ".labctl" / "spec.json")
     if not (directory / "code" / PROGRAM).is_file():
         what = f"the code of run {directory.name} has no {PROGRAM}"
@@ -54,7 +55,7 @@ def evaluate(request: dict[str, Any]) -> dict[str, Any]:
     checkpoint = request.get("checkpoint") or "checkpoints"
     if not resolve_inside(directory, checkpoint).is_dir():
         raise Failure("missing", f"run {directory.name} has no {checkpoint} on this server")
-    image_id = read_last_attempt(directory).get("image_id", "")
+    image_id = read_last_attempt(directory).image_id
     image = (engine.inspect_image(image_id) if image_id else None) or engine.inspect_image(
         spec["image"]
     )
@@ -115,7 +116,7 @@ def build_evaluation_container(
     ]
     # HOME is a temporary directory for programs that write there.
     env = {
-        **build_run_env(spec),
+        **build_run_env(spec["id"]),
         **spec["env"],
         "HOME": "/tmp",
         "LABCTL_EVALUATION": f"{OUT_DIRECTORY}/{OUT}",

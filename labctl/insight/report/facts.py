@@ -8,6 +8,7 @@ from labctl.insight.scalars import Scalars
 from labctl.insight.telemetry import Sample
 from labctl.model import Run, Value
 from labctl.runs.evaluation import Evaluation
+from labctl.runs.provenance import RunOrigin, ServerHardware
 
 
 class Checkpoint(Value, frozen=True):
@@ -17,37 +18,6 @@ class Checkpoint(Value, frozen=True):
     step: int
     epoch: int = 0
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
-
-
-class RunOrigin(Value, frozen=True):
-    """How the run was started, from the ledger: see labctl/runs/provenance.py."""
-
-    commit: str = ""
-    branch: str = ""
-    dirty: bool | None = None
-    changed: tuple[str, ...] = ()
-    why: str = ""
-    command: tuple[str, ...] = ()
-    image: str = ""
-    env: dict[str, str] = msgspec.field(default_factory=dict)
-
-
-class MachineGpu(Value, frozen=True):
-    name: str = ""
-    memory_bytes: int = 0
-    driver: str = ""
-
-
-class ServerHardware(Value, frozen=True):
-    """The server's hardware and software, from the ledger."""
-
-    os: str = ""
-    arch: str = ""
-    kernel: str = ""
-    docker: str = ""
-    cpus: int = 0
-    memory_bytes: int = 0
-    gpus: tuple[MachineGpu, ...] = ()
 
 
 class Bill(Value, frozen=True):

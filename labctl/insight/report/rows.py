@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labctl.insight.report.facts import LostServer, ReportFacts, ServerHardware
+from labctl.insight.report.facts import LostServer, ReportFacts
 from labctl.insight.report.formatting import (
     NOT_MEASURED,
     SPACE,
@@ -16,6 +16,7 @@ from labctl.insight.report.formatting import (
 from labctl.insight.report.utilization import Use
 from labctl.model import Value
 from labctl.runs.evaluation import Evaluation
+from labctl.runs.provenance import ServerHardware
 
 SAME = 1e-9
 HELD_BY = {"thermal": "heat", "power": "its power limit", "hardware": "the board's protection"}
