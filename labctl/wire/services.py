@@ -38,9 +38,9 @@ class ServiceRequest(NamedTuple):
     command: Tuple[str, ...] = ()
     port: int = 0
     gpus: str = ""
-    args: Dict[str, str] = {}  # noqa: RUF012
+    args: Dict[str, str] = {}
     wheelhouse: bool = False
-    env: Dict[str, str] = {}  # noqa: RUF012
+    env: Dict[str, str] = {}
     model: Optional[ServedModel] = None
     as_is: bool = False
     replace: bool = False
@@ -49,7 +49,7 @@ class ServiceRequest(NamedTuple):
     cpus: float = 0.0
     shm_bytes: int = 0
     dockerfile: str = ""
-    app: Dict[str, str] = {}  # noqa: RUF012
+    app: Dict[str, str] = {}
 
 
 class ServiceReply(NamedTuple):

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 from ...wire.codec import to_json
 from ...wire.services import ServedModel, ServiceRequest
@@ -27,7 +26,7 @@ APP, RUN = "/lab/app", "/lab/run"
 MOST_PROCESSES = 1024
 
 
-def describe_model_settings(request: ServiceRequest) -> list[Any]:
+def describe_model_settings(request: ServiceRequest) -> list[object]:
     """Return what distinguishes one model's service from another; [] for other services."""
     if request.model is None:
         return []
