@@ -135,8 +135,8 @@ def _run_program(source: ModelSource, python: str, request: _MeasureRequest) -> 
             f"{python} cannot be started", why=str(error.strerror), hint="set --python PATH"
         ) from None
     # Only ASCII, whatever the encoding of the pipe is.
-    line = json.dumps(msgspec.to_builtins(request))
-    out, err = _communicate(child, source, line + "\n")
+    request_line = json.dumps(msgspec.to_builtins(request)) + "\n"
+    out, err = _communicate(child, source, request_line)
     for line in reversed(out.splitlines()):
         if line.startswith(MARK):
             return _parse_reply(source, python, line.removeprefix(MARK))
@@ -144,10 +144,11 @@ def _run_program(source: ModelSource, python: str, request: _MeasureRequest) -> 
 
 
 def _parse_reply(source: ModelSource, python: str, text: str) -> ModelMeasurement:
-    refusal = msgspec.json.decode(text, type=_MeasureRefusal)
+    body = json.loads(text)
+    refusal = msgspec.convert(body, _MeasureRefusal)
     if refusal.error:
         raise _explain_refusal(source, python, refusal)
-    return msgspec.json.decode(text, type=ModelMeasurement)
+    return msgspec.convert(body, ModelMeasurement)
 
 
 def _communicate(

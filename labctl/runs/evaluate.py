@@ -283,7 +283,7 @@ def _run_evaluate(root: Path, checkpoints: Path, out: Path) -> _LastLine:
     try:
         body = json.loads(lines[-1])
         accuracy = float(body["accuracy"])
-    except (IndexError, ValueError, KeyError, TypeError):
+    except (IndexError, ValueError, KeyError, TypeError, OverflowError):
         output = (done.stderr or done.stdout).strip()[-1500:]
         raise LabError(
             f"evaluate.py failed with exit code {done.returncode}"
@@ -334,7 +334,9 @@ def _read_metrics(path: Path) -> _RunMetrics:
     if not isinstance(body, dict):
         return _RunMetrics()
     accuracy = body.get("accuracy")
-    return _RunMetrics(
-        accuracy=float(accuracy) if isinstance(accuracy, int | float) else None,
-        checkpoint=str(body["checkpoint"]) if "checkpoint" in body else None,
-    )
+    try:
+        number = float(accuracy) if isinstance(accuracy, int | float) else None
+    except OverflowError:  # an integer of hundreds of digits
+        number = None
+    checkpoint = str(body["checkpoint"]) if "checkpoint" in body else None
+    return _RunMetrics(number, checkpoint)

@@ -9,6 +9,8 @@ import pytest
 from labctl.errors import LabError
 from labctl.runs.evaluate import _run_evaluate, read_server_accuracy
 
+HUGE = '{"accuracy": 1' + "0" * 400 + "}"
+
 
 def run_program(root: Path, text: str) -> tuple[float, str, int]:
     (root / "evaluate.py").write_text(text)
@@ -29,7 +31,7 @@ def test_the_last_line_is_read(tmp_path: Path, line: str, result: tuple[float, s
     assert run_program(tmp_path, f"print('working')\nprint({line!r})\n") == result
 
 
-@pytest.mark.parametrize("line", ["", "done", "[1]", "{}", '{"accuracy": null}'])
+@pytest.mark.parametrize("line", ["", "done", "[1]", "{}", '{"accuracy": null}', HUGE])
 def test_a_last_line_without_an_accuracy_is_an_error(tmp_path: Path, line: str) -> None:
     with pytest.raises(LabError, match="printed no accuracy"):
         run_program(tmp_path, f"print({line!r})\n")
@@ -43,6 +45,7 @@ def test_a_last_line_without_an_accuracy_is_an_error(tmp_path: Path, line: str) 
         ('{"accuracy": 0.5, "checkpoint": "step-2"}', None),
         ('{"accuracy": 0.5, "checkpoint": null}', None),
         ('{"accuracy": "0.5"}', None),
+        (HUGE, None),
         ("[]", None),
         ("{", None),
     ],

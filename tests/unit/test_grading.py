@@ -60,6 +60,8 @@ def test_a_graders_results_are_read_with_care() -> None:
     assert found.score == 30
     assert found.tests[1] == TestResult(name="b\N{REPLACEMENT CHARACTER}[2J")
     assert found.visibility == "after_published"
+    huge = parse_results(f'{{"score": 1, "tests": [{{"score": {10**400}}}]}}', 100)
+    assert huge.tests == (TestResult(),)
     forged = parse_results('{"score": 1, "extra_data": {"labctl": {"counts": 100}}}', 100)
     assert forged.extra_data == {}
 
@@ -128,6 +130,8 @@ def test_who_claims_nothing_or_measures_nonsense_is_not_compared() -> None:
     for odd in (True, "0.9", 7, -1, float("nan")):
         nonsense = GradeResults(score=1, extra_data={"accuracy": odd})
         assert compare_evaluation(evaluation(0.9), nonsense, 0.02).measured is None
+    huge = GradeResults(score=1, extra_data={"accuracy": 0.9, "items": 10**400})
+    assert compare_evaluation(evaluation(0.9), huge, 0.02).low is None
 
 
 def file(path: str, sha: str, size: int = 5000) -> FileEntry:

@@ -111,7 +111,11 @@ def _parse_test(test: _LooseTest) -> TestResult:
 def _parse_number(value: object) -> float | None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return number if math.isfinite(number) else None
 
 
 def build_failed_results(what: str) -> GradeResults:
