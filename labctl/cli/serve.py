@@ -12,7 +12,7 @@ from labctl.cli.options import json_option, open_lab, yes_option
 if TYPE_CHECKING:
     from labctl.lab import Lab
     from labctl.model import Server
-    from labctl.services.services import ServiceRequest
+    from labctl.wire.services import ServiceRequest
 
 
 @click.command("serve")

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from labctl.courses.collect import SeatSubmission
-from labctl.courses.grading.flags import Flag, SubmissionFacts, find_flags, find_mentions
+from labctl.courses.grading.flags import (
+    Flag,
+    SubmissionFacts,
+    SubmittedRun,
+    find_flags,
+    find_mentions,
+)
 from labctl.courses.grading.record import GradeRecord
 from labctl.courses.records.folder import CourseFolder
 from labctl.errors import TransferError
@@ -45,11 +53,12 @@ def _read_facts(
                     mentions += find_mentions(member.path, file.read(member.size))
     except (TransferError, StopIteration, OSError):
         return SubmissionFacts(seat=handed.seat, comparison=record.comparison)
+    run = bundle_manifest.record
     return SubmissionFacts(
         seat=handed.seat,
         pseudonym=folder.pseudonym(handed.seat),
         run=bundle_manifest.run,
-        record=bundle_manifest.record,
+        record=msgspec.convert(run, SubmittedRun) if run else None,
         commit=bundle_manifest.code.commit,
         run_commit=bundle_manifest.code.run_commit,
         files=tuple(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from labctl.config.course_schema import GradeConfig
 from labctl.courses.grading_server import GradingServer, hash_files
@@ -14,6 +13,7 @@ from labctl.model import FileEntry, Value
 from labctl.runs.evaluation import FILE as EVALUATION
 from labctl.runs.evaluation import Evaluation, read_evaluation
 from labctl.sync.scan import hash_file
+from labctl.wire.sandbox import SandboxLimits
 
 # Limits of a container if course.yaml sets none.
 MEMORY_BYTES, CPUS, PIDS, DISK_BYTES = 4 * 10**9, 1.0, 256, 256 * 1024**2
@@ -97,15 +97,15 @@ def list_bundle_files(root: Path) -> Iterable[FileEntry]:
                 )
 
 
-def build_limits(server: GradingServer) -> dict[str, Any]:
+def build_limits(server: GradingServer) -> SandboxLimits:
     """Return course.yaml's grading.limits, with defaults for those that it does not set."""
     limits = server.context.config.limits
     memory = limits.memory_bytes or MEMORY_BYTES
-    return {
-        "memory_bytes": memory,
-        "shm_bytes": min(limits.shm_bytes, memory),
-        "cpus": limits.cpus or CPUS,
-        "pids": PIDS,
-        "disk_bytes": DISK_BYTES,
-        "gpus": "all" if server.gpu_setting() else "",
-    }
+    return SandboxLimits(
+        memory_bytes=memory,
+        shm_bytes=min(limits.shm_bytes, memory),
+        cpus=limits.cpus or CPUS,
+        pids=PIDS,
+        disk_bytes=DISK_BYTES,
+        gpus="all" if server.gpu_setting() else "",
+    )

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -46,6 +45,7 @@ from labctl.errors import ConfigError, ConnectError, InterruptError, LabError, P
 from labctl.model import Value
 from labctl.runs.evaluation import Evaluation
 from labctl.submissions import bundle
+from labctl.wire.sandbox import GradedJobRecord, GradeRequest, ProgramResult
 
 PYTHON = ("sh", "-c", 'command -v python >/dev/null && exec python "$@"; exec python3 "$@"', "run")
 PREDICT = (*PYTHON, "/lab/labctl/images.py")
@@ -208,10 +208,11 @@ class _Batch:
             self.unreached.append(job.handed.seat)
             return
         started_at = time.monotonic()
-        evaluation: Evaluation | None = None
+        output = ""
         try:
-            reply, evaluation = self.send_job(server, job)
-            record = self.build_record(job, reply, evaluation, server.image)
+            result, evaluation = self.send_job(server, job)
+            record = self.build_record(job, result, evaluation, server.image)
+            output = result.predict.said
         except ConnectError as error:
             self.unreached.append(job.handed.seat)
             self.why = " ".join(filter(None, [error.what, error.why]))
@@ -220,17 +221,15 @@ class _Batch:
             message = error.what if isinstance(error, LabError) else str(error)
             why = error.why if isinstance(error, LabError) else ""
             record = self.empty_record(job, "error", reason=" ".join(filter(None, [message, why])))
-            reply = {}
         if self.stopped:
             return
         record = msgspec.structs.replace(record, seconds=round(time.monotonic() - started_at, 3))
-        output = str((reply.get("predict") or {}).get("said", ""))
         self.store_grade(job.handed, record, fresh=True, output=output)
 
     def send_job(
         self, server: GradingServer, job: _Job
-    ) -> tuple[dict[str, Any], Evaluation | None]:
-        """Run a submission; return the server's reply and the evaluation in the submission."""
+    ) -> tuple[GradedJobRecord, Evaluation | None]:
+        """Run a submission; return its result and the evaluation in the submission."""
         private = self.staff.folder.private / "grading"
         private.mkdir(mode=0o700, exist_ok=True)
         name = f"sub-{job.handed.sha256[:32]}"
@@ -244,18 +243,21 @@ class _Batch:
                 bundle.unpack(file, root)
             evaluation = read_own_evaluation(root)
             server.upload(name, root, tuple(list_bundle_files(root)))
-        request = {
-            "job": self.job_name(job),
-            "submission": name,
-            "inputs": remote_name(self.name, "inputs") if self.material.inputs else "",
-            "labels": remote_name(self.name, "labels") if self.material.labels else "",
-            "grader": remote_name(self.name, "grader"),
-            "predict": list(self.config.predict or PREDICT),
-            "grade": list(self.config.command or ACCURACY),
-            "points": self.rules.points,
-            "timeout_s": self.config.timeout,
-            "limits": build_limits(server),
-        }
+        request = GradeRequest(
+            lab=server.context.config.name,
+            lab_id=server.context.lab_id,
+            image=server.image,
+            job=self.job_name(job),
+            submission=name,
+            inputs=remote_name(self.name, "inputs") if self.material.inputs else "",
+            labels=remote_name(self.name, "labels") if self.material.labels else "",
+            grader=remote_name(self.name, "grader"),
+            predict=tuple(self.config.predict or PREDICT),
+            grade=tuple(self.config.command or ACCURACY),
+            points=self.rules.points,
+            timeout_s=self.config.timeout,
+            limits=build_limits(server),
+        )
         return server.grade(request, 2 * self.config.timeout + LINK_S), evaluation
 
     def job_name(self, job: _Job) -> str:
@@ -264,20 +266,22 @@ class _Batch:
         return f"g-{hashlib.sha256(f'{job.key}{fresh}'.encode()).hexdigest()[:32]}"
 
     def build_record(
-        self, job: _Job, reply: dict[str, Any], evaluation: Evaluation | None, image: str
+        self, job: _Job, result: GradedJobRecord, evaluation: Evaluation | None, image: str
     ) -> GradeRecord:
-        """Build the record of a grade from the server's reply."""
-        predict, judged = reply["predict"], reply["grade"]
-        if predict["outcome"] != "ok":
-            reason = describe_outcome(predict["outcome"], predict["code"])
+        """Build the record of a grade from the server's result."""
+        predict, judged = result.predict, result.grade
+        if predict.outcome != "ok":
+            reason = describe_outcome(predict.outcome, predict.code)
             raw = build_failed_results(f"{reason}, so nothing could be graded")
             return self.graded_record(job, "failed", raw, evaluation, image, reason, predict)
-        if judged["outcome"] != "ok":
-            reason = f"staff's grader: {describe_outcome(judged['outcome'], judged['code'])}"
-            output = judged["said"][-1500:]
+        if judged is None:
+            return self.empty_record(job, "error", reason="staff's grader was not run")
+        if judged.outcome != "ok":
+            reason = f"staff's grader: {describe_outcome(judged.outcome, judged.code)}"
+            output = judged.said[-1500:]
             return self.empty_record(job, "error", reason=f"{reason}\n{output}".strip())
         try:
-            raw = parse_results(str(reply["results"]), self.rules.points)
+            raw = parse_results(result.results or "", self.rules.points)
         except ValueError as error:
             return self.empty_record(job, "error", reason=f"staff's grader: {error}")
         return self.graded_record(job, "graded", raw, evaluation, image, "", predict)
@@ -290,13 +294,13 @@ class _Batch:
         evaluation: Evaluation | None,
         image: str,
         reason: str,
-        predict: dict[str, Any],
+        predict: ProgramResult,
     ) -> GradeRecord:
         record = msgspec.structs.replace(
             self.empty_record(job, outcome, reason=reason),
             raw=raw,
-            comparison=compare_evaluation(evaluation, raw.extra_data, self.config.tolerance),
-            said=bool(predict["said"]),
+            comparison=compare_evaluation(evaluation, raw, self.config.tolerance),
+            said=bool(predict.said),
             image=image,
         )
         return self.with_lateness(record, job.handed)

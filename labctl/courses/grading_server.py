@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -28,6 +27,14 @@ from labctl.servers.context import LabContext
 from labctl.sync.push import push
 from labctl.sync.scan import scan_code, scan_data
 from labctl.wire.boot_id import read_boot_token
+from labctl.wire.sandbox import (
+    CHECK_GRADING,
+    CLEAR_GRADING,
+    GRADE,
+    GradedJobRecord,
+    GradeRequest,
+)
+from labctl.wire.verbs import LabRequest
 
 # Lifetime if course.yaml sets no `ttl`, so that a forgotten server ends.
 LONGEST_S = 12 * 3600
@@ -62,26 +69,26 @@ class GradingServer:
         self.ended = False
 
     @property
-    def lab_fields(self) -> dict[str, Any]:
-        return {"lab": self.context.config.name, "lab_id": self.context.lab_id}
+    def lab_request(self) -> LabRequest:
+        return LabRequest(self.context.config.name, self.context.lab_id)
 
     def remote(self) -> AgentClient:
         return self.context.open_agent(self.server)
 
     def check(self) -> None:
         """Raise PolicyError if the server is this machine, or holds credentials."""
-        reply = self.remote().call_untyped("grade-check", self.lab_fields)
+        reply = self.remote().call(CHECK_GRADING, self.lab_request)
         own_machine = read_boot_token()
-        if len(own_machine) > 1 and reply["machine"] == own_machine:
+        if len(own_machine) > 1 and reply.machine == own_machine:
             raise PolicyError(
                 f"{self.server.alias} is this machine",
                 why="submissions are untrusted code, and the labels and your keys are here",
                 hint="set another machine in course.yaml: grading.server",
             )
-        if reply["credentials"]:
+        if reply.credentials:
             raise PolicyError(
                 f"{self.server.alias} holds credentials, so submissions must not run on it",
-                why="\n".join(reply["credentials"]),
+                why="\n".join(reply.credentials),
                 hint="remove them there, or set another machine in course.yaml: grading.server",
             )
 
@@ -101,22 +108,21 @@ class GradingServer:
         """Upload these files to the server, under `name`."""
         self._upload(f"grading/{name}", root, files)
 
-    def grade(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Grade one submission; return the agent's reply. A broken connection is retried once.
+    def grade(self, request: GradeRequest, timeout_s: float) -> GradedJobRecord:
+        """Grade one submission and return the result. A broken connection is retried once.
 
         A repeated request gets the same reply: nothing runs twice.
         """
-        full_request = {**self.lab_fields, "image": self.image, **request}
         try:
-            reply = self.remote().call_untyped("grade", full_request, timeout_s=timeout_s)
+            reply = self.remote().call(GRADE, request, timeout_s=timeout_s)
         except ConnectError:
             if self.ended:
                 raise
             self.context.connections.wait_for_ssh(self.server, AGAIN_S)
-            reply = self.remote().call_untyped("grade", full_request, timeout_s=timeout_s)
-        if "missing" in reply:
-            raise LabError(f"{reply['missing']} is no longer on the grading server")
-        return reply
+            reply = self.remote().call(GRADE, request, timeout_s=timeout_s)
+        if reply.predict is None:
+            raise LabError(f"{reply.missing} is no longer on the grading server")
+        return GradedJobRecord(reply.predict, reply.grade, reply.results)
 
     def gpu_setting(self) -> str:
         """Return "all" if the server has GPUs for containers, else ""."""
@@ -125,7 +131,7 @@ class GradingServer:
 
     def clear(self) -> None:
         """Remove the labels and the submissions from the server."""
-        self.remote().call_untyped("grade-clear", self.lab_fields)
+        self.remote().call(CLEAR_GRADING, self.lab_request)
 
     def _upload(self, target: str, root: Path, files: tuple[FileEntry, ...]) -> None:
         config = self.context.config

@@ -8,9 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -81,26 +79,43 @@ def measure_model(source: ModelSource, plan: ModelPlan, reporter: Reporter) -> M
     python = source.python or find_lab_python(source.root)
     name = f"building {source.file.name}:{source.function}"
     reporter.emit(Step(name=name))
-    answer = _run_program(source, python, _build_request(source, plan))
-    if "error" in answer:
-        raise _explain_refusal(source, python, answer)
+    measurement = _run_program(source, python, _build_request(source, plan))
     reporter.emit(Step(name=name, done=True))
-    return msgspec.convert(answer, ModelMeasurement)
+    return measurement
 
 
-def _build_request(source: ModelSource, plan: ModelPlan) -> dict[str, Any]:
-    return {
-        "file": str(source.file),
-        "function": source.function,
-        "training": plan.training,
-        "precision": plan.precision,
-        "seq": plan.seq,
-        "input": list(source.input_shape),
-        "input_type": source.input_type,
-    }
+class _MeasureRequest(Value, frozen=True):
+    """The request that labctl/estimate/measure.py reads; `input` is the shape of one item."""
+
+    file: str
+    function: str
+    training: bool
+    precision: str
+    seq: int
+    input: tuple[int, ...]
+    input_type: str
 
 
-def _run_program(source: ModelSource, python: str, request: Mapping[str, Any]) -> dict[str, Any]:
+class _MeasureRefusal(Value, frozen=True):
+    """The reply of measure.py if it measured nothing; `error` is "" if it did."""
+
+    error: str = ""
+    why: str = ""
+
+
+def _build_request(source: ModelSource, plan: ModelPlan) -> _MeasureRequest:
+    return _MeasureRequest(
+        file=str(source.file),
+        function=source.function,
+        training=plan.training,
+        precision=plan.precision,
+        seq=plan.seq,
+        input=source.input_shape,
+        input_type=source.input_type,
+    )
+
+
+def _run_program(source: ModelSource, python: str, request: _MeasureRequest) -> ModelMeasurement:
     import labctl.estimate
 
     program = Path(labctl.estimate.__file__).with_name("measure.py").read_text()
@@ -119,12 +134,21 @@ def _run_program(source: ModelSource, python: str, request: Mapping[str, Any]) -
         raise LabError(
             f"{python} cannot be started", why=str(error.strerror), hint="set --python PATH"
         ) from None
-    out, err = _communicate(child, source, json.dumps(request) + "\n")
+    # Only ASCII, whatever the encoding of the pipe is.
+    request_line = json.dumps(msgspec.to_builtins(request)) + "\n"
+    out, err = _communicate(child, source, request_line)
     for line in reversed(out.splitlines()):
         if line.startswith(MARK):
-            body: dict[str, Any] = json.loads(line.removeprefix(MARK))
-            return body
+            return _parse_reply(source, python, line.removeprefix(MARK))
     raise _explain_crash(source, python, child.returncode, err or out)
+
+
+def _parse_reply(source: ModelSource, python: str, text: str) -> ModelMeasurement:
+    body = json.loads(text)
+    refusal = msgspec.convert(body, _MeasureRefusal)
+    if refusal.error:
+        raise _explain_refusal(source, python, refusal)
+    return msgspec.convert(body, ModelMeasurement)
 
 
 def _communicate(
@@ -172,9 +196,9 @@ def _tail(lines: list[str]) -> str:
     return "\n".join(line[:200] for line in lines[-TAIL_LINES:])
 
 
-def _explain_refusal(source: ModelSource, python: str, answer: dict[str, Any]) -> LabError:
-    name, why = f"{source.file.name}:{source.function}", str(answer.get("why", ""))
-    if answer["error"] == "torch":
+def _explain_refusal(source: ModelSource, python: str, refusal: _MeasureRefusal) -> LabError:
+    name, why = f"{source.file.name}:{source.function}", refusal.why
+    if refusal.error == "torch":
         own = python == sys.executable
         install = "pip install 'labctl[train]'" if own else f"{python} -m pip install torch"
         return LabError(
@@ -182,19 +206,19 @@ def _explain_refusal(source: ModelSource, python: str, answer: dict[str, Any]) -
             why=f"labctl imports {source.file.name} there to build and measure the model",
             hint=f"{install}; or set --python PATH; or {BY_SIZE}",
         )
-    if answer["error"] == "function":
+    if refusal.error == "function":
         return NotFoundError(
             f"{source.file.name} has no function {source.function}",
             why=f"its functions: {why}" if why else "it defines no functions",
             hint="write one that returns the model, or (model, an example input)",
         )
-    if answer["error"] == "model":
+    if refusal.error == "model":
         return LabError(
             f"{name} did not return a PyTorch module",
             why=why,
             hint="return the model, or (model, an example input)",
         )
-    if answer["error"] == "input":
+    if refusal.error == "input":
         return UsageError(
             f"the input shape of {name} is unknown",
             why=why,

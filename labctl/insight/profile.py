@@ -27,6 +27,7 @@ from labctl.services import lab_services, services
 from labctl.services.forwards import Forwarding
 from labctl.sync import lab_files
 from labctl.wire.runs import RunSpec
+from labctl.wire.services import ServiceRequest
 
 PREFIX = runs.PROFILES
 STEPS, WARMUP = 5, 10
@@ -224,9 +225,7 @@ def open_page(context: LabContext, found: ProfileResult, port: int = 0) -> Forwa
     return lab_services.open_forward(context, server, ensure(server), port or PORT, ensure)
 
 
-def _ensure_service(
-    context: LabContext, server: Server, wanted: services.ServiceRequest
-) -> Service:
+def _ensure_service(context: LabContext, server: Server, wanted: ServiceRequest) -> Service:
     remote = context.open_agent(server)
 
     def provide() -> None:
@@ -236,9 +235,9 @@ def _ensure_service(
     return services.ensure_service(remote, wanted, context.reporter, provide_image=provide)
 
 
-def build_request(context: LabContext) -> services.ServiceRequest:
+def build_request(context: LabContext) -> ServiceRequest:
     """Build the request for the container that serves the profiles of the lab's runs."""
-    return services.ServiceRequest(
+    return ServiceRequest(
         lab=context.config.name,
         lab_id=context.lab_id,
         name=SERVICE,

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -26,6 +26,7 @@ from labctl.runs.evaluation import FILE, Evaluation, parse_evaluation, read_eval
 from labctl.runs.pickle_check import refuse_pickles
 from labctl.servers.context import LabContext
 from labctl.servers.prepare import select_gpus
+from labctl.wire.sandbox import EVALUATE, EvaluateReply, EvaluateRequest
 
 ON_SERVER = "evaluation-on-server.json"
 # Seconds added to the evaluation's own limit, for the connection.
@@ -143,13 +144,13 @@ def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
         _report_no_details(context)
     else:
         _keep(choice.directory / FILE, evaluation)
-    checkpoint = evaluation.checkpoint if evaluation else str(last_line.get("checkpoint", ""))
+    checkpoint = evaluation.checkpoint if evaluation else last_line.checkpoint
     return _compare(
         choice.run.id,
         checkpoint,
-        here=evaluation.accuracy if evaluation else float(last_line["accuracy"]),
+        here=evaluation.accuracy if evaluation else last_line.accuracy,
         server=read_server_accuracy(choice.directory, checkpoint),
-        total=evaluation.items if evaluation else int(last_line.get("total", 0)),
+        total=evaluation.items if evaluation else last_line.total,
         evaluation=evaluation,
         file=str(choice.directory / FILE) if evaluation else "",
     )
@@ -165,25 +166,25 @@ def evaluate_on_server(
     """
     choice = resolve_target(context, which)
     server = context.get_server()
-    request = {
-        "lab": context.config.name,
-        "lab_id": context.lab_id,
-        "run": choice.run.id,
-        "checkpoint": choice.path,
-        "gpus": select_gpus(context.config.server.need, context.load_facts(server), None),
-        "deadline_s": time_limit_s,
-    }
+    request = EvaluateRequest(
+        lab=context.config.name,
+        lab_id=context.lab_id,
+        run=choice.run.id,
+        checkpoint=choice.path,
+        gpus=select_gpus(context.config.server.need, context.load_facts(server), None),
+        deadline_s=time_limit_s,
+    )
     remote = context.open_agent(server)
     name = "evaluating on the server"
     context.reporter.emit(Step(name=name))
-    reply = remote.call_untyped("evaluate", request, timeout_s=time_limit_s + LINK_S)
-    if "missing" in reply:
-        images.ensure_image(context, server, remote, reply["missing"], of_run=choice.run.id)
-        reply = remote.call_untyped("evaluate", request, timeout_s=time_limit_s + LINK_S)
+    reply = remote.call(EVALUATE, request, timeout_s=time_limit_s + LINK_S)
+    if reply.missing:
+        images.ensure_image(context, server, remote, reply.missing, of_run=choice.run.id)
+        reply = remote.call(EVALUATE, request, timeout_s=time_limit_s + LINK_S)
     context.reporter.emit(Step(name=name, done=True))
-    if reply.get("code") != 0 or not reply.get("evaluation"):
+    if reply.code != 0 or not reply.evaluation:
         raise _server_failure(choice.run.id, reply)
-    evaluation = _parse(msgspec.json.encode(reply["evaluation"]), "server")
+    evaluation = _parse(msgspec.json.encode(reply.evaluation), "server")
     choice.directory.mkdir(parents=True, exist_ok=True)
     _keep(choice.directory / ON_SERVER, evaluation)
     here = read_local_accuracy(choice.directory, evaluation.checkpoint)
@@ -215,10 +216,7 @@ def read_server_accuracy(directory: Path, checkpoint: str) -> float | None:
         if evaluation is not None and evaluation.checkpoint == checkpoint:
             return evaluation.accuracy
     metrics = _read_metrics(directory / "logs" / "metrics.json")
-    if str(metrics.get("checkpoint", checkpoint)) != checkpoint:
-        return None
-    accuracy = metrics.get("accuracy")
-    return float(accuracy) if isinstance(accuracy, int | float) else None
+    return metrics.accuracy if metrics.checkpoint in (None, checkpoint) else None
 
 
 def _compare(
@@ -261,7 +259,15 @@ def _read(path: Path) -> Evaluation | None:
         return None
 
 
-def _run_evaluate(root: Path, checkpoints: Path, out: Path) -> dict[str, Any]:
+class _LastLine(NamedTuple):
+    """The last line of evaluate.py. `total` is the number of items, 0 if it printed none."""
+
+    accuracy: float
+    checkpoint: str
+    total: int
+
+
+def _run_evaluate(root: Path, checkpoints: Path, out: Path) -> _LastLine:
     """Run evaluate.py and return the JSON object on its last line."""
     done = subprocess.run(
         [sys.executable, "evaluate.py", str(checkpoints)],
@@ -276,8 +282,8 @@ def _run_evaluate(root: Path, checkpoints: Path, out: Path) -> dict[str, Any]:
     lines = done.stdout.strip().splitlines()
     try:
         body = json.loads(lines[-1])
-        float(body["accuracy"])
-    except (IndexError, ValueError, KeyError, TypeError):
+        accuracy = float(body["accuracy"])
+    except (IndexError, ValueError, KeyError, TypeError, OverflowError):
         output = (done.stderr or done.stdout).strip()[-1500:]
         raise LabError(
             f"evaluate.py failed with exit code {done.returncode}"
@@ -286,8 +292,11 @@ def _run_evaluate(root: Path, checkpoints: Path, out: Path) -> dict[str, Any]:
             why=output,
             hint="fix evaluate.py, then: labctl eval",
         ) from None
-    result: dict[str, Any] = body
-    return result
+    try:
+        total = int(body.get("total", 0))
+    except (ValueError, TypeError, OverflowError):
+        total = 0
+    return _LastLine(accuracy, str(body.get("checkpoint", "")), total)
 
 
 def _report_no_details(context: LabContext) -> None:
@@ -295,24 +304,39 @@ def _report_no_details(context: LabContext) -> None:
     context.reporter.emit(Note(text=text))
 
 
-def _server_failure(run_id: str, reply: dict[str, Any]) -> LabError:
-    output = str(reply.get("said", "")).strip()[-1500:]
-    if reply.get("code") == 0:
+def _server_failure(run_id: str, reply: EvaluateReply) -> LabError:
+    output = reply.said.strip()[-1500:]
+    if reply.code == 0:
         return LabError(
             "evaluate.py wrote no evaluation on the server",
             why=f"it must write to the file named by LABCTL_EVALUATION\n{output}",
             hint="see the sample project: labctl init digits",
         )
     return LabError(
-        f"evaluate.py failed on the server with exit code {reply.get('code')}",
+        f"evaluate.py failed on the server with exit code {reply.code}",
         why=output,
         hint=f"labctl eval {run_id}   # on this machine",
     )
 
 
-def _read_metrics(path: Path) -> dict[str, Any]:
+class _RunMetrics(NamedTuple):
+    """The metrics that a run logged. `checkpoint` is None if they are not of a particular one."""
+
+    accuracy: float | None = None
+    checkpoint: str | None = None
+
+
+def _read_metrics(path: Path) -> _RunMetrics:
     try:
         body = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
-        return {}
-    return body if isinstance(body, dict) else {}
+        return _RunMetrics()
+    if not isinstance(body, dict):
+        return _RunMetrics()
+    accuracy = body.get("accuracy")
+    try:
+        number = float(accuracy) if isinstance(accuracy, int | float) else None
+    except OverflowError:  # an integer of hundreds of digits
+        number = None
+    checkpoint = str(body["checkpoint"]) if "checkpoint" in body else None
+    return _RunMetrics(number, checkpoint)

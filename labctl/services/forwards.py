@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -26,7 +26,8 @@ from labctl.events import Note, SilentReporter
 from labctl.model import Forward, Service, Value
 from labctl.servers.agent import AgentClient
 from labctl.services.forward import FATAL, Forwarding, ForwardSpec, Refresh, build_url
-from labctl.services.services import ServiceRequest, ensure_service
+from labctl.services.services import ensure_service
+from labctl.wire.services import ServiceRequest
 
 __all__ = [
     "DetachedSpec",
@@ -52,6 +53,17 @@ class DetachedSpec(Value, frozen=True, kw_only=True):
     log_path: str
     request: ServiceRequest | None = None
     refresh_argv: tuple[str, ...] = ()
+
+
+class _DetachedReply(Value, frozen=True):
+    """The reply of the process that holds a forward: its id and port, or the error."""
+
+    pid: int = 0
+    local_port: int = 0
+    kind: str = ""
+    what: str = "the process of the background forward ended at once"
+    why: str = ""
+    hint: str = ""
 
 
 class ForwardRecords(Protocol):
@@ -89,10 +101,10 @@ def run_detached(spec: DetachedSpec, record: ForwardRecords) -> Forward:
             raise RuntimeError("the process has no pipes")
         request_pipe.write(msgspec.json.encode(spec) + b"\n")
         request_pipe.flush()
-        reply = msgspec.json.decode(reply_pipe.readline() or b"{}")
-        if "pid" not in reply:
+        reply = msgspec.json.decode(reply_pipe.readline() or b"{}", type=_DetachedReply)
+        if not reply.pid:
             raise _to_error(reply)
-        port = int(reply["local_port"])
+        port = reply.local_port
         forward = Forward(
             id=forward_id,
             server_id=wanted.server_id,
@@ -100,7 +112,7 @@ def run_detached(spec: DetachedSpec, record: ForwardRecords) -> Forward:
             local_port=port,
             remote_port=wanted.service.port,
             url=build_url(wanted.service, port, token=False),
-            pid=int(reply["pid"]),
+            pid=reply.pid,
             created_at=time.time(),
         )
         record.save_forward(forward)
@@ -110,11 +122,10 @@ def run_detached(spec: DetachedSpec, record: ForwardRecords) -> Forward:
     return msgspec.structs.replace(forward, url=build_url(wanted.service, port))
 
 
-def _to_error(reply: dict[str, Any]) -> LabError:
-    kind = getattr(errors, reply.get("kind", ""), LabError)
-    what = reply.get("what", "the process of the background forward ended at once")
+def _to_error(reply: _DetachedReply) -> LabError:
+    kind = getattr(errors, reply.kind, LabError)
     error_type = kind if kind in (*FATAL, NotFoundError, ConnectError) else LabError
-    error: LabError = error_type(what, why=reply.get("why", ""), hint=reply.get("hint", ""))
+    error: LabError = error_type(reply.what, why=reply.why, hint=reply.hint)
     return error
 
 
@@ -237,10 +248,12 @@ def main() -> int:
         try:
             forwarding.open()
         except LabError as error:
-            body = {"kind": type(error).__name__, "what": error.what}
-            _answer({**body, "why": error.why, "hint": error.hint})
+            reply = _DetachedReply(
+                kind=type(error).__name__, what=error.what, why=error.why, hint=error.hint
+            )
+            _send(reply)
             return error.exit_code
-        _answer({"pid": os.getpid(), "local_port": forwarding.local_port})
+        _send(_DetachedReply(pid=os.getpid(), local_port=forwarding.local_port))
         if sys.stdin.buffer.readline() != b"kept\n":
             return 1
         null = os.open(os.devnull, os.O_RDWR)
@@ -250,9 +263,9 @@ def main() -> int:
     return 0
 
 
-def _answer(body: dict[str, Any]) -> None:
+def _send(reply: _DetachedReply) -> None:
     with contextlib.suppress(BrokenPipeError):
-        os.write(1, msgspec.json.encode(body) + b"\n")
+        os.write(1, msgspec.json.encode(reply) + b"\n")
 
 
 if __name__ == "__main__":

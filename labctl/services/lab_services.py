@@ -22,6 +22,7 @@ from labctl.services.forwards import (
 )
 from labctl.sync import lab_files
 from labctl.wire.runs import CLEAR_RUNS
+from labctl.wire.services import ServiceRequest
 from labctl.wire.verbs import LabRequest
 
 
@@ -39,7 +40,7 @@ def forward_detached(context: LabContext, service_name: str, port: int) -> Forwa
     return detach_forward(context, server, _ensure(context, server, wanted), wanted, port)
 
 
-def _build_request(context: LabContext, server: Server, name: str) -> services.ServiceRequest:
+def _build_request(context: LabContext, server: Server, name: str) -> ServiceRequest:
     """Build the request for TensorBoard, Jupyter, a service of lab.yaml, or a port number."""
     config = context.config
     own = config.services.get(name)
@@ -54,7 +55,7 @@ def _build_request(context: LabContext, server: Server, name: str) -> services.S
                 why=f"available: {known}, or any port number of the server",
                 hint="add it to services: in lab.yaml",
             ) from None
-    return services.ServiceRequest(
+    return ServiceRequest(
         lab=config.name,
         lab_id=context.lab_id,
         name=name,
@@ -67,7 +68,7 @@ def _build_request(context: LabContext, server: Server, name: str) -> services.S
     )
 
 
-def _ensure(context: LabContext, server: Server, wanted: services.ServiceRequest) -> Service:
+def _ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Service:
     remote = context.open_agent(server)
 
     def provide() -> None:
@@ -110,7 +111,7 @@ def detach_forward(
     context: LabContext,
     server: Server,
     service: Service,
-    request: services.ServiceRequest,
+    request: ServiceRequest,
     port: int,
 ) -> Forward:
     """Open a local port to `service` in a background process, which outlives this one."""

@@ -13,17 +13,12 @@ from labctl.servers.context import LabContext
 from labctl.servers.prepare import select_gpus
 from labctl.services import lab_services
 from labctl.services.forwards import Forwarding, list_forwards, stop_forward
-from labctl.services.services import (
-    ServedModel,
-    ServiceRequest,
-    ensure_service,
-    list_services,
-    stop_service,
-)
+from labctl.services.services import ensure_service, list_services, stop_service
 from labctl.sync import lab_files
 from labctl.sync.push import push
 from labctl.sync.scan import HashIndex, scan_data
 from labctl.sync.transfer_lock import hold_transfers
+from labctl.wire.services import ServedModel, ServiceRequest
 
 NAME = "serve"
 PORT = 8000
@@ -83,8 +78,7 @@ def request_model(context: LabContext, server: Server, choice: ServeChoice) -> S
         checkpoint=choice.checkpoint,
     )
     base = _base_request(context, server, NAME, choice.env, choice.loading_s)
-    return msgspec.structs.replace(
-        base,
+    return base._replace(
         image=run.image if own_code and run.image else images.image_reference(context),
         args={**images.build_args(context, context.config.image), "PACKAGES": PACKAGES},
         wheelhouse=bool(context.config.wheelhouse),
@@ -105,7 +99,7 @@ def request_image(
 ) -> ServiceRequest:
     """Build the request for any image that listens on `port`; `command` follows its entrypoint."""
     base = _base_request(context, server, f"{NAME}-{port}", env or {}, loading_s)
-    return msgspec.structs.replace(base, image=image, port=port, command=command, as_is=True)
+    return base._replace(image=image, port=port, command=command, as_is=True)
 
 
 def forward(
@@ -113,7 +107,7 @@ def forward(
 ) -> Forwarding:
     """Start the service and open a forward to it; `port` 0 is the service's own port."""
     # After a lost connection, a different model that was served meanwhile is kept.
-    later = msgspec.structs.replace(wanted, replace=False)
+    later = wanted._replace(replace=False)
     return lab_services.open_forward(
         context,
         server,
@@ -132,7 +126,7 @@ def forward_detached(
         # This one leads to the service's port before its restart.
         if old.service == service.name and old.remote_port != service.port:
             stop_forward(context.state, old.id, server.id)
-    later = msgspec.structs.replace(wanted, replace=False)
+    later = wanted._replace(replace=False)
     port = port or wanted.port or PORT
     return lab_services.detach_forward(context, server, service, later, port)
 

@@ -4,61 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from labctl.config import KNOWN_SERVICE_PORTS, find_data_dir
 from labctl.errors import BuildError, NotFoundError
 from labctl.events import Note, Reporter, Step
-from labctl.model import Service, Value
+from labctl.model import Service
 from labctl.runs.build_output import BuildLines
 from labctl.servers.agent import AgentClient
+from labctl.wire.services import (
+    BUILD_SERVICE_IMAGE,
+    LIST_SERVICES,
+    START_SERVICE,
+    STOP_SERVICES,
+    ServiceRecord,
+    ServiceReply,
+    ServiceRequest,
+    StopServiceRequest,
+)
+from labctl.wire.verbs import LabRequest
 
 # Longer than the time that the agent waits for a service to answer.
 START_TIMEOUT_S = 180.0
-
-
-class ServedModel(Value, frozen=True, kw_only=True):
-    """The model that labctl's own server program serves.
-
-    `where` is "run" (the run's files on this server) or "here" (a pulled copy, sent back), `code`
-    is "run" (the run's own) or "lab" (what was pushed last). `checkpoint` is one of the run's
-    checkpoints, "" for all of them.
-    """
-
-    run: str
-    where: str = "run"
-    code: str = "run"
-    checkpoint: str = ""
-
-
-class ServiceRequest(Value, frozen=True, kw_only=True):
-    """A requested service. `command` is argv in the container, () for services known to labctl.
-
-    `port` is its port in the container, 0 for a known service's usual one. `args` and `wheelhouse`
-    are for building an image with its programs, if needed. With `as_is`, the image's own entrypoint
-    runs, followed by `command`. A running service with other settings is kept, unless `replace`
-    is set. The limits apply to a `model` and to `as_is`; 0 means no limit.
-    """
-
-    lab: str
-    lab_id: str
-    name: str
-    image: str
-    command: tuple[str, ...] = ()
-    port: int = 0
-    gpus: str = ""
-    args: dict[str, str] = msgspec.field(default_factory=dict)
-    wheelhouse: bool = False
-    env: dict[str, str] = msgspec.field(default_factory=dict)
-    model: ServedModel | None = None
-    as_is: bool = False
-    replace: bool = False
-    deadline_s: float = 0.0
-    memory_bytes: int = 0
-    cpus: float = 0.0
-    shm_bytes: int = 0
 
 
 def ensure_service(
@@ -81,37 +47,38 @@ def ensure_service(
         return Service(name=wanted.name, port=wanted.port)
     step = f"starting {wanted.name}"
     reporter.emit(Step(name=step))
-    reply = _call(remote, wanted)
-    if "missing" in reply and provide_image is not None:
+    request = _add_files(wanted)
+    timeout_s = START_TIMEOUT_S + wanted.deadline_s
+    reply = remote.call(START_SERVICE, request, timeout_s=timeout_s)
+    if reply.missing and provide_image is not None:
         provide_image()
-        reply = _call(remote, wanted)
-    if "missing" in reply:
+        reply = remote.call(START_SERVICE, request, timeout_s=timeout_s)
+    if reply.missing:
         raise NotFoundError(f"the server does not have the image {wanted.image}", hint="labctl run")
-    if "lacks" in reply:
+    if reply.lacks:
         provide_wheels()
-        _extend(remote, wanted, reporter)
-        reply = _call(remote, wanted)
-    if reply.get("stale"):
+        _extend(remote, request, reporter)
+        reply = remote.call(START_SERVICE, request, timeout_s=timeout_s)
+    if reply.stale:
         text = f"{wanted.name} is running with earlier settings; stop it to apply the new ones"
         reporter.emit(Note(text=text, level="warning"))
-    if reply.get("replaced"):
+    if reply.replaced:
         text = f"stopped the running {wanted.name}, which had other settings"
         reporter.emit(Note(text=text))
-    detail = f"{wanted.name} is already running" if reply["found"] else ""
+    detail = f"{wanted.name} is already running" if reply.found else ""
     reporter.emit(Step(name=step, done=True, detail=detail))
     return _to_service(reply)
 
 
 def list_services(remote: AgentClient, lab: str, lab_id: str) -> list[Service]:
     """List the lab's services that are running on the server."""
-    reply = remote.call_untyped("services", {"lab": lab, "lab_id": lab_id})
-    return [_to_service(service) for service in reply["services"] if service["running"]]
+    reply = remote.call(LIST_SERVICES, LabRequest(lab, lab_id))
+    return [_to_service(service) for service in reply.services if service.running]
 
 
 def stop_service(remote: AgentClient, lab: str, lab_id: str, name: str = "") -> list[str]:
     """Stop one service, or all of the lab; return the names of those that were running."""
-    reply = remote.call_untyped("service-stop", {"lab": lab, "lab_id": lab_id, "name": name})
-    return list(reply["stopped"])
+    return list(remote.call(STOP_SERVICES, StopServiceRequest(lab, lab_id, name)).stopped)
 
 
 def usual_port(name: str, service: Service) -> int:
@@ -119,16 +86,24 @@ def usual_port(name: str, service: Service) -> int:
     return KNOWN_SERVICE_PORTS.get(name, service.port)
 
 
-def _to_service(reply: dict[str, Any]) -> Service:
-    return msgspec.convert({k: reply[k] for k in Service.__struct_fields__ if k in reply}, Service)
-
-
-def _build_request(wanted: ServiceRequest) -> dict[str, Any]:
-    dockerfile = (find_data_dir() / "images" / "services" / "Dockerfile").read_text(
-        encoding="utf-8"
+def _to_service(reply: ServiceReply | ServiceRecord) -> Service:
+    return Service(
+        name=reply.name,
+        port=reply.port,
+        token=reply.token,
+        path=reply.path,
+        container=reply.container,
+        socket=reply.socket,
     )
-    body = {**msgspec.to_builtins(wanted), "dockerfile": dockerfile}
-    return {**body, "app": serving_files()} if wanted.model else body
+
+
+def _add_files(wanted: ServiceRequest) -> ServiceRequest:
+    """Add labctl's own files that the service may need to the request."""
+    dockerfile = find_data_dir() / "images" / "services" / "Dockerfile"
+    return wanted._replace(
+        dockerfile=dockerfile.read_text(encoding="utf-8"),
+        app=serving_files() if wanted.model else {},
+    )
 
 
 def serving_files() -> dict[str, str]:
@@ -146,27 +121,22 @@ def serving_files() -> dict[str, str]:
     return {"__init__.py": "", "services/__init__.py": "", **texts}
 
 
-def _call(remote: AgentClient, wanted: ServiceRequest) -> dict[str, Any]:
-    timeout_s = START_TIMEOUT_S + wanted.deadline_s
-    return remote.call_untyped("service", _build_request(wanted), timeout_s=timeout_s)
-
-
 def _extend(remote: AgentClient, wanted: ServiceRequest, reporter: Reporter) -> None:
     """Build an image that adds the service's programs to the lab's image."""
     what = "the serving dependencies" if wanted.model else "TensorBoard and Jupyter"
     name = f"installing {what} in {wanted.image}"
     reporter.emit(Step(name=name))
-    closing = remote.stream_untyped(
-        "service-image",
-        _build_request(wanted),
+    closing = remote.stream(
+        BUILD_SERVICE_IMAGE,
+        wanted,
         on_reply=lambda _: None,
         on_bytes=BuildLines(reporter, name).feed,
     )
-    if closing["code"] != 0:
+    if closing.code != 0:
         raise BuildError(
             f"cannot install {wanted.name}, which {wanted.image} lacks",
-            log_path=closing["log"],
-            why="\n".join(closing["tail"]),
-            hint=f"install it in the lab's image; the log: labctl ssh -- cat {closing['log']}",
+            log_path=closing.log,
+            why="\n".join(closing.tail),
+            hint=f"install it in the lab's image; the log: labctl ssh -- cat {closing.log}",
         )
     reporter.emit(Step(name=name, done=True))

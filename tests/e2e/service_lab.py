@@ -19,8 +19,9 @@ from labctl.model import Server, Service
 from labctl.servers.agent import AgentClient
 from labctl.servers.connections import Connections
 from labctl.services.forwards import ForwardSpec
-from labctl.services.services import ServiceRequest, ensure_service
+from labctl.services.services import ensure_service
 from labctl.transports.openssh import OpenSshTransport
+from labctl.wire.services import ServiceRequest
 
 LAB = "digits"
 LAB_ID = "5d1f0c2e9a7b"

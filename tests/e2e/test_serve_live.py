@@ -9,7 +9,6 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pytest
 from PIL import Image
 from service_lab import HOME, LAB, LAB_ID, ServiceLab
@@ -18,7 +17,8 @@ from sshd_container import docker
 from labctl.errors import PolicyError
 from labctl.services.forwards import Forwarding
 from labctl.services.model_serving import PACKAGES
-from labctl.services.services import ServedModel, ServiceRequest, ensure_service, stop_service
+from labctl.services.services import ensure_service, stop_service
+from labctl.wire.services import ServedModel, ServiceRequest
 
 pytest_plugins = ["service_fixtures"]
 pytestmark = pytest.mark.engine
@@ -53,8 +53,7 @@ def put(lab: ServiceLab, path: str, content: bytes) -> None:
 
 
 def wish(lab: ServiceLab, checkpoint: str = "") -> ServiceRequest:
-    return msgspec.structs.replace(
-        lab.request("serve"),
+    return lab.request("serve")._replace(
         model=ServedModel(run="night", checkpoint=checkpoint),
         args={"PACKAGES": PACKAGES},
         replace=True,

@@ -13,6 +13,7 @@ from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.events import Progress
 from labctl.model import Service
 from labctl.services.services import list_services, stop_service
+from labctl.wire.services import START_SERVICE, ServiceReply
 
 pytest_plugins = ["service_fixtures"]
 pytestmark = pytest.mark.engine
@@ -116,12 +117,9 @@ def test_a_service_that_ends_shows_its_last_words(service_lab: ServiceLab) -> No
 def test_a_service_that_never_answers_is_given_up_at_its_deadline(
     service_lab: ServiceLab,
 ) -> None:
-    wish = {
-        **{"lab": LAB, "lab_id": LAB_ID, "name": "mute", "image": service_lab.image, "port": 8000},
-        **{"command": ["sh", "-c", "echo thinking; sleep 600"], "deadline_s": 1.5},
-    }
+    wish = service_lab.request("mute", "sh", "-c", "echo thinking; sleep 600", port=8000)
     with pytest.raises(LabError, match=r"did not answer within 1\.5 s") as caught:
-        service_lab.remote.call("service", wish)
+        service_lab.remote.call(START_SERVICE, wish._replace(deadline_s=1.5))
     assert "thinking" in caught.value.why
     assert "digits-svc-mute" not in service_lab.box.sh("docker ps -a --format '{{.Names}}'")
 
@@ -129,12 +127,10 @@ def test_a_service_that_never_answers_is_given_up_at_its_deadline(
 def test_an_image_that_is_not_there_is_provided_or_said_to_be_missing(
     service_lab: ServiceLab,
 ) -> None:
-    wish = {"lab": LAB, "lab_id": LAB_ID, "name": "x", "image": "absent:1", "port": 80}
-    assert service_lab.remote.call("service", {**wish, "command": ["true"]}) == {
-        "missing": "absent:1"
-    }
+    wish = service_lab.request("x", "true", port=80)._replace(image="absent:1")
+    assert service_lab.remote.call(START_SERVICE, wish) == ServiceReply(missing="absent:1")
     with pytest.raises(UsageError):
-        service_lab.remote.call("service", {**wish, "name": "../x", "command": ["true"]})
+        service_lab.remote.call(START_SERVICE, wish._replace(name="../x"))
     service_lab.image, kept = "absent:1", service_lab.image
     try:
         with pytest.raises(NotFoundError, match="absent:1"):

@@ -17,7 +17,8 @@ from labctl.events import SilentReporter
 from labctl.providers.local import LocalSettings
 from labctl.servers.prepare import probe
 from labctl.services.forward import Forwarding, ForwardSpec
-from labctl.services.services import ServiceRequest, ensure_service, list_services, stop_service
+from labctl.services.services import ensure_service, list_services, stop_service
+from labctl.wire.services import ServiceRequest
 
 pytestmark = pytest.mark.engine
 

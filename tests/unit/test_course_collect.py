@@ -31,6 +31,8 @@ from labctl.submissions.receive import write_assignment
 from labctl.submissions.receiver import Receiver
 from labctl.submissions.service import serve
 from labctl.wire.boot_id import read_boot_token
+from labctl.wire.sandbox import CHECK_GRADING, GradingCheckReply
+from labctl.wire.verbs import LabRequest
 
 COURSE = """\
 course: ml
@@ -281,23 +283,23 @@ def test_a_grading_server_is_told_no_names_and_does_not_live_for_ever(
 class Answering:
     """A program on a server, as far as the look at it goes."""
 
-    def __init__(self, reply: dict[str, Any]) -> None:
+    def __init__(self, reply: GradingCheckReply) -> None:
         self.reply = reply
 
-    def call(self, verb: str, request: dict[str, Any], **_: Any) -> dict[str, Any]:
-        assert verb == "grade-check"
+    def call(self, verb: object, request: LabRequest, **_: Any) -> GradingCheckReply:
+        assert verb is CHECK_GRADING
         return self.reply
 
 
 @pytest.mark.parametrize(
     ("reply", "says"),
     [
-        ({"machine": read_boot_token(), "credentials": []}, "this machine"),
-        ({"machine": "other", "credentials": ["~/.aws/credentials"]}, "holds credentials"),
+        (GradingCheckReply(read_boot_token(), ()), "this machine"),
+        (GradingCheckReply("other", ("~/.aws/credentials",)), "holds credentials"),
     ],
 )
 def test_this_machine_and_one_with_credentials_are_refused(
-    folder: CourseFolder, monkeypatch: pytest.MonkeyPatch, reply: dict[str, Any], says: str
+    folder: CourseFolder, monkeypatch: pytest.MonkeyPatch, reply: GradingCheckReply, says: str
 ) -> None:
     from labctl.model import Endpoint, Offer, Server
 

@@ -27,6 +27,8 @@ from labctl.events import SilentReporter
 from labctl.state import State
 from labctl.submissions import receipt
 from labctl.submissions.receiver import Receiver
+from labctl.wire.codec import to_json
+from labctl.wire.sandbox import GradedJobRecord, GradeRequest, ProgramResult
 
 COURSE = """\
 course: ml
@@ -38,18 +40,18 @@ assignments:
   hw4: {}
 """
 STUDENTS = ("alice", "bob", "carol")
-OK = {"outcome": "ok", "code": 0, "said": "hello", "seconds": 1.0}
+OK = ProgramResult("ok", 0, "hello", 1.0)
 
 
 class Server:
     """A grading server as far as a batch sees it; `answers` by student, in the order of asking."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.asked: list[GradeRequest] = []
         self.brought: list[str] = []
         self.image = "x:1"
         self.begun = 0
-        self.replies: dict[str, Any] = {}
+        self.replies: dict[str, GradedJobRecord | BaseException] = {}
 
     def prepare_image(self) -> str:
         return self.image
@@ -65,19 +67,18 @@ class Server:
         from types import SimpleNamespace
 
         limits = SimpleNamespace(memory_bytes=0, cpus=0.0, shm_bytes=10**10)
-        return SimpleNamespace(config=SimpleNamespace(limits=limits))
+        return SimpleNamespace(config=SimpleNamespace(name="grading", limits=limits), lab_id="1")
 
-    def grade(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    def grade(self, request: GradeRequest, timeout_s: float) -> GradedJobRecord:
         self.asked.append(request)
-        reply = self.replies.get(request["submission"]) or scored(50)
+        reply = self.replies.get(request.submission) or scored(50)
         if isinstance(reply, BaseException):
             raise reply
-        found: dict[str, Any] = reply
-        return found
+        return reply
 
 
-def scored(score: float) -> dict[str, Any]:
-    return {"predict": OK, "grade": OK, "results": json.dumps({"score": score})}
+def scored(score: float) -> GradedJobRecord:
+    return GradedJobRecord(OK, OK, json.dumps({"score": score}))
 
 
 @pytest.fixture
@@ -149,11 +150,11 @@ def test_a_lost_server_leaves_the_rest_for_the_next_time(staff: Staff, server: S
 def test_what_went_wrong_with_one_is_tried_again_and_stops_nobody(
     staff: Staff, server: Server
 ) -> None:
-    crashed = {"outcome": "exit", "code": 1, "said": "KeyError: 'label'", "seconds": 1.0}
+    crashed = ProgramResult("exit", 1, "KeyError: 'label'", 1.0)
     server.replies = {
         name_of("alice"): TransferError("it did not arrive"),
-        name_of("bob"): {"predict": OK, "grade": crashed, "results": None},
-        name_of("carol"): {"predict": OK, "grade": OK, "results": '{"score": 1e6}'},
+        name_of("bob"): GradedJobRecord(OK, crashed),
+        name_of("carol"): GradedJobRecord(OK, OK, '{"score": 1e6}'),
     }
     found = grade_assignment(staff, "hw3")
     assert states(found) == dict.fromkeys(STUDENTS, "error")
@@ -190,8 +191,8 @@ def test_what_an_earlier_receiver_took_in_is_judged_again(
 
 
 def test_a_programs_failure_is_a_grade_and_is_not_tried_again(staff: Staff, server: Server) -> None:
-    slow = {"outcome": "time", "code": 137, "said": "", "seconds": 600.0}
-    server.replies[name_of("bob")] = {"predict": slow, "grade": None, "results": None}
+    slow = ProgramResult("time", 137, "", 600.0)
+    server.replies[name_of("bob")] = GradedJobRecord(slow)
     found = grade_assignment(staff, "hw3")
     assert states(found)["bob"] == "failed"
     body = json.loads((staff.folder.grades / "hw3" / "bob" / "results.json").read_text())
@@ -221,14 +222,14 @@ def test_whatever_a_grade_comes_from_makes_it_anew(
 
 def test_the_server_hears_hashes_and_no_names(staff: Staff, server: Server) -> None:
     grade_assignment(staff, "hw3", again=True)
-    said = json.dumps(server.asked) + json.dumps(server.brought)
+    said = json.dumps([to_json(request) for request in server.asked]) + json.dumps(server.brought)
     assert not any(student in said for student in STUDENTS)
     assert server.brought[:3] == ["hw3-inputs", "hw3-labels", "hw3-grader"]
-    limits = server.asked[0]["limits"]
-    assert limits["shm_bytes"] == limits["memory_bytes"] == 4 * 10**9
-    jobs = {one["job"] for one in server.asked}
+    limits = server.asked[0].limits
+    assert limits.shm_bytes == limits.memory_bytes == 4 * 10**9
+    jobs = {one.job for one in server.asked}
     grade_assignment(staff, "hw3", again=True)
-    assert jobs.isdisjoint({one["job"] for one in server.asked[3:]})
+    assert jobs.isdisjoint({one.job for one in server.asked[3:]})
 
 
 def test_two_at_once_do_not_take_each_others_server(staff: Staff, server: Server) -> None:

@@ -26,6 +26,7 @@ from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.roster import read_roster, write_roster
 from labctl.submissions.receiver import Receiver
+from labctl.wire.sandbox import GradedJobRecord, GradeRequest, ProgramResult
 
 DUE_AT = 1_606_604_340.0
 CLOSED, OPEN = "2020-11-28T23:59:00+01:00", "2098-11-28T23:59:00+01:00"
@@ -46,7 +47,7 @@ Alice,11,s1,alice,Lab A,
 Bob,12,s2,bob,Lab A,
 Carol,13,s3,carol,Lab B,
 """
-RAN = {"outcome": "ok", "code": 0, "said": "", "seconds": 1.0}
+RAN = ProgramResult("ok", 0, "", 1.0)
 
 
 @dataclass
@@ -69,13 +70,13 @@ class Graders:
     @property
     def context(self) -> Any:
         limits = SimpleNamespace(memory_bytes=0, cpus=0.0, shm_bytes=10**10)
-        return SimpleNamespace(config=SimpleNamespace(limits=limits))
+        return SimpleNamespace(config=SimpleNamespace(name="grading", limits=limits), lab_id="1")
 
-    def grade(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        student = next(one for one in self.scores if name_of(one) == request["submission"])
+    def grade(self, request: GradeRequest, timeout_s: float) -> GradedJobRecord:
+        student = next(one for one in self.scores if name_of(one) == request.submission)
         results = json.dumps({"score": self.scores[student]})
-        judged = {**RAN, "outcome": "failed", "code": self.code} if self.code else RAN
-        return {"predict": RAN, "grade": judged, "results": results}
+        judged = RAN._replace(outcome="failed", code=self.code) if self.code else RAN
+        return GradedJobRecord(RAN, judged, results)
 
 
 @dataclass(frozen=True)

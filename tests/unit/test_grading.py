@@ -13,13 +13,12 @@ from labctl.agent.sandbox import grading_accuracy, grading_images
 from labctl.courses.grading import record as records
 from labctl.courses.grading.claims import Comparison, compare_evaluation
 from labctl.courses.grading.feedback import render_page
-from labctl.courses.grading.flags import SubmissionFacts, find_flags, find_mentions
+from labctl.courses.grading.flags import SubmissionFacts, SubmittedRun, find_flags, find_mentions
 from labctl.courses.grading.record import GradeRecord, build_results, describe_outcome
 from labctl.courses.grading.results import (
     GradeResults,
     TestResult,
     parse_results,
-    stamp_results,
     subtract_penalty,
 )
 from labctl.model import FileEntry
@@ -61,6 +60,8 @@ def test_a_graders_results_are_read_with_care() -> None:
     assert found.score == 30
     assert found.tests[1] == TestResult(name="b\N{REPLACEMENT CHARACTER}[2J")
     assert found.visibility == "after_published"
+    huge = parse_results(f'{{"score": 1, "tests": [{{"score": {10**400}}}]}}', 100)
+    assert huge.tests == (TestResult(),)
     forged = parse_results('{"score": 1, "extra_data": {"labctl": {"counts": 100}}}', 100)
     assert forged.extra_data == {}
 
@@ -88,13 +89,15 @@ def test_what_is_no_results_file_is_said(text: str, why: str) -> None:
 def test_lateness_stands_beside_the_score_and_is_taken_off_once() -> None:
     assert subtract_penalty(50, 100, 20) == 30
     assert subtract_penalty(5, 100, 20) == 0
-    found = stamp_results(
-        GradeResults(score=50), points=100, penalty=20, late_s=90_000, facts={"submission": 2}
-    )
+    found = build_results(record(raw=GradeResults(score=50), penalty=20, late_s=90_000))
     assert found.score == 50
     assert "1 d 1 h late, -20%: final score 30" in found.output
-    assert found.extra_data["labctl"]["counts"] == 30
-    assert found.extra_data["labctl"]["submission"] == 2
+    stamp = found.extra_data["labctl"]
+    assert (stamp["counts"], stamp["submission"]) == (30, 2)
+    assert list(stamp) == [
+        *("points", "penalty", "late_s", "counts", "submission", "received", "bundle_sha256"),
+        "claim",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +116,7 @@ def test_a_claim_is_held_against_the_measurement(
         accuracy=claimed,
         items=1000,
     )
-    found = compare_evaluation(said, extra, 0.02)
+    found = compare_evaluation(said, GradeResults(score=1, extra_data=extra), 0.02)
     assert found.agrees is agrees
     if measured is not None:
         assert found.low is not None
@@ -122,9 +125,13 @@ def test_a_claim_is_held_against_the_measurement(
 
 
 def test_who_claims_nothing_or_measures_nonsense_is_not_compared() -> None:
-    assert compare_evaluation(None, {"accuracy": 0.9}, 0.02).agrees is None
+    measured = GradeResults(score=1, extra_data={"accuracy": 0.9})
+    assert compare_evaluation(None, measured, 0.02).agrees is None
     for odd in (True, "0.9", 7, -1, float("nan")):
-        assert compare_evaluation(evaluation(0.9), {"accuracy": odd}, 0.02).measured is None
+        nonsense = GradeResults(score=1, extra_data={"accuracy": odd})
+        assert compare_evaluation(evaluation(0.9), nonsense, 0.02).measured is None
+    huge = GradeResults(score=1, extra_data={"accuracy": 0.9, "items": 10**400})
+    assert compare_evaluation(evaluation(0.9), huge, 0.02).low is None
 
 
 def file(path: str, sha: str, size: int = 5000) -> FileEntry:
@@ -132,8 +139,8 @@ def file(path: str, sha: str, size: int = 5000) -> FileEntry:
 
 
 def facts(seat: str, pseudonym: str, *files: FileEntry, **other: Any) -> SubmissionFacts:
-    run = {"id": "r1", "state": "exited", "exit_code": 0}
-    run["server_id"] = other.pop("server", f"course-{pseudonym}-abcdef")
+    server = other.pop("server", f"course-{pseudonym}-abcdef")
+    run = SubmittedRun(id="r1", state="exited", exit_code=0, server_id=server)
     fields: dict[str, Any] = {"run": "r1", "record": run, "commit": "1", "run_commit": "1"}
     return SubmissionFacts(seat=seat, pseudonym=pseudonym, files=files, **{**fields, **other})
 
@@ -165,10 +172,9 @@ def test_where_a_run_was_is_evidence() -> None:
 
 
 def test_a_record_that_does_not_fit_is_evidence() -> None:
-    none = facts("a", "1" * 8, record={})
+    none = facts("a", "1" * 8, record=None)
     other = facts("b", "2" * 8, run="r2")
-    died = facts("c", "3" * 8)
-    died.record["exit_code"] = 1
+    died = facts("c", "3" * 8, record=SubmittedRun(id="r1", state="exited", exit_code=1))
     moved = facts("d", "4" * 8, commit="2" * 40, run_commit="1" * 40)
     claim = facts("e", "5" * 8, comparison=Comparison(claimed=0.9, measured=0.5, agrees=False))
     looks = facts("f", "6" * 8, mentions=tuple(f"code/x.py:{n}" for n in range(9)))

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_socket import engine_socket
 
+from labctl.agent.host.engine_objects import Image, ImageConfig, Mount, PortBinding
 from labctl.agent.host.paths import lab_dir
 from labctl.agent.reply import Failure
 from labctl.agent.runs import serve, services
 from labctl.services.services import serving_files
+from labctl.wire.codec import decode, encode
+from labctl.wire.services import ServedModel, ServiceRequest
 
 LAB_ID = "0f1e2d3c4b5a"
-IMAGE: dict[str, Any] = {"Id": "sha256:" + "ab" * 32, "Config": {"WorkingDir": "/srv"}}
+IMAGE = Image("sha256:" + "ab" * 32, Config=ImageConfig(WorkingDir="/srv"))
+NIGHT = ServedModel("night")
 
 
-def request(**more: Any) -> dict[str, Any]:
-    model = {"run": "night", "where": "run", "code": "run", "checkpoint": ""}
-    return {
-        "lab": "digits", "lab_id": LAB_ID, "name": "serve", "image": "digits:1", "command": [],
-        "port": 0, "gpus": "", "env": {"SEED": "1"}, "app": serving_files(), "as_is": False,
-        "memory_bytes": 2**30, "cpus": 1.5, "shm_bytes": 2**20,
-        "model": {**model, **more.pop("model", {})}, **more,
-    }  # fmt: skip
+def request(**more: Any) -> ServiceRequest:
+    wish = ServiceRequest(
+        lab="digits", lab_id=LAB_ID, name="serve", image="digits:1", env={"SEED": "1"},
+        app=serving_files(), memory_bytes=2**30, cpus=1.5, shm_bytes=2**20, model=NIGHT,
+    )  # fmt: skip
+    return wish._replace(**more)
+
+
+def build_mounts(root: Path, model: ServedModel) -> list[Mount]:
+    return serve.build_mounts(root, model, serving_files())
 
 
 @pytest.fixture
@@ -46,15 +52,14 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield root
 
 
-def seen(body: dict[str, Any]) -> dict[str, tuple[str, bool]]:
+def seen(mounts: Iterable[Mount]) -> dict[str, tuple[str, bool]]:
     """Where in the container: what is there, and whether it is read-only."""
-    mounts = body["HostConfig"]["Mounts"]
-    return {one["Target"]: (one["Source"], one["ReadOnly"]) for one in mounts}
+    return {mount.Target: (mount.Source, mount.ReadOnly) for mount in mounts}
 
 
 def test_the_container_reads_its_model_and_may_do_nothing_else(root: Path) -> None:
-    body = services._container_body(root, IMAGE, request())
-    host, mounts = body["HostConfig"], seen(body)
+    body = services._build_container(root, IMAGE, request())
+    host, mounts = body.HostConfig, seen(body.HostConfig.Mounts)
     run = root / "runs" / "night"
     assert mounts["/lab/code"] == (str(run / "code"), True)
     assert mounts["/lab/run/checkpoints"] == (str(run / "checkpoints"), True)
@@ -64,34 +69,34 @@ def test_the_container_reads_its_model_and_may_do_nothing_else(root: Path) -> No
     package = Path(app, "labctl_model_server")
     files = {str(one.relative_to(package)) for one in package.rglob("*") if one.is_file()}
     assert files == set(serving_files())
-    assert host["ReadonlyRootfs"] is True
-    assert host["CapDrop"] == ["ALL"]
-    assert host["SecurityOpt"] == ["no-new-privileges"]
-    assert host["PortBindings"] == {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": ""}]}
-    assert (host["Memory"], host["NanoCpus"], host["ShmSize"]) == (2**30, 1_500_000_000, 2**20)
-    assert body["User"] == f"{os.getuid()}:{os.getgid()}"
-    assert {"SEED=1", "LABCTL_RUN_ID=night", "LABCTL_SERVE_PORT=8000"} <= set(body["Env"])
-    assert "LABCTL_SERVE_CHECKPOINTS=/lab/run/checkpoints" in body["Env"]
+    assert host.ReadonlyRootfs is True
+    assert host.CapDrop == ("ALL",)
+    assert host.SecurityOpt == ("no-new-privileges",)
+    assert host.PortBindings == {"8000/tcp": (PortBinding(HostIp="127.0.0.1"),)}
+    assert (host.Memory, host.NanoCpus, host.ShmSize) == (2**30, 1_500_000_000, 2**20)
+    assert body.User == f"{os.getuid()}:{os.getgid()}"
+    assert {"SEED=1", "LABCTL_RUN_ID=night", "LABCTL_SERVE_PORT=8000"} <= set(body.Env)
+    assert "LABCTL_SERVE_CHECKPOINTS=/lab/run/checkpoints" in body.Env
 
 
 def test_a_checkpoint_and_the_code_can_be_chosen(root: Path) -> None:
-    chosen = {"checkpoint": "step-00000001", "code": "lab"}
+    chosen = NIGHT._replace(checkpoint="step-00000001", code="lab")
     with pytest.raises(Failure, match=r"the lab's code has no predict\.py"):
-        serve.build_mounts(root, request(model=chosen))
+        build_mounts(root, chosen)
     (root / "code" / "predict.py").touch()
-    body = services._container_body(root, IMAGE, request(model=chosen))
-    assert seen(body)["/lab/code"] == (str(root / "code"), True)
-    assert "LABCTL_SERVE_CHECKPOINTS=/lab/run/checkpoints/step-00000001" in body["Env"]
+    body = services._build_container(root, IMAGE, request(model=chosen))
+    assert seen(body.HostConfig.Mounts)["/lab/code"] == (str(root / "code"), True)
+    assert "LABCTL_SERVE_CHECKPOINTS=/lab/run/checkpoints/step-00000001" in body.Env
 
 
 def test_what_was_pulled_is_served_from_its_own_place(root: Path) -> None:
     (root / "code" / "predict.py").touch()
-    wish = request(model={"where": "here", "code": "lab", "run": "old"})
+    pulled = ServedModel("old", where="here", code="lab")
     with pytest.raises(Failure, match="has no checkpoints on this server"):
-        serve.build_mounts(root, wish)
+        build_mounts(root, pulled)
     (root / "models" / "old").mkdir(parents=True)
-    sources = {one["Target"]: one["Source"] for one in serve.build_mounts(root, wish)}
-    assert sources["/lab/run/checkpoints"] == str(root / "models" / "old")
+    sources = seen(build_mounts(root, pulled))
+    assert sources["/lab/run/checkpoints"] == (str(root / "models" / "old"), True)
 
 
 @pytest.mark.parametrize(
@@ -108,10 +113,10 @@ def test_what_is_not_there_or_leads_out_is_refused(
     root: Path, model: dict[str, str], kind: str, said: str
 ) -> None:
     with pytest.raises(Failure, match=said) as refused:
-        serve.build_mounts(root, request(model=model))
-    assert refused.value.body["kind"] == kind
+        build_mounts(root, NIGHT._replace(**model))
+    assert refused.value.report.kind == kind
     if model == {"checkpoint": "step-2"}:
-        assert refused.value.body["why"] == "available checkpoints: step-00000001"
+        assert refused.value.report.why == "available checkpoints: step-00000001"
 
 
 def test_another_model_or_another_version_of_labctl_is_another_wish(root: Path) -> None:
@@ -119,30 +124,55 @@ def test_another_model_or_another_version_of_labctl_is_another_wish(root: Path) 
         services._hash_settings(one)
         for one in (
             request(),
-            request(model={"run": "other"}),
-            request(model={"checkpoint": "step-00000001"}),
+            request(model=NIGHT._replace(run="other")),
+            request(model=NIGHT._replace(checkpoint="step-00000001")),
             request(env={}),
             request(app={"app.py": "another"}),
         )
     }
     assert len(wishes) == 5
-    assert services._hash_settings(request()) in wishes
+    assert services._hash_settings(decode(ServiceRequest, encode(request()))) in wishes
+
+
+@pytest.mark.parametrize(
+    ("wish", "label"),
+    [
+        (request(app={"a.py": "text"}), "659a444ab4b6710b"),
+        (
+            ServiceRequest("digits", LAB_ID, "tensorboard", "digits:1", gpus="all"),
+            "f1334be8efa2f8e1",
+        ),
+        (
+            ServiceRequest("digits", LAB_ID, "jupyter", "digits:1", env={"A": "b"}),
+            "66fe5e02397a90c3",
+        ),
+        (
+            ServiceRequest("digits", LAB_ID, "web", "digits:1", ("python", "app.py"), 80),
+            "a1f9631158ed58ef",
+        ),
+    ],
+)
+def test_the_label_of_a_service_is_that_of_earlier_versions(
+    wish: ServiceRequest, label: str
+) -> None:
+    """Else each of them would be replaced, or reported to have other settings."""
+    assert services._hash_settings(wish) == label
 
 
 def test_any_image_keeps_its_own_command_and_may_not_write_into_the_lab(root: Path) -> None:
-    wish = request(name="serve-9000", port=9000, as_is=True, command=["--model", "x"])
-    del wish["model"]
-    body = services._container_body(root, IMAGE, wish)
-    assert "Entrypoint" not in body
-    assert body["Cmd"] == ["--model", "x"]
-    assert body["WorkingDir"] == "/srv"
-    assert [target for target, (_, reads) in seen(body).items() if not reads] == ["/lab/cache"]
-    assert body["HostConfig"]["ShmSize"] == 2**20
-    assert "Cmd" not in services._container_body(root, IMAGE, {**wish, "command": []})
+    wish = request(name="serve-9000", port=9000, as_is=True, command=("--model", "x"), model=None)
+    body = services._build_container(root, IMAGE, wish)
+    assert body.Entrypoint is None
+    assert body.Cmd == ("--model", "x")
+    assert body.WorkingDir == "/srv"
+    mounts = seen(body.HostConfig.Mounts)
+    assert [target for target, (_, reads) in mounts.items() if not reads] == ["/lab/cache"]
+    assert body.HostConfig.ShmSize == 2**20
+    assert services._build_container(root, IMAGE, wish._replace(command=())).Cmd is None
 
 
 def test_how_a_server_that_ended_is_told() -> None:
-    refused = serve.explain_failure(3, "Warning: x\nrefused: 'a.pt' is a pickle").body
-    assert (refused["kind"], refused["why"]) == ("policy", "'a.pt' is a pickle")
-    broken = serve.explain_failure(1, "Traceback ...").body
-    assert (broken["kind"], broken["why"]) == ("service", "Traceback ...")
+    refused = serve.explain_failure(3, "Warning: x\nrefused: 'a.pt' is a pickle").report
+    assert (refused.kind, refused.why) == ("policy", "'a.pt' is a pickle")
+    broken = serve.explain_failure(1, "Traceback ...").report
+    assert (broken.kind, broken.why) == ("service", "Traceback ...")

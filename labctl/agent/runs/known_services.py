@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 from . import serve
 
@@ -30,20 +30,29 @@ exec jupyter lab --no-browser --ip 0.0.0.0 --port "$1" --ServerApp.port_retries=
   --ServerApp.allow_remote_access=False
 """
 
-KNOWN: dict[str, dict[str, Any]] = {
-    "tensorboard": {
-        "script": TENSORBOARD,
-        "port": 6006,
-        "path": "/",
-        "test": "command -v tensorboard",
-    },
-    "jupyter": {
-        "script": JUPYTER,
-        "port": 8888,
-        "path": "/lab",
-        "test": "command -v jupyter-lab && jupyter server --version | "
+
+class KnownService(NamedTuple):
+    """A service that labctl can start.
+
+    `script` gets the port as $1. `path` is that of its page. `test` succeeds in an image that has
+    the service's programs.
+    """
+
+    script: str
+    port: int
+    path: str
+    test: str
+
+
+KNOWN = {
+    "tensorboard": KnownService(TENSORBOARD, 6006, "/", "command -v tensorboard"),
+    "jupyter": KnownService(
+        JUPYTER,
+        8888,
+        "/lab",
+        "command -v jupyter-lab && jupyter server --version | "
         "{ IFS=. read -r major minor rest; "
         '[ "$major" -gt 2 ] || { [ "$major" -eq 2 ] && [ "$minor" -ge 20 ]; }; }',
-    },
-    serve.NAME: serve.KNOWN,
+    ),
+    serve.NAME: KnownService(serve.SCRIPT, serve.PORT, "/", serve.TEST),
 }

@@ -6,8 +6,9 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
 
+from ...wire.codec import to_json
+from ...wire.services import ServedModel, ServiceRequest
 from ..host.engine_objects import Mount, NewHostConfig
 from ..host.paths import drop_tree, require_name, resolve_inside, run_dir, write_text
 from ..reply import Failure
@@ -16,48 +17,42 @@ from .containers import build_mount
 NAME = "serve"
 PORT = 8000
 PACKAGE = "labctl_model_server"
-# As known_services.KNOWN has it.
-KNOWN = {
-    "script": f"exec python3 -m {PACKAGE}.services.model_server",
-    "port": PORT,
-    "path": "/",
-    "test": "python3 -c 'import fastapi, uvicorn, multipart, prometheus_client, PIL'",
-}
+SCRIPT = f"exec python3 -m {PACKAGE}.services.model_server"
+# Succeeds in an image that has the server program's dependencies.
+TEST = "python3 -c 'import fastapi, uvicorn, multipart, prometheus_client, PIL'"
 # exit code of the server program when it refuses a checkpoint or a setting; its output says why
 REFUSED = 3
 APP, RUN = "/lab/app", "/lab/run"
 MOST_PROCESSES = 1024
 
 
-def describe_model_settings(request: dict[str, Any]) -> list[Any]:
+def describe_model_settings(request: ServiceRequest) -> list[object]:
     """Return what distinguishes one model's service from another; [] for other services."""
-    model = request.get("model")
-    return [model, request.get("env", {}), _digest(request["app"])] if model else []
+    if request.model is None:
+        return []
+    return [to_json(request.model), request.env, _digest(request.app)]
 
 
-def build_mounts(root: Path, request: dict[str, Any]) -> list[Mount]:
+def build_mounts(root: Path, model: ServedModel, app: dict[str, str]) -> list[Mount]:
     """Return read-only mounts of the project's code, the checkpoints and labctl's server program.
 
-    Failure (missing) if the run, its checkpoint or the project's predict.py is not on this server.
+    `app` has the server program's files. Failure (missing) if the run, its checkpoint or the
+    project's predict.py is not on this server.
     """
-    code, checkpoints = (
-        _find_code(root, request["model"]),
-        _find_checkpoints(root, request["model"]),
-    )
+    code, checkpoints = _find_code(root, model), _find_checkpoints(root, model)
     return [
         build_mount(code, "/lab/code", read_only=True),
         build_mount(checkpoints, f"{RUN}/checkpoints", read_only=True),
-        build_mount(_install_server(root, request["app"]), APP, read_only=True),
+        build_mount(_install_server(root, app), APP, read_only=True),
     ]
 
 
-def build_env(request: dict[str, Any]) -> dict[str, str]:
-    model = request["model"]
-    subpath = f"/{model['checkpoint']}" if model["checkpoint"] else ""
+def build_env(model: ServedModel) -> dict[str, str]:
+    subpath = f"/{model.checkpoint}" if model.checkpoint else ""
     return {
         "PYTHONPATH": APP,
         "PROMETHEUS_DISABLE_CREATED_SERIES": "True",
-        "LABCTL_RUN_ID": model["run"],
+        "LABCTL_RUN_ID": model.run,
         "LABCTL_RUN_DIR": RUN,
         "LABCTL_CHECKPOINT_DIR": f"{RUN}/checkpoints",
         "LABCTL_SERVE_CHECKPOINTS": f"{RUN}/checkpoints{subpath}",
@@ -86,29 +81,29 @@ def explain_failure(code: int | None, output: str) -> Failure:
     return Failure("service", "the model server stopped", output, "labctl serve --push")
 
 
-def _find_code(root: Path, model: dict[str, Any]) -> Path:
-    run = model["run"]
-    code = run_dir(root, run) / "code" if model["code"] == "run" else root / "code"
+def _find_code(root: Path, model: ServedModel) -> Path:
+    run = model.run
+    code = run_dir(root, run) / "code" if model.code == "run" else root / "code"
     if not (code / "predict.py").is_file():
-        whose = f"the code of run {run}" if model["code"] == "run" else "the lab's code"
-        hint = "labctl serve --push" if model["code"] == "run" else "labctl init example"
+        whose = f"the code of run {run}" if model.code == "run" else "the lab's code"
+        hint = "labctl serve --push" if model.code == "run" else "labctl init example"
         why = "predict.py defines how to load the model (docs/serve.md); the sample project has one"
         raise Failure("missing", f"{whose} has no predict.py", why, hint)
     return code
 
 
-def _find_checkpoints(root: Path, model: dict[str, Any]) -> Path:
-    run = require_name(model["run"])
-    is_pushed = model["where"] == "here"
+def _find_checkpoints(root: Path, model: ServedModel) -> Path:
+    run = require_name(model.run)
+    is_pushed = model.where == "here"
     directory = root / "models" / run if is_pushed else run_dir(root, run) / "checkpoints"
     if not directory.is_dir():
         message = f"run {run} has no checkpoints on this server"
         raise Failure("missing", message, "", "labctl status --refresh")
-    if model["checkpoint"] and not resolve_inside(directory, model["checkpoint"]).exists():
+    if model.checkpoint and not resolve_inside(directory, model.checkpoint).exists():
         available = ", ".join(
             sorted(entry.name for entry in directory.iterdir() if entry.name[0] != ".")
         )
-        message = f"run {run} has no checkpoint {model['checkpoint']!r}"
+        message = f"run {run} has no checkpoint {model.checkpoint!r}"
         raise Failure(
             "missing", message, f"available checkpoints: {available or 'none'}", "labctl serve"
         )

@@ -14,8 +14,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from ...wire.images import BuildResult
+from ...wire.services import (
+    ListServicesReply,
+    ServiceImageOpening,
+    ServiceRecord,
+    ServiceReply,
+    ServiceRequest,
+    StopServiceReply,
+    StopServiceRequest,
+)
+from ...wire.verbs import LabRequest
 from ..broker.detection import is_brokered
 from ..host import engine
 from ..host.docker import run_docker
@@ -43,73 +53,59 @@ from .healthcheck import is_http_ready, is_listening
 from .images import pick_failing_lines, run_streamed, serve_wheelhouse
 from .known_services import KNOWN, TOKEN_FILE
 
-# How long a service may take until its port answers, unless the request says "deadline_s".
+# How long a service may take until its port answers, unless the request has a deadline.
 READY_S = 90.0
 
 
-def start(request: dict[str, Any]) -> dict[str, Any]:
+def start(request: ServiceRequest) -> ServiceReply:
     """Start a service, or find it running; reply once its port answers.
 
-    Replies {"missing": image} if the image is not on this server, and {"lacks": program, "tag":
-    tag} if the image has to be extended first (verb `service-image`). After "deadline_s" seconds it
-    raises Failure (service) with the end of the container's log, and removes the container. With
-    "replace", a service that runs with other settings is replaced ("replaced").
+    After the request's deadline it raises Failure (service) with the end of the container's log,
+    and removes the container.
     """
-    root = lab_dir(request["lab"], request["lab_id"])
-    name = require_name(request["name"])
+    root = lab_dir(request.lab, request.lab_id)
+    name = require_name(request.name)
     with _lock_service(root, name):
         container = _container_name(root, name)
         inspected = inspect_container(container)
         is_stale = False
         if inspected and inspected.State.Running:
             is_stale = _has_other_settings(inspected, request)
-            if not (is_stale and request.get("replace")):
-                inspected = _wait_until_ready(container, request)
-                return {
-                    **_describe_service(root, inspected, name),
-                    "found": True,
-                    "stale": is_stale,
-                }
-        base_image = inspect_image(request["image"])
+            if not (is_stale and request.replace):
+                service = _describe_service(root, _wait_until_ready(container, request), name)
+                return ServiceReply(*service, found=True, stale=is_stale)
+        base_image = inspect_image(request.image)
         if base_image is None:
-            return {"missing": request["image"]}
+            return ServiceReply(missing=request.image)
         service_image = _find_service_image(base_image, request)
         if service_image is None:
-            return {"lacks": name, "tag": _image_tag(base_image, request)}
+            return ServiceReply(lacks=name, tag=_image_tag(base_image, request))
         body = _build_container(root, service_image, request)
         if inspected:
             _stop_container(container)
         _launch(container, body, request)
         inspected = _wait_until_ready(container, request)
-    return {
-        **_describe_service(root, inspected, name),
-        "found": False,
-        "stale": False,
-        "replaced": is_stale,
-    }
+    return ServiceReply(*_describe_service(root, inspected, name), replaced=is_stale)
 
 
-def status(request: dict[str, Any]) -> dict[str, Any]:
-    """Return {"services": [...]}: every service of the lab that has a container, running or not."""
-    root = lab_dir(request["lab"], request["lab_id"])
-    inspected = inspect_containers(_list_containers(root, request["lab_id"]))
-    return {
-        "services": [
+def status(request: LabRequest) -> ListServicesReply:
+    """List every service of the lab that has a container, running or not."""
+    root = lab_dir(request.lab, request.lab_id)
+    inspected = inspect_containers(_list_containers(root, request.lab_id))
+    return ListServicesReply(
+        tuple(
             _describe_service(root, container, container.labels["labctl.service"])
             for _, container in sorted(inspected.items())
-        ]
-    }
+        )
+    )
 
 
-def stop(request: dict[str, Any]) -> dict[str, Any]:
-    """Remove the service "name", or all services of the lab. Returns {"stopped": names}.
-
-    An absent service is not an error.
-    """
-    root = lab_dir(request["lab"], request["lab_id"])
-    selected = _container_name(root, require_name(request["name"])) if request.get("name") else ""
+def stop(request: StopServiceRequest) -> StopServiceReply:
+    """Remove one service, or all services of the lab. An absent service is not an error."""
+    root = lab_dir(request.lab, request.lab_id)
+    selected = _container_name(root, require_name(request.name)) if request.name else ""
     stopped = []
-    for container in _list_containers(root, request["lab_id"]):
+    for container in _list_containers(root, request.lab_id):
         if selected not in ("", container):
             continue
         _stop_container(container)
@@ -118,7 +114,7 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
         if token.exists():
             token.unlink()
         stopped.append(name)
-    return {"stopped": sorted(stopped)}
+    return StopServiceReply(tuple(sorted(stopped)))
 
 
 def _stop_container(container: str) -> None:
@@ -127,39 +123,31 @@ def _stop_container(container: str) -> None:
     engine.remove_container(container)
 
 
-def build(request: dict[str, Any]) -> None:
-    """Build the Dockerfile text "dockerfile" on top of "image"; stream and log as `build` does."""
-    root = lab_dir(request["lab"], request["lab_id"])
-    base_image = inspect_image(request["image"])
+def build(request: ServiceRequest) -> None:
+    """Build the request's Dockerfile on top of its image; stream and log as `images.build` does."""
+    root = lab_dir(request.lab, request.lab_id)
+    base_image = inspect_image(request.image)
     if base_image is None:
-        raise Failure("missing", f"the image {request['image']} is not on the server")
+        raise Failure("missing", f"the image {request.image} is not on the server")
     if is_brokered():
-        message = (
-            f"{request['image']} lacks {request['name']}, and this shared server cannot add it"
-        )
+        message = f"{request.image} lacks {request.name}, and this shared server cannot add it"
         hint = "ask the course's staff for an image with it, or install it in your own image"
         raise Failure("policy", message, "images are built without Docker's engine here", hint)
     tag = _image_tag(base_image, request)
     context = root / "builds" / tag.replace(":", "-")
     context.mkdir(parents=True, exist_ok=True)
-    write_text(context / "Dockerfile", request["dockerfile"])
+    write_text(context / "Dockerfile", request.dockerfile)
     log = context / "build.log"
-    send_reply({"log": str(log), "tag": tag})
-    with serve_wheelhouse(bool(request.get("wheelhouse"))) as wheel_args:
+    send_reply(ServiceImageOpening(str(log), tag))
+    with serve_wheelhouse(request.wheelhouse) as wheel_args:
         words = ["docker", "build", "--tag", tag]
-        words += ["--label", "labctl.lab-id=" + request["lab_id"]]
-        for key, value in {
-            **request.get("args", {}),
-            **wheel_args,
-            "BASE": base_image.Id,
-        }.items():
+        words += ["--label", "labctl.lab-id=" + request.lab_id]
+        for key, value in {**request.args, **wheel_args, "BASE": base_image.Id}.items():
             words += ["--build-arg", f"{key}={value}"]
         if wheel_args:
             words += ["--network", "host"]
         code, lines = run_streamed([*words, str(context)], log)
-    send_closing_reply(
-        {"code": code, "log": str(log), "tag": tag, "tail": pick_failing_lines(lines)}
-    )
+    send_closing_reply(BuildResult(code, tuple(pick_failing_lines(lines)), str(log)))
 
 
 def _container_name(root: Path, name: str) -> str:
@@ -181,82 +169,79 @@ def _lock_service(root: Path, name: str) -> Iterator[None]:
         yield
 
 
-def _image_tag(base_image: Image, request: dict[str, Any]) -> str:
-    args = {k: v for k, v in request.get("args", {}).items() if k != "BASE"}
-    text = json.dumps([base_image.Id, request.get("dockerfile", ""), args], sort_keys=True)
+def _image_tag(base_image: Image, request: ServiceRequest) -> str:
+    args = {k: v for k, v in request.args.items() if k != "BASE"}
+    text = json.dumps([base_image.Id, request.dockerfile, args], sort_keys=True)
     return "labctl-services:" + hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _find_service_image(base_image: Image, request: dict[str, Any]) -> Image | None:
+def _find_service_image(base_image: Image, request: ServiceRequest) -> Image | None:
     """Return the image to start: this one, or the one built on it, None until that is built."""
-    preset = KNOWN.get(request["name"])
-    if preset is None or request.get("command"):
+    preset = KNOWN.get(request.name)
+    if preset is None or request.command:
         return base_image
     path = labctl_home() / ".passwd" / f"programs-{base_image.Id.rpartition(':')[2][:24]}.json"
     programs = read_json(path)
-    if request["name"] not in programs:
+    if request.name not in programs:
         words = ["run", "--rm", "--network", "none", "--entrypoint", "/bin/sh", base_image.Id]
-        done = run_docker(*words, "-c", f"{preset['test']} >/dev/null 2>&1", check=False)
-        programs[request["name"]] = done.returncode == 0
+        done = run_docker(*words, "-c", f"{preset.test} >/dev/null 2>&1", check=False)
+        programs[request.name] = done.returncode == 0
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, programs)
-    return (
-        base_image if programs[request["name"]] else inspect_image(_image_tag(base_image, request))
-    )
+    return base_image if programs[request.name] else inspect_image(_image_tag(base_image, request))
 
 
-def _get_port(request: dict[str, Any]) -> int:
+def _get_port(request: ServiceRequest) -> int:
     """Return the port inside the container. Failure (usage) without a valid one."""
-    port = int(request.get("port") or KNOWN.get(request["name"], {}).get("port", 0))
+    known = KNOWN.get(request.name)
+    port = request.port or (known.port if known else 0)
     if not 0 < port < 65536:
-        message = f"the service {request['name']} needs a port"
+        message = f"the service {request.name} needs a port"
         hint = "add it in lab.yaml: services: {NAME: {port: 8000}}"
         raise Failure("usage", message, "", hint)
     return port
 
 
-def _build_argv(request: dict[str, Any]) -> list[str]:
+def _build_argv(request: ServiceRequest) -> list[str]:
     """Return the service's argv, [] for an image's own. Failure (usage) without a known command."""
-    if request.get("command") or request.get("as_is"):
-        return list(request.get("command", ()))
-    preset = KNOWN.get(request["name"])
+    if request.command or request.as_is:
+        return list(request.command)
+    preset = KNOWN.get(request.name)
     if preset is None:
-        message = f"the service {request['name']} has no command"
+        message = f"the service {request.name} has no command"
         raise Failure("usage", message, "", "add a command for it in lab.yaml")
-    return ["/bin/sh", "-c", preset["script"], request["name"], str(_get_port(request))]
+    return ["/bin/sh", "-c", preset.script, request.name, str(_get_port(request))]
 
 
-def _hash_settings(request: dict[str, Any]) -> str:
-    settings = [request["image"], _build_argv(request), _get_port(request), request.get("gpus", "")]
-    settings += serve.describe_model_settings(request) or (
-        [request["env"]] if request.get("env") else []
-    )
+def _hash_settings(request: ServiceRequest) -> str:
+    settings = [request.image, _build_argv(request), _get_port(request), request.gpus]
+    settings += serve.describe_model_settings(request) or ([request.env] if request.env else [])
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
 
-def _has_other_settings(inspected: Container, request: dict[str, Any]) -> bool:
+def _has_other_settings(inspected: Container, request: ServiceRequest) -> bool:
     """Return whether the service runs with another image, command or port than this request's."""
     return bool(inspected.labels.get("labctl.service-wish") != _hash_settings(request))
 
 
-def _launch(container: str, body: NewContainer, request: dict[str, Any]) -> None:
+def _launch(container: str, body: NewContainer, request: ServiceRequest) -> None:
     try:
         if not engine.create_container(container, body):
             raise engine.EngineRequestError(409, f"a container named {container} already exists")
         engine.start_container(container)
     except engine.EngineRequestError as refused:
         engine.remove_container(container)
-        message = f"the service {request['name']} did not start"
+        message = f"the service {request.name} did not start"
         raise Failure("docker", message, refused.message[-1500:], "labctl doctor") from None
 
 
-def _build_container(root: Path, image: Image, request: dict[str, Any]) -> NewContainer:
-    name, argv, port = request["name"], _build_argv(request), _get_port(request)
-    env = {**request.get("env", {}), "LABCTL_DATA_DIR": "/lab/data"}
+def _build_container(root: Path, image: Image, request: ServiceRequest) -> NewContainer:
+    name, argv, port = request.name, _build_argv(request), _get_port(request)
+    env = {**request.env, "LABCTL_DATA_DIR": "/lab/data"}
     env["LABCTL_SERVICE_PORT"] = str(port)
-    if request.get("model"):
-        mounts = serve.build_mounts(root, request)
-        env.update(serve.build_env(request))
+    if request.model:
+        mounts = serve.build_mounts(root, request.model, request.app)
+        env.update(serve.build_env(request.model))
     else:
         mounts = _lab_mounts(root, request)
     if name == "jupyter":
@@ -264,30 +249,30 @@ def _build_container(root: Path, image: Image, request: dict[str, Any]) -> NewCo
         env["JUPYTER_TOKEN_FILE"] = TOKEN_FILE
     labels = {"labctl.service": name, "labctl.service-port": str(port)}
     labels["labctl.service-wish"] = _hash_settings(request)
-    lab = ContainerLab(request["lab"], request["lab_id"], request.get("gpus", ""))
+    lab = ContainerLab(request.lab, request.lab_id, request.gpus)
     container = build_lab_container(root, lab, image, mounts, env, labels)
     published = (PortBinding(HostIp="127.0.0.1"),)
     config = container.HostConfig._replace(Init=True, PortBindings={f"{port}/tcp": published})
-    if request.get("model"):
+    if request.model:
         config = serve.lock_down(config)
-    if request.get("model") or request.get("as_is"):
-        limits = ContainerLimits(request["memory_bytes"], request["cpus"], request["shm_bytes"])
+    if request.model or request.as_is:
+        limits = ContainerLimits(request.memory_bytes, request.cpus, request.shm_bytes)
         config = limit(config, limits)
     container = container._replace(ExposedPorts={f"{port}/tcp": {}}, HostConfig=config)
-    if request.get("as_is"):
+    if request.as_is:
         container = container._replace(WorkingDir=image.config.WorkingDir or "/")
         return container._replace(Cmd=tuple(argv)) if argv else container
-    if request.get("command"):
+    if request.command:
         return container._replace(Cmd=tuple(argv))
     return container._replace(Entrypoint=tuple(argv[:1]), Cmd=tuple(argv[1:]))
 
 
-def _lab_mounts(root: Path, request: dict[str, Any]) -> list[Mount]:
+def _lab_mounts(root: Path, request: ServiceRequest) -> list[Mount]:
     """Mount the lab's code and runs. A third-party image (`as_is`) may not write there."""
     for each in ("code", "runs"):
         (root / each).mkdir(exist_ok=True)
-    foreign = bool(request.get("as_is"))
-    reads_only = foreign or request["name"] == "tensorboard"
+    foreign = request.as_is
+    reads_only = foreign or request.name == "tensorboard"
     return [
         build_mount(root / "code", "/lab/code", read_only=foreign),
         build_mount(root / "runs", "/lab/runs", read_only=reads_only),
@@ -306,18 +291,17 @@ def _token(root: Path, name: str) -> Path:
     return path
 
 
-def _describe_service(root: Path, inspected: Container, name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "port": _get_inner_port(inspected)
-        if _get_socket(inspected)
-        else _get_published_port(inspected),
-        "socket": _get_socket(inspected),
-        "token": read_text(_token_path(root, name)) if name == "jupyter" else "",
-        "path": KNOWN.get(name, {}).get("path", "/"),
-        "container": inspected.Name.lstrip("/"),
-        "running": inspected.State.Running,
-    }
+def _describe_service(root: Path, inspected: Container, name: str) -> ServiceRecord:
+    socket, known = _get_socket(inspected), KNOWN.get(name)
+    return ServiceRecord(
+        name=name,
+        port=_get_inner_port(inspected) if socket else _get_published_port(inspected),
+        socket=socket,
+        token=read_text(_token_path(root, name)) if name == "jupyter" else "",
+        path=known.path if known else "/",
+        container=inspected.Name.lstrip("/"),
+        running=inspected.State.Running,
+    )
 
 
 def _get_published_port(inspected: Container) -> int:
@@ -338,11 +322,11 @@ def _get_socket(inspected: Container) -> str:
     return inspected.labels.get("labctl.service-socket", "")
 
 
-def _wait_until_ready(container: str, request: dict[str, Any]) -> Container:
+def _wait_until_ready(container: str, request: ServiceRequest) -> Container:
     """Wait until the port answers; return the container."""
-    name = request["name"]
-    is_preset = name in KNOWN and not request.get("command")
-    limit_s = float(request.get("deadline_s") or READY_S)
+    name = request.name
+    is_preset = name in KNOWN and not request.command
+    limit_s = request.deadline_s or READY_S
     deadline = time.monotonic() + limit_s
     while True:
         inspected = inspect_container(container)
@@ -357,10 +341,10 @@ def _wait_until_ready(container: str, request: dict[str, Any]) -> Container:
 
 
 def _describe_early_end(
-    container: str, inspected: Container | None, request: dict[str, Any]
+    container: str, inspected: Container | None, request: ServiceRequest
 ) -> Failure:
-    failure = _fail(container, f"the service {request['name']} exited right after its start")
-    if not request.get("model"):
+    failure = _fail(container, f"the service {request.name} exited right after its start")
+    if not request.model:
         return failure
     return serve.explain_failure(
         inspected.State.ExitCode if inspected else None, failure.report.why

@@ -12,12 +12,13 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
+from ...wire.runs import RunSpec
+from ...wire.sandbox import EvaluateReply, EvaluateRequest
 from ..host import engine
 from ..host.docker import run_docker
 from ..host.engine_objects import Image, NewContainer
-from ..host.paths import drop_tree, lab_dir, read_json, resolve_inside
+from ..host.paths import drop_tree, lab_dir, resolve_inside
 from ..reply import Failure
 from ..runs.containers import (
     ContainerLab,
@@ -29,6 +30,7 @@ from ..runs.containers import (
 )
 from ..runs.records import read_last_attempt
 from ..runs.run_state import require_run_directory
+from ..runs.spec import read_spec
 
 PROGRAM = "evaluate.py"
 OUT = "evaluation.json"
@@ -36,34 +38,36 @@ OUT_DIRECTORY = "/lab/evaluation"
 LONGEST_S = 3600.0
 LARGEST_BYTES = 32 * 1024 * 1024
 OUTPUT_LINES = "60"
+# An evaluation has four levels. Converting a value of a thousand would end this process.
+MOST_LEVELS = 64
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 PYTHON = 'command -v python >/dev/null && exec python "$@"; exec python3 "$@"'
 
 
-def evaluate(request: dict[str, Any]) -> dict[str, Any]:
-    """Evaluate "checkpoint" (a path below the run, "" for all of its checkpoints).
+def evaluate(request: EvaluateRequest) -> EvaluateReply:
+    """Evaluate a run's checkpoint, or all of its checkpoints.
 
-    Replies {"code", "said": its last lines of output, "evaluation": its result or null}, or
-    {"missing": image}. Failure after "deadline_s" seconds. Concurrent evaluations of one run wait
-    for each other.
+    Failure after the request's deadline. Concurrent evaluations of one run wait for each other.
     """
-    directory = require_run_directory(request["lab"], request["lab_id"], request["run"])
-    spec = read_json(directory / ".labctl" / "spec.json")
+    directory = require_run_directory(request.lab, request.lab_id, request.run)
+    spec = read_spec(directory)._replace(gpus=request.gpus)
     if not (directory / "code" / PROGRAM).is_file():
         what = f"the code of run {directory.name} has no {PROGRAM}"
         raise Failure("missing", what, "an evaluation uses the run's own copy of the code")
-    checkpoint = request.get("checkpoint") or "checkpoints"
+    checkpoint = request.checkpoint or "checkpoints"
     if not resolve_inside(directory, checkpoint).is_dir():
         raise Failure("missing", f"run {directory.name} has no {checkpoint} on this server")
     image_id = read_last_attempt(directory).image_id
     image = (engine.inspect_image(image_id) if image_id else None) or engine.inspect_image(
-        spec["image"]
+        spec.image
     )
     if image is None:
-        return {"missing": spec["image"]}
+        return EvaluateReply(missing=spec.image)
     with (directory / ".labctl" / "evaluation.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _run_evaluation(request, directory, spec, image, checkpoint)
+        root = lab_dir(request.lab, request.lab_id)
+        deadline_s = request.deadline_s or LONGEST_S
+        return _run_evaluation(root, directory, spec, image, checkpoint, deadline_s)
 
 
 def name_container(root: Path, run: str) -> str:
@@ -71,31 +75,22 @@ def name_container(root: Path, run: str) -> str:
 
 
 def _run_evaluation(
-    request: dict[str, Any],
-    directory: Path,
-    spec: dict[str, Any],
-    image: Image,
-    checkpoint: str,
-) -> dict[str, Any]:
-    root = lab_dir(request["lab"], request["lab_id"])
+    root: Path, directory: Path, spec: RunSpec, image: Image, checkpoint: str, deadline_s: float
+) -> EvaluateReply:
     name = name_container(root, directory.name)
     output_directory = directory / ".labctl" / f"evaluation-{os.urandom(4).hex()}"
     output_directory.mkdir()
     engine.remove_container(name)  # left behind by a killed call
     try:
-        spec = {**spec, "gpus": request.get("gpus", "")}
         engine.create_container(
             name,
             build_evaluation_container(root, directory, spec, image, checkpoint, output_directory),
         )
         engine.start_container(name)
-        code = _wait_for_exit(name, float(request.get("deadline_s") or LONGEST_S))
+        code = _wait_for_exit(name, deadline_s)
         done = run_docker("logs", "--tail", OUTPUT_LINES, name, check=False)
-        return {
-            "code": code,
-            "said": (done.stdout + done.stderr)[-6000:],
-            "evaluation": _read_result(output_directory / OUT),
-        }
+        output = (done.stdout + done.stderr)[-6000:]
+        return EvaluateReply(code, output, _read_result(output_directory / OUT))
     finally:
         engine.remove_container(name)
         drop_tree(output_directory)
@@ -104,7 +99,7 @@ def _run_evaluation(
 def build_evaluation_container(
     root: Path,
     directory: Path,
-    spec: dict[str, Any],
+    spec: RunSpec,
     image: Image,
     checkpoint: str,
     output_directory: Path,
@@ -116,15 +111,15 @@ def build_evaluation_container(
     ]
     # HOME is a temporary directory for programs that write there.
     env = {
-        **build_run_env(spec["id"]),
-        **spec["env"],
+        **build_run_env(spec.id),
+        **spec.env,
         "HOME": "/tmp",
         "LABCTL_EVALUATION": f"{OUT_DIRECTORY}/{OUT}",
     }
-    labels = {"labctl.runs.evaluation": spec["id"]}
-    lab = ContainerLab(spec["lab"], spec["lab_id"], spec.get("gpus", ""))
+    labels = {"labctl.runs.evaluation": spec.id}
+    lab = ContainerLab(spec.lab, spec.lab_id, spec.gpus)
     container = build_lab_container(root, lab, image, mounts, env, labels)
-    limits = ContainerLimits(spec["memory_bytes"], spec["cpus"], spec["shm_bytes"])
+    limits = ContainerLimits(spec.memory_bytes, spec.cpus, spec.shm_bytes)
     config = limit(container.HostConfig, limits)._replace(
         Mounts=tuple(
             mount._replace(ReadOnly=mount.Target != OUT_DIRECTORY)
@@ -157,7 +152,7 @@ def _wait_for_exit(name: str, deadline_s: float) -> int:
         pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
 
 
-def _read_result(path: Path) -> Any:
+def _read_result(path: Path) -> object:
     """Return the program's result; None if it is not JSON. Never follows a link."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -168,6 +163,15 @@ def _read_result(path: Path) -> Any:
     if len(text) > LARGEST_BYTES:
         raise Failure("usage", f"{PROGRAM} wrote more than {LARGEST_BYTES >> 20} MiB")
     try:
-        return json.loads(text)
+        result: object = json.loads(text)
     except (ValueError, RecursionError):
         return None
+    return None if _is_deeper(result, MOST_LEVELS) else result
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    """Return whether lists and objects in `value` are nested in more than this many levels."""
+    if not isinstance(value, (list, dict)):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return not levels or any(_is_deeper(item, levels - 1) for item in items)

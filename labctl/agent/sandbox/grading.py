@@ -14,9 +14,17 @@ import http.client
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
 from ...wire.boot_id import read_boot_token
+from ...wire.codec import MessageError, from_json, to_json
+from ...wire.sandbox import (
+    ClearGradingReply,
+    GradedJobRecord,
+    GradeReply,
+    GradeRequest,
+    GradingCheckReply,
+)
+from ...wire.verbs import LabRequest
 from ..host import engine
 from ..host.engine_objects import Image, Mount, NewContainer
 from ..host.paths import CHUNK, drop_tree, lab_dir, read_json, require_name, write_json, write_text
@@ -41,14 +49,14 @@ METADATA_S = 1.0
 TOKEN = "X-aws-ec2-metadata-token"
 
 
-def check(_: dict[str, Any]) -> dict[str, Any]:
-    """Return {"machine": changes with machine and boot, "credentials": sentences about each}."""
+def check(request: LabRequest) -> GradingCheckReply:
+    """Describe the credentials on this machine, which students' code could read."""
     credentials = [f"~/{name}" for name in KEYS if _has_content(Path.home() / name)]
     credentials += [f"the variable {name}" for name in VARIABLES if os.environ.get(name)]
     credentials += _private_keys(Path.home() / ".ssh")
     role = _get_role()
     credentials += [f"the machine's own role, {role}"] if role else []
-    return {"machine": read_boot_token(), "credentials": credentials}
+    return GradingCheckReply(read_boot_token(), tuple(credentials))
 
 
 def _has_content(path: Path) -> bool:
@@ -94,56 +102,55 @@ def _read_metadata(method: str, path: str, headers: dict[str, str]) -> str:
         link.close()
 
 
-def grade(request: dict[str, Any]) -> dict[str, Any]:
-    """Run one submission and grade its predictions.
-
-    "submission", "inputs", "labels" and "grader" name pushed directories ("" for none), "predict"
-    and "grade" are the two commands, "limits" and "timeout_s" apply to each. Replies {"predict",
-    "grade", "results": text or null}, or {"missing": image}. Until `clear`, the same "job" returns
-    the same reply without running anything.
-    """
-    image = engine.inspect_image(request["image"])
+def grade(request: GradeRequest) -> GradeReply:
+    """Run one submission and grade its predictions, unless this job was done before."""
+    image = engine.inspect_image(request.image)
     if image is None:
-        return {"missing": request["image"]}
-    top = _grading_directory(request)
-    job = top / ".jobs" / require_name(request["job"])
+        return GradeReply(missing=request.image)
+    top = _grading_directory(request.lab, request.lab_id)
+    job = top / ".jobs" / require_name(request.job)
     job.mkdir(parents=True, exist_ok=True)
     with (job / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        earlier_reply = read_json(job / "reply.json")
-        if earlier_reply:
-            return earlier_reply
-        reply = _grade_submission(request, top, job, image)
-        if reply["grade"] is None or reply["grade"]["outcome"] == "ok":
-            write_json(job / "reply.json", reply, mode=0o600)
-        return reply
+        record = _read_record(job / "reply.json")
+        if record is None:
+            record = _grade_submission(request, top, job, image)
+            if record.grade is None or record.grade.outcome == "ok":
+                write_json(job / "reply.json", to_json(record), mode=0o600)
+        return GradeReply(*record)
 
 
-def clear(request: dict[str, Any]) -> dict[str, Any]:
+def _read_record(path: Path) -> GradedJobRecord | None:
+    """Read the result of a job; None if it was not stored, or is damaged."""
+    try:
+        return from_json(GradedJobRecord, read_json(path))
+    except MessageError:
+        return None
+
+
+def clear(request: LabRequest) -> ClearGradingReply:
     """Remove everything of this lab's grading: labels, submissions, containers."""
-    top = _grading_directory(request)
-    for name in sandbox.list_labeled_containers(f"{LABEL}={request['lab_id']}"):
+    top = _grading_directory(request.lab, request.lab_id)
+    for name in sandbox.list_labeled_containers(f"{LABEL}={request.lab_id}"):
         engine.remove_container(name)
     drop_tree(top)
-    lab = lab_dir(request["lab"], request["lab_id"])
+    lab = lab_dir(request.lab, request.lab_id)
     for path in (lab / ".labctl").glob(".*-grading-*"):
         drop_tree(path) if path.is_dir() else path.unlink()
-    return {"cleared": not top.exists()}
+    return ClearGradingReply(not top.exists())
 
 
-def _grading_directory(request: dict[str, Any]) -> Path:
-    top = lab_dir(request["lab"], request["lab_id"]) / "grading"
+def _grading_directory(lab: str, lab_id: str) -> Path:
+    top = lab_dir(lab, lab_id) / "grading"
     top.mkdir(mode=0o700, exist_ok=True)
     top.chmod(0o700)
     return top
 
 
-def _grade_submission(
-    request: dict[str, Any], top: Path, job: Path, image: Image
-) -> dict[str, Any]:
+def _grade_submission(request: GradeRequest, top: Path, job: Path, image: Image) -> GradedJobRecord:
     prediction = _run_student_code(request, top, image)
-    if prediction.outcome != "ok":
-        return {"predict": prediction.as_json(), "grade": None, "results": None}
+    if prediction.program.outcome != "ok":
+        return GradedJobRecord(prediction.program)
     predictions = job / PREDICTIONS
     try:
         _write_file(predictions, prediction.output)
@@ -151,66 +158,67 @@ def _grade_submission(
     finally:
         if predictions.exists():
             predictions.unlink()
-    results = grading.output.decode("utf-8", "replace") if grading.outcome == "ok" else None
-    return {"predict": prediction.as_json(), "grade": grading.as_json(), "results": results}
+    has_results = grading.program.outcome == "ok"
+    results = grading.output.decode("utf-8", "replace") if has_results else None
+    return GradedJobRecord(prediction.program, grading.program, results)
 
 
-def _run_student_code(request: dict[str, Any], top: Path, image: Image) -> sandbox.SandboxResult:
+def _run_student_code(request: GradeRequest, top: Path, image: Image) -> sandbox.SandboxResult:
     """Run the student's container: their code and model, and the inputs."""
-    submission = _find_pushed(top, request["submission"])
+    submission = _find_pushed(top, request.submission)
     mounts = [_mount_readable(submission / part, f"/lab/{part}") for part in ("code", "model")]
-    if request["inputs"]:
-        mounts.append(_mount_readable(_find_pushed(top, request["inputs"]), "/lab/inputs"))
+    if request.inputs:
+        mounts.append(_mount_readable(_find_pushed(top, request.inputs), "/lab/inputs"))
     mounts.append(_mount_readable(_install_scripts(top), "/lab/labctl"))
     env = {
         "LABCTL_INPUTS": "/lab/inputs",
         "LABCTL_MODEL": "/lab/model",
         "LABCTL_PREDICTIONS": f"{sandbox.OUT}/{PREDICTIONS}",
     }
-    container = _container(request, image, request["predict"], PREDICTIONS, mounts, env)
+    container = _container(request, image, request.predict, PREDICTIONS, mounts, env)
     return _run(request, "predict", container, LARGEST_PREDICTIONS)
 
 
 def _run_grader(
-    request: dict[str, Any], top: Path, predictions: Path, image: Image
+    request: GradeRequest, top: Path, predictions: Path, image: Image
 ) -> sandbox.SandboxResult:
     """Run the staff's container: the labels, the grader, and the student's predictions only."""
     mounts = [build_mount(predictions, "/lab/predictions", read_only=True)]
-    mounts.append(_mount_readable(_find_pushed(top, request["grader"]), "/lab/code"))
-    for part in ("inputs", "labels"):
-        if request[part]:
-            mounts.append(_mount_readable(_find_pushed(top, request[part]), f"/lab/{part}"))
+    mounts.append(_mount_readable(_find_pushed(top, request.grader), "/lab/code"))
+    for part, name in (("inputs", request.inputs), ("labels", request.labels)):
+        if name:
+            mounts.append(_mount_readable(_find_pushed(top, name), f"/lab/{part}"))
     mounts.append(_mount_readable(_install_scripts(top), "/lab/labctl"))
     env = {
         "LABCTL_INPUTS": "/lab/inputs",
         "LABCTL_LABELS": "/lab/labels",
         "LABCTL_PREDICTIONS": "/lab/predictions",
         "LABCTL_RESULTS": f"{sandbox.OUT}/{RESULTS}",
-        "LABCTL_POINTS": str(request["points"]),
+        "LABCTL_POINTS": str(request.points),
     }
-    container = _container(request, image, request["grade"], RESULTS, mounts, env)
+    container = _container(request, image, request.grade, RESULTS, mounts, env)
     return _run(request, "grade", container, LARGEST_RESULTS)
 
 
 def _container(
-    request: dict[str, Any],
+    request: GradeRequest,
     image: Image,
-    command: list[str],
+    command: tuple[str, ...],
     output: str,
     mounts: list[Mount],
     env: dict[str, str],
 ) -> NewContainer:
-    labels = {LABEL: request["lab_id"], "labctl.lab-id": request["lab_id"]}
+    labels = {LABEL: request.lab_id, "labctl.lab-id": request.lab_id}
     return sandbox.build_sandbox_container(
-        image, command, output, mounts, env, labels, request["limits"]
+        image, command, output, mounts, env, labels, request.limits
     )
 
 
 def _run(
-    request: dict[str, Any], part: str, container: NewContainer, most_bytes: int
+    request: GradeRequest, part: str, container: NewContainer, most_bytes: int
 ) -> sandbox.SandboxResult:
-    name = f"labctl-{part}-{require_name(request['job'])}"
-    return sandbox.run_sandboxed(name, container, float(request["timeout_s"]), most_bytes)
+    name = f"labctl-{part}-{require_name(request.job)}"
+    return sandbox.run_sandboxed(name, container, request.timeout_s, most_bytes)
 
 
 def _find_pushed(top: Path, name: str) -> Path:

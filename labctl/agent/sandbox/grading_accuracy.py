@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 MOST_FIELD = 10000
 
@@ -41,29 +42,36 @@ def read_table(path: Path) -> dict[str, str]:
     return table
 
 
-def score_predictions(
-    labels: dict[str, str], predictions: dict[str, str], points: float
-) -> dict[str, object]:
-    """Return results.json. A missing prediction counts as wrong; unknown items are ignored."""
+class Score(NamedTuple):
+    """How many of the labels' `items` the predictions match, and how many they do not mention."""
+
+    items: int
+    correct: int
+    missing: int
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.items
+
+
+def score_predictions(labels: dict[str, str], predictions: dict[str, str]) -> Score:
+    """Score the predictions. A missing one counts as wrong; unknown items are ignored."""
     correct = sum(1 for item, label in labels.items() if predictions.get(item) == label)
     missing = sum(1 for item in labels if item not in predictions)
-    accuracy = correct / len(labels)
-    text = f"{correct} of {len(labels)} hidden items are correct: accuracy {accuracy:.4f}"
-    if missing:
-        text += f"; {missing} have no prediction"
-    return {
-        "score": round(points * accuracy, 4),
-        "output": text,
-        "tests": [
-            {
-                "name": "hidden items",
-                "score": round(points * accuracy, 4),
-                "max_score": points,
-                "output": text,
-            }
-        ],
-        "extra_data": {"accuracy": accuracy, "items": len(labels), "correct": correct},
-    }
+    return Score(len(labels), correct, missing)
+
+
+def format_results(score: Score, points: float) -> str:
+    """Return results.json for a score."""
+    text = (
+        f"{score.correct} of {score.items} hidden items are correct: accuracy {score.accuracy:.4f}"
+    )
+    if score.missing:
+        text += f"; {score.missing} have no prediction"
+    earned = round(points * score.accuracy, 4)
+    test = {"name": "hidden items", "score": earned, "max_score": points, "output": text}
+    extra = {"accuracy": score.accuracy, "items": score.items, "correct": score.correct}
+    return json.dumps({"score": earned, "output": text, "tests": [test], "extra_data": extra})
 
 
 def main() -> int:
@@ -72,13 +80,12 @@ def main() -> int:
     if not labels:
         raise BadTableError("labels.csv names no item")
     try:
-        results = score_predictions(
-            labels, read_table(Path(os.environ["LABCTL_PREDICTIONS"])), points
-        )
+        predictions = read_table(Path(os.environ["LABCTL_PREDICTIONS"]))
+        results = format_results(score_predictions(labels, predictions), points)
     except BadTableError as error:
         text = f"the predictions cannot be read: {error}"
-        results = {"score": 0.0, "output": text, "extra_data": {"accuracy": 0.0}}
-    Path(os.environ["LABCTL_RESULTS"]).write_text(json.dumps(results), encoding="utf-8")
+        results = json.dumps({"score": 0.0, "output": text, "extra_data": {"accuracy": 0.0}})
+    Path(os.environ["LABCTL_RESULTS"]).write_text(results, encoding="utf-8")
     return 0
 
 

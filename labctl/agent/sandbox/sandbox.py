@@ -13,6 +13,7 @@ import subprocess
 import time
 from typing import Any, NamedTuple
 
+from ...wire.sandbox import ProgramResult, SandboxLimits
 from ..host import engine
 from ..host.engine_objects import (
     ContainerHealthcheck,
@@ -44,41 +45,26 @@ END_S = 20.0
 
 
 class SandboxResult(NamedTuple):
-    """The result of a program.
+    """How a program ended, and its result file; b"" unless the outcome is "ok"."""
 
-    `outcome`: ok, exit, time, memory, large (its file), none (no file).
-    """
-
-    outcome: str
-    code: int
-    said: str
-    seconds: float
+    program: ProgramResult
     output: bytes
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "outcome": self.outcome,
-            "code": self.code,
-            "said": self.said,
-            "seconds": round(self.seconds, 3),
-        }
 
 
 def build_sandbox_container(
     image: Image,
-    command: list[str],
+    command: tuple[str, ...],
     output: str,
     mounts: list[Mount],
     env: dict[str, str],
     labels: dict[str, str],
-    limits: dict[str, Any],
+    limits: SandboxLimits,
 ) -> NewContainer:
     """Return a container without network. `output` is its file below OUT.
 
-    `limits`: memory_bytes, cpus, pids, disk_bytes, shm_bytes, gpus. The image's entrypoint is
-    not used, since it may print to the pipe of the result.
+    The image's entrypoint is not used, since it may print to the pipe of the result.
     """
-    scratch = f"rw,nosuid,nodev,size={limits['disk_bytes']},nr_inodes={MOST_FILES},mode=1777"
+    scratch = f"rw,nosuid,nodev,size={limits.disk_bytes},nr_inodes={MOST_FILES},mode=1777"
     # An image's own /tmp may be writable for root only, and would keep its mode.
     defaults = {"HOME": SCRATCH, "TMPDIR": SCRATCH, "USER": "nobody", "PYTHONUNBUFFERED": "1"}
     variables = {**defaults, **env}
@@ -91,7 +77,7 @@ def build_sandbox_container(
         Env=tuple(f"{key}={value}" for key, value in sorted(variables.items())),
         Labels=labels,
         Entrypoint=("/bin/sh", "-c", WRAPPER, "sealed", f"{OUT}/{output}"),
-        Cmd=tuple(command),
+        Cmd=command,
         AttachStdout=True,
         AttachStderr=True,
         NetworkDisabled=True,
@@ -99,23 +85,23 @@ def build_sandbox_container(
         HostConfig=NewHostConfig(
             Mounts=(
                 *mounts,
-                *engine.build_volume_mounts(image, used_targets, limits["disk_bytes"]),
+                *engine.build_volume_mounts(image, used_targets, limits.disk_bytes),
             ),
             NetworkMode="none",
             IpcMode="private",
             ReadonlyRootfs=True,
             CapDrop=("ALL",),
             SecurityOpt=("no-new-privileges",),
-            Memory=limits["memory_bytes"],
-            MemorySwap=limits["memory_bytes"],
-            NanoCpus=round(limits["cpus"] * 1e9),
-            PidsLimit=limits["pids"],
-            ShmSize=limits["shm_bytes"],  # counts as memory, as all of these do
+            Memory=limits.memory_bytes,
+            MemorySwap=limits.memory_bytes,
+            NanoCpus=round(limits.cpus * 1e9),
+            PidsLimit=limits.pids,
+            ShmSize=limits.shm_bytes,  # counts as memory, as all of these do
             Tmpfs={"/tmp": scratch, SCRATCH: scratch, OUT: scratch},
             Ulimits=(Ulimit("core", 0, 0), Ulimit("nofile", 4096, 4096)),
             OomScoreAdj=500,
             LogConfig=ContainerLog("none", {}),
-            DeviceRequests=build_device_requests(limits.get("gpus", "")),
+            DeviceRequests=build_device_requests(limits.gpus),
         ),
     )
 
@@ -150,7 +136,8 @@ def run_sandboxed(
     if not outcome:
         outcome = _determine_outcome(state, code, bytes(reader.output))
     output = bytes(reader.output) if outcome == "ok" else b""
-    return SandboxResult(outcome, code, reader.output_text(), seconds, output)
+    program = ProgramResult(outcome, code, reader.output_text(), round(seconds, 3))
+    return SandboxResult(program, output)
 
 
 def list_labeled_containers(label: str) -> list[str]:

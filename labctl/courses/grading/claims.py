@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from labctl.courses.grading.results import GradeResults
 from labctl.model import Value
 from labctl.runs.evaluation import Evaluation, confidence_interval
 
 # The key in results.json's `extra_data` that a claim is compared with: a share from 0 to 1.
 METRIC = "accuracy"
+# A larger number of items is an error, and its product with a share may not fit a float.
+MOST_ITEMS = 2**53
 
 
 class Comparison(Value, frozen=True):
@@ -37,19 +38,22 @@ class Comparison(Value, frozen=True):
         )
 
 
-def read_measurement(extra_data: dict[str, Any]) -> tuple[float | None, int]:
+def read_measurement(results: GradeResults) -> tuple[float | None, int]:
     """Return the grader's measured share and its number of items; (None, 0) if it gave none."""
-    value, items = extra_data.get(METRIC), extra_data.get("items")
-    is_valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-    count = items if isinstance(items, int) and not isinstance(items, bool) and items > 0 else 0
-    return (float(value), count) if is_valid and value is not None else (None, 0)
+    value, items = results.extra_data.get(METRIC), results.extra_data.get("items")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        return None, 0
+    count = 0
+    if isinstance(items, int) and not isinstance(items, bool) and 0 < items <= MOST_ITEMS:
+        count = items
+    return float(value), count
 
 
 def compare_evaluation(
-    evaluation: Evaluation | None, extra_data: dict[str, Any], tolerance: float
+    evaluation: Evaluation | None, results: GradeResults, tolerance: float
 ) -> Comparison:
     """Compare the bundle's own evaluation, the claim, with the grader's measurement."""
-    measured, items = read_measurement(extra_data)
+    measured, items = read_measurement(results)
     claimed = None if evaluation is None else evaluation.accuracy
     span = (
         confidence_interval(round(measured * items), items)

@@ -9,9 +9,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-import msgspec
 
 from labctl.courses.grading.claims import Comparison
 from labctl.courses.grading.results import clean_text
@@ -34,17 +31,27 @@ class Flag(Value, frozen=True):
     evidence: str = ""
 
 
+class SubmittedRun(Value, frozen=True):
+    """The record of a run as its submission has it: a stranger's word, of any type."""
+
+    id: object = None
+    state: object = None
+    exit_code: object = None
+    server_id: object = ""
+
+
 class SubmissionFacts(Value, frozen=True):
     """The facts about one submission.
 
-    `commit` is that of the submitted code, `run_commit` that of the code when its run started.
-    `mentions` are places in its code that name the labels.
+    `record` is that of its run, None without one. `commit` is that of the submitted code,
+    `run_commit` that of the code when its run started. `mentions` are places in its code that name
+    the labels.
     """
 
     seat: str
     pseudonym: str = ""
     run: str = ""
-    record: dict[str, Any] = msgspec.field(default_factory=dict)
+    record: SubmittedRun | None = None
     commit: str = ""
     run_commit: str = ""
     files: tuple[FileEntry, ...] = ()
@@ -111,17 +118,17 @@ def _flag_shared_files(submissions: Sequence[SubmissionFacts]) -> dict[str, list
 
 def _flag_run(facts: SubmissionFacts) -> Iterable[Flag]:
     record = facts.record
-    if not record or not facts.run:
+    if record is None or not facts.run:
         yield Flag(kind="no-record", what="it names no run, or has no record of it")
         return
-    if record.get("id") != facts.run:
+    if record.id != facts.run:
         yield Flag(
             kind="other-run",
             what="its record belongs to another run than the one it names",
-            evidence=clean_text(f"{facts.run}, {record.get('id')}", 200),
+            evidence=clean_text(f"{facts.run}, {record.id}", 200),
         )
-    if record.get("state") != "exited" or record.get("exit_code") != 0:
-        state = f"{record.get('state')}, exit code {record.get('exit_code')}"
+    if record.state != "exited" or record.exit_code != 0:
+        state = f"{record.state}, exit code {record.exit_code}"
         yield Flag(
             kind="run-not-ended",
             what="its run had not ended successfully when it was submitted",
@@ -130,7 +137,7 @@ def _flag_run(facts: SubmissionFacts) -> Iterable[Flag]:
 
 
 def _flag_server(facts: SubmissionFacts, seats: dict[str, str]) -> Iterable[Flag]:
-    if not facts.record or not facts.pseudonym:
+    if facts.record is None or not facts.pseudonym:
         return
     server = _server_id(facts)
     match = SERVER.fullmatch(server)
@@ -149,7 +156,7 @@ def _flag_server(facts: SubmissionFacts, seats: dict[str, str]) -> Iterable[Flag
 
 
 def _server_id(facts: SubmissionFacts) -> str:
-    return str(facts.record.get("server_id", ""))
+    return str(facts.record.server_id) if facts.record else ""
 
 
 def _flag_commit(facts: SubmissionFacts) -> Iterable[Flag]:

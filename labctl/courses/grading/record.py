@@ -8,7 +8,7 @@ import msgspec
 
 from labctl.courses.grading.claims import Comparison
 from labctl.courses.grading.flags import Flag
-from labctl.courses.grading.results import GradeResults, stamp_results
+from labctl.courses.grading.results import GradeResults, lateness_note, subtract_penalty
 from labctl.model import Value
 
 VERSION = 1
@@ -56,6 +56,23 @@ class GradeRecord(Value, frozen=True):
     version: int = VERSION
 
 
+class GradeStamp(Value, frozen=True):
+    """What labctl adds to results.json, below `labctl` in its `extra_data`.
+
+    `penalty` is in percent of the assignment's `points`, and `counts` is the score less the
+    penalty. `submission` is its number.
+    """
+
+    points: float
+    penalty: int
+    late_s: int
+    counts: float
+    submission: int
+    received: str
+    bundle_sha256: str
+    claim: Comparison
+
+
 def encode(record: GradeRecord) -> bytes:
     return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
 
@@ -75,18 +92,25 @@ def describe_outcome(outcome: str, code: int) -> str:
 
 
 def build_results(record: GradeRecord) -> GradeResults:
-    """Return the results.json of a graded submission, with labctl's facts in extra_data.labctl."""
-    assert record.raw is not None
-    facts = {
-        "submission": record.number,
-        "received": record.received,
-        "bundle_sha256": record.bundle_sha256,
-        "claim": record.comparison,
-    }
-    return stamp_results(
-        record.raw,
+    """Return the results.json of a graded submission, with a note on the late penalty.
+
+    The score stays as graded: the penalty is deducted once, when grades are exported.
+    """
+    raw = record.raw
+    assert raw is not None
+    stamp = GradeStamp(
         points=record.points,
         penalty=record.penalty,
         late_s=record.late_s,
-        facts=msgspec.to_builtins(facts),
+        counts=subtract_penalty(raw.score, record.points, record.penalty),
+        submission=record.number,
+        received=record.received,
+        bundle_sha256=record.bundle_sha256,
+        claim=record.comparison,
+    )
+    note = lateness_note(raw.score, record.points, record.penalty, record.late_s)
+    return msgspec.structs.replace(
+        raw,
+        output="\n".join(filter(None, [raw.output, note])),
+        extra_data={**raw.extra_data, "labctl": msgspec.to_builtins(stamp)},
     )

@@ -43,12 +43,25 @@ class GradeResults(Value, frozen=True):
     extra_data: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class _Loose(msgspec.Struct):
+class _LooseTest(msgspec.Struct):
+    """A test as graders write it: a value of another type than expected is not refused."""
+
+    name: object = ""
+    score: object = None
+    max_score: object = None
+    output: object = ""
+    status: object = ""
+    number: object = ""
+    visibility: object = ""
+    tags: object = None
+
+
+class _LooseResults(msgspec.Struct):
     """results.json as graders write it: the score may be the sum of the tests' scores."""
 
     score: float | None = None
     output: str = ""
-    tests: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    tests: list[_LooseTest] = msgspec.field(default_factory=list)
     extra_data: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
@@ -63,7 +76,9 @@ def parse_results(text: str, points: float) -> GradeResults:
     if len(text) > MOST_BYTES:
         raise ValueError(f"results.json is larger than {MOST_BYTES >> 20} MiB")
     try:
-        loose = msgspec.json.decode(text.encode("utf-8", "replace"), type=_Loose, strict=False)
+        loose = msgspec.json.decode(
+            text.encode("utf-8", "replace"), type=_LooseResults, strict=False
+        )
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"results.json cannot be read: {error}") from None
     if len(loose.tests) > MOST_TESTS:
@@ -79,24 +94,28 @@ def parse_results(text: str, points: float) -> GradeResults:
     return GradeResults(score=score, output=clean_text(loose.output), tests=tests, extra_data=extra)
 
 
-def _parse_test(row: dict[str, Any]) -> TestResult:
-    def number(key: str) -> float | None:
-        value = row.get(key)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return None
-        return float(value) if math.isfinite(value) else None
-
-    tags = row.get("tags")
+def _parse_test(test: _LooseTest) -> TestResult:
+    tags = test.tags
     return TestResult(
-        name=clean_text(str(row.get("name", "")), 200),
-        score=number("score"),
-        max_score=number("max_score"),
-        output=clean_text(str(row.get("output", ""))),
-        status=clean_text(str(row.get("status", "")), 20),
-        number=clean_text(str(row.get("number", "")), 20),
-        visibility=clean_text(str(row.get("visibility", "")), 20),
+        name=clean_text(str(test.name), 200),
+        score=_parse_number(test.score),
+        max_score=_parse_number(test.max_score),
+        output=clean_text(str(test.output)),
+        status=clean_text(str(test.status), 20),
+        number=clean_text(str(test.number), 20),
+        visibility=clean_text(str(test.visibility), 20),
         tags=tuple(clean_text(str(tag), 50) for tag in tags[:20]) if isinstance(tags, list) else (),
     )
+
+
+def _parse_number(value: object) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return number if math.isfinite(number) else None
 
 
 def build_failed_results(what: str) -> GradeResults:
@@ -107,20 +126,6 @@ def build_failed_results(what: str) -> GradeResults:
 def subtract_penalty(score: float, points: float, penalty: int) -> float:
     """Return the score less `penalty` percent of the assignment's points, at least 0."""
     return round(max(0.0, score - points * penalty / 100), 4)
-
-
-def stamp_results(
-    raw: GradeResults, *, points: float, penalty: int, late_s: int, facts: dict[str, Any]
-) -> GradeResults:
-    """Return the results as stored: the grader's own score, with a note on the late penalty.
-
-    The score itself stays as graded: the penalty is deducted once, when grades are exported.
-    """
-    counts = subtract_penalty(raw.score, points, penalty)
-    note = lateness_note(raw.score, points, penalty, late_s)
-    output = "\n".join(filter(None, [raw.output, note]))
-    own = {"points": points, "penalty": penalty, "late_s": late_s, "counts": counts, **facts}
-    return msgspec.structs.replace(raw, output=output, extra_data={**raw.extra_data, "labctl": own})
 
 
 def lateness_note(score: float, points: float, penalty: int, late_s: int) -> str:

@@ -9,14 +9,14 @@ import traceback
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TypedDict
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from PIL.Image import Image
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from .batching import Batcher
+from .batching import Batcher, Row
 from .bodies import HOW, read_images
 from .drift import DriftMonitor
 from .metrics import CONTENT_TYPE, Metrics
@@ -30,6 +30,51 @@ TOP = 5
 # Host names of a forward. Requests with another name are refused: a foreign page may point its own
 # name at the loopback (DNS rebinding).
 OUR_HOSTS = ["127.0.0.1", "localhost"]
+
+
+_ClassProbability = TypedDict("_ClassProbability", {"class": str, "probability": float})
+
+
+class _Prediction(_ClassProbability):
+    """The most probable class of an image; `top` has it and the next ones."""
+
+    top: list[_ClassProbability]
+
+
+class _ModelName(TypedDict):
+    run: str
+    checkpoint: str
+
+
+class _PredictionsBody(TypedDict):
+    """The body of a reply of /predict."""
+
+    predictions: list[_Prediction]
+    model: _ModelName
+
+
+class _RefusalReason(TypedDict):
+    reason: str
+    message: str
+
+
+class _RefusalDetails(_RefusalReason, total=False):
+    """`image` is the number of the image that caused it, from 0."""
+
+    image: int
+
+
+class _RefusalBody(TypedDict):
+    """The body of a reply of /predict that is an error."""
+
+    error: _RefusalDetails
+
+
+def _describe_refusal(error: RefusedError) -> _RefusalBody:
+    refusal: _RefusalDetails = {"reason": error.reason, "message": error.message}
+    if error.image is not None:
+        refusal["image"] = error.image
+    return {"error": refusal}
 
 
 class ModelServer:
@@ -79,19 +124,18 @@ class ModelServer:
         reason = ""
         try:
             with self._budget.share() as share:
-                status, body = 200, await self._predict_images(request, share)
+                rows = await self._predict_images(request, share)
+                body: _PredictionsBody | _RefusalBody = self._describe_rows(rows)
+            status = 200
         except RefusedError as error:
-            status, reason = error.status, error.reason
-            body = {"error": {"reason": reason, "message": error.message}}
-            if error.image is not None:
-                body["error"]["image"] = error.image
+            status, reason, body = error.status, error.reason, _describe_refusal(error)
         except BaseException:
             self.metrics.request(500, time.perf_counter() - started_s, "cut_off")
             raise
         self.metrics.request(status, time.perf_counter() - started_s, reason)
         return JSONResponse(body, status, headers={"Retry-After": "1"} if status == 503 else None)
 
-    async def _predict_images(self, request: Request, share: MemoryShare) -> dict[str, Any]:
+    async def _predict_images(self, request: Request, share: MemoryShare) -> list[Row]:
         share.take(self._announced_bytes(request))
         contents = await read_images(request, self.settings)
         loop = asyncio.get_running_loop()
@@ -106,10 +150,7 @@ class ModelServer:
             # The project's own error text goes to the log, not to callers.
             traceback.print_exception(result)
             raise RefusedError(500, "model_failed", "the model failed; see the server's log")
-        return {
-            "predictions": [self._prediction(row) for row in result],
-            "model": self._model_name(),
-        }
+        return result
 
     def _announced_bytes(self, request: Request) -> int:
         """Return the body's announced size in bytes, or the limit if it was not announced."""
@@ -121,13 +162,21 @@ class ModelServer:
         most = self.settings.max_pixels
         return [decode_image(one, number, most, share) for number, one in enumerate(contents)]
 
-    def _prediction(self, row: list[float]) -> dict[str, Any]:
+    def _describe_rows(self, rows: list[Row]) -> _PredictionsBody:
+        return {
+            "predictions": [self._describe_row(row) for row in rows],
+            "model": self._model_name(),
+        }
+
+    def _describe_row(self, row: Row) -> _Prediction:
         order = sorted(range(len(row)), key=lambda number: -row[number])[:TOP]
         self.metrics.prediction(order[0])
-        top = [{"class": self.model.classes[n], "probability": row[n]} for n in order]
+        top: list[_ClassProbability] = [
+            {"class": self.model.classes[number], "probability": row[number]} for number in order
+        ]
         return {**top[0], "top": top}
 
-    def _model_name(self) -> dict[str, str]:
+    def _model_name(self) -> _ModelName:
         return {"run": self.run, "checkpoint": self.model.checkpoint}
 
     async def healthz(self) -> Response:

@@ -123,15 +123,17 @@ def _find_damage(file: Path, size: int) -> str:
         text = opened.read(length)
     try:
         header = json.loads(text)
-        ends = [_end(value) for key, value in header.items() if key != "__metadata__"]
+        ends = [
+            _end(*value["data_offsets"]) for key, value in header.items() if key != "__metadata__"
+        ]
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
         return "has a damaged header"
     is_complete = max(ends, default=0) == size - 8 - length
     return "" if is_complete else "is truncated, or contains more than safetensors"
 
 
-def _end(entry: dict[str, Any]) -> int:
-    begin, end = entry["data_offsets"]
+def _end(begin: object, end: object) -> int:
+    """Return where a tensor's data ends; ValueError if its range is not valid."""
     if not (isinstance(begin, int) and isinstance(end, int) and 0 <= begin <= end):
-        raise ValueError(entry)
+        raise ValueError((begin, end))
     return end

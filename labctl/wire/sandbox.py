@@ -1,0 +1,118 @@
+"""Messages about programs in a sandbox: evaluations, and the grading of submissions."""
+
+from typing import NamedTuple, Optional, Tuple
+
+from .verbs import LabRequest, Verb
+
+
+class EvaluateRequest(NamedTuple):
+    """Evaluate `checkpoint`, a path below the run or "" for all of its checkpoints.
+
+    `gpus` is "" (no GPU), "all" or device UUIDs joined by commas. `deadline_s` 0 is one hour.
+    """
+
+    lab: str
+    lab_id: str
+    run: str
+    checkpoint: str = ""
+    gpus: str = ""
+    deadline_s: float = 0.0
+
+
+class EvaluateReply(NamedTuple):
+    """The exit code of the program, and its last lines of output as `said`.
+
+    `evaluation` is the JSON value that it wrote, null if it wrote none. `code` is null if the
+    image `missing` is not on the server, so that nothing was run.
+    """
+
+    code: Optional[int] = None
+    said: str = ""
+    evaluation: object = None
+    missing: str = ""
+
+
+class SandboxLimits(NamedTuple):
+    """The limits of one sandbox. `gpus` is as in EvaluateRequest."""
+
+    memory_bytes: int
+    cpus: float
+    pids: int
+    disk_bytes: int
+    shm_bytes: int
+    gpus: str = ""
+
+
+class GradeRequest(NamedTuple):
+    """Run one submission, and grade its predictions.
+
+    `submission`, `inputs`, `labels` and `grader` name pushed directories, "" for none. `predict`
+    and `grade` are argv; `timeout_s` and `limits` apply to each. Until the grading is cleared, the
+    same `job` gets the same reply without running anything.
+    """
+
+    lab: str
+    lab_id: str
+    image: str
+    job: str
+    submission: str
+    inputs: str
+    labels: str
+    grader: str
+    predict: Tuple[str, ...]
+    grade: Tuple[str, ...]
+    points: float
+    timeout_s: float
+    limits: SandboxLimits
+
+
+class ProgramResult(NamedTuple):
+    """How a program in a sandbox ended; `said` is the beginning and the end of its output.
+
+    `outcome`: ok, exit, time, memory, large (its file), none (no file).
+    """
+
+    outcome: str
+    code: int
+    said: str
+    seconds: float
+
+
+class GradedJobRecord(NamedTuple):
+    """The stored result of a job. `grade` is null if `predict` failed.
+
+    `results` is the text that the grader wrote, null if it failed.
+    """
+
+    predict: ProgramResult
+    grade: Optional[ProgramResult] = None
+    results: Optional[str] = None
+
+
+class GradeReply(NamedTuple):
+    """A GradedJobRecord; only `missing`, the image, if it is not on the server."""
+
+    predict: Optional[ProgramResult] = None
+    grade: Optional[ProgramResult] = None
+    results: Optional[str] = None
+    missing: str = ""
+
+
+class GradingCheckReply(NamedTuple):
+    """What may forbid to run submissions on a machine.
+
+    `machine` changes with the machine and its boot. `credentials` describes each that it holds.
+    """
+
+    machine: str
+    credentials: Tuple[str, ...]
+
+
+class ClearGradingReply(NamedTuple):
+    cleared: bool
+
+
+EVALUATE = Verb("evaluate", EvaluateRequest, EvaluateReply)
+GRADE = Verb("grade", GradeRequest, GradeReply)
+CHECK_GRADING = Verb("grade-check", LabRequest, GradingCheckReply)
+CLEAR_GRADING = Verb("grade-clear", LabRequest, ClearGradingReply)

@@ -1,0 +1,126 @@
+"""Messages about services: TensorBoard, Jupyter, a model server or any program with a port."""
+
+from typing import Dict, NamedTuple, Optional, Tuple
+
+from .images import BuildResult
+from .verbs import LabRequest, StreamingVerb, Verb
+
+
+class ServedModel(NamedTuple):
+    """The model that labctl's own server program serves.
+
+    `where` is "run" (the run's files on this server) or "here" (a pulled copy, sent back), `code`
+    is "run" (the run's own) or "lab" (what was pushed last). `checkpoint` is one of the run's
+    checkpoints, "" for all of them.
+    """
+
+    run: str
+    where: str = "run"
+    code: str = "run"
+    checkpoint: str = ""
+
+
+class ServiceRequest(NamedTuple):
+    """A requested service. `command` is argv in the container, () for services known to labctl.
+
+    `port` is its port in the container, 0 for a known service's usual one. `args` and `wheelhouse`
+    are for building an image with its programs, if needed; `dockerfile` is the text of the file
+    that adds them, and `app` has the files of the model server by name. With `as_is`, the image's
+    own entrypoint runs, followed by `command`. A running service with other settings is kept,
+    unless `replace` is set. `deadline_s` is how long it may take until it answers, 0 for the usual
+    time. The limits apply to a `model` and to `as_is`; 0 means no limit.
+    """
+
+    lab: str
+    lab_id: str
+    name: str
+    image: str
+    command: Tuple[str, ...] = ()
+    port: int = 0
+    gpus: str = ""
+    args: Dict[str, str] = {}
+    wheelhouse: bool = False
+    env: Dict[str, str] = {}
+    model: Optional[ServedModel] = None
+    as_is: bool = False
+    replace: bool = False
+    deadline_s: float = 0.0
+    memory_bytes: int = 0
+    cpus: float = 0.0
+    shm_bytes: int = 0
+    dockerfile: str = ""
+    app: Dict[str, str] = {}
+
+
+class ServiceReply(NamedTuple):
+    """The service, once its port answers; or why it was not started.
+
+    `missing` is the image if it is not on the server. `lacks` is the service if the image has to be
+    extended with it first, and `tag` is the name of the extended image. `found` is whether the
+    service was running already, `stale` whether it runs with other settings than the requested
+    ones, `replaced` whether it replaced one with other settings. The other fields are those of
+    ServiceRecord.
+    """
+
+    name: str = ""
+    port: int = 0
+    socket: str = ""
+    token: str = ""
+    path: str = "/"
+    container: str = ""
+    running: bool = False
+    found: bool = False
+    stale: bool = False
+    replaced: bool = False
+    missing: str = ""
+    lacks: str = ""
+    tag: str = ""
+
+
+class ServiceRecord(NamedTuple):
+    """A service that has a container, running or not.
+
+    `port` is on the server's loopback, 0 while none is published. On a shared server the service
+    listens on the Unix socket `socket` instead; `port` is then the container's.
+    """
+
+    name: str
+    port: int
+    socket: str
+    token: str
+    path: str
+    container: str
+    running: bool
+
+
+class ListServicesReply(NamedTuple):
+    services: Tuple[ServiceRecord, ...]
+
+
+class StopServiceRequest(NamedTuple):
+    """`name` "" is every service of the lab."""
+
+    lab: str
+    lab_id: str
+    name: str = ""
+
+
+class StopServiceReply(NamedTuple):
+    """The names of the services that had a container."""
+
+    stopped: Tuple[str, ...]
+
+
+class ServiceImageOpening(NamedTuple):
+    """The path of the build's log on the server, and the name of the image."""
+
+    log: str
+    tag: str
+
+
+START_SERVICE = Verb("service", ServiceRequest, ServiceReply)
+LIST_SERVICES = Verb("services", LabRequest, ListServicesReply)
+STOP_SERVICES = Verb("service-stop", StopServiceRequest, StopServiceReply)
+BUILD_SERVICE_IMAGE = StreamingVerb(
+    "service-image", ServiceRequest, ServiceImageOpening, BuildResult
+)
