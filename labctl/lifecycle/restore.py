@@ -103,10 +103,10 @@ def restore(context: LabContext, server: Server, run_id: str) -> int:
     """Copy what is saved of a run to the server, as a lost run; return the number of files."""
     if _read_from_store(context, run_id) is not None:
         done = restore_run(context, server, run_id)
-        for name, why in done["left_out"]:
+        for name, why in done.left_out:
             text = f"skipped {name}, which is incomplete in the store: {why}"
             context.reporter.emit(Note(text=text, level="warning"))
-        return int(done["files"])
+        return done.files
     return _restore_local(context, server, run_id)
 
 

@@ -36,6 +36,7 @@ from labctl.sync.local_results import (
 from labctl.sync.pull import PulledRun
 from labctl.sync.scan import hash_file, scan_data
 from labctl.sync.transfer_lock import hold_transfers
+from labctl.wire.files import CompleteFile, RunManifest
 
 # Writes one verified file to a path, by rename; raises TransferError or NotFoundError.
 Fetch = Callable[[AnnouncedFile, Path], None]
@@ -133,8 +134,11 @@ def _pull_files(
     run: Run | None,
 ) -> PulledRun:
     ended = run is not None and run.has_ended
-    entries = [[path, size, sha256, False] for path, (size, sha256) in sorted(files.items())]
-    manifest = {"ended": ended, "directory": "", "files": entries, "skipped": []}
+    entries = tuple(
+        CompleteFile(path, size, sha256, growing=False)
+        for path, (size, sha256) in sorted(files.items())
+    )
+    manifest = RunManifest(files=entries, skipped=(), directory="", ended=ended)
     with hold_transfers(context.config.root, "pull", context.reporter):
         look = RunComparison(context.config.root, run_id, manifest)
         create_run_directory(look.home, run)

@@ -14,14 +14,24 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ...wire.codec import to_json
+from ...wire.mirrors import (
+    RESTORE_RUN,
+    RestoreRunReply,
+    RestoreRunRequest,
+    SentRecord,
+    StoredCode,
+    StoredFile,
+)
+from ..files.checkpoints import MANIFEST, read_checkpoint_manifest
 from ..files.files import RESERVE_BYTES
+from ..files.records import merge_records
 from ..files.unpack import unpack
 from ..host.paths import (
     count_free_bytes,
     drop_tree,
     hash_file,
     lab_dir,
-    read_json,
     resolve_inside,
     run_dir,
     write_json,
@@ -29,57 +39,53 @@ from ..host.paths import (
 )
 from ..reply import Failure
 from ..runs.run_state import inspect_run
-from ..watchdog.saved_results import merge_json
 from .mirror import SENT
 from .store import MirrorStore, StoreError, can_use_store, open_store, read_config, rerun_with_boto3
-from .store_index import MANIFEST, Files, build_key, find_damage, group_by_checkpoint
+from .store_index import Files, build_key, find_damage, group_by_checkpoint
 
 STAGING = ".from-store-"
 CONTAINER = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,200}")
 
 
-def restore(request: dict[str, Any]) -> dict[str, Any]:
-    """Restore the run "run" from the store; a run that exists already stays as it is.
-
-    Replies the "run" as `status` shows it, how many "files" and "bytes" arrived, and "left_out"
-    [[name, why]...]: files that the store lacks, or that do not match its index.
-    """
-    root = lab_dir(request["lab"], request["lab_id"])
-    directory = run_dir(root, request["run"])
-    url = read_config(root).get("url", "")
-    if request.get("store") not in (None, "", url):
-        what = f"this server's store is {url or 'none'}, not {request['store']}"
+def restore(request: RestoreRunRequest) -> RestoreRunReply:
+    """Restore a run from the store; a run that exists already stays as it is."""
+    root = lab_dir(request.lab, request.lab_id)
+    directory = run_dir(root, request.run)
+    url = read_config(root).url
+    if request.store not in ("", url):
+        what = f"this server's store is {url or 'none'}, not {request.store}"
         raise Failure("policy", what, "", "labctl up")
     if not can_use_store(url):
-        return rerun_with_boto3("restore-run", request)
+        return rerun_with_boto3(RESTORE_RUN, request)
     with (root / ".labctl" / "restore.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if directory.is_dir():
-            return {"run": inspect_run(directory, {}), "files": 0, "bytes": 0, "left_out": []}
-        store = open_store(root, request["lab"], request["lab_id"])
+            return RestoreRunReply(inspect_run(directory, {}), 0, 0, ())
+        store = open_store(root, request.lab, request.lab_id)
         try:
-            summary = _Restore(root, request, store, url).execute()
+            return _Restore(root, request, store, url).execute()
         except StoreError as error:
             raise Failure("store", f"{url} cannot be used", str(error), "labctl up") from None
         finally:
             store.close()
-        return {"run": inspect_run(directory, {}), **summary}
 
 
 class _Restore:
     """The restore of one run."""
 
-    def __init__(self, root: Path, request: dict[str, Any], store: MirrorStore, url: str) -> None:
-        self.run = request["run"]
-        self.lab_id = request["lab_id"]
+    def __init__(
+        self, root: Path, request: RestoreRunRequest, store: MirrorStore, url: str
+    ) -> None:
+        self.run = request.run
+        self.lab_id = request.lab_id
         self.url = url
         self.store = store
         self.directory = run_dir(root, self.run)
         self.staging = self.directory.with_name(STAGING + self.run)
-        self.left_out: list[list[str]] = []
+        self.left_out: list[tuple[str, str]] = []
         self.arrived: Files = {}
 
-    def execute(self) -> dict[str, Any]:
+    def execute(self) -> RestoreRunReply:
         run_json, index = (
             self._read_object("run.json"),
             self._read_object("index.json", needed=False),
@@ -91,7 +97,7 @@ class _Restore:
         ):
             raise Failure("policy", f"the store has another run under the name {self.run}")
         indexed, pending = _parse_index(index.get("files")), _parse_index(index.get("pending"))
-        code = [int(run_json["code"]["size"]), str(run_json["code"]["sha256"])]
+        code = StoredFile(int(run_json["code"]["size"]), str(run_json["code"]["sha256"]))
         self._require_room([*indexed.values(), code, code])
         (self.staging / ".labctl").mkdir(parents=True, exist_ok=True)
         self._restore_code(code)
@@ -101,8 +107,9 @@ class _Restore:
         self._drop_broken_checkpoints(sorted({*indexed, *pending}))
         self._write_records(spec, run_json, code)
         self.staging.rename(self.directory)
-        size = sum(entry[0] for entry in self.arrived.values()) + code[0]
-        return {"files": len(self.arrived) + 1, "bytes": size, "left_out": self.left_out}
+        size = sum(file.size for file in self.arrived.values()) + code.size
+        run = inspect_run(self.directory, {})
+        return RestoreRunReply(run, len(self.arrived) + 1, size, tuple(self.left_out))
 
     def _read_object(self, name: str, needed: bool = True) -> dict[str, Any]:
         content = self.store.read(build_key(self.run, name))
@@ -119,17 +126,17 @@ class _Restore:
             raise Failure("store", f"{name} of run {self.run} in {self.url} is damaged")
         return body
 
-    def _require_room(self, files: list[list[Any]]) -> None:
-        size, free = sum(entry[0] for entry in files), count_free_bytes(self.staging)
+    def _require_room(self, files: list[StoredFile]) -> None:
+        size, free = sum(file.size for file in files), count_free_bytes(self.staging)
         if size + RESERVE_BYTES > free:
             why = f"it needs {size} bytes, and {free} bytes are free"
             what = f"the server's disk has no room for run {self.run}"
             raise Failure("disk", what, why, "labctl ssh -- df -h")
 
-    def _fetch_file(self, store_key: str, name: str, versions: list[list[Any]]) -> bool:
+    def _fetch_file(self, store_key: str, name: str, versions: list[StoredFile]) -> bool:
         """Fetch a file to the staging directory; it must match one of `versions`.
 
-        Each version is [size, sha256]. Returns False if it was left out.
+        Returns False if it was left out.
         """
         path = resolve_inside(self.staging, name)
         match = _find_match(path, versions)
@@ -141,10 +148,10 @@ class _Restore:
         except StoreError as error:
             if error.whole:
                 raise
-            self.left_out.append([name, str(error)])
+            self.left_out.append((name, str(error)))
         else:
             if match is None:
-                self.left_out.append([name, "it does not match the store's index"])
+                self.left_out.append((name, "it does not match the store's index"))
         if match is None:
             if path.exists():
                 path.unlink()
@@ -152,7 +159,7 @@ class _Restore:
         self.arrived[name] = match
         return True
 
-    def _restore_code(self, entry: list[Any]) -> None:
+    def _restore_code(self, entry: StoredFile) -> None:
         packed = self.staging / ".labctl" / "code.tar"
         if not self._fetch_file(build_key(self.run, "code.tar"), ".labctl/code.tar", [entry]):
             what = f"the code of run {self.run} in {self.url} is incomplete"
@@ -171,16 +178,18 @@ class _Restore:
         for top, members in group_by_checkpoint(names).items():
             if not top:
                 continue
-            why = find_damage(top, read_json(self.staging / top / MANIFEST), self.arrived)
+            why = find_damage(
+                top, read_checkpoint_manifest(self.staging / top / MANIFEST), self.arrived
+            )
             missing = [name for name in members if name not in self.arrived]
             if missing or why:
-                self.left_out.append([top, why or f"{missing[0][len(top) :]} is missing"])
+                self.left_out.append((top, why or f"{missing[0][len(top) :]} is missing"))
                 drop_tree(resolve_inside(self.staging, top.rstrip("/")))
                 for name in members:
                     self.arrived.pop(name, None)
 
     def _write_records(
-        self, spec: dict[str, Any], run_json: dict[str, Any], code: list[Any]
+        self, spec: dict[str, Any], run_json: dict[str, Any], code: StoredFile
     ) -> None:
         """Write the records of a run whose machine is gone."""
         meta = self.staging / ".labctl"
@@ -200,9 +209,9 @@ class _Restore:
             write_json(meta / f"attempt-{number}", {**attempt_record, "boot": "elsewhere"})
         if record.get("state") in ("exited", "cancelled"):
             write_json(meta / "record.json", record)
-        sent = {"url": self.url, "files": self.arrived, "index": self.arrived}
-        write_json(meta / SENT, {**sent, "code": {"size": code[0], "sha256": code[1]}})
-        merge_json(meta / "mirrored.json", self.arrived)
+        sent = SentRecord(self.url, self.arrived, self.arrived, StoredCode(*code))
+        write_json(meta / SENT, to_json(sent, drop_defaults=True))
+        merge_records(StoredFile, meta / "mirrored.json", self.arrived)
 
 
 def _parse_index(entries: Any) -> Files:
@@ -210,22 +219,23 @@ def _parse_index(entries: Any) -> Files:
     files: Files = {}
     for name, entry in entries.items() if isinstance(entries, dict) else ():
         if name.split("/")[0] != ".labctl":
-            files[name] = [max(0, int(entry[0])), str(entry[1])]
+            files[name] = StoredFile(max(0, int(entry[0])), str(entry[1]))
     return files
 
 
-def _find_match(path: Path, versions: list[list[Any]]) -> list[Any] | None:
+def _find_match(path: Path, versions: list[StoredFile]) -> StoredFile | None:
     """Return the version that the file's first bytes match, and truncate the file to it.
 
     None without a match. A log may have grown since it was indexed.
     """
     if not path.is_file() or path.is_symlink():
         return None
-    for size, sha256 in versions:
-        if path.stat().st_size >= size and hash_file(path, size) == sha256:
+    for version in versions:
+        is_long = path.stat().st_size >= version.size
+        if is_long and hash_file(path, version.size) == version.sha256:
             with path.open("r+b") as file:
-                file.truncate(size)
-            return [size, sha256]
+                file.truncate(version.size)
+            return version
     return None
 
 
