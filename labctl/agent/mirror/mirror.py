@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Callable, Iterable, NamedTuple
+from typing import Callable, NamedTuple, Sequence
 
 from ...wire.codec import MessageError, decode, encode, from_json, to_json
 from ...wire.files import CompleteFile, ManifestRequest
@@ -310,7 +310,7 @@ class _RunPass:
         self._save_sent(self.sent._replace(about=about))
         return True
 
-    def _send_outputs(self, files: Iterable[CompleteFile]) -> bool:
+    def _send_outputs(self, files: Sequence[CompleteFile]) -> bool:
         """Send new files, newest checkpoints first, and index them; return whether all arrived."""
         current = {file.path: StoredFile(file.size, file.sha256) for file in files}
         growing = {file.path for file in files if file.growing}
