@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from labctl.agent.files import edits, files, outputs, push_target, unpack
+from labctl.agent.files import checkpoints, edits, files, outputs, push_target, unpack
 from labctl.agent.reply import Failure
 from labctl.wire.codec import from_json, to_json
 from labctl.wire.files import (
@@ -453,6 +453,17 @@ def test_a_manifest_that_describes_no_files_is_a_file_as_any_other(
         "checkpoints/s1/m.bin",
         "checkpoints/s1/manifest.json",
     }
+
+
+def test_a_manifest_that_cannot_be_read_promises_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(checkpoints, "read_json", refuse)
+    manifest = checkpoints.read_checkpoint_manifest(tmp_path / "manifest.json")
+    assert (manifest.names, manifest.hashes) == ((), {})
 
 
 def test_a_damaged_record_of_what_was_pulled_counts_as_none(code: Path) -> None:
