@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from labctl import errors
 from labctl.errors import CommandError, ConfigError, LabError
 
 
-def as_reply(error: LabError) -> dict[str, Any]:
+def as_reply(error: LabError) -> dict[str, dict[str, str]]:
     """Encode an error as the JSON object that `parse_error` decodes."""
     kind, why = type(error).__name__, error.why
     if isinstance(error, ConfigError):
@@ -17,7 +18,7 @@ def as_reply(error: LabError) -> dict[str, Any]:
     return {"error": {"kind": kind, "what": error.what, "why": why, "hint": error.hint}}
 
 
-def parse_error(body: dict[str, Any]) -> LabError | None:
+def parse_error(body: Mapping[str, object]) -> LabError | None:
     """Return the error that a reply reports, or None for any other reply.
 
     A kind that this version does not know becomes a plain LabError.

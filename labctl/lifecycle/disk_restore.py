@@ -14,6 +14,8 @@ from labctl.servers.context import LabContext
 from labctl.servers.disks import cost_text, short_id
 from labctl.servers.kept_disks import list_restored, list_shown_disks
 from labctl.state.disks import RESTORED, list_kept_disks
+from labctl.wire.codec import to_json
+from labctl.wire.files import RESTORE_DISK, RestoreDiskRequest
 
 ATTACH_S = 120.0
 PAUSE_S = 1.0
@@ -56,15 +58,15 @@ def _copy_disk(context: LabContext, provider: Keep, server: Server, disk: Resour
     step = Step(name=f"restoring files from {short_id(disk)}")
     context.reporter.emit(step)
     device = _attach(provider, server, disk)
-    about = {"lab": context.config.name, "lab_id": context.lab_id, "device": device}
-    reply = context.open_agent(server).call_untyped("restore", about, timeout_s=COPY_S)
+    request = RestoreDiskRequest(context.config.name, context.lab_id, device)
+    reply = context.open_agent(server).call(RESTORE_DISK, request, timeout_s=COPY_S)
     context.reporter.emit(msgspec.structs.replace(step, done=True))
-    detail = {"disk": msgspec.to_builtins(disk), **reply}
+    detail = {"disk": msgspec.to_builtins(disk), **to_json(reply)}
     context.state.record(RESTORED, lab_id=context.lab_id, server_id=server.id, detail=detail)
     runs.refresh(context, server)
-    count, edits = len(reply["runs"]), len(reply["edits"])
+    count, edits = len(reply.runs), len(reply.edits)
     parts = [
-        f"{count} run{'' if count == 1 else 's'} with {reply['files']} files" if count else "",
+        f"{count} run{'' if count == 1 else 's'} with {reply.files} files" if count else "",
         f"{edits} edited file{'' if edits == 1 else 's'}" if edits else "",
     ]
     summary = " and ".join(filter(None, parts)) or "nothing new"

@@ -21,12 +21,12 @@ from labctl.sync.push import push
 from labctl.sync.scan import HashIndex, scan_code, scan_data
 from labctl.sync.transfer_lock import hold_transfers
 from labctl.wire.codec import MessageError, decode, encode
+from labctl.wire.mirrors import StoredRunRecord
 from labctl.wire.runs import (
     ADOPT_PUSHED,
     AdoptPushedRequest,
     RunRecord,
     RunSpec,
-    StoredRunRecord,
 )
 
 KEPT = Path(".labctl") / "kept"

@@ -10,7 +10,7 @@ import io
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,7 +36,9 @@ from labctl.sync.pull import PulledRun
 from labctl.sync.scan import hash_file, scan_data
 from labctl.sync.transfer_lock import hold_transfers
 from labctl.wire.codec import Message, MessageError, decode
-from labctl.wire.runs import RunRecord, StoredRunRecord, StoreIndexRecord
+from labctl.wire.files import CompleteFile, RunManifest
+from labctl.wire.mirrors import IndexRecord, StoredRunRecord
+from labctl.wire.runs import RunRecord
 
 # Writes one verified file to a path, by rename; raises TransferError or NotFoundError.
 Fetch = Callable[[AnnouncedFile, Path], None]
@@ -46,7 +48,7 @@ def pull_from_store(context: LabContext, run_id: str) -> PulledRun:
     """Pull a run's files and final state from the lab's store; NotFoundError if it has none."""
     store = open_lab_store(context)
     stored = _parse_object(StoredRunRecord, store.read(f"runs/{run_id}/run.json"))
-    index = _parse_object(StoreIndexRecord, store.read(f"runs/{run_id}/index.json"))
+    index = _parse_object(IndexRecord, store.read(f"runs/{run_id}/index.json"))
     if stored is None:
         raise NotFoundError(
             f"{context.config.store} has nothing of run {run_id}",
@@ -72,7 +74,7 @@ def pull_from_store(context: LabContext, run_id: str) -> PulledRun:
 def pull_from_keeper(
     context: LabContext,
     run_id: str,
-    files: dict[str, tuple[int, str]],
+    files: Mapping[str, tuple[int, str]],
     archive: BinaryIO,
     run: Run | None,
 ) -> PulledRun:
@@ -134,13 +136,16 @@ def _read_exactly(file: BinaryIO, size: int) -> BinaryIO:
 def _pull_files(
     context: LabContext,
     run_id: str,
-    files: dict[str, tuple[int, str]],
+    files: Mapping[str, tuple[int, str]],
     fetch: Fetch,
     run: Run | None,
 ) -> PulledRun:
     ended = run is not None and run.has_ended
-    entries = [[path, size, sha256, False] for path, (size, sha256) in sorted(files.items())]
-    manifest = {"ended": ended, "directory": "", "files": entries, "skipped": []}
+    entries = tuple(
+        CompleteFile(path, size, sha256, growing=False)
+        for path, (size, sha256) in sorted(files.items())
+    )
+    manifest = RunManifest(files=entries, skipped=(), directory="", ended=ended)
     with hold_transfers(context.config.root, "pull", context.reporter):
         look = RunComparison(context.config.root, run_id, manifest)
         create_run_directory(look.home, run)

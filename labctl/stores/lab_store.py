@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 from pathlib import Path
-from typing import Any
 
 from labctl.errors import LabError, NotFoundError
 from labctl.events import Note
@@ -12,7 +11,16 @@ from labctl.model import Endpoint, Server
 from labctl.servers.context import LabContext
 from labctl.stores import LabStore, StoreContext, open_store
 from labctl.stores.ssh import SshLabStore
-from labctl.wire.mirrors import RESTORE_RUN, RestoreRunReply, RestoreRunRequest
+from labctl.wire.mirrors import (
+    MIRROR_NOW,
+    PREPARE_STORE,
+    RESTORE_RUN,
+    MirrorPassReply,
+    MirrorPassRequest,
+    PrepareStoreRequest,
+    RestoreRunReply,
+    RestoreRunRequest,
+)
 
 PREPARE_S = 400.0
 LONG_S = 6 * 3600.0
@@ -37,25 +45,30 @@ def prepare_store(context: LabContext, server: Server) -> None:
     earlier server of the lab can no longer write. Problems cause a warning only: the server is
     usable without a store.
     """
-    request: dict[str, Any] = {**_lab_request(context), "url": context.config.store}
-    request["mirror_s"] = context.config.mirror_s
+    config = context.config
+    request = PrepareStoreRequest(config.name, context.lab_id, config.store, config.mirror_s)
     remote = context.open_agent(server)
     if not context.config.store:
         if context.state.list_events(server_id=server.id, kind="store"):
-            remote.call_untyped("store", request)
+            remote.call(PREPARE_STORE, request)
         return
     store = open_lab_store(context)
     if isinstance(store, SshLabStore):
         endpoint = store.endpoint()
-        request |= {"host": endpoint.host, "port": endpoint.port, "user": endpoint.user}
-        request |= {"host_key": endpoint.host_key, "directory": prefix(context)}
+        request = request._replace(
+            host=endpoint.host,
+            port=endpoint.port,
+            user=endpoint.user,
+            host_key=endpoint.host_key,
+            directory=prefix(context),
+        )
         if problem := _find_detour(endpoint):
             _warn(context, problem)
-    reply = remote.call_untyped("store", request, timeout_s=PREPARE_S)
-    if isinstance(store, SshLabStore) and reply["public_key"]:
-        store.grant_access(prefix(context), reply["public_key"])
-    if reply["lacks"]:
-        _warn(context, reply["lacks"])
+    reply = remote.call(PREPARE_STORE, request, timeout_s=PREPARE_S)
+    if isinstance(store, SshLabStore) and reply.public_key:
+        store.grant_access(prefix(context), reply.public_key)
+    if reply.lacks:
+        _warn(context, reply.lacks)
     context.state.record(
         "store", lab_id=context.lab_id, server_id=server.id, detail={"url": context.config.store}
     )
@@ -69,22 +82,17 @@ def forget_store(context: LabContext) -> None:
             store.revoke_access(prefix(context))
 
 
-def mirror_now(context: LabContext, server: Server, run_id: str = "") -> dict[str, Any]:
-    """Make the server send new files: {"sent", "bytes", "behind_bytes", "failed", "why"}."""
-    request = {**_lab_request(context), **({"run": run_id} if run_id else {})}
-    return context.open_agent(server).call_untyped("mirror-now", request, timeout_s=LONG_S)
+def mirror_now(context: LabContext, server: Server, run_id: str = "") -> MirrorPassReply:
+    """Make the server send new files of a run, or of all runs for ""."""
+    request = MirrorPassRequest(context.config.name, context.lab_id, run_id)
+    return context.open_agent(server).call(MIRROR_NOW, request, timeout_s=LONG_S)
 
 
 def restore_run(context: LabContext, server: Server, run_id: str) -> RestoreRunReply:
-    """Make the server restore a run from the store; NotFoundError if that has nothing of it."""
-    request = RestoreRunRequest(
-        context.config.name, context.lab_id, run_id, store=context.config.store
-    )
+    """Make the server restore a run from the store. NotFoundError if the store has none of it."""
+    config = context.config
+    request = RestoreRunRequest(config.name, context.lab_id, run_id, config.store)
     return context.open_agent(server).call(RESTORE_RUN, request, timeout_s=LONG_S)
-
-
-def _lab_request(context: LabContext) -> dict[str, Any]:
-    return {"lab": context.config.name, "lab_id": context.lab_id}
 
 
 def _warn(context: LabContext, problem: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -23,12 +22,21 @@ from labctl.errors import (
 from labctl.model import Endpoint
 from labctl.shell import command
 from labctl.stores import StoreContext, write_verified
+from labctl.wire.codec import MessageError, decode, encode
+from labctl.wire.mirrors import (
+    GatewayReply,
+    GetPartRequest,
+    ListNamesRequest,
+    PutFileRequest,
+    SwapFileRequest,
+)
 
 PART_BYTES = 8 * 1024 * 1024
 NOT_INSTALLED, FULL = 97, 98
 FOLDER = ".local/share/labctl"
 FULL_HINT = "labctl config   # shows the store; free space there, then run the same command again"
 Body = bytes | Callable[[], Iterator[bytes]]
+GatewayRequest = PutFileRequest | GetPartRequest | SwapFileRequest | ListNamesRequest
 
 
 class SshLabStore:
@@ -77,13 +85,13 @@ class SshLabStore:
     def write(self, key: str, data: bytes | Path) -> None:
         size = len(data) if isinstance(data, bytes) else data.stat().st_size
         sha256 = _hash(data)
-        request = {"do": "put", "key": key, "size": size, "sha256": sha256, "offset": 0}
+        request = PutFileRequest(key, size, sha256, length=0)
         if isinstance(data, bytes):
-            self._request({**request, "length": size}, data)
+            self._request(request._replace(length=size), data)
             return
         if size:
             self._send_draft(data, f"{sha256}.{size}", size)
-        if not self._request({**request, "length": 0})[0]["done"]:
+        if not self._request(request)[0].done:
             raise TransferError(
                 f"{key} changed while it was being sent", hint="labctl pull   # again"
             )
@@ -101,12 +109,11 @@ class SshLabStore:
         write_verified(path, size, sha256, download)
 
     def list_keys(self, prefix: str = "") -> list[str]:
-        return list(self._request({"do": "list", "prefix": prefix})[0]["names"])
+        return list(self._request(ListNamesRequest(prefix))[0].names)
 
     def swap(self, key: str, data: bytes, expected: bytes | None) -> bool:
         digest = "" if expected is None else hashlib.sha256(expected).hexdigest()
-        request = {"do": "swap", "key": key, "expected": digest, "length": len(data)}
-        return bool(self._request(request, data)[0]["done"])
+        return self._request(SwapFileRequest(key, len(data), digest), data)[0].done
 
     def _send_draft(self, data: Path, name: str, size: int) -> None:
         folder = f"{self._directory}/.incoming"
@@ -127,36 +134,37 @@ class SshLabStore:
 
     def _get(self, key: str, offset: int, length: int) -> tuple[int, bytes]:
         """Read a part of a file; return (size of the whole file, the bytes)."""
-        reply, body = self._request({"do": "get", "key": key, "offset": offset, "length": length})
-        if len(body) != reply["length"]:
+        reply, body = self._request(GetPartRequest(key, offset, length))
+        if len(body) != reply.length:
             raise TransferError(
                 f"the download of {key} from {self.url} was interrupted",
                 hint="labctl pull   # again",
             )
-        return int(reply["size"]), body
+        return reply.size, body
 
-    def _request(self, request: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
+    def _request(self, request: GatewayRequest, body: bytes = b"") -> tuple[GatewayReply, bytes]:
         """Send a request to the gateway; return (reply, the bytes that follow it)."""
-        line = json.dumps(request, separators=(",", ":")).encode() + b"\n"
+        line = encode(request).encode() + b"\n"
         output = self._serve(line + body)
         head, _, rest = output.partition(b"\n")
         try:
-            reply: dict[str, Any] = json.loads(head)
-        except ValueError:
+            reply = decode(GatewayReply, head)
+        except MessageError:
             raise TransferError(
                 f"{self.url} sent an unexpected reply",
                 why=output[:300].decode("ascii", "replace"),
                 hint="labctl config   # check store: it needs an account with a plain shell",
             ) from None
-        if "error" in reply:
-            raise self._to_error(request.get("key", ""), reply)
+        if reply.error:
+            key = "" if isinstance(request, ListNamesRequest) else request.key
+            raise self._to_error(key, reply)
         return reply, rest
 
-    def _to_error(self, key: str, reply: dict[str, str]) -> LabError:
-        why = reply["why"]
-        if reply["error"] == "missing":
+    def _to_error(self, key: str, reply: GatewayReply) -> LabError:
+        why = reply.why
+        if reply.error == "missing":
             return NotFoundError(f"{self.url} does not contain {key!a}", why=why)
-        if reply["error"] == "full":
+        if reply.error == "full":
             return DiskFullError(f"{self.url} is full", why=why, hint=FULL_HINT)
         return TransferError(f"{self.url} refused {key!a}", why=why)
 

@@ -15,7 +15,6 @@ import stat
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -24,8 +23,9 @@ from labctl.events import Progress, Reporter
 from labctl.model import Value
 from labctl.servers.agent import KEPT, AgentClient, add_resume_hint
 from labctl.sync.durability import hash_on_disk, sync_files
-from labctl.sync.file_transfer import LONG_S, FetchedFile, RemoteFolder, fetch_files
+from labctl.sync.file_transfer import LONG_S, RemoteFolder, fetch_files
 from labctl.sync.scan import hash_file
+from labctl.wire.files import HASHES, FilePart, PartsRequest
 
 RESERVE_BYTES = 64 * 1024**2
 SURPLUS_BYTES = RESERVE_BYTES // 2  # a server may send this much more than announced, then stops
@@ -85,7 +85,7 @@ class Download:
     def __init__(
         self,
         remote: AgentClient,
-        request: dict[str, Any],
+        request: PartsRequest,
         folder: RemoteFolder,
         partial: Path,
         *,
@@ -148,7 +148,7 @@ class Download:
             if done < total:
                 self._progress(done, total)
 
-        files = [FetchedFile(path=file.path, size=file.size) for file in missing]
+        files = [FilePart(file.path, file.size) for file in missing]
         copied = fetch_files(
             self.remote, self.request, self.folder, self.partial, self.basis, files, on_bytes
         )
@@ -216,11 +216,11 @@ class _ServerHashes:
     """Fetches the server's hashes of files announced without one, during their transfer."""
 
     def __init__(
-        self, remote: AgentClient, request: dict[str, Any], due: Sequence[AnnouncedFile]
+        self, remote: AgentClient, request: PartsRequest, due: Sequence[AnnouncedFile]
     ) -> None:
         self.remote = remote
         self.paths = [file.path for file in due]
-        self.request = {**request, "parts": [[file.path, file.size] for file in due]}
+        self.request = request._replace(parts=tuple(FilePart(file.path, file.size) for file in due))
         self.hashes: dict[str, str] = {}
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._request_hashes, daemon=True)
@@ -237,8 +237,8 @@ class _ServerHashes:
 
     def _request_hashes(self) -> None:
         try:
-            reply = self.remote.call_untyped("hashes", self.request, timeout_s=LONG_S)
-            self.hashes = dict(zip(self.paths, reply["sha256"], strict=True))
+            reply = self.remote.call(HASHES, self.request, timeout_s=LONG_S)
+            self.hashes = dict(zip(self.paths, reply.sha256, strict=True))
         except BaseException as error:  # raised again in `wait`, in the thread that pulls
             self.error = error
 

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from labctl.errors import PolicyError, TransferError
 from labctl.events import Note, Reporter
@@ -19,6 +18,8 @@ from labctl.sync.durability import sync_directories
 from labctl.sync.file_transfer import RemoteFolder
 from labctl.sync.scan import hash_file
 from labctl.sync.transfer_lock import hold_transfers
+from labctl.wire.files import EDITS, PULLED, PartsRequest, PulledEdit, PulledRequest
+from labctl.wire.verbs import LabRequest
 
 SAVED = "server-edits"
 LONG_S = 3600.0
@@ -51,7 +52,7 @@ def pull_edits(
     The lab's own files stay as they are. Without edits, the directory is not created.
     """
     with hold_transfers(lab_root, "pull", reporter):
-        download = _EditsDownload(remote, {"lab": lab_name, "lab_id": lab_id}, lab_root, reporter)
+        download = _EditsDownload(remote, LabRequest(lab_name, lab_id), lab_root, reporter)
         edits = download.fetch()
         names = tuple(download.keep(edit.due) for edit in edits)
         return download.result(saved=names)
@@ -70,7 +71,7 @@ def pull_code(
     A file that also changed here stays, and the server's version is saved as in `pull_edits`.
     """
     with hold_transfers(lab_root, "pull --code", reporter):
-        download = _EditsDownload(remote, {"lab": lab_name, "lab_id": lab_id}, lab_root, reporter)
+        download = _EditsDownload(remote, LabRequest(lab_name, lab_id), lab_root, reporter)
         return _merge(download, lab_root)
 
 
@@ -101,7 +102,7 @@ class _EditsDownload:
     def __init__(
         self,
         remote: AgentClient,
-        request: dict[str, Any],
+        request: LabRequest,
         lab_root: Path,
         reporter: Reporter,
     ) -> None:
@@ -112,15 +113,15 @@ class _EditsDownload:
         self.partial = self.root / ".labctl" / "partial-edits"
         self.directory = self.root / SAVED / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
         self.skipped: list[str] = []
-        self.held: list[list[str]] = []
+        self.held: tuple[PulledEdit, ...] = ()
         self.placed: list[Path] = []
 
     def fetch(self) -> Sequence[_Edit]:
         """Download all edited files to the partial directory and verify them."""
-        reply = self.remote.call_untyped("edits", self.request, timeout_s=LONG_S)
+        reply = self.remote.call(EDITS, self.request, timeout_s=LONG_S)
         edits = []
-        self.skipped += [f"{ascii(path)[1:-1]}: {reason}" for path, reason in reply["skipped"]]
-        for path, size, sha256, base in reply["files"]:
+        self.skipped += [f"{ascii(path)[1:-1]}: {reason}" for path, reason in reply.skipped]
+        for path, size, sha256, base in reply.files:
             if reason := find_name_problem(path):
                 self.skipped.append(f"{ascii(path)[1:-1]}: {reason}")
             else:
@@ -128,8 +129,8 @@ class _EditsDownload:
                 edits.append(_Edit(due=due, base=base))
         download = Download(
             self.remote,
-            {**self.request, "run": ""},
-            RemoteFolder(directory=reply["root"], rsync_version=reply["rsync"]),
+            PartsRequest(*self.request, run=""),
+            RemoteFolder(directory=reply.root, rsync_version=reply.rsync),
             self.partial,
             basis=None,  # so that the server learns nothing about the local files
             reporter=self.reporter,
@@ -142,7 +143,7 @@ class _EditsDownload:
                 f"{bad[0].path} changed on the server during the download",
                 hint="labctl pull --code",
             )
-        self.held = [[edit.due.path, edit.due.sha256] for edit in edits]
+        self.held = tuple(PulledEdit(edit.due.path, edit.due.sha256) for edit in edits)
         return edits
 
     def keep(self, due: AnnouncedFile) -> str:
@@ -166,7 +167,7 @@ class _EditsDownload:
         shutil.rmtree(self.partial, ignore_errors=True)
         if self.held:
             # The watchdog then saves only edits that are not on this machine.
-            self.remote.call_untyped("pulled", {**self.request, "edits": self.held})
+            self.remote.call(PULLED, PulledRequest(*self.request, edits=self.held))
         return EditsResult(
             directory=str(self.directory) if saved else "",
             saved=saved,

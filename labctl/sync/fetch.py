@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from labctl.events import Note, Progress, Reporter
 from labctl.model import Value
 from labctl.servers.agent import AgentClient
+from labctl.wire.files import FETCH, FetchRequest
 
 
 class FetchedData(Value, frozen=True):
@@ -36,17 +37,12 @@ def fetch_data(
     """
     if not sources:
         return ()
-    request = {
-        "lab": lab_name,
-        "lab_id": lab_id,
-        "sources": dict(sources),
-        "s3_endpoint": s3_endpoint,
-    }
+    request = FetchRequest(lab_name, lab_id, dict(sources), s3_endpoint)
     progress = _FetchProgress(reporter)
-    reply = remote.stream_untyped(
-        "fetch", request, on_reply=lambda reply: None, on_bytes=progress.feed
+    reply = remote.stream(FETCH, request, on_reply=lambda reply: None, on_bytes=progress.feed)
+    return tuple(
+        FetchedData(name=name, **fetched._asdict()) for name, fetched in sorted(reply.sets.items())
     )
-    return tuple(FetchedData(name=name, **result) for name, result in sorted(reply["sets"].items()))
 
 
 class _FetchProgress:

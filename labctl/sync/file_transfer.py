@@ -12,7 +12,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from labctl.commands import rsync
 from labctl.errors import CommandError, PolicyError, TransferError
@@ -21,6 +21,7 @@ from labctl.servers.agent import AgentClient
 from labctl.sync.compression import is_compressible
 from labctl.transports import Transport
 from labctl.transports.rsync import CopyResult, RsyncUnusableError, copy, find_program
+from labctl.wire.files import SEND, FilePart, PartsRequest
 
 LONG_S = 6 * 3600.0  # for large transfers; a dead connection is noticed much earlier
 TIMED_FROM_BYTES = 16 * 1024**2  # for less, measuring the speed is not worth a round trip
@@ -80,20 +81,13 @@ class RemoteFolder(Value, frozen=True):
     rsync_version: str = ""
 
 
-class FetchedFile(Value, frozen=True):
-    """A file to fetch: its path below the directory, and its announced size in bytes."""
-
-    path: str
-    size: int
-
-
 def fetch_files(
     remote: AgentClient,
-    request: dict[str, Any],
+    request: PartsRequest,
     folder: RemoteFolder,
     partial: Path,
     basis: Path | None,
-    files: Sequence[FetchedFile],
+    files: Sequence[FilePart],
     on_bytes: Callable[[int], None],
 ) -> CopyResult:
     """Fetch `files` of `folder` to the private directory `partial`; their names were checked.
@@ -129,7 +123,7 @@ def _choose_fetch_compression(
     transport: Transport,
     program: rsync.RsyncProgram,
     other: rsync.RsyncProgram,
-    files: Sequence[FetchedFile],
+    files: Sequence[FilePart],
 ) -> str:
     """Choose the compression of a fetch, without a sample: on a slow link zstd costs nothing."""
     if "zstd" not in program.compressions & other.compressions:
@@ -144,17 +138,15 @@ def _choose_fetch_compression(
 
 def _fetch_stream(
     remote: AgentClient,
-    request: dict[str, Any],
+    request: PartsRequest,
     partial: Path,
-    files: Sequence[FetchedFile],
+    files: Sequence[FilePart],
     on_bytes: Callable[[int], None],
 ) -> CopyResult:
     """Fetch files as one stream. Not as tar: with known sizes, there are no headers to parse."""
-    parts = [[file.path, file.size] for file in files]
+    parts = request._replace(parts=tuple(files))
     with contextlib.closing(_StreamWriter(partial, files, on_bytes)) as writer:
-        remote.stream_untyped(
-            "send", {**request, "parts": parts}, on_reply=lambda reply: None, on_bytes=writer.feed
-        )
+        remote.stream(SEND, parts, on_reply=lambda reply: None, on_bytes=writer.feed)
     return CopyResult(sent_bytes=writer.done)
 
 
@@ -162,7 +154,7 @@ class _StreamWriter:
     """Writes a stream to files of known sizes, in their order; `close` it in any case."""
 
     def __init__(
-        self, partial: Path, files: Sequence[FetchedFile], on_bytes: Callable[[int], None]
+        self, partial: Path, files: Sequence[FilePart], on_bytes: Callable[[int], None]
     ) -> None:
         self.done = 0
         self._partial = partial

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -19,6 +18,7 @@ from labctl.sync.downloads import AnnouncedFile, rename_stable_identity
 from labctl.sync.durability import hash_on_disk, sync_directories
 from labctl.sync.file_transfer import RemoteFolder
 from labctl.sync.scan import HashIndex
+from labctl.wire.files import RunManifest
 
 PARTIAL = ".labctl-partial"
 RECORD = "run.json"
@@ -43,21 +43,19 @@ def run_index(lab_root: Path, run: str) -> HashIndex:
 class RunComparison:
     """One run's files on the server, compared with those on this machine."""
 
-    def __init__(self, lab_root: Path, run: str, manifest: dict[str, Any]) -> None:
+    def __init__(self, lab_root: Path, run: str, manifest: RunManifest) -> None:
         # runs/ itself may be a link of the user's; links below it are not followed.
         self.home = (lab_root / "runs").resolve() / run
         self.index = run_index(lab_root, run)
-        self.ended = bool(manifest["ended"])
-        self.unpulled = int(manifest.get("unpulled", 0))
-        self.folder = RemoteFolder(
-            directory=manifest["directory"], rsync_version=manifest.get("rsync", "")
-        )
+        self.ended = manifest.ended
+        self.unpulled = manifest.unpulled
+        self.folder = RemoteFolder(directory=manifest.directory, rsync_version=manifest.rsync)
         self.files: dict[str, AnnouncedFile] = {}
         self.skipped = [
             MissingFile(run=run, path=ascii(path)[1:-1], reason=reason)
-            for path, reason in manifest["skipped"]
+            for path, reason in manifest.skipped
         ]
-        for path, size, sha256, growing in manifest["files"]:
+        for path, size, sha256, growing in manifest.files:
             if reason := find_name_problem(path, reserved=(PARTIAL, RECORD)):
                 self.skipped.append(
                     MissingFile(run=run, path=ascii(path)[1:-1], size=size, reason=reason)

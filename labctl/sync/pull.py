@@ -11,7 +11,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from labctl.errors import PolicyError, TransferError
 from labctl.events import Reporter
@@ -27,6 +26,15 @@ from labctl.sync.local_results import (
     place_files,
 )
 from labctl.sync.transfer_lock import WAIT_S, hold_transfers
+from labctl.wire.files import (
+    MANIFEST,
+    PULLED,
+    ManifestRequest,
+    PartsRequest,
+    PulledFile,
+    PulledRequest,
+    RunManifest,
+)
 
 TRIES = 3
 LONG_S = 6 * 3600.0
@@ -76,12 +84,12 @@ def pull(
     PolicyError if the server sends a name that leaves its directory; BusyError if another transfer
     of the lab lasts longer than `wait_s` seconds.
     """
-    request = {"lab": lab_name, "lab_id": lab_id, "outputs": list(outputs), "all": everything}
-    if only:
-        request["only"] = list(only)
+    request = ManifestRequest(
+        lab_name, lab_id, all=everything, outputs=tuple(outputs), only=tuple(only)
+    )
     record_by_id = {record.id: record for record in records}
     with hold_transfers(lab_root, "pull", reporter, wait_s=wait_s):
-        runs = _fetch_manifest(remote, {**request, "quick": True}, run_ids)
+        runs = _fetch_manifest(remote, request._replace(quick=True), run_ids)
         return PullResult(
             runs=tuple(
                 _Pull(remote, request, name, lab_root, reporter).run(
@@ -107,7 +115,7 @@ def verify(
     Compares hashes, and writes only the index. Files that the server cannot deliver count as
     missing. TransferError if the local disk fails.
     """
-    request = {"lab": lab_name, "lab_id": lab_id, "outputs": list(outputs), "all": everything}
+    request = ManifestRequest(lab_name, lab_id, all=everything, outputs=tuple(outputs))
     runs = sorted(_fetch_manifest(remote, request, run_ids).items())
     looks = [(name, RunComparison(lab_root, name, manifest)) for name, manifest in runs]
     local_files = [path for _, look in looks for path in look.list_local_files()]
@@ -123,10 +131,10 @@ def verify(
 
 
 def _fetch_manifest(
-    remote: AgentClient, request: dict[str, Any], run_ids: Sequence[str]
-) -> Mapping[str, dict[str, Any]]:
-    reply = remote.call_untyped("manifest", {**request, "runs": list(run_ids)}, timeout_s=LONG_S)
-    runs: dict[str, dict[str, Any]] = reply["runs"]
+    remote: AgentClient, request: ManifestRequest, run_ids: Sequence[str]
+) -> Mapping[str, RunManifest]:
+    named = request._replace(runs=tuple(run_ids))
+    runs = remote.call(MANIFEST, named, timeout_s=LONG_S).runs
     for name in runs:
         if not NAME_PATTERN.match(name) or (run_ids and name not in run_ids):
             raise PolicyError(
@@ -142,7 +150,7 @@ class _Pull:
     def __init__(
         self,
         remote: AgentClient,
-        request: dict[str, Any],
+        request: ManifestRequest,
         run: str,
         lab_root: Path,
         reporter: Reporter,
@@ -153,7 +161,7 @@ class _Pull:
         self.lab_root = lab_root
         self.reporter = reporter
 
-    def run(self, manifest: dict[str, Any], record: Run | None) -> PulledRun:
+    def run(self, manifest: RunManifest, record: Run | None) -> PulledRun:
         look = RunComparison(self.lab_root, self.name, manifest)
         create_run_directory(look.home, record)
         files = size = 0
@@ -163,7 +171,7 @@ class _Pull:
                 break
             download = Download(
                 self.remote,
-                {**self.request, "run": self.name},
+                PartsRequest(self.request.lab, self.request.lab_id, self.name),
                 look.folder,
                 look.home / PARTIAL,
                 basis=look.home,
@@ -188,7 +196,7 @@ class _Pull:
             files=files,
             bytes=size,
             skipped=tuple(skipped),
-            complete=look.ended and not skipped and "only" not in self.request,
+            complete=look.ended and not skipped and not self.request.only,
         )
 
     def _report_local_files(self, look: RunComparison, remaining: list[AnnouncedFile]) -> None:
@@ -196,9 +204,9 @@ class _Pull:
         missing = {file.path for file in remaining}
         local = [file for file in look.files.values() if file.path not in missing]
         if look.unpulled and local:
-            files = [[file.path, file.size, file.sha256] for file in local]
-            lab = {key: self.request[key] for key in ("lab", "lab_id")}
-            self.remote.call_untyped("pulled", {**lab, "runs": {self.name: files}})
+            files = tuple(PulledFile(file.path, file.size, file.sha256) for file in local)
+            lab, lab_id = self.request.lab, self.request.lab_id
+            self.remote.call(PULLED, PulledRequest(lab, lab_id, {self.name: files}))
 
     def _list_remaining(self, remaining: list[AnnouncedFile], ended: bool) -> list[MissingFile]:
         """List files that changed during every transfer; TransferError if the run has ended."""

@@ -16,7 +16,6 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import msgspec
 
@@ -26,32 +25,13 @@ from labctl.model import GIB, FileEntry, Value
 from labctl.servers.agent import KEPT, AgentClient, add_resume_hint
 from labctl.sync.file_transfer import LONG_S, Destination, send_files
 from labctl.sync.scan import HashIndex, file_identity, rehash
+from labctl.wire.files import COMMIT, PLAN, CommitRequest, PlanReply, PlanRequest, PushedFile
 
 TRIES = 3
 NAMED_AT_MOST = 20
 # Content up to this size is sent with the plan request: that costs less than a second call.
 INLINE_BYTES = 256 * 1024
 BLOCK_BYTES = 1024**2
-
-
-class PushPlan(Value, frozen=True):
-    """The server's reply to a plan request (`plan` in agent/files/files.py).
-
-    `bad` is None if the request carried no content that the server committed at once.
-    """
-
-    needed: tuple[str, ...]
-    whole: tuple[str, ...]
-    staged_bytes: int
-    unsure: tuple[str, ...]
-    conflicts: tuple[str, ...]
-    removed: tuple[str, ...]
-    short_bytes: int
-    free_bytes: int
-    staging: str
-    basis: str = ""
-    rsync: str = ""
-    bad: tuple[str, ...] | None = None
 
 
 class PushResult(Value, frozen=True):
@@ -84,7 +64,7 @@ def push(
     transfer; DiskFullError before anything is sent; LinkLostError and TransferError keep what
     arrived for the next push.
     """
-    request = {"lab": lab_name, "lab_id": lab_id, "target": target, "force": force}
+    request = PlanRequest(lab_name, lab_id, target, files=(), force=force)
     try:
         return _Push(remote, request, root, reporter, index).run(tuple(files))
     finally:
@@ -98,7 +78,7 @@ class _Push:
     def __init__(
         self,
         remote: AgentClient,
-        request: dict[str, Any],
+        request: PlanRequest,
         root: Path,
         reporter: Reporter,
         index: HashIndex | None,
@@ -142,7 +122,7 @@ class _Push:
             hint="stop the program that writes to it, or add it to .labignore, then labctl push",
         )
 
-    def _plan(self, files: tuple[FileEntry, ...]) -> tuple[tuple[FileEntry, ...], PushPlan]:
+    def _plan(self, files: tuple[FileEntry, ...]) -> tuple[tuple[FileEntry, ...], PlanReply]:
         """Return the server's plan, and the files with all hashes that the server asked for."""
         while True:
             plan = self._request_plan(files)
@@ -151,18 +131,20 @@ class _Push:
                 return files, plan
             files = self._refresh(files, plan.unsure)
 
-    def _request_plan(self, files: tuple[FileEntry, ...]) -> PushPlan:
+    def _request_plan(self, files: tuple[FileEntry, ...]) -> PlanReply:
         """Request the server's plan. Its `bad` is set if the inline content was all it needs."""
-        request: dict[str, Any] = {"files": [_wire(f) for f in files]}
+        request = self.request._replace(files=tuple(map(_as_pushed, files)))
         inline = [f for f in files if f.path in self.edited and f.sha256]
         self.edited = set()
         if sum(f.size for f in inline) <= INLINE_BYTES:
-            request["contents"] = {
+            contents = {
                 f.path: base64.b64encode(content).decode()
                 for f in inline
                 if (content := self._read_content(f)) is not None
             }
-        return msgspec.convert(self._call("plan", request), PushPlan)
+            request = request._replace(contents=contents)
+        with add_resume_hint("labctl push"):
+            return self.remote.call(PLAN, request, timeout_s=LONG_S)
 
     def _read_content(self, entry: FileEntry) -> bytes | None:
         """Read a small file; None if its size changed since the scan."""
@@ -193,16 +175,12 @@ class _Push:
             unchanged=len({f.path for f in files} - sent),
         )
 
-    def _call(self, verb: str, more: dict[str, Any]) -> dict[str, Any]:
-        with add_resume_hint("labctl push"):
-            return self.remote.call_untyped(verb, {**self.request, **more}, timeout_s=LONG_S)
-
-    def _check(self, plan: PushPlan) -> None:
+    def _check(self, plan: PlanReply) -> None:
         if plan.conflicts:
             raise _conflict_error(plan.conflicts)
         if plan.short_bytes:
             raise DiskFullError(
-                f"not enough disk space on the server for {self.request['target']}",
+                f"not enough disk space on the server for {self.request.target}",
                 why=_shortage(plan),
                 hint="labctl ssh -- df -h  (nothing was sent)",
             )
@@ -213,7 +191,7 @@ class _Push:
             return True
         question = Question(
             question=f"Send {size / GIB:.1f} GiB to the server?",
-            detail=f"{len(needed)} files of {self.request['target']} below {self.root}",
+            detail=f"{len(needed)} files of {self.request.target} below {self.root}",
         )
         if not self.reporter.confirm(question):
             raise PolicyError(
@@ -223,7 +201,7 @@ class _Push:
             )
         return True
 
-    def _send(self, needed: list[FileEntry], plan: PushPlan) -> list[str]:
+    def _send(self, needed: list[FileEntry], plan: PlanReply) -> list[str]:
         """Send and commit; return the paths that changed meanwhile or arrived corrupted."""
         sources = _Sources(self.root, needed)
         if changed := sources.list_changed():
@@ -237,17 +215,24 @@ class _Push:
         if changed := sources.list_changed():
             return changed
         hashed = [msgspec.structs.replace(f, sha256=f.sha256 or hashes[f.path]) for f in needed]
-        request = {"files": [_wire(f) for f in hashed], "removed": plan.removed}
-        reply = self._call("commit", request)
-        if reply["conflicts"]:
-            raise _conflict_error(reply["conflicts"])
-        bad: list[str] = reply["bad"]
+        request = CommitRequest(
+            self.request.lab,
+            self.request.lab_id,
+            self.request.target,
+            tuple(map(_as_pushed, hashed)),
+            plan.removed,
+            self.request.force,
+        )
+        with add_resume_hint("labctl push"):
+            reply = self.remote.call(COMMIT, request, timeout_s=LONG_S)
+        if reply.conflicts:
+            raise _conflict_error(reply.conflicts)
         if self.index:
-            for path in hashes.keys() - set(bad):
+            for path in hashes.keys() - set(reply.bad):
                 self.index.store_settled(path, sources.stats[path], hashes[path])
-        return bad
+        return list(reply.bad)
 
-    def _transfer(self, missing: list[FileEntry], plan: PushPlan) -> None:
+    def _transfer(self, missing: list[FileEntry], plan: PlanReply) -> None:
         total = sum(f.size for f in missing)
         destination = Destination(staging=plan.staging, basis=plan.basis, rsync_version=plan.rsync)
         with add_resume_hint("labctl push"):
@@ -275,7 +260,7 @@ class _Push:
         )
 
     def _progress(self, done: int, total: int) -> None:
-        name = f"sending {self.request['target']}"
+        name = f"sending {self.request.target}"
         self.reporter.emit(Progress(name=name, done=done, total=total, unit="bytes"))
 
 
@@ -359,8 +344,8 @@ class _Hashing:
         return digest.hexdigest()
 
 
-def _wire(entry: FileEntry) -> list[Any]:
-    return [entry.path, entry.size, entry.sha256, entry.mode, entry.mtime_ns]
+def _as_pushed(entry: FileEntry) -> PushedFile:
+    return PushedFile(entry.path, entry.size, entry.sha256, entry.mode, entry.mtime_ns)
 
 
 def _conflict_error(names: Sequence[str]) -> PolicyError:
@@ -373,7 +358,7 @@ def _conflict_error(names: Sequence[str]) -> PolicyError:
     )
 
 
-def _shortage(plan: PushPlan) -> str:
+def _shortage(plan: PlanReply) -> str:
     return (
         f"{_mib(plan.short_bytes)} MiB more are needed, {_mib(plan.free_bytes)} MiB are free, "
         "of which a small reserve is left for the server itself"

@@ -10,13 +10,23 @@ types at run time, and write `Optional[int]` and `Tuple[str, ...]` as Python 3.8
 """
 
 import json
-from typing import Any, Dict, NamedTuple, Tuple, Type, TypeVar, Union, get_args, get_origin
+from typing import Any, Dict, NamedTuple, Set, Tuple, Type, TypeVar, Union, get_args, get_origin
 
 Message = TypeVar("Message", bound=NamedTuple)
+_ARRAYS: Set[Any] = set()
 
 
 class MessageError(ValueError):
     """A JSON value is not the message that was expected; the text names the field."""
+
+
+def as_array(kind: Type[Message]) -> Type[Message]:
+    """Make a class of messages an array of its fields in JSON, where there are thousands of them.
+
+    A decorator. The fields must be text, numbers and booleans, and all of them must be there.
+    """
+    _ARRAYS.add(kind)
+    return kind
 
 
 def encode(message: NamedTuple) -> str:
@@ -39,7 +49,7 @@ def to_json(value: Any, drop_defaults: bool = False) -> Any:
     `drop_defaults` leaves out the fields that have their defaults.
     """
     if hasattr(value, "_fields"):
-        return _message_to_json(value, drop_defaults)
+        return list(value) if type(value) in _ARRAYS else _message_to_json(value, drop_defaults)
     if isinstance(value, (tuple, list)):
         return [to_json(each, drop_defaults) for each in value]
     if isinstance(value, dict):
@@ -65,6 +75,8 @@ def from_json(kind: Type[Message], body: object) -> Message:
 def _convert(kind: Any, value: Any, path: str) -> Any:
     if kind is Any or kind is object:
         return value
+    if hasattr(kind, "_fields"):
+        return _convert_message(kind, value, path)
     origin = get_origin(kind)
     if origin is Union:
         return _convert_union(get_args(kind), value, path)
@@ -74,14 +86,14 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
         _require(value, dict, path)
         _, each = get_args(kind)
         return {key: _convert(each, item, f"{path}.{key}") for key, item in value.items()}
-    if hasattr(kind, "_fields"):
-        return _convert_message(kind, value, path)
     if kind is float and type(value) is int:
         return float(value)
     return _require(value, kind, path)
 
 
 def _convert_message(kind: Any, value: Any, path: str) -> Any:
+    if kind in _ARRAYS:
+        return _convert_array(kind, value, path)
     _require(value, dict, path)
     fields: Dict[str, Any] = {}
     for name, each in kind.__annotations__.items():
@@ -90,6 +102,14 @@ def _convert_message(kind: Any, value: Any, path: str) -> Any:
         elif name not in kind._field_defaults:
             raise MessageError(f"{path}.{name}".lstrip(".") + " is missing")
     return kind(**fields)
+
+
+def _convert_array(kind: Any, value: Any, path: str) -> Any:
+    _require(value, list, path)
+    kinds = tuple(kind.__annotations__.values())
+    if tuple(map(type, value)) == kinds:  # the usual case, fast
+        return kind(*value)
+    return kind(*_convert_tuple(kinds, value, path))
 
 
 def _convert_tuple(kinds: Tuple[Any, ...], value: Any, path: str) -> Any:

@@ -119,34 +119,6 @@ class RunRecord(NamedTuple):
     gpu_lost_at: Optional[float] = None
 
 
-class CodeArchiveRecord(NamedTuple):
-    """The archive of a run's code in the lab's store."""
-
-    size: int
-    sha256: str
-
-
-class StoredRunRecord(NamedTuple):
-    """A run in the lab's store: its run.json, written at `at`."""
-
-    spec: RunSpec
-    code: CodeArchiveRecord
-    record: Optional[RunRecord] = None
-    attempts: Tuple[AttemptRecord, ...] = ()
-    at: float = 0.0
-
-
-class StoreIndexRecord(NamedTuple):
-    """The files of a run in the lab's store, as (size, SHA-256) by path: its index.json.
-
-    `pending` are new versions of files that were about to be replaced.
-    """
-
-    files: Dict[str, Tuple[int, str]] = {}
-    pending: Dict[str, Tuple[int, str]] = {}
-    at: float = 0.0
-
-
 class RunRequest(NamedTuple):
     """A request about one run of a lab."""
 

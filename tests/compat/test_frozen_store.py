@@ -15,7 +15,7 @@ from labctl.agent.mirror import mirror, store
 from labctl.agent.mirror import restore as store_restore
 from labctl.lifecycle import restore
 from labctl.runs import saved_copies
-from labctl.wire.mirrors import RestoreRunRequest
+from labctl.wire.mirrors import MirrorPassRequest, RestoreRunRequest
 
 PREFIX = f"digits-{DIGITS}"
 ABOUT = {"lab": "digits", "lab_id": DIGITS}
@@ -84,4 +84,4 @@ def test_another_server_makes_the_run_from_it_and_mirrors_on(
     assert done.left_out == ()
     assert hash_outputs(run) == before
     assert (run / "code" / "train.py").read_bytes() == code
-    assert mirror.mirror_now(ABOUT)["failed"] == []
+    assert mirror.mirror_now(MirrorPassRequest(**ABOUT)).failed == ()

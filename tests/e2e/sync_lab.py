@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 from pathlib import Path
-from typing import Any
 
 from sshd_container import IMAGE, Sshd, build, docker
 
@@ -103,7 +102,3 @@ def local_hashes(root: Path, *, without: tuple[str, ...] = (".labctl",)) -> dict
         for path in root.rglob("*")
         if path.is_file() and path.relative_to(root).parts[0] not in without
     }
-
-
-def reply_of(box: Box, verb: str, **more: Any) -> dict[str, Any]:
-    return box.remote.call(verb, {"lab": LAB, "lab_id": LAB_ID, **more})

@@ -12,7 +12,7 @@ from lab_servers import wait_for
 from store_lab import StoreLab, store_lab
 
 from labctl.errors import NotFoundError, TransferError
-from labctl.stores.lab_store import open_lab_store, restore_run
+from labctl.stores.lab_store import mirror_now, open_lab_store, restore_run
 
 pytestmark = pytest.mark.engine
 RUN = "long"
@@ -146,7 +146,7 @@ def test_another_server_is_made_from_the_store_alone(stored: StoreLab) -> None:
     stored.lab.let_go(RUN)
     path = f"{stored.prefix}/runs/{RUN}/run.json"
     wait_for(lambda: stored.store.read(path)["record"]["state"] == "exited")
-    stored.call("mirror-now")
+    mirror_now(stored.context, stored.context.get_server())
     whole = stored.run_hashes(RUN)
     kept = {n: h for n, h in whole.items() if n.startswith(("code/", "logs/", "checkpoints/"))}
     newest = max(name for name in kept if name.startswith("checkpoints/")).rpartition("/")[0]
@@ -162,11 +162,11 @@ def test_another_server_is_made_from_the_store_alone(stored: StoreLab) -> None:
     with pytest.raises(NotFoundError, match="has no files of run never"):
         restore_run(context, context.get_server(), "never")
     reply = restore_run(context, context.get_server(), RUN)
-    assert f"{newest}/" in {name for name, _ in reply["left_out"]}
+    assert f"{newest}/" in {name for name, _ in reply.left_out}
     assert reply.run.state == "exited"
     now = stored.run_hashes(RUN)
     assert now == {n: h for n, h in kept.items() if not n.startswith(f"{newest}/")}
-    assert stored.call("mirror-now")["failed"] == []
+    assert mirror_now(context, context.get_server()).failed == ()
 
 
 def test_the_person_reads_it_too(stored: StoreLab) -> None:

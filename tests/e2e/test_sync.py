@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from sshd_container import Sshd, docker, start, wait_for
-from sync_lab import HOME, LAB, LAB_ID, Box, Recorder, build_image, local_hashes, reply_of
+from sync_lab import HOME, LAB, LAB_ID, Box, Recorder, build_image, local_hashes
 
 from labctl.errors import DiskFullError, NotFoundError, PolicyError, TransferError, UsageError
 from labctl.events import Event, Progress
@@ -26,6 +26,8 @@ from labctl.sync.pull import pull, verify
 from labctl.sync.push import PushResult, push
 from labctl.sync.scan import HashIndex, scan_code, scan_data
 from labctl.transports.fabric import FabricTransport
+from labctl.wire.files import EDITS, PLAN
+from labctl.wire.verbs import LabRequest, Verb
 
 pytest_plugins = ["sshd_fixtures"]
 pytestmark = pytest.mark.engine
@@ -97,8 +99,8 @@ class Counting(AgentClient):
         super().__init__(transport)
         self.verbs = []
 
-    def call(self, verb: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
-        self.verbs.append(verb)
+    def call(self, verb: Verb[Any, Any], request: Any, **more: Any) -> Any:
+        self.verbs.append(verb.name)
         return super().call(verb, request, **more)
 
 
@@ -205,9 +207,9 @@ class Meddling(AgentClient):
         super().__init__(transport)
         self.meddle = meddle
 
-    def call(self, verb: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
+    def call(self, verb: Verb[Any, Any], request: Any, **more: Any) -> Any:
         reply = super().call(verb, request, **more)
-        if verb == "plan":
+        if verb is PLAN:
             self.meddle()
         return reply
 
@@ -468,7 +470,7 @@ def test_pushed_data_takes_the_place_of_fetched_data(
     push(box.remote, LAB, LAB_ID, "data/set", data, files, told)
     assert set(box.hashes("data/set")) == {"x"}
     assert fetch(box, f"{SITE}/set.tar.gz").files == 2
-    assert reply_of(box, "edits")["files"] == []
+    assert box.remote.call(EDITS, LabRequest(LAB, LAB_ID)).files == ()
 
 
 def test_thousands_of_small_files(box: Box, lab: Path) -> None:

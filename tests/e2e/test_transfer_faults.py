@@ -31,6 +31,8 @@ from labctl.sync.edits import pull_edits
 from labctl.sync.pull import pull, verify
 from labctl.sync.push import PushResult, push
 from labctl.sync.scan import HashIndex, scan_code
+from labctl.wire.files import MANIFEST, CompleteFile, ManifestReply, RunManifest
+from labctl.wire.verbs import Verb
 
 pytest_plugins = ["sshd_fixtures"]
 pytestmark = pytest.mark.engine
@@ -263,9 +265,9 @@ class Meddling(AgentClient):
         super().__init__(transport)
         self.meddle = meddle
 
-    def call(self, verb: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
+    def call(self, verb: Verb[Any, Any], request: Any, **more: Any) -> Any:
         reply = super().call(verb, request, **more)
-        if verb == "manifest":
+        if verb is MANIFEST:
             self.meddle()
         return reply
 
@@ -573,18 +575,18 @@ def test_34_35_links_do_not_travel(box: Box, lab: Path) -> None:
     box.sh(f"head -c {40 * MIB} /dev/zero | tr '\\0' s > {DISK}/elsewhere")
     box.sh(f"ln -s {DISK}/elsewhere {HOME}/runs/r1/logs/link")
     digest = hashlib.sha256(secret.encode()).hexdigest()
-    promised = {
-        "files": [["logs/link", 40 * MIB, digest, False]],
-        "skipped": [],
-        "directory": f"{HOME}/runs/r1",
-        "rsync": "rsync  version 3",
-        "ended": True,
-    }
+    promised = RunManifest(
+        files=(CompleteFile("logs/link", 40 * MIB, digest, growing=False),),
+        skipped=(),
+        directory=f"{HOME}/runs/r1",
+        rsync="rsync  version 3",
+        ended=True,
+    )
 
     class Lying(AgentClient):
-        def call(self, verb: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
-            if verb == "manifest":
-                return {"runs": {"r1": promised}}
+        def call(self, verb: Verb[Any, Any], request: Any, **more: Any) -> Any:
+            if verb is MANIFEST:
+                return ManifestReply({"r1": promised})
             return super().call(verb, request, **more)
 
     with pytest.raises(TransferError, match="arrived corrupted"):

@@ -27,7 +27,8 @@ from labctl.servers import cost
 from labctl.state import ledgers
 from labctl.stores import write_verified
 from labctl.wire.codec import encode
-from labctl.wire.runs import CodeArchiveRecord, RunRecord, RunSpec, StoredRunRecord
+from labctl.wire.mirrors import StoredCode, StoredRunRecord
+from labctl.wire.runs import RunRecord, RunSpec
 
 LAB_YAML = """\
 lab: digits
@@ -372,7 +373,7 @@ def in_store(run: str, files: dict[str, bytes], **record: Any) -> dict[str, byte
     spec = RunSpec(run, "digits", LAB_ID, command=("x",), image="debian:12", env={})
     about = StoredRunRecord(
         spec,
-        CodeArchiveRecord(size=0, sha256=""),
+        StoredCode(size=0, sha256=""),
         record=RunRecord(run, lab_id=LAB_ID, **record),
     )
     return {

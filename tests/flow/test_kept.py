@@ -18,7 +18,9 @@ from labctl.lifecycle.status import read_status
 from labctl.model import Need, Offer, Resource
 from labctl.servers import cost, disks, kept_disks
 from labctl.servers import leftovers as orphans
+from labctl.servers.context import LabContext
 from labctl.state.disks import RESTORED, has_expired, list_kept_disks
+from labctl.wire.files import RESTORE_DISK, RestoreDiskReply, RestoreDiskRequest
 
 DISK = Resource(
     provider="cloud",
@@ -57,7 +59,9 @@ class KeepCloud(Cloud):
         self.calls.append("release_disk")
 
     def attach_kept_disk(self, resource: Resource, server_id: str) -> str:
-        raise self.attach_errors.pop(0)
+        if self.attach_errors:
+            raise self.attach_errors.pop(0)
+        return "/dev/kept"
 
 
 @pytest.fixture
@@ -105,6 +109,37 @@ def test_a_disk_that_is_held_for_a_moment_is_waited_for(
     monkeypatch.setattr(disk_restore, "PAUSE_S", 0.01)
     reporter = refused(lab, BusyError("in use"), BusyError("in use"), ProviderError("gone"))
     assert "cannot restore the files on vol-1: gone" in reporter.said
+
+
+class CopyingAgent:
+    """The agent on a server, as far as a disk is copied."""
+
+    def call(self, verb: object, request: RestoreDiskRequest, **_: object) -> RestoreDiskReply:
+        assert (verb, request) == (RESTORE_DISK, RestoreDiskRequest("digits", LAB_ID, "/dev/kept"))
+        return RestoreDiskReply(("night",), 3, 10, ("train.py",))
+
+
+def test_what_a_disk_held_is_copied_once_and_recorded(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_restore.runs, "refresh", lambda *_: None)
+    monkeypatch.setattr(LabContext, "open_agent", lambda *_: CopyingAgent())
+    reporter = Recorded()
+    context = lab.context(reporter)
+    server = lab.cloud.add("srv", "digits", LAB_ID)
+    context.state.save_server(server)
+    for _ in range(2):
+        disk_restore.restore(context, server)
+    text = "restored from vol-1: 1 run with 3 files and 1 edited file; next: labctl pull"
+    assert reporter.said.count(text) == 1
+    [event] = context.state.list_events(kind=RESTORED)
+    assert event.detail == {
+        "disk": msgspec.to_builtins(DISK),
+        "runs": ["night"],
+        "files": 3,
+        "bytes": 10,
+        "edits": ["train.py"],
+    }
 
 
 def test_a_lab_of_a_group_asks_only_once_it_had_a_server(lab: World) -> None:

@@ -25,6 +25,16 @@ from labctl.sync.local_results import PARTIAL
 from labctl.sync.pull import PulledRun, pull, verify
 from labctl.sync.scan import file_identity
 from labctl.sync.transfer_lock import hold_transfers
+from labctl.wire.files import (
+    HASHES,
+    MANIFEST,
+    SEND,
+    FilePart,
+    ManifestReply,
+    ManifestRequest,
+    PartsRequest,
+)
+from labctl.wire.verbs import Verb
 
 LAB = ("digits", "0f1e2d3c4b5a")
 MIB = 1024**2
@@ -97,8 +107,8 @@ def test_large_files_are_hashed_on_their_way_and_never_again(
     put(there, "checkpoints/a.bin", os.urandom(LARGE))
     put(there, "checkpoints/empty", b"")
     put(there, "logs/small.txt", b"text")
-    asked = {"lab": LAB[0], "lab_id": LAB[1], "quick": True}
-    first = AgentClient(server).call("manifest", asked)["runs"]["r1"]["files"]
+    asked = ManifestRequest(*LAB, quick=True)
+    first = AgentClient(server).call(MANIFEST, asked).runs["r1"].files
     assert {name: bool(sha256) for name, _, sha256, _ in first} == {
         "checkpoints/a.bin": False,
         "checkpoints/empty": True,
@@ -275,10 +285,10 @@ def test_a_directory_that_a_server_names_is_one(
     put(there, "checkpoints/a.bin", b"x")
 
     class Lying(AgentClient):
-        def call(self, verb: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
+        def call(self, verb: Verb[Any, Any], request: Any, **more: Any) -> Any:
             reply = super().call(verb, request, **more)
-            if verb == "manifest":
-                reply["runs"]["r1"]["directory"] = directory
+            if verb is MANIFEST:
+                return ManifestReply({"r1": reply.runs["r1"]._replace(directory=directory)})
             return reply
 
     with pytest.raises(PolicyError, match="invalid directory"):
@@ -361,13 +371,12 @@ def test_a_link_there_is_not_followed(server: DirectoryServer, there: Path, lab:
 
 
 def test_nothing_is_asked_for_outside(server: DirectoryServer, there: Path) -> None:
-    request = {"lab": LAB[0], "lab_id": LAB[1], "run": "r1"}
-    asked = {**request, "parts": [["../../../../etc/passwd", 5]]}
+    asked = PartsRequest(*LAB, run="r1", parts=(FilePart("../../../../etc/passwd", 5),))
     got: list[Any] = []
     with pytest.raises(UsageError, match="leaves its directory"):
-        AgentClient(server).stream("send", asked, on_reply=got.append, on_bytes=got.append)
+        AgentClient(server).stream(SEND, asked, on_reply=got.append, on_bytes=got.append)
     with pytest.raises(UsageError, match="leaves its directory"):
-        AgentClient(server).call("hashes", asked)
+        AgentClient(server).call(HASHES, asked)
     assert got == []
 
 
@@ -556,8 +565,8 @@ def test_it_is_on_the_disk_before_it_is_called_pulled(
         done.append(os.path.relpath(name, home))
         real[1](descriptor)
 
-    def call(self: AgentClient, verb: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
-        done.append(verb)
+    def call(self: AgentClient, verb: Verb[Any, Any], request: Any, **more: Any) -> Any:
+        done.append(verb.name)
         return real[2](self, verb, request, **more)
 
     monkeypatch.setattr(durability, "_sync_filesystem", sync_filesystem)

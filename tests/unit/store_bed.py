@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from labctl.agent.mirror import ssh_gateway, ssh_store, store
+from labctl.wire.mirrors import StoreConfigRecord
 
 LAB, LAB_ID = "digits", "0f1e2d3c4b5a"
 ABOUT = {"lab": LAB, "lab_id": LAB_ID}
@@ -133,7 +134,7 @@ class DirectStore(ssh_store.MirrorSshStore):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(
-            {"port": 22, "user": "u", "host": "h"},
+            StoreConfigRecord(host="h", port=22, user="u"),
             directory.parent / "store-key",
             Path("hosts"),
             lambda: None,

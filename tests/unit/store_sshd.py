@@ -16,6 +16,7 @@ from typing import Any
 
 from labctl.agent.mirror import authorized_keys, ssh_gateway
 from labctl.agent.mirror.ssh_store import MirrorSshStore
+from labctl.wire.mirrors import StoreConfigRecord
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 CONFIG = """\
@@ -41,7 +42,7 @@ class StoreSshd:
     def __init__(self, folder: Path, port: int, gateway: Path) -> None:
         self.folder = folder
         self.directory = folder / "labs" / "digits-1"
-        self.about = {"host": "127.0.0.1", "port": port, "user": getpass.getuser()}
+        self.config = StoreConfigRecord(host="127.0.0.1", port=port, user=getpass.getuser())
         public = make_key(folder / "store-key")
         host = make_key(folder / "host")
         (folder / "hosts").write_text(f"labctl-store {host}\n")
@@ -50,7 +51,7 @@ class StoreSshd:
 
     def open_store(self) -> MirrorSshStore:
         return MirrorSshStore(
-            self.about, self.folder / "store-key", self.folder / "hosts", lambda: None
+            self.config, self.folder / "store-key", self.folder / "hosts", lambda: None
         )
 
     def call(self, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

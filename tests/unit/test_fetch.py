@@ -18,6 +18,7 @@ from labctl.agent.files import curl, fetch, fetch_https
 from labctl.agent.files.curl import BrokenError, StatusError, check_address, open_address
 from labctl.agent.files.fetch import FetchTarget
 from labctl.agent.reply import Failure
+from labctl.wire.files import FetchedSet
 
 BODY = bytes(range(256)) * 4096
 OTHER = BODY[::-1]
@@ -113,20 +114,16 @@ def lab(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def fetch_set(lab: Path, address: str) -> dict[str, Any]:
+def fetch_set(lab: Path, address: str) -> FetchedSet:
     return fetch_https.fetch_address(FetchTarget(lab, "set", address))
 
 
 def test_a_download_that_broke_off_goes_on(site: Site, lab: Path) -> None:
     site.cut_after = [1000, 2000]
-    assert fetch_set(lab, f"{site.url}/x.bin") == {
-        "files": 1,
-        "bytes": len(BODY),
-        "unchanged": False,
-    }
+    assert fetch_set(lab, f"{site.url}/x.bin") == FetchedSet(1, len(BODY), unchanged=False)
     assert (lab / "data/set/x.bin").read_bytes() == BODY
     assert site.requests == ["- 200", "bytes=1000- 206", "bytes=3000- 206"]
-    assert fetch_set(lab, f"{site.url}/x.bin")["unchanged"]
+    assert fetch_set(lab, f"{site.url}/x.bin").unchanged
     assert site.requests[3:] == ["- 304"]
 
 
@@ -134,7 +131,7 @@ def test_a_later_fetch_goes_on_where_an_earlier_one_ended(site: Site, lab: Path)
     site.cut_after = [10] * fetch_https.TRIES
     with pytest.raises(Failure) as caught:
         fetch_set(lab, f"{site.url}/x.bin")
-    assert "broke off" in caught.value.body["what"]
+    assert "broke off" in caught.value.report.what
     site.requests.clear()
     fetch_set(lab, f"{site.url}/x.bin")
     assert site.requests == ["bytes=50- 206"]
@@ -174,7 +171,7 @@ def test_a_busy_site_is_asked_again_and_a_refusal_is_not(site: Site, lab: Path) 
     site.statuses, site.requests = [403], []
     with pytest.raises(Failure) as caught:
         fetch_set(lab, f"{site.url}/y.bin")
-    assert caught.value.body["kind"] == "policy"
+    assert caught.value.report.kind == "policy"
     assert site.requests == ["- 403"]
 
 
@@ -187,13 +184,13 @@ def test_a_file_that_does_not_fit_leaves_the_old_data(
     monkeypatch.setattr(fetch, "count_free_bytes", lambda path: fetch.RESERVE_BYTES + 1)
     with pytest.raises(Failure) as caught:
         fetch_set(lab, f"{site.url}/x.bin")
-    assert caught.value.body["kind"] == "disk"
+    assert caught.value.report.kind == "disk"
     assert (lab / "data/set/x.bin").read_bytes() == BODY
 
 
 def test_a_file_whose_size_is_not_announced_arrives(site: Site, lab: Path) -> None:
     site.has_length = False
-    assert fetch_set(lab, f"{site.url}/x.bin")["bytes"] == len(BODY)
+    assert fetch_set(lab, f"{site.url}/x.bin").bytes == len(BODY)
 
 
 @pytest.mark.parametrize(
@@ -215,27 +212,27 @@ def test_a_redirect_leads_to_https_alone(site: Site, lab: Path, location: str) -
     site.location = location
     with pytest.raises(Failure) as caught:
         fetch_set(lab, f"{site.url}/x.bin")
-    assert caught.value.body["kind"] == "usage"
-    assert location in caught.value.body["what"]
+    assert caught.value.report.kind == "usage"
+    assert location in caught.value.report.what
 
 
 def test_a_name_that_does_not_resolve_is_named(lab: Path) -> None:
     with pytest.raises(Failure) as caught:
         fetch_set(lab, "https://nosuch.invalid/x")
-    assert caught.value.body["what"] == "the server cannot resolve the name nosuch.invalid"
+    assert caught.value.report.what == "the server cannot resolve the name nosuch.invalid"
 
 
 def test_a_machine_that_does_not_listen_is_named(lab: Path) -> None:
     with pytest.raises(Failure) as caught:
         fetch_set(lab, "https://127.0.0.1:1/x")
-    assert caught.value.body["what"] == "the server cannot reach 127.0.0.1"
+    assert caught.value.report.what == "the server cannot reach 127.0.0.1"
 
 
 def test_a_server_without_curl_says_so(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(lab))
     with pytest.raises(Failure) as caught:
         fetch_set(lab, "https://example.org/x")
-    assert "no curl" in caught.value.body["what"]
+    assert "no curl" in caught.value.report.what
 
 
 def test_a_connection_that_is_closed_at_once_is_broken(site: Site) -> None:
@@ -295,7 +292,7 @@ def test_https_is_never_left(secure: Site, site: Site, lab: Path) -> None:
     secure.location = f"{site.url}/x"
     with pytest.raises(Failure) as caught:
         fetch_set(lab, f"{secure.url}/x.bin")
-    assert caught.value.body["kind"] == "usage"
+    assert caught.value.report.kind == "usage"
     assert site.requests == []
 
 
@@ -305,5 +302,5 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(
     monkeypatch.delenv("CURL_CA_BUNDLE")
     with pytest.raises(Failure) as caught:
         fetch_set(lab, f"{secure.url}/x.bin")
-    assert "certificate" in caught.value.body["why"]
+    assert "certificate" in caught.value.report.why
     assert secure.requests == []

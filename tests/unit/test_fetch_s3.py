@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import boto3
 import pytest
@@ -20,6 +19,7 @@ from labctl.agent.files.fetch import FetchTarget
 from labctl.agent.mirror import boto3_python
 from labctl.agent.reply import Failure
 from labctl.servers.agent import build_program
+from labctl.wire.files import FetchedSet, FetchRequest
 
 OBJECTS = {
     "sets/digits/a.png": b"first",
@@ -67,7 +67,7 @@ def cloud(running: tuple[Guard, str], server: Path) -> Iterator[tuple[Guard, str
     bucket.delete()
 
 
-def fetch(server: Path, url: str, address: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+def fetch(server: Path, url: str, address: str) -> tuple[FetchedSet, dict[str, bytes]]:
     """The reply, and the data set as it is then."""
     lab = server / "labctl" / "digits"
     (lab / ".labctl").mkdir(parents=True, exist_ok=True)
@@ -88,14 +88,14 @@ def test_a_public_bucket_is_fetched_unsigned_and_only_once(
         monkeypatch.setenv(name, value)
     guard, url = cloud
     reply, files = fetch(server, url, "s3://bucket/sets/digits")
-    assert (reply["files"], reply["bytes"], reply["unchanged"]) == (3, 6010, False)
+    assert (reply.files, reply.bytes, reply.unchanged) == (3, 6010, False)
     assert files == {
         "a.png": b"first",
         "b.png": OBJECTS["sets/digits/b.png"],
         "c/d.png": b"third",
     }
     guard.reads.clear()
-    assert fetch(server, url, "s3://bucket/sets/digits")[0]["unchanged"]
+    assert fetch(server, url, "s3://bucket/sets/digits")[0].unchanged
     assert [path for path in guard.reads if "png" in path] == []
 
 
@@ -119,11 +119,11 @@ def test_one_object_is_a_data_set_too(cloud: tuple[Guard, str], server: Path) ->
     assert fetch(server, cloud[1], "s3://bucket/single.bin")[1] == {"single.bin": b"alone"}
     with pytest.raises(Failure) as raised:
         fetch(server, cloud[1], "s3://bucket/nosuch")
-    assert raised.value.body["kind"] == "missing"
+    assert raised.value.report.kind == "missing"
     cloud[0].public = "no-such-bucket"
     with pytest.raises(Failure) as raised:
         fetch(server, cloud[1], "s3://no-such-bucket/x")
-    assert raised.value.body["kind"] == "missing"
+    assert raised.value.report.kind == "missing"
 
 
 def test_a_download_goes_on_where_it_was_cut(cloud: tuple[Guard, str], server: Path) -> None:
@@ -147,11 +147,11 @@ def test_a_private_bucket_is_read_with_the_servers_own_keys(
     guard.public = ""
     with pytest.raises(Failure) as raised:
         fetch(server, url, "s3://bucket/sets/digits")
-    assert raised.value.body["kind"] == "policy"
-    assert "no AWS credentials" in raised.value.body["why"]
+    assert raised.value.report.kind == "policy"
+    assert "no AWS credentials" in raised.value.report.why
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
-    assert fetch(server, url, "s3://bucket/sets/digits")[0]["files"] == 3
+    assert fetch(server, url, "s3://bucket/sets/digits")[0].files == 3
 
 
 @pytest.mark.parametrize("key", ["../../x", "/x", "./x", "a\x1b"])
@@ -205,8 +205,8 @@ def test_a_server_without_root_gets_a_venv_of_its_own_or_is_told(
     assert boto3_python.provide_python() == ""
     monkeypatch.setattr(fetch_verb, "has_boto3", lambda: False)
     with pytest.raises(Failure, match="cannot fetch data from S3") as raised:
-        fetch_verb.fetch({**REQUEST, "sources": {"set": "s3://bucket/x"}})
-    assert raised.value.body["why"] == boto3_python.LACKING
+        fetch_verb.fetch(FetchRequest(**REQUEST, sources={"set": "s3://bucket/x"}))
+    assert raised.value.report.why == boto3_python.LACKING
     assert list((server / ".local/share/labctl").iterdir()) == []
     monkeypatch.setenv("PIP_FIND_LINKS", str(make_wheel(server)))
     python = boto3_python.provide_python()

@@ -43,6 +43,7 @@ from labctl.transports import Result
 from labctl.transports import bounded_output as kept_output
 from labctl.transports.bounded_output import BoundedOutput
 from labctl.transports.fake import FakeTransport
+from labctl.wire.files import PULLED, PulledRequest
 from labctl.wire.runs import (
     FOLLOW_RUN,
     STATUS,
@@ -50,6 +51,7 @@ from labctl.wire.runs import (
     FollowRunRequest,
     StatusRequest,
 )
+from labctl.wire.verbs import Empty
 
 JSON = st.dictionaries(st.text(max_size=5), st.text() | st.integers() | st.none(), max_size=4)
 QUIET = st.binary(max_size=40).filter(lambda noise: b"\x1e" not in noise)
@@ -140,7 +142,7 @@ def test_it_is_installed_at_the_first_call_alone(tmp_path: Path) -> None:
 
 def test_an_answer_may_say_nothing() -> None:
     transport = FakeTransport().reply("", Result(code=0, stdout=reply.encode_line({}).decode()))
-    assert AgentClient(transport).call("pulled", {}) == {}
+    assert AgentClient(transport).call(PULLED, PulledRequest("digits", "1")) == Empty()
 
 
 def test_a_stream_is_installed_too_and_hands_on_the_bytes(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,8 +15,9 @@ from labctl.agent.files.disk_import import DiskImport
 from labctl.agent.reply import Failure
 from labctl.agent.runs.run_state import inspect_run
 from labctl.wire.boot_id import read_boot_token
+from labctl.wire.files import RestoreDiskReply
 
-Take = Callable[[], dict[str, Any]]
+Take = Callable[[], RestoreDiskReply]
 DISK = "nvme-Amazon_Elastic_Block_Store_vol0abc"
 
 
@@ -64,7 +64,7 @@ def test_a_run_that_was_never_seen_to_end_is_told_as_ended_with_its_server(
     take: Take, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("labctl.agent.runs.run_state.inspect_containers", lambda names: {})
-    assert take()["runs"] == ["night"]
+    assert take().runs == ("night",)
     found = inspect_run(tmp_path / "here" / "runs" / "night", {})
     assert found.state == "lost"
     assert found.told.startswith("lost: the server ended while it ran")
@@ -78,10 +78,10 @@ def test_a_run_that_was_never_seen_to_end_is_told_as_ended_with_its_server(
 
 def test_what_is_here_already_stays_as_it_is(take: Take, tmp_path: Path) -> None:
     first = take()
-    assert first["files"] == 3
+    assert first.files == 3
     model = tmp_path / "here" / "runs" / "night" / "checkpoints" / "model"
     model.write_text("better")
-    assert take() == {"runs": [], "files": 0, "bytes": 0, "edits": []}
+    assert take() == RestoreDiskReply((), 0, 0, ())
     assert model.read_text() == "better"
 
 
@@ -89,7 +89,7 @@ def test_half_a_run_of_a_killed_call_is_begun_anew(take: Take, tmp_path: Path) -
     half = tmp_path / "here" / "runs" / ".restoring-night" / "checkpoints"
     half.mkdir(parents=True)
     (half / "torn").write_text("we")
-    assert take()["runs"] == ["night"]
+    assert take().runs == ("night",)
     runs = tmp_path / "here" / "runs"
     assert [path.name for path in runs.iterdir()] == ["night"]
     assert [path.name for path in (runs / "night" / "checkpoints").iterdir()] == ["model"]
@@ -106,7 +106,7 @@ def test_links_lead_nowhere_and_only_plain_files_come(
     os.mkfifo(run / "pipe")
     (run / "program").write_text("#!/bin/sh")
     (run / "program").chmod(0o4755)
-    assert take()["runs"] == ["night"]
+    assert take().runs == ("night",)
     here = tmp_path / "here" / "runs" / "night"
     assert (here / "link").is_symlink()
     assert not (tmp_path / "restored.json").exists()
@@ -120,7 +120,7 @@ def test_without_room_nothing_comes(
     monkeypatch.setattr(disk_import, "count_free_bytes", lambda path: disk_import.RESERVE_BYTES)
     with pytest.raises(Failure) as refused:
         take()
-    assert refused.value.body["kind"] == "disk"
+    assert refused.value.report.kind == "disk"
     assert not (tmp_path / "here" / "runs").exists()
 
 
@@ -134,7 +134,7 @@ def test_code_that_was_edited_there_comes_and_what_was_edited_here_stays(
         for name in names:
             (lab / "code" / f"{name}.py").write_text(f"{name} of {lab.name}")
     expected = ["both.py.from-vol0abc", "gone.py", "new.py", "theirs.py"]
-    assert sorted(take()["edits"]) == expected
+    assert sorted(take().edits) == expected
     code = {path.name: path.read_text() for path in (here / "code").iterdir()}
     assert code == {
         "same.py": "2",
@@ -146,4 +146,4 @@ def test_code_that_was_edited_there_comes_and_what_was_edited_here_stays(
     }
     record = json.loads((here / ".labctl" / ".pushed-code.json").read_text())
     assert record["gone.py"][0] == hashlib.sha256(b"1").hexdigest()
-    assert take()["edits"] == []
+    assert take().edits == ()

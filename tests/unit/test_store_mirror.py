@@ -28,7 +28,13 @@ from labctl.model import Endpoint
 from labctl.servers.agent import list_program_files
 from labctl.stores import LabStore, StoreContext, open_store
 from labctl.wire import s3 as s3_client
-from labctl.wire.mirrors import RestoreRunReply, RestoreRunRequest
+from labctl.wire.mirrors import (
+    MirrorPassReply,
+    MirrorPassRequest,
+    RestoreRunReply,
+    RestoreRunRequest,
+)
+from labctl.wire.verbs import Empty, LabRequest
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto.server")
@@ -99,8 +105,8 @@ def door(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def mirrored(**words: Any) -> dict[str, Any]:
-    return store_mirror.mirror_now({**ABOUT, **words})
+def mirrored(**words: bool) -> MirrorPassReply:
+    return store_mirror.mirror_now(MirrorPassRequest(**ABOUT, **words))
 
 
 def restored(run: str = "first") -> RestoreRunReply:
@@ -126,7 +132,7 @@ def test_a_run_comes_back_byte_for_byte_from_the_bucket_alone(s3: Any, lab: Lab)
     top = run.checkpoint(10)
     run.checkpoint(20, size=3_000_000)  # several parts of one upload
     done = mirrored()
-    assert (done["failed"], done["why"], done["behind_bytes"], done["sent"]) == ([], "", 0, 6)
+    assert (done.failed, done.why, done.behind_bytes, done.sent) == ((), "", 0, 6)
     before = run.tree()
     objects = held(s3)
     assert {name for name in objects if "checkpoint" not in name} == {
@@ -147,7 +153,7 @@ def test_a_run_comes_back_byte_for_byte_from_the_bucket_alone(s3: Any, lab: Lab)
     assert not os.access(run.directory / "code/train.py", os.X_OK)
     assert reply.run.state == "exited"
     assert restored().files == 0, "what is here stays"
-    assert mirrored()["sent"] == 0, "what came from the store is known to be there"
+    assert mirrored().sent == 0, "what came from the store is known to be there"
 
 
 def test_what_ran_when_its_server_went_comes_back_as_lost(s3: Any, lab: Lab) -> None:
@@ -163,25 +169,25 @@ def test_what_ran_when_its_server_went_comes_back_as_lost(s3: Any, lab: Lab) -> 
 def test_only_what_is_new_is_sent(s3: Any, lab: Lab) -> None:
     run = lab.run("first", "running")
     run.checkpoint(1)
-    assert mirrored()["sent"] == 4
-    assert mirrored()["sent"] == 0
+    assert mirrored().sent == 4
+    assert mirrored().sent == 0
     run.write("logs/run.log", b"begun\nmore\n")
     done = mirrored()
-    assert (done["sent"], done["bytes"]) == (1, 11)
+    assert (done.sent, done.bytes) == (1, 11)
     (run.directory / ".labctl/sent.json").unlink()
-    assert mirrored()["failed"] == []
+    assert mirrored().failed == ()
     run.write(".labctl/record.json", json.dumps({"id": "first", "state": "exited"}).encode())
     mirrored()
     assert json.loads(held(s3)[KEY + "run.json"])["record"]["state"] == "exited"
     run.write("code/model.pth", b"outside the outputs")
-    assert mirrored()["sent"] == 0
+    assert mirrored().sent == 0
     (lab.root / "code").mkdir()
     (lab.root / "code/notebook.ipynb").write_text("edited here")
-    assert mirrored(all=True)["sent"] == 2
+    assert mirrored(all=True).sent == 2
     objects = held(s3)
     assert objects[KEY + "files/code/model.pth"] == b"outside the outputs"
     assert objects[f"labs/{PREFIX}/server-edits/notebook.ipynb"] == b"edited here"
-    assert mirrored(all=True)["sent"] == 0
+    assert mirrored(all=True).sent == 0
 
 
 def test_a_run_that_was_resumed_is_mirrored_again(s3: Any, lab: Lab) -> None:
@@ -190,11 +196,11 @@ def test_a_run_that_was_resumed_is_mirrored_again(s3: Any, lab: Lab) -> None:
     record = run.directory / ".labctl/record.json"
     record.rename(run.directory / ".labctl/ended-1-record.json")
     run.write("logs/run.log", b"begun\nresumed\n")
-    assert mirrored()["sent"] == 1
+    assert mirrored().sent == 1
     record.write_text(json.dumps({"id": "first", "state": "exited", "exit_code": 0}))
     run.checkpoint(2)
-    assert mirrored()["sent"] == 2
-    assert mirrored()["sent"] == 0
+    assert mirrored().sent == 2
+    assert mirrored().sent == 0
 
 
 def test_only_whole_checkpoints_are_sent(s3: Any, lab: Lab) -> None:
@@ -361,14 +367,14 @@ def test_a_store_that_refuses_is_said_and_tried_again(s3: Any, lab: Lab, cloud: 
     run.checkpoint(1)
     cloud.change(denied=["PutObject"])
     done = mirrored()
-    assert done["sent"] == 0
-    assert done["behind_bytes"] > 6000
-    assert done["why"]
+    assert done.sent == 0
+    assert done.behind_bytes > 6000
+    assert done.why
     with pytest.raises(Failure, match="cannot use the store"):
-        store.probe(ABOUT)
+        store.probe(LabRequest(**ABOUT))
     cloud.change(denied=[])
-    assert store.probe(ABOUT) == {}
-    assert mirrored()["why"] == ""
+    assert store.probe(LabRequest(**ABOUT)) == Empty()
+    assert mirrored().why == ""
     before = run.tree()
     lab.again()
     restored()
@@ -382,7 +388,7 @@ def test_a_persons_own_keys_are_not_used(
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
     s3_client.connect_as_role.cache_clear()
     assert boto3.Session().get_credentials() is not None
-    assert "no instance profile" in mirrored()["why"]
+    assert "no instance profile" in mirrored().why
     assert held(s3) == {}
 
 
@@ -437,7 +443,7 @@ def test_a_pass_that_is_killed_anywhere_leaves_the_store_usable(
         if sent.exists() and json.loads(sent.read_text()).get("final"):
             break
     assert killed >= 3
-    assert mirrored()["why"] == ""
+    assert mirrored().why == ""
     lab.again()
     assert restored().left_out == ()
     assert run.tree() == whole
@@ -459,7 +465,7 @@ def test_passes_do_not_overlap_and_a_stuck_one_makes_way(
     assert holder.stdout.readline() == b"held\n"
     monkeypatch.setattr(store_mirror, "STUCK_S", 1.0)
     began = time.monotonic()
-    assert mirrored()["why"] == ""
+    assert mirrored().why == ""
     assert time.monotonic() - began > 0.5, "it waited first"
     assert holder.wait(120) == -signal.SIGKILL
     holder.stdout.close()
@@ -481,11 +487,11 @@ def test_the_door_keeps_the_same(door: Path, lab: Lab) -> None:
     run = lab.run("first")
     run.checkpoint(1)
     run.checkpoint(2, size=4_000_000)
-    assert mirrored()["failed"] == []
+    assert mirrored().failed == ()
     before = run.tree()
     (run.directory / ".labctl/sent.json").unlink()
-    assert mirrored()["failed"] == []
-    assert store.probe(ABOUT) == {}
+    assert mirrored().failed == ()
+    assert store.probe(LabRequest(**ABOUT)) == Empty()
     model = door / "runs/first/files/checkpoints/step-00000002/model"
     model.write_bytes(model.read_bytes()[:-1] + b"!")
     lab.again()

@@ -10,7 +10,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 import pytest
-from wire_messages import Address, Parcel, Route
+from wire_messages import Address, Parcel, Point, Polygon, Route
 
 from labctl import wire
 from labctl.agent import entrypoint
@@ -63,6 +63,28 @@ def test_a_whole_number_is_a_float_and_nothing_else_changes_its_type() -> None:
 def test_a_problem_names_its_field(body: Any, problem: str) -> None:
     with pytest.raises(MessageError) as caught:
         from_json(Parcel, body)
+    assert problem in str(caught.value)
+
+
+def test_a_message_can_be_an_array_of_its_fields() -> None:
+    polygon = Polygon((Point("a", 1.5, is_dry=True), Point("b", 2.0, is_dry=False)))
+    assert to_json(polygon) == {"points": [["a", 1.5, True], ["b", 2.0, False]]}
+    assert decode(Polygon, encode(polygon)) == polygon
+    assert from_json(Polygon, {"points": [["a", 1, True]]}).points[0].height_m == 1.0
+
+
+@pytest.mark.parametrize(
+    ("point", "problem"),
+    [
+        ({"name": "a"}, "points[0]: expected list, got dict"),
+        (["a", 1.0], "points[0]: expected 3 values, got 2"),
+        (["a", 1.0, 1], "points[0][2]: expected bool, got int"),
+        (["a", True, True], "points[0][1]: expected float, got bool"),
+    ],
+)
+def test_a_problem_in_an_array_names_its_place(point: Any, problem: str) -> None:
+    with pytest.raises(MessageError) as caught:
+        from_json(Polygon, {"points": [point]})
     assert problem in str(caught.value)
 
 

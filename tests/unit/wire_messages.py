@@ -2,6 +2,8 @@
 
 from typing import Dict, NamedTuple, Optional, Tuple  # noqa: UP035
 
+from labctl.wire.codec import as_array
+
 
 class Address(NamedTuple):
     street: str
@@ -16,6 +18,17 @@ class Parcel(NamedTuple):
     notes: Dict[str, Address] = {}  # noqa: UP006, RUF012
     span: Tuple[int, str] = (0, "")  # noqa: UP006
     fragile: bool = False
+
+
+@as_array
+class Point(NamedTuple):
+    name: str
+    height_m: float
+    is_dry: bool
+
+
+class Polygon(NamedTuple):
+    points: Tuple[Point, ...] = ()  # noqa: UP006
 
 
 class Route(NamedTuple):

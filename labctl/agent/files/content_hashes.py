@@ -7,80 +7,74 @@ import os
 import stat
 import sys
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Iterator
 
-from ..host.paths import (
-    CHUNK,
-    HASHES,
-    hash_file,
-    lab_dir,
-    read_json,
-    resolve_inside,
-    run_dir,
-    write_json,
-)
+from ...wire.files import HashesReply, HashRecord, PartsRequest
+from ...wire.verbs import Empty
+from ..host.paths import CHUNK, HASHES, hash_file, lab_dir, resolve_inside, run_dir
 from ..reply import send_closing_reply, send_reply
+from .records import merge_records, read_records
 
 
-def hashes(request: dict[str, Any]) -> dict[str, Any]:
-    """Return {"sha256": [...]} for each of "parts" ([path, size]) of a run, in their order.
-
-    "" for a file that differs from what `manifest` listed, before or after it is read.
-    """
+def hashes(request: PartsRequest) -> HashesReply:
+    """Hash parts of a run's files."""
     base = _base_directory(request)
     path = base / HASHES
-    cached = read_json(path)
-    entries = {
-        name: _hash(base, name, int(size), cached.get(name)) for name, size in request["parts"]
+    cached = read_records(HashRecord, path)
+    hashed = {
+        part.path: _hash(base / part.path, part.size, cached.get(part.path))
+        for part in request.parts
     }
-    fresh = {name: entry for name, entry in entries.items() if entry and entry != cached.get(name)}
+    records = {name: record for name, record in hashed.items() if record is not None}
+    fresh = {name: record for name, record in records.items() if record != cached.get(name)}
     if fresh:
-        write_json(path, {**read_json(path), **fresh})
-    ordered = (entries[name] for name, _ in request["parts"])
-    return {"sha256": [entry[2] if entry else "" for entry in ordered]}
+        merge_records(HashRecord, path, fresh)
+    ordered = (hashed[part.path] for part in request.parts)
+    return HashesReply(tuple(record.sha256 if record else "" for record in ordered))
 
 
-def send(request: dict[str, Any]) -> None:
-    """Reply, then send the first `size` bytes of each of "parts" ([path, size]), one after another.
+def send(request: PartsRequest) -> None:
+    """Reply, then send the parts, one after another.
 
-    Zeros are sent for what cannot be read: its hash will not match. "run" "" means the lab's code.
+    Zeros are sent for what cannot be read: its hash will not match.
     """
     base = _base_directory(request)
-    send_reply({})
-    for name, size in request["parts"]:
-        for block in _read_blocks(base, name, int(size)):
+    send_reply(Empty())
+    for part in request.parts:
+        for block in _read_blocks(base, part.path, part.size):
             sys.stdout.buffer.write(block)
     sys.stdout.buffer.flush()
-    send_closing_reply({})
+    send_closing_reply(Empty())
 
 
-def _base_directory(request: dict[str, Any]) -> Path:
-    root = lab_dir(request["lab"], request["lab_id"])
-    base = run_dir(root, request["run"]) if request.get("run") else root / "code"
-    for name, _ in request["parts"]:
-        resolve_inside(base, name)
+def _base_directory(request: PartsRequest) -> Path:
+    root = lab_dir(request.lab, request.lab_id)
+    base = run_dir(root, request.run) if request.run else root / "code"
+    for part in request.parts:
+        resolve_inside(base, part.path)
     return base
 
 
-def _hash(base: Path, name: str, size: int, entry: list[Any] | None) -> list[Any]:
-    """Return [size, mtime_ns, sha256] of a file that still matches `entry`, otherwise []."""
-    if entry is None or entry[0] != size or _identity(base / name) != entry[:2]:
-        return []
-    if entry[2]:
-        return entry
+def _hash(path: Path, size: int, record: HashRecord | None) -> HashRecord | None:
+    """Return the record, with its hash, of a file that still matches it; None for any other."""
+    if record is None or record.size != size or not _is_same(path, record):
+        return None
+    if record.sha256:
+        return record
     try:
-        hashed = [*entry[:2], hash_file(base / name)]
+        hashed = record._replace(sha256=hash_file(path))
     except OSError:
-        return []
-    return hashed if _identity(base / name) == entry[:2] else []
+        return None
+    return hashed if _is_same(path, record) else None
 
 
-def _identity(path: Path) -> list[int]:
+def _is_same(path: Path, record: HashRecord) -> bool:
     try:
         status = path.lstat()
     except OSError:
-        return []
-    return [status.st_size, status.st_mtime_ns] if stat.S_ISREG(status.st_mode) else []
+        return False
+    identity = (status.st_size, status.st_mtime_ns)
+    return stat.S_ISREG(status.st_mode) and identity == (record.size, record.mtime_ns)
 
 
 def _read_blocks(base: Path, name: str, size: int) -> Iterator[bytes]:

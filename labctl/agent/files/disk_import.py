@@ -14,26 +14,26 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
+from ...wire.codec import from_json, to_json
+from ...wire.files import PushedRecord, RestoreDiskReply, RestoreDiskRequest
 from ..host.paths import (
     NAME,
     count_free_bytes,
     hash_file,
     lab_dir,
     labctl_home,
-    read_json,
     read_text,
     resolve_inside,
-    write_json,
 )
-from ..host.sudo import can_sudo, describe_account, run_as_root
+from ..host.sudo import can_sudo, run_as_root
 from ..reply import Failure
 from ..runs.records import read_last_attempt
 from .files import BYTECODE, RESERVE_BYTES, walk
+from .records import Record, read_hashes, read_records, write_records
 
 MOUNTS = Path("/run/labctl-kept")
 # The second way is for XFS, which refuses two disks of one UUID: disks of one image have the same.
@@ -45,30 +45,32 @@ PUSHED = ".pushed-code.json"
 SAVED = "saved-edits.json"
 
 
-def restore(request: dict[str, Any]) -> dict[str, Any]:
-    """Copy from the disk "device" what it holds of this lab and this server lacks.
+def restore(request: RestoreDiskRequest) -> RestoreDiskReply:
+    """Copy from a disk what it holds of this lab and this server lacks.
 
-    Replies the "runs" copied, "files" and "bytes" in total, and "edits" (paths below the code).
     Failure (missing) if the device does not appear, (disk) if there is not enough room.
     """
-    lab_dir(request["lab"], request["lab_id"])
-    request = {**request, **describe_account(request)}
+    lab_dir(request.lab, request.lab_id)
+    uid, gid, home = request.uid, request.gid, request.home
+    if uid is None or gid is None or os.geteuid() != 0:
+        uid, gid, home = os.getuid(), os.getgid(), str(Path.home())
     if os.geteuid() != 0 and can_sudo():
-        return run_as_root("restore", request)
+        repeated = request._replace(uid=uid, gid=gid, home=home)
+        return from_json(RestoreDiskReply, run_as_root("restore", to_json(repeated)))
     if os.geteuid() != 0:
         what = "mounting a disk requires root on this server"
         raise Failure("policy", what, "", "labctl doctor")
     MOUNTS.mkdir(mode=0o700, exist_ok=True)
     with (MOUNTS / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for partition in _partitions(request["device"]):
+        for partition in _partitions(request.device):
             with _mount(partition, MOUNTS / "disk") as mounted:
-                old_lab = mounted and _find_lab(mounted, request["lab_id"], Path(request["home"]))
+                old_lab = mounted and _find_lab(mounted, request.lab_id, Path(home))
                 if old_lab:
-                    lab = lab_dir(request["lab"], request["lab_id"])
-                    importer = DiskImport(old_lab, lab, request["uid"], request["gid"])
-                    return importer.import_lab_files(Path(request["device"]).name)
-    return {"runs": [], "files": 0, "bytes": 0, "edits": []}
+                    lab = lab_dir(request.lab, request.lab_id)
+                    importer = DiskImport(old_lab, lab, uid, gid)
+                    return importer.import_lab_files(Path(request.device).name)
+    return RestoreDiskReply((), 0, 0, ())
 
 
 def _partitions(device: str) -> list[str]:
@@ -131,19 +133,15 @@ class DiskImport:
         self.gid = gid
         self.files = self.bytes = 0
 
-    def import_lab_files(self, disk: str) -> dict[str, Any]:
+    def import_lab_files(self, disk: str) -> RestoreDiskReply:
         runs = self._list_missing_runs()
         self._require_room(runs)
         for run in runs:
             self._copy_run(run, disk)
         edits = list(self._copy_edits(disk))
         os.sync()
-        return {
-            "runs": [run.name for run in runs],
-            "files": self.files,
-            "bytes": self.bytes,
-            "edits": edits,
-        }
+        names = tuple(run.name for run in runs)
+        return RestoreDiskReply(names, self.files, self.bytes, tuple(edits))
 
     def _list_missing_runs(self) -> list[Path]:
         candidates = sorted((self.old / "runs").glob("[a-z0-9]*"))
@@ -207,8 +205,8 @@ class DiskImport:
     def _copy_edits(self, disk: str) -> Iterator[str]:
         """Copy code that was edited on the disk; under another name if it was edited here too."""
         old, new = self.old / "code", self.here / "code"
-        pushed = read_json(self.old / ".labctl" / PUSHED)
-        record = read_json(self.here / ".labctl" / PUSHED)
+        pushed = read_records(PushedRecord, self.old / ".labctl" / PUSHED)
+        record = read_records(PushedRecord, self.here / ".labctl" / PUSHED)
         for path in walk(old):
             name = str(path.relative_to(old))
             sha256 = _hash_if_edited(path, pushed.get(name))
@@ -216,7 +214,8 @@ class DiskImport:
                 continue
             target = resolve_inside(new, name)
             present = _hash(target)
-            edited_here = present not in ("", sha256, record.get(name, [""])[0])
+            pushed_here = record[name].sha256 if name in record else ""
+            edited_here = present not in ("", sha256, pushed_here)
             if name in pushed:
                 record.setdefault(name, pushed[name])
             if edited_here:
@@ -227,14 +226,14 @@ class DiskImport:
             self._copy_file(path, target)
             yield str(target.relative_to(new))
         self._write_json(self.here / ".labctl" / PUSHED, record)
-        saved = read_json(self.old / ".labctl" / SAVED)
+        saved = read_hashes(self.old / ".labctl" / SAVED)
         if saved:
-            merged = {**saved, **read_json(self.here / ".labctl" / SAVED)}
+            merged = {**saved, **read_hashes(self.here / ".labctl" / SAVED)}
             self._write_json(self.here / ".labctl" / SAVED, merged)
 
-    def _write_json(self, path: Path, body: dict[str, Any]) -> None:
+    def _write_json(self, path: Path, body: Mapping[str, Record]) -> None:
         self._make_directory(path.parent)
-        write_json(path, body)
+        write_records(path, body)
         self._change_owner(path)
 
     def _make_directory(self, path: Path) -> None:
@@ -263,10 +262,10 @@ def _is_ignored(name: str) -> bool:
     return any(part in (BYTECODE, ".ipynb_checkpoints") for part in name.split("/"))
 
 
-def _hash_if_edited(path: Path, pushed: list[Any] | None) -> str:
+def _hash_if_edited(path: Path, pushed: PushedRecord | None) -> str:
     """Return the hash of a file that differs from what a push brought, "" for any other."""
     status = path.lstat()
-    if pushed and pushed[1:] == [status.st_size, status.st_mtime_ns]:
+    if pushed and pushed[1:] == (status.st_size, status.st_mtime_ns):
         return ""
     sha256 = hash_file(path)
-    return "" if pushed and sha256 == pushed[0] else sha256
+    return "" if pushed and sha256 == pushed.sha256 else sha256

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from ...wire.files import EditedFile, EditsReply, SkippedFile
+from ...wire.verbs import LabRequest
 from .files import BYTECODE, UNREADABLE, read_rsync_version, walk
 from .push_target import PushTarget
 
 
-def edits(request: dict[str, Any]) -> dict[str, Any]:
-    """List the code files created or changed on the server since the last push.
-
-    Replies "files": [path, size, sha256, sha256 that the last push brought or ""] each, and
-    "skipped": [path, reason] of files that cannot be read.
-    """
-    target = PushTarget({**request, "target": "code"})
-    changed = []
+def edits(request: LabRequest) -> EditsReply:
+    """List the code files created or changed on the server since the last push."""
+    target = PushTarget(request.lab, request.lab_id, "code")
+    changed: list[EditedFile] = []
     unreadable: list[Path] = []
     for path in walk(target.root, unreadable.append):
         name = str(path.relative_to(target.root))
@@ -28,16 +25,12 @@ def edits(request: dict[str, Any]) -> dict[str, Any]:
             unreadable.append(path)
             continue
         if target.is_edited(name, sha256):
-            base = target.record.get(name, [""])[0]
-            changed.append([name, path.stat().st_size, sha256, base])
+            pushed = target.record.get(name)
+            base = pushed.sha256 if pushed else ""
+            changed.append(EditedFile(name, path.stat().st_size, sha256, base))
     names = (str(path.relative_to(target.root)) for path in unreadable)
-    skipped = [[name, UNREADABLE] for name in names if not _is_by_product(name)]
-    return {
-        "files": changed,
-        "skipped": skipped,
-        "root": str(target.root),
-        "rsync": read_rsync_version(),
-    }
+    skipped = [SkippedFile(name, UNREADABLE) for name in names if not _is_by_product(name)]
+    return EditsReply(tuple(changed), tuple(skipped), str(target.root), read_rsync_version())
 
 
 def _is_by_product(name: str) -> bool:

@@ -12,8 +12,10 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
+from ...wire.codec import Message, MessageError, encode, from_json, to_json
+from ...wire.files import BucketRecord, DownloadRecord, FetchReply, FetchRequest
+from ...wire.verbs import Empty
 from ..host.paths import count_free_bytes, lab_dir, read_json, require_name, write_json
 from ..mirror.boto3_python import LACKING, become_boto3_python, has_boto3
 from ..reply import Failure, send_closing_reply, send_reply
@@ -23,29 +25,25 @@ from .files import RESERVE_BYTES
 TELL_EVERY_S = 0.5
 
 
-def fetch(request: dict[str, Any]) -> None:
-    """Fetch each of "sources" (name -> address) to the lab's data directory.
-
-    Progress lines follow the reply: [name, bytes done, total or 0], or [name, text]. The closing
-    reply has "sets": name -> {files, bytes, unchanged}.
-    """
-    if any(address.startswith("s3://") for address in request["sources"].values()):
-        _require_boto3(json.dumps(request).encode() + b"\n")
-    lab = lab_dir(request["lab"], request["lab_id"])
-    send_reply({})
+def fetch(request: FetchRequest) -> None:
+    """Fetch data sets to the lab's data directory."""
+    if any(address.startswith("s3://") for address in request.sources.values()):
+        _require_boto3(encode(request).encode() + b"\n")
+    lab = lab_dir(request.lab, request.lab_id)
+    send_reply(Empty())
     sets = {}
-    for name, address in sorted(request["sources"].items()):
+    for name, address in sorted(request.sources.items()):
         dataset = FetchTarget(lab, require_name(name), address)
         # Imported here, to spare every other verb the HTTP libraries.
         if address.startswith("s3://"):
             from .fetch_s3 import fetch_bucket
 
-            sets[name] = fetch_bucket(dataset, request.get("s3_endpoint", ""))
+            sets[name] = fetch_bucket(dataset, request.s3_endpoint)
         else:
             from .fetch_https import fetch_address
 
             sets[name] = fetch_address(dataset)
-    send_closing_reply({"sets": sets})
+    send_closing_reply(FetchReply(sets))
 
 
 def _require_boto3(request: bytes) -> None:
@@ -73,21 +71,26 @@ class FetchTarget:
         self.pushed_path = lab / ".labctl" / f".pushed-data-{name}.json"
         self.told_at = 0.0
 
-    def read_record(self) -> dict[str, Any]:
-        """Return the record of the last fetch from this address, {} if its data is not here."""
+    def read_record(self, kind: type[Message]) -> Message | None:
+        """Return the record of the last fetch from this address, None if its data is not here."""
         record = read_json(self.record_path)
-        return record if record.get("address") == self.address and self.root.is_dir() else {}
+        if record.get("address") != self.address or not self.root.is_dir():
+            return None
+        try:
+            return from_json(kind, record)
+        except MessageError:
+            return None
 
     def report_progress(self, done: int, total: int) -> None:
         now = time.monotonic()
         if now - self.told_at >= TELL_EVERY_S or (total and done == total):
             self.told_at = now
-            _write_line([self.name, done, total])
+            _write_line(self.name, done, total)
 
     def report_text(self, text: str) -> None:
-        _write_line([self.name, text])
+        _write_line(self.name, text)
 
-    def replace_tree(self, tree: Path, record: dict[str, Any]) -> None:
+    def replace_tree(self, tree: Path, record: DownloadRecord | BucketRecord) -> None:
         """Replace the data set by `tree`; a run that has the old one open keeps it."""
         old = self.staging / "old"
         shutil.rmtree(old, ignore_errors=True)
@@ -97,12 +100,12 @@ class FetchTarget:
         tree.rename(self.root)
         if self.pushed_path.exists():
             self.pushed_path.unlink()
-        write_json(self.record_path, {"address": self.address, **record})
+        write_json(self.record_path, to_json(record))
         shutil.rmtree(self.staging, ignore_errors=True)
 
 
-def _write_line(line: list[Any]) -> None:
-    sys.stdout.buffer.write(json.dumps(line).encode() + b"\n")
+def _write_line(*fields: str | int) -> None:
+    sys.stdout.buffer.write(json.dumps(fields).encode() + b"\n")
     sys.stdout.buffer.flush()
 
 

@@ -6,8 +6,9 @@ import posixpath
 import shutil
 import time
 import urllib.parse
-from typing import Any
 
+from ...wire.codec import MessageError, from_json, to_json
+from ...wire.files import DownloadRecord, FetchedSet
 from ..host.paths import read_json, write_json
 from ..reply import Failure
 from .curl import BrokenError, CurlResponse, StatusError, open_address
@@ -33,15 +34,16 @@ def describe_refusal(address: str, error: StatusError) -> Failure:
     return Failure("link", f"{address} returned {error}", "", "labctl push")
 
 
-def fetch_address(dataset: FetchTarget) -> dict[str, Any]:
+def fetch_address(dataset: FetchTarget) -> FetchedSet:
     """Fetch one file over HTTPS and unpack it if it is an archive.
 
     Skipped if the server says that it has not changed.
     """
-    record = dataset.read_record()
+    record = dataset.read_record(DownloadRecord)
     state = _download(dataset, record)
     if state is None:
-        return {"files": record["files"], "bytes": record["size"], "unchanged": True}
+        assert record
+        return FetchedSet(record.files, record.size or 0, unchanged=True)
     name = _file_name(dataset.address)
     body = dataset.staging / "body"
     tree = dataset.staging / "tree"
@@ -55,8 +57,8 @@ def fetch_address(dataset: FetchTarget) -> dict[str, Any]:
             dataset.report_text(f"skipped {left_out} links and devices in {name}")
     else:
         body.rename(tree / name)
-    dataset.replace_tree(tree, {**state, "files": files})
-    return {"files": files, "bytes": state["size"], "unchanged": False}
+    dataset.replace_tree(tree, state._replace(files=files))
+    return FetchedSet(files, state.size or 0, unchanged=False)
 
 
 def _file_name(address: str) -> str:
@@ -66,7 +68,7 @@ def _file_name(address: str) -> str:
     return NO_NAME if is_bad else name
 
 
-def _download(dataset: FetchTarget, record: dict[str, Any]) -> dict[str, Any] | None:
+def _download(dataset: FetchTarget, record: DownloadRecord | None) -> DownloadRecord | None:
     """Download the body to staging and return its state; None if the data here is up to date."""
     dataset.staging.mkdir(parents=True, exist_ok=True)
     message = "the response ended early"
@@ -88,7 +90,7 @@ def _download(dataset: FetchTarget, record: dict[str, Any]) -> dict[str, Any] | 
         except BrokenError as error:
             message = str(error)
             continue
-        if state is None or state["size"] == (dataset.staging / "body").stat().st_size:
+        if state is None or state.size == (dataset.staging / "body").stat().st_size:
             return state
     raise Failure(
         "link",
@@ -98,9 +100,9 @@ def _download(dataset: FetchTarget, record: dict[str, Any]) -> dict[str, Any] | 
     )
 
 
-def _try_download(dataset: FetchTarget, record: dict[str, Any]) -> dict[str, Any] | None:
+def _try_download(dataset: FetchTarget, record: DownloadRecord | None) -> DownloadRecord | None:
     body = dataset.staging / "body"
-    partial = read_json(dataset.staging / "state.json")
+    partial = _read_partial(dataset)
     offset = body.stat().st_size if body.exists() and _can_resume(dataset, partial) else 0
     with open_address(
         dataset.address, _conditional_headers(partial, record, offset), offset
@@ -109,60 +111,66 @@ def _try_download(dataset: FetchTarget, record: dict[str, Any]) -> dict[str, Any
         if not offset and _is_unchanged(state, record):
             return None
         # Nothing is written before this check, so a resumed file has one version only.
-        is_rest = response.status == 206 and state["validator"] == partial["validator"]
+        is_rest = response.status == 206 and state.validator == partial.validator
         if not offset or is_rest:
-            if state["size"] is not None:
-                check_room(state["size"] - offset, dataset.staging, dataset.address)
-            write_json(dataset.staging / "state.json", state)
-            _write_body(dataset, response, offset, state)
-            return state
+            if state.size is not None:
+                check_room(state.size - offset, dataset.staging, dataset.address)
+            write_json(dataset.staging / "state.json", to_json(state))
+            done_bytes = _write_body(dataset, response, offset, state.size or 0)
+            return state if state.size is not None else state._replace(size=done_bytes)
     _reset_staging(dataset)
     return _try_download(dataset, record)
 
 
-def _can_resume(dataset: FetchTarget, partial: dict[str, Any]) -> bool:
-    return partial.get("address") == dataset.address and bool(partial.get("validator"))
+def _read_partial(dataset: FetchTarget) -> DownloadRecord:
+    """Return the download that has begun, without an address if none has."""
+    try:
+        return from_json(DownloadRecord, read_json(dataset.staging / "state.json"))
+    except MessageError:
+        return DownloadRecord("")
+
+
+def _can_resume(dataset: FetchTarget, partial: DownloadRecord) -> bool:
+    return partial.address == dataset.address and bool(partial.validator)
 
 
 def _conditional_headers(
-    partial: dict[str, Any], record: dict[str, Any], offset: int
+    partial: DownloadRecord, record: DownloadRecord | None, offset: int
 ) -> dict[str, str]:
     if offset:
-        return {"If-Range": partial["validator"]}
-    if record.get("etag"):
-        return {"If-None-Match": record["etag"]}
-    if record.get("modified"):
-        return {"If-Modified-Since": record["modified"]}
+        return {"If-Range": partial.validator}
+    if record and record.etag:
+        return {"If-None-Match": record.etag}
+    if record and record.modified:
+        return {"If-Modified-Since": record.modified}
     return {}
 
 
-def _response_state(dataset: FetchTarget, response: CurlResponse, offset: int) -> dict[str, Any]:
+def _response_state(dataset: FetchTarget, response: CurlResponse, offset: int) -> DownloadRecord:
     """Return the state that the response headers describe; `size` is None if they lack it."""
     etag = response.headers.get("etag", "")
     modified = response.headers.get("last-modified", "")
     length = response.headers.get("content-length")
-    return {
-        "address": dataset.address,
-        "etag": etag,
-        "modified": modified,
+    return DownloadRecord(
+        address=dataset.address,
+        etag=etag,
+        modified=modified,
         # A weak ETag does not guarantee equal bytes, so it cannot validate a resumed transfer.
-        "validator": etag if etag and not etag.startswith("W/") else modified,
-        "size": None if length is None else int(length) + offset,
-    }
+        validator=etag if etag and not etag.startswith("W/") else modified,
+        size=None if length is None else int(length) + offset,
+    )
 
 
-def _is_unchanged(state: dict[str, Any], record: dict[str, Any]) -> bool:
-    if not record or state["size"] is None or state["size"] != record.get("size"):
+def _is_unchanged(state: DownloadRecord, record: DownloadRecord | None) -> bool:
+    if record is None or state.size is None or state.size != record.size:
         return False
-    if state["etag"] or record.get("etag"):
-        return bool(state["etag"] == record.get("etag"))
-    return bool(state["modified"]) and state["modified"] == record.get("modified")
+    if state.etag or record.etag:
+        return state.etag == record.etag
+    return bool(state.modified) and state.modified == record.modified
 
 
-def _write_body(
-    dataset: FetchTarget, response: CurlResponse, offset: int, state: dict[str, Any]
-) -> None:
-    total_bytes = state["size"] or 0
+def _write_body(dataset: FetchTarget, response: CurlResponse, offset: int, total_bytes: int) -> int:
+    """Write the response from `offset` on; return the size of the file in bytes."""
     done_bytes = offset
     with (dataset.staging / "body").open("r+b" if offset else "wb") as file:
         file.seek(offset)
@@ -172,8 +180,7 @@ def _write_body(
             file.write(block)
             done_bytes += len(block)
             dataset.report_progress(done_bytes, total_bytes)
-    if state["size"] is None:
-        state["size"] = done_bytes
+    return done_bytes
 
 
 def _reset_staging(dataset: FetchTarget) -> None:

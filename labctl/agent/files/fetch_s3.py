@@ -6,8 +6,9 @@ import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
+from ...wire.codec import to_json
+from ...wire.files import BucketRecord, FetchedSet, ObjectRecord
 from ...wire.s3 import S3, Credentials, ListedObject, S3Error, S3Problem
 from ..host.paths import resolve_inside, write_json
 from ..reply import Failure
@@ -17,7 +18,7 @@ from .fetch import FetchTarget, check_room
 THREADS = 8
 
 
-def fetch_bucket(dataset: FetchTarget, endpoint: str) -> dict[str, Any]:
+def fetch_bucket(dataset: FetchTarget, endpoint: str) -> FetchedSet:
     """Fetch all objects below s3://bucket/prefix, except those that are here unchanged."""
     if endpoint:
         check_address(endpoint)
@@ -72,12 +73,11 @@ def _check_name(name: str) -> str:
     return name
 
 
-def _fetch_objects(
-    dataset: FetchTarget, bucket: S3, keys: dict[str, ListedObject]
-) -> dict[str, Any]:
-    recorded = dataset.read_record().get("objects", {})
+def _fetch_objects(dataset: FetchTarget, bucket: S3, keys: dict[str, ListedObject]) -> FetchedSet:
+    record = dataset.read_record(BucketRecord)
+    recorded = record.objects if record else {}
     total_bytes = sum(key.size for key in keys.values())
-    result = {"files": len(keys), "bytes": total_bytes, "unchanged": True}
+    result = FetchedSet(len(keys), total_bytes, unchanged=True)
     due = {n: k for n, k in keys.items() if not _is_here(dataset, n, k, recorded)}
     removed = sorted(set(recorded) - set(keys))
     if not due and not removed:
@@ -103,11 +103,11 @@ def _fetch_objects(
             target = resolve_inside(tree, name)
             target.parent.mkdir(parents=True, exist_ok=True)
             _staged(dataset, name, key).rename(target)
-        dataset.replace_tree(tree, {})
-    objects = {name: [key.etag, key.size] for name, key in keys.items()}
-    write_json(dataset.record_path, {"address": dataset.address, "objects": objects})
+        dataset.replace_tree(tree, BucketRecord(dataset.address, {}))
+    objects = {name: ObjectRecord(key.etag, key.size) for name, key in keys.items()}
+    write_json(dataset.record_path, to_json(BucketRecord(dataset.address, objects)))
     shutil.rmtree(dataset.staging, ignore_errors=True)
-    return {**result, "unchanged": False}
+    return result._replace(unchanged=False)
 
 
 def _exchange(dataset: FetchTarget, due: dict[str, ListedObject], removed: list[str]) -> None:
@@ -121,9 +121,11 @@ def _exchange(dataset: FetchTarget, due: dict[str, ListedObject], removed: list[
         _staged(dataset, name, key).replace(target)
 
 
-def _is_here(dataset: FetchTarget, name: str, key: ListedObject, recorded: dict[str, Any]) -> bool:
+def _is_here(
+    dataset: FetchTarget, name: str, key: ListedObject, recorded: dict[str, ObjectRecord]
+) -> bool:
     target = resolve_inside(dataset.root, name)
-    same = recorded.get(name) == [key.etag, key.size]
+    same = recorded.get(name) == (key.etag, key.size)
     return same and target.is_file() and target.stat().st_size == key.size
 
 

@@ -13,11 +13,13 @@ import shutil
 import stat
 import subprocess
 from pathlib import Path
-from typing import Any, Callable, Iterator, Tuple
+from typing import Callable, Iterator, Sequence, Tuple
 
-from ..host.paths import count_free_bytes, resolve_inside, write_json
+from ...wire.files import CommitReply, CommitRequest, PlanReply, PlanRequest, PushedFile
+from ..host.paths import count_free_bytes, resolve_inside
 from ..reply import Failure
-from .push_target import NOT_A_FILE, PushedFile, PushTarget, stat_or_none
+from .push_target import NOT_A_FILE, PushTarget, stat_or_none
+from .records import write_records
 
 # Bytes that a transfer leaves free: a full disk stops Docker and sshd too.
 RESERVE_BYTES = 64 * 1024 * 1024
@@ -28,28 +30,17 @@ BYTECODE = "__pycache__"
 Ready = Tuple[str, str, int, os.stat_result]
 
 
-def plan(request: dict[str, Any]) -> dict[str, Any]:
-    """Compare "files" (each a `PushedFile`) with the tree on the server.
+def plan(request: PlanRequest) -> PlanReply:
+    """Compare the client's files with the tree on the server; list what is needed.
 
-    Replies "needed" paths, which of them are complete in the staging directory ("whole"), and how
-    many bytes of the others are there ("staged_bytes"). "conflicts" are files edited on the server
-    since the last push. "removed" are files that the last push brought and that no longer exist on
-    the client: if nothing is needed they are removed at once, otherwise by `commit`. "unsure" are
-    files without a sha256 whose size matches the file here: nothing is done until their hash is
-    known. "basis" is the tree on the server, "" if there is no tree, and "rsync" the output of
-    `rsync --version`.
-
-    "contents" (path -> base64) may hold small files. If no other files are needed, they are
-    committed at once, and the reply has "bad" too.
+    If all that is needed came with the request, it is committed at once.
     """
-    target = PushTarget(request)
-    force = bool(request.get("force"))
-    contents: dict[str, str] = request.get("contents", {})
+    target = PushTarget(request.lab, request.lab_id, request.target)
+    force = request.force
     _drop_fetched(target)
-    entries = [PushedFile(*fields) for fields in request["files"]]
-    removed, conflicts = _find_removed(target, {entry.path for entry in entries}, force)
+    removed, conflicts = _find_removed(target, {entry.path for entry in request.files}, force)
     needed, unsure = [], []
-    for entry in entries:
+    for entry in request.files:
         present, present_stat = target.inspect_file(entry.path)
         if present == NOT_A_FILE:
             conflicts += _list_obstacles(Path(target.at(entry.path)), target.root, removed, force)
@@ -72,43 +63,46 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     missing_bytes = sum(entry.size for entry in needed) - staged_bytes
     short_bytes = missing_bytes + RESERVE_BYTES - free if needed else 0
     refused = bool(conflicts or unsure or short_bytes > 0)
-    reply = {
-        "needed": [entry.path for entry in needed],
-        "whole": complete,
-        "staged_bytes": staged_bytes,
-        "unsure": unsure,
-        "conflicts": sorted(set(conflicts)),
-        "removed": removed,
-        "short_bytes": max(0, short_bytes),
-        "free_bytes": free,
-        "staging": str(target.staging),
-    }
+    reply = PlanReply(
+        needed=tuple(entry.path for entry in needed),
+        whole=tuple(complete),
+        staged_bytes=staged_bytes,
+        unsure=tuple(unsure),
+        conflicts=tuple(sorted(set(conflicts))),
+        removed=tuple(removed),
+        short_bytes=max(0, short_bytes),
+        free_bytes=free,
+        staging=str(target.staging),
+    )
     try:
         if needed and not refused:
             _stage(target, needed)
-            reply.update(_commit_inline(target, needed, contents, removed, force))
-        elif not refused:
+            committed = _commit_inline(target, needed, request.contents or {}, reply.removed, force)
+            if committed:
+                return reply._replace(bad=committed.bad, conflicts=committed.conflicts)
+            basis = str(target.root) if target.root.is_dir() else ""
+            return reply._replace(basis=basis, rsync=read_rsync_version())
+        if not refused:
             target.root.mkdir(parents=True, exist_ok=True)
             _remove(target, removed)
+        return reply
     finally:
         target.save()
-    return reply
 
 
 def _commit_inline(
     target: PushTarget,
     needed: list[PushedFile],
     contents: dict[str, str],
-    removed: list[str],
+    removed: tuple[str, ...],
     force: bool,
-) -> dict[str, Any]:
-    """Commit the files that came with the request; otherwise return what a transfer has to know."""
-    if {entry.path for entry in needed} <= contents.keys():
-        for entry in needed:
-            _write_staged(target, entry.path, base64.b64decode(contents[entry.path]))
-        return _commit(target, needed, removed, force)
-    basis = str(target.root) if target.root.is_dir() else ""
-    return {"basis": basis, "rsync": read_rsync_version()}
+) -> CommitReply | None:
+    """Commit the files that came with the request; None if others are needed too."""
+    if not {entry.path for entry in needed} <= contents.keys():
+        return None
+    for entry in needed:
+        _write_staged(target, entry.path, base64.b64decode(contents[entry.path]))
+    return _commit(target, needed, removed, force)
 
 
 def read_rsync_version() -> str:
@@ -185,11 +179,11 @@ def _stage(target: PushTarget, needed: list[PushedFile]) -> None:
     _note_due(target, needed)
 
 
-def _note_due(target: PushTarget, entries: list[PushedFile]) -> None:
+def _note_due(target: PushTarget, entries: Sequence[PushedFile]) -> None:
     due = {entry.path: entry.sha256 for entry in entries}
     if target.due != due or not target.due_path.exists():
         target.due = due
-        write_json(target.due_path, due)
+        write_records(target.due_path, due)
 
 
 def _write_staged(target: PushTarget, path: str, content: bytes) -> None:
@@ -221,25 +215,22 @@ def _clear_if_empty(directory: Path) -> bool:
     return True
 
 
-def commit(request: dict[str, Any]) -> dict[str, Any]:
-    """Remove "removed", check the staged files and rename each into place.
+def commit(request: CommitRequest) -> CommitReply:
+    """Remove what is `removed`, check the staged files and rename each into place.
 
-    Replies "bad" (paths that did not arrive as announced, or have no sha256) and "conflicts" (files
-    edited here since `plan`, which stay as they are). Repeating it is safe: its work is done
-    already.
+    Repeating it is safe: its work is done already.
     """
-    target = PushTarget(request)
-    entries = [PushedFile(*fields) for fields in request["files"]]
-    _note_due(target, entries)
+    target = PushTarget(request.lab, request.lab_id, request.target)
+    _note_due(target, request.files)
     try:
-        return _commit(target, entries, request["removed"], bool(request.get("force")))
+        return _commit(target, request.files, request.removed, request.force)
     finally:
         target.save()
 
 
 def _commit(
-    target: PushTarget, entries: list[PushedFile], removed: list[str], force: bool
-) -> dict[str, Any]:
+    target: PushTarget, entries: Sequence[PushedFile], removed: tuple[str, ...], force: bool
+) -> CommitReply:
     bad: list[str] = []
     ready: list[Ready] = []
     for entry in entries:
@@ -259,7 +250,7 @@ def _commit(
         conflicts += _rename_each(target, ready, force)
     if not bad:
         shutil.rmtree(target.staging, ignore_errors=True)
-    return {"committed": len(ready), "bad": bad, "conflicts": conflicts}
+    return CommitReply(len(ready), tuple(bad), tuple(conflicts))
 
 
 def _publish_staging(target: PushTarget, ready: list[Ready]) -> bool:

@@ -7,21 +7,24 @@ import fnmatch
 import json
 import os
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Set, Tuple
+from typing import Callable, Dict, Iterable, Iterator, Set, Tuple
 
-from ..host.paths import (
-    HASHES,
-    hash_file,
-    lab_dir,
-    measure_age_s,
-    read_json,
-    resolve_inside,
-    run_dir,
-    write_json,
+from ...wire.files import (
+    CompleteFile,
+    HashRecord,
+    ManifestReply,
+    ManifestRequest,
+    RunManifest,
+    SkippedFile,
 )
+from ...wire.mirrors import StoredFile
+from ..host.paths import HASHES, hash_file, lab_dir, measure_age_s, resolve_inside, run_dir
 from ..reply import Failure
 from ..runs.records import read_final_record
+from ..runs.spec import read_spec
+from .checkpoints import MANIFEST, PromisedFile, read_checkpoint_manifest
 from .files import UNREADABLE, read_rsync_version, walk
+from .records import read_records, write_records
 
 # seconds: a file written within this time may still be growing
 SETTLED_S = 2.0
@@ -31,28 +34,20 @@ NEVER = (".nfs*", "__pycache__")
 GROWING = ("logs/*", "*.log", "*tfevents*")
 # bytes: with "quick", larger files are hashed only when they are transferred
 QUICK_BYTES = 1024 * 1024
-MANIFEST = "manifest.json"
 OUTWARD = "a link to a path outside the lab"
-Files = Dict[str, List[Any]]
+Files = Dict[str, CompleteFile]
 Open = Set[Tuple[int, int]]
 
 
-def manifest(request: dict[str, Any]) -> dict[str, Any]:
-    """List the complete files of each run in "runs" (all if empty), below its outputs (or "all").
+def manifest(request: ManifestRequest) -> ManifestReply:
+    """List the complete files of runs.
 
-    Replies per run: files [path, size, sha256, growing], skipped [path, reason], and "unpulled":
-    how many of the files no client has reported to hold (verb `pulled`). Skipped files exist only
-    on this server. Files that are no outputs by their name (NEVER) are in neither list. A
-    checkpoint directory with a manifest.json counts only if every file in it matches. While a run
-    lives, other files count only if no process has them open for writing and their size and time
-    do not change. "outputs" adds to the outputs that the run was started with; "only" replaces
-    them.
-
-    With "quick", large files are not read: their hash is the one in a checkpoint's manifest, or ""
-    (then verb `hashes` computes it). A wrong hash in a manifest is not detected.
+    Files that are no outputs by their name (NEVER) are neither listed nor skipped. A checkpoint
+    directory with a manifest.json counts only if every file in it matches. While a run lives, other
+    files count only if no process has them open for writing and their size and time do not change.
     """
-    root = lab_dir(request["lab"], request["lab_id"])
-    run_ids = request.get("runs") or [
+    root = lab_dir(request.lab, request.lab_id)
+    run_ids = request.runs or [
         d.name for d in sorted((root / "runs").glob("*")) if not d.name.startswith(".")
     ]
     directories = [run_dir(root, name) for name in run_ids]
@@ -63,8 +58,8 @@ def manifest(request: dict[str, Any]) -> dict[str, Any]:
     ended = {d.name: bool(read_final_record(d)) for d in directories}
     writing = _OpenFiles()
     scans = {d.name: _RunScan(d, request, ended[d.name], writing).manifest() for d in directories}
-    rsync = read_rsync_version() if request.get("quick") else ""
-    return {"runs": {name: {**scan, "rsync": rsync} for name, scan in scans.items()}}
+    rsync = read_rsync_version() if request.quick else ""
+    return ManifestReply({name: scan._replace(rsync=rsync) for name, scan in scans.items()})
 
 
 class _OpenFiles:
@@ -101,61 +96,60 @@ class _RunScan:
     """A scan of one run's files."""
 
     def __init__(
-        self, directory: Path, request: dict[str, Any], ended: bool, writing: _OpenFiles
+        self, directory: Path, request: ManifestRequest, ended: bool, writing: _OpenFiles
     ) -> None:
         self.directory = directory
-        self.everything = bool(request.get("all"))
+        self.everything = request.all
         self.ended = ended
         self.writing = writing
-        spec = read_json(directory / ".labctl" / "spec.json")
-        output_names = {*spec.get("outputs", []), *request.get("outputs", []), "logs"}
-        self.outputs = sorted(request.get("only") or output_names)
-        self.quick = bool(request.get("quick"))
+        output_names = {*read_spec(directory).outputs, *request.outputs, "logs"}
+        self.outputs = sorted(request.only or output_names)
+        self.quick = request.quick
         self.cache_path = directory / HASHES
-        self.cache = read_json(self.cache_path)
+        self.cache = read_records(HashRecord, self.cache_path)
         self.promised: dict[str, str] = {}
         self.proved: set[str] = set()
 
-    def manifest(self) -> dict[str, Any]:
-        fresh: Files = {}
+    def manifest(self) -> RunManifest:
+        fresh: dict[str, HashRecord] = {}
         files: Files = {}
         closed: set[Path] = set()
         links: set[Path] = set()
         candidates = list(self._name_outputs(self._list_candidates(closed.add, links.add)))
-        skipped = [[name, UNREADABLE] for _, name in self._name_outputs(sorted(closed))]
-        skipped += [[name, OUTWARD] for name in self._find_outward_links(sorted(links))]
+        skipped = [SkippedFile(name, UNREADABLE) for _, name in self._name_outputs(sorted(closed))]
+        skipped += [SkippedFile(name, OUTWARD) for name in self._find_outward_links(sorted(links))]
         self._trust_manifests(name for _, name in candidates)
         for path, name in candidates:
-            reason, entry = self._hash_complete(path, name)
-            if entry is None:
-                skipped.append([name, reason])
+            reason, record = self._hash_complete(path, name)
+            if record is None:
+                skipped.append(SkippedFile(name, reason))
                 continue
-            fresh[name] = entry
-            sha256 = entry[2] or self.promised.get(name, "")
-            files[name] = [name, entry[0], sha256, self._is_growing(name)]
+            fresh[name] = record
+            sha256 = record.sha256 or self.promised.get(name, "")
+            files[name] = CompleteFile(name, record.size, sha256, self._is_growing(name))
         if fresh != self.cache:
-            write_json(self.cache_path, {**self.cache, **fresh})
+            write_records(self.cache_path, {**self.cache, **fresh})
         broken = self._find_broken_checkpoints(files)
         for name, reason in skipped:
             if name.endswith("/" + MANIFEST):
                 broken.setdefault(name[: -len(MANIFEST)], f"its manifest: {reason}")
-        complete = []
-        for name, entry in files.items():
+        complete: list[CompleteFile] = []
+        for name, file in files.items():
             reason = next((r for top, r in broken.items() if name.startswith(top)), "")
             if reason:
-                skipped.append([name, reason])
+                skipped.append(SkippedFile(name, reason))
             else:
-                complete.append(entry)
-        pulled = read_json(self.directory / ".labctl" / "pulled.json")
-        return {
-            "files": complete,
-            "skipped": skipped,
-            "directory": str(self.directory),
-            "ended": self.ended,
-            "unpulled": sum(
-                pulled.get(name) != [size, sha256] for name, size, sha256, _ in complete
+                complete.append(file)
+        pulled = read_records(StoredFile, self.directory / ".labctl" / "pulled.json")
+        return RunManifest(
+            files=tuple(complete),
+            skipped=tuple(skipped),
+            directory=str(self.directory),
+            ended=self.ended,
+            unpulled=sum(
+                pulled.get(file.path) != StoredFile(file.size, file.sha256) for file in complete
             ),
-        }
+        )
 
     def _name_outputs(self, paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:
         """Yield the paths that may be outputs, with their names in the run."""
@@ -206,18 +200,18 @@ class _RunScan:
         """
         for name in () if self.ended and not self.quick else names:
             if name.endswith("/" + MANIFEST):
-                entries = read_json(self.directory / name).get("files")
-                top, hashes = name[: -len(MANIFEST)], _parse_hashes(entries)
-                promised = {top + inner: sha256 for inner, sha256 in hashes.items()}
+                manifest = read_checkpoint_manifest(self.directory / name)
+                top = name[: -len(MANIFEST)]
+                promised = {top + inner: sha256 for inner, sha256 in manifest.hashes.items()}
                 self.promised.update(promised)
-                if entries and len(promised) == len(entries):
+                if manifest.names and len(promised) == len(manifest.names):
                     self.proved |= {name, *promised}
 
     def _is_growing(self, name: str) -> bool:
         return not self.ended and _matches(name, GROWING)
 
-    def _hash_complete(self, path: Path, name: str) -> tuple[str, list[Any] | None]:
-        """Return ("", [size, mtime_ns, sha256]) of a stable file, or (reason, None)."""
+    def _hash_complete(self, path: Path, name: str) -> tuple[str, HashRecord | None]:
+        """Return ("", record) of a stable file, or (reason, None)."""
         if not self.ended and _matches(name, UNFINISHED):
             return "unfinished by its name", None
         is_growing = self._is_growing(name)
@@ -229,10 +223,11 @@ class _RunScan:
                 if (before.st_dev, before.st_ino) in self.writing:
                     return "still open for writing", None
             cached = self.cache.get(name)
-            if cached and cached[:2] == [before.st_size, before.st_mtime_ns] and cached[2]:
+            unhashed = HashRecord(before.st_size, before.st_mtime_ns, "")
+            if cached and cached[:2] == unhashed[:2] and cached.sha256:
                 return "", cached
             if self.quick and not is_growing and before.st_size > QUICK_BYTES:
-                return "", [before.st_size, before.st_mtime_ns, ""]
+                return "", unhashed
             sha256 = hash_file(path, before.st_size if is_growing else None)
             after = path.stat()
         except FileNotFoundError:
@@ -243,7 +238,7 @@ class _RunScan:
         if has_changed and not (is_growing and after.st_size >= before.st_size):
             return "still changing", None
         # The old time: a growing file must never be taken from the cache by its new one.
-        return "", [before.st_size, before.st_mtime_ns, sha256]
+        return "", unhashed._replace(sha256=sha256)
 
     def _find_broken_checkpoints(self, files: Files) -> dict[str, str]:
         """Map checkpoint directories (with "/") to how they differ from their manifest."""
@@ -252,28 +247,15 @@ class _RunScan:
             if not name.endswith("/" + MANIFEST):
                 continue
             top = name[: -len(MANIFEST)]
-            entries = read_json(self.directory / name).get("files", {})
-            for inner, expected in entries.items() if isinstance(entries, dict) else ():
-                if isinstance(expected, dict) and not _matches_entry(
-                    files.get(top + inner), expected
-                ):
+            for inner, promised in read_checkpoint_manifest(self.directory / name).files.items():
+                if not _is_as_promised(files.get(top + inner), promised):
                     broken[top] = f"its manifest does not match {inner}"
                     break
         return broken
 
 
-def _parse_hashes(entries: Any) -> dict[str, str]:
-    items = entries.items() if isinstance(entries, dict) else ()
-    hashed = ((inner, entry.get("sha256")) for inner, entry in items if isinstance(entry, dict))
-    return {inner: sha256 for inner, sha256 in hashed if sha256 and isinstance(sha256, str)}
-
-
-def _matches_entry(entry: list[Any] | None, expected: dict[str, Any]) -> bool:
-    if entry is None:
-        return False
-    return bool(
-        expected.get("sha256", entry[2]) == entry[2] and expected.get("size", entry[1]) == entry[1]
-    )
+def _is_as_promised(file: CompleteFile | None, promised: PromisedFile) -> bool:
+    return file is not None and promised.matches(file.size, file.sha256)
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:

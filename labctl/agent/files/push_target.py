@@ -5,43 +5,26 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from ..host.paths import (
-    CheckedPaths,
-    hash_file,
-    lab_dir,
-    labctl_home,
-    read_json,
-    require_name,
-    write_json,
-)
+from ...wire.files import PushedFile, PushedRecord
+from ..host.paths import CheckedPaths, hash_file, lab_dir, labctl_home, require_name
 from ..reply import Failure
+from .records import read_hashes, read_records, write_records
 
 NOT_A_FILE = "not a file"
-
-
-class PushedFile(NamedTuple):
-    """A file of a push, as the client has it; `sha256` is "" if the client has not read it yet."""
-
-    path: str
-    size: int
-    sha256: str
-    mode: int
-    mtime_ns: int
 
 
 class PushTarget:
     """A tree that can be pushed to: code, a data set, a run to restore, a model, wheels, grading.
 
-    `record` holds [sha256, size, mtime_ns] of what a push brought, `due` the hash that each staged
-    file must have. A file with neither hash was edited here.
+    `record` holds what a push brought, `due` the hash that each staged file must have. A file with
+    neither hash was edited here.
     """
 
-    def __init__(self, request: dict[str, Any]) -> None:
-        kind, _, name = request["target"].partition("/")
-        lab = lab_dir(request["lab"], request["lab_id"])
-        self.key = request["target"].replace("/", "-")
+    def __init__(self, lab_name: str, lab_id: str, target: str) -> None:
+        kind, _, name = target.partition("/")
+        lab = lab_dir(lab_name, lab_id)
+        self.key = target.replace("/", "-")
         if kind == "code":
             self.root = lab / "code"
         elif kind == "data":
@@ -55,14 +38,14 @@ class PushTarget:
         elif kind == "wheelhouse":
             self.root = labctl_home() / ".wheelhouse"
         else:
-            raise Failure("usage", f"unknown push target {request['target']!r}")
+            raise Failure("usage", f"unknown push target {target!r}")
         meta = labctl_home() if kind == "wheelhouse" else lab / ".labctl"
         self.staging = meta / f".staging-{self.key}"
         self.due_path = meta / f".due-{self.key}.json"
         self.record_path = meta / f".pushed-{self.key}.json"
         self.fetched_path = meta / f".fetched-{name}.json"
-        self.record: dict[str, list[Any]] = read_json(self.record_path)
-        self.due: dict[str, str] = read_json(self.due_path)
+        self.record = read_records(PushedRecord, self.record_path)
+        self.due = read_hashes(self.due_path)
         self._saved = dict(self.record)
         self.at = CheckedPaths(self.root)
         self.staged_at = CheckedPaths(self.staging)
@@ -80,10 +63,10 @@ class PushTarget:
         if not stat.S_ISREG(status.st_mode):
             return NOT_A_FILE, status
         entry = self.record.get(path)
-        if entry and entry[1] == status.st_size and entry[2] == status.st_mtime_ns:
-            return str(entry[0]), status
+        if entry and entry[1:] == (status.st_size, status.st_mtime_ns):
+            return entry.sha256, status
         sha256 = hash_file(Path(file))
-        if sha256 == self.due.get(path) or (entry and sha256 == entry[0]):
+        if sha256 == self.due.get(path) or (entry and sha256 == entry.sha256):
             self.record_file(path, sha256, status)
         return sha256, status
 
@@ -94,7 +77,7 @@ class PushTarget:
     def is_edited(self, path: str, present: str) -> bool:
         """Return whether the content with hash `present` at this path was edited on the server."""
         entry = self.record.get(path)
-        return bool(present) and (entry is None or present != entry[0])
+        return bool(present) and (entry is None or present != entry.sha256)
 
     def find_staged(self, entry: PushedFile) -> os.stat_result | None:
         """Return the stat of the staged file if it is `entry` and complete, else None.
@@ -114,11 +97,11 @@ class PushTarget:
         return os.lstat(file)
 
     def record_file(self, path: str, sha256: str, status: os.stat_result) -> None:
-        self.record[path] = [sha256, status.st_size, status.st_mtime_ns]
+        self.record[path] = PushedRecord(sha256, status.st_size, status.st_mtime_ns)
 
     def save(self) -> None:
         if self.record != self._saved:
-            write_json(self.record_path, self.record)
+            write_records(self.record_path, self.record)
             self._saved = dict(self.record)
 
 

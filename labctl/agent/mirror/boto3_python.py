@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Sequence
 
+from ...wire.verbs import Empty
 from ..host.sudo import can_sudo, run_as_root
 from ..program import PROGRAM
 
@@ -58,7 +59,7 @@ def provide_python() -> str:
     return python
 
 
-def install_boto3(request: dict[str, Any]) -> dict[str, Any]:
+def install_boto3(request: Empty) -> Empty:
     """Install the distribution's boto3 as root. The caller checks whether that worked."""
     ways = {
         "apt-get": [["update", "-q"], ["install", "-q", "-y", "python3-boto3"]],
@@ -69,7 +70,7 @@ def install_boto3(request: dict[str, Any]) -> dict[str, Any]:
             for words in calls:
                 run_quietly(["env", "DEBIAN_FRONTEND=noninteractive", program, *words], INSTALL_S)
             break
-    return {}
+    return Empty()
 
 
 def become_boto3_python(verb: str, request: bytes) -> None:

@@ -18,19 +18,31 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Callable, NamedTuple, Sequence
 
-from ...wire.codec import to_json
+from ...wire.codec import MessageError, decode, encode, from_json, to_json
+from ...wire.files import CompleteFile, ManifestRequest
+from ...wire.mirrors import (
+    MIRROR_NOW,
+    IndexRecord,
+    MirrorPassReply,
+    MirrorPassRequest,
+    RunObjectRecord,
+    SentRecord,
+    StoredCode,
+    StoredFile,
+)
 from ...wire.runs import RunRecord
+from ...wire.verbs import LabRequest
 from ..files import outputs
 from ..files.edits import edits
+from ..files.records import merge_hashes, merge_records, read_hashes
 from ..host.engine import inspect_containers
 from ..host.engine_objects import Container
 from ..host.paths import hash_file, lab_dir, measure_age_s, read_json, write_json
 from ..reply import Failure, encode_error, send_reply
 from ..runs.records import list_attempts, read_final_record, read_last_attempt
 from ..runs.run_state import inspect_run, require_run_directory
-from ..watchdog.saved_results import merge_json
 from .store import (
     ChangedError,
     MirrorStore,
@@ -51,24 +63,20 @@ SMALL_BYTES = 1024 * 1024
 INDEX_S = 2.0
 
 
-def mirror_now(request: dict[str, Any]) -> dict[str, Any]:
-    """Make one pass over "run" or all runs of the lab; "all" includes new files and edited code.
-
-    Replies how many files ("sent") and "bytes" were sent, "behind_bytes" that were due and not
-    sent, "failed" [[name, why]...], "why" the store cannot be used now ("" if it can), "bytes_s".
-    """
-    root = lab_dir(request["lab"], request["lab_id"])
-    if not can_use_store(read_config(root).get("url", "")):
-        return rerun_with_boto3("mirror-now", request)
+def mirror_now(request: MirrorPassRequest) -> MirrorPassReply:
+    """Make one pass over a run, or over all runs of the lab."""
+    root = lab_dir(request.lab, request.lab_id)
+    if not can_use_store(read_config(root).url):
+        return rerun_with_boto3(MIRROR_NOW, request)
     with _hold_lock(root / ".labctl" / LOCK) as progress:
-        store = open_store(root, request["lab"], request["lab_id"], progress)
+        store = open_store(root, request.lab, request.lab_id, progress)
         try:
             return _LabPass(root, request, store).execute()
         finally:
             store.close()
 
 
-def serve(request: dict[str, Any]) -> None:
+def serve(request: MirrorPassRequest) -> None:
     """Make a pass for this request, then for each line of standard input; reply to each.
 
     Python and boto3 are loaded only once, so that a small pass takes milliseconds.
@@ -84,7 +92,7 @@ def serve(request: dict[str, Any]) -> None:
         line = sys.stdin.buffer.readline()
         if not line:
             return
-        request = json.loads(line)
+        request = decode(MirrorPassRequest, line)
 
 
 def lower_priority() -> None:
@@ -94,7 +102,7 @@ def lower_priority() -> None:
 
 
 @contextmanager
-def _hold_lock(path: Path) -> Iterator[Any]:
+def _hold_lock(path: Path) -> Iterator[Callable[[], None]]:
     """Allow one pass at a time; kill one that makes no progress.
 
     Yields a function to report progress.
@@ -134,52 +142,52 @@ def _kill_stuck_holder(descriptor: int) -> None:
 class _LabPass:
     """One pass over the runs of a lab."""
 
-    def __init__(self, root: Path, request: dict[str, Any], store: MirrorStore) -> None:
+    def __init__(self, root: Path, request: MirrorPassRequest, store: MirrorStore) -> None:
         self.root = root
         self.store = store
-        self.about = {name: request[name] for name in ("lab", "lab_id")}
-        self.only = request.get("run") or ""
-        self.everything = bool(request.get("all"))
-        self.url = read_config(root)["url"]
+        self.lab = LabRequest(request.lab, request.lab_id)
+        self.only = request.run
+        self.everything = request.all
+        self.url = read_config(root).url
         self.sent = self.bytes = self.behind = 0
-        self.failed: list[list[str]] = []
+        self.failed: list[tuple[str, str]] = []
         self.why = ""
         self.engine = True
 
-    def execute(self) -> dict[str, Any]:
+    def execute(self) -> MirrorPassReply:
         started_s = time.monotonic()
         runs = sorted(
             (d for d in self.root.glob("runs/[a-z0-9]*") if d.is_dir()), key=_newest_first_key
         )
         if self.only:
-            runs = [require_run_directory(**self.about, run=self.only)]
+            runs = [require_run_directory(*self.lab, self.only)]
         inspected = self._inspect_live(runs)
         for directory in runs:
             self._try(directory.name, _RunPass(self, directory, inspected).mirror)
         if self.everything and not self.only:
             self._try("the edited code", self._send_edits)
         duration_s = max(time.monotonic() - started_s, 0.001)
-        return {
-            "sent": self.sent,
-            "bytes": self.bytes,
-            "behind_bytes": self.behind,
-            "failed": self.failed[:50],
-            "why": self.why,
-            "bytes_s": self.bytes / duration_s if self.bytes else 0.0,
-        }
+        return MirrorPassReply(
+            sent=self.sent,
+            bytes=self.bytes,
+            behind_bytes=self.behind,
+            failed=tuple(self.failed[:50]),
+            why=self.why,
+            bytes_s=self.bytes / duration_s if self.bytes else 0.0,
+        )
 
-    def _try(self, name: str, action: Any) -> None:
+    def _try(self, name: str, action: Callable[[], None]) -> None:
         try:
             action()
         except StoreError as error:
             self.record_failure(name, error)
         except Failure as failure:
-            self.failed.append([name, failure.report.what])
+            self.failed.append((name, failure.report.what))
         except OSError as error:
-            self.failed.append([name, str(error)])
+            self.failed.append((name, str(error)))
 
     def record_failure(self, name: str, error: StoreError) -> None:
-        self.failed.append([name, str(error)])
+        self.failed.append((name, str(error)))
         if error.whole:
             self.why = str(error)
 
@@ -216,12 +224,12 @@ class _LabPass:
 
     def _send_edits(self) -> None:
         record_path = self.root / ".labctl" / "saved-edits.json"
-        saved = read_json(record_path)
-        for name, size, sha256, _ in edits(self.about)["files"]:
+        saved = read_hashes(record_path)
+        for name, size, sha256, _ in edits(self.lab).files:
             if saved.get(name) != sha256 and self.send(
                 f"server-edits/{name}", self.root / "code" / name, size, sha256
             ):
-                merge_json(record_path, {name: sha256})
+                merge_hashes(record_path, {name: sha256})
 
 
 class _RunPass:
@@ -234,11 +242,9 @@ class _RunPass:
         self.meta = directory / ".labctl"
         self.inspected = inspected
         self.spec = read_json(self.meta / "spec.json")
-        self.sent: dict[str, Any] = read_json(self.meta / SENT)
-        if self.sent.get("url") != parent.url:
-            self.sent = {"url": parent.url}
-        self.files: Files = self.sent.setdefault("files", {})
-        self.index: Files = self.sent.setdefault("index", {})
+        self.sent = read_sent(self.meta / SENT, parent.url)
+        self.files: Files = dict(self.sent.files or {})
+        self.index: Files = dict(self.sent.index or {})
         self.next = dict(self.index)
         self.indexed_s = time.monotonic()
 
@@ -246,65 +252,61 @@ class _RunPass:
         if not self.spec or not (self.directory / "code").is_dir():
             return  # just claimed
         ended = read_final_record(self.directory)
-        if ended and self.sent.get("final") == to_json(ended) and not self.parent.everything:
+        if ended and self.sent.final == to_json(ended) and not self.parent.everything:
             return
         record = self._determine_record()
-        is_described = self._send_code() and self._send_run_json(record)
+        code = self._send_code()
+        is_described = code is not None and self._send_run_json(code, record)
         is_complete = self._send_outputs(self._list_outputs()) and is_described
-        ended = read_final_record(self.directory)
-        if is_complete and ended and not self.parent.why:
-            self.sent["final"] = to_json(ended)  # a resumed run ends again
-            self._save_sent()
+        if is_complete and read_final_record(self.directory) and not self.parent.why:
+            # A resumed run ends again.
+            self._save_sent(self.sent._replace(final=to_json(read_final_record(self.directory))))
 
-    def _determine_record(self) -> RunRecord:
+    def _determine_record(self) -> object:
+        """Return the run's record, as JSON."""
         record = read_final_record(self.directory)
         if not record and self.parent.engine:
             with suppress(Failure):
-                return inspect_run(self.directory, self.inspected)
-        return record or RunRecord(self.name, "unknown")
+                return to_json(inspect_run(self.directory, self.inspected))
+        return to_json(record or RunRecord(self.name, "unknown"))
 
-    def _list_outputs(self) -> list[list[Any]]:
-        outputs_request = {**self.parent.about, "runs": [self.name], "all": self.parent.everything}
-        files: list[list[Any]] = outputs.manifest(outputs_request)["runs"][self.name]["files"]
-        return files
+    def _list_outputs(self) -> tuple[CompleteFile, ...]:
+        lab, lab_id = self.parent.lab
+        request = ManifestRequest(lab, lab_id, (self.name,), all=self.parent.everything)
+        return outputs.manifest(request).runs[self.name].files
 
-    def _send_code(self) -> bool:
-        """Send the run's own code, once."""
-        if self.sent.get("code"):
-            return True
+    def _send_code(self) -> StoredCode | None:
+        """Send the run's own code, once; None if that failed."""
+        if self.sent.code:
+            return self.sent.code
         packed = self.meta / "code.tar"
         try:
             pack_code(self.directory, packed)
             size, sha256 = packed.stat().st_size, hash_file(packed)
             if not self.parent.send(build_key(self.name, "code.tar"), packed, size, sha256):
-                return False
+                return None
         finally:
             if packed.exists():
                 packed.unlink()
-        self.sent["code"] = {"size": size, "sha256": sha256}
-        self._save_sent()
-        return True
+        code = StoredCode(size, sha256)
+        self._save_sent(self.sent._replace(code=code))
+        return code
 
-    def _send_run_json(self, record: RunRecord) -> bool:
+    def _send_run_json(self, code: StoredCode, record: object) -> bool:
         """Write run.json if its content has changed."""
-        body = {
-            "spec": self.spec,
-            "code": self.sent["code"],
-            "record": to_json(record),
-            "attempts": [read_json(path) for path in list_attempts(self.directory)],
-        }
-        if self.sent.get("about") == body:
+        attempts = tuple(read_json(path) for path in list_attempts(self.directory))
+        about = RunObjectRecord(self.spec, code, record, attempts)
+        if self.sent.about == about:
             return True
-        if not self._put_json("run.json", {**body, "at": time.time()}):
+        if not self._put_json("run.json", about._replace(at=time.time())):
             return False
-        self.sent["about"] = body
-        self._save_sent()
+        self._save_sent(self.sent._replace(about=about))
         return True
 
-    def _send_outputs(self, manifest: list[list[Any]]) -> bool:
+    def _send_outputs(self, files: Sequence[CompleteFile]) -> bool:
         """Send new files, newest checkpoints first, and index them; return whether all arrived."""
-        current = {name: [size, sha256] for name, size, sha256, _ in manifest}
-        growing = {name for name, _, _, is_growing in manifest if is_growing}
+        current = {file.path: StoredFile(file.size, file.sha256) for file in files}
+        growing = {file.path for file in files if file.growing}
         self._forget_removed(current)
         groups = group_by_checkpoint(current)
         is_complete = True
@@ -371,42 +373,49 @@ class _RunPass:
 
     def _send(self, name: str, current: Files, growing: bool) -> bool:
         path = self.directory / name
-        if growing and current[name][0] < SMALL_BYTES:
+        if growing and current[name].size < SMALL_BYTES:
             # Read it again: such a file may have been replaced since it was listed.
             with suppress(OSError):
                 content = path.read_bytes()
-                current[name] = [len(content), hashlib.sha256(content).hexdigest()]
+                current[name] = StoredFile(len(content), hashlib.sha256(content).hexdigest())
         return self.parent.send(build_key(self.name, f"files/{name}"), path, *current[name])
 
     def _put_index(self, pending: Files) -> bool:
         """Write the index of the store's files, unless it is up to date."""
         if self.next == self.index and not pending:
             return True
-        if not self._put_json(
-            "index.json", {"files": self.next, "pending": pending, "at": time.time()}
-        ):
+        if not self._put_json("index.json", IndexRecord(self.next, pending, time.time())):
             return False
         changed = {
             name: entry for name, entry in self.next.items() if self.index.get(name) != entry
         }
         self.index, self.indexed_s = dict(self.next), time.monotonic()
-        merge_json(self.meta / "mirrored.json", changed)
-        self._save_sent()
+        merge_records(StoredFile, self.meta / "mirrored.json", changed)
+        self._save_sent(self.sent)
         return True
 
-    def _put_json(self, name: str, body: dict[str, Any]) -> bool:
+    def _put_json(self, name: str, body: NamedTuple) -> bool:
         if self.parent.why:
             return False
         try:
-            self.parent.store.write(build_key(self.name, name), json.dumps(body).encode())
+            self.parent.store.write(build_key(self.name, name), encode(body).encode())
         except StoreError as error:
             self.parent.record_failure(build_key(self.name, name), error)
             return False
         return True
 
-    def _save_sent(self) -> None:
-        self.sent.update(files=self.files, index=self.index)
-        write_json(self.meta / SENT, self.sent)
+    def _save_sent(self, sent: SentRecord) -> None:
+        self.sent = sent._replace(files=self.files, index=self.index)
+        write_json(self.meta / SENT, to_json(self.sent, drop_defaults=True))
+
+
+def read_sent(path: Path, url: str) -> SentRecord:
+    """Return what is recorded of the store at `url`; an empty record for another store."""
+    try:
+        sent = from_json(SentRecord, read_json(path))
+    except MessageError:
+        return SentRecord(url)
+    return sent if sent.url == url else SentRecord(url)
 
 
 def pack_code(directory: Path, target: Path) -> None:

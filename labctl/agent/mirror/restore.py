@@ -10,19 +10,27 @@ import fcntl
 import re
 import time
 from pathlib import Path
-from typing import Any
 
-from ...wire.codec import Message, MessageError, decode, from_json, to_json
-from ...wire.mirrors import RestoreRunReply, RestoreRunRequest
-from ...wire.runs import AttemptRecord, StoredRunRecord, StoreIndexRecord
+from ...wire.codec import Message, MessageError, decode, to_json
+from ...wire.mirrors import (
+    RESTORE_RUN,
+    IndexRecord,
+    RestoreRunReply,
+    RestoreRunRequest,
+    SentRecord,
+    StoredFile,
+    StoredRunRecord,
+)
+from ...wire.runs import AttemptRecord
+from ..files.checkpoints import MANIFEST, read_checkpoint_manifest
 from ..files.files import RESERVE_BYTES
+from ..files.records import merge_records
 from ..files.unpack import unpack
 from ..host.paths import (
     count_free_bytes,
     drop_tree,
     hash_file,
     lab_dir,
-    read_json,
     resolve_inside,
     run_dir,
     write_json,
@@ -30,10 +38,9 @@ from ..host.paths import (
 from ..reply import Failure
 from ..runs.records import write_attempt, write_claim, write_final_record
 from ..runs.run_state import inspect_run
-from ..watchdog.saved_results import merge_json
 from .mirror import SENT
 from .store import MirrorStore, StoreError, can_use_store, open_store, read_config, rerun_with_boto3
-from .store_index import MANIFEST, Files, build_key, find_damage, group_by_checkpoint
+from .store_index import Files, build_key, find_damage, group_by_checkpoint
 
 STAGING = ".from-store-"
 CONTAINER = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,200}")
@@ -43,12 +50,12 @@ def restore(request: RestoreRunRequest) -> RestoreRunReply:
     """Restore a run from the store; a run that exists already stays as it is."""
     root = lab_dir(request.lab, request.lab_id)
     directory = run_dir(root, request.run)
-    url = read_config(root).get("url", "")
+    url = read_config(root).url
     if request.store not in ("", url):
         what = f"this server's store is {url or 'none'}, not {request.store}"
         raise Failure("policy", what, "", "labctl up")
     if not can_use_store(url):
-        return from_json(RestoreRunReply, rerun_with_boto3("restore-run", to_json(request)))
+        return rerun_with_boto3(RESTORE_RUN, request)
     with (root / ".labctl" / "restore.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if directory.is_dir():
@@ -84,9 +91,9 @@ class _Restore:
             raise Failure("missing", what, "", "labctl status --refresh")
         if (stored.spec.id, stored.spec.lab_id) != (self.run, self.lab_id):
             raise Failure("policy", f"the store has another run under the name {self.run}")
-        index = self._read_object("index.json", StoreIndexRecord) or StoreIndexRecord()
+        index = self._read_object("index.json", IndexRecord) or IndexRecord()
         indexed, pending = _list_outputs(index.files), _list_outputs(index.pending)
-        code: list[Any] = [stored.code.size, stored.code.sha256]
+        code = StoredFile(stored.code.size, stored.code.sha256)
         self._require_room([*indexed.values(), code, code])
         (self.staging / ".labctl").mkdir(parents=True, exist_ok=True)
         self._restore_code(code)
@@ -96,7 +103,7 @@ class _Restore:
         self._drop_broken_checkpoints(sorted({*indexed, *pending}))
         self._write_records(stored)
         self.staging.rename(self.directory)
-        size = stored.code.size + sum(entry[0] for entry in self.arrived.values())
+        size = stored.code.size + sum(file.size for file in self.arrived.values())
         run = inspect_run(self.directory, {})
         return RestoreRunReply(run, len(self.arrived) + 1, size, tuple(self.left_out))
 
@@ -111,17 +118,17 @@ class _Restore:
             what = f"{name} of run {self.run} in {self.url} is damaged"
             raise Failure("store", what, str(error)) from None
 
-    def _require_room(self, files: list[list[Any]]) -> None:
-        size, free = sum(entry[0] for entry in files), count_free_bytes(self.staging)
+    def _require_room(self, files: list[StoredFile]) -> None:
+        size, free = sum(file.size for file in files), count_free_bytes(self.staging)
         if size + RESERVE_BYTES > free:
             why = f"it needs {size} bytes, and {free} bytes are free"
             what = f"the server's disk has no room for run {self.run}"
             raise Failure("disk", what, why, "labctl ssh -- df -h")
 
-    def _fetch_file(self, store_key: str, name: str, versions: list[list[Any]]) -> bool:
+    def _fetch_file(self, store_key: str, name: str, versions: list[StoredFile]) -> bool:
         """Fetch a file to the staging directory; it must match one of `versions`.
 
-        Each version is [size, sha256]. Returns False if it was left out.
+        Returns False if it was left out.
         """
         path = resolve_inside(self.staging, name)
         match = _find_match(path, versions)
@@ -144,7 +151,7 @@ class _Restore:
         self.arrived[name] = match
         return True
 
-    def _restore_code(self, entry: list[Any]) -> None:
+    def _restore_code(self, entry: StoredFile) -> None:
         packed = self.staging / ".labctl" / "code.tar"
         if not self._fetch_file(build_key(self.run, "code.tar"), ".labctl/code.tar", [entry]):
             what = f"the code of run {self.run} in {self.url} is incomplete"
@@ -163,7 +170,9 @@ class _Restore:
         for top, members in group_by_checkpoint(names).items():
             if not top:
                 continue
-            why = find_damage(top, read_json(self.staging / top / MANIFEST), self.arrived)
+            why = find_damage(
+                top, read_checkpoint_manifest(self.staging / top / MANIFEST), self.arrived
+            )
             missing = [name for name in members if name not in self.arrived]
             if missing or why:
                 self.left_out.append((top, why or f"{missing[0][len(top) :]} is missing"))
@@ -184,32 +193,33 @@ class _Restore:
             write_attempt(self.staging, number, lost)
         if record and record.state in ("exited", "cancelled"):
             write_final_record(self.staging, record)
-        sent = {"url": self.url, "files": self.arrived, "index": self.arrived}
-        write_json(meta / SENT, {**sent, "code": to_json(stored.code)})
-        merge_json(meta / "mirrored.json", self.arrived)
+        sent = SentRecord(self.url, self.arrived, self.arrived, stored.code)
+        write_json(meta / SENT, to_json(sent, drop_defaults=True))
+        merge_records(StoredFile, meta / "mirrored.json", self.arrived)
 
 
-def _list_outputs(indexed: dict[str, tuple[int, str]]) -> Files:
+def _list_outputs(indexed: dict[str, StoredFile]) -> Files:
     """Return the files of an index, without those in a run's own .labctl directory."""
     return {
-        name: [max(0, size), sha256]
-        for name, (size, sha256) in indexed.items()
+        name: file._replace(size=max(0, file.size))
+        for name, file in indexed.items()
         if name.split("/")[0] != ".labctl"
     }
 
 
-def _find_match(path: Path, versions: list[list[Any]]) -> list[Any] | None:
+def _find_match(path: Path, versions: list[StoredFile]) -> StoredFile | None:
     """Return the version that the file's first bytes match, and truncate the file to it.
 
     None without a match. A log may have grown since it was indexed.
     """
     if not path.is_file() or path.is_symlink():
         return None
-    for size, sha256 in versions:
-        if path.stat().st_size >= size and hash_file(path, size) == sha256:
+    for version in versions:
+        is_long = path.stat().st_size >= version.size
+        if is_long and hash_file(path, version.size) == version.sha256:
             with path.open("r+b") as file:
-                file.truncate(size)
-            return [size, sha256]
+                file.truncate(version.size)
+            return version
     return None
 
 

@@ -7,15 +7,16 @@ in place.
 from __future__ import annotations
 
 import hashlib
-import json
 import shlex
 import shutil
 import subprocess
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Iterable, Iterator
+from typing import Iterable, Iterator, Union
 
+from ...wire.codec import MessageError, decode, encode
+from ...wire.mirrors import GatewayReply, GetPartRequest, PutFileRequest, StoreConfigRecord
 from ..host.paths import CHUNK
 from .store import ChangedError, Progress, StoreError
 
@@ -26,16 +27,17 @@ MOST_READ_BYTES = 64 * 1024 * 1024
 WHOLE = ("full", "io", "cut")
 HOST = "labctl-store"
 LINK_TIMEOUT_S = 60
+GatewayRequest = Union[PutFileRequest, GetPartRequest]
 
 
-def build_ssh_words(settings: dict[str, Any], key: Path, hosts: Path) -> list[str]:
+def build_ssh_words(settings: StoreConfigRecord, key: Path, hosts: Path) -> list[str]:
     """Return the ssh command to the store: no user configuration, one key, one pinned host."""
     options = {
         "BatchMode": "yes",
         "IdentitiesOnly": "yes",
         "UserKnownHostsFile": str(hosts),
         "GlobalKnownHostsFile": "/dev/null",
-        "HostName": settings["host"],
+        "HostName": settings.host,
         "HostKeyAlias": HOST,
         "StrictHostKeyChecking": "yes",
         "UpdateHostKeys": "no",
@@ -48,7 +50,7 @@ def build_ssh_words(settings: dict[str, Any], key: Path, hosts: Path) -> list[st
     option_words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     return [
         *("ssh", "-F", "none", "-T", "-i", str(key), *option_words),
-        *("-p", str(settings["port"]), "-l", settings["user"]),
+        *("-p", str(settings.port), "-l", settings.user),
     ]
 
 
@@ -56,7 +58,7 @@ class MirrorSshStore:
     """A connection, made on the first request and closed by `close` or by an error."""
 
     def __init__(
-        self, settings: dict[str, Any], key: Path, hosts: Path, progress: Progress
+        self, settings: StoreConfigRecord, key: Path, hosts: Path, progress: Progress
     ) -> None:
         self.words = build_ssh_words(settings, key, hosts)
         self.folder = key.parent
@@ -64,30 +66,30 @@ class MirrorSshStore:
         self._process: subprocess.Popen[bytes] | None = None
 
     def send(self, key: str, path: Path, size: int, sha256: str) -> None:
-        request = {"do": "put", "key": key, "size": size, "sha256": sha256, "offset": 0}
+        request = PutFileRequest(key, size, sha256, length=0)
         if size <= PART_BYTES:
             with path.open("rb") as file:
                 content = file.read(size)
             if len(content) < size:
                 raise ChangedError(path.name)
-            self._send_request({**request, "length": size}, [content])
+            self._send_request(request._replace(length=size), [content])
         else:
-            reply = self._send_request({**request, "length": 0})
-            if not reply["done"] and "rsync" not in reply:
+            reply = self._send_request(request)
+            if not reply.done and reply.rsync is None:
                 # A gateway of an earlier version accepts a file of any size in one request.
-                self._send_request({**request, "length": size}, self._read_blocks(path, size))
-            elif not reply["done"]:
-                self._send_draft(request, path, may_rsync=reply["rsync"])
+                self._send_request(request._replace(length=size), self._read_blocks(path, size))
+            elif not reply.done:
+                self._send_draft(request, path, may_rsync=bool(reply.rsync))
         self.progress()
 
-    def _send_draft(self, request: dict[str, Any], path: Path, *, may_rsync: bool) -> None:
+    def _send_draft(self, request: PutFileRequest, path: Path, *, may_rsync: bool) -> None:
         if not may_rsync or not shutil.which("rsync"):
             missing = "rsync on this server" if may_rsync else "rrsync on the store's machine"
             raise StoreError(f"{path.name} is too large to send without {missing}", False)
-        name = f"{request['sha256']}.{request['size']}"
-        with self._name_draft(path, request["size"], name) as draft:
+        name = f"{request.sha256}.{request.size}"
+        with self._name_draft(path, request.size, name) as draft:
             self._rsync_draft(draft, path.name)
-        if not self._send_request({**request, "length": 0})["done"]:
+        if not self._send_request(request).done:
             raise ChangedError(path.name)
 
     def _read_blocks(self, path: Path, size: int) -> Iterator[bytes]:
@@ -103,10 +105,8 @@ class MirrorSshStore:
 
     def write(self, key: str, content: bytes) -> None:
         size = len(content)
-        checked = {"size": size, "sha256": hashlib.sha256(content).hexdigest()}
-        self._send_request(
-            {"do": "put", "key": key, **checked, "offset": 0, "length": size}, [content]
-        )
+        sha256 = hashlib.sha256(content).hexdigest()
+        self._send_request(PutFileRequest(key, size, sha256, length=size), [content])
 
     def read(self, key: str) -> bytes | None:
         return self._get(key, 0, MOST_READ_BYTES)
@@ -172,42 +172,39 @@ class MirrorSshStore:
 
     def _get(self, key: str, offset: int, length: int) -> bytes | None:
         """Return the bytes; None if the file does not exist."""
-        request = {"do": "get", "key": key, "offset": offset, "length": length}
-        reply = self._send_request(request, missing=True)
-        if "length" not in reply:
+        reply = self._send_request(GetPartRequest(key, offset, length))
+        if reply.error:
             return None
         assert self._process
         assert self._process.stdout
-        content = self._process.stdout.read(reply["length"])
-        if len(content) < reply["length"]:
+        content = self._process.stdout.read(reply.length)
+        if len(content) < reply.length:
             raise self._describe_cut(b"")
         return content
 
-    def _send_request(
-        self, request: dict[str, Any], blocks: Iterable[bytes] = (), missing: bool = False
-    ) -> Any:
+    def _send_request(self, request: GatewayRequest, blocks: Iterable[bytes] = ()) -> GatewayReply:
+        """Return the reply; of the errors only "missing", for a get. StoreError for others."""
         process = self._connect()
         assert process.stdin
         assert process.stdout
         try:
-            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.write(encode(request).encode() + b"\n")
             process.stdin.writelines(blocks)
             process.stdin.flush()
             line = process.stdout.readline()
         except OSError:
             line = b""
         try:
-            reply = json.loads(line)
-        except ValueError:
+            reply = decode(GatewayReply, line)
+        except MessageError:
             raise self._describe_cut(line) from None
-        if missing and reply.get("error") == "missing":
+        if reply.error == "missing" and isinstance(request, GetPartRequest):
             return reply
-        if reply.get("error") == "bad":  # the bytes do not match the hash
-            raise ChangedError(request["key"])
-        if "error" in reply:
-            is_fatal = reply["error"] in WHOLE
-            what = "the store is full" if reply["error"] == "full" else "the store refused"
-            raise StoreError(f"{what}: {reply['why']}", is_fatal)
+        if reply.error == "bad":  # the bytes do not match the hash
+            raise ChangedError(request.key)
+        if reply.error:
+            what = "the store is full" if reply.error == "full" else "the store refused"
+            raise StoreError(f"{what}: {reply.why}", reply.error in WHOLE)
         return reply
 
     def _connect(self) -> subprocess.Popen[bytes]:

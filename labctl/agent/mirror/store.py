@@ -1,8 +1,8 @@
 """The lab's store, as its server uses it: the settings and the connection.
 
-`.labctl/store.json` of a lab holds {"url", "mirror_s", and for a store on an SSH server "host",
-"port", "user", "directory"}; its key and the pinned host key are beside it. Keys of a store are
-relative to the lab's own prefix, which is all that this server can reach.
+`.labctl/store.json` of a lab holds a `StoreConfigRecord`; the key to a store on an SSH server and
+the pinned host key are beside it. Keys of a store are relative to the lab's own prefix, which is
+all that this server can reach.
 """
 
 from __future__ import annotations
@@ -10,8 +10,16 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any, Callable, Protocol
+from typing import Callable, Protocol
 
+from ...wire.codec import MessageError, encode, from_json, to_json
+from ...wire.mirrors import (
+    PROBE_STORE,
+    PrepareStoreReply,
+    PrepareStoreRequest,
+    StoreConfigRecord,
+)
+from ...wire.verbs import Empty, LabRequest, Reply, Request, Verb
 from ..host.paths import lab_dir, read_json, write_json, write_text
 from ..program import PROGRAM
 from ..reply import Failure, parse_reply
@@ -55,9 +63,12 @@ class MirrorStore(Protocol):
     def close(self) -> None: ...
 
 
-def read_config(root: Path) -> dict[str, Any]:
-    """Return the store's settings for the lab in this directory; {} without a store."""
-    return read_json(root / ".labctl" / CONFIG)
+def read_config(root: Path) -> StoreConfigRecord:
+    """Return the store's settings for the lab in this directory, with `url` "" without a store."""
+    try:
+        return from_json(StoreConfigRecord, read_json(root / ".labctl" / CONFIG))
+    except MessageError:
+        return StoreConfigRecord()
 
 
 def build_prefix(lab: str, lab_id: str) -> str:
@@ -67,11 +78,11 @@ def build_prefix(lab: str, lab_id: str) -> str:
 def open_store(root: Path, lab: str, lab_id: str, progress: Progress = lambda: None) -> MirrorStore:
     """Return the store of the lab in `root`, without connecting yet."""
     settings = read_config(root)
-    if settings.get("url", "").startswith("s3://"):
+    if settings.url.startswith("s3://"):
         from .s3_store import MirrorS3Store
 
-        return MirrorS3Store(settings["url"], build_prefix(lab, lab_id), progress)
-    if settings.get("url", "").startswith("ssh://"):
+        return MirrorS3Store(settings.url, build_prefix(lab, lab_id), progress)
+    if settings.url.startswith("ssh://"):
         from .ssh_store import MirrorSshStore
 
         meta = root / ".labctl"
@@ -79,27 +90,23 @@ def open_store(root: Path, lab: str, lab_id: str, progress: Progress = lambda: N
     raise Failure("missing", f"{lab} has no store", "", "add store: to lab.yaml, then labctl up")
 
 
-def prepare(request: dict[str, Any]) -> dict[str, Any]:
-    """Record the store's settings ("url" "" for no store), and install what it needs.
-
-    Replies "public_key" of a key pair that never leaves this server, for a store on an SSH server,
-    and "lacks": what is missing, or "".
-    """
-    meta = lab_dir(request["lab"], request["lab_id"]) / ".labctl"
-    url = request["url"]
-    if not url:
+def prepare(request: PrepareStoreRequest) -> PrepareStoreReply:
+    """Record the store's settings, and install what it needs."""
+    meta = lab_dir(request.lab, request.lab_id) / ".labctl"
+    if not request.url:
         for name in (CONFIG, KEY, f"{KEY}.pub", HOSTS):
             if (meta / name).exists():
                 (meta / name).unlink()
-        return {"public_key": "", "lacks": ""}
-    fields = ("url", "mirror_s", "host", "port", "user", "directory")
-    reply = {"public_key": "", "lacks": ""}
-    if url.startswith("s3://"):
-        reply["lacks"] = "" if provide_python() else LACKING
+        return PrepareStoreReply("", "")
+    if request.url.startswith("s3://"):
+        reply = PrepareStoreReply("", "" if provide_python() else LACKING)
     else:
-        write_text(meta / HOSTS, f"labctl-store {request['host_key']}\n", 0o600)
-        reply["public_key"], reply["lacks"] = _provide_key(meta / KEY)
-    write_json(meta / CONFIG, {key: request[key] for key in fields if key in request}, 0o600)
+        write_text(meta / HOSTS, f"labctl-store {request.host_key}\n", 0o600)
+        reply = PrepareStoreReply(*_provide_key(meta / KEY))
+    config = StoreConfigRecord(
+        request.url, request.mirror_s, request.host, request.port, request.user, request.directory
+    )
+    write_json(meta / CONFIG, to_json(config, drop_defaults=True), 0o600)
     return reply
 
 
@@ -122,31 +129,29 @@ def can_use_store(url: str) -> bool:
     return not url.startswith("s3://") or has_boto3()
 
 
-def rerun_with_boto3(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+def rerun_with_boto3(verb: Verb[Request, Reply], request: Request) -> Reply:
     """Run the verb again in a Python that has boto3."""
-    import json
-
     python = find_python()
     if not python:
         raise Failure("store", "results cannot be sent to S3", LACKING, "labctl doctor")
     done = subprocess.run(
-        [python, str(PROGRAM), verb],
-        input=json.dumps(request) + "\n",
+        [python, str(PROGRAM), verb.name],
+        input=encode(request) + "\n",
         capture_output=True,
         text=True,
         timeout=LONG_S,
         check=False,
     )
-    return parse_reply(verb, done.stdout, done.stderr)
+    return from_json(verb.reply, parse_reply(verb.name, done.stdout, done.stderr))
 
 
-def probe(request: dict[str, Any]) -> dict[str, Any]:
+def probe(request: LabRequest) -> Empty:
     """Write a small object and read it back. Failure (store) if that does not work."""
-    root = lab_dir(request["lab"], request["lab_id"])
-    url = read_config(root).get("url", "")
+    root = lab_dir(request.lab, request.lab_id)
+    url = read_config(root).url
     if not can_use_store(url):
-        return rerun_with_boto3("store-probe", request)
-    store = open_store(root, request["lab"], request["lab_id"])
+        return rerun_with_boto3(PROBE_STORE, request)
+    store = open_store(root, request.lab, request.lab_id)
     try:
         store.write(PROBE, b"")
         if store.read(PROBE) != b"":
@@ -155,4 +160,4 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
         raise Failure("store", f"cannot use the store {url}", str(error)) from None
     finally:
         store.close()
-    return {}
+    return Empty()

@@ -1,9 +1,9 @@
 """The layout of a run in a lab's store, and the files that belong together in it.
 
-    runs/<run>/run.json       {"spec", "code": {"size", "sha256"}, "record", "attempts", "at"}
+    runs/<run>/run.json       a `RunObjectRecord`
     runs/<run>/code.tar       the run's own code, written once
     runs/<run>/files/<path>   outputs
-    runs/<run>/index.json     {"files": {path: [size, sha256]}, "pending": the same, "at"}
+    runs/<run>/index.json     an `IndexRecord`
 
 The index is written after the files that it names. "pending" are files that were about to replace
 others of the same name: a restore accepts either version. Of a file that only grows, the first
@@ -12,10 +12,12 @@ bytes count. A directory with a manifest.json (a checkpoint) is restored complet
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List
+from typing import Dict, Iterable
 
-MANIFEST = "manifest.json"
-Files = Dict[str, List[Any]]
+from ...wire.mirrors import StoredFile
+from ..files.checkpoints import MANIFEST, CheckpointManifest
+
+Files = Dict[str, StoredFile]
 
 
 def build_key(run: str, name: str) -> str:
@@ -47,16 +49,12 @@ def group_by_checkpoint(names: Iterable[str]) -> dict[str, list[str]]:
     return groups
 
 
-def find_damage(top: str, manifest: dict[str, Any], files: Files) -> str:
+def find_damage(top: str, manifest: CheckpointManifest, files: Files) -> str:
     """Return why a checkpoint is incomplete, "" if it is complete. `files` are those present."""
-    entries = manifest.get("files", {})
-    for inner, expected in entries.items() if isinstance(entries, dict) else ():
-        present = files.get(top + inner)
+    for inner in manifest.names:
+        present, promised = files.get(top + inner), manifest.files.get(inner)
         if present is None:
             return f"{inner} is missing"
-        if isinstance(expected, dict) and (
-            expected.get("size", present[0]) != present[0]
-            or expected.get("sha256", present[1]) != present[1]
-        ):
+        if promised and not promised.matches(present.size, present.sha256):
             return f"{inner} does not match its manifest"
     return ""

@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
+from ...wire.mirrors import MIRROR_NOW, PROBE_STORE, MirrorPassRequest
+from ...wire.verbs import LabRequest
 from ..host.paths import labctl_home
 from ..mirror.boto3_python import LACKING, find_python
 from ..mirror.mirror import build_priority_words
@@ -22,7 +24,7 @@ from ..mirror.store import read_config
 from ..program import PROGRAM
 from ..reply import MARK, Failure
 from .activity import LabAccount
-from .saved_results import list_labs, run_verb
+from .saved_results import call_verb, list_labs
 
 INTERVAL_S = 60.0
 Say = Callable[[str, str], None]
@@ -53,7 +55,7 @@ class MirrorRequest(NamedTuple):
 
 def list_mirrored_labs(lab_id: str, every: bool) -> list[MirroredLab]:
     candidates = [MirroredLab(*fields) for fields in list_labs(lab_id, every)]
-    return [part for part in candidates if read_config(part.root).get("url")]
+    return [part for part in candidates if read_config(part.root).url]
 
 
 def error_text(error: BaseException) -> str:
@@ -127,7 +129,7 @@ class Mirror:
 
     def _mirror_lab(self, account: LabAccount, part: MirroredLab) -> dict[str, Any]:
         """Make one lab's pass, by the child process."""
-        child = self._get_child(account, read_config(part.root)["url"])
+        child = self._get_child(account, read_config(part.root).url)
         assert child.stdin
         assert child.stdout
         try:
@@ -189,16 +191,16 @@ def send_all(account: LabAccount, lab_id: str, every: bool, say: Say) -> float:
         say("not mirrored", f"no lab below {labctl_home()} has a prepared store")
     for part in mirrored_labs:
         try:
-            reply = run_verb(account, "mirror-now", {**part.lab_request, "all": True})
+            reply = call_verb(
+                account, MIRROR_NOW, MirrorPassRequest(part.lab, part.lab_id, all=True)
+            )
         except FAILURES as error:
             say("not mirrored", error_text(error))
             continue
-        rate = max(rate, float(reply["bytes_s"]))
-        summary = (
-            f"{reply['sent']} files, {reply['bytes']} bytes, to {read_config(part.root)['url']}"
-        )
+        rate = max(rate, reply.bytes_s)
+        summary = f"{reply.sent} files, {reply.bytes} bytes, to {read_config(part.root).url}"
         say("mirrored", f"{summary}, verified")
-        for name, why in reply["failed"]:
+        for name, why in reply.failed:
             say("not mirrored", f"{name}: {why}")
     return rate
 
@@ -208,4 +210,5 @@ def probe_store(account: LabAccount, lab_id: str) -> None:
     mirrored_labs = list_mirrored_labs(lab_id, False)
     if not mirrored_labs:
         raise Failure("store", "it was not prepared on this server", "", "labctl up")
-    run_verb(account, "store-probe", mirrored_labs[0].lab_request)
+    lab = mirrored_labs[0]
+    call_verb(account, PROBE_STORE, LabRequest(lab.lab, lab.lab_id))

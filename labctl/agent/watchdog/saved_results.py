@@ -14,9 +14,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..host.paths import lab_dir, labctl_home, read_json, run_dir, write_json
+from ...wire.codec import from_json, to_json
+from ...wire.files import EDITS, MANIFEST, ManifestRequest, PulledRequest
+from ...wire.mirrors import StoredFile
+from ...wire.verbs import Empty, LabRequest, Reply, Request, Verb
+from ..files.records import merge_hashes, merge_records, read_hashes, read_records
+from ..host.paths import lab_dir, labctl_home, run_dir
 from ..program import PROGRAM
 from ..reply import Failure, parse_reply
+from ..runs.spec import read_spec
 from .activity import LabAccount
 
 MOST_FILES = 20_000
@@ -44,31 +50,27 @@ class Unsaved(NamedTuple):
         return sum(file.size for file in self.files)
 
 
-def pulled(request: dict[str, Any]) -> dict[str, Any]:
-    """Record what a client holds and has verified (verb `pulled`).
-
-    "runs" is {run: [[path, size, sha256], ...]}, "edits" [[path, sha256], ...] of the lab's code.
-    """
-    root = lab_dir(request["lab"], request["lab_id"])
-    for run, files in request.get("runs", {}).items():
+def pulled(request: PulledRequest) -> Empty:
+    """Record what a client holds and has verified (verb `pulled`)."""
+    root = lab_dir(request.lab, request.lab_id)
+    for run, files in (request.runs or {}).items():
         meta = run_dir(root, run) / ".labctl"
         if not meta.is_dir():
             what = f"run {run} does not exist on this server"
             raise Failure("missing", what, "", "labctl status")
-        merge_json(meta / "pulled.json", {path: [size, sha256] for path, size, sha256 in files})
-    if request.get("edits"):
-        merge_json(root / ".labctl" / "saved-edits.json", dict(request["edits"]))
-    return {}
+        records = {file.path: StoredFile(file.size, file.sha256) for file in files}
+        merge_records(StoredFile, meta / "pulled.json", records)
+    if request.edits:
+        edits = {edit.path: edit.sha256 for edit in request.edits}
+        merge_hashes(root / ".labctl" / "saved-edits.json", edits)
+    return Empty()
 
 
-def merge_json(path: Path, more: dict[str, Any]) -> None:
-    write_json(path, {**read_json(path), **more})
-
-
-def list_saved_files(directory: Path) -> dict[str, list[Any]]:
-    """Return path -> [size, sha256] of a run's files that are known to exist elsewhere too."""
+def list_saved_files(directory: Path) -> dict[str, StoredFile]:
+    """Return the files of a run, by path, that are known to exist elsewhere too."""
     meta = directory / ".labctl"
-    return {**read_json(meta / "mirrored.json"), **read_json(meta / "pulled.json")}
+    mirrored = read_records(StoredFile, meta / "mirrored.json")
+    return {**mirrored, **read_records(StoredFile, meta / "pulled.json")}
 
 
 def list_labs(lab_id: str, every: bool) -> list[tuple[str, str, Path]]:
@@ -89,15 +91,22 @@ def estimate_unsaved(lab_id: str, every: bool) -> tuple[int, int]:
     for _, _, root in list_labs(lab_id, every):
         for directory in root.glob("runs/[a-z0-9]*"):
             saved = list_saved_files(directory)
-            outputs = read_json(directory / ".labctl" / "spec.json").get("outputs", [])
-            for output in {*outputs, "logs", "checkpoints"}:
+            for output in {*_list_outputs(directory), "logs", "checkpoints"}:
                 for path, size_bytes in _sizes(directory / output):
-                    name = os.path.relpath(path, directory)
-                    if saved.get(name, [-1])[0] != size_bytes:
+                    saved_file = saved.get(os.path.relpath(path, directory))
+                    if saved_file is None or saved_file.size != size_bytes:
                         count, size = count + 1, size + size_bytes
                     if count >= MOST_FILES:
                         return count, size
     return count, size
+
+
+def _list_outputs(directory: Path) -> tuple[str, ...]:
+    """Return the outputs that a run was started with, none if its specification is damaged."""
+    try:
+        return read_spec(directory).outputs
+    except Failure:
+        return ()
 
 
 def _sizes(top: Path) -> list[tuple[str, int]]:
@@ -118,14 +127,15 @@ def list_unsaved(account: LabAccount, lab_id: str, every: bool) -> Unsaved:
     files: list[UnsavedFile] = []
     broken: list[str] = []
     for lab, known_id, root in list_labs(lab_id, every):
-        lab_request = {"lab": lab, "lab_id": known_id}
-        run_verb(account, "status", lab_request)  # records the end of runs that have ended
-        runs = run_verb(account, "manifest", {**lab_request, "all": True})["runs"]
-        for run, manifest in runs.items():
+        lab_request = LabRequest(lab, known_id)
+        # Records the end of runs that have ended.
+        run_verb(account, "status", to_json(lab_request))
+        manifest_request = ManifestRequest(lab, known_id, all=True)
+        for run, manifest in call_verb(account, MANIFEST, manifest_request).runs.items():
             saved = list_saved_files(root / "runs" / run)
-            for path, size, sha256, _ in manifest["files"]:
-                if saved.get(path) != [size, sha256]:
-                    path_here = f"{manifest['directory']}/{path}"
+            for path, size, sha256, _ in manifest.files:
+                if saved.get(path) != StoredFile(size, sha256):
+                    path_here = f"{manifest.directory}/{path}"
                     files.append(
                         UnsavedFile(
                             path_here,
@@ -135,21 +145,31 @@ def list_unsaved(account: LabAccount, lab_id: str, every: bool) -> Unsaved:
                             sha256,
                         )
                     )
-            broken += [f"{run}/{p}: {why}" for p, why in manifest["skipped"]]
-        saved_edits = read_json(root / ".labctl" / "saved-edits.json")
-        edits = run_verb(account, "edits", lab_request)
-        broken += [f"code/{path}: {why}" for path, why in edits["skipped"]]
-        for path, size, sha256, _ in edits["files"]:
+            broken += [f"{run}/{p}: {why}" for p, why in manifest.skipped]
+        saved_edits = read_hashes(root / ".labctl" / "saved-edits.json")
+        edits = call_verb(account, EDITS, lab_request)
+        broken += [f"code/{path}: {why}" for path, why in edits.skipped]
+        for path, size, sha256, _ in edits.files:
             if saved_edits.get(path) != sha256:
                 path_here, key = f"{root}/code/{path}", f"{lab}-{known_id}/server-edits/{path}"
                 files.append(UnsavedFile(path_here, key, path, size, sha256))
     return Unsaved(files, broken)
 
 
+def call_verb(
+    account: LabAccount,
+    verb: Verb[Request, Reply],
+    request: Request,
+    python: str = sys.executable,
+) -> Reply:
+    """Run a verb as the lab's account, in another process of this program; return its reply."""
+    return from_json(verb.reply, run_verb(account, verb.name, to_json(request), python))
+
+
 def run_verb(
     account: LabAccount, verb: str, request: dict[str, Any], python: str = sys.executable
 ) -> dict[str, Any]:
-    """Run a verb as the lab's account, in another process of this program; return its reply."""
+    """Run a verb that has no messages yet."""
     words = [*account.words, python, str(PROGRAM), verb]
     done = subprocess.run(
         words,
