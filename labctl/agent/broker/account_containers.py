@@ -67,7 +67,7 @@ def read_containers(rows: Any) -> tuple[list[Container], list[str]]:
     return containers, problems
 
 
-def _read(row: dict[str, Any]) -> Container:
+def _read(row: Any) -> Container:
     names = [name for name in row.get("Names") or [] if isinstance(name, str)]
     labels = {str(key): str(value) for key, value in row["Labels"].items()}
     created = row.get("Created")

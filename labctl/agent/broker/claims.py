@@ -10,12 +10,20 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Callable, Iterator, NamedTuple
 
 from ..host import engine
 from .account_containers import Container, list_containers
 from .detection import TAKEN
-from .gpu_leases import GpuLease, GpusBusy, find_free, lend_gpus, list_leases, read_boottime_s
+from .gpu_leases import (
+    GpuIdentity,
+    GpuLease,
+    GpusBusy,
+    find_free,
+    lend_gpus,
+    list_leases,
+    read_boottime_s,
+)
 from .gpu_queue import TURN_S, GpuQueue
 from .http import HttpRefusal
 from .rules import BrokerAccount
@@ -62,14 +70,14 @@ class Claims:
         self,
         settings: BrokerSettings,
         queue: GpuQueue,
-        read_gpus: Callable[[], list[dict[str, Any]]],
+        identify_gpus: Callable[[], list[GpuIdentity]],
     ) -> None:
         self.lock = threading.Lock()
         self._settings = settings
         self._queue = queue
-        self._read_gpus = read_gpus
+        self._identify_gpus = identify_gpus
         self._claims: list[PendingClaim] = []
-        self._gpus: list[dict[str, Any]] = []
+        self._gpus: list[GpuIdentity] = []
 
     @contextmanager
     def claim(self, account: BrokerAccount, request: ContainerClaim) -> Iterator[Grant]:
@@ -78,7 +86,7 @@ class Claims:
         Refusal if the account is at a limit, or others have the GPUs.
         """
         if request.gpus:  # before the listing: a slow driver must not make that outdated
-            self._gpus = self._read_gpus() or self._gpus
+            self._gpus = self._identify_gpus() or self._gpus
         began_s = time.monotonic()
         listed = list_containers()
         with self.lock:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Callable, Iterator
 
 from ..host import engine
+from ..host.engine_objects import CreatedObject, ExecState, NewExec, StartExec
 from ..reply import Failure
 from . import mounts
 from .account_containers import Container, list_rows, read_containers
@@ -194,13 +195,14 @@ def _remove_unless_started(container: str) -> None:
 
 
 def _write_note(container: Container) -> None:
-    words = ["/bin/sh", "-c", NOTE, "sh", LEASE]
-    body = {"Cmd": words, "User": str(container.uid)}
+    command = NewExec(("/bin/sh", "-c", NOTE, "sh", LEASE), User=str(container.uid))
     path = f"/containers/{container.id}/exec"
-    exec_id = json.loads(engine.call("POST", path, body, NOTE_S))["Id"]
-    engine.call("POST", f"/exec/{exec_id}/start", {"Detach": True}, NOTE_S)
+    reply = json.loads(engine.call("POST", path, command, NOTE_S))
+    exec_id = engine.parse_object(CreatedObject, reply).Id
+    engine.call("POST", f"/exec/{exec_id}/start", StartExec(Detach=True), NOTE_S)
     deadline_s = time.monotonic() + NOTE_S
     while time.monotonic() < deadline_s:
-        if not json.loads(engine.call("GET", f"/exec/{exec_id}/json", timeout_s=NOTE_S))["Running"]:
+        state = json.loads(engine.call("GET", f"/exec/{exec_id}/json", timeout_s=NOTE_S))
+        if not engine.parse_object(ExecState, state).Running:
             return
         time.sleep(0.05)

@@ -71,6 +71,7 @@ class Container(NamedTuple):
     HostConfig: ContainerHostConfig = ContainerHostConfig()
     Mounts: Optional[Tuple[MountPoint, ...]] = None
     NetworkSettings: ContainerNetwork = ContainerNetwork()
+    ExecIDs: Optional[Tuple[str, ...]] = None
 
     @property
     def labels(self) -> Dict[str, str]:
@@ -243,3 +244,17 @@ class ExecState(NamedTuple):
     ContainerID: str = ""
     Running: bool = False
     ExitCode: Optional[int] = None
+
+
+class PullDetail(NamedTuple):
+    """Bytes of a layer; absent in lines without a size."""
+
+    current: Optional[int] = None
+    total: Optional[int] = None
+
+
+class PullProgress(NamedTuple):
+    """One line of a pull's progress. `id` names the layer."""
+
+    id: Optional[str] = None
+    progressDetail: Optional[PullDetail] = None
