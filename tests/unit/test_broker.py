@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from labctl.agent.broker import broker, networks, query_filter, rules, settings
-from labctl.agent.broker.account_containers import Container
+from labctl.agent.broker.account_containers import AccountContainer
 from labctl.agent.broker.account_images import (
     build_own_reference,
     is_installed_by_staff,
@@ -316,7 +316,7 @@ def test_an_account_shares_its_own_lease_but_makes_it_no_longer() -> None:
 
 def test_leases_are_what_containers_bear() -> None:
     labels = {GPUS: "GPU-a,GPU-b", ENDS: "70", OWNER: "1001"}
-    going = Container("c", "x", "running", 1.0, 1001, labels)
+    going = AccountContainer("c", "x", "running", 1.0, 1001, labels)
     assert [one.uuid for one in list_leases([going])] == ["GPU-a", "GPU-b"]
     assert list_leases([going._replace(state="exited"), going._replace(labels={})]) == []
     assert [

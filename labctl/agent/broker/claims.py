@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Callable, Iterator, NamedTuple
 
 from ..host import engine
-from .account_containers import Container, list_containers
+from .account_containers import AccountContainer, list_containers
 from .detection import TAKEN
 from .gpu_leases import (
     GpuIdentity,
@@ -115,7 +115,7 @@ class Claims:
         """
         return {claim.name for claim in self._list_claims(began_s)}
 
-    def advance_queue(self, listed: list[Container], began_s: float) -> None:
+    def advance_queue(self, listed: list[AccountContainer], began_s: float) -> None:
         """Start and end turns for GPUs between requests.
 
         Uses the GPUs that the last request found, so that a hung driver does not block this.
@@ -131,7 +131,11 @@ class Claims:
         return [claim for claim in self._claims if claim.finished_s >= began_s]
 
     def _require_slot(
-        self, account: BrokerAccount, name: str, listed: list[Container], claims: list[PendingClaim]
+        self,
+        account: BrokerAccount,
+        name: str,
+        listed: list[AccountContainer],
+        claims: list[PendingClaim],
     ) -> None:
         own_containers = [entry for entry in listed if entry.uid == account.uid]
         claimed = {entry.name for entry in claims if entry.uid == account.uid}
@@ -152,7 +156,7 @@ class Claims:
         self,
         account: BrokerAccount,
         request: ContainerClaim,
-        listed: list[Container],
+        listed: list[AccountContainer],
         claims: list[PendingClaim],
     ) -> Grant:
         """Lend GPUs. If all are in use, a service starts without one, and a run joins the queue."""
@@ -178,7 +182,7 @@ class Claims:
             return Grant([], 0.0)
 
 
-def _list_leases(listed: list[Container], claims: list[PendingClaim]) -> list[GpuLease]:
+def _list_leases(listed: list[AccountContainer], claims: list[PendingClaim]) -> list[GpuLease]:
     return [*list_leases(listed), *(lease for claim in claims for lease in claim.leases)]
 
 

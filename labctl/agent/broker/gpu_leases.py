@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..host.gpus import Gpu, Gpus
-from .account_containers import Container
+from .account_containers import AccountContainer
 from .detection import TAKEN
 from .gpu_queue import Waiter
 from .http import HttpRefusal
@@ -76,7 +76,7 @@ class GpusBusy(HttpRefusal):
         self.missing = missing
 
 
-def list_leases(containers: list[Container]) -> list[GpuLease]:
+def list_leases(containers: list[AccountContainer]) -> list[GpuLease]:
     """Return the leases of containers as the engine lists them."""
     current = []
     for container in containers:
