@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from types import TracebackType
-from typing import IO, BinaryIO
+from typing import IO, BinaryIO, TypeVar
 
 import msgspec
 
@@ -24,7 +24,7 @@ from labctl.errors import (
     UsageError,
 )
 from labctl.errors.replies import parse_error, parse_reply
-from labctl.model import Endpoint
+from labctl.model import Endpoint, Value
 from labctl.retry import retry_rejected_logins
 from labctl.servers.context import LabContext
 from labctl.servers.host_keys import make_key
@@ -53,6 +53,7 @@ from labctl.wire.receiver import (
 )
 from labctl.wire.verbs import Reply, Request, Verb
 
+Model = TypeVar("Model", bound=Value)
 # Broken connections in a row, without any byte sent, before giving up.
 TRIES = 5
 FIRST_PAUSE_S = 1.0
@@ -108,19 +109,19 @@ class ReceiverHost:
         """Return the rules as the receiver has them for this student now."""
         request = GreetReceiverRequest(self.rules.name)
         reply = retry_rejected_logins()(self._send_request, GREET_RECEIVER, request)
-        return msgspec.convert(reply.hello, Hello)
+        return self._convert(reply.hello, Hello)
 
     def receipts(self) -> list[Signed]:
         """Return the student's own receipts of this assignment."""
         request = ListReceiptsRequest(self.rules.name)
         reply = retry_rejected_logins()(self._send_request, LIST_RECEIPTS, request)
-        return msgspec.convert(reply.receipts, list[Signed])
+        return [self._convert(signed, Signed) for signed in reply.receipts]
 
     def feedback(self) -> Feedback | None:
         """Return the student's released feedback, or None before the release."""
         request = ReadFeedbackRequest(self.rules.name)
         reply = retry_rejected_logins()(self._send_request, READ_FEEDBACK, request)
-        return msgspec.convert(reply.feedback, Feedback | None)
+        return None if reply.feedback is None else self._convert(reply.feedback, Feedback)
 
     def send(
         self, file: BinaryIO, sha256: str, size: int, on_bytes: Callable[[int], None]
@@ -136,7 +137,7 @@ class ReceiverHost:
             try:
                 begun = self._send_request(BEGIN_UPLOAD, BeginUploadRequest(*bundle))
                 if begun.signed is not None:
-                    return msgspec.convert(begun.signed, Signed)
+                    return self._convert(begun.signed, Signed)
                 if begun.offset is None:
                     raise self._make_protocol_error("the reply has neither an offset nor a receipt")
                 offset = begun.offset
@@ -150,7 +151,7 @@ class ReceiverHost:
                     offset = self._send_request(SEND_PART, request, part).offset
                 on_bytes(size)
                 finished = self._send_request(FINISH_UPLOAD, FinishUploadRequest(*bundle))
-                return msgspec.convert(finished.signed, Signed)
+                return self._convert(finished.signed, Signed)
             except BusyError:
                 failed += 1
                 if failed >= TRIES:
@@ -234,6 +235,13 @@ class ReceiverHost:
             why = (text.strip() or line.decode(errors="replace"))[-500:]
             return self._make_protocol_error(why)
         return LinkLostError("the connection to the receiver ended", hint="labctl submit")
+
+    def _convert(self, value: object, kind: type[Model]) -> Model:
+        """Convert a part of a reply to a value of labctl.submissions."""
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            raise self._make_protocol_error(str(error)) from None
 
     def _make_protocol_error(self, why: str) -> LabError:
         return LabError(

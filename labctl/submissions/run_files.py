@@ -33,21 +33,21 @@ class RunFile(Value, frozen=True):
     size: int
 
 
-class _Metrics(Value, frozen=True):
+class _CheckpointMetrics(Value, frozen=True):
     val_accuracy: float | None = None
 
 
-class _ManifestMetrics(Value, frozen=True):
-    metrics: _Metrics = _Metrics()
+class _ManifestWithMetrics(Value, frozen=True):
+    metrics: _CheckpointMetrics = _CheckpointMetrics()
 
 
-class _ManifestFiles(Value, frozen=True):
+class _ManifestWithFiles(Value, frozen=True):
     """The size and SHA-256 of each file, by its path in the checkpoint."""
 
     files: dict[str, object] = msgspec.field(default_factory=dict)
 
 
-Part = TypeVar("Part", _ManifestMetrics, _ManifestFiles)
+Part = TypeVar("Part", _ManifestWithMetrics, _ManifestWithFiles)
 
 
 def list_run_files(home: Path, checkpoint: str, notes: list[str]) -> list[RunFile]:
@@ -99,7 +99,7 @@ def find_best_checkpoint(home: Path) -> str:
 
 def check_complete(home: Path, checkpoint: str, sources: Iterable[BundleSource]) -> None:
     """Raise TransferError if a file of the checkpoint differs from the checkpoint's manifest."""
-    manifest = _read_manifest(home / CHECKPOINTS / checkpoint / MANIFEST, _ManifestFiles)
+    manifest = _read_manifest(home / CHECKPOINTS / checkpoint / MANIFEST, _ManifestWithFiles)
     by_path = {source.file.path: source.file for source in sources}
     for name, promised in manifest.files.items() if checkpoint else ():
         file = by_path.get(f"model/{checkpoint}/{name}")
@@ -149,7 +149,7 @@ def _list_files(folder: Path, inside: str, prefix: str, notes: list[str]) -> Ite
 
 
 def _read_accuracy(file: Path) -> float:
-    value = _read_manifest(file, _ManifestMetrics).metrics.val_accuracy
+    value = _read_manifest(file, _ManifestWithMetrics).metrics.val_accuracy
     return -1.0 if value is None else value
 
 
