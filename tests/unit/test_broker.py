@@ -45,7 +45,7 @@ from labctl.agent.host.engine_objects import (
     NewExec,
 )
 from labctl.agent.reply import Failure
-from labctl.wire.codec import from_json
+from labctl.wire.codec import from_json, to_json
 
 ALICE = BrokerAccount(1001, 1002, "lab-alice", "/home/lab-alice")
 BOB = BrokerAccount(1003, 1003, "lab-bob", "/home/lab-bob")
@@ -122,6 +122,12 @@ def test_a_lease_is_all_that_gives_a_gpu() -> None:
     assert container.Env == ("NVIDIA_VISIBLE_DEVICES=GPU-a",)
     assert container.HostConfig.DeviceRequests[0].DeviceIDs == ("GPU-a",)
     assert container.HostConfig.GroupAdd == ("999",)
+
+
+@pytest.mark.parametrize(("host", "init"), [({}, False), ({"Init": True}, True)])
+def test_the_engines_settings_add_no_init(host: dict[str, Any], init: bool) -> None:
+    sent = to_json(build({"HostConfig": host}), drop_defaults=True)
+    assert sent["HostConfig"]["Init"] is init
 
 
 @pytest.mark.parametrize(

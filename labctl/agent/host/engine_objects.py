@@ -161,7 +161,10 @@ class Ulimit(NamedTuple):
 
 
 class NewHostConfig(NamedTuple):
-    """How a new container runs. 0 is no limit; `MemorySwap` includes the memory."""
+    """How a new container runs. 0 is no limit; `MemorySwap` includes the memory.
+
+    `Init` None leaves it to the engine's settings whether the first process is an init.
+    """
 
     Mounts: Tuple[Mount, ...] = ()
     SecurityOpt: Tuple[str, ...] = ()
@@ -172,7 +175,7 @@ class NewHostConfig(NamedTuple):
     IpcMode: str = ""
     CgroupParent: str = ""
     ReadonlyRootfs: bool = False
-    Init: bool = False
+    Init: Optional[bool] = None
     AutoRemove: bool = False
     Memory: int = 0
     MemorySwap: int = 0
