@@ -132,6 +132,20 @@ class Image(NamedTuple):
         return self.Config or ImageConfig()
 
 
+class PullDetail(NamedTuple):
+    """Bytes of a layer; absent in lines without a size."""
+
+    current: Optional[int] = None
+    total: Optional[int] = None
+
+
+class PullProgress(NamedTuple):
+    """One line of a pull's progress. `id` names the layer."""
+
+    id: Optional[str] = None
+    progressDetail: Optional[PullDetail] = None
+
+
 class MountTmpfsOptions(NamedTuple):
     SizeBytes: int
     Mode: int = 0
@@ -247,17 +261,3 @@ class ExecState(NamedTuple):
     ContainerID: str = ""
     Running: bool = False
     ExitCode: Optional[int] = None
-
-
-class PullDetail(NamedTuple):
-    """Bytes of a layer; absent in lines without a size."""
-
-    current: Optional[int] = None
-    total: Optional[int] = None
-
-
-class PullProgress(NamedTuple):
-    """One line of a pull's progress. `id` names the layer."""
-
-    id: Optional[str] = None
-    progressDetail: Optional[PullDetail] = None
