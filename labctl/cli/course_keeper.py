@@ -174,10 +174,6 @@ def _answer(
 
 
 def _enroll(folder: CourseFolder, student: str, command: str, keys_file: Path) -> None:
-    import json
-
-    import msgspec
-
     from labctl.courses.keys import JOIN_REQUEST, AuthorizedKeys
     from labctl.courses.rpc import answer_enrolment
     from labctl.errors import PolicyError
@@ -190,7 +186,7 @@ def _enroll(folder: CourseFolder, student: str, command: str, keys_file: Path) -
         )
     line = sys.stdin.buffer.readline(32 * 1024)
     reply = answer_enrolment(folder, student, line, AuthorizedKeys(folder, keys_file), time.time())
-    click.echo(json.dumps(msgspec.to_builtins(reply)))
+    click.echo(reply)
 
 
 @click.command("serve", short_help="Run the always-on keeper, with the dashboard.")

@@ -281,11 +281,11 @@ def _list_labs(context: KeepContext, json_: bool) -> None:
         return
     rows = []
     for lab in labs:
-        server, last = lab["server"], lab["round"]
+        server, last = lab.server, lab.round
         rows.append(
             (
-                lab["name"],
-                ", ".join(_run_state(run) for run in lab["runs"]),
+                lab.name,
+                ", ".join(_run_state(run) for run in lab.runs),
                 server.id if server else "no server",
                 f"{age_text(last.at)} ago" if last else "never",
                 (last.error or last.state) if last else "",

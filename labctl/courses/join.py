@@ -6,7 +6,6 @@ import json
 import re
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -33,6 +32,17 @@ from labctl.servers.connections import Connections
 from labctl.servers.host_keys import fingerprint, make_key, replace_file
 from labctl.submissions.assignment import SSH_PLACE
 from labctl.submissions.receipt import utc_text
+from labctl.transports.forced_command import LineChannel
+from labctl.wire.codec import MessageError, from_json
+from labctl.wire.keeper import (
+    ENROL,
+    GREET_KEEPER,
+    CourseRecord,
+    EnrolRequest,
+    GreetKeeperRequest,
+)
+from labctl.wire.line_requests import encode_request
+from labctl.wire.verbs import Reply, Request, Verb
 
 URL_S = 20.0
 MOST_ASSIGNMENTS, MOST_TEXT = 100, 64 * 1024
@@ -132,8 +142,8 @@ def join_course(
             error.hint = "tell your instructor: the keeper's host key differs from your join file's"
             raise
         description, again = _greet_enrolled(connections, invitation, paths, error), True
-    names = _write_assignments(target, description)
-    section = _write_lab(target, invitation, str(description.get("image") or ""))
+    names = _write_assignments(target, description.assignments or {})
+    section = _write_lab(target, invitation, description.image)
     if not section:
         config = load_lab(target, settings_type=lambda name: get_provider_class(name).settings_type)
         trust(paths, config)
@@ -159,27 +169,23 @@ def _require_consent(invitation: JoinInvitation, target: Path, reporter: Reporte
         )
 
 
-def _enrol(connections: Connections, invitation: JoinInvitation, public: str) -> dict[str, Any]:
+def _enrol(connections: Connections, invitation: JoinInvitation, public: str) -> CourseRecord:
     """Exchange the code for this account's key; return the keeper's description of the course."""
     private, _ = derive_enrolment_key(invitation)
     with tempfile.TemporaryDirectory() as folder:
         identity = Path(folder) / "code"
         replace_file(identity, private)
-        message = {"do": "enrol", "public_key": public}
-        reply = _send_request(connections, invitation, str(identity), JOIN_REQUEST, message)
-    description: dict[str, Any] = reply["joined"]
-    return description
+        channel = _open_channel(connections, invitation, str(identity), JOIN_REQUEST)
+        return _send_request(channel, invitation, ENROL, EnrolRequest(public)).joined
 
 
 def _greet_enrolled(
     connections: Connections, invitation: JoinInvitation, paths: Paths, error: LabError
-) -> dict[str, Any]:
+) -> CourseRecord:
     """Return the course's description if this key was enrolled before, with the code used up."""
-    message = {"do": "hello"}
+    channel = _open_channel(connections, invitation, str(student_key(paths)), DOOR_REQUEST)
     try:
-        reply = _send_request(
-            connections, invitation, str(student_key(paths)), DOOR_REQUEST, message
-        )
+        hello = _send_request(channel, invitation, GREET_KEEPER, GreetKeeperRequest()).hello
     except AuthenticationError:
         raise PolicyError(
             "this join file was already used or revoked",
@@ -189,24 +195,20 @@ def _greet_enrolled(
     except BusyError as busy:
         if isinstance(busy, ConnectError):
             raise error from None
-        return {}
-    hello: dict[str, Any] = reply["hello"]
-    if hello.get("student") != invitation.student:
+        return CourseRecord(invitation.course, invitation.student)
+    if hello.student != invitation.student:
         raise PolicyError(
-            f"this account's key belongs to {hello.get('student')!a} already",
+            f"this account's key belongs to {hello.student!a} already",
             why="a key belongs to one student",
             hint="labctl join FILE   # from your own account",
         )
-    return hello
+    return CourseRecord(hello.course, hello.student, hello.image, hello.receiver, hello.assignments)
 
 
-def _send_request(
-    connections: Connections,
-    invitation: JoinInvitation,
-    identity: str,
-    request: str,
-    message: dict[str, Any],
-) -> dict[str, Any]:
+def _open_channel(
+    connections: Connections, invitation: JoinInvitation, identity: str, request: str
+) -> LineChannel:
+    """Return a channel to a forced command of the keeper; the first line connects it."""
     place = SSH_PLACE.fullmatch(invitation.keeper)
     assert place is not None
     endpoint = Endpoint(
@@ -216,30 +218,38 @@ def _send_request(
         identity=identity,
         host_key=invitation.host_key,
     )
-    lines = connections.open_line_channel(endpoint, request)
+    return connections.open_line_channel(endpoint, request)
+
+
+def _send_request(
+    channel: LineChannel,
+    invitation: JoinInvitation,
+    verb: Verb[Request, Reply],
+    request: Request,
+) -> Reply:
+    """Send the only request of a channel and close it; raise the error that the keeper reports."""
     try:
-        line = lines.exchange(json.dumps(message).encode() + b"\n")
+        line = channel.exchange(encode_request(verb, request))
     finally:
-        lines.close()
+        channel.close()
     reply = parse_reply(line.decode(errors="replace"))
-    if reply is None:
+    if reply is not None and (error := parse_error(reply)) is not None:
+        raise error
+    try:
+        return from_json(verb.reply, reply)
+    except MessageError:
         raise LabError(
             f"{invitation.keeper} does not answer like a keeper",
             hint="ask your instructor whether the keeper is running: labctl course serve",
-        )
-    if (error := parse_error(reply)) is not None:
-        raise error
-    return reply
+        ) from None
 
 
-def _write_assignments(target: Path, description: dict[str, Any]) -> tuple[str, ...]:
+def _write_assignments(target: Path, texts: dict[str, str]) -> tuple[str, ...]:
     """Write each assignment's file; return the names. Names from the keeper must not be paths."""
-    assignments = description.get("assignments")
-    texts = assignments if isinstance(assignments, dict) else {}
     names = sorted(
         name
         for name, text in texts.items()
-        if NAME_PATTERN.fullmatch(name) and isinstance(text, str) and len(text) <= MOST_TEXT
+        if NAME_PATTERN.fullmatch(name) and len(text) <= MOST_TEXT
     )[:MOST_ASSIGNMENTS]
     for name in names:
         write_private(target / "assignments" / f"{name}.yaml", texts[name].encode())
@@ -271,7 +281,7 @@ def _write_lab(target: Path, invitation: JoinInvitation, image: str) -> str:
     return ""
 
 
-def result_as_json(joined: JoinResult) -> dict[str, Any]:
+def result_as_json(joined: JoinResult) -> object:
     """Return the result for --json."""
-    value: dict[str, Any] = msgspec.to_builtins(joined, enc_hook=str)
+    value: object = msgspec.to_builtins(joined, enc_hook=str)
     return value

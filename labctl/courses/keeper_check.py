@@ -59,7 +59,7 @@ def _check_answers(folder: CourseFolder, provider: CourseProvider) -> list[Check
     """Run the checks. PolicyError if the keeper rejects the key; other failures become Checks."""
     place = keeper_address(folder)
     try:
-        provider.fetch_hello()
+        provider.fetch_greeting()
     except PolicyError:
         raise
     except LabError as error:

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -35,31 +35,68 @@ from labctl.courses.seat_operations import SeatMoney
 from labctl.errors import NotFoundError, PolicyError, UsageError
 from labctl.errors.replies import as_reply
 from labctl.errors.unexpected import as_lab_error
-from labctl.model import NAME_PATTERN, Need, Offer, Server
+from labctl.model import NAME_PATTERN, Need, Offer, Server, Value
 from labctl.providers.course import PROVIDER
 from labctl.submissions.receiver import Receiver
+from labctl.wire.codec import MessageError, to_json
+from labctl.wire.keeper import (
+    CREATE_SEAT_SERVER,
+    END_SEAT_SERVER,
+    EXPLAIN_SEAT_END,
+    EXTEND_SEAT_SERVER,
+    FIND_SEAT_SERVER,
+    GREET_KEEPER,
+    LIST_OFFERS,
+    LIST_SEAT_SERVERS,
+    CourseRecord,
+    CreateSeatServerReply,
+    CreateSeatServerRequest,
+    EndSeatServerReply,
+    EndSeatServerRequest,
+    ExplainSeatEndReply,
+    ExplainSeatEndRequest,
+    ExtendSeatServerReply,
+    ExtendSeatServerRequest,
+    FindSeatServerReply,
+    FindSeatServerRequest,
+    GreetKeeperReply,
+    GreetKeeperRequest,
+    KeeperRequest,
+    ListOffersReply,
+    ListOffersRequest,
+    ListSeatServersReply,
+    ListSeatServersRequest,
+    SeatEndRecord,
+    SeatGreetingRecord,
+)
+from labctl.wire.line_requests import convert_request
+from labctl.wire.verbs import Verb
 
 MOST_LINE_BYTES = 32 * 1024
 LONGEST_WAIT_S = 10.0
 # Servers of seats that are created or ended at the same time.
 AT_ONCE = 16
 REFUSED_EVERY_S = 60.0
-FIELDS: dict[str, dict[str, type]] = {
-    "hello": {},
-    "offers": {"need": dict},
-    "create": {"lab": str, "lab_id": str, "token": str, "public_key": str, "offer": dict},
-    "find": {"id": str, "wait_s": int},
-    "servers": {},
-    "terminate": {"id": str},
-    "ended": {"id": str},
-    "extend": {"id": str, "seconds": int},
+VERBS: dict[str, Verb[Any, Any]] = {
+    verb.name: verb
+    for verb in (
+        GREET_KEEPER,
+        LIST_OFFERS,
+        CREATE_SEAT_SERVER,
+        FIND_SEAT_SERVER,
+        LIST_SEAT_SERVERS,
+        END_SEAT_SERVER,
+        EXPLAIN_SEAT_END,
+        EXTEND_SEAT_SERVER,
+    )
 }
 # The requests of `labctl course check`, which are those of a student before `up`.
-CHECKED = ("hello", "offers")
+CHECKED = (GREET_KEEPER.name, LIST_OFFERS.name)
 LIFE = ("up", "down")
 FOUND_GONE = "the keeper found it gone: its own limits, the provider or staff ended it"
 ENDED_BY_STAFF = "the course's staff ended it"
 MOST_EXTENSION_S = 7 * 86_400
+Model = TypeVar("Model", bound=Value)
 _ID = re.compile(r"[0-9a-f]{6,32}")
 _SERVER = re.compile(rf"{PROVIDER}-([0-9a-f]{{8}})-([0-9a-f]{{6,32}})")
 
@@ -124,17 +161,17 @@ class RequestHandler:
             # A team that left the roster may still have a server.
             return [*listed, *(desk for desk in self._seats.values() if desk not in listed)]
 
-    def answer(self, student: str, line: bytes) -> dict[str, Any]:
-        """Return the reply to one request; errors become replies too."""
+    def answer(self, student: str, line: bytes) -> bytes:
+        """Return the reply to one request as JSON; errors become replies too."""
         try:
-            request = parse_request(line, student)
-            seat = self._seat_of(student, request["do"])
-            return {"version": 1, **self._dispatch(seat, student, request)}
+            do, request = parse_request(line, student)
+            reply = self._dispatch(self._seat_of(student, do), student, request)
+            return msgspec.json.encode(to_json(reply))
         except PolicyError as error:
             self._record_refusal(student, error)
-            return as_reply(error)
+            return msgspec.json.encode(as_reply(error))
         except Exception as error:
-            return as_reply(as_lab_error(error, partial(self._tell, student)))
+            return msgspec.json.encode(as_reply(as_lab_error(error, partial(self._tell, student))))
 
     def _seat_of(self, student: str, do: str) -> Seat:
         """Return the student's seat; for a check, a seat without students and two requests only."""
@@ -153,44 +190,46 @@ class RequestHandler:
         desks = [*self._seats.values()]
         return all(desk.wait(max(0.0, end - time.monotonic())) for desk in desks)
 
-    def _dispatch(self, seat: Seat, student: str, request: dict[str, Any]) -> dict[str, Any]:
-        do = request["do"]
-        if do == "hello":
-            return {"hello": self._hello(seat, student)}
-        if do == "offers":
-            return {"offers": self._offers(seat, _convert(request["need"], Need))}
-        if do == "create":
-            return {"server": self._create(seat, student, request)}
-        if do == "servers":
+    def _dispatch(self, seat: Seat, student: str, request: KeeperRequest) -> NamedTuple:
+        if isinstance(request, GreetKeeperRequest):
+            return self._greet(seat, student)
+        if isinstance(request, ListOffersRequest):
+            return ListOffersReply(tuple(self._offers(seat, _convert(request.need, Need))))
+        if isinstance(request, CreateSeatServerRequest):
+            return CreateSeatServerReply(self._create(seat, student, request))
+        if isinstance(request, ListSeatServersRequest):
             desk = self.find_claims(seat)
             desk.check_server()
-            return {"servers": desk.list_views(student)}
-        token = _parse_token(request["id"], seat)
-        if do == "find":
-            wait_s = min(max(0, request["wait_s"]), LONGEST_WAIT_S)
-            return {
-                "server": self.find_claims(seat).find(token, student, wait_s) if token else None
-            }
-        if do == "ended":
-            return {"ended": self._describe_end(seat) if token else None}
-        if do == "terminate":
+            return ListSeatServersReply(tuple(desk.list_views(student)))
+        token = _parse_token(request.id, seat)
+        if isinstance(request, FindSeatServerRequest):
+            wait_s = min(max(0, request.wait_s), LONGEST_WAIT_S)
+            return FindSeatServerReply(
+                self.find_claims(seat).find(token, student, wait_s) if token else None
+            )
+        if isinstance(request, ExplainSeatEndRequest):
+            return ExplainSeatEndReply(self._describe_end(seat) if token else None)
+        if isinstance(request, EndSeatServerRequest):
             if token:
                 self.find_claims(seat).release(token, student)
-            return {}
-        return self._extend(seat, student, token, request["seconds"])
+            return EndSeatServerReply()
+        return self._extend(seat, student, token, request)
 
-    def _hello(self, seat: Seat, student: str) -> dict[str, Any]:
+    def _greet(self, seat: Seat, student: str) -> GreetKeeperReply:
         config, money = self.folder.config, self.work.money(seat)
-        return {
-            **describe_course(self.folder, student),
-            "seat": seat.name,
-            "seat_id": seat.lab_id,
-            "shared": config.shared is not None,
-            "allowance_usd": money.allowance_usd,
-            "spent_usd": money.spent_usd,
-            "ttl_s": config.per_student.ttl,
-            "max_ttl_s": config.per_student.max_ttl,
-        }
+        course = describe_course(self.folder, student)
+        return GreetKeeperReply(
+            SeatGreetingRecord(
+                *course,
+                seat=seat.name,
+                seat_id=seat.lab_id,
+                shared=config.shared is not None,
+                allowance_usd=money.allowance_usd,
+                spent_usd=money.spent_usd,
+                ttl_s=config.per_student.ttl,
+                max_ttl_s=config.per_student.max_ttl,
+            )
+        )
 
     def _offers(self, seat: Seat, need: Need) -> list[Offer]:
         most, gpu = need.max_price_usd_per_hour, need.gpu
@@ -203,14 +242,14 @@ class RequestHandler:
         ]
         return sorted(offers, key=lambda offer: offer.price_usd_per_hour)
 
-    def _create(self, seat: Seat, student: str, request: dict[str, Any]) -> Server:
-        lab, lab_id, token = request["lab"], request["lab_id"], request["token"]
+    def _create(self, seat: Seat, student: str, request: CreateSeatServerRequest) -> Server:
+        lab, lab_id, token = request.lab, request.lab_id, request.token
         if not NAME_PATTERN.fullmatch(lab):
             raise UsageError(f"{lab[:60]!a} is not a valid lab name")
         if not _ID.fullmatch(lab_id) or not _ID.fullmatch(token):
             raise UsageError("the ids of a lab and an attempt must be hex digits")
-        key = " ".join(parse_key(request["public_key"]))
-        offer = _convert(request["offer"], Offer)
+        key = " ".join(parse_key(request.public_key))
+        offer = _convert(request.offer, Offer)
         desk = self.find_claims(seat)
         if token not in [claim.token for claim in desk.claims]:
             self._check_term()
@@ -240,7 +279,7 @@ class RequestHandler:
                 why=f"its term runs from {term.first} to {term.last}",
             )
 
-    def _describe_end(self, seat: Seat) -> dict[str, Any] | None:
+    def _describe_end(self, seat: Seat) -> SeatEndRecord | None:
         """Return why the seat's last server ended, from the ledger; None if it has one."""
         lines = [
             entry for entry in self.folder.ledger.list_entries(seat=seat.name) if entry.kind in LIFE
@@ -250,10 +289,12 @@ class RequestHandler:
         last = lines[-1]
         why = FOUND_GONE if last.why.startswith(UNSEEN) else last.why or ENDED_BY_STAFF
         reason = str(last.detail.get("reason") or why)
-        return {"at": last.at, "why": reason, "saved": str(last.detail.get("saved", ""))}
+        return SeatEndRecord(last.at, reason, str(last.detail.get("saved", "")))
 
-    def _extend(self, seat: Seat, student: str, token: str, seconds: int) -> dict[str, Any]:
-        desk = self.find_claims(seat)
+    def _extend(
+        self, seat: Seat, student: str, token: str, request: ExtendSeatServerRequest
+    ) -> ExtendSeatServerReply:
+        desk, seconds = self.find_claims(seat), request.seconds
         server = desk.check_server()
         if server is None or token not in [claim.token for claim in desk.claims]:
             raise NotFoundError("you have no server now", hint="labctl up")
@@ -264,7 +305,7 @@ class RequestHandler:
                 hint="labctl extend 2h",
             )
         self.work.extend(seat, server, seconds, student)
-        return {"server": desk.find(token, student)}
+        return ExtendSeatServerReply(desk.find(token, student))
 
     def _begin(self, work: Callable[[], None]) -> None:
         def run() -> None:
@@ -284,36 +325,35 @@ class RequestHandler:
         self.folder.ledger.append("refused", student=student, by="keeper", why=error.what[:300])
 
 
-def describe_course(folder: CourseFolder, student: str) -> dict[str, Any]:
+def describe_course(folder: CourseFolder, student: str) -> CourseRecord:
     """Return the description of the course that a student gets."""
     files = sorted((folder.drop / "assignments").glob("[!.]*.yaml"))
-    return {
-        "course": folder.config.name,
-        "student": student,
-        "image": folder.config.lab.image.reference,
-        "receiver": Receiver(folder.drop).init(),
-        "assignments": {file.stem: file.read_text() for file in files},
-    }
+    return CourseRecord(
+        course=folder.config.name,
+        student=student,
+        image=folder.config.lab.image.reference,
+        receiver=Receiver(folder.drop).init(),
+        assignments={file.stem: file.read_text() for file in files},
+    )
 
 
-def parse_request(line: bytes, student: str) -> dict[str, Any]:
-    """Parse a request and check its fields; PolicyError if it names another student."""
+def parse_request(line: bytes, student: str) -> tuple[str, KeeperRequest]:
+    """Return a request's verb and message; PolicyError if it names another student."""
     try:
-        request = json.loads(line)
-        fields = FIELDS[request["do"]]
+        body = json.loads(line)
+        verb = VERBS[body["do"]]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UsageError("this is not a valid request") from None
-    other = request.get("student", student)
+    other = body.get("student", student)
     if other != student:
         raise PolicyError(
             f"this key belongs to {student}, not to {str(other)[:60]!a}",
             why="every student has a key of their own",
         )
-    names = set(request) - {"do", "student"}
-    if names != set(fields) or any(type(request[key]) is not kind for key, kind in fields.items()):
-        raise UsageError(f"{request['do']} takes {', '.join(sorted(fields)) or 'nothing'}")
-    checked: dict[str, Any] = request
-    return checked
+    try:
+        return verb.name, convert_request(verb, body)
+    except MessageError as error:
+        raise UsageError(str(error)) from None
 
 
 def _parse_token(server_id: str, seat: Seat) -> str:
@@ -322,7 +362,8 @@ def _parse_token(server_id: str, seat: Seat) -> str:
     return match[2] if match and match[1] == seat.pseudonym else ""
 
 
-def _convert(value: dict[str, Any], kind: type[Any]) -> Any:
+def _convert(value: dict[str, object], kind: type[Model]) -> Model:
+    """Convert a description of the student's to a value of labctl.model."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

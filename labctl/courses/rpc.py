@@ -7,11 +7,12 @@ keeper runs, it replies so; submitting works without one.
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import BinaryIO
 
 import msgspec
 
@@ -23,14 +24,10 @@ from labctl.courses.requests import MOST_LINE_BYTES, RequestHandler, describe_co
 from labctl.errors import BusyError, LabError, UsageError
 from labctl.errors.replies import as_reply
 from labctl.keeper.scheduler import hold_alone
-from labctl.model import Value
 from labctl.transports.ssh_client import runtime_dir
-
-
-class _EnrolRequest(Value, frozen=True, forbid_unknown_fields=True):
-    do: Literal["enrol"]
-    public_key: str
-
+from labctl.wire.codec import MessageError, encode
+from labctl.wire.keeper import ENROL, EnrolReply, EnrolRequest
+from labctl.wire.line_requests import convert_request
 
 # Students connected at the same time.
 AT_ONCE = 256
@@ -85,19 +82,26 @@ def relay(
 
 def answer_enrolment(
     folder: CourseFolder, student: str, line: bytes, keys: AuthorizedKeys, now: float
-) -> dict[str, Any]:
+) -> str:
     """Reply to the one request of an invitation: {"do": "enrol", "public_key": ...}."""
     try:
-        request = msgspec.json.decode(line, type=_EnrolRequest)
-        description = describe_course(
-            folder, student
-        )  # raises before the key is enrolled if the course is broken
+        request = _parse_enrolment(line)
+        # Raises before the key is enrolled if the course is broken.
+        description = describe_course(folder, student)
         enrol(folder, student, request.public_key, keys, now)
-    except msgspec.MsgspecError:
-        return as_reply(UsageError("this is not a valid request"))
     except LabError as error:
-        return as_reply(error)
-    return {"version": 1, "joined": description}
+        return json.dumps(as_reply(error))
+    return encode(EnrolReply(description))
+
+
+def _parse_enrolment(line: bytes) -> EnrolRequest:
+    try:
+        body = json.loads(line)
+        if not isinstance(body, dict) or body.get("do") != ENROL.name or "student" in body:
+            raise MessageError("not an enrolment")
+        return convert_request(ENROL, body)
+    except (ValueError, RecursionError):
+        raise UsageError("this is not a valid request") from None
 
 
 class RpcServer:
@@ -148,7 +152,7 @@ class RpcServer:
             with wire, wire.makefile("rwb") as student, contextlib.suppress(OSError):
                 name = msgspec.json.decode(student.readline(MOST_LINE_BYTES), type=str)
                 while line := student.readline(MOST_LINE_BYTES):
-                    student.write(msgspec.json.encode(self.desk.answer(name, line)) + b"\n")
+                    student.write(self.desk.answer(name, line) + b"\n")
                     student.flush()
         except msgspec.MsgspecError:
             return  # not a labctl client

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -16,6 +15,7 @@ from labctl.courses.records.spending import SeatSpending, allowance_usd, compute
 from labctl.courses.seat_reporter import SeatReporter
 from labctl.courses.server_contents import list_labs
 from labctl.courses.servers import ENDED, Staff
+from labctl.courses.watch_reports import HeardReport, read_report
 from labctl.errors import NotFoundError, PolicyError
 from labctl.lifecycle import fleet
 from labctl.lifecycle import status as one_lab
@@ -109,9 +109,9 @@ def read_recorded_status(
         if server_here is None:
             rows.append(_with_ledger_server(row, own_entries))
             continue
-        watch, heard_at = watched.get(server_here.id, ({}, None))
         row = _with_server(row, server_here, now)
-        row = _with_watch(row, watch, heard_at, now)
+        if (report := watched.get(server_here.id)) is not None:
+            row = _with_watch(row, report, now)
         rows.append(msgspec.structs.replace(row, run=newest_runs.get(server_here.id)))
     running = [row for row in rows if row.state in ("running", "starting")]
     return CourseStatus(
@@ -124,13 +124,13 @@ def read_recorded_status(
     )
 
 
-def _read_watch_reports(staff: Staff, ids: set[str]) -> dict[str, tuple[dict[str, Any], float]]:
-    """Return each server's last watchdog report, and its time."""
-    reports_by_id: dict[str, tuple[dict[str, Any], float]] = {}
+def _read_watch_reports(staff: Staff, ids: set[str]) -> dict[str, HeardReport]:
+    """Return each server's last watchdog report."""
+    reports_by_id: dict[str, HeardReport] = {}
     for server_id in ids:
         reports = staff.state.list_events(server_id=server_id, kind="watch", limit=1)
         if reports:
-            reports_by_id[server_id] = (reports[0].detail["watch"], reports[0].at)
+            reports_by_id[server_id] = read_report(reports[0])
     return reports_by_id
 
 
@@ -163,18 +163,14 @@ def _with_server(row: SeatStatus, server: Server, now: float) -> SeatStatus:
     )
 
 
-def _with_watch(
-    row: SeatStatus, watch: dict[str, Any], heard_at: float | None, now: float
-) -> SeatStatus:
-    if heard_at is None:
-        return row
-    ttl_left_s = watch.get("ttl_left_s")
+def _with_watch(row: SeatStatus, report: HeardReport, now: float) -> SeatStatus:
+    ttl_left_s = report.watch.ttl_left_s
     return msgspec.structs.replace(
         row,
-        heard_at=heard_at,
-        watched=bool(watch.get("alive")),
-        ttl_left_s=None if ttl_left_s is None else ttl_left_s - (now - heard_at),
-        idle_s=watch.get("idle_for_s"),
+        heard_at=report.at,
+        watched=report.watch.alive,
+        ttl_left_s=None if ttl_left_s is None else ttl_left_s - (now - report.at),
+        idle_s=report.watch.idle_for_s,
     )
 
 

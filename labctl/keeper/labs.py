@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from labctl.config import Paths
 from labctl.errors import BusyError, LabError
@@ -20,7 +19,7 @@ from labctl.events import Event, Note, Question, SilentReporter, Step
 from labctl.keeper.scheduler import Report, Scheduler, Task, hold_alone
 from labctl.lifecycle import kept_labs
 from labctl.lifecycle.kept_labs import KeeperCheck, KeptLab
-from labctl.model import Run
+from labctl.model import Run, Server, Value
 from labctl.runs import outputs, runs
 from labctl.servers.context import LabContext
 from labctl.state import State
@@ -274,20 +273,36 @@ def _describe_states(context: LabContext, kept_lab: KeptLab) -> dict[str, str]:
     }
 
 
-def describe_kept_labs(places: Paths, state: State) -> list[dict[str, Any]]:
+class KeptLabStatus(Value, frozen=True):
+    """A kept lab with its server, its runs (an id without a record) and the last check of it."""
+
+    name: str
+    lab: str
+    lab_id: str
+    by: str
+    at: float
+    spent_usd: float
+    server: Server | None
+    runs: tuple[Run | str, ...]
+    round: KeeperCheck | None
+
+
+def describe_kept_labs(places: Paths, state: State) -> list[KeptLabStatus]:
     """Describe every kept lab with its runs and the keeper's last check."""
     rounds = kept_labs.read_rounds(places)
     return [
-        {
-            "name": kept_lab.name,
-            "lab": kept_lab.lab,
-            "lab_id": kept_lab.lab_id,
-            "by": kept_lab.by,
-            "at": kept_lab.at,
-            "spent_usd": kept_lab.spent_usd,
-            "server": state.get_lab_server(kept_lab.lab_id),
-            "runs": [state.get_run(kept_lab.lab_id, run_id) or run_id for run_id in kept_lab.runs],
-            "round": rounds.get(kept_lab.name),
-        }
+        KeptLabStatus(
+            name=kept_lab.name,
+            lab=kept_lab.lab,
+            lab_id=kept_lab.lab_id,
+            by=kept_lab.by,
+            at=kept_lab.at,
+            spent_usd=kept_lab.spent_usd,
+            server=state.get_lab_server(kept_lab.lab_id),
+            runs=tuple(
+                state.get_run(kept_lab.lab_id, run_id) or run_id for run_id in kept_lab.runs
+            ),
+            round=rounds.get(kept_lab.name),
+        )
         for kept_lab in kept_labs.list_kept_labs(places)
     ]

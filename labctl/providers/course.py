@@ -42,6 +42,28 @@ from labctl.model import (
     Value,
 )
 from labctl.providers import ProviderContext
+from labctl.wire.codec import from_json
+from labctl.wire.keeper import (
+    CREATE_SEAT_SERVER,
+    END_SEAT_SERVER,
+    EXPLAIN_SEAT_END,
+    EXTEND_SEAT_SERVER,
+    FIND_SEAT_SERVER,
+    GREET_KEEPER,
+    LIST_OFFERS,
+    LIST_SEAT_SERVERS,
+    CreateSeatServerRequest,
+    EndSeatServerRequest,
+    ExplainSeatEndRequest,
+    ExtendSeatServerRequest,
+    FindSeatServerRequest,
+    GreetKeeperRequest,
+    ListOffersRequest,
+    ListSeatServersRequest,
+    SeatGreetingRecord,
+)
+from labctl.wire.line_requests import encode_request
+from labctl.wire.verbs import Reply, Request, Verb
 
 PROVIDER = "course"
 REQUEST = "labctl-course"
@@ -111,61 +133,58 @@ class CourseProvider:
     def check(self, need: Need | None = None) -> list[Check]:
         keeper = self.settings.keeper or "the keeper"
         try:
-            hello = self.fetch_hello()
+            hello = self.fetch_greeting()
         except LabError as error:
             detail = ": ".join(filter(None, [error.what, error.why]))
             return [Check(name=keeper, ok=False, detail=detail, next=error.hint)]
-        allowance, spent = hello.get("allowance_usd"), float(hello.get("spent_usd") or 0.0)
+        allowance, spent = hello.allowance_usd, hello.spent_usd
         money = f"{spent:.2f} dollars spent"
         if allowance is not None:
             money = f"{max(0.0, allowance - spent):.2f} of {allowance:.2f} dollars left"
-        return [
-            Check(name=keeper, ok=True, detail=f"{hello['course']}, {hello['student']}: {money}")
-        ]
+        return [Check(name=keeper, ok=True, detail=f"{hello.course}, {hello.student}: {money}")]
 
-    def fetch_hello(self) -> dict[str, Any]:
+    def fetch_greeting(self) -> SeatGreetingRecord:
         """Return what the keeper says about the course and the student's budget."""
-        hello: dict[str, Any] = self._request("hello")["hello"]
-        return hello
+        return self._request(GREET_KEEPER, GreetKeeperRequest()).hello
 
     def offers(self, need: Need) -> list[Offer]:
-        offers = self._request("offers", need=msgspec.to_builtins(need))["offers"]
-        return [_rename_provider(offer) for offer in msgspec.convert(offers, list[Offer])]
+        reply = self._request(LIST_OFFERS, ListOffersRequest(msgspec.to_builtins(need)))
+        return [_parse_offer(offer) for offer in reply.offers]
 
     def create(self, offer: Offer, request: CreateRequest) -> Server:
         """Claim the seat's server, which the keeper creates with the course's own settings."""
-        reply = self._request(
-            "create",
+        message = CreateSeatServerRequest(
             lab=request.lab,
             lab_id=request.lab_id,
             token=request.token,
             public_key=request.public_key,
             offer=msgspec.to_builtins(offer),
         )
-        return _parse_server(reply["server"])
+        return _parse_server(self._request(CREATE_SEAT_SERVER, message).server)
 
     def find(self, server_id: str) -> Server | None:
         """Find a server. The keeper delays its reply for WAIT_S while it is being created."""
-        server = self._request("find", id=server_id, wait_s=WAIT_S)["server"]
+        message = FindSeatServerRequest(server_id, WAIT_S)
+        server = self._request(FIND_SEAT_SERVER, message).server
         return None if server is None else _parse_server(server)
 
     def servers(self) -> list[Server]:
-        return [_parse_server(server) for server in self._request("servers")["servers"]]
+        reply = self._request(LIST_SEAT_SERVERS, ListSeatServersRequest())
+        return [_parse_server(server) for server in reply.servers]
 
     def terminate(self, server_id: str) -> None:
         """Release the seat's server; it ends when the last lab has released it."""
-        self._request("terminate", id=server_id)
+        self._request(END_SEAT_SERVER, EndSeatServerRequest(server_id))
 
     def explain_end(self, server_id: str) -> str:
         """Say why the keeper ended the seat's last server, and where its results are."""
         try:
-            ended = self._request("ended", id=server_id).get("ended")
+            ended = self._request(EXPLAIN_SEAT_END, ExplainSeatEndRequest(server_id)).ended
         except LabError:
             return ""  # a keeper of an earlier version does not know this request
-        if not isinstance(ended, dict) or not (why := str(ended.get("why") or "")):
+        if ended is None or not ended.why:
             return ""
-        saved = _SAVED.get(str(ended.get("saved")), "")
-        return "; ".join(filter(None, [why[:500], saved]))
+        return "; ".join(filter(None, [ended.why[:500], _SAVED.get(ended.saved, "")]))
 
     def leftovers(self) -> list[Resource]:
         """Return nothing: what a server leaves belongs to the course, and its keeper removes it."""
@@ -179,7 +198,7 @@ class CourseProvider:
 
     def extend_life(self, server_id: str, span_s: int) -> None:
         """Extend the server's life by `span_s` seconds; PolicyError beyond the course's limits."""
-        self._request("extend", id=server_id, seconds=span_s)
+        self._request(EXTEND_SEAT_SERVER, ExtendSeatServerRequest(server_id, span_s))
 
     def close(self) -> None:
         """Close the channel to the keeper; the next request opens it again."""
@@ -205,26 +224,23 @@ class CourseProvider:
             host_key=self.settings.host_key,
         )
 
-    def _request(self, do: str, **fields: Any) -> dict[str, Any]:
+    def _request(self, verb: Verb[Request, Reply], request: Request) -> Reply:
         """Send one request to the keeper and return its reply; raise the error that it reports."""
-        line = json.dumps({"do": do, **fields}).encode() + b"\n"
         try:
-            reply = self._open_channel().exchange(line)
+            reply = self._open_channel().exchange(encode_request(verb, request))
         except LabError as error:
             raise _add_student_hint(error, self.settings.keeper) from None
         try:
             body = json.loads(reply)
+            if isinstance(body, dict) and (failure := body.get("error")) is not None:
+                raise _parse_error(failure)
+            return from_json(verb.reply, body)
         except (ValueError, RecursionError):
-            body = None
-        if not isinstance(body, dict):
             raise ProviderError(
                 f"{self.settings.keeper} did not reply like a keeper",
                 why=reply[:200].decode(errors="replace"),
                 hint="tell your instructor",
-            )
-        if (failure := body.get("error")) is not None:
-            raise _parse_error(failure)
-        return body
+            ) from None
 
     def _open_channel(self) -> Any:
         with self._lock:
@@ -236,11 +252,16 @@ class CourseProvider:
             return self._channel
 
 
-def _rename_provider(offer: Offer) -> Offer:
-    return msgspec.structs.replace(offer, provider=PROVIDER)
+def _parse_offer(value: object) -> Offer:
+    try:
+        return msgspec.structs.replace(msgspec.convert(value, Offer), provider=PROVIDER)
+    except msgspec.ValidationError as error:
+        raise ProviderError(
+            "the keeper sent an invalid offer", why=str(error), hint="tell your instructor"
+        ) from None
 
 
-def _parse_server(value: Any) -> Server:
+def _parse_server(value: object) -> Server:
     """Validate a server from the keeper: nothing in it may be a command, an option or a path."""
     try:
         server = msgspec.convert(value, Server)
@@ -263,7 +284,7 @@ def _parse_server(value: Any) -> Server:
     return msgspec.structs.replace(server, provider=PROVIDER, endpoint=clean, account="")
 
 
-def _parse_error(value: Any) -> LabError:
+def _parse_error(value: object) -> LabError:
     """Turn an error from the keeper into one of labctl's own types."""
     fields = value if isinstance(value, dict) else {}
     kind = getattr(errors, str(fields.get("kind")), LabError)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -50,6 +50,13 @@ class BundleContents(Value, frozen=True):
         return any(file.path == path for file in self.manifest.files)
 
 
+class BundleOrigin(NamedTuple):
+    """The run as its server reported it, with the code it started from, and the commit."""
+
+    record: dict[str, Any]
+    code: CodeCommit
+
+
 def part_of(path: str) -> str:
     """Return the part that a file in a bundle belongs to."""
     return path.split("/")[0].removesuffix(".html").removesuffix(".json")
@@ -82,13 +89,13 @@ def collect_contents(
     _check_size(rules, [(file.name, file.size) for file in run_files], most_bytes)
     sources = list(hash_files(run_files, context.config.root, run.id, context.reporter))
     check_complete(home, chosen, sources)
-    record = _build_record(context, run)
+    origin = _read_origin(context, run)
     sources += [
-        _generate_file(RECORD, record),
+        _generate_file(RECORD, origin.record),
         *_list_code_files(context, {*beside, ASSIGNMENT_FILE}),
     ]
     _note_doubts(run, sources, notes)
-    built = _build_manifest(context, rules, (student, run.id, chosen), record, sources)
+    built = _build_manifest(context, rules, (student, run.id, chosen), origin, sources)
     manifest.decode(manifest.encode(built))  # raises for names that are not allowed in a bundle
     size = packed_bytes(built, sources)
     _check_size(rules, [(file.path, file.size) for file in built.files], most_bytes, size)
@@ -103,7 +110,7 @@ def _build_manifest(
     context: LabContext,
     rules: Assignment,
     whose: tuple[str, str, str],
-    record: dict[str, Any],
+    origin: BundleOrigin,
     sources: list[BundleSource],
 ) -> BundleManifest:
     """Build the manifest; `whose` is the student, the run and the checkpoint."""
@@ -117,8 +124,8 @@ def _build_manifest(
         lab=context.config.name,
         run=run,
         checkpoint=checkpoint,
-        record=record,
-        code=_code_state(context, record),
+        record=origin.record,
+        code=origin.code,
         files=tuple(source.file for source in sources),
     )
 
@@ -157,27 +164,26 @@ def _read_pulled_run(file: Path) -> Run | None:
         return None
 
 
-def _build_record(context: LabContext, run: Run) -> dict[str, Any]:
-    """Return the run as its server reported it, with the code it started from.
+def _read_origin(context: LabContext, run: Run) -> BundleOrigin:
+    """Return where the model comes from: the run's record without the time of its last refresh.
 
-    Without the time of the last refresh, so that the same run makes the same bundle.
+    So the same run makes the same bundle.
     """
-    body: dict[str, Any] = msgspec.to_builtins(run)
-    del body["seen_at"]
+    record = msgspec.to_builtins(run)
+    del record["seen_at"]
     entries = context.state.list_events(lab_id=context.lab_id, run_id=run.id, kind=provenance.CODE)
-    return {**body, "started_from": entries[0].detail} if entries else body
-
-
-def _code_state(context: LabContext, record: dict[str, Any]) -> CodeCommit:
+    started_from = entries[0].detail if entries else {}
+    if entries:
+        record["started_from"] = started_from
     with provenance.GitQuery(context.config.root) as looking:
         current = looking.read_code()
-    at_start = record.get("started_from", {})
-    return CodeCommit(
+    code = CodeCommit(
         commit=current.commit,
         dirty=current.dirty,
-        run_commit=str(at_start.get("commit", "")),
-        run_dirty=at_start.get("dirty"),
+        run_commit=str(started_from.get("commit", "")),
+        run_dirty=started_from.get("dirty"),
     )
+    return BundleOrigin(record, code)
 
 
 def _list_code_files(context: LabContext, left_out: set[str]) -> Iterator[BundleSource]:
@@ -227,7 +233,7 @@ def _check_required(rules: Assignment, result: BundleContents, run_id: str) -> N
             )
 
 
-def _generate_file(name: str, body: dict[str, Any]) -> BundleSource:
+def _generate_file(name: str, body: object) -> BundleSource:
     """Return a generated file that exists in the bundle only."""
     text = msgspec.json.format(msgspec.json.encode(body, order="deterministic"), indent=1) + b"\n"
     sha256 = hashlib.sha256(text).hexdigest()

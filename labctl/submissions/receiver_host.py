@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import tempfile
@@ -10,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from types import TracebackType
-from typing import IO, Any, BinaryIO
+from typing import IO, BinaryIO, TypeVar
 
 import msgspec
 
@@ -25,7 +24,7 @@ from labctl.errors import (
     UsageError,
 )
 from labctl.errors.replies import parse_error, parse_reply
-from labctl.model import Endpoint
+from labctl.model import Endpoint, Value
 from labctl.retry import retry_rejected_logins
 from labctl.servers.context import LabContext
 from labctl.servers.host_keys import make_key
@@ -36,7 +35,25 @@ from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Hello
 from labctl.submissions.service import PART_BYTES
 from labctl.transports import failures
+from labctl.wire.codec import MessageError, from_json
+from labctl.wire.line_requests import encode_request
+from labctl.wire.receiver import (
+    BEGIN_UPLOAD,
+    FINISH_UPLOAD,
+    GREET_RECEIVER,
+    LIST_RECEIPTS,
+    READ_FEEDBACK,
+    SEND_PART,
+    BeginUploadRequest,
+    FinishUploadRequest,
+    GreetReceiverRequest,
+    ListReceiptsRequest,
+    ReadFeedbackRequest,
+    SendPartRequest,
+)
+from labctl.wire.verbs import Reply, Request, Verb
 
+Model = TypeVar("Model", bound=Value)
 # Broken connections in a row, without any byte sent, before giving up.
 TRIES = 5
 FIRST_PAUSE_S = 1.0
@@ -90,17 +107,21 @@ class ReceiverHost:
 
     def hello(self) -> Hello:
         """Return the rules as the receiver has them for this student now."""
-        return msgspec.convert(retry_rejected_logins()(self._send_request, "hello")["hello"], Hello)
+        request = GreetReceiverRequest(self.rules.name)
+        reply = retry_rejected_logins()(self._send_request, GREET_RECEIVER, request)
+        return self._convert(reply.hello, Hello)
 
     def receipts(self) -> list[Signed]:
         """Return the student's own receipts of this assignment."""
-        reply = retry_rejected_logins()(self._send_request, "receipts")
-        return msgspec.convert(reply["receipts"], list[Signed])
+        request = ListReceiptsRequest(self.rules.name)
+        reply = retry_rejected_logins()(self._send_request, LIST_RECEIPTS, request)
+        return [self._convert(signed, Signed) for signed in reply.receipts]
 
     def feedback(self) -> Feedback | None:
         """Return the student's released feedback, or None before the release."""
-        reply = retry_rejected_logins()(self._send_request, "feedback")
-        return msgspec.convert(reply["feedback"], Feedback | None)
+        request = ReadFeedbackRequest(self.rules.name)
+        reply = retry_rejected_logins()(self._send_request, READ_FEEDBACK, request)
+        return None if reply.feedback is None else self._convert(reply.feedback, Feedback)
 
     def send(
         self, file: BinaryIO, sha256: str, size: int, on_bytes: Callable[[int], None]
@@ -110,24 +131,27 @@ class ReceiverHost:
         `on_bytes` is called with the bytes sent so far. LinkLostError after TRIES failures in a row
         without progress.
         """
-        bundle: dict[str, Any] = {"sha256": sha256, "size": size}
+        bundle = (self.rules.name, sha256, size)
         failed, furthest = 0, -1
         while True:
             try:
-                reply = self._send_request("begin", **bundle)
-                if "signed" in reply:
-                    return msgspec.convert(reply["signed"], Signed)
-                offset = int(reply["offset"])
+                begun = self._send_request(BEGIN_UPLOAD, BeginUploadRequest(*bundle))
+                if begun.signed is not None:
+                    return self._convert(begun.signed, Signed)
+                if begun.offset is None:
+                    raise self._make_protocol_error("the reply has neither an offset nor a receipt")
+                offset = begun.offset
                 while offset < size:
                     if offset > furthest:
                         failed, furthest = 0, offset
                     on_bytes(offset)
                     file.seek(offset)
                     part = file.read(min(PART_BYTES, size - offset))
-                    place = {**bundle, "offset": offset, "length": len(part)}
-                    offset = int(self._send_request("part", part, **place)["offset"])
+                    request = SendPartRequest(*bundle, offset, len(part))
+                    offset = self._send_request(SEND_PART, request, part).offset
                 on_bytes(size)
-                return msgspec.convert(self._send_request("finish", **bundle)["signed"], Signed)
+                finished = self._send_request(FINISH_UPLOAD, FinishUploadRequest(*bundle))
+                return self._convert(finished.signed, Signed)
             except BusyError:
                 failed += 1
                 if failed >= TRIES:
@@ -150,13 +174,14 @@ class ReceiverHost:
                 process.wait()
         self._ends.close()
 
-    def _send_request(self, what: str, body: bytes = b"", **fields: Any) -> dict[str, Any]:
+    def _send_request(
+        self, verb: Verb[Request, Reply], request: Request, body: bytes = b""
+    ) -> Reply:
         process = self._connect()
         assert process.stdin is not None
         assert process.stdout is not None
-        request = {"do": what, "assignment": self.rules.name, **fields}
         try:
-            process.stdin.write(json.dumps(request).encode() + b"\n" + body)
+            process.stdin.write(encode_request(verb, request) + body)
             process.stdin.flush()
             line = process.stdout.readline()
         except BrokenPipeError:
@@ -166,7 +191,10 @@ class ReceiverHost:
             raise self._lost_reply_error(line)
         if (error := parse_error(reply)) is not None:
             raise error
-        return reply
+        try:
+            return from_json(verb.reply, reply)
+        except MessageError as error:
+            raise self._make_protocol_error(str(error)) from None
 
     def _connect(self) -> subprocess.Popen[bytes]:
         if self._process is None:
@@ -204,12 +232,23 @@ class ReceiverHost:
         if code == SSH_FAILED:
             return self._with_hint(failures.parse_ssh_error(self.endpoint, text))
         if line or text.strip():
-            return LabError(
-                f"{self.rules.hand_in} does not answer like a receiver",
-                why=(text.strip() or line.decode(errors="replace"))[-500:],
-                hint="tell your instructor",
-            )
+            why = (text.strip() or line.decode(errors="replace"))[-500:]
+            return self._make_protocol_error(why)
         return LinkLostError("the connection to the receiver ended", hint="labctl submit")
+
+    def _convert(self, value: object, kind: type[Model]) -> Model:
+        """Convert a part of a reply to a value of labctl.submissions."""
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            raise self._make_protocol_error(str(error)) from None
+
+    def _make_protocol_error(self, why: str) -> LabError:
+        return LabError(
+            f"{self.rules.hand_in} does not answer like a receiver",
+            why=why,
+            hint="tell your instructor",
+        )
 
     def _with_hint(self, error: LabError) -> LabError:
         """Return the error with a hint for students."""

@@ -6,7 +6,9 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+import msgspec
 
 from labctl.errors import LabError, NotFoundError, TransferError
 from labctl.events import Progress, Reporter
@@ -29,6 +31,23 @@ class RunFile(Value, frozen=True):
     path: Path
     key: str
     size: int
+
+
+class _CheckpointMetrics(Value, frozen=True):
+    val_accuracy: float | None = None
+
+
+class _ManifestWithMetrics(Value, frozen=True):
+    metrics: _CheckpointMetrics = _CheckpointMetrics()
+
+
+class _ManifestWithFiles(Value, frozen=True):
+    """The size and SHA-256 of each file, by its path in the checkpoint."""
+
+    files: dict[str, object] = msgspec.field(default_factory=dict)
+
+
+Part = TypeVar("Part", _ManifestWithMetrics, _ManifestWithFiles)
 
 
 def list_run_files(home: Path, checkpoint: str, notes: list[str]) -> list[RunFile]:
@@ -80,9 +99,9 @@ def find_best_checkpoint(home: Path) -> str:
 
 def check_complete(home: Path, checkpoint: str, sources: Iterable[BundleSource]) -> None:
     """Raise TransferError if a file of the checkpoint differs from the checkpoint's manifest."""
-    listed = _read_object(home / CHECKPOINTS / checkpoint / MANIFEST).get("files")
+    manifest = _read_manifest(home / CHECKPOINTS / checkpoint / MANIFEST, _ManifestWithFiles)
     by_path = {source.file.path: source.file for source in sources}
-    for name, promised in listed.items() if checkpoint and isinstance(listed, dict) else ():
+    for name, promised in manifest.files.items() if checkpoint else ():
         file = by_path.get(f"model/{checkpoint}/{name}")
         if file is None or {"size": file.size, "sha256": file.sha256} != promised:
             raise TransferError(
@@ -130,16 +149,16 @@ def _list_files(folder: Path, inside: str, prefix: str, notes: list[str]) -> Ite
 
 
 def _read_accuracy(file: Path) -> float:
-    metrics = _read_object(file).get("metrics")
-    value = metrics.get("val_accuracy") if isinstance(metrics, dict) else None
-    return float(value) if isinstance(value, int | float) else -1.0
+    value = _read_manifest(file, _ManifestWithMetrics).metrics.val_accuracy
+    return -1.0 if value is None else value
 
 
-def _read_object(file: Path) -> dict[str, Any]:
+def _read_manifest(file: Path, kind: type[Part]) -> Part:
+    """Read a part of a checkpoint's manifest, which the run wrote; empty if it is damaged."""
     try:
         if file.stat().st_size > MOST_MANIFEST_BYTES:
-            return {}
-        body = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-    return body if isinstance(body, dict) else {}
+            return kind()
+        # Not by msgspec: Python programs write NaN for a metric.
+        return msgspec.convert(json.loads(file.read_text()), kind)
+    except (OSError, ValueError, RecursionError):
+        return kind()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -24,20 +24,47 @@ from labctl.errors import DiskFullError, LabError, PolicyError, UsageError
 from labctl.submissions import REQUEST
 from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Receiver
+from labctl.wire.codec import MessageError, to_json
+from labctl.wire.line_requests import convert_request
+from labctl.wire.receiver import (
+    BEGIN_UPLOAD,
+    FINISH_UPLOAD,
+    GREET_RECEIVER,
+    LIST_RECEIPTS,
+    READ_FEEDBACK,
+    SEND_PART,
+    BeginUploadReply,
+    BeginUploadRequest,
+    FinishUploadReply,
+    GreetReceiverReply,
+    GreetReceiverRequest,
+    ListReceiptsReply,
+    ListReceiptsRequest,
+    ReadFeedbackReply,
+    ReadFeedbackRequest,
+    ReceiverRequest,
+    SendPartReply,
+    SendPartRequest,
+)
+from labctl.wire.verbs import ErrorMessage, Verb
 
 MOST_LINE_BYTES = 4096
 PART_BYTES = 8 * 1024 * 1024
-FIELDS = {
-    "hello": {"assignment"},
-    "begin": {"assignment", "sha256", "size"},
-    "part": {"assignment", "sha256", "size", "offset", "length"},
-    "finish": {"assignment", "sha256", "size"},
-    "receipts": {"assignment"},
-    "feedback": {"assignment"},
+VERBS: dict[str, Verb[Any, Any]] = {
+    verb.name: verb
+    for verb in (
+        GREET_RECEIVER,
+        BEGIN_UPLOAD,
+        SEND_PART,
+        FINISH_UPLOAD,
+        LIST_RECEIPTS,
+        READ_FEEDBACK,
+    )
 }
-_TYPES: dict[str, type] = {
-    "assignment": str, "sha256": str, "size": int, "offset": int, "length": int,
-}  # fmt: skip
+
+
+class _ErrorReply(NamedTuple):
+    error: ErrorMessage
 
 
 def check_request(original: str) -> None:
@@ -66,7 +93,8 @@ def serve(
         part = b""
         try:
             request = _read_request(line, student)
-            part = _read_bytes(source, request.get("length", 0))
+            if isinstance(request, SendPartRequest):
+                part = _read_bytes(source, request.length)
         except LabError as error:
             # The rest of the input cannot be told from a part's bytes any more.
             _send_reply(sink, _error_reply(error))
@@ -87,44 +115,46 @@ def refuse(sink: BinaryIO, error: LabError) -> None:
     _send_reply(sink, _error_reply(error))
 
 
-def _read_request(line: bytes, student: str) -> dict[str, Any]:
+def _read_request(line: bytes, student: str) -> ReceiverRequest:
     try:
-        request = json.loads(line)
-        fields = FIELDS[request["do"]]
+        body = json.loads(line)
+        verb = VERBS[body["do"]]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UsageError("this is not a valid request") from None
-    other = request.get("student", student)
+    other = body.get("student", student)
     if other != student:
         raise PolicyError(
             f"this key belongs to {student}, not to {str(other)[:60]!a}",
             why="every student submits with a key of their own",
         )
-    names = set(request) - {"do", "student"}
-    if names != fields or any(type(request[key]) is not _TYPES[key] for key in fields):
-        raise UsageError(f"{request['do']} takes {', '.join(sorted(fields))}")
-    if not 0 <= request.get("length", 0) <= PART_BYTES:
+    try:
+        request: ReceiverRequest = convert_request(verb, body)
+    except MessageError as error:
+        raise UsageError(str(error)) from None
+    if isinstance(request, SendPartRequest) and not 0 <= request.length <= PART_BYTES:
         raise UsageError(f"a part can have at most {PART_BYTES} bytes")
-    checked: dict[str, Any] = request
-    return checked
+    return request
 
 
 def _answer_request(
-    receiver: Receiver, student: str, request: dict[str, Any], part: bytes
-) -> dict[str, Any]:
-    name = request["assignment"]
-    bundle = (name, student, request.get("sha256", ""), request.get("size", 0))
-    if request["do"] == "hello":
-        return {"hello": receiver.hello(name, student)}
-    if request["do"] == "receipts":
-        return {"receipts": receiver.receipts(name, student)}
-    if request["do"] == "feedback":
-        return {"feedback": receiver.feedback(name, student)}
-    if request["do"] == "part":
-        return {"offset": receiver.write(*bundle, request["offset"], part)}
-    if request["do"] == "finish":
-        return {"signed": receiver.finish(*bundle)}
-    result = receiver.begin(*bundle)
-    return {"signed": result} if isinstance(result, Signed) else {"offset": result}
+    receiver: Receiver, student: str, request: ReceiverRequest, part: bytes
+) -> NamedTuple:
+    name = request.assignment
+    if isinstance(request, GreetReceiverRequest):
+        return GreetReceiverReply(receiver.hello(name, student))
+    if isinstance(request, ListReceiptsRequest):
+        return ListReceiptsReply(tuple(receiver.receipts(name, student)))
+    if isinstance(request, ReadFeedbackRequest):
+        return ReadFeedbackReply(receiver.feedback(name, student))
+    bundle = (name, student, request.sha256, request.size)
+    if isinstance(request, SendPartRequest):
+        return SendPartReply(receiver.write(*bundle, request.offset, part))
+    if isinstance(request, BeginUploadRequest):
+        result = receiver.begin(*bundle)
+        if isinstance(result, Signed):
+            return BeginUploadReply(signed=result)
+        return BeginUploadReply(offset=result)
+    return FinishUploadReply(receiver.finish(*bundle))
 
 
 def _read_bytes(source: BinaryIO, length: int) -> bytes:
@@ -139,9 +169,8 @@ def _read_bytes(source: BinaryIO, length: int) -> bytes:
     return b"".join(blocks)
 
 
-def _error_reply(error: LabError) -> dict[str, Any]:
-    kind = type(error).__name__
-    return {"error": {"kind": kind, "what": error.what, "why": error.why, "hint": error.hint}}
+def _error_reply(error: LabError) -> _ErrorReply:
+    return _ErrorReply(ErrorMessage(type(error).__name__, error.what, error.why, error.hint))
 
 
 def _disk_error(error: OSError) -> LabError:
@@ -151,6 +180,8 @@ def _disk_error(error: OSError) -> LabError:
     return kind(message, why=f"{error.strerror}; tell your instructor")
 
 
-def _send_reply(sink: BinaryIO, reply: dict[str, Any]) -> None:
-    sink.write(msgspec.json.encode(reply) + b"\n")
+def _send_reply(sink: BinaryIO, reply: NamedTuple) -> None:
+    """Write a reply as JSON. An upload's offset or receipt is left out if it has none."""
+    left_out = isinstance(reply, BeginUploadReply)
+    sink.write(msgspec.json.encode(to_json(reply, drop_defaults=left_out)) + b"\n")
     sink.flush()

@@ -143,15 +143,15 @@ class Dashboard:
     # pages
 
     async def show_board(self, request: Request) -> Response:
-        return await self._render_live("board", request, "board", {"here": "board"})
+        return await self._render_live("board", request, "board", here="board")
 
     async def show_costs(self, request: Request) -> Response:
-        return await self._render_live("costs", request, "costs", {"here": "costs"})
+        return await self._render_live("costs", request, "costs", here="costs")
 
     async def show_assignment(self, request: Request, name: str) -> Response:
         page = f"assignments/{name}"
         self._require_page(await self.feed.read_snapshot(), page)
-        return await self._render_live("assignment", request, page, {"title": name, "here": name})
+        return await self._render_live("assignment", request, page, title=name, here=name)
 
     async def show_seat(self, request: Request, key: str, run: str = "") -> Response:
         snapshot = await self.feed.read_snapshot()
@@ -160,8 +160,9 @@ class Dashboard:
         if run and shown_run is None:
             raise NotFoundError("this seat has no run with this id")
         title = pseudonyms_of(request).seat(snapshot, seat)
-        values = {"title": title, "key": key, "run": shown_run}
-        return await self._render_live("seat", request, f"seats/{key}", values)
+        return await self._render_live(
+            "seat", request, f"seats/{key}", title=title, key=key, run=shown_run
+        )
 
     async def show_login_link(self, request: Request) -> Response:
         snapshot = await self.feed.read_snapshot()
@@ -176,7 +177,7 @@ class Dashboard:
         return RedirectResponse(sanitize_path(form.get("back", "/")), 303)
 
     async def _render_live(
-        self, template: str, request: Request, page: str, values: dict[str, Any]
+        self, template: str, request: Request, page: str, **values: Any
     ) -> Response:
         """Render a page that a stream of events keeps up to date."""
         view = self._view(request, page)

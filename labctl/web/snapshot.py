@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.folder import Seat as CourseSeat
 from labctl.courses.records.ledger import CourseLedgerEntry, RunningServer, read_due_extensions
 from labctl.courses.records.student import Student
+from labctl.courses.watch_reports import HeardReport, WatchReport, read_report
 from labctl.model import Run, Server
 from labctl.state import State
 from labctl.web.grades import Grades, find_frozen_seats, find_released
@@ -149,16 +149,16 @@ class SnapshotTaker:
             self._stamps = stamps
         return self._roster
 
-    def _read_watches(self, servers: int) -> dict[str, tuple[dict[str, Any], float]]:
-        """Return server id -> (the watchdog's last report, its time)."""
+    def _read_watches(self, servers: int) -> dict[str, HeardReport]:
+        """Return server id -> the watchdog's last report."""
         events = self._state.list_events(kind="watch", limit=4 * servers + 50) if servers else []
-        return {event.server_id: (event.detail.get("watch") or {}, event.at) for event in events}
+        return {event.server_id: read_report(event) for event in events}
 
     def _make_seat(
         self,
         seat: CourseSeat,
         servers: dict[str, Server],
-        watches: dict[str, tuple[dict[str, Any], float]],
+        watches: dict[str, HeardReport],
         runs: dict[str, list[Run]],
         spent: dict[str, float],
     ) -> SeatView:
@@ -200,18 +200,15 @@ class SnapshotTaker:
                 runs.setdefault(owner, []).append(run)
         return runs
 
-    def _make_machine(
-        self, key: str, server: Server, watched: tuple[dict[str, Any], float] | None
-    ) -> ServerView:
+    def _make_machine(self, key: str, server: Server, report: HeardReport | None) -> ServerView:
         offer = server.offer
-        report, heard_at = watched or ({}, None)
         deadline_at = server.deadline_at
-        if heard_at is not None and report.get("ttl_left_s") is not None:
-            deadline_at = round(heard_at + float(report["ttl_left_s"]), -1)
-        busy = tuple(str(activity) for activity in report.get("busy") or ())
+        watch = report.watch if report else WatchReport()
+        if report and watch.ttl_left_s is not None:
+            deadline_at = round(report.at + watch.ttl_left_s, -1)
         gauge = self._gauges().get(key)
-        if gauge is None and heard_at is not None and server.state == "running":
-            gauge = load_from_watchdog(offer, busy, heard_at)
+        if gauge is None and report and server.state == "running":
+            gauge = load_from_watchdog(offer, watch.busy or (), report.at)
         count = f"{offer.gpu_count} × " if offer.gpu_count > 1 else ""
         return ServerView(
             id=server.id,
@@ -223,9 +220,9 @@ class SnapshotTaker:
             usd_per_hour=offer.price_usd_per_hour,
             created_at=server.created_at,
             deadline_at=deadline_at,
-            idle_s=report.get("idle_for_s"),
-            busy=busy,
-            heard_at=heard_at,
+            idle_s=watch.idle_for_s,
+            busy=watch.busy or (),
+            heard_at=report.at if report else None,
             gauge=gauge,
         )
 

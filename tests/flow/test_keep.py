@@ -179,11 +179,13 @@ def test_what_it_saw_is_listed_by_others(kept: Kept) -> None:
     kept.two.lab.machine.run_with("night")
     kept.round()
     (one,) = labs.describe_kept_labs(kept.two.places, kept.two.state)
-    assert (one["name"], one["by"].count("@")) == (NAME, 1)
-    assert one["server"].id == kept.two.server().id
-    assert [run.state for run in one["runs"]] == ["exited"]
-    assert one["round"].state == ENDED
-    assert one["round"].error == ""
+    assert (one.name, one.by.count("@")) == (NAME, 1)
+    assert one.server is not None
+    assert one.server.id == kept.two.server().id
+    assert [run.state for run in one.runs if not isinstance(run, str)] == ["exited"]
+    assert one.round is not None
+    assert one.round.state == ENDED
+    assert one.round.error == ""
 
 
 def test_a_lab_at_work_is_not_dropped_and_is_afterwards(

@@ -21,6 +21,7 @@ from labctl.agent.broker import calls as broker_calls
 from labctl.agent.broker import claims as broker_claims
 from labctl.agent.broker.calls import Calls
 from labctl.agent.broker.claims import Claims
+from labctl.agent.broker.gpu_leases import GpuIdentity, identify_gpus
 from labctl.agent.broker.gpu_queue import GpuQueue
 from labctl.agent.broker.housekeeping import Housekeeping
 from labctl.agent.broker.rules import BrokerAccount
@@ -123,15 +124,18 @@ class Bed:
 
     def start_broker(self) -> None:
         """As after a restart: nothing is known but what the engine and files say."""
-        claims = Claims(self.settings, GpuQueue(self.folder / "queue.json"), self.read)
+        claims = Claims(self.settings, GpuQueue(self.folder / "queue.json"), self.identify)
         self.keeping = Housekeeping(self.settings, claims, self.reported.append)
         calls = Calls(self.settings, self.keeping, self)  # type: ignore[arg-type]
         self.broker = broker.Broker(self.settings, calls)
 
-    def read(self) -> list[dict[str, str]]:
+    def measure(self) -> list[dict[str, str]]:
         """The GPUs of the machine, once the driver answers."""
         assert self.driver_answers.wait(120)
         return CARDS
+
+    def identify(self) -> list[GpuIdentity]:
+        return identify_gpus(self.measure())
 
     def ask(
         self, account: BrokerAccount, method: str, path: str, body: Any = None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from labctl.agent.broker import broker, networks, query_filter, rules, settings
-from labctl.agent.broker.account_containers import Container
+from labctl.agent.broker.account_containers import AccountContainer
 from labctl.agent.broker.account_images import (
     build_own_reference,
     is_installed_by_staff,
@@ -22,30 +22,43 @@ from labctl.agent.broker.account_images import (
     pick_tag,
 )
 from labctl.agent.broker.calls import Calls
-from labctl.agent.broker.gpu_leases import GpuLease, GpusBusy, lend_gpus, list_leases
+from labctl.agent.broker.gpu_leases import GpuIdentity, GpuLease, GpusBusy, lend_gpus, list_leases
 from labctl.agent.broker.http import HttpRefusal
 from labctl.agent.broker.mounts import open_own
 from labctl.agent.broker.query_filter import parse_filters, pick_parameters
+from labctl.agent.broker.request_fields import RequestFields
 from labctl.agent.broker.rules import (
     ENDS,
     GPUS,
     OWNER,
     AccountShare,
     BrokerAccount,
-    build_container_body,
-    build_exec_body,
+    build_container,
     parse_container_request,
+    parse_exec_request,
+)
+from labctl.agent.host.engine_objects import (
+    Image,
+    ImageConfig,
+    MountTmpfsOptions,
+    NewContainer,
+    NewExec,
 )
 from labctl.agent.reply import Failure
+from labctl.wire.codec import from_json, to_json
 
 ALICE = BrokerAccount(1001, 1002, "lab-alice", "/home/lab-alice")
 BOB = BrokerAccount(1003, 1003, "lab-bob", "/home/lab-bob")
 SHARE = AccountShare(8 << 30, 2.0, 4096)
 MOST = 1 << 30
-CARDS = [{"uuid": "GPU-a", "index": "0", "name": "T4"}, {"uuid": "GPU-b", "index": "1"}]
+CARDS = [GpuIdentity("GPU-a", "0", "T4"), GpuIdentity("GPU-b", "1", "GPU-b")]
 
 
-def made(asked: dict[str, Any], **more: Any) -> dict[str, Any]:
+def parse(body: dict[str, Any]) -> rules.ContainerRequest:
+    return parse_container_request(ALICE, RequestFields(body))
+
+
+def build(body: dict[str, Any], **more: Any) -> NewContainer:
     given: dict[str, Any] = {
         "image": "sha256:1",
         "mounts": [],
@@ -56,7 +69,7 @@ def made(asked: dict[str, Any], **more: Any) -> dict[str, Any]:
         "network": "labctl-u1001",
         "parent": "/labctl/u1001",
     }
-    return build_container_body(ALICE, asked, **{**given, **more})
+    return build_container(ALICE, parse(body), **{**given, **more})
 
 
 def test_a_container_is_made_anew_whatever_is_asked() -> None:
@@ -76,37 +89,45 @@ def test_a_container_is_made_anew_whatever_is_asked() -> None:
             "LogConfig": {"Type": "syslog"},
         },
     }
-    parse_container_request(ALICE, asked)
-    found = made(asked)
-    assert found["User"] == "1001:1002"
-    assert found["Image"] == "sha256:1"
-    assert found["Env"] == ["A=b", "NVIDIA_VISIBLE_DEVICES=void"]
+    container = build(asked)
+    assert container.User == "1001:1002"
+    assert container.Image == "sha256:1"
+    assert container.Cmd == ("sh",)
+    assert container.Entrypoint is None
+    assert container.Env == ("A=b", "NVIDIA_VISIBLE_DEVICES=void")
     # All of the broker's own are said: what is left open, the engine takes from the image.
-    assert found["Labels"] == {
+    assert container.Labels == {
         "labctl.run": "r",
         **dict.fromkeys(rules.OWN_LABELS, ""),
         OWNER: "1001",
     }
-    host = found["HostConfig"]
-    assert host["SecurityOpt"] == ["no-new-privileges"]
-    assert host["CapDrop"] == ["ALL"]
-    assert host["ReadonlyRootfs"] is True
-    assert host["Memory"] == host["MemorySwap"] == host["ShmSize"] == 8 << 30
-    assert host["NanoCpus"] == 2 * 10**9
-    assert host["PidsLimit"] == 4096
-    assert set(host["Tmpfs"]) == {"/tmp", "/var/tmp"}
-    assert host["LogConfig"]["Type"] == "json-file"
-    assert host["NetworkMode"] == "labctl-u1001"
-    assert host["DeviceRequests"] == []
+    host = container.HostConfig
+    assert host.SecurityOpt == ("no-new-privileges",)
+    assert host.CapDrop == ("ALL",)
+    assert host.ReadonlyRootfs is True
+    assert host.Memory == host.MemorySwap == host.ShmSize == 8 << 30
+    assert host.NanoCpus == 2 * 10**9
+    assert host.PidsLimit == 4096
+    assert set(host.Tmpfs or ()) == {"/tmp", "/var/tmp"}
+    assert host.LogConfig
+    assert host.LogConfig.Type == "json-file"
+    assert host.NetworkMode == "labctl-u1001"
+    assert host.DeviceRequests == ()
 
 
 def test_a_lease_is_all_that_gives_a_gpu() -> None:
     host = {"DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]], "Driver": ""}]}
-    assert parse_container_request(ALICE, {"HostConfig": host}).gpus == ["*"]
-    found = made({"HostConfig": host}, gpus=["GPU-a"], gpu_groups=["999"])
-    assert found["Env"] == ["NVIDIA_VISIBLE_DEVICES=GPU-a"]
-    assert found["HostConfig"]["DeviceRequests"][0]["DeviceIDs"] == ["GPU-a"]
-    assert found["HostConfig"]["GroupAdd"] == ["999"]
+    assert parse({"HostConfig": host}).gpus == ["*"]
+    container = build({"HostConfig": host}, gpus=["GPU-a"], gpu_groups=["999"])
+    assert container.Env == ("NVIDIA_VISIBLE_DEVICES=GPU-a",)
+    assert container.HostConfig.DeviceRequests[0].DeviceIDs == ("GPU-a",)
+    assert container.HostConfig.GroupAdd == ("999",)
+
+
+@pytest.mark.parametrize(("host", "init"), [({}, False), ({"Init": True}, True)])
+def test_the_engines_settings_add_no_init(host: dict[str, Any], init: bool) -> None:
+    sent = to_json(build({"HostConfig": host}), drop_defaults=True)
+    assert sent["HostConfig"]["Init"] is init
 
 
 @pytest.mark.parametrize(
@@ -119,26 +140,30 @@ def test_a_lease_is_all_that_gives_a_gpu() -> None:
         {"HostConfig": {"NewField": True}},
         {"NewField": True},
         {"HostConfig": {"IpcMode": "container:x"}},
+        {"HostConfig": {"RestartPolicy": "always"}},
+        {"HostConfig": {"DeviceRequests": [None]}},
+        {"HostConfig": {"DeviceRequests": {"Driver": "x"}}},
+        {"HostConfig": {"Memory": True}},
+        {"StopTimeout": "1"},
+        {"Cmd": {"sh": 1}},
+        {"Entrypoint": [1]},
+        {"Env": {"A": "b"}},
+        {"WorkingDir": "x" * 5000},
+        {"Hostname": ["x"]},
+        {"User": 1001},
     ],
 )
 def test_what_is_not_known_is_refused(asked: dict[str, Any]) -> None:
     with pytest.raises(HttpRefusal):
-        parse_container_request(ALICE, asked)
+        parse(asked)
 
 
 def test_a_command_inside_runs_as_the_account() -> None:
-    assert build_exec_body(ALICE, {"Cmd": ["id"], "Env": ["NVIDIA_VISIBLE_DEVICES=all"]}) == {
-        "AttachStdin": False,
-        "AttachStdout": False,
-        "AttachStderr": False,
-        "Tty": False,
-        "User": "1001:1002",
-        "Env": [],
-        "Cmd": ["id"],
-    }
+    fields = RequestFields({"Cmd": ["id"], "Env": ["NVIDIA_VISIBLE_DEVICES=all"]})
+    assert parse_exec_request(ALICE, fields) == NewExec(("id",), User="1001:1002")
     for forged in ({"User": "0"}, {"User": "1003"}, {"Privileged": True}):
         with pytest.raises(HttpRefusal):
-            build_exec_body(ALICE, {"Cmd": ["id"], **forged})
+            parse_exec_request(ALICE, RequestFields({"Cmd": ["id"], **forged}))
 
 
 def test_who_has_ended_starts_nothing_with_the_groups_of_before(
@@ -187,12 +212,12 @@ def test_names_and_images_are_ones_own() -> None:
     ],
 )
 def test_anothers_image_is_not_seen(found: dict[str, Any], seen: bool) -> None:
-    assert is_visible(ALICE, found) is seen
+    assert is_visible(ALICE, from_json(Image, {"Id": "i", **found})) is seen
 
 
 def test_what_staff_gave_is_replaced_by_no_registrys() -> None:
-    assert is_installed_by_staff({"RepoTags": ["course/image:1"], "RepoDigests": []})
-    assert not is_installed_by_staff({"RepoTags": ["a:1"], "RepoDigests": ["a@sha256:1"]})
+    assert is_installed_by_staff(Image("i", ("course/image:1",)))
+    assert not is_installed_by_staff(Image("i", ("a:1",), ("a@sha256:1",)))
     assert not is_installed_by_staff(None)
     for asked, tag in ((("a", ""), "latest"), (("a", "1"), "1"), (("h:5000/a:1", ""), "")):
         assert pick_tag(*asked) == tag
@@ -204,16 +229,20 @@ def test_what_staff_gave_is_replaced_by_no_registrys() -> None:
             pick_tag("a", tag)
 
 
+def declare_volumes(*volumes: str) -> Image:
+    return Image("i", Config=ImageConfig(Volumes={path: {} for path in volumes}))
+
+
 def test_volumes_of_an_image_are_memory() -> None:
     """The engine would make them on its disk, where nothing bounds them."""
-    image = {"Config": {"Volumes": {"/data": {}, "/lab/code": {}, "/tmp": {}}}}
+    image = declare_volumes("/data", "/lab/code", "/tmp")
     (one,) = rules.build_volume_mounts(image, [rules.BindMount("/x", "/lab/code", False)], SHARE)
-    assert (one["Type"], one["Target"]) == ("tmpfs", "/data")
-    assert one["TmpfsOptions"] == {"SizeBytes": 1 << 30, "Mode": 0o1777}
-    assert rules.build_volume_mounts({"Config": None}, [], SHARE) == []
-    for volumes in ({"data": {}}, {f"/{n}": {} for n in range(100)}):
+    assert (one.Type, one.Target) == ("tmpfs", "/data")
+    assert one.TmpfsOptions == MountTmpfsOptions(SizeBytes=1 << 30, Mode=0o1777)
+    assert rules.build_volume_mounts(Image("i"), [], SHARE) == []
+    for volumes in (["data"], [f"/{number}" for number in range(100)]):
         with pytest.raises(HttpRefusal, match="volumes"):
-            rules.build_volume_mounts({"Config": {"Volumes": volumes}}, [], SHARE)
+            rules.build_volume_mounts(declare_volumes(*volumes), [], SHARE)
 
 
 def test_one_accounts_connections_are_not_the_brokers_end(
@@ -293,7 +322,7 @@ def test_an_account_shares_its_own_lease_but_makes_it_no_longer() -> None:
 
 def test_leases_are_what_containers_bear() -> None:
     labels = {GPUS: "GPU-a,GPU-b", ENDS: "70", OWNER: "1001"}
-    going = Container("c", "x", "running", 1.0, 1001, labels)
+    going = AccountContainer("c", "x", "running", 1.0, 1001, labels)
     assert [one.uuid for one in list_leases([going])] == ["GPU-a", "GPU-b"]
     assert list_leases([going._replace(state="exited"), going._replace(labels={})]) == []
     assert [

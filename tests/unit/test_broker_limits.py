@@ -20,6 +20,7 @@ from engine_socket import engine_socket
 from labctl.agent.broker import calls, claims, housekeeping, image_disk, image_pulls, rules
 from labctl.agent.broker.calls import MOST_UPLOADS
 from labctl.agent.broker.gpu_queue import GpuQueue
+from labctl.agent.broker.request_fields import RequestFields
 from labctl.agent.broker.rules import ENDS, GPUS, OWNER
 
 
@@ -236,13 +237,17 @@ def test_logs_of_containers_are_bounded() -> None:
     """They are on the server's disk, outside of every quota."""
     share = rules.AccountShare(8 << 30, 2.0, 4096)
     about: dict[str, Any] = {"image": "x", "mounts": [], "gpus": [], "gpu_groups": [], "labels": {}}
-    made = rules.build_container_body(ALICE, {}, **about, share=share, network="n", parent="/p")
-    logs = made["HostConfig"]["LogConfig"]
-    assert logs["Type"] == "json-file"
-    size, unit = int(logs["Config"]["max-size"][:-1]), logs["Config"]["max-size"][-1]
+    request = rules.parse_container_request(ALICE, RequestFields({}))
+    container = rules.build_container(
+        ALICE, request, **about, share=share, network="n", parent="/p"
+    )
+    logs = container.HostConfig.LogConfig
+    assert logs
+    assert logs.Type == "json-file"
+    size, unit = int(logs.Config["max-size"][:-1]), logs.Config["max-size"][-1]
     assert unit == "m"
     most = SETTINGS.containers + 2 * claims.ENDED_KEPT
-    assert size * int(logs["Config"]["max-file"]) * most < 2048, "MiB of one account, at the worst"
+    assert size * int(logs.Config["max-file"]) * most < 2048, "MiB of one account, at the worst"
 
 
 def test_ended_containers_are_bounded_though_none_can_be_removed(bed: Bed) -> None:

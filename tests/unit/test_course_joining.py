@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from labctl.config import find_paths
+from labctl.courses import join
 from labctl.courses.invitation import (
     derive_enrolment_key,
     enrol,
@@ -19,17 +21,28 @@ from labctl.courses.invitation import (
     withdraw_expired,
 )
 from labctl.courses.join import fetch_join_file
-from labctl.courses.keys import CHECKER, AuthorizedKeys
+from labctl.courses.keys import CHECKER, JOIN_REQUEST, AuthorizedKeys
 from labctl.courses.publish import publish_assignments
 from labctl.courses.records.folder import CourseFolder
-from labctl.errors import ConfigError, LabError, NotFoundError, PolicyError, UsageError
+from labctl.courses.requests import RequestHandler
+from labctl.courses.rpc import answer_enrolment
+from labctl.errors import (
+    AuthenticationError,
+    ConfigError,
+    LabError,
+    NotFoundError,
+    PolicyError,
+    UsageError,
+)
+from labctl.events import SilentReporter
+from labctl.model import Endpoint
 from labctl.servers.host_keys import make_key
 from labctl.submissions.assignment import load_assignment
 from labctl.submissions.receipt import make_signing_key
 from labctl.submissions.receiver import check_name
 
 sys.path.append(str(Path(__file__).parents[1] / "flow"))
-from course_keeper_context import KEY, course_folder
+from course_keeper_context import KEY, Pretended, course_folder
 
 HOST_KEY = "ssh-ed25519 " + "A" * 68
 OTHER_KEY = KEY[:-4] + "BBBB"
@@ -260,3 +273,81 @@ def test_assignments_are_published_as_students_need_them(folder: CourseFolder) -
     assert (rules.hand_in, rules.host_key) == ("ssh://labctl@keeper.example.edu:22", HOST_KEY)
     assert (rules.late, rules.penalty) == (48 * 3600, 10)
     assert publish_assignments(folder, HOST_KEY) == []
+
+
+class KeeperHere:
+    """In place of the connections to a keeper: its answers without ssh."""
+
+    def __init__(self, folder: CourseFolder, keys: AuthorizedKeys) -> None:
+        self.folder, self.keys = folder, keys
+        self.rejected = ""
+        self.line = b""
+
+    def open_line_channel(self, endpoint: Endpoint, request: str) -> KeeperHere:
+        self.request = request
+        return self
+
+    def exchange(self, line: bytes) -> bytes:
+        self.line = line
+        if self.request == self.rejected:
+            raise AuthenticationError("rejected")
+        if self.request == JOIN_REQUEST:
+            return answer_enrolment(self.folder, "alice", line, self.keys, time.time()).encode()
+        return RequestHandler(self.folder, Pretended(self.folder)).answer("alice", line) + b"\n"
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def keeper(
+    folder: CourseFolder, keys: AuthorizedKeys, monkeypatch: pytest.MonkeyPatch
+) -> KeeperHere:
+    here = KeeperHere(folder, keys)
+    monkeypatch.setattr(join, "Connections", lambda *_: here)
+    publish_assignments(folder, HOST_KEY)
+    return here
+
+
+def test_a_join_file_enrols_a_key_and_writes_a_lab(
+    folder: CourseFolder, keys: AuthorizedKeys, keeper: KeeperHere, tmp_path: Path
+) -> None:
+    data = written(folder, keys).read_bytes()
+    paths = find_paths({"HOME": str(tmp_path / "laptop")})
+    joined = join.join_course(data, None, paths, SilentReporter(), base=tmp_path)
+    assert (joined.course, joined.student, joined.again) == ("ml", "alice", False)
+    assert joined.assignments == ("hw3",)
+    assert load_assignment(joined.directory / "assignments" / "hw3.yaml").name == "hw3"
+    assert keys.list_students() == ["alice"]
+    keeper.rejected = JOIN_REQUEST  # the code is used up; the key is known
+    again = join.join_course(data, None, paths, SilentReporter(), base=tmp_path)
+    assert (again.again, again.assignments, again.section) == (True, ("hw3",), "")
+    keeper.exchange = lambda line: b'{"joined": []}\n'  # type: ignore[method-assign]
+    with pytest.raises(LabError, match="does not answer like a keeper"):
+        join.join_course(data, None, paths, SilentReporter(), base=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"[]",
+        b"[" * 20_000,
+        b"\xff",
+        b'{"do": "enrol"}',
+        b'{"do": "hello", "public_key": "x"}',
+        b'{"do": "enrol", "public_key": 5}',
+        b'{"do": "enrol", "public_key": "x", "student": "alice"}',
+        b'{"do": "enrol", "public_key": "x", "more": 1}',
+    ],
+)
+def test_what_is_no_enrolment_is_refused(
+    line: bytes, folder: CourseFolder, keys: AuthorizedKeys
+) -> None:
+    written(folder, keys)
+    reply = json.loads(answer_enrolment(folder, "alice", line, keys, time.time()))
+    assert (reply["error"]["kind"], reply["error"]["what"]) == (
+        "UsageError",
+        "this is not a valid request",
+    )
+    assert keys.list_students() == []

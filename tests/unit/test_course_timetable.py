@@ -209,6 +209,7 @@ def test_nothing_that_a_keeper_says_is_run_or_read_here() -> None:
         b"hello",
         b"[1]",
         b"[" * 5000,
+        {},
         {"server": "x"},
         {"server": {**SERVER, "id": "../../x"}},
         with_way(host="-oProxyCommand=id"),
@@ -221,6 +222,12 @@ def test_nothing_that_a_keeper_says_is_run_or_read_here() -> None:
 def test_a_hostile_keeper_is_told_as_such(reply: object) -> None:
     with pytest.raises(ProviderError):
         provider(reply).find("x")
+
+
+@pytest.mark.parametrize("reply", [{}, {"offers": 5}, {"offers": [{"type": 5}]}])
+def test_offers_that_are_none_are_the_keepers_error(reply: object) -> None:
+    with pytest.raises(ProviderError):
+        provider(reply).offers(Need())
 
 
 def test_a_keepers_refusal_comes_as_it_was_meant() -> None:

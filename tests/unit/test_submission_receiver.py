@@ -27,11 +27,19 @@ from submission_bed import (
     sha256,
 )
 
-from labctl.errors import DiskFullError, NotFoundError, PolicyError, TransferError, UsageError
+from labctl.errors import (
+    DiskFullError,
+    LabError,
+    NotFoundError,
+    PolicyError,
+    TransferError,
+    UsageError,
+)
 from labctl.submissions import receipt, service
 from labctl.submissions import receiver as receiver_module
 from labctl.submissions.receipt import Receipt, Signed
 from labctl.submissions.receiver import MOST_SUBMISSIONS, Receiver
+from labctl.submissions.receiver_host import ReceiverHost
 
 GIB = 1024**3
 
@@ -526,3 +534,29 @@ def test_the_program_itself_refuses_them(made: tuple[Receiver, Clock]) -> None:
     assert (bad.returncode, bad.stdout) == (3, b"")
     assert b"cannot be run here" in bad.stderr
     assert served("labctl-submit", place, "../alice").returncode == 2
+
+
+class StrangeReceiver(ReceiverHost):
+    """A connection to a receiver that replies whatever it likes."""
+
+    def __init__(self, reply: object) -> None:
+        rules = SimpleNamespace(name="hw3", hand_in="ssh://labctl@receiver.example")
+        super().__init__(SimpleNamespace(), rules)  # type: ignore[arg-type]
+        self.line = json.dumps(reply).encode() + b"\n"
+
+    def _connect(self) -> Any:
+        return SimpleNamespace(stdin=io.BytesIO(), stdout=io.BytesIO(self.line))
+
+
+@pytest.mark.parametrize("reply", [{}, {"hello": 5}, {"receipts": 5}, {"receipts": [{}]}])
+def test_a_reply_of_another_shape_is_the_receivers_error(reply: object) -> None:
+    host = StrangeReceiver(reply)
+    for request in (host.hello, host.receipts):
+        with pytest.raises(LabError, match="does not answer like a receiver"):
+            request()
+
+
+@pytest.mark.parametrize("reply", [{}, {"offset": "1"}, {"signed": {}}, {"offset": None}])
+def test_an_upload_without_an_offset_or_a_receipt_ends(reply: object) -> None:
+    with pytest.raises(LabError, match="does not answer like a receiver"):
+        StrangeReceiver(reply).send(io.BytesIO(b"x"), "0" * 64, 1, lambda count: None)

@@ -17,7 +17,7 @@ ENDED_STATES = ("exited", "dead", "removing")
 LIST_S = 30.0  # an engine that lists no containers within this time counts as hung
 
 
-class Container(NamedTuple):
+class AccountContainer(NamedTuple):
     """A container. `name` has no slash, and is "" if the engine gives none."""
 
     id: str
@@ -33,7 +33,7 @@ class Container(NamedTuple):
         return self.state not in ENDED_STATES
 
 
-def list_containers(uid: int | None = None) -> list[Container]:
+def list_containers(uid: int | None = None) -> list[AccountContainer]:
     """List the containers of one account or of all, including stopped ones.
 
     Rows that cannot be parsed are left out.
@@ -50,7 +50,7 @@ def list_rows(uid: int | None = None) -> Any:
     )
 
 
-def read_containers(rows: Any) -> tuple[list[Container], list[str]]:
+def read_containers(rows: Any) -> tuple[list[AccountContainer], list[str]]:
     """Return the containers, and the problems of the rows that could not be parsed.
 
     ValueError if it is not a list.
@@ -67,13 +67,13 @@ def read_containers(rows: Any) -> tuple[list[Container], list[str]]:
     return containers, problems
 
 
-def _read(row: dict[str, Any]) -> Container:
+def _read(row: Any) -> AccountContainer:
     names = [name for name in row.get("Names") or [] if isinstance(name, str)]
     labels = {str(key): str(value) for key, value in row["Labels"].items()}
     created = row.get("Created")
     if not isinstance(row["Id"], str) or not row["Id"]:
         raise ValueError("no id")
-    return Container(
+    return AccountContainer(
         id=row["Id"],
         name=names[0].lstrip("/") if names else "",
         state=str(row.get("State") or ""),

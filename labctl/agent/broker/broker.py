@@ -19,8 +19,9 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Callable
+from typing import Callable
 
+from ...wire.broker import ServeBrokerRequest
 from ..host import engine
 from ..reply import Failure
 from . import mounts, networks
@@ -40,6 +41,7 @@ MOST_AT_ONCE = 64
 MOST_FILES = 65536
 PAUSE_S = 0.1
 KEEP_EVERY_S = 2.0
+SETTINGS = "/etc/labctl/broker.json"
 Handler = Callable[[Calls, BrokerAccount, Request, str], None]
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET|HEAD", "/_ping", Calls.pass_plain),
@@ -64,10 +66,10 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
 )
 
 
-def run(request: dict[str, Any]) -> None:
-    """Serve until the process ends. "settings" is the path of the settings file."""
+def run(request: ServeBrokerRequest) -> None:
+    """Serve until the process ends."""
     os.umask(0o022)
-    settings = load(Path(str(request.get("settings") or "/etc/labctl/broker.json")))
+    settings = load(Path(request.settings or SETTINGS))
     if os.geteuid() != 0:
         raise Failure("usage", "the broker must run as root")
     os.environ["DOCKER_HOST"] = engine.SOCKET
@@ -76,7 +78,7 @@ def run(request: dict[str, Any]) -> None:
     mounts.prepare_directory()
     networks.install_firewall()
     gpus = GpuReader()
-    keeping = Housekeeping(settings, Claims(settings, GpuQueue(), gpus.read), _log)
+    keeping = Housekeeping(settings, Claims(settings, GpuQueue(), gpus.identify), _log)
     keeping.run_round()
     threading.Thread(target=_run_housekeeping, args=(keeping,), daemon=True).start()
     Broker(settings, Calls(settings, keeping, gpus)).serve(Path(BROKER))

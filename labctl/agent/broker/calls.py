@@ -11,8 +11,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ...wire.codec import encode, to_json
 from ..host import engine
-from ..host.engine_objects import Image, Mount
+from ..host.engine_objects import (
+    Container,
+    ExecState,
+    Image,
+    Mount,
+    NewContainer,
+    StartExec,
+)
 from ..host.paths import read_text
 from . import account_images, cgroup, image_archive, networks
 from . import mounts as broker_mounts
@@ -27,6 +35,7 @@ from .image_disk import ImageDisk
 from .image_pulls import Pulls
 from .query_filter import parse_filters, pick_parameters
 from .relay import pass_on, send_on
+from .request_fields import RequestFields
 from .rules import (
     ENDS,
     GPUS,
@@ -37,12 +46,11 @@ from .rules import (
     SOURCES,
     BindMount,
     BrokerAccount,
-    build_container_body,
-    build_exec_body,
+    build_container,
     build_own_name,
     build_volume_mounts,
     parse_container_request,
-    pick_labels,
+    parse_exec_request,
     strip_own_prefix,
 )
 from .settings import BrokerSettings
@@ -82,7 +90,7 @@ class Calls:
         leases_by_uuid = {lease.uuid: lease for lease in list_leases(list_containers())}
         now_s = read_boottime_s()
         rows = []
-        for gpu in self._gpus.read():
+        for gpu in self._gpus.measure():
             row = dict(gpu)
             row["driver"] = read_text(DRIVER).split(" ")[0]
             lease = leases_by_uuid.get(str(gpu.get("uuid")))
@@ -92,7 +100,7 @@ class Calls:
         send_response(request.link, 200, {"gpus": rows})
 
     def send_image(self, account: BrokerAccount, request: Request, ref: str) -> None:
-        send_response(request.link, 200, self._find_image(account, ref))
+        send_response(request.link, 200, self._find_image_document(account, ref))
 
     def remove_image(self, account: BrokerAccount, request: Request, ref: str) -> None:
         """Remove an image of the account's own; shared images stay."""
@@ -134,25 +142,24 @@ class Calls:
         )
 
     def create(self, account: BrokerAccount, request: Request, _ref: str) -> None:
-        spec = request.read_json_body()
+        fields = RequestFields(request.read_json_body())
         name = build_own_name(
             account, request.query.get("name") or f"anonymous-{os.urandom(6).hex()}"
         )
-        document = self._find_image(account, str(spec.get("Image") or ""))
-        image = engine.parse_object(Image, document)
-        parsed = parse_container_request(account, spec)
-        claim_request = ContainerClaim(name, parsed.gpus, "labctl.service" in pick_labels(spec))
+        wanted = parse_container_request(account, fields)
+        image = engine.parse_object(Image, self._find_image_document(account, wanted.image))
+        claim_request = ContainerClaim(name, wanted.gpus, "labctl.service" in wanted.labels)
         with self.keeping.claims.claim(account, claim_request) as grant:
-            labels = {SOURCES: json.dumps({one.target: one.source for one in parsed.binds})}
+            labels = {SOURCES: json.dumps({bind.target: bind.source for bind in wanted.binds})}
             if grant.gpus:
                 labels.update({GPUS: ",".join(grant.gpus), ENDS: f"{grant.ends_s:.0f}"})
-            if parsed.port:
+            if wanted.port:
                 labels[SOCKET] = str(networks.find_socket_path(account, name))
-            memory = build_volume_mounts(image, parsed.binds, self.settings.share)
-            mounts = [*self._hold_mounts(account, name, parsed.binds), *memory]
-            container_body = build_container_body(
+            memory = build_volume_mounts(image, wanted.binds, self.settings.share)
+            mounts = [*self._hold_mounts(account, name, wanted.binds), *memory]
+            container = build_container(
                 account,
-                spec,
+                wanted,
                 image=image.Id,
                 mounts=mounts,
                 gpus=grant.gpus,
@@ -162,76 +169,78 @@ class Calls:
                 network=networks.ensure_network(account),
                 parent=self._cgroup_parent(account),
             )
-            reply = self._create_container(name, container_body)
+            reply = self._create_container(name, container)
         send_response(request.link, 201, reply)
 
     def inspect(self, account: BrokerAccount, request: Request, ref: str) -> None:
-        send_response(
-            request.link, 200, _describe_container(account, self._inspect_own(account, ref))
-        )
+        document = self._find_own_document(account, ref)
+        send_response(request.link, 200, _describe_container(account, document))
 
     def start(self, account: BrokerAccount, request: Request, ref: str) -> None:
         """Start a container, once: its staged mounts are released as soon as it runs."""
         container = self._inspect_own(account, ref)
-        if container["State"]["Status"] not in ("created", "running"):
+        if container.State.Status not in ("created", "running"):
             raise HttpRefusal(409, "a container on a shared server can be started only once")
-        engine.call("POST", f"/containers/{container['Id']}/start")
+        engine.call("POST", f"/containers/{container.Id}/start")
         with self.keeping.claims.lock:
-            broker_mounts.release(container["Name"].lstrip("/"))
+            broker_mounts.release(container.Name.lstrip("/"))
         with suppress(OSError):  # the account may have changed its own directory
-            self.keeping.ensure_relay(container["Id"], account.uid, container["Config"]["Labels"])
+            self.keeping.ensure_relay(container.Id, account.uid, container.labels)
         send_response(request.link, 200, b"")
 
     def exec(self, account: BrokerAccount, request: Request, ref: str) -> None:
         """Create an exec. The engine keeps one that is never started until the container ends."""
-        spec = build_exec_body(account, request.read_json_body())
-        if len(json.dumps(spec)) > MOST_EXEC_BYTES:
+        command = parse_exec_request(account, RequestFields(request.read_json_body()))
+        if len(json.dumps(to_json(command, drop_defaults=True))) > MOST_EXEC_BYTES:
             raise HttpRefusal(
                 413, f"a command on a shared server has at most {MOST_EXEC_BYTES} bytes"
             )
         with self._execs[account.uid]:
             container = self._inspect_own(account, ref)
-            if len(container.get("ExecIDs") or []) >= MOST_EXECS:
+            if len(container.ExecIDs or ()) >= MOST_EXECS:
                 message = f"{TAKEN}a container runs at most {MOST_EXECS} commands at once"
                 raise HttpRefusal(409, message)
-            reply = json.loads(engine.call("POST", f"/containers/{container['Id']}/exec", spec))
+            reply = json.loads(engine.call("POST", f"/containers/{container.Id}/exec", command))
         send_response(request.link, 201, reply)
 
     def send_archive(self, account: BrokerAccount, request: Request, ref: str) -> None:
         """Send /etc/passwd of a container that has not run: a running one could swap links."""
         container = self._inspect_own(account, ref)
-        if container["State"]["Status"] != "created" or request.query.get("path") != "/etc/passwd":
+        if container.State.Status != "created" or request.query.get("path") != "/etc/passwd":
             raise HttpRefusal(403, "a shared server does not copy files out of containers")
-        pass_on(request, ENGINE, f"/containers/{container['Id']}/archive", {"path": "/etc/passwd"})
+        pass_on(request, ENGINE, f"/containers/{container.Id}/archive", {"path": "/etc/passwd"})
 
     def pass_to_container(self, account: BrokerAccount, request: Request, ref: str) -> None:
         """Pass on a request for which only the container's owner matters."""
         container = self._inspect_own(account, ref)
         action = request.path.rpartition("/")[2]
         query = pick_parameters(action, request.query)
-        pass_on(request, ENGINE, f"/containers/{container['Id']}/{action}", query)
+        pass_on(request, ENGINE, f"/containers/{container.Id}/{action}", query)
 
     def remove(self, account: BrokerAccount, request: Request, ref: str) -> None:
         container = self._inspect_own(account, ref)
         # Its mounts are released later, by the housekeeping.
-        engine.call("DELETE", f"/containers/{container['Id']}?force=1&v=1")
+        engine.call("DELETE", f"/containers/{container.Id}?force=1&v=1")
         send_response(request.link, 200, b"")
 
     def pass_to_exec(self, account: BrokerAccount, request: Request, ref: str) -> None:
         if not ID.fullmatch(ref):
             raise HttpRefusal(404, f"No such exec instance: {ref[:80]}")
-        exec_record = json.loads(engine.call("GET", f"/exec/{ref}/json"))
-        self._inspect_own(account, str(exec_record.get("ContainerID")))
+        state = engine.parse_object(ExecState, json.loads(engine.call("GET", f"/exec/{ref}/json")))
+        self._inspect_own(account, state.ContainerID)
         action = request.path.rpartition("/")[2]
         content = b""
         if action == "start":
-            options = request.read_json_body()
-            flags = {key: bool(options.get(key)) for key in ("Detach", "Tty")}
-            content = json.dumps(flags).encode()
+            options = RequestFields(request.read_json_body())
+            flags = StartExec(options.is_set("Detach"), options.is_set("Tty"))
+            content = encode(flags).encode()
         query = pick_parameters(action, request.query)
-        pass_on(request, ENGINE, f"/exec/{exec_record['ID']}/{action}", query, content)
+        pass_on(request, ENGINE, f"/exec/{state.ID}/{action}", query, content)
 
-    def _inspect_own(self, account: BrokerAccount, ref: str) -> dict[str, Any]:
+    def _inspect_own(self, account: BrokerAccount, ref: str) -> Container:
+        return engine.parse_object(Container, self._find_own_document(account, ref))
+
+    def _find_own_document(self, account: BrokerAccount, ref: str) -> dict[str, Any]:
         """Inspect a container of the account; another account's container is not found."""
         if NAME.fullmatch(ref):
             for name in (f"u{account.uid}.{ref}", ref if ID.fullmatch(ref) else ""):
@@ -241,7 +250,7 @@ class Calls:
                     return container
         raise HttpRefusal(404, f"No such container: {ref[:120]}")
 
-    def _find_image(self, account: BrokerAccount, ref: str) -> dict[str, Any]:
+    def _find_image_document(self, account: BrokerAccount, ref: str) -> dict[str, Any]:
         for reference in account_images.list_candidates(account, ref):
             image = engine.inspect_image_document(reference)
             if image and account_images.is_visible(account, engine.parse_object(Image, image)):
@@ -257,10 +266,11 @@ class Calls:
             broker_mounts.release(name)
         return broker_mounts.bind_mounts(account, name, binds)
 
-    def _create_container(self, name: str, container_body: dict[str, Any]) -> dict[str, Any]:
+    def _create_container(self, name: str, container: NewContainer) -> object:
+        """Create the container, and return the engine's reply."""
         try:
-            reply: dict[str, Any] = json.loads(
-                engine.call("POST", f"/containers/create?name={name}", container_body)
+            reply: object = json.loads(
+                engine.call("POST", f"/containers/create?name={name}", container)
             )
         except BaseException:
             broker_mounts.release(name)

@@ -10,12 +10,20 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Callable, Iterator, NamedTuple
 
 from ..host import engine
-from .account_containers import Container, list_containers
+from .account_containers import AccountContainer, list_containers
 from .detection import TAKEN
-from .gpu_leases import GpuLease, GpusBusy, find_free, lend_gpus, list_leases, read_boottime_s
+from .gpu_leases import (
+    GpuIdentity,
+    GpuLease,
+    GpusBusy,
+    find_free,
+    lend_gpus,
+    list_leases,
+    read_boottime_s,
+)
 from .gpu_queue import TURN_S, GpuQueue
 from .http import HttpRefusal
 from .rules import BrokerAccount
@@ -62,14 +70,14 @@ class Claims:
         self,
         settings: BrokerSettings,
         queue: GpuQueue,
-        read_gpus: Callable[[], list[dict[str, Any]]],
+        identify_gpus: Callable[[], list[GpuIdentity]],
     ) -> None:
         self.lock = threading.Lock()
         self._settings = settings
         self._queue = queue
-        self._read_gpus = read_gpus
+        self._identify_gpus = identify_gpus
         self._claims: list[PendingClaim] = []
-        self._gpus: list[dict[str, Any]] = []
+        self._gpus: list[GpuIdentity] = []
 
     @contextmanager
     def claim(self, account: BrokerAccount, request: ContainerClaim) -> Iterator[Grant]:
@@ -78,7 +86,7 @@ class Claims:
         Refusal if the account is at a limit, or others have the GPUs.
         """
         if request.gpus:  # before the listing: a slow driver must not make that outdated
-            self._gpus = self._read_gpus() or self._gpus
+            self._gpus = self._identify_gpus() or self._gpus
         began_s = time.monotonic()
         listed = list_containers()
         with self.lock:
@@ -107,7 +115,7 @@ class Claims:
         """
         return {claim.name for claim in self._list_claims(began_s)}
 
-    def advance_queue(self, listed: list[Container], began_s: float) -> None:
+    def advance_queue(self, listed: list[AccountContainer], began_s: float) -> None:
         """Start and end turns for GPUs between requests.
 
         Uses the GPUs that the last request found, so that a hung driver does not block this.
@@ -123,7 +131,11 @@ class Claims:
         return [claim for claim in self._claims if claim.finished_s >= began_s]
 
     def _require_slot(
-        self, account: BrokerAccount, name: str, listed: list[Container], claims: list[PendingClaim]
+        self,
+        account: BrokerAccount,
+        name: str,
+        listed: list[AccountContainer],
+        claims: list[PendingClaim],
     ) -> None:
         own_containers = [entry for entry in listed if entry.uid == account.uid]
         claimed = {entry.name for entry in claims if entry.uid == account.uid}
@@ -144,7 +156,7 @@ class Claims:
         self,
         account: BrokerAccount,
         request: ContainerClaim,
-        listed: list[Container],
+        listed: list[AccountContainer],
         claims: list[PendingClaim],
     ) -> Grant:
         """Lend GPUs. If all are in use, a service starts without one, and a run joins the queue."""
@@ -170,7 +182,7 @@ class Claims:
             return Grant([], 0.0)
 
 
-def _list_leases(listed: list[Container], claims: list[PendingClaim]) -> list[GpuLease]:
+def _list_leases(listed: list[AccountContainer], claims: list[PendingClaim]) -> list[GpuLease]:
     return [*list_leases(listed), *(lease for claim in claims for lease in claim.leases)]
 
 

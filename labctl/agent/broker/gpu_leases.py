@@ -11,10 +11,10 @@ import pwd
 import threading
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ..host.gpus import Gpus
-from .account_containers import Container
+from ..host.gpus import Gpu, Gpus
+from .account_containers import AccountContainer
 from .detection import TAKEN
 from .gpu_queue import Waiter
 from .http import HttpRefusal
@@ -32,6 +32,14 @@ class GpuLease(NamedTuple):
     ends_s: float
 
 
+class GpuIdentity(NamedTuple):
+    """A GPU that can be leased. `number` is "" if the driver does not report it."""
+
+    uuid: str
+    number: str
+    name: str
+
+
 def read_boottime_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -43,9 +51,21 @@ class GpuReader:
         self._gpus = Gpus()
         self._lock = threading.Lock()
 
-    def read(self) -> list[dict[str, Any]]:
+    def measure(self) -> list[Gpu]:
         with self._lock:
             return self._gpus.read(wait=False)
+
+    def identify(self) -> list[GpuIdentity]:
+        return identify_gpus(self.measure())
+
+
+def identify_gpus(gpus: list[Gpu]) -> list[GpuIdentity]:
+    """Return the GPUs that have a UUID."""
+    return [
+        GpuIdentity(gpu["uuid"], gpu.get("index", ""), gpu.get("name") or gpu["uuid"])
+        for gpu in gpus
+        if gpu.get("uuid")
+    ]
 
 
 class GpusBusy(HttpRefusal):
@@ -56,7 +76,7 @@ class GpusBusy(HttpRefusal):
         self.missing = missing
 
 
-def list_leases(containers: list[Container]) -> list[GpuLease]:
+def list_leases(containers: list[AccountContainer]) -> list[GpuLease]:
     """Return the leases of containers as the engine lists them."""
     current = []
     for container in containers:
@@ -78,16 +98,16 @@ def _read_end(text: str) -> float:
     return ends_s if math.isfinite(ends_s) else 0.0
 
 
-def find_free(gpus: list[dict[str, Any]], held: list[GpuLease]) -> list[str]:
+def find_free(gpus: list[GpuIdentity], held: list[GpuLease]) -> list[str]:
     """Return the UUIDs of the GPUs without a lease."""
     leased = {lease.uuid for lease in held}
-    return [str(gpu["uuid"]) for gpu in gpus if gpu.get("uuid") and gpu["uuid"] not in leased]
+    return [gpu.uuid for gpu in gpus if gpu.uuid not in leased]
 
 
 def lend_gpus(
     account: BrokerAccount,
     wanted: list[str],
-    gpus: list[dict[str, Any]],
+    gpus: list[GpuIdentity],
     held: list[GpuLease],
     kept: dict[str, Waiter],
     most: int,
@@ -101,10 +121,10 @@ def lend_gpus(
     being stopped still has its GPU. `kept` are GPUs reserved for accounts that asked before.
     Refusal (409) names every holder and end; it is Busy if waiting helps.
     """
-    uuids = [str(gpu["uuid"]) for gpu in gpus if gpu.get("uuid")]
+    uuids = [gpu.uuid for gpu in gpus]
     if not uuids:
         raise HttpRefusal(409, f"{TAKEN}it has no GPU; set `gpu: none` in lab.yaml")
-    by_index = {str(gpu.get("index")): str(gpu["uuid"]) for gpu in gpus if gpu.get("uuid")}
+    by_index = {gpu.number: gpu.uuid for gpu in gpus if gpu.number}
     requested = [by_index.get(name, name) for name in wanted if name != "*"]
     unknown = [name for name in requested if name not in uuids]
     if unknown:
@@ -130,11 +150,11 @@ def lend_gpus(
     return granted, min([until_s, *(own[uuid] for uuid in granted if uuid in own)])
 
 
-def describe_reservation(uuid: str, waiter: Waiter, gpus: list[dict[str, Any]]) -> str:
+def describe_reservation(uuid: str, waiter: Waiter, gpus: list[GpuIdentity]) -> str:
     return f"{_name_gpu(uuid, gpus)} is reserved for {find_holder(waiter.uid)}, who is before you"
 
 
-def describe_lease(lease: GpuLease, gpus: list[dict[str, Any]], now_s: float) -> str:
+def describe_lease(lease: GpuLease, gpus: list[GpuIdentity], now_s: float) -> str:
     """Describe a lease: "GPU 0 (Tesla T4) is in use by lab-alice for at most 40 min, ..."."""
     minutes = int((max(0.0, lease.ends_s - now_s) + ROUND_UP_S) // 60)
     at = time.strftime("%H:%M %Z", time.localtime(time.time() + lease.ends_s - now_s))
@@ -142,9 +162,9 @@ def describe_lease(lease: GpuLease, gpus: list[dict[str, Any]], now_s: float) ->
     return f"{name} is in use by {find_holder(lease.uid)} for at most {minutes} min, until {at}"
 
 
-def _name_gpu(uuid: str, gpus: list[dict[str, Any]]) -> str:
-    gpu = next((candidate for candidate in gpus if candidate.get("uuid") == uuid), {})
-    return f"GPU {gpu.get('index', '?')} ({gpu.get('name', uuid)})"
+def _name_gpu(uuid: str, gpus: list[GpuIdentity]) -> str:
+    gpu = next((gpu for gpu in gpus if gpu.uuid == uuid), GpuIdentity(uuid, "", uuid))
+    return f"GPU {gpu.number or '?'} ({gpu.name})"
 
 
 def find_holder(uid: int) -> str:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Callable, Iterator
 
 from ..host import engine
+from ..host.engine_objects import CreatedObject, ExecState, NewExec, StartExec
 from ..reply import Failure
 from . import mounts
-from .account_containers import Container, list_rows, read_containers
+from .account_containers import AccountContainer, list_rows, read_containers
 from .claims import ENDED_KEPT, Claims
 from .detection import LEASE
 from .gpu_leases import list_leases, read_boottime_s
@@ -99,7 +100,7 @@ class Housekeeping:
             slots = self._slots.setdefault(owner, threading.BoundedSemaphore(MOST_CARRIED))
             self._relays[container] = ServiceRelay(owner, path, container, port, slots)
 
-    def _keep_relays(self, problems: Problems, containers: list[Container]) -> None:
+    def _keep_relays(self, problems: Problems, containers: list[AccountContainer]) -> None:
         running = [container for container in containers if container.state == "running"]
         with self._relay_lock:
             ended_ids = set(self._relays) - {container.id for container in running}
@@ -111,8 +112,8 @@ class Housekeeping:
             with problems.guard(f"the socket of {container.name or container.id}"):
                 self.ensure_relay(container.id, container.uid, container.labels)
 
-    def _remove_ended(self, problems: Problems, containers: list[Container]) -> None:
-        ended: dict[int, list[Container]] = {}
+    def _remove_ended(self, problems: Problems, containers: list[AccountContainer]) -> None:
+        ended: dict[int, list[AccountContainer]] = {}
         for container in sorted(containers, key=lambda container: -container.created_s):
             if container.state in ("exited", "dead"):
                 ended.setdefault(container.uid, []).append(container)
@@ -121,7 +122,7 @@ class Housekeeping:
                 with problems.guard(f"removing {old.name or old.id}"):
                     engine.remove_container(old.id)
 
-    def _remove_unstarted(self, problems: Problems, containers: list[Container]) -> None:
+    def _remove_unstarted(self, problems: Problems, containers: list[AccountContainer]) -> None:
         """Remove containers that were never started, some time after this broker first saw them."""
         now_s = time.monotonic()
         created = [container for container in containers if container.state == "created"]
@@ -136,7 +137,7 @@ class Housekeeping:
                 with problems.guard(f"removing {container.name or container.id}"):
                     _remove_unless_started(container.id)
 
-    def _release_mounts(self, containers: list[Container], began_s: float) -> None:
+    def _release_mounts(self, containers: list[AccountContainer], began_s: float) -> None:
         waiting = {container.name for container in containers if container.state == "created"}
         with self.claims.lock:
             waiting |= self.claims.list_names_since(began_s)
@@ -144,7 +145,7 @@ class Housekeeping:
                 if name not in waiting:
                     mounts.release(name)
 
-    def _end_leases(self, problems: Problems, containers: list[Container]) -> None:
+    def _end_leases(self, problems: Problems, containers: list[AccountContainer]) -> None:
         now_s = read_boottime_s()
         ended_ids = {lease.container for lease in list_leases(containers) if lease.ends_s <= now_s}
         self._ending &= ended_ids
@@ -157,7 +158,7 @@ class Housekeeping:
         }
         problems.lines.update(self._failed_ends)
 
-    def _start_ending(self, container: Container) -> None:
+    def _start_ending(self, container: AccountContainer) -> None:
         self._ending.add(container.id)
         try:
             threading.Thread(target=self._end_lease, args=(container,), daemon=True).start()
@@ -165,7 +166,7 @@ class Housekeeping:
             self._ending.discard(container.id)
             raise
 
-    def _end_lease(self, container: Container) -> None:
+    def _end_lease(self, container: AccountContainer) -> None:
         """Stop the container, with GRACE_S to write a checkpoint.
 
         The reason is first written into the run's directory by a process of its own account. That
@@ -193,14 +194,15 @@ def _remove_unless_started(container: str) -> None:
             raise
 
 
-def _write_note(container: Container) -> None:
-    words = ["/bin/sh", "-c", NOTE, "sh", LEASE]
-    body = {"Cmd": words, "User": str(container.uid)}
+def _write_note(container: AccountContainer) -> None:
+    command = NewExec(("/bin/sh", "-c", NOTE, "sh", LEASE), User=str(container.uid))
     path = f"/containers/{container.id}/exec"
-    exec_id = json.loads(engine.call("POST", path, body, NOTE_S))["Id"]
-    engine.call("POST", f"/exec/{exec_id}/start", {"Detach": True}, NOTE_S)
+    reply = json.loads(engine.call("POST", path, command, NOTE_S))
+    exec_id = engine.parse_object(CreatedObject, reply).Id
+    engine.call("POST", f"/exec/{exec_id}/start", StartExec(Detach=True), NOTE_S)
     deadline_s = time.monotonic() + NOTE_S
     while time.monotonic() < deadline_s:
-        if not json.loads(engine.call("GET", f"/exec/{exec_id}/json", timeout_s=NOTE_S))["Running"]:
+        state = json.loads(engine.call("GET", f"/exec/{exec_id}/json", timeout_s=NOTE_S))
+        if not engine.parse_object(ExecState, state).Running:
             return
         time.sleep(0.05)

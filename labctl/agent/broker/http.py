@@ -83,7 +83,7 @@ class Request:
     def read_body(self, most: int = MOST_JSON) -> bytes:
         return b"".join(self.read_blocks(most))
 
-    def read_json_body(self) -> dict[str, Any]:
+    def read_json_body(self) -> dict[str, object]:
         """Parse the body as an object; {} without a body."""
         try:
             body = parse_json(self.read_body() or b"{}")

@@ -67,7 +67,7 @@ def _check_number(value: Any) -> int:
     return value
 
 
-def _check_empty(value: Any) -> dict[str, Any]:
+def _check_empty(value: Any) -> dict[str, str]:
     if value != {}:
         raise ValueError("expected {}")
     return {}
@@ -91,7 +91,7 @@ def _make_list_check(check: Check) -> Check:
 def _make_map_check(check: Check) -> Check:
     """Return a check for an object whose keys are data, such as labels."""
 
-    def check_map(value: Any) -> dict[str, Any]:
+    def check_map(value: Any) -> object:
         if not isinstance(value, dict):
             raise ValueError("expected an object")
         return {key: check(item) for key, item in value.items()}
@@ -102,7 +102,7 @@ def _make_map_check(check: Check) -> Check:
 def _make_object_check(known: Mapping[str, Check]) -> Check:
     """Return a check for an object with known keys. It keeps their order, and null values."""
 
-    def check_object(value: Any) -> dict[str, Any]:
+    def check_object(value: Any) -> object:
         if not isinstance(value, dict):
             raise ValueError("expected an object")
         checked = {}

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import Any, Callable, Iterator
+from typing import Callable, Iterator
 from urllib.parse import urlencode
 
+from ...wire.codec import MessageError, decode
 from ..host import engine
+from ..host.engine_objects import PullDetail, PullProgress
 from .concurrency import AccountLimit
 from .http import HttpRefusal
 from .rules import BrokerAccount
@@ -75,10 +77,8 @@ class PullSize:
 def _read_progress(line: bytes) -> tuple[str, int]:
     """Return (layer, its known bytes); ("", 0) for a line without them."""
     try:
-        progress: dict[str, Any] = json.loads(line or b"{}")
-        detail = progress.get("progressDetail") or {}
-        return str(progress.get("id", "")), max(
-            int(detail.get("total") or 0), int(detail.get("current") or 0)
-        )
-    except (ValueError, TypeError, AttributeError):
+        progress = decode(PullProgress, line or b"{}")
+    except MessageError:
         return "", 0
+    detail = progress.progressDetail or PullDetail()
+    return progress.id or "", max(detail.total or 0, detail.current or 0)

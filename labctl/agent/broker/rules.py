@@ -7,11 +7,20 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..host import engine
-from ..host.engine_objects import Image, Mount
+from ..host.engine_objects import (
+    ContainerLog,
+    DeviceRequest,
+    Image,
+    Mount,
+    NewContainer,
+    NewExec,
+    NewHostConfig,
+)
 from .http import HttpRefusal
+from .request_fields import RequestFields
 
 OWNER = "labctl.uid"
 GPUS = "labctl.gpus"
@@ -29,6 +38,9 @@ GIB = 1024**3
 LARGEST_TMP = GIB
 MOST_MOUNTS = 32
 MOST_TARGET = 255  # characters of a path in a container
+MOST_NUMBER = 1 << 62  # fits the engine's integers
+LONGEST_STOP_S, DEFAULT_STOP_S = 120, 10
+DEFAULT_SHM_BYTES = 64 * 1024**2
 # bytes of a container's labels and command, which every listing repeats: the broker lists the
 # containers of all accounts every few seconds
 MOST_LISTED_BYTES = 16 * 1024
@@ -72,13 +84,42 @@ class BindMount(NamedTuple):
 
 
 class ContainerRequest(NamedTuple):
-    """The variable parts of a requested container: its mounts, GPUs and service port."""
+    """A container as an account requests it. 0 and "" are what the request leaves open."""
 
+    image: str
     binds: list[BindMount]
     # UUIDs; ["*"] for as many as the account may have, [] for no GPU.
     gpus: list[str]
     # port of its service, 0 without one
     port: int
+    labels: dict[str, str]
+    env: list[str]
+    # None for those of the image
+    command: list[str] | None
+    entrypoint: list[str] | None
+    hostname: str
+    directory: str
+    stop_s: int
+    # Whether it has no network at all.
+    is_isolated: bool
+    has_init: bool
+    is_removed_at_end: bool
+    memory_bytes: int
+    nano_cpus: int
+    pids: int
+    shm_bytes: int
+    streams: StreamFlags
+
+
+class StreamFlags(NamedTuple):
+    """How a container is connected to whoever starts it."""
+
+    tty: bool
+    open_stdin: bool
+    stdin_once: bool
+    attach_stdin: bool
+    attach_stdout: bool
+    attach_stderr: bool
 
 
 def build_own_name(account: BrokerAccount, name: str) -> str:
@@ -96,19 +137,18 @@ def strip_own_prefix(account: BrokerAccount, name: str) -> str:
     return slash + (bare[len(prefix) :] if bare.startswith(prefix) else bare)
 
 
-def parse_container_request(account: BrokerAccount, request: dict[str, Any]) -> ContainerRequest:
+def parse_container_request(account: BrokerAccount, request: RequestFields) -> ContainerRequest:
     """Parse the requested container. Refusal (403) if it exceeds what a shared server allows."""
-    host = _get_host_config(request)
-    _refuse_others(
-        request, (*KNOWN, *BOOLS, *WITHOUT_EFFECT, "StopSignal", "OnBuild", "ArgsEscaped"), ""
+    host = request.read_object("HostConfig")
+    request.refuse_others(
+        (*KNOWN, *BOOLS, *WITHOUT_EFFECT, "StopSignal", "OnBuild", "ArgsEscaped"), ""
     )
-    _refuse_others(host, (*HOST_KNOWN, *_LIMITS, *HOST_WITHOUT_EFFECT), "HostConfig.")
-    if request.get("User") not in (None, "", str(account.uid), f"{account.uid}:{account.gid}"):
+    host.refuse_others((*HOST_KNOWN, *_LIMITS, *HOST_WITHOUT_EFFECT), "HostConfig.")
+    if not _is_own_user(account, request):
         raise HttpRefusal(403, "a container on a shared server can run only as the account itself")
-    if request.get("Volumes"):
+    if request.is_set("Volumes"):
         raise HttpRefusal(403, "a shared server does not allow volumes")
-    restart = (host.get("RestartPolicy") or {}).get("Name")
-    if restart not in (None, "", "no"):
+    if host.read_object("RestartPolicy").get("Name") not in (None, "", "no"):
         raise HttpRefusal(403, "a shared server does not allow restart policies")
     if host.get("IpcMode") not in (None, "", "none", "private"):
         raise HttpRefusal(403, "a shared server does not allow containers to share IPC")
@@ -123,9 +163,29 @@ def parse_container_request(account: BrokerAccount, request: dict[str, Any]) -> 
         )
     port = labels.get("labctl.service-port", "0")
     number = int(port) if PORT.fullmatch(port) and int(port) < 65536 else 0
-    if host.get("PortBindings") and not number:
+    if host.is_set("PortBindings") and not number:
         raise HttpRefusal(403, "a shared server does not publish ports: services use Unix sockets")
-    return ContainerRequest(_parse_binds(host), _parse_gpus(host), number)
+    return ContainerRequest(
+        image=str(request.get("Image") or ""),
+        binds=_parse_binds(host),
+        gpus=_parse_gpus(host),
+        port=number,
+        labels=labels,
+        env=_parse_env(request),
+        command=None if request.get("Cmd") is None else request.read_words("Cmd"),
+        entrypoint=None if request.get("Entrypoint") is None else request.read_words("Entrypoint"),
+        hostname=request.read_text("Hostname"),
+        directory=request.read_text("WorkingDir"),
+        stop_s=request.read_number("StopTimeout", LONGEST_STOP_S),
+        is_isolated=host.get("NetworkMode") == "none",
+        has_init=host.is_set("Init"),
+        is_removed_at_end=host.is_set("AutoRemove"),
+        memory_bytes=host.read_number("Memory", MOST_NUMBER),
+        nano_cpus=host.read_number("NanoCpus", MOST_NUMBER),
+        pids=host.read_number("PidsLimit", MOST_NUMBER),
+        shm_bytes=host.read_number("ShmSize", MOST_NUMBER),
+        streams=StreamFlags(*(request.is_set(key) for key in BOOLS)),
+    )
 
 
 def build_volume_mounts(image: Image, binds: list[BindMount], share: AccountShare) -> list[Mount]:
@@ -147,9 +207,9 @@ def _is_path(target: str) -> bool:
     return target.startswith("/") and len(target) <= MOST_TARGET
 
 
-def build_container_body(
+def build_container(
     account: BrokerAccount,
-    request: dict[str, Any],
+    request: ContainerRequest,
     *,
     image: str,
     mounts: list[Mount],
@@ -159,145 +219,125 @@ def build_container_body(
     share: AccountShare,
     network: str,
     parent: str,
-) -> dict[str, Any]:
-    """Return the complete body for the engine. `image` is an id, `mounts` are in its format."""
-    host = _get_host_config(request)
-    is_isolated = host.get("NetworkMode") == "none"
-    container: dict[str, Any] = {key: bool(request.get(key)) for key in BOOLS}
-    container.update(
-        {
-            "Image": image,
-            "User": f"{account.uid}:{account.gid}",
-            "Env": [*_parse_env(request), f"NVIDIA_VISIBLE_DEVICES={','.join(gpus) or 'void'}"],
-            "Labels": {
-                **pick_labels(request),
-                **dict.fromkeys(OWN_LABELS, ""),
-                **labels,
-                OWNER: str(account.uid),
-            },
-            "StopTimeout": _parse_number(request, "StopTimeout", 120) or 10,
-        }
+) -> NewContainer:
+    """Return the complete container for the engine. `image` is an id."""
+    # Limits are within the account's share; one container may use all of it.
+    memory_bytes = min(request.memory_bytes or share.memory_bytes, share.memory_bytes, MOST_NUMBER)
+    nano_cpus = round(share.cpus * 1e9)
+    return NewContainer(
+        Image=image,
+        User=f"{account.uid}:{account.gid}",
+        Env=(*request.env, f"NVIDIA_VISIBLE_DEVICES={','.join(gpus) or 'void'}"),
+        Labels={
+            **request.labels,
+            **dict.fromkeys(OWN_LABELS, ""),
+            **labels,
+            OWNER: str(account.uid),
+        },
+        StopTimeout=request.stop_s or DEFAULT_STOP_S,
+        Cmd=None if request.command is None else tuple(request.command),
+        Entrypoint=None if request.entrypoint is None else tuple(request.entrypoint),
+        Hostname=request.hostname,
+        WorkingDir=request.directory,
+        Tty=request.streams.tty,
+        OpenStdin=request.streams.open_stdin,
+        StdinOnce=request.streams.stdin_once,
+        AttachStdin=request.streams.attach_stdin,
+        AttachStdout=request.streams.attach_stdout,
+        AttachStderr=request.streams.attach_stderr,
+        HostConfig=NewHostConfig(
+            Mounts=tuple(mounts),
+            SecurityOpt=("no-new-privileges",),
+            CapDrop=("ALL",),
+            Runtime="runc",
+            IpcMode="private",
+            GroupAdd=tuple(gpu_groups),
+            ReadonlyRootfs=True,
+            Tmpfs={path: _tmpfs_options(share) for path in TMPFS},
+            LogConfig=ContainerLog("json-file", LOG),
+            DeviceRequests=_build_device_requests(gpus),
+            NetworkMode="none" if request.is_isolated else network,
+            CgroupParent=parent,
+            Init=request.has_init,
+            AutoRemove=request.is_removed_at_end,
+            Memory=memory_bytes,
+            MemorySwap=memory_bytes,
+            NanoCpus=min(request.nano_cpus or nano_cpus, nano_cpus),
+            PidsLimit=min(request.pids or share.pids, share.pids),
+            ShmSize=min(request.shm_bytes or DEFAULT_SHM_BYTES, memory_bytes),
+        ),
     )
-    for key in ("Cmd", "Entrypoint"):
-        if request.get(key) is not None:
-            container[key] = _parse_words(request, key)
-    for key in ("Hostname", "WorkingDir"):
-        if request.get(key):
-            container[key] = _parse_text(request, key)
-    container["HostConfig"] = {
-        "Mounts": mounts,
-        "SecurityOpt": ["no-new-privileges"],
-        "CapDrop": ["ALL"],
-        "Runtime": "runc",
-        "IpcMode": "private",
-        "GroupAdd": gpu_groups,
-        "ReadonlyRootfs": True,
-        "Tmpfs": {path: _tmpfs_options(share) for path in TMPFS},
-        "LogConfig": {"Type": "json-file", "Config": LOG},
-        "DeviceRequests": _device_requests(gpus),
-        "NetworkMode": "none" if is_isolated else network,
-        "CgroupParent": parent,
-        "Init": bool(host.get("Init")),
-        "AutoRemove": bool(host.get("AutoRemove")),
-        **_limits(host, share),
-    }
-    return container
 
 
-def build_exec_body(account: BrokerAccount, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the body for a command in a running container: as the account, without privileges."""
-    if request.get("User") not in (None, "", str(account.uid), f"{account.uid}:{account.gid}"):
+def parse_exec_request(account: BrokerAccount, request: RequestFields) -> NewExec:
+    """Parse a command for a running container: as the account, without privileges."""
+    if not _is_own_user(account, request):
         raise HttpRefusal(403, "a command on a shared server can run only as the account itself")
-    if request.get("Privileged"):
+    if request.is_set("Privileged"):
         raise HttpRefusal(403, "a shared server does not allow privileged commands")
-    spec: dict[str, Any] = {key: bool(request.get(key)) for key in BOOLS if key.startswith("A")}
-    spec.update(
-        {
-            "Tty": bool(request.get("Tty")),
-            "User": f"{account.uid}:{account.gid}",
-            "Env": _parse_env(request),
-            "Cmd": _parse_words(request, "Cmd"),
-        }
+    return NewExec(
+        Cmd=tuple(request.read_words("Cmd")),
+        User=f"{account.uid}:{account.gid}",
+        Env=tuple(_parse_env(request)),
+        WorkingDir=request.read_text("WorkingDir"),
+        Tty=request.is_set("Tty"),
+        AttachStdin=request.is_set("AttachStdin"),
+        AttachStdout=request.is_set("AttachStdout"),
+        AttachStderr=request.is_set("AttachStderr"),
     )
-    if request.get("WorkingDir"):
-        spec["WorkingDir"] = _parse_text(request, "WorkingDir")
-    return spec
 
 
-def pick_labels(request: dict[str, Any]) -> dict[str, str]:
+def pick_labels(request: RequestFields) -> dict[str, str]:
     """Return labctl's own labels, without those that only the broker sets."""
-    labels = request.get("Labels") or {}
-    if not isinstance(labels, dict):
-        raise HttpRefusal(400, "Labels must be an object")
     return {
-        str(key): str(value)[:256]
-        for key, value in labels.items()
-        if str(key).startswith("labctl.") and key not in OWN_LABELS
+        key: value[:256]
+        for key, value in request.read_texts("Labels").items()
+        if key.startswith("labctl.") and key not in OWN_LABELS
     }
 
 
-def _get_host_config(request: dict[str, Any]) -> dict[str, Any]:
-    host = request.get("HostConfig") or {}
-    if not isinstance(host, dict):
-        raise HttpRefusal(400, "HostConfig must be an object")
-    return host
+def _is_own_user(account: BrokerAccount, request: RequestFields) -> bool:
+    own = (None, "", str(account.uid), f"{account.uid}:{account.gid}")
+    return request.get("User") in own
 
 
-def _refuse_others(fields: dict[str, Any], allowed: tuple[str, ...], prefix: str) -> None:
-    """Refuse by name a field that is set and not allowed."""
-    for key, value in fields.items():
-        if value and key not in allowed:
-            raise HttpRefusal(403, f"a shared server does not allow {prefix}{str(key)[:60]}")
-
-
-def _parse_binds(host: dict[str, Any]) -> list[BindMount]:
+def _parse_binds(host: RequestFields) -> list[BindMount]:
     mounts = host.get("Mounts") or []
     if not isinstance(mounts, list) or len(mounts) > MOST_MOUNTS:
         raise HttpRefusal(400, f"Mounts must be a list of at most {MOST_MOUNTS}")
     binds = []
-    for mount in mounts:
-        if not isinstance(mount, dict) or mount.get("Type") != "bind":
+    for document in mounts:
+        mount = RequestFields(document if isinstance(document, dict) else {})
+        if mount.get("Type") != "bind":
             raise HttpRefusal(403, "a shared server mounts only directories of the account itself")
-        source, target = str(mount.get("Source", "")), str(mount.get("Target", ""))
+        source, target = str(mount.get("Source") or ""), str(mount.get("Target") or "")
         has_dots = "/../" in f"{target}/" or "/./" in f"{target}/"
         if not TARGET.fullmatch(target) or has_dots or len(target) > MOST_TARGET:
             raise HttpRefusal(403, f"a shared server does not allow a mount at {target[:100]!r}")
-        binds.append(BindMount(source, target, bool(mount.get("ReadOnly"))))
+        binds.append(BindMount(source, target, mount.is_set("ReadOnly")))
     if len({mount.target for mount in binds}) != len(binds):
         raise HttpRefusal(400, "two mounts have the same target")
     return binds
 
 
-def _parse_gpus(host: dict[str, Any]) -> list[str]:
+def _parse_gpus(host: RequestFields) -> list[str]:
+    documents = host.get("DeviceRequests") or []
+    if not isinstance(documents, list):
+        raise HttpRefusal(400, "DeviceRequests must be a list")
     uuids: list[str] = []
-    for device_request in host.get("DeviceRequests") or []:
-        groups = (device_request or {}).get("Capabilities")
-        if device_request.get("Driver") not in (None, "", "nvidia") or groups != [["gpu"]]:
+    for document in documents:
+        device = RequestFields(document if isinstance(document, dict) else {})
+        is_nvidia = device.get("Driver") in (None, "", "nvidia")
+        if not is_nvidia or device.get("Capabilities") != [["gpu"]]:
             raise HttpRefusal(403, "a shared server allows GPUs, but no other devices")
-        ids = device_request.get("DeviceIDs") or []
-        uuids += [str(uuid) for uuid in ids] if ids else ["*"]
+        uuids += device.read_words("DeviceIDs") if device.is_set("DeviceIDs") else ["*"]
     return ["*"] if "*" in uuids else list(dict.fromkeys(uuids))
 
 
-def _device_requests(gpus: list[str]) -> list[dict[str, Any]]:
+def _build_device_requests(gpus: list[str]) -> tuple[DeviceRequest, ...]:
     if not gpus:
-        return []
-    device_request = {"Driver": "", "Capabilities": [["gpu"]], "Options": {}}
-    return [{**device_request, "Count": 0, "DeviceIDs": gpus}]
-
-
-def _limits(host: dict[str, Any], share: AccountShare) -> dict[str, int]:
-    """Return limits within the account's share; one container may use all of it."""
-    memory = min(_parse_number(host, "Memory", share.memory_bytes) or share.memory_bytes, 1 << 62)
-    limit = round(share.cpus * 1e9)
-    cpus = min(_parse_number(host, "NanoCpus", 1 << 50) or limit, limit)
-    return {
-        "Memory": memory,
-        "MemorySwap": memory,
-        "NanoCpus": cpus,
-        "PidsLimit": _parse_number(host, "PidsLimit", share.pids) or share.pids,
-        "ShmSize": min(_parse_number(host, "ShmSize", 1 << 50) or 64 * 1024**2, memory),
-    }
+        return ()
+    return (DeviceRequest(DeviceIDs=tuple(gpus), Capabilities=(("gpu",),)),)
 
 
 def _tmpfs_options(share: AccountShare) -> str:
@@ -309,35 +349,11 @@ def limit_tmp_bytes(share: AccountShare) -> int:
     return min(LARGEST_TMP, share.memory_bytes // 4)
 
 
-def _parse_env(request: dict[str, Any]) -> list[str]:
+def _parse_env(request: RequestFields) -> list[str]:
     """Return the variables without NVIDIA's, which would choose devices."""
-    variables = _parse_words(request, "Env") if request.get("Env") else []
+    variables = request.read_words("Env") if request.is_set("Env") else []
     return [
         variable
         for variable in variables
         if "=" in variable and not variable.startswith("NVIDIA_VISIBLE_DEVICES")
     ]
-
-
-def _parse_words(request: dict[str, Any], key: str) -> list[str]:
-    value = request.get(key)
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-        raise HttpRefusal(400, f"{key} must be a list of strings")
-    return list(value)
-
-
-def _parse_text(request: dict[str, Any], key: str) -> str:
-    value = request[key]
-    if not isinstance(value, str) or len(value) > 4096 or "\0" in value:
-        raise HttpRefusal(400, f"{key} must be a string of at most 4096 characters")
-    return value
-
-
-def _parse_number(request: dict[str, Any], key: str, limit: int) -> int:
-    """Return a number of the request, at most `limit`; 0 if it has none."""
-    value = request.get(key) or 0
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise HttpRefusal(400, f"{key} must be an integer")
-    return min(max(value, 0), limit)

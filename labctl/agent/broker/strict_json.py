@@ -7,9 +7,10 @@ So no document may have a key twice, not even with another case.
 from __future__ import annotations
 
 import json
-from typing import Any, Iterable, NoReturn
+from typing import Any, Iterable, NoReturn, TypeVar
 from urllib.parse import parse_qsl
 
+Value = TypeVar("Value")
 MOST_DIGITS = 20  # Python parses long numbers in quadratic time
 MOST_PARAMETERS = 64
 # Escapes of Go's encoder for characters with a meaning in HTML and JavaScript
@@ -42,8 +43,8 @@ def parse_query(text: str) -> dict[str, str]:
     return _make_object(parse_qsl(text, keep_blank_values=True, errors="strict"))
 
 
-def _make_object(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    parsed: dict[str, Any] = {}
+def _make_object(pairs: Iterable[tuple[str, Value]]) -> dict[str, Value]:
+    parsed: dict[str, Value] = {}
     folded: dict[str, str] = {}
     for key, value in pairs:
         # Covers Go's case folding, including the Kelvin sign for k and the long s for s.

@@ -71,6 +71,7 @@ class Container(NamedTuple):
     HostConfig: ContainerHostConfig = ContainerHostConfig()
     Mounts: Optional[Tuple[MountPoint, ...]] = None
     NetworkSettings: ContainerNetwork = ContainerNetwork()
+    ExecIDs: Optional[Tuple[str, ...]] = None
 
     @property
     def labels(self) -> Dict[str, str]:
@@ -131,6 +132,20 @@ class Image(NamedTuple):
         return self.Config or ImageConfig()
 
 
+class PullDetail(NamedTuple):
+    """Bytes of a layer; absent in lines without a size."""
+
+    current: Optional[int] = None
+    total: Optional[int] = None
+
+
+class PullProgress(NamedTuple):
+    """One line of a pull's progress. `id` names the layer."""
+
+    id: Optional[str] = None
+    progressDetail: Optional[PullDetail] = None
+
+
 class MountTmpfsOptions(NamedTuple):
     SizeBytes: int
     Mode: int = 0
@@ -160,7 +175,10 @@ class Ulimit(NamedTuple):
 
 
 class NewHostConfig(NamedTuple):
-    """How a new container runs. 0 is no limit; `MemorySwap` includes the memory."""
+    """How a new container runs. 0 is no limit; `MemorySwap` includes the memory.
+
+    `Init` None leaves it to the engine's settings whether the first process is an init.
+    """
 
     Mounts: Tuple[Mount, ...] = ()
     SecurityOpt: Tuple[str, ...] = ()
@@ -171,7 +189,7 @@ class NewHostConfig(NamedTuple):
     IpcMode: str = ""
     CgroupParent: str = ""
     ReadonlyRootfs: bool = False
-    Init: bool = False
+    Init: Optional[bool] = None
     AutoRemove: bool = False
     Memory: int = 0
     MemorySwap: int = 0

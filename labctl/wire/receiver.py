@@ -1,0 +1,95 @@
+"""Messages between a student's machine and the receiver of submissions, a line of JSON each.
+
+Rules, receipts and feedback are values of `labctl.submissions`, which are checked where they are
+read: a receipt is signed as it is. A bundle is named by its SHA-256 in hex and its size in bytes.
+A failure is {"error": {kind, what, why, hint}}.
+"""
+
+from typing import NamedTuple, Optional, Tuple, Union
+
+from .verbs import Verb
+
+
+class GreetReceiverRequest(NamedTuple):
+    """Ask for the rules for this student now."""
+
+    assignment: str
+
+
+class GreetReceiverReply(NamedTuple):
+    hello: object
+
+
+class BeginUploadRequest(NamedTuple):
+    assignment: str
+    sha256: str
+    size: int
+
+
+class BeginUploadReply(NamedTuple):
+    """The bytes of the bundle that have arrived; or its receipt, if it was accepted before."""
+
+    offset: Optional[int] = None
+    signed: object = None
+
+
+class SendPartRequest(NamedTuple):
+    """A part of the bundle: `length` bytes follow the line, for `offset`."""
+
+    assignment: str
+    sha256: str
+    size: int
+    offset: int
+    length: int
+
+
+class SendPartReply(NamedTuple):
+    offset: int
+
+
+class FinishUploadRequest(NamedTuple):
+    assignment: str
+    sha256: str
+    size: int
+
+
+class FinishUploadReply(NamedTuple):
+    signed: object
+
+
+class ListReceiptsRequest(NamedTuple):
+    """List the student's own receipts."""
+
+    assignment: str
+
+
+class ListReceiptsReply(NamedTuple):
+    receipts: Tuple[object, ...]
+
+
+class ReadFeedbackRequest(NamedTuple):
+    """Ask for the student's own feedback."""
+
+    assignment: str
+
+
+class ReadFeedbackReply(NamedTuple):
+    """The feedback, None before its release."""
+
+    feedback: object
+
+
+ReceiverRequest = Union[
+    GreetReceiverRequest,
+    BeginUploadRequest,
+    SendPartRequest,
+    FinishUploadRequest,
+    ListReceiptsRequest,
+    ReadFeedbackRequest,
+]
+GREET_RECEIVER = Verb("hello", GreetReceiverRequest, GreetReceiverReply)
+BEGIN_UPLOAD = Verb("begin", BeginUploadRequest, BeginUploadReply)
+SEND_PART = Verb("part", SendPartRequest, SendPartReply)
+FINISH_UPLOAD = Verb("finish", FinishUploadRequest, FinishUploadReply)
+LIST_RECEIPTS = Verb("receipts", ListReceiptsRequest, ListReceiptsReply)
+READ_FEEDBACK = Verb("feedback", ReadFeedbackRequest, ReadFeedbackReply)
