@@ -49,7 +49,7 @@ def _resolve_parameter(clients: Clients, name: str, region: str) -> str:
 
     with translate_errors():
         try:
-            answer = clients.get_client("ssm", region).get_parameter(Name=name)
+            answer = clients.get_ssm(region).get_parameter(Name=name)
         except ClientError as error:
             if not is_absent(error):
                 raise
