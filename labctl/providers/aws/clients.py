@@ -82,7 +82,7 @@ class Clients:
             return str(self._ensure_session().get_partition_for_region(region))
 
     def get_account_id(self, region: str) -> str:
-        """Return the account of the session's current credentials; AWS is asked once for each."""
+        """Return the account of the session's current credentials; one call of AWS for each."""
         from labctl.providers.aws.errors import translate_errors
 
         sts = self.get_sts(region)

@@ -17,7 +17,7 @@ from labctl.providers.aws.errors import (
     translate_client_error,
     translate_errors,
 )
-from labctl.providers.aws.images import Image, find_image
+from labctl.providers.aws.images import MachineImage, find_image
 from labctl.providers.aws.keys import ensure_key
 from labctl.providers.aws.network import (
     Subnet,
@@ -66,7 +66,7 @@ class Launcher:
         self._owner = owner
         self._locks: dict[tuple[str, str], threading.Lock] = {}
         self._lock = threading.Lock()
-        self._images: dict[tuple[str, str, bool], Image] = {}
+        self._images: dict[tuple[str, str, bool], MachineImage] = {}
         self._places: dict[tuple[str, str], Subnet] = {}
         self._groups: dict[tuple[str, str], str] = {}
         self._keys: dict[tuple[str, str, str], str] = {}
@@ -184,7 +184,7 @@ class Launcher:
             call["UserData"] = request.first_boot
         return call
 
-    def _build_disks(self, machine_image: Image) -> list[BlockDeviceMappingTypeDef]:
+    def _build_disks(self, machine_image: MachineImage) -> list[BlockDeviceMappingTypeDef]:
         gib = max(math.ceil(self._settings.disk_bytes / GIB), machine_image.gib)
         root: EbsBlockDeviceTypeDef = {
             "VolumeSize": gib,
@@ -208,7 +208,7 @@ class Launcher:
             specifications.append({"ResourceType": "spot-instances-request", "Tags": part_tags})
         return specifications
 
-    def _find_image(self, offer: Offer) -> Image:
+    def _find_image(self, offer: Offer) -> MachineImage:
         key = (offer.region, offer.arch, offer.gpu_count > 0)
         with self._lock:
             if key not in self._images:

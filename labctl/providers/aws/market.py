@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal, cast
 
+import msgspec
+
+from labctl.model import Value
 from labctl.providers.aws.catalog import (
     PRICES_FRESH_S,
     TYPES_FRESH_S,
@@ -44,6 +46,38 @@ CPU_TYPES = (
     *("m7g.large", "m7g.xlarge", "c7g.xlarge", "c7g.2xlarge"),
 )
 PATTERNS: dict[Group, tuple[str, ...]] = {"gpu": ("g*", "p*"), "cpu": CPU_TYPES}
+
+
+class PricedProduct(Value, frozen=True):
+    """What a document of the price list is about: the attributes of an instance type."""
+
+    attributes: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class UnitPrice(Value, frozen=True, rename="camel"):
+    """A price by currency for one unit, such as "Hrs"."""
+
+    unit: str = ""
+    price_per_unit: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class PriceTerm(Value, frozen=True, rename="camel"):
+    """An offer with its prices by AWS's codes."""
+
+    price_dimensions: dict[str, UnitPrice] = msgspec.field(default_factory=dict)
+
+
+class PriceTerms(Value, frozen=True):
+    """Offers by AWS's codes; the list has reservations too."""
+
+    on_demand: dict[str, PriceTerm] = msgspec.field(name="OnDemand", default_factory=dict)
+
+
+class PriceDocument(Value, frozen=True):
+    """One document of AWS's price list."""
+
+    product: PricedProduct = PricedProduct()
+    terms: PriceTerms = PriceTerms()
 
 
 def load_markets(
@@ -215,11 +249,11 @@ def _fetch_parallel(
 
 def parse_list_price(product: str) -> tuple[str, float]:
     """Parse one product of the price list: (type, USD per hour); ("", 0.0) without a price."""
-    entry = json.loads(product)
-    name = entry.get("product", {}).get("attributes", {}).get("instanceType", "")
-    for term in entry.get("terms", {}).get("OnDemand", {}).values():
-        for dimension in term.get("priceDimensions", {}).values():
-            price = float(dimension.get("pricePerUnit", {}).get("USD", 0))
-            if dimension.get("unit") == "Hrs" and price > 0:
+    document = msgspec.json.decode(product, type=PriceDocument)
+    name = document.product.attributes.get("instanceType", "")
+    for term in document.terms.on_demand.values():
+        for dimension in term.price_dimensions.values():
+            price = float(dimension.price_per_unit.get("USD", 0))
+            if dimension.unit == "Hrs" and price > 0:
                 return name, price
     return "", 0.0
