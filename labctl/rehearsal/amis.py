@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from moto.ec2.models.amis import Ami, AmiBackend
 from moto.ssm.models import Parameter
 
 from labctl.rehearsal.backend import Backend
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2.type_defs import TagSpecificationTypeDef
 
 AMAZON = "898082745236"
 CANONICAL = "099720109477"
@@ -103,7 +106,7 @@ def _image_title(name: str, arch: str) -> str:
     return f"ubuntu/images/hvm-ssd-gp3/ubuntu-{arch}-server-rehearsal {name[-60:]}"
 
 
-_moto_create_image = AmiBackend.create_image
+_moto_create_image: Any = AmiBackend.create_image
 
 
 def _create_image(
@@ -111,7 +114,7 @@ def _create_image(
     instance_id: str,
     name: str,
     description: str,
-    tag_specifications: list[dict[str, Any]],
+    tag_specifications: list[TagSpecificationTypeDef],
 ) -> Any:
     """Create an image as moto does, which fails if a call has tags for the snapshot."""
     image_tags = [tags for tags in tag_specifications if tags["ResourceType"] != "snapshot"]

@@ -11,7 +11,7 @@ import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moto import settings
 from moto.backends import get_backend
@@ -19,6 +19,11 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 
 from labctl.rehearsal.calls import Call, HttpReply
 from labctl.rehearsal.scenario import Scenario
+
+if TYPE_CHECKING:
+    from moto.ec2.models import EC2Backend
+    from moto.ec2.models.instances import Instance
+    from mypy_boto3_ec2.type_defs import InstanceTypeInfoTypeDef
 
 # Large responses that never change. They are cached, since moto takes seconds to build them.
 STATIC = ("DescribeInstanceTypes", "DescribeInstanceTypeOfferings")
@@ -59,18 +64,21 @@ class Backend:
         """Return moto's object for a service in a region; use it only while `lock`."""
         return get_backend(service)[self.account][region]  # type: ignore[call-overload]
 
-    def ec2(self, region: str) -> Any:
-        return self.moto_backend("ec2", region)
+    def ec2(self, region: str) -> EC2Backend:
+        ec2: EC2Backend = self.moto_backend("ec2", region)
+        return ec2
 
-    def instance(self, region: str, instance_id: str) -> Any:
-        """Return moto's instance, or None."""
-        return self.ec2(region).get_instance_by_id(instance_id)
+    def instance(self, region: str, instance_id: str) -> Instance:
+        """Return moto's instance, which exists from its launch until the rehearsal's end."""
+        instance = self.ec2(region).get_instance_by_id(instance_id)
+        assert instance is not None, instance_id
+        return instance
 
-    def describe_type(self, name: str) -> dict[str, Any]:
+    def describe_type(self, name: str) -> InstanceTypeInfoTypeDef:
         """Return EC2's description of an instance type; {} if it does not exist."""
         from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-        description: dict[str, Any] = INSTANCE_TYPES.get(name, {})
+        description: InstanceTypeInfoTypeDef = INSTANCE_TYPES.get(name, {})
         return description
 
     def list_zones(self, region: str, name: str) -> list[str]:

@@ -11,9 +11,12 @@ import json
 import re
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 from urllib.parse import parse_qs, parse_qsl, urlencode
+from wsgiref.types import WSGIEnvironment
 from xml.etree import ElementTree
+
+import msgspec
 
 from labctl.model import Value
 
@@ -39,7 +42,7 @@ S3_METHODS = {
 }
 _SCOPE = re.compile(r"Credential=([^/,]+)/[0-9]{8}/([a-z0-9-]+)/([a-z0-9-]+)/aws4_request")
 
-Environ = dict[str, Any]
+Body = TypeVar("Body", bound=Value)
 
 
 class HttpReply(Value, frozen=True):
@@ -54,7 +57,7 @@ class HttpReply(Value, frozen=True):
 class Call:
     """A request. `service` is its signing name, such as ec2; `action` is AWS's name of the call."""
 
-    def __init__(self, environ: Environ) -> None:
+    def __init__(self, environ: WSGIEnvironment) -> None:
         self.environ = environ
         length = int(environ.get("CONTENT_LENGTH") or 0)
         self.body: bytes = environ["wsgi.input"].read(length) if length else b""
@@ -67,14 +70,12 @@ class Call:
         """The fields of a query call; {} for other calls."""
         return dict(parse_qsl(self.body.decode(errors="replace"), keep_blank_values=True))
 
-    @cached_property
-    def json(self) -> dict[str, Any]:
-        """The body of a JSON call; {} for other calls."""
+    def parse_json(self, kind: type[Body]) -> Body:
+        """Parse the body of a JSON call; a body of another form gives the defaults."""
         try:
-            body = json.loads(self.body or b"{}")
-        except ValueError:
-            return {}
-        return body if isinstance(body, dict) else {}
+            return msgspec.json.decode(self.body or b"{}", type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return kind()
 
     @property
     def name(self) -> str:
@@ -100,7 +101,7 @@ class Call:
             number += 1
         return filters_by_name
 
-    def build_environ(self) -> Environ:
+    def build_environ(self) -> WSGIEnvironment:
         """Return the environment to pass on, with a body that can be read again."""
         return {
             **self.environ,
@@ -160,9 +161,9 @@ def build_xml_reply(root: ElementTree.Element, status: int = 200) -> HttpReply:
     return HttpReply(status=status, body=body, headers=(("Content-Type", "text/xml"),))
 
 
-def build_json_reply(content: Any, status: int = 200) -> HttpReply:
+def build_json_reply(content: Value, status: int = 200) -> HttpReply:
     headers = (("Content-Type", "application/x-amz-json-1.1"),)
-    return HttpReply(status=status, body=json.dumps(content).encode(), headers=headers)
+    return HttpReply(status=status, body=msgspec.json.encode(content), headers=headers)
 
 
 def build_refusal(call: Call, code: str, message: str, status: int = 400) -> HttpReply:

@@ -12,15 +12,20 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from werkzeug.serving import BaseWSGIServer
 
+from labctl.model import Value
 from labctl.rehearsal import imds, ingress
 from labctl.rehearsal.backend import Backend
 from labctl.rehearsal.clock import TaskTimer
 from labctl.rehearsal.machines import REBOOT_CODE, Machines
 from labctl.rehearsal.scenario import Scenario
+
+if TYPE_CHECKING:
+    from moto.ec2.models.instances import Instance
+    from moto.ec2.models.security_groups import SecurityGroup
 
 PENDING, RUNNING, SHUTTING_DOWN = (0, "pending"), (16, "running"), (32, "shutting-down")
 TERMINATED, STOPPING, STOPPED = (48, "terminated"), (64, "stopping"), (80, "stopped")
@@ -64,6 +69,13 @@ class InstanceRecord:
     machine: threading.Lock = field(default_factory=threading.Lock)
 
 
+class SeedMetadata(Value, frozen=True, rename="kebab"):
+    """The file `meta-data` of cloud-init's NoCloud."""
+
+    instance_id: str
+    local_hostname: str
+
+
 class Fleet:
     """All instances, each with its machine if machines are real."""
 
@@ -101,7 +113,7 @@ class Fleet:
             self._set_state(record, PENDING)
         self._clock.run_after(self._scenario().delays.boot, lambda: self._boot(record))
 
-    def instance(self, record: InstanceRecord) -> Any:
+    def instance(self, record: InstanceRecord) -> Instance:
         """Return moto's object; use it only while the backend is locked."""
         return self._backend.instance(record.region, record.id)
 
@@ -309,12 +321,12 @@ class Fleet:
                     members.setdefault(group.id, []).append(f"{other.address}/32")
         return ingress.build_rules(list(groups.values()), members)
 
-    def _list_groups(self, instance: Any) -> list[Any]:
+    def _list_groups(self, instance: Instance) -> list[SecurityGroup]:
         nics = [group for nic in instance.nics.values() for group in nic.group_set]
         return [*instance.security_groups, *nics]
 
     def _seed_files(self, record: InstanceRecord) -> dict[str, str]:
-        meta = imds.format_document({"instance-id": record.id, "local-hostname": record.id})
+        meta = imds.format_document(SeedMetadata(instance_id=record.id, local_hostname=record.id))
         return {"user-data": record.user_data, "meta-data": meta}
 
     def _kept_root_volume(self, record: InstanceRecord) -> str:

@@ -5,17 +5,17 @@ Tokens are required, as labctl configures it; a PUT returns one.
 
 from __future__ import annotations
 
-import json
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
+import msgspec
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
-from labctl.rehearsal.calls import Environ
+from labctl.model import Value
 
 TOKEN_PATH = "/latest/api/token"
 MAX_TTL_S = 21_600
@@ -41,13 +41,13 @@ class Metadata:
         self._look = look
         self._tokens: dict[str, float] = {}
 
-    def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         status, body = self._answer(environ)
         headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))]
         start_response(status, headers)
         return [body]
 
-    def _answer(self, environ: Environ) -> tuple[str, bytes]:
+    def _answer(self, environ: WSGIEnvironment) -> tuple[str, bytes]:
         path = environ["PATH_INFO"]
         if path == TOKEN_PATH:
             return self._issue_token(environ)
@@ -59,7 +59,7 @@ class Metadata:
         text = self._look(path.removeprefix("/latest/").rstrip("/"))
         return ("404 Not Found", b"") if text is None else ("200 OK", text.encode())
 
-    def _issue_token(self, environ: Environ) -> tuple[str, bytes]:
+    def _issue_token(self, environ: WSGIEnvironment) -> tuple[str, bytes]:
         if environ["REQUEST_METHOD"] != "PUT":
             return "405 Method Not Allowed", b""
         ttl = environ.get("HTTP_X_AWS_EC2_METADATA_TOKEN_TTL_SECONDS", "")
@@ -70,7 +70,7 @@ class Metadata:
         return "200 OK", token.encode()
 
 
-def serve(application: Any, socket: Path) -> BaseWSGIServer:
+def serve(application: WSGIApplication, socket: Path) -> BaseWSGIServer:
     """Run a server on a Unix socket until its `shutdown`."""
     server = make_server(
         f"unix://{socket}", 0, application, threaded=True, request_handler=QuietHandler
@@ -81,5 +81,5 @@ def serve(application: Any, socket: Path) -> BaseWSGIServer:
     return server
 
 
-def format_document(fields: dict[str, Any]) -> str:
-    return json.dumps(fields, indent=2)
+def format_document(document: Value) -> str:
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from moto.ec2.models.security_groups import SecurityGroup, SecurityGroupRule
 
 PORTS = ("tcp", "udp")
 ALL = "-1"
 ICMP = {"icmp": "icmp", "1": "icmp", "6": "tcp", "17": "udp"}
 
 
-def build_rules(groups: list[Any], addresses: dict[str, list[str]]) -> list[str]:
+def build_rules(groups: list[SecurityGroup], addresses: dict[str, list[str]]) -> list[str]:
     """Return a rule a line for moto's security groups. IPv6 is ignored: machines have none.
 
     `addresses` are the machines' addresses by group, for rules that refer to a group.
@@ -23,7 +26,7 @@ def build_rules(groups: list[Any], addresses: dict[str, list[str]]) -> list[str]
     return sorted(set(lines))
 
 
-def _match_words(rule: Any) -> str:
+def _match_words(rule: SecurityGroupRule) -> str:
     protocol = ICMP.get(str(rule.ip_protocol), str(rule.ip_protocol))
     if protocol == ALL:
         return ""

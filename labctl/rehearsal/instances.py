@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 from xml.etree.ElementTree import Element
 
 from labctl.rehearsal import launch
@@ -80,7 +79,8 @@ class Instances:
             launch.complete_instance(call, instance)
             if instance.lifecycle == "spot":
                 record.spot_request = f"sir-{secrets.token_hex(4)}"
-                instance.spot_instance_request_id = record.spot_request
+                # moto's replies have it, its class does not declare it.
+                instance.spot_instance_request_id = record.spot_request  # type: ignore[attr-defined]
         self._fleet.add(record)
 
     def _reservation(self, call: Call, ids: list[str]) -> HttpReply:
@@ -292,6 +292,6 @@ def _drop_empty(root: Element) -> None:
             reservations.remove(item)
 
 
-def _with_namespace(root: Element) -> Any:
+def _with_namespace(root: Element) -> Element:
     root.set("xmlns", "http://ec2.amazonaws.com/doc/2016-11-15/")
     return root

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING
 
 from labctl.rehearsal import limits
 from labctl.rehearsal.backend import Backend, is_offered
@@ -12,6 +12,9 @@ from labctl.rehearsal.calls import Call, HttpReply, build_refusal
 from labctl.rehearsal.fleet import Fleet
 from labctl.rehearsal.market import compute_spot_price
 from labctl.rehearsal.scenario import Capacity, Scenario
+
+if TYPE_CHECKING:
+    from moto.ec2.models.instances import Instance
 
 USER_DATA_BYTES = 16 * 1024
 LIVE = ("pending", "running")
@@ -43,7 +46,7 @@ def place_or_refuse(
     return _refuse_capacity(call, kind, zones)
 
 
-def complete_instance(call: Call, instance: Any) -> None:
+def complete_instance(call: Call, instance: Instance) -> None:
     """Complete moto's instance as AWS does.
 
     All resources get their tags, and disks and interfaces end with it where AWS's do.
@@ -194,7 +197,7 @@ def _refuse_capacity(call: Call, kind: str, zones: list[str]) -> HttpReply:
 
 
 def _count_cpus(backend: Backend, kind: str) -> int:
-    return int(backend.describe_type(kind).get("VCpuInfo", {}).get("DefaultVCpus", 1))
+    return backend.describe_type(kind).get("VCpuInfo", {}).get("DefaultVCpus", 1)
 
 
 def _parse_mappings(call: Call) -> dict[str, dict[str, str]]:

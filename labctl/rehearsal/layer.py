@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import select
 import socket
@@ -11,14 +10,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import NoReturn
+from wsgiref.types import StartResponse, WSGIEnvironment
+
+import msgspec
 
 from labctl.errors import LabError
+from labctl.model import Value
 from labctl.rehearsal import limits, market, pricelist
 from labctl.rehearsal.backend import Backend
 from labctl.rehearsal.calls import (
     Call,
-    Environ,
     HttpReply,
     build_json_reply,
     build_refusal,
@@ -47,7 +49,13 @@ INGRESS_ACTIONS = (
 )
 NOT_FOUND = HttpReply(status=404, body=b"this is a rehearsal of AWS; calls are signed\n")
 Operation = Callable[[Call], HttpReply | None]
-Control = Callable[[str, dict[str, Any]], Any]
+Control = Callable[[str, bytes], Value]
+
+
+class ControlError(Value, frozen=True):
+    """The reply to a control request that failed."""
+
+    error: str
 
 
 class Layer:
@@ -86,7 +94,7 @@ class Layer:
             **{f"ec2:{name}": self._ingress for name in INGRESS_ACTIONS},
         }
 
-    def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/checkip":
             reply = HttpReply(status=200, body=f"{self._address()}\n".encode())
         elif environ["PATH_INFO"].startswith("/rehearsal/"):
@@ -101,7 +109,7 @@ class Layer:
         start_response(f"{reply.status} -", list(reply.headers) if head else _headers(reply))
         return [reply.body]
 
-    def inside(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
+    def inside(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Serve machines: the same application without the control requests."""
         return self({**environ, INSIDE: True}, start_response)
 
@@ -178,17 +186,17 @@ class Layer:
                 region_set.remove(item)
         return build_xml_reply(root)
 
-    def _handle_control(self, environ: Environ) -> HttpReply:
+    def _handle_control(self, environ: WSGIEnvironment) -> HttpReply:
         """Handle a control request of a later command, or of a test in another process."""
         host = environ.get("HTTP_HOST", "").rpartition(":")[0]
         if not environ.get(CONTROL_HEADER) or host not in LOCAL or environ.get(INSIDE):
             return NOT_FOUND
         length = int(environ.get("CONTENT_LENGTH") or 0)
         try:
-            body = json.loads(environ["wsgi.input"].read(length) or b"{}")
+            body = environ["wsgi.input"].read(length) or b"{}"
             return build_json_reply(self._control(environ["PATH_INFO"].rpartition("/")[2], body))
-        except (LabError, ValueError, TypeError, KeyError) as error:
-            return build_json_reply({"error": str(error)}, 400)
+        except (LabError, ValueError, TypeError, KeyError, msgspec.MsgspecError) as error:
+            return build_json_reply(ControlError(error=str(error)), 400)
 
 
 def _headers(reply: HttpReply) -> list[tuple[str, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from labctl.model import Value
 from labctl.rehearsal.calls import Call, HttpReply, build_json_reply, build_refusal
@@ -16,6 +15,35 @@ class VcpuQuota(Value, frozen=True):
     code: str
     name: str
     key: str
+
+
+class QuotaCall(Value, frozen=True, rename="pascal"):
+    """The body of a call of Service Quotas."""
+
+    service_code: str = ""
+    quota_code: str = ""
+
+
+class ServiceQuota(Value, frozen=True, rename="pascal"):
+    """A quota as Service Quotas describes it."""
+
+    quota_arn: str
+    quota_code: str
+    quota_name: str
+    value: float
+    service_code: str = "ec2"
+    service_name: str = "Amazon Elastic Compute Cloud (Amazon EC2)"
+    unit: str = "None"
+    adjustable: bool = True
+    global_quota: bool = False
+
+
+class QuotaReply(Value, frozen=True, rename="pascal"):
+    quota: ServiceQuota
+
+
+class QuotasReply(Value, frozen=True, rename="pascal"):
+    quotas: tuple[ServiceQuota, ...]
 
 
 LIMITS = (
@@ -64,16 +92,16 @@ def refuse_exceeded(call: Call, spot: bool, limit: int) -> HttpReply:
 
 def answer_quotas(call: Call, scenario: Scenario, account: str) -> HttpReply | None:
     """Return the response of Service Quotas for EC2; None passes the call on to moto."""
-    if call.json.get("ServiceCode") != "ec2":
+    body = call.parse_json(QuotaCall)
+    if body.service_code != "ec2":
         return None
-    quotas = [_describe_quota(limit, scenario, call.region, account) for limit in LIMITS]
+    quotas = tuple(_describe_quota(limit, scenario, call.region, account) for limit in LIMITS)
     if call.action in ("ListServiceQuotas", "ListAWSDefaultServiceQuotas"):
-        return build_json_reply({"Quotas": quotas})
+        return build_json_reply(QuotasReply(quotas=quotas))
     if call.action in ("GetServiceQuota", "GetAWSDefaultServiceQuota"):
-        code = call.json.get("QuotaCode")
         for quota in quotas:
-            if quota["QuotaCode"] == code:
-                return build_json_reply({"Quota": quota})
+            if quota.quota_code == body.quota_code:
+                return build_json_reply(QuotaReply(quota=quota))
         words = "The request failed because the specified service quota does not exist."
         return build_refusal(call, "NoSuchResourceException", words)
     return None
@@ -81,15 +109,10 @@ def answer_quotas(call: Call, scenario: Scenario, account: str) -> HttpReply | N
 
 def _describe_quota(
     limit: VcpuQuota, scenario: Scenario, region: str, account: str
-) -> dict[str, Any]:
-    return {
-        "ServiceCode": "ec2",
-        "ServiceName": "Amazon Elastic Compute Cloud (Amazon EC2)",
-        "QuotaArn": f"arn:aws:servicequotas:{region}:{account}:ec2/{limit.code}",
-        "QuotaCode": limit.code,
-        "QuotaName": limit.name,
-        "Value": float(getattr(scenario.quotas, limit.key)),
-        "Unit": "None",
-        "Adjustable": True,
-        "GlobalQuota": False,
-    }
+) -> ServiceQuota:
+    return ServiceQuota(
+        quota_arn=f"arn:aws:servicequotas:{region}:{account}:ec2/{limit.code}",
+        quota_code=limit.code,
+        quota_name=limit.name,
+        value=float(getattr(scenario.quotas, limit.key)),
+    )

@@ -19,12 +19,14 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from labctl.errors import EngineError
+from labctl.providers.local import engine
 from labctl.providers.local.container import CAPABILITIES, list_labeled
 
 if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
     from docker.models.networks import Network
+    from docker.types import HostConfig
 
 LABEL = "labctl.rehearsal"
 PID_LABEL = "labctl.rehearsal-pid"
@@ -53,7 +55,7 @@ class Machines:
         self._mode = mode
         self._api_port = api_port
         self._lock = threading.Lock()
-        self._cgroup_v1 = docker.info().get("CgroupVersion", "1") == "1"
+        self._cgroup_v1 = engine.inspect_engine(docker).cgroup_version == "1"
         self.root = Path(mkdtemp(prefix="labctl-rehearsal-"))
         self.name = self.root.name
         (self.root / "api").mkdir()
@@ -109,7 +111,7 @@ class Machines:
             labels={**_labels(self.name), INSTANCE_LABEL: instance_id},
             environment={"REHEARSAL_API_PORT": self._api_port, "REHEARSAL_BOOT": self._mode},
             networking_config=networking,
-            host_config=api.create_host_config(**self._host_config(directory)),
+            host_config=self._build_host_config(directory),
         )
         return address
 
@@ -211,20 +213,20 @@ class Machines:
         # Written in place, since the file is bind-mounted.
         (self.directory(instance_id) / "ingress").write_text("".join(f"{r}\n" for r in rules))
 
-    def _host_config(self, directory: Path) -> dict[str, Any]:
+    def _build_host_config(self, directory: Path) -> HostConfig:
         """Return privileges for an engine in a container, like those of the local provider."""
         binds = [f"{directory}:/rehearsal/machine:ro", f"{self.root / 'api'}:/rehearsal/api:ro"]
         if self._cgroup_v1:
             binds.append("/sys/fs/cgroup:/sys/fs/cgroup:rw")
-        return {
-            "init": True,
-            "cap_add": list(CAPABILITIES),
-            "security_opt": ["seccomp=unconfined", "apparmor=unconfined", "label=disable"],
-            "cgroupns": "host" if self._cgroup_v1 else "private",
-            "binds": binds,
-            "tmpfs": {"/run": ""},
-            "network_mode": self._network.name,
-        }
+        return self._docker.api.create_host_config(
+            init=True,
+            cap_add=list(CAPABILITIES),
+            security_opt=["seccomp=unconfined", "apparmor=unconfined", "label=disable"],
+            cgroupns="host" if self._cgroup_v1 else "private",
+            binds=binds,
+            tmpfs={"/run": ""},
+            network_mode=self._network.name,
+        )
 
 
 def sweep(docker: DockerClient) -> int:
@@ -262,7 +264,7 @@ def _labels(name: str) -> dict[str, str]:
     return {LABEL: name, PID_LABEL: f"{os.getpid()}-{_process_start(os.getpid())}"}
 
 
-def _network(docker: DockerClient, name: str) -> tuple[Network, Iterator[Any]]:
+def _network(docker: DockerClient, name: str) -> tuple[Network, Iterator[ipaddress.IPv4Address]]:
     """Create a network in a free subnet of ADDRESSES.
 
     Returns it and its addresses, the gateway's first.

@@ -9,7 +9,7 @@ import hashlib
 import math
 import time
 from datetime import UTC, datetime
-from typing import Any
+from xml.etree.ElementTree import Element
 
 from labctl.rehearsal.backend import Backend, is_offered
 from labctl.rehearsal.calls import Call, HttpReply, build_ec2_reply, build_element
@@ -91,7 +91,7 @@ def _score(scenario: Scenario, names: list[str], zone: str) -> int:
     return 1 + int(9.99 * _seeded_fraction(f"{scenario.seed}/{sorted(names)}/{zone}/score"))
 
 
-def _score_element(region: str, score: int, zone_id: str) -> Any:
+def _score_element(region: str, score: int, zone_id: str) -> Element:
     fields = [build_element("region", region), build_element("score", str(score))]
     return build_element(
         "item", [*fields, *([build_element("availabilityZoneId", zone_id)] * bool(zone_id))]
@@ -132,7 +132,7 @@ def _list_change_times(since: float, until: float) -> list[float]:
     return [float(step * STEP_S) for step in range(first, int(until // STEP_S) + 1)]
 
 
-def _price_element(scenario: Scenario, at: float, name: str, zone: str) -> Any:
+def _price_element(scenario: Scenario, at: float, name: str, zone: str) -> Element:
     price = compute_spot_price(scenario, name, zone, at)
     timestamp = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
     return build_element(
@@ -147,7 +147,7 @@ def _price_element(scenario: Scenario, at: float, name: str, zone: str) -> Any:
     )
 
 
-def _token_element(token: str) -> Any:
+def _token_element(token: str) -> Element:
     return build_element("nextToken", token)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+import msgspec
+
+from labctl.model import Value
 from labctl.rehearsal.backend import Backend
 from labctl.rehearsal.calls import Call, HttpReply, build_refusal
 from labctl.rehearsal.clock import TaskTimer
@@ -16,6 +17,27 @@ from labctl.rehearsal.fleet import Fleet
 
 TERMINATE = re.compile(r"arn:aws[a-z-]*:scheduler:::aws-sdk:ec2:terminateInstances")
 _AT = re.compile(r"at\(([0-9T:-]+)\)")
+
+
+class ScheduleCall(Value, frozen=True, rename="pascal"):
+    """The body of CreateSchedule and UpdateSchedule."""
+
+    schedule_expression: str = ""
+    schedule_expression_timezone: str = "UTC"
+    group_name: str = "default"
+    state: str = "ENABLED"
+    action_after_completion: str = "NONE"
+
+
+class ScheduleTarget(Value, frozen=True, rename="pascal"):
+    """The API call of a schedule: the ARN of the action, and its input as JSON text."""
+
+    arn: str
+    input: str = "{}"
+
+
+class TerminateInput(Value, frozen=True, rename="pascal"):
+    instance_ids: tuple[str, ...] = ()
 
 
 class Schedules:
@@ -31,31 +53,30 @@ class Schedules:
 
     def put_schedule(self, call: Call) -> HttpReply | None:
         """Handle CreateSchedule and UpdateSchedule."""
-        expression = str(call.json.get("ScheduleExpression", ""))
-        zone = str(call.json.get("ScheduleExpressionTimezone") or "UTC")
+        body = call.parse_json(ScheduleCall)
+        expression = body.schedule_expression
         if expression.startswith("at("):
-            due = _parse_time(expression, zone)
+            due = _parse_time(expression, body.schedule_expression_timezone)
             if due is None:
                 words = f"Invalid Schedule Expression {expression}."
                 return build_refusal(call, "ValidationException", words)
         reply = self._backend.apply(call)
         if reply.status == 200 and expression.startswith("at(") and due is not None:
             name = call.environ["PATH_INFO"].rpartition("/")[2]
-            group = str(call.json.get("GroupName") or "default")
-            self._apply_defaults(call, group, name)
+            self._apply_defaults(call.region, body, name)
             self._clock.run_after(
                 max(0.0, due - self._now()),
-                lambda: self._fire(call.region, group, name, expression),
+                lambda: self._fire(call.region, body.group_name, name, expression),
             )
         return reply
 
-    def _apply_defaults(self, call: Call, group: str, name: str) -> None:
+    def _apply_defaults(self, region: str, body: ScheduleCall, name: str) -> None:
         """Reset omitted fields to their defaults, as AWS's update does and moto's does not."""
         with self._backend.lock():
-            groups = self._backend.moto_backend("scheduler", call.region).schedule_groups
-            schedule = groups[group].schedules[name]
-            schedule.state = call.json.get("State") or "ENABLED"
-            schedule.action_after_completion = call.json.get("ActionAfterCompletion") or "NONE"
+            groups = self._backend.moto_backend("scheduler", region).schedule_groups
+            schedule = groups[body.group_name].schedules[name]
+            schedule.state = body.state
+            schedule.action_after_completion = body.action_after_completion
 
     def _fire(self, region: str, group: str, name: str, expression: str) -> None:
         with self._backend.lock():
@@ -65,11 +86,11 @@ class Schedules:
                 return
             if schedule.state != "ENABLED":
                 return
-            target: dict[str, Any] = schedule.target
+            target = msgspec.convert(schedule.target, ScheduleTarget)
             if schedule.action_after_completion == "DELETE":
                 groups[group].delete_schedule(name)
-        if TERMINATE.fullmatch(target["Arn"]):
-            for instance_id in json.loads(target.get("Input") or "{}").get("InstanceIds", []):
+        if TERMINATE.fullmatch(target.arn):
+            for instance_id in msgspec.json.decode(target.input, type=TerminateInput).instance_ids:
                 record = self._fleet.records.get(instance_id)
                 if record is not None and record.region == region:
                     self._fleet.terminate(record)

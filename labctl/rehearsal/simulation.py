@@ -6,16 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
+from wsgiref.types import StartResponse, WSGIEnvironment
 
 import msgspec
 from moto.moto_server.werkzeug_app import MotoRequestHandler
 from werkzeug.serving import BaseWSGIServer, make_server
 
 from labctl.errors import EngineError, NotFoundError
+from labctl.model import Value
 from labctl.providers.local import engine
 from labctl.rehearsal import amis, images, imds, roles
 from labctl.rehearsal.backend import Backend
-from labctl.rehearsal.calls import Environ
 from labctl.rehearsal.clock import TaskTimer
 from labctl.rehearsal.fleet import Fleet, InstanceRecord
 from labctl.rehearsal.images import Building, default_building
@@ -28,6 +29,27 @@ from labctl.rehearsal.schedules import Schedules
 
 LOOPBACK = "127.0.0.1"
 KEY = "AKIAREHEARSAL0000000"
+
+
+class ReclaimControl(Value, frozen=True):
+    """The body of /rehearsal/reclaim."""
+
+    instance: str
+    notice_s: float = 120.0
+    rebalance_s: float = 0.0
+
+
+class SetControl(Value, frozen=True):
+    """The body of /rehearsal/set: overrides of the scenario, as on the command line."""
+
+    switches: tuple[str, ...]
+
+
+class RehearsalState(Value, frozen=True):
+    """The state of each instance by id, and how often each action was called."""
+
+    instances: dict[str, str]
+    calls: dict[str, int]
 
 
 class QuietMotoHandler(imds.QuietHandler, MotoRequestHandler):
@@ -220,20 +242,17 @@ class Rehearsal:
         client = docker.from_env(timeout=engine.TIMEOUT_S, max_pool_size=32)
         return Machines(client, image, self.scenario.boot, self._port)
 
-    def _handle_control(self, name: str, body: dict[str, Any]) -> Any:
+    def _handle_control(self, name: str, body: bytes) -> RehearsalState:
         if name == "reclaim":
-            self.reclaim(
-                body["instance"],
-                float(body.get("notice_s", 120)),
-                float(body.get("rebalance_s", 0)),
-            )
+            request = msgspec.json.decode(body, type=ReclaimControl)
+            self.reclaim(request.instance, request.notice_s, request.rebalance_s)
         elif name == "set":
-            self.override(body["switches"])
+            self.override(msgspec.json.decode(body, type=SetControl).switches)
         elif name != "state":
             raise NotFoundError(f"unknown control request {name}: expected reclaim, set or state")
-        return {"instances": self.instances, "calls": self.calls}
+        return RehearsalState(instances=self.instances, calls=self.calls)
 
 
-def _refuse_early(environ: Environ, start_response: Any) -> list[bytes]:
+def _refuse_early(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
     start_response("503 -", [])
     return []

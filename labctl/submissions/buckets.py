@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from labctl.config.times import Moment
 from labctl.errors import PolicyError
 from labctl.model import Value
 from labctl.stores.bucket import open_folder
 from labctl.submissions.assignment import Assignment, Ticket
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
 
 PART_BYTES = 64 * 2**20
 MOST_PARTS = 12
@@ -35,6 +38,13 @@ class Version(Value, frozen=True):
     id: str
     size: int
     at: float
+
+
+class PostForm(Value, frozen=True):
+    """A signed form: the URL to post it to, and its fields, which precede the file."""
+
+    url: str
+    fields: dict[str, str]
 
 
 class Bucket:
@@ -65,21 +75,20 @@ class Bucket:
         expires = Moment(at=int(time.time()) + valid_s)
         folder = (rules.name, student)
 
-        def build_form(key: str, most_bytes: int) -> dict[str, Any]:
-            request = {
-                "Bucket": self.name,
-                "Key": self.key(*folder, key),
-                "Fields": {"success_action_status": "201"},
-                "Conditions": [
-                    {"success_action_status": "201"},
-                    ["content-length-range", 1, most_bytes],
-                ],
-                "ExpiresIn": valid_s,
-            }
-            form_fields: dict[str, Any] = self._s3.call(
-                lambda s3: s3.generate_presigned_post(**request)
+        def build_form(key: str, most_bytes: int) -> PostForm:
+            form = self._s3.call(
+                lambda s3: s3.generate_presigned_post(
+                    Bucket=self.name,
+                    Key=self.key(*folder, key),
+                    Fields={"success_action_status": "201"},
+                    Conditions=[
+                        {"success_action_status": "201"},
+                        ["content-length-range", 1, most_bytes],
+                    ],
+                    ExpiresIn=valid_s,
+                )
             )
-            return form_fields
+            return PostForm(url=form["url"], fields=form["fields"])
 
         forms = [build_form(part_key(number), part_bytes) for number in range(1, count + 1)]
         index = build_form("index.json", MOST_INDEX_BYTES)
@@ -88,18 +97,18 @@ class Bucket:
             lambda s3: s3.generate_presigned_url("get_object", Params=location, ExpiresIn=valid_s)
         )
         return Ticket(
-            url=index["url"],
+            url=index.url,
             expires=expires,
             part_bytes=part_bytes,
-            index=index["fields"],
-            parts=tuple(part["fields"] for part in forms),
+            index=index.fields,
+            parts=tuple(form.fields for form in forms),
             receipts=receipts,
         )
 
     def list_versions(self, *parts: str) -> list[Version]:
         """List every version below a prefix, oldest first."""
 
-        def list_versions(s3: Any) -> list[Version]:
+        def list_versions(s3: S3Client) -> list[Version]:
             pages = s3.get_paginator("list_object_versions").paginate(
                 Bucket=self.name, Prefix=self.key(*parts)
             )
@@ -114,21 +123,25 @@ class Bucket:
                 for item in page.get("Versions", ())
             ]
 
-        versions: list[Version] = self._s3.call(list_versions)
+        versions = self._s3.call(list_versions)
         # S3 lists the newest version of a key first, with times in whole seconds.
         versions.reverse()
         return sorted(versions, key=lambda version: version.at)
 
     def read_blocks(self, version: Version) -> Iterator[bytes]:
         """Yield the content of one version in blocks."""
-        location = {"Bucket": self.name, "Key": version.key, "VersionId": version.id}
-        body = self._s3.call(lambda s3: s3.get_object(**location)["Body"])
+        body = self._s3.call(
+            lambda s3: s3.get_object(Bucket=self.name, Key=version.key, VersionId=version.id)
+        )["Body"]
         while block := self._s3.call(lambda s3: body.read(CHUNK_BYTES)):
             yield block
 
     def write(self, key: str, data: bytes) -> None:
-        location = {"Bucket": self.name, "Key": key, "ContentType": "application/json"}
-        self._s3.call(lambda s3: s3.put_object(**location, Body=data))
+        self._s3.call(
+            lambda s3: s3.put_object(
+                Bucket=self.name, Key=key, ContentType="application/json", Body=data
+            )
+        )
 
 
 def part_key(number: int) -> str:

@@ -11,7 +11,14 @@ import functools
 import hashlib
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Iterator, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, Callable, Iterator, NamedTuple, TypeVar, cast
+
+if TYPE_CHECKING:
+    from botocore.session import Session
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import GetObjectRequestTypeDef, PutObjectRequestTypeDef
+
+Result = TypeVar("Result")
 
 CHUNK_BYTES = 1024 * 1024
 # A smaller file is sent in one request, whose response has the hash of what S3 has written.
@@ -106,9 +113,9 @@ class S3:
         self._endpoint = endpoint
         self._convert_error = convert_error
         self._report_progress = report_progress
-        self._client: Any = None
+        self._client: S3Client | None = None
 
-    def call(self, request: Callable[[Any], Any]) -> Any:
+    def call(self, request: Callable[[S3Client], Result]) -> Result:
         """Return what `request` does, given boto3's client."""
         try:
             return self._call(request)
@@ -123,7 +130,7 @@ class S3:
         self, key: str, start: int = 0, size: int | None = None, etag: str = ""
     ) -> Iterator[bytes]:
         """Yield at most `size` bytes from `start` on, if the object still has the `etag` given."""
-        request = self._locate(key)
+        request: GetObjectRequestTypeDef = {"Bucket": self.bucket, "Key": self._full_key(key)}
         if start:
             request["Range"] = f"bytes={start}-"
         if etag:
@@ -131,10 +138,8 @@ class S3:
         body = self.call(lambda client: client.get_object(**request)["Body"])
         remaining = size
 
-        def read_block(_: Any) -> bytes:
-            return bytes(
-                body.read(CHUNK_BYTES if remaining is None else min(CHUNK_BYTES, remaining))
-            )
+        def read_block(_: S3Client) -> bytes:
+            return body.read(CHUNK_BYTES if remaining is None else min(CHUNK_BYTES, remaining))
 
         try:
             while remaining is None or remaining > 0:
@@ -147,19 +152,20 @@ class S3:
         finally:
             body.close()
 
-    def write(self, key: str, content: bytes, **conditions: str) -> None:
+    def write(self, key: str, content: bytes) -> None:
         """Write one object. The response has the hash of what S3 has written."""
         digest = hashlib.sha256(content)
         checksum = base64.b64encode(digest.digest()).decode()
-        request = {
-            **self._locate(key),
-            **conditions,
-            "Body": content,
-            "Metadata": {"sha256": digest.hexdigest()},
-            "ChecksumAlgorithm": "SHA256",
-            "ChecksumSHA256": checksum,
-        }
-        reply = self.call(lambda client: client.put_object(**request))
+        reply = self.call(
+            lambda client: client.put_object(
+                Bucket=self.bucket,
+                Key=self._full_key(key),
+                Body=content,
+                Metadata={"sha256": digest.hexdigest()},
+                ChecksumAlgorithm="SHA256",
+                ChecksumSHA256=checksum,
+            )
+        )
         if reply.get("ChecksumSHA256", checksum) != checksum:
             self._fail(S3Problem.UNCONFIRMED, f"S3 did not confirm the content of {key}")
         self._report_progress()
@@ -190,10 +196,11 @@ class S3:
     def list_objects(self, prefix: str = "") -> list[ListedObject]:
         """List the objects whose keys start with `prefix`, sorted by key."""
         top = f"{self.folder}/" if self.folder else ""
-        request = {"Bucket": self.bucket, "Prefix": top + prefix}
 
-        def list_pages(client: Any) -> list[ListedObject]:
-            pages = client.get_paginator("list_objects_v2").paginate(**request)
+        def list_pages(client: S3Client) -> list[ListedObject]:
+            pages = client.get_paginator("list_objects_v2").paginate(
+                Bucket=self.bucket, Prefix=top + prefix
+            )
             return [
                 ListedObject(
                     entry["Key"][len(top) :], int(entry["Size"]), str(entry.get("ETag", ""))
@@ -202,13 +209,13 @@ class S3:
                 for entry in page.get("Contents", ())
             ]
 
-        objects: list[ListedObject] = self.call(list_pages)
-        return sorted(objects)
+        return sorted(self.call(list_pages))
 
     def find(self) -> ListedObject | None:
         """Return the object whose key is the folder's own name, with the key ""."""
-        request = {"Bucket": self.bucket, "Prefix": self.folder, "MaxKeys": 1}
-        reply = self.call(lambda client: client.list_objects_v2(**request))
+        reply = self.call(
+            lambda client: client.list_objects_v2(Bucket=self.bucket, Prefix=self.folder, MaxKeys=1)
+        )
         for entry in reply.get("Contents", ()):
             if entry["Key"] == self.folder:
                 return ListedObject("", int(entry["Size"]), str(entry.get("ETag", "")))
@@ -219,10 +226,16 @@ class S3:
         content_now, etag = self._read_tagged(key)
         if content_now != expected:
             return False
-        condition = {"IfNoneMatch": "*"} if expected is None else {"IfMatch": etag}
-        location = self._locate(key)
-
-        request = {**location, **condition, "Body": content, "ChecksumAlgorithm": "SHA256"}
+        request: PutObjectRequestTypeDef = {
+            "Bucket": self.bucket,
+            "Key": self._full_key(key),
+            "Body": content,
+            "ChecksumAlgorithm": "SHA256",
+        }
+        if expected is None:
+            request["IfNoneMatch"] = "*"
+        else:
+            request["IfMatch"] = etag
         try:
             self._call(lambda client: client.put_object(**request))
         except S3Error as error:
@@ -232,13 +245,13 @@ class S3:
             return self._read_tagged(key)[0] == content
         return True
 
-    def _call(self, request: Callable[[Any], Any]) -> Any:
+    def _call(self, request: Callable[[S3Client], Result]) -> Result:
         with translate_errors():
             if self._client is None:
                 self._client = self._connect()
             return request(self._client)
 
-    def _call_for_object(self, request: Callable[[Any], Any]) -> Any:
+    def _call_for_object(self, request: Callable[[S3Client], Result]) -> Result | None:
         """Make a request; return None if the object is missing."""
         try:
             return self._call(request)
@@ -251,34 +264,39 @@ class S3:
                 raise self._convert_error(error) from None
             return None
 
-    def _locate(self, key: str) -> dict[str, str]:
-        return {"Bucket": self.bucket, "Key": "/".join(filter(None, [self.folder, key]))}
+    def _full_key(self, key: str) -> str:
+        return "/".join(filter(None, [self.folder, key]))
 
     def _read_tagged(self, key: str) -> tuple[bytes | None, str]:
         """Return (content, ETag); (None, "") if the object is missing."""
-        location = self._locate(key)
 
-        def get(client: Any) -> tuple[bytes, str]:
-            reply = client.get_object(**location)
-            return bytes(reply["Body"].read()), str(reply["ETag"])
+        def get(client: S3Client) -> tuple[bytes, str]:
+            reply = client.get_object(Bucket=self.bucket, Key=self._full_key(key))
+            return reply["Body"].read(), reply["ETag"]
 
         return self._call_for_object(get) or (None, "")
 
     def _has(self, key: str, size: int, sha256: str) -> bool:
-        location = self._locate(key)
-        head = self._call_for_object(lambda client: client.head_object(**location))
+        head = self._call_for_object(
+            lambda client: client.head_object(Bucket=self.bucket, Key=self._full_key(key))
+        )
         stored = (head["ContentLength"], head["Metadata"].get("sha256")) if head else None
         return stored == (size, sha256)
 
     def _upload(self, key: str, beginning: FilePrefix, sha256: str) -> None:
         extra = {"Metadata": {"sha256": sha256}, "ChecksumAlgorithm": "SHA256"}
-        location = tuple(self._locate(key).values())
-        self.call(lambda client: client.upload_fileobj(beginning, *location, ExtraArgs=extra))
+        # boto3 only reads it.
+        file = cast("BinaryIO", beginning)
+        self.call(
+            lambda client: client.upload_fileobj(
+                file, self.bucket, self._full_key(key), ExtraArgs=extra
+            )
+        )
 
     def _fail(self, problem: S3Problem, why: str) -> None:
         raise self._convert_error(S3Error(problem, why))
 
-    def _connect(self) -> Any:
+    def _connect(self) -> S3Client:
         if self._credentials is Credentials.ROLE:
             return connect_as_role()
         unsigned = self._credentials is Credentials.NONE
@@ -315,8 +333,12 @@ class FilePrefix:
 
 
 def connect(
-    *, profile: str = "", endpoint: str = "", unsigned: bool = False, session: Any = None
-) -> Any:
+    *,
+    profile: str = "",
+    endpoint: str = "",
+    unsigned: bool = False,
+    session: Session | None = None,
+) -> S3Client:
     import boto3
     import botocore
     from botocore.config import Config
@@ -330,11 +352,12 @@ def connect(
         s3={"addressing_style": "path"} if endpoint else {},
     )
     boto3_session = boto3.Session(profile_name=profile or None, botocore_session=session)
-    return boto3_session.client("s3", config=config, endpoint_url=endpoint or None)
+    client: S3Client = boto3_session.client("s3", config=config, endpoint_url=endpoint or None)
+    return client
 
 
 @functools.lru_cache(maxsize=None)
-def connect_as_role() -> Any:
+def connect_as_role() -> S3Client:
     """Return the process's only client: to create one takes longer than a small pass.
 
     botocore renews the credentials of an instance profile by itself.

@@ -10,10 +10,11 @@ import pytest
 
 from labctl.model import GIB, Check
 from labctl.providers.local import checks
+from labctl.providers.local.engine import EngineInfo
 
 
 def disk(root: Path) -> Check:
-    info = {"ServerVersion": "28.2.2", "OSType": "linux", "DockerRootDir": str(root)}
+    info = EngineInfo(version="28.2.2", os="linux", root=str(root))
     [found] = [
         one
         for one in checks.check_running_engine(info, built=True)

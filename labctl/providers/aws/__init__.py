@@ -52,7 +52,7 @@ class AwsProvider:
         self.clients = Clients(settings.profile)
 
     def get_account(self) -> ProviderAccount:
-        """Return the account; AWS is asked once per set of credentials, without any permission."""
+        """Return the account: one call of AWS per set of credentials, which needs no permission."""
         environ = copy_environment()
         region = account.home_region(self.settings.profile, environ)
         profile = account.profile_name(self.settings.profile, environ)

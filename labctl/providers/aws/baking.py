@@ -26,7 +26,8 @@ def bake(clients: Clients, server_id: str, name: str, extra_tags: dict[str, str]
             Name=name,
             Description="made by labctl",
             TagSpecifications=[
-                {"ResourceType": kind, "Tags": image_tags} for kind in ("image", "snapshot")
+                {"ResourceType": "image", "Tags": image_tags},
+                {"ResourceType": "snapshot", "Tags": image_tags},
             ],
         )
     return f"{created['ImageId']}.{region}"

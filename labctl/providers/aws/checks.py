@@ -65,7 +65,7 @@ def _run_check(name: str, probe: Callable[[], str]) -> Check:
 
 def _get_identity(clients: Clients, region: str) -> str:
     with translate_errors():
-        return str(clients.get_client("sts", region).get_caller_identity()["Arn"])
+        return clients.get_sts(region).get_caller_identity()["Arn"]
 
 
 def _check_permissions(clients: Clients, region: str) -> list[Check]:
@@ -145,7 +145,7 @@ def _read_quota(clients: Clients, offer: Offer) -> tuple[float | None, str]:
     quota = find_quota(offer.type, offer.spot)
     try:
         with translate_errors():
-            answer = clients.get_client("service-quotas", offer.region).get_service_quota(
+            answer = clients.get_quotas(offer.region).get_service_quota(
                 ServiceCode="ec2", QuotaCode=quota.code
             )
     except LabError as error:

@@ -10,6 +10,12 @@ from labctl.providers.aws.request_batcher import Answer, RequestBatcher
 
 if TYPE_CHECKING:
     import boto3
+    from mypy_boto3_ec2 import EC2Client
+    from mypy_boto3_pricing import PricingClient
+    from mypy_boto3_scheduler import EventBridgeSchedulerClient
+    from mypy_boto3_service_quotas import ServiceQuotasClient
+    from mypy_boto3_ssm import SSMClient
+    from mypy_boto3_sts import STSClient
 
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
@@ -30,24 +36,37 @@ class Clients:
         self._clients: dict[tuple[str, str, bool], Any] = {}
         self._batchers: dict[tuple[str, str], Any] = {}
 
-    def get_client(self, service: str, region: str, *, once: bool = False) -> Any:
-        """Return the client of a service in a region.
+    def get_ec2(self, region: str, *, once: bool = False) -> EC2Client:
+        """Return the client of EC2 in a region.
 
         With `once` boto3 does not repeat calls: it would repeat capacity errors in the same zone,
         and after a lost reply the caller must repeat the request with the same token.
         """
-        key = (service, region, once)
-        # boto3 cannot create clients in two threads at once.
-        with self._lock:
-            if key not in self._clients:
-                self._clients[key] = self._create_client(service, region, 1 if once else ATTEMPTS)
-            return self._clients[key]
+        ec2: EC2Client = self._get_client("ec2", region, once=once)
+        return ec2
 
-    def get_ec2(self, region: str) -> Any:
-        return self.get_client("ec2", region)
+    def get_pricing(self, region: str) -> PricingClient:
+        pricing: PricingClient = self._get_client("pricing", region)
+        return pricing
+
+    def get_quotas(self, region: str) -> ServiceQuotasClient:
+        quotas: ServiceQuotasClient = self._get_client("service-quotas", region)
+        return quotas
+
+    def get_scheduler(self, region: str) -> EventBridgeSchedulerClient:
+        scheduler: EventBridgeSchedulerClient = self._get_client("scheduler", region)
+        return scheduler
+
+    def get_ssm(self, region: str) -> SSMClient:
+        ssm: SSMClient = self._get_client("ssm", region)
+        return ssm
+
+    def get_sts(self, region: str) -> STSClient:
+        sts: STSClient = self._get_client("sts", region)
+        return sts
 
     def get_batcher(
-        self, call: str, region: str, ask: Callable[[Any, list[str]], dict[str, Answer]]
+        self, call: str, region: str, ask: Callable[[EC2Client, list[str]], dict[str, Answer]]
     ) -> RequestBatcher[Answer]:
         """Return the batcher of one kind of call to a region; `ask` gets its EC2 client."""
         ec2 = self.get_ec2(region)
@@ -63,10 +82,10 @@ class Clients:
             return str(self._ensure_session().get_partition_for_region(region))
 
     def get_account_id(self, region: str) -> str:
-        """Return the account of the session's current credentials; AWS is asked once for each."""
+        """Return the account of the session's current credentials; one call of AWS for each."""
         from labctl.providers.aws.errors import translate_errors
 
-        sts = self.get_client("sts", region)
+        sts = self.get_sts(region)
         with translate_errors():
             credentials = self._session.get_credentials() if self._session else None
             access_key = credentials.get_frozen_credentials().access_key if credentials else ""
@@ -74,6 +93,14 @@ class Clients:
             if key not in _ACCOUNT_IDS:
                 _ACCOUNT_IDS[key] = str(sts.get_caller_identity()["Account"])
             return _ACCOUNT_IDS[key]
+
+    def _get_client(self, service: str, region: str, *, once: bool = False) -> Any:
+        key = (service, region, once)
+        # boto3 cannot create clients in two threads at once.
+        with self._lock:
+            if key not in self._clients:
+                self._clients[key] = self._create_client(service, region, 1 if once else ATTEMPTS)
+            return self._clients[key]
 
     def _ensure_session(self) -> boto3.session.Session:
         if self._session is None:
@@ -95,7 +122,7 @@ class Clients:
             return session.client(
                 service,
                 region_name=region,
-                config=Config(
+                config=Config(  # type: ignore[call-arg] # the stubs lack user_agent_appid
                     connect_timeout=CONNECT_TIMEOUT_S,
                     read_timeout=READ_TIMEOUT_S,
                     retries={"mode": "standard", "total_max_attempts": attempts},

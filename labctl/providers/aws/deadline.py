@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING
 
 from labctl.errors import DeniedError
 from labctl.providers.aws import instances, tags
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.errors import POLICY_PAGE, get_code, translate_errors
+
+if TYPE_CHECKING:
+    from mypy_boto3_scheduler import EventBridgeSchedulerClient
+    from mypy_boto3_scheduler.type_defs import CreateScheduleInputTypeDef
+
+    from labctl.providers.aws.tags import OwnedInstance
 
 PREFIX = "labctl-"
 RETRY_S = 3600
@@ -35,7 +41,7 @@ def set_deadline(clients: Clients, role: str, server_id: str, at: float) -> None
     instance = instances.require_instance(clients, server_id)
     region = server_id.rpartition(".")[2]
     schedule = _build_schedule(clients.get_partition(region), role, instance, at)
-    _save_schedule(clients.get_client("scheduler", region), schedule)
+    _save_schedule(clients.get_scheduler(region), schedule)
     with translate_errors():
         clients.get_ec2(region).create_tags(
             Resources=[instance["InstanceId"]], Tags=tags.as_pairs({tags.DEADLINE: f"{at:.0f}"})
@@ -43,8 +49,8 @@ def set_deadline(clients: Clients, role: str, server_id: str, at: float) -> None
 
 
 def _build_schedule(
-    partition: str, role: str, instance: dict[str, Any], at: float
-) -> dict[str, Any]:
+    partition: str, role: str, instance: OwnedInstance, at: float
+) -> CreateScheduleInputTypeDef:
     instance_id = instance["InstanceId"]
     when = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     return {
@@ -63,7 +69,9 @@ def _build_schedule(
     }
 
 
-def _save_schedule(scheduler: Any, schedule: dict[str, Any]) -> None:
+def _save_schedule(
+    scheduler: EventBridgeSchedulerClient, schedule: CreateScheduleInputTypeDef
+) -> None:
     from botocore.exceptions import ClientError
 
     with translate_errors():

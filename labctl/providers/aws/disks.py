@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,6 +12,15 @@ from labctl.providers.aws import instances, tags
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.errors import translate_errors
 from labctl.providers.aws.leftovers import LIVING, make_volume_resource
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
+    from mypy_boto3_ec2.type_defs import (
+        InstanceBlockDeviceMappingSpecificationTypeDef,
+        VolumeTypeDef,
+    )
+
+    from labctl.providers.aws.tags import OwnedInstance
 
 SLOTS = tuple(f"/dev/sd{letter}" for letter in "fghijklmnop")
 XEN = ("p2.", "p3.", "g3.", "g3s.")
@@ -28,7 +37,7 @@ def keep(clients: Clients, server_id: str, expires_at: float) -> list[Resource]:
     # The tag first: a disk that is kept without an expiry would be kept forever.
     _tag_expiry(ec2, volumes, f"{expires_at:.0f}")
     _set_delete_on_termination(ec2, instance, volumes, delete=False)
-    account = str(instance.get("OwnerId", ""))
+    account = instance["OwnerId"]
     kept = [make_volume_resource(volume, region, server_id) for volume in volumes]
     return [
         msgspec.structs.replace(one, account=account, expires_at=float(round(expires_at)))
@@ -48,7 +57,7 @@ def release(clients: Clients, server_id: str) -> None:
         _tag_expiry(ec2, volumes, "")
 
 
-def _own_volumes(ec2: Any, instance: dict[str, Any]) -> list[dict[str, Any]]:
+def _own_volumes(ec2: EC2Client, instance: OwnedInstance) -> list[VolumeTypeDef]:
     """Return the volumes that were created with the instance, as AWS describes them."""
     attached = tags.make_filters(
         {"Name": "attachment.instance-id", "Values": [instance["InstanceId"]]}
@@ -58,7 +67,7 @@ def _own_volumes(ec2: Any, instance: dict[str, Any]) -> list[dict[str, Any]]:
     return [volume for volume in volumes if tags.is_same_attempt(volume, instance)]
 
 
-def _tag_expiry(ec2: Any, volumes: list[dict[str, Any]], value: str) -> None:
+def _tag_expiry(ec2: EC2Client, volumes: list[VolumeTypeDef], value: str) -> None:
     with translate_errors():
         ec2.create_tags(
             Resources=[volume["VolumeId"] for volume in volumes],
@@ -67,9 +76,9 @@ def _tag_expiry(ec2: Any, volumes: list[dict[str, Any]], value: str) -> None:
 
 
 def _set_delete_on_termination(
-    ec2: Any, instance: dict[str, Any], volumes: list[dict[str, Any]], *, delete: bool
+    ec2: EC2Client, instance: OwnedInstance, volumes: list[VolumeTypeDef], *, delete: bool
 ) -> None:
-    mappings = [
+    mappings: list[InstanceBlockDeviceMappingSpecificationTypeDef] = [
         {"DeviceName": attachment["Device"], "Ebs": {"DeleteOnTermination": delete}}
         for volume in volumes
         for attachment in volume["Attachments"]
@@ -108,7 +117,7 @@ def attach(clients: Clients, resource: Resource, server_id: str) -> str:
     return _device_path(instance, volume_id, slot)
 
 
-def _find_free_slot(instance: dict[str, Any]) -> str:
+def _find_free_slot(instance: OwnedInstance) -> str:
     used = {mapping["DeviceName"] for mapping in instance.get("BlockDeviceMappings", ())}
     for slot in SLOTS:
         if slot not in used:
@@ -116,7 +125,7 @@ def _find_free_slot(instance: dict[str, Any]) -> str:
     raise ProviderError("the server has no slot left for another disk")
 
 
-def _device_path(instance: dict[str, Any], volume_id: str, slot: str) -> str:
+def _device_path(instance: OwnedInstance, volume_id: str, slot: str) -> str:
     """Return a volume's path. Nitro machines order disks freely: the serial number names them."""
     if instance["InstanceType"].startswith(XEN):
         return slot.replace("/dev/sd", "/dev/xvd")

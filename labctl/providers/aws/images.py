@@ -22,7 +22,7 @@ PLAIN_PARAMETER = (
 _CANONICAL_ARCH = {"x86_64": "amd64", "arm64": "arm64"}
 
 
-class Image(Value, frozen=True):
+class MachineImage(Value, frozen=True):
     """`root` is the root volume's device name, `gib` its minimum size in GiB."""
 
     id: str
@@ -36,7 +36,7 @@ def choose_parameter(offer: Offer) -> str:
     return PLAIN_PARAMETER.format(arch=_CANONICAL_ARCH.get(offer.arch, offer.arch))
 
 
-def find_image(clients: Clients, settings: AwsSettings, offer: Offer) -> Image:
+def find_image(clients: Clients, settings: AwsSettings, offer: Offer) -> MachineImage:
     """Find the configured image, else the newest that fits the offer. UsageError without one."""
     ami = settings.ami or choose_parameter(offer)
     if ami.startswith("/"):
@@ -49,7 +49,7 @@ def _resolve_parameter(clients: Clients, name: str, region: str) -> str:
 
     with translate_errors():
         try:
-            answer = clients.get_client("ssm", region).get_parameter(Name=name)
+            answer = clients.get_ssm(region).get_parameter(Name=name)
         except ClientError as error:
             if not is_absent(error):
                 raise
@@ -57,7 +57,7 @@ def _resolve_parameter(clients: Clients, name: str, region: str) -> str:
     return str(answer["Parameter"]["Value"])
 
 
-def _describe_image(clients: Clients, ami: str, region: str) -> Image:
+def _describe_image(clients: Clients, ami: str, region: str) -> MachineImage:
     from botocore.exceptions import ClientError
 
     with translate_errors():
@@ -76,7 +76,7 @@ def _describe_image(clients: Clients, ami: str, region: str) -> Image:
         for mapping in images[0].get("BlockDeviceMappings", ())
         if mapping.get("DeviceName") == root and "Ebs" in mapping
     ]
-    return Image(id=ami, root=root, gib=max(sizes, default=0))
+    return MachineImage(id=ami, root=root, gib=max(sizes, default=0))
 
 
 def _make_absent_error(name: str, region: str, why: str) -> UsageError:

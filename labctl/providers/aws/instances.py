@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING
 
 from labctl.errors import NotFoundError
 from labctl.model import Server
@@ -12,11 +12,17 @@ from labctl.providers.aws import tags
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.errors import is_absent, translate_errors
 
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
+    from mypy_boto3_ec2.type_defs import FilterTypeDef
+
+    from labctl.providers.aws.tags import OwnedInstance
+
 LISTED = ("pending", "running", "shutting-down", "stopping", "stopped")
 MOST_REGIONS_AT_ONCE = 16
 
 
-def describe(ec2: Any, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def describe(ec2: EC2Client, filters: list[FilterTypeDef]) -> list[OwnedInstance]:
     with translate_errors():
         pages = ec2.get_paginator("describe_instances").paginate(Filters=filters)
         return [
@@ -27,7 +33,7 @@ def describe(ec2: Any, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ]
 
 
-def find_instance(clients: Clients, server_id: str) -> dict[str, Any] | None:
+def find_instance(clients: Clients, server_id: str) -> OwnedInstance | None:
     """Return one of our instances as AWS describes it, even a terminated one; None if not shown.
 
     Requests for several instances at the same time are sent as one call.
@@ -39,13 +45,13 @@ def find_instance(clients: Clients, server_id: str) -> dict[str, Any] | None:
     return clients.get_batcher("describe", region, _describe_by_id).call(instance_id)
 
 
-def _describe_by_id(ec2: Any, ids: list[str]) -> dict[str, dict[str, Any]]:
+def _describe_by_id(ec2: EC2Client, ids: list[str]) -> dict[str, OwnedInstance]:
     """Describe instances by a filter: with `InstanceIds` an unknown one fails the whole call."""
     instances = describe(ec2, tags.make_filters({"Name": "instance-id", "Values": ids}))
-    return {str(instance["InstanceId"]): instance for instance in instances}
+    return {instance["InstanceId"]: instance for instance in instances}
 
 
-def require_instance(clients: Clients, server_id: str) -> dict[str, Any]:
+def require_instance(clients: Clients, server_id: str) -> OwnedInstance:
     instance = find_instance(clients, server_id)
     if instance is None:
         raise NotFoundError(
@@ -88,7 +94,7 @@ def terminate(clients: Clients, server_id: str) -> None:
     clients.get_batcher("terminate", region, _terminate).call(instance_id)
 
 
-def _terminate(ec2: Any, ids: list[str]) -> dict[str, bool]:
+def _terminate(ec2: EC2Client, ids: list[str]) -> dict[str, bool]:
     """Terminate instances. AWS terminates none if it does not know one: then one at a time."""
     from botocore.exceptions import ClientError
 

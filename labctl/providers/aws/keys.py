@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from labctl.providers.aws import tags
 from labctl.providers.aws.errors import get_code, translate_errors
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
 
 
 def key_name(lab_id: str) -> str:
     return f"labctl-{lab_id}"
 
 
-def ensure_key(ec2: Any, public_key: str, lab_tags: dict[str, str]) -> str:
+def ensure_key(ec2: EC2Client, public_key: str, lab_tags: dict[str, str]) -> str:
     """Create or replace the lab's key pair so that it has this key; return its name."""
     from botocore.exceptions import ClientError
 
@@ -29,7 +32,7 @@ def ensure_key(ec2: Any, public_key: str, lab_tags: dict[str, str]) -> str:
     return name
 
 
-def _import(ec2: Any, name: str, public_key: str, lab_tags: dict[str, str]) -> None:
+def _import(ec2: EC2Client, name: str, public_key: str, lab_tags: dict[str, str]) -> None:
     ec2.import_key_pair(
         KeyName=name,
         PublicKeyMaterial=public_key.encode(),
@@ -37,7 +40,7 @@ def _import(ec2: Any, name: str, public_key: str, lab_tags: dict[str, str]) -> N
     )
 
 
-def _is_same(ec2: Any, name: str, public_key: str) -> bool:
+def _is_same(ec2: EC2Client, name: str, public_key: str) -> bool:
     pairs = ec2.describe_key_pairs(
         Filters=[{"Name": "key-name", "Values": [name]}], IncludePublicKey=True
     )["KeyPairs"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from labctl.errors import BusyError, CapacityError, LabError, ProviderError, QuotaError, UsageError
 from labctl.model import GIB, CreateRequest, Offer, Server
@@ -17,7 +17,7 @@ from labctl.providers.aws.errors import (
     translate_client_error,
     translate_errors,
 )
-from labctl.providers.aws.images import Image, find_image
+from labctl.providers.aws.images import MachineImage, find_image
 from labctl.providers.aws.keys import ensure_key
 from labctl.providers.aws.network import (
     Subnet,
@@ -30,8 +30,17 @@ from labctl.providers.aws.quotas import find_quota
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
+    from mypy_boto3_ec2 import EC2Client
+    from mypy_boto3_ec2.literals import InstanceTypeType
+    from mypy_boto3_ec2.type_defs import (
+        BlockDeviceMappingTypeDef,
+        EbsBlockDeviceTypeDef,
+        RunInstancesRequestTypeDef,
+        TagSpecificationTypeDef,
+    )
 
     from labctl.providers.aws.settings import AwsSettings
+    from labctl.providers.aws.tags import OwnedInstance
 
 # AWS's limit, counted before base64.
 USER_DATA_BYTES = 16 * 1024
@@ -57,7 +66,7 @@ class Launcher:
         self._owner = owner
         self._locks: dict[tuple[str, str], threading.Lock] = {}
         self._lock = threading.Lock()
-        self._images: dict[tuple[str, str, bool], Image] = {}
+        self._images: dict[tuple[str, str, bool], MachineImage] = {}
         self._places: dict[tuple[str, str], Subnet] = {}
         self._groups: dict[tuple[str, str], str] = {}
         self._keys: dict[tuple[str, str, str], str] = {}
@@ -84,10 +93,12 @@ class Launcher:
         )
         return tags.with_identity(server, request.identity)
 
-    def _run(self, offer: Offer, request: CreateRequest, call: dict[str, Any]) -> dict[str, Any]:
+    def _run(
+        self, offer: Offer, request: CreateRequest, call: RunInstancesRequestTypeDef
+    ) -> OwnedInstance:
         from botocore.exceptions import ClientError
 
-        ec2 = self._clients.get_client("ec2", offer.region, once=True)
+        ec2 = self._clients.get_ec2(offer.region, once=True)
         with translate_errors():
             try:
                 answer = ec2.run_instances(**call)
@@ -102,7 +113,7 @@ class Launcher:
                     raise BusyError("the server's resources do not exist yet", why=why) from error
                 raise make_launch_error(error, offer) from error
 
-    def _find_by_token(self, region: str, token: str, error: ClientError) -> dict[str, Any]:
+    def _find_by_token(self, region: str, token: str, error: ClientError) -> OwnedInstance:
         """Find a server by its tag: AWS knows its token with other arguments, as an older image."""
         ec2 = self._clients.get_ec2(region)
         with translate_errors():
@@ -116,7 +127,7 @@ class Launcher:
             ) from error
         return tags.with_owner(reservations[0]["Instances"][0], reservations[0])
 
-    def _build_arguments(self, offer: Offer, request: CreateRequest) -> dict[str, Any]:
+    def _build_arguments(self, offer: Offer, request: CreateRequest) -> RunInstancesRequestTypeDef:
         """Build the arguments of RunInstances, only from the offer, the request and settings."""
         lab_tags = tags.make_lab_tags(request.lab, request.lab_id, self._owner)
         shared_tags = lab_tags
@@ -133,14 +144,20 @@ class Launcher:
                 self._ensure_key, ec2, offer.region, request.public_key, shared_tags
             )
             group = self._ensure_group(ec2, subnet.vpc, networks.result(), shared_tags)
-            return {
-                **self._describe_machine(offer, image.result()),
-                **self._describe_spot(offer),
+            call: RunInstancesRequestTypeDef = {
+                "ImageId": image.result().id,
+                "InstanceType": cast("InstanceTypeType", offer.type),
+                "InstanceInitiatedShutdownBehavior": "terminate",
+                "BlockDeviceMappings": self._build_disks(image.result()),
+                "MetadataOptions": {
+                    "HttpEndpoint": "enabled",
+                    "HttpTokens": "required",
+                    "HttpPutResponseHopLimit": 1,
+                },
                 "MinCount": 1,
                 "MaxCount": 1,
                 "ClientToken": request.token,
                 "KeyName": key.result(),
-                **({"UserData": request.first_boot} if request.first_boot else {}),
                 "NetworkInterfaces": [
                     {
                         "DeviceIndex": 0,
@@ -152,59 +169,53 @@ class Launcher:
                 ],
                 "TagSpecifications": self._build_tags(offer, request, lab_tags),
             }
+        if profile := self._settings.instance_profile:
+            is_arn = profile.startswith("arn:")
+            call["IamInstanceProfile"] = {"Arn": profile} if is_arn else {"Name": profile}
+        if offer.spot:
+            call["InstanceMarketOptions"] = {
+                "MarketType": "spot",
+                "SpotOptions": {
+                    "SpotInstanceType": "one-time",
+                    "InstanceInterruptionBehavior": "terminate",
+                },
+            }
+        if request.first_boot:
+            call["UserData"] = request.first_boot
+        return call
 
-    def _describe_machine(self, offer: Offer, machine_image: Image) -> dict[str, Any]:
+    def _build_disks(self, machine_image: MachineImage) -> list[BlockDeviceMappingTypeDef]:
         gib = max(math.ceil(self._settings.disk_bytes / GIB), machine_image.gib)
-        root = {
+        root: EbsBlockDeviceTypeDef = {
             "VolumeSize": gib,
             "VolumeType": "gp3",
             "Encrypted": True,
             "DeleteOnTermination": True,
         }
-        machine: dict[str, Any] = {
-            "ImageId": machine_image.id,
-            "InstanceType": offer.type,
-            "InstanceInitiatedShutdownBehavior": "terminate",
-            "BlockDeviceMappings": [{"DeviceName": machine_image.root, "Ebs": root}],
-            "MetadataOptions": {
-                "HttpEndpoint": "enabled",
-                "HttpTokens": "required",
-                "HttpPutResponseHopLimit": 1,
-            },
-        }
-        profile = self._settings.instance_profile
-        if profile:
-            kind = "Arn" if profile.startswith("arn:") else "Name"
-            machine["IamInstanceProfile"] = {kind: profile}
-        return machine
-
-    def _describe_spot(self, offer: Offer) -> dict[str, Any]:
-        if not offer.spot:
-            return {}
-        options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
-        return {"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": options}}
+        return [{"DeviceName": machine_image.root, "Ebs": root}]
 
     def _build_tags(
         self, offer: Offer, request: CreateRequest, lab_tags: dict[str, str]
-    ) -> list[dict[str, Any]]:
+    ) -> list[TagSpecificationTypeDef]:
         part_tags = tags.as_pairs({**lab_tags, tags.TOKEN: request.token})
-        kinds = ["volume", "network-interface", *(["spot-instances-request"] if offer.spot else [])]
-        return [
-            {
-                "ResourceType": "instance",
-                "Tags": tags.as_pairs(tags.make_server_tags(offer, request, self._owner)),
-            },
-            *({"ResourceType": kind, "Tags": part_tags} for kind in kinds),
+        server_tags = tags.as_pairs(tags.make_server_tags(offer, request, self._owner))
+        specifications: list[TagSpecificationTypeDef] = [
+            {"ResourceType": "instance", "Tags": server_tags},
+            {"ResourceType": "volume", "Tags": part_tags},
+            {"ResourceType": "network-interface", "Tags": part_tags},
         ]
+        if offer.spot:
+            specifications.append({"ResourceType": "spot-instances-request", "Tags": part_tags})
+        return specifications
 
-    def _find_image(self, offer: Offer) -> Image:
+    def _find_image(self, offer: Offer) -> MachineImage:
         key = (offer.region, offer.arch, offer.gpu_count > 0)
         with self._lock:
             if key not in self._images:
                 self._images[key] = find_image(self._clients, self._settings, offer)
             return self._images[key]
 
-    def _find_subnet(self, ec2: Any, offer: Offer) -> Subnet:
+    def _find_subnet(self, ec2: EC2Client, offer: Offer) -> Subnet:
         key = (offer.region, offer.zone)
         if key not in self._places:
             self._places[key] = find_subnet(ec2, self._settings, offer.zone)
@@ -216,7 +227,7 @@ class Launcher:
         return self._networks
 
     def _ensure_group(
-        self, ec2: Any, vpc: str, networks: tuple[str, ...], lab_tags: dict[str, str]
+        self, ec2: EC2Client, vpc: str, networks: tuple[str, ...], lab_tags: dict[str, str]
     ) -> str:
         key = (vpc, lab_tags[tags.LAB_ID])
         with self._locks.setdefault(key, threading.Lock()):
@@ -226,7 +237,9 @@ class Launcher:
                 self._groups[key] = group["GroupId"]
             return self._groups[key]
 
-    def _ensure_key(self, ec2: Any, region: str, public_key: str, lab_tags: dict[str, str]) -> str:
+    def _ensure_key(
+        self, ec2: EC2Client, region: str, public_key: str, lab_tags: dict[str, str]
+    ) -> str:
         key = (region, lab_tags[tags.LAB_ID], public_key)
         with self._lock:
             if key not in self._keys:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,6 +15,12 @@ from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.deadline import PREFIX
 from labctl.providers.aws.errors import get_code, get_message, is_absent, translate_errors
 from labctl.providers.aws.fit import PROVIDER
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
+    from mypy_boto3_ec2.type_defs import VolumeTypeDef
+
+    from labctl.providers.aws.tags import OwnedInstance, Tagged
 
 # EBS list prices of us-east-1 (aws.amazon.com/ebs/pricing); other regions cost up to twice that.
 USD_PER_GB_MONTH = {
@@ -42,11 +48,11 @@ Reader = Callable[[Clients, str, "LiveServers"], list[Resource]]
 class LiveServers:
     """Our servers in a region that have not ended, by instance and by lab."""
 
-    def __init__(self, instances: list[dict[str, Any]], region: str) -> None:
+    def __init__(self, instances: list[OwnedInstance], region: str) -> None:
         self.by_lab: dict[str, str] = {}
         self.by_instance: dict[str, str] = {}
         self.labs: dict[str, str] = {}
-        self.described: dict[str, dict[str, Any]] = {}
+        self.described: dict[str, OwnedInstance] = {}
         for instance in instances:
             instance_tags = tags.parse_tags(instance)
             server_id = f"{instance['InstanceId']}.{region}"
@@ -82,7 +88,7 @@ def leftovers(
     ]
 
 
-def make_volume_resource(volume: dict[str, Any], region: str, server_id: str) -> Resource:
+def make_volume_resource(volume: VolumeTypeDef, region: str, server_id: str) -> Resource:
     kind, size = volume.get("VolumeType", "gp3"), volume["Size"]
     created_at = volume.get("CreateTime")
     return _make_resource(
@@ -127,19 +133,16 @@ def _make_resource(
     )
 
 
-def _fetch_pages(ec2: Any, call: str, key: str, **arguments: Any) -> list[dict[str, Any]]:
-    with translate_errors():
-        pages = ec2.get_paginator(call).paginate(**arguments)
-        return [entry for page in pages for entry in page[key]]
-
-
 def _list_volumes(clients: Clients, region: str, living: LiveServers) -> list[Resource]:
     filters = tags.make_filters({"Name": "status", "Values": list(ACTIVE_VOLUMES)})
-    volumes = _fetch_pages(clients.get_ec2(region), "describe_volumes", "Volumes", Filters=filters)
-    return [_describe_volume(volume, region, living) for volume in volumes]
+    with translate_errors():
+        pages = clients.get_ec2(region).get_paginator("describe_volumes").paginate(Filters=filters)
+        return [
+            _describe_volume(volume, region, living) for page in pages for volume in page["Volumes"]
+        ]
 
 
-def _describe_volume(volume: dict[str, Any], region: str, living: LiveServers) -> Resource:
+def _describe_volume(volume: VolumeTypeDef, region: str, living: LiveServers) -> Resource:
     """Return a volume as a Resource.
 
     A live server's own volume is part of it, and not yet a kept disk, even if it will outlive it.
@@ -151,19 +154,17 @@ def _describe_volume(volume: dict[str, Any], region: str, living: LiveServers) -
     return resource
 
 
-def _find_server(volume: dict[str, Any], living: LiveServers) -> str:
+def _find_server(volume: VolumeTypeDef, living: LiveServers) -> str:
     """Return the id of the live server that a volume is attached to, or ""."""
     holders = [attachment.get("InstanceId", "") for attachment in volume.get("Attachments", ())]
     return next((living.by_instance[i] for i in holders if i in living.by_instance), "")
 
 
 def _list_interfaces(clients: Clients, region: str, living: LiveServers) -> list[Resource]:
-    interfaces = _fetch_pages(
-        clients.get_ec2(region),
-        "describe_network_interfaces",
-        "NetworkInterfaces",
-        Filters=tags.make_filters(),
-    )
+    reader = clients.get_ec2(region).get_paginator("describe_network_interfaces")
+    with translate_errors():
+        pages = reader.paginate(Filters=tags.make_filters())
+        interfaces = [one for page in pages for one in page["NetworkInterfaces"]]
     return [
         _make_resource(
             "network-interface",
@@ -177,12 +178,10 @@ def _list_interfaces(clients: Clients, region: str, living: LiveServers) -> list
 
 
 def _list_groups(clients: Clients, region: str, living: LiveServers) -> list[Resource]:
-    groups = _fetch_pages(
-        clients.get_ec2(region),
-        "describe_security_groups",
-        "SecurityGroups",
-        Filters=tags.make_filters(),
-    )
+    reader = clients.get_ec2(region).get_paginator("describe_security_groups")
+    with translate_errors():
+        pages = reader.paginate(Filters=tags.make_filters())
+        groups = [group for page in pages for group in page["SecurityGroups"]]
     return [
         _make_lab_resource("security-group", group["GroupId"], region, group, living)
         for group in groups
@@ -196,7 +195,7 @@ def _list_keys(clients: Clients, region: str, living: LiveServers) -> list[Resou
 
 
 def _make_lab_resource(
-    kind: str, native_id: str, region: str, described: dict[str, Any], living: LiveServers
+    kind: str, native_id: str, region: str, described: Tagged, living: LiveServers
 ) -> Resource:
     """Return a resource that belongs to a lab, and so to the lab's live server, if any."""
     lab_tags = tags.parse_tags(described)
@@ -224,13 +223,10 @@ def _list_addresses(clients: Clients, region: str, living: LiveServers) -> list[
 
 
 def _list_snapshots(clients: Clients, region: str, living: LiveServers) -> list[Resource]:
-    snapshots = _fetch_pages(
-        clients.get_ec2(region),
-        "describe_snapshots",
-        "Snapshots",
-        Filters=tags.make_filters(),
-        OwnerIds=["self"],
-    )
+    reader = clients.get_ec2(region).get_paginator("describe_snapshots")
+    with translate_errors():
+        pages = reader.paginate(Filters=tags.make_filters(), OwnerIds=["self"])
+        snapshots = [one for page in pages for one in page["Snapshots"]]
     return [
         _make_resource(
             "snapshot",
@@ -264,9 +260,11 @@ def _list_schedules(clients: Clients, region: str, living: LiveServers) -> list[
 
     Credentials without the permission to list them cannot have created any.
     """
-    scheduler = clients.get_client("scheduler", region)
+    reader = clients.get_scheduler(region).get_paginator("list_schedules")
     try:
-        schedules = _fetch_pages(scheduler, "list_schedules", "Schedules", NamePrefix=PREFIX)
+        with translate_errors():
+            pages = reader.paginate(NamePrefix=PREFIX)
+            schedules = [schedule for page in pages for schedule in page["Schedules"]]
     except DeniedError:
         return []
     resources = []
@@ -288,15 +286,15 @@ READERS: tuple[Reader, ...] = (
     _list_snapshots,
     _list_schedules,
 )
-_DELETE = {
-    "volume": ("delete_volume", "VolumeId"),
-    "network-interface": ("delete_network_interface", "NetworkInterfaceId"),
-    "security-group": ("delete_security_group", "GroupId"),
-    "key-pair": ("delete_key_pair", "KeyName"),
-    "address": ("release_address", "AllocationId"),
-    "image": ("deregister_image", "ImageId"),
-    "snapshot": ("delete_snapshot", "SnapshotId"),
-    "schedule": ("delete_schedule", "Name"),
+# By the kind of a resource of EC2: what deletes the one with this id.
+_DELETE: dict[str, Callable[[EC2Client, str], object]] = {
+    "volume": lambda ec2, id: ec2.delete_volume(VolumeId=id),
+    "network-interface": lambda ec2, id: ec2.delete_network_interface(NetworkInterfaceId=id),
+    "security-group": lambda ec2, id: ec2.delete_security_group(GroupId=id),
+    "key-pair": lambda ec2, id: ec2.delete_key_pair(KeyName=id),
+    "address": lambda ec2, id: ec2.release_address(AllocationId=id),
+    "image": lambda ec2, id: ec2.deregister_image(ImageId=id),
+    "snapshot": lambda ec2, id: ec2.delete_snapshot(SnapshotId=id),
 }
 
 
@@ -305,13 +303,14 @@ def remove(clients: Clients, resource: Resource) -> None:
     from botocore.exceptions import ClientError
 
     native_id, dot, region = resource.id.rpartition(".")
-    if not dot or resource.kind not in _DELETE:
+    if not dot or (resource.kind != "schedule" and resource.kind not in _DELETE):
         return
-    call, argument = _DELETE[resource.kind]
-    service = "scheduler" if resource.kind == "schedule" else "ec2"
     with translate_errors():
         try:
-            getattr(clients.get_client(service, region), call)(**{argument: native_id})
+            if resource.kind == "schedule":
+                clients.get_scheduler(region).delete_schedule(Name=native_id)
+            else:
+                _DELETE[resource.kind](clients.get_ec2(region), native_id)
         except ClientError as error:
             in_use = resource.kind == "network-interface" and get_code(error) == IN_USE
             if in_use or get_code(error) == SNAPSHOT_IN_USE:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
+import msgspec
+
+from labctl.model import Value
 from labctl.providers.aws.catalog import (
     PRICES_FRESH_S,
     TYPES_FRESH_S,
@@ -22,6 +24,12 @@ from labctl.providers.aws.catalog import (
 )
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.errors import translate_errors
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
+    from mypy_boto3_ec2.literals import InstanceTypeType
+    from mypy_boto3_ec2.type_defs import FilterTypeDef, InstanceTypeInfoTypeDef, SpotPriceTypeDef
+    from mypy_boto3_pricing.type_defs import FilterTypeDef as ProductFilterTypeDef
 
 WEEK = timedelta(days=7)
 MIB = 1024**2
@@ -38,6 +46,38 @@ CPU_TYPES = (
     *("m7g.large", "m7g.xlarge", "c7g.xlarge", "c7g.2xlarge"),
 )
 PATTERNS: dict[Group, tuple[str, ...]] = {"gpu": ("g*", "p*"), "cpu": CPU_TYPES}
+
+
+class PricedProduct(Value, frozen=True):
+    """What a document of the price list is about: the attributes of an instance type."""
+
+    attributes: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class UnitPrice(Value, frozen=True, rename="camel"):
+    """A price by currency for one unit, such as "Hrs"."""
+
+    unit: str = ""
+    price_per_unit: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class PriceTerm(Value, frozen=True, rename="camel"):
+    """An offer with its prices by AWS's codes."""
+
+    price_dimensions: dict[str, UnitPrice] = msgspec.field(default_factory=dict)
+
+
+class PriceTerms(Value, frozen=True):
+    """Offers by AWS's codes; the list has reservations too."""
+
+    on_demand: dict[str, PriceTerm] = msgspec.field(name="OnDemand", default_factory=dict)
+
+
+class PriceDocument(Value, frozen=True):
+    """One document of AWS's price list."""
+
+    product: PricedProduct = PricedProduct()
+    terms: PriceTerms = PriceTerms()
 
 
 def load_markets(
@@ -90,7 +130,7 @@ def _fetch(
 
 def fetch_catalog(clients: Clients, region: str, group: Group) -> Catalog:
     ec2 = clients.get_ec2(region)
-    only = [{"Name": "instance-type", "Values": list(PATTERNS[group])}]
+    only: list[FilterTypeDef] = [{"Name": "instance-type", "Values": list(PATTERNS[group])}]
     with translate_errors():
         listed = [
             parse_hardware(entry)
@@ -103,11 +143,13 @@ def fetch_catalog(clients: Clients, region: str, group: Group) -> Catalog:
     return Catalog(version=VERSION, made_at=time.time(), hardware=ordered, zones=zones)
 
 
-def _fetch_zones(ec2: Any, types: list[str]) -> dict[str, tuple[str, ...]]:
+def _fetch_zones(ec2: EC2Client, types: list[str]) -> dict[str, tuple[str, ...]]:
     """Fetch the zones of each type. This filter accepts only full names, at most 200."""
     zones: dict[str, list[str]] = {}
     for at in range(0, len(types), MOST_FILTERED):
-        filters = [{"Name": "instance-type", "Values": types[at : at + MOST_FILTERED]}]
+        filters: list[FilterTypeDef] = [
+            {"Name": "instance-type", "Values": types[at : at + MOST_FILTERED]}
+        ]
         with translate_errors():
             pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
                 LocationType="availability-zone", Filters=filters
@@ -118,7 +160,7 @@ def _fetch_zones(ec2: Any, types: list[str]) -> dict[str, tuple[str, ...]]:
     return {name: tuple(sorted(where)) for name, where in zones.items()}
 
 
-def parse_hardware(entry: dict[str, Any]) -> Hardware:
+def parse_hardware(entry: InstanceTypeInfoTypeDef) -> Hardware:
     """Parse one entry of DescribeInstanceTypes."""
     gpus = entry.get("GpuInfo", {}).get("Gpus", [])
     gpu = gpus[0] if gpus else {}
@@ -145,15 +187,17 @@ def fetch_spot_prices(
     ec2 = clients.get_ec2(region)
     since = datetime.now(UTC) - WEEK
 
-    def fetch_history(some: list[str]) -> list[dict[str, Any]]:
+    def fetch_history(some: list[str]) -> list[SpotPriceTypeDef]:
         with translate_errors():
             pages = ec2.get_paginator("describe_spot_price_history").paginate(
-                InstanceTypes=some, ProductDescriptions=["Linux/UNIX"], StartTime=since
+                InstanceTypes=cast("list[InstanceTypeType]", some),
+                ProductDescriptions=["Linux/UNIX"],
+                StartTime=since,
             )
             return [entry for page in pages for entry in page["SpotPriceHistory"]]
 
     parts = [types[at : at + TYPES_PER_CALL] for at in range(0, len(types), TYPES_PER_CALL)]
-    history: dict[tuple[str, str], list[tuple[Any, float]]] = {}
+    history: dict[tuple[str, str], list[tuple[datetime, float]]] = {}
     for entries in threads.map(fetch_history, parts):
         for entry in entries:
             key = (entry["InstanceType"], entry["AvailabilityZone"])
@@ -168,7 +212,7 @@ def fetch_spot_prices(
 
 def fetch_on_demand_prices(clients: Clients, region: str, group: Group) -> dict[str, float]:
     """Fetch list prices by type: Linux, shared hardware, no other software installed."""
-    pricing = clients.get_client("pricing", PRICING_REGION)
+    pricing = clients.get_pricing(PRICING_REGION)
     base = {
         "regionCode": region,
         "operatingSystem": "Linux",
@@ -181,7 +225,9 @@ def fetch_on_demand_prices(clients: Clients, region: str, group: Group) -> dict[
         queries = [base | {"instanceType": name} for name in CPU_TYPES]
 
     def fetch_products(fields: dict[str, str]) -> list[str]:
-        filters = [{"Type": "TERM_MATCH", "Field": k, "Value": v} for k, v in fields.items()]
+        filters: list[ProductFilterTypeDef] = [
+            {"Type": "TERM_MATCH", "Field": k, "Value": v} for k, v in fields.items()
+        ]
         with translate_errors():
             pages = pricing.get_paginator("get_products").paginate(
                 ServiceCode="AmazonEC2", Filters=filters
@@ -203,11 +249,11 @@ def _fetch_parallel(
 
 def parse_list_price(product: str) -> tuple[str, float]:
     """Parse one product of the price list: (type, USD per hour); ("", 0.0) without a price."""
-    entry = json.loads(product)
-    name = entry.get("product", {}).get("attributes", {}).get("instanceType", "")
-    for term in entry.get("terms", {}).get("OnDemand", {}).values():
-        for dimension in term.get("priceDimensions", {}).values():
-            price = float(dimension.get("pricePerUnit", {}).get("USD", 0))
-            if dimension.get("unit") == "Hrs" and price > 0:
+    document = msgspec.json.decode(product, type=PriceDocument)
+    name = document.product.attributes.get("instanceType", "")
+    for term in document.terms.on_demand.values():
+        for dimension in term.price_dimensions.values():
+            price = float(dimension.price_per_unit.get("USD", 0))
+            if dimension.unit == "Hrs" and price > 0:
                 return name, price
     return "", 0.0

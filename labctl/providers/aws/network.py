@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from labctl.errors import BusyError, CapacityError, ConnectError, UsageError
 from labctl.model import Value
@@ -11,6 +11,9 @@ from labctl.providers.aws import tags
 from labctl.providers.aws.errors import get_code, is_absent, translate_errors
 
 if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
+    from mypy_boto3_ec2.type_defs import IpPermissionTypeDef, SecurityGroupTypeDef
+
     from labctl.providers.aws.settings import AwsSettings
 
 ADDRESS_TIMEOUT_S = 5.0
@@ -25,7 +28,7 @@ class Subnet(Value, frozen=True):
     zone: str
 
 
-def find_subnet(ec2: Any, settings: AwsSettings, zone: str) -> Subnet:
+def find_subnet(ec2: EC2Client, settings: AwsSettings, zone: str) -> Subnet:
     """Find the configured subnet, else the zone's default subnet. Raises an error without one."""
     from botocore.exceptions import ClientError
 
@@ -51,7 +54,9 @@ def find_subnet(ec2: Any, settings: AwsSettings, zone: str) -> Subnet:
     return Subnet(subnet=subnet["SubnetId"], vpc=subnet["VpcId"], zone=subnet["AvailabilityZone"])
 
 
-def _make_no_subnet_error(ec2: Any, settings: AwsSettings, zone: str) -> UsageError | CapacityError:
+def _make_no_subnet_error(
+    ec2: EC2Client, settings: AwsSettings, zone: str
+) -> UsageError | CapacityError:
     region = ec2.meta.region_name
     if settings.subnet:
         return UsageError(
@@ -101,7 +106,7 @@ def group_name(lab_id: str) -> str:
     return f"labctl-{lab_id}"
 
 
-def ensure_group(ec2: Any, vpc: str, lab_tags: dict[str, str]) -> dict[str, Any]:
+def ensure_group(ec2: EC2Client, vpc: str, lab_tags: dict[str, str]) -> SecurityGroupTypeDef:
     """Return the lab's security group in a network, as AWS describes it; create it if missing."""
     from botocore.exceptions import ClientError
 
@@ -131,10 +136,10 @@ def ensure_group(ec2: Any, vpc: str, lab_tags: dict[str, str]) -> dict[str, Any]
             f"AWS does not list the security group {name} yet",
             why="another process has just created it",
         )
-    return dict(groups[0])
+    return groups[0]
 
 
-def list_our_groups(ec2: Any, group_ids: list[str]) -> list[dict[str, Any]]:
+def list_our_groups(ec2: EC2Client, group_ids: list[str]) -> list[SecurityGroupTypeDef]:
     """Return those of these groups that have labctl's tag."""
     if not group_ids:
         return []
@@ -142,11 +147,11 @@ def list_our_groups(ec2: Any, group_ids: list[str]) -> list[dict[str, Any]]:
         reply = ec2.describe_security_groups(
             Filters=tags.make_filters({"Name": "group-id", "Values": group_ids})
         )
-    return list(reply["SecurityGroups"])
+    return reply["SecurityGroups"]
 
 
 def admit_networks(
-    ec2: Any, group: dict[str, Any], networks: Iterable[str], owner: str
+    ec2: EC2Client, group: SecurityGroupTypeDef, networks: Iterable[str], owner: str
 ) -> list[str]:
     """Admit exactly these networks of this owner to SSH; return those that are new.
 
@@ -173,7 +178,9 @@ def admit_networks(
     return new
 
 
-def _change_rules(call: Any, group: dict[str, Any], rules: list[dict[str, Any]]) -> None:
+def _change_rules(
+    call: Callable[..., object], group: SecurityGroupTypeDef, rules: list[IpPermissionTypeDef]
+) -> None:
     from botocore.exceptions import ClientError
 
     with translate_errors():
@@ -191,12 +198,12 @@ def _owner_mark(owner: str) -> str:
     return f"labctl {safe}"[:255]
 
 
-def _build_rule(network: str, mark: str) -> dict[str, Any]:
-    rule: dict[str, Any] = {
+def _build_rule(network: str, mark: str) -> IpPermissionTypeDef:
+    rule: IpPermissionTypeDef = {
         "IpProtocol": "tcp",
         "FromPort": tags.SSH_PORT,
         "ToPort": tags.SSH_PORT,
     }
     if ":" in network:
-        return rule | {"Ipv6Ranges": [{"CidrIpv6": network, "Description": mark}]}
-    return rule | {"IpRanges": [{"CidrIp": network, "Description": mark}]}
+        return {**rule, "Ipv6Ranges": [{"CidrIpv6": network, "Description": mark}]}
+    return {**rule, "IpRanges": [{"CidrIp": network, "Description": mark}]}

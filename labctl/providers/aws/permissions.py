@@ -2,47 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from labctl.providers.aws.errors import DENIED, get_code, translate_errors
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
+    from mypy_boto3_ec2 import EC2Client
+    from mypy_boto3_ec2.literals import InstanceTypeType
 
 INSTANCE = "i-00000000000000000"
 GROUP = "sg-00000000000000000"
 IMAGE = "ami-00000000000000000"
 SOME_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFRaSd4ggqnoCXfoeoYLdFMIOKfuu+umL/Zr5GkuWNP4 doctor"
 
-# The actions that labctl needs. For ids that do not exist AWS replies "not found", which is not a
-# denial.
-_DRY: dict[str, dict[str, Any]] = {
-    "CreateSecurityGroup": {"GroupName": "labctl-doctor", "Description": "never made"},
-    "AuthorizeSecurityGroupIngress": {
-        "GroupId": GROUP,
-        "IpPermissions": [{"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}],
-    },
-    "ImportKeyPair": {"KeyName": "labctl-doctor", "PublicKeyMaterial": SOME_KEY.encode()},
-    "CreateTags": {"Resources": [INSTANCE], "Tags": [{"Key": "labctl", "Value": "1"}]},
-    "ModifyInstanceAttribute": {
-        "InstanceId": INSTANCE,
-        "BlockDeviceMappings": [
-            {"DeviceName": "/dev/sda1", "Ebs": {"DeleteOnTermination": False}},
-        ],
-    },
-    "TerminateInstances": {"InstanceIds": [INSTANCE]},
-    "DescribeInstances": {},
-    "DescribeImages": {"ImageIds": [IMAGE]},
-    "DescribeSubnets": {},
-    "DescribeSecurityGroups": {},
-    "DescribeVolumes": {},
-    "DescribeNetworkInterfaces": {},
-    "DescribeKeyPairs": {},
+# The actions that labctl needs, tried without effect. For ids that do not exist AWS replies "not
+# found", which is not a denial.
+_DRY: dict[str, Callable[[EC2Client], object]] = {
+    "CreateSecurityGroup": lambda ec2: ec2.create_security_group(
+        DryRun=True, GroupName="labctl-doctor", Description="never made"
+    ),
+    "AuthorizeSecurityGroupIngress": lambda ec2: ec2.authorize_security_group_ingress(
+        DryRun=True,
+        GroupId=GROUP,
+        IpPermissions=[{"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}],
+    ),
+    "ImportKeyPair": lambda ec2: ec2.import_key_pair(
+        DryRun=True, KeyName="labctl-doctor", PublicKeyMaterial=SOME_KEY.encode()
+    ),
+    "CreateTags": lambda ec2: ec2.create_tags(
+        DryRun=True, Resources=[INSTANCE], Tags=[{"Key": "labctl", "Value": "1"}]
+    ),
+    "ModifyInstanceAttribute": lambda ec2: ec2.modify_instance_attribute(
+        DryRun=True,
+        InstanceId=INSTANCE,
+        BlockDeviceMappings=[{"DeviceName": "/dev/sda1", "Ebs": {"DeleteOnTermination": False}}],
+    ),
+    "TerminateInstances": lambda ec2: ec2.terminate_instances(DryRun=True, InstanceIds=[INSTANCE]),
+    "DescribeInstances": lambda ec2: ec2.describe_instances(DryRun=True),
+    "DescribeImages": lambda ec2: ec2.describe_images(DryRun=True, ImageIds=[IMAGE]),
+    "DescribeSubnets": lambda ec2: ec2.describe_subnets(DryRun=True),
+    "DescribeSecurityGroups": lambda ec2: ec2.describe_security_groups(DryRun=True),
+    "DescribeVolumes": lambda ec2: ec2.describe_volumes(DryRun=True),
+    "DescribeNetworkInterfaces": lambda ec2: ec2.describe_network_interfaces(DryRun=True),
+    "DescribeKeyPairs": lambda ec2: ec2.describe_key_pairs(DryRun=True),
 }
 
 
-def list_denied_actions(ec2: Any) -> list[str]:
+def list_denied_actions(ec2: EC2Client) -> list[str]:
     """List the actions that these credentials may not do, by their IAM names."""
     with ThreadPoolExecutor(len(_DRY)) as threads:
         answers = threads.map(lambda action: _is_denied(ec2, action), _DRY)
@@ -54,7 +63,7 @@ def count_actions() -> int:
     return len(_DRY) + 1
 
 
-def require_run_permission(ec2: Any, ami: str, instance_type: str, subnet: str) -> None:
+def require_run_permission(ec2: EC2Client, ami: str, instance_type: str, subnet: str) -> None:
     """Raise DeniedError if these credentials may not launch such a machine."""
     from botocore.exceptions import ClientError
 
@@ -63,7 +72,7 @@ def require_run_permission(ec2: Any, ami: str, instance_type: str, subnet: str) 
             ec2.run_instances(
                 DryRun=True,
                 ImageId=ami,
-                InstanceType=instance_type,
+                InstanceType=cast("InstanceTypeType", instance_type),
                 SubnetId=subnet,
                 MinCount=1,
                 MaxCount=1,
@@ -73,13 +82,12 @@ def require_run_permission(ec2: Any, ami: str, instance_type: str, subnet: str) 
                 raise
 
 
-def _is_denied(ec2: Any, action: str) -> bool:
-    from botocore import xform_name
+def _is_denied(ec2: EC2Client, action: str) -> bool:
     from botocore.exceptions import ClientError
 
     with translate_errors():
         try:
-            getattr(ec2, xform_name(action))(DryRun=True, **_DRY[action])
+            _DRY[action](ec2)
         except ClientError as error:
             if _is_other_trouble(error):
                 raise

@@ -4,12 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import msgspec
 
 from labctl.model import CreateRequest, Endpoint, Offer, Server, ServerState
 from labctl.providers.aws.fit import PROVIDER
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2.type_defs import (
+        FilterTypeDef,
+        InstanceTypeDef,
+        ReservationResponseTypeDef,
+        ReservationTypeDef,
+        TagTypeDef,
+    )
+
+    class Tagged(TypedDict):
+        """Any resource with tags, as AWS describes it."""
+
+        Tags: NotRequired[list[TagTypeDef]]
+
+    class OwnedInstance(InstanceTypeDef):
+        """An instance with the account that owns it, which AWS returns in its reservation."""
+
+        OwnerId: str
+
 
 OURS = "labctl"
 LAB = "labctl:lab"
@@ -38,21 +58,21 @@ _STATES: dict[str, ServerState] = {
 }
 
 
-def make_filters(*more: dict[str, Any]) -> list[dict[str, Any]]:
+def make_filters(*more: FilterTypeDef) -> list[FilterTypeDef]:
     """Return the filters for resources with labctl's tag, and these further filters."""
     return [{"Name": f"tag:{OURS}", "Values": ["1"]}, *more]
 
 
-def as_pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
+def as_pairs(tags: Mapping[str, str]) -> list[TagTypeDef]:
     """Return tags in AWS's format."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
-def parse_tags(described: Mapping[str, Any]) -> dict[str, str]:
+def parse_tags(described: Tagged) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in described.get("Tags") or ()}
 
 
-def is_same_attempt(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+def is_same_attempt(first: Tagged, second: Tagged) -> bool:
     """Whether the same request created both resources, such as a server and its disk."""
     token = parse_tags(first).get(TOKEN)
     return bool(token) and token == parse_tags(second).get(TOKEN)
@@ -85,7 +105,7 @@ def make_server_tags(offer: Offer, request: CreateRequest, owner: str) -> dict[s
     }
 
 
-def parse_offer(instance: Mapping[str, Any], region: str) -> Offer:
+def parse_offer(instance: InstanceTypeDef, region: str) -> Offer:
     tags = parse_tags(instance)
     # The GPU's name comes last, since it may contain spaces.
     words, _, gpu_name = tags.get(HARDWARE, "").partition(" gpu=")
@@ -107,12 +127,14 @@ def parse_offer(instance: Mapping[str, Any], region: str) -> Offer:
     )
 
 
-def with_owner(instance: Mapping[str, Any], reservation: Mapping[str, Any]) -> dict[str, Any]:
+def with_owner(
+    instance: InstanceTypeDef, reservation: ReservationTypeDef | ReservationResponseTypeDef
+) -> OwnedInstance:
     """Add the account that owns an instance, which AWS returns in its reservation."""
     return {**instance, "OwnerId": reservation.get("OwnerId", "")}
 
 
-def parse_server(instance: Mapping[str, Any], region: str, user: str) -> Server:
+def parse_server(instance: OwnedInstance, region: str, user: str) -> Server:
     """Turn a described instance into a Server, without its key file, which the caller adds."""
     tags = parse_tags(instance)
     host = instance.get("PublicIpAddress") or ""
@@ -123,7 +145,7 @@ def parse_server(instance: Mapping[str, Any], region: str, user: str) -> Server:
         provider=PROVIDER,
         lab=lab,
         lab_id=tags.get(LAB_ID, ""),
-        alias=lab or str(instance["InstanceId"]),
+        alias=lab or instance["InstanceId"],
         endpoint=Endpoint(
             host=host,
             port=SSH_PORT,
@@ -135,7 +157,7 @@ def parse_server(instance: Mapping[str, Any], region: str, user: str) -> Server:
         created_at=_created_at(instance),
         state="starting" if state == "running" and not host else state,
         deadline_at=_parse_number(tags.get(DEADLINE, "")) or None,
-        account=str(instance.get("OwnerId", "")),
+        account=instance["OwnerId"],
     )
 
 
@@ -150,7 +172,7 @@ def split_id(server_id: str) -> tuple[str, str] | None:
     return (match[1], match[2]) if match else None
 
 
-def _created_at(instance: Mapping[str, Any]) -> float:
+def _created_at(instance: InstanceTypeDef) -> float:
     """Return the first launch: LaunchTime is that of the last start; attachments keep theirs."""
     times = [instance.get("LaunchTime")]
     times += [

@@ -7,7 +7,7 @@ pool in cache.py: the next server finds the images that this one built.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 
@@ -25,10 +25,10 @@ from labctl.providers.local.container import (
     TOKEN_LABEL,
     age_s,
     clear_and_stop,
+    create,
     find_labeled,
     list_labeled,
     make_labels,
-    make_options,
     make_server_id,
     parse_server,
     put_first_boot,
@@ -79,7 +79,7 @@ class LocalProvider:
         try:
             with engine.connect() as docker:
                 return checks.check_running_engine(
-                    docker.info(), built=image.has_image(docker, server_image)
+                    engine.inspect_engine(docker), built=image.has_image(docker, server_image)
                 )
         except EngineError as error:
             return checks.make_no_engine_checks(error)
@@ -188,21 +188,18 @@ class LocalProvider:
         from docker.errors import APIError
 
         server_image = self._ensure_image(docker)
-        cgroup_v1 = docker.info().get("CgroupVersion", "1") == "1"
 
         def make(name: str, volume: str) -> Container:
-            return docker.containers.create(
+            return create(
+                docker,
                 server_image,
-                name=name,
-                hostname=request.lab,
-                labels=make_labels(request, self.context.owner),
-                environment={"LABCTL_AUTHORIZED_KEY": request.public_key},
-                **make_options(
-                    volume=volume,
-                    cgroup_v1=cgroup_v1,
-                    capabilities=self.settings.extra_capabilities,
-                ),
-                **self._build_limits(),
+                name,
+                volume,
+                request,
+                make_labels(request, self.context.owner),
+                capabilities=self.settings.extra_capabilities,
+                memory_bytes=self.settings.memory_bytes,
+                cpus=self.settings.cpus,
             )
 
         container = cache.claim(docker, self.context.owner, make)
@@ -228,14 +225,6 @@ class LocalProvider:
     def _describe_layers(self, name: str) -> Resource:
         note = f"images and layers: docker volume rm {name}"
         return _describe_cache(name, note, lab=self.context.owner)
-
-    def _build_limits(self) -> dict[str, Any]:
-        limits: dict[str, Any] = {}
-        if self.settings.memory_bytes:
-            limits["mem_limit"] = self.settings.memory_bytes
-        if self.settings.cpus:
-            limits["nano_cpus"] = int(self.settings.cpus * 1e9)
-        return limits
 
 
 def _get_container(docker: DockerClient, server_id: str) -> Container:

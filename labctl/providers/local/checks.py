@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from labctl.errors import EngineError
 from labctl.model import GIB, Check
+from labctl.providers.local.engine import EngineInfo
 
 LOW_DISK_BYTES = 10 * GIB
 # Removes the layers of ended servers, but none in use. The next `up` builds them again.
 FREE_LAYERS = "docker volume rm $(docker volume ls -q --filter label=labctl.cache)"
 
 
-def check_running_engine(info: dict[str, Any], *, built: bool) -> list[Check]:
+def check_running_engine(info: EngineInfo, *, built: bool) -> list[Check]:
     """Check a running engine by its `info`; `built` says whether the lab server image exists."""
     return [_check_engine(info), *_check_disk(info), _check_image(built)]
 
@@ -25,20 +25,20 @@ def make_no_engine_checks(error: EngineError) -> list[Check]:
     return [Check(name="Docker Engine", ok=False, detail=detail, next=error.hint)]
 
 
-def _check_engine(info: dict[str, Any]) -> Check:
-    version = f"{info['ServerVersion']}, cgroup v{info.get('CgroupVersion', '1')}"
-    linux = info["OSType"] == "linux"
+def _check_engine(info: EngineInfo) -> Check:
+    version = f"{info.version}, cgroup v{info.cgroup_version}"
+    linux = info.os == "linux"
     return Check(
         name="Docker Engine",
         ok=linux,
-        detail=version if linux else f"{version}, runs {info['OSType']} containers",
+        detail=version if linux else f"{version}, runs {info.os} containers",
         next="" if linux else "switch Docker to Linux containers",
     )
 
 
-def _check_disk(info: dict[str, Any]) -> list[Check]:
+def _check_disk(info: EngineInfo) -> list[Check]:
     """Check the engine's disk; nothing if it is inaccessible (in Docker Desktop's own machine)."""
-    root = Path(info["DockerRootDir"])
+    root = Path(info.root)
     try:
         free = shutil.disk_usage(root).free
     except (FileNotFoundError, PermissionError):

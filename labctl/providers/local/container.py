@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import io
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labctl.model import CreateRequest, Endpoint, Offer, Server, ServerState
 from labctl.providers.local import cache
+from labctl.providers.local.engine import inspect_engine
 from labctl.retry import retry_on
 
 if TYPE_CHECKING:
@@ -63,24 +64,43 @@ def make_labels(request: CreateRequest, owner: str) -> dict[str, str]:
     }
 
 
-def make_options(*, volume: str, cgroup_v1: bool, capabilities: tuple[str, ...]) -> dict[str, Any]:
-    """Return the options of `docker run` for an engine inside a container.
+def create(
+    docker: DockerClient,
+    image: str,
+    name: str,
+    volume: str,
+    request: CreateRequest,
+    labels: dict[str, str],
+    *,
+    capabilities: tuple[str, ...] = (),
+    memory_bytes: int = 0,
+    cpus: float = 0.0,
+) -> Container:
+    """Create the container of a server, with an engine inside it; 0 is no limit.
 
     No --privileged: these are enough, and more machines allow them. With cgroup v1 the engine
     inside needs the host's tree; with v2 a private namespace is enough, and nothing is mounted.
     """
+    cgroup_v1 = inspect_engine(docker).cgroup_version == "1"
     volumes = {volume: {"bind": cache.MOUNT_POINT, "mode": "rw"}}
     if cgroup_v1:
         volumes["/sys/fs/cgroup"] = {"bind": "/sys/fs/cgroup", "mode": "rw"}
-    return {
-        "init": True,
-        "cap_add": [*CAPABILITIES, *capabilities],
-        "security_opt": ["seccomp=unconfined", "apparmor=unconfined", "label=disable"],
-        "cgroupns": "host" if cgroup_v1 else "private",
-        "volumes": volumes,
-        "tmpfs": {"/run": ""},
-        "ports": {"22/tcp": ("127.0.0.1", 0)},
-    }
+    return docker.containers.create(
+        image,
+        name=name,
+        hostname=request.lab,
+        labels=labels,
+        environment={"LABCTL_AUTHORIZED_KEY": request.public_key},
+        init=True,
+        cap_add=[*CAPABILITIES, *capabilities],
+        security_opt=["seccomp=unconfined", "apparmor=unconfined", "label=disable"],
+        cgroupns="host" if cgroup_v1 else "private",
+        volumes=volumes,
+        tmpfs={"/run": ""},
+        ports={"22/tcp": ("127.0.0.1", 0)},
+        mem_limit=memory_bytes or None,
+        nano_cpus=int(cpus * 1e9) or None,
+    )
 
 
 def list_labeled(docker: DockerClient, label: str) -> list[Container]:

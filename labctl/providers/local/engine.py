@@ -9,7 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from labctl.errors import EngineError, ProviderError
+from labctl.model import Value
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -18,6 +21,20 @@ if TYPE_CHECKING:
 CONFLICT = 409
 # Seconds for one reply of the engine; clearing a server's containers takes longest.
 TIMEOUT_S = 120
+
+
+class EngineInfo(Value, frozen=True):
+    """The part of the engine's `GET /info` that labctl uses."""
+
+    version: str = msgspec.field(name="ServerVersion")
+    os: str = msgspec.field(name="OSType")
+    root: str = msgspec.field(name="DockerRootDir")
+    # Engines before 20.10 have no such key.
+    cgroup_version: str = msgspec.field(name="CgroupVersion", default="1")
+
+
+def inspect_engine(docker: DockerClient) -> EngineInfo:
+    return msgspec.convert(docker.info(), EngineInfo)
 
 
 @contextmanager

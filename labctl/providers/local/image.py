@@ -5,12 +5,15 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from labctl.errors import BuildError, ProviderError
+from labctl.model import Value
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -20,6 +23,13 @@ DEFAULT_BASE = "debian:bookworm-slim"
 BUILD_TIMEOUT_S = 1800
 Progress = Callable[[str, float, float], None]
 _STEP = r"^Step (\d+)/(\d+) : (.*)"
+
+
+class BuildLine(Value, frozen=True):
+    """One line of the engine's reply to a build; most have one of the two."""
+
+    stream: str = ""
+    error: str = ""
 
 
 def content_hash(source: Path, base: str) -> str:
@@ -94,7 +104,7 @@ def _lock(file: Path) -> Iterator[None]:
 def _build(docker: DockerClient, image: str, source: Path, base: str, progress: Progress) -> None:
     step = ""
     log: list[str] = []
-    lines: Iterator[dict[str, Any]] = docker.api.build(
+    lines: Iterable[object] = docker.api.build(
         path=str(source),
         tag=image,
         buildargs={"BASE": base, "STAMP": image},
@@ -103,13 +113,14 @@ def _build(docker: DockerClient, image: str, source: Path, base: str, progress: 
         decode=True,
         timeout=BUILD_TIMEOUT_S,
     )
-    for line in lines:
-        text = str(line.get("stream", "") or line.get("error", ""))
+    for body in lines:
+        line = msgspec.convert(body, BuildLine)
+        text = line.stream or line.error
         log.append(text)
         if match := re.match(_STEP, text):
             step = match[3].strip()
             progress(f"lab server image: {step[:60]}", int(match[1]) - 1, int(match[2]))
-        if "error" in line:
+        if line.error:
             raise _make_build_error(step, base, text.strip(), "".join(log))
     progress("lab server image", 1, 1)
 
