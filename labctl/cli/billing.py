@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -114,23 +114,24 @@ def extend_command(ctx: click.Context, span: str, json_: bool) -> None:
     if json_:
         print_json({"watch": watch})
     elif watch.get("ttl_left_s") is not None:
-        click.echo(
-            f"The server now stops in {format_span(watch['ttl_left_s'])}{_earlier_limits(watch)}"
-        )
+        ttl_left_s = watch["ttl_left_s"]
+        earlier = _earlier_limits(ttl_left_s, watch.get("budget_left_s"), watch.get("idle_left_s"))
+        click.echo(f"The server now stops in {format_span(ttl_left_s)}{earlier}")
     else:
         click.echo("No ttl is set: only idle, the budget or labctl down stop the server.")
 
 
-def _earlier_limits(watch: dict[str, Any]) -> str:
+def _earlier_limits(
+    ttl_left_s: float, budget_left_s: float | None, idle_left_s: float | None
+) -> str:
     """Describe what may stop the server before its ttl; "" if nothing can."""
     from labctl.cli.screen import duration_text as format_span
 
-    budget_s, idle_s = watch.get("budget_left_s"), watch.get("idle_left_s")
     limits = []
-    if budget_s is not None and budget_s < watch["ttl_left_s"]:
-        limits.append(f"its budget is spent in {format_span(budget_s)}")
-    if idle_s is not None and idle_s < watch["ttl_left_s"]:
-        limits.append(f"it stops after {format_span(idle_s)} without work")
+    if budget_left_s is not None and budget_left_s < ttl_left_s:
+        limits.append(f"its budget is spent in {format_span(budget_left_s)}")
+    if idle_left_s is not None and idle_left_s < ttl_left_s:
+        limits.append(f"it stops after {format_span(idle_left_s)} without work")
     return "; " + ", ".join(limits) if limits else ""
 
 

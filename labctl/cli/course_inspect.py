@@ -44,7 +44,7 @@ def status_command(ctx: click.Context, only: str, group: str, refresh: bool, jso
     course_now = read_status(make_staff(course), seats, refresh=refresh)
     stop_drawing(ctx)
     if json_:
-        print_json({name: getattr(course_now, name) for name in course_now.__struct_fields__})
+        print_json(course_now)
     else:
         _draw(course_now)
         _draw_unneeded(unneeded)
@@ -304,6 +304,6 @@ def explain_command(ctx: click.Context, name: str, run: str, everything: bool, j
     explanation = explain(lab, fetch_logs(lab, latest.id))
     stop_drawing(ctx)
     if json_:
-        print_json({key: getattr(explanation, key) for key in explanation.__struct_fields__})
+        print_json(explanation)
     else:
         draw(explanation, everything)

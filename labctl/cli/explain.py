@@ -54,7 +54,7 @@ def explain_command(ctx: click.Context, run: str, everything: bool, json_: bool)
     explanation = lab.explain(run)
     stop_drawing(ctx)
     if json_:
-        print_json({name: getattr(explanation, name) for name in explanation.__struct_fields__})
+        print_json(explanation)
         return
     draw(explanation, everything)
 
@@ -232,7 +232,7 @@ def profile_command(
     profiled = profile.profile(lab.context, run, steps=steps, warmup=warmup)
     stop_drawing(ctx)
     if json_:
-        print_json({name: getattr(profiled, name) for name in profiled.__struct_fields__})
+        print_json(profiled)
         return
     _draw_profile(profiled)
     if profiled.there and not no_page:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +18,8 @@ from labctl.cli.exit_codes import clean
 from labctl.events import Event, Note, Progress, Question, Step
 
 if TYPE_CHECKING:
+    from msgspec import Struct
+
     from labctl.model import Check
 
 
@@ -224,8 +226,8 @@ def draw_checks(checks: Sequence[Check], width: int = 0) -> None:
             click.echo(f"      next: {clean(check.next)}")
 
 
-def print_json(body: dict[str, Any]) -> None:
-    """Print one JSON object with a version to standard output."""
+def print_json(report: Struct | Mapping[str, object]) -> None:
+    """Print one JSON object with a version: the fields of a value, or values by their keys."""
     import msgspec
 
-    click.echo(json.dumps({"version": 1, **msgspec.to_builtins(body)}, indent=2))
+    click.echo(json.dumps({"version": 1, **msgspec.to_builtins(report)}, indent=2))

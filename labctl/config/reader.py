@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 import msgspec
 
@@ -16,6 +16,8 @@ from labctl.config.document import Node, escape, quote
 from labctl.errors import Problem
 
 LAB_FILE = "lab.yaml"
+# A part of a file without positions and without a type.
+PlainYaml: TypeAlias = "dict[str, PlainYaml] | list[PlainYaml] | str | None"
 
 _SCALAR_WORDS = {
     int: "a whole number",
@@ -93,7 +95,7 @@ def read_known(
     return values
 
 
-def as_plain(node: Node) -> Any:
+def as_plain(node: Node) -> PlainYaml:
     """Return the node as plain dicts, lists and strings."""
     if isinstance(node.value, dict):
         return {key: as_plain(value) for key, value in node.value.items()}
