@@ -27,7 +27,7 @@ from labctl.config.reader import (
     read,
     read_known,
 )
-from labctl.config.scalars import clean_name, duration_text, parse_name
+from labctl.config.scalars import clean_name, duration_setting, parse_name
 from labctl.config.schema import (
     DEFAULT_IMAGE,
     DEFAULT_MIRROR_S,
@@ -159,7 +159,8 @@ class LabLoading:
         """Return the lab, or None if there are problems."""
         settings, server_node = self.split_server()
         top = Node({**self.nodes, "server": server_node}, 0, LAB_FILE)
-        file = LabFile(**read_known(top, LabFile, "", self.problems))
+        file = read_known(top, LabFile, "", self.problems)
+        assert file is not None, "every field has a default"
         name = self.find_name()
         self.check_across(file)
         services = self.build_services(file)
@@ -282,7 +283,7 @@ class LabLoading:
                 )
         longest = file.server.max_ttl
         if longest and file.server.ttl and file.server.ttl > longest:
-            message = f"is longer than max_ttl ({duration_text(longest)})"
+            message = f"is longer than max_ttl ({duration_setting(longest)})"
             self.problems.append(make_problem(self.find_leaf("server.ttl"), "server.ttl", message))
         for name in sorted(set(file.secrets) & set(file.env)):
             message = "is also in secrets; lab.yaml must not contain the value of a secret"
