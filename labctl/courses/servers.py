@@ -259,7 +259,7 @@ def _describe_limits(fresh: Sequence[LabContext], offer: Offer) -> str:
     if most_usd < float("inf"):
         lines.append(f"together {dollars_text(most_usd)} at most, without disks and traffic")
     if guard.will_keep_disk(fresh[0]):
-        days = duration_text(KEPT_S)
+        days = f"{KEPT_S / 86_400:.0f} days"
         lines.append(
             f"the disk of a server that stops by itself is kept for {days}, and costs money"
         )

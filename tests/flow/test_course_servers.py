@@ -643,7 +643,7 @@ def test_the_disk_of_a_seat_that_nobody_has_any_more_is_no_clean_end(kept_disks:
 def test_the_plan_of_a_class_says_that_disks_stay_and_cost(kept_disks: Class) -> None:
     started(kept_disks)
     [asked] = [one for one in kept_disks.reporter.asked if one.about == "price"]
-    assert "the disk of a server that stops by itself is kept for 14 d" in asked.detail
+    assert "the disk of a server that stops by itself is kept for 14 days" in asked.detail
 
 
 def test_the_disk_of_a_server_without_results_is_not_kept(
