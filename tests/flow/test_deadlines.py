@@ -224,7 +224,8 @@ def test_a_timer_that_stays_behind_is_told_with_its_time(
     monkeypatch.setattr(cloud, "set_deadline", fails)
     deadlines.follow(lab.context(reporter), server, {"ttl_left_s": 20 * HOUR_S})
     assert f"the timer at cloud was not moved: {error.what}" in reporter.said
-    assert "it ends the server in 12 h 2 min without saving results; next: labctl up" in reporter.said
+    text = "it ends the server in 12 h 2 min without saving results; next: labctl up"
+    assert text in reporter.said
     monkeypatch.undo()
     deadlines.follow(lab.context(), server, {"ttl_left_s": 20 * HOUR_S})
     assert cloud.timers[server.id] == pytest.approx(time.time() + 20 * HOUR_S + MARGIN_S, abs=5)
