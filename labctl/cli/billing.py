@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from labctl.cli.options import json_option, need_options, open_lab, yes_option
+from labctl.text import bytes_text, dollars_text, duration_text, price_text
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
@@ -48,7 +49,7 @@ def offers_command(ctx: click.Context, /, all_: bool, json_: bool, **overrides: 
 def _draw_offers(offers: Sequence[Offer], total: int) -> None:
     import time
 
-    from labctl.cli.screen import duration_text, print_table
+    from labctl.cli.screen import print_table
 
     rows = [
         (
@@ -74,7 +75,7 @@ def _gpu_text(offer: Offer) -> str:
     if not offer.gpu_count:
         return "-"
     count = f"{offer.gpu_count}x " if offer.gpu_count > 1 else ""
-    return f"{count}{offer.gpu_name} {offer.gpu_memory_bytes / 1024**3:.0f}GiB"
+    return f"{count}{offer.gpu_name} {bytes_text(offer.gpu_memory_bytes)}"
 
 
 def _week_range_text(offer: Offer) -> str:
@@ -100,7 +101,6 @@ def extend_command(ctx: click.Context, span: str, json_: bool) -> None:
     \b
     labctl extend 30m
     """
-    from labctl.cli.screen import duration_text as format_span
     from labctl.cli.screen import print_json
     from labctl.config import parse_duration
     from labctl.errors import UsageError
@@ -114,23 +114,23 @@ def extend_command(ctx: click.Context, span: str, json_: bool) -> None:
     if json_:
         print_json({"watch": watch})
     elif watch.get("ttl_left_s") is not None:
-        click.echo(
-            f"The server now stops in {format_span(watch['ttl_left_s'])}{_earlier_limits(watch)}"
-        )
+        ttl_left_s = watch["ttl_left_s"]
+        earlier = _earlier_limits(ttl_left_s, watch.get("budget_left_s"), watch.get("idle_left_s"))
+        click.echo(f"The server now stops in {duration_text(ttl_left_s)}{earlier}")
     else:
         click.echo("No ttl is set: only idle, the budget or labctl down stop the server.")
 
 
-def _earlier_limits(watch: dict[str, Any]) -> str:
+def _earlier_limits(
+    ttl_left_s: float, budget_left_s: float | None, idle_left_s: float | None
+) -> str:
     """Describe what may stop the server before its ttl; "" if nothing can."""
-    from labctl.cli.screen import duration_text as format_span
 
-    budget_s, idle_s = watch.get("budget_left_s"), watch.get("idle_left_s")
     limits = []
-    if budget_s is not None and budget_s < watch["ttl_left_s"]:
-        limits.append(f"its budget is spent in {format_span(budget_s)}")
-    if idle_s is not None and idle_s < watch["ttl_left_s"]:
-        limits.append(f"it stops after {format_span(idle_s)} without work")
+    if budget_left_s is not None and budget_left_s < ttl_left_s:
+        limits.append(f"its budget is spent in {duration_text(budget_left_s)}")
+    if idle_left_s is not None and idle_left_s < ttl_left_s:
+        limits.append(f"it stops after {duration_text(idle_left_s)} without work")
     return "; " + ", ".join(limits) if limits else ""
 
 
@@ -174,14 +174,14 @@ def _draw_costs(costs: Costs, every_lab: bool) -> None:
             _id_without_region(server.server_id),
             f"{server.lab or '?'}: {server.type}" if every_lab else server.type,
             f"{server.hours:.2f}{' up' if server.running else ''}",
-            _amount_text(server.price_usd_per_hour, 4),
+            "?" if server.price_usd_per_hour is None else f"{server.price_usd_per_hour:.4f}",
             _amount_text(server.cost_usd),
             (_amount_text(server.spot_saved_usd) if server.spot else "-"),
             "?" if server.idle_share is None else f"{server.idle_share:.0%}",
         )
         for server in costs.servers
     ]
-    print_table(rows, ("SERVER", "TYPE", "HOURS", "USD/H", "USD", "SAVED", "IDLE"))
+    print_table(rows, ("SERVER", "TYPE", "HOURS", "USD/H", "COST", "SAVED", "IDLE"))
     for server in costs.servers:
         if server.note:
             click.echo(f"{_id_without_region(server.server_id)}: {server.note}")
@@ -196,10 +196,10 @@ def _draw_costs(costs: Costs, every_lab: bool) -> None:
             )
             for run in costs.runs
         ]
-        print_table(runs, ("RUN", "SERVER", "HOURS", "USD"))
+        print_table(runs, ("RUN", "SERVER", "HOURS", "COST"))
     partial = "" if costs.complete else " without unknown amounts (?)"
-    saved = f"; spot saved {costs.spot_saved_usd:.2f}" if costs.spot_saved_usd else ""
-    click.echo(f"\ntotal{partial}: {costs.total_usd:.2f} dollars{saved}")
+    saved = f"; spot saved {dollars_text(costs.spot_saved_usd)}" if costs.spot_saved_usd else ""
+    click.echo(f"\ntotal{partial}: {dollars_text(costs.total_usd)}{saved}")
     _draw_kept(costs.kept)
 
 
@@ -224,8 +224,8 @@ def _id_without_region(server_id: str) -> str:
     return server_id.partition(".")[0]
 
 
-def _amount_text(amount: float | None, digits: int = 2) -> str:
-    return "?" if amount is None else f"{amount:.{digits}f}"
+def _amount_text(amount: float | None) -> str:
+    return "?" if amount is None else dollars_text(amount)
 
 
 @click.command("down")
@@ -373,7 +373,7 @@ def _draw_orphans(orphans: Orphans) -> None:
             "server",
             server.id,
             server.lab,
-            f"{server.offer.price_usd_per_hour:.4f} an hour",
+            price_text(server.offer.price_usd_per_hour),
             age_text(server.created_at, now),
             f"{server.state}{', on record here' if server.id in orphans.here else ''}",
         )
@@ -384,13 +384,13 @@ def _draw_orphans(orphans: Orphans) -> None:
             resource.kind,
             resource.id,
             resource.lab,
-            f"{resource.price_usd_per_month:.2f} a month",
+            f"{dollars_text(resource.price_usd_per_month)} a month",
             age_text(resource.created_at, now),
             "kept" if resource.expires_at else resource.note,
         )
         for resource in orphans.resources
     ]
-    print_table(rows, ("KIND", "ID", "LAB", "USD", "AGE", ""))
+    print_table(rows, ("KIND", "ID", "LAB", "PRICE", "AGE", ""))
     for resource in orphans.resources:
         if resource.expires_at:
             click.echo(f"kept disk {short_id(resource)}: {cost_text(resource)}")

@@ -10,6 +10,7 @@ from labctl.cli.course import open_course
 from labctl.cli.course_keeper import AUTHORIZED_KEYS
 from labctl.cli.course_options import make_staff, only_options, select_seats
 from labctl.cli.options import json_option, stop_drawing, yes_option
+from labctl.text import dollars_text
 
 
 @click.command("check")
@@ -92,6 +93,6 @@ def bake_command(ctx: click.Context, drop: bool, yes: bool, json_: bool) -> None
     click.echo(f"{image.image_id} is ready; labctl course up boots from it")
     if image.usd_per_month:
         click.echo(
-            f"  it costs {image.usd_per_month:.2f} dollars a month; "
+            f"  it costs {dollars_text(image.usd_per_month)} a month; "
             "to remove it: labctl course bake --drop"
         )

@@ -10,6 +10,7 @@ import click
 from labctl.cli.course import open_course
 from labctl.cli.course_options import make_staff
 from labctl.cli.options import json_option
+from labctl.text import dollars_text
 
 if TYPE_CHECKING:
     from labctl.courses.records.cost_report import CourseCosts, Forecast, SeatCost
@@ -47,7 +48,7 @@ def cost_command(ctx: click.Context, refresh: bool, csv_: bool, json_: bool) -> 
 
 
 def _usd_text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    return "-" if value is None else dollars_text(value)
 
 
 def _seat_text(name: str) -> str:
@@ -81,7 +82,7 @@ def _draw_costs(costs: CourseCosts) -> None:
         if seat.usd or seat.hours
     ]
     if rows:
-        headings = ("SEAT", "USD", "HOURS", "IDLE H", "BUDGET", "LEFT", "USED", "TEAM")
+        headings = ("SEAT", "COST", "HOURS", "IDLE H", "BUDGET", "LEFT", "USED", "TEAM")
         if any(row[-1] for row in rows):
             print_table(rows, headings)
         else:
@@ -100,9 +101,9 @@ def _draw_costs(costs: CourseCosts) -> None:
             )
             for one in costs.assignments
         ]
-        print_table(assignment_rows, ("ASSIGNMENT", "USD", "HOURS", "SEATS"))
+        print_table(assignment_rows, ("ASSIGNMENT", "COST", "HOURS", "SEATS"))
     _draw_idle(costs)
-    click.echo(f"\ntotal {_usd_text(costs.usd)} USD, of which {_usd_text(costs.idle_usd)} idle")
+    click.echo(f"\ntotal {_usd_text(costs.usd)}, of which {_usd_text(costs.idle_usd)} idle")
     for line in forecast_lines(costs.forecast):
         click.echo("\n".join(wrap_text(line)))
     if not costs.complete:
@@ -126,7 +127,7 @@ def _draw_idle(costs: CourseCosts) -> None:
     ]
     if rows:
         click.echo("\nthe most expensive idle hours")
-        print_table(rows, ("SEAT", "USD", "IDLE H", "FROM", "TO", "SERVER"))
+        print_table(rows, ("SEAT", "COST", "IDLE H", "FROM", "TO", "SERVER"))
 
 
 def forecast_lines(forecast: Forecast) -> list[str]:
@@ -142,10 +143,10 @@ def forecast_lines(forecast: Forecast) -> list[str]:
         elif forecast.expected_usd == forecast.at_most_usd:
             amount = f"every budget used up ({basis})"
         else:
-            amount = f"{_usd_text(forecast.expected_usd)} USD ({basis})"
+            amount = f"{_usd_text(forecast.expected_usd)} ({basis})"
         lines.append(f"by the end of term, {day}: {amount}")
     if forecast.at_most_usd is not None:
-        lines.append(f"at most, all budgets spent: {_usd_text(forecast.at_most_usd)} USD")
+        lines.append(f"at most, all budgets spent: {_usd_text(forecast.at_most_usd)}")
     else:
         lines.append("at most: unlimited, because per_student.budget is not set")
     return lines
@@ -187,9 +188,9 @@ def budget_command(
         print_json({"budgets": seat_costs, "changed": changed})
         return
     if changed:
-        before, after = changed.before_usd, changed.after_usd
+        before, after = dollars_text(changed.before_usd), dollars_text(changed.after_usd)
         left = _usd_text(seat_costs[0].left_usd)
-        click.echo(f"{changed.seat}: {before:.2f} -> {after:.2f} USD, {left} left")
+        click.echo(f"{changed.seat}: {before} -> {after}, {left} left")
         if changed.server_id and not changed.in_force:
             command = f"labctl course budget {changed.seat} +0"
             click.echo(f"its server could not be updated; retry later: {command}", err=True)
@@ -212,7 +213,7 @@ def _draw_budgets(seat_costs: list[SeatCost]) -> None:
         )
         for one in seat_costs
     ]
-    print_table(rows, ("SEAT", "BUDGET", "USD", "LEFT", "USED"))
+    print_table(rows, ("SEAT", "BUDGET", "SPENT", "LEFT", "USED"))
 
 
 def _draw_history(folder: CourseFolder, seat: str) -> None:
@@ -220,5 +221,6 @@ def _draw_history(folder: CourseFolder, seat: str) -> None:
 
     for entry in folder.ledger.list_entries(seat=seat, kind="budget"):
         when = time.strftime("%d %b %H:%M", time.localtime(entry.at))
-        amount = f"{float(entry.detail.get('usd', 0)):+.2f}"
+        usd = float(entry.detail.get("usd", 0))
+        amount = f"{'+' if usd >= 0 else ''}{dollars_text(usd)}"
         click.echo(clean(f"{when}  {amount}  {entry.by}  {entry.why}"))

@@ -9,12 +9,32 @@ import click
 
 from labctl.cli.course import open_course
 from labctl.cli.options import SCREEN, json_option, yes_option
+from labctl.model import Value
+from labctl.text import duration_text
 
 if TYPE_CHECKING:
     from labctl.course import Course
     from labctl.courses.records.gradebook import Grade
 
 FORMATS = ("own", "canvas", "moodle", "classroom", "nbgrader", "csv")
+
+
+class GradeReport(Value, frozen=True):
+    """One student's grade, as --json prints it."""
+
+    student: str
+    team: str
+    score: float | None
+    points: float
+    penalty_percent: int
+    late_s: int
+    final: float | None
+    submission: int
+    released: bool
+    corrected: bool
+    unreleased_final: float | None
+    change: str
+    problem: str
 
 
 @click.command("due", short_help="Move a due time for one student.")
@@ -111,7 +131,7 @@ def grades_command(
             click.echo(note, err=True)
     all_grades = list_grades(course.folder, assignment)
     if json_:
-        rows = [_as_json_row(grade) for grade in all_grades]
+        rows = [_make_report(grade) for grade in all_grades]
         written_to = str(out) if out else ""
         print_json({"assignment": assignment, "grades": rows, "written": written_to})
     elif out:
@@ -148,26 +168,26 @@ def _release(ctx: click.Context, course: Course, assignment: str) -> None:
     click.echo(f"released to {len(result.students)} students{waiting}", err=True)
 
 
-def _as_json_row(grade: Grade) -> dict[str, object]:
-    return {
-        "student": grade.student,
-        "team": grade.team,
-        "score": grade.score,
-        "points": grade.points,
-        "penalty_percent": grade.stamp.penalty,
-        "late_s": grade.stamp.late_s,
-        "final": grade.final,
-        "submission": grade.stamp.number,
-        "released": grade.released,
-        "corrected": grade.corrected,
-        "unreleased_final": grade.unreleased.final if grade.unreleased else None,
-        "change": grade.change,
-        "problem": grade.problem,
-    }
+def _make_report(grade: Grade) -> GradeReport:
+    return GradeReport(
+        student=grade.student,
+        team=grade.team,
+        score=grade.score,
+        points=grade.points,
+        penalty_percent=grade.stamp.penalty,
+        late_s=grade.stamp.late_s,
+        final=grade.final,
+        submission=grade.stamp.number,
+        released=grade.released,
+        corrected=grade.corrected,
+        unreleased_final=grade.unreleased.final if grade.unreleased else None,
+        change=grade.change,
+        problem=grade.problem,
+    )
 
 
 def _draw(grades: list[Grade]) -> None:
-    from labctl.cli.screen import duration_text, print_table
+    from labctl.cli.screen import print_table
     from labctl.courses.records.gradebook import points_text
 
     rows: list[tuple[str, ...]] = [

@@ -10,6 +10,7 @@ import click
 from labctl.cli.course import open_course
 from labctl.cli.course_options import make_staff, only_options, select_seats
 from labctl.cli.options import SCREEN, json_option, yes_option
+from labctl.text import bytes_text
 
 if TYPE_CHECKING:
     from labctl.courses.collect import Collection, SeatSubmission
@@ -64,7 +65,7 @@ def collect_command(
 
 def _draw_collection(collection: Collection) -> None:
     from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import bytes_text, print_table
+    from labctl.cli.screen import print_table
 
     rows = [
         (

@@ -10,6 +10,7 @@ import click
 from labctl.cli.course import open_course
 from labctl.cli.course_options import make_staff, only_options, select_seats
 from labctl.cli.options import json_option, stop_drawing
+from labctl.text import dollars_text, duration_text, price_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,7 +45,7 @@ def status_command(ctx: click.Context, only: str, group: str, refresh: bool, jso
     course_now = read_status(make_staff(course), seats, refresh=refresh)
     stop_drawing(ctx)
     if json_:
-        print_json({name: getattr(course_now, name) for name in course_now.__struct_fields__})
+        print_json(course_now)
     else:
         _draw(course_now)
         _draw_unneeded(unneeded)
@@ -74,16 +75,16 @@ def _draw(course: CourseStatus) -> None:
         *(("TYPE",) if wide else ()),
         "UP",
         "LEFT",
-        "USD",
+        "COST",
         "BUDGET",
         "ACTIVITY",
     )
     print_table([_seat_cells(seat, wide) for seat in course.seats], headings)
-    per_hour = f" at {course.usd_per_hour:.2f} an hour" if course.usd_per_hour else ""
+    per_hour = f" at {price_text(course.usd_per_hour)}" if course.usd_per_hour else ""
     click.echo()
     click.echo(
         f"{course.running} of {len(course.seats)} seats have a server; "
-        f"{course.spent_usd:.2f} dollars so far{per_hour}"
+        f"{dollars_text(course.spent_usd)} so far{per_hour}"
     )
     for seat in course.seats:
         if seat.error:
@@ -94,25 +95,23 @@ def _draw(course: CourseStatus) -> None:
 
 
 def _seat_cells(seat: SeatStatus, wide: bool) -> tuple[str, ...]:
-    from labctl.cli.screen import duration_text
 
     kind = f"{seat.type}{' spot' if seat.spot else ''}" or "-"
     left = "-" if seat.ttl_left_s is None else duration_text(seat.ttl_left_s)
-    budget = "-" if seat.budget_usd is None else f"{seat.budget_usd:.2f}"
+    budget = "-" if seat.budget_usd is None else dollars_text(seat.budget_usd)
     return (
         seat.seat,
         "-" if seat.state == "none" else seat.state,
         *((kind,) if wide else ()),
         duration_text(seat.up_s) if seat.up_s else "-",
         left,
-        f"{seat.spent_usd:.2f}",
+        dollars_text(seat.spent_usd),
         budget,
         _activity_text(seat),
     )
 
 
 def _activity_text(seat: SeatStatus) -> str:
-    from labctl.cli.screen import duration_text
 
     if seat.error:
         return f"! {seat.error}"
@@ -304,6 +303,6 @@ def explain_command(ctx: click.Context, name: str, run: str, everything: bool, j
     explanation = explain(lab, fetch_logs(lab, latest.id))
     stop_drawing(ctx)
     if json_:
-        print_json({key: getattr(explanation, key) for key in explanation.__struct_fields__})
+        print_json(explanation)
     else:
         draw(explanation, everything)

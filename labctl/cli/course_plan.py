@@ -9,6 +9,7 @@ import click
 from labctl.cli.course import open_course
 from labctl.cli.course_options import make_staff
 from labctl.cli.options import json_option
+from labctl.text import dollars_text, price_text
 
 if TYPE_CHECKING:
     from labctl.courses.plan import CoursePlan, QuotaNeed
@@ -115,7 +116,7 @@ def _draw_money(plan: CoursePlan) -> None:
         zone = f" in {offer.zone or offer.region}" if offer.zone or offer.region else ""
         gpu = f", {offer.gpu_count} x {offer.gpu_name}" if offer.gpu_count else ""
         price = offer.price_usd_per_hour
-        click.echo(f"{offer.provider} {offer.type}{zone} ({market}{gpu}): {price:.4f} USD an hour")
+        click.echo(f"{offer.provider} {offer.type}{zone} ({market}{gpu}): {price_text(price)}")
         rows = [
             ("all servers, per hour", plan.usd_per_hour),
             ("all servers once, at most", plan.once_at_most_usd),
@@ -124,9 +125,9 @@ def _draw_money(plan: CoursePlan) -> None:
         ]
         for label, usd in rows:
             if usd is not None:
-                click.echo(f"  {label:<36} {usd:>12,.2f} USD")
+                click.echo(f"  {label:<36} {dollars_text(usd):>12}")
     if plan.costs.usd:
-        click.echo(f"  {'spent so far':<36} {plan.costs.usd:>12,.2f} USD")
+        click.echo(f"  {'spent so far':<36} {dollars_text(plan.costs.usd):>12}")
     lines = forecast_lines(plan.costs.forecast)
     show_all = plan.costs.forecast.expected_usd is not None or plan.term_class_usd is None
     for line in lines if show_all else lines[-1:]:

@@ -9,6 +9,7 @@ import click
 
 from labctl.cli.course import open_course
 from labctl.cli.options import SCREEN, json_option, yes_option
+from labctl.model import Value
 
 if TYPE_CHECKING:
     from labctl.courses.records.roster_import import RosterDiff
@@ -23,6 +24,22 @@ FORMAT = click.option(
     help="Format of the file (default: by its header).",
 )
 MAX_NAMES = 20
+
+
+class ChangedStudent(Value, frozen=True):
+    id: str
+    fields: tuple[str, ...]
+
+
+class RosterDiffReport(Value, frozen=True):
+    """What an import changed or would change, as --json prints it: the ids of the students."""
+
+    format: str
+    added: list[str]
+    changed: list[ChangedStudent]
+    returned: list[str]
+    left: list[str]
+    same: int
 
 
 @click.command("init", short_help="Create a course's folder from a roster.")
@@ -62,8 +79,13 @@ def init_command(
     if json_:
         students = read_roster(target / "roster.csv")
         print_json(
-            {"course": name, "made": created.made, "format": created.diff.format}
-            | {"students": students, "diff": _diff_json(created.diff)}
+            {
+                "course": name,
+                "made": created.made,
+                "format": created.diff.format,
+                "students": students,
+                "diff": _make_report(created.diff),
+            }
         )
         return
     if created.made:
@@ -118,22 +140,24 @@ def roster_command(
             folder, file, course.reporter, format=format_ or "", keep=keep
         )
     if json_:
-        print_json({"changed": not dry_run and not diff.is_empty, "diff": _diff_json(diff)})
+        print_json({"changed": not dry_run and not diff.is_empty, "diff": _make_report(diff)})
         return
     _draw_diff(diff)
     if dry_run and not diff.is_empty:
         click.echo(f"next: labctl course roster {file}", err=True)
 
 
-def _diff_json(diff: RosterDiff) -> dict[str, object]:
-    return {
-        "format": diff.format,
-        "added": [student.id for student in diff.added],
-        "changed": [{"id": change.after.id, "fields": change.fields} for change in diff.changed],
-        "returned": [student.id for student in diff.returned],
-        "left": [student.id for student in diff.left],
-        "same": diff.same,
-    }
+def _make_report(diff: RosterDiff) -> RosterDiffReport:
+    return RosterDiffReport(
+        format=diff.format,
+        added=[student.id for student in diff.added],
+        changed=[
+            ChangedStudent(id=change.after.id, fields=change.fields) for change in diff.changed
+        ],
+        returned=[student.id for student in diff.returned],
+        left=[student.id for student in diff.left],
+        same=diff.same,
+    )
 
 
 def _draw_students(students: tuple[Student, ...]) -> None:

@@ -12,6 +12,7 @@ from labctl.cli.course_check import bake_command, check_command
 from labctl.cli.course_inspect import explain_command, logs_command, ssh_command, status_command
 from labctl.cli.course_options import make_staff, only_options, select_seats
 from labctl.cli.options import SCREEN, json_option, yes_option
+from labctl.text import dollars_text, duration_text, price_text
 
 if TYPE_CHECKING:
     from labctl.courses.leftovers import ProviderLeftovers
@@ -90,7 +91,7 @@ def _draw_up(outcomes: list[SeatOutcome]) -> None:
     ready = [outcome for outcome in outcomes if not outcome.error and outcome.server is not None]
     created = sum(outcome.made for outcome in ready)
     price = sum(outcome.server.offer.price_usd_per_hour for outcome in ready if outcome.server)
-    cost = f", {price:.2f} dollars an hour together" if price else ""
+    cost = f", {price_text(price)} together" if price else ""
     click.echo(f"{len(ready)} of {len(outcomes)} seats are ready, {created} new{cost}.")
     _draw_unready([one.server for one in outcomes if one.error and one.server is not None])
     _draw_failures(outcomes)
@@ -106,7 +107,7 @@ def _draw_unready(servers: list[Server]) -> None:
     if not live:
         return
     price = sum(server.offer.price_usd_per_hour for server in live)
-    cost = f", at {price:.2f} dollars an hour" if price else ""
+    cost = f", at {price_text(price)}" if price else ""
     count = f"{len(live)} servers are" if len(live) > 1 else "one server is"
     text = f"{count} up without being ready{cost}; to remove servers: labctl course down"
     click.echo(click.style(text, fg="yellow"), err=True)
@@ -258,11 +259,11 @@ def _draw_proof(proof: EndProof) -> None:
             click.echo(f"{left.provider} could not be checked: {clean(left.error)}", err=True)
         for server in left.servers:
             owner = _owner_text(left, server.lab_id)
-            price = f"{server.offer.price_usd_per_hour:.2f} dollars/h"
+            price = price_text(server.offer.price_usd_per_hour)
             click.echo(f"still there{owner}: {clean(server.id)}, {price}")
         for resource in left.resources:
             owner = _owner_text(left, resource.lab_id)
-            price = f"{resource.price_usd_per_month:.2f} dollars a month"
+            price = f"{dollars_text(resource.price_usd_per_month)} a month"
             click.echo(f"still there{owner}: {clean(resource.kind)} {clean(resource.id)}, {price}")
         if not (left.error or left.servers or left.resources):
             click.echo(f"{left.provider} has nothing of this course in any region")
@@ -371,7 +372,6 @@ def extend_command(ctx: click.Context, name: str, span: str, why: str, json_: bo
     \b
     labctl course extend alice 2h --why "long training"
     """
-    from labctl.cli.screen import duration_text as format_span
     from labctl.cli.screen import print_json
     from labctl.config import parse_duration
     from labctl.courses.broadcast import extend_server
@@ -390,4 +390,4 @@ def extend_command(ctx: click.Context, name: str, span: str, why: str, json_: bo
     elif left_s is None:
         click.echo(f"{seat.name}: the server has no time limit")
     else:
-        click.echo(f"{seat.name}: {format_span(left_s)} left")
+        click.echo(f"{seat.name}: {duration_text(left_s)} left")

@@ -17,9 +17,10 @@ from typing import Any
 import click
 
 from labctl.cli.exit_codes import clean
-from labctl.cli.screen import Screen, duration_text
+from labctl.cli.screen import Screen
 from labctl.courses.seat_reporter import SeatDone, SeatEvent, SeatNews
 from labctl.events import Event, Note, Question
+from labctl.text import duration_text
 
 # rows of the terminal that the table leaves free
 ROWS_KEPT_FREE = 6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import click
 
@@ -11,7 +11,8 @@ from labctl.cli.options import json_option, need_options, open_lab
 
 if TYPE_CHECKING:
     from labctl.estimate.compute import Workload
-    from labctl.estimate.plan import ModelPlan
+    from labctl.estimate.constants import Optimizer, Precision
+    from labctl.estimate.plan import Attention, Kind, ModelPlan
     from labctl.insight.model_measurement import ModelSource
     from labctl.lab import Lab
 
@@ -199,6 +200,47 @@ code_options = _combine(
 )
 
 
+class EstimateOptions(NamedTuple):
+    """The options of the command, as parsed; 0, "" and () mean not given."""
+
+    target: str
+    params: int
+    precision: Precision | None
+    optimizer: Optimizer | None
+    serve: bool
+    batch: int
+    seq: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    attention: Attention
+    checkpointing: bool
+    accumulate: int
+    data_parallel: int
+    tensor_parallel: int
+    pipeline_parallel: int
+    zero: int
+    kind: Kind
+    rows: int
+    columns: int
+    tokens: int
+    items: int
+    epochs: int
+    tokens_per_second: float
+    utilisation: float | None
+    requests_per_day: int
+    seconds_per_request: float
+    reply_tokens: int
+    bandwidth: int
+    price: float | None
+    shape: tuple[int, ...]
+    input_type: str
+    python: str
+    time_limit: int
+
+
 @click.command("estimate")
 @click.argument("target", default="", metavar="[FILE.py:FUNCTION]")
 @model_options
@@ -207,7 +249,7 @@ code_options = _combine(
 @need_options
 @json_option
 @click.pass_context
-def estimate_command(ctx: click.Context, /, json_: bool, **options: Any) -> None:
+def estimate_command(ctx: click.Context, /, json_: bool, **values: Any) -> None:
     """Estimate memory, hours and dollars for a model, and list the GPUs that it fits on.
 
     With FILE.py:FUNCTION, your code builds the model in the lab's own Python, which needs PyTorch.
@@ -226,7 +268,8 @@ def estimate_command(ctx: click.Context, /, json_: bool, **options: Any) -> None
     """
     from labctl.insight.estimate import estimate
 
-    overrides = {name: options.pop(name) for name in NEED}
+    overrides = {name: values.pop(name) for name in NEED}
+    options = EstimateOptions(**values)
     lab = open_lab(ctx, quiet=json_, overrides=overrides, needs_file=False)
     source = _read_source(lab, options)
     plan, amount = _read_plan(options, from_code=source is not None), _read_amount(options)
@@ -234,78 +277,99 @@ def estimate_command(ctx: click.Context, /, json_: bool, **options: Any) -> None
     if json_:
         from labctl.cli.screen import print_json
 
-        print_json({name: getattr(result, name) for name in result.__struct_fields__})
+        print_json(result)
     else:
         from labctl.cli.estimate_output import draw
 
         draw(result)
 
 
-def _read_plan(options: dict[str, Any], *, from_code: bool) -> ModelPlan:
+def _read_plan(options: EstimateOptions, *, from_code: bool) -> ModelPlan:
     from labctl.errors import UsageError
     from labctl.estimate.plan import ModelPlan
 
-    if options["optimizer"] and options["serve"]:
+    if options.optimizer and options.serve:
         raise UsageError(
             "--train cannot be combined with --serve",
             why="training stores gradients and optimizer states, serving stores a KV cache",
             hint="run labctl estimate once for each",
         )
-    if from_code and options["params"]:
+    if from_code and options.params:
         raise UsageError(
             "--params cannot be combined with FILE.py:FUNCTION",
             why="the parameters of the function's model are counted",
             hint="leave out one of them",
         )
-    fields = {name: options[name] for name in ModelPlan.__struct_fields__ if name in options}
-    default_optimizer = "adamw" if from_code and not options["serve"] else ""
-    fields["precision"] = options["precision"] or ("fp32" if from_code else "bf16")
-    return ModelPlan(**{**fields, "optimizer": options["optimizer"] or default_optimizer})
+    default_optimizer: Optimizer | Literal[""] = "adamw" if from_code and not options.serve else ""
+    return ModelPlan(
+        kind=options.kind,
+        params=options.params,
+        precision=options.precision or ("fp32" if from_code else "bf16"),
+        optimizer=options.optimizer or default_optimizer,
+        batch=options.batch,
+        seq=options.seq,
+        hidden=options.hidden,
+        layers=options.layers,
+        heads=options.heads,
+        kv_heads=options.kv_heads,
+        vocabulary=options.vocabulary,
+        attention=options.attention,
+        checkpointing=options.checkpointing,
+        accumulate=options.accumulate,
+        data_parallel=options.data_parallel,
+        tensor_parallel=options.tensor_parallel,
+        pipeline_parallel=options.pipeline_parallel,
+        zero=options.zero,
+        rows=options.rows,
+        columns=options.columns,
+    )
 
 
-def _read_amount(options: dict[str, Any]) -> Workload:
+def _read_amount(options: EstimateOptions) -> Workload:
     from labctl.errors import UsageError
     from labctl.estimate.compute import Workload
     from labctl.estimate.constants import UTILISATION
 
-    share = UTILISATION if options["utilisation"] is None else options["utilisation"]
+    share = UTILISATION if options.utilisation is None else options.utilisation
     if not 0 < share <= 1:
         raise UsageError(
             f"--utilisation {share:g} is not between 0 and 1", hint="--utilisation 0.4"
         )
-    for name in ("tokens_per_second", "seconds_per_request"):
-        if not 0 <= options[name] < float("inf"):
-            option = "--" + name.replace("_", "-")
+    for option, number in (
+        ("--tokens-per-second", options.tokens_per_second),
+        ("--seconds-per-request", options.seconds_per_request),
+    ):
+        if not 0 <= number < float("inf"):
             raise UsageError(
-                f"{option} {options[name]:g} is not a finite number of at least 0",
+                f"{option} {number:g} is not a finite number of at least 0",
                 hint=f"{option} 7",
             )
     return Workload(
-        tokens=options["tokens"] * options["epochs"],
-        items=options["items"] * options["epochs"],
-        per_second=options["tokens_per_second"],
+        tokens=options.tokens * options.epochs,
+        items=options.items * options.epochs,
+        per_second=options.tokens_per_second,
         utilisation=share,
-        requests_per_day=options["requests_per_day"],
-        seconds_per_request=options["seconds_per_request"],
-        reply_tokens=options["reply_tokens"],
-        bandwidth_bytes_per_s=options["bandwidth"],
-        price_usd_per_hour=options["price"],
+        requests_per_day=options.requests_per_day,
+        seconds_per_request=options.seconds_per_request,
+        reply_tokens=options.reply_tokens,
+        bandwidth_bytes_per_s=options.bandwidth,
+        price_usd_per_hour=options.price,
     )
 
 
-def _read_source(lab: Lab, options: dict[str, Any]) -> ModelSource | None:
+def _read_source(lab: Lab, options: EstimateOptions) -> ModelSource | None:
     from labctl.insight.model_measurement import ModelSource, parse_target
 
-    if not options["target"]:
+    if not options.target:
         return None
     root = lab.config.root
-    file, function = parse_target(options["target"], root)
+    file, function = parse_target(options.target, root)
     return ModelSource(
         file=file,
         function=function,
         root=root,
-        input_shape=options["shape"],
-        input_type=options["input_type"],
-        python=options["python"],
-        time_limit_s=options["time_limit"],
+        input_shape=options.shape,
+        input_type=options.input_type,
+        python=options.python,
+        time_limit_s=options.time_limit,
     )

@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.estimate_tables import (
-    ENORMOUS_HOURS,
     count_text,
-    decimal_bytes_text,
-    dollars_text,
     draw_costs,
     draw_fits,
     draw_ways,
-    hours_text,
-    milliseconds_text,
     print_text,
 )
 from labctl.cli.screen import print_table
+from labctl.text import (
+    bytes_text,
+    decimal_bytes_text,
+    dollars_text,
+    duration_text,
+    price_text,
+    timing_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +29,8 @@ if TYPE_CHECKING:
     from labctl.estimate.plan import ModelPlan
     from labctl.insight.estimate import Estimate
 
-GIB = 1024**3
+# hours from which the time is written in hours too
+DAYS_FROM_HOURS = 48
 NAMES = {"kv_cache": "KV cache"}
 
 
@@ -78,7 +82,7 @@ def _draw_memory(estimate: Estimate) -> None:
             name, origin = NAMES.get(term, term), origins.get(term, "")
             rows.append((name, f"{decimal_bytes_text(size):>10}", f"{share:>5}", origin))
     each = " on each GPU" if estimate.plan.gpus > 1 else ""
-    total = f"{memory.total_bytes / GIB:,.1f} GiB{each}"
+    total = f"{bytes_text(memory.total_bytes)}{each}"
     rows.append(("total", f"{decimal_bytes_text(memory.total_bytes):>10}", "", total))
     rule = _simple_rule_text(estimate.plan)
     rows.append(("simple rule", f"{decimal_bytes_text(memory.simple_rule_bytes):>10}", "", rule))
@@ -187,8 +191,8 @@ def _draw_work(estimate: Estimate) -> None:
             if estimate.amount.bandwidth_bytes_per_s
             else f"on {details.time_on}"
         )
-        weights = milliseconds_text(details.weights_seconds)
-        with_cache = milliseconds_text(details.seconds_per_token)
+        weights = timing_text(details.weights_seconds)
+        with_cache = timing_text(details.seconds_per_token)
         print_text(
             f"Reading all weights takes {weights} per token {where}, "
             f"with the KV cache {with_cache}. No token can be faster."
@@ -234,12 +238,10 @@ def _draw_time(estimate: Estimate) -> None:
             f"evenly, they need at least {load.gpus} such server{'s' if load.gpus > 1 else ''}."
         )
     elif value is not None:
-        rounded = hours_text(value)
-        exact = f"{value:,.1f} hours" if value >= 1 else rounded
-        more = f" ({rounded})" if value >= ENORMOUS_HOURS else ""
+        more = f" ({value:,.1f} hours)" if value >= DAYS_FROM_HOURS else ""
         by_throughput = measured_hours(estimate.amount) is not None
         basis = f", by {details.time_on}" if by_throughput else f" on {details.time_on}"
-        print_text(f"Time: {exact}{more}{basis}.")
+        print_text(f"Time: {duration_text(value * 3600)}{more}{basis}.")
 
 
 def _draw_price(estimate: Estimate) -> None:
@@ -247,16 +249,16 @@ def _draw_price(estimate: Estimate) -> None:
     if estimate.amount.price_usd_per_hour is not None:
         row = estimate.costs[0]
         if row.usd is not None:
-            usd, price = dollars_text(row.usd), f"{row.price_usd_per_hour:g}"
-            print_text(f"Cost: {usd} dollars{month} at {price} an hour.")
+            price = price_text(row.price_usd_per_hour)
+            print_text(f"Cost: {dollars_text(row.usd)}{month} at {price}.")
         if row.always_on_usd is not None:
-            print_text(f"Always on: {dollars_text(row.always_on_usd)} dollars a month.")
+            print_text(f"Always on: {dollars_text(row.always_on_usd)} a month.")
         return
     if estimate.cheapest is not None:
         cheapest = estimate.cheapest
         market = "spot" if cheapest.spot else "on demand"
-        price = f"{cheapest.price_usd_per_hour:.3f} an hour, {market}"
-        cost = f": {dollars_text(cheapest.usd)} dollars{month}" if cheapest.usd else ""
+        price = f"{price_text(cheapest.price_usd_per_hour)}, {market}"
+        cost = f": {dollars_text(cheapest.usd)}{month}" if cheapest.usd else ""
         if cost and cheapest.always_on_usd:
             cost += f", {dollars_text(cheapest.always_on_usd)} if always on"
         zone = f" in {cheapest.zone}" if cheapest.zone else ""

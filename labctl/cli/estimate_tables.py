@@ -10,6 +10,7 @@ import click
 
 from labctl.cli.exit_codes import clean
 from labctl.cli.screen import print_table
+from labctl.text import decimal_bytes_text, dollars_text, duration_text, timing_text
 
 if TYPE_CHECKING:
     from labctl.estimate.fits import GpuFit
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 MAX_WIDTH = 110
 MAX_COSTS = 6
-# hours from which a time is also written in days or years
-ENORMOUS_HOURS = 48
 
 
 def print_text(text: str, indent: str = "", first: str | None = None) -> None:
@@ -37,47 +36,12 @@ def print_text(text: str, indent: str = "", first: str | None = None) -> None:
     )
 
 
-def decimal_bytes_text(size: float) -> str:
-    """Write bytes in powers of ten, as usual for models: 16.0 GB, 10.8 MB, 377 kB."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
-        if size >= 0.95 * factor:
-            return f"{size / factor:,.1f} {unit}"
-    return f"{size / 1e3:,.0f} kB" if size else "0"
-
-
 def count_text(number: float) -> str:
     """Write a number with a suffix: 8B, 512M, 98.3k."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return f"{number:.0f}"
-
-
-def milliseconds_text(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
-
-
-def hours_text(value: float | None) -> str:
-    """Write hours: `-` for None, 12 min, 47.4 h, 5 days, 3 years."""
-    if value is None:
-        return "-"
-    if value < 1 / 60:
-        return f"{value * 3600:.0f} s" if value >= 1 / 3600 else "< 1 s"
-    if value < 1:
-        return f"{value * 60:.0f} min"
-    if value < ENORMOUS_HOURS:
-        return f"{value:.1f} h"
-    if value < 2 * 365 * 24:
-        return f"{value / 24:,.0f} days"
-    return f"{value / 24 / 365:,.0f} years"
-
-
-def dollars_text(dollars: float | None) -> str:
-    if dollars is None:
-        return "-"
-    if 0 < dollars < 0.005:
-        return "< 0.01"
-    return f"{dollars:,.0f}" if dollars >= 100 else f"{dollars:.2f}"
 
 
 def draw_fits(estimate: Estimate) -> None:
@@ -101,12 +65,18 @@ def draw_fits(estimate: Estimate) -> None:
 def _fit_cells(row: GpuFit, headings: list[str]) -> tuple[str, ...]:
     cells = [row.gpu, "yes" if row.fits else "no", _share_text(row.share)]
     if "TIME" in headings or "GPU-TIME/DAY" in headings:
-        cells.append(hours_text(row.hours))
+        cells.append(_hours_text(row.hours))
     if "PER TOKEN" in headings:
-        cells.append(
-            "-" if row.seconds_per_token is None else milliseconds_text(row.seconds_per_token)
-        )
+        cells.append("-" if row.seconds_per_token is None else timing_text(row.seconds_per_token))
     return (*cells, row.note)
+
+
+def _hours_text(hours: float | None) -> str:
+    return "-" if hours is None else duration_text(hours * 3600)
+
+
+def _usd_text(usd: float | None) -> str:
+    return "-" if usd is None else dollars_text(usd)
 
 
 def _share_text(share: float) -> str:
@@ -120,7 +90,7 @@ def draw_costs(estimate: Estimate) -> None:
     costs = [cost for cost in estimate.costs if cost.fits] or list(estimate.costs)
     best = {(cost.type, cost.spot): cost for cost in reversed(costs)}
     rows = [cost for cost in costs if best[cost.type, cost.spot] is cost][:MAX_COSTS]
-    amounts = ("PER DAY", "USD/MONTH", "ALWAYS ON") if month else ("TIME", "USD")
+    amounts = ("PER DAY", "PER MONTH", "ALWAYS ON") if month else ("TIME", "COST")
     headings = ("TYPE", "GPU", "ZONE", "MARKET", "USD/H", *amounts)
     print_table([_cost_cells(cost, month) for cost in rows], headings)
     if len(estimate.costs) > len(rows):
@@ -137,10 +107,10 @@ def _cost_cells(cost: Cost, month: bool) -> tuple[str, ...]:
         cost.zone or "-",
         market if cost.provider else "-",
         f"{cost.price_usd_per_hour:.3f}",
-        hours_text(cost.hours),
-        dollars_text(cost.usd),
+        _hours_text(cost.hours),
+        _usd_text(cost.usd),
     )
-    return (*cells, dollars_text(cost.always_on_usd)) if month else cells
+    return (*cells, _usd_text(cost.always_on_usd)) if month else cells
 
 
 def draw_ways(estimate: Estimate) -> None:

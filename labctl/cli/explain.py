@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.options import json_option, open_lab, stop_drawing
+from labctl.text import duration_text, timing_text
 
 if TYPE_CHECKING:
     from labctl.insight.explain.evidence import Finding
@@ -54,7 +55,7 @@ def explain_command(ctx: click.Context, run: str, everything: bool, json_: bool)
     explanation = lab.explain(run)
     stop_drawing(ctx)
     if json_:
-        print_json({name: getattr(explanation, name) for name in explanation.__struct_fields__})
+        print_json(explanation)
         return
     draw(explanation, everything)
 
@@ -116,7 +117,6 @@ def _count_text(count: int, noun: str) -> str:
 
 
 def _describe_state(run: Run) -> str:
-    from labctl.cli.screen import duration_text
 
     elapsed = ""
     if run.started_at:
@@ -232,7 +232,7 @@ def profile_command(
     profiled = profile.profile(lab.context, run, steps=steps, warmup=warmup)
     stop_drawing(ctx)
     if json_:
-        print_json({name: getattr(profiled, name) for name in profiled.__struct_fields__})
+        print_json(profiled)
         return
     _draw_profile(profiled)
     if profiled.there and not no_page:
@@ -260,11 +260,12 @@ def _draw_profile(profiled: ProfileResult) -> None:
     title = f"{_count_text(profile.steps, 'step')} of {shlex.join(profile.command)}{device}"
     click.secho(clean(title), bold=True)
     busy = "" if profile.gpu_busy is None else f"; the GPU is busy {profile.gpu_busy:.0%} of it"
-    click.echo(f"{INDENT}a step takes {_time_text(profile.step_us)} (median){busy}\n")
+    step_s = profile.step_us / 1e6
+    click.echo(f"{INDENT}a step takes {timing_text(step_s)} (median){busy}\n")
     parts = sorted(profile.phases.items(), key=lambda item: -item[1])
     print_table(
         [
-            (PHASES.get(name, name), f"{_time_text(share * profile.step_us):>8}", _bar_text(share))
+            (PHASES.get(name, name), f"{timing_text(share * step_s):>8}", _bar_text(share))
             for name, share in parts
             if share >= 0.0005
         ],
@@ -275,8 +276,13 @@ def _draw_profile(profiled: ProfileResult) -> None:
     kind = "KERNEL ON THE GPU" if profile.kernels else "OPERATION"
     print_table(
         [
-            (f"{_time_text(row.us):>8}", f"{row.count:>7.1f}", f"{row.share:>5.0%}", row.name)
-            for row in rows[:8]
+            (
+                f"{timing_text(one.us / 1e6):>8}",
+                f"{one.count:>7.1f}",
+                f"{one.share:>5.0%}",
+                one.name,
+            )
+            for one in rows[:8]
         ],
         ("PER STEP", "  CALLS", "SHARE", kind),
     )
@@ -288,13 +294,6 @@ def _draw_profile(profiled: ProfileResult) -> None:
 
 def _bar_text(share: float) -> str:
     return f"{share:>4.0%} {'█' * round(share * 30)}"
-
-
-def _time_text(microseconds: float) -> str:
-    for unit, size in (("s", 1e6), ("ms", 1e3)):
-        if microseconds >= size:
-            return f"{microseconds / size:.3g} {unit}"
-    return f"{microseconds:.3g} us"
 
 
 def _show_page(lab: Lab, profiled: ProfileResult, port: int, open_: bool) -> None:

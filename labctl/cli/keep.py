@@ -9,12 +9,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labctl.cli.options import json_option
+from labctl.model import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from labctl.config import Paths
+    from labctl.lifecycle.import_lab import ImportedLab, KeeperInventory
+    from labctl.lifecycle.keeper_host import KeeperReport
     from labctl.state import State
+
+
+class KeepReply(Value, frozen=True, omit_defaults=True):
+    """The reply to another labctl. Each request has its own field; the others are not written."""
+
+    known: KeeperInventory | None = None
+    taken: ImportedLab | None = None
+    told: KeeperReport | None = None
+    dropped: str = ""
 
 
 @click.command("keep")
@@ -86,18 +98,18 @@ class KeepContext:
         self.state: State = State(self.paths.database)
         self.code = 0
 
-    def print_reply(self, action: Callable[[], dict[str, Any]]) -> None:
+    def print_reply(self, action: Callable[[], KeepReply]) -> None:
         """Run an action for another labctl and print its result or its error as one JSON object."""
+        import msgspec
+
         from labctl.errors import LabError
         from labctl.errors.replies import as_reply
 
         try:
-            reply = action()
+            reply = msgspec.to_builtins(action())
         except LabError as error:
             reply, self.code = as_reply(error), error.exit_code
-        import msgspec
-
-        click.echo(json.dumps({"version": 1, **msgspec.to_builtins(reply)}))
+        click.echo(json.dumps({"version": 1, **reply}))
 
     def log(self, name: str, text: str) -> None:
         """Write each line of `text` to the log with the time and, unless it is "", `name`."""
@@ -137,14 +149,14 @@ def _run_keeper(context: KeepContext) -> None:
         context.log("", "labctl keep stopped; the next one resumes its work")
 
 
-def _read_ward(context: KeepContext, name: str) -> dict[str, Any]:
+def _read_ward(context: KeepContext, name: str) -> KeepReply:
     from labctl.keeper.labs import is_running
     from labctl.lifecycle.import_lab import describe_keeper
 
-    return {"known": describe_keeper(context.paths, name, is_running(context.paths))}
+    return KeepReply(known=describe_keeper(context.paths, name, is_running(context.paths)))
 
 
-def _import_lab(context: KeepContext) -> dict[str, Any]:
+def _import_lab(context: KeepContext) -> KeepReply:
     from labctl.keeper.labs import LogReporter, is_running
     from labctl.lifecycle.import_lab import import_lab
 
@@ -157,23 +169,24 @@ def _import_lab(context: KeepContext) -> dict[str, Any]:
         journal,
         running=is_running(context.paths),
     )
-    return {"taken": taken}
+    return KeepReply(taken=taken)
 
 
-def _describe_lab(context: KeepContext, name: str) -> dict[str, Any]:
+def _describe_lab(context: KeepContext, name: str) -> KeepReply:
     from labctl.keeper.labs import is_running
+    from labctl.lifecycle.keeper_host import KeeperReport
     from labctl.lifecycle.kept_labs import find_kept_lab, list_recorded_runs, read_rounds
     from labctl.state.ledgers import list_lines
 
     lab = find_kept_lab(context.paths, name)
-    return {
-        "told": {
-            "lines": list_lines(context.state, lab.lab_id),
-            "runs": list_recorded_runs(context.state, lab),
-            "round": read_rounds(context.paths).get(lab.name),
-            "running": is_running(context.paths),
-        }
-    }
+    return KeepReply(
+        told=KeeperReport(
+            lines=tuple(list_lines(context.state, lab.lab_id)),
+            runs=tuple(list_recorded_runs(context.state, lab)),
+            round=read_rounds(context.paths).get(lab.name),
+            running=is_running(context.paths),
+        )
+    )
 
 
 def _send_run_files(context: KeepContext, name: str, run: str) -> None:
@@ -202,7 +215,7 @@ def _send_run_files(context: KeepContext, name: str, run: str) -> None:
     out.flush()
 
 
-def _recover_runs(context: KeepContext, name: str) -> dict[str, Any]:
+def _recover_runs(context: KeepContext, name: str) -> KeepReply:
     """Recover a lab's run in this process, which ends when the keeper does."""
     import os
     import signal
@@ -226,14 +239,16 @@ def _recover_runs(context: KeepContext, name: str) -> dict[str, Any]:
     lab = find_kept_lab(context.paths, name)
     journal = LogReporter(context.log, lab.name)
     recover_lab(make_context(lab, context.paths, context.state, journal, context.environ), lab)
-    return {}
+    return KeepReply()
 
 
 def _drop_lab(context: KeepContext, name: str, json_: bool) -> None:
     from labctl.lifecycle.kept_labs import drop
 
     if json_:
-        context.print_reply(lambda: {"dropped": drop(context.paths, context.state, name).name})
+        context.print_reply(
+            lambda: KeepReply(dropped=drop(context.paths, context.state, name).name)
+        )
         return
     lab = drop(context.paths, context.state, name)
     click.echo(f"{lab.name} is no longer watched; its servers and disks keep running and billing")

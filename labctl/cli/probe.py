@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.options import SCREEN, stop_drawing
+from labctl.text import dollars_text, duration_text, timing_text
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
@@ -56,14 +57,12 @@ def confirm_after_probe(
 
 
 def estimate_text(estimate: ProbeResult) -> str:
-    """Write the result: `whole run will take 47 min, 0.31 dollars on this spot offer`."""
+    """Write the result: `whole run will take 47 min, $0.31 on this spot offer`."""
     text = f"whole run will take {duration_text(estimate.time.seconds)}"
     offer = estimate.server.offer
     if not offer.price_usd_per_hour:
         return f"{text} and costs nothing"
-    return (
-        f"{text}, {dollars_text(estimate.usd)} dollars on this {'spot ' if offer.spot else ''}offer"
-    )
+    return f"{text}, {dollars_text(estimate.usd)} on this {'spot ' if offer.spot else ''}offer"
 
 
 def describe_estimate(estimate: ProbeResult) -> str:
@@ -71,7 +70,7 @@ def describe_estimate(estimate: ProbeResult) -> str:
     lines = []
     pace = estimate.pace
     if pace is not None:
-        step = f"{pace.seconds_per_step * 1000:.3g} ms each"
+        step = f"{timing_text(pace.seconds_per_step)} each"
         warm_up = f"the first {pace.warm_up_steps:.0f} dropped as warm-up"
         lines.append(
             f"{pace.steps:.0f} of {estimate.total_steps:.0f} steps measured, {step}; {warm_up}"
@@ -79,9 +78,7 @@ def describe_estimate(estimate: ProbeResult) -> str:
         low, high = duration_text(estimate.time.low_s), duration_text(estimate.time.high_s)
         limits = f"between {low} and {high}"
         if estimate.usd:
-            limits += (
-                f", {dollars_text(estimate.low_usd)} and {dollars_text(estimate.high_usd)} dollars"
-            )
+            limits += f", {dollars_text(estimate.low_usd)} and {dollars_text(estimate.high_usd)}"
         start_s = pace.start_s
         lines.append(
             f"{limits}; startup takes {duration_text(start_s)}" if start_s >= 1 else limits
@@ -103,7 +100,7 @@ def describe_estimate(estimate: ProbeResult) -> str:
 
 def offer_table_lines(rows: tuple[OfferComparison, ...]) -> list[str]:
     """Format a table of the whole run on other offers. The time of each row must be known."""
-    head = ("OTHER OFFER", "GPU", "USD/H", "TIME", "DOLLARS")
+    head = ("OTHER OFFER", "GPU", "USD/H", "TIME", "COST")
     cells = [head]
     for row in rows:
         offer = row.offer
@@ -114,23 +111,3 @@ def offer_table_lines(rows: tuple[OfferComparison, ...]) -> list[str]:
     widths = [max(len(cell[column]) for cell in cells) for column in range(len(head))]
     lines = ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)) for row in cells]
     return [line.rstrip() for line in lines]
-
-
-def duration_text(seconds: float) -> str:
-    """Write a duration: `42 s`, `2.2 min`, `47 min`, `3 h 20 min`, `2 d 4 h`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 9.95 * 60:
-        return f"{seconds / 60:.1f} min"
-    minutes = round(seconds / 60)
-    if minutes < 90:
-        return f"{minutes} min"
-    if minutes < 36 * 60:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    hours = round(seconds / 3600)
-    return f"{hours // 24} d {hours % 24} h"
-
-
-def dollars_text(usd: float) -> str:
-    """Write dollars to the cent; below 10 cents with two significant digits."""
-    return f"{usd:.2f}" if usd >= 0.1 or not usd else f"{usd:.2g}"

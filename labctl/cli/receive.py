@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from labctl.cli.options import json_option
+from labctl.text import bytes_text, duration_text
 
 if TYPE_CHECKING:
     from labctl.submissions.receiver import Receiver
@@ -185,8 +186,7 @@ def _list(directory: Path, name: str, json_: bool) -> None:
     \b
     labctl receive list ~/drop hw3
     """
-    from labctl.cli.screen import bytes_text, print_json, print_table
-    from labctl.cli.submit_output import two_unit_duration_text
+    from labctl.cli.screen import print_json, print_table
 
     receiver = _open_receiver(directory)
     receiver.load_rules(name)
@@ -206,7 +206,7 @@ def _list(directory: Path, name: str, json_: bool) -> None:
             receipt.student,
             str(receipt.number),
             receipt.received,
-            f"{two_unit_duration_text(receipt.late_s)} late" if receipt.late_s else "on time",
+            f"{duration_text(receipt.late_s)} late" if receipt.late_s else "on time",
             f"{receipt.penalty}%" if receipt.penalty else "",
             bytes_text(receipt.bundle_bytes),
             receipt.bundle_sha256[:16],

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import urllib.parse
 import urllib.request
-from typing import Any, ClassVar
+from typing import ClassVar
+
+import msgspec
 
 from labctl.config import copy_environment
+from labctl.model import Value
 from labctl.providers import Reclaimable
 from labctl.servers.context import LabContext
 
 LOOPBACK = ("127.0.0.1", "localhost")
 HEADER = {"X-Labctl-Rehearsal": "1", "Content-Type": "application/json"}
 TIMEOUT_S = 5.0
+
+
+class RehearsalRequest(Value, frozen=True):
+    """A control request of the rehearsal; "state" has no fields."""
+
+
+class RehearsalReclaimRequest(RehearsalRequest, frozen=True):
+    """Reclaim an instance, `notice_s` seconds after its notice."""
+
+    instance: str
+    notice_s: float
+
+
+class RehearsalReply(Value, frozen=True):
+    """The states of the simulated instances, by id."""
+
+    instances: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class RehearsalReclaim:
@@ -26,8 +45,8 @@ class RehearsalReclaim:
         self.provider = provider
 
     def reclaim(self, server_id: str, notice_s: float) -> bool:
-        body = {"instance": server_id.partition(".")[0], "notice_s": notice_s}
-        was_reclaimed = _post(self.address, "reclaim", body) is not None
+        request = RehearsalReclaimRequest(instance=server_id.partition(".")[0], notice_s=notice_s)
+        was_reclaimed = _post(self.address, "reclaim", request) is not None
         return was_reclaimed or self.provider.reclaim(server_id, notice_s)
 
 
@@ -36,8 +55,8 @@ def find_rehearsal(context: LabContext) -> RehearsalReclaim | None:
     address = copy_environment().get("AWS_ENDPOINT_URL", "").rstrip("/")
     if urllib.parse.urlsplit(address).hostname not in LOOPBACK:
         return None
-    state = _post(address, "state", {}) or {}
-    is_simulated = context.get_server().id.partition(".")[0] in state.get("instances", ())
+    state = _post(address, "state", RehearsalRequest()) or RehearsalReply()
+    is_simulated = context.get_server().id.partition(".")[0] in state.instances
     provider = context.provider
     return (
         RehearsalReclaim(address, provider)
@@ -46,15 +65,14 @@ def find_rehearsal(context: LabContext) -> RehearsalReclaim | None:
     )
 
 
-def _post(address: str, name: str, body: dict[str, Any]) -> dict[str, Any] | None:
+def _post(address: str, name: str, message: RehearsalRequest) -> RehearsalReply | None:
     """Call the rehearsal and return its reply; None if it refuses or does not run."""
     request = urllib.request.Request(
-        f"{address}/rehearsal/{name}", data=json.dumps(body).encode(), headers=HEADER
+        f"{address}/rehearsal/{name}", data=msgspec.json.encode(message), headers=HEADER
     )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=TIMEOUT_S) as response:
-            reply: dict[str, Any] = json.loads(response.read())
-    except (OSError, ValueError):
+            return msgspec.json.decode(response.read(), type=RehearsalReply)
+    except (OSError, msgspec.MsgspecError):
         return None
-    return reply

@@ -14,6 +14,7 @@ import click
 
 from labctl.cli.options import json_option, open_lab, stop_drawing, yes_option
 from labctl.errors import LabError
+from labctl.text import dollars_text, duration_text
 
 if TYPE_CHECKING:
     from labctl.lifecycle.reclaim import Drill
@@ -135,7 +136,7 @@ def _reclaim(
 
 
 def _draw_drill(drill: Drill) -> None:
-    from labctl.cli.screen import duration_text, print_table
+    from labctl.cli.screen import print_table
 
     def offset_text(moment: float | None) -> str:
         return "-" if moment is None else f"{moment - drill.began_at:+.1f} s"
@@ -165,7 +166,7 @@ def _draw_drill(drill: Drill) -> None:
     lost = "unknown" if drill.lost_steps is None else f"{drill.lost_steps:.0f} steps"
     lost += "" if drill.lost_s is None else f", {drill.lost_s:.1f} s of work"
     recovery = "never reached" if drill.recover_s is None else f"{drill.recover_s:.1f} s"
-    cost = "unknown" if drill.cost_usd is None else f"{drill.cost_usd:.4f} dollars"
+    cost = "unknown" if drill.cost_usd is None else dollars_text(drill.cost_usd)
     click.echo(f"\nlost: {lost}; from the kill to the first new step: {recovery}; cost: {cost}")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from labctl.cli.options import json_option, open_lab
+from labctl.text import bytes_text
 
 
 @click.command("report")
@@ -31,7 +32,7 @@ def report_command(
     labctl report --out results.html
     """
     from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import bytes_text, print_json
+    from labctl.cli.screen import print_json
 
     lab = open_lab(ctx, quiet=json_)
     report = lab.report(run, out.absolute() if out else None)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.options import json_option, open_lab
+from labctl.text import bytes_text
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
@@ -67,7 +68,6 @@ def pull_command(
 
 
 def _describe_pull(pulled: PulledRun) -> str:
-    from labctl.cli.screen import bytes_text
 
     files = f"{pulled.files} {'file' if pulled.files == 1 else 'files'}"
     rest = "everything is up to date." if pulled.complete else "more may follow."

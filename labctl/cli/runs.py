@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.options import json_option, open_lab, stop_drawing, yes_option
+from labctl.text import bytes_text, price_text
 
 if TYPE_CHECKING:
     from labctl.errors import LabError
@@ -32,7 +33,7 @@ def push_command(ctx: click.Context, force: bool, yes: bool, json_: bool) -> Non
     \b
     labctl push
     """
-    from labctl.cli.screen import bytes_text, print_json
+    from labctl.cli.screen import print_json
 
     pushes = open_lab(ctx, yes=yes, quiet=json_).push(force=force)
     if json_:
@@ -205,7 +206,7 @@ def write_log(block: bytes) -> None:
 def _print_still_running(lab: Lab, run: Run) -> None:
     server = lab.context.state.get_lab_server(lab.id)
     price = server.offer.price_usd_per_hour if server else 0.0
-    cost = f"{price:.2f} dollars an hour" if price else "free"
+    cost = price_text(price) if price else "free"
     click.echo(f"\nrun {run.id} is still running ({cost})", err=True)
     if lab.keeper:
         note = f"The keeper at {lab.keeper} watches over it; you can turn this machine off."

@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from labctl.cli.exit_codes import clean
 from labctl.events import Event, Note, Progress, Question, Step
+from labctl.text import bytes_text, duration_text
 
 if TYPE_CHECKING:
+    from msgspec import Struct
+
     from labctl.model import Check
 
 
@@ -154,31 +157,11 @@ def _make_progress_bars() -> Any:
     )
 
 
-def bytes_text(count: float) -> str:
-    """Write a number of bytes in the largest unit that gives at least 1: 1536 -> 1.5 KiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    raise AssertionError
-
-
 def age_text(moment: float | None, now: float | None = None) -> str:
-    """Write the time since a Unix time: 42 s, 3 min, 2.5 h, 3 d; "-" for None and 0."""
+    """Write the time since a Unix time; "-" for None and 0."""
     if not moment:
         return "-"
     return duration_text((now or time.time()) - moment)
-
-
-def duration_text(seconds: float) -> str:
-    """Write a duration in one unit: 42 s, 3 min, 2.5 h, 3 d."""
-    if seconds < 90:
-        return f"{max(0, seconds):.0f} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} min"
-    if seconds < 36 * 3600:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86400:.0f} d"
 
 
 def wrap_text(text: str, indent: int = 0, width: int = 0) -> list[str]:
@@ -224,8 +207,8 @@ def draw_checks(checks: Sequence[Check], width: int = 0) -> None:
             click.echo(f"      next: {clean(check.next)}")
 
 
-def print_json(body: dict[str, Any]) -> None:
-    """Print one JSON object with a version to standard output."""
+def print_json(report: Struct | Mapping[str, object]) -> None:
+    """Print one JSON object with a version: the fields of a value, or values by their keys."""
     import msgspec
 
-    click.echo(json.dumps({"version": 1, **msgspec.to_builtins(body)}, indent=2))
+    click.echo(json.dumps({"version": 1, **msgspec.to_builtins(report)}, indent=2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -13,6 +13,22 @@ if TYPE_CHECKING:
     from labctl.lab import Lab
     from labctl.model import Server
     from labctl.wire.services import ServiceRequest
+
+
+class ServeOptions(NamedTuple):
+    """The options of the command; 0 and "" mean not given."""
+
+    checkpoint: str = ""
+    push: bool = False
+    batch: int = 0
+    image: str = ""
+    port: int = 0
+    env: tuple[str, ...] = ()
+    local_port: int = 0
+    load_time: int = 600
+    detach: bool = False
+    stop: bool = False
+    yes: bool = False
 
 
 @click.command("serve")
@@ -35,7 +51,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_context
 def serve_command(
-    ctx: click.Context, /, words: tuple[str, ...], json_: bool, **options: Any
+    ctx: click.Context, /, words: tuple[str, ...], json_: bool, **values: Any
 ) -> None:
     """Serve the model of RUN (default: the latest run) as POST /predict, through a forward.
 
@@ -48,9 +64,10 @@ def serve_command(
     labctl serve --image ollama/ollama --port 11434
     labctl serve --stop
     """
-    lab = open_lab(ctx, yes=options["yes"], quiet=json_)
+    options = ServeOptions(**values)
+    lab = open_lab(ctx, yes=options.yes, quiet=json_)
     server = lab.context.get_server()
-    if options["stop"]:
+    if options.stop:
         _stop(lab, server, json_)
         return
     request = _build_request(lab, server, words, options)
@@ -70,38 +87,38 @@ def _stop(lab: Lab, server: Server, json_: bool) -> None:
 
 
 def _build_request(
-    lab: Lab, server: Server, words: tuple[str, ...], options: dict[str, Any]
+    lab: Lab, server: Server, words: tuple[str, ...], options: ServeOptions
 ) -> ServiceRequest:
     from labctl.errors import UsageError
     from labctl.services import model_serving
 
-    env = dict(_parse_assignment(text) for text in options["env"])
-    if options["image"]:
-        if not 0 < options["port"] < 65536:
-            hint = f"labctl serve --image {options['image']} --port 8000"
+    env = dict(_parse_assignment(text) for text in options.env)
+    if options.image:
+        if not 0 < options.port < 65536:
+            hint = f"labctl serve --image {options.image} --port 8000"
             raise UsageError("--image needs --port, the port that it listens on", hint=hint)
         return model_serving.request_image(
             lab.context,
             server,
-            options["image"],
-            options["port"],
+            options.image,
+            options.port,
             command=words,
             env=env,
-            loading_s=options["load_time"],
+            loading_s=options.load_time,
         )
-    if options["port"]:
+    if options.port:
         hint = "labctl serve --local-port PORT"
         raise UsageError("--port needs --image, which listens on it", hint=hint)
     if len(words) > 1:
         raise UsageError("only one run can be served", hint=f"labctl serve {words[0]}")
-    if options["batch"]:
-        env["LABCTL_SERVE_MAX_BATCH"] = str(options["batch"])
+    if options.batch:
+        env["LABCTL_SERVE_MAX_BATCH"] = str(options.batch)
     choice = model_serving.ServeChoice(
         run=words[0] if words else "",
-        checkpoint=options["checkpoint"],
-        push=options["push"],
+        checkpoint=options.checkpoint,
+        push=options.push,
         env=env,
-        loading_s=options["load_time"],
+        loading_s=options.load_time,
     )
     return model_serving.request_model(lab.context, server, choice)
 
@@ -116,12 +133,12 @@ def _parse_assignment(text: str) -> tuple[str, str]:
 
 
 def _serve(
-    lab: Lab, server: Server, request: ServiceRequest, options: dict[str, Any], json_: bool
+    lab: Lab, server: Server, request: ServiceRequest, options: ServeOptions, json_: bool
 ) -> None:
     from labctl.services import model_serving
 
-    port = options["local_port"]
-    if options["detach"]:
+    port = options.local_port
+    if options.detach:
         detached = model_serving.forward_detached(lab.context, server, request, port)
         _print_address(request, detached.url, detached.local_port, json_)
         return
@@ -140,19 +157,19 @@ def _print_address(request: ServiceRequest, url: str, port: int, json_: bool) ->
     from labctl.services import model_serving
 
     url = url.rstrip("/")
-    body: dict[str, Any] = {"service": request.name, "url": url}
+    report = {"service": request.name, "url": url}
     if request.model is None:
-        body["image"] = request.image
+        report["image"] = request.image
         lines = [f"{request.image}: {url}"]
     else:
         model = model_serving.check_health(port)
-        body |= msgspec.to_builtins(model)
+        report |= msgspec.to_builtins(model)
         lines = [
             f"run {model.run}, {model.checkpoint}, {model.classes} classes: {url}",
             f"  curl -F image=@PICTURE {url}/predict",
             f"  {url}/healthz  {url}/metrics",
         ]
     if json_:
-        print_json({"serve": body})
+        print_json({"serve": report})
     else:
         click.echo(clean("\n".join(lines)))

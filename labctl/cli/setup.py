@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from labctl.cli.options import json_option, need_options, open_lab, yes_option
+from labctl.text import price_text
 
 PROVIDERS = {
     "local": "a container on this machine (needs Docker; no GPU)",
@@ -88,7 +89,7 @@ def up_command(
         print_json({"server": server})
         return
     price = server.offer.price_usd_per_hour
-    cost = f"{price:.2f} dollars an hour" if price else "costs nothing"
+    cost = price_text(price) if price else "costs nothing"
     click.echo(f"{server.alias} is ready ({server.provider}, {cost}).")
     click.echo("  labctl run        start the training")
     click.echo(f"  ssh {server.alias:<14}open a shell on the server")

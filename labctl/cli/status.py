@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labctl.cli.options import json_option, open_lab, yes_option
+from labctl.text import bytes_text, dollars_text, duration_text, price_text
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
@@ -80,7 +81,6 @@ def _draw_kept(disks: list[KeptDisk]) -> None:
 
 def _draw_server(status: dict[str, Any], server: Server) -> None:
     from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import bytes_text, duration_text
 
     state = {True: server.state, False: "NOT REACHABLE", None: f"{server.state} (last known)"}
     kind = clean(f"{server.provider} {server.offer.type}")
@@ -88,7 +88,8 @@ def _draw_server(status: dict[str, Any], server: Server) -> None:
     if status["why"]:
         click.echo(f"  {clean(status['why'])}")
     price = server.offer.price_usd_per_hour
-    cost = f"{status['cost_usd']:.2f} dollars so far at {price:.2f} an hour" if price else "no cost"
+    cost_usd = dollars_text(status["cost_usd"])
+    cost = f"{cost_usd} so far at {price_text(price)}" if price else "no cost"
     click.echo(f"  up {duration_text(status['clocks']['up_s'])}, {cost}")
     _draw_limits(status, price)
     if status["disk"]:
@@ -99,7 +100,7 @@ def _draw_server(status: dict[str, Any], server: Server) -> None:
 def _draw_limits(status: dict[str, Any], price: float) -> None:
     """Print the time and money left as the watchdog reported them, and what it cannot do."""
     from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import age_text, duration_text
+    from labctl.cli.screen import age_text
 
     watch, clocks = status["watch"], status["clocks"]
     if not watch:
@@ -115,7 +116,7 @@ def _draw_limits(status: dict[str, Any], price: float) -> None:
     limits = [f"{name} {duration_text(seconds)} left" for name, seconds in left_s.items()]
     if watch.get("budget_left_s") is not None and price:
         dollars = (watch["budget_left_s"] - report_age_s) / 3600 * price
-        limits.append(f"{dollars:.2f} dollars left")
+        limits.append(f"{dollars_text(dollars)} left")
     if limits:
         age = age_text(status["watched_at"], status["now"])
         reported = f" (reported {age} ago)" if report_age_s > 5 else ""
@@ -134,7 +135,7 @@ def _draw_limits(status: dict[str, Any], price: float) -> None:
 def _draw_mirror(mirror: dict[str, Any], now: float) -> None:
     """Print when the store was last complete, or why it is not."""
     from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import age_text, bytes_text
+    from labctl.cli.screen import age_text
 
     when = f"{age_text(mirror['at'], now)} ago" if mirror["at"] else "never"
     if not mirror["failed"]:
@@ -196,7 +197,6 @@ def _steps_text(run: Run) -> str:
 
 
 def _elapsed_text(run: Run, now: float) -> str:
-    from labctl.cli.screen import duration_text
 
     start = run.started_at or run.created_at
     if not start:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.exit_codes import clean
-from labctl.cli.screen import bytes_text, print_table
-from labctl.config.scalars import size_text
+from labctl.cli.screen import print_table
+from labctl.config.scalars import size_setting
+from labctl.text import bytes_text, duration_text
 
 if TYPE_CHECKING:
     from labctl.submissions.bundling import BundleContents
@@ -31,7 +32,10 @@ def draw_terms(terms: Terms, *, offline: bool = False) -> None:
     name = f"{terms.course} {terms.assignment}".strip()
     sender = f" as {terms.student}" if terms.student else ""
     rows = [("due", _due_text(terms)), ("late", _late_text(terms))]
-    rows += [("size", f"at most {size_text(terms.max_bytes)}"), ("to", f"{terms.hand_in}{sender}")]
+    rows += [
+        ("size", f"at most {size_setting(terms.max_bytes)}"),
+        ("to", f"{terms.hand_in}{sender}"),
+    ]
     if terms.ticket_until:
         until = datetime.fromisoformat(terms.ticket_until).timestamp()
         rows.append(("ticket", f"yours is valid until {time_text(until, terms.due)}"))
@@ -58,11 +62,7 @@ def _due_text(terms: Terms) -> str:
     if standing.due_at is None:
         return "never"
     left_s = standing.due_at - terms.now
-    distance = (
-        f"in {two_unit_duration_text(left_s)}"
-        if left_s >= 0
-        else f"{two_unit_duration_text(-left_s)} ago"
-    )
+    distance = f"in {duration_text(left_s)}" if left_s >= 0 else f"{duration_text(-left_s)} ago"
     extended = ""
     if terms.due and round(datetime.fromisoformat(terms.due).timestamp()) != standing.due_at:
         extended = ", with your extension"
@@ -83,21 +83,8 @@ def _late_text(terms: Terms) -> str:
         rule += f", {terms.penalty}% of the points off for each day or part of a day"
     if standing.late_s:
         off = f", {standing.penalty}% off" if terms.penalty else ""
-        rule += f"; you are {two_unit_duration_text(standing.late_s)} late{off}"
+        rule += f"; you are {duration_text(standing.late_s)} late{off}"
     return rule
-
-
-def two_unit_duration_text(seconds: float) -> str:
-    """Write a duration in at most two units: 7 d 15 h, 2 h 5 min, 40 s.
-
-    It is rounded down, so that nobody waits too long.
-    """
-    left, parts = int(seconds), []
-    for unit, size_s in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
-        count, left = divmod(left, size_s)
-        if count:
-            parts.append(f"{count} {unit}")
-    return " ".join(parts[:2]) or "0 s"
 
 
 def time_text(at: float, like: str = "") -> str:
@@ -124,7 +111,7 @@ def draw_contents(contents: BundleContents, terms: Terms) -> None:
             in_logs = part == "evaluation" and contents.has_file(SERVERS_EVALUATION)
             rows.append((part, "-", "the server's, in the logs" if in_logs else "missing"))
     rows.append(
-        ("bundle", bytes_text(contents.bundle_bytes), f"of at most {size_text(terms.max_bytes)}")
+        ("bundle", bytes_text(contents.bundle_bytes), f"of at most {size_setting(terms.max_bytes)}")
     )
     print_table(rows, ("PART", "SIZE", f"OF RUN {contents.manifest.run}"))
     for note in contents.notes:
@@ -165,7 +152,7 @@ def draw_receipt(receipt: Receipt) -> None:
     state = "on time"
     if receipt.late_s:
         off = f", {receipt.penalty}% off" if receipt.penalty else ""
-        state = f"{two_unit_duration_text(receipt.late_s)} late{off}"
+        state = f"{duration_text(receipt.late_s)} late{off}"
     elif not receipt.due:
         state = "no due date"
     rows = [
@@ -200,7 +187,7 @@ def draw_receipts(saved: list[tuple[Path, Receipt]], refused: list[str], root: P
         (
             str(receipt.number),
             receipt.received,
-            f"{two_unit_duration_text(receipt.late_s)} late" if receipt.late_s else "on time",
+            f"{duration_text(receipt.late_s)} late" if receipt.late_s else "on time",
             receipt.bundle_sha256[:SHOWN_CHARACTERS],
             path.name,
         )

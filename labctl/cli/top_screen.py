@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from labctl.cli.exit_codes import clean
-from labctl.cli.screen import bytes_text, duration_text
 from labctl.cli.top_history import BARS, History
 from labctl.insight.top import GpuNow, ProcessNow, RunNow, ServerNow
 from labctl.model import Server, Value
+from labctl.text import bytes_text, duration_text, price_text
 
 # columns from which the wide layout is used
 WIDE = 120
@@ -66,7 +66,7 @@ def _draw_head(now: ServerNow, about: About, width: int) -> Text:
     facts = [
         " ".join(filter(None, (server.provider, server.offer.type, server.offer.zone))),
         f"up {duration_text(now.at - server.created_at)}",
-        f"{price:.2f} dollars an hour" if price else "costs nothing",
+        price_text(price) if price else "costs nothing",
     ]
     text = Text().append(clean(server.alias), "bold").append(f"  {clean(', '.join(facts))}")
     clock = time.strftime("%H:%M:%S", time.localtime(now.at))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from labctl.config.reader import LAB_FILE
     from labctl.config.scalars import (
         clean_name,
-        duration_text,
+        duration_setting,
         gpu_text,
         parse_duration,
         parse_gpu,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         parse_port,
         parse_price,
         parse_size,
-        size_text,
+        size_setting,
     )
     from labctl.config.schema import (
         KNOWN_SERVICE_PORTS,
@@ -77,7 +77,7 @@ _MODULES = {
     "reader": ("LAB_FILE",),
     "scalars": (
         "clean_name",
-        "duration_text",
+        "duration_setting",
         "gpu_text",
         "parse_duration",
         "parse_gpu",
@@ -86,7 +86,7 @@ _MODULES = {
         "parse_port",
         "parse_price",
         "parse_size",
-        "size_text",
+        "size_setting",
     ),
     "schema": (
         "DataSource",
@@ -123,7 +123,7 @@ __all__ = [
     "check_files",
     "clean_name",
     "copy_environment",
-    "duration_text",
+    "duration_setting",
     "ensure_lab_id",
     "expand",
     "find_data_dir",
@@ -145,7 +145,7 @@ __all__ = [
     "read_lab_id",
     "read_secret_values",
     "set_secret",
-    "size_text",
+    "size_setting",
     "student_key",
     "trust",
 ]

@@ -109,10 +109,9 @@ class _Loading:
     def build_config(self, file_hash: str) -> CourseConfig | None:
         """Return the course, or None if there are problems."""
         own = {key: node for key, node in self.nodes.items() if key in list_keys(CourseFile)}
-        file_values = read_known(Node(own, 0, LAB_FILE), CourseFile, "", self.problems)
-        if self.problems and "course" not in file_values:
+        file = read_known(Node(own, 0, LAB_FILE), CourseFile, "", self.problems)
+        if file is None:
             return None
-        file = CourseFile(**file_values)
         lab = self.read_lab(file, {key: self.nodes[key] for key in LAB_KEYS if key in self.nodes})
         grading = self.read_grading(file)
         self.check_across(file)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -20,8 +19,15 @@ from labctl.config.layers import (
     read_file_layer,
     read_user_layer,
 )
-from labctl.config.reader import LAB_FILE, as_plain, list_keys, make_problem, read, read_known
-from labctl.config.scalars import clean_name, duration_text, parse_name
+from labctl.config.reader import (
+    LAB_FILE,
+    as_plain,
+    list_keys,
+    make_problem,
+    read,
+    read_known,
+)
+from labctl.config.scalars import clean_name, duration_setting, parse_name
 from labctl.config.schema import (
     DEFAULT_IMAGE,
     DEFAULT_MIRROR_S,
@@ -33,6 +39,7 @@ from labctl.config.schema import (
     ImageFile,
     LabConfig,
     LabFile,
+    ProviderSettings,
     ServerConfig,
     ServerFile,
     ServiceConfig,
@@ -152,7 +159,8 @@ class LabLoading:
         """Return the lab, or None if there are problems."""
         settings, server_node = self.split_server()
         top = Node({**self.nodes, "server": server_node}, 0, LAB_FILE)
-        file = LabFile(**read_known(top, LabFile, "", self.problems))
+        file = read_known(top, LabFile, "", self.problems)
+        assert file is not None, "every field has a default"
         name = self.find_name()
         self.check_across(file)
         services = self.build_services(file)
@@ -190,7 +198,7 @@ class LabLoading:
             },
         )
 
-    def split_server(self) -> tuple[dict[str, Any], Node]:
+    def split_server(self) -> tuple[dict[str, ProviderSettings], Node]:
         """Return the providers' settings, and `server` without their sections."""
         node = self.nodes.get("server", Node({}, 0, LAB_FILE))
         if node.value is None:
@@ -198,7 +206,7 @@ class LabLoading:
         if not isinstance(node.value, dict):
             return {}, node
         server_keys = list_keys(ServerFile)
-        settings: dict[str, Any] = {}
+        settings: dict[str, ProviderSettings] = {}
         entries = {}
         for key, item in node.value.items():
             if (
@@ -210,7 +218,9 @@ class LabLoading:
         self.add_default_settings(node, settings, entries)
         return settings, Node(entries, node.line, node.origin)
 
-    def read_settings(self, provider: str, node: Node, settings: dict[str, Any]) -> bool:
+    def read_settings(
+        self, provider: str, node: Node, settings: dict[str, ProviderSettings]
+    ) -> bool:
         """Read one provider's section into `settings`; False for an unknown provider."""
         if self.settings_type is None:
             settings[provider] = as_plain(node) or {}
@@ -232,7 +242,7 @@ class LabLoading:
             return None
 
     def add_default_settings(
-        self, server: Node, settings: dict[str, Any], entries: dict[str, Node]
+        self, server: Node, settings: dict[str, ProviderSettings], entries: dict[str, Node]
     ) -> None:
         """Use default settings for the provider in use if it has no section."""
         default = Node(DEFAULT_PROVIDER, server.line, server.origin)
@@ -273,7 +283,7 @@ class LabLoading:
                 )
         longest = file.server.max_ttl
         if longest and file.server.ttl and file.server.ttl > longest:
-            message = f"is longer than max_ttl ({duration_text(longest)})"
+            message = f"is longer than max_ttl ({duration_setting(longest)})"
             self.problems.append(make_problem(self.find_leaf("server.ttl"), "server.ttl", message))
         for name in sorted(set(file.secrets) & set(file.env)):
             message = "is also in secrets; lab.yaml must not contain the value of a secret"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -16,6 +16,9 @@ from labctl.config.document import Node, escape, quote
 from labctl.errors import Problem
 
 LAB_FILE = "lab.yaml"
+# A part of a file without positions and without a type.
+PlainYaml: TypeAlias = "dict[str, PlainYaml] | list[PlainYaml] | str | None"
+S = TypeVar("S", bound=msgspec.Struct)
 
 _SCALAR_WORDS = {
     int: "a whole number",
@@ -72,12 +75,13 @@ def read(node: Node, kind: Any, path: str, problems: list[Problem]) -> Any:
         return None
 
 
-def read_known(
-    node: Node, kind: type[msgspec.Struct], path: str, problems: list[Problem]
-) -> dict[str, Any]:
-    """Read the fields of a `kind` from the mapping `node`; report those that cannot be read."""
+def read_known(node: Node, kind: type[S], path: str, problems: list[Problem]) -> S | None:
+    """Read a `kind` from the mapping `node`; None if a required field cannot be read.
+
+    Other fields that cannot be read are reported, and have their defaults.
+    """
     fields = list_keys(kind)
-    values: dict[str, Any] = {}
+    values = {}
     for key, item in node.value.items() if isinstance(node.value, dict) else ():
         key_path = f"{path}.{escape(key)}" if path else escape(key)
         if key not in fields:
@@ -90,10 +94,12 @@ def read_known(
     for key, field in fields.items():
         if field.required and (not isinstance(node.value, dict) or _is_missing(node.value, key)):
             problems.append(make_problem(node, f"{path}.{key}" if path else key, "is required"))
-    return values
+    if any(field.required and field.name not in values for field in fields.values()):
+        return None
+    return kind(**values)
 
 
-def as_plain(node: Node) -> Any:
+def as_plain(node: Node) -> PlainYaml:
     """Return the node as plain dicts, lists and strings."""
     if isinstance(node.value, dict):
         return {key: as_plain(value) for key, value in node.value.items()}
@@ -175,13 +181,15 @@ def _read_struct(
     if not isinstance(node.value, dict):
         raise _refuse(node, path, f"expected a mapping, got {_describe_value(node)}", problems)
     before = len(problems)
-    values = read_known(node, kind, path, problems)
-    if len(problems) > before:
-        raise _Unreadable
     try:
-        return kind(**values)
+        value = read_known(node, kind, path, problems)
     except ValueError as error:
+        if len(problems) > before:
+            raise _Unreadable from None
         raise _refuse(node, path, str(error), problems) from None
+    if value is None or len(problems) > before:
+        raise _Unreadable
+    return value
 
 
 def _is_missing(entries: dict[str, Node], key: str) -> bool:

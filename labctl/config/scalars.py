@@ -67,7 +67,8 @@ def parse_duration(text: str) -> int:
     return seconds
 
 
-def duration_text(seconds: int) -> str:
+def duration_setting(seconds: int) -> str:
+    """Write seconds as `parse_duration` reads them: 1h30m."""
     parts = []
     for unit, length in _DURATION_UNITS_S.items():
         count, seconds = divmod(seconds, length)
@@ -94,7 +95,8 @@ def parse_size(text: str) -> int:
     return size
 
 
-def size_text(size: int) -> str:
+def size_setting(size: int) -> str:
+    """Write bytes as `parse_size` reads them: 8GB."""
     for unit, factor in sorted(_SIZE_UNITS.items(), key=lambda item: -item[1]):
         if factor > 1 and size and size % factor == 0:
             return f"{size // factor}{unit}"
@@ -148,7 +150,7 @@ def parse_gpu(text: str) -> GpuNeed:
 
 def gpu_text(gpu: GpuNeed) -> str:
     at_least = gpu.min_memory_bytes and gpu.kind == "any"
-    kind = f">={size_text(gpu.min_memory_bytes)}" if at_least else gpu.kind
+    kind = f">={size_setting(gpu.min_memory_bytes)}" if at_least else gpu.kind
     return f"{kind}:{gpu.count}" if gpu.count > 1 else kind
 
 

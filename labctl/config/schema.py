@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
 from labctl.config.document import quote
-from labctl.config.reader import Parsed
+from labctl.config.reader import Parsed, PlainYaml
 from labctl.config.scalars import (
     parse_cpus,
     parse_duration,
@@ -228,12 +228,14 @@ class DataSource(Value, frozen=True):
     inside_lab: bool = False
 
 
-class ServerConfig(Value, frozen=True):
-    """`provider_settings` holds each provider's settings, an instance of its settings type."""
+# The section of one provider: an instance of its settings type, or plain where it is not read.
+ProviderSettings: TypeAlias = "msgspec.Struct | PlainYaml"
 
+
+class ServerConfig(Value, frozen=True):
     provider: str
     need: Need
-    provider_settings: dict[str, Any] = msgspec.field(default_factory=dict)
+    provider_settings: dict[str, ProviderSettings] = msgspec.field(default_factory=dict)
 
 
 class LabConfig(Value, frozen=True):

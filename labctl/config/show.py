@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from labctl.config.scalars import duration_text, gpu_text, number_text, size_text
+from labctl.config.scalars import duration_setting, gpu_text, number_text, size_setting
 from labctl.config.schema import LabConfig
 
 DEFAULT = "default"
@@ -42,7 +42,7 @@ def _rows(config: LabConfig) -> Iterator[tuple[str, str]]:
         if service.command:
             yield f"services.{name}.command", shlex.join(service.command)
     yield "store", config.store
-    yield "mirror", duration_text(config.mirror_s) if config.store else ""
+    yield "mirror", duration_setting(config.mirror_s) if config.store else ""
     yield "limits.memory", _size(config.limits.memory_bytes)
     yield "limits.cpus", number_text(config.limits.cpus) if config.limits.cpus else ""
     yield "limits.shm", _size(config.limits.shm_bytes)
@@ -61,9 +61,9 @@ def _server_rows(config: LabConfig) -> Iterator[tuple[str, str]]:
     yield "server.spot", need.spot
     yield "server.max_price", _price(need.max_price_usd_per_hour)
     yield "server.budget", _price(need.budget_usd)
-    yield "server.ttl", duration_text(need.ttl_s) if need.ttl_s else ""
-    yield "server.max_ttl", duration_text(need.max_ttl_s) if need.max_ttl_s else ""
-    yield "server.idle", duration_text(need.idle_s) if need.idle_s else ""
+    yield "server.ttl", duration_setting(need.ttl_s) if need.ttl_s else ""
+    yield "server.max_ttl", duration_setting(need.max_ttl_s) if need.max_ttl_s else ""
+    yield "server.idle", duration_setting(need.idle_s) if need.idle_s else ""
     for provider, value in config.server.provider_settings.items():
         plain_value = msgspec.to_builtins(value, enc_hook=str)
         yield from _flatten(f"server.{provider}", plain_value)
@@ -84,7 +84,7 @@ def _flatten(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _size(size: int) -> str:
-    return size_text(size) if size else ""
+    return size_setting(size) if size else ""
 
 
 def _price(price: float | None) -> str:

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta, timezone
 
 from labctl.config.document import quote
-from labctl.config.scalars import duration_text, parse_duration
+from labctl.config.scalars import duration_setting, parse_duration
 from labctl.model import Value
 
 DEFAULT_MAX_BYTES = 500 * 10**6
@@ -91,7 +91,7 @@ def parse_late(text: str) -> int:
 
 
 def late_text(late_s: int) -> str:
-    return {0: "never", ANY_S: "any"}.get(late_s) or duration_text(late_s)
+    return {0: "never", ANY_S: "any"}.get(late_s) or duration_setting(late_s)
 
 
 def parse_penalty(text: str) -> int:

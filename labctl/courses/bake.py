@@ -25,6 +25,7 @@ from labctl.runs import images
 from labctl.servers import adoption, attempts, end_server
 from labctl.servers.context import LabContext
 from labctl.shell import command
+from labctl.text import duration_text
 
 READY_S = 3600.0
 POLL_S = 5.0
@@ -180,7 +181,7 @@ def _wait(provider: Bake, image_id: str) -> None:
     while (state := provider.get_image_state(image_id)) == "pending":
         if time.monotonic() > deadline:
             raise BusyError(
-                f"the image {image_id} is not ready after {READY_S / 60:.0f} minutes",
+                f"the image {image_id} is not ready after {duration_text(READY_S)}",
                 hint="labctl course bake   # again; labctl course bake --drop removes it",
             )
         time.sleep(POLL_S)

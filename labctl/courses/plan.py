@@ -9,7 +9,6 @@ import msgspec
 
 from labctl.config import CourseConfig
 from labctl.config.identity import write_private
-from labctl.config.scalars import duration_text
 from labctl.courses.metering import read_servers
 from labctl.courses.records import plan_changes, term
 from labctl.courses.records.cost_report import CourseCosts, compute_course_costs
@@ -20,6 +19,7 @@ from labctl.errors import LabError
 from labctl.errors.replies import describe_error
 from labctl.model import Offer, Value
 from labctl.providers import QuotaRoom, QuotaSource
+from labctl.text import duration_text, price_text
 
 PLAN_FILE = "plan.json"
 HOUR_S, WEEK_S = 3600.0, 7 * 86_400.0
@@ -191,8 +191,9 @@ def _add_prices(staff: Staff, plan: CoursePlan, seats: Sequence[Seat], now: floa
     most = need.max_price_usd_per_hour
     fitting = [offer for offer in offers if most is None or offer.price_usd_per_hour <= most]
     if not fitting:
-        cheapest = f"; the cheapest costs {offers[0].price_usd_per_hour:.2f}" if offers else ""
-        problem = f"nothing fits under {most:.2f} USD an hour" if most else "nothing is offered"
+        least_usd = offers[0].price_usd_per_hour if offers else None
+        cheapest = "" if least_usd is None else f"; the cheapest costs {price_text(least_usd)}"
+        problem = f"nothing fits under {price_text(most)}" if most else "nothing is offered"
         return msgspec.structs.replace(
             plan, problem=problem + cheapest, problem_next=f"edit {config.path}: server.max_price"
         )

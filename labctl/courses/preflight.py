@@ -29,6 +29,7 @@ from labctl.providers import QuotaSource
 from labctl.servers import adoption, attempts, end_server, guard, reachability
 from labctl.servers.context import LabContext
 from labctl.servers.fan_out import ServerResult, first_hop
+from labctl.text import bytes_text, price_text
 
 LEAST_FREE_BYTES = 5 * GIB
 NAMED = 5
@@ -99,9 +100,8 @@ def _check_class(
     most = need.max_price_usd_per_hour
     fitting = [offer for offer in offers if most is None or offer.price_usd_per_hour <= most]
     if not fitting:
-        detail = f"nothing fits; the cheapest costs {offers[0].price_usd_per_hour:.2f} an hour" * (
-            bool(offers)
-        )
+        cheapest = price_text(offers[0].price_usd_per_hour) if offers else ""
+        detail = f"nothing fits; the cheapest costs {cheapest}" if cheapest else ""
         fix = "raise server.max_price in course.yaml, or lower the requirements under server.gpu"
         return [Check(name="prices", ok=False, detail=detail or "nothing is offered", next=fix)]
     return [
@@ -139,9 +139,9 @@ def _check_saving(staff: Staff) -> list[Check]:
 
 def _check_price(course: LabContext, offer: Offer, count: int) -> Check:
     need, price = course.config.server.need, offer.price_usd_per_hour
-    detail = f"{count} x {offer.type} at {price:.2f}: {count * price:.2f} dollars an hour"
+    detail = f"{count} x {offer.type} at {price_text(price)}: {price_text(count * price)} together"
     if offer.spot and offer.week_high_usd_per_hour:
-        detail += f" (spot; up to {offer.week_high_usd_per_hour:.2f} each within a week)"
+        detail += f" (spot; up to {price_text(offer.week_high_usd_per_hour)} each within a week)"
     short = need.budget_usd is not None and price > need.budget_usd
     return Check(
         name="prices",
@@ -257,7 +257,7 @@ def _check_disks(staff: Staff, answers: Sequence[ServerResult]) -> list[Check]:
     least = max(LEAST_FREE_BYTES, staff.folder.config.per_student.disk)
     short = {name: size for name, size in free.items() if size < least}
     name, size = min(free.items(), key=lambda item: item[1])
-    detail = f"the fullest, {name}, has {size / GIB:.1f} GiB free; {least / GIB:.0f} GiB are needed"
+    detail = f"the fullest, {name}, has {bytes_text(size)} free; {bytes_text(least)} is needed"
     ask = f"labctl course ssh {name} -- du -xh --max-depth=2 ~"
     return [Check(name="disks", ok=not short, detail=detail, next=ask if short else "")]
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from labctl.config import CourseConfig
-from labctl.config.scalars import duration_text
 from labctl.courses import metering, server_contents
 from labctl.courses.claims import LOOK_S, SeatClaim
 from labctl.courses.context import build_seat_contexts, sum_granted_s
@@ -28,6 +27,7 @@ from labctl.model import Offer, Server, Value
 from labctl.providers import Deadline, Provider
 from labctl.servers import accounts, end_server
 from labctl.servers.context import LabContext
+from labctl.text import dollars_text, duration_text
 
 SCRIPT_S = 60.0
 COMMENT = "labctl-student"
@@ -94,7 +94,8 @@ class SeatOperations:
         if left_usd is not None and left_usd <= 0 and self._costs(seat):
             raise PolicyError(
                 "your budget is used up",
-                why=f"you have spent ${money.spent_usd:.2f} of ${money.allowance_usd or 0:.2f}",
+                why=f"you have spent {dollars_text(money.spent_usd)} "
+                f"of {dollars_text(money.allowance_usd or 0)}",
                 hint="ask your instructor: labctl course budget",
             )
         if (
@@ -216,10 +217,9 @@ class SeatOperations:
             entries = ledger.list_entries(seat=seat.name)
             whole_s = (need.ttl_s or 0) + sum_granted_s(entries) + _extended_s(entries) + span_s
             if need.max_ttl_s and whole_s > need.max_ttl_s:
-                hours = need.max_ttl_s / 3600
                 raise PolicyError(
                     f"cannot extend by {duration_text(span_s)}",
-                    why=f"servers of this course run for at most {hours:g} h",
+                    why=f"servers of this course run for at most {duration_text(need.max_ttl_s)}",
                     hint="ask your instructor: labctl course extend",
                 )
             # Without `seconds`, which would raise the ceiling itself.

@@ -30,6 +30,7 @@ from labctl.servers import adoption, attempts, deadlines, guard, reachability
 from labctl.servers.context import LabContext
 from labctl.servers.held_disks import KEPT_S
 from labctl.state import State
+from labctl.text import dollars_text, duration_text, price_text
 
 AT_ONCE = 32
 ENDED = ("ending", "terminated")
@@ -234,10 +235,8 @@ def _price_question(offer: Offer, count: int) -> str:
     market = "spot" if offer.spot else "on demand"
     price = offer.price_usd_per_hour
     servers = f"{count} servers" if count > 1 else "one server"
-    each = f", {price:.2f} each" if count > 1 else ""
-    return (
-        f"start {servers} ({offer.type}, {market}) for {count * price:.2f} dollars an hour{each}?"
-    )
+    each = f", {price_text(price)} each" if count > 1 else ""
+    return f"start {servers} ({offer.type}, {market}) for {price_text(count * price)}{each}?"
 
 
 def _describe_limits(fresh: Sequence[LabContext], offer: Offer) -> str:
@@ -251,14 +250,14 @@ def _describe_limits(fresh: Sequence[LabContext], offer: Offer) -> str:
     need = fresh[0].config.server.need
     ttl_s = deadlines.ttl_s(need, offer.price_usd_per_hour)
     ends = [
-        f"after {ttl_s / 3600:g} h" if ttl_s else "",
+        f"after {duration_text(ttl_s)}" if ttl_s else "",
         "at the seat's budget" if need.budget_usd is not None else "",
-        f"after {need.idle_s / 60:g} min without work" if need.idle_s else "",
+        f"after {duration_text(need.idle_s)} without work" if need.idle_s else "",
     ]
     limits = ", ".join(filter(None, ends))
     lines = [f"each stops by itself {limits}" if limits else "only `labctl course down` ends them"]
     if most_usd < float("inf"):
-        lines.append(f"together {most_usd:.2f} dollars at most, without disks and traffic")
+        lines.append(f"together {dollars_text(most_usd)} at most, without disks and traffic")
     if guard.will_keep_disk(fresh[0]):
         days = f"{KEPT_S / 86_400:.0f} days"
         lines.append(

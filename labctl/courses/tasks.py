@@ -32,6 +32,7 @@ from labctl.errors.unexpected import as_lab_error
 from labctl.lifecycle import down
 from labctl.model import Server
 from labctl.servers import guard
+from labctl.text import dollars_text, duration_text
 
 # Warnings, in percent of a seat's budget.
 WARN_AT = (100, 80, 50)
@@ -346,7 +347,7 @@ class CourseTasks:
 
         Nobody gets more time by making downloads slow.
         """
-        late = LabError(f"not everything on it could be saved within {SAVE_S / 60:.0f} minutes")
+        late = LabError(f"not everything on it could be saved within {duration_text(SAVE_S)}")
         try:
             result: LabError = down.stop_and_keep_disk(
                 build_seat_context(self.staff, seat), server, late
@@ -380,7 +381,7 @@ def _is_final_warning(entry: CourseLedgerEntry, allowance: float) -> bool:
 
 
 def _budget_text(step: int, usd: float, allowance: float) -> str:
-    spent = f"{usd:.2f} of {allowance:.2f} dollars are spent ({step}%)"
+    spent = f"{dollars_text(usd)} of {dollars_text(allowance)} is spent ({step}%)"
     if step < 100:
         return spent
-    return f"{spent}: save a checkpoint now, the server ends within {GRACE_S / 60:.0f} minutes"
+    return f"{spent}: save a checkpoint now, the server ends within {duration_text(GRACE_S)}"

@@ -38,6 +38,7 @@ from labctl.providers import Bake
 from labctl.servers import end_server, kept_disks, leftovers
 from labctl.servers.context import LabContext
 from labctl.servers.fan_out import LoginLimiter
+from labctl.text import dollars_text, price_text
 
 GIVE_UP = "labctl orphans --terminate --kept-too deletes them"
 # Servers saved at the same time: the bandwidth of this machine is the limit.
@@ -113,12 +114,12 @@ def _require_consent(staff: Staff, servers: Sequence[Server], discard: bool) -> 
     price = sum(server.offer.price_usd_per_hour for server in servers)
     lost = "Results that were not downloaded will be LOST. " if discard else ""
     count = f"{len(servers)} servers" if len(servers) > 1 else "one server"
-    question = f"{lost}end {count} of {staff.folder.config.name} ({price:.2f} dollars an hour)?"
+    question = f"{lost}end {count} of {staff.folder.config.name} ({price_text(price)})?"
     detail = "" if discard else "runs are canceled, and every result is downloaded first"
     if not staff.reporter.confirm(Question(question=question, detail=detail)):
         raise PolicyError(
             "nothing was ended",
-            why=f"they are still running, for {price:.2f} dollars an hour together",
+            why=f"they are still running, for {price_text(price)} together",
             hint="labctl course down --yes",
         )
 
@@ -199,7 +200,7 @@ def _handle_kept_disks(staff: Staff) -> None:
     if disks:
         count = "1 kept disk costs" if len(disks) == 1 else f"{len(disks)} kept disks cost"
         usd = sum(disk.price_usd_per_month for disk in disks)
-        text = f"{count} {usd:.2f} dollars a month; labctl course up restores the results"
+        text = f"{count} {dollars_text(usd)} a month; labctl course up restores the results"
         staff.reporter.emit(Note(text=f"{text}; {GIVE_UP}", level="warning"))
 
 

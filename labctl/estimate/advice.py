@@ -18,6 +18,7 @@ from labctl.estimate.fits import find_largest_gpu, find_smallest_gpu
 from labctl.estimate.memory import MemoryEstimate, estimate_memory, simple_activations
 from labctl.estimate.plan import ModelPlan, is_mixed
 from labctl.model import Value
+from labctl.text import decimal_bytes_text, duration_text, timing_text
 
 HALF_DAY_S = 43_200.0
 MOST_GPUS = 1024
@@ -52,7 +53,7 @@ def judge_gpu(plan: ModelPlan, amount: Workload) -> GpuVerdict:
         return _judge_use(plan, amount)
     seconds = cpu_seconds(plan, amount)
     if seconds is not None:
-        why = f"about {_minutes(seconds)} on a laptop CPU, at an assumed 100 GFLOP/s"
+        why = f"about {duration_text(max(seconds, 1))} on a laptop CPU, at an assumed 100 GFLOP/s"
         return GpuVerdict(needed=seconds > CPU_PATIENCE_S, why=why)
     item = plan.measured.item_flops if plan.measured else 0
     small = params <= SMALL_PARAMETERS and item <= SMALL_ITEM_FLOPS
@@ -81,24 +82,11 @@ def _judge_table(plan: ModelPlan) -> GpuVerdict:
 def _judge_use(plan: ModelPlan, amount: Workload) -> GpuVerdict:
     each = cpu_token_seconds(plan)
     unit = "item" if plan.measured else "token"
-    why = f"a CPU reads the weights in {_milliseconds(each)}, once for each {unit}"
+    why = f"a CPU reads the weights in {timing_text(each)}, once for each {unit}"
     busy = amount.requests_per_day * each * max(amount.reply_tokens, 1)
     if amount.requests_per_day and amount.seconds_per_request:
         return GpuVerdict(needed=each > CPU_TOKEN_S, why=why)
     return GpuVerdict(needed=each > CPU_TOKEN_S or busy > HALF_DAY_S, why=why)
-
-
-def _minutes(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(seconds, 1):.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    hours = seconds / 3600
-    return f"{hours:,.0f} h" if hours < 1e6 else f"{hours:.1e} h"
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def why_simple_differs(plan: ModelPlan, found: MemoryEstimate) -> tuple[str, ...]:
@@ -108,13 +96,13 @@ def why_simple_differs(plan: ModelPlan, found: MemoryEstimate) -> tuple[str, ...
     reasons: list[tuple[float, str]] = [(found.overhead_bytes, "overhead")]
     if is_mixed(plan):
         master = 4.0 * plan.params
-        reasons.append((master, f"fp32 master weights ({_gb(master)})"))
+        reasons.append((master, f"fp32 master weights ({decimal_bytes_text(master)})"))
         if plan.optimizer in ("adam", "adamw", "momentum"):
             reasons.append((master * 2, f"fp32 optimizer states (it assumes {plan.precision})"))
     if found.activations_bytes:
         rule = simple_activations(plan)
         by_rule = (
-            f" ({_gb(rule)} by its own rule, one tensor per layer)"
+            f" ({decimal_bytes_text(rule)} by its own rule, one tensor per layer)"
             if rule and plan.training
             else ""
         )
@@ -124,10 +112,6 @@ def why_simple_differs(plan: ModelPlan, found: MemoryEstimate) -> tuple[str, ...
     if plan.gpus > 1:
         reasons.append((0, "the division among GPUs"))
     return tuple(text for _, text in sorted(reasons, key=lambda pair: -pair[0]))
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:,.1f} GB"
 
 
 def list_suggestions(plan: ModelPlan) -> tuple[Suggestion, ...]:

@@ -15,28 +15,66 @@ import json
 import sys
 import warnings
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 MARK = "labctl-measured:"
 SIZES = (2, 4)
 
 
+class MeasureRequest(NamedTuple):
+    """What to build and measure. `input` is the shape of one item; if empty, it is derived."""
+
+    file: str
+    function: str
+    training: bool
+    precision: str
+    seq: int
+    input: Sequence[int]
+    input_type: str
+
+
+class MeasureReply(NamedTuple):
+    """The measurements; labctl.estimate.plan.ModelMeasurement describes them."""
+
+    parameters: int
+    weight_bytes: int
+    trained_parameters: int
+    trained_bytes: int
+    fixed_bytes: int
+    item_bytes: int
+    item_flops: int
+    input_shape: Sequence[int]
+    input_type: str
+    input_from: str
+    python: str
+    torch: str
+    autocast: bool
+
+
+class RefusalReply(NamedTuple):
+    """Why the code cannot be measured. `error` is "torch" or an UnmeasurableError's kind."""
+
+    error: str
+    why: str = ""
+
+
 def main() -> None:
-    request = json.loads(sys.stdin.readline())
+    request = MeasureRequest(**json.loads(sys.stdin.readline()))
     if importlib.util.find_spec("torch") is None:
-        reply({"error": "torch"})
+        reply(RefusalReply("torch"))
         return
     limit_memory()
     warnings.simplefilter("ignore")
     try:
         reply(measure(request))
     except UnmeasurableError as refused:
-        reply({"error": refused.kind, "why": str(refused)})
+        reply(RefusalReply(refused.kind, str(refused)))
 
 
-def reply(body: dict[str, Any]) -> None:
-    print("\n" + MARK + json.dumps(body), flush=True)
+def reply(message: MeasureReply | RefusalReply) -> None:
+    print("\n" + MARK + json.dumps(message._asdict()), flush=True)
 
 
 class UnmeasurableError(Exception):
@@ -58,41 +96,41 @@ def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (int(free * 1024 * 0.9), most))
 
 
-def measure(request: dict[str, Any]) -> dict[str, Any]:
+def measure(request: MeasureRequest) -> MeasureReply:
     import torch
 
     torch.manual_seed(0)
     model, example = build_model(request)
     inputs, source = choose_inputs(model, example, request)
-    training = request["training"]
+    training = request.training
     model.train(training)
     small, large = (MeasuredPass(model, inputs, request, size).run() for size in SIZES)
     item_bytes = max(0, large[0] - small[0]) // (SIZES[1] - SIZES[0])
     parameters = list({id(parameter): parameter for parameter in model.parameters()}.values())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     first = list_tensors(inputs)[0]
-    return {
-        "parameters": sum(parameter.numel() for parameter in parameters),
-        "weight_bytes": sum(parameter.nbytes for parameter in [*parameters, *model.buffers()]),
-        "trained_parameters": sum(parameter.numel() for parameter in trained),
-        "trained_bytes": sum(parameter.nbytes for parameter in trained),
-        "fixed_bytes": max(0, small[0] - SIZES[0] * item_bytes),
-        "item_bytes": item_bytes,
-        "item_flops": (large[1] - small[1]) // (SIZES[1] - SIZES[0]),
-        "input_shape": list(first.shape[1:]),
-        "input_type": str(first.dtype).replace("torch.", ""),
-        "input_from": source,
-        "python": sys.executable,
-        "torch": torch.__version__,
-        "autocast": request["precision"] in ("bf16", "fp16"),
-    }
+    return MeasureReply(
+        parameters=sum(parameter.numel() for parameter in parameters),
+        weight_bytes=sum(parameter.nbytes for parameter in [*parameters, *model.buffers()]),
+        trained_parameters=sum(parameter.numel() for parameter in trained),
+        trained_bytes=sum(parameter.nbytes for parameter in trained),
+        fixed_bytes=max(0, small[0] - SIZES[0] * item_bytes),
+        item_bytes=item_bytes,
+        item_flops=(large[1] - small[1]) // (SIZES[1] - SIZES[0]),
+        input_shape=list(first.shape[1:]),
+        input_type=str(first.dtype).replace("torch.", ""),
+        input_from=source,
+        python=sys.executable,
+        torch=torch.__version__,
+        autocast=request.precision in ("bf16", "fp16"),
+    )
 
 
-def build_model(request: dict[str, Any]) -> tuple[Any, Any]:
+def build_model(request: MeasureRequest) -> tuple[Any, Any]:
     """Call the function; return (model, the example input that it returned, or None)."""
     import torch
 
-    path = Path(request["file"])
+    path = Path(request.file)
     sys.path.insert(0, str(path.parent))
     sys.argv = [str(path)]
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -101,7 +139,7 @@ def build_model(request: dict[str, Any]) -> tuple[Any, Any]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
-    make = getattr(module, request["function"], None)
+    make = getattr(module, request.function, None)
     if not callable(make):
         names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         own = [n for n in names if getattr(getattr(module, n), "__module__", "") == path.stem]
@@ -113,22 +151,22 @@ def build_model(request: dict[str, Any]) -> tuple[Any, Any]:
     return model, example
 
 
-def choose_inputs(model: Any, example: Any, request: dict[str, Any]) -> tuple[Any, str]:
+def choose_inputs(model: Any, example: Any, request: MeasureRequest) -> tuple[Any, str]:
     """Choose a batch of inputs; return (inputs, the source of their shape)."""
     import torch
 
-    if request["input"]:
-        kind = getattr(torch, request["input_type"])
-        return torch.zeros(1, *request["input"], dtype=kind), "--input"
+    if request.input:
+        kind = getattr(torch, request.input_type)
+        return torch.zeros(1, *request.input, dtype=kind), "--input"
     if example is not None:
-        return example, request["function"]
+        return example, request.function
     nn = torch.nn
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
             return torch.zeros(1, layer.in_channels, 224, 224), "a guess from its first layer"
         if isinstance(layer, nn.Embedding):
-            long = torch.zeros(1, request["seq"] or 512, dtype=torch.int64)
-            return long, "--seq" if request["seq"] else "a guess from its first layer"
+            long = torch.zeros(1, request.seq or 512, dtype=torch.int64)
+            return long, "--seq" if request.seq else "a guess from its first layer"
         if isinstance(layer, nn.Linear):
             return torch.zeros(1, layer.in_features), "its first layer"
     raise UnmeasurableError("input", "it cannot be derived from the model's first layer")
@@ -144,7 +182,7 @@ def list_tensors(values: Any) -> list[Any]:
 class MeasuredPass:
     """One forward pass and, for training, one backward pass over a batch of `size` items."""
 
-    def __init__(self, model: Any, inputs: Any, request: dict[str, Any], size: int) -> None:
+    def __init__(self, model: Any, inputs: Any, request: MeasureRequest, size: int) -> None:
         self.model, self.inputs, self.request, self.size = model, inputs, request, size
 
     def run(self) -> tuple[int, int]:
@@ -170,8 +208,8 @@ class MeasuredPass:
     def _step(self) -> None:
         import torch
 
-        training = self.request["training"]
-        half = self.request["precision"] in ("bf16", "fp16")
+        training = self.request.training
+        half = self.request.precision in ("bf16", "fp16")
         with torch.set_grad_enabled(training):
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
                 output = self._call_model(self._make_batch())

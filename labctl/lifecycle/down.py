@@ -19,6 +19,7 @@ from labctl.services import lab_services
 from labctl.stores import lab_store
 from labctl.sync import lab_files
 from labctl.sync.local_results import MissingFile
+from labctl.text import dollars_text, price_text
 
 GRACE_S = 60
 DAY_S = 86_400
@@ -150,7 +151,7 @@ def _require_consent(
         raise PolicyError(
             "nothing was removed",
             why=f"{server.alias} is still running, "
-            f"at {server.offer.price_usd_per_hour:.2f} dollars an hour",
+            f"at {price_text(server.offer.price_usd_per_hour)}",
             hint="labctl down --yes",
         )
 
@@ -249,6 +250,6 @@ def _keep_disk(context: LabContext, server: Server) -> str:
     if not disks:
         return ""
     end_server.remove(context, server, keep_disks=True)
-    prices = [f"{disk.id} at {disk.price_usd_per_month:.2f} dollars a month" for disk in disks]
+    prices = [f"{disk.id} at {dollars_text(disk.price_usd_per_month)} a month" for disk in disks]
     days = KEPT_S // DAY_S
     return f"the server was terminated and its disk kept for {days} days: {', '.join(prices)}"

@@ -26,6 +26,7 @@ from labctl.servers.context import LabContext
 from labctl.state import ledgers
 from labctl.state.ledgers import HANDED
 from labctl.sync.scan import hash_file, scan_data
+from labctl.text import bytes_text
 
 MIB = 1024**2
 LAB_RECORD = ".labctl/lab.json"
@@ -73,7 +74,7 @@ def export_lab(context: LabContext, keeper: KeeperHost, server: Server, run_id: 
     }
     size = sum(files[path][1] for path in missing)
     if size > MIB:
-        amount = f"{len(missing)} files, {size / MIB:.0f} MiB"
+        amount = f"{len(missing)} files, {bytes_text(size)}"
         context.reporter.emit(Note(text=f"sending {amount} to {keeper.host}"))
     context.paths.cache_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=context.paths.cache_dir) as packed:

@@ -21,6 +21,7 @@ from labctl.lifecycle.kept_labs import KeptLab
 from labctl.model import Run, Server, Value
 from labctl.state.ledgers import LedgerLine
 from labctl.sync.containment import require_contained
+from labctl.text import bytes_text
 
 HEAD = "parcel.json"
 FILES = "files/"
@@ -134,5 +135,5 @@ def _require_space(staging: Path, size: int) -> None:
     free = usage.f_bavail * usage.f_frsize
     if size + RESERVE_BYTES > free:
         raise DiskFullError(
-            "the keeper's disk is too full for the lab", why=f"{free // 1024**2} MiB are free"
+            "the keeper's disk is too full for the lab", why=f"{bytes_text(free)} is free"
         )

@@ -42,6 +42,7 @@ from labctl.model import (
     Value,
 )
 from labctl.providers import ProviderContext
+from labctl.text import dollars_text
 from labctl.wire.codec import from_json
 from labctl.wire.keeper import (
     CREATE_SEAT_SERVER,
@@ -138,9 +139,9 @@ class CourseProvider:
             detail = ": ".join(filter(None, [error.what, error.why]))
             return [Check(name=keeper, ok=False, detail=detail, next=error.hint)]
         allowance, spent = hello.allowance_usd, hello.spent_usd
-        money = f"{spent:.2f} dollars spent"
+        money = f"{dollars_text(spent)} spent"
         if allowance is not None:
-            money = f"{max(0.0, allowance - spent):.2f} of {allowance:.2f} dollars left"
+            money = f"{dollars_text(max(0.0, allowance - spent))} of {dollars_text(allowance)} left"
         return [Check(name=keeper, ok=True, detail=f"{hello.course}, {hello.student}: {money}")]
 
     def fetch_greeting(self) -> SeatGreetingRecord:

@@ -18,6 +18,7 @@ from labctl.model import Offer, Run, Server, Value
 from labctl.runs import runs
 from labctl.servers.context import LabContext
 from labctl.sync import lab_files
+from labctl.text import duration_text
 from labctl.wire.runs import STATUS, StatusRequest
 
 HOUR_S = 3600.0
@@ -148,8 +149,8 @@ class _ProbeMonitor:
             if self.pace is not None and done >= target:
                 return
             if silent_s > PATIENCE_S:
-                minutes = PATIENCE_S / 60
-                raise self._no_progress_error(f"it has not reported a step for {minutes:.0f} min")
+                silence = duration_text(PATIENCE_S)
+                raise self._no_progress_error(f"it has not reported a step for {silence}")
             pause(POLL_S)
 
     def _poll(self) -> bool:

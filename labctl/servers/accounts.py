@@ -13,6 +13,7 @@ from labctl.errors import LabError, PolicyError
 from labctl.model import ProviderAccount, Server
 from labctl.servers.context import LabContext
 from labctl.state import Attempt
+from labctl.text import price_text
 
 ENDED = ("ending", "terminated")
 # Kind of the ledger's line that says which profile of this machine opens an account. It names no
@@ -134,7 +135,7 @@ def make_refusal(
     """Build the error about something that belongs to another account."""
     name = context.provider.name
     theirs = ProviderAccount(id=account_id, profile=find_profile(context, account_id))
-    bills = f" at {usd_per_hour:.2f} dollars an hour" if usd_per_hour else ""
+    bills = f" at {price_text(usd_per_hour)}" if usd_per_hour else ""
     return PolicyError(
         f"{subject} belongs to {describe(name, theirs)}",
         why=f"these credentials belong to {describe(name, context.provider.get_account())}, so "
@@ -149,6 +150,6 @@ def _make_unattributed_error(context: LabContext, server: Server) -> PolicyError
     return PolicyError(
         f"{describe(name, here)} does not show the server {server.id} of {server.lab}",
         why="an earlier labctl recorded it without its account. It has ended, or it is running in "
-        f"another account at {price:.2f} dollars an hour",
+        f"another account at {price_text(price)}",
         hint="sign in to the account that made it, then labctl down; or labctl down --forget",
     )

@@ -13,6 +13,7 @@ from labctl.model import Server
 from labctl.providers import Explains, Leasable
 from labctl.servers import accounts, cost
 from labctl.servers.context import LabContext
+from labctl.text import price_text
 
 POLL_S = 0.25
 # seconds that a shared machine is leased without `ttl`, counted from the last run
@@ -54,7 +55,7 @@ def adopt(context: LabContext, listed: Sequence[Server] | None = None) -> Server
 def _make_other_provider_error(context: LabContext, recorded: Server) -> PolicyError:
     file, name = context.config.path.name or "lab.yaml", context.provider.name
     price = recorded.offer.price_usd_per_hour
-    bills = f" at {price:.2f} dollars an hour" if price else ""
+    bills = f" at {price_text(price)}" if price else ""
     return PolicyError(
         f"the server of {context.config.name} is at {recorded.provider}, not at {name}",
         why=f"{file} now selects {name}, but {recorded.id} is still running{bills}",

@@ -40,6 +40,7 @@ from labctl.servers.held_disks import KEPT_S
 from labctl.servers.host_keys import make_key
 from labctl.servers.plan import describe_plan, market_name, offer_name
 from labctl.state import Attempt
+from labctl.text import dollars_text, price_text
 
 # An open attempt is repeated for this long; then its price was confirmed too long ago.
 REPLAY_S = 600.0
@@ -158,8 +159,9 @@ def _list_affordable_offers(context: LabContext, need: Need) -> list[Offer]:
         raise BudgetError(
             f"the budget of {context.config.name} is used up"
             if left <= 0
-            else f"{context.config.name} has ${left:.2f} left; one hour costs ${cheapest:.2f}",
-            why=f"the cheapest offer costs ${cheapest:.2f} an hour"
+            else f"{context.config.name} has {dollars_text(left)} left; "
+            f"one hour costs {dollars_text(cheapest)}",
+            why=f"the cheapest offer costs {price_text(cheapest)}"
             if left <= 0
             else "the rest of the budget does not pay for one hour of the cheapest offer",
             hint="labctl cost; then raise `budget:` in lab.yaml, or labctl up --budget 5",
@@ -190,7 +192,7 @@ def budget_left_usd(context: LabContext, need: Need, but: str = "") -> float | N
 def _make_no_offer_error(context: LabContext, need: Need, offers: list[Offer]) -> NoOfferError:
     if offers:
         cheapest = min(o.price_usd_per_hour for o in offers)
-        why = f"the cheapest costs {cheapest:.2f} dollars an hour, above max_price"
+        why = f"the cheapest costs {price_text(cheapest)}, above max_price"
     elif need.gpu.is_required:
         why = f"it has no GPU for `gpu: {need.gpu.kind}`"
     else:
@@ -223,7 +225,7 @@ def max_confirmed_usd_per_hour(offer: Offer) -> float | None:
 
 
 def _confirm_price(context: LabContext, need: Need, offer: Offer, others: list[Offer]) -> None:
-    question = f"start {offer_name(offer)} for {offer.price_usd_per_hour:.2f} dollars an hour?"
+    question = f"start {offer_name(offer)} for {price_text(offer.price_usd_per_hour)}?"
     left = budget_left_usd(context, need)
     plan = describe_plan(context.provider, need, offer, others, left)
     if guard.can_lose_results(context):

@@ -20,6 +20,7 @@ from labctl.model import Need, Server
 from labctl.providers import Deadline, EndsBilling, FirstBoot, Guarded, Provider
 from labctl.servers.context import LabContext
 from labctl.servers.cost import HOUR_S, spent_usd
+from labctl.text import dollars_text, duration_text
 
 # Lifetime of a server with a price if its need sets no limit.
 DEFAULT_TTL_S = 12 * 3600
@@ -166,16 +167,17 @@ def describe(context: LabContext, server: Server, watch: dict[str, Any]) -> str:
     if not left:
         return f"{server.alias} has no deadline: {worst_cost(price)}, until labctl down"
     armed = ", ".join(list_armed_guards(context, server, watch)) or "none"
-    return f"{server.alias} ends in {min(left) / HOUR_S:.1f} h at the latest; armed: {armed}"
+    return f"{server.alias} ends in {duration_text(min(left))} at the latest; armed: {armed}"
 
 
 def worst_cost(price_usd_per_hour: float) -> str:
     """Say what a server costs that nothing ends, per day and month."""
-    return f"{24 * price_usd_per_hour:.2f} dollars a day, {month_usd(price_usd_per_hour)} a month"
+    day, month = 24 * price_usd_per_hour, 30 * 24 * price_usd_per_hour
+    return f"{dollars_text(day)} a day, {dollars_text(month)} a month"
 
 
 def month_usd(price_usd_per_hour: float) -> str:
-    """Return the dollars for 30 days, as text."""
+    """Return the dollars for 30 days as a plain number, which a user can type."""
     return f"{30 * 24 * price_usd_per_hour:.2f}"
 
 
@@ -221,8 +223,8 @@ def _describe_timer_failure(
     text = f"the timer at {provider.name} was not moved: {error.what}"
     if timer_at >= at:
         return text
-    left_h = max(0.0, timer_at - time.time()) / HOUR_S
-    return f"{text}\n  it ends the server in {left_h:.1f} h without saving results; next: labctl up"
+    left = duration_text(timer_at - time.time())
+    return f"{text}\n  it ends the server in {left} without saving results; next: labctl up"
 
 
 def _list_timer_events(context: LabContext, server: Server) -> list[Any]:

@@ -16,6 +16,7 @@ from labctl.model import Resource
 from labctl.servers import accounts
 from labctl.servers.context import LabContext
 from labctl.state.disks import MISSED, REMOVED, SEEN, KeptDisk, is_expired, list_kept_disks
+from labctl.text import dollars_text
 
 
 def record_shown(
@@ -86,9 +87,9 @@ def day_text(at: float) -> str:
 
 
 def cost_text(disk: Resource) -> str:
-    """Return "2.40 dollars a month, kept until 2026-01-31", in this machine's time zone."""
+    """Return "$2.40 a month, kept until 2026-01-31", in this machine's time zone."""
     return ", ".join(
-        filter(None, [f"{disk.price_usd_per_month:.2f} dollars a month", expiry_text(disk)])
+        filter(None, [f"{dollars_text(disk.price_usd_per_month)} a month", expiry_text(disk)])
     )
 
 

@@ -11,6 +11,7 @@ from labctl.providers import Keep
 from labctl.retry import retry_throttled_calls
 from labctl.servers.context import LabContext
 from labctl.servers.disks import day_text
+from labctl.text import dollars_text
 
 HELD = "disk-held"
 KEPT_S = 14 * 86_400.0  # after the server's deadline; the watchdog has the same (KEPT_DAYS)
@@ -44,7 +45,7 @@ def keep_until(context: LabContext, server: Server, ends_at: float) -> bool:
         price = sum(disk.price_usd_per_month for disk in disks)
         text = (
             f"if {server.alias} ends by itself, its disk is kept until {day_text(until)} with the "
-            f"results that you have not pulled, at {price:.2f} dollars a month; "
+            f"results that you have not pulled, at {dollars_text(price)} a month; "
             "labctl down removes the server and the disk"
         )
         context.reporter.emit(Note(text=text))

@@ -9,6 +9,7 @@ from labctl.errors import BusyError, LabError, ProviderError
 from labctl.servers.context import LabContext
 from labctl.servers.disks import describe_kept_disk
 from labctl.state.disks import list_kept_disks
+from labctl.text import price_text
 
 
 @contextmanager
@@ -31,7 +32,7 @@ def describe_open_costs(context: LabContext, lab_id: str | None) -> list[str]:
     """Describe each recorded server, kept disk and open attempt that may cost money, one a line."""
     lines = [
         f"{server.id} is still running (last known), at "
-        f"{server.offer.price_usd_per_hour:.2f} dollars an hour until labctl down"
+        f"{price_text(server.offer.price_usd_per_hour)} until labctl down"
         for server in context.state.list_servers(lab_id)
         if server.offer.price_usd_per_hour
         and server.state not in ("stopped", "ending", "terminated")
@@ -39,7 +40,7 @@ def describe_open_costs(context: LabContext, lab_id: str | None) -> list[str]:
     lines += [describe_kept_disk(disk) for disk in list_kept_disks(context.state, lab_id)]
     return lines + [
         f"an interrupted `up` may have created a {attempt.offer.type}, at "
-        f"{attempt.offer.price_usd_per_hour:.2f} dollars an hour; labctl down finds it"
+        f"{price_text(attempt.offer.price_usd_per_hour)}; labctl down finds it"
         for attempt in context.state.list_open_attempts(lab_id)
         if attempt.offer.price_usd_per_hour
     ]

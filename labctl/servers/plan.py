@@ -11,6 +11,7 @@ from labctl.model import Need, Offer
 from labctl.providers import Deadline, Provider
 from labctl.servers import deadlines
 from labctl.servers.cost import HOUR_S
+from labctl.text import dollars_text, duration_text, price_text
 
 
 def describe_plan(
@@ -27,16 +28,15 @@ def describe_plan(
     """
     price = offer.price_usd_per_hour
     gpus = f"{offer.gpu_count} x {offer.gpu_name}" if offer.gpu_count else "no GPU"
-    lines = [f"{offer.provider} {offer_name(offer)}: {gpus}, {price:.4f} USD/h"]
+    lines = [f"{offer.provider} {offer_name(offer)}: {gpus}, {price_text(price)}"]
     if offer.spot and offer.on_demand_usd_per_hour:
         saving = 1 - price / offer.on_demand_usd_per_hour
-        lines.append(
-            f"  on demand it costs {offer.on_demand_usd_per_hour:.4f}: spot saves {saving:.0%}"
-        )
+        list_price = price_text(offer.on_demand_usd_per_hour)
+        lines.append(f"  on demand it costs {list_price}: spot saves {saving:.0%}")
     lines += _describe_limits(provider, need, offer, left_usd)
     if others:
-        highest = max(other.price_usd_per_hour for other in others)
-        lines.append(f"if it has no capacity: {len(others)} more offers up to {highest:.4f} USD/h")
+        highest = price_text(max(other.price_usd_per_hour for other in others))
+        lines.append(f"if it has no capacity: {len(others)} more offers up to {highest}")
     return "\n".join(lines)
 
 
@@ -48,9 +48,9 @@ def _describe_limits(
     elsewhere = deadlines.is_guarded_elsewhere(provider)
     ttl_s = need.ttl_s if elsewhere else deadlines.ttl_s(need, price)
     limits = [
-        f"after {ttl_s / HOUR_S:.1f} h" if ttl_s else "",
-        f"when {left_usd:.2f} dollars are spent" if left_usd is not None else "",
-        f"after {need.idle_s / 60:.0f} min without work" if need.idle_s else "",
+        f"after {duration_text(ttl_s)}" if ttl_s else "",
+        f"when {dollars_text(left_usd)} is spent" if left_usd is not None else "",
+        f"after {duration_text(need.idle_s)} without work" if need.idle_s else "",
     ]
     text = ", ".join(filter(None, limits))
     if elsewhere:
@@ -60,7 +60,7 @@ def _describe_limits(
     lines = [f"it stops automatically {text}"] if text else []
     span = deadlines.span_s(need, price, left_usd)
     if deadlines.is_default(need, price):
-        default = f"{deadlines.DEFAULT_TTL_S / HOUR_S:.1f} h is the default"
+        default = f"{duration_text(deadlines.DEFAULT_TTL_S)} is the default"
         lines.append(f"  {default}: --ttl or --budget changes it, --no-deadline removes it")
     if span is None:
         lines.append(
@@ -69,7 +69,8 @@ def _describe_limits(
             else "it runs until labctl down"
         )
     elif price:
-        lines.append(f"it costs at most {span / HOUR_S * price:.2f} dollars, plus disk and traffic")
+        most = dollars_text(span / HOUR_S * price)
+        lines.append(f"it costs at most {most}, plus disk and traffic")
         lines.append(f"guards: {', '.join(deadlines.list_planned_guards(provider))}")
         if isinstance(provider, Deadline) and (lack := provider.missing_deadline_setup):
             lines.append(f"no timer at {provider.name}: {lack}")

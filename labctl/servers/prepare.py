@@ -28,8 +28,9 @@ from labctl.commands.probe import (
 )
 from labctl.errors import ConnectError, DiskFullError, LabError, PolicyError
 from labctl.events import Note, Progress, Reporter, SilentReporter, Step
-from labctl.model import GIB, GpuNeed, Need, Server, ServerFacts, Value
+from labctl.model import GpuNeed, Need, Server, ServerFacts, Value
 from labctl.shell import command
+from labctl.text import bytes_text
 from labctl.transports import Transport
 
 PROBE_TIMEOUT_S = 90.0
@@ -389,12 +390,12 @@ def _describe_need(gpu: GpuNeed) -> str:
     kind = "a GPU" if gpu.kind in ("auto", "any") else f"a GPU of kind {gpu.kind}"
     if gpu.count > 1:
         kind = f"{gpu.count} GPUs" + ("" if gpu.kind in ("auto", "any") else f" of kind {gpu.kind}")
-    size = f" with at least {gpu.min_memory_bytes / GIB:.0f} GiB" if gpu.min_memory_bytes else ""
+    size = f" with at least {bytes_text(gpu.min_memory_bytes)}" if gpu.min_memory_bytes else ""
     return kind + size
 
 
 def _describe_gpus(facts: ServerFacts) -> str:
     if not facts.gpus:
         return "the server has no GPU"
-    gpus = (f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in facts.gpus)
+    gpus = (f"{gpu.name} ({bytes_text(gpu.memory_bytes)})" for gpu in facts.gpus)
     return "the server has " + ", ".join(gpus)

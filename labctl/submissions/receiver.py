@@ -43,6 +43,7 @@ from labctl.submissions.examination import examine_confined
 from labctl.submissions.feedback import Feedback
 from labctl.submissions.intake import Arrived, Expected, check_arrived, stamp
 from labctl.submissions.receipt import Receipt, Signed
+from labctl.text import bytes_text
 
 KEY = "signing-key"
 LOG = "receipts.jsonl"
@@ -212,7 +213,7 @@ class Receiver:
             if free < (used_bytes := self._count_bytes(student)):
                 raise DiskFullError(
                     f"the receiver's disk has no more space for {student}",
-                    why=f"their submissions take {used_bytes / 1e9:.1f} GB, more than is left",
+                    why=f"their submissions take {bytes_text(used_bytes)}, more than is left",
                     hint="submit a smaller checkpoint, or tell your instructor",
                 )
             staged.touch(mode=0o600)

@@ -25,6 +25,7 @@ from labctl.servers.agent import KEPT, AgentClient, add_resume_hint
 from labctl.sync.durability import hash_on_disk, sync_files
 from labctl.sync.file_transfer import LONG_S, RemoteFolder, fetch_files
 from labctl.sync.scan import hash_file
+from labctl.text import bytes_text
 from labctl.wire.files import HASHES, FilePart, PartsRequest
 
 RESERVE_BYTES = 64 * 1024**2
@@ -143,7 +144,7 @@ class Download:
             if done > limit:
                 raise TransferError(
                     "the server sends more than it announced",
-                    why=f"received {_mib(done)} MiB, expected {_mib(total)} MiB",
+                    why=f"received {bytes_text(done)}, expected {bytes_text(total)}",
                 )
             if done < total:
                 self._progress(done, total)
@@ -190,8 +191,8 @@ class Download:
         if total + RESERVE_BYTES > free:
             raise DiskFullError(
                 "not enough disk space on this machine for the results",
-                why=f"the download needs {_mib(total)} MiB; {self.partial.parent} has "
-                f"{_mib(free)} MiB free, and labctl leaves {_mib(RESERVE_BYTES)} MiB free",
+                why=f"the download needs {bytes_text(total)}; {self.partial.parent} has "
+                f"{bytes_text(free)} free, and labctl leaves {bytes_text(RESERVE_BYTES)} free",
                 hint=f"free some disk space, then {self.hint}  (nothing was downloaded)",
             )
 
@@ -265,7 +266,3 @@ def _clear(partial: Path, wanted: set[str]) -> None:
 
 def _size(path: Path) -> int:
     return path.lstat().st_size if path.is_file() else 0
-
-
-def _mib(size: int) -> int:
-    return -(-size // 1024**2)

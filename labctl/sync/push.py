@@ -25,6 +25,7 @@ from labctl.model import GIB, FileEntry, Value
 from labctl.servers.agent import KEPT, AgentClient, add_resume_hint
 from labctl.sync.file_transfer import LONG_S, Destination, send_files
 from labctl.sync.scan import HashIndex, file_identity, rehash
+from labctl.text import bytes_text
 from labctl.wire.files import COMMIT, PLAN, CommitRequest, PlanReply, PlanRequest, PushedFile
 
 TRIES = 3
@@ -190,13 +191,13 @@ class _Push:
         if size <= GIB:
             return True
         question = Question(
-            question=f"Send {size / GIB:.1f} GiB to the server?",
+            question=f"Send {bytes_text(size)} to the server?",
             detail=f"{len(needed)} files of {self.request.target} below {self.root}",
         )
         if not self.reporter.confirm(question):
             raise PolicyError(
                 "nothing was pushed",
-                why=f"sending {size / GIB:.1f} GiB was not confirmed",
+                why=f"sending {bytes_text(size)} was not confirmed",
                 hint="labctl push --yes, or exclude files in .labignore",
             )
         return True
@@ -360,10 +361,6 @@ def _conflict_error(names: Sequence[str]) -> PolicyError:
 
 def _shortage(plan: PlanReply) -> str:
     return (
-        f"{_mib(plan.short_bytes)} MiB more are needed, {_mib(plan.free_bytes)} MiB are free, "
+        f"{bytes_text(plan.short_bytes)} more is needed, {bytes_text(plan.free_bytes)} is free, "
         "of which a small reserve is left for the server itself"
     )
-
-
-def _mib(size: int) -> int:
-    return -(-size // 1024**2)

@@ -11,17 +11,14 @@ import time
 from markupsafe import Markup
 
 from labctl.insight.report.formatting import SPACE, size, visible
+from labctl.insight.report.formatting import span as report_span
+from labctl.text import dollars_text
 
 __all__ = ["clean_text", "clock", "moment", "percent", "size", "span", "usd"]
 
 
 def usd(value: float | None) -> str:
-    """Write dollars: `$4.20`; `-` for None. An amount above zero is never written as $0.00."""
-    if value is None:
-        return "-"
-    if 0 < value < 0.005:
-        return "< $0.01"
-    return f"{'-' if value < 0 else ''}${abs(value):,.2f}"
+    return "-" if value is None else dollars_text(value)
 
 
 def percent(value: float | None) -> str:
@@ -30,18 +27,7 @@ def percent(value: float | None) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """Write a duration: `45 s`, `12 min`, `2 h 5 min`, `3 d`; `-` for None."""
-    if seconds is None:
-        return "-"
-    if seconds < 60:
-        return f"{max(0, seconds):.0f}{SPACE}s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes}{SPACE}min"
-    hours, rest = divmod(minutes, 60)
-    if hours < 36:
-        return f"{hours}{SPACE}h" + (f" {rest}{SPACE}min" if rest else "")
-    return f"{round(hours / 24)}{SPACE}d"
+    return "-" if seconds is None else report_span(seconds)
 
 
 def clock(at: float | None) -> str:

@@ -6,12 +6,12 @@ const on = (name, act) => document.addEventListener(name, act);
 
 // Ages: the server sends the time itself, so that a part changes only with its facts.
 function span(s) {
-  if (s < 60) return `${Math.max(0, Math.round(s))} s`;
+  if (s < 120) return `${Math.max(0, Math.round(s))} s`;
   const m = Math.round(s / 60);
   if (m < 60) return `${m} min`;
   const h = Math.floor(m / 60);
-  if (h < 36) return m % 60 ? `${h} h ${m % 60} min` : `${h} h`;
-  return `${Math.round(h / 24)} d`;
+  if (h < 48) return m % 60 ? `${h} h ${m % 60} min` : `${h} h`;
+  return h % 24 ? `${Math.floor(h / 24)} d ${h % 24} h` : `${h / 24} d`;
 }
 function showAges(root) {
   for (const time of root.querySelectorAll("time[data-at]")) {

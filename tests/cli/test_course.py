@@ -136,9 +136,9 @@ def test_a_plan_is_a_diff_against_the_last_one(labctl: Labctl, course: Path) -> 
 
 
 def test_a_budget_is_given_with_who_and_why(labctl: Labctl, course: Path) -> None:
-    assert "20.00 -> 25.00" in in_course(labctl, "budget", "ada", "+5", "--why", "ill").out
-    assert "25.00 -> 23.50" in in_course(labctl, "budget", "ada", "-1.5").out
-    assert "23.50 -> 30.00" in in_course(labctl, "budget", "ada", "30").out
+    assert "$20.00 -> $25.00" in in_course(labctl, "budget", "ada", "+5", "--why", "ill").out
+    assert "$25.00 -> $23.50" in in_course(labctl, "budget", "ada", "-1.5").out
+    assert "$23.50 -> $30.00" in in_course(labctl, "budget", "ada", "30").out
     same = read(in_course(labctl, "budget", "ada", "30", "--json"))
     assert same["changed"]["after_usd"] == 30.0
     lines = [

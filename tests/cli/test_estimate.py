@@ -44,7 +44,7 @@ def test_json_has_its_four_answers(labctl: Any) -> None:
 def test_a_price_of_ones_own_makes_a_row(labctl: Any) -> None:
     (cost,) = asked(labctl, *EXAMPLE, "--price", "15")["costs"]
     assert cost["usd"] == pytest.approx(711, abs=1)
-    assert "711 dollars at 15 an hour" in labctl("estimate", *EXAMPLE, "--price", "15").out
+    assert "$711.11 at $15.00 an hour" in labctl("estimate", *EXAMPLE, "--price", "15").out
 
 
 def test_the_whole_answer_in_words(labctl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_the_whole_answer_in_words(labctl: Any, monkeypatch: pytest.MonkeyPatch)
         "The largest part: optimizer.",
         "The simple rule ignores activations (4.3 GB by its own rule",
         "Fits on none of these GPUs.",
-        "Time: 47.4 hours, by your throughput.",
+        "Time: 47 h 24 min, by your throughput.",
         "Cost unknown. local has no GPU",
         "--provider aws",
         "--zero 3 --data-parallel 2",
@@ -96,7 +96,7 @@ def test_requests_a_day(labctl: Any) -> None:
     )
     out = labctl("estimate", *words).out.replace("\n", " ")
     assert "19.4 GPU-hours a day" in out
-    assert "17,500 dollars a month" in out
+    assert "$17,500.00 a month" in out
     assert asked(labctl, *words)["time"]["hours"] == pytest.approx(19.4, abs=0.05)
 
 

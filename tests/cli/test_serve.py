@@ -12,16 +12,11 @@ from typing import Any
 
 import pytest
 
-from labctl.cli.serve import _build_request
+from labctl.cli.serve import ServeOptions, _build_request
 from labctl.errors import LabError, NotFoundError, PolicyError, UsageError
 from labctl.lab import Lab
 from labctl.model import Endpoint, Offer, Run, Server
 from labctl.services import model_serving
-
-GIVEN = {
-    "env": (), "image": "", "port": 0, "batch": 0, "checkpoint": "", "push": False,
-    "load_time": 600,
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -46,7 +41,7 @@ def lab(home: Path) -> Lab:
 
 
 def wanted(lab: Lab, *words: str, **given: Any) -> Any:
-    return _build_request(lab, lab.context.get_server(), words, {**GIVEN, **given})
+    return _build_request(lab, lab.context.get_server(), words, ServeOptions(**given))
 
 
 def test_the_latest_run_is_served_by_its_own_code_in_its_own_image(lab: Lab) -> None:

@@ -126,7 +126,7 @@ def profiled(lab: ServiceLab, run: str) -> int:
     ]
     trace = {"traceEvents": events}
     about = {"run": run, "command": ["train.py", "</script>"], "torch": "2", "device": "cpu"}
-    text = json.dumps({**summary(trace), **about, "threads": 2, "cores": 2, "warmup": 3})
+    text = json.dumps({**summary(events), **about, "threads": 2, "cores": 2, "warmup": 3})
     page = profile.read_page().replace("PROFILE_AS_JSON", text.replace("<", "\\u003c"))
     packed = gzip.compress(json.dumps(trace).encode())
     folder = f"{HOME}/{LAB}/runs/{run}/logs/profile"

@@ -59,10 +59,10 @@ def test_killed_right_after_create_the_machine_ends_by_itself(
 def test_all_timers_hold_the_default_and_move_together(machines: Bed) -> None:
     lab = lab_without_limits(machines)
     said = lab.labctl(*UP)
-    assert "it stops automatically after 12.0 h" in said
+    assert "it stops automatically after 12 h" in said
     assert "--no-deadline removes it" in said
     armed = "armed: watchdog, first-boot timer, timer at aws"
-    assert f"digits ends in 12.0 h at the latest; {armed}" in said
+    assert re.search(rf"digits ends in (12 h|11 h 5\d min) at the latest; {armed}", said)
     (instance,) = machines.living()
     for left_s in (first_boot_left_s(machines, instance), schedule_left_s(machines)):
         assert 11.5 * HOUR_S < left_s < 12 * HOUR_S + 150
@@ -77,7 +77,7 @@ def test_all_timers_hold_the_default_and_move_together(machines: Bed) -> None:
     for left_s in (first_boot_left_s(machines, instance), schedule_left_s(machines)):
         assert left_s == pytest.approx(HOUR_S / price + 120, abs=300)
     said = lab.labctl(*UP, "--no-deadline")
-    assert f"digits has no deadline: {24 * price:.2f} dollars a day" in said
+    assert f"digits has no deadline: ${24 * price:.2f} a day" in said
     for left_s in (first_boot_left_s(machines, instance), schedule_left_s(machines)):
         assert left_s > 365 * DAY_S
     lab.labctl(*DOWN)

@@ -73,7 +73,7 @@ def trained(lab: AwsLab) -> str:
     """A server with a run that has written a checkpoint and goes on, and code edited there."""
     said = lab.labctl("up", "--yes", "--ttl", "2h")
     assert "its disk is kept for 14 days" in said
-    assert "dollars a month; labctl down removes the server and the disk" in said
+    assert " a month; labctl down removes the server and the disk" in said
     sh(lab, IMPORT)
     lab.labctl("run", "--detach", "--id", "night")
     place = "labctl/digits/runs/night/checkpoints/first"
@@ -99,8 +99,8 @@ def test_results_that_are_nowhere_else_outlive_the_server_and_come_home(
     said = lab.labctl("status", "--refresh")
     assert "no server" in said
     assert "kept disk vol-" in said
-    assert "dollars a month, kept until 20" in said
-    assert "dollars a month, kept until 20" in lab.labctl("cost")
+    assert " a month, kept until 20" in said
+    assert " a month, kept until 20" in lab.labctl("cost")
     assert "kept disk vol-" in lab.labctl("orphans", code=1)
     said = lab.labctl("pull", code=4)
     assert "its results are on vol-" in said

@@ -120,7 +120,7 @@ def test_each_warning_comes_once_and_anew_for_another_budget(kept: Kept) -> None
         kept.round()
     assert [one.detail["percent"] for one in kept.lines("warned")] == [50]
     assert len(kept.shown) == 1
-    assert "of 2.00 dollars" in kept.shown[0]
+    assert "of $2.00" in kept.shown[0]
     kept.course.cloud.change("srv-alice", created_at=time.time() - 7300)
     kept.round()
     assert [one.detail["percent"] for one in kept.lines("warned")] == [50, 100]
@@ -212,7 +212,7 @@ def test_results_that_never_end_outlast_no_budget(
     kept.at += 60
     kept.round()
     assert kept.course.cloud.machines["srv-alice"].state == "stopped"
-    assert any("could be saved within 60 minutes" in text for _, text in kept.told)
+    assert any("could be saved within 1 h" in text for _, text in kept.told)
     never.set()
     kept.rounds._join_threads()
 

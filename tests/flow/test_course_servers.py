@@ -93,8 +93,8 @@ def test_a_class_is_one_question_and_a_server_each(ml: Class) -> None:
     assert len(ml.cloud.machines) == 3
     (asked_once,) = [one for one in ml.reporter.asked if one.about == "price"]
     assert "3 servers" in asked_once.question
-    assert "1.50 dollars an hour" in asked_once.question
-    assert "12.00 dollars at most" in asked_once.detail
+    assert "$1.50 an hour" in asked_once.question
+    assert "$12.00 at most" in asked_once.detail
     done = [event.seat for event in ml.reporter.events if isinstance(event, SeatDone)]
     assert sorted(done) == list(NAMES)
 
@@ -484,7 +484,7 @@ def test_the_check_names_quota_and_disks(ml: Class, monkeypatch: pytest.MonkeyPa
     assert not found["quota"].ok
     assert found["quota"].next == "ask"
     assert "3 x small" in found["quota"].detail
-    assert "1.50 dollars an hour" in found["prices"].detail
+    assert "$1.50 an hour" in found["prices"].detail
     assert not found["image"].ok  # it is built on each server
     ml.cloud.most = 3
     started(ml)
@@ -627,7 +627,7 @@ def test_without_a_keeper_down_removes_expired_disks_and_says_what_the_others_co
     assert all(one.ended for one in end_seats(kept_disks.staff(), kept_disks.folder.list_seats()))
     assert [one.id for one in kept_disks.cloud.left] == ["vol-alice"]
     assert "removed the kept disk vol-bob" in kept_disks.reporter.said
-    assert "1 kept disk costs 8.00 dollars a month" in kept_disks.reporter.said
+    assert "1 kept disk costs $8.00 a month" in kept_disks.reporter.said
 
 
 def test_the_disk_of_a_seat_that_nobody_has_any_more_is_no_clean_end(kept_disks: Class) -> None:

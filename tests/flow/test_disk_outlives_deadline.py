@@ -151,7 +151,7 @@ def test_the_disk_stays_for_two_weeks_past_the_deadline_and_the_price_is_said(
     server = up(lab, need, reporter)
     expected = time.time() + hours * HOUR_S + 14 * DAY_S
     assert cloud_of(lab).kept_until[server.id] == pytest.approx(expected, abs=60)
-    assert "7.50 dollars a month" in reporter.said
+    assert "$7.50 a month" in reporter.said
     [plan] = [one.detail for one in reporter.asked if one.about == "price"]
     assert "its disk is kept for 14 days" in plan
     assert armed[-1]["ending"]["disk"] == "stays"

@@ -90,7 +90,7 @@ def test_a_server_is_made_near_the_disk_and_one_that_cannot_have_it_is_ready(lab
     assert server.offer.zone == "b"
     assert "vol-1 holds earlier results: trying b first" in reporter.said
     assert "cannot restore the files on vol-1: no slot left" in reporter.said
-    assert "the disk is kept: 8.00 dollars a month, kept until" in reporter.said
+    assert "the disk is kept: $8.00 a month, kept until" in reporter.said
 
 
 def test_where_no_offer_is_near_it_says_what_stays(lab: World) -> None:
@@ -99,7 +99,7 @@ def test_where_no_offer_is_near_it_says_what_stays(lab: World) -> None:
     reporter = refused(lab, ProviderError("another zone"))
     assert (
         "vol-1 holds earlier results, but no offer is in b\n"
-        "  it is not deleted: 8.00 dollars a month" in reporter.said
+        "  it is not deleted: $8.00 a month" in reporter.said
     )
 
 
@@ -167,9 +167,7 @@ def test_whoever_sees_it_puts_its_price_on_record(lab: World, look: str) -> None
     [one] = cost.compute_costs(lab.context()).kept
     assert one.disk == DISK
     [one] = read_status(lab.context(), refresh=False)["kept"]
-    assert disks.describe_kept_disk(one).startswith(
-        "kept disk vol-1: 8.00 dollars a month, kept until 20"
-    )
+    assert disks.describe_kept_disk(one).startswith("kept disk vol-1: $8.00 a month, kept until 20")
 
 
 def test_one_that_is_not_shown_any_more_is_gone_only_once_every_region_was_asked(
@@ -219,7 +217,7 @@ def test_nothing_to_pull_from_says_where_the_results_are(lab: World) -> None:
     with pytest.raises(NotFoundError) as found:
         lab.context().get_server()
     told = kept_disks.explain_missing_server(lab.context(), found.value)
-    assert "its results are on vol-1: 8.00 dollars a month" in told.why
+    assert "its results are on vol-1: $8.00 a month" in told.why
     assert told.hint == "labctl up && labctl pull"
 
 

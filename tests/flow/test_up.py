@@ -189,7 +189,7 @@ def test_a_price_above_the_ceiling(lab: World) -> None:
     lab.cloud.price = 0.75
     with pytest.raises(ProviderError) as caught:
         up(lab, Need(max_price_usd_per_hour=0.5))
-    assert "0.75 dollars an hour, above max_price" in caught.value.why
+    assert "$0.75 an hour, above max_price" in caught.value.why
     assert lab.cloud.calls == []
     up(lab, Need(max_price_usd_per_hour=0.75))
 
@@ -199,7 +199,7 @@ def test_money_is_agreed_to_before_it_is_spent(lab: World) -> None:
     reporter = Recorded(answers=[False])
     with pytest.raises(PolicyError, match="nothing was started"):
         up(lab, reporter=reporter)
-    assert "0.75 dollars" in reporter.asked[0].question
+    assert "$0.75" in reporter.asked[0].question
     assert lab.cloud.calls == []
     assert lab.context().state.list_events(kind="attempt") == []
 
@@ -313,8 +313,8 @@ def test_a_dearer_offer_is_asked_about_again(lab: World, monkeypatch: pytest.Mon
     with pytest.raises(PolicyError, match="nothing was started"):
         up(lab, reporter=reporter)
     assert [decision.question for decision in reporter.asked] == [
-        "start full on demand for 0.40 dollars an hour?",
-        "start dear on demand for 2.00 dollars an hour?",
+        "start full on demand for $0.40 an hour?",
+        "start dear on demand for $2.00 an hour?",
     ]
     assert [kind for kind, _ in lab.cloud.tried] == ["full", "near"]
 
@@ -324,10 +324,10 @@ def test_the_plan_says_what_it_costs_at_most_and_what_ends_it(lab: World) -> Non
     reporter = Recorded()
     up(lab, Need(budget_usd=3.0, ttl_s=4 * 3600, idle_s=1800), reporter)
     plan = reporter.asked[0].detail
-    assert "after 4.0 h" in plan
-    assert "when 3.00 dollars are spent" in plan
+    assert "after 4 h" in plan
+    assert "when $3.00 is spent" in plan
     assert "after 30 min without work" in plan
-    assert "at most 2.00 dollars" in plan
+    assert "at most $2.00" in plan
 
 
 def test_a_budget_smaller_than_one_hour_starts_nothing(lab: World) -> None:

@@ -208,7 +208,7 @@ def test_what_may_not_be_meant_is_said(config: CourseConfig, tmp_path: Path) -> 
     told = list_cautions(msgspec.structs.replace(config, grading=grading), 0.0)
     assert "grading.server is local" in " ".join(told)
     assert limits_text(config) == (
-        "after 8h (with `extend` 12h), after 30m without work, at 20.00 USD"
+        "after 8 h (12 h with `extend`), after 30 min without work, at $20.00"
     )
 
 

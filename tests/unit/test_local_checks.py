@@ -26,7 +26,7 @@ def disk(root: Path) -> Check:
 def test_a_disk_with_room_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=40 * GIB))
     assert disk(tmp_path).ok
-    assert disk(tmp_path).detail == f"40 GiB free in {tmp_path}"
+    assert disk(tmp_path).detail == f"40.0 GiB free in {tmp_path}"
 
 
 def test_a_full_disk_fails_with_what_makes_room(

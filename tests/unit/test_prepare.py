@@ -101,10 +101,10 @@ def test_a_need_that_the_server_meets(asked: Need, facts: ServerFacts) -> None:
     ("asked", "facts", "words"),
     [
         (need("any"), CPU, "no GPU"),
-        (need("A100"), with_gpus(T4), "Tesla T4 (15 GiB)"),
-        (need("A10"), with_gpus(A100), "NVIDIA A100-SXM4-80GB (80 GiB)"),
-        (need("T4", 2), with_gpus(T4), "Tesla T4 (15 GiB)"),
-        (need("any", 1, 24 * 1024**3), with_gpus(T4), "Tesla T4 (15 GiB)"),
+        (need("A100"), with_gpus(T4), "Tesla T4 (15.0 GiB)"),
+        (need("A10"), with_gpus(A100), "NVIDIA A100-SXM4-80GB (80.0 GiB)"),
+        (need("T4", 2), with_gpus(T4), "Tesla T4 (15.0 GiB)"),
+        (need("any", 1, 24 * 1024**3), with_gpus(T4), "Tesla T4 (15.0 GiB)"),
         (need("any"), with_gpus(T4, runtime=False), "NVIDIA Container Toolkit"),
     ],
 )

@@ -46,17 +46,15 @@ def gpu_step(begin: float) -> list[dict[str, Any]]:
     ]
 
 
-def trace(*events: dict[str, Any]) -> dict[str, Any]:
+def trace(*events: dict[str, Any]) -> list[dict[str, Any]]:
     memory = {"ph": "i", "name": "[memory]", "ts": 1}
-    return {
-        "traceEvents": [
-            {**memory, "args": {"Total Allocated": 500, "Device Type": 0}},
-            {**memory, "args": {"Total Allocated": 9000, "Device Type": 1}},
-            {**memory, "args": {"Total Allocated": 7000, "Device Type": 1}},
-            {"ph": "M", "name": "process_name", "args": {"name": "python"}},
-            *events,
-        ]
-    }
+    return [
+        {**memory, "args": {"Total Allocated": 500, "Device Type": 0}},
+        {**memory, "args": {"Total Allocated": 9000, "Device Type": 1}},
+        {**memory, "args": {"Total Allocated": 7000, "Device Type": 1}},
+        {"ph": "M", "name": "process_name", "args": {"name": "python"}},
+        *events,
+    ]
 
 
 def test_a_step_on_a_gpu_is_taken_apart() -> None:
@@ -104,8 +102,8 @@ def test_without_a_gpu_its_figures_are_none() -> None:
     assert (found["gpu_busy"], found["kernels"], found["kernel_count"]) == (None, [], 0)
 
 
-@pytest.mark.parametrize("content", [{}, {"traceEvents": []}, {"traceEvents": [None, 3, {}]}])
-def test_a_trace_without_a_step_is_refused(content: dict[str, Any]) -> None:
+@pytest.mark.parametrize("content", [[], [None, 3, {}]])
+def test_a_trace_without_a_step_is_refused(content: list[Any]) -> None:
     with pytest.raises(ValueError, match="no step"):
         summary(content)
 

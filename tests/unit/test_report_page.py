@@ -77,7 +77,7 @@ def test_it_says_what_it_ran_on_and_cost() -> None:
     assert rows["GPU use"].startswith("80 % busy, 60 W, memory up to 8.0 GiB of 16.0 GiB")
     assert rows["GPU energy"] == "9.8 Wh, by the GPU's own counter"
     assert (rows["Cost of this run"], rows["Server idle"]) == (
-        "0.03 dollars",
+        "$0.03",
         "25.0 %",
     )
     assert (

@@ -47,7 +47,7 @@ def test_numbers(value: float, said: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
-    [(3.84, "3.8 s"), (45, "45 s"), (600, "10 min"), (3600, "1 h"), (9000, "2 h 30 min")],
+    [(3.84, "4 s"), (45, "45 s"), (600, "10 min"), (3600, "1 h"), (9000, "2 h 30 min")],
 )
 def test_spans(seconds: float, said: str) -> None:
     assert formatting.span(seconds).replace("\u00a0", " ") == said
@@ -56,9 +56,9 @@ def test_spans(seconds: float, said: str) -> None:
 def test_money_sizes_dates() -> None:
     assert [formatting.dollars(usd).replace("\u00a0", " ") for usd in (None, 0, 0.001, 1234.5)] == [
         "not measured",
-        "0 dollars",
-        "less than 0.01 dollars",
-        "1,234.50 dollars",
+        "$0.00",
+        "< $0.01",
+        "$1,234.50",
     ]
     assert formatting.size(1536) == "1.5\u00a0KiB"
     assert formatting.date(BEGAN).replace("\u00a0", " ") == "21 November 2025, 04:40 UTC"

@@ -10,9 +10,9 @@ from labctl.config import CourseConfig
 from labctl.config.document import parse
 from labctl.config.layers import iterate_leaves
 from labctl.config.reader import as_plain
-from labctl.config.scalars import duration_text
 from labctl.courses.records import term
 from labctl.model import Value
+from labctl.text import dollars_text, duration_text
 
 
 class Planned(Value, frozen=True):
@@ -100,7 +100,7 @@ def _assignment_cautions(config: CourseConfig, now: float) -> Iterable[str]:
 def limits_text(config: CourseConfig) -> str:
     """Describe what ends a server."""
     limits, idle_s = config.per_student, config.lab.server.need.idle_s
-    parts = [f"after {duration_text(limits.ttl)} (with `extend` {duration_text(limits.max_ttl)})"]
+    parts = [f"after {duration_text(limits.ttl)} ({duration_text(limits.max_ttl)} with `extend`)"]
     parts += [f"after {duration_text(idle_s)} without work"] if idle_s else []
-    parts += [f"at {limits.budget:.2f} USD"] if limits.budget is not None else []
+    parts += [f"at {dollars_text(limits.budget)}"] if limits.budget is not None else []
     return ", ".join(parts)

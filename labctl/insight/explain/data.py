@@ -34,12 +34,11 @@ from labctl.insight.explain.wording import (
     WORKERS,
     build_command,
     find_number,
-    gib,
-    minutes,
     number,
     percent,
     too_few_samples_text,
 )
+from labctl.text import bytes_text, duration_text
 
 MUCH_WAITING = 0.5
 SOME_WAITING = 0.2
@@ -77,7 +76,7 @@ def check_waiting(material: RunData) -> Iterator[Answer]:
         evidence.append(from_telemetry(f"CPU: {percent(processor)} of its cores busy (median)"))
     speed = byte_rate(samples, lambda sample: sample.disk_read_bytes) or 0.0
     if speed >= WORTH_TELLING:
-        evidence.append(from_telemetry(f"read from disk: {gib(speed)} per second"))
+        evidence.append(from_telemetry(f"read from disk: {bytes_text(speed)} per second"))
     without_gpu = material.samples and not any(sample.gpus for sample in material.samples)
     if share < (MUCH_WAITING if without_gpu else SOME_WAITING):
         yield Finding(
@@ -170,8 +169,8 @@ def check_shared_memory(material: RunData) -> Iterator[Answer]:
         line = next(line for line in material.log.splitlines() if message in line)
         evidence.append(from_log(line.strip()[:200]))
     if limit is not None:
-        most = f", at most {gib(max(used))} used" if used else ""
-        evidence.append(from_telemetry(f"/dev/shm has {gib(limit)}{most}"))
+        most = f", at most {bytes_text(max(used))} used" if used else ""
+        evidence.append(from_telemetry(f"/dev/shm has {bytes_text(limit)}{most}"))
     larger = f"{max(2, -(-4 * (limit or 0) // 1024**3))}GB"
     next_ = f"in lab.yaml, limits: {{shm: {larger}}}, then: labctl run"
     if message or (limit and used and max(used) >= FULL_SHM * limit):
@@ -188,7 +187,7 @@ def check_shared_memory(material: RunData) -> Iterator[Answer]:
         yield Finding(
             rule="shm-small",
             level="advice",
-            what=f"/dev/shm has only {gib(limit)}",
+            what=f"/dev/shm has only {bytes_text(limit)}",
             why="that is Docker's default; larger batches or more workers will fill it",
             evidence=tuple(evidence),
             next=next_,
@@ -219,10 +218,9 @@ def check_cpu(material: RunData) -> Iterator[Answer]:
         )
         return
     busy = median_of(sample.cpu_cores for sample in samples) or 0.0
+    period = duration_text(span_s(samples))
     evidence = (
-        from_telemetry(
-            f"{busy:.1f} of {number(have)} cores busy (median over {minutes(span_s(samples))})"
-        ),
+        from_telemetry(f"{busy:.1f} of {number(have)} cores busy (median over {period})"),
         from_record("the run had no GPU"),
     )
     if share >= BUSY:

@@ -30,7 +30,7 @@ from labctl.insight.explain.sources import (
     TUNING,
     Reference,
 )
-from labctl.insight.explain.wording import minutes
+from labctl.text import duration_text
 
 # A run that is idle and makes no progress for this long is stuck. A rule of thumb.
 STUCK_S = 300.0
@@ -279,7 +279,7 @@ def detect_stuck(material: RunData) -> Iterator[Answer]:
     yield Finding(
         rule="stands-still",
         level="problem",
-        what=f"no progress for {minutes(quiet_s)}",
+        what=f"no progress for {duration_text(quiet_s)}",
         why="it probably waits for a lock, a download, or another process",
         evidence=(
             from_telemetry(f"cores busy: {cores}; GPU: {use or 0:.0f} %"),
@@ -292,7 +292,8 @@ def detect_stuck(material: RunData) -> Iterator[Answer]:
 
 
 def _progress_evidence(quiet_s: float) -> Evidence:
-    return Evidence(said=f"no new point in any curve for {minutes(quiet_s)}", of="TensorBoard")
+    text = f"no new point in any curve for {duration_text(quiet_s)}"
+    return Evidence(said=text, of="TensorBoard")
 
 
 def check_log(material: RunData) -> Iterator[Answer]:

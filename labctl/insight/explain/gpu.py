@@ -32,11 +32,10 @@ from labctl.insight.explain.wording import (
     WORKERS,
     build_command,
     find_number,
-    gib,
-    minutes,
     percent,
     too_few_samples_text,
 )
+from labctl.text import bytes_text, duration_text
 
 IDLE_PERCENT = 10.0
 HALF_PERCENT = 50.0
@@ -171,11 +170,11 @@ def _evidence(material: RunData, card: GpuSummary, waited: float | None) -> tupl
     lines = [
         from_telemetry(
             f"{card.name}: {card.use_percent:.0f} % in use (median of {card.count} samples "
-            f"over {minutes(span_s(samples))})"
+            f"over {duration_text(span_s(samples))})"
         )
     ]
     if card.memory_share is not None and card.memory_total_bytes:
-        total = gib(card.memory_total_bytes)
+        total = bytes_text(card.memory_total_bytes)
         lines.append(from_telemetry(f"GPU memory: {percent(card.memory_share)} of {total} in use"))
     if (share := cpu_share(samples)) is not None:
         lines.append(from_telemetry(f"CPU: {percent(share)} of its cores busy (median)"))

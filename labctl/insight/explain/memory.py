@@ -25,12 +25,11 @@ from labctl.insight.explain.wording import (
     WORKERS,
     build_command,
     find_number,
-    gib,
-    minutes,
     percent,
 )
 from labctl.insight.telemetry import Sample
 from labctl.model import Value
+from labctl.text import bytes_text, duration_text
 
 LEAST_SAMPLES = 12
 # The share of the variance that a straight line must explain in a steady rise...
@@ -110,7 +109,7 @@ def _find_gpu_memory(samples: tuple[Sample, ...]) -> int:
 
 def _peak_evidence(samples: tuple[Sample, ...]) -> tuple[Evidence, ...]:
     used = [sample.memory_bytes for sample in samples if sample.memory_bytes]
-    return (from_telemetry(f"container memory: peak use {gib(max(used))}"),) if used else ()
+    return (from_telemetry(f"container memory: peak use {bytes_text(max(used))}"),) if used else ()
 
 
 def check_out_of_memory(material: RunData) -> Iterator[Answer]:
@@ -144,15 +143,15 @@ def _explain_size(material: RunData, failure: OutOfMemory) -> tuple[str, tuple[E
         return f"{what}; {used} was too large", ()
     evidence = [
         Evidence(
-            said=f"estimate: {gib(fit.fixed_bytes)} for weights, gradients, optimizer and "
-            f"overhead, and {gib(fit.item_bytes)} for each item of {fit.item}",
+            said=f"estimate: {bytes_text(fit.fixed_bytes)} for weights, gradients, optimizer and "
+            f"overhead, and {bytes_text(fit.item_bytes)} for each item of {fit.item}",
             of=f"labctl estimate {fit.target}",
         )
     ]
     if not failure.batch:
         return "weights, gradients, optimizer and activations do not fit", tuple(evidence)
     total = fit.fixed_bytes + failure.batch * fit.item_bytes
-    text = f"with {used} that is {gib(total)}, of {gib(fit.limit_bytes)} available"
+    text = f"with {used} that is {bytes_text(total)}, of {bytes_text(fit.limit_bytes)} available"
     evidence.append(Evidence(said=text, of=f"labctl estimate {fit.target}"))
     if total <= fit.limit_bytes:
         why = (
@@ -218,15 +217,16 @@ def _find_rise(
         return
     evidence = [
         from_telemetry(
-            f"from {gib(points[0][1])} to {gib(points[-1][1])} in {minutes(took_s)}: "
-            f"{gib(per_s * 3600)} an hour; a straight line explains {percent(straight)} of it"
+            f"from {bytes_text(points[0][1])} to {bytes_text(points[-1][1])} "
+            f"in {duration_text(took_s)}: {bytes_text(per_s * 3600)} an hour; "
+            f"a straight line explains {percent(straight)} of it"
         )
     ]
     full_in = ""
     if limit > points[-1][1]:
         left_s = (limit - points[-1][1]) / per_s
-        full_in = f"; at this rate it will be full in {minutes(left_s)}"
-        evidence.append(from_telemetry(f"its limit is {gib(limit)}"))
+        full_in = f"; at this rate it will be full in {duration_text(left_s)}"
+        evidence.append(from_telemetry(f"its limit is {bytes_text(limit)}"))
     gpu = "GPU" in whose
     yield Finding(
         rule="gpu-memory-creeps" if gpu else "memory-creeps",
@@ -263,7 +263,7 @@ def check_nearly_full(material: RunData) -> Iterator[Answer]:
             level="advice",
             what="the container's memory is nearly full",
             why="the kernel kills the run when it reaches its limit",
-            evidence=(from_telemetry(f"peak use {percent(max(shares))} of {gib(limit)}"),),
+            evidence=(from_telemetry(f"peak use {percent(max(shares))} of {bytes_text(limit)}"),),
             next="use fewer workers or a smaller batch; or raise limits: {memory: ...} in lab.yaml",
             source=DOCKER_LIMITS,
         )

@@ -15,6 +15,7 @@ from labctl.insight.explain.evidence import Evidence, Finding
 from labctl.insight.explain.sources import CUDA_NOTES, GPU_BACKGROUND, NVML_USE, TUNING
 from labctl.insight.explain.wording import percent
 from labctl.model import Value
+from labctl.text import timing_text
 
 FILE = "profile.json"
 NOTE = "note.json"
@@ -123,7 +124,9 @@ def _check_host(profile: Profile) -> Iterator[Finding]:
             why="the DataLoader is slower than the step: too few workers, slow files, or expensive "
             "preparation",
             evidence=(
-                _from_profile(f"enumerate(DataLoader): {percent(data)} of {_ms(profile.step_us)}"),
+                _from_profile(
+                    f"enumerate(DataLoader): {percent(data)} of {_us_text(profile.step_us)}"
+                ),
             ),
             next="use more DataLoader workers with pin_memory and persistent_workers; or prepare "
             "the data once",
@@ -149,7 +152,9 @@ def _check_host(profile: Profile) -> Iterator[Finding]:
             what=f"{percent(other)} of a step is Python between operations",
             why="loops, logging and conversions run outside of tensor operations",
             evidence=(
-                _from_profile(f"no operation runs for {percent(other)} of {_ms(profile.step_us)}"),
+                _from_profile(
+                    f"no operation runs for {percent(other)} of {_us_text(profile.step_us)}"
+                ),
             ),
             next="use torch.compile(model); log every 100 steps; avoid loops over tensors",
             source=TUNING,
@@ -197,7 +202,9 @@ def _check_gpu(profile: Profile) -> Iterator[Finding]:
             what=f"{percent(copying)} of a step is spent copying to or from the GPU",
             why="copies from memory that is not pinned cannot overlap with computation",
             evidence=(
-                _from_profile(f"memory copies: {_ms(profile.copies_us)} of {_ms(profile.step_us)}"),
+                _from_profile(
+                    f"memory copies: {_us_text(profile.copies_us)} of {_us_text(profile.step_us)}"
+                ),
             ),
             next="use DataLoader(pin_memory=True) and .to(device, non_blocking=True); copy bytes "
             "instead of floats",
@@ -258,5 +265,5 @@ def _processor_finding(profile: Profile) -> Finding:
     )
 
 
-def _ms(microseconds: float) -> str:
-    return f"{microseconds / 1e3:.3g} ms"
+def _us_text(microseconds: float) -> str:
+    return timing_text(microseconds / 1e6)

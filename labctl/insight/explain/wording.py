@@ -26,12 +26,6 @@ EPOCHS = ("--epochs", "--num-epochs", "--num_epochs", "--num_train_epochs")
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE]-?[0-9]+)?")
 
 
-def gib(size: float) -> str:
-    if size >= GIB / 10:
-        return f"{size / GIB:.1f} GiB"
-    return f"{size / 1024**2:.0f} MiB" if size >= 1024**2 else f"{size / 1024:.0f} KiB"
-
-
 def too_few_samples_text(count: int, least: int) -> str:
     """Explain that `count` samples of telemetry are too few."""
     taken = "there is 1 sample" if count == 1 else f"there are {count} samples"
@@ -44,12 +38,6 @@ def percent(share: float) -> str:
 
 def number(value: float) -> str:
     return f"{value:.4g}"
-
-
-def minutes(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def find_option(material: RunData, names: Iterable[str]) -> tuple[str, str] | None:

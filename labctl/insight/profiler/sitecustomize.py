@@ -18,7 +18,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Sequence
 
 HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH120, PTH100 (may be inside a zip)
 PAGE_MARK = "PROFILE_AS_JSON"
@@ -31,6 +31,18 @@ def read_sibling(name: str) -> str:
 
     content = pkgutil.get_data("sitecustomize", name)
     return (content or b"").decode()
+
+
+class ProfiledProgram(NamedTuple):
+    """The program and its environment, as profile.json has them beside the trace's figures."""
+
+    run: str
+    command: Sequence[str]
+    torch: str
+    device: str
+    threads: int
+    cores: int | None
+    warmup: int
 
 
 class Profiling:
@@ -111,35 +123,34 @@ class Profiling:
         with gzip.open(str(path), "wb", compresslevel=5) as file:
             file.write(text)
         partial.unlink()
-        self.write_summary(json.loads(text))
+        self.write_summary(json.loads(text).get("traceEvents", ()))
 
-    def write_summary(self, trace: dict[str, Any]) -> None:
+    def write_summary(self, entries: Sequence[Any]) -> None:
         summary = importlib.import_module("labctl_trace").summary
         try:
-            figures = summary(trace)
+            figures = summary(entries)
         except ValueError as error:
             self.write_note(str(error))
             return
-        figures.update(self.describe())
-        text = json.dumps(figures)
+        text = json.dumps({**figures, **self.describe()._asdict()})
         self.write("profile.json", text)
         page = read_sibling("page.html")
         # Inside a script element, `<` could end the element.
         self.write("index.html", page.replace(PAGE_MARK, text.replace("<", "\\u003c")))
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> ProfiledProgram:
         import torch
 
         cuda = torch.cuda.is_available()
-        return {
-            "run": os.environ.get("LABCTL_RUN_ID", ""),
-            "command": sys.argv,
-            "torch": torch.__version__,
-            "device": torch.cuda.get_device_name() if cuda else "cpu",
-            "threads": torch.get_num_threads(),
-            "cores": os.cpu_count(),
-            "warmup": self.warmup,
-        }
+        return ProfiledProgram(
+            run=os.environ.get("LABCTL_RUN_ID", ""),
+            command=sys.argv,
+            torch=torch.__version__,
+            device=torch.cuda.get_device_name() if cuda else "cpu",
+            threads=torch.get_num_threads(),
+            cores=os.cpu_count(),
+            warmup=self.warmup,
+        )
 
     def on_exit(self) -> None:
         """Write a note at the program's end, unless all steps were profiled."""

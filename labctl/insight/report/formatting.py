@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 import unicodedata
+
+from labctl.text import bytes_text, dollars_text, duration_text
 
 NOT_MEASURED = "not measured"
 SPACE = "\u00a0"
@@ -38,34 +41,20 @@ def count(number: float, one: str, many: str = "") -> str:
 
 
 def dollars(usd: float | None) -> str:
-    if usd is None:
-        return NOT_MEASURED
-    if usd == 0:
-        return f"0{SPACE}dollars"
-    return f"less than 0.01{SPACE}dollars" if usd < 0.01 else f"{usd:,.2f}{SPACE}dollars"
+    return NOT_MEASURED if usd is None else dollars_text(usd)
 
 
 def size(number: float | None) -> str:
-    """Format bytes in the largest binary unit in which they are at least 1."""
-    if number is None:
-        return NOT_MEASURED
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024 or unit == "GiB":
-            return f"{number:.0f}{SPACE}B" if unit == "B" else f"{number:.1f}{SPACE}{unit}"
-        number /= 1024
-    raise AssertionError
+    return NOT_MEASURED if number is None else _keep_together(bytes_text(number))
 
 
 def span(seconds: float | None) -> str:
-    if seconds is None:
-        return NOT_MEASURED
-    if seconds < 99.5:
-        return f"{seconds:.1f}{SPACE}s" if seconds < 10 else f"{seconds:.0f}{SPACE}s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes}{SPACE}min"
-    hours, rest = divmod(minutes, 60)
-    return f"{hours}{SPACE}h" + (f" {rest}{SPACE}min" if rest else "")
+    return NOT_MEASURED if seconds is None else _keep_together(duration_text(seconds))
+
+
+def _keep_together(text: str) -> str:
+    """Let no line break between a number and its unit."""
+    return re.sub(r"(?<=[0-9]) (?=[A-Za-z])", SPACE, text)
 
 
 def date(at: float) -> str:

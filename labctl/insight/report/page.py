@@ -22,6 +22,7 @@ from labctl.insight.report.rows import TableRow, provenance_rows, server_rows, v
 from labctl.insight.report.utilization import Use, summarize_use
 from labctl.model import Value
 from labctl.runs.evaluation import Evaluation, compute_class_metrics, confidence_interval
+from labctl.text import price_text
 
 # With more classes a matrix is unreadable, so that only the most frequent confusions are listed.
 MOST_MATRIX = 20
@@ -206,7 +207,7 @@ def _tiles(facts: ReportFacts, used: Use) -> tuple[Tile, ...]:
     run, bill = facts.run, facts.bill
     took_s = run.ended_at - run.started_at if run.ended_at and run.started_at else None
     price = bill.price_usd_per_hour
-    rate = "" if price is None else f"at {dollars(price)} an hour" if price else "free of charge"
+    rate = "" if price is None else f"at {price_text(price)}" if price else "free of charge"
     return (
         Tile(
             name="Run time", value=span(took_s), said=run.told if run.has_ended else "still running"

@@ -16,6 +16,7 @@ from labctl.errors import NoOfferError
 from labctl.estimate.cards import NOMINAL, peak_speed, plain_name
 from labctl.model import Need, Offer, Value
 from labctl.providers.aws.catalog import Hardware, Market
+from labctl.text import decimal_bytes_text, price_text
 
 PROVIDER = "aws"
 DEFAULT_ARCH = "x86_64"
@@ -140,12 +141,12 @@ def _filter_by_gpu_size(need: Need, some: list[Offer], funnel: OfferFilter) -> l
             f"{gpu.count} GPUs", some, lambda o: o.gpu_count >= gpu.count, f"at most {most}"
         )
     if gpu.min_memory_bytes:
-        most_gb = max((o.gpu_memory_bytes for o in some), default=0) / 1e9
+        most_bytes = max((o.gpu_memory_bytes for o in some), default=0)
         some = funnel.keep(
-            f"{gpu.min_memory_bytes / 1e9:.0f} GB of GPU memory",
+            f"{decimal_bytes_text(gpu.min_memory_bytes)} of GPU memory",
             some,
             lambda o: o.gpu_memory_bytes * (1 + NOMINAL) >= gpu.min_memory_bytes,
-            f"at most {most_gb:.0f} GB each",
+            f"at most {decimal_bytes_text(most_bytes)} each",
         )
     return some
 
@@ -156,7 +157,8 @@ def _filter_by_price(need: Need, some: list[Offer], funnel: OfferFilter) -> list
         return some
     best = min(some, key=lambda o: o.price_usd_per_hour)
     market = "spot" if best.spot else "on-demand"
-    note = f"the cheapest is {best.type} {market} in {best.zone}, {best.price_usd_per_hour:.4g} USD"
+    price = price_text(best.price_usd_per_hour)
+    note = f"the cheapest is {best.type} {market} in {best.zone}, {price}"
     return funnel.keep(
         f"max_price {ceiling:.4g}", some, lambda o: o.price_usd_per_hour <= ceiling, note
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from labctl.errors import EngineError
 from labctl.model import GIB, Check
 from labctl.providers.local.engine import EngineInfo
+from labctl.text import bytes_text
 
 LOW_DISK_BYTES = 10 * GIB
 # Removes the layers of ended servers, but none in use. The next `up` builds them again.
@@ -48,7 +49,7 @@ def _check_disk(info: EngineInfo) -> list[Check]:
         Check(
             name="disk for images",
             ok=ok,
-            detail=f"{free / GIB:.0f} GiB free in {root}",
+            detail=f"{bytes_text(free)} free in {root}",
             next="" if ok else FREE_LAYERS,
         )
     ]
