@@ -120,7 +120,7 @@ def test_without_room_nothing_comes(
     monkeypatch.setattr(disk_import, "count_free_bytes", lambda path: disk_import.RESERVE_BYTES)
     with pytest.raises(Failure) as refused:
         take()
-    assert refused.value.body["kind"] == "disk"
+    assert refused.value.report.kind == "disk"
     assert not (tmp_path / "here" / "runs").exists()
 
 

@@ -26,13 +26,14 @@ from labctl.agent.watchdog.provider_notice import (
     USUAL_S,
     HandledNotices,
     ReclaimNotice,
+    convert_client_notice,
     decide_reclaim_action,
     limit_stop_s,
-    parse_client_notice,
     parse_interruption,
     parse_rebalance,
 )
 from labctl.agent.watchdog.reclaim_record import find_newest_complete
+from labctl.wire.watchdog import CheckpointRecord, ClientNoticeRecord
 
 NOW = 1_700_000_000.0
 LEAVES = ReclaimNotice("interruption", "a", 120.0, "terminate")
@@ -60,17 +61,15 @@ def test_a_notice_that_cannot_be_read_is_one_all_the_same(body: str) -> None:
 
 
 def test_a_notice_handed_over_is_for_this_boot_and_ends() -> None:
-    body = {"boot": "x", "ends_s": 500.0, "kind": "interruption", "stamp": "s"}
-    body |= {"action": "terminate", "source": "labctl"}
-    assert parse_client_notice(body, "x", 400.0) == ReclaimNotice(
+    given = ClientNoticeRecord("x", 500.0, "interruption", "terminate", "labctl", "s")
+    assert convert_client_notice(given, "x", 400.0) == ReclaimNotice(
         "interruption", "s", 100.0, "terminate", "labctl"
     )
-    assert parse_client_notice({}, "x", 400.0) is None
-    assert parse_client_notice(body, "another boot", 400.0) is None
-    late = parse_client_notice(body, "x", 500.0 + PASSED_S)
+    assert convert_client_notice(given, "another boot", 400.0) is None
+    late = convert_client_notice(given, "x", 500.0 + PASSED_S)
     assert late is not None
     assert late.left_s == 0
-    assert parse_client_notice(body, "x", 501.0 + PASSED_S) is None
+    assert convert_client_notice(given, "x", 501.0 + PASSED_S) is None
 
 
 # What follows
@@ -256,5 +255,5 @@ def test_the_newest_whole_checkpoint(tmp_path: Path) -> None:
     checkpoint(tmp_path, "step-3", 3, listed=4, at=NOW + 9)
     checkpoint(tmp_path, ".step-4.partial-0", 4, at=NOW + 10)
     checkpoint(tmp_path, "step-5", 5, at=NOW + 11).joinpath("model").unlink()
-    wanted = {"checkpoint": "checkpoints/step-2", "step": 2, "at": NOW + 5}
+    wanted = CheckpointRecord("checkpoints/step-2", step=2, at=NOW + 5)
     assert find_newest_complete(tmp_path) == wanted

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...wire.codec import to_json
 from ..host.gpus import Gpus
 from .account_containers import Container
 from .detection import TAKEN
@@ -45,7 +46,7 @@ class GpuReader:
 
     def read(self) -> list[dict[str, Any]]:
         with self._lock:
-            return self._gpus.read(wait=False)
+            return [to_json(gpu, drop_defaults=True) for gpu in self._gpus.read(wait=False)]
 
 
 class GpusBusy(HttpRefusal):

@@ -243,3 +243,20 @@ class ExecState(NamedTuple):
     ContainerID: str = ""
     Running: bool = False
     ExitCode: Optional[int] = None
+
+
+class ProxySettings(NamedTuple):
+    """Proxies for containers, in the docker command's settings."""
+
+    httpProxy: Optional[str] = None
+    httpsProxy: Optional[str] = None
+    ftpProxy: Optional[str] = None
+    noProxy: Optional[str] = None
+    allProxy: Optional[str] = None
+
+
+class DockerSettings(NamedTuple):
+    """The docker command's config.json. `proxies` are by the engine's address, or "default"."""
+
+    currentContext: Optional[str] = None
+    proxies: Optional[Dict[str, ProxySettings]] = None

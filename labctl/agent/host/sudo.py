@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ...wire.codec import from_json, to_json
+from ...wire.verbs import Reply, Request, Verb
 from ..program import PROGRAM
 from ..reply import parse_reply
 
@@ -28,6 +30,11 @@ def can_sudo() -> bool:
         return False
     done = subprocess.run(["sudo", "-n", "true"], capture_output=True, timeout=20, check=False)
     return done.returncode == 0
+
+
+def call_as_root(verb: Verb[Request, Reply], request: Request) -> Reply:
+    """Run this verb again as root; return its reply or raise its Failure."""
+    return from_json(verb.reply, run_as_root(verb.name, to_json(request)))
 
 
 def run_as_root(verb: str, request: dict[str, Any]) -> dict[str, Any]:

@@ -54,8 +54,8 @@ def resume(request: dict[str, Any]) -> dict[str, Any]:
 
 def _describe_location(directory: Path) -> dict[str, Any]:
     """Return the run's directory and the step of its newest complete checkpoint, or None."""
-    newest = find_newest_complete(directory) or {}
-    return {"directory": str(directory), "step": newest.get("step")}
+    newest = find_newest_complete(directory)
+    return {"directory": str(directory), "step": newest.step if newest else None}
 
 
 def from_push(request: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ...wire.boot_id import read_boot_token
+from ...wire.codec import to_json
+from ...wire.watchdog import WatchRequest
 from ..broker.detection import LEASE
 from ..host.docker import run_docker
 from ..host.engine import inspect_container, inspect_containers
@@ -71,7 +73,7 @@ def status(request: dict[str, Any]) -> dict[str, Any]:
         "disk": {"free_bytes": free, "total_bytes": total},
         "uptime_s": float(read_text(Path("/proc/uptime")).split()[0]),
         "now": time.time(),
-        **watch(request),
+        **to_json(watch(WatchRequest(request["lab_id"]))),
     }
 
 

@@ -27,6 +27,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Callable, NamedTuple
 
+from ...wire.codec import from_json, to_json
+from ...wire.watchdog import KeepDiskReply, KeepDiskRequest, RunLimitRecord
 from ..host import engine
 from ..host.engine_objects import ContainerRow
 from ..host.paths import LIMIT, labctl_home, measure_age_s
@@ -167,14 +169,19 @@ def _keep_disk(say: Say) -> bool:
     if not python:
         say("disk not kept", LACKING)
         return False
-    body = {"expires": time.time() + KEPT_DAYS * 86400}
+    request = KeepDiskRequest(expires=time.time() + KEPT_DAYS * 86400)
     try:
-        reply = run_verb(LabAccount(os.geteuid(), os.getegid()), "keep-disk", body, python)
+        kept = call_keep_disk(LabAccount(os.geteuid(), os.getegid()), request, python)
     except (Failure, OSError, subprocess.SubprocessError) as error:
         say("disk not kept", _why(error))
         return False
-    say("disk kept", f"{', '.join(reply['volumes'])} for {KEPT_DAYS} days")
+    say("disk kept", f"{', '.join(kept.volumes)} for {KEPT_DAYS} days")
     return True
+
+
+def call_keep_disk(account: LabAccount, request: KeepDiskRequest, python: str) -> KeepDiskReply:
+    """Run the verb `keep-disk` as this account, in a Python that has boto3."""
+    return from_json(KeepDiskReply, run_verb(account, "keep-disk", to_json(request), python))
 
 
 def find_unsavable(plan: ShutdownPlan) -> list[str]:
@@ -190,7 +197,7 @@ def find_unsavable(plan: ShutdownPlan) -> list[str]:
             python = find_python()
             if not python:
                 raise Failure("denied", LACKING)
-            run_verb(plan.account, "keep-disk", {"expires": time.time(), "probe": True}, python)
+            call_keep_disk(plan.account, KeepDiskRequest(time.time(), probe=True), python)
         except (Failure, OSError, subprocess.SubprocessError) as error:
             problems.append(f"the disk cannot be kept after this server: {_why(error)}")
     if plan.disk == "goes" and not plan.saver_s:
@@ -232,7 +239,7 @@ def _stop_run(container: ContainerRow, plan: ShutdownPlan, by: str, say: Say) ->
     run, began_s = container.labels["labctl.run"], time.monotonic()
     # Written before the signal: the run's end must not look like its own, nor be resumed.
     write_state(
-        Path(container.sources["/lab/run"]) / ".labctl", LIMIT, {"by": by, "at": time.time()}
+        Path(container.sources["/lab/run"]) / ".labctl", LIMIT, RunLimitRecord(by, time.time())
     )
     with suppress(engine.EngineRequestError):
         engine.call("POST", f"/containers/{container.Id}/kill?signal=SIGTERM")
