@@ -77,7 +77,7 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
     if hasattr(kind, "_fields"):
         return _convert_message(kind, value, path)
     if kind is float and type(value) is int:
-        return float(value)
+        return _convert_int(value, path)
     return _require(value, kind, path)
 
 
@@ -112,6 +112,13 @@ def _convert_union(kinds: Tuple[Any, ...], value: Any, path: str) -> Any:
             except MessageError as error:
                 problem = error
     raise problem
+
+
+def _convert_int(value: int, path: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise MessageError(f"{path.lstrip('.')}: the number is too large") from None
 
 
 def _require(value: Any, kind: Any, path: str) -> Any:
