@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 from contextlib import suppress
@@ -11,9 +10,10 @@ from importlib import import_module
 from typing import Any
 
 from ..wire.codec import MessageError, decode
+from ..wire.verbs import ErrorReply
 from .broker.detection import BROKER, is_brokered
 from .host.paths import labctl_home
-from .reply import Failure, encode_error, send_closing_reply, send_reply
+from .reply import Failure, send_closing_reply, send_reply
 
 # Verb -> module and function. Imports take time, so only the verb's own module is imported.
 ANSWERING = {
@@ -95,9 +95,7 @@ def _call_verb(name: str, line: bytes) -> Any:
     module_name, _, function = name.rpartition(".")
     module = import_module(f".{module_name}", __package__)
     handler = getattr(module, function)
-    kind = getattr(module, handler.__annotations__["request"], None)
-    if kind is None:
-        return handler(json.loads(line or b"{}"))
+    kind = getattr(module, handler.__annotations__["request"])
     try:
         request = decode(kind, line or b"{}")
     except MessageError as error:
@@ -128,7 +126,7 @@ def main() -> int:
         else:
             raise Failure("usage", f"the labctl agent on the server has no verb {verb!r}")
     except Failure as failure:
-        send_closing_reply(encode_error(failure))
+        send_closing_reply(ErrorReply(failure.report))
         return 1
     except BrokenPipeError:
         # The reader is gone; this does not affect a run.
@@ -142,6 +140,6 @@ def main() -> int:
             "the server's disk is full" if kind == "disk" else "the server could not write a file"
         )
         refusal = Failure(kind, what, str(error), "labctl ssh -- df -h")
-        send_closing_reply(encode_error(refusal))
+        send_closing_reply(ErrorReply(refusal.report))
         return 1
     return 0

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from typing import Any, NamedTuple, Union
+from typing import NamedTuple
 
-from ..wire.codec import from_json, to_json
-from ..wire.verbs import ErrorMessage
+from ..wire.codec import decode, encode
+from ..wire.verbs import ErrorMessage, ErrorReply, Reply, Request, Verb
 
 MARK = "\x1elabctl "
 
@@ -20,38 +19,31 @@ class Failure(Exception):
         self.report = ErrorMessage(kind, what, why, hint)
 
 
-# A reply of a verb that has messages, or the JSON object of one that does not yet.
-Reply = Union[NamedTuple, "dict[str, Any]"]
+def encode_line(reply: NamedTuple) -> bytes:
+    return (MARK + encode(reply) + "\n").encode()
 
 
-def encode_line(reply: Reply) -> bytes:
-    return (MARK + json.dumps(to_json(reply), separators=(",", ":")) + "\n").encode()
-
-
-def encode_error(failure: Failure) -> dict[str, Any]:
-    """Return the JSON object that reports a failure in place of a reply."""
-    return {"error": to_json(failure.report)}
-
-
-def send_reply(body: Reply) -> None:
+def send_reply(reply: NamedTuple) -> None:
     """Write the reply to standard output; raw bytes may follow it."""
-    sys.stdout.buffer.write(encode_line(body))
+    sys.stdout.buffer.write(encode_line(reply))
     sys.stdout.buffer.flush()
 
 
-def send_closing_reply(body: Reply) -> None:
+def send_closing_reply(reply: NamedTuple) -> None:
     """Write the closing reply of a streaming verb to standard error."""
-    sys.stderr.buffer.write(encode_line(body))
+    sys.stderr.buffer.write(encode_line(reply))
     sys.stderr.buffer.flush()
 
 
-def parse_reply(verb: str, stdout: str, stderr: str) -> dict[str, Any]:
+def parse_reply(verb: Verb[Request, Reply], stdout: str, stderr: str) -> Reply:
     """Parse the reply of another process of this program, and raise its Failure if it has one."""
     for text in (stdout, stderr):
         start = text.rfind(MARK)
         if start >= 0:
-            body: dict[str, Any] = json.loads(text[start + len(MARK) :].split("\n", 1)[0])
-            if "error" in body:
-                raise Failure(*from_json(ErrorMessage, body["error"]))
-            return body
-    raise Failure("server", f"the agent's {verb} ended without a reply", stderr.strip()[-1000:])
+            line = text[start + len(MARK) :].split("\n", 1)[0]
+            error = decode(ErrorReply, line).error
+            if error is not None:
+                raise Failure(*error)
+            return decode(verb.reply, line)
+    what = f"the agent's {verb.name} ended without a reply"
+    raise Failure("server", what, stderr.strip()[-1000:])

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from labctl.servers.cost import Costs
     from labctl.servers.leftovers import Orphans
     from labctl.state.disks import KeptDisk
+    from labctl.wire.watchdog import WatchRecord
 
 MAX_OFFERS_SHOWN = 20
 
@@ -105,6 +106,7 @@ def extend_command(ctx: click.Context, span: str, json_: bool) -> None:
     from labctl.config import parse_duration
     from labctl.errors import UsageError
     from labctl.lifecycle.extend import extend
+    from labctl.wire.codec import to_json
 
     try:
         span_s = parse_duration(span)
@@ -112,20 +114,17 @@ def extend_command(ctx: click.Context, span: str, json_: bool) -> None:
         raise UsageError(str(error), hint="labctl extend 30m") from None
     watch = extend(open_lab(ctx, quiet=json_).context, span_s)
     if json_:
-        print_json({"watch": watch})
-    elif watch.get("ttl_left_s") is not None:
-        ttl_left_s = watch["ttl_left_s"]
-        earlier = _earlier_limits(ttl_left_s, watch.get("budget_left_s"), watch.get("idle_left_s"))
-        click.echo(f"The server now stops in {duration_text(ttl_left_s)}{earlier}")
+        print_json({"watch": to_json(watch) if watch else {}})
+    elif watch and watch.ttl_left_s is not None:
+        earlier = _earlier_limits(watch, watch.ttl_left_s)
+        click.echo(f"The server now stops in {duration_text(watch.ttl_left_s)}{earlier}")
     else:
         click.echo("No ttl is set: only idle, the budget or labctl down stop the server.")
 
 
-def _earlier_limits(
-    ttl_left_s: float, budget_left_s: float | None, idle_left_s: float | None
-) -> str:
+def _earlier_limits(watch: WatchRecord, ttl_left_s: float) -> str:
     """Describe what may stop the server before its ttl; "" if nothing can."""
-
+    budget_left_s, idle_left_s = watch.budget_left_s, watch.idle_left_s
     limits = []
     if budget_left_s is not None and budget_left_s < ttl_left_s:
         limits.append(f"its budget is spent in {duration_text(budget_left_s)}")

@@ -376,6 +376,7 @@ def extend_command(ctx: click.Context, name: str, span: str, why: str, json_: bo
     from labctl.config import parse_duration
     from labctl.courses.broadcast import extend_server
     from labctl.errors import UsageError
+    from labctl.wire.codec import to_json
 
     course = open_course(ctx, quiet=json_)
     try:
@@ -384,9 +385,9 @@ def extend_command(ctx: click.Context, name: str, span: str, why: str, json_: bo
         raise UsageError(str(error), hint=f"labctl course extend {name} 2h") from None
     seat = course.folder.find_seat(name)
     watch = extend_server(make_staff(course), seat, span_s, why)
-    left_s = watch.get("ttl_left_s")
+    left_s = watch.ttl_left_s if watch else None
     if json_:
-        print_json({"seat": seat.name, "watch": watch})
+        print_json({"seat": seat.name, "watch": to_json(watch) if watch else {}})
     elif left_s is None:
         click.echo(f"{seat.name}: the server has no time limit")
     else:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from labctl.lab import Lab
     from labctl.model import Run, Server
     from labctl.state.disks import KeptDisk
+    from labctl.wire.watchdog import MirrorStateRecord, WatchRecord
 
 
 @click.command("status")
@@ -48,7 +49,9 @@ def status_command(ctx: click.Context, refresh: bool, why: bool, json_: bool) ->
         click.echo(f"  watched by the keeper at {status['keeper']}")
     _draw_kept(status["kept"])
     if why:
-        _draw_decisions(status["watch"])
+        from labctl.servers.watch_reports import parse_watch
+
+        _draw_decisions(parse_watch(status["watch"]))
     elif status["runs"]:
         _draw_runs(status["runs"], server, status["now"], status["ended"])
 
@@ -101,63 +104,62 @@ def _draw_limits(status: dict[str, Any], price: float) -> None:
     """Print the time and money left as the watchdog reported them, and what it cannot do."""
     from labctl.cli.exit_codes import clean
     from labctl.cli.screen import age_text
+    from labctl.servers.watch_reports import parse_watch
 
-    watch, clocks = status["watch"], status["clocks"]
-    if not watch:
+    watch, clocks = parse_watch(status["watch"]), status["clocks"]
+    if watch is None:
         if any(clocks[key] for key in ("ttl_s", "idle_s", "budget_usd")):
             click.echo("  time left is unknown; next: labctl status --refresh")
         return
     report_age_s = status["now"] - status["watched_at"]
-    left_s = {
-        name: watch[key] - report_age_s
-        for name, key in (("ttl", "ttl_left_s"), ("idle", "idle_left_s"))
-        if watch.get(key) is not None
-    }
-    limits = [f"{name} {duration_text(seconds)} left" for name, seconds in left_s.items()]
-    if watch.get("budget_left_s") is not None and price:
-        dollars = (watch["budget_left_s"] - report_age_s) / 3600 * price
+    limits = [
+        f"{name} {duration_text(left_s - report_age_s)} left"
+        for name, left_s in (("ttl", watch.ttl_left_s), ("idle", watch.idle_left_s))
+        if left_s is not None
+    ]
+    if watch.budget_left_s is not None and price:
+        dollars = (watch.budget_left_s - report_age_s) / 3600 * price
         limits.append(f"{dollars_text(dollars)} left")
     if limits:
         age = age_text(status["watched_at"], status["now"])
         reported = f" (reported {age} ago)" if report_age_s > 5 else ""
         click.echo(f"  {', '.join(limits)}{reported}")
-    if not watch.get("alive"):
+    if not watch.alive:
         click.echo(click.style("  its watchdog is not running; next: labctl up", fg="red"))
-    if watch.get("busy"):
-        for number, activity in enumerate(watch["busy"][:3]):
-            click.echo(f"  {' ' * 9 if number else 'not idle:'} {clean(activity)}")
-    if watch.get("mirror"):
-        _draw_mirror(watch["mirror"], status["now"])
-    for problem in watch.get("cannot") or ():
+    for number, activity in enumerate(watch.busy[:3]):
+        click.echo(f"  {' ' * 9 if number else 'not idle:'} {clean(activity)}")
+    if watch.mirror:
+        _draw_mirror(watch.mirror, status["now"])
+    for problem in watch.cannot or ():
         click.echo(click.style(f"  {clean(problem)}", fg="yellow"))
 
 
-def _draw_mirror(mirror: dict[str, Any], now: float) -> None:
+def _draw_mirror(mirror: MirrorStateRecord, now: float) -> None:
     """Print when the store was last complete, or why it is not."""
     from labctl.cli.exit_codes import clean
     from labctl.cli.screen import age_text
 
-    when = f"{age_text(mirror['at'], now)} ago" if mirror["at"] else "never"
-    if not mirror["failed"]:
+    when = f"{age_text(mirror.at, now)} ago" if mirror.at else "never"
+    if not mirror.failed:
         click.echo(f"  mirrored {when}")
         return
-    behind = f", {bytes_text(mirror['behind_bytes'])} behind" if mirror["behind_bytes"] else ""
-    text = f"  not mirrored (last: {when}{behind}), retrying: {clean(mirror['failed'])}"
+    behind = f", {bytes_text(mirror.behind_bytes)} behind" if mirror.behind_bytes else ""
+    text = f"  not mirrored (last: {when}{behind}), retrying: {clean(mirror.failed)}"
     click.echo(click.style(text, fg="yellow"))
 
 
-def _draw_decisions(watch: dict[str, Any]) -> None:
+def _draw_decisions(watch: WatchRecord | None) -> None:
     import time
 
     from labctl.cli.screen import print_table
 
     rows = [
         (
-            time.strftime("%m-%d %H:%M:%S", time.localtime(decision["at"])),
-            decision["what"],
-            decision["why"],
+            time.strftime("%m-%d %H:%M:%S", time.localtime(decision.at)),
+            decision.what,
+            decision.why,
         )
-        for decision in watch.get("decisions", [])
+        for decision in (watch.decisions if watch else ())
     ]
     click.echo()
     if rows:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -22,6 +21,7 @@ from labctl.servers import attempts, guard
 from labctl.servers.context import LabContext
 from labctl.servers.fan_out import LoginLimiter, ServerResult, run_on_all
 from labctl.shell import command
+from labctl.wire.watchdog import WatchRecord
 
 MOST_MESSAGE = 500
 MESSAGE_S = 60.0
@@ -117,11 +117,11 @@ def push_handouts(staff: Staff, seats: Sequence[Seat]) -> list[SeatOutcome]:
     ]
 
 
-def extend_server(staff: Staff, seat: Seat, span_s: int, why: str = "") -> dict[str, Any]:
+def extend_server(staff: Staff, seat: Seat, span_s: int, why: str = "") -> WatchRecord | None:
     """Give a seat's server `span_s` more seconds, even beyond `max_ttl`.
 
-    Returns the watchdog's state afterwards. The ledger records who extended and why. PolicyError if
-    the seat's budget would not last.
+    Returns the watchdog's report afterwards. The ledger records who extended and why. PolicyError
+    if the seat's budget would not last.
     """
     server = find_server(staff, seat)
     staff.folder.ledger.append("extend", seat=seat.name, by=staff.by, why=why, seconds=span_s)

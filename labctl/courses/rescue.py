@@ -7,13 +7,15 @@ within the budget.
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from typing import Literal
 
 from labctl.errors import LabError
 from labctl.model import Server
 from labctl.servers import guard
 from labctl.servers.context import LabContext
+from labctl.servers.watch_reports import parse_watch
 from labctl.state import State
+from labctl.wire.watchdog import WatchRecord
 
 Limit = Literal["budget", "time"]
 LIMITS: dict[str, Limit] = {"budget": "budget", "ttl": "time"}
@@ -31,9 +33,9 @@ def is_near_end(state: State, server: Server, now: float, left_s: float) -> bool
     if not reports:
         armed = state.list_events(server_id=server.id, kind=guard.EVENT, limit=1)
         return bool(armed) and left_s < NEAR_S
-    watch = reports[0].detail.get("watch", {})
+    watch = parse_watch(reports[0].detail.get("watch")) or WatchRecord()
     ends_in_s = min(_ends_in_s(watch) - (now - reports[0].at), left_s)
-    return bool(_limit_under_way(watch)) or ends_in_s < NEAR_S
+    return watch.ending in LIMITS or ends_in_s < NEAR_S
 
 
 def await_end(context: LabContext, server: Server) -> Limit | None:
@@ -47,26 +49,19 @@ def await_end(context: LabContext, server: Server) -> Limit | None:
         try:
             watch = guard.watch(context, server)
         except LabError:
-            watch = {}
-        if (now := _limit_under_way(watch)) is not None:
-            return now
-        if watch:
-            limit = LIMITS.get(str(watch.get("ends_by")))
+            watch = None
+        if watch is not None:
+            if (now := LIMITS.get(watch.ending)) is not None:
+                return now
+            limit = LIMITS.get(watch.ends_by)
             if _ends_in_s(watch) > 2 * NEAR_S:
                 return None
         time.sleep(POLL_S)
     return limit or "budget"
 
 
-def _limit_under_way(watch: dict[str, Any]) -> Limit | None:
-    return LIMITS.get(str(watch.get("ending")))
-
-
-def _ends_in_s(watch: dict[str, Any]) -> float:
-    """Return the seconds until the wind-down for a limit, or infinity.
-
-    The report is not trusted: a student who is root on the server may forge it.
-    """
-    value = watch.get("ends_in_s")
-    is_valid = isinstance(value, int | float) and str(watch.get("ends_by")) in LIMITS
-    return float(value) if is_valid and value is not None else float("inf")
+def _ends_in_s(watch: WatchRecord) -> float:
+    """Return the seconds until the wind-down for a limit, or infinity."""
+    if watch.ends_in_s is None or watch.ends_by not in LIMITS:
+        return float("inf")
+    return watch.ends_in_s

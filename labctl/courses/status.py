@@ -24,6 +24,7 @@ from labctl.runs import runs
 from labctl.servers import adoption
 from labctl.servers.context import LabContext
 from labctl.servers.fan_out import LoginLimiter
+from labctl.servers.watch_reports import parse_watch
 
 
 class SeatStatus(Value, frozen=True):
@@ -269,7 +270,7 @@ def refresh_server(context: LabContext, server: Server) -> None:
     """Refresh the runs of all labs on a seat's server, and record its watchdog's report."""
     for lab in list_labs(context, server):
         reply = runs.refresh(lab, server)
-        one_lab.record_watch(context, server, reply.watch or {})
+        one_lab.record_watch(context, server, parse_watch(reply.watch))
 
 
 def find_server(staff: Staff, seat: Seat) -> Server:

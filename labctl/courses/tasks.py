@@ -273,7 +273,7 @@ class CourseTasks:
             report = guard.watch(build_seat_context(self.staff, seat), self._find_recorded(server))
         except LabError:
             return True
-        return not report or bool(report.get("busy"))
+        return report is None or bool(report.busy)
 
     def _warn(
         self,

@@ -84,7 +84,7 @@ def measure_model(source: ModelSource, plan: ModelPlan, reporter: Reporter) -> M
     return measurement
 
 
-class _MeasureRequest(Value, frozen=True):
+class _MeasurementRequest(Value, frozen=True):
     """The request that labctl/estimate/measure.py reads; `input` is the shape of one item."""
 
     file: str
@@ -103,8 +103,8 @@ class _MeasureRefusal(Value, frozen=True):
     why: str = ""
 
 
-def _build_request(source: ModelSource, plan: ModelPlan) -> _MeasureRequest:
-    return _MeasureRequest(
+def _build_request(source: ModelSource, plan: ModelPlan) -> _MeasurementRequest:
+    return _MeasurementRequest(
         file=str(source.file),
         function=source.function,
         training=plan.training,
@@ -115,7 +115,9 @@ def _build_request(source: ModelSource, plan: ModelPlan) -> _MeasureRequest:
     )
 
 
-def _run_program(source: ModelSource, python: str, request: _MeasureRequest) -> ModelMeasurement:
+def _run_program(
+    source: ModelSource, python: str, request: _MeasurementRequest
+) -> ModelMeasurement:
     import labctl.estimate
 
     program = Path(labctl.estimate.__file__).with_name("measure.py").read_text()

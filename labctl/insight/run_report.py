@@ -43,7 +43,7 @@ LARGEST_MANIFEST = 1024**2
 T = TypeVar("T", bound=Value)
 
 
-class _CheckpointManifest(Value, frozen=True):
+class _ManifestMetrics(Value, frozen=True):
     """The fields of a checkpoint's manifest.json that a report uses."""
 
     step: Annotated[int, msgspec.Meta(ge=0, le=10**15)]
@@ -188,7 +188,7 @@ def _read_checkpoints(folder: Path) -> tuple[Checkpoint, ...]:
     for path in sorted(folder.glob("*/manifest.json"))[:MOST_CHECKPOINTS]:
         with contextlib.suppress(OSError, msgspec.MsgspecError, RecursionError):
             with path.open("rb") as file:
-                body = msgspec.json.decode(file.read(LARGEST_MANIFEST), type=_CheckpointManifest)
+                body = msgspec.json.decode(file.read(LARGEST_MANIFEST), type=_ManifestMetrics)
             metrics = {k: float(v) for k, v in body.metrics.items() if isinstance(v, int | float)}
             checkpoints.append(
                 Checkpoint(name=path.parent.name, step=body.step, epoch=body.epoch, metrics=metrics)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
@@ -14,6 +13,7 @@ from labctl.insight.telemetry import GpuSample
 from labctl.model import Server, Value
 from labctl.runs.runs import refresh_address
 from labctl.servers.context import LabContext
+from labctl.wire.telemetry import TOP, TopRequest
 
 LONGEST_PAUSE_S = 10.0
 MOST_LINE_BYTES = 4 * 1024**2
@@ -110,7 +110,7 @@ class ServerNow(Value, frozen=True):
 def measure_now(context: LabContext) -> ServerNow:
     """Measure the lab's server now, over half a second. CommandError without a sample."""
     samples: list[ServerNow] = []
-    _stream(context, context.get_server(), {"count": 1}, samples.append)
+    _stream(context, context.get_server(), TopRequest(samples=1), samples.append)
     if not samples:
         raise CommandError("the server sent no metrics", code=1, hint="labctl doctor")
     return samples[-1]
@@ -139,7 +139,7 @@ def follow(
 
     while True:
         try:
-            _stream(context, context.get_server(), {"interval_s": interval_s}, receive)
+            _stream(context, context.get_server(), TopRequest(interval_s), receive)
             raise CommandError(
                 "the labctl agent on the server ended unexpectedly", code=0, hint="labctl top"
             )
@@ -155,12 +155,12 @@ def follow(
 def _stream(
     context: LabContext,
     server: Server,
-    request: dict[str, Any],
+    request: TopRequest,
     on_sample: Callable[[ServerNow], None],
 ) -> None:
     lines = _SampleLines(on_sample)
-    context.open_agent(server).stream_untyped(
-        "top", request, on_reply=lambda reply: None, on_bytes=lines.feed
+    context.open_agent(server).stream(
+        TOP, request, on_reply=lambda opening: None, on_bytes=lines.feed
     )
 
 

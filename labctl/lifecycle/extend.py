@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from labctl.lifecycle.status import record_watch
 from labctl.servers import deadlines, guard
 from labctl.servers.context import LabContext
+from labctl.wire.watchdog import WatchRecord
 
 
-def extend(context: LabContext, span_s: int, *, latest_at: float | None = None) -> dict[str, Any]:
-    """Extend the server's lifetime by `span_s` seconds and return the watchdog's clocks.
+def extend(
+    context: LabContext, span_s: int, *, latest_at: float | None = None
+) -> WatchRecord | None:
+    """Extend the server's lifetime by `span_s` seconds and return the watchdog's report.
 
     PolicyError beyond `max_ttl` or the budget. The provider's timer is never set later than
     `latest_at` (Unix time): where somebody else is root, they control what the watchdog answers.
@@ -19,8 +21,8 @@ def extend(context: LabContext, span_s: int, *, latest_at: float | None = None) 
     server = context.get_server()
     watch = guard.extend(context, server, span_s)
     record_watch(context, server, watch)
-    reported = watch.get("ttl_left_s")
-    left_s = reported if isinstance(reported, int | float) and math.isfinite(reported) else None
+    reported = watch.ttl_left_s if watch else None
+    left_s = reported if reported is not None and math.isfinite(reported) else None
     detail = {"span_s": span_s, "ttl_left_s": left_s}
     context.state.record("extended", lab_id=context.lab_id, server_id=server.id, detail=detail)
     deadlines.follow(context, server, watch, latest_at=latest_at)

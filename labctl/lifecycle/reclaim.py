@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from labctl.errors import (
     BusyError,
@@ -24,7 +23,15 @@ from labctl.runs import runs
 from labctl.servers import guard, held_disks
 from labctl.servers.accounts import ENDED
 from labctl.servers.context import LabContext
+from labctl.wire.files import MANIFEST, ManifestRequest
 from labctl.wire.runs import STATUS, RunRecord, StatusRequest
+from labctl.wire.watchdog import (
+    RECLAIM_NOTICE,
+    RECLAIMED,
+    ReclaimedRequest,
+    ReclaimNoticeRequest,
+    RunReclaimRecord,
+)
 
 LOOK_S = 0.2
 SAMPLE_S = 0.5
@@ -76,7 +83,7 @@ class _RunMonitor:
         self.run_id = run_id
         self.samples: list[tuple[float, float]] = []
         self.clock_offset_s = 0.0
-        self.reclaim: dict[str, Any] = {}
+        self.reclaim = RunReclaimRecord()
 
     def poll(self) -> RunRecord:
         """Return the run's current state from the server, and sample its step. Raises LabErrors."""
@@ -98,10 +105,9 @@ class _RunMonitor:
     def poll_notice(self) -> None:
         """Sample the step, and fetch the shutdown's progress. An ended run has no more steps."""
         self.poll()
-        request = {**self.about, "run": self.run_id}
-        self.reclaim = self.context.open_agent(self.server).call_untyped("reclaimed", request)[
-            "reclaim"
-        ]
+        request = ReclaimedRequest(self.context.config.name, self.context.lab_id, self.run_id)
+        reply = self.context.open_agent(self.server).call(RECLAIMED, request)
+        self.reclaim = reply.reclaim or RunReclaimRecord()
 
     @property
     def step(self) -> float | None:
@@ -136,7 +142,8 @@ def run_drill(
     monitor = _RunMonitor(context, server, run.id)
     _measure_speed(context, monitor)
     _require_consent(context, server, run, monitor, notice_s)
-    if notice_s and not guard.watch(context, server).get("alive"):
+    watch = guard.watch(context, server) if notice_s else None
+    if notice_s and not (watch and watch.alive):
         guard.arm(context, server, always=True)
     began_at = time.time()
     announced = _reclaim(context, server, taker, monitor, notice_s)
@@ -213,10 +220,9 @@ def _require_consent(
 
 
 def _describe_losses(context: LabContext, server: Server) -> str:
-    reply = context.open_agent(server).call_untyped(
-        "manifest", {"lab": context.config.name, "lab_id": context.lab_id, "runs": []}
-    )
-    count = sum(run["unpulled"] for run in reply["runs"].values())
+    request = ManifestRequest(context.config.name, context.lab_id)
+    reply = context.open_agent(server).call(MANIFEST, request)
+    count = sum(run.unpulled for run in reply.runs.values())
     return (
         f"The lab has no store: {count} files that were not pulled will be LOST." if count else ""
     )
@@ -236,8 +242,8 @@ def _reclaim(
         if taker.no_notice:
             text = f"{taker.no_notice}: labctl sends one to the server's watchdog instead"
             context.reporter.emit(Note(text=text))
-        about = {"lab_id": context.lab_id, "left_s": notice_s, "source": "labctl's drill"}
-        context.open_agent(server).call_untyped("reclaim-notice", about)
+        request = ReclaimNoticeRequest(context.lab_id, notice_s, source="labctl's drill")
+        context.open_agent(server).call(RECLAIM_NOTICE, request)
     with _step(context, f"notice given, {notice_s:.0f} s"):
         while (left_s := end - time.monotonic()) > 0:
             if left_s > BEFORE_END_S:
@@ -292,12 +298,12 @@ def _add_costs(result: Drill, monitor: _RunMonitor, old: Server, new: Server) ->
     """Complete the drill with the times of the reclaim, the lost steps and their price."""
     from msgspec.structs import replace
 
-    reclaim, checkpoint = monitor.reclaim, monitor.reclaim.get("whole") or {}
+    reclaim, checkpoint = monitor.reclaim, monitor.reclaim.whole
     before, after = monitor.step, result.first_step_after
     lost = None if before is None or after is None else max(0.0, before - after + 1)
     rate = monitor.steps_per_s
     lost_s = 0.0 if lost == 0 else (lost / rate if lost is not None and rate else None)
-    first_at, ended_at = result.first_step_at, monitor.to_local_time(reclaim.get("ended_at"))
+    first_at, ended_at = result.first_step_at, monitor.to_local_time(reclaim.ended_at)
     cost = None
     if first_at is not None and lost_s is not None:
         idle_s = max(0.0, result.gone_at - ended_at) if ended_at else 0.0
@@ -306,11 +312,11 @@ def _add_costs(result: Drill, monitor: _RunMonitor, old: Server, new: Server) ->
         cost = round(paid / 3600, 6)
     return replace(
         result,
-        notice_at=monitor.to_local_time((reclaim.get("notice") or {}).get("heard_at")),
-        sigterm_at=monitor.to_local_time(reclaim.get("sigterm_at")),
-        checkpoint=checkpoint.get("checkpoint") or "",
-        checkpoint_at=monitor.to_local_time(checkpoint.get("at")),
-        mirrored_at=monitor.to_local_time(reclaim.get("mirrored_at")),
+        notice_at=monitor.to_local_time(reclaim.notice.heard_at or None),
+        sigterm_at=monitor.to_local_time(reclaim.sigterm_at),
+        checkpoint=checkpoint.checkpoint if checkpoint else "",
+        checkpoint_at=monitor.to_local_time(checkpoint.at if checkpoint else None),
+        mirrored_at=monitor.to_local_time(reclaim.mirrored_at),
         last_step_before=before,
         steps_per_s=rate,
         lost_steps=lost,

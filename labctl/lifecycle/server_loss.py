@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import Any
 
 from labctl.errors import ConnectError, LabError, PolicyError
 from labctl.events import Note, Step
@@ -15,8 +14,10 @@ from labctl.servers import accounts, adoption, attempts, end_server
 from labctl.servers.connections import is_reachable
 from labctl.servers.context import LabContext
 from labctl.servers.held_disks import KEPT_S
+from labctl.servers.watch_reports import parse_watch
 from labctl.sync import lab_files
 from labctl.wire.runs import STATUS, StatusRequest
+from labctl.wire.watchdog import ReclaimRecord
 
 # Kind of the ledger entry that `labctl down` writes before it removes a server.
 PUT_DOWN = "down"
@@ -143,19 +144,19 @@ def _avoid_zone(context: LabContext, server: Server | None) -> None:
         )
 
 
-def _fetch_reclaim(context: LabContext, server: Server) -> dict[str, Any]:
-    """Fetch the watchdog's report of a reclaim in progress, {} if none exists."""
+def _fetch_reclaim(context: LabContext, server: Server) -> ReclaimRecord | None:
+    """Fetch the watchdog's report of a reclaim in progress, None if none exists."""
     request = StatusRequest(context.config.name, context.lab_id)
     try:
-        watch = context.open_agent(server).call(STATUS, request).watch or {}
+        watch = parse_watch(context.open_agent(server).call(STATUS, request).watch)
     except ConnectError:
-        return {}
-    reclaim: dict[str, Any] = watch.get("reclaim") or {}
-    return reclaim if reclaim.get("kind") == "interruption" else {}
+        return None
+    reclaim = watch.reclaim if watch else None
+    return reclaim if reclaim and reclaim.kind == "interruption" else None
 
 
 def _await_shutdown(
-    context: LabContext, server: Server, run_id: str, reclaim: dict[str, Any]
+    context: LabContext, server: Server, run_id: str, reclaim: ReclaimRecord | None
 ) -> bool:
     """Wait until the server's runs have ended and are mirrored; without a store, pull the run.
 
@@ -164,7 +165,7 @@ def _await_shutdown(
     """
     name = "the server is being reclaimed; waiting for its runs to save and stop"
     context.reporter.emit(Step(name=name))
-    while reclaim and not reclaim.get("ready_at") and time.time() < reclaim["ends_at"]:
+    while reclaim and not reclaim.ready_at and time.time() < reclaim.ends_at:
         time.sleep(LOOK_S)
         reclaim = _fetch_reclaim(context, server)
     is_saved = False

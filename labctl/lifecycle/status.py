@@ -9,8 +9,11 @@ from labctl.errors import ConnectError
 from labctl.model import Server
 from labctl.servers.context import LabContext
 from labctl.servers.cost import spent_usd
+from labctl.servers.watch_reports import parse_watch
 from labctl.state.disks import list_kept_disks
+from labctl.wire.codec import to_json
 from labctl.wire.runs import StatusReply
+from labctl.wire.watchdog import WatchRecord
 
 
 def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dict[str, Any]:
@@ -51,8 +54,8 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         try:
             machine = runs.refresh(context, server)
             reachable = True
-            watched = guard.watch(context, server) if why else machine.watch
-            record_watch(context, server, watched or {})
+            reported = parse_watch(machine.watch)
+            record_watch(context, server, guard.watch(context, server) if why else reported)
         except ConnectError as error:
             reachable, failure = False, error.what
     now = time.time()
@@ -96,17 +99,17 @@ def _clocks(
     }
 
 
-def record_watch(context: LabContext, server: Server, watch: dict[str, Any]) -> None:
+def record_watch(context: LabContext, server: Server, watch: WatchRecord | None) -> None:
     """Record the watchdog's report, the ledger's only source for idle hours."""
-    if not watch:
+    if watch is None:
         return
-    elapsed_s, idle_s = watch.get("elapsed_s") or 0.0, watch.get("idle_total_s") or 0.0
+    elapsed_s, idle_s = watch.elapsed_s, watch.idle_total_s
     share = round(min(1.0, idle_s / elapsed_s), 4) if elapsed_s else None
     context.state.record(
         "watch",
         lab_id=context.lab_id,
         server_id=server.id,
-        detail={"watch": watch, "idle_share": share},
+        detail={"watch": to_json(watch), "idle_share": share},
     )
 
 

@@ -62,7 +62,7 @@ def make_ready(context: LabContext, server: Server) -> Server:
     need = context.config.server.need
     left = attempts.budget_left_usd(context, need, but=server.id)
     watch = guard.arm(context, server, budget_left_usd=left, ceiling_s=need.max_ttl_s)
-    for warning in watch.get("cannot") or ():
+    for warning in (watch.cannot if watch else None) or ():
         context.reporter.emit(Note(text=warning, level="warning"))
     if text := deadlines.describe(context, server, watch):
         context.reporter.emit(Note(text=text))

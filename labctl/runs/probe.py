@@ -17,9 +17,11 @@ from labctl.events import Note, Progress
 from labctl.model import Offer, Run, Server, Value
 from labctl.runs import runs
 from labctl.servers.context import LabContext
+from labctl.servers.watch_reports import parse_watch
 from labctl.sync import lab_files
 from labctl.text import duration_text
 from labctl.wire.runs import STATUS, StatusRequest
+from labctl.wire.watchdog import WatchRecord
 
 HOUR_S = 3600.0
 POLL_S = 1.0
@@ -130,7 +132,7 @@ class _ProbeMonitor:
         self.server = server
         self.run = run
         self.points: list[StepCount] = []
-        self.watch: dict[str, float | None] = {}
+        self.watch: WatchRecord | None = None
         self.total_steps = 0.0
         self.pace: StepPace | None = None
 
@@ -164,7 +166,7 @@ class _ProbeMonitor:
             return False
         (record,) = reply.runs
         self.run = runs.record_run(self.context, self.server, record)
-        self.watch = reply.watch or {}
+        self.watch = parse_watch(reply.watch)
         step, at = self.run.progress.get("step"), record.progress_at
         self.total_steps = self.run.progress.get("total_steps", 0.0)
         if step is None or at is None:
@@ -223,13 +225,13 @@ def _summarize(context: LabContext, server: Server, monitor: _ProbeMonitor) -> P
     )
 
 
-def find_earlier_limit(watch: dict[str, float | None], seconds: float) -> str:
+def find_earlier_limit(watch: WatchRecord | None, seconds: float) -> str:
     """Return the server's limit that comes before the run's end; "" if none is known."""
-    for name in ("ttl", "budget"):
-        left_s = watch.get(f"{name}_left_s")
-        if left_s is not None and left_s < seconds:
-            return name
-    return ""
+    if watch is None:
+        return ""
+    limits = {"ttl": watch.ttl_left_s, "budget": watch.budget_left_s}
+    earlier = (name for name, left_s in limits.items() if left_s is not None and left_s < seconds)
+    return next(earlier, "")
 
 
 def _compare_offers(

@@ -137,17 +137,6 @@ class AgentClient:
         reply = self._call(verb.name, encode(request), body, timeout_s)
         return convert_reply(verb.reply, reply)
 
-    def call_untyped(
-        self,
-        verb: str,
-        request: dict[str, Any],
-        *,
-        body: Callable[[], Iterator[bytes]] | None = None,
-        timeout_s: float = 120.0,
-    ) -> dict[str, Any]:
-        """Call a verb that has no messages yet."""
-        return self._call(verb, json.dumps(request, separators=(",", ":")), body, timeout_s)
-
     def _call(
         self,
         verb: str,
@@ -187,17 +176,6 @@ class AgentClient:
             on_bytes,
         )
         return convert_reply(verb.closing, closing)
-
-    def stream_untyped(
-        self,
-        verb: str,
-        request: dict[str, Any],
-        *,
-        on_reply: Callable[[dict[str, Any]], None],
-        on_bytes: Callable[[bytes], None],
-    ) -> dict[str, Any]:
-        """Call a streaming verb that has no messages yet."""
-        return self._stream(verb, json.dumps(request, separators=(",", ":")), on_reply, on_bytes)
 
     def _stream(
         self,

@@ -7,7 +7,6 @@ past: what is not in the ledger is unknown, and reported as unknown.
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from labctl.model import Server, Value
 from labctl.servers.context import LabContext
@@ -109,7 +108,7 @@ def _compute_life(
     lines: list[LedgerEntry], server: Server | None, server_id: str, now: float
 ) -> ServerCost:
     begin = next((line for line in lines if line.kind in BEGINS), None)
-    detail: dict[str, Any] = begin.detail if begin else {}
+    detail = begin.detail if begin else {}
     first = lines[0].at if lines else now
     since = detail.get("created_at") or (server.created_at if server else first)
     price = detail.get("price_usd_per_hour")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
 
 import msgspec
 
@@ -20,7 +19,9 @@ from labctl.model import Need, Server
 from labctl.providers import Deadline, EndsBilling, FirstBoot, Guarded, Provider
 from labctl.servers.context import LabContext
 from labctl.servers.cost import HOUR_S, spent_usd
+from labctl.state import LedgerEntry
 from labctl.text import dollars_text, duration_text
+from labctl.wire.watchdog import WatchRecord
 
 # Lifetime of a server with a price if its need sets no limit.
 DEFAULT_TTL_S = 12 * 3600
@@ -94,14 +95,18 @@ def set_first_timer(context: LabContext, server: Server) -> None:
 
 
 def follow(
-    context: LabContext, server: Server, watch: dict[str, Any], *, latest_at: float | None = None
+    context: LabContext,
+    server: Server,
+    watch: WatchRecord | None,
+    *,
+    latest_at: float | None = None,
 ) -> None:
-    """Move the provider's timer to the watchdog's limits, as `watch` (W) reports them.
+    """Move the provider's timer to the limits that the watchdog reports.
 
     It is never set later than lab.yaml and the ledger allow, nor later than `latest_at`: a user
     who is root on the server can make its watchdog report anything.
     """
-    if not watch or not isinstance(context.provider, Deadline):
+    if watch is None or not isinstance(context.provider, Deadline):
         return
     now = time.time()
     ends = [now + left for left in left_s(watch)]
@@ -121,7 +126,7 @@ def follow(
 def is_timer_denied(context: LabContext, server: Server) -> bool:
     """Whether the provider has refused a timer for this server. The user was warned then."""
     events = _list_timer_events(context, server)
-    return bool(events) and not _parse_at(events[0].detail)
+    return bool(events) and not _parse_at(events[0])
 
 
 def postpone(context: LabContext, server: Server, at: float) -> None:
@@ -130,10 +135,10 @@ def postpone(context: LabContext, server: Server, at: float) -> None:
         _set_timer(context, server, at)
 
 
-def list_armed_guards(context: LabContext, server: Server, watch: dict[str, Any]) -> list[str]:
+def list_armed_guards(context: LabContext, server: Server, watch: WatchRecord) -> list[str]:
     """List the guards that enforce the server's deadline now, by their names for users."""
-    guards = ["watchdog"] if watch.get("alive") else []
-    guards += ["first-boot timer"] if watch.get("timer") else []
+    guards = ["watchdog"] if watch.alive else []
+    guards += ["first-boot timer"] if watch.timer else []
     return guards + ([_timer_name(context.provider)] if _get_timer_at(context, server) else [])
 
 
@@ -155,13 +160,13 @@ def is_guarded_elsewhere(provider: Provider) -> bool:
     return isinstance(provider, Guarded)
 
 
-def describe(context: LabContext, server: Server, watch: dict[str, Any]) -> str:
+def describe(context: LabContext, server: Server, watch: WatchRecord | None) -> str:
     """Say when a server with a price ends at the latest, and which guards are armed.
 
-    "" for a server without a price, without W, or that somebody else guards.
+    "" for a server without a price, without a watchdog, or that somebody else guards.
     """
     price = server.offer.price_usd_per_hour
-    if not price or not watch or is_guarded_elsewhere(context.provider):
+    if not price or watch is None or is_guarded_elsewhere(context.provider):
         return ""
     left = left_s(watch)
     if not left:
@@ -227,24 +232,24 @@ def _describe_timer_failure(
     return f"{text}\n  it ends the server in {left} without saving results; next: labctl up"
 
 
-def _list_timer_events(context: LabContext, server: Server) -> list[Any]:
+def _list_timer_events(context: LabContext, server: Server) -> list[LedgerEntry]:
     return list(context.state.list_events(server_id=server.id, kind=EVENT, limit=1))
 
 
 def _get_timer_at(context: LabContext, server: Server) -> float | None:
     """Return when the provider's timer fires, as recorded; None without a known timer."""
     events = _list_timer_events(context, server)
-    return (_parse_at(events[0].detail) if events else server.deadline_at) or None
+    return (_parse_at(events[0]) if events else server.deadline_at) or None
 
 
-def _parse_at(detail: dict[str, Any]) -> float:
-    return float(detail.get("at") or 0.0)
+def _parse_at(event: LedgerEntry) -> float:
+    return float(event.detail.get("at") or 0.0)
 
 
-def left_s(watch: dict[str, Any]) -> list[float]:
+def left_s(watch: WatchRecord | None) -> list[float]:
     """Return the seconds until each of the watchdog's limits; skip what is not a finite number."""
-    values = [watch.get(key) for key in ("ttl_left_s", "budget_left_s")]
-    return [left for left in values if isinstance(left, int | float) and math.isfinite(left)]
+    values = (watch.ttl_left_s, watch.budget_left_s) if watch else ()
+    return [left for left in values if left is not None and math.isfinite(left)]
 
 
 def _has_timer(provider: Provider) -> bool:

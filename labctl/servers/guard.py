@@ -1,40 +1,33 @@
 """Control the watchdog on a server: arm it with lab.yaml's limits, read its state, extend it.
 
-`arm`, `watch` and `extend` return what agent/watchdog/state_files.py calls W: "alive", the clocks
-in seconds, "spent_usd", why it is "busy", what "cannot" be saved at the end, the last "decisions".
+A watchdog's report is a WatchRecord; None if the server has no watchdog.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any
 
-import msgspec
-
-from labctl.model import Need, Server, Value
+from labctl.model import Need, Server
 from labctl.providers import Guarded, Keep, Leasable, Provider, Stoppable
 from labctl.servers import deadlines, held_disks
 from labctl.servers.context import LabContext
+from labctl.wire.codec import to_json
+from labctl.wire.watchdog import (
+    EXTEND,
+    GUARD,
+    WATCH,
+    EndingRecord,
+    ExtendRequest,
+    GuardLimits,
+    GuardRequest,
+    WatchRecord,
+    WatchRequest,
+)
 
 DECISIONS = 20
 EVENT = "guarded"
 # how long the disk of a server without a deadline is kept; each `up` restarts this time
 NO_DEADLINE_S = 30 * 86_400.0
-
-
-class GuardLimits(Value, frozen=True):
-    """The limits that the watchdog enforces on a server; None for a limit that is not set.
-
-    `budget_usd` limits this server's cost, `budget_whole_usd` that of all servers of the lab.
-    """
-
-    ttl_s: int | None
-    ttl_is_default: bool
-    idle_s: int | None
-    budget_usd: float | None
-    budget_whole_usd: float | None
-    price_usd_per_hour: float
-    ceiling_s: int | None
 
 
 def arm(
@@ -44,13 +37,13 @@ def arm(
     budget_left_usd: float | None = None,
     ceiling_s: int | None = None,
     always: bool = False,
-) -> dict[str, Any]:
+) -> WatchRecord | None:
     """Give the server's watchdog lab.yaml's limits, and move the provider's timer to match.
 
-    Safe to repeat. Returns W. `budget_left_usd` is what this server may cost, None for the whole
-    budget. Without `always`, does nothing and returns {} if there is nothing to guard: no limit,
-    no price, no store, and no watchdog armed before. Time and dollars that the watchdog has
-    counted stay counted, even if this machine has lost its own record of them.
+    Safe to repeat. `budget_left_usd` is what this server may cost, None for the whole budget.
+    Without `always`, does nothing and returns None if there is nothing to guard: no limit, no
+    price, no store, and no watchdog armed before. Time and dollars that the watchdog has counted
+    stay counted, even if this machine has lost its own record of them.
     """
     if isinstance(context.provider, Guarded):
         return _watch_foreign(context, server, context.provider)
@@ -60,27 +53,24 @@ def arm(
     )
     before = context.state.list_events(server_id=server.id, kind=EVENT)
     if not (limited or price or before or always):
-        return {}
+        return None
     budget = need.budget_usd if budget_left_usd is None else budget_left_usd
-    limits = msgspec.to_builtins(_derive_limits(need, price, budget, ceiling_s))
+    limits = _derive_limits(need, price, budget, ceiling_s)
     disk = _decide_disk(context, server, deadlines.span_s(need, price, budget))
-    reply = context.open_agent(server).call_untyped(
-        "guard",
-        {
-            **_identify(context, server),
-            "server_id": server.id,
-            "limits": limits,
-            "elapsed_s": max(0.0, time.time() - server.created_at),
-            "ending": _describe_ending(context, server, disk),
-            "store": context.config.store,
-            "mirror_s": context.config.mirror_s,
-        },
+    request = GuardRequest(
+        lab=context.config.name,
+        lab_id=_find_guarded_lab_id(context, server),
+        server_id=server.id,
+        limits=limits,
+        ending=_describe_ending(context, server, disk),
+        elapsed_s=max(0.0, time.time() - server.created_at),
+        store=context.config.store,
+        mirror_s=context.config.mirror_s,
     )
+    watch = context.open_agent(server).call(GUARD, request).watch
     if not before:
-        context.state.record(
-            EVENT, lab_id=context.lab_id, server_id=server.id, detail={"limits": limits}
-        )
-    watch = _parse_watch(reply)
+        detail = {"limits": to_json(limits)}
+        context.state.record(EVENT, lab_id=context.lab_id, server_id=server.id, detail=detail)
     if _can_lose_disk(context):
         held_disks.release(context, server)  # only now does its watchdog know who saves its results
     elif held_disks.is_held(context, server):
@@ -104,40 +94,39 @@ def _derive_limits(
     )
 
 
-def watch(context: LabContext, server: Server, *, decisions: int = DECISIONS) -> dict[str, Any]:
-    """Return W now, with the last `decisions`; {} if no watchdog was armed."""
-    request = {**_identify(context, server), "decisions": decisions}
-    return _parse_watch(context.open_agent(server).call_untyped("watch", request))
+def watch(context: LabContext, server: Server, *, decisions: int = DECISIONS) -> WatchRecord | None:
+    """Return the watchdog's report now, with the last `decisions`; None if none was armed."""
+    request = WatchRequest(_find_guarded_lab_id(context, server), decisions)
+    return context.open_agent(server).call(WATCH, request).watch
 
 
-def extend(context: LabContext, server: Server, span_s: int) -> dict[str, Any]:
-    """Move the deadline by `span_s` seconds and suspend the idle limit for as long; return W.
+def extend(context: LabContext, server: Server, span_s: int) -> WatchRecord | None:
+    """Move the deadline by `span_s` seconds and suspend the idle limit for as long.
 
     PolicyError beyond the ceiling or the budget, NotFoundError if nothing guards the server.
     """
     if isinstance(context.provider, Guarded):
         context.provider.extend_life(server.id, span_s)
         return watch(context, server)
-    request = {**_identify(context, server), "span_s": span_s}
-    extended = _parse_watch(context.open_agent(server).call_untyped("extend", request))
+    request = ExtendRequest(_find_guarded_lab_id(context, server), span_s)
+    extended = context.open_agent(server).call(EXTEND, request).watch
     if _holds_disk(context, server):
         _keep_disk_past(context, server, deadlines.left_s(extended) or [span_s])
     return extended
 
 
-def _watch_foreign(context: LabContext, server: Server, provider: Guarded) -> dict[str, Any]:
-    """Return W of a watchdog that somebody else has armed, and record for which lab."""
+def _watch_foreign(context: LabContext, server: Server, provider: Guarded) -> WatchRecord | None:
+    """Return the report of a watchdog that somebody else armed, and record for which lab."""
     if not context.state.list_events(server_id=server.id, kind=EVENT, limit=1):
         detail = {"as": provider.get_guarded_lab_id(server.id)}
         context.state.record(EVENT, lab_id=context.lab_id, server_id=server.id, detail=detail)
     return watch(context, server)
 
 
-def _identify(context: LabContext, server: Server) -> dict[str, Any]:
-    """Name the lab that the watchdog was armed for, as its verbs expect it."""
+def _find_guarded_lab_id(context: LabContext, server: Server) -> str:
+    """Return the id of the lab that the watchdog was armed for."""
     events = context.state.list_events(server_id=server.id, kind=EVENT, limit=1)
-    lab_id = str(events[0].detail.get("as") or context.lab_id) if events else context.lab_id
-    return {"lab": context.config.name, "lab_id": lab_id}
+    return str(events[0].detail.get("as") or context.lab_id) if events else context.lab_id
 
 
 def can_lose_results(context: LabContext) -> bool:
@@ -193,12 +182,12 @@ def _keep_disk_past(context: LabContext, server: Server, left_s: list[float]) ->
         held_disks.keep_until(context, server, time.time() + min(left_s))
 
 
-def _describe_ending(context: LabContext, server: Server, disk: str) -> dict[str, Any]:
+def _describe_ending(context: LabContext, server: Server, disk: str) -> EndingRecord:
     """Say how the watchdog ends a server of this provider, and what happens to its disk."""
     provider = context.provider
     if isinstance(provider, Leasable):
-        return {"kind": "release", "disk": disk, "lease": server.id}
-    return {"kind": "poweroff", "disk": disk, "saver_s": context.saver_s}
+        return EndingRecord("release", disk, lease=server.id)
+    return EndingRecord("poweroff", disk, saver_s=context.saver_s)
 
 
 def _disk_at_end(provider: Provider) -> str:
@@ -206,9 +195,3 @@ def _disk_at_end(provider: Provider) -> str:
     if isinstance(provider, Keep):
         return "keepable" if provider.can_keep_itself else "goes"
     return "stays" if isinstance(provider, Leasable | Stoppable) else "goes"
-
-
-def _parse_watch(reply: dict[str, Any]) -> dict[str, Any]:
-    """Return W from a reply; a server on which somebody else is root may reply anything."""
-    watch = reply.get("watch")
-    return watch if isinstance(watch, dict) else {}

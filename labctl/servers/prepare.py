@@ -12,9 +12,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 
@@ -208,7 +208,7 @@ def run_playbook(
     reporter: Reporter,
     *,
     name: str = "server.yml",
-    variables: Mapping[str, Any] | None = None,
+    variables: Value | None = None,
 ) -> None:
     """Run a playbook against one host; LabError names the task that failed."""
     log_path = host.ssh_config.parent / LOG_NAME

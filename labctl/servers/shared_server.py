@@ -43,6 +43,24 @@ class Sharing(Value, frozen=True, kw_only=True):
     disk_bytes: int = 0
 
 
+class BrokerVariables(Value, frozen=True, kw_only=True):
+    """The broker's own settings, as the playbook writes them to the server."""
+
+    accounts: int
+    gpus_per_account: int
+    gpu_lease_s: int
+
+
+class SharedServerVariables(Value, frozen=True, kw_only=True):
+    """The variables of playbooks/roles/shared_server."""
+
+    shared_server_program: str
+    shared_server_only_accounts: bool
+    shared_server_accounts: tuple[SharedAccount, ...]
+    shared_server_settings: BrokerVariables
+    shared_server_quota_kib: int
+
+
 def account_name(name: str) -> str:
     """Return the account name of a student or team: unique, and never a system account."""
     account = "lab-" + re.sub(r"[^a-z0-9-]", "-", name.lower())
@@ -72,15 +90,15 @@ def share(
     with tempfile.NamedTemporaryFile(prefix="labctl-broker-", suffix=".zip") as file:
         file.write(build_program())
         file.flush()
-        variables = {
-            "shared_server_program": file.name,
-            "shared_server_only_accounts": only_accounts,
-            "shared_server_accounts": [{"name": a.name, "keys": list(a.keys)} for a in accounts],
-            "shared_server_settings": {
-                "accounts": sharing.places,
-                "gpus_per_account": sharing.gpus,
-                "gpu_lease_s": sharing.gpu_lease_s,
-            },
-            "shared_server_quota_kib": sharing.disk_bytes // KIB,
-        }
+        variables = SharedServerVariables(
+            shared_server_program=file.name,
+            shared_server_only_accounts=only_accounts,
+            shared_server_accounts=tuple(accounts),
+            shared_server_settings=BrokerVariables(
+                accounts=sharing.places,
+                gpus_per_account=sharing.gpus,
+                gpu_lease_s=sharing.gpu_lease_s,
+            ),
+            shared_server_quota_kib=sharing.disk_bytes // KIB,
+        )
         run_playbook(host, playbooks_dir, reporter, name=PLAYBOOK, variables=variables)

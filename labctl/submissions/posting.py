@@ -143,7 +143,7 @@ def _post_part(
     policy(post)
 
 
-class _FilePart:
+class _UploadPart:
     """A part of a file in the form that requests_toolbelt reads: `len` is what is left."""
 
     def __init__(self, file: BinaryIO, start: int, length: int) -> None:
@@ -167,7 +167,7 @@ def _build_form(
     from requests_toolbelt import MultipartEncoder, MultipartEncoderMonitor
 
     start, length = span
-    part = ("part", _FilePart(file, start, length), "application/octet-stream")
+    part = ("part", _UploadPart(file, start, length), "application/octet-stream")
     return MultipartEncoderMonitor(
         MultipartEncoder({**fields, "file": part}),
         lambda monitor: on_bytes(start + min(monitor.bytes_read, length)),
@@ -256,7 +256,7 @@ def _read_progress(progress: Path, sha256: str) -> Posted:
 
 
 def _hash_part(file: BinaryIO, start: int, length: int) -> str:
-    part, digest = _FilePart(file, start, length), hashlib.sha256()
+    part, digest = _UploadPart(file, start, length), hashlib.sha256()
     while block := part.read(CHUNK_BYTES):
         digest.update(block)
     return digest.hexdigest()

@@ -46,7 +46,7 @@ from labctl.wire.receiver import (
     SendPartReply,
     SendPartRequest,
 )
-from labctl.wire.verbs import ErrorMessage, Verb
+from labctl.wire.verbs import ErrorMessage, ErrorReply, Verb
 
 MOST_LINE_BYTES = 4096
 PART_BYTES = 8 * 1024 * 1024
@@ -61,10 +61,6 @@ VERBS: dict[str, Verb[Any, Any]] = {
         READ_FEEDBACK,
     )
 }
-
-
-class _ErrorReply(NamedTuple):
-    error: ErrorMessage
 
 
 def check_request(original: str) -> None:
@@ -169,8 +165,8 @@ def _read_bytes(source: BinaryIO, length: int) -> bytes:
     return b"".join(blocks)
 
 
-def _error_reply(error: LabError) -> _ErrorReply:
-    return _ErrorReply(ErrorMessage(type(error).__name__, error.what, error.why, error.hint))
+def _error_reply(error: LabError) -> ErrorReply:
+    return ErrorReply(ErrorMessage(type(error).__name__, error.what, error.why, error.hint))
 
 
 def _disk_error(error: OSError) -> LabError:

@@ -74,10 +74,9 @@ class ActionForms:
             watch = await asyncio.to_thread(board.actions.extend, seat.name, span_s, why)
         except LabError as error:
             return await self._redirect_with_message(request, key, "bad", _error_text(error))
-        left_s = watch.get("ttl_left_s")
         message = f"Extended by {span(span_s)}."
-        if isinstance(left_s, int | float):
-            message += f" The server stops in {span(left_s)}."
+        if watch and watch.ttl_left_s is not None:
+            message += f" The server stops in {span(watch.ttl_left_s)}."
         return await self._redirect_with_message(request, key, "good", message)
 
     async def ask_cancel(self, request: Request, key: str, run: str) -> Response:

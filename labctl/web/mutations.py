@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from labctl.config import Paths
 from labctl.courses import broadcast
@@ -27,6 +26,7 @@ from labctl.servers.context import LabContext
 from labctl.state import State
 from labctl.web.view import ServerLoad
 from labctl.wire.runs import FOLLOW_RUN, FollowRunOpening, FollowRunRequest
+from labctl.wire.watchdog import WatchRecord
 
 # time that a canceled run has to write a checkpoint, as with `labctl cancel`
 GRACE_S = 60
@@ -44,7 +44,7 @@ class CourseActions:
         self._folder: CourseFolder | None = None
         self._course: LabContext | None = None
 
-    def extend(self, seat: str, span_s: int, why: str) -> dict[str, Any]:
+    def extend(self, seat: str, span_s: int, why: str) -> WatchRecord | None:
         """Extend the time of a seat's server, as `labctl course extend`; return its limits."""
         with self._lock:
             staff, course_seat = self._open_seat(seat)

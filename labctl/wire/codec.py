@@ -87,7 +87,7 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
         _, each = get_args(kind)
         return {key: _convert(each, item, f"{path}.{key}") for key, item in value.items()}
     if kind is float and type(value) is int:
-        return float(value)
+        return _convert_int(value, path)
     return _require(value, kind, path)
 
 
@@ -132,6 +132,13 @@ def _convert_union(kinds: Tuple[Any, ...], value: Any, path: str) -> Any:
             except MessageError as error:
                 problem = error
     raise problem
+
+
+def _convert_int(value: int, path: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise MessageError(f"{path.lstrip('.')}: the number is too large") from None
 
 
 def _require(value: Any, kind: Any, path: str) -> Any:

@@ -3,7 +3,7 @@
 Times are Unix seconds of the server's clock, sizes are in bytes.
 """
 
-from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
+from typing import Dict, NamedTuple, Optional, Tuple, Union
 
 from .verbs import LabRequest, StreamingVerb, Verb
 
@@ -194,7 +194,7 @@ class StatusReply(NamedTuple):
     disk: DiskSpace
     uptime_s: float
     now: float
-    watch: Optional[Dict[str, Any]] = None
+    watch: object = None
 
 
 class CancelRunRequest(NamedTuple):

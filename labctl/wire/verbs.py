@@ -4,7 +4,7 @@ Each module of messages defines its verbs (`START = Verb("start", StartRequest, 
 client passes the verb to `AgentClient.call` or `stream`; the agent finds the handler by its name.
 """
 
-from typing import Generic, NamedTuple, Type, TypeVar
+from typing import Generic, NamedTuple, Optional, Type, TypeVar
 
 Request = TypeVar("Request", bound=NamedTuple)
 Reply = TypeVar("Reply", bound=NamedTuple)
@@ -39,6 +39,12 @@ class ErrorMessage(NamedTuple):
     what: str
     why: str = ""
     hint: str = ""
+
+
+class ErrorReply(NamedTuple):
+    """What reports a failure in place of a reply; None in the reply of any verb."""
+
+    error: Optional[ErrorMessage] = None
 
 
 class Empty(NamedTuple):

@@ -30,6 +30,7 @@ from labctl.errors import ConfigError, InterruptError, LabError, PolicyError, Pr
 from labctl.events import Question
 from labctl.lab import Lab
 from labctl.model import Check, Endpoint, Offer, Run, Server
+from labctl.wire.watchdog import WatchRecord
 
 NAMES = list(COMMANDS)
 
@@ -152,7 +153,7 @@ def test_extend_tells_what_may_end_the_server_sooner(
 ) -> None:
     from labctl.lifecycle import extend as action
 
-    monkeypatch.setattr(action, "extend", lambda *_: {"ttl_left_s": 7200.0, **watch})
+    monkeypatch.setattr(action, "extend", lambda *_: WatchRecord(ttl_left_s=7200.0, **watch))
     assert labctl("extend", "1h").out == said
 
 

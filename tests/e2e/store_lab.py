@@ -17,6 +17,7 @@ from sshd_container import Sshd, build, build_image, docker, start
 
 from labctl.lab import Lab
 from labctl.servers.context import LabContext
+from labctl.wire.watchdog import WATCH, MirrorStateRecord, WatchRequest
 
 STORE_DOCKERFILE = """
 ARG BASE
@@ -89,13 +90,18 @@ class StoreLab:
         request = {"lab": context.config.name, "lab_id": context.lab_id, **words}
         return context.open_agent(context.get_server()).call(verb, request)
 
-    def mirror(self) -> dict[str, Any]:
-        """W's "mirror"."""
-        return dict(self.call("watch")["watch"].get("mirror") or {"at": 0, "failed": ""})
+    def mirror(self) -> MirrorStateRecord:
+        """The mirror's state in the watchdog's report."""
+        context = self.context
+        request = WatchRequest(context.lab_id)
+        watch = context.open_agent(context.get_server()).call(WATCH, request).watch
+        return (watch.mirror if watch else None) or MirrorStateRecord()
 
-    def shown(self, condition: Callable[[dict[str, Any]], bool], within_s: float = 45) -> Any:
-        """W's "mirror" once it is so."""
-        seen: list[dict[str, Any]] = []
+    def shown(
+        self, condition: Callable[[MirrorStateRecord], bool], within_s: float = 45
+    ) -> MirrorStateRecord:
+        """The mirror's state once it is so."""
+        seen: list[MirrorStateRecord] = []
 
         def so() -> bool:
             seen.append(self.mirror())

@@ -73,17 +73,17 @@ def test_a_jump_of_the_servers_clock_moves_no_limit(shiftable: WatchLab, shift_s
     with clock_shifted_by(shiftable, shift_s):
         moved_s = read_server_clock(shiftable) - real_s
         assert moved_s == pytest.approx(shift_s, abs=120)
-        ticks = shiftable.watch(0)["elapsed_s"]
-        during = wait_for(lambda: w if (w := shiftable.watch())["elapsed_s"] > ticks + 2 else None)
+        ticks = shiftable.watch(0).elapsed_s
+        during = wait_for(lambda: w if (w := shiftable.watch()).elapsed_s > ticks + 2 else None)
         extended = shiftable.extend(600)
     after = shiftable.watch()
     for watch in (during, after):
-        assert watch["alive"]
-        assert 100 <= watch["elapsed_s"] < 400
-        assert watch["idle_for_s"] < 400
-        assert not watch["ending"]
-    assert during["ttl_left_s"] == pytest.approx(before["ttl_left_s"], abs=300)
-    assert extended["ttl_left_s"] == pytest.approx(before["ttl_left_s"] + 600, abs=300)
+        assert watch.alive
+        assert 100 <= watch.elapsed_s < 400
+        assert watch.idle_for_s < 400
+        assert not watch.ending
+    assert during.ttl_left_s == pytest.approx(before.ttl_left_s, abs=300)
+    assert extended.ttl_left_s == pytest.approx((before.ttl_left_s or 0) + 600, abs=300)
 
 
 @SHIFTS
@@ -93,7 +93,7 @@ def test_a_terminal_at_rest_is_no_work_after_a_jump(shiftable: WatchLab, shift_s
     with shiftable.terminal("tmux new-session -s rests"), shiftable.terminal("sleep 600"):
         wait_for(lambda: shiftable.server.ssh("tmux list-clients", check=False).stdout)
         with clock_shifted_by(shiftable, shift_s):
-            wait_for(lambda: shiftable.watch(0)["idle_for_s"] > 9, 60)
+            wait_for(lambda: shiftable.watch(0).idle_for_s > 9, 60)
     shiftable.server.ssh("tmux kill-server")
 
 
@@ -103,10 +103,10 @@ def test_a_watchdog_that_starts_after_a_jump_goes_on_counting(
 ) -> None:
     before = shiftable.guard(f"again{shift_s}", ttl_s=LONG_S, elapsed_s=100.0)
     with clock_shifted_by(shiftable, shift_s):
-        shiftable.server.sh(f"kill -9 {before['pid']}")
-        after = wait_for(lambda: w if (w := shiftable.watch())["pid"] != before["pid"] else None)
-        assert 100 <= after["elapsed_s"] < 400
-        assert after["ttl_left_s"] == pytest.approx(before["ttl_left_s"], abs=300)
+        shiftable.server.sh(f"kill -9 {before.pid}")
+        after = wait_for(lambda: w if (w := shiftable.watch()).pid != before.pid else None)
+        assert 100 <= after.elapsed_s < 400
+        assert after.ttl_left_s == pytest.approx(before.ttl_left_s, abs=300)
 
 
 @SHIFTS

@@ -50,8 +50,8 @@ def test_checkpoints_are_mirrored_while_the_run_goes_on(stored: StoreLab) -> Non
     for top in tops:
         assert {f"{top}/model", f"{top}/manifest.json"} <= names
         assert not top.endswith(".new")
-    shown = stored.shown(lambda mirror: mirror["at"] > 0)
-    assert shown["failed"] == ""
+    shown = stored.shown(lambda mirror: mirror.at > 0)
+    assert shown.failed == ""
     about = stored.store.read(f"{stored.prefix}/runs/{RUN}/run.json")
     assert about["spec"]["id"] == RUN
     assert about["record"]["state"] == "running"
@@ -109,12 +109,12 @@ def test_a_store_that_cannot_be_reached_for_a_while(stored: StoreLab) -> None:
     cut = f"-s {server} -p tcp --dport 22 -j DROP"
     stored.store.box.sh(f"iptables -I INPUT {cut}")
     try:
-        failed = stored.shown(lambda mirror: bool(mirror["failed"]))
-        assert "cannot reach the store" in failed["failed"]
+        failed = stored.shown(lambda mirror: bool(mirror.failed))
+        assert "cannot reach the store" in failed.failed
         assert stored.lab.seen(RUN)["state"] == "running"
     finally:
         stored.store.box.sh(f"iptables -D INPUT {cut}")
-    stored.shown(lambda mirror: not mirror["failed"])
+    stored.shown(lambda mirror: not mirror.failed)
     wait_for(lambda: stored.index(RUN) != before)
     verified(stored)
 
@@ -123,13 +123,13 @@ def test_a_store_that_is_full(stored: StoreLab) -> None:
     stored.store.sh("head -c 100000000 /dev/zero > ~/labs/other-1/filling 2>/dev/null || :")
     try:
         # The first that does not fit may be the index alone, and then nothing is behind yet.
-        stored.shown(lambda mirror: "full" in mirror["failed"] and mirror["behind_bytes"] > 0)
+        stored.shown(lambda mirror: "full" in mirror.failed and mirror.behind_bytes > 0)
         assert stored.lab.seen(RUN)["state"] == "running"
         names = {*stored.index(RUN)}
         assert any("manifest.json" in name for name in names), "what was there stays"
     finally:
         stored.store.sh("rm ~/labs/other-1/filling")
-    stored.shown(lambda mirror: not mirror["failed"])
+    stored.shown(lambda mirror: not mirror.failed)
     verified(stored)
 
 
@@ -138,7 +138,7 @@ def test_the_mirror_killed_in_the_middle_begins_again(stored: StoreLab) -> None:
     killed = stored.lab.sh("pkill -9 -f 'mirror-serv[e]' && echo yes", check=False)
     assert killed.strip() == "yes"
     wait_for(lambda: {*stored.index(RUN)} - before)
-    stored.shown(lambda mirror: not mirror["failed"])
+    stored.shown(lambda mirror: not mirror.failed)
     verified(stored)
 
 

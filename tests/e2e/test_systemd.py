@@ -16,6 +16,14 @@ from labctl.courses.bake import CLEAN_SCRIPT
 from labctl.servers.agent import AgentClient
 from labctl.servers.connections import Connections
 from labctl.transports.openssh import OpenSshTransport
+from labctl.wire.watchdog import (
+    GUARD,
+    WATCH,
+    EndingRecord,
+    GuardLimits,
+    GuardRequest,
+    WatchRequest,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -76,10 +84,11 @@ def test_a_watchdog_that_keeps_crashing_is_started_again(box: Sshd, tmp_path: Pa
     server = box.server()
     path = Connections(tmp_path / "ssh", None).write(server)
     remote = AgentClient(OpenSshTransport(path, server.id, server.endpoint, master=False))
-    limits = {"ttl_s": 3600.0, "idle_s": None, "budget_usd": None, "price_usd_per_hour": 0.0}
-    request = {"lab": "crashes", "lab_id": "77aa5500ee12", "server_id": "crashes", "elapsed_s": 0.0}
-    ending = {"kind": "poweroff", "disk": "stays", "grace_s": 10}
-    remote.call("guard", {**request, "ending": ending, "store": "", "limits": limits})
+    lab_id = "77aa5500ee12"
+    ending = EndingRecord("poweroff", "stays", grace_s=10)
+    remote.call(
+        GUARD, GuardRequest("crashes", lab_id, "crashes", GuardLimits(ttl_s=3600.0), ending)
+    )
     seen = {"0"}
 
     def is_started_again() -> bool:
@@ -92,8 +101,12 @@ def test_a_watchdog_that_keeps_crashing_is_started_again(box: Sshd, tmp_path: Pa
 
     for _ in range(7):
         wait_for(is_started_again, 60)
-    watch = {"lab": "crashes", "lab_id": "77aa5500ee12", "decisions": 0}
-    wait_for(lambda: remote.call("watch", watch)["watch"]["alive"])
+
+    def is_alive() -> bool:
+        watch = remote.call(WATCH, WatchRequest(lab_id)).watch
+        return watch is not None and watch.alive
+
+    wait_for(is_alive)
     box.sh("systemctl disable --now labctl-watchdog")
 
 

@@ -22,6 +22,8 @@ from labctl.agent.reply import parse_reply
 from labctl.agent.watchdog.state_files import ROOT_DIR
 from labctl.agent.watchdog.systemd_unit import UNIT
 from labctl.servers.agent import build_program
+from labctl.wire.verbs import Verb
+from labctl.wire.watchdog import GUARD, RELOAD_UNITS
 
 pytestmark = pytest.mark.engine
 
@@ -41,7 +43,7 @@ GENERATOR = """\
 mkdir -p /etc/systemd/system-generators && cd /etc/systemd/system-generators
 printf '#!/bin/sh\\necho reload >> /run/reloads\\n' > count && chmod 755 count
 systemctl daemon-reload && test "$(cat /run/reloads)" = reload"""
-GUARD: dict[str, Any] = {
+REQUEST: dict[str, Any] = {
     "lab": "units",
     "lab_id": "0123456789ab",
     "server_id": "server-1",
@@ -74,9 +76,9 @@ def gpu_container(box: Sshd, small_image: str) -> Iterator[str]:
     box.sh("docker rm -f training")
 
 
-def call(box: Sshd, verb: str, request: dict[str, Any], version: str) -> dict[str, Any]:
+def call(box: Sshd, verb: Verb[Any, Any], request: dict[str, Any], version: str) -> Any:
     """What a verb of the program of that version answers to root."""
-    words = f"python3 -I -S -B /root/{version}/__main__.py {verb}"
+    words = f"python3 -I -S -B /root/{version}/__main__.py {verb.name}"
     return parse_reply(verb, box.sh(f"echo '{json.dumps(request)}' | {words}"), "")
 
 
@@ -90,10 +92,10 @@ def state(box: Sshd) -> str:
 
 
 def test_a_new_version_of_the_watchdog_needs_no_reload(box: Sshd) -> None:
-    assert call(box, "guard", GUARD, FIRST)["watch"]["version"] == FIRST
+    assert call(box, GUARD, REQUEST, FIRST).watch.version == FIRST
     assert state(box) == "enabled\nactive\n"
     before = count_reloads(box)
-    assert call(box, "guard", GUARD, SECOND)["watch"]["version"] == SECOND
+    assert call(box, GUARD, REQUEST, SECOND).watch.version == SECOND
     assert count_reloads(box) == before
     assert box.sh(f"cd {ROOT_DIR} && ls -d remote-*").split() == [SECOND]
     assert SECOND in box.sh("pgrep -af 'watchdog /var/lib'")
@@ -101,21 +103,21 @@ def test_a_new_version_of_the_watchdog_needs_no_reload(box: Sshd) -> None:
 
 def test_a_changed_unit_waits_for_the_containers_with_a_gpu(box: Sshd, gpu_container: str) -> None:
     """As after an earlier labctl, whose unit named the program's version."""
-    call(box, "guard", GUARD, SECOND)
+    call(box, GUARD, REQUEST, SECOND)
     unit = box.sh(f"cat {UNIT}")
     box.sh(f"sed -i 's|current|{SECOND}|' {UNIT} && systemctl daemon-reload")
     before = count_reloads(box)
-    watch = call(box, "guard", {**GUARD, "limits": {"ttl_s": 9 * 3600}}, THIRD)["watch"]
-    assert (watch["version"], watch["alive"]) == (SECOND, True)
-    assert watch["ttl_left_s"] > 8.5 * 3600
-    (put_off,) = [one for one in watch["decisions"] if one["what"] == "update postponed"]
-    assert gpu_container in put_off["why"]
+    watch = call(box, GUARD, {**REQUEST, "limits": {"ttl_s": 9 * 3600}}, THIRD).watch
+    assert (watch.version, watch.alive) == (SECOND, True)
+    assert watch.ttl_left_s > 8.5 * 3600
+    (put_off,) = [one for one in watch.decisions if one.what == "update postponed"]
+    assert gpu_container in put_off.why
     assert count_reloads(box) == before
     box.sh(f"systemctl kill --signal=KILL {UNIT.name}")  # its program is still there
-    call(box, "guard", GUARD, THIRD)
+    call(box, GUARD, REQUEST, THIRD)
     assert count_reloads(box) == before
     box.sh(f"docker stop -t 0 {gpu_container}")
-    assert call(box, "guard", GUARD, THIRD)["watch"]["version"] == THIRD
+    assert call(box, GUARD, REQUEST, THIRD).watch.version == THIRD
     assert count_reloads(box) == before + 1
     assert box.sh(f"cat {UNIT}") == unit
     assert state(box) == "enabled\nactive\n"
@@ -126,18 +128,18 @@ def test_a_first_watchdog_beside_a_gpu_container_needs_no_reload(
 ) -> None:
     box.sh(f"systemctl disable --now {UNIT.name}; rm {UNIT}; systemctl daemon-reload")
     before = count_reloads(box)
-    assert call(box, "guard", GUARD, THIRD)["watch"]["version"] == THIRD
+    assert call(box, GUARD, REQUEST, THIRD).watch.version == THIRD
     assert state(box) == "enabled\nactive\n"
     assert count_reloads(box) == before
 
 
 def test_a_reload_of_units_is_put_off_and_made_up_for(box: Sshd, gpu_container: str) -> None:
     before = count_reloads(box)
-    assert call(box, "reload-units", {}, FIRST) == {"put_off_for": [gpu_container]}
+    assert call(box, RELOAD_UNITS, {}, FIRST).put_off_for == (gpu_container,)
     assert count_reloads(box) == before
     box.sh(f"test -e {PUT_OFF}")
     box.sh(f"docker stop -t 0 {gpu_container}")
-    assert call(box, "reload-units", {}, FIRST) == {"put_off_for": []}
+    assert call(box, RELOAD_UNITS, {}, FIRST).put_off_for == ()
     assert count_reloads(box) == before + 1
     box.sh(f"test ! -e {PUT_OFF}")
 

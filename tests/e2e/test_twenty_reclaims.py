@@ -24,6 +24,7 @@ from store_lab import StoreLab, store_box
 
 from labctl.lab import Lab
 from labctl.providers.local import cache, engine
+from labctl.wire.watchdog import RECLAIM_NOTICE, ReclaimNoticeRequest
 
 pytestmark = [pytest.mark.engine, pytest.mark.train]
 
@@ -166,8 +167,8 @@ def taken(run: Watched, announced: bool) -> bool:
     context = Lab.load(lab.root, environ=lab.environ).context
     if announced:
         step = run.told()
-        about = {"lab_id": context.lab_id, "left_s": NOTICE_S, "source": "the test"}
-        context.open_agent(context.get_server()).call("reclaim-notice", about)
+        notice = ReclaimNoticeRequest(context.lab_id, NOTICE_S, source="the test")
+        context.open_agent(context.get_server()).call(RECLAIM_NOTICE, notice)
     else:
         with engine.connect() as docker:
             docker.containers.get(before).remove(force=True, v=True)

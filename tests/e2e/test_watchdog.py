@@ -18,6 +18,7 @@ from watch_lab import CHECKPOINT, FOREVER, PLACE, WatchLab
 
 from labctl.commands import lease
 from labctl.errors import NotFoundError, PolicyError
+from labctl.wire.watchdog import WATCH, WatchRequest
 
 pytestmark = pytest.mark.engine
 
@@ -203,7 +204,7 @@ def test_what_merely_waits_is_no_work(looking: WatchLab) -> None:
     looking.server.ssh(f"docker run -d --rm --name rests {looking.image} sleep 600")
     with looking.terminal("tmux new-session -s rests"), looking.terminal("sleep 600"):
         wait_for(lambda: looking.server.ssh("tmux list-clients", check=False).stdout)
-        wait_for(lambda: looking.watch(0)["idle_for_s"] > 9)
+        wait_for(lambda: looking.watch(0).idle_for_s > 9)
     looking.server.ssh("tmux kill-server; docker kill rests")
 
 
@@ -259,9 +260,9 @@ def test_the_ttl_stops_a_run_saves_its_checkpoint_and_powers_off(watched: WatchL
     watched.server.ssh("test -s labctl/watched/runs/trained/checkpoints/last/manifest.json")
     run = watched.find_run("trained")
     assert (run.state, run.stopped_by, run.exit_code) == ("lost", "ttl", 0)
-    watch = wait_for(lambda: found if (found := watched.watch())["alive"] else None)
-    assert any(each["what"] == "ttl restarted" for each in watch["decisions"])
-    assert watch["ttl_left_s"] > 5
+    watch = wait_for(lambda: found if (found := watched.watch()).alive else None)
+    assert any(each.what == "ttl restarted" for each in watch.decisions)
+    assert watch.ttl_left_s > 5
 
 
 def test_an_idle_server_ends_and_says_so_in_time(watched: WatchLab) -> None:
@@ -281,26 +282,28 @@ def test_an_idle_server_ends_and_says_so_in_time(watched: WatchLab) -> None:
 def test_a_spent_budget_ends_it_at_once_however_busy(watched: WatchLab) -> None:
     watched.start("spends", "trap '' TERM; while :; do sleep 0.1; done")
     watch = watched.guard("budget", budget_usd=0.01, price_usd_per_hour=6.0, ending={"grace_s": 3})
-    assert watch["budget_left_s"] == pytest.approx(6.0, abs=4.0)
-    assert watch["ends_by"] == "budget"
+    assert watch.budget_left_s == pytest.approx(6.0, abs=4.0)
+    assert watch.ends_by == "budget"
     watched.wait_for_power_off()
     told = "\n".join(watched.decisions())
     assert "ending (budget): its budget of 0.01 dollars is spent" in told
     assert "run killed: spends had not ended 3 s after SIGTERM" in told
     assert "wound down:" in told
     watched.boot()
-    wait_for(lambda: watched.watch(0)["alive"])
-    assert watched.watch(0)["budget_left_s"] < 0, "a reboot gives no money back"
+    wait_for(lambda: watched.watch(0).alive)
+    left_s = watched.watch(0).budget_left_s
+    assert left_s is not None
+    assert left_s < 0, "a reboot gives no money back"
     assert watched.server.found().state == "running", "but time to raise the budget"
     watched.guard("next", ttl_s=LONG_S)
 
 
 def test_an_idle_server_whose_results_would_be_lost_stays_on(watched: WatchLab) -> None:
     armed = watched.guard("stays", idle_s=4, ending={"disk": "goes"})
-    assert armed["cannot"] == ["The disk is deleted with the server. Run labctl pull first."]
-    wait_for(lambda: any(d["what"] == "staying on" for d in watched.watch()["decisions"]))
+    assert armed.cannot == ("The disk is deleted with the server. Run labctl pull first.",)
+    wait_for(lambda: any(d.what == "staying on" for d in watched.watch().decisions))
     assert watched.server.found().state == "running"
-    wait_for(lambda: watched.watch()["unsaved"]["files"])
+    wait_for(lambda: watched.watch().unsaved.files)
     watched.guard("next", ttl_s=LONG_S)
 
 
@@ -310,29 +313,29 @@ def test_an_idle_server_whose_results_would_be_lost_stays_on(watched: WatchLab) 
 def test_limits_hold_against_extensions_and_lost_clients(watched: WatchLab) -> None:
     limits = {"ttl_s": 3600, "ceiling_s": 5400, "budget_usd": 5.0, "price_usd_per_hour": 1.0}
     watch = watched.guard("limits", **limits, budget_whole_usd=5.0, elapsed_s=600.0)
-    assert watch["ttl_left_s"] == pytest.approx(3000, abs=60)
-    assert watched.extend(1800)["ttl_left_s"] == pytest.approx(4800, abs=60)
+    assert watch.ttl_left_s == pytest.approx(3000, abs=60)
+    assert watched.extend(1800).ttl_left_s == pytest.approx(4800, abs=60)
     with pytest.raises(PolicyError, match="Cannot extend by 10 min") as refused:
         watched.extend(600)
     assert "the ceiling ends the server 1 h 30 min after its start" in refused.value.why
     # A client that has lost its state believes the server to be new and no dollar to be spent.
     lost = {**limits, "budget_usd": 9.0, "budget_whole_usd": 5.0, "ceiling_s": None}
     watch = watched.guard("limits", **lost, elapsed_s=0.0)
-    assert watch["elapsed_s"] >= 600
-    assert watch["ttl_left_s"] == pytest.approx(4800, abs=30)
-    assert watch["budget_left_s"] == pytest.approx(5 * 3600 - 600, abs=30)
-    assert watch["spent_usd"] == pytest.approx(600 / 3600, abs=0.02)
-    told = [f"{d['what']}: {d['why']}" for d in watched.watch()["decisions"]]
+    assert watch.elapsed_s >= 600
+    assert watch.ttl_left_s == pytest.approx(4800, abs=30)
+    assert watch.budget_left_s == pytest.approx(5 * 3600 - 600, abs=30)
+    assert watch.spent_usd == pytest.approx(600 / 3600, abs=0.02)
+    told = [f"{d.what}: {d.why}" for d in watched.watch().decisions]
     assert any(each.startswith("extension refused: the ceiling") for each in told)
 
 
 def test_a_killed_watchdog_carries_on(watched: WatchLab) -> None:
     before = watched.guard("killed", ttl_s=LONG_S, idle_s=LONG_S, elapsed_s=100.0)
-    watched.server.sh(f"kill -9 {before['pid']}")
-    after = wait_for(lambda: found if (found := watched.watch())["pid"] != before["pid"] else None)
-    assert after["alive"]
-    assert 100 <= after["elapsed_s"] < 400
-    assert any(d["what"] == "watchdog restarted" for d in after["decisions"])
+    watched.server.sh(f"kill -9 {before.pid}")
+    after = wait_for(lambda: found if (found := watched.watch()).pid != before.pid else None)
+    assert after.alive
+    assert 100 <= after.elapsed_s < 400
+    assert any(d.what == "watchdog restarted" for d in after.decisions)
     assert watched.server.sh("pgrep -fc 'python3 .* [w]atchdog /var'", check=False).strip() == "1"
 
 
@@ -345,20 +348,20 @@ def test_a_new_version_takes_over(watched: WatchLab) -> None:
         line = "python3 -I -S .cache/labctl/remote-new/__main__.py guard"
         watched.server.ssh(line, stdin=f"{request}\n".encode())
         after = watched.watch()
-        assert after["version"] == "remote-new"
-        assert after["pid"] != before["pid"]
-        assert after["elapsed_s"] >= 100
+        assert after.version == "remote-new"
+        assert after.pid != before.pid
+        assert after.elapsed_s >= 100
         assert watched.server.sh(f"ls -d {PLACE}/remote-*").split() == [f"{PLACE}/remote-new"]
     finally:
         watched.server.ssh("rm -rf .cache/labctl/remote-new")
     assert len(old.stdout.split()) == 2
-    assert watched.guard("version", ttl_s=LONG_S)["version"] == before["version"]
+    assert watched.guard("version", ttl_s=LONG_S).version == before.version
 
 
 @pytest.mark.timed
 def test_it_takes_next_to_no_time_of_the_machine(looking: WatchLab) -> None:
     """Looking every other second, more often than any real limit has it look."""
-    pid = looking.watch(0)["pid"]
+    pid = looking.watch(0).pid
 
     def used_s() -> float:
         fields = looking.server.sh(f"cat /proc/{pid}/stat").rpartition(")")[2].split()
@@ -387,12 +390,12 @@ def test_a_shared_machine_is_given_back_and_stays_on(watched: WatchLab) -> None:
     server_id = "static-gpu1-aabbccdd"
     ending = {"kind": "release", "disk": "stays", "lease": server_id}
     shared.guard(server_id, ttl_s=20, ending=ending)
-    pid = shared.watch(0)["pid"]
+    pid = shared.watch(0).pid
     assert watched.server.sh(f"stat -c %U /proc/{pid}").strip() == "student"
     shared.start("polite", CHECKPOINT)
     wait_for(lambda: lease.parse(watched.server.ssh(lease.show("aabbccdd")).stdout).state == "free")
-    wait_for(lambda: not shared.watch()["alive"])
-    told = [each["what"] for each in shared.watch()["decisions"]]
+    wait_for(lambda: not shared.watch().alive)
+    told = [each.what for each in shared.watch().decisions]
     assert [w for w in told if w in ("run stopped", "released")] == ["run stopped", "released"]
     assert shared.log("polite").endswith("saved\n")
     assert watched.server.found().state == "running"
@@ -400,6 +403,6 @@ def test_a_shared_machine_is_given_back_and_stays_on(watched: WatchLab) -> None:
 
 def test_nothing_guards_a_lab_that_was_never_armed(watched: WatchLab) -> None:
     other = WatchLab(watched.server, watched.folder, watched.image, {"lab": "free", "lab_id": "12"})
-    assert other.remote.call("watch", other.about) == {"watch": None}
+    assert other.remote.call(WATCH, WatchRequest(other.about["lab_id"])).watch is None
     with pytest.raises(NotFoundError, match="this server has no watchdog"):
         other.extend(60)

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from service_lab import HOME, LAB, LAB_ID, ServiceLab
 from sshd_container import wait_for
 
 from labctl.model import Service
+from labctl.wire.watchdog import (
+    GUARD,
+    WATCH,
+    EndingRecord,
+    GuardLimits,
+    GuardRequest,
+    WatchRecord,
+    WatchRequest,
+)
 
 pytest_plugins = ["service_fixtures"]
 pytestmark = pytest.mark.engine
 
-ABOUT = {"lab": LAB, "lab_id": LAB_ID}
 # What a browser does that runs a cell and is closed then: a websocket, one masked frame.
 EXECUTE = """
 import base64, json, os, socket, struct, sys
@@ -48,18 +55,19 @@ def request(lab: ServiceLab, service: Service, method: str, path: str) -> str:
 
 def test_kernels_count_and_the_server_alone_does_not(service_lab: ServiceLab) -> None:
     service = service_lab.ensure("jupyter")
-    limits = {"ttl_s": 3600, "idle_s": 20}
-    ending = {"kind": "poweroff", "disk": "stays"}
-    armed = {**ABOUT, "server_id": "jupyter", "elapsed_s": 0, "limits": limits, "ending": ending}
+    limits = GuardLimits(ttl_s=3600, idle_s=20)
+    ending = EndingRecord("poweroff")
+    armed = GuardRequest(LAB, LAB_ID, "jupyter", limits=limits, ending=ending)
     remote = service_lab.remote
-    remote.call("guard", armed)
+    remote.call(GUARD, armed)
 
-    def watch() -> dict[str, Any]:
-        found: dict[str, Any] = remote.call("watch", ABOUT)["watch"]
-        return found
+    def watch() -> WatchRecord:
+        report = remote.call(WATCH, WatchRequest(LAB_ID)).watch
+        assert report
+        return report
 
     def told(sentence: str) -> Callable[[], bool]:
-        return lambda: any(sentence in each for each in watch()["busy"])
+        return lambda: any(sentence in each for each in watch().busy)
 
     kernel = json.loads(request(service_lab, service, "POST", "/api/kernels"))["id"]
     wait_for(told("a Jupyter kernel was used, "))
@@ -68,10 +76,10 @@ def test_kernels_count_and_the_server_alone_does_not(service_lab: ServiceLab) ->
     wait_for(told("a Jupyter kernel is busy"))
     request(service_lab, service, "POST", f"/api/kernels/{kernel}/interrupt")
     wait_for(told("a Jupyter kernel was used, "))
-    wait_for(lambda: watch()["idle_for_s"] > 4)
+    wait_for(lambda: watch().idle_for_s > 4)
     assert service_lab.inspect(service.container)["State"]["Running"]
     token = f"{HOME}/{LAB}/.labctl/service-jupyter.token"
     service_lab.box.sh(f"mv {token} {token}.kept")
     wait_for(told("Jupyter's kernels cannot be read, which counts as work (HTTP 403)"))
     service_lab.box.sh(f"mv {token}.kept {token}")
-    remote.call("guard", {**armed, "limits": {"ttl_s": 3600}})
+    remote.call(GUARD, armed._replace(limits=GuardLimits(ttl_s=3600)))

@@ -28,6 +28,17 @@ from labctl.wire.runs import (
     StartRunRequest,
     StatusRequest,
 )
+from labctl.wire.watchdog import (
+    EXTEND,
+    GUARD,
+    WATCH,
+    EndingRecord,
+    ExtendRequest,
+    GuardLimits,
+    GuardRequest,
+    WatchRecord,
+    WatchRequest,
+)
 
 LAB = "watched"
 LAB_ID = "77aa5500ee11"
@@ -69,29 +80,32 @@ class WatchLab:
         path = Connections(self.folder / "ssh", None).write(found)
         return AgentClient(OpenSshTransport(path, found.id, found.endpoint, master=False))
 
-    def guard(self, server_id: str, **words: Any) -> dict[str, Any]:
+    def guard(self, server_id: str, **words: Any) -> WatchRecord:
         """Arm it for a server called `server_id`: another one starts afresh."""
-        ending = {"kind": "poweroff", "disk": "stays", "grace_s": 10, **words.pop("ending", {})}
-        limits = {"ttl_s": None, "idle_s": None, "budget_usd": None, "price_usd_per_hour": 0.0}
-        request = {
-            **self.about,
-            "server_id": server_id,
-            "elapsed_s": words.pop("elapsed_s", 0.0),
-            "ending": ending,
-            "store": words.pop("store", ""),
-            "limits": {**limits, **words},
-        }
-        watch: dict[str, Any] = self.remote.call("guard", request)["watch"]
-        assert watch["alive"]
+        ending = EndingRecord("poweroff", "stays", grace_s=10)._replace(**words.pop("ending", {}))
+        request = GuardRequest(
+            self.about["lab"],
+            self.about["lab_id"],
+            server_id,
+            elapsed_s=words.pop("elapsed_s", 0.0),
+            ending=ending,
+            store=words.pop("store", ""),
+            limits=GuardLimits(**words),
+        )
+        watch = self.remote.call(GUARD, request).watch
+        assert watch
+        assert watch.alive
         return watch
 
-    def watch(self, decisions: int = 50) -> dict[str, Any]:
-        found = self.remote.call("watch", {**self.about, "decisions": decisions})["watch"]
-        return dict(found)
+    def watch(self, decisions: int = 50) -> WatchRecord:
+        watch = self.remote.call(WATCH, WatchRequest(self.about["lab_id"], decisions)).watch
+        assert watch
+        return watch
 
-    def extend(self, span_s: float) -> dict[str, Any]:
-        found: dict[str, Any] = self.remote.call("extend", {**self.about, "span_s": span_s})
-        return dict(found["watch"])
+    def extend(self, span_s: float) -> WatchRecord:
+        watch = self.remote.call(EXTEND, ExtendRequest(self.about["lab_id"], span_s)).watch
+        assert watch
+        return watch
 
     def start(self, run: str, shell: str) -> None:
         spec = RunSpec(
@@ -123,12 +137,12 @@ class WatchLab:
         """Wait until the watchdog gives `sentence` as a reason."""
 
         def told() -> bool:
-            return any(sentence in each for each in self.watch(0)["busy"])
+            return any(sentence in each for each in self.watch(0).busy)
 
         wait_for(told, deadline_s)
 
     def quiet(self, deadline_s: float = READY_DEADLINE_S) -> None:
-        wait_for(lambda: self.watch(0)["idle_for_s"] > 2, deadline_s)
+        wait_for(lambda: self.watch(0).idle_for_s > 2, deadline_s)
 
     def decisions(self) -> list[str]:
         """What was decided and why, as it lies on the server's disk, running or not."""

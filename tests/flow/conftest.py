@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from lab_world import World, world
@@ -25,9 +24,8 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
         *,
         budget_left_usd: float | None,
         ceiling_s: int | None,
-    ) -> dict[str, Any]:
+    ) -> None:
         armed.append(budget_left_usd)
-        return {}
 
     monkeypatch.setattr(guard, "arm", arm)
     return armed

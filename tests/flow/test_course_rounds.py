@@ -21,6 +21,7 @@ from labctl.courses.scheduler import ConsentingReporter, CourseScheduler
 from labctl.courses.tasks import GRACE_S, CourseTasks
 from labctl.model import Resource
 from labctl.servers import guard
+from labctl.wire.watchdog import WatchRecord
 
 CLASS = datetime(2026, 11, 23, 10, 0, tzinfo=UTC).timestamp()  # a Monday
 HOURS = (
@@ -48,7 +49,7 @@ class Kept:
         self.shown: list[str] = []
         self.at = time.time()
         course.folder.ledger.now = lambda: self.at
-        self.busy: dict[str, Any] = {"busy": ""}
+        self.busy = WatchRecord()
         staff = course.staff(ConsentingReporter(self._tell))
         self.work = Pretended(course.folder)
         self.desk = RequestHandler(course.folder, self.work)
@@ -267,10 +268,10 @@ def test_after_class_what_is_not_used_goes(kept: Kept) -> None:
     create(kept.desk, "bob")
     assert kept.desk.wait(120)
     kept.at = CLASS + 7200 + 60
-    kept.busy = {"busy": "a container runs"}
+    kept.busy = WatchRecord(busy=("a container runs",))
     kept.round()
     assert len(kept.course.cloud.machines) == 2
-    kept.busy = {"busy": ""}
+    kept.busy = WatchRecord()
     kept.round()
     assert list(kept.course.cloud.machines) == ["srv-owls"]  # bob holds it for half an hour more
     kept.at += 1860

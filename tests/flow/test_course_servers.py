@@ -29,6 +29,7 @@ from labctl.model import Check, Resource, Run
 from labctl.servers import guard
 from labctl.servers.context import LabContext
 from labctl.servers.kept_disks import SAVED
+from labctl.wire.watchdog import WatchReply
 
 NAMES = ("alice", "bob", "carol")
 ARM = guard.arm  # what conftest replaces, lest a watchdog end this machine
@@ -650,8 +651,8 @@ def test_the_disk_of_a_server_without_results_is_not_kept(
     kept_disks: Class, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Watchdog:
-        def call(self, *_: object, **__: object) -> dict[str, object]:
-            return {}
+        def call(self, *_: object, **__: object) -> WatchReply:
+            return WatchReply()
 
     staff = kept_disks.staff()
     own = build_own_context(staff.folder, staff.course(), "check")

@@ -21,6 +21,7 @@ from labctl.errors import DeniedError, LabError, PolicyError, ProviderError
 from labctl.lifecycle import extend as more_time
 from labctl.servers.deadlines import MARGIN_S
 from labctl.state import State
+from labctl.wire.watchdog import WatchRecord
 
 BUDGET = "per_student: {budget: 2.00, ttl: 2h, max_ttl: 4h}\n"
 
@@ -228,13 +229,14 @@ def test_a_forged_watchdog_moves_no_end_at_the_provider(
     work, seat = work_of(course), course.folder.find_seat("alice")
     server = work.create_server(seat)
     deadlines = course.cloud.deadlines
-    for said in (1e12, float("inf"), "never", None, [], {"x": 1}):
-        monkeypatch.setattr(more_time.guard, "extend", lambda *_, s=said: {"ttl_left_s": s})
+    for said in (1e12, float("inf"), float("nan"), None):
+        forged = WatchRecord(ttl_left_s=said)
+        monkeypatch.setattr(more_time.guard, "extend", lambda *_, forged=forged: forged)
         work.extend(seat, server, 60, "alice")
         assert deadlines[server.id] <= server.created_at + 2 * 3600 + 6 * 60 + MARGIN_S + 1
-    staffs = 1e12
-    monkeypatch.setattr(more_time.guard, "extend", lambda *_: {"ttl_left_s": staffs})
-    monkeypatch.setattr(broadcast.guard, "arm", lambda *_, **__: {})
+    staffs = WatchRecord(ttl_left_s=1e12)
+    monkeypatch.setattr(more_time.guard, "extend", lambda *_: staffs)
+    monkeypatch.setattr(broadcast.guard, "arm", lambda *_, **__: None)
     broadcast.extend_server(work.staff, seat, 3600)
     assert deadlines[server.id] <= server.created_at + 4 * 3600 + 3600 + MARGIN_S + 1
 

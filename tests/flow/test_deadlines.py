@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -16,6 +15,7 @@ from labctl.lifecycle import up as provision
 from labctl.model import Boot, Need, Server
 from labctl.servers import deadlines
 from labctl.servers.deadlines import DEFAULT_TTL_S, LEAST_S, MARGIN_S
+from labctl.wire.watchdog import WatchRecord
 
 HOUR_S = 3600.0
 
@@ -175,13 +175,14 @@ def test_the_timer_at_the_provider_follows_the_watchdog(lab: World) -> None:
     cloud, server = cloud_of(lab), up(lab)
     context = lab.context()
     first = cloud.timers[server.id]
-    deadlines.follow(context, server, {"ttl_left_s": DEFAULT_TTL_S + 30.0})
+    deadlines.follow(context, server, WatchRecord(ttl_left_s=DEFAULT_TTL_S + 30.0))
     assert cloud.timers[server.id] == first  # close enough
-    deadlines.follow(context, server, {"ttl_left_s": 20 * HOUR_S, "budget_left_s": 18 * HOUR_S})
+    watch = WatchRecord(ttl_left_s=20 * HOUR_S, budget_left_s=18 * HOUR_S)
+    deadlines.follow(context, server, watch)
     assert cloud.timers[server.id] == pytest.approx(time.time() + 18 * HOUR_S + MARGIN_S, abs=5)
-    deadlines.follow(context, server, {"ttl_left_s": -50.0})
+    deadlines.follow(context, server, WatchRecord(ttl_left_s=-50.0))
     assert cloud.timers[server.id] == pytest.approx(time.time() + LEAST_S, abs=5)
-    deadlines.follow(context, server, {"ttl_left_s": None})
+    deadlines.follow(context, server, WatchRecord(ttl_left_s=None))
     assert cloud.timers[server.id] > time.time() + 365 * 86400
 
 
@@ -189,11 +190,12 @@ def test_a_watchdog_moves_no_timer_beyond_what_is_known_here(lab: World) -> None
     need = Need(ttl_s=7200, max_ttl_s=14_400, budget_usd=1.5)
     cloud, server = cloud_of(lab), up(lab, need)
     context = lab.context(need=need)
-    for said in (1e12, float("inf"), float("nan"), "never", [], {"x": 1}):
-        deadlines.follow(context, server, {"ttl_left_s": said, "budget_left_s": said})
+    for said in (1e12, float("inf"), float("nan")):
+        forged = WatchRecord(ttl_left_s=said, budget_left_s=said)
+        deadlines.follow(context, server, forged)
         assert cloud.timers[server.id] <= time.time() + 3 * HOUR_S + MARGIN_S
     latest = time.time() + HOUR_S
-    deadlines.follow(context, server, {"ttl_left_s": 1e12}, latest_at=latest)
+    deadlines.follow(context, server, WatchRecord(ttl_left_s=1e12), latest_at=latest)
     assert cloud.timers[server.id] == pytest.approx(latest + MARGIN_S)
 
 
@@ -202,7 +204,7 @@ def test_a_refused_timer_is_said_and_not_counted(lab: World) -> None:
     cloud.denies = True
     server = up(lab, reporter=reporter)
     assert "nothing at cloud ends the server if it hangs: the account may not" in reporter.said
-    watch: dict[str, Any] = {"alive": True, "timer": True, "ttl_left_s": 5 * HOUR_S}
+    watch = WatchRecord(alive=True, timer=True, ttl_left_s=5 * HOUR_S)
     said = deadlines.describe(lab.context(), server, watch)
     assert said == "digits ends in 5 h at the latest; armed: watchdog, first-boot timer"
     cloud.denies = False
@@ -222,12 +224,12 @@ def test_a_timer_that_stays_behind_is_told_with_its_time(
         raise error
 
     monkeypatch.setattr(cloud, "set_deadline", fails)
-    deadlines.follow(lab.context(reporter), server, {"ttl_left_s": 20 * HOUR_S})
+    deadlines.follow(lab.context(reporter), server, WatchRecord(ttl_left_s=20 * HOUR_S))
     assert f"the timer at cloud was not moved: {error.what}" in reporter.said
     text = "it ends the server in 12 h 2 min without saving results; next: labctl up"
     assert text in reporter.said
     monkeypatch.undo()
-    deadlines.follow(lab.context(), server, {"ttl_left_s": 20 * HOUR_S})
+    deadlines.follow(lab.context(), server, WatchRecord(ttl_left_s=20 * HOUR_S))
     assert cloud.timers[server.id] == pytest.approx(time.time() + 20 * HOUR_S + MARGIN_S, abs=5)
 
 

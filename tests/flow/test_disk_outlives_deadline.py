@@ -31,6 +31,9 @@ from labctl.servers.context import LabContext
 from labctl.servers.leftovers import end_orphans, find_orphans
 from labctl.state.disks import list_kept_disks
 from labctl.sync import lab_files
+from labctl.wire.runs import STATUS
+from labctl.wire.verbs import Verb
+from labctl.wire.watchdog import EXTEND, GUARD, GuardRequest, WatchRecord, WatchReply
 
 ARM = guard.arm  # what conftest replaces, lest a watchdog end this machine
 DAY_S = 86_400.0
@@ -85,7 +88,7 @@ class KeepCloud(Cloud):
 class Watchdog:
     """Answers what a server's watchdog is asked; keeps what it was armed with."""
 
-    def __init__(self, server: AgentClient, armed: list[dict[str, Any]], cloud: KeepCloud) -> None:
+    def __init__(self, server: AgentClient, armed: list[GuardRequest], cloud: KeepCloud) -> None:
         self.server = server
         self.armed = armed
         self.cloud = cloud
@@ -93,31 +96,31 @@ class Watchdog:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.server, name)
 
-    def call(self, verb: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
-        if verb == "guard":
+    def call(self, verb: Verb[Any, Any], request: Any, **more: Any) -> Any:
+        if verb is GUARD:
             if self.cloud.cannot_arm:
                 raise unreachable()
             self.armed.append(request)
-            ttl_left_s = self.cloud.ttl_left_s or request["limits"]["ttl_s"]
-            return {"watch": {"alive": True, "ttl_left_s": ttl_left_s}}
-        if verb == "extend":
-            ttl_s = self.armed[-1]["limits"]["ttl_s"]
-            return {"watch": {"alive": True, "ttl_left_s": ttl_s + request["span_s"]}}
+            ttl_left_s = self.cloud.ttl_left_s or request.limits.ttl_s
+            return WatchReply(WatchRecord(alive=True, ttl_left_s=ttl_left_s))
+        if verb is EXTEND:
+            ttl_s = self.armed[-1].limits.ttl_s or 0.0
+            return WatchReply(WatchRecord(alive=True, ttl_left_s=ttl_s + request.span_s))
         reply = self.server.call(verb, request, **more)
-        if verb == "status" and self.cloud.takes_back:
+        if verb is STATUS and self.cloud.takes_back:
             taken = {"kind": "interruption", "ready_at": time.time(), "ends_at": time.time() + 60}
-            reply["watch"] = {"reclaim": taken}
+            return reply._replace(watch={"reclaim": taken})
         return reply
 
 
 @pytest.fixture
-def armed() -> list[dict[str, Any]]:
+def armed() -> list[GuardRequest]:
     """The requests that armed the watchdog."""
     return []
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, armed: list[dict[str, Any]]) -> World:
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, armed: list[GuardRequest]) -> World:
     remote = LabContext.open_agent
     monkeypatch.setattr(
         provision.first_contact, "replace_first_host_key", lambda context, server, _: server
@@ -145,7 +148,7 @@ def up(lab: World, need: Need | None = None, reporter: Recorded | None = None) -
     [(Need(), 12), (Need(ttl_s=7200), 2), (Need(ttl_s=36_000, budget_usd=2.0), 4)],
 )
 def test_the_disk_stays_for_two_weeks_past_the_deadline_and_the_price_is_said(
-    lab: World, armed: list[dict[str, Any]], need: Need, hours: int
+    lab: World, armed: list[GuardRequest], need: Need, hours: int
 ) -> None:
     reporter = Recorded()
     server = up(lab, need, reporter)
@@ -154,7 +157,7 @@ def test_the_disk_stays_for_two_weeks_past_the_deadline_and_the_price_is_said(
     assert "$7.50 a month" in reporter.said
     [plan] = [one.detail for one in reporter.asked if one.about == "price"]
     assert "its disk is kept for 14 days" in plan
-    assert armed[-1]["ending"]["disk"] == "stays"
+    assert armed[-1].ending.disk == "stays"
     up(lab, need)
     assert cloud_of(lab).calls.count("keep_disk") == 1
 
@@ -235,14 +238,14 @@ def test_a_disk_outlives_the_timer_that_a_stopped_server_has(
 
 
 def test_a_disk_is_let_go_once_a_store_saves_the_results(
-    lab: World, armed: list[dict[str, Any]]
+    lab: World, armed: list[GuardRequest]
 ) -> None:
     server = up(lab)
     context = lab.context()
     context.__dict__["config"] = msgspec.structs.replace(context.config, store="s3://bucket/digits")
     guard.arm(context, server)
     assert cloud_of(lab).kept_until == {}
-    assert armed[-1]["ending"]["disk"] == "goes"
+    assert armed[-1].ending.disk == "goes"
 
 
 def with_store(lab: World) -> LabContext:
@@ -260,12 +263,12 @@ def test_a_disk_is_not_let_go_before_the_watchdog_knows_the_store(lab: World) ->
 
 
 def test_a_server_from_before_its_lab_had_a_profile_still_has_its_disk_kept(
-    lab: World, armed: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    lab: World, armed: list[GuardRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = up(lab, Need(ttl_s=7200, max_ttl_s=int(90 * DAY_S)))
     monkeypatch.setattr(cloud_of(lab), "can_keep_itself", True)
     guard.arm(lab.context(need=Need(ttl_s=7200)), server)
-    assert armed[-1]["ending"]["disk"] == "stays"
+    assert armed[-1].ending.disk == "stays"
     extend(lab.context(need=Need(ttl_s=7200)), int(30 * DAY_S))
     expected = time.time() + 2 * HOUR_S + 44 * DAY_S
     assert cloud_of(lab).kept_until[server.id] == pytest.approx(expected, abs=60)
@@ -366,12 +369,12 @@ def test_what_was_edited_on_a_server_that_is_taken_back_is_here(lab: World) -> N
     assert saved.read_text() == "print(2)"
 
 
-def test_a_disk_that_cannot_be_kept_is_a_warning(lab: World, armed: list[dict[str, Any]]) -> None:
+def test_a_disk_that_cannot_be_kept_is_a_warning(lab: World, armed: list[GuardRequest]) -> None:
     cloud_of(lab).is_denied = True
     reporter = Recorded()
     up(lab, reporter=reporter)
     assert "will not be kept when the server ends: ec2:ModifyInstanceAttribute" in reporter.said
-    assert armed[-1]["ending"]["disk"] == "goes"
+    assert armed[-1].ending.disk == "goes"
 
 
 def test_a_server_of_another_machine_ends_with_its_disk(lab: World) -> None:

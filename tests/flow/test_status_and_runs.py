@@ -14,6 +14,8 @@ from labctl.lifecycle.status import read_status
 from labctl.model import Run
 from labctl.runs import runs
 from labctl.servers import guard
+from labctl.wire.codec import to_json
+from labctl.wire.watchdog import WatchRecord
 
 
 class Untouchable:
@@ -49,10 +51,10 @@ def test_more_time_is_what_status_shows_from_then_on(
     lab: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     up.up(lab.context())
-    watch = {"alive": True, "ttl_left_s": 30_000.0}
+    watch = WatchRecord(alive=True, ttl_left_s=30_000.0)
     monkeypatch.setattr(guard, "extend", lambda context, server, span_s: watch)
     extend(lab.context(), 1800)
-    assert read_status(lab.context(), refresh=False)["watch"] == watch
+    assert read_status(lab.context(), refresh=False)["watch"] == to_json(watch)
 
 
 def test_refresh_drops_a_server_that_is_gone(lab: World) -> None:

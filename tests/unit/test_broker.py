@@ -38,8 +38,8 @@ from labctl.agent.broker.rules import (
     parse_exec_request,
 )
 from labctl.agent.host.engine_objects import (
+    ContainerImageConfig,
     Image,
-    ImageConfig,
     MountTmpfsOptions,
     NewContainer,
     NewExec,
@@ -230,7 +230,7 @@ def test_what_staff_gave_is_replaced_by_no_registrys() -> None:
 
 
 def declare_volumes(*volumes: str) -> Image:
-    return Image("i", Config=ImageConfig(Volumes={path: {} for path in volumes}))
+    return Image("i", Config=ContainerImageConfig(Volumes={path: {} for path in volumes}))
 
 
 def test_volumes_of_an_image_are_memory() -> None:

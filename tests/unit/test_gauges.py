@@ -10,6 +10,9 @@ import pytest
 from labctl.agent.host.container_usage import (
     CgroupV1,
     CgroupV2,
+    DiskTraffic,
+    GroupUsage,
+    NetworkTraffic,
     find_group,
     parse_disk_v1,
     parse_disk_v2,
@@ -67,30 +70,31 @@ def version1(top: Path, group: str = "", limit: str = "1073741824") -> Path:
     return tree(top, files)
 
 
-COMMON = {
-    "cpu_s": 2.5,
-    "memory_bytes": 200_000_000,
-    "memory_limit_bytes": 1_073_741_824,
-    "disk_read_bytes": 4100,
-    "disk_write_bytes": 8192,
-}
+USED = GroupUsage(
+    cpu_s=2.5,
+    memory_bytes=200_000_000,
+    memory_limit_bytes=1_073_741_824,
+    disk=DiskTraffic(4100, 8192),
+    processes=3,
+)
 
 
 def test_both_versions_tell_the_same(tmp_path: Path) -> None:
     folder = version2(tmp_path / "two")
-    assert CgroupV2(folder).read() == {**COMMON, "processes": 3}
+    assert CgroupV2(folder).read() == USED
     top = version1(tmp_path / "one")
     group = CgroupV1({name: top / name for name in ("memory", "cpuacct", "blkio")})
-    assert group.read() == {**COMMON, "processes": 2}
+    assert group.read() == USED._replace(processes=2)
 
 
 @pytest.mark.parametrize("limit", ["max", "9223372036854771712"])
 def test_without_a_limit_the_machine_is_the_limit(tmp_path: Path, limit: str) -> None:
-    assert CgroupV2(version2(tmp_path / "two", limit)).read()["memory_limit_bytes"] == MEMINFO
+    assert CgroupV2(version2(tmp_path / "two", limit)).read().memory_limit_bytes == MEMINFO
 
 
 def test_what_cannot_be_read_is_absent(tmp_path: Path) -> None:
-    assert set(CgroupV2(tmp_path).read()) <= {"memory_limit_bytes"}
+    usage = CgroupV2(tmp_path).read()
+    assert usage._replace(memory_limit_bytes=None) == (None, None, None, DiskTraffic(), None)
     assert not CgroupV2(tmp_path).is_alive()
 
 
@@ -138,20 +142,20 @@ def test_no_group_is_none(tmp_path: Path) -> None:
 def test_what_leaves_the_container_counts_and_the_loopback_does_not(tmp_path: Path) -> None:
     file = tmp_path / "dev"
     file.write_text(WIRES)
-    assert parse_network(file) == {"net_in_bytes": 1230, "net_out_bytes": 345}
-    assert parse_network(tmp_path / "absent") == {}
+    assert parse_network(file) == NetworkTraffic(1230, 345)
+    assert parse_network(tmp_path / "absent") == NetworkTraffic()
 
 
 @pytest.mark.parametrize(
     ("read", "text", "found"),
     [
-        (parse_disk_v1, "", {}),
-        (parse_disk_v1, "Total 0\n", {"disk_read_bytes": 0, "disk_write_bytes": 0}),
-        (parse_disk_v2, "", {}),
-        (parse_disk_v2, "8:0 \n", {}),
+        (parse_disk_v1, "", DiskTraffic()),
+        (parse_disk_v1, "Total 0\n", DiskTraffic(0, 0)),
+        (parse_disk_v2, "", DiskTraffic()),
+        (parse_disk_v2, "8:0 \n", DiskTraffic()),
     ],
 )
-def test_disks_that_tell_nothing(read: Any, text: str, found: dict[str, int]) -> None:
+def test_disks_that_tell_nothing(read: Any, text: str, found: DiskTraffic) -> None:
     assert read(text) == found
 
 

@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 
+from labctl.agent.host.engine_objects import ContainerHostConfig
 from labctl.agent.host.gpu_access import (
     NO_NODES,
     OPENED,
     REFUSED,
     STATE,
-    GpuAccess,
     find_loss_time,
     update_access,
 )
 from labctl.agent.host.paths import write_json
 from labctl.agent.host.systemd_reload import has_gpu
+from labctl.wire.codec import from_json, to_json
+from labctl.wire.telemetry import GpuAccessRecord
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,7 @@ from labctl.agent.host.systemd_reload import has_gpu
 def test_a_loss_is_access_that_was_there_and_is_refused_twice(
     codes: tuple[int | None, ...], lost: float | None
 ) -> None:
-    access = GpuAccess()
+    access = GpuAccessRecord()
     for at, code in enumerate(codes, start=1):
         access = update_access(access, code, float(at))
     assert access.lost_at == lost
@@ -47,8 +49,8 @@ def test_a_loss_is_access_that_was_there_and_is_refused_twice(
 def test_a_loss_is_of_one_attempts_container_alone(tmp_path: Path) -> None:
     assert find_loss_time(tmp_path, "lab-night-1") is None
     (tmp_path / ".labctl").mkdir()
-    body = {"container": "lab-night-1", **GpuAccess(1.0, 2.0, 2.0)._asdict()}
-    write_json(tmp_path / ".labctl" / STATE, body)
+    access = GpuAccessRecord("lab-night-1", 1.0, 2.0, 2.0)
+    write_json(tmp_path / ".labctl" / STATE, to_json(access))
     assert find_loss_time(tmp_path, "lab-night-1") == 2.0
     assert find_loss_time(tmp_path, "lab-night-2") is None
 
@@ -65,4 +67,4 @@ def test_a_loss_is_of_one_attempts_container_alone(tmp_path: Path) -> None:
     ],
 )
 def test_containers_with_a_gpu_are_known(host_config: dict[str, Any], expected: bool) -> None:
-    assert has_gpu(host_config) is expected
+    assert has_gpu(from_json(ContainerHostConfig, host_config)) is expected

@@ -6,15 +6,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from nvml_standin import Card, StandIn, open_standin
 from pynvml import NVMLError
 
 from labctl.agent.host import gpus as gpus_module
+from labctl.agent.host.engine_objects import Container, ContainerHostConfig, DeviceRequest
 from labctl.agent.host.gpus import (
     FIELDS,
+    GpuProcess,
     Gpus,
     ReadingInterval,
     describe_throttling,
@@ -23,6 +24,7 @@ from labctl.agent.host.gpus import (
     select_given,
 )
 from labctl.agent.host.nvml import Nvml
+from labctl.wire.telemetry import GpuRecord
 
 __all__ = ["open_standin"]
 Opener = Callable[[StandIn], Nvml]
@@ -57,32 +59,28 @@ PARTED = Card(
 
 def test_a_card_tells_what_it_measures(open_standin: Opener) -> None:
     (found,) = open_standin(StandIn([BUSY])).read()
-    assert found == {
-        "index": "0",
-        "uuid": "GPU-one",
-        "name": "Tesla T4",
-        "use_percent": 87,
-        "memory_bytes": 1_500_000_000,
-        "memory_total_bytes": 16_000_000_000,
-        "power_w": 61.2,
-        "power_limit_w": 70.0,
-        "temperature_c": 71,
-        "sm_clock_mhz": 1500,
-        "sm_clock_max_mhz": 1590,
-        "throttle": ["thermal"],
-        "energy_j": 12345.6,
-    }
+    assert found == GpuRecord(
+        index="0",
+        uuid="GPU-one",
+        name="Tesla T4",
+        use_percent=87,
+        memory_bytes=1_500_000_000,
+        memory_total_bytes=16_000_000_000,
+        power_w=61.2,
+        power_limit_w=70.0,
+        temperature_c=71,
+        sm_clock_mhz=1500,
+        sm_clock_max_mhz=1590,
+        throttle=("thermal",),
+        energy_j=12345.6,
+    )
 
 
 def test_what_a_card_does_not_measure_is_absent(open_standin: Opener) -> None:
     (found,) = open_standin(StandIn([SILENT])).read()
-    assert found == {
-        "index": "0",
-        "uuid": "GPU-two",
-        "name": "Tesla M60",
-        "memory_bytes": 0,
-        "memory_total_bytes": 0,
-    }
+    assert found == GpuRecord(
+        index="0", uuid="GPU-two", name="Tesla M60", memory_bytes=0, memory_total_bytes=0
+    )
 
 
 def test_an_earlier_driver_is_asked_in_its_own_words(open_standin: Opener) -> None:
@@ -99,25 +97,25 @@ def test_an_earlier_driver_is_asked_in_its_own_words(open_standin: Opener) -> No
     )
     library = open_standin(StandIn([card], missing))
     (found,) = library.read()
-    assert (found["memory_bytes"], found["memory_total_bytes"]) == (3, 8)
-    assert found["throttle"] == ["power"]
-    assert library.list_processes() == [{"uuid": "GPU-old", "pid": 5, "memory_bytes": 2}]
+    assert (found.memory_bytes, found.memory_total_bytes) == (3, 8)
+    assert found.throttle == ("power",)
+    assert library.list_processes() == [GpuProcess("GPU-old", 5, 2)]
 
 
 def test_instances_stand_behind_their_card(open_standin: Opener) -> None:
     library = open_standin(StandIn([SILENT, PARTED]))
     found = library.read()
-    assert [gpu["index"] for gpu in found] == ["0", "1", "1:0", "1:3"]
-    assert [gpu.get("parent") for gpu in found[2:]] == ["GPU-three", "GPU-three"]
-    assert found[2]["memory_total_bytes"] == 5
-    assert "use_percent" not in found[2]
-    assert library.list_processes() == [{"uuid": "MIG-a", "pid": 7, "memory_bytes": 1}]
+    assert [gpu.index for gpu in found] == ["0", "1", "1:0", "1:3"]
+    assert [gpu.parent for gpu in found[2:]] == ["GPU-three", "GPU-three"]
+    assert found[2].memory_total_bytes == 5
+    assert found[2].use_percent is None
+    assert library.list_processes() == [GpuProcess("MIG-a", 7, 1)]
 
 
 def test_processes_whose_memory_is_not_told_are_named(open_standin: Opener) -> None:
     assert open_standin(StandIn([BUSY])).list_processes() == [
-        {"uuid": "GPU-one", "pid": 41, "memory_bytes": 1_400_000_000},
-        {"uuid": "GPU-one", "pid": 42},
+        GpuProcess("GPU-one", 41, 1_400_000_000),
+        GpuProcess("GPU-one", 42),
     ]
 
 
@@ -129,16 +127,16 @@ def test_a_driver_that_is_not_loaded_has_no_gpus(open_standin: Opener) -> None:
 @pytest.mark.parametrize(
     ("reasons", "words"),
     [
-        (0x00, []),
-        (0x01 | 0x02 | 0x10 | 0x100, []),
-        (0x04, ["power"]),
-        (0x40, ["thermal"]),
-        (0x20 | 0x04, ["power", "thermal"]),
-        (0x08, ["hardware"]),
-        (0x80, ["hardware"]),
+        (0x00, ()),
+        (0x01 | 0x02 | 0x10 | 0x100, ()),
+        (0x04, ("power",)),
+        (0x40, ("thermal",)),
+        (0x20 | 0x04, ("power", "thermal")),
+        (0x08, ("hardware",)),
+        (0x80, ("hardware",)),
     ],
 )
-def test_only_what_holds_a_clock_down_is_throttling(reasons: int, words: list[str]) -> None:
+def test_only_what_holds_a_clock_down_is_throttling(reasons: int, words: tuple[str, ...]) -> None:
     assert describe_throttling(reasons) == words
 
 
@@ -151,7 +149,7 @@ def test_a_library_is_used_where_its_driver_is_loaded(
 ) -> None:
     open_standin(StandIn([BUSY]))
     monkeypatch.setattr(gpus_module.ctypes, "CDLL", lambda name: None)
-    assert [gpu["uuid"] for gpu in Gpus().read()] == ["GPU-one"]
+    assert [gpu.uuid for gpu in Gpus().read()] == ["GPU-one"]
     with pytest.raises(NVMLError):
         open_standin(StandIn([], code=9))
     assert open_nvml() is None
@@ -186,11 +184,11 @@ def test_without_the_library_nvidia_smi_is_asked(
     esac"""
     asked = tool(tmp_path, script, monkeypatch)
     (found,) = asked.read(wait=True)
-    assert (found["use_percent"], found["memory_bytes"]) == (87.0, 1480 * 1024**2)
-    assert found["throttle"] == ["power", "thermal"]
+    assert (found.use_percent, found.memory_bytes) == (87.0, 1480 * 1024**2)
+    assert found.throttle == ("power", "thermal")
     assert asked.list_processes() == [
-        {"uuid": "GPU-one", "pid": 41, "memory_bytes": 1400 * 1024**2},
-        {"uuid": "GPU-one", "pid": 42},
+        GpuProcess("GPU-one", 41, 1400 * 1024**2),
+        GpuProcess("GPU-one", 42),
     ]
 
 
@@ -199,8 +197,8 @@ def test_a_field_that_a_driver_does_not_know_is_left_out(
 ) -> None:
     script = f'case $1 in *throttle*) exit 2 ;; --query-gpu*) echo "{ROW}" ;; esac'
     (found,) = tool(tmp_path, script, monkeypatch).read(wait=True)
-    assert found["sm_clock_max_mhz"] == 1590
-    assert "throttle" not in found
+    assert found.sm_clock_max_mhz == 1590
+    assert found.throttle is None
 
 
 @pytest.mark.parametrize("script", ["exit 9", "kill -9 $$", "echo Unable to determine; echo ,,,"])
@@ -208,7 +206,7 @@ def test_a_broken_nvidia_smi_has_no_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     found = tool(tmp_path, script, monkeypatch).read(wait=True)
-    assert not any("use_percent" in gpu for gpu in found)
+    assert all(gpu.use_percent is None for gpu in found)
 
 
 def test_a_machine_with_neither_has_no_gpus(
@@ -223,9 +221,9 @@ def test_a_machine_with_neither_has_no_gpus(
 def test_figures_that_nvidia_smi_does_not_have_are_absent() -> None:
     row = "0, GPU-one, A100, [N/A], 3, 40960, [Not Supported], [N/A], 40, 210, 1410, 0x01"
     found = parse_row(row, FIELDS)
-    assert "use_percent" not in found
-    assert "power_w" not in found
-    assert found["throttle"] == []
+    assert found.use_percent is None
+    assert found.power_w is None
+    assert found.throttle == ()
 
 
 def test_looks_that_cost_much_are_made_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,23 +242,24 @@ def test_looks_that_cost_much_are_made_seldom(monkeypatch: pytest.MonkeyPatch) -
     assert pace.is_due()
 
 
-ASKED = {"Capabilities": [["gpu"]]}
+ASKED = DeviceRequest(Capabilities=(("gpu",),))
 
 
 @pytest.mark.parametrize(
     ("requests", "indices"),
     [
         (None, []),
-        ([], []),
-        ([{**ASKED, "Count": -1}], ["0", "1", "2", "2:0", "2:3"]),
-        ([{**ASKED, "Count": 0, "DeviceIDs": ["GPU-two"]}], ["1"]),
-        ([{**ASKED, "DeviceIDs": ["0", "MIG-b"]}], ["0", "2:3"]),
-        ([{"Capabilities": [["nvme"]], "Count": -1}], []),
+        ((), []),
+        ((ASKED._replace(Count=-1),), ["0", "1", "2", "2:0", "2:3"]),
+        ((ASKED._replace(DeviceIDs=("GPU-two",)),), ["1"]),
+        ((ASKED._replace(DeviceIDs=("0", "MIG-b")),), ["0", "2:3"]),
+        ((ASKED._replace(DeviceIDs=("",)),), []),
+        ((DeviceRequest(Capabilities=(("nvme",),), Count=-1),), []),
     ],
 )
 def test_a_container_was_given_these(
-    requests: Any, indices: list[str], open_standin: Opener
+    requests: tuple[DeviceRequest, ...] | None, indices: list[str], open_standin: Opener
 ) -> None:
-    container = {"HostConfig": {"DeviceRequests": requests}}
+    container = Container(HostConfig=ContainerHostConfig(DeviceRequests=requests))
     gpus = open_standin(StandIn([BUSY, SILENT, PARTED])).read()
-    assert [gpu["index"] for gpu in select_given(gpus, container)] == indices
+    assert [gpu.index for gpu in select_given(gpus, container)] == indices

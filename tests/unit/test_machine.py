@@ -24,7 +24,7 @@ from labctl.agent.host.host_usage import (
 
 SOURCES = [psutil, proc]
 NAMES = ["psutil", "proc"]
-AGENT = Path(proc.__file__).parents[2]
+PROGRAM = Path(proc.__file__).parents[2]
 LONGEST_WAIT_S = 60.0
 
 
@@ -34,11 +34,12 @@ def test_a_second_reading_has_rates(source: Any, tmp_path: Path) -> None:
     first, second = machine.read(), machine.read()
     rates = {"cpu_cores", "net_in_bytes_per_s", "net_out_bytes_per_s"}
     rates |= {"disk_read_bytes_per_s", "disk_write_bytes_per_s"}
-    assert second.keys() - first.keys() == rates
-    assert 0 < second["memory_bytes"] < second["memory_total_bytes"]
-    assert 0 < second["disk_free_bytes"] <= second["disk_total_bytes"]
-    assert all(second[key] >= 0 for key in rates)
-    assert second["cores"] == os.cpu_count()
+    measured = {key for key, value in second._asdict().items() if value is not None}
+    assert {key for key in measured if getattr(first, key) is None} == rates
+    assert 0 < second.memory_bytes < second.memory_total_bytes
+    assert 0 < second.disk_free_bytes <= second.disk_total_bytes
+    assert all(getattr(second, key) >= 0 for key in rates)
+    assert second.cores == os.cpu_count()
 
 
 def test_what_cannot_be_read_is_absent(tmp_path: Path) -> None:
@@ -59,9 +60,9 @@ def test_what_cannot_be_read_is_absent(tmp_path: Path) -> None:
     machine = HostUsage(tmp_path, Hidden())
     machine.read()
     found = machine.read()
-    assert "cpu_cores" not in found
-    assert "disk_read_bytes_per_s" not in found
-    assert "memory_bytes" in found
+    assert found.cpu_cores is None
+    assert found.disk_read_bytes_per_s is None
+    assert found.memory_bytes > 0
 
 
 @pytest.fixture
@@ -81,10 +82,11 @@ def test_a_process_that_computes_is_found_and_described(source: Any, busy_child:
         time.sleep(0.05)  # what is measured is the time between two looks
         processes.refresh()
     found = processes.describe(busy_child)
-    assert found["cpu_cores"] >= BUSY_CORES
-    assert found["memory_bytes"] > 1024**2
-    assert found["command"].endswith("-c while True: pass a b")
-    assert found["person"] == processes.find_person(os.getpid()) == psutil.Process().username()
+    assert found is not None
+    assert found.cpu_cores >= BUSY_CORES
+    assert found.memory_bytes > 1024**2
+    assert found.command.endswith("-c while True: pass a b")
+    assert found.person == processes.find_person(os.getpid()) == psutil.Process().username()
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=NAMES)
@@ -92,7 +94,7 @@ def test_a_process_that_has_ended_is_nobodys(source: Any) -> None:
     with subprocess.Popen(["true"]) as child:
         pass
     processes = ProcessUsage(source)
-    assert processes.describe(child.pid) == {}
+    assert processes.describe(child.pid) is None
     assert processes.find_person(child.pid) == ""
 
 
@@ -137,13 +139,14 @@ def test_the_stand_in_knows_a_process_as_psutil_does() -> None:
 
 @pytest.mark.parametrize(
     ("packages", "name"),
-    [(str(Path(psutil.__file__).parents[1]), "psutil"), ("/nonexistent", "agent.host.proc")],
+    [(str(Path(psutil.__file__).parents[1]), "psutil"), ("/nonexistent", "labctl.agent.host.proc")],
 )
 def test_psutil_is_used_where_the_distribution_has_it(packages: str, name: str) -> None:
     """As the agent starts: without the packages of the interpreter and of the account."""
     code = (
-        f"import sys; sys.path.insert(0, {str(AGENT)!r}); before = list(sys.path)\n"
-        "from agent.host.host_usage import load_psutil\n"
+        "import sys, types; sys.modules['labctl'] = types.ModuleType('labctl')\n"
+        f"sys.modules['labctl'].__path__ = [{str(PROGRAM)!r}]; before = list(sys.path)\n"
+        "from labctl.agent.host.host_usage import load_psutil\n"
         f"print(load_psutil({packages!r}).__name__, sys.path == before)"
     )
     words = [sys.executable, "-I", "-S", "-W", "error", "-c", code]

@@ -12,6 +12,7 @@ import pytest
 from engine_socket import EngineSocket, engine_socket
 
 from labctl.agent.host import engine
+from labctl.agent.host.engine_objects import Container, Image, NewContainer
 from labctl.agent.reply import Failure
 
 
@@ -40,7 +41,7 @@ def test_what_exists_is_returned_under_its_name(served: EngineSocket) -> None:
     served.answers = lambda method, path, body: (
         (200, {"Name": "/b", "Id": "7"}) if path.endswith("/containers/b/json") else None
     )
-    assert engine.inspect_containers(["a", "b", "c"]) == {"b": {"Name": "/b", "Id": "7"}}
+    assert engine.inspect_containers(["a", "b", "c"]) == {"b": Container("7", "/b")}
     assert engine.inspect_containers([]) == {}
 
 
@@ -57,11 +58,11 @@ def test_an_odd_reference_names_an_image_that_is_not_there(
 def test_a_name_in_use_is_told_from_other_refusals(served: EngineSocket) -> None:
     said = 'Conflict. The container name "/x" is already in use by container "7".'
     served.answers = lambda method, path, body: (409, {"message": said})
-    assert engine.create_container("x", {}) is False
+    assert engine.create_container("x", NewContainer(Image="i")) is False
     served.answers = lambda method, path, body: (409, {"message": "unknown log opt"})
     with pytest.raises(engine.EngineRequestError, match="refused") as caught:
-        engine.create_container("x", {})
-    assert caught.value.body["why"] == "unknown log opt"
+        engine.create_container("x", NewContainer(Image="i"))
+    assert caught.value.report.why == "unknown log opt"
 
 
 @pytest.mark.parametrize(("status", "content"), [(500, b"<html>"), (500, b""), (301, {"x": 1})])
@@ -86,7 +87,7 @@ def test_an_engine_that_ends_while_asked_is_asked_again(
     monkeypatch.setattr(engine, "PAUSE_S", 0.01)
     replies = iter([(0, None), (0, None), (200, {"Id": "7"})])
     served.answers = lambda method, path, body: next(replies)
-    assert engine.inspect_image("x") == {"Id": "7"}
+    assert engine.inspect_image("x") == Image("7")
 
 
 def test_half_an_answer_is_none(served: EngineSocket) -> None:
@@ -182,7 +183,7 @@ def test_an_engine_that_does_not_come_back_is_told(
     monkeypatch.setenv("DOCKER_HOST", f"{served.host}-gone")
     with pytest.raises(Failure, match="does not answer") as caught:
         engine.inspect_image("x")
-    assert caught.value.body["kind"] == "engine"
+    assert caught.value.report.kind == "engine"
 
 
 def test_a_server_without_docker_is_told_at_once(

@@ -18,10 +18,10 @@ from engine_socket import Answer, EngineSocket, engine_socket
 
 from labctl.agent.host.engine_objects import (
     Container,
+    ContainerImageConfig,
     ContainerState,
     DeviceRequest,
     Image,
-    ImageConfig,
     Mount,
 )
 from labctl.agent.host.paths import (
@@ -50,7 +50,7 @@ from labctl.wire.runs import (
 
 LAB_ID = "0f1e2d3c4b5a"
 GIB = 1024**3
-IMAGE = Image("sha256:" + "ab" * 32, Config=ImageConfig(Entrypoint=("/tini", "--")))
+IMAGE = Image("sha256:" + "ab" * 32, Config=ContainerImageConfig(Entrypoint=("/tini", "--")))
 SPEC = RunSpec(
     id="night",
     lab="digits",

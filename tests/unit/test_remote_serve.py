@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from engine_socket import engine_socket
 
-from labctl.agent.host.engine_objects import Image, ImageConfig, Mount, PortBinding
+from labctl.agent.host.engine_objects import ContainerImageConfig, Image, Mount, PortBinding
 from labctl.agent.host.paths import lab_dir
 from labctl.agent.reply import Failure
 from labctl.agent.runs import serve, services
@@ -19,7 +19,7 @@ from labctl.wire.codec import decode, encode
 from labctl.wire.services import ServedModel, ServiceRequest
 
 LAB_ID = "0f1e2d3c4b5a"
-IMAGE = Image("sha256:" + "ab" * 32, Config=ImageConfig(WorkingDir="/srv"))
+IMAGE = Image("sha256:" + "ab" * 32, Config=ContainerImageConfig(WorkingDir="/srv"))
 NIGHT = ServedModel("night")
 
 

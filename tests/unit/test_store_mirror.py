@@ -35,6 +35,7 @@ from labctl.wire.mirrors import (
     RestoreRunRequest,
 )
 from labctl.wire.verbs import Empty, LabRequest
+from labctl.wire.watchdog import MirrorStateRecord
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto.server")
@@ -510,24 +511,24 @@ def test_the_mirror_beside_the_runs_says_what_it_cannot_do(
     account = LabAccount(os.geteuid(), os.getegid())
     told = mirroring.MirrorRequest(account, LAB_ID, False, 0.05, frozenset({"run first"}))
 
-    def until(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    def until(condition: Callable[[MirrorStateRecord], bool]) -> MirrorStateRecord:
         deadline = time.monotonic() + 120
         while not (mirror.shown and condition(mirror.shown)):
             assert time.monotonic() < deadline, (mirror.shown, said)
             time.sleep(0.01)
-        return dict(mirror.shown)
+        return mirror.shown
 
     try:
         mirror.update(told)
-        first = until(lambda shown: shown["at"] > 0)
-        assert (first["failed"], first["behind_bytes"]) == ("", 0)
+        first = until(lambda shown: shown.at > 0)
+        assert (first.failed, first.behind_bytes) == ("", 0)
         cloud.change(denied=["PutObject"])
         run.write("logs/run.log", b"begun\nmore\n")
-        behind = until(lambda shown: bool(shown["failed"]))
-        assert behind["behind_bytes"] == 11
-        assert behind["at"] >= first["at"]
+        behind = until(lambda shown: bool(shown.failed))
+        assert behind.behind_bytes == 11
+        assert behind.at >= first.at
         cloud.change(denied=[])
-        until(lambda shown: not shown["failed"] and shown["behind_bytes"] == 0)
+        until(lambda shown: not shown.failed and shown.behind_bytes == 0)
         assert said[:3] == ["mirrored", "not mirrored", "mirrored again"]
         child = mirror._child
         assert child

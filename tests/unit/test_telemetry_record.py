@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from labctl.agent.host import telemetry
+from labctl.agent.host.engine_objects import Container, MountPoint
 from labctl.agent.host.gpus import Gpus
 from labctl.agent.host.telemetry import (
     NAME,
@@ -21,29 +22,32 @@ from labctl.agent.host.telemetry import (
     write_due,
 )
 from labctl.insight.telemetry import TELEMETRY_FILE, read_samples
+from labctl.wire.codec import to_json
+from labctl.wire.telemetry import ContainerUsageRecord, GpuRecord, TelemetryRecord
+from labctl.wire.verbs import Empty
 
-BODY = {"at": 1.0, "attempt": 1}
+LINE = TelemetryRecord(at=1.0, attempt=1, cores=2.0)
 
 
 def test_the_file_is_the_one_that_is_read(tmp_path: Path) -> None:
     assert NAME == TELEMETRY_FILE
-    assert append_line(tmp_path, BODY)
-    assert append_line(tmp_path, {**BODY, "at": 11.0})
+    assert append_line(tmp_path, LINE)
+    assert append_line(tmp_path, LINE._replace(at=11.0))
     assert [one.at for one in read_samples(tmp_path / NAME)] == [1.0, 11.0]
     assert stat.S_IMODE((tmp_path / NAME).stat().st_mode) & 0o600 == 0o600
 
 
 def test_a_line_that_a_full_disk_cut_costs_only_itself(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b'{"at":1.0}\n{"at":2.0,"cpu_co')
-    assert append_line(tmp_path, {**BODY, "at": 3.0})
+    assert append_line(tmp_path, LINE._replace(at=3.0))
     assert [one.at for one in read_samples(tmp_path / NAME)] == [1.0, 3.0]
 
 
 def test_it_ends_at_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry, "MOST_BYTES", 60)
-    wrote = [append_line(tmp_path, BODY) for _ in range(5)]
+    monkeypatch.setattr(telemetry, "MOST_BYTES", 80)
+    wrote = [append_line(tmp_path, LINE) for _ in range(5)]
     assert wrote == [True, True, False, False, False]
-    assert (tmp_path / NAME).stat().st_size <= 60
+    assert (tmp_path / NAME).stat().st_size <= 80
 
 
 @pytest.mark.parametrize("trap", ["link", "dangling link", "folder", "pipe", "linked logs"])
@@ -63,13 +67,13 @@ def test_a_run_cannot_have_it_write_elsewhere(tmp_path: Path, trap: str) -> None
     else:
         logs.rmdir()
         logs.symlink_to(aim)
-    assert not append_line(logs, BODY)
+    assert not append_line(logs, LINE)
     assert (aim / NAME).read_text() == "mine\n"
     assert not (aim / "new").exists()
 
 
 def test_no_logs_is_no_line(tmp_path: Path) -> None:
-    assert not append_line(tmp_path / "gone", BODY)
+    assert not append_line(tmp_path / "gone", LINE)
 
 
 def test_one_records_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +102,7 @@ def test_a_run_that_begins_while_the_recorder_ends_is_recorded(
     monkeypatch.setattr(telemetry, "list_recorded", lambda before: looks.pop(0))
     monkeypatch.setattr(telemetry, "write_due", lambda runs, gpus: due.append(len(runs)))
     monkeypatch.setattr(telemetry, "probe_gpus", lambda runs: None)
-    telemetry.record({})
+    telemetry.record(Empty())
     assert sum(due) == 1
     assert looks == []
 
@@ -113,19 +117,19 @@ def test_who_only_looks_makes_no_lock(tmp_path: Path, monkeypatch: pytest.Monkey
 class Readings:
     """Gauges that tell each of these, then that the container has ended."""
 
-    def __init__(self, *found: dict[str, Any]) -> None:
-        self.container = {"HostConfig": {"DeviceRequests": None}}
+    def __init__(self, *found: ContainerUsageRecord) -> None:
+        self.container = Container()
         self.found = list(found)
 
-    def read(self) -> dict[str, Any]:
-        return self.found.pop(0) if self.found else {}
+    def read(self) -> ContainerUsageRecord | None:
+        return self.found.pop(0) if self.found else None
 
 
 def recorded(directory: Path, readings: Readings, monkeypatch: pytest.MonkeyPatch) -> RecordedRun:
     monkeypatch.setattr(telemetry, "ContainerUsage", lambda container: readings)
     (directory / "logs").mkdir(parents=True)
-    mounts = [{"Destination": "/lab/run", "Source": str(directory)}]
-    return RecordedRun({"Mounts": mounts, "Name": "/digits-night-3"})
+    mounts = (MountPoint("/lab/run", str(directory)),)
+    return RecordedRun(Container(Mounts=mounts, Name="/digits-night-3"))
 
 
 def test_a_line_is_due_every_ten_seconds_and_later_every_minute(
@@ -133,7 +137,11 @@ def test_a_line_is_due_every_ten_seconds_and_later_every_minute(
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr(telemetry.time, "monotonic", lambda: now[0])
-    one = recorded(tmp_path, Readings(*[{"processes": n} for n in range(99)]), monkeypatch)
+    one = recorded(
+        tmp_path,
+        Readings(*[ContainerUsageRecord(2.0, processes=n) for n in range(99)]),
+        monkeypatch,
+    )
     due = []
     for moment in (0, 5, 10, 15, 20, 6 * 3600 + 20, 6 * 3600 + 30, 6 * 3600 + 80):
         now[0] = 1000.0 + moment
@@ -151,13 +159,14 @@ def test_an_ended_container_leaves_no_line(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_line_names_its_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = recorded(tmp_path, Readings({"cpu_cores": 1.5, "memory_bytes": 7}), monkeypatch)
+    one = recorded(tmp_path, Readings(ContainerUsageRecord(2.0, 1.5, 7)), monkeypatch)
     write_due({"id": one}, Gpus(_no_library))
     (sample,) = read_samples(tmp_path / "logs" / NAME)
     assert (sample.attempt, sample.cpu_cores, sample.memory_bytes) == (3, 1.5, 7)
     assert json.loads((tmp_path / "logs" / NAME).read_text()).keys() == {
         "at",
         "attempt",
+        "cores",
         "cpu_cores",
         "memory_bytes",
     }
@@ -168,14 +177,14 @@ def _no_library() -> None:
 
 
 def test_an_instance_is_told_with_its_card_s_heat() -> None:
-    card = {"uuid": "GPU-1", "index": "0", "temperature_c": 71, "use_percent": 90, "power_w": 300}
-    part = {"uuid": "MIG-1", "index": "0:1", "parent": "GPU-1", "memory_bytes": 5}
-    assert describe_gpu(part, [card, part]) == {
+    card = GpuRecord("0", "GPU-1", temperature_c=71, use_percent=90, power_w=300)
+    part = GpuRecord("0:1", "MIG-1", parent="GPU-1", memory_bytes=5)
+    assert to_json(describe_gpu(part, [card, part]), drop_defaults=True) == {
         "uuid": "MIG-1",
         "memory_bytes": 5,
         "temperature_c": 71,
     }
-    assert describe_gpu(card, [card, part]) == {
+    assert to_json(describe_gpu(card, [card, part]), drop_defaults=True) == {
         "uuid": "GPU-1",
         "temperature_c": 71,
         "use_percent": 90,

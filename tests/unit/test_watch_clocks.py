@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 from labctl.agent.watchdog.decisions import (
     MOST_EARLY,
     WARN_AT_S,
-    ServerLimits,
+    Budget,
     carry_elapsed_s,
     decide,
     estimate_wind_down_s,
@@ -22,6 +20,7 @@ from labctl.agent.watchdog.decisions import (
     should_restart_ttl,
     span_text,
 )
+from labctl.wire.watchdog import AgeRecord, ServerLimits
 
 HOUR = 3600.0
 SPANS = st.floats(min_value=0.0, max_value=1e6)
@@ -155,7 +154,7 @@ def test_an_extension_makes_warnings_due_again() -> None:
     assert first.warn_s == 50
     more = ServerLimits(ttl_s=HOUR, extended_s=HOUR)
     after = decide(more, HOUR - 49, 0.0, 0.0, first.warned)
-    assert (after.warn_s, after.warned) == (None, {"ttl": []})
+    assert (after.warn_s, after.warned) == (None, {"ttl": ()})
     again = decide(more, 2 * HOUR - 50, 0.0, 0.0, after.warned)
     assert again.warn_s == 50
 
@@ -207,8 +206,7 @@ def test_no_extension_that_is_allowed_passes_the_ceiling(
         assert ends <= limits.budget_s + 1.0
 
 
-def state(**changes: Any) -> dict[str, Any]:
-    return {"boot": "a", "boottime_s": 100.0, "wall_s": 1000.0, "elapsed_s": 50.0, **changes}
+AGE = AgeRecord("a", boottime_s=100.0, wall_s=1000.0, elapsed_s=50.0)
 
 
 @pytest.mark.parametrize(
@@ -222,12 +220,12 @@ def state(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_time_is_carried(boot: str, boottime_s: float, wall_s: float, elapsed_s: float) -> None:
-    assert carry_elapsed_s(state(), boot, boottime_s, wall_s) == elapsed_s
+    assert carry_elapsed_s(AGE, boot, boottime_s, wall_s) == elapsed_s
 
 
 @given(st.text(max_size=1), SPANS, SPANS)
 def test_time_never_goes_back(boot: str, boottime_s: float, wall_s: float) -> None:
-    assert carry_elapsed_s(state(), boot, boottime_s, wall_s) >= 50.0
+    assert carry_elapsed_s(AGE, boot, boottime_s, wall_s) >= 50.0
 
 
 def test_who_was_off_at_the_deadline_begins_anew() -> None:
@@ -242,34 +240,22 @@ def test_who_was_off_at_the_deadline_begins_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "asked", "left"),
+    ("previous", "requested", "left"),
     [
-        ({}, {"budget_usd": 5.0}, 5.0),
-        ({"budget_usd": 2.0, "budget_whole_usd": 5.0}, {"budget_usd": None}, None),
+        (Budget(None, None), Budget(5.0, None), 5.0),
+        (Budget(2.0, 5.0), Budget(None, None), None),
         # The ledger is lost: nothing is believed to be spent elsewhere.
-        (
-            {"budget_usd": 2.0, "budget_whole_usd": 5.0},
-            {"budget_usd": 5.0, "budget_whole_usd": 5.0},
-            2.0,
-        ),
+        (Budget(2.0, 5.0), Budget(5.0, 5.0), 2.0),
         # More was spent elsewhere meanwhile.
-        (
-            {"budget_usd": 2.0, "budget_whole_usd": 5.0},
-            {"budget_usd": 1.0, "budget_whole_usd": 5.0},
-            1.0,
-        ),
+        (Budget(2.0, 5.0), Budget(1.0, 5.0), 1.0),
         # lab.yaml gives more now.
-        (
-            {"budget_usd": 2.0, "budget_whole_usd": 5.0},
-            {"budget_usd": 8.0, "budget_whole_usd": 8.0},
-            5.0,
-        ),
+        (Budget(2.0, 5.0), Budget(8.0, 8.0), 5.0),
     ],
 )
 def test_a_lost_ledger_gives_no_second_budget(
-    known: dict[str, Any], asked: dict[str, Any], left: float | None
+    previous: Budget, requested: Budget, left: float | None
 ) -> None:
-    assert limit_budget(known, asked) == left
+    assert limit_budget(previous, requested) == left
 
 
 def test_the_wind_down_is_as_long_as_what_is_to_be_sent() -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from labctl.agent.host import engine
+from labctl.agent.host.engine_objects import ContainerRow, MountPoint
 from labctl.agent.watchdog import imds as watch_imds
 from labctl.agent.watchdog.imds import Imds, has_reclaim_notices
 from labctl.agent.watchdog.provider_notice import (
@@ -26,13 +28,14 @@ from labctl.agent.watchdog.provider_notice import (
     USUAL_S,
     HandledNotices,
     ReclaimNotice,
+    convert_client_notice,
     decide_reclaim_action,
     limit_stop_s,
-    parse_client_notice,
     parse_interruption,
     parse_rebalance,
 )
-from labctl.agent.watchdog.reclaim_record import find_newest_complete
+from labctl.agent.watchdog.reclaim_record import ReclaimedRun, find_newest_complete
+from labctl.wire.watchdog import CheckpointRecord, ClientNoticeRecord, NoticeRecord
 
 NOW = 1_700_000_000.0
 LEAVES = ReclaimNotice("interruption", "a", 120.0, "terminate")
@@ -60,17 +63,15 @@ def test_a_notice_that_cannot_be_read_is_one_all_the_same(body: str) -> None:
 
 
 def test_a_notice_handed_over_is_for_this_boot_and_ends() -> None:
-    body = {"boot": "x", "ends_s": 500.0, "kind": "interruption", "stamp": "s"}
-    body |= {"action": "terminate", "source": "labctl"}
-    assert parse_client_notice(body, "x", 400.0) == ReclaimNotice(
+    given = ClientNoticeRecord("x", 500.0, "interruption", "terminate", "labctl", "s")
+    assert convert_client_notice(given, "x", 400.0) == ReclaimNotice(
         "interruption", "s", 100.0, "terminate", "labctl"
     )
-    assert parse_client_notice({}, "x", 400.0) is None
-    assert parse_client_notice(body, "another boot", 400.0) is None
-    late = parse_client_notice(body, "x", 500.0 + PASSED_S)
+    assert convert_client_notice(given, "another boot", 400.0) is None
+    late = convert_client_notice(given, "x", 500.0 + PASSED_S)
     assert late is not None
     assert late.left_s == 0
-    assert parse_client_notice(body, "x", 501.0 + PASSED_S) is None
+    assert convert_client_notice(given, "x", 501.0 + PASSED_S) is None
 
 
 # What follows
@@ -256,5 +257,52 @@ def test_the_newest_whole_checkpoint(tmp_path: Path) -> None:
     checkpoint(tmp_path, "step-3", 3, listed=4, at=NOW + 9)
     checkpoint(tmp_path, ".step-4.partial-0", 4, at=NOW + 10)
     checkpoint(tmp_path, "step-5", 5, at=NOW + 11).joinpath("model").unlink()
-    wanted = {"checkpoint": "checkpoints/step-2", "step": 2, "at": NOW + 5}
+    wanted = CheckpointRecord("checkpoints/step-2", step=2, at=NOW + 5)
     assert find_newest_complete(tmp_path) == wanted
+
+
+def test_a_watchdog_that_comes_after_goes_on_with_the_record_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(engine, "call", lambda method, path: asked.append(path))
+    for name in (".labctl", "logs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "logs" / "progress.json").write_text('{"step": 200, "total_steps": 900}')
+    container = ContainerRow(
+        "77",
+        ("/digits-night-1",),
+        Labels={"labctl.run": "night"},
+        Mounts=(MountPoint("/lab/run", str(tmp_path)),),
+    )
+    notice = NoticeRecord("interruption", "terminate", "IMDS", NOW, NOW + 120)
+    said: list[str] = []
+    run = ReclaimedRun(container, notice, lambda what, why: said.append(f"{what}: {why}"))
+    run.send_sigterm()
+    assert said == ["SIGTERM sent: night at step 200"]
+    checkpoint(tmp_path, "step-201", 201, at=time.time() + 1)
+    run.update({"77"})
+    assert (run.is_safe, run.is_ended) == (True, False)
+    written = json.loads((tmp_path / ".labctl" / "reclaim.json").read_text())
+    assert written.keys() == {
+        "version",
+        "container",
+        "notice",
+        "step",
+        "sigterm_at",
+        "whole",
+        "ended_at",
+        "mirrored_at",
+    }
+    assert written["notice"].keys() == {"kind", "action", "source", "heard_at", "ends_at"}
+    assert written["whole"].keys() == {"checkpoint", "step", "at"}
+    assert (written["version"], written["step"], written["whole"]["step"]) == (1, 200, 201)
+    later = ReclaimedRun(container, notice._replace(source="labctl"), lambda what, why: None)
+    assert later.record == run.record
+    later.update(set())
+    later.record_mirrored([])
+    assert later.is_done(store=True)
+    another = ReclaimedRun(
+        container._replace(Names=("/digits-night-2",)), notice, lambda what, why: None
+    )
+    assert not another.is_safe, "an earlier attempt's record"

@@ -19,12 +19,23 @@ from labctl.agent.watchdog import disk as watch_disk
 from labctl.agent.watchdog import poweroff, saved_results, shutdown
 from labctl.agent.watchdog.activity import LabAccount, _describe_kernel
 from labctl.agent.watchdog.install import _merge_limits, start_script
+from labctl.agent.watchdog.jupyter_objects import JupyterKernel
+from labctl.agent.watchdog.limits import LimitsFile
 from labctl.agent.watchdog.processes import name_transfer
 from labctl.agent.watchdog.saved_results import Unsaved
 from labctl.agent.watchdog.shutdown import ShutdownPlan, should_end
 from labctl.agent.watchdog.systemd_unit import build_unit_text
 from labctl.servers.agent import list_program_files
+from labctl.wire.codec import to_json
 from labctl.wire.files import PulledEdit, PulledFile, PulledRequest
+from labctl.wire.watchdog import (
+    EndingRecord,
+    GuardLimits,
+    GuardRequest,
+    KeepDiskReply,
+    KeepDiskRequest,
+    LimitsRecord,
+)
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto.server")
@@ -101,8 +112,8 @@ def test_a_server_has_its_own_disk_kept(cloud: str, credentials: None, imds: str
     image = ec2.describe_images()["Images"][0]["ImageId"]
     made = ec2.run_instances(ImageId=image, MinCount=1, MaxCount=1, InstanceType="t3.micro")
     _Metadata.instance = made["Instances"][0]["InstanceId"]
-    request = {"imds": imds, "endpoint": cloud, "expires": 1_900_000_000}
-    watch_disk.keep_disk({**request, "probe": True})
+    request = KeepDiskRequest(expires=1_900_000_000, imds=imds, endpoint=cloud)
+    watch_disk.keep_disk(request._replace(probe=True))
 
     def disk() -> tuple[str, bool, dict[str, str]]:
         found = ec2.describe_instances(InstanceIds=[_Metadata.instance])
@@ -113,13 +124,13 @@ def test_a_server_has_its_own_disk_kept(cloud: str, credentials: None, imds: str
 
     volume, _, tags = disk()
     assert tags == {}, "a probe changes nothing"
-    assert watch_disk.keep_disk(request) == {"volumes": [volume]}
+    assert watch_disk.keep_disk(request) == KeepDiskReply((volume,))
     assert disk()[2] == {"labctl:expires": "1900000000"}
 
 
 def test_a_machine_without_metadata_says_so(credentials: None) -> None:
     with pytest.raises(Failure, match="does not answer"):
-        watch_disk.keep_disk({"imds": "http://127.0.0.1:9", "expires": 1.0})
+        watch_disk.keep_disk(KeepDiskRequest(1.0, imds="http://127.0.0.1:9"))
 
 
 @pytest.fixture
@@ -277,78 +288,99 @@ def test_what_a_process_transfers_with(name: str, words: list[str], transfer: st
 def test_a_kernel_at_rest_ages() -> None:
     last = "2026-01-02T03:04:05.678901Z"
     at = 1767323045.0
-    assert _describe_kernel({"execution_state": "busy", "last_activity": last}, at + 900).age_s == 0
-    assert (
-        _describe_kernel({"execution_state": "idle", "last_activity": last}, at + 900).age_s == 900
+    assert _describe_kernel(JupyterKernel("busy", last), at + 900).age_s == 0
+    assert _describe_kernel(JupyterKernel("idle", last), at + 900).age_s == 900
+
+
+def arm(
+    recorded: LimitsRecord | None, limits: GuardLimits, elapsed_s: float, server_id: str = "i-1"
+) -> LimitsRecord:
+    request = GuardRequest(
+        **LAB,
+        server_id=server_id,
+        limits=limits,
+        ending=EndingRecord("poweroff"),
+        elapsed_s=elapsed_s,
+        uid=1,
+        gid=1,
+        home="/h",
     )
+    return _merge_limits(recorded, request)
 
 
 def test_a_second_arming_forgets_nothing() -> None:
-    about = {**LAB, "uid": 1, "gid": 1, "home": "/h", "ending": {"kind": "poweroff"}}
-    first = _merge_limits(
-        {}, {**about, "server_id": "i-1", "elapsed_s": 60, "limits": {"ttl_s": 100}}
-    )
-    first["limits"].update(extended_s=50.0)
-    again = _merge_limits(
-        first, {**about, "server_id": "i-1", "elapsed_s": 0, "limits": {"ttl_s": 200}}
-    )
-    assert again["age"]["elapsed_s"] >= 60
-    assert (again["limits"]["ttl_s"], again["limits"]["extended_s"]) == (200, 50.0)
-    assert again["edition"] == first["edition"] + 1
-    other = _merge_limits(
-        again, {**about, "server_id": "i-2", "elapsed_s": 0, "limits": {"ttl_s": 200}}
-    )
-    assert (other["age"]["elapsed_s"], other["limits"]["extended_s"]) == (0.0, 0.0)
+    first = arm(None, GuardLimits(ttl_s=100), 60)
+    first = first._replace(limits=first.limits._replace(extended_s=50.0))
+    again = arm(first, GuardLimits(ttl_s=200), 0)
+    assert again.age.elapsed_s >= 60
+    assert (again.limits.ttl_s, again.limits.extended_s) == (200, 50.0)
+    assert again.edition == first.edition + 1
+    other = arm(again, GuardLimits(ttl_s=200), 0, server_id="i-2")
+    assert (other.age.elapsed_s, other.limits.extended_s) == (0.0, 0.0)
+    assert other.edition == again.edition + 1
 
 
 def test_a_default_ttl_begins_now_on_a_server_that_had_none() -> None:
-    about = {**LAB, "uid": 1, "gid": 1, "home": "/h", "ending": {"kind": "poweroff"}}
-    default = {"ttl_s": 43_200, "ttl_is_default": True}
-
-    def merged(known: dict[str, Any], limits: dict[str, Any], elapsed_s: float) -> dict[str, Any]:
-        request = {**about, "server_id": "i-1", "elapsed_s": elapsed_s, "limits": limits}
-        return dict(_merge_limits(known, request))
-
-    new = merged({}, default, 60)
-    assert new["limits"]["from_s"] == 0.0
+    default = GuardLimits(ttl_s=43_200, ttl_is_default=True)
+    new = arm(None, default, 60)
+    assert new.limits.from_s == 0.0
     # It goes on counting, also beyond its own length where it was extended.
-    new["limits"]["extended_s"] = 86_400.0
-    assert merged(new, default, 50_000)["limits"]["from_s"] == 0.0
-    for earlier in (merged({}, {}, 100_000), {}):
-        late = merged(earlier, default, 100_000)["limits"]
-        assert late["from_s"] == pytest.approx(100_000, abs=60)
-    asked = merged(merged({}, {}, 100), {"ttl_s": 43_200}, 100_000)
-    assert asked["limits"]["from_s"] == 0.0
+    extended = new._replace(limits=new.limits._replace(extended_s=86_400.0))
+    assert arm(extended, default, 50_000).limits.from_s == 0.0
+    for earlier in (arm(None, GuardLimits(), 100_000), None):
+        late = arm(earlier, default, 100_000).limits
+        assert late.from_s == pytest.approx(100_000, abs=60)
+    asked = arm(arm(None, GuardLimits(), 100), GuardLimits(ttl_s=43_200), 100_000)
+    assert asked.limits.from_s == 0.0
 
 
 def test_a_default_ttl_replaces_no_limit_that_the_server_was_given() -> None:
     """`labctl up --ttl 48h`, a day of training, and a plain `labctl up`."""
-    about = {**LAB, "uid": 1, "gid": 1, "home": "/h", "ending": {"kind": "poweroff"}}
-    default = {"ttl_s": 43_200, "ttl_is_default": True, "price_usd_per_hour": 0.5}
+    default = GuardLimits(ttl_s=43_200, ttl_is_default=True, price_usd_per_hour=0.5)
 
-    def after_a_day(given: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-        new = _merge_limits({}, {**about, "server_id": "i-1", "elapsed_s": 60, "limits": given})
-        return dict(
-            _merge_limits(new, {**about, "server_id": "i-1", "elapsed_s": 86_400, "limits": asked})
-        )
+    def after_a_day(given: GuardLimits, asked: GuardLimits) -> LimitsRecord:
+        return arm(arm(None, given, 60), asked, 86_400)
 
-    limits = after_a_day({"ttl_s": 172_800}, default)["limits"]
-    assert (limits["ttl_s"], limits["from_s"]) == (172_800, 0.0)
-    budget = {"budget_usd": 20.0, "budget_whole_usd": 20.0}
-    body = after_a_day(budget, default)
-    assert (body["limits"]["budget_usd"], body["limits"]["ttl_s"]) == (20.0, None)
-    assert body["budget_whole_usd"] == 20.0
+    limits = after_a_day(GuardLimits(ttl_s=172_800), default).limits
+    assert (limits.ttl_s, limits.from_s) == (172_800, 0.0)
+    budget = GuardLimits(budget_usd=20.0, budget_whole_usd=20.0)
+    record = after_a_day(budget, default)
+    assert (record.limits.budget_usd, record.limits.ttl_s) == (20.0, None)
+    assert record.budget_whole_usd == 20.0
     # What is asked for by name still replaces it.
-    assert after_a_day({"ttl_s": 172_800}, {"ttl_s": 90_000})["limits"]["ttl_s"] == 90_000
-    declined = after_a_day(budget, {"ttl_s": None, "ttl_is_default": False})["limits"]
-    assert (declined["ttl_s"], declined["budget_usd"]) == (None, None)
+    assert after_a_day(GuardLimits(ttl_s=172_800), GuardLimits(ttl_s=90_000)).limits.ttl_s == 90_000
+    declined = after_a_day(budget, GuardLimits()).limits
+    assert (declined.ttl_s, declined.budget_usd) == (None, None)
 
 
 def test_a_default_ttl_that_ends_within_the_hour_of_its_first_arming_begins_now() -> None:
-    about = {**LAB, "uid": 1, "gid": 1, "home": "/h", "ending": {"kind": "poweroff"}}
-    default = {"ttl_s": 43_200, "ttl_is_default": True}
-    late = _merge_limits({}, {**about, "server_id": "i-1", "elapsed_s": 43_000, "limits": default})
-    assert late["limits"]["from_s"] == pytest.approx(43_000, abs=60)
+    late = arm(None, GuardLimits(ttl_s=43_200, ttl_is_default=True), 43_000)
+    assert late.limits.from_s == pytest.approx(43_000, abs=60)
+
+
+def test_a_damaged_limits_file_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "limits.json"
+    path.write_text(json.dumps(to_json(arm(None, GuardLimits(ttl_s=100), 60))))
+    limits_file = LimitsFile(tmp_path)
+    assert limits_file.reload()
+    for number, text in enumerate(("", "{", "[]", '{"edition": 7}', '{"limits": null}'), start=1):
+        path.write_text(text)
+        os.utime(path, (number, number))
+        assert not limits_file.reload()
+        assert limits_file.limits.ttl_s == 100
+
+
+def test_a_ttl_that_begins_anew_keeps_what_only_a_newer_labctl_knows(tmp_path: Path) -> None:
+    path = tmp_path / "limits.json"
+    body = to_json(arm(None, GuardLimits(ttl_s=100), 60))
+    body["limits"]["of_tomorrow_s"] = body["of_tomorrow"] = 60
+    path.write_text(json.dumps(body))
+    limits_file = LimitsFile(tmp_path)
+    limits_file.reload()
+    limits_file.restart_ttl(500.0)
+    assert limits_file.limits.from_s == 500.0
+    written = json.loads(path.read_text())
+    assert (written["limits"]["of_tomorrow_s"], written["of_tomorrow"]) == (60, 60)
 
 
 def test_the_unit_comes_back_whatever_ends_it() -> None:

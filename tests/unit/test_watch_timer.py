@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from labctl.agent.watchdog.boot_timer import CLOSE_S, LATER_S, update_timer
-from labctl.agent.watchdog.decisions import ServerLimits
 from labctl.agent.watchdog.state_files import read_boottime_s
 from labctl.servers import deadlines
+from labctl.wire.watchdog import ServerLimits
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the timer is root's")
 BOOT = "0c0ffee0-1111"

@@ -91,9 +91,9 @@ class Calls:
         now_s = read_boottime_s()
         rows = []
         for gpu in self._gpus.measure():
-            row = dict(gpu)
+            row: dict[str, object] = to_json(gpu, drop_defaults=True)
             row["driver"] = read_text(DRIVER).split(" ")[0]
-            lease = leases_by_uuid.get(str(gpu.get("uuid")))
+            lease = leases_by_uuid.get(gpu.uuid)
             row["holder"] = find_holder(lease.uid) if lease else ""
             row["ends_in_s"] = round(max(0.0, lease.ends_s - now_s)) if lease else 0
             rows.append(row)

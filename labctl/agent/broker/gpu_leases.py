@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from ..host.gpus import Gpu, Gpus
+from ...wire.telemetry import GpuRecord
+from ..host.gpus import Gpus
 from .account_containers import AccountContainer
 from .detection import TAKEN
 from .gpu_queue import Waiter
@@ -51,7 +52,7 @@ class GpuReader:
         self._gpus = Gpus()
         self._lock = threading.Lock()
 
-    def measure(self) -> list[Gpu]:
+    def measure(self) -> list[GpuRecord]:
         with self._lock:
             return self._gpus.read(wait=False)
 
@@ -59,13 +60,9 @@ class GpuReader:
         return identify_gpus(self.measure())
 
 
-def identify_gpus(gpus: list[Gpu]) -> list[GpuIdentity]:
+def identify_gpus(gpus: list[GpuRecord]) -> list[GpuIdentity]:
     """Return the GPUs that have a UUID."""
-    return [
-        GpuIdentity(gpu["uuid"], gpu.get("index", ""), gpu.get("name") or gpu["uuid"])
-        for gpu in gpus
-        if gpu.get("uuid")
-    ]
+    return [GpuIdentity(gpu.uuid, gpu.index, gpu.name or gpu.uuid) for gpu in gpus if gpu.uuid]
 
 
 class GpusBusy(HttpRefusal):

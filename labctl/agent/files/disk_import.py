@@ -18,8 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ...wire.codec import from_json, to_json
-from ...wire.files import PushedRecord, RestoreDiskReply, RestoreDiskRequest
+from ...wire.files import RESTORE_DISK, PushedRecord, RestoreDiskReply, RestoreDiskRequest
 from ..host.paths import (
     NAME,
     count_free_bytes,
@@ -29,7 +28,7 @@ from ..host.paths import (
     read_text,
     resolve_inside,
 )
-from ..host.sudo import can_sudo, run_as_root
+from ..host.sudo import call_as_root, can_sudo
 from ..reply import Failure
 from ..runs.records import read_last_attempt
 from .files import BYTECODE, RESERVE_BYTES, walk
@@ -56,7 +55,7 @@ def restore(request: RestoreDiskRequest) -> RestoreDiskReply:
         uid, gid, home = os.getuid(), os.getgid(), str(Path.home())
     if os.geteuid() != 0 and can_sudo():
         repeated = request._replace(uid=uid, gid=gid, home=home)
-        return from_json(RestoreDiskReply, run_as_root("restore", to_json(repeated)))
+        return call_as_root(RESTORE_DISK, repeated)
     if os.geteuid() != 0:
         what = "mounting a disk requires root on this server"
         raise Failure("policy", what, "", "labctl doctor")

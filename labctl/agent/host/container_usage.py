@@ -1,7 +1,7 @@
 """Usage of a container, read from its control group (v1 and v2) and its first process's files.
 
 A container's own files are read through /proc, since a request to the Docker Engine takes some
-20 ms. Values that cannot be read are absent.
+20 ms. Values that cannot be read are None.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
+from ...wire.telemetry import ContainerUsageRecord
 from .engine_objects import Container
 
 GROUPS = Path("/sys/fs/cgroup")
@@ -19,10 +20,34 @@ CONTROLLERS = ("memory", "cpuacct", "blkio")
 NO_LIMIT = 2**60
 
 
-class ContainerUsage:
-    """A running container, as `docker inspect` shows it. `read` is cheap; {} once it has ended.
+class DiskTraffic(NamedTuple):
+    """Bytes read and written in total."""
 
-    Keys are those of telemetry.jsonl. "cpu_cores" needs two readings.
+    read_bytes: int | None = None
+    write_bytes: int | None = None
+
+
+class NetworkTraffic(NamedTuple):
+    """Bytes received and sent in total."""
+
+    in_bytes: int | None = None
+    out_bytes: int | None = None
+
+
+class GroupUsage(NamedTuple):
+    """What a control group reports. `processes` is None for a version 2 group without any."""
+
+    cpu_s: float | None
+    memory_bytes: int | None
+    memory_limit_bytes: int | None
+    disk: DiskTraffic
+    processes: int | None
+
+
+class ContainerUsage:
+    """A running container. `read` is cheap; None once it has ended.
+
+    `cpu_cores` needs two readings.
     """
 
     def __init__(self, container: Container, groups: Path = GROUPS) -> None:
@@ -35,25 +60,45 @@ class ContainerUsage:
         self._cpu_s: float | None = None
         self._at_s = 0.0
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> ContainerUsageRecord | None:
         if self.group is None or not self.group.is_alive():
-            return {}
-        usage: dict[str, Any] = {"cores": self.cores, **self.group.read()}
-        cpu_s, now = usage.pop("cpu_s", None), time.monotonic()
-        if cpu_s is not None:
-            if self._cpu_s is not None and now > self._at_s:
-                cores = max(0.0, cpu_s - self._cpu_s) / (now - self._at_s)
-                usage["cpu_cores"] = round(cores, 3)
-            self._cpu_s, self._at_s = cpu_s, now
-        return {**usage, **self._shm(), **parse_network(self.proc / "net/dev")}
+            return None
+        group = self.group.read()
+        cpu_cores = self._measure_cores(group.cpu_s)
+        shm_bytes, shm_limit_bytes = self._measure_shm()
+        network = parse_network(self.proc / "net/dev")
+        return ContainerUsageRecord(
+            cores=self.cores,
+            cpu_cores=cpu_cores,
+            memory_bytes=group.memory_bytes,
+            memory_limit_bytes=group.memory_limit_bytes,
+            shm_bytes=shm_bytes,
+            shm_limit_bytes=shm_limit_bytes,
+            disk_read_bytes=group.disk.read_bytes,
+            disk_write_bytes=group.disk.write_bytes,
+            net_in_bytes=network.in_bytes,
+            net_out_bytes=network.out_bytes,
+            processes=group.processes,
+        )
 
-    def _shm(self) -> dict[str, Any]:
+    def _measure_cores(self, cpu_s: float | None) -> float | None:
+        """Return the cores that were busy since the last call; None for the first one."""
+        if cpu_s is None:
+            return None
+        now = time.monotonic()
+        cpu_cores = None
+        if self._cpu_s is not None and now > self._at_s:
+            cpu_cores = round(max(0.0, cpu_s - self._cpu_s) / (now - self._at_s), 3)
+        self._cpu_s, self._at_s = cpu_s, now
+        return cpu_cores
+
+    def _measure_shm(self) -> tuple[int | None, int | None]:
+        """Return the bytes used in /dev/shm, and its size."""
         try:
             shm = os.statvfs(self.proc / "root/dev/shm")
         except OSError:
-            return {}
-        used = (shm.f_blocks - shm.f_bfree) * shm.f_frsize
-        return {"shm_bytes": used, "shm_limit_bytes": shm.f_blocks * shm.f_frsize}
+            return None, None
+        return (shm.f_blocks - shm.f_bfree) * shm.f_frsize, shm.f_blocks * shm.f_frsize
 
 
 class CgroupV1:
@@ -65,27 +110,28 @@ class CgroupV1:
     def is_alive(self) -> bool:
         return bool(read_kernel_text(self.folders["memory"] / "cgroup.procs"))
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> GroupUsage:
         memory = self.folders["memory"]
-        usage: dict[str, Any] = {
-            **parse_memory(
+        cpu_ns, disk = None, DiskTraffic()
+        if "cpuacct" in self.folders:
+            cpu_ns = read_kernel_number(self.folders["cpuacct"] / "cpuacct.usage")
+        if "blkio" in self.folders:
+            disk = parse_disk_v1(
+                read_kernel_text(self.folders["blkio"] / "blkio.throttle.io_service_bytes")
+            )
+        return GroupUsage(
+            cpu_s=None if cpu_ns is None else cpu_ns / 1e9,
+            memory_bytes=parse_memory(
                 read_kernel_number(memory / "memory.usage_in_bytes"),
                 read_kernel_rows(memory / "memory.stat"),
                 ("total_inactive_file", "total_active_file"),
             ),
-            **parse_memory_limit(read_kernel_number(memory / "memory.limit_in_bytes")),
-            "processes": len(read_kernel_text(memory / "cgroup.procs").split()),
-        }
-        if "cpuacct" in self.folders:
-            cpu_ns = read_kernel_number(self.folders["cpuacct"] / "cpuacct.usage")
-            usage.update({} if cpu_ns is None else {"cpu_s": cpu_ns / 1e9})
-        if "blkio" in self.folders:
-            usage.update(
-                parse_disk_v1(
-                    read_kernel_text(self.folders["blkio"] / "blkio.throttle.io_service_bytes")
-                )
-            )
-        return usage
+            memory_limit_bytes=parse_memory_limit(
+                read_kernel_number(memory / "memory.limit_in_bytes")
+            ),
+            disk=disk,
+            processes=len(read_kernel_text(memory / "cgroup.procs").split()),
+        )
 
 
 class CgroupV2:
@@ -97,21 +143,19 @@ class CgroupV2:
     def is_alive(self) -> bool:
         return "populated 1" in read_kernel_text(self.folder / "cgroup.events")
 
-    def read(self) -> dict[str, Any]:
-        usage: dict[str, Any] = {
-            **parse_memory(
+    def read(self) -> GroupUsage:
+        cpu_us = read_kernel_rows(self.folder / "cpu.stat").get("usage_usec")
+        return GroupUsage(
+            cpu_s=None if cpu_us is None else cpu_us / 1e6,
+            memory_bytes=parse_memory(
                 read_kernel_number(self.folder / "memory.current"),
                 read_kernel_rows(self.folder / "memory.stat"),
                 ("inactive_file", "active_file"),
             ),
-            **parse_memory_limit(read_kernel_number(self.folder / "memory.max")),
-            **parse_disk_v2(read_kernel_text(self.folder / "io.stat")),
-        }
-        cpu_us = read_kernel_rows(self.folder / "cpu.stat").get("usage_usec")
-        if cpu_us is not None:
-            usage["cpu_s"] = cpu_us / 1e6
-        processes = read_kernel_text(self.folder / "cgroup.procs").split()
-        return {**usage, "processes": len(processes)} if processes else usage
+            memory_limit_bytes=parse_memory_limit(read_kernel_number(self.folder / "memory.max")),
+            disk=parse_disk_v2(read_kernel_text(self.folder / "io.stat")),
+            processes=len(read_kernel_text(self.folder / "cgroup.procs").split()) or None,
+        )
 
 
 def find_group(proc: Path, groups: Path = GROUPS) -> CgroupV1 | CgroupV2 | None:
@@ -138,39 +182,39 @@ def find_group(proc: Path, groups: Path = GROUPS) -> CgroupV1 | CgroupV2 | None:
 
 def parse_memory(
     usage: int | None, stat: dict[str, int], file_pages: tuple[str, ...]
-) -> dict[str, int]:
+) -> int | None:
     """Return the memory in use without file caches, which the kernel drops when it needs room."""
     if usage is None:
-        return {}
-    return {"memory_bytes": max(0, usage - sum(stat.get(name, 0) for name in file_pages))}
+        return None
+    return max(0, usage - sum(stat.get(name, 0) for name in file_pages))
 
 
-def parse_memory_limit(own_limit: int | None) -> dict[str, int]:
+def parse_memory_limit(own_limit: int | None) -> int | None:
     """Return the container's own limit, or all of the machine's memory."""
     machine_total = read_kernel_rows(Path("/proc/meminfo")).get("MemTotal:", 0) * 1024
     limits = [size for size in (own_limit, machine_total) if size and size < NO_LIMIT]
-    return {"memory_limit_bytes": min(limits)} if limits else {}
+    return min(limits) if limits else None
 
 
-def parse_disk_v1(content: str) -> dict[str, int]:
+def parse_disk_v1(content: str) -> DiskTraffic:
     """Parse lines `8:0 Read 4096` and a total, which is the only line if no disk was used."""
     words = [row.split() for row in content.splitlines()]
     if not words:
-        return {}
+        return DiskTraffic()
     read = sum(int(row[2]) for row in words if len(row) == 3 and row[1] == "Read")
     written = sum(int(row[2]) for row in words if len(row) == 3 and row[1] == "Write")
-    return {"disk_read_bytes": read, "disk_write_bytes": written}
+    return DiskTraffic(read, written)
 
 
-def parse_disk_v2(content: str) -> dict[str, int]:
+def parse_disk_v2(content: str) -> DiskTraffic:
     """Parse lines `8:0 rbytes=4096 wbytes=0 ...`."""
     pairs = [word.partition("=") for row in content.splitlines() for word in row.split()[1:]]
     read = sum(int(value) for key, _, value in pairs if key == "rbytes")
     written = sum(int(value) for key, _, value in pairs if key == "wbytes")
-    return {"disk_read_bytes": read, "disk_write_bytes": written} if pairs else {}
+    return DiskTraffic(read, written) if pairs else DiskTraffic()
 
 
-def parse_network(path: Path) -> dict[str, int]:
+def parse_network(path: Path) -> NetworkTraffic:
     """Return the bytes received and sent over every interface except the loopback."""
     counters: list[list[str]] = []
     for row in read_kernel_text(path).splitlines()[2:]:
@@ -178,11 +222,10 @@ def parse_network(path: Path) -> dict[str, int]:
         if name.strip() != "lo":
             counters.append(counts.split())
     if not counters:
-        return {}
-    return {
-        "net_in_bytes": sum(int(row[0]) for row in counters),
-        "net_out_bytes": sum(int(row[8]) for row in counters),
-    }
+        return NetworkTraffic()
+    return NetworkTraffic(
+        sum(int(row[0]) for row in counters), sum(int(row[8]) for row in counters)
+    )
 
 
 def count_usable_cores(pid: int) -> float:

@@ -16,10 +16,19 @@ from pathlib import Path
 from typing import Any, Callable, Iterator
 from urllib.parse import quote
 
-from ...wire.codec import Message, MessageError, from_json, to_json
+from ...wire.codec import Message, MessageError, decode, from_json, to_json
 from ..reply import Failure
 from .docker import ATTEMPTS_S, run_docker
-from .engine_objects import Container, ContainerRow, Image, Mount, MountTmpfsOptions, NewContainer
+from .engine_objects import (
+    Container,
+    ContainerRow,
+    DockerSettings,
+    Image,
+    Mount,
+    MountTmpfsOptions,
+    NewContainer,
+    ProxySettings,
+)
 
 SOCKET = "unix:///var/run/docker.sock"
 # The newest API version used; an older engine gets its own version.
@@ -338,14 +347,13 @@ def _silent(path: str, error: OSError) -> Failure:
     )
 
 
-def read_settings() -> dict[str, Any]:
-    """Return the docker command's settings on this server; {} if it has none."""
+def read_settings() -> DockerSettings:
+    """Return the docker command's settings on this server; empty ones if it has none."""
     folder = os.environ.get("DOCKER_CONFIG") or str(Path.home() / ".docker")
     try:
-        body = json.loads((Path(folder) / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return body if isinstance(body, dict) else {}
+        return decode(DockerSettings, (Path(folder) / "config.json").read_bytes())
+    except (OSError, MessageError):
+        return DockerSettings()
 
 
 def _socket_path() -> str:
@@ -372,7 +380,7 @@ def build_volume_mounts(image: Image, taken: set[str], size_bytes: int) -> list[
 
 def _context_host() -> str:
     """Return the host of the selected Docker context (rootless Docker sets one), or ""."""
-    context = os.environ.get("DOCKER_CONTEXT") or read_settings().get("currentContext")
+    context = os.environ.get("DOCKER_CONTEXT") or read_settings().currentContext
     if context in (None, "", "default"):
         return ""
     return run_docker("context", "inspect", "--format", "{{.Endpoints.docker.Host}}").stdout.strip()
@@ -380,11 +388,13 @@ def _context_host() -> str:
 
 def build_proxy_env() -> dict[str, str]:
     """Return the proxy variables that the docker command's settings give every container."""
-    configured = read_settings().get("proxies") or {}
-    applicable = configured.get("unix://" + _socket_path()) or configured.get("default") or {}
+    configured = read_settings().proxies or {}
+    candidates = (configured.get("unix://" + _socket_path()), configured.get("default"))
+    applicable = next((each for each in candidates if each and any(each)), ProxySettings())
+    proxies = applicable._asdict()
     variables = {}
     for kind in ("http", "https", "ftp", "no", "all"):
-        value = applicable.get(f"{kind}Proxy")
+        value = proxies[f"{kind}Proxy"]
         if value:
-            variables[f"{kind}_proxy"] = variables[f"{kind.upper()}_PROXY"] = str(value)
+            variables[f"{kind}_proxy"] = variables[f"{kind.upper()}_PROXY"] = value
     return variables

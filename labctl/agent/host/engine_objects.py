@@ -112,7 +112,7 @@ class ContainerRow(NamedTuple):
         return {mount.Destination: mount.Source for mount in self.Mounts or ()}
 
 
-class ImageConfig(NamedTuple):
+class ContainerImageConfig(NamedTuple):
     Entrypoint: Optional[Tuple[str, ...]] = None
     Volumes: Optional[Dict[str, object]] = None
     WorkingDir: str = ""
@@ -125,11 +125,11 @@ class Image(NamedTuple):
     Id: str
     RepoTags: Optional[Tuple[str, ...]] = None
     RepoDigests: Optional[Tuple[str, ...]] = None
-    Config: Optional[ImageConfig] = None
+    Config: Optional[ContainerImageConfig] = None
 
     @property
-    def config(self) -> ImageConfig:
-        return self.Config or ImageConfig()
+    def config(self) -> ContainerImageConfig:
+        return self.Config or ContainerImageConfig()
 
 
 class PullDetail(NamedTuple):
@@ -261,3 +261,20 @@ class ExecState(NamedTuple):
     ContainerID: str = ""
     Running: bool = False
     ExitCode: Optional[int] = None
+
+
+class ProxySettings(NamedTuple):
+    """Proxies for containers, in the docker command's settings."""
+
+    httpProxy: Optional[str] = None
+    httpsProxy: Optional[str] = None
+    ftpProxy: Optional[str] = None
+    noProxy: Optional[str] = None
+    allProxy: Optional[str] = None
+
+
+class DockerSettings(NamedTuple):
+    """The docker command's config.json. `proxies` are by the engine's address, or "default"."""
+
+    currentContext: Optional[str] = None
+    proxies: Optional[Dict[str, ProxySettings]] = None

@@ -13,13 +13,14 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
+from ...wire.codec import to_json
+from ...wire.telemetry import GpuAccessRecord
 from . import engine
-from .engine_objects import Container
-from .paths import read_json, write_json
+from .engine_objects import Container, CreatedObject, ExecState, NewExec, StartExec
+from .paths import read_record, write_json
 
-# Below a run's .labctl: container, opened_at, and lost_at (null while it has access).
+# The GpuAccessRecord below a run's .labctl.
 STATE = "gpu-access.json"
 FIRST_S, EVERY_S = 10.0, 60.0
 # A loss counts once a second probe, this many seconds later, confirms it.
@@ -40,22 +41,14 @@ done
 """
 
 
-class GpuAccess(NamedTuple):
-    """What is known of a container's access. Times are Unix seconds; None if it never happened.
+def update_access(before: GpuAccessRecord, code: int | None, now: float) -> GpuAccessRecord:
+    """Return what is known after a probe with the exit code `code` (None: no result).
 
     Only a container that has opened its GPUs before can lose them: one that never could has
     another problem, which its own program reports.
     """
-
-    opened_at: float | None = None
-    refused_at: float | None = None
-    lost_at: float | None = None
-
-
-def update_access(before: GpuAccess, code: int | None, now: float) -> GpuAccess:
-    """Return what is known after a probe with the exit code `code` (None: no result)."""
     if code == OPENED:
-        return GpuAccess(opened_at=now)
+        return GpuAccessRecord(before.container, opened_at=now)
     if code != REFUSED or before.opened_at is None:
         return before
     if before.refused_at is None:
@@ -87,19 +80,20 @@ class GpuProbe:
         except engine.EngineRequestError:
             self._exec_id = ""  # the engine has restarted since
             return False
-        if inspected["Running"]:
+        state = engine.parse_object(ExecState, inspected)
+        if state.Running:
             if now_s - self._began_s > GIVE_UP_S:
                 self._exec_id = ""
             return False
         self._exec_id = ""
-        return self._conclude(inspected.get("ExitCode"), now_s)
+        return self._conclude(state.ExitCode, now_s)
 
     def _start_probe(self, now_s: float) -> None:
         self._began_s, self._due_s = now_s, now_s + EVERY_S
-        body = {"Cmd": ["/bin/sh", "-c", PROBE], "User": f"{os.getuid()}:{os.getgid()}"}
-        path = f"/containers/{self.container_id}/exec"
-        exec_id = str(json.loads(engine.call("POST", path, body))["Id"])
-        engine.call("POST", f"/exec/{exec_id}/start", {"Detach": True})
+        probe = NewExec(Cmd=("/bin/sh", "-c", PROBE), User=f"{os.getuid()}:{os.getgid()}")
+        content = engine.call("POST", f"/containers/{self.container_id}/exec", probe)
+        exec_id = engine.parse_object(CreatedObject, json.loads(content)).Id
+        engine.call("POST", f"/exec/{exec_id}/start", StartExec(Detach=True))
         self._exec_id = exec_id
 
     def _conclude(self, code: int | None, now_s: float) -> bool:
@@ -107,16 +101,16 @@ class GpuProbe:
         if self.access.refused_at and not self.access.lost_at:
             self._due_s = now_s + CONFIRM_S
         with suppress(OSError):  # full disk: the next probe writes it
-            write_json(self.path, {"container": self.name, **self.access._asdict()})
+            write_json(self.path, to_json(self.access))
         return self.access.lost_at is not None and before.lost_at is None
 
 
-def _read(path: Path, container: str) -> GpuAccess:
-    body = read_json(path)
-    if body.get("container") != container:
-        return GpuAccess()
-    times = {key: body.get(key) for key in GpuAccess._fields}
-    return GpuAccess(**{k: float(v) for k, v in times.items() if isinstance(v, (int, float))})
+def _read(path: Path, container: str) -> GpuAccessRecord:
+    """Return what is known of this container; an earlier attempt had another one."""
+    access = read_record(GpuAccessRecord, path)
+    if access is None or access.container != container:
+        return GpuAccessRecord(container)
+    return access
 
 
 def find_loss_time(directory: Path, container: str) -> float | None:

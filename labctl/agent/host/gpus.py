@@ -1,20 +1,20 @@
 """Measurements of the server's GPUs, from NVIDIA's library or else nvidia-smi.
 
-A GPU is a dict with the keys of telemetry.jsonl, its "index", and for a MIG instance "parent".
-Values that could not be measured are absent. A server without a GPU has an empty list.
+Values that could not be measured are None. A server without a GPU has an empty list.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import resource
 import shutil
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
+from ...wire.codec import MessageError, decode
+from ...wire.telemetry import BrokeredGpusReply, GpuRecord
 from ..broker.detection import is_brokered
 from ..reply import Failure
 from .engine_objects import Container
@@ -23,19 +23,26 @@ if TYPE_CHECKING:
     from .nvml import Nvml
 
 MIB = 1024**2
-Gpu = Dict[str, Any]
 LIBRARY = "libnvidia-ml.so.1"
 # nvmlClocksEventReasons: the board's power cap; software and hardware heat limits; the board's own
 # protection and its power brake. An idle clock, or one that somebody set, is not throttled.
 THROTTLES = ((0x04, "power"), (0x20 | 0x40, "thermal"), (0x08 | 0x80, "hardware"))
 
 
-def describe_throttling(reasons: int) -> list[str]:
+class GpuProcess(NamedTuple):
+    """A compute process on one GPU. `memory_bytes` is None if the driver does not report it."""
+
+    uuid: str
+    pid: int
+    memory_bytes: int | None = None
+
+
+def describe_throttling(reasons: int) -> tuple[str, ...]:
     """Return the words for what holds a clock down, from the driver's bits."""
-    return [word for bits, word in THROTTLES if reasons & bits]
+    return tuple(word for bits, word in THROTTLES if reasons & bits)
 
 
-# nvidia-smi's field, our key, and the parser of its text (without units)
+# nvidia-smi's field, the field of GpuRecord, and the parser of its text (without units)
 FIELDS: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("index", "index", str),
     ("uuid", "uuid", str),
@@ -83,10 +90,10 @@ class Gpus:
         self._nvml: Nvml | None = None
         self._tool: NvidiaSmi | BrokeredGpus | None = None
         self._opened = False
-        self._last: list[Gpu] = []
+        self._last: list[GpuRecord] = []
         self._pace = ReadingInterval()
 
-    def read(self, wait: bool = False) -> list[Gpu]:
+    def read(self, wait: bool = False) -> list[GpuRecord]:
         """Return the GPUs. With `wait`, wait for a query that nvidia-smi has just started."""
         self._open()
         if self._tool:
@@ -97,8 +104,8 @@ class Gpus:
             self._pace.record_cost(time.thread_time() - started)
         return self._last
 
-    def list_processes(self) -> list[dict[str, Any]]:
-        """List the compute processes: {"uuid", "pid", "memory_bytes"} of each GPU."""
+    def list_processes(self) -> list[GpuProcess]:
+        """List the compute processes of each GPU."""
         self._open()
         if self._nvml:
             return self._nvml.list_processes()
@@ -120,16 +127,15 @@ class Gpus:
 class BrokeredGpus:
     """The GPUs of a shared server, reported by its broker: accounts cannot open the devices."""
 
-    def read(self, wait: bool) -> list[Gpu]:
+    def read(self, wait: bool) -> list[GpuRecord]:
         from . import engine  # imported only where it is needed
 
         try:
-            gpus: list[Gpu] = json.loads(engine.call("GET", "/labctl/gpus"))["gpus"]
-        except (Failure, ValueError, KeyError):
+            return list(decode(BrokeredGpusReply, engine.call("GET", "/labctl/gpus")).gpus)
+        except (Failure, MessageError):
             return []
-        return gpus
 
-    def list_processes(self) -> list[dict[str, Any]]:
+    def list_processes(self) -> list[GpuProcess]:
         """Return nothing: other accounts' processes are private, and the broker reports no pids."""
         return []
 
@@ -160,12 +166,12 @@ class NvidiaSmi:
     def __init__(self, program: str) -> None:
         self.program = program
         self.fields = FIELDS
-        self._gpus: list[Gpu] = []
-        self._processes: list[dict[str, Any]] = []
+        self._gpus: list[GpuRecord] = []
+        self._processes: list[GpuProcess] = []
         self._query_thread: threading.Thread | None = None
         self._pace = ReadingInterval()
 
-    def read(self, wait: bool) -> list[Gpu]:
+    def read(self, wait: bool) -> list[GpuRecord]:
         """Return the last result; only the very first query is waited for."""
         first = self._query_thread is None
         if self._query_thread is None or (
@@ -177,7 +183,7 @@ class NvidiaSmi:
             self._query_thread.join(ANSWER_S)
         return self._gpus
 
-    def list_processes(self) -> list[dict[str, Any]]:
+    def list_processes(self) -> list[GpuProcess]:
         return self._processes
 
     def _query_all(self) -> None:
@@ -217,32 +223,34 @@ def _children_cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def parse_row(row: str, fields: tuple[tuple[str, str, Callable[[str], Any]], ...] = FIELDS) -> Gpu:
+def parse_row(
+    row: str, fields: tuple[tuple[str, str, Callable[[str], Any]], ...] = FIELDS
+) -> GpuRecord:
     """Parse a row of --query-gpu; a value of "[N/A]" or "[Not Supported]" is absent."""
-    gpu = {}
-    for (_, key, read), text in zip(fields, row.split(", ")):
+    gpu = GpuRecord()
+    for (_, field, parse), text in zip(fields, row.split(", ")):
         try:
-            gpu[key] = read(text.strip())
+            gpu = gpu._replace(**{field: parse(text.strip())})
         except ValueError:
             continue
     return gpu
 
 
-def _parse_process(row: str) -> list[dict[str, Any]]:
+def _parse_process(row: str) -> list[GpuProcess]:
     uuid, _, rest = row.partition(", ")
     pid, _, used = rest.partition(", ")
     if not pid.strip().isdigit():
         return []
-    memory = {"memory_bytes": round(float(used) * MIB)} if used.strip().isdigit() else {}
-    return [{"uuid": uuid.strip(), "pid": int(pid), **memory}]
+    memory_bytes = round(float(used) * MIB) if used.strip().isdigit() else None
+    return [GpuProcess(uuid.strip(), int(pid), memory_bytes)]
 
 
-def select_given(gpus: list[Gpu], container: Container) -> list[Gpu]:
-    """Return the GPUs that a container was given, as `docker inspect` shows it."""
+def select_given(gpus: list[GpuRecord], container: Container) -> list[GpuRecord]:
+    """Return the GPUs that a container was given."""
     selected = set()
     for device_request in container.HostConfig.DeviceRequests or ():
         if any("gpu" in names for names in device_request.Capabilities or ()):
             count = device_request.Count
             selected |= set(device_request.DeviceIDs or ())
-            selected |= {gpu["index"] for gpu in gpus[: len(gpus) if count < 0 else count]}
-    return [gpu for gpu in gpus if selected & {gpu["index"], gpu.get("uuid"), gpu.get("parent")}]
+            selected |= {gpu.index for gpu in gpus[: len(gpus) if count < 0 else count]}
+    return [gpu for gpu in gpus if selected & {gpu.index, gpu.uuid, gpu.parent} - {""}]

@@ -1,7 +1,7 @@
 """Usage of the whole server, by psutil: cores, memory, disks, network, processes, people.
 
 Rates are per second since the previous reading; the first reading has no rates. Values that cannot
-be read are absent.
+be read are None.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from ...wire.telemetry import HostUsageRecord
 from .container_usage import read_kernel_text
 
 PACKAGES = "/usr/lib/python3/dist-packages"
@@ -51,7 +52,7 @@ class HostUsage:
         self._before: dict[str, float] = {}
         self._at_s = 0.0
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> HostUsageRecord:
         memory = self._psutil.virtual_memory()
         disk = os.statvfs(self.disk)
         now = time.monotonic()
@@ -60,19 +61,19 @@ class HostUsage:
         rates = {key: (counts[key] - previous[key]) / span for key in counts if key in previous}
         self._before, self._at_s = counts, now
         cpu_cores = rates.pop("cpu_cores", None)
-        return {
-            "cores": os.cpu_count() or 1,
-            "load": round(os.getloadavg()[0], 2),
-            "memory_bytes": memory.total - memory.available,
-            "memory_total_bytes": memory.total,
-            "disk_free_bytes": disk.f_bavail * disk.f_frsize,
-            "disk_total_bytes": disk.f_blocks * disk.f_frsize,
-            **({} if cpu_cores is None else {"cpu_cores": round(max(0.0, cpu_cores), 3)}),
-            **{key: round(max(0.0, rate)) for key, rate in rates.items()},
-        }
+        usage = HostUsageRecord(
+            cores=os.cpu_count() or 1,
+            load=round(os.getloadavg()[0], 2),
+            memory_bytes=memory.total - memory.available,
+            memory_total_bytes=memory.total,
+            disk_free_bytes=disk.f_bavail * disk.f_frsize,
+            disk_total_bytes=disk.f_blocks * disk.f_frsize,
+            cpu_cores=None if cpu_cores is None else round(max(0.0, cpu_cores), 3),
+        )
+        return usage._replace(**{key: round(max(0.0, rate)) for key, rate in rates.items()})
 
     def _count(self) -> dict[str, float]:
-        """Return totals since the server started."""
+        """Return totals since the server started, by the field of the rate that they make."""
         counts: dict[str, float] = {}
         with suppress(OSError, NotImplementedError):
             times = self._psutil.cpu_times()
@@ -95,6 +96,17 @@ class HostUsage:
 def is_whole_disk(name: str) -> bool:
     """Return whether it is neither a partition nor made of other disks: each byte counts once."""
     return not name.startswith(NO_DISKS) and Path("/sys/block", name.replace("/", "!")).exists()
+
+
+class ProcessDescription(NamedTuple):
+    """A process: the account that it runs as, and the id of its container, or ""."""
+
+    pid: int
+    person: str
+    command: str
+    container: str
+    cpu_cores: float
+    memory_bytes: int
 
 
 class ProcessUsage:
@@ -126,26 +138,23 @@ class ProcessUsage:
                 rows.append((cores, process.pid))
         self.busy = {pid: cores for cores, pid in sorted(rows, reverse=True)[:MOST_PROCESSES]}
 
-    def describe(self, pid: int) -> dict[str, Any]:
-        """Return pid, person, command, container (or ""), cpu_cores, memory_bytes.
-
-        {} if the process has ended.
-        """
+    def describe(self, pid: int) -> ProcessDescription | None:
+        """Describe a process; None if it has ended."""
         try:
             process = self._psutil.Process(pid)
             command = " ".join(process.cmdline()) or process.name()
             person, memory = process.username(), process.memory_info()
         except self._psutil.Error:
-            return {}
+            return None
         containers = CONTAINER.findall(read_kernel_text(Path(f"/proc/{pid}/cgroup")))
-        return {
-            "pid": pid,
-            "person": person,
-            "command": command[:COMMAND_CHARACTERS],
-            "container": containers[-1] if containers else "",
-            "cpu_cores": round(self.busy.get(pid, 0.0), 3),
-            "memory_bytes": memory.rss,
-        }
+        return ProcessDescription(
+            pid=pid,
+            person=person,
+            command=command[:COMMAND_CHARACTERS],
+            container=containers[-1] if containers else "",
+            cpu_cores=round(self.busy.get(pid, 0.0), 3),
+            memory_bytes=memory.rss,
+        )
 
     def find_person(self, pid: int) -> str:
         """Return the account that a process runs as; "" if it has ended."""

@@ -1,20 +1,21 @@
 """GPUs through NVML, the library below nvidia-smi, by NVIDIA's Python bindings.
 
-One call takes microseconds. Values that a card does not report are absent. While it is open, the
+One call takes microseconds. Values that a card does not report are None. While it is open, the
 library keeps the driver awake.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, Callable, Dict, Iterator
+from typing import Any, Callable, Iterator, TypeVar
 
 import pynvml
 from pynvml import NVMLError
 
-from .gpus import describe_throttling
+from ...wire.telemetry import GpuRecord
+from .gpus import GpuProcess, describe_throttling
 
-Gpu = Dict[str, Any]
+Value = TypeVar("Value")
 
 
 class Nvml:
@@ -27,8 +28,8 @@ class Nvml:
             with suppress(NVMLError):  # a card that fell off the bus
                 self._cards.append((str(index), pynvml.nvmlDeviceGetHandleByIndex(index)))
 
-    def read(self) -> list[Gpu]:
-        """Read every card, and after a partitioned one its MIG instances (with "parent")."""
+    def read(self) -> list[GpuRecord]:
+        """Read every card, and after a partitioned one its MIG instances."""
         gpus = []
         for index, handle in self._cards:
             card = _read_card(index, handle)
@@ -38,41 +39,59 @@ class Nvml:
             ]
         return gpus
 
-    def list_processes(self) -> list[dict[str, Any]]:
-        """List the compute processes: {"uuid", "pid", "memory_bytes"} of each GPU."""
-        rows = []
+    def list_processes(self) -> list[GpuProcess]:
+        """List the compute processes of each GPU."""
+        processes = []
         for _, card in self._cards:
             for gpu in [card] + [instance for _, instance in _list_instances(card)]:
                 with suppress(NVMLError):
                     uuid = pynvml.nvmlDeviceGetUUID(gpu)
-                    rows += [{"uuid": uuid, **row} for row in _list_processes(gpu)]
-        return rows
+                    processes += [
+                        GpuProcess(uuid, process.pid, process.usedGpuMemory)
+                        for process in _list_processes(gpu)
+                    ]
+        return processes
 
 
-def _read_card(index: str, card: Any) -> Gpu:
-    readers: dict[str, Callable[[], Any]] = {
-        "uuid": lambda: pynvml.nvmlDeviceGetUUID(card),
-        "name": lambda: pynvml.nvmlDeviceGetName(card),
-        "use_percent": lambda: pynvml.nvmlDeviceGetUtilizationRates(card).gpu,
-        "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(card) / 1000,
-        "power_limit_w": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1000,
-        "temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(card, pynvml.NVML_TEMPERATURE_GPU),
-        "sm_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_SM),
-        "sm_clock_max_mhz": lambda: pynvml.nvmlDeviceGetMaxClockInfo(card, pynvml.NVML_CLOCK_SM),
-        "throttle": lambda: describe_throttling(_read_clock_reasons(card)),
-        "energy_j": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1000,
-    }
-    return {"index": index, **_read_supported(readers), **_read_memory(card)}
+def _read_card(index: str, card: Any) -> GpuRecord:
+    used_bytes, total_bytes = _read_memory(card)
+    power_mw = _read_supported(lambda: pynvml.nvmlDeviceGetPowerUsage(card))
+    power_limit_mw = _read_supported(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(card))
+    energy_mj = _read_supported(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(card))
+    return GpuRecord(
+        index=index,
+        uuid=_read_supported(lambda: pynvml.nvmlDeviceGetUUID(card)) or "",
+        name=_read_supported(lambda: pynvml.nvmlDeviceGetName(card)) or "",
+        use_percent=_read_supported(lambda: pynvml.nvmlDeviceGetUtilizationRates(card).gpu),
+        memory_bytes=used_bytes,
+        memory_total_bytes=total_bytes,
+        power_w=None if power_mw is None else power_mw / 1000,
+        power_limit_w=None if power_limit_mw is None else power_limit_mw / 1000,
+        temperature_c=_read_supported(
+            lambda: pynvml.nvmlDeviceGetTemperature(card, pynvml.NVML_TEMPERATURE_GPU)
+        ),
+        sm_clock_mhz=_read_supported(
+            lambda: pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_SM)
+        ),
+        sm_clock_max_mhz=_read_supported(
+            lambda: pynvml.nvmlDeviceGetMaxClockInfo(card, pynvml.NVML_CLOCK_SM)
+        ),
+        throttle=_read_supported(lambda: describe_throttling(_read_clock_reasons(card))),
+        energy_j=None if energy_mj is None else energy_mj / 1000,
+    )
 
 
-def _read_instance(card: Gpu, slot: int, instance: Any) -> Gpu:
+def _read_instance(card: GpuRecord, slot: int, instance: Any) -> GpuRecord:
     """Read a MIG instance's own memory; only its card reports the rest."""
-    readers: dict[str, Callable[[], Any]] = {
-        "uuid": lambda: pynvml.nvmlDeviceGetUUID(instance),
-        "name": lambda: pynvml.nvmlDeviceGetName(instance),
-    }
-    location = {"index": f"{card['index']}:{slot}", "parent": card.get("uuid", "")}
-    return {**location, **_read_supported(readers), **_read_memory(instance)}
+    used_bytes, total_bytes = _read_memory(instance)
+    return GpuRecord(
+        index=f"{card.index}:{slot}",
+        uuid=_read_supported(lambda: pynvml.nvmlDeviceGetUUID(instance)) or "",
+        name=_read_supported(lambda: pynvml.nvmlDeviceGetName(instance)) or "",
+        parent=card.uuid,
+        memory_bytes=used_bytes,
+        memory_total_bytes=total_bytes,
+    )
 
 
 def _list_instances(card: Any) -> Iterator[tuple[int, Any]]:
@@ -86,7 +105,8 @@ def _list_instances(card: Any) -> Iterator[tuple[int, Any]]:
             yield slot, pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, slot)
 
 
-def _read_memory(gpu: Any) -> Gpu:
+def _read_memory(gpu: Any) -> tuple[int | None, int | None]:
+    """Return the bytes in use, and in total."""
     try:
         # Version 2 counts as nvidia-smi does: `used` excludes memory reserved by the driver.
         memory = pynvml.nvmlDeviceGetMemoryInfo(gpu, version=pynvml.nvmlMemory_v2)
@@ -94,8 +114,8 @@ def _read_memory(gpu: Any) -> Gpu:
         try:
             memory = pynvml.nvmlDeviceGetMemoryInfo(gpu)
         except NVMLError:
-            return {}
-    return {"memory_bytes": memory.used, "memory_total_bytes": memory.total}
+            return None, None
+    return memory.used, memory.total
 
 
 def _read_clock_reasons(card: Any) -> int:
@@ -105,21 +125,17 @@ def _read_clock_reasons(card: Any) -> int:
         return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(card))
 
 
-def _list_processes(gpu: Any) -> list[dict[str, Any]]:
+def _list_processes(gpu: Any) -> Any:
+    """Return the library's own list of compute processes."""
     try:
-        processes = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu)
+        return pynvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu)
     except NVMLError:  # drivers before 510
-        processes = pynvml.nvmlDeviceGetComputeRunningProcesses_v2(gpu)
-    rows = []
-    for process in processes:
-        used = process.usedGpuMemory
-        rows.append({"pid": process.pid, **({} if used is None else {"memory_bytes": used})})
-    return rows
+        return pynvml.nvmlDeviceGetComputeRunningProcesses_v2(gpu)
 
 
-def _read_supported(readers: dict[str, Callable[[], Any]]) -> Gpu:
-    values = {}
-    for key, read in readers.items():
-        with suppress(NVMLError):
-            values[key] = read()
-    return values
+def _read_supported(read: Callable[[], Value]) -> Value | None:
+    """Return what the library reads; None if the card or the driver does not support it."""
+    try:
+        return read()
+    except NVMLError:
+        return None

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ...wire.codec import Message, MessageError, from_json
 from ..reply import Failure
 
 NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
@@ -114,6 +115,21 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, UnicodeDecodeError):
         return {}
     return body if isinstance(body, dict) else {}
+
+
+def read_record(kind: type[Message], path: Path) -> Message | None:
+    """Return the record in `path`; None if the file is missing, damaged or another record."""
+    body = read_json(path)
+    try:
+        return from_json(kind, body) if body else None
+    except MessageError:
+        return None
+
+
+def read_number(path: Path, key: str) -> int | float | None:
+    """Return a number of the object in `path`, such as "step" of a manifest; None without it."""
+    value = read_json(path).get(key)
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def write_json(path: Path, body: Any, mode: int = 0o644) -> None:

@@ -10,8 +10,9 @@ import shutil
 import subprocess
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+from ...wire.verbs import Empty
+from ...wire.watchdog import ReloadUnitsReply
 from ..reply import Failure
 from . import engine
 from .engine_objects import ContainerHostConfig
@@ -21,20 +22,17 @@ PUT_OFF = Path("/run/labctl/reload-put-off")
 NODE = Path("/dev/nvidiactl")
 
 
-def reload_units(request: dict[str, Any]) -> dict[str, Any]:
-    """Reload systemd's units as root, unless a container has a GPU (verb `reload-units`).
-
-    Returns {"put_off_for": [container]}, empty once the reload is done.
-    """
+def reload_units(request: Empty) -> ReloadUnitsReply:
+    """Reload systemd's units as root, unless a container has a GPU (verb `reload-units`)."""
     names = list_gpu_containers()
     if names:
         PUT_OFF.parent.mkdir(mode=0o755, exist_ok=True)
         PUT_OFF.touch()
-        return {"put_off_for": names}
+        return ReloadUnitsReply(tuple(names))
     systemctl("daemon-reload")
     with suppress(FileNotFoundError):
         PUT_OFF.unlink()
-    return {"put_off_for": []}
+    return ReloadUnitsReply(())
 
 
 def list_gpu_containers() -> list[str]:

@@ -17,8 +17,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
+from ...wire.codec import to_json
+from ...wire.telemetry import GpuRecord, TelemetryRecord
+from ...wire.verbs import Empty
 from ..reply import Failure
 from ..watchdog.activity import LabAccount
 from ..watchdog.notify import notify
@@ -26,7 +28,7 @@ from . import engine
 from .container_usage import ContainerUsage
 from .engine_objects import Container
 from .gpu_access import GpuProbe
-from .gpus import Gpu, Gpus, select_given
+from .gpus import Gpus, select_given
 from .paths import labctl_home
 
 NAME = "telemetry.jsonl"
@@ -39,21 +41,6 @@ MOST_BYTES = 8 * 1024**2
 LOOK_S = 5.0
 # queries without a run after which this process ends
 PATIENCE = 3
-OF_A_GPU = (
-    "uuid",
-    "name",
-    "use_percent",
-    "memory_bytes",
-    "memory_total_bytes",
-    "power_w",
-    "power_limit_w",
-    "temperature_c",
-    "sm_clock_mhz",
-    "sm_clock_max_mhz",
-    "throttle",
-    "energy_j",
-)
-OF_AN_INSTANCE = ("uuid", "name", "memory_bytes", "memory_total_bytes")
 
 
 class RecordedRun:
@@ -67,28 +54,37 @@ class RecordedRun:
         has_gpu = bool(container.HostConfig.DeviceRequests)
         self.probe = GpuProbe(container, self.directory) if has_gpu else None
 
-    def build_line(self, gpus: list[Gpu]) -> dict[str, Any]:
-        """Measure the container; {} once it has ended."""
+    def build_line(self, gpus: list[GpuRecord]) -> TelemetryRecord | None:
+        """Measure the container; None once it has ended."""
         usage = self.gauges.read()
-        if not usage:
-            return {}
-        own_gpus = [describe_gpu(gpu, gpus) for gpu in select_given(gpus, self.gauges.container)]
-        header = {"at": round(time.time(), 3), "attempt": self.attempt}
-        return {**header, **usage, **({"gpus": own_gpus} if own_gpus else {})}
+        if usage is None:
+            return None
+        return TelemetryRecord(
+            at=round(time.time(), 3),
+            attempt=self.attempt,
+            gpus=tuple(
+                describe_gpu(gpu, gpus) for gpu in select_given(gpus, self.gauges.container)
+            ),
+            **usage._asdict(),
+        )
 
 
-def describe_gpu(gpu: Gpu, gpus: list[Gpu]) -> Gpu:
+def describe_gpu(gpu: GpuRecord, gpus: list[GpuRecord]) -> GpuRecord:
     """Return what is recorded of a GPU. For an instance, its card supplies the missing values."""
-    parent = gpu.get("parent")
-    if not parent:
-        return {key: gpu[key] for key in OF_A_GPU if key in gpu}
-    card: Gpu = next((candidate for candidate in gpus if candidate.get("uuid") == parent), {})
-    shared = ("temperature_c", "sm_clock_mhz", "sm_clock_max_mhz", "throttle")
-    card_values = {key: card[key] for key in shared if key in card}
-    return {**{key: gpu[key] for key in OF_AN_INSTANCE if key in gpu}, **card_values}
+    if not gpu.parent:
+        return gpu._replace(index="")
+    card = next((candidate for candidate in gpus if candidate.uuid == gpu.parent), GpuRecord())
+    return gpu._replace(
+        index="",
+        parent="",
+        temperature_c=card.temperature_c,
+        sm_clock_mhz=card.sm_clock_mhz,
+        sm_clock_max_mhz=card.sm_clock_max_mhz,
+        throttle=card.throttle,
+    )
 
 
-def record(request: dict[str, Any]) -> None:
+def record(request: Empty) -> None:
     """Record telemetry until no run lives. A second process for the same home ends at once.
 
     The recorder of a run that starts while the first process ends finds the lock taken. So a
@@ -175,7 +171,7 @@ def write_due(recorded: dict[str, RecordedRun], gpus: Gpus) -> None:
         every_s = LATER_S if now - run.began_s > LATER_AFTER_S else EVERY_S
         # A machine that was suspended does not make up for missed lines.
         run.due_s = run.due_s + every_s if run.due_s + every_s > now else now + every_s
-        if line:
+        if line is not None:
             append_line(run.directory / "logs", line)
 
 
@@ -191,7 +187,7 @@ def probe_gpus(recorded: dict[str, RecordedRun]) -> None:
                 notify(LabAccount(os.getuid(), os.getgid()), text, logs)
 
 
-def append_line(logs: Path, body: dict[str, Any]) -> bool:
+def append_line(logs: Path, measured: TelemetryRecord) -> bool:
     """Append a line; False if there is no room, or the file is no regular file any more.
 
     The run writes into this directory too, so no link is followed and only a regular file is
@@ -208,6 +204,7 @@ def append_line(logs: Path, body: dict[str, Any]) -> bool:
         return False
     try:
         status = os.fstat(file)
+        body = to_json(measured, drop_defaults=True)
         line = json.dumps(body, separators=(",", ":")).encode() + b"\n"
         if not stat.S_ISREG(status.st_mode) or status.st_size + len(line) > MOST_BYTES:
             return False

@@ -12,15 +12,26 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+from ...wire.codec import to_json
+from ...wire.telemetry import (
+    ContainerOwnerRecord,
+    GpuRecord,
+    GpuUseRecord,
+    TopContainerRecord,
+    TopOpening,
+    TopProcessRecord,
+    TopRecord,
+    TopRequest,
+)
+from ...wire.verbs import Empty
 from ..reply import Failure, send_closing_reply, send_reply
 from . import engine
 from .container_usage import ContainerUsage
 from .engine_objects import Container
-from .gpus import Gpu, Gpus, select_given
+from .gpus import GpuProcess, Gpus, select_given
 from .host_usage import HostUsage, ProcessUsage, load_psutil
-from .paths import labctl_home, read_json
+from .paths import labctl_home, read_number
 
 LOOK_S = 5.0
 # seconds between the two readings that make the first sample
@@ -28,11 +39,11 @@ FIRST_S = 0.5
 PROGRESS = "logs/progress.json"
 
 
-def top(request: dict[str, Any]) -> None:
-    """Write samples every "interval_s" (1), "count" of them, or until the reader is gone."""
-    interval_s = max(0.2, float(request.get("interval_s") or 1.0))
-    remaining = int(request.get("count") or 0)
-    send_reply({"now": time.time()})
+def top(request: TopRequest) -> None:
+    """Write samples until the reader is gone, or as many as requested."""
+    interval_s = max(0.2, request.interval_s)
+    remaining = request.samples
+    send_reply(TopOpening(time.time()))
     view = TopView()
     view.read()
     reader = select.poll()
@@ -42,11 +53,12 @@ def top(request: dict[str, Any]) -> None:
         wait_ms = max(0.0, due - time.monotonic()) * 1000
         if any(event & (select.POLLERR | select.POLLHUP) for _, event in reader.poll(wait_ms)):
             return
-        sys.stdout.buffer.write(json.dumps(view.read(), separators=(",", ":")).encode() + b"\n")
+        sample = to_json(view.read(), drop_defaults=True)
+        sys.stdout.buffer.write(json.dumps(sample, separators=(",", ":")).encode() + b"\n")
         sys.stdout.buffer.flush()
         remaining -= 1
         if remaining == 0:
-            send_closing_reply({})
+            send_closing_reply(Empty())
             return
         due = max(due + interval_s, time.monotonic())
 
@@ -61,28 +73,25 @@ class TopView:
         self.gpus = Gpus()
         self.processes = ProcessUsage(psutil)
         self.runs: dict[str, TopContainer] = {}
-        self.apps: list[dict[str, Any]] = []
+        self.apps: list[GpuProcess] = []
         self.refreshed_s = -LOOK_S
         self.refreshes = 0
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> TopRecord:
         now = time.monotonic()
         # The second refresh follows at once: only two show how busy a process is.
         if now - self.refreshed_s >= LOOK_S or self.refreshes < 2:
             self.refreshed_s, self.refreshes = now, self.refreshes + 1
             self._refresh()
         gpus = self.gpus.read()
-        return {
-            "at": round(time.time(), 3),
-            **self.machine.read(),
-            "gpus": gpus,
-            "runs": [
-                row
-                for container in self.runs.values()
-                for row in container.build_rows(gpus, self.apps)
-            ],
-            "processes": self._list_processes(),
-        }
+        rows = (container.build_row(gpus) for container in self.runs.values())
+        return TopRecord(
+            at=round(time.time(), 3),
+            gpus=tuple(gpus),
+            runs=tuple(row for row in rows if row is not None),
+            processes=tuple(self._list_processes()),
+            **self.machine.read()._asdict(),
+        )
 
     def _refresh(self) -> None:
         with suppress(Failure, ValueError):
@@ -101,20 +110,28 @@ class TopView:
         self.processes.refresh()
         self.apps = self.gpus.list_processes()
 
-    def _list_processes(self) -> list[dict[str, Any]]:
+    def _list_processes(self) -> list[TopProcessRecord]:
         """List processes that use a GPU or a CPU; those of runs refer to their container."""
-        on_gpus: dict[int, list[dict[str, Any]]] = {}
+        on_gpus: dict[int, list[GpuUseRecord]] = {}
         for app in self.apps:
-            uses: dict[str, Any] = {key: app[key] for key in ("uuid", "memory_bytes") if key in app}
-            on_gpus.setdefault(app["pid"], []).append(uses)
+            on_gpus.setdefault(app.pid, []).append(GpuUseRecord(app.uuid, app.memory_bytes))
         rows = []
         for pid in {**dict.fromkeys(on_gpus), **dict.fromkeys(self.processes.busy)}:
-            row = self.processes.describe(pid)
-            if not row:
+            process = self.processes.describe(pid)
+            if process is None:
                 continue
-            container = self.runs.get(row.pop("container"))
-            owner = container.owner_fields if container else {}
-            rows.append({**row, **owner, "gpus": on_gpus.get(pid, [])})
+            container = self.runs.get(process.container)
+            owner = container.owner if container else ContainerOwnerRecord()
+            rows.append(
+                TopProcessRecord(
+                    pid=pid,
+                    command=process.command,
+                    cpu_cores=process.cpu_cores,
+                    memory_bytes=process.memory_bytes,
+                    gpus=tuple(on_gpus.get(pid, [])),
+                    **owner._replace(person=owner.person or process.person)._asdict(),
+                )
+            )
         return rows
 
 
@@ -123,46 +140,36 @@ class TopContainer:
 
     def __init__(self, container: Container, processes: ProcessUsage) -> None:
         labels = container.labels
-        name = container.Name.lstrip("/")
         self.gauges = ContainerUsage(container)
         directory = container.sources.get("/lab/run")
         self.progress = Path(directory) / PROGRESS if directory else None
-        self.owner_fields = {
-            key: value
-            for key, value in (
-                ("run", labels.get("labctl.run", "")),
-                ("service", labels.get("labctl.service", "")),
-                ("lab_id", labels.get("labctl.lab-id", "")),
-                ("lab", container.Config.Hostname if "labctl.run" in labels else ""),
-                ("person", processes.find_person(self.gauges.pid)),
-                ("name", name),
-            )
-            if value
-        }
+        self.owner = ContainerOwnerRecord(
+            name=container.Name.lstrip("/"),
+            run=labels.get("labctl.run", ""),
+            service=labels.get("labctl.service", ""),
+            lab=container.Config.Hostname if "labctl.run" in labels else "",
+            lab_id=labels.get("labctl.lab-id", ""),
+            person=processes.find_person(self.gauges.pid),
+        )
         self.started_at = container.State.StartedAt
 
-    def build_rows(self, gpus: list[Gpu], apps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return one row, or none once the container has ended."""
+    def build_row(self, gpus: list[GpuRecord]) -> TopContainerRecord | None:
+        """Measure the container; None once it has ended."""
         usage = self.gauges.read()
-        if not usage:
-            return []
-        own_gpus = select_given(gpus, self.gauges.container)
-        row = {**self.owner_fields, "started_at": self.started_at, **usage}
-        if own_gpus:
-            row["gpus"] = [gpu.get("uuid", "") for gpu in own_gpus]
-        steps = read_json_or_none(self.progress)
-        row.update({key: steps[key] for key in ("step", "total_steps") if _is_number(steps, key)})
-        return [row]
+        if usage is None:
+            return None
+        return TopContainerRecord(
+            started_at=self.started_at,
+            gpus=tuple(gpu.uuid for gpu in select_given(gpus, self.gauges.container)),
+            step=self._read_progress("step"),
+            total_steps=self._read_progress("total_steps"),
+            **self.owner._asdict(),
+            **usage._asdict(),
+        )
 
-
-def _is_number(body: dict[str, Any], key: str) -> bool:
-    return isinstance(body.get(key), (int, float)) and not isinstance(body.get(key), bool)
-
-
-def read_json_or_none(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        return read_json(path)
-    except OSError:  # another user's file
-        return {}
+    def _read_progress(self, key: str) -> float | None:
+        """Return a number that the run reports; None without it, or in another user's file."""
+        try:
+            return read_number(self.progress, key) if self.progress else None
+        except OSError:
+            return None

@@ -14,8 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Sequence
 
+from ...wire.mirrors import INSTALL_BOTO3
 from ...wire.verbs import Empty
-from ..host.sudo import can_sudo, run_as_root
+from ..host.sudo import call_as_root, can_sudo
 from ..program import PROGRAM
 
 PYTHONS = ("/opt/labctl/venv/bin/python3", sys.executable, "python3")
@@ -52,7 +53,7 @@ def provide_python() -> str:
     """Return a Python with boto3, which is installed if necessary; "" if that fails."""
     python = find_python()
     if not python and can_sudo():
-        run_as_root("store-boto3", {})
+        call_as_root(INSTALL_BOTO3, Empty())
         python = find_python()
     if not python and make_venv():
         python = find_python()

@@ -33,14 +33,14 @@ from ...wire.mirrors import (
     StoredFile,
 )
 from ...wire.runs import RunRecord
-from ...wire.verbs import LabRequest
+from ...wire.verbs import ErrorMessage, ErrorReply, LabRequest
 from ..files import outputs
 from ..files.edits import edits
 from ..files.records import merge_hashes, merge_records, read_hashes
 from ..host.engine import inspect_containers
 from ..host.engine_objects import Container
 from ..host.paths import hash_file, lab_dir, measure_age_s, read_json, write_json
-from ..reply import Failure, encode_error, send_reply
+from ..reply import Failure, send_reply
 from ..runs.records import list_attempts, read_final_record, read_last_attempt
 from ..runs.run_state import inspect_run, require_run_directory
 from .store import (
@@ -86,9 +86,9 @@ def serve(request: MirrorPassRequest) -> None:
         try:
             send_reply(mirror_now(request))
         except Failure as failure:
-            send_reply(encode_error(failure))
+            send_reply(ErrorReply(failure.report))
         except OSError as error:
-            send_reply(encode_error(Failure("disk", "the mirror failed", str(error))))
+            send_reply(ErrorReply(ErrorMessage("disk", "the mirror failed", str(error))))
         line = sys.stdin.buffer.readline()
         if not line:
             return

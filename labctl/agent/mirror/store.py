@@ -142,7 +142,7 @@ def rerun_with_boto3(verb: Verb[Request, Reply], request: Request) -> Reply:
         timeout=LONG_S,
         check=False,
     )
-    return from_json(verb.reply, parse_reply(verb.name, done.stdout, done.stderr))
+    return parse_reply(verb, done.stdout, done.stderr)
 
 
 def probe(request: LabRequest) -> Empty:

@@ -40,7 +40,7 @@ def build_run_body(root: Path, directory: Path, spec: RunSpec, image: Image) -> 
     lab = ContainerLab(spec.lab, spec.lab_id, spec.gpus)
     container = build_lab_container(root, lab, image, mounts, env, {"labctl.run": spec.id})
     entrypoint = image.config.Entrypoint or ()
-    limits = ContainerLimits(spec.memory_bytes, spec.cpus, spec.shm_bytes)
+    limits = ResourceLimits(spec.memory_bytes, spec.cpus, spec.shm_bytes)
     return container._replace(
         Entrypoint=("/bin/sh",),
         Cmd=("/lab/run/.labctl/entry.sh", *entrypoint, *spec.command),
@@ -59,7 +59,7 @@ class ContainerLab(NamedTuple):
     gpus: str = ""
 
 
-class ContainerLimits(NamedTuple):
+class ResourceLimits(NamedTuple):
     """The limits of a container; 0 is no limit."""
 
     memory_bytes: int
@@ -115,7 +115,7 @@ def build_device_requests(gpus: str) -> tuple[DeviceRequest, ...]:
     return (request._replace(DeviceIDs=tuple(gpus.split(","))),)
 
 
-def limit(config: NewHostConfig, limits: ContainerLimits) -> NewHostConfig:
+def limit(config: NewHostConfig, limits: ResourceLimits) -> NewHostConfig:
     """Limit a container. Its memory includes swap, so that swap cannot be used to exceed it."""
     return config._replace(
         Memory=limits.memory_bytes,

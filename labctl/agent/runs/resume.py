@@ -57,8 +57,8 @@ def resume(request: ResumeRunRequest) -> ResumeRunReply:
 
 def _find_last_step(directory: Path) -> float | None:
     """Return the step of the run's newest complete checkpoint, None if that records none."""
-    step = (find_newest_complete(directory) or {}).get("step")
-    return step if isinstance(step, (int, float)) else None
+    newest = find_newest_complete(directory)
+    return newest.step if newest else None
 
 
 def from_push(request: AdoptPushedRequest) -> AdoptPushedReply:

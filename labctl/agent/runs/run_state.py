@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...wire.boot_id import read_boot_token
+from ...wire.codec import to_json
 from ...wire.runs import (
     AttemptRecord,
     DiskSpace,
@@ -19,6 +20,7 @@ from ...wire.runs import (
     StatusReply,
     StatusRequest,
 )
+from ...wire.watchdog import WatchRequest
 from ..broker.detection import LEASE
 from ..host.docker import run_docker
 from ..host.engine import inspect_container, inspect_containers
@@ -79,7 +81,7 @@ def status(request: StatusRequest) -> StatusReply:
         disk=DiskSpace(*measure_disk(root)),
         uptime_s=float(read_text(Path("/proc/uptime")).split()[0]),
         now=time.time(),
-        watch=watch({"lab_id": request.lab_id})["watch"],
+        watch=to_json(watch(WatchRequest(request.lab_id)).watch),
     )
 
 

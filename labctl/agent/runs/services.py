@@ -44,7 +44,7 @@ from ..reply import Failure, send_closing_reply, send_reply
 from . import serve
 from .containers import (
     ContainerLab,
-    ContainerLimits,
+    ResourceLimits,
     build_lab_container,
     build_mount,
     limit,
@@ -256,7 +256,7 @@ def _build_container(root: Path, image: Image, request: ServiceRequest) -> NewCo
     if request.model:
         config = serve.lock_down(config)
     if request.model or request.as_is:
-        limits = ContainerLimits(request.memory_bytes, request.cpus, request.shm_bytes)
+        limits = ResourceLimits(request.memory_bytes, request.cpus, request.shm_bytes)
         config = limit(config, limits)
     container = container._replace(ExposedPorts={f"{port}/tcp": {}}, HostConfig=config)
     if request.as_is:

@@ -22,7 +22,7 @@ from ..host.paths import drop_tree, lab_dir, resolve_inside
 from ..reply import Failure
 from ..runs.containers import (
     ContainerLab,
-    ContainerLimits,
+    ResourceLimits,
     build_lab_container,
     build_mount,
     build_run_env,
@@ -119,7 +119,7 @@ def build_evaluation_container(
     labels = {"labctl.runs.evaluation": spec.id}
     lab = ContainerLab(spec.lab, spec.lab_id, spec.gpus)
     container = build_lab_container(root, lab, image, mounts, env, labels)
-    limits = ContainerLimits(spec.memory_bytes, spec.cpus, spec.shm_bytes)
+    limits = ResourceLimits(spec.memory_bytes, spec.cpus, spec.shm_bytes)
     config = limit(container.HostConfig, limits)._replace(
         Mounts=tuple(
             mount._replace(ReadOnly=mount.Target != OUT_DIRECTORY)

@@ -16,12 +16,14 @@ import threading
 import time
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Callable, NamedTuple
 
+from ...wire.codec import from_json
 from ..host import engine
 from ..host.engine_objects import ContainerRow
 from ..host.paths import labctl_home, measure_age_s, read_text
 from ..reply import Failure
+from .jupyter_objects import JupyterKernel
 from .processes import ActivitySign, ProcessActivity, read_terminals, read_tmux_clients
 from .state_files import read_boottime_s
 
@@ -150,14 +152,15 @@ def read_kernels(container: ContainerRow) -> list[ActivitySign]:
     if reply.status != 200:
         message = f"Jupyter's kernels cannot be read, which counts as work (HTTP {reply.status})"
         return [ActivitySign(message)]
-    return [_describe_kernel(kernel, time.time()) for kernel in json.loads(body)]
+    kernels = [from_json(JupyterKernel, kernel) for kernel in json.loads(body)]
+    return [_describe_kernel(kernel, time.time()) for kernel in kernels]
 
 
-def _describe_kernel(kernel: dict[str, Any], now: float) -> ActivitySign:
+def _describe_kernel(kernel: JupyterKernel, now: float) -> ActivitySign:
     """Describe a kernel. Only "busy" is work: a kernel that never had a client stays "starting"."""
-    if kernel.get("execution_state") == "busy":
+    if kernel.execution_state == "busy":
         return ActivitySign("a Jupyter kernel is busy")
-    moment = datetime.strptime(kernel["last_activity"][:19], "%Y-%m-%dT%H:%M:%S")
+    moment = datetime.strptime(kernel.last_activity[:19], "%Y-%m-%dT%H:%M:%S")
     at = moment.replace(tzinfo=timezone.utc).timestamp()
     return ActivitySign("a Jupyter kernel was used", max(0.001, now - at))
 

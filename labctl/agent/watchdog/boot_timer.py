@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+from ...wire.watchdog import ServerLimits
 from ..host.paths import read_text, write_text
-from .decisions import ServerLimits
 from .state_files import read_boottime_s
 
 FILE = Path("/var/lib/labctl/ttl")

@@ -7,7 +7,9 @@ wind-down begins, early enough to finish before the deadline.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from ...wire.watchdog import AgeRecord, ServerLimits
 
 WARN_AT_S = (900.0, 300.0, 60.0)
 # the first warning, for a limit that is at least twice as long
@@ -22,41 +24,11 @@ SETTLE_S = 3.0
 TOLERANCE_S = 0.5
 
 
-class ServerLimits(NamedTuple):
-    """The limits of a server. None is no limit. `ceiling_s` bounds `ttl_s` with all extensions.
+class Budget(NamedTuple):
+    """Dollars that one server may cost, and all servers of the lab. None is no limit."""
 
-    `from_s` (elapsed) is when the ttl began, 0 but for a server that was off at its deadline and
-    was started again. Until `held_until_s` (elapsed) an extension keeps idleness from ending it.
-    """
-
-    ttl_s: float | None = None
-    idle_s: float | None = None
-    budget_usd: float | None = None
-    price_usd_per_hour: float = 0.0
-    ceiling_s: float | None = None
-    extended_s: float = 0.0
-    from_s: float = 0.0
-    held_until_s: float = 0.0
-
-    @property
-    def deadline_s(self) -> float | None:
-        """Elapsed time of the hard deadline. Without a ttl, a ceiling is one."""
-        spans = [] if self.ttl_s is None else [self.ttl_s + self.extended_s]
-        spans += [] if self.ceiling_s is None else [self.ceiling_s]
-        return self.from_s + min(spans) if spans else None
-
-    @property
-    def budget_s(self) -> float | None:
-        """Elapsed time at which the budget is spent."""
-        if self.budget_usd is None or self.price_usd_per_hour <= 0:
-            return None
-        return self.budget_usd / self.price_usd_per_hour * 3600
-
-    @property
-    def latest_s(self) -> float | None:
-        """Elapsed time at which the server ends even if it is busy; None without such a limit."""
-        ends = [end for end in (self.deadline_s, self.budget_s) if end is not None]
-        return min(ends) if ends else None
+    server_usd: float | None
+    lab_usd: float | None
 
 
 class LimitClock(NamedTuple):
@@ -78,7 +50,7 @@ class WatchdogDecision(NamedTuple):
     ends_in_s: float | None
     end: bool
     warn_s: float | None
-    warned: dict[str, list[float]]
+    warned: dict[str, tuple[float, ...]]
 
 
 def list_clocks(
@@ -103,14 +75,14 @@ def decide(
     elapsed_s: float,
     idle_for_s: float,
     wind_down_s: float,
-    warned: dict[str, list[float]],
+    warned: dict[str, tuple[float, ...]],
 ) -> WatchdogDecision:
     """Decide. Each warning is due once, only for the clock that ends first, and again after an
     extension.
     """
     running = list_clocks(limits, elapsed_s, idle_for_s, wind_down_s)
     still_warned = {
-        name: [at for at in warned.get(name, []) if clock.ends_in_s <= at * (1 + SLACK)]
+        name: tuple(at for at in warned.get(name, ()) if clock.ends_in_s <= at * (1 + SLACK))
         for name, clock in running.items()
     }
     if not running:
@@ -120,7 +92,7 @@ def decide(
     if left_s <= 0:
         return WatchdogDecision(first.name, left_s, True, None, still_warned)
     due = [at for at in _warnings(first) if left_s <= at and at not in still_warned[first.name]]
-    still_warned[first.name] = sorted({*still_warned[first.name], *due}, reverse=True)
+    still_warned[first.name] = tuple(sorted({*still_warned[first.name], *due}, reverse=True))
     return WatchdogDecision(first.name, left_s, False, left_s if due else None, still_warned)
 
 
@@ -173,30 +145,27 @@ def estimate_wind_down_s(
     return stop_s + send_s + saver_s + SETTLE_S
 
 
-def carry_elapsed_s(state: dict[str, Any], boot: str, boottime_s: float, wall_s: float) -> float:
-    """Return the elapsed time now, from a state that was recorded earlier.
+def carry_elapsed_s(age: AgeRecord, boot: str, boottime_s: float, wall_s: float) -> float:
+    """Return the elapsed time now, from one that was recorded earlier.
 
     The monotonic clock counts within a boot, the wall clock over a reboot if it went forward.
     """
-    since = boottime_s - float(state["boottime_s"])
-    if state["boot"] != boot:
-        since = wall_s - float(state["wall_s"])
-    return float(state["elapsed_s"]) + max(0.0, since)
+    since = boottime_s - age.boottime_s
+    if age.boot != boot:
+        since = wall_s - age.wall_s
+    return age.elapsed_s + max(0.0, since)
 
 
-def limit_budget(recorded: dict[str, Any], request: dict[str, Any]) -> float | None:
+def limit_budget(previous: Budget, requested: Budget) -> float | None:
     """Return the dollars that this server may still cost if it was armed before.
 
     A caller that has lost its ledger believes that nothing was spent elsewhere: the same total
     budget never allows more than it did before. A different total budget is intended.
     """
-    previous, requested = recorded.get("budget_usd"), request.get("budget_usd")
-    if previous is None or requested is None:
-        return requested if requested is None else float(requested)
-    increase = float(request.get("budget_whole_usd") or 0) - float(
-        recorded.get("budget_whole_usd") or 0
-    )
-    return max(0.0, min(float(previous) + increase, float(requested)))
+    if previous.server_usd is None or requested.server_usd is None:
+        return requested.server_usd
+    increase = (requested.lab_usd or 0.0) - (previous.lab_usd or 0.0)
+    return max(0.0, min(previous.server_usd + increase, requested.server_usd))
 
 
 def span_text(span_s: float) -> str:

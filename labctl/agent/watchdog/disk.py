@@ -10,20 +10,16 @@ import urllib.error
 import urllib.request
 from typing import Any, Callable
 
+from ...wire.watchdog import KeepDiskReply, KeepDiskRequest
 from ..reply import Failure
 
-IMDS = "http://169.254.169.254"
 
-
-def keep_disk(request: dict[str, Any]) -> dict[str, Any]:
-    """Have EC2 keep this server's disks when it ends, tagged with "expires" (Unix seconds).
-
-    Replies the volumes' ids. "probe" asks EC2 whether it would do so, and changes nothing.
-    """
-    metadata = _metadata(request.get("imds", IMDS))
+def keep_disk(request: KeepDiskRequest) -> KeepDiskReply:
+    """Have EC2 keep this server's disks when it ends, tagged with the time of their expiry."""
+    metadata = _metadata(request.imds)
     instance = metadata("instance-id")
-    client = _client("ec2", {**request, "region": metadata("placement/region")})
-    probe = bool(request.get("probe"))
+    client = _client("ec2", metadata("placement/region"), request.endpoint)
+    probe = request.probe
     try:
         described = client.describe_instances(InstanceIds=[instance])
         disks = described["Reservations"][0]["Instances"][0]["BlockDeviceMappings"]
@@ -32,7 +28,7 @@ def keep_disk(request: dict[str, Any]) -> dict[str, Any]:
             {"DeviceName": disk["DeviceName"], "Ebs": {"DeleteOnTermination": False}}
             for disk in disks
         ]
-        tags = [{"Key": "labctl:expires", "Value": str(int(request["expires"]))}]
+        tags = [{"Key": "labctl:expires", "Value": str(int(request.expires))}]
         _call_or_probe(
             client.create_tags, probe, Resources=volumes, Tags=tags
         )  # tagged first: a disk without an expiry would never be removed
@@ -46,7 +42,7 @@ def keep_disk(request: dict[str, Any]) -> dict[str, Any]:
         raise Failure(
             "denied", "EC2 does not allow the server to keep its disk", str(error)[:500]
         ) from None
-    return {"volumes": volumes}
+    return KeepDiskReply(tuple(volumes))
 
 
 def _call_or_probe(call: Callable[..., Any], probe: bool, **arguments: Any) -> None:
@@ -82,14 +78,14 @@ def _metadata(address: str) -> Callable[[str], str]:
     return lambda path: get(f"/latest/meta-data/{path}", "GET", token_header)
 
 
-def _client(name: str, request: dict[str, Any]) -> Any:
+def _client(name: str, region: str, endpoint: str) -> Any:
     import boto3
     from botocore.config import Config
 
     config = Config(connect_timeout=10, read_timeout=60, retries={"mode": "standard"})
-    arguments = {"region_name": request["region"]} if request.get("region") else {}
-    if request.get("endpoint"):
-        arguments["endpoint_url"] = request["endpoint"]
+    arguments = {"region_name": region} if region else {}
+    if endpoint:
+        arguments["endpoint_url"] = endpoint
     return boto3.client(name, config=config, **arguments)
 
 

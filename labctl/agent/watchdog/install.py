@@ -15,15 +15,35 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Callable
+from typing import Callable
 
+from ...wire.codec import to_json
+from ...wire.watchdog import (
+    EXTEND,
+    GUARD,
+    AgeRecord,
+    ExtendRequest,
+    GuardLimits,
+    GuardRequest,
+    LimitsRecord,
+    ServerLimits,
+    WatchRecord,
+    WatchReply,
+)
 from ..host.background import ask_to_linger, build_scope_words
-from ..host.paths import read_json, write_json, write_text
-from ..host.sudo import can_sudo, describe_account, run_as_root
+from ..host.paths import read_record, write_json, write_text
+from ..host.sudo import call_as_root, can_sudo
 from ..program import PROGRAM
 from ..reply import Failure
 from .boot_timer import FILE
-from .decisions import HOUR_AHEAD_S, carry_elapsed_s, explain_refusal, limit_budget, span_text
+from .decisions import (
+    HOUR_AHEAD_S,
+    Budget,
+    carry_elapsed_s,
+    explain_refusal,
+    limit_budget,
+    span_text,
+)
 from .limits import LimitsFile
 from .state_files import (
     ROOT_DIR,
@@ -34,6 +54,7 @@ from .state_files import (
     own_directory,
     read_boot_id,
     read_boottime_s,
+    read_limits,
     read_status,
     record_decision,
 )
@@ -45,33 +66,39 @@ POLL_S = 0.02
 DECISIONS = 5
 
 
-def guard(request: dict[str, Any]) -> dict[str, Any]:
+def guard(request: GuardRequest) -> WatchReply:
     """Write the limits, start a watchdog of this version, and reply once it has ticked.
 
     A repeated call changes only what is different. Elapsed time stays elapsed, and a spent budget
     spent: see decisions.budget_left. A server with another id starts with a new record.
     """
-    request = {**request, **describe_account(request)}
-    if request["ending"]["kind"] == "poweroff" and os.geteuid() != 0 and can_sudo():
-        return run_as_root("guard", request)
+    if request.uid is None or os.geteuid() != 0:
+        request = request._replace(uid=os.getuid(), gid=os.getgid(), home=str(Path.home()))
+    if request.ending.kind == "poweroff" and os.geteuid() != 0 and can_sudo():
+        return call_as_root(GUARD, request)
     directory = ensure_directory(own_directory())
     with lock_limits(directory):
-        body = _merge_limits(read_json(directory / "limits.json"), request)
-        write_json(directory / "limits.json", body, 0o644 if os.geteuid() == 0 else 0o600)
+        record = _merge_limits(read_limits(directory), request)
+        write_json(directory / "limits.json", to_json(record), _choose_mode())
         program = _install_program(directory)
         is_current = _ensure_watchdog(directory, program)
         if is_current:
             _remove_earlier(directory, program)
     version = program.name if is_current else ""
-    return {"watch": _wait_for_tick(directory, body["edition"], version)}
+    return WatchReply(_wait_for_tick(directory, record.edition, version))
 
 
-def extend(request: dict[str, Any]) -> dict[str, Any]:
-    """Move the deadline by "span_s", and suspend the idle limit for as long.
+def _choose_mode() -> int:
+    """Return the mode of limits.json: everybody may read root's."""
+    return 0o644 if os.geteuid() == 0 else 0o600
+
+
+def extend(request: ExtendRequest) -> WatchReply:
+    """Move the deadline, and suspend the idle limit for as long.
 
     Failure (policy) beyond the ceiling or the budget, and once the end has begun.
     """
-    directory = find_directory(request["lab_id"])
+    directory = find_directory(request.lab_id)
     if directory is None:
         if FILE.exists():
             why = "an interrupted `labctl up` has not armed it; the first boot's timer still runs"
@@ -83,102 +110,99 @@ def extend(request: dict[str, Any]) -> dict[str, Any]:
             "labctl up --ttl 8h   # or --idle 30m, --budget 5",
         )
     if directory == ROOT_DIR and os.geteuid() != 0:
-        return run_as_root("extend", request)
-    span_s = float(request["span_s"])
+        return call_as_root(EXTEND, request)
+    span_s = request.span_s
     with lock_limits(directory):
         limits_file = LimitsFile(directory)
-        limits_file.reload()  # skips limits that only a newer labctl knows; `body` keeps them
-        body, limits = limits_file.body, limits_file.limits
+        limits_file.reload()
+        record, limits = limits_file.record, limits_file.limits
         status = read_status(directory, True, 0)
-        why = "the server is already ending" if status.get("ending") else ""
+        why = "the server is already ending" if status.ending else ""
         why = why or explain_refusal(limits, span_s)
         if why:
-            record_decision(directory, status.get("elapsed_s", 0.0), "extension refused", why)
+            record_decision(directory, status.elapsed_s, "extension refused", why)
             what = f"Cannot extend by {span_text(span_s)}."
             raise Failure("policy", what, why, "labctl status --why")
-        held_until_s = max(limits.held_until_s, status["elapsed_s"] + span_s)
-        changes = {"extended_s": limits.extended_s + span_s, "held_until_s": held_until_s}
-        body["limits"] = {**body["limits"], **changes}
-        body["edition"] += 1
-        write_json(directory / "limits.json", body, 0o644 if os.geteuid() == 0 else 0o600)
-        record_decision(
-            directory, status["elapsed_s"], f"extended by {span_text(span_s)}", "labctl extend"
+        extended = limits._replace(
+            extended_s=limits.extended_s + span_s,
+            held_until_s=max(limits.held_until_s, status.elapsed_s + span_s),
         )
-    return {"watch": _wait_for_tick(directory, body["edition"], "")}
+        record = record._replace(limits=extended, edition=record.edition + 1)
+        limits_file.write(record, _choose_mode())
+        record_decision(
+            directory, status.elapsed_s, f"extended by {span_text(span_s)}", "labctl extend"
+        )
+    return WatchReply(_wait_for_tick(directory, record.edition, ""))
 
 
-def _merge_limits(recorded: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
+def _merge_limits(recorded: LimitsRecord | None, request: GuardRequest) -> LimitsRecord:
     """Return limits.json: the requested limits with what must be kept of the previous ones."""
-    requested = request["limits"]
-    edition = int(recorded.get("edition") or 0) + 1
-    if recorded.get("server_id") != request["server_id"]:
-        recorded = {}
-    previous = recorded.get("limits", {})
-    requested = _keep_given_limits(recorded, previous, requested)
+    edition = recorded.edition + 1 if recorded else 1
+    if recorded and recorded.server_id != request.server_id:
+        recorded = None
+    requested = _keep_given_limits(recorded, request.limits) if recorded else request.limits
+    previous = recorded.limits if recorded else ServerLimits()
     boot, now, wall = read_boot_id(), read_boottime_s(), time.time()
-    elapsed = float(request.get("elapsed_s") or 0.0)
+    elapsed_s = request.elapsed_s
     if recorded:
-        elapsed = max(elapsed, carry_elapsed_s(recorded["age"], boot, now, wall))
-    limits = {
-        "ttl_s": requested.get("ttl_s"),
-        "idle_s": requested.get("idle_s"),
-        "budget_usd": limit_budget({**recorded, **previous}, requested),
-        "price_usd_per_hour": float(requested.get("price_usd_per_hour") or 0.0),
-        "ceiling_s": requested.get("ceiling_s") or previous.get("ceiling_s"),
-        "extended_s": previous.get("extended_s", 0.0),
-        "from_s": _ttl_start_s(previous, requested, elapsed),
-        "held_until_s": previous.get("held_until_s", 0.0),
-    }
-    return {
-        "edition": edition,
-        **{key: request[key] for key in ("lab", "lab_id", "server_id", "uid", "gid", "home")},
-        "limits": limits,
-        "budget_whole_usd": requested.get("budget_whole_usd"),
-        "age": {"boot": boot, "boottime_s": now, "wall_s": wall, "elapsed_s": elapsed},
-        "ending": _read_ending(request),
-        "store": request.get("store") or "",
-        "mirror_s": request.get("mirror_s") or 0,
-    }
+        elapsed_s = max(elapsed_s, carry_elapsed_s(recorded.age, boot, now, wall))
+    limits = ServerLimits(
+        ttl_s=requested.ttl_s,
+        idle_s=requested.idle_s,
+        budget_usd=limit_budget(
+            Budget(previous.budget_usd, recorded.budget_whole_usd if recorded else None),
+            Budget(requested.budget_usd, requested.budget_whole_usd),
+        ),
+        price_usd_per_hour=requested.price_usd_per_hour,
+        ceiling_s=requested.ceiling_s or previous.ceiling_s,
+        extended_s=previous.extended_s,
+        from_s=_find_ttl_start_s(recorded, requested, elapsed_s),
+        held_until_s=previous.held_until_s,
+    )
+    return LimitsRecord(
+        edition=edition,
+        lab=request.lab,
+        lab_id=request.lab_id,
+        server_id=request.server_id,
+        uid=os.getuid() if request.uid is None else request.uid,
+        gid=request.gid,
+        home=request.home,
+        limits=limits,
+        budget_whole_usd=requested.budget_whole_usd,
+        age=AgeRecord(boot, now, wall, elapsed_s),
+        ending=request.ending,
+        store=request.store,
+        mirror_s=request.mirror_s,
+    )
 
 
-def _keep_given_limits(
-    recorded: dict[str, Any], previous: dict[str, Any], requested: dict[str, Any]
-) -> dict[str, Any]:
+def _keep_given_limits(recorded: LimitsRecord, requested: GuardLimits) -> GuardLimits:
     """Return the requested limits, but do not let a default replace limits that a person gave.
 
     So an `up` without its earlier options neither ends the server early nor removes its budget.
     """
-    given_limits = {
-        key: previous[key] for key in ("ttl_s", "budget_usd") if previous.get(key) is not None
-    }
-    if not (requested.get("ttl_is_default") and given_limits):
+    previous = recorded.limits
+    if not requested.ttl_is_default or (previous.ttl_s is None and previous.budget_usd is None):
         return requested
-    return {
-        **requested,
-        "ttl_s": None,
-        "budget_whole_usd": recorded.get("budget_whole_usd"),
-        **given_limits,
-    }
+    budget_usd = requested.budget_usd if previous.budget_usd is None else previous.budget_usd
+    return requested._replace(
+        ttl_s=previous.ttl_s, budget_usd=budget_usd, budget_whole_usd=recorded.budget_whole_usd
+    )
 
 
-def _ttl_start_s(previous: dict[str, Any], requested: dict[str, Any], elapsed_s: float) -> float:
+def _find_ttl_start_s(
+    recorded: LimitsRecord | None, requested: GuardLimits, elapsed_s: float
+) -> float:
     """Return the elapsed time at which the ttl began.
 
     A default ttl begins now on a server that had none so far: the person who started it could not
     know of a limit that has passed already, or ends within the hour.
     """
-    had_no_ttl = bool(previous) and previous.get("ttl_s") is None
-    is_near = not previous and elapsed_s + HOUR_AHEAD_S >= float(requested.get("ttl_s") or 0.0)
-    if requested.get("ttl_is_default") and (had_no_ttl or is_near):
+    had_no_ttl = recorded is not None and recorded.limits.ttl_s is None
+    is_near = recorded is None and elapsed_s + HOUR_AHEAD_S >= (requested.ttl_s or 0.0)
+    if requested.ttl_is_default and (had_no_ttl or is_near):
         return elapsed_s
-    return float(previous.get("from_s") or 0.0)
-
-
-def _read_ending(request: dict[str, Any]) -> dict[str, Any]:
-    ending = dict(request["ending"])
-    if "disk" not in ending:
-        ending["disk"] = "keepable" if request.get("keep_disk") else "stays"
-    return ending
+    return recorded.limits.from_s if recorded else 0.0
 
 
 def _install_program(directory: Path) -> Path:
@@ -206,7 +230,7 @@ def _ensure_watchdog(directory: Path, program: Path) -> bool:
         return ensure_unit(directory, program)
     lock = Lock(directory)
     pid = lock.holder()
-    if pid and read_json(directory / "status.json").get("version") == program.name:
+    if pid and _read_last_tick(directory).version == program.name:
         wake_watchdog(directory)
         return True
     if pid:
@@ -249,19 +273,23 @@ def _spawn(directory: Path, program: Path) -> None:
     _wait_until(lambda: bool(Lock(directory).holder()), "the watchdog did not start")
 
 
-def _wait_for_tick(directory: Path, edition: int, version: str) -> dict[str, Any]:
+def _wait_for_tick(directory: Path, edition: int, version: str) -> WatchRecord:
     """Wait until the watchdog has read this edition of the limits; return its status."""
 
     def has_ticked() -> bool:
-        body = read_json(directory / "status.json")
-        return body.get("edition") == edition and version in ("", body.get("version"))
+        status = _read_last_tick(directory)
+        return status.edition == edition and version in ("", status.version)
 
     wake_watchdog(directory)
     _wait_until(has_ticked, "the watchdog did not read its new limits")
     # It may take a request to the cloud to find what cannot be saved; the caller reports that.
     with suppress(Failure):
-        _wait_until(lambda: read_json(directory / "status.json").get("cannot") is not None, "")
+        _wait_until(lambda: _read_last_tick(directory).cannot is not None, "")
     return read_status(directory, bool(Lock(directory).holder()), DECISIONS)
+
+
+def _read_last_tick(directory: Path) -> WatchRecord:
+    return read_record(WatchRecord, directory / "status.json") or WatchRecord()
 
 
 def _wait_until(condition: Callable[[], bool], what: str) -> None:

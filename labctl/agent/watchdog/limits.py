@@ -2,61 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from ..host.paths import read_json
+from ...wire.codec import to_json
+from ...wire.watchdog import LimitsRecord, ServerLimits
+from ..host.paths import read_json, write_json
+from ..reply import Failure
 from .activity import LabAccount
-from .decisions import ServerLimits
 from .shutdown import GRACE_S, ShutdownPlan
-from .state_files import lock_limits, write_state
+from .state_files import lock_limits, read_limits, report_unwritten
 
 
 class LimitsFile:
-    """The file: its `body`, and the `limits` and the `plan` that it defines."""
+    """The file: its `record`, and the `limits` and the `plan` that it defines."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "limits.json"
-        self.body: dict[str, Any] = {}
-        self.limits = ServerLimits()
+        self._record: LimitsRecord | None = None
         self._read_mtime_ns = 0
 
     def reload(self) -> bool:
         """Read the file if it has changed; return whether it did. A damaged one changes nothing."""
         try:
             stamp = self.path.stat().st_mtime_ns
-        except FileNotFoundError:
+            record = read_limits(self.path.parent) if stamp != self._read_mtime_ns else None
+        except (FileNotFoundError, Failure):
             return False
-        body = read_json(self.path) if stamp != self._read_mtime_ns else {}
-        if not body:
+        if record is None:
             return False
-        self._read_mtime_ns, self.body = stamp, body
-        self.limits = ServerLimits(
-            **{k: v for k, v in body["limits"].items() if k in ServerLimits._fields}
-        )
+        self._read_mtime_ns, self._record = stamp, record
         return True
 
-    @contextmanager
-    def change_limits(self) -> Iterator[dict[str, Any]]:
-        """Change the limits while no other process does."""
+    @property
+    def record(self) -> LimitsRecord:
+        """What was read last. Failure if the file has never been readable."""
+        if self._record is None:
+            what = f"the watchdog's limits in {self.path} cannot be read"
+            raise Failure("server", what, "", "labctl up")
+        return self._record
+
+    @property
+    def limits(self) -> ServerLimits:
+        return self.record.limits
+
+    def write(self, record: LimitsRecord, mode: int = 0o644) -> None:
+        """Write the file. What only a newer labctl knows of it stays."""
+        write_json(self.path, keep_unknown(read_json(self.path), to_json(record)), mode)
+
+    def restart_ttl(self, elapsed_s: float) -> None:
+        """Have the ttl begin now, without extensions."""
         with lock_limits(self.path.parent):
             self.reload()
-            yield self.body["limits"]
-            write_state(self.path.parent, self.path.name, self.body)
+            limits = self.limits._replace(from_s=elapsed_s, extended_s=0.0, held_until_s=0.0)
+            with report_unwritten(self.path.name):
+                self.write(self.record._replace(limits=limits))
         self.reload()
 
     @property
     def plan(self) -> ShutdownPlan:
-        ending = self.body["ending"]
+        ending = self.record.ending
         return ShutdownPlan(
-            account=LabAccount(self.body["uid"], self.body["gid"]),
-            lab_id=self.body["lab_id"],
-            kind=ending["kind"],
-            disk=ending["disk"],
-            store=self.body["store"],
-            lease=ending.get("lease") or "",
-            grace_s=float(ending.get("grace_s") or GRACE_S),
-            saver_s=float(ending.get("saver_s") or 0.0),
+            account=LabAccount(self.record.uid, self.record.gid),
+            lab_id=self.record.lab_id,
+            kind=ending.kind,
+            disk=ending.disk,
+            store=self.record.store,
+            lease=ending.lease,
+            grace_s=ending.grace_s or GRACE_S,
+            saver_s=ending.saver_s,
         )
+
+
+def keep_unknown(before: object, now: object) -> object:
+    """Return the JSON value `now`, and in its objects also the keys that only `before` has."""
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return now
+    known = {key: keep_unknown(before.get(key), value) for key, value in now.items()}
+    return {**before, **known}

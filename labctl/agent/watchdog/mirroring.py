@@ -13,10 +13,12 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Callable, NamedTuple
 
-from ...wire.mirrors import MIRROR_NOW, PROBE_STORE, MirrorPassRequest
-from ...wire.verbs import LabRequest
+from ...wire.codec import encode, from_json
+from ...wire.mirrors import MIRROR_NOW, PROBE_STORE, MirrorPassReply, MirrorPassRequest
+from ...wire.verbs import ErrorMessage, LabRequest
+from ...wire.watchdog import MirrorStateRecord
 from ..host.paths import labctl_home
 from ..mirror.boto3_python import LACKING, find_python
 from ..mirror.mirror import build_priority_words
@@ -39,8 +41,20 @@ class MirroredLab(NamedTuple):
     root: Path
 
     @property
-    def lab_request(self) -> dict[str, Any]:
-        return {"lab": self.lab, "lab_id": self.lab_id}
+    def request(self) -> LabRequest:
+        return LabRequest(self.lab, self.lab_id)
+
+
+class PassOutcome(NamedTuple):
+    """A pass over all labs: why it failed ("" if it did not), and what it sent.
+
+    `behind_bytes` None means that the pass did not find out.
+    """
+
+    why: str
+    behind_bytes: int | None = None
+    sent: int = 0
+    bytes: int = 0
 
 
 class MirrorRequest(NamedTuple):
@@ -67,13 +81,12 @@ def error_text(error: BaseException) -> str:
 class Mirror:
     """The mirror of all labs on the server.
 
-    `shown` is "mirror" of the watchdog's status: {"at", "behind_bytes", "failed"}; None before the
-    first pass.
+    `shown` is what the watchdog's status says of it; None before the first pass.
     """
 
     def __init__(self, say: Say) -> None:
         self.say = say
-        self.shown: dict[str, Any] | None = None
+        self.shown: MirrorStateRecord | None = None
         self._request: MirrorRequest | None = None
         self._due = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
@@ -98,42 +111,47 @@ class Mirror:
                 self._run_pass(request)
             except FAILURES as error:
                 self._stop()
-                self._report(request, {"why": error_text(error)}, [])
+                self._report(PassOutcome(error_text(error)))
             left_s = max(0.0, request.interval_s - (time.monotonic() - started_s))
             self._due.wait(left_s)
             self._due.clear()
 
     def _run_pass(self, request: MirrorRequest) -> None:
-        totals: dict[str, Any] = {"behind_bytes": 0, "why": "", "sent": 0, "bytes": 0}
-        failed = []
         mirrored_labs = list_mirrored_labs(request.lab_id, request.every)
-        for part in mirrored_labs:
-            reply = self._mirror_lab(request.account, part)
-            for name in ("behind_bytes", "sent", "bytes"):
-                totals[name] += reply[name]
-            totals["why"] = totals["why"] or reply["why"]
-            failed += [": ".join(entry) for entry in reply["failed"]]
-        if mirrored_labs:
-            self._report(request, totals, failed)
+        replies = [self._mirror_lab(request.account, part) for part in mirrored_labs]
+        if not replies:
+            return
+        reasons = [reply.why for reply in replies if reply.why]
+        reasons += [": ".join(failure) for reply in replies for failure in reply.failed]
+        self._report(
+            PassOutcome(
+                why=reasons[0] if reasons else "",
+                behind_bytes=sum(reply.behind_bytes for reply in replies),
+                sent=sum(reply.sent for reply in replies),
+                bytes=sum(reply.bytes for reply in replies),
+            )
+        )
 
-    def _report(self, request: MirrorRequest, totals: dict[str, Any], failed: list[str]) -> None:
-        previous = self.shown or {"at": 0.0, "behind_bytes": 0, "failed": ""}
-        why = str(totals["why"] or (failed[0] if failed else ""))
-        if why != previous["failed"]:
+    def _report(self, outcome: PassOutcome) -> None:
+        previous, why = self.shown or MirrorStateRecord(), outcome.why
+        if why != previous.failed:
             self.say("not mirrored" if why else "mirrored again", why or "the store takes results")
-        elif not why and not previous["at"]:
-            self.say("mirrored", f"{totals['sent']} files, {totals['bytes']} bytes")
-        at = previous["at"] if why else time.time()
-        behind = totals.get("behind_bytes", previous["behind_bytes"])
-        self.shown = {"at": at, "behind_bytes": behind, "failed": why}
+        elif not why and not previous.at:
+            self.say("mirrored", f"{outcome.sent} files, {outcome.bytes} bytes")
+        behind = outcome.behind_bytes
+        self.shown = MirrorStateRecord(
+            at=previous.at if why else time.time(),
+            behind_bytes=previous.behind_bytes if behind is None else behind,
+            failed=why,
+        )
 
-    def _mirror_lab(self, account: LabAccount, part: MirroredLab) -> dict[str, Any]:
+    def _mirror_lab(self, account: LabAccount, part: MirroredLab) -> MirrorPassReply:
         """Make one lab's pass, by the child process."""
         child = self._get_child(account, read_config(part.root).url)
         assert child.stdin
         assert child.stdout
         try:
-            child.stdin.write(json.dumps(part.lab_request).encode() + b"\n")
+            child.stdin.write(encode(part.request).encode() + b"\n")
             child.stdin.flush()
             reply = self._read_reply(child)
         except BrokenPipeError:
@@ -141,17 +159,18 @@ class Mirror:
         if reply is None:
             self._stop()
             raise Failure("store", "the mirror process ended during a pass; it will be restarted")
-        if "error" in reply:
-            raise Failure(**reply["error"])
         return reply
 
-    def _read_reply(self, child: subprocess.Popen[bytes]) -> dict[str, Any] | None:
+    def _read_reply(self, child: subprocess.Popen[bytes]) -> MirrorPassReply | None:
+        """Return the reply of the child, or raise its Failure; None if the child has ended."""
         assert child.stdout
         for line in child.stdout:
             start = line.find(MARK.encode())
             if start >= 0:
-                reply: dict[str, Any] = json.loads(line[start + len(MARK) :])
-                return reply
+                body = json.loads(line[start + len(MARK) :])
+                if "error" in body:
+                    raise Failure(*from_json(ErrorMessage, body["error"]))
+                return from_json(MirrorPassReply, body)
         return None
 
     def _get_child(self, account: LabAccount, url: str) -> subprocess.Popen[bytes]:

@@ -6,9 +6,12 @@ date is compared with the Date of its own HTTP response.
 
 from __future__ import annotations
 
-import json
 from datetime import datetime, timezone
-from typing import Any, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
+
+from ...wire.codec import Message, MessageError, decode
+from ...wire.watchdog import ClientNoticeRecord
+from .imds_objects import InstanceAction, RebalanceRecommendation
 
 INTERRUPTION, REBALANCE = "interruption", "rebalance"
 # For a notice without a readable date: AWS gives two minutes, and is polled every few seconds.
@@ -35,28 +38,28 @@ class ReclaimNotice(NamedTuple):
 
 def parse_interruption(body: str, dated_s: float) -> ReclaimNotice:
     """Parse spot/instance-action from a response with the Date `dated_s` (Unix seconds)."""
-    fields = _parse_object(body)
-    at = _parse_date(fields.get("time"))
+    announced = _parse_object(InstanceAction(), body)
+    at = _parse_date(announced.time)
     left_s = USUAL_S if at is None else max(0.0, at - dated_s)
-    action = str(fields.get("action") or "terminate")
-    return ReclaimNotice(INTERRUPTION, str(fields.get("time") or body), left_s, action)
+    action = announced.action or "terminate"
+    return ReclaimNotice(INTERRUPTION, announced.time or body, left_s, action)
 
 
 def parse_rebalance(body: str) -> ReclaimNotice:
     """Parse events/recommendations/rebalance."""
-    return ReclaimNotice(REBALANCE, str(_parse_object(body).get("noticeTime") or body))
+    recommendation = _parse_object(RebalanceRecommendation(), body)
+    return ReclaimNotice(REBALANCE, recommendation.noticeTime or body)
 
 
-def parse_client_notice(body: dict[str, Any], boot: str, now_s: float) -> ReclaimNotice | None:
-    """Return the notice in a client's file; None if it has expired or is from another boot.
-
-    "ends_s" is in seconds since boot.
-    """
-    if not body or body.get("boot") != boot or now_s > float(body["ends_s"]) + PASSED_S:
+def convert_client_notice(
+    given: ClientNoticeRecord, boot: str, now_s: float
+) -> ReclaimNotice | None:
+    """Return the notice that a client gave; None if it has expired or is from another boot."""
+    if given.boot != boot or now_s > given.ends_s + PASSED_S:
         return None
-    left_s = max(0.0, float(body["ends_s"]) - now_s)
-    kind = REBALANCE if body["kind"] == REBALANCE else INTERRUPTION
-    return ReclaimNotice(kind, str(body["stamp"]), left_s, str(body["action"]), str(body["source"]))
+    left_s = max(0.0, given.ends_s - now_s)
+    kind = REBALANCE if given.kind == REBALANCE else INTERRUPTION
+    return ReclaimNotice(kind, given.stamp, left_s, given.action, given.source)
 
 
 class HandledNotices(NamedTuple):
@@ -98,18 +101,18 @@ def limit_stop_s(left_s: float, unsaved_bytes: float, rate_bytes_s: float, mirro
     return max(usable_s / 2, usable_s - send_s)
 
 
-def _parse_object(body: str) -> dict[str, Any]:
+def _parse_object(empty: Message, body: str) -> Message:
+    """Parse an object; an unreadable one is a notice all the same, and counts as `empty`."""
     try:
-        fields = json.loads(body)
-    except ValueError:
-        return {}
-    return fields if isinstance(fields, dict) else {}
+        return decode(type(empty), body)
+    except MessageError:
+        return empty
 
 
-def _parse_date(text: Any) -> float | None:
+def _parse_date(text: str) -> float | None:
     """Return the Unix time of text like 2017-09-18T08:22:00Z; None if it is not a time."""
     try:
-        moment = datetime.strptime(str(text)[:19], "%Y-%m-%dT%H:%M:%S")
+        moment = datetime.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")
     except ValueError:
         return None
     return moment.replace(tzinfo=timezone.utc).timestamp()

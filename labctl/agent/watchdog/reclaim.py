@@ -14,22 +14,30 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable
 
+from ...wire.codec import to_json
+from ...wire.verbs import Empty
+from ...wire.watchdog import (
+    RECLAIM_NOTICE,
+    ClientNoticeRecord,
+    NoticeRecord,
+    ReclaimNoticeRequest,
+    ReclaimRecord,
+)
 from ..host.engine_objects import ContainerRow
-from ..host.paths import read_json, write_json
-from ..host.sudo import run_as_root
+from ..host.paths import read_record, write_json
+from ..host.sudo import call_as_root
 from ..reply import Failure
 from .decisions import span_text
 from .imds import Imds, has_reclaim_notices
 from .mirroring import FAILURES, error_text, send_all
 from .notify import list_run_logs, notify
 from .provider_notice import (
-    INTERRUPTION,
     MARGIN_S,
     HandledNotices,
     ReclaimNotice,
+    convert_client_notice,
     decide_reclaim_action,
     limit_stop_s,
-    parse_client_notice,
 )
 from .reclaim_record import ReclaimedRun
 from .saved_results import list_unsaved
@@ -61,9 +69,8 @@ def send_new(plan: ShutdownPlan, say: Say) -> list[str]:
 class ReclaimHandler:
     """Notices that the watchdog has received, and its actions. `act_on_notices` runs at every tick.
 
-    The rest runs in threads. `shown` is "reclaim" of the watchdog's status while the server is
-    being reclaimed: kind, action, source, heard_at, ends_at, and ready_at once the runs have ended
-    and everything possible is saved; else None.
+    The rest runs in threads. `shown` is what the watchdog's status says while the server is being
+    reclaimed, else None.
     """
 
     def __init__(self, directory: Path, say: Say, send: Send = send_new) -> None:
@@ -71,7 +78,7 @@ class ReclaimHandler:
         self.say = say
         self.send = send
         self.acted = HandledNotices()
-        self.shown: dict[str, Any] | None = None
+        self.shown: ReclaimRecord | None = None
         self._polled: list[ReclaimNotice] = []
         self._sending = threading.Lock()
 
@@ -87,7 +94,8 @@ class ReclaimHandler:
     def act_on_notices(self, plan: ShutdownPlan, unsaved_bytes: int, rate_bytes_s: float) -> bool:
         """Act on new notices and return at once; return whether the server is being reclaimed."""
         now = read_boottime_s()
-        client_notice = parse_client_notice(read_json(self.directory / FILE), read_boot_id(), now)
+        given = read_record(ClientNoticeRecord, self.directory / FILE)
+        client_notice = convert_client_notice(given, read_boot_id(), now) if given else None
         notices = [*self._polled, *([client_notice] if client_notice else [])]
         self.acted, action = decide_reclaim_action(self.acted, notices, now)
         if action == "mirror":
@@ -99,17 +107,16 @@ class ReclaimHandler:
             notice = self.acted.under_way
             left_s = notice.left_s
             stop_s = limit_stop_s(left_s, unsaved_bytes, rate_bytes_s, bool(plan.store))
-            self.shown = {
-                "kind": notice.kind,
-                "action": notice.action,
-                "source": notice.source,
-                "heard_at": time.time(),
-                "ends_at": time.time() + left_s,
-                "ready_at": None,
-            }
+            self.shown = ReclaimRecord(
+                kind=notice.kind,
+                action=notice.action,
+                source=notice.source,
+                heard_at=time.time(),
+                ends_at=time.time() + left_s,
+            )
             why = f"{notice.source} says: {notice.action} in {span_text(left_s)}"
             self.say("reclaim notice", why)
-            self._run_in_thread(self._wind_down, plan, stop_s, now + left_s)
+            self._run_in_thread(self._wind_down, plan, self.shown, stop_s, now + left_s)
         return self.under_way
 
     def _run_in_thread(self, action: Callable[..., None], *arguments: Any) -> None:
@@ -146,9 +153,13 @@ class ReclaimHandler:
         notify(plan.account, text, list_run_logs(list_live_runs(plan)))
         self._send_results(plan, [])
 
-    def _wind_down(self, plan: ShutdownPlan, stop_s: float, ends_s: float) -> None:
-        began_s, notice = read_boottime_s(), dict(self.shown or {})
-        notice.pop("ready_at", None)
+    def _wind_down(
+        self, plan: ShutdownPlan, reclaim: ReclaimRecord, stop_s: float, ends_s: float
+    ) -> None:
+        began_s = read_boottime_s()
+        notice = NoticeRecord(
+            reclaim.kind, reclaim.action, reclaim.source, reclaim.heard_at, reclaim.ends_at
+        )
         last_s = ends_s - MARGIN_S
         try:
             runs = [ReclaimedRun(container, notice, self.say) for container in _list_runs(plan)]
@@ -179,7 +190,7 @@ class ReclaimHandler:
         timing = f"{now - began_s:.1f} s after the notice, {ends_s - now:.1f} s before its end"
         self.say("ready for reclaim", timing)
         if self.shown:
-            self.shown = {**self.shown, "ready_at": time.time()}
+            self.shown = self.shown._replace(ready_at=time.time())
             wake_watchdog(self.directory)
 
     def _notify(self, plan: ShutdownPlan, left_s: float, runs: list[str]) -> None:
@@ -223,26 +234,25 @@ def _watch_until(
         time.sleep(LOOK_S)
 
 
-def notice(request: dict[str, Any]) -> dict[str, Any]:
+def notice(request: ReclaimNoticeRequest) -> Empty:
     """Have the watchdog act as after a provider's notice (verb `reclaim-notice`).
 
-    "left_s" until the end, "kind" (interruption), "action" (terminate), "source" (its sender).
     Failure (missing) if no watchdog runs.
     """
-    directory = find_directory(request["lab_id"])
+    directory = find_directory(request.lab_id)
     if directory is None or not Lock(directory).holder():
         what = "no watchdog is running on this server to receive a reclaim notice"
         raise Failure("missing", what, "", "labctl up")
     if directory == ROOT_DIR and os.geteuid() != 0:
-        return run_as_root("reclaim-notice", request)
-    body = {
-        "boot": read_boot_id(),
-        "ends_s": read_boottime_s() + float(request["left_s"]),
-        "kind": request.get("kind", INTERRUPTION),
-        "action": request.get("action", "terminate"),
-        "source": request.get("source", "labctl"),
-        "stamp": os.urandom(8).hex(),
-    }
-    write_json(directory / FILE, body)
+        return call_as_root(RECLAIM_NOTICE, request)
+    given = ClientNoticeRecord(
+        boot=read_boot_id(),
+        ends_s=read_boottime_s() + request.left_s,
+        kind=request.kind,
+        action=request.action,
+        source=request.source,
+        stamp=os.urandom(8).hex(),
+    )
+    write_json(directory / FILE, to_json(given))
     wake_watchdog(directory)
-    return {}
+    return Empty()

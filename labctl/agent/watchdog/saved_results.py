@@ -6,17 +6,17 @@ mirrored it: with the same path, size and hash. While runs live, sizes alone giv
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ...wire.codec import from_json, to_json
+from ...wire.codec import encode
 from ...wire.files import EDITS, MANIFEST, ManifestRequest, PulledRequest
 from ...wire.mirrors import StoredFile
+from ...wire.runs import STATUS, StatusRequest
 from ...wire.verbs import Empty, LabRequest, Reply, Request, Verb
 from ..files.records import merge_hashes, merge_records, read_hashes, read_records
 from ..host.paths import lab_dir, labctl_home, run_dir
@@ -129,7 +129,7 @@ def list_unsaved(account: LabAccount, lab_id: str, every: bool) -> Unsaved:
     for lab, known_id, root in list_labs(lab_id, every):
         lab_request = LabRequest(lab, known_id)
         # Records the end of runs that have ended.
-        run_verb(account, "status", to_json(lab_request))
+        call_verb(account, STATUS, StatusRequest(lab, known_id))
         manifest_request = ManifestRequest(lab, known_id, all=True)
         for run, manifest in call_verb(account, MANIFEST, manifest_request).runs.items():
             saved = list_saved_files(root / "runs" / run)
@@ -163,17 +163,10 @@ def call_verb(
     python: str = sys.executable,
 ) -> Reply:
     """Run a verb as the lab's account, in another process of this program; return its reply."""
-    return from_json(verb.reply, run_verb(account, verb.name, to_json(request), python))
-
-
-def run_verb(
-    account: LabAccount, verb: str, request: dict[str, Any], python: str = sys.executable
-) -> dict[str, Any]:
-    """Run a verb that has no messages yet."""
-    words = [*account.words, python, str(PROGRAM), verb]
+    words = [*account.words, python, str(PROGRAM), verb.name]
     done = subprocess.run(
         words,
-        input=json.dumps(request) + "\n",
+        input=encode(request) + "\n",
         capture_output=True,
         text=True,
         timeout=LONG_S,

@@ -27,6 +27,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Callable, NamedTuple
 
+from ...wire.runs import LimitRecord
+from ...wire.watchdog import KEEP_DISK, KeepDiskRequest
 from ..host import engine
 from ..host.engine_objects import ContainerRow
 from ..host.paths import LIMIT, labctl_home, measure_age_s
@@ -35,7 +37,7 @@ from ..reply import Failure
 from .activity import LabAccount
 from .mirroring import error_text as _why
 from .mirroring import probe_store, send_all
-from .saved_results import Unsaved, list_unsaved, run_verb
+from .saved_results import Unsaved, call_verb, list_unsaved
 from .state_files import write_state
 
 # seconds that a run has after SIGTERM, and again if it is still writing a checkpoint then
@@ -167,13 +169,13 @@ def _keep_disk(say: Say) -> bool:
     if not python:
         say("disk not kept", LACKING)
         return False
-    body = {"expires": time.time() + KEPT_DAYS * 86400}
+    request = KeepDiskRequest(expires=time.time() + KEPT_DAYS * 86400)
     try:
-        reply = run_verb(LabAccount(os.geteuid(), os.getegid()), "keep-disk", body, python)
+        kept = call_verb(LabAccount(os.geteuid(), os.getegid()), KEEP_DISK, request, python)
     except (Failure, OSError, subprocess.SubprocessError) as error:
         say("disk not kept", _why(error))
         return False
-    say("disk kept", f"{', '.join(reply['volumes'])} for {KEPT_DAYS} days")
+    say("disk kept", f"{', '.join(kept.volumes)} for {KEPT_DAYS} days")
     return True
 
 
@@ -190,7 +192,7 @@ def find_unsavable(plan: ShutdownPlan) -> list[str]:
             python = find_python()
             if not python:
                 raise Failure("denied", LACKING)
-            run_verb(plan.account, "keep-disk", {"expires": time.time(), "probe": True}, python)
+            call_verb(plan.account, KEEP_DISK, KeepDiskRequest(time.time(), probe=True), python)
         except (Failure, OSError, subprocess.SubprocessError) as error:
             problems.append(f"the disk cannot be kept after this server: {_why(error)}")
     if plan.disk == "goes" and not plan.saver_s:
@@ -232,7 +234,7 @@ def _stop_run(container: ContainerRow, plan: ShutdownPlan, by: str, say: Say) ->
     run, began_s = container.labels["labctl.run"], time.monotonic()
     # Written before the signal: the run's end must not look like its own, nor be resumed.
     write_state(
-        Path(container.sources["/lab/run"]) / ".labctl", LIMIT, {"by": by, "at": time.time()}
+        Path(container.sources["/lab/run"]) / ".labctl", LIMIT, LimitRecord(by, time.time())
     )
     with suppress(engine.EngineRequestError):
         engine.call("POST", f"/containers/{container.Id}/kill?signal=SIGTERM")

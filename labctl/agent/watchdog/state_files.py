@@ -14,16 +14,23 @@ survives reboots and, unlike a home, is never on a network.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from ..host.paths import read_json, write_json, write_text
+from ...wire.codec import MessageError, decode, encode, from_json, to_json
+from ...wire.watchdog import (
+    DecisionRecord,
+    LimitsRecord,
+    WatchRecord,
+    WatchReply,
+    WatchRequest,
+)
+from ..host.paths import read_json, read_record, write_json, write_text
 from ..reply import Failure
 
 ROOT_DIR = Path("/var/lib/labctl/watchdog")
@@ -59,6 +66,17 @@ def ensure_directory(directory: Path) -> Path:
 
 def _is_trusted(directory: Path) -> bool:
     return not directory.is_symlink() and directory.stat().st_uid in (0, os.getuid())
+
+
+def read_limits(directory: Path) -> LimitsRecord | None:
+    """Return the recorded limits, None without any. Failure if the file has another content."""
+    path = directory / "limits.json"
+    body = read_json(path)
+    try:
+        return from_json(LimitsRecord, body) if body else None
+    except MessageError as error:
+        what = f"the watchdog's limits in {path} are damaged"
+        raise Failure("server", what, str(error), "labctl doctor") from None
 
 
 def read_boottime_s() -> float:
@@ -113,12 +131,12 @@ def lock_limits(directory: Path) -> Iterator[None]:
 
 def record_decision(directory: Path, elapsed_s: float, what: str, why: str) -> None:
     """Record a decision. A full disk does not stop the watchdog."""
-    row = {"at": round(time.time(), 1), "elapsed_s": round(elapsed_s, 1), "what": what, "why": why}
+    decision = DecisionRecord(round(time.time(), 1), round(elapsed_s, 1), what, why)
     path = directory / "decisions.jsonl"
     try:
         with path.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            file.write(json.dumps(row) + "\n")
+            file.write(encode(decision) + "\n")
             if file.tell() > MOST_DECISIONS_BYTES:
                 _shorten(path)
     except OSError as error:
@@ -130,52 +148,56 @@ def _shorten(path: Path) -> None:
     write_text(path, "".join(rows[len(rows) // 2 :]))
 
 
-def read_decisions(directory: Path, count: int) -> list[dict[str, Any]]:
+def read_decisions(directory: Path, count: int) -> tuple[DecisionRecord, ...]:
     """Return the last decisions, the latest last."""
     path = directory / "decisions.jsonl"
     lines = path.read_text(errors="replace").splitlines() if path.exists() and count else []
     entries = []
     for line in lines[-count:]:
-        with suppress(ValueError):
-            entries.append(json.loads(line))
-    return entries
+        with suppress(MessageError):
+            entries.append(decode(DecisionRecord, line))
+    return tuple(entries)
 
 
-def write_state(directory: Path, name: str, body: dict[str, Any]) -> bool:
-    """Write a file by rename; return False if the disk is full."""
+def write_state(directory: Path, name: str, state: NamedTuple) -> None:
+    """Write a record by rename. A full disk does not stop the watchdog."""
+    with report_unwritten(name):
+        write_json(directory / name, to_json(state))
+
+
+@contextmanager
+def report_unwritten(name: str) -> Iterator[None]:
+    """Report on standard error that `name` could not be written: the disk may be full."""
     try:
-        write_json(directory / name, body)
+        yield
     except OSError as error:
         print(f"{name} was not written: {error}", file=sys.stderr, flush=True)
-        return False
-    return True
 
 
-def read_status(directory: Path, alive: bool, count: int) -> dict[str, Any]:
+def read_status(directory: Path, alive: bool, count: int) -> WatchRecord:
     """Return the last tick's status, carried to now, with the last `count` decisions."""
-    body = read_json(directory / "status.json")
-    if not body:
-        return {"alive": False, "decisions": read_decisions(directory, count)}
-    since = read_boottime_s() - body["boottime_s"] if body["boot"] == read_boot_id() else FRESH_S
-    for key in ("ttl_left_s", "budget_left_s"):
-        if body.get(key) is not None:
-            body[key] = round(body[key] - since, 1)
-    body["elapsed_s"] = round(body["elapsed_s"] + since, 1)
-    body["alive"] = alive and since < FRESH_S
-    body["decisions"] = read_decisions(directory, count)
-    return body
+    decisions = read_decisions(directory, count)
+    status = read_record(WatchRecord, directory / "status.json")
+    if status is None:
+        return WatchRecord(alive=False, decisions=decisions)
+    since_s = read_boottime_s() - status.boottime_s if status.boot == read_boot_id() else FRESH_S
+    return status._replace(
+        ttl_left_s=_reduce(status.ttl_left_s, since_s),
+        budget_left_s=_reduce(status.budget_left_s, since_s),
+        elapsed_s=round(status.elapsed_s + since_s, 1),
+        alive=alive and since_s < FRESH_S,
+        decisions=decisions,
+    )
 
 
-def watch(request: dict[str, Any]) -> dict[str, Any]:
-    """Return {"watch": status}, or None if the lab has no watchdog here.
+def _reduce(left_s: float | None, since_s: float) -> float | None:
+    return None if left_s is None else round(left_s - since_s, 1)
 
-    The status includes the last "decisions".
-    """
-    directory = find_directory(request["lab_id"])
+
+def watch(request: WatchRequest) -> WatchReply:
+    """Return the state of the lab's watchdog (verb `watch`)."""
+    directory = find_directory(request.lab_id)
     if directory is None:
-        return {"watch": None}
-    return {
-        "watch": read_status(
-            directory, bool(Lock(directory).holder()), int(request.get("decisions") or 0)
-        )
-    }
+        return WatchReply()
+    alive = bool(Lock(directory).holder())
+    return WatchReply(read_status(directory, alive, request.decisions))

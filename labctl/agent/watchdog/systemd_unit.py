@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from ..host.paths import read_json, read_text, write_text
+from ..host.paths import read_text, write_text
 from ..host.systemd_reload import enable_at_boot, list_gpu_containers, systemctl
 from .state_files import Lock, read_status, record_decision
 from .wakeup import wake_watchdog
@@ -70,12 +70,12 @@ def _running_version(directory: Path) -> str:
     """Return the version of the running watchdog; "" if none runs."""
     if not Lock(directory).holder():
         return ""
-    return str(read_json(directory / "status.json").get("version") or "")
+    return read_status(directory, True, 0).version
 
 
 def _postpone_update(directory: Path, gpu_containers: list[str]) -> None:
     why = "it needs a reload of systemd, which could take the GPU away from a container: "
-    elapsed_s = float(read_status(directory, True, 0).get("elapsed_s") or 0.0)
+    elapsed_s = read_status(directory, True, 0).elapsed_s
     record_decision(directory, elapsed_s, "update postponed", why + ", ".join(gpu_containers))
     if Lock(directory).holder():
         wake_watchdog(directory)

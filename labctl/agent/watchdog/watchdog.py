@@ -13,9 +13,10 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from ..host.paths import read_json
+from ...wire.verbs import Empty
+from ...wire.watchdog import AgeRecord, StateRecord, UnsavedCountRecord, WatchRecord
+from ..host.paths import read_record
 from ..program import PROGRAM
 from .activity import ActivityReader, ActivitySnapshot, ActivityWatcher
 from .boot_timer import is_armed, update_timer
@@ -40,7 +41,15 @@ from .reclaim import ReclaimHandler
 from .recorder import Recorder
 from .saved_results import estimate_unsaved
 from .shutdown import ShutdownPlan, find_unsavable, list_live_runs
-from .state_files import FRESH_S, Lock, read_boot_id, read_boottime_s, record_decision, write_state
+from .state_files import (
+    FRESH_S,
+    Lock,
+    read_boot_id,
+    read_boottime_s,
+    read_limits,
+    record_decision,
+    write_state,
+)
 from .wakeup import WakeupSocket, wake_watchdog
 
 # seconds between ticks: usually, and in the last LAST_S before an end
@@ -62,7 +71,7 @@ class Watchdog:
         self.directory = directory
         self.version = version
         self.limits_file = LimitsFile(directory)
-        self.state: dict[str, Any] = read_json(directory / "state.json")
+        self.state = read_state(directory)
         self.boot = read_boot_id()
         self.looker: ActivityWatcher | None = None
         self.ending: WindDown | None = None
@@ -74,7 +83,7 @@ class Watchdog:
         self.stay_until_s = 0.0
         self.not_before_s = 0.0
         self.idle_due_s = 0.0
-        self.rate_bytes_s = float(self.state.get("rate_bytes_s") or RATE_BYTES_S)
+        self.rate_bytes_s = self.state.rate_bytes_s or RATE_BYTES_S
         self.bell = WakeupSocket(directory)
         self.reclaims = ReclaimHandler(directory, self.record_decision)
         self.mirror = Mirror(self.record_decision)
@@ -98,10 +107,10 @@ class Watchdog:
 
     def _resume(self) -> None:
         self.limits_file.reload()
-        if self.state.get("server_id") != self.limits_file.body.get("server_id"):
-            self.state = {}
-        if self.state:
-            self._carry_on()
+        if self.state.server_id != self.limits_file.record.server_id:
+            self.state = StateRecord()
+        if self.state.age:
+            self._carry_on(self.state.age)
         self._take_limits()
         self.looker = ActivityWatcher(
             ActivityReader(self.limits_file.plan.account), lambda: wake_watchdog(self.directory)
@@ -111,38 +120,37 @@ class Watchdog:
         self.reclaims.listen(Imds())
         Recorder(lambda: self.limits_file.plan.account, self.record_decision)
 
-    def _carry_on(self) -> None:
+    def _carry_on(self, age: AgeRecord) -> None:
         """Restore elapsed and idle time. A reboot counts as work, time without a watchdog does not.
 
         After a reboot, a ttl that has ended starts again.
         """
-        rebooted = self.state["boot"] != self.boot
-        elapsed = carry_elapsed_s(self.state, self.boot, read_boottime_s(), time.time())
+        rebooted = age.boot != self.boot
+        elapsed = carry_elapsed_s(age, self.boot, read_boottime_s(), time.time())
         why = f"the server's age is {span_text(elapsed)}"
         self.record_decision(
             "watchdog restarted" + (" after a reboot" if rebooted else ""), why, elapsed
         )
-        self.state.pop("ending", None)
-        ended = self.state.pop("ended", "")
+        ended = self.state.ended
+        self.state = self.state._replace(ending="", ended="")
         if not rebooted:
-            self.last_work_s -= float(self.state["idle_for_s"])
+            self.last_work_s -= self.state.idle_for_s
             return
         self.not_before_s = read_boottime_s() + AFTER_BOOT_S
         if should_restart_ttl(self.limits_file.limits, elapsed, ended == "ttl"):
             self._begin_anew(elapsed)
 
     def _begin_anew(self, elapsed: float) -> None:
-        with self.limits_file.change_limits() as limits:
-            limits.update(from_s=elapsed, extended_s=0.0, held_until_s=0.0)
-        self.state["warned"] = {}
+        self.limits_file.restart_ttl(elapsed)
+        self.state = self.state._replace(warned=None)
         self.record_decision(
             "ttl restarted", "the server was off at its deadline and is now in use again"
         )
 
     def _reload(self) -> None:
         if self.limits_file.reload():
-            if self.state.get("server_id") not in (None, self.limits_file.body["server_id"]):
-                self.state, self.last_work_s = {}, read_boottime_s()
+            if self.state.server_id not in ("", self.limits_file.record.server_id):
+                self.state, self.last_work_s = StateRecord(), read_boottime_s()
             self._take_limits()
             self.last_work_s = read_boottime_s()  # a person changed the limits
             if self.looker:
@@ -155,17 +163,18 @@ class Watchdog:
     def _take_limits(self) -> None:
         """Apply the limits. Of the recorded ages of the server, the highest counts."""
         now, wall = read_boottime_s(), time.time()
-        elapsed = carry_elapsed_s(self.limits_file.body["age"], self.boot, now, wall)
-        if self.state:
-            elapsed = max(elapsed, carry_elapsed_s(self.state, self.boot, now, wall))
+        record = self.limits_file.record
+        elapsed = carry_elapsed_s(record.age, self.boot, now, wall)
+        if self.state.age:
+            elapsed = max(elapsed, carry_elapsed_s(self.state.age, self.boot, now, wall))
         self._remember(elapsed)
-        if self.state.get("edition") != self.limits_file.body["edition"]:
-            self.state["edition"] = self.limits_file.body["edition"]
+        if self.state.edition != record.edition:
+            self.state = self.state._replace(edition=record.edition)
             self.record_decision("limits", limits_text(self.limits_file.limits))
 
     def _remember(self, elapsed_s: float) -> None:
-        self.state.update(
-            server_id=self.limits_file.body["server_id"],
+        self.state = self.state._replace(
+            server_id=self.limits_file.record.server_id,
             boot=self.boot,
             boottime_s=read_boottime_s(),
             wall_s=time.time(),
@@ -174,7 +183,8 @@ class Watchdog:
         )
 
     def elapsed_s(self) -> float:
-        return carry_elapsed_s(self.state, self.boot, read_boottime_s(), time.time())
+        age = self.state.age or self.limits_file.record.age
+        return carry_elapsed_s(age, self.boot, read_boottime_s(), time.time())
 
     def record_decision(self, what: str, why: str, elapsed_s: float | None = None) -> None:
         """Record a decision with its reason."""
@@ -216,9 +226,9 @@ class Watchdog:
             bool(plan.store or plan.saver_s),
             plan.saver_s,
         )
-        warned = self.state.get("warned") or {}
+        warned = self.state.warned or {}
         decision = decide(self.limits_file.limits, elapsed, idle_for, early, warned)
-        self.state["warned"] = decision.warned
+        self.state = self.state._replace(warned=decision.warned)
         self._count_idle(idle_for, elapsed)
         if self.ending is not None:
             self._continue_end(self.ending, elapsed)
@@ -239,15 +249,16 @@ class Watchdog:
     def _update_mirror(self, plan: ShutdownPlan, runs: frozenset[str]) -> None:
         """Update the mirror, except during the end, which has a pass of its own."""
         if plan.store and self.ending is None:
-            every_s = float(self.limits_file.body.get("mirror_s") or INTERVAL_S)
+            every_s = self.limits_file.record.mirror_s or INTERVAL_S
             self.mirror.update(Mirrored(plan.account, plan.lab_id, plan.every_lab, every_s, runs))
 
     def _count_idle(self, idle_for: float, elapsed: float) -> None:
         """Add up idle time, which the cost report shows. Pauses up to PAUSE_S do not count."""
-        since = max(0.0, elapsed - float(self.state.get("counted_s") or elapsed))
-        if idle_for > PAUSE_S:
-            self.state["idle_total_s"] = float(self.state.get("idle_total_s") or 0.0) + since
-        self.state.update(counted_s=elapsed, idle_for_s=idle_for)
+        since = max(0.0, elapsed - (self.state.counted_s or elapsed))
+        total_s = self.state.idle_total_s + (since if idle_for > PAUSE_S else 0.0)
+        self.state = self.state._replace(
+            idle_total_s=total_s, counted_s=elapsed, idle_for_s=idle_for
+        )
 
     def _idle_for(self, look: ActivitySnapshot | None, now: float) -> float:
         """Return the seconds since the last activity; 0 during activity or if it is unknown."""
@@ -322,7 +333,7 @@ class Watchdog:
         self.idle_due_s = 0.0
         limit = list_clocks(self.limits_file.limits, elapsed, idle_for, 0.0)[by]
         self.record_decision(f"ending ({by})", self._reason(by))
-        self.state["ending"] = by
+        self.state = self.state._replace(ending=by)
         text = f"this server ends now: {self._reason(by)}."
         threading.Thread(target=self._notify, args=(text,), daemon=True).start()
         self.ending = WindDown(
@@ -334,7 +345,7 @@ class Watchdog:
         outcome = ending.outcome
         if outcome is not None and not outcome.end:
             self.ending, self.stay_until_s = None, read_boottime_s() + STAY_S
-            self.state.pop("ending", None)
+            self.state = self.state._replace(ending="")
             return
         if outcome is None and elapsed - ending.began_s < MOST_WIND_DOWN_S:
             return
@@ -345,8 +356,8 @@ class Watchdog:
         elif outcome.rate_bytes_s:
             self.rate_bytes_s = outcome.rate_bytes_s
         if not ending.attempts:
-            self.state["overrun_s"] = ending.report_overrun_s(elapsed)
-            self.state["ended"] = ending.by
+            overrun_s = ending.report_overrun_s(elapsed)
+            self.state = self.state._replace(overrun_s=overrun_s, ended=ending.by)
             self._remember(elapsed)
             write_state(self.directory, "state.json", self.state)
         ending.finish()
@@ -363,36 +374,43 @@ class Watchdog:
         running = list_clocks(limits, elapsed, idle_for, 0.0)
         left = {name: round(clock.left_s, 1) for name, clock in running.items()}
         recent = [s for s in (look.signs if look else []) if s.age_s < SHOWN_S]
-        body = {
-            "server_id": self.limits_file.body["server_id"],
-            "lab_id": self.limits_file.body["lab_id"],
-            "version": self.version,
-            "edition": self.limits_file.body["edition"],
-            "boot": self.boot,
-            "boottime_s": read_boottime_s(),
-            "elapsed_s": round(elapsed, 1),
-            "ttl_left_s": left.get("ttl"),
-            "budget_left_s": left.get("budget"),
-            "idle_for_s": round(idle_for, 1),
-            "idle_left_s": left.get("idle", limits.idle_s),
-            "ends_in_s": None if decision.ends_in_s is None else round(decision.ends_in_s, 1),
-            "ends_by": decision.ends_by,
-            "idle_total_s": round(self.state.get("idle_total_s", 0.0), 1),
-            "spent_usd": round(elapsed / 3600 * limits.price_usd_per_hour, 4),
-            "busy": [f"{s.said}, {span_text(s.age_s)} ago" if s.age_s else s.said for s in recent],
-            "timer": is_armed(),
-            "cannot": self.cannot,
-            "unsaved": {"files": self.unsaved[0], "bytes": self.unsaved[1]},
-            "ending": self.state.get("ending", ""),
-            "overrun_s": self.state.get("overrun_s", 0.0),
-            "reclaim": self.reclaims.shown,
-            "mirror": self.mirror.shown,
-            "pid": os.getpid(),
-        }
-        write_state(self.directory, "status.json", body)
+        status = WatchRecord(
+            server_id=self.limits_file.record.server_id,
+            lab_id=self.limits_file.record.lab_id,
+            version=self.version,
+            edition=self.limits_file.record.edition,
+            boot=self.boot,
+            boottime_s=read_boottime_s(),
+            elapsed_s=round(elapsed, 1),
+            ttl_left_s=left.get("ttl"),
+            budget_left_s=left.get("budget"),
+            idle_for_s=round(idle_for, 1),
+            idle_left_s=left.get("idle", limits.idle_s),
+            ends_in_s=None if decision.ends_in_s is None else round(decision.ends_in_s, 1),
+            ends_by=decision.ends_by,
+            idle_total_s=round(self.state.idle_total_s, 1),
+            spent_usd=round(elapsed / 3600 * limits.price_usd_per_hour, 4),
+            busy=tuple(
+                f"{s.said}, {span_text(s.age_s)} ago" if s.age_s else s.said for s in recent
+            ),
+            timer=is_armed(),
+            cannot=None if self.cannot is None else tuple(self.cannot),
+            unsaved=UnsavedCountRecord(*self.unsaved),
+            ending=self.state.ending,
+            overrun_s=self.state.overrun_s,
+            reclaim=self.reclaims.shown,
+            mirror=self.mirror.shown,
+            pid=os.getpid(),
+        )
+        write_state(self.directory, "status.json", status)
 
 
-def run(request: dict[str, Any]) -> None:
+def read_state(directory: Path) -> StateRecord:
+    """Return the state of the last watchdog; an empty one if there was none."""
+    return read_record(StateRecord, directory / "state.json") or StateRecord()
+
+
+def run(request: Empty) -> None:
     """Run the watchdog of the directory `sys.argv[2]` (verb `watchdog`).
 
     A second one ends at once.
@@ -401,11 +419,10 @@ def run(request: dict[str, Any]) -> None:
     lock = Lock(directory)
     if not lock.take():
         return
-    body = read_json(directory / "limits.json")
-    if not body or read_json(directory / "state.json").get("released") == body["server_id"]:
+    limits = read_limits(directory)
+    if limits is None or read_state(directory).released == limits.server_id:
         return
-    os.environ["HOME"] = body["home"]
+    os.environ["HOME"] = limits.home
     dog = Watchdog(directory, PROGRAM.name)
     dog.run()
-    dog.state["released"] = body["server_id"]
-    write_state(directory, "state.json", dog.state)
+    write_state(directory, "state.json", dog.state._replace(released=limits.server_id))
