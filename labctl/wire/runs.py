@@ -119,6 +119,15 @@ class RunRecord(NamedTuple):
     gpu_lost_at: Optional[float] = None
 
 
+class GpuAccessRecord(NamedTuple):
+    """The access of a container to its GPUs. Times are Unix seconds; None if it never happened."""
+
+    container: str = ""
+    opened_at: Optional[float] = None
+    refused_at: Optional[float] = None
+    lost_at: Optional[float] = None
+
+
 class RunRequest(NamedTuple):
     """A request about one run of a lab."""
 

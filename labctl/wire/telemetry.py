@@ -72,15 +72,6 @@ class TelemetryRecord(NamedTuple):
     gpus: Tuple[GpuRecord, ...] = ()
 
 
-class GpuAccessRecord(NamedTuple):
-    """The access of a container to its GPUs. Times are Unix seconds; None if it never happened."""
-
-    container: str = ""
-    opened_at: Optional[float] = None
-    refused_at: Optional[float] = None
-    lost_at: Optional[float] = None
-
-
 class TopRequest(NamedTuple):
     """Samples every `interval_s`; `samples` 0 means until the reader is gone."""
 

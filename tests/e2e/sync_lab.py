@@ -87,7 +87,7 @@ class Box:
         self.put(f"runs/{run}/.labctl/spec.json", b'{"outputs":["checkpoints","logs"]}')
         self.put(f"runs/{run}/logs/run.log", b"epoch 1\n")
         if ended:
-            self.put(f"runs/{run}/.labctl/record.json", b'{"state":"exited"}')
+            self.put(f"runs/{run}/.labctl/record.json", b'{"id":"r1","state":"exited"}')
 
     def hashes(self, path: str) -> dict[str, str]:
         """sha256 of each file below `path` of the lab."""

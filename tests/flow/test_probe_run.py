@@ -26,6 +26,7 @@ from labctl.runs.probe import (
 from labctl.servers.context import LabContext
 from labctl.transports import Result
 from labctl.transports.fake import FakeTransport
+from labctl.wire.watchdog import WatchRecord
 
 BEGAN = 1_763_700_000.0
 TOTAL = 1000.0
@@ -265,12 +266,12 @@ def test_what_is_no_amount(text: str) -> None:
 @pytest.mark.parametrize(
     ("watch", "limit"),
     [
-        ({}, ""),
-        ({"ttl_left_s": None}, ""),
-        ({"ttl_left_s": 101.0}, ""),
-        ({"ttl_left_s": 99.0}, "ttl"),
-        ({"ttl_left_s": 101.0, "budget_left_s": 99.0}, "budget"),
+        (None, ""),
+        (WatchRecord(), ""),
+        (WatchRecord(ttl_left_s=101.0), ""),
+        (WatchRecord(ttl_left_s=99.0), "ttl"),
+        (WatchRecord(ttl_left_s=101.0, budget_left_s=99.0), "budget"),
     ],
 )
-def test_limits_that_come_first(watch: dict[str, float | None], limit: str) -> None:
+def test_limits_that_come_first(watch: WatchRecord | None, limit: str) -> None:
     assert find_earlier_limit(watch, 100.0) == limit

@@ -66,7 +66,7 @@ def there(tmp_path: Path) -> Path:
     (root / ".labctl").mkdir()
     (root / ".labctl" / "id").write_text(LAB[1])
     (run / ".labctl" / "spec.json").write_text('{"outputs": ["checkpoints", "logs"]}')
-    (run / ".labctl" / "record.json").write_text('{"state": "exited"}')
+    (run / ".labctl" / "record.json").write_text('{"id": "r1", "state": "exited"}')
     return run
 
 

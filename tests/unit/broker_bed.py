@@ -26,11 +26,12 @@ from labctl.agent.broker.gpu_queue import GpuQueue
 from labctl.agent.broker.housekeeping import Housekeeping
 from labctl.agent.broker.rules import BrokerAccount
 from labctl.agent.broker.settings import BrokerSettings
+from labctl.wire.telemetry import GpuRecord
 
 ALICE = BrokerAccount(1001, 1001, "lab-alice", "/home/lab-alice")
 BOB = BrokerAccount(1003, 1003, "lab-bob", "/home/lab-bob")
 CAROL = BrokerAccount(1004, 1004, "lab-carol", "/home/lab-carol")
-CARDS = [{"uuid": "GPU-a", "index": "0", "name": "T4"}]
+CARDS = [GpuRecord(uuid="GPU-a", index="0", name="T4")]
 GPU = {"DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]], "Driver": ""}]}
 SETTINGS = BrokerSettings(gpu_lease_s=100, memory_bytes=1 << 30, cpus=1.0)
 
@@ -129,7 +130,7 @@ class Bed:
         calls = Calls(self.settings, self.keeping, self)  # type: ignore[arg-type]
         self.broker = broker.Broker(self.settings, calls)
 
-    def measure(self) -> list[dict[str, str]]:
+    def measure(self) -> list[GpuRecord]:
         """The GPUs of the machine, once the driver answers."""
         assert self.driver_answers.wait(120)
         return CARDS

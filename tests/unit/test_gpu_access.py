@@ -19,7 +19,7 @@ from labctl.agent.host.gpu_access import (
 from labctl.agent.host.paths import write_json
 from labctl.agent.host.systemd_reload import has_gpu
 from labctl.wire.codec import from_json, to_json
-from labctl.wire.telemetry import GpuAccessRecord
+from labctl.wire.runs import GpuAccessRecord
 
 
 @pytest.mark.parametrize(

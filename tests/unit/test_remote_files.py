@@ -384,7 +384,7 @@ def make_run(code: Path, contents: dict[str, bytes], *, ended: bool) -> Path:
     (run / ".labctl").mkdir(parents=True)
     (run / ".labctl" / "spec.json").write_text('{"outputs":["checkpoints"]}')
     if ended:
-        (run / ".labctl" / "record.json").write_text('{"state":"exited"}')
+        (run / ".labctl" / "record.json").write_text('{"id":"r1","state":"exited"}')
     for name, content in contents.items():
         path = run / name
         path.parent.mkdir(parents=True, exist_ok=True)

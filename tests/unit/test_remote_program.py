@@ -43,6 +43,7 @@ from labctl.transports import Result
 from labctl.transports import bounded_output as kept_output
 from labctl.transports.bounded_output import BoundedOutput
 from labctl.transports.fake import FakeTransport
+from labctl.wire.codec import to_json
 from labctl.wire.files import PULLED, PulledRequest
 from labctl.wire.runs import (
     FOLLOW_RUN,
@@ -51,7 +52,7 @@ from labctl.wire.runs import (
     FollowRunRequest,
     StatusRequest,
 )
-from labctl.wire.verbs import Empty
+from labctl.wire.verbs import Empty, ErrorReply
 
 JSON = st.dictionaries(st.text(max_size=5), st.text() | st.integers() | st.none(), max_size=4)
 QUIET = st.binary(max_size=40).filter(lambda noise: b"\x1e" not in noise)
@@ -174,7 +175,7 @@ def test_a_stream_is_installed_too_and_hands_on_the_bytes(tmp_path: Path) -> Non
     ],
 )  # fmt: skip
 def test_kinds_of_failure(kind: str, error: type[LabError]) -> None:
-    body = reply.encode_error(reply.Failure(kind, "what", "why", "hint"))
+    body = to_json(ErrorReply(reply.Failure(kind, "what", "why", "hint").report))
     with pytest.raises(error) as caught:
         require_success("x", body, 1, "")
     assert (caught.value.what, caught.value.why, caught.value.hint) == ("what", "why", "hint")

@@ -10,10 +10,10 @@ import pytest
 
 from labctl.agent.host.engine_objects import (
     Container,
+    ContainerImageConfig,
     ContainerLog,
     ContainerState,
     Image,
-    ImageConfig,
     Mount,
     NewContainer,
     Ulimit,
@@ -31,7 +31,7 @@ LIMITS = SandboxLimits(
 def made() -> NewContainer:
     mounts = [Mount("bind", "/lab/code", Source="/x", ReadOnly=True)]
     volumes: dict[str, object] = {"/data": {}, "/lab/code": {}, "/tmp": {}}
-    image = Image("sha256:1", Config=ImageConfig(Entrypoint=("/banner",), Volumes=volumes))
+    image = Image("sha256:1", Config=ContainerImageConfig(Entrypoint=("/banner",), Volumes=volumes))
     return sandbox.build_sandbox_container(
         image, ("sh", "p.sh"), "predictions", mounts, {"A": "b"}, {}, LIMITS
     )

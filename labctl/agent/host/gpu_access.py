@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...wire.codec import to_json
-from ...wire.telemetry import GpuAccessRecord
+from ...wire.runs import GpuAccessRecord
 from . import engine
 from .engine_objects import Container, CreatedObject, ExecState, NewExec, StartExec
 from .paths import read_record, write_json

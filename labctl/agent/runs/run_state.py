@@ -20,7 +20,6 @@ from ...wire.runs import (
     StatusReply,
     StatusRequest,
 )
-from ...wire.watchdog import WatchRequest
 from ..broker.detection import LEASE
 from ..host.docker import run_docker
 from ..host.engine import inspect_container, inspect_containers
@@ -35,7 +34,6 @@ from ..host.paths import (
     run_dir,
 )
 from ..reply import Failure
-from ..watchdog.state_files import watch
 from .records import (
     read_claim,
     read_exit,
@@ -68,6 +66,10 @@ def require_run_directory(lab: str, lab_id: str, run: str) -> Path:
 
 def status(request: StatusRequest) -> StatusReply:
     """Report every run of the lab (or those in `runs`), the disk and the watchdog's state."""
+    # Imported here to keep `start` fast.
+    from ...wire.watchdog import WatchRequest
+    from ..watchdog.state_files import watch
+
     root = lab_dir(request.lab, request.lab_id)
     directories = [
         d
