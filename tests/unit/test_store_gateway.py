@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -179,6 +180,17 @@ def test_of_many_that_swap_one_wins(tmp_path: Path) -> None:
     with Session(tmp_path) as session:
         assert session.ask("swap", b"x", key="watch.json", expected="") == {"done": False}
         assert session.put("after", b"1") == {"done": True}
+
+
+def test_a_draft_that_another_session_publishes_meanwhile_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale, gone = tmp_path / "stale", tmp_path / "gone"
+    stale.write_bytes(b"x")
+    listed = SimpleNamespace(iterdir=lambda: iter([gone, stale]))
+    monkeypatch.setattr(ssh_gateway, "INCOMING", listed)
+    ssh_gateway.clear_drafts(0)
+    assert not stale.exists()
 
 
 def test_drafts_that_nobody_finished_go_in_time(tmp_path: Path) -> None:

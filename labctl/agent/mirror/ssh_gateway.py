@@ -25,6 +25,7 @@ import os
 import shutil
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Dict, NamedTuple
 
@@ -113,8 +114,10 @@ def write_file(content: bytes, path: Path) -> None:
 def clear_drafts(older_than_s: float) -> None:
     """Remove drafts whose upload was never completed."""
     for draft in INCOMING.iterdir():
-        if time.time() - draft.lstat().st_mtime >= older_than_s and not draft.is_dir():
-            draft.unlink()
+        # Another session may publish or remove it at this moment.
+        with suppress(FileNotFoundError):
+            if time.time() - draft.lstat().st_mtime >= older_than_s and not draft.is_dir():
+                draft.unlink()
 
 
 def put_file(request: StoreRequest, body: bytes) -> Reply:
