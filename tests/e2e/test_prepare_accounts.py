@@ -28,6 +28,7 @@ def untouched(image: str, tmp_path: Path) -> Iterator[Sshd]:
         yield box
 
 
+@pytest.mark.long
 def test_a_server_that_saves_results_by_itself_gets_boto3_once(image: str, tmp_path: Path) -> None:
     with bare(image, tmp_path) as box:
         alice = bench(box, tmp_path, "alice")
@@ -44,6 +45,7 @@ def test_a_server_that_saves_results_by_itself_gets_boto3_once(image: str, tmp_p
         alice.transport.close()
 
 
+@pytest.mark.long
 def test_without_boto3_to_be_had_it_is_a_lab_server_all_the_same(
     image: str, tmp_path: Path
 ) -> None:

@@ -161,6 +161,7 @@ def test_second_account_of_a_stamped_server_gets_its_rights(
     bob.transport.close()
 
 
+@pytest.mark.long
 def test_nvidia_toolkit_from_a_stand_in_repository(
     prepared: tuple[Bench, ServerFacts, ServerFacts], tmp_path: Path
 ) -> None:
