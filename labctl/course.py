@@ -6,7 +6,7 @@
         print(seat.seat, seat.usd, seat.left_usd)
     print(course.grades("hw3"))
 
-Functions in labctl.courses that work on servers take a `Staff`: `course.staff()`.
+Functions in labctl.courses that work on servers take a `CourseOperator`: `course.staff()`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from labctl.courses.records.cost_report import CourseCosts
     from labctl.courses.records.gradebook import Grade
     from labctl.courses.release import ReleaseResult
-    from labctl.courses.servers import SeatOutcome, Staff
+    from labctl.courses.servers import CourseOperator, SeatOutcome
     from labctl.courses.status import CourseStatus
     from labctl.courses.teardown import SeatEnding
 
@@ -107,9 +107,9 @@ class Course:
     def grade(self, assignment: str, *, again: bool = False) -> GradingResult:
         """Grade the submissions on the grading server of course.yaml; see docs/grading.md."""
         from labctl.courses.grading_run import grade_assignment
-        from labctl.courses.servers import Staff
+        from labctl.courses.servers import CourseOperator
 
-        staff = Staff(self.folder, self.paths, self.state, self.reporter)
+        staff = CourseOperator(self.folder, self.paths, self.state, self.reporter)
         return grade_assignment(staff, assignment, again=again)
 
     def release(self, assignment: str) -> ReleaseResult:
@@ -137,12 +137,12 @@ class Course:
         keys = AuthorizedKeys(self.folder, authorized_keys)
         return invite_all(self.folder, students, into, keys, host_key=host_key, valid_s=valid_s)
 
-    def staff(self) -> Staff:
+    def staff(self) -> CourseOperator:
         """Return the course with the person who runs this program, for the ledger."""
         from labctl.courses.creation import current_user
-        from labctl.courses.servers import Staff
+        from labctl.courses.servers import CourseOperator
 
-        return Staff(self.folder, self.paths, self.state, self.reporter, by=current_user())
+        return CourseOperator(self.folder, self.paths, self.state, self.reporter, by=current_user())
 
     def plan(self, *, offline: bool = False) -> CoursePlan:
         """Return the servers to create, their cost and the quota. It creates nothing."""

@@ -42,7 +42,7 @@ from labctl.state import State
 if TYPE_CHECKING:
     from labctl.insight.explanation import Explanation
     from labctl.insight.run_report import Report
-    from labctl.insight.top import ServerNow
+    from labctl.insight.top import ServerMetrics
     from labctl.lifecycle.down import DownResult
     from labctl.lifecycle.forget import UnconfirmedRecords
     from labctl.runs.probe import ProbeResult
@@ -279,7 +279,7 @@ class Lab:
             self.context, tuple(command), parsed_amount, push=push, on_start=on_start
         )
 
-    def top(self) -> ServerNow:
+    def top(self) -> ServerMetrics:
         """Return one sample of the server: GPUs, CPU, memory, and the runs of all its users."""
         from labctl.insight.top import measure_now
 

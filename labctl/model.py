@@ -149,7 +149,7 @@ class Server(Value, frozen=True):
     account: str = ""
 
 
-class CreateRequest(Value, frozen=True):
+class CreateServerRequest(Value, frozen=True):
     """The input of `Provider.create`. It is stored before the call, so it can be repeated exactly.
 
     `token` is random per attempt and makes the call idempotent if the provider supports that.

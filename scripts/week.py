@@ -186,7 +186,7 @@ def submit(receiver: Receiver, student: str, code: str) -> None:
         files=tuple(source.file for source in sources),
     )
     packed = io.BytesIO()
-    bundle.pack(bundle_manifest, sources, packed)
+    bundle.write_bundle(bundle_manifest, sources, packed)
     data = packed.getvalue()
     submission = ("hw3", student, hashlib.sha256(data).hexdigest(), len(data))
     receiver.begin(*submission)

@@ -55,7 +55,7 @@ def _draw_offers(offers: Sequence[Offer], total: int) -> None:
     rows = [
         (
             offer.type,
-            _gpu_text(offer),
+            _format_gpu(offer),
             offer.zone or "-",
             f"{offer.price_usd_per_hour:.4f}",
             _week_range_text(offer),
@@ -72,7 +72,7 @@ def _draw_offers(offers: Sequence[Offer], total: int) -> None:
         click.echo("; ".join(notes), err=True)
 
 
-def _gpu_text(offer: Offer) -> str:
+def _format_gpu(offer: Offer) -> str:
     if not offer.gpu_count:
         return "-"
     count = f"{offer.gpu_count}x " if offer.gpu_count > 1 else ""
@@ -303,9 +303,9 @@ def _forget(lab: Lab, json_: bool) -> None:
 
 
 def _describe_leftover(resource: Resource) -> str:
-    from labctl.servers.disks import cost_text, short_id
+    from labctl.servers.disks import cost_text, get_id_without_region
 
-    name = short_id(resource) if resource.expires_at else resource.id
+    name = get_id_without_region(resource) if resource.expires_at else resource.id
     note = f" ({resource.note})" if resource.note and not resource.expires_at else ""
     return f"left: {resource.kind} {name}: {cost_text(resource)}{note}"
 
@@ -360,7 +360,7 @@ def _draw_orphans(orphans: Orphans) -> None:
     import time
 
     from labctl.cli.screen import age_text, print_table
-    from labctl.servers.disks import cost_text, short_id
+    from labctl.servers.disks import cost_text, get_id_without_region
 
     if not orphans.servers and not orphans.resources:
         scope = " with these credentials" if orphans.elsewhere else ""
@@ -392,4 +392,4 @@ def _draw_orphans(orphans: Orphans) -> None:
     print_table(rows, ("KIND", "ID", "LAB", "PRICE", "AGE", ""))
     for resource in orphans.resources:
         if resource.expires_at:
-            click.echo(f"kept disk {short_id(resource)}: {cost_text(resource)}")
+            click.echo(f"kept disk {get_id_without_region(resource)}: {cost_text(resource)}")

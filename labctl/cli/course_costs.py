@@ -35,14 +35,14 @@ def cost_command(ctx: click.Context, refresh: bool, csv_: bool, json_: bool) -> 
     labctl course cost --csv > costs.csv
     """
     from labctl.cli.screen import print_json
-    from labctl.courses.costs import as_csv, compute_costs
+    from labctl.courses.costs import compute_costs, format_csv
 
     course = open_course(ctx, quiet=json_ or csv_)
     course_costs = compute_costs(make_staff(course), refresh=refresh)
     if json_:
         print_json({"costs": course_costs})
     elif csv_:
-        click.echo(as_csv(course_costs), nl=False)
+        click.echo(format_csv(course_costs), nl=False)
     else:
         _draw_costs(course_costs)
 

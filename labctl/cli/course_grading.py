@@ -159,7 +159,7 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
         keep=options["keep_server"],
         at_once=options["at_once"],
         profile=options["profile"],
-        tell=(lambda _: None) if json_ else _print_graded,
+        tell=(lambda _: None) if json_ else _print_grade,
     )
     ctx.meta[SCREEN].stop_drawing()
     if not json_:
@@ -184,7 +184,7 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
     ctx.exit(TEMPORARY if grading.unreached else 0 if grading.is_complete else 1)
 
 
-def _print_graded(graded: SeatGrade) -> None:
+def _print_grade(graded: SeatGrade) -> None:
     """Print a line for a submission that was graded now; nothing if it already had a grade."""
     from labctl.cli.exit_codes import clean
 

@@ -226,12 +226,14 @@ def _run_keeper(ctx: click.Context, dashboard: bool, port: int, keys_file: Path)
     from labctl.courses.requests import RequestHandler
     from labctl.courses.rpc import RpcServer, hold_keeper_lock
     from labctl.courses.scheduler import ConsentingReporter, CourseScheduler
-    from labctl.courses.seat_operations import KeeperStaff, SeatOperations
+    from labctl.courses.seat_operations import CachingCourseOperator, SeatOperations
     from labctl.submissions.confinement import UNCONFINED, has_filter
 
     course = open_course(ctx)
     folder = course.folder
-    staff = KeeperStaff(folder, course.paths, course.state, ConsentingReporter(_log), by="keeper")
+    staff = CachingCourseOperator(
+        folder, course.paths, course.state, ConsentingReporter(_log), by="keeper"
+    )
     with hold_keeper_lock(folder, course.paths):
         desk = RequestHandler(folder, SeatOperations(staff), tell=_log)
         vigil = CourseScheduler(staff, desk, AuthorizedKeys(folder, keys_file), tell=_log)

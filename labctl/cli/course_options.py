@@ -10,7 +10,7 @@ import click
 if TYPE_CHECKING:
     from labctl.course import Course
     from labctl.courses.records.folder import Seat
-    from labctl.courses.servers import Staff
+    from labctl.courses.servers import CourseOperator
     from labctl.events import Reporter
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -61,11 +61,11 @@ def select_seats(course: Course, only: str, group: str, assignment: str = "") ->
     return seats
 
 
-def make_staff(course: Course, reporter: Reporter | None = None) -> Staff:
+def make_staff(course: Course, reporter: Reporter | None = None) -> CourseOperator:
     """Return the course with the acting person; events go to `reporter`, else to the course's."""
     from labctl.courses.creation import current_user
-    from labctl.courses.servers import Staff
+    from labctl.courses.servers import CourseOperator
 
-    return Staff(
+    return CourseOperator(
         course.folder, course.paths, course.state, reporter or course.reporter, by=current_user()
     )

@@ -91,7 +91,7 @@ def init_command(
     if created.made:
         click.echo(f"{target}: {len(created.diff.added)} students from {created.diff.format}")
     else:
-        _draw_diff(created.diff)
+        _print_diff(created.diff)
     click.echo(f"next: edit {target}/course.yaml, then labctl -C {target} course plan", err=True)
 
 
@@ -142,7 +142,7 @@ def roster_command(
     if json_:
         print_json({"changed": not dry_run and not diff.is_empty, "diff": _make_report(diff)})
         return
-    _draw_diff(diff)
+    _print_diff(diff)
     if dry_run and not diff.is_empty:
         click.echo(f"next: labctl course roster {file}", err=True)
 
@@ -179,7 +179,7 @@ def _draw_students(students: tuple[Student, ...]) -> None:
     click.echo(f"students: {len(students) - inactive}{note}", err=True)
 
 
-def _draw_diff(diff: RosterDiff) -> None:
+def _print_diff(diff: RosterDiff) -> None:
     from labctl.cli.exit_codes import clean
 
     def draw(sign: str, color: str, lines: list[str]) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from labctl.config import Paths
-    from labctl.lifecycle.import_lab import ImportedLab, KeeperInventory
+    from labctl.lifecycle.import_lab import ImportedLab, KeeperInfo
     from labctl.lifecycle.keeper_host import KeeperReport
     from labctl.state import State
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class KeepReply(Value, frozen=True, omit_defaults=True):
     """The reply to another labctl. Each request has its own field; the others are not written."""
 
-    known: KeeperInventory | None = None
+    known: KeeperInfo | None = None
     taken: ImportedLab | None = None
     told: KeeperReport | None = None
     dropped: str = ""

@@ -12,7 +12,7 @@ from labctl.cli.options import json_option, open_lab
 
 if TYPE_CHECKING:
     from labctl.errors import LabError
-    from labctl.insight.top import ServerNow
+    from labctl.insight.top import ServerMetrics
     from labctl.lab import Lab
 
 FOOT = "Ctrl-C closes this view; runs continue"
@@ -43,7 +43,7 @@ def top_command(ctx: click.Context, once: bool, json_: bool) -> None:
         _draw_live(lab)
 
 
-def _draw_once(lab: Lab, now: ServerNow) -> None:
+def _draw_once(lab: Lab, now: ServerMetrics) -> None:
     from rich.console import Console
 
     from labctl.cli.top_history import History
@@ -81,7 +81,7 @@ def _draw_live(lab: Lab) -> None:
         shown_about = msgspec.structs.replace(about, cut=cut) if cut else about
         live.update(draw_server(history, shown_about, console.width, console.height), refresh=True)
 
-    def add_sample(now: ServerNow) -> None:
+    def add_sample(now: ServerMetrics) -> None:
         history.add(now)
         draw()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from labctl.insight.top import RunNow, ServerNow
+from labctl.insight.top import RunNow, ServerMetrics
 
 # samples of each figure: five minutes at one per second
 KEPT = 300
@@ -19,11 +19,11 @@ class History:
     """The latest sample, and the figures of the samples before it by name."""
 
     def __init__(self) -> None:
-        self.now: ServerNow | None = None
+        self.now: ServerMetrics | None = None
         self._figures: dict[str, deque[float | None]] = {}
         self._steps: dict[str, deque[tuple[float, float]]] = {}
 
-    def add(self, now: ServerNow) -> None:
+    def add(self, now: ServerMetrics) -> None:
         self.now = now
         figures = {
             "cpu": now.cpu_cores,

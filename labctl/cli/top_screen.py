@@ -11,7 +11,7 @@ from rich.text import Text
 
 from labctl.cli.exit_codes import clean
 from labctl.cli.top_history import BARS, History
-from labctl.insight.top import GpuNow, ProcessNow, RunNow, ServerNow
+from labctl.insight.top import GpuMetrics, ProcessNow, RunNow, ServerMetrics
 from labctl.model import Server, Value
 from labctl.text import bytes_text, duration_text, price_text
 
@@ -60,7 +60,7 @@ def draw_server(history: History, about: About, width: int, height: int = 0) -> 
     return Group(*above, *([Text(), foot] if foot else []))
 
 
-def _draw_head(now: ServerNow, about: About, width: int) -> Text:
+def _draw_head(now: ServerMetrics, about: About, width: int) -> Text:
     server = about.server
     price = server.offer.price_usd_per_hour
     facts = [
@@ -90,7 +90,7 @@ def _make_table(*headings: str, last_grows: bool = False) -> Table:
     return table
 
 
-def _draw_machine(now: ServerNow, history: History, about: About, width: int) -> Table:
+def _draw_machine(now: ServerMetrics, history: History, about: About, width: int) -> Table:
     table = _make_table()
     bars = 0 if history.is_single_sample else WIDE_BARS if width >= WIDE else NARROW_BARS
     for min_width in (len("processor"), bars, 0, 0):
@@ -119,7 +119,7 @@ def _draw_machine(now: ServerNow, history: History, about: About, width: int) ->
     return table
 
 
-def _draw_gpus(now: ServerNow, history: History, about: About, width: int) -> Table:
+def _draw_gpus(now: ServerMetrics, history: History, about: About, width: int) -> Table:
     wide = width >= WIDE
     bars = 0 if history.is_single_sample else WIDE_BARS if wide else 8
     clock = ("CLOCK",) if wide else ()
@@ -139,26 +139,26 @@ def _draw_gpus(now: ServerNow, history: History, about: About, width: int) -> Ta
     return table
 
 
-def _gpu_name(gpu: GpuNow) -> str:
+def _gpu_name(gpu: GpuMetrics) -> str:
     """Return `T4`, `A100-SXM4-40GB`, or for a MIG instance its size: its card is the row above."""
     name = gpu.name.removeprefix("NVIDIA ").removeprefix("Tesla ")
     return name[name.index("MIG ") :] if gpu.parent and "MIG " in name else name
 
 
-def _gpu_use_text(gpu: GpuNow, line: str) -> Text:
+def _gpu_use_text(gpu: GpuMetrics, line: str) -> Text:
     if gpu.parent:
         return Text("see its card", HEADING)
     use = Text().append(line, "green")
     return use.append(f" {gpu.use_percent:3.0f} %" if gpu.use_percent is not None else "     -")
 
 
-def _temperature_text(gpu: GpuNow) -> Text:
+def _temperature_text(gpu: GpuMetrics) -> Text:
     if gpu.temperature_c is None:
         return Text("-")
     return Text(f"{gpu.temperature_c:.0f} °C", "red" if "thermal" in gpu.throttle else "")
 
 
-def _draw_runs(now: ServerNow, history: History, about: About, width: int) -> Table:
+def _draw_runs(now: ServerMetrics, history: History, about: About, width: int) -> Table:
     """Draw the runs. GPU memory is only in a wide table; the processes show it in any."""
     wide = width >= WIDE
     gpus = wide and any(process.gpus for process in now.processes)

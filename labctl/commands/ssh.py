@@ -265,7 +265,7 @@ def _split_config_line(line: str) -> list[str]:
     return [keyword, *(a or b for a, b in re.findall(r'"([^"]*)"|(\S+)', rest))]
 
 
-def quick_login_options(version: str) -> tuple[str, ...]:
+def choose_fast_kex_options(version: str) -> tuple[str, ...]:
     """Return options that make logins faster with the client of this `version` (`ssh -V`).
 
     OpenSSH 9.0 to 9.9 prefer sntrup761x25519, which takes 67 ms of CPU time for each login. 9.9
@@ -312,7 +312,7 @@ def master_argv(
     return ["ssh", "-F", config, *_option_words(options), "-fNT", "--", check_id(server_id)]
 
 
-def control_argv(config: str, server_id: str, action: str, control_path: str) -> list[str]:
+def build_control_argv(config: str, server_id: str, action: str, control_path: str) -> list[str]:
     """Build argv for `ssh -O action` ("check", "exit", "stop") to labctl's master."""
     argv = ["ssh", "-F", config, *_option_words([f"ControlPath={control_path}", "LogLevel=ERROR"])]
     return [*argv, "-O", action, "--", check_id(server_id)]

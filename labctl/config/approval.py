@@ -41,7 +41,7 @@ def list_trust_questions(config: LabConfig) -> list[str]:
         for source in config.data.values()
         if source.url.startswith("s3://")
     ]
-    return questions + _server_questions(config, from_lab)
+    return questions + _describe_server_use(config, from_lab)
 
 
 def _describe_access(store: str) -> str:
@@ -49,7 +49,7 @@ def _describe_access(store: str) -> str:
     return ", and give the server's own key access there" if store.startswith("ssh://") else ""
 
 
-def _server_questions(config: LabConfig, from_lab: set[str]) -> list[str]:
+def _describe_server_use(config: LabConfig, from_lab: set[str]) -> list[str]:
     provider = config.server.provider
     section = f"server.{provider}."
     named_keys = {key for key in from_lab if key.startswith(section)}

@@ -87,7 +87,7 @@ def parse_host(text: str) -> str:
     return text
 
 
-def parse_user(text: str) -> str:
+def validate_user_name(text: str) -> str:
     if not _USER.fullmatch(text):
         raise ValueError(f"{quote(text)} is not a user name")
     return text
@@ -173,7 +173,7 @@ class KeeperConfig(Value, frozen=True):
     """The SSH address at which students reach the keeper."""
 
     host: Annotated[str, Parsed(parse_host)]
-    user: Annotated[str, Parsed(parse_user)] = "labctl"
+    user: Annotated[str, Parsed(validate_user_name)] = "labctl"
     port: Annotated[int, Parsed(parse_port)] = 22
 
 

@@ -13,7 +13,7 @@ from labctl.config.times import ANY_S, Moment
 from labctl.courses.assignment_seats import list_assignment_seats
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.ledger import CourseLedgerEntry, allowance_usd, read_due_extensions
-from labctl.courses.servers import ENDED, Staff
+from labctl.courses.servers import ENDED, CourseOperator
 from labctl.courses.status import build_seat_context
 from labctl.errors import LabError, NotFoundError, PolicyError, UsageError
 from labctl.events import Note
@@ -37,7 +37,7 @@ class BudgetChange(Value, frozen=True):
     server_id: str = ""
 
 
-def change_budget(staff: Staff, seat: Seat, text: str, why: str = "") -> BudgetChange:
+def change_budget(staff: CourseOperator, seat: Seat, text: str, why: str = "") -> BudgetChange:
     """Change a seat's budget: `+5` on top, `-5` off, `25` in all.
 
     A running server gets the new limit at once. If it cannot be reached, the ledger still records
@@ -77,7 +77,7 @@ def change_budget(staff: Staff, seat: Seat, text: str, why: str = "") -> BudgetC
     )
 
 
-def _update_watchdog(staff: Staff, seat: Seat) -> tuple[str, bool]:
+def _update_watchdog(staff: CourseOperator, seat: Seat) -> tuple[str, bool]:
     """Give the watchdog of the seat's server the new limit.
 
     Returns the server's id ("" if none is running) and whether the limit is in force.

@@ -12,14 +12,14 @@ import msgspec
 
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.ledger import CourseLedgerDraft, CourseLedgerEntry
-from labctl.courses.servers import Staff
+from labctl.courses.servers import CourseOperator
 from labctl.errors import PolicyError
 from labctl.stores import LabStore, lab_store
 
 LEDGER, IDENTITY = "ledger.jsonl", "course.json"
 
 
-def open_course_store(staff: Staff) -> LabStore | None:
+def open_course_store(staff: CourseOperator) -> LabStore | None:
     """Return the course's store, or None if course.yaml names none."""
     context = staff.course()
     return lab_store.open_lab_store(context) if context.config.store else None

@@ -15,7 +15,7 @@ from labctl.config.identity import write_private
 from labctl.courses.context import BAKED, BakedImage, build_own_context, find_baked_image
 from labctl.courses.material import SHARED, collect_material, push_material
 from labctl.courses.seat_reporter import SeatReporter
-from labctl.courses.servers import Staff, require_price_consent
+from labctl.courses.servers import CourseOperator, require_price_consent
 from labctl.errors import BusyError, PolicyError, ProviderError
 from labctl.events import Note, Step
 from labctl.lifecycle import up
@@ -62,7 +62,7 @@ sync
 """
 
 
-def bake(staff: Staff) -> BakedImage:
+def bake(staff: CourseOperator) -> BakedImage:
     """Bake the course's image and return it once servers can boot from it.
 
     The previous image is removed once the new one is ready. PolicyError if the provider cannot
@@ -104,7 +104,7 @@ def _stamp() -> str:
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
 
-def drop_images(staff: Staff) -> list[Resource]:
+def drop_images(staff: CourseOperator) -> list[Resource]:
     """Remove the course's images and snapshots; servers boot the provider's own image again."""
     image = find_baked_image(staff.folder)
     (staff.folder.private / BAKED).unlink(missing_ok=True)
@@ -127,9 +127,9 @@ def _require_baker(course: LabContext) -> Bake:
     return course.provider
 
 
-def _create_filled_server(staff: Staff, context: LabContext) -> Server:
+def _create_filled_server(staff: CourseOperator, context: LabContext) -> Server:
     """Create a server with the course's Docker image and data on it."""
-    with context.state.hold_lab(context.lab_id, "course bake"):
+    with context.state.lock(context.lab_id, "course bake"):
         server = adoption.adopt(context)
         if server is None:
             need = require_price_consent(context, [context]) or context.config.server.need
@@ -163,7 +163,7 @@ def _clean(context: LabContext, server: Server) -> None:
     context.connections.close(server)
 
 
-def _tags(staff: Staff, name: str) -> dict[str, str]:
+def _tags(staff: CourseOperator, name: str) -> dict[str, str]:
     """Return tags that mark the image as the course's, with the day on which it expires."""
     term = staff.folder.config.term
     days = LONGEST_DAYS
@@ -191,7 +191,7 @@ def _wait(provider: Bake, image_id: str) -> None:
         )
 
 
-def _list_images(staff: Staff, course: LabContext) -> list[Resource]:
+def _list_images(staff: CourseOperator, course: LabContext) -> list[Resource]:
     resources = course.provider.leftovers()
     return [
         resource

@@ -11,7 +11,7 @@ from labctl.courses.context import build_seat_contexts
 from labctl.courses.material import collect_material, push_material
 from labctl.courses.records.folder import Seat
 from labctl.courses.seat_reporter import SeatDone, SeatReporter
-from labctl.courses.servers import SeatOutcome, Staff, rephrase_for_seat
+from labctl.courses.servers import CourseOperator, SeatOutcome, rephrase_for_seat
 from labctl.courses.status import build_seat_context, find_server, list_running_servers
 from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.lifecycle import extend as more_time
@@ -41,7 +41,7 @@ mkdir -p "$HOME/labctl" && printf '%s %s\\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$
 """
 
 
-def send_message(staff: Staff, seats: Sequence[Seat], text: str) -> list[ServerResult]:
+def send_message(staff: CourseOperator, seats: Sequence[Seat], text: str) -> list[ServerResult]:
     """Show a line in every terminal and tmux session on the seats' servers.
 
     It is also appended to `~/labctl/messages.txt` there. UsageError for control characters.
@@ -57,7 +57,7 @@ def send_message(staff: Staff, seats: Sequence[Seat], text: str) -> list[ServerR
 
 
 def run_on_seats(
-    staff: Staff,
+    staff: CourseOperator,
     pairs: Sequence[tuple[Seat, Server]],
     line: str,
     *,
@@ -75,7 +75,7 @@ def run_on_seats(
     ]
 
 
-def push_handouts(staff: Staff, seats: Sequence[Seat]) -> list[SeatOutcome]:
+def push_handouts(staff: CourseOperator, seats: Sequence[Seat]) -> list[SeatOutcome]:
     """Copy the course's handouts from its folder to these seats' servers."""
     pairs = list_running_servers(staff, seats)
     handouts = collect_material(staff.folder, staff.reporter, data=False)
@@ -117,7 +117,9 @@ def push_handouts(staff: Staff, seats: Sequence[Seat]) -> list[SeatOutcome]:
     ]
 
 
-def extend_server(staff: Staff, seat: Seat, span_s: int, why: str = "") -> WatchRecord | None:
+def extend_server(
+    staff: CourseOperator, seat: Seat, span_s: int, why: str = ""
+) -> WatchRecord | None:
     """Give a seat's server `span_s` more seconds, even beyond `max_ttl`.
 
     Returns the watchdog's report afterwards. The ledger records who extended and why. PolicyError
@@ -140,7 +142,7 @@ def extend_server(staff: Staff, seat: Seat, span_s: int, why: str = "") -> Watch
         raise
 
 
-def find_run(staff: Staff, seat: Seat, run_id: str = "") -> tuple[LabContext, Server, Run]:
+def find_run(staff: CourseOperator, seat: Seat, run_id: str = "") -> tuple[LabContext, Server, Run]:
     """Return a seat's run, by id or the newest, with the lab and the server that it is on."""
     server = find_server(staff, seat)
     context = build_seat_context(staff, seat)

@@ -43,7 +43,7 @@ class SeatClaim(Value, frozen=True):
     leaving: bool = False
 
 
-class SeatRecord(Value, frozen=True):
+class SeatState(Value, frozen=True):
     """What is stored about one seat: its claims, the tokens that can log in, its server."""
 
     claims: tuple[SeatClaim, ...] = ()
@@ -67,7 +67,7 @@ class ServerActions(Protocol):
         """Save what is on the server, end it, and wait until its provider confirms that."""
 
 
-class SeatClaims:
+class SharedSeatServer:
     """One seat's claims and server, safe for several threads. `begin` starts a worker thread."""
 
     def __init__(
@@ -344,11 +344,11 @@ def _as_provider_error(error: LabError) -> LabError:
     return ProviderError(error.what, why=error.why, hint=error.hint)
 
 
-def _read_holding(file: Path) -> SeatRecord:
+def _read_holding(file: Path) -> SeatState:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=SeatRecord)
+        return msgspec.json.decode(file.read_bytes(), type=SeatState)
     except FileNotFoundError:
-        return SeatRecord()
+        return SeatState()
     except msgspec.MsgspecError as error:
         raise LabError(
             f"{file} cannot be read",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from labctl.courses.metering import record_costs
 from labctl.courses.records.cost_report import CourseCosts, compute_course_costs
 from labctl.courses.records.spending import RunningServer
-from labctl.courses.servers import Staff
+from labctl.courses.servers import CourseOperator
 
 COLUMNS = (
     *("student", "team", "section", "active", "usd", "hours", "idle_hours"),
@@ -18,7 +18,9 @@ COLUMNS = (
 )
 
 
-def compute_costs(staff: Staff, *, refresh: bool = False, now: float | None = None) -> CourseCosts:
+def compute_costs(
+    staff: CourseOperator, *, refresh: bool = False, now: float | None = None
+) -> CourseCosts:
     """Compute a course's costs from its ledger.
 
     With `refresh` the ledger is first updated from the provider. Without it, servers that are on
@@ -40,7 +42,7 @@ def compute_costs(staff: Staff, *, refresh: bool = False, now: float | None = No
     )
 
 
-def as_csv(found: CourseCosts) -> str:
+def format_csv(found: CourseCosts) -> str:
     """Return the costs as CSV, one line for each student, without names.
 
     A team's dollars are split equally.

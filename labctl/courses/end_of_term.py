@@ -6,11 +6,11 @@ from pathlib import Path
 
 from labctl.courses.collect import collect
 from labctl.courses.keys import DEFAULT_FILE, AuthorizedKeys
-from labctl.courses.servers import Staff
+from labctl.courses.servers import CourseOperator
 from labctl.courses.teardown import Collect, Revoke
 
 
-def make_revoker(staff: Staff, file: Path | None = None) -> Revoke:
+def make_revoker(staff: CourseOperator, file: Path | None = None) -> Revoke:
     """Return a function that removes all students' keys and invitations from authorized_keys."""
 
     def revoke() -> int:
@@ -24,7 +24,7 @@ def make_revoker(staff: Staff, file: Path | None = None) -> Revoke:
     return revoke
 
 
-def make_collector(staff: Staff) -> Collect:
+def make_collector(staff: CourseOperator) -> Collect:
     """Return a function that collects an assignment's submissions and describes the result."""
 
     def collect_one(name: str) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from labctl.courses import metering
 from labctl.courses.leftovers import list_lab_ids
 from labctl.courses.records.ledger import CourseLedgerDraft
-from labctl.courses.servers import Staff
+from labctl.courses.servers import CourseOperator
 from labctl.lifecycle import forget
 
 WHY = "given up: its provider cannot confirm that it ended"
 
 
-def forget_lost(staff: Staff) -> list[str]:
+def forget_lost(staff: CourseOperator) -> list[str]:
     """Drop the course's recorded servers that these credentials cannot see; return their names.
 
     Nothing is ended. The ledger bills such a server up to its last line. PolicyError if the user

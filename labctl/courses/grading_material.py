@@ -7,7 +7,7 @@ from pathlib import Path
 
 from labctl.config.course_schema import GradeConfig
 from labctl.courses.grading_server import GradingServer, hash_files
-from labctl.courses.servers import Staff
+from labctl.courses.servers import CourseOperator
 from labctl.errors import ConfigError, LabError
 from labctl.model import FileEntry, Value
 from labctl.runs.evaluation import FILE as EVALUATION
@@ -48,7 +48,7 @@ def upload_material(server: GradingServer, assignment: str, parts: GradingMateri
         server.upload(remote_name(assignment, part), Path(parts.roots[part]), files)
 
 
-def hash_material(staff: Staff, name: str, how: GradeConfig) -> GradingMaterial:
+def hash_material(staff: CourseOperator, name: str, how: GradeConfig) -> GradingMaterial:
     """Hash the inputs, the labels and the grader: all other files of assignments/NAME."""
     folder = staff.folder.path
     configured = {"inputs": how.inputs, "labels": how.labels}

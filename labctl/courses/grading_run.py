@@ -40,7 +40,7 @@ from labctl.courses.grading_material import (
 )
 from labctl.courses.grading_server import GradingServer, end_forgotten, open_grading_server
 from labctl.courses.records.folder import Seat
-from labctl.courses.servers import Staff
+from labctl.courses.servers import CourseOperator
 from labctl.errors import ConfigError, ConnectError, InterruptError, LabError, PolicyError
 from labctl.model import Value
 from labctl.runs.evaluation import Evaluation
@@ -92,7 +92,7 @@ class _Job(Value, frozen=True):
 
 
 def grade_assignment(
-    staff: Staff,
+    staff: CourseOperator,
     name: str,
     seats: Sequence[Seat] = (),
     *,
@@ -119,7 +119,7 @@ def grade_assignment(
         staff, name, rules, rules.grade, collection, tell, again=again, all_seats=not seats
     )
     # A second grading would clear the server while this one uses it.
-    with staff.state.hold_lab(f"{staff.folder.id}-grade", "course grade", wait_s=0.5):
+    with staff.state.lock(f"{staff.folder.id}-grade", "course grade", wait_s=0.5):
         record_released_scores(staff.folder, name, staff.by)
         batch.run(keep, at_once)
     return batch.result()
@@ -130,7 +130,7 @@ class _Batch:
 
     def __init__(
         self,
-        staff: Staff,
+        staff: CourseOperator,
         name: str,
         rules: AssignmentConfig,
         config: GradeConfig,

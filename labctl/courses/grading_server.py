@@ -15,7 +15,7 @@ import msgspec
 from labctl.config import LabConfig
 from labctl.courses.context import build_own_seat
 from labctl.courses.records.folder import PRIVATE
-from labctl.courses.servers import Staff
+from labctl.courses.servers import CourseOperator
 from labctl.errors import ConfigError, ConnectError, LabError, PolicyError
 from labctl.events import Event, Note, Progress, Question, Reporter, Step
 from labctl.lifecycle import up
@@ -139,7 +139,7 @@ class GradingServer:
         push(*about, root, files, _UploadReporter(self.context.reporter), force=True)
 
 
-def build_grading_context(staff: Staff) -> LabContext:
+def build_grading_context(staff: CourseOperator) -> LabContext:
     """Build the context of the course's grading server.
 
     ConfigError or PolicyError if it has none on which students' code may run.
@@ -178,7 +178,7 @@ def build_grading_context(staff: Staff) -> LabContext:
     )
 
 
-def build_other_grading_context(staff: Staff) -> LabContext | None:
+def build_other_grading_context(staff: CourseOperator) -> LabContext | None:
     """Return the grading server's context if the course's provider does not list that server."""
     config = staff.folder.config
     if config.grading is None or config.grading.lab.server.provider in NO_BOUNDARY:
@@ -189,7 +189,7 @@ def build_other_grading_context(staff: Staff) -> LabContext | None:
     return None if ours.provider == name and same else build_grading_context(staff)
 
 
-def _grading_config(staff: Staff, lab: LabConfig) -> LabConfig:
+def _grading_config(staff: CourseOperator, lab: LabConfig) -> LabConfig:
     """Return the grading lab: without data or store, with the course's image unless it sets one."""
     folder = staff.folder
     sets_image = any(key == "image" or key.startswith("image.") for key in lab.origins)
@@ -222,7 +222,7 @@ def _grading_config(staff: Staff, lab: LabConfig) -> LabConfig:
 
 
 @contextmanager
-def open_grading_server(staff: Staff, *, keep: bool = False) -> Iterator[GradingServer]:
+def open_grading_server(staff: CourseOperator, *, keep: bool = False) -> Iterator[GradingServer]:
     """Yield a checked server; clear and end it afterwards, whatever happens.
 
     With `keep` it stays up with all its files, so that the next grading is faster.
@@ -238,7 +238,7 @@ def open_grading_server(staff: Staff, *, keep: bool = False) -> Iterator[Grading
             _clear_and_end(grading)
 
 
-def end_forgotten(staff: Staff) -> None:
+def end_forgotten(staff: CourseOperator) -> None:
     """End the grading server that an earlier grading left, kept on purpose or interrupted."""
     if staff.state.get_lab_server(build_own_seat(staff.folder, PURPOSE).lab_id) is None:
         return
@@ -259,6 +259,6 @@ def _clear_and_end(grading: GradingServer) -> None:
     context.reporter.emit(Step(name="clearing the grading server", done=True))
 
 
-def hash_files(staff: Staff, name: str, root: Path) -> tuple[FileEntry, ...]:
+def hash_files(staff: CourseOperator, name: str, root: Path) -> tuple[FileEntry, ...]:
     """Hash the files of a directory of staff's; unchanged files are not read again."""
     return scan_data(staff.folder.private, name, root, staff.reporter)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from labctl.courses.records.folder import Seat
-from labctl.courses.servers import Staff, rephrase_for_seat
+from labctl.courses.servers import CourseOperator, rephrase_for_seat
 from labctl.courses.status import build_seat_context
 from labctl.errors import ConnectError, LabError
 from labctl.errors.replies import describe_error
@@ -20,7 +20,7 @@ NAME = "image"
 TRIED = 3
 
 
-def judge_name(staff: Staff) -> Check | None:
+def judge_name(staff: CourseOperator) -> Check | None:
     """Judge the image by its reference alone; None if a server has to try it."""
     image = staff.folder.config.lab.image
     if image.build:
@@ -35,7 +35,7 @@ def judge_name(staff: Staff) -> Check | None:
     return None
 
 
-def check_image(staff: Staff, up: Sequence[tuple[Seat, Server]]) -> Check:
+def check_image(staff: CourseOperator, up: Sequence[tuple[Seat, Server]]) -> Check:
     """Pull or load the image on one of the running servers; "not checked" without one."""
     if (judged := judge_name(staff)) is not None:
         return judged

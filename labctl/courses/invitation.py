@@ -26,7 +26,7 @@ from labctl.model import NAME_PATTERN, Value
 from labctl.submissions.assignment import SSH_PLACE
 from labctl.submissions.receipt import is_signed, sign_bytes, utc_text
 from labctl.submissions.receiver import Receiver
-from labctl.submissions.untrusted_json import UPGRADE, decode_json, is_newer
+from labctl.submissions.untrusted_json import UPGRADE, decode_json, is_newer_version
 
 KIND = "labctl-join"
 VERSION = 1
@@ -170,7 +170,7 @@ def read_join(data: bytes, *, key: str = "", now: float | None = None) -> JoinIn
     try:
         if len(data) > MOST_BYTES:
             raise ValueError("it is too large")
-        if is_newer(data, "join", KIND, VERSION):
+        if is_newer_version(data, "join", KIND, VERSION):
             raise ConfigError(
                 "this join file was made by a newer labctl",
                 why=f"this labctl reads version {VERSION} of join files",

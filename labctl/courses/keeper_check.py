@@ -12,7 +12,7 @@ from labctl.courses.invitation import keeper_address
 from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.publish import read_host_key
 from labctl.courses.records.folder import CourseFolder
-from labctl.courses.servers import Staff
+from labctl.courses.servers import CourseOperator
 from labctl.errors import HostKeyError, LabError, NotFoundError, PolicyError
 from labctl.errors.replies import describe_error
 from labctl.model import Check, Need
@@ -24,7 +24,7 @@ from labctl.servers.host_keys import make_key
 NAME = "keeper"
 
 
-def check_keeper(staff: Staff, keys: AuthorizedKeys) -> list[Check]:
+def check_keeper(staff: CourseOperator, keys: AuthorizedKeys) -> list[Check]:
     """Send the keeper a student's first request, and ask for its offers to a seat.
 
     On the keeper's machine a temporary key is authorized for the check. Elsewhere it uses this
@@ -76,7 +76,7 @@ def _check_answers(folder: CourseFolder, provider: CourseProvider) -> list[Check
     return [*checks, Check(name="keeper's offers", ok=bool(offers), detail=detail, next=next_step)]
 
 
-def _build_provider(staff: Staff, host_key: str, identity: str) -> CourseProvider:
+def _build_provider(staff: CourseOperator, host_key: str, identity: str) -> CourseProvider:
     config = staff.folder.config
     connections = Connections(staff.paths.ssh_dir, staff.paths.user_ssh_config)
     settings = CourseSettings(
@@ -97,7 +97,7 @@ def _build_provider(staff: Staff, host_key: str, identity: str) -> CourseProvide
 
 
 @contextlib.contextmanager
-def _temporary_key(staff: Staff, keys: AuthorizedKeys) -> Iterator[str]:
+def _temporary_key(staff: CourseOperator, keys: AuthorizedKeys) -> Iterator[str]:
     """Yield a key that the keeper's account authorizes while the block runs."""
     with tempfile.TemporaryDirectory() as place:
         identity = Path(place) / "check"
@@ -106,7 +106,7 @@ def _temporary_key(staff: Staff, keys: AuthorizedKeys) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _own_key(staff: Staff) -> Iterator[str]:
+def _own_key(staff: CourseOperator) -> Iterator[str]:
     identity = student_key(staff.paths)
     if not identity.is_file():
         raise PolicyError("this account has no student key")

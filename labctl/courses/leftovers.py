@@ -9,7 +9,7 @@ import msgspec
 from labctl.courses import metering
 from labctl.courses.context import OWN, build_own_seat
 from labctl.courses.grading_server import build_other_grading_context
-from labctl.courses.servers import Staff
+from labctl.courses.servers import CourseOperator
 from labctl.errors import LabError
 from labctl.events import Step
 from labctl.model import Resource, Server, Value
@@ -19,7 +19,7 @@ from labctl.servers.context import LabContext
 from labctl.state.disks import is_expired
 
 
-def list_lab_ids(staff: Staff) -> set[str]:
+def list_lab_ids(staff: CourseOperator) -> set[str]:
     """Return the lab ids of the course and of all its seats, past ones included.
 
     Call it once: it reads the ledger.
@@ -29,7 +29,7 @@ def list_lab_ids(staff: Staff) -> set[str]:
     return {folder.id, *list_own_lab_ids(staff), *(seat.lab_id for seat in seats)}
 
 
-def remove_expired_disks(staff: Staff) -> list[Resource]:
+def remove_expired_disks(staff: CourseOperator) -> list[Resource]:
     """Remove the kept disks that have expired; return those that stay.
 
     A baked image belongs to the course and is not touched.
@@ -43,7 +43,7 @@ def remove_expired_disks(staff: Staff) -> list[Resource]:
     return [resource for resource in resources if resource.expires_at and not is_expired(resource)]
 
 
-def list_own_lab_ids(staff: Staff) -> set[str]:
+def list_own_lab_ids(staff: CourseOperator) -> set[str]:
     """Return the lab ids of the course's own servers, shared ones included."""
     lab_ids = {build_own_seat(staff.folder, purpose).lab_id for purpose in OWN}
     if staff.folder.config.shared is not None:
@@ -76,7 +76,7 @@ class ProviderLeftovers(Value, frozen=True):
         return bool(self.error or self.servers or has_paid)
 
 
-def build_provider_contexts(staff: Staff, *, everywhere: bool) -> list[LabContext]:
+def build_provider_contexts(staff: CourseOperator, *, everywhere: bool) -> list[LabContext]:
     """Build a context for each provider in course.yaml: that of the seats, and that of grading."""
     contexts = [staff.course(everywhere=everywhere, plain=True)]
     grading = build_other_grading_context(staff)
@@ -85,7 +85,7 @@ def build_provider_contexts(staff: Staff, *, everywhere: bool) -> list[LabContex
     return contexts
 
 
-def list_leftovers(staff: Staff) -> list[ProviderLeftovers]:
+def list_leftovers(staff: CourseOperator) -> list[ProviderLeftovers]:
     """List what every provider still shows of the course, in every region, free caches aside.
 
     This includes providers that course.yaml named before, if servers of seats cost something there
@@ -111,7 +111,7 @@ def list_leftovers(staff: Staff) -> list[ProviderLeftovers]:
 
 
 def _list_leftovers(
-    staff: Staff, context: LabContext, *, former: bool = False
+    staff: CourseOperator, context: LabContext, *, former: bool = False
 ) -> ProviderLeftovers:
     name = context.config.server.provider
     step = Step(name=f"listing what is left at {name}")

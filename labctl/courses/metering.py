@@ -121,7 +121,7 @@ def hold_end_locks(state: State, seats: Iterable[Seat]) -> Iterator[None]:
         for seat in seats:
             wait_s = max(0.0, min(LOOK_S, give_up_at - time.monotonic()))
             with suppress(BusyError):  # another process is ending it too; its lock serves both
-                locks.enter_context(state.hold_lab(_end_lock(seat), "course down", wait_s=wait_s))
+                locks.enter_context(state.lock(_end_lock(seat), "course down", wait_s=wait_s))
         yield
 
 
@@ -143,7 +143,7 @@ def _find_ends_in_progress(
 
 def _is_ending(state: State, seat: Seat) -> bool:
     try:
-        with state.hold_lab(_end_lock(seat), "metering", wait_s=0.0):
+        with state.lock(_end_lock(seat), "metering", wait_s=0.0):
             return False
     except BusyError:
         return True

@@ -14,7 +14,7 @@ from labctl.courses.records import plan_changes, term
 from labctl.courses.records.cost_report import CourseCosts, compute_course_costs
 from labctl.courses.records.folder import Seat
 from labctl.courses.records.plan_changes import KeyChange, Planned
-from labctl.courses.servers import ENDED, Staff
+from labctl.courses.servers import ENDED, CourseOperator
 from labctl.errors import LabError
 from labctl.errors.replies import describe_error
 from labctl.model import Offer, Value
@@ -71,7 +71,9 @@ class CoursePlan(Value, frozen=True):
     problem_next: str = ""
 
 
-def compute_plan(staff: Staff, *, offline: bool = False, now: float | None = None) -> CoursePlan:
+def compute_plan(
+    staff: CourseOperator, *, offline: bool = False, now: float | None = None
+) -> CoursePlan:
     """Compute the plan. Nothing is created or changed; `offline` sends no request.
 
     `problem` says if the provider does not answer, or has nothing that fits.
@@ -98,7 +100,7 @@ def compute_plan(staff: Staff, *, offline: bool = False, now: float | None = Non
         to_end=tuple(sorted(running - set(names))),
         servers=-(-len(seats) // shared) if shared else len(seats),
         accounts_per_server=shared,
-        limits=plan_changes.limits_text(config),
+        limits=plan_changes.describe_server_limits(config),
         cautions=(*_warn_former_servers(staff), *plan_changes.list_cautions(config, at)),
         costs=costs,
         class_hours_per_week=_weekly_hours(config, at),
@@ -112,7 +114,7 @@ def compute_plan(staff: Staff, *, offline: bool = False, now: float | None = Non
         return msgspec.structs.replace(unpriced, problem=problem, problem_next=error.hint)
 
 
-def load_planned(staff: Staff) -> Planned | None:
+def load_planned(staff: CourseOperator) -> Planned | None:
     """Return the plan that was shown last, or None if it is missing or unreadable."""
     try:
         data = (staff.folder.private / PLAN_FILE).read_bytes()
@@ -121,7 +123,7 @@ def load_planned(staff: Staff) -> Planned | None:
         return None
 
 
-def store_planned(staff: Staff, now: float | None = None) -> None:
+def store_planned(staff: CourseOperator, now: float | None = None) -> None:
     """Store course.yaml's keys and the seats as the last plan that was shown."""
     folder = staff.folder
     planned = Planned(
@@ -137,7 +139,7 @@ def _read_keys(config: CourseConfig) -> dict[str, str]:
     return plan_changes.read_keys(config.path.read_bytes())
 
 
-def _running_seats(staff: Staff) -> set[str]:
+def _running_seats(staff: CourseOperator) -> set[str]:
     """Return the seats with a server, by the ledger and this machine's records."""
     folder = staff.folder
     current = staff.course(plain=True).provider.name
@@ -149,7 +151,7 @@ def _running_seats(staff: Staff) -> set[str]:
     return seats
 
 
-def _list_running(staff: Staff) -> list[tuple[str, str]]:
+def _list_running(staff: CourseOperator) -> list[tuple[str, str]]:
     """Return (seat, provider) of each seat's server without an end in the ledger."""
     servers = read_servers(staff.folder.ledger.list_entries()).values()
     return [
@@ -159,7 +161,7 @@ def _list_running(staff: Staff) -> list[tuple[str, str]]:
     ]
 
 
-def _warn_former_servers(staff: Staff) -> list[str]:
+def _warn_former_servers(staff: CourseOperator) -> list[str]:
     """Warn of servers at a provider that course.yaml no longer names: they still run and cost."""
     current = staff.course(plain=True).provider.name
     counts: dict[str, int] = {}
@@ -182,7 +184,9 @@ def _weekly_hours(config: CourseConfig, now: float) -> float:
     return term.class_hours(config.hours, None, since, since + WEEK_S)
 
 
-def _add_prices(staff: Staff, plan: CoursePlan, seats: Sequence[Seat], now: float) -> CoursePlan:
+def _add_prices(
+    staff: CourseOperator, plan: CoursePlan, seats: Sequence[Seat], now: float
+) -> CoursePlan:
     """Return the plan with the provider's present offers and quotas, and the costs they imply."""
     config = staff.folder.config
     course = staff.course(plain=True)  # whole servers, even if seats are accounts on them

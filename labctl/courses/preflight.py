@@ -20,7 +20,7 @@ from labctl.courses.keys import DEFAULT_FILE, AuthorizedKeys
 from labctl.courses.records.folder import Seat
 from labctl.courses.seat_operations import explain_missing_deadline
 from labctl.courses.seat_reporter import SeatReporter
-from labctl.courses.servers import ENDED, LOSS, LOSS_NEXT, Staff, require_price_consent
+from labctl.courses.servers import ENDED, LOSS, LOSS_NEXT, CourseOperator, require_price_consent
 from labctl.errors import LabError, NoOfferError
 from labctl.errors.replies import describe_error
 from labctl.lifecycle import up as server_up
@@ -40,7 +40,7 @@ _STATE_SCRIPT = (
 
 
 def check_course(
-    staff: Staff,
+    staff: CourseOperator,
     seats: Sequence[Seat],
     *,
     boot: bool = False,
@@ -82,7 +82,7 @@ def _check_provider(course: LabContext, plain: LabContext) -> list[Check]:
 
 
 def _check_class(
-    staff: Staff, course: LabContext, seats: Sequence[Seat], listed: Sequence[Server]
+    staff: CourseOperator, course: LabContext, seats: Sequence[Seat], listed: Sequence[Server]
 ) -> list[Check]:
     """Check offers, prices and quotas for all seats that have no server yet."""
     lab_ids = {server.lab_id for server in listed if server.state not in ENDED}
@@ -111,7 +111,7 @@ def _check_class(
     ]
 
 
-def _check_deadline(staff: Staff, course: LabContext, offer: Offer) -> list[Check]:
+def _check_deadline(staff: CourseOperator, course: LabContext, offer: Offer) -> list[Check]:
     """Check that the provider ends servers: students are root there and could stop the rest."""
     config = staff.folder.config
     if config.keeper is None or config.shared is not None or not offer.price_usd_per_hour:
@@ -130,7 +130,7 @@ def _check_deadline(staff: Staff, course: LabContext, offer: Offer) -> list[Chec
     ]
 
 
-def _check_saving(staff: Staff) -> list[Check]:
+def _check_saving(staff: CourseOperator) -> list[Check]:
     """Check that results are saved when a server's time or budget runs out."""
     if not guard.can_lose_results(staff.course(plain=True)):
         return []
@@ -151,7 +151,7 @@ def _check_price(course: LabContext, offer: Offer, count: int) -> Check:
     )
 
 
-def _check_room(staff: Staff, offer: Offer, count: int) -> list[Check]:
+def _check_room(staff: CourseOperator, offer: Offer, count: int) -> list[Check]:
     """Check the quota for this many seats, those that are up included: it counts them too."""
     shared = staff.folder.config.shared
     count = -(-count // shared.accounts_per_server) if shared else count
@@ -173,7 +173,7 @@ def _check_room(staff: Staff, offer: Offer, count: int) -> list[Check]:
     return [Check(name="quota", ok=ok, detail=detail, next="" if ok else room.next)]
 
 
-def _check_keys(staff: Staff, seats: Sequence[Seat], keys: AuthorizedKeys) -> list[Check]:
+def _check_keys(staff: CourseOperator, seats: Sequence[Seat], keys: AuthorizedKeys) -> list[Check]:
     """Check who has joined, and on the keeper's machine that its sshd accepts each key."""
     if staff.folder.config.keeper is None:
         return []
@@ -197,7 +197,9 @@ def _check_keys(staff: Staff, seats: Sequence[Seat], keys: AuthorizedKeys) -> li
     ]
 
 
-def _check_sshd(staff: Staff, keys: AuthorizedKeys, students: Sequence[str]) -> list[Check]:
+def _check_sshd(
+    staff: CourseOperator, keys: AuthorizedKeys, students: Sequence[str]
+) -> list[Check]:
     """Try each student's key at the keeper's own sshd."""
     if not students:
         return []
@@ -217,7 +219,7 @@ def _check_sshd(staff: Staff, keys: AuthorizedKeys, students: Sequence[str]) -> 
 
 
 def _recorded_servers(
-    staff: Staff, seats: Sequence[Seat], listed: Sequence[Server]
+    staff: CourseOperator, seats: Sequence[Seat], listed: Sequence[Server]
 ) -> list[tuple[Seat, Server]]:
     """Return the seats' servers that are on record here and that the provider shows."""
     recorded = {
@@ -231,7 +233,7 @@ def _recorded_servers(
     ]
 
 
-def _check_servers(staff: Staff, pairs: Sequence[tuple[Seat, Server]]) -> list[Check]:
+def _check_servers(staff: CourseOperator, pairs: Sequence[tuple[Seat, Server]]) -> list[Check]:
     """Log in to each of these servers, and check what the login finds."""
     if not pairs:
         return []
@@ -248,7 +250,7 @@ def _check_logins(answers: Sequence[ServerResult]) -> Check:
     return Check(name="logins", ok=not lost, detail=detail, next=again if lost else "")
 
 
-def _check_disks(staff: Staff, answers: Sequence[ServerResult]) -> list[Check]:
+def _check_disks(staff: CourseOperator, answers: Sequence[ServerResult]) -> list[Check]:
     free = {
         answer.alias: int(kib) * 1024 for answer in answers if (kib := _word(answer, "free_kb"))
     }
@@ -299,7 +301,7 @@ def _word(answer: ServerResult, key: str) -> str:
     return ""
 
 
-def _check_boot(staff: Staff, course: LabContext) -> list[Check]:
+def _check_boot(staff: CourseOperator, course: LabContext) -> list[Check]:
     """Create one server like a student's, measure how long each step takes, and end it."""
     context = build_own_context(staff.folder, course, "check")
     need = require_price_consent(course, [context]) or context.config.server.need
@@ -338,7 +340,7 @@ def _end_test_server(context: LabContext) -> None:
         end_server.end(context, [server])
 
 
-def _check_prewarm(staff: Staff, took_s: float, detail: str) -> Check:
+def _check_prewarm(staff: CourseOperator, took_s: float, detail: str) -> Check:
     """Check that class hours create servers early enough."""
     hours = staff.folder.config.hours
     shortest = min((slot.prewarm for slot in hours), default=0)

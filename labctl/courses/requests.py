@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from labctl.courses.claims import SeatClaim, SeatClaims, ServerActions
+from labctl.courses.claims import SeatClaim, ServerActions, SharedSeatServer
 from labctl.courses.context import build_own_seat
 from labctl.courses.keys import CHECKER, keeper_dir, parse_key
 from labctl.courses.metering import UNSEEN
@@ -131,15 +131,15 @@ class RequestHandler:
         self.folder = folder
         self.work = work
         self._tell, self._now = tell, now
-        self._seats: dict[str, SeatClaims] = {}
+        self._seats: dict[str, SharedSeatServer] = {}
         self._refused: dict[str, float] = {}
         self._guard = threading.Lock()
         self._slots = threading.BoundedSemaphore(AT_ONCE)
 
-    def find_claims(self, seat: Seat) -> SeatClaims:
+    def find_claims(self, seat: Seat) -> SharedSeatServer:
         with self._guard:
             if seat.name not in self._seats:
-                self._seats[seat.name] = SeatClaims(
+                self._seats[seat.name] = SharedSeatServer(
                     seat,
                     self.work,
                     keeper_dir(self.folder) / "seats" / f"{seat.name}.json",
@@ -148,7 +148,7 @@ class RequestHandler:
                 )
             return self._seats[seat.name]
 
-    def list_claims(self) -> list[SeatClaims]:
+    def list_claims(self) -> list[SharedSeatServer]:
         """List every seat that is or was claimed."""
         files = (keeper_dir(self.folder) / "seats").glob("[!.]*.json")
         names = {path.stem for path in files}

@@ -15,7 +15,7 @@ from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.publish import publish_assignments, read_host_key
 from labctl.courses.requests import RequestHandler
 from labctl.courses.seat_reporter import SeatNews
-from labctl.courses.servers import Staff
+from labctl.courses.servers import CourseOperator
 from labctl.courses.tasks import CourseTasks
 from labctl.errors import NotFoundError
 from labctl.events import Event, Note, Question
@@ -56,7 +56,7 @@ class CourseScheduler:
     """The keeper's periodic tasks. `run` returns once `stop` is set."""
 
     def __init__(
-        self, staff: Staff, desk: RequestHandler, keys: AuthorizedKeys, *, tell: Report
+        self, staff: CourseOperator, desk: RequestHandler, keys: AuthorizedKeys, *, tell: Report
     ) -> None:
         self.rounds = CourseTasks(staff, desk, keys, tell)
         self._staff, self._desk, self._keys, self._tell = staff, desk, keys, tell

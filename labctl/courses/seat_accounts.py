@@ -10,7 +10,7 @@ import msgspec
 
 from labctl.config.identity import write_private
 from labctl.errors import CapacityError, LabError
-from labctl.model import CreateRequest, Value
+from labctl.model import CreateServerRequest, Value
 from labctl.servers.shared_server import account_name
 from labctl.state.locks import hold_lock
 
@@ -19,7 +19,7 @@ MOST_HOSTS = 999
 LOCK_WAIT_S = 60.0
 
 
-class SeatAccount(Value, frozen=True, kw_only=True):
+class SharedServerAccount(Value, frozen=True, kw_only=True):
     """An account on a shared server, with its lab and its state.
 
     `state` is "wanted", "there", "leaving" or "gone". `host` numbers the shared server. `server_id`
@@ -43,7 +43,7 @@ class SeatAccount(Value, frozen=True, kw_only=True):
 
 class _Seating(Value, frozen=True):
     version: int = 1
-    sittings: tuple[SeatAccount, ...] = ()
+    sittings: tuple[SharedServerAccount, ...] = ()
 
 
 class SeatAccounts:
@@ -52,7 +52,7 @@ class SeatAccounts:
     def __init__(self, folder: Path) -> None:
         self._file = folder / FILE
 
-    def list_all(self) -> tuple[SeatAccount, ...]:
+    def list_all(self) -> tuple[SharedServerAccount, ...]:
         try:
             return msgspec.json.decode(self._file.read_bytes(), type=_Seating).sittings
         except FileNotFoundError:
@@ -64,15 +64,15 @@ class SeatAccounts:
                 hint=f"restore it from a backup of {self._file.parent}",
             ) from error
 
-    def find_by_server(self, server_id: str) -> SeatAccount | None:
+    def find_by_server(self, server_id: str) -> SharedServerAccount | None:
         return next(
             (account for account in self.list_all() if account.server_id == server_id), None
         )
 
-    def find_by_lab(self, lab_id: str) -> SeatAccount | None:
+    def find_by_lab(self, lab_id: str) -> SharedServerAccount | None:
         return next((account for account in self.list_all() if account.lab_id == lab_id), None)
 
-    def reserve(self, request: CreateRequest, name: str, places: int) -> SeatAccount:
+    def reserve(self, request: CreateServerRequest, name: str, places: int) -> SharedServerAccount:
         """Reserve an account for a request; repeating its token returns the same one.
 
         A lab that had an account before gets the same server again: its files are there.
@@ -85,7 +85,7 @@ class SeatAccounts:
             before = [account for account in sittings if account.lab_id == request.lab_id]
             others = [account for account in sittings if account.lab_id != request.lab_id]
             host = _choose_host(others, places, first=before[-1].host if before else 1)
-            new = SeatAccount(
+            new = SharedServerAccount(
                 lab=request.lab,
                 lab_id=request.lab_id,
                 account=account_name(name),
@@ -111,18 +111,18 @@ class SeatAccounts:
                 )
             )
 
-    def withdraw(self, sitting: SeatAccount, before: SeatAccount | None) -> None:
+    def withdraw(self, sitting: SharedServerAccount, before: SharedServerAccount | None) -> None:
         """Drop an account that was never created; restore `before`, the lab's earlier one."""
         earlier = () if before is None or before.token == sitting.token else (before,)
         with hold_lock(self._file.with_suffix(".lock"), "seat", wait_s=LOCK_WAIT_S):
             others = (account for account in self.list_all() if account.token != sitting.token)
             self._write((*others, *earlier))
 
-    def _write(self, sittings: tuple[SeatAccount, ...]) -> None:
+    def _write(self, sittings: tuple[SharedServerAccount, ...]) -> None:
         write_private(self._file, msgspec.json.encode(_Seating(sittings=sittings)))
 
 
-def _choose_host(sittings: Iterable[SeatAccount], places: int, first: int) -> int:
+def _choose_host(sittings: Iterable[SharedServerAccount], places: int, first: int) -> int:
     """Return `first` if it has a place left, else the lowest number that has.
 
     Accounts in state "gone" do not count.

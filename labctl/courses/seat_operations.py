@@ -20,7 +20,7 @@ from labctl.courses.context import build_seat_contexts, sum_granted_s
 from labctl.courses.records.folder import Seat
 from labctl.courses.records.ledger import CourseLedgerEntry
 from labctl.courses.records.spending import allowance_usd, spent_usd
-from labctl.courses.servers import ENDED, Staff, bring_up_servers
+from labctl.courses.servers import ENDED, CourseOperator, bring_up_servers
 from labctl.errors import LabError, PolicyError, ProviderError
 from labctl.lifecycle import extend as more_time
 from labctl.model import Offer, Server, Value
@@ -42,8 +42,8 @@ NOT_HANDED_OUT = "it could not be handed out"
 
 
 @dataclass(frozen=True)
-class KeeperStaff(Staff):
-    """Staff that builds the course's context once for each version of course.yaml.
+class CachingCourseOperator(CourseOperator):
+    """A course operator that builds the course's context once for each version of course.yaml.
 
     All threads of a keeper share its provider, and so the locks on what the seats have in common.
     """
@@ -79,7 +79,7 @@ class SeatOperations:
     `login_only` prepares nothing there.
     """
 
-    staff: Staff
+    staff: CourseOperator
     login_only: bool = False
     _offers: tuple[float, list[Offer]] = (0.0, [])
     _listed: tuple[float, dict[str, Server]] = (0.0, {})
@@ -196,7 +196,7 @@ class SeatOperations:
         """
         context = self._context(seat)
         with (
-            context.state.hold_lab(context.lab_id, "course down"),
+            context.state.lock(context.lab_id, "course down"),
             metering.hold_end_locks(context.state, [seat]),
         ):
             if self._provider.find(server.id) is not None and not self.login_only:

@@ -97,7 +97,7 @@ def save_server(context: LabContext, server: Server, *, discard: bool) -> SavedS
         raise down.stop_and_keep_disk(context, server, error) from error
     files = edits = 0
     for lab in labs:
-        new_files, new_edits = down.empty_server(lab, server, discard=discard)
+        new_files, new_edits = down.drain_server(lab, server, discard=discard)
         files, edits = files + new_files, edits + new_edits
     return SavedSeat(labs=tuple(lab.config.name for lab in labs), files=files, edits=edits)
 

@@ -43,7 +43,7 @@ LOSS_TYPED = "lose results"
 
 
 @dataclass(frozen=True)
-class Staff:
+class CourseOperator:
     """The person or keeper that works on a course, with their state and reporter.
 
     The ledger records `by` and `why` with each action. Students see `why` when their server ends.
@@ -81,7 +81,7 @@ class SeatOutcome(Value, frozen=True):
 
 
 def bring_up_servers(
-    staff: Staff,
+    staff: CourseOperator,
     seats: Sequence[Seat],
     *,
     login_only: bool = False,
@@ -143,7 +143,7 @@ def bring_up_servers(
 
 
 def _create_reachable(context: LabContext, listed: Sequence[Server]) -> Server:
-    with context.state.hold_lab(context.lab_id, "course up"):
+    with context.state.lock(context.lab_id, "course up"):
         need = context.config.server.need
         server = adoption.adopt(context, listed) or attempts.create_server(context, need)
         server = reachability.reach(context, server)[0]
@@ -165,7 +165,7 @@ def _bring_files(context: LabContext, server: Server, files: CourseMaterial, bak
     push_material(context, server, files, baked=baked)
 
 
-def _record_start(staff: Staff, seat: Seat, context: LabContext) -> None:
+def _record_start(staff: CourseOperator, seat: Seat, context: LabContext) -> None:
     """Record a new server's start in the ledger, even if a later step failed."""
     server = context.state.get_lab_server(context.lab_id)
     if server is None or server.state in ENDED:
@@ -178,7 +178,7 @@ def _record_start(staff: Staff, seat: Seat, context: LabContext) -> None:
 
 
 def _record_refusals(
-    staff: Staff, by_lab: dict[str, Seat], outcomes: Iterable[fleet.LabOutcome[Server]]
+    staff: CourseOperator, by_lab: dict[str, Seat], outcomes: Iterable[fleet.LabOutcome[Server]]
 ) -> None:
     staff.folder.ledger.append_all(
         [
@@ -221,7 +221,7 @@ def require_price_consent(course: LabContext, fresh: Sequence[LabContext]) -> Ne
     return msgspec.structs.replace(need, max_price_usd_per_hour=limit)
 
 
-def _require_loss_consent(staff: Staff) -> None:
+def _require_loss_consent(staff: CourseOperator) -> None:
     """Raise PolicyError if results can be lost at a server's end and that is not accepted."""
     if not guard.can_lose_results(staff.course(plain=True)):
         return

@@ -16,7 +16,7 @@ import time
 import msgspec
 
 from labctl.courses.records.folder import CourseFolder
-from labctl.courses.seat_accounts import SeatAccount, SeatAccounts
+from labctl.courses.seat_accounts import SeatAccounts, SharedServerAccount
 from labctl.errors import (
     CapacityError,
     HostKeyError,
@@ -29,7 +29,7 @@ from labctl.events import Event, Note, Question, Reporter, Step
 from labctl.lifecycle import up
 from labctl.model import (
     Check,
-    CreateRequest,
+    CreateServerRequest,
     Endpoint,
     Need,
     Offer,
@@ -174,7 +174,7 @@ class SharedHosts:
         return ready
 
     def _update_accounts(
-        self, number: int, coming: list[SeatAccount], leaving: list[SeatAccount]
+        self, number: int, coming: list[SharedServerAccount], leaving: list[SharedServerAccount]
     ) -> None:
         if not coming and not self._is_listed(number):
             return  # the server is gone, and the accounts with it
@@ -196,7 +196,7 @@ class SharedHosts:
         self._shared.add(number)
         context.reporter.emit(msgspec.structs.replace(step, done=True))
 
-    def _end_server(self, number: int, leaving: list[SeatAccount]) -> None:
+    def _end_server(self, number: int, leaving: list[SharedServerAccount]) -> None:
         """End a server with its last account, which is removed first: the machine may stay."""
         if self._is_listed(number):
             self._update_accounts(number, [], leaving)
@@ -261,7 +261,7 @@ class SharedSeats:
         own = [offer for offer in own if (offer.type, offer.zone, offer.spot) not in kinds]
         return [self._price_per_account(offer) for offer in (*others, *own)]
 
-    def create(self, offer: Offer, request: CreateRequest) -> Server:
+    def create(self, offer: Offer, request: CreateServerRequest) -> Server:
         folder, seating = self.hosts.folder, self.hosts.seating
         seats = {seat.lab_id: seat.name for seat in folder.list_seats(active_only=False)}
         name = seats.get(request.lab_id, request.lab)
@@ -350,7 +350,7 @@ class SharedSeats:
             on_demand_usd_per_hour=None if on_demand is None else on_demand / places,
         )
 
-    def _as_server(self, sitting: SeatAccount, host: Server) -> Server:
+    def _as_server(self, sitting: SharedServerAccount, host: Server) -> Server:
         recorded = self.hosts.course.state.get_server(host.id)
         host_endpoint = recorded.endpoint if recorded else host.endpoint
         endpoint: Endpoint = msgspec.structs.replace(

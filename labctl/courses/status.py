@@ -14,7 +14,7 @@ from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.spending import SeatSpending, allowance_usd, compute_spending
 from labctl.courses.seat_reporter import SeatReporter
 from labctl.courses.server_contents import list_labs
-from labctl.courses.servers import ENDED, Staff
+from labctl.courses.servers import ENDED, CourseOperator
 from labctl.courses.watch_reports import HeardReport, read_report
 from labctl.errors import NotFoundError, PolicyError
 from labctl.lifecycle import fleet
@@ -68,7 +68,9 @@ class CourseStatus(Value, frozen=True):
     now: float
 
 
-def read_status(staff: Staff, seats: Sequence[Seat], *, refresh: bool = False) -> CourseStatus:
+def read_status(
+    staff: CourseOperator, seats: Sequence[Seat], *, refresh: bool = False
+) -> CourseStatus:
     """Return the recorded status; with `refresh`, ask the provider and every server first.
 
     A server that does not answer is an `error` of its seat, and stops no other.
@@ -78,7 +80,7 @@ def read_status(staff: Staff, seats: Sequence[Seat], *, refresh: bool = False) -
 
 
 def read_recorded_status(
-    staff: Staff, seats: Sequence[Seat], errors: dict[str, str]
+    staff: CourseOperator, seats: Sequence[Seat], errors: dict[str, str]
 ) -> CourseStatus:
     """Return the status from this machine's records and the ledger, without any request."""
     now = time.time()
@@ -125,7 +127,7 @@ def read_recorded_status(
     )
 
 
-def _read_watch_reports(staff: Staff, ids: set[str]) -> dict[str, HeardReport]:
+def _read_watch_reports(staff: CourseOperator, ids: set[str]) -> dict[str, HeardReport]:
     """Return each server's last watchdog report."""
     reports_by_id: dict[str, HeardReport] = {}
     for server_id in ids:
@@ -175,7 +177,7 @@ def _with_watch(row: SeatStatus, report: HeardReport, now: float) -> SeatStatus:
     )
 
 
-def _refresh_servers(staff: Staff, seats: Sequence[Seat]) -> dict[str, str]:
+def _refresh_servers(staff: CourseOperator, seats: Sequence[Seat]) -> dict[str, str]:
     """Ask the provider once, and every running server; return the errors by seat."""
     course = staff.course()
     listed = course.provider.servers()
@@ -273,7 +275,7 @@ def refresh_server(context: LabContext, server: Server) -> None:
         one_lab.record_watch(context, server, parse_watch(reply.watch))
 
 
-def find_server(staff: Staff, seat: Seat) -> Server:
+def find_server(staff: CourseOperator, seat: Seat) -> Server:
     """Return the seat's recorded server; NotFoundError says how to create one."""
     found = staff.state.get_lab_server(seat.lab_id)
     if found is None or found.state in (*ENDED, "stopped"):
@@ -289,7 +291,7 @@ def find_server(staff: Staff, seat: Seat) -> Server:
     return found
 
 
-def list_running_servers(staff: Staff, seats: Sequence[Seat]) -> list[tuple[Seat, Server]]:
+def list_running_servers(staff: CourseOperator, seats: Sequence[Seat]) -> list[tuple[Seat, Server]]:
     """Return the seats with a running server, as recorded; NotFoundError without any."""
     by_lab: dict[str, Server] = {}
     for server in staff.state.list_servers():
@@ -303,7 +305,7 @@ def list_running_servers(staff: Staff, seats: Sequence[Seat]) -> list[tuple[Seat
     return pairs
 
 
-def build_seat_context(staff: Staff, seat: Seat) -> LabContext:
+def build_seat_context(staff: CourseOperator, seat: Seat) -> LabContext:
     """Build the context of one seat."""
     (context,) = build_seat_contexts(staff.folder, staff.paths, staff.state, staff.reporter, [seat])
     return context

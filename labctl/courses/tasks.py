@@ -25,7 +25,7 @@ from labctl.courses.records.ledger import CourseLedgerEntry
 from labctl.courses.records.spending import allowance_usd, compute_spending
 from labctl.courses.records.timetable import Lesson, find_just_ended, find_phase
 from labctl.courses.requests import RequestHandler
-from labctl.courses.servers import ENDED, Staff
+from labctl.courses.servers import ENDED, CourseOperator
 from labctl.courses.status import build_seat_context, read_status
 from labctl.errors import LabError
 from labctl.errors.unexpected import as_lab_error
@@ -63,7 +63,7 @@ class CourseSnapshot:
 class CourseTasks:
     """The periodic tasks of one course. `tell` takes a seat's name ("" for none) and a message."""
 
-    staff: Staff
+    staff: CourseOperator
     desk: RequestHandler
     keys: AuthorizedKeys
     tell: Callable[[str, str], None]
@@ -121,7 +121,7 @@ class CourseTasks:
         config = self.staff.folder.config
         current, lesson = find_phase(config.hours, config.term, self.now())
         if current != "off" and lesson is not None:
-            self._prepare(look, lesson)
+            self._bring_up_missing_servers(look, lesson)
             return
         over = find_just_ended(config.hours, config.term, self.now(), AFTER_CLASS_S)
         if over is not None:
@@ -206,7 +206,7 @@ class CourseTasks:
         """Return the recorded server, with its endpoint and keys: a provider lists neither."""
         return self.staff.state.get_server(server.id) or server
 
-    def _prepare(self, look: CourseSnapshot, lesson: Lesson) -> None:
+    def _bring_up_missing_servers(self, look: CourseSnapshot, lesson: Lesson) -> None:
         """Bring up missing servers, except those that were put down on purpose during class."""
         last: dict[str, CourseLedgerEntry] = {}
         for entry in self.staff.folder.ledger.list_entries():

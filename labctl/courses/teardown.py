@@ -28,7 +28,7 @@ from labctl.courses.leftovers import (
 from labctl.courses.records.folder import FORMER, Seat
 from labctl.courses.seat_reporter import SeatDone, SeatReporter, report_stopping
 from labctl.courses.server_contents import SavedSeat, save_server
-from labctl.courses.servers import ENDED, SeatOutcome, Staff, rephrase_for_seat
+from labctl.courses.servers import ENDED, CourseOperator, SeatOutcome, rephrase_for_seat
 from labctl.courses.status import record_servers
 from labctl.errors import LabError, PolicyError
 from labctl.events import Note, Question, Step
@@ -58,7 +58,9 @@ class SeatEnding(Value, frozen=True):
     hint: str = ""
 
 
-def end_seats(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[SeatEnding]:
+def end_seats(
+    staff: CourseOperator, seats: Sequence[Seat], *, discard: bool = False
+) -> list[SeatEnding]:
     """Save what is on these seats' servers, then end them; return a result for each server.
 
     One consent covers all. A seat whose results cannot be saved keeps its server or its disk,
@@ -86,7 +88,7 @@ def end_seats(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> 
         with_kept_disk = {
             outcome.context.lab_id
             for outcome in saved
-            if outcome.error and _is_gone(staff, servers, outcome)
+            if outcome.error and _has_no_record(staff, servers, outcome)
         }
         ended = [(by_lab[context.lab_id], servers[context.lab_id]) for context in ended_contexts]
         metering.record_ends(
@@ -104,13 +106,13 @@ def end_seats(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> 
     ]
 
 
-def _is_gone(
-    staff: Staff, servers: dict[str, Server], outcome: fleet.LabOutcome[SavedSeat]
+def _has_no_record(
+    staff: CourseOperator, servers: dict[str, Server], outcome: fleet.LabOutcome[SavedSeat]
 ) -> bool:
     return staff.state.get_server(servers[outcome.context.lab_id].id) is None
 
 
-def _require_consent(staff: Staff, servers: Sequence[Server], discard: bool) -> None:
+def _require_consent(staff: CourseOperator, servers: Sequence[Server], discard: bool) -> None:
     price = sum(server.offer.price_usd_per_hour for server in servers)
     lost = "Results that were not downloaded will be LOST. " if discard else ""
     count = f"{len(servers)} servers" if len(servers) > 1 else "one server"
@@ -125,7 +127,7 @@ def _require_consent(staff: Staff, servers: Sequence[Server], discard: bool) -> 
 
 
 def _save_all(
-    staff: Staff,
+    staff: CourseOperator,
     contexts: Sequence[LabContext],
     servers: dict[str, Server],
     by_lab: dict[str, Seat],
@@ -171,7 +173,9 @@ def _end_all(course: LabContext, servers: Sequence[Server]) -> dict[str, LabErro
     return {}
 
 
-def _remove_leftovers(staff: Staff, course: LabContext, ended: Sequence[LabContext]) -> None:
+def _remove_leftovers(
+    staff: CourseOperator, course: LabContext, ended: Sequence[LabContext]
+) -> None:
     """Remove saved disks and timers of ended servers; after the last server, the shared parts."""
     if not ended:
         return
@@ -187,7 +191,7 @@ def _remove_leftovers(staff: Staff, course: LabContext, ended: Sequence[LabConte
         staff.reporter.emit(Note(text=text, level="warning"))
 
 
-def _handle_kept_disks(staff: Staff) -> None:
+def _handle_kept_disks(staff: CourseOperator) -> None:
     """Remove expired kept disks and report the others, unless a keeper does so."""
     if staff.folder.config.keeper is not None:
         return
@@ -295,7 +299,7 @@ Revoke = Callable[[], int]
 
 
 def end_of_term(
-    staff: Staff, *, collect: Collect, revoke: Revoke, discard: bool = False
+    staff: CourseOperator, *, collect: Collect, revoke: Revoke, discard: bool = False
 ) -> EndProof:
     """Collect, save, end and revoke, then list what is left at the providers in every region.
 
@@ -331,7 +335,7 @@ def end_of_term(
     return proof
 
 
-def _end_own(staff: Staff) -> None:
+def _end_own(staff: CourseOperator) -> None:
     """End the course's own servers and remove its images.
 
     A failure is only a warning here: the final listing shows what is left.
@@ -361,7 +365,7 @@ def _remove_caches(course: LabContext, leftover_resources: Sequence[Resource]) -
     )
 
 
-def _end_grading(staff: Staff) -> None:
+def _end_grading(staff: CourseOperator) -> None:
     """End the grading server that an interrupted or earlier grading left."""
     try:
         end_forgotten(staff)

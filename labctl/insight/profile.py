@@ -152,7 +152,7 @@ class _OutputTail:
         self.text = b""
         self.emit = emit
 
-    def feed(self, block: bytes) -> None:
+    def append(self, block: bytes) -> None:
         self.text = (self.text + block)[-TAIL_BYTES:]
         for line in block.decode(errors="replace").splitlines():
             self.emit(Note(text=line, level="detail"))
@@ -170,7 +170,7 @@ def _run(context: LabContext, server: Server, wanted: RunSpec) -> tuple[Run, str
             wanted,
             follow=True,
             on_start=lambda run, found: None,
-            on_log=tail.feed,
+            on_log=tail.append,
         )
     except KeyboardInterrupt:
         runs.cancel(context, server, wanted.id, CANCEL_GRACE_S)

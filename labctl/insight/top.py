@@ -19,7 +19,7 @@ LONGEST_PAUSE_S = 10.0
 MOST_LINE_BYTES = 4 * 1024**2
 
 
-class GpuNow(GpuSample, frozen=True):
+class GpuMetrics(GpuSample, frozen=True):
     """A GPU of the server. For a MIG instance, `parent` is the uuid of its GPU."""
 
     index: str = ""
@@ -87,7 +87,7 @@ class ProcessNow(Value, frozen=True):
     gpus: tuple[OnGpu, ...] = ()
 
 
-class ServerNow(Value, frozen=True):
+class ServerMetrics(Value, frozen=True):
     """The metrics of one second. `at` is the server's clock; rates are None in the first sample."""
 
     at: float
@@ -102,14 +102,14 @@ class ServerNow(Value, frozen=True):
     disk_write_bytes_per_s: float | None = None
     net_in_bytes_per_s: float | None = None
     net_out_bytes_per_s: float | None = None
-    gpus: tuple[GpuNow, ...] = ()
+    gpus: tuple[GpuMetrics, ...] = ()
     runs: tuple[RunNow, ...] = ()
     processes: tuple[ProcessNow, ...] = ()
 
 
-def measure_now(context: LabContext) -> ServerNow:
+def measure_now(context: LabContext) -> ServerMetrics:
     """Measure the lab's server now, over half a second. CommandError without a sample."""
-    samples: list[ServerNow] = []
+    samples: list[ServerMetrics] = []
     _stream(context, context.get_server(), TopRequest(samples=1), samples.append)
     if not samples:
         raise CommandError("the server sent no metrics", code=1, hint="labctl doctor")
@@ -118,7 +118,7 @@ def measure_now(context: LabContext) -> ServerNow:
 
 def follow(
     context: LabContext,
-    on_sample: Callable[[ServerNow], None],
+    on_sample: Callable[[ServerMetrics], None],
     *,
     interval_s: float = 1.0,
     on_cut: Callable[[ConnectError, float], None] = lambda error, pause_s: None,
@@ -132,7 +132,7 @@ def follow(
     was_connected = False
     pause_s = 0.5
 
-    def receive(now: ServerNow) -> None:
+    def receive(now: ServerMetrics) -> None:
         nonlocal was_connected, pause_s
         was_connected, pause_s = True, 0.5
         on_sample(now)
@@ -156,7 +156,7 @@ def _stream(
     context: LabContext,
     server: Server,
     request: TopRequest,
-    on_sample: Callable[[ServerNow], None],
+    on_sample: Callable[[ServerMetrics], None],
 ) -> None:
     lines = _SampleLines(on_sample)
     context.open_agent(server).stream(
@@ -167,10 +167,10 @@ def _stream(
 class _SampleLines:
     """Splits bytes into lines and parses each as a sample; invalid lines are skipped."""
 
-    def __init__(self, on_sample: Callable[[ServerNow], None]) -> None:
+    def __init__(self, on_sample: Callable[[ServerMetrics], None]) -> None:
         self.on_sample = on_sample
         self.rest = b""
-        self.decoder = msgspec.json.Decoder(ServerNow)
+        self.decoder = msgspec.json.Decoder(ServerMetrics)
 
     def feed(self, block: bytes) -> None:
         *lines, self.rest = (self.rest + block).split(b"\n")

@@ -11,7 +11,7 @@ from labctl.providers import Keep
 from labctl.retry import retry_on
 from labctl.runs import runs
 from labctl.servers.context import LabContext
-from labctl.servers.disks import cost_text, short_id
+from labctl.servers.disks import cost_text, get_id_without_region
 from labctl.servers.kept_disks import list_restored, list_shown_disks
 from labctl.state.disks import RESTORED, list_kept_disks
 from labctl.wire.codec import to_json
@@ -41,7 +41,7 @@ def restore(context: LabContext, server: Server) -> None:
         try:
             _copy_disk(context, context.provider, server, disk)
         except LabError as error:
-            message = f"cannot restore the files on {short_id(disk)}: {error.what}"
+            message = f"cannot restore the files on {get_id_without_region(disk)}: {error.what}"
             price = f"the disk is kept: {cost_text(disk)}"
             text = "\n  ".join(filter(None, [message, error.why, price]))
             context.reporter.emit(Note(text=text, level="warning"))
@@ -55,7 +55,7 @@ def has_pending_disks(context: LabContext, server: Server) -> bool:
 
 
 def _copy_disk(context: LabContext, provider: Keep, server: Server, disk: Resource) -> None:
-    step = Step(name=f"restoring files from {short_id(disk)}")
+    step = Step(name=f"restoring files from {get_id_without_region(disk)}")
     context.reporter.emit(step)
     device = _attach(provider, server, disk)
     request = RestoreDiskRequest(context.config.name, context.lab_id, device)
@@ -70,7 +70,7 @@ def _copy_disk(context: LabContext, provider: Keep, server: Server, disk: Resour
         f"{edits} edited file{'' if edits == 1 else 's'}" if edits else "",
     ]
     summary = " and ".join(filter(None, parts)) or "nothing new"
-    text = f"restored from {short_id(disk)}: {summary}"
+    text = f"restored from {get_id_without_region(disk)}: {summary}"
     context.reporter.emit(Note(text=f"{text}; next: labctl pull" if count or edits else text))
 
 

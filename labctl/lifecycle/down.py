@@ -49,7 +49,7 @@ def down(context: LabContext, *, discard: bool) -> DownResult:
     PolicyError if the user declines, or if results could not be saved: the server is stopped then,
     and its disk is kept.
     """
-    with context.state.hold_lab(context.lab_id, "down"), explain_open_costs(context):
+    with context.state.lock(context.lab_id, "down"), explain_open_costs(context):
         reconcile.merge_keeper_records(context)
         server = _find_server(context, discard) or _await_unconfirmed(context)
         if server is None:
@@ -80,7 +80,7 @@ def down(context: LabContext, *, discard: bool) -> DownResult:
         )
 
 
-def empty_server(context: LabContext, server: Server, *, discard: bool) -> tuple[int, int]:
+def drain_server(context: LabContext, server: Server, *, discard: bool) -> tuple[int, int]:
     """Do all of `down` but the removal: stop what runs, then pull and verify everything.
 
     Returns (files pulled, edits saved). Asks no questions. PolicyError if not everything could be

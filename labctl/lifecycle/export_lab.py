@@ -16,7 +16,7 @@ from labctl.config import LAB_FILE, LabConfig, copy_environment, read_secret_val
 from labctl.errors import NotFoundError, UsageError
 from labctl.events import Note, Step
 from labctl.lifecycle import restore
-from labctl.lifecycle.import_lab import ImportedLab, KeeperInventory
+from labctl.lifecycle.import_lab import ImportedLab, KeeperInfo
 from labctl.lifecycle.keeper_host import KeeperHost
 from labctl.lifecycle.kept_labs import OUTSIDE, KeptLab
 from labctl.lifecycle.lab_archive import LabExport, labctl_version, write_export
@@ -36,7 +36,7 @@ MACHINE_SETTINGS = ("wheelhouse",)
 Files = dict[str, tuple[Path, int, str]]
 
 
-def check(context: LabContext, keeper: KeeperHost, server: Server) -> KeeperInventory:
+def check(context: LabContext, keeper: KeeperHost, server: Server) -> KeeperInfo:
     """Check that the keeper answers, has our version, and can reach such a server.
 
     Runs before anything is started, while a failure costs nothing.

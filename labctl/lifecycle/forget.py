@@ -35,7 +35,7 @@ def forget(context: LabContext) -> UnconfirmedRecords:
     PolicyError if the user declines, NotFoundError if there is nothing to forget. Records of other
     providers stay.
     """
-    with context.state.hold_lab(context.lab_id, "down"):
+    with context.state.lock(context.lab_id, "down"):
         lost = find_lost(context, [context.lab_id])
         require_consent(context, lost.names, "labctl down")
         drop(context, lost)

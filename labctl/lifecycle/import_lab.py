@@ -34,7 +34,7 @@ PAUSE_S = 1.0
 CARRIED = ("runs", ".labctl/kept")
 
 
-class KeeperInventory(Value, frozen=True):
+class KeeperInfo(Value, frozen=True):
     """What the keeper's machine reports before anything is sent. `have` is path -> sha256."""
 
     version: str
@@ -51,7 +51,7 @@ class ImportedLab(Value, frozen=True):
     running: bool
 
 
-def describe_keeper(paths: Paths, name: str, running: bool) -> KeeperInventory:
+def describe_keeper(paths: Paths, name: str, running: bool) -> KeeperInfo:
     """Describe this keeper, and list the lab's files that it already holds unchanged."""
     import socket
 
@@ -63,7 +63,7 @@ def describe_keeper(paths: Paths, name: str, running: bool) -> KeeperInventory:
     else:
         root = kept_labs.lab_directory(paths, lab.name)
         have = {path: sha for path, (_, sha) in lab.files.items() if _is_unchanged(root, lab, path)}
-    return KeeperInventory(
+    return KeeperInfo(
         version=labctl_version(), host=socket.gethostname(), running=running, have=have
     )
 

@@ -14,7 +14,7 @@ import msgspec
 from labctl.commands.ssh import check_host, check_port, check_user
 from labctl.errors import LabError, UsageError
 from labctl.errors.replies import parse_error, parse_reply
-from labctl.lifecycle.import_lab import ImportedLab, KeeperInventory
+from labctl.lifecycle.import_lab import ImportedLab, KeeperInfo
 from labctl.lifecycle.kept_labs import KeeperCheck, kept_lab_name
 from labctl.lifecycle.lab_archive import labctl_version
 from labctl.model import Endpoint, Run, Value
@@ -78,9 +78,9 @@ class KeeperHost:
     def name(self) -> str:
         return kept_lab_name(self.context.config.name, self.context.lab_id)
 
-    def fetch_inventory(self) -> KeeperInventory:
+    def fetch_inventory(self) -> KeeperInfo:
         """Return the keeper's version and files; the error says how to install labctl there."""
-        known = msgspec.convert(self._request("--hello", self.name)["known"], KeeperInventory)
+        known = msgspec.convert(self._request("--hello", self.name)["known"], KeeperInfo)
         if known.version != labctl_version():
             raise self._version_error(known.version)
         return known
@@ -137,21 +137,21 @@ class KeeperHost:
             raise LabError(
                 f"labctl is not installed on {self.host}",
                 why="the keeper is `labctl keep`, running on that machine",
-                hint=f"ssh {_ssh_arguments(self.host)} {_install_command()}",
+                hint=f"ssh {_format_ssh_destination(self.host)} {_install_command()}",
             )
         if "no command 'keep'" in stderr.lower() or "no such option" in stderr.lower():
             raise self._version_error("an older version")
         raise LabError(
             f"labctl on {self.host} did not reply as a keeper (exit code {code})",
             why=stderr.strip()[-500:],
-            hint=f"ssh {_ssh_arguments(self.host)} labctl keep --list",
+            hint=f"ssh {_format_ssh_destination(self.host)} labctl keep --list",
         )
 
     def _version_error(self, keeper_version: str) -> LabError:
         return UsageError(
             f"labctl on {self.host} is {keeper_version}, this one is {labctl_version()}",
             why="both must be the same version",
-            hint=f"ssh {_ssh_arguments(self.host)} {_install_command()}",
+            hint=f"ssh {_format_ssh_destination(self.host)} {_install_command()}",
         )
 
 
@@ -172,7 +172,7 @@ def _parse_host(host: str) -> tuple[str, str, int]:
     )
 
 
-def _ssh_arguments(host: str) -> str:
+def _format_ssh_destination(host: str) -> str:
     user, name, port = _parse_host(host)
     destination = f"{user}@{name}" if user else name
     return f"-p {port} {destination}" if port else destination

@@ -62,7 +62,7 @@ def write_export(stream: BinaryIO, parcel: LabExport, files: Mapping[str, Path])
             size, _ = parcel.ward.files[path]
             with local.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < size:
-                    raise _changed_error(path)
+                    raise _make_changed_error(path)
                 archive.addfile(_member(FILES + path, size), file)
 
 
@@ -72,7 +72,7 @@ def _member(name: str, size: int) -> tarfile.TarInfo:
     return member
 
 
-def _changed_error(path: str) -> TransferError:
+def _make_changed_error(path: str) -> TransferError:
     return TransferError(
         f"{path} changed while it was being sent", hint="labctl run --recover --keeper"
     )
@@ -127,7 +127,7 @@ class LabExportReader:
                 digest.update(block)
                 size += file.write(block)
         if (size, digest.hexdigest()) != announced:
-            raise _changed_error(member.name.removeprefix(FILES))
+            raise _make_changed_error(member.name.removeprefix(FILES))
 
 
 def _require_space(staging: Path, size: int) -> None:

@@ -259,7 +259,7 @@ def recover(
         _require_progress(context, run_id)
         _require_unfinished(context, run_id, restore.read_saved_run(context, run_id).run)
         make_room(context, run_id)
-        turn.check()
+        turn.renew()
         server = up.up(make_recovery_context(context, run_id))
         spec, files = _restore_run(context, server, run_id)
         lab_files.push_data(context, server)
@@ -324,7 +324,7 @@ def _resume(
     secrets = runs.read_secrets(context)
     request = ResumeRunRequest(spec, secrets, told=f"{reason}; resuming here")
     for _ in range(2):
-        turn.check()
+        turn.renew()
         reply = remote.call(RESUME_RUN, request)
         if reply.run is not None:
             return reply, reply.run

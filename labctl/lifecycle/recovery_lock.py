@@ -72,7 +72,7 @@ class RecoveryLock:
     def read_record(self) -> bytes | None:
         return None if self._store is None else self._store.read(self._key)
 
-    def check(self) -> None:
+    def renew(self) -> None:
         """RecoveryLockedError if another watcher took over, as while this machine slept."""
         with self._lock:
             if not self._swap(self._raw, self._holder) and not self._is_still_holder():
@@ -101,7 +101,7 @@ class RecoveryLock:
     def _renew_regularly(self) -> None:
         while not self._ended.wait(BEAT_S):
             with suppress(LabError):  # the next `check` of the recovery itself reports it
-                self.check()
+                self.renew()
 
     def _is_still_holder(self) -> bool:
         """Whether this watcher still holds the lock: a write whose reply was lost did succeed."""
@@ -140,7 +140,7 @@ def _lock_machine(context: LabContext, run_id: str, wait: bool) -> Iterator[None
     name, wait_s = f"{context.lab_id}-recover", LONGEST_WAIT_S if wait else 0.0
     with ExitStack() as held:
         try:
-            held.enter_context(context.state.hold_lab(name, f"recover {run_id}", wait_s=wait_s))
+            held.enter_context(context.state.lock(name, f"recover {run_id}", wait_s=wait_s))
         except BusyError as error:
             raise RecoveryLockedError(error.what, why=error.why, hint=error.hint) from error
         yield

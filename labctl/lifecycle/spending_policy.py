@@ -12,7 +12,7 @@ from labctl.servers.context import LabContext
 EVENT = "recoverable"
 
 
-class _PriceApproved:
+class _PriceApprovingReporter:
     """A Reporter that approves prices without asking and passes on all other questions."""
 
     def __init__(self, reporter: Reporter) -> None:
@@ -51,4 +51,6 @@ def make_recovery_context(context: LabContext, run_id: str) -> LabContext:
     need = msgspec.structs.replace(need, max_price_usd_per_hour=limit)
     server = msgspec.structs.replace(context.config.server, need=need)
     config = msgspec.structs.replace(context.config, server=server)
-    return context.make_sibling(config, context.lab_id, reporter=_PriceApproved(context.reporter))
+    return context.make_sibling(
+        config, context.lab_id, reporter=_PriceApprovingReporter(context.reporter)
+    )

@@ -26,7 +26,7 @@ def up(context: LabContext, listed: Sequence[Server] | None = None) -> Server:
 
     `listed` is the provider's list of servers, if the caller has just fetched it.
     """
-    with context.state.hold_lab(context.lab_id, "up"):
+    with context.state.lock(context.lab_id, "up"):
         try:
             with explain_open_costs(context, LabError):
                 need = context.config.server.need

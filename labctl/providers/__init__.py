@@ -19,7 +19,7 @@ from labctl.errors import UsageError
 from labctl.model import (
     Boot,
     Check,
-    CreateRequest,
+    CreateServerRequest,
     Endpoint,
     Need,
     Offer,
@@ -92,7 +92,7 @@ class Provider(Protocol):
         out.
         """
 
-    def create(self, offer: Offer, request: CreateRequest) -> Server:
+    def create(self, offer: Offer, request: CreateServerRequest) -> Server:
         """Create a server and return at once; the same token returns the same server.
 
         CapacityError: the next offer may work. QuotaError, DeniedError, CredentialsError: no offer
@@ -175,7 +175,7 @@ class FirstBoot(Protocol):
     """The machine sets itself up from a script that is part of `create`, host key included."""
 
     def build_first_boot(self, boot: Boot) -> str:
-        """Build the script for CreateRequest.first_boot. UsageError if it is too large."""
+        """Build the script for CreateServerRequest.first_boot. UsageError if it is too large."""
 
     def pin(self, server_id: str, host_key: str, next_host_key: str = "") -> None:
         """Write the trusted host keys into the server's tags."""

@@ -32,7 +32,7 @@ from labctl.errors import (
 )
 from labctl.model import (
     Check,
-    CreateRequest,
+    CreateServerRequest,
     Endpoint,
     Need,
     Offer,
@@ -152,7 +152,7 @@ class CourseProvider:
         reply = self._request(LIST_OFFERS, ListOffersRequest(msgspec.to_builtins(need)))
         return [_parse_offer(offer) for offer in reply.offers]
 
-    def create(self, offer: Offer, request: CreateRequest) -> Server:
+    def create(self, offer: Offer, request: CreateServerRequest) -> Server:
         """Claim the seat's server, which the keeper creates with the course's own settings."""
         message = CreateSeatServerRequest(
             lab=request.lab,

@@ -84,7 +84,7 @@ def _add(backend: Backend, region: str, name: str, arch: str) -> None:
         region_name=f"{region}a",
     )
     parameter_class: Any = Parameter
-    backend.moto_backend("ssm", region)._parameters[name].append(
+    backend.get_moto_backend("ssm", region)._parameters[name].append(
         parameter_class(
             account_id=backend.account,
             name=name,

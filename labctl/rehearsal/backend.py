@@ -55,17 +55,17 @@ class Backend:
         if call.action in STATIC and (kept := self._cached.get(key)) is not None:
             return kept
         with self._lock:
-            reply = self._send(call)
+            reply = self._call_moto(call)
         if call.action in STATIC and reply.status == 200:
             self._cached[key] = reply
         return reply
 
-    def moto_backend(self, service: str, region: str) -> Any:
+    def get_moto_backend(self, service: str, region: str) -> Any:
         """Return moto's object for a service in a region; use it only while `lock`."""
         return get_backend(service)[self.account][region]  # type: ignore[call-overload]
 
     def ec2(self, region: str) -> EC2Backend:
-        ec2: EC2Backend = self.moto_backend("ec2", region)
+        ec2: EC2Backend = self.get_moto_backend("ec2", region)
         return ec2
 
     def instance(self, region: str, instance_id: str) -> Instance:
@@ -88,7 +88,7 @@ class Backend:
         offered = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, [])
         return sorted(entry["Location"] for entry in offered if entry["InstanceType"] == name)
 
-    def _send(self, call: Call) -> HttpReply:
+    def _call_moto(self, call: Call) -> HttpReply:
         environ = call.build_environ()
         environ["HTTP_X_MOTO_ACCOUNT_ID"] = self.account
         started: list[Any] = []

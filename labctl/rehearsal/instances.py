@@ -76,7 +76,7 @@ class Instances:
         record = InstanceRecord(instance_id, call.region, data)
         with self._backend.lock():
             instance = self._backend.instance(call.region, instance_id)
-            launch.complete_instance(call, instance)
+            launch.apply_launch_defaults(call, instance)
             if instance.lifecycle == "spot":
                 record.spot_request = f"sir-{secrets.token_hex(4)}"
                 # moto's replies have it, its class does not declare it.

@@ -14,6 +14,6 @@ TRUST = (
 def add_role(backend: Backend) -> None:
     """Create a role and a profile of one name. The role's permissions are not checked."""
     with backend.lock():
-        iam = backend.moto_backend("iam", "aws")
+        iam = backend.get_moto_backend("iam", "aws")
         iam.create_role(PROFILE, TRUST, "/", None, "", [], "3600")
         iam.create_instance_profile(PROFILE, "/", [PROFILE])

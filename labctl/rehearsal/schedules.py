@@ -73,14 +73,14 @@ class Schedules:
     def _apply_defaults(self, region: str, body: ScheduleCall, name: str) -> None:
         """Reset omitted fields to their defaults, as AWS's update does and moto's does not."""
         with self._backend.lock():
-            groups = self._backend.moto_backend("scheduler", region).schedule_groups
+            groups = self._backend.get_moto_backend("scheduler", region).schedule_groups
             schedule = groups[body.group_name].schedules[name]
             schedule.state = body.state
             schedule.action_after_completion = body.action_after_completion
 
     def _fire(self, region: str, group: str, name: str, expression: str) -> None:
         with self._backend.lock():
-            groups = self._backend.moto_backend("scheduler", region).schedule_groups
+            groups = self._backend.get_moto_backend("scheduler", region).schedule_groups
             schedule = groups[group].schedules.get(name) if group in groups else None
             if schedule is None or schedule.schedule_expression != expression:
                 return

@@ -104,7 +104,7 @@ def ensure_image(
     A build uses the pushed code, or the code snapshot of the run `of_run`.
     """
     image = context.config.image
-    with context.state.hold_lab(f"{context.lab_id}-image", "build the image", wait_s=BUILD_S):
+    with context.state.lock(f"{context.lab_id}-image", "build the image", wait_s=BUILD_S):
         if image.build:
             _build(context, server, remote, image, wanted, of_run)
         else:

@@ -127,10 +127,10 @@ class GitQuery:
         except subprocess.TimeoutExpired:
             return GitState(why=f"git took longer than {GIT_S:.0f} s")
         failed, self.process = self.process.returncode != 0, None
-        return GitState(why="git failed") if failed else parse_status(out)
+        return GitState(why="git failed") if failed else parse_git_status(out)
 
 
-def parse_status(out: bytes) -> GitState:
+def parse_git_status(out: bytes) -> GitState:
     """Parse the output of `git status --porcelain=v2 --branch -z`."""
     commit = branch = ""
     changed: list[str] = []

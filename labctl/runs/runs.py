@@ -191,7 +191,7 @@ def watch(
             wait=follow,
             attempt=attempt,
         )
-        server = _find_current(context, server, run_id)
+        server = _find_current_server(context, server, run_id)
 
         def on_reply(reply: FollowRunOpening, server: Server = server) -> None:
             nonlocal tail, pause_s, attempt
@@ -215,7 +215,7 @@ def watch(
         return record_run(context, server, closing.run)
 
 
-def _find_current(context: LabContext, server: Server, run_id: str) -> Server:
+def _find_current_server(context: LabContext, server: Server, run_id: str) -> Server:
     """Return the server with its newest address, or the one that the run was recovered on."""
     current = context.state.get_lab_server(context.lab_id)
     run = context.state.get_run(context.lab_id, run_id)

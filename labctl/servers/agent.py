@@ -185,7 +185,7 @@ class AgentClient:
         on_bytes: Callable[[bytes], None],
     ) -> dict[str, Any]:
         stdin = request.encode() + b"\n"
-        splitter = _Splitter(on_reply, on_bytes)
+        splitter = _ReplyParser(on_reply, on_bytes)
         errors = bytearray()
 
         def add_errors(block: bytes) -> None:
@@ -229,7 +229,7 @@ def _build_line(verb: str) -> str:
     return f'[ -f "{path}" ] || exit {NOT_INSTALLED}; exec python3 -I -S "{path}" {verb}'
 
 
-class _Splitter:
+class _ReplyParser:
     """Skips what a login shell prints, parses the marked line, passes on the raw bytes after it."""
 
     def __init__(

@@ -30,7 +30,7 @@ from labctl.errors import (
     UsageError,
 )
 from labctl.events import Note, Question, Step
-from labctl.model import Boot, CreateRequest, Need, Offer, Server
+from labctl.model import Boot, CreateServerRequest, Need, Offer, Server
 from labctl.providers import FirstBoot
 from labctl.retry import retry_on
 from labctl.servers import accounts, deadlines, end_server, guard, kept_disks
@@ -272,7 +272,7 @@ def _attempt(context: LabContext, need: Need, offer: Offer) -> Server:
 
 
 def _complete_attempt(
-    context: LabContext, offer: Offer, request: CreateRequest, *, repeated: bool = False
+    context: LabContext, offer: Offer, request: CreateServerRequest, *, repeated: bool = False
 ) -> Server:
     """Create the server of one attempt, through throttling and lost replies, and close it.
 
@@ -285,7 +285,9 @@ def _complete_attempt(
     return server
 
 
-def _create(context: LabContext, offer: Offer, request: CreateRequest, *, unsure: bool) -> Server:
+def _create(
+    context: LabContext, offer: Offer, request: CreateServerRequest, *, unsure: bool
+) -> Server:
     """Call the provider until it replies.
 
     `unsure`: an earlier call may have created the server, so an INCONCLUSIVE refusal does not
@@ -315,13 +317,13 @@ def _create(context: LabContext, offer: Offer, request: CreateRequest, *, unsure
     return policy(create)
 
 
-def _build_request(context: LabContext, need: Need, offer: Offer) -> CreateRequest:
+def _build_request(context: LabContext, need: Need, offer: Offer) -> CreateServerRequest:
     identity = context.identity
     tags = {"labctl.lab-id": context.lab_id}
     left = budget_left_usd(context, need)
     if left is not None:
         tags["labctl:budget"] = f"{left:.4f}"
-    request = CreateRequest(
+    request = CreateServerRequest(
         lab=context.config.name,
         lab_id=context.lab_id,
         token=secrets.token_hex(8),

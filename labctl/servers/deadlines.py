@@ -109,7 +109,7 @@ def follow(
     if watch is None or not isinstance(context.provider, Deadline):
         return
     now = time.time()
-    ends = [now + left for left in left_s(watch)]
+    ends = [now + left for left in list_seconds_left(watch)]
     ends += _compute_local_ends(context, server, now)
     ends += [] if latest_at is None else [latest_at]
     timer_at = _get_timer_at(context, server)
@@ -168,7 +168,7 @@ def describe(context: LabContext, server: Server, watch: WatchRecord | None) -> 
     price = server.offer.price_usd_per_hour
     if not price or watch is None or is_guarded_elsewhere(context.provider):
         return ""
-    left = left_s(watch)
+    left = list_seconds_left(watch)
     if not left:
         return f"{server.alias} has no deadline: {worst_cost(price)}, until labctl down"
     armed = ", ".join(list_armed_guards(context, server, watch)) or "none"
@@ -246,7 +246,7 @@ def _parse_at(event: LedgerEntry) -> float:
     return float(event.detail.get("at") or 0.0)
 
 
-def left_s(watch: WatchRecord | None) -> list[float]:
+def list_seconds_left(watch: WatchRecord | None) -> list[float]:
     """Return the seconds until each of the watchdog's limits; skip what is not a finite number."""
     values = (watch.ttl_left_s, watch.budget_left_s) if watch else ()
     return [left for left in values if left is not None and math.isfinite(left)]

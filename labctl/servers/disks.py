@@ -77,7 +77,7 @@ def remove_expired(context: LabContext, shown: Iterable[Resource]) -> None:
 
 def notify_removed(context: LabContext, disk: Resource) -> None:
     """Tell the user that a disk was removed because it had expired."""
-    text = f"removed the kept disk {short_id(disk)}: {expiry_text(disk)}"
+    text = f"removed the kept disk {get_id_without_region(disk)}: {expiry_text(disk)}"
     context.reporter.emit(Note(text=text, level="warning"))
 
 
@@ -93,7 +93,7 @@ def cost_text(disk: Resource) -> str:
     )
 
 
-def short_id(disk: Resource) -> str:
+def get_id_without_region(disk: Resource) -> str:
     """Return the id without its region: shorter, and just as unique."""
     return disk.id.partition(".")[0]
 
@@ -108,5 +108,5 @@ def expiry_text(disk: Resource) -> str:
 
 def describe_kept_disk(kept: KeptDisk) -> str:
     """Describe a recorded kept disk in one line."""
-    text = f"kept disk {short_id(kept.disk)}: {cost_text(kept.disk)}"
+    text = f"kept disk {get_id_without_region(kept.disk)}: {cost_text(kept.disk)}"
     return f"{text}; no longer listed by {kept.disk.provider}" if kept.missed_at else text

@@ -74,7 +74,9 @@ def arm(
     if _can_lose_disk(context):
         held_disks.release(context, server)  # only now does its watchdog know who saves its results
     elif held_disks.is_held(context, server):
-        _keep_disk_past(context, server, deadlines.left_s(watch))  # others may have extended it
+        _keep_disk_past(
+            context, server, deadlines.list_seconds_left(watch)
+        )  # others may have extended it
     if not deadlines.is_timer_denied(context, server):
         deadlines.follow(context, server, watch)
     return watch
@@ -111,7 +113,7 @@ def extend(context: LabContext, server: Server, span_s: int) -> WatchRecord | No
     request = ExtendRequest(_find_guarded_lab_id(context, server), span_s)
     extended = context.open_agent(server).call(EXTEND, request).watch
     if _holds_disk(context, server):
-        _keep_disk_past(context, server, deadlines.left_s(extended) or [span_s])
+        _keep_disk_past(context, server, deadlines.list_seconds_left(extended) or [span_s])
     return extended
 
 

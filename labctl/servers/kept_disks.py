@@ -12,7 +12,7 @@ from labctl.model import Offer, Resource, Server
 from labctl.providers import Keep
 from labctl.servers import disks
 from labctl.servers.context import LabContext
-from labctl.servers.disks import cost_text, record_shown, short_id
+from labctl.servers.disks import cost_text, get_id_without_region, record_shown
 from labctl.state.disks import RESTORED, has_expired, list_kept_disks
 
 SAVED = "restored-saved"
@@ -47,7 +47,7 @@ def sort_by_kept_disks(context: LabContext, offers: Sequence[Offer]) -> list[Off
     zones = [disk.zone for disk in kept_disks if disk.zone]
     for disk in kept_disks:
         has_offer = any(offer.zone == disk.zone for offer in offers)
-        text = f"the kept disk {short_id(disk)} holds earlier results"
+        text = f"the kept disk {get_id_without_region(disk)} holds earlier results"
         if disk.zone and not has_offer:
             text += f", but no offer is in {disk.zone}\n  it is not deleted: {cost_text(disk)}"
             context.reporter.emit(Note(text=text, level="warning"))
@@ -80,6 +80,8 @@ def explain_missing_server(context: LabContext, error: NotFoundError) -> NotFoun
     """Add to the error of a missing server which kept disks hold its results."""
     kept = [one.disk for one in list_kept_disks(context.state, context.lab_id)]
     if kept:
-        error.why = "\n".join(f"its results are on {short_id(d)}: {cost_text(d)}" for d in kept)
+        error.why = "\n".join(
+            f"its results are on {get_id_without_region(d)}: {cost_text(d)}" for d in kept
+        )
         error.hint = "labctl up && labctl pull"
     return error

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from labctl.errors import LabError
-from labctl.model import NAME_PATTERN, CreateRequest, Forward, Offer, Run, Server, Value
+from labctl.model import NAME_PATTERN, CreateServerRequest, Forward, Offer, Run, Server, Value
 from labctl.shell import Secret
 from labctl.state.database import open_database, open_to_read, translate_errors
 from labctl.state.locks import hold_lock
@@ -38,7 +38,7 @@ class Attempt(Value, frozen=True):
     token: str
     lab_id: str
     provider: str
-    request: CreateRequest
+    request: CreateServerRequest
     offer: Offer
     created_at: float
     outcome: str = ""
@@ -127,7 +127,7 @@ class State:
     # attempts
 
     def begin_attempt(
-        self, token: str, request: CreateRequest, offer: Offer, account: str = ""
+        self, token: str, request: CreateServerRequest, offer: Offer, account: str = ""
     ) -> None:
         """Store a request before it is sent. It is on disk when this returns.
 
@@ -162,7 +162,7 @@ class State:
                 token=token,
                 lab_id=lab,
                 provider=provider,
-                request=_decode(request, CreateRequest),
+                request=_decode(request, CreateServerRequest),
                 offer=_decode(offer, Offer),
                 created_at=created_at,
                 outcome=outcome,
@@ -274,7 +274,7 @@ class State:
     # locking
 
     @contextmanager
-    def hold_lab(self, lab_id: str, what: str, *, wait_s: float = 10.0) -> Iterator[None]:
+    def lock(self, lab_id: str, what: str, *, wait_s: float = 10.0) -> Iterator[None]:
         """Lock the lab for the action `what` (such as "up"); other processes and threads wait.
 
         Raises BusyError, which names the holder, after `wait_s`. The kernel releases the lock when

@@ -112,7 +112,7 @@ class Assignment(Value, frozen=True):
         return self.assignment
 
 
-class Standing(Value, frozen=True):
+class DeadlineStatus(Value, frozen=True):
     """The result of the rules at a given time. `closes_at` is None if it never closes."""
 
     due_at: int | None
@@ -122,18 +122,18 @@ class Standing(Value, frozen=True):
     penalty: int = 0
 
 
-def judge(rules: Assignment, at: float, extension_s: int = 0) -> Standing:
+def judge(rules: Assignment, at: float, extension_s: int = 0) -> DeadlineStatus:
     """Judge a bundle that is complete at Unix time `at`. The last second is still in time.
 
     `extension_s` moves the due time, and with it the end of the late period.
     """
     if rules.due is None:
-        return Standing(due_at=None, closes_at=None, accepted=True)
+        return DeadlineStatus(due_at=None, closes_at=None, accepted=True)
     due_at = rules.due.at + extension_s
     closes_at = None if rules.late == ANY_S else due_at + rules.late
     late_s = max(0, int(at) - due_at)
     days = -(-late_s // DAY_S)
-    return Standing(
+    return DeadlineStatus(
         due_at=due_at,
         closes_at=closes_at,
         accepted=closes_at is None or int(at) <= closes_at,

@@ -54,7 +54,7 @@ def packed_bytes(manifest: BundleManifest, sources: Sequence[BundleSource]) -> i
     return total + 2 * BLOCK
 
 
-def pack(
+def write_bundle(
     manifest: BundleManifest,
     sources: Sequence[BundleSource],
     out: BinaryIO,

@@ -22,7 +22,7 @@ from labctl.wire.judge import judge_file
 MOST_NAMED = 20
 
 
-def check_hazards(context: LabContext, contents: BundleContents) -> None:
+def require_no_hazards(context: LabContext, contents: BundleContents) -> None:
     """Raise PolicyError, with each reason, if a file runs code when loaded, or is a bomb."""
     hazards: list[str] = []
     done, total = 0, sum(source.file.size for source in contents.sources)
@@ -43,7 +43,9 @@ def check_hazards(context: LabContext, contents: BundleContents) -> None:
         )
 
 
-def check_leaks(context: LabContext, contents: BundleContents, allowed: Iterable[str] = ()) -> None:
+def require_no_secrets(
+    context: LabContext, contents: BundleContents, allowed: Iterable[str] = ()
+) -> None:
     """Raise PolicyError, with file and line, if the bundle contains secrets."""
     search, allowed_paths = LeakSearch(_read_secrets(context)), set(allowed)
     leaks: list[Leak] = []

@@ -9,7 +9,7 @@ from typing import BinaryIO
 from labctl.errors import TransferError
 from labctl.model import Value
 from labctl.submissions import bundle, receipt
-from labctl.submissions.assignment import Assignment, Standing
+from labctl.submissions.assignment import Assignment, DeadlineStatus
 from labctl.submissions.manifest import refusal_error
 from labctl.submissions.receipt import Receipt
 
@@ -71,7 +71,7 @@ def examine(file: BinaryIO, expected: Expected) -> Examined:
 
 def stamp(
     rules: Assignment,
-    standing: Standing,
+    standing: DeadlineStatus,
     number: int,
     at: float,
     examined: Examined,

@@ -15,7 +15,7 @@ import msgspec
 
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.model import Value
-from labctl.submissions.untrusted_json import UPGRADE, decode_json, is_newer
+from labctl.submissions.untrusted_json import UPGRADE, decode_json, is_newer_version
 
 KIND = "labctl-receipt"
 VERSION = 1
@@ -129,7 +129,7 @@ def decode(data: bytes) -> Signed:
     try:
         if len(data) > MOST_BYTES:
             raise ValueError("it is too large")
-        if is_newer(data, "receipt", KIND, VERSION):
+        if is_newer_version(data, "receipt", KIND, VERSION):
             raise PolicyError(
                 "this receipt cannot be verified here",
                 why="it was signed by a newer labctl",

@@ -20,7 +20,7 @@ from labctl.model import Endpoint
 from labctl.submissions.assignment import (
     SSH_PLACE,
     Assignment,
-    Standing,
+    DeadlineStatus,
     assignment_text,
     parse_assignment,
 )
@@ -78,7 +78,7 @@ def write_assignment(
     return text
 
 
-def extend(receiver: Receiver, name: str, student: str, text: str) -> tuple[Standing, str]:
+def extend(receiver: Receiver, name: str, student: str, text: str) -> tuple[DeadlineStatus, str]:
     """Extend a student's due time; return their standing, and everybody's due time."""
     try:
         seconds = 0 if text == "0" else parse_duration(text)

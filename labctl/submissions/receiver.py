@@ -38,7 +38,7 @@ from labctl.errors import (
 )
 from labctl.model import Value
 from labctl.submissions import feedback, receipt
-from labctl.submissions.assignment import Assignment, Standing, judge, load_assignment
+from labctl.submissions.assignment import Assignment, DeadlineStatus, judge, load_assignment
 from labctl.submissions.examination import examine_confined
 from labctl.submissions.feedback import Feedback
 from labctl.submissions.intake import Arrived, Expected, check_arrived, stamp
@@ -60,7 +60,7 @@ class Hello(Value, frozen=True):
 
     student: str
     now: int
-    rules: Standing
+    rules: DeadlineStatus
     due: str
     late: int
     penalty: int
@@ -131,7 +131,7 @@ class Receiver:
             )
             draft.replace(file)
 
-    def standing(self, name: str, student: str, at: float | None = None) -> Standing:
+    def standing(self, name: str, student: str, at: float | None = None) -> DeadlineStatus:
         """Judge a student's submission at Unix time `at`, by default now."""
         return judge(
             self.load_rules(name),

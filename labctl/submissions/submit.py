@@ -13,8 +13,8 @@ from labctl.events import Note, Progress, Question, Step
 from labctl.model import Value
 from labctl.servers.context import LabContext
 from labctl.submissions import ASSIGNMENT_FILE, bundle, posting, receipt, receipts
-from labctl.submissions.assignment import Assignment, Standing, judge, load_assignment
-from labctl.submissions.bundle_checks import check_hazards, check_leaks
+from labctl.submissions.assignment import Assignment, DeadlineStatus, judge, load_assignment
+from labctl.submissions.bundle_checks import require_no_hazards, require_no_secrets
 from labctl.submissions.bundling import BundleContents, collect_contents
 from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Hello
@@ -53,7 +53,7 @@ class Terms(Value, frozen=True):
     max_bytes: int
     hand_in: str
     now: int
-    standing: Standing
+    standing: DeadlineStatus
     number: int | None
     ticket_until: str = ""
 
@@ -82,7 +82,7 @@ def submit(
     """
     rules = find_assignment(context.config.root, choice.assignment)
     with (
-        context.state.hold_lab(f"{context.lab_id}-submit", "submit"),
+        context.state.lock(f"{context.lab_id}-submit", "submit"),
         open_receiver(context, rules) as host,
     ):
         terms = _receiver_terms(rules, host.hello()) if host else _local_terms(rules)
@@ -142,8 +142,8 @@ def check_contents(
     result = collect_contents(
         context, rules, *options, _own_file(context.config.root, choice.assignment)
     )
-    check_hazards(context, result)
-    check_leaks(context, result, choice.allowed)
+    require_no_hazards(context, result)
+    require_no_secrets(context, result, choice.allowed)
     context.reporter.emit(Step(name=step.name, done=True))
     return result
 
@@ -273,7 +273,7 @@ def _pack(context: LabContext, result: BundleContents, draft: Path) -> str:
     context.reporter.emit(step)
     try:
         with draft.open("wb") as out:
-            sha256 = bundle.pack(result.manifest, result.sources, out, report)
+            sha256 = bundle.write_bundle(result.manifest, result.sources, out, report)
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise DiskFullError(

@@ -31,7 +31,7 @@ class _KindClaim(Value, frozen=True):
     version: int
 
 
-def is_newer(data: bytes, part: str, kind: str, version: int) -> bool:
+def is_newer_version(data: bytes, part: str, kind: str, version: int) -> bool:
     """Tell whether the object at `part` claims to be of `kind`, in a later version."""
     try:
         claim = decode_json(decode_json(data, dict[str, msgspec.Raw])[part], _KindClaim)

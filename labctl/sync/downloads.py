@@ -186,7 +186,9 @@ class Download:
 
     def _require_space(self, due: Sequence[AnnouncedFile]) -> None:
         """DiskFullError if the files do not fit on the disk."""
-        total = sum(max(0, file.size - _size(self.partial / file.path)) for file in due)
+        total = sum(
+            max(0, file.size - _get_local_size_bytes(self.partial / file.path)) for file in due
+        )
         free = shutil.disk_usage(self.partial).free
         if total + RESERVE_BYTES > free:
             raise DiskFullError(
@@ -264,5 +266,5 @@ def _clear(partial: Path, wanted: set[str]) -> None:
                 shutil.rmtree(path)
 
 
-def _size(path: Path) -> int:
+def _get_local_size_bytes(path: Path) -> int:
     return path.lstat().st_size if path.is_file() else 0

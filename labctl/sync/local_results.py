@@ -139,7 +139,7 @@ def place_files(
     for top, members in _group(good, tops).items():
         target = resolve_inside(look.home, top.rstrip("/")) if top else look.home
         if top and not target.exists() and len(members) == _count_members(look.files, top):
-            _keep_only(partial / top, {partial / file.path for file in members})
+            _delete_all_except(partial / top, {partial / file.path for file in members})
             target.parent.mkdir(parents=True, exist_ok=True)
             (partial / top).rename(target)
         else:
@@ -181,7 +181,7 @@ def _count_members(files: Iterable[str], top: str) -> int:
     return sum(name.startswith(top) for name in files)
 
 
-def _keep_only(directory: Path, wanted: set[Path]) -> None:
+def _delete_all_except(directory: Path, wanted: set[Path]) -> None:
     """Delete leftovers of an interrupted pull that are no longer part of the directory."""
     for folder, _, names in os.walk(directory):
         for name in names:

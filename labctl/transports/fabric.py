@@ -22,7 +22,7 @@ from labctl.shell import Command
 from labctl.transports import Body, RemoteShell, Result, failures, iterate_blocks
 from labctl.transports.bounded_output import BoundedOutput
 from labctl.transports.fabric_login import STEP_TIMEOUT_S, Login, log_in
-from labctl.transports.framing import Unframer, frame
+from labctl.transports.framing import MarkedOutputParser, frame
 
 if TYPE_CHECKING:
     from labctl.transports.openssh import OpenSshTransport
@@ -139,8 +139,8 @@ class FabricTransport:
         """The command's exit code, and what the login shell printed before it began."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         framed = frame(line)
-        out = Unframer(framed.mark, on_stdout)
-        err = Unframer(framed.mark, on_stderr, twice=True)
+        out = MarkedOutputParser(framed.mark, on_stdout)
+        err = MarkedOutputParser(framed.mark, on_stderr, twice=True)
         with self._slots, self._open_channel() as channel:
             try:
                 channel.exec_command(framed.line)
@@ -206,15 +206,20 @@ def _send(channel: paramiko.Channel, stdin: Body) -> None:
         feed()
 
 
-def _drain(channel: paramiko.Channel, out: Unframer, err: Unframer, deadline: float | None) -> bool:
+def _drain(
+    channel: paramiko.Channel,
+    out: MarkedOutputParser,
+    err: MarkedOutputParser,
+    deadline: float | None,
+) -> bool:
     """Pass output on until it ends; False where the deadline (monotonic) came first.
 
     A thread reads each stream, since the file descriptor that paramiko offers for waiting on
     both loses wake-ups when they race; this thread alone passes output on.
     """
-    chunks: queue.Queue[tuple[Unframer, bytes]] = queue.Queue(MOST_CHUNKS)
+    chunks: queue.Queue[tuple[MarkedOutputParser, bytes]] = queue.Queue(MOST_CHUNKS)
 
-    def read(receive: Callable[[int], bytes], stream: Unframer) -> None:
+    def read(receive: Callable[[int], bytes], stream: MarkedOutputParser) -> None:
         while chunk := receive(_CHUNK_BYTES):
             chunks.put((stream, chunk))
         chunks.put((stream, b""))

@@ -35,7 +35,7 @@ def frame(line: Command | str) -> Frame:
     return Frame(line=portable_line(script), mark=b"\x01" + word.encode() + b"\x02")
 
 
-class Unframer:
+class MarkedOutputParser:
     """Splits one stream of a framed line: `noise` before the mark, output passed to `deliver`.
 
     `begun`: the mark was found, so the line was started. `ended_255`: the mark came a second time,

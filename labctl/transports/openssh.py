@@ -27,7 +27,7 @@ from labctl.retry import retry_rejected_logins
 from labctl.shell import Command
 from labctl.transports import Body, RemoteShell, Result, failures, iterate_blocks
 from labctl.transports.bounded_output import BoundedOutput
-from labctl.transports.framing import Frame, Unframer, frame
+from labctl.transports.framing import Frame, MarkedOutputParser, frame
 from labctl.transports.ssh_client import find_quick_login_options, runtime_dir
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class OpenSshTransport:
         """Stop labctl's master, and with it the commands that other processes run over it."""
         path = self.control_path
         if path and _listens(path):
-            _spawn(ssh.control_argv(self._config, self._server_id, "exit", path), None).wait()
+            _spawn(ssh.build_control_argv(self._config, self._server_id, "exit", path), None).wait()
 
     def _execute(
         self,
@@ -149,8 +149,8 @@ class OpenSshTransport:
         on_stderr: Callable[[bytes], None],
     ) -> tuple[int, bytes]:
         framed = frame(line)
-        out = Unframer(framed.mark, on_stdout)
-        err = Unframer(framed.mark, on_stderr, twice=True)
+        out = MarkedOutputParser(framed.mark, on_stdout)
+        err = MarkedOutputParser(framed.mark, on_stderr, twice=True)
         self._ensure_master()
         process = _spawn(self._argv(framed), subprocess.PIPE)
         with process:
@@ -171,7 +171,7 @@ class OpenSshTransport:
             self._config, self._server_id, framed.line, control_path=self.control_path
         )
 
-    def _explain_failure(self, err: Unframer) -> LabError:
+    def _explain_failure(self, err: MarkedOutputParser) -> LabError:
         text = err.noise.decode(errors="replace")
         if err.begun:
             return failures.make_link_lost_error(self.endpoint, "")
@@ -201,7 +201,7 @@ class OpenSshTransport:
             argv = ssh.master_argv(self._config, self._server_id, path, find_quick_login_options())
             process = _spawn(argv, subprocess.DEVNULL, stderr=stderr)
             try:
-                if not _wait_for_exit(process, LOGIN_TIMEOUT_S):
+                if not _has_exited_within(process, LOGIN_TIMEOUT_S):
                     raise failures.make_unreachable_error(self.endpoint, _LOGIN_TIMED_OUT)
             finally:
                 process.kill()
@@ -260,7 +260,7 @@ def _spawn(
         ) from None
 
 
-def _wait_for_exit(process: subprocess.Popen[bytes], limit_s: float) -> bool:
+def _has_exited_within(process: subprocess.Popen[bytes], limit_s: float) -> bool:
     """Wait up to `limit_s`; return whether the process has exited.
 
     Popen.wait with a timeout sleeps up to 50 ms too long.
@@ -294,7 +294,7 @@ def _locked(path: str) -> Iterator[None]:
 def _pump(
     process: subprocess.Popen[bytes],
     stdin: Body,
-    streams: tuple[Unframer, Unframer],
+    streams: tuple[MarkedOutputParser, MarkedOutputParser],
     deadline: float | None,
 ) -> bool:
     """Move bytes until both outputs end; False if the deadline (monotonic) came first.

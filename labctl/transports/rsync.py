@@ -49,7 +49,7 @@ def find_program() -> rsync.RsyncProgram:
             ["rsync", "--help"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            env=_build_environment(),
+            env=_copy_environment_without_rsync(),
         )
     except OSError:
         return rsync.RsyncProgram()
@@ -75,7 +75,7 @@ def copy(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=_build_environment(),
+            env=_copy_environment_without_rsync(),
             process_group=0,
             # rsync inherits the transfer's lock and holds it, even if labctl is killed.
             close_fds=False,
@@ -130,7 +130,7 @@ def _make_cut_short_error(code: int, stderr: str) -> LabError:
     return TransferError("the transfer was cut short", why=why)
 
 
-def _build_environment() -> dict[str, str]:
+def _copy_environment_without_rsync() -> dict[str, str]:
     """Return this environment without the user's rsync settings, in the C locale for parsing."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("RSYNC_")}
     return {**env, "LC_ALL": "C"}

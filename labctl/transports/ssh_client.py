@@ -51,7 +51,7 @@ def find_quick_login_options() -> tuple[str, ...]:
         staging = cache.with_name(f"{cache.name}.{os.getpid()}")
         staging.write_text(version)
         staging.replace(cache)
-    return ssh.quick_login_options(version)
+    return ssh.choose_fast_kex_options(version)
 
 
 def _read_version(program: str) -> str:

@@ -130,7 +130,7 @@ class Dashboard:
         with contextlib.suppress(LabError):
             # Draw the first page in advance, so that nobody waits for it.
             first = PageView(page="board", pseudonyms=Pseudonyms())
-            await self.feed.open_channel(first.channel, self._draw(first))
+            await self.feed.open_channel(first.channel, self._choose_renderer(first))
         for call in self.on_start:
             call()
         try:
@@ -181,7 +181,7 @@ class Dashboard:
     ) -> Response:
         """Render a page that a stream of events keeps up to date."""
         view = self._view(request, page)
-        channel = await self.feed.open_channel(view.channel, self._draw(view))
+        channel = await self.feed.open_channel(view.channel, self._choose_renderer(view))
         assert channel.drawn is not None
         # These come from our own templates: HTML in which every text is escaped.
         parts = {name: Markup(html) for name, (html, _) in channel.parts.items()}
@@ -224,7 +224,7 @@ class Dashboard:
         self._require_page(await self.feed.read_snapshot(), page)
         view = self._view(request, page)
         version = request.headers.get("last-event-id") or since
-        stream = self.feed.watch(view.channel, self._draw(view), version)
+        stream = self.feed.watch(view.channel, self._choose_renderer(view), version)
         return StreamingResponse(stream, media_type=STREAM, headers=NO_BUFFER)
 
     async def stream_log(self, request: Request, key: str, run: str) -> Response:
@@ -244,7 +244,7 @@ class Dashboard:
         listing = ListView.read(query.get("show", ""), query.get("sort", ""), marks, columns)
         return PageView(page=page, pseudonyms=pseudonyms_of(request), listing=listing)
 
-    def _draw(self, view: PageView) -> Draw:
+    def _choose_renderer(self, view: PageView) -> Draw:
         kind, _, name = view.page.partition("/")
         if kind == "seats":
             return self.pages.seat(name, view.pseudonyms)

@@ -14,7 +14,7 @@ from labctl.insight.report.formatting import SPACE, size, visible
 from labctl.insight.report.formatting import span as report_span
 from labctl.text import dollars_text
 
-__all__ = ["clean_text", "clock", "moment", "percent", "size", "span", "usd"]
+__all__ = ["clean_text", "format_time", "moment", "percent", "size", "span", "usd"]
 
 
 def usd(value: float | None) -> str:
@@ -30,7 +30,7 @@ def span(seconds: float | None) -> str:
     return "-" if seconds is None else report_span(seconds)
 
 
-def clock(at: float | None) -> str:
+def format_time(at: float | None) -> str:
     """Write a Unix time: `21 Nov 14:05 UTC`; "-" for None and 0."""
     if not at:
         return "-"
@@ -44,7 +44,7 @@ def moment(at: float | None) -> Markup:
     """Return a time element, which the browser's script shows as `3 min ago`."""
     if not at:
         return Markup("-")
-    return Markup('<time data-at="{}">{}</time>').format(int(at), clock(at))
+    return Markup('<time data-at="{}">{}</time>').format(int(at), format_time(at))
 
 
 def clean_text(value: object) -> object:

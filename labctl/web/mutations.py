@@ -14,7 +14,7 @@ from labctl.courses import broadcast
 from labctl.courses.context import build_course_context, build_seat_contexts
 from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, Seat
-from labctl.courses.servers import Staff
+from labctl.courses.servers import CourseOperator
 from labctl.courses.status import build_seat_context, refresh_server
 from labctl.errors import UsageError
 from labctl.events import SilentReporter
@@ -93,15 +93,15 @@ class CourseActions:
         refresh_server(context, server)
         return make_load(top.measure_now(context))
 
-    def _open_seat(self, seat: str) -> tuple[Staff, Seat]:
+    def _open_seat(self, seat: str) -> tuple[CourseOperator, Seat]:
         if self._folder is None:
             self._folder = open_course(self._path)
         self._folder.refresh()
-        staff = Staff(self._folder, self._paths, self._state, SilentReporter(), by=BY)
+        staff = CourseOperator(self._folder, self._paths, self._state, SilentReporter(), by=BY)
         return staff, self._folder.find_seat(seat)
 
 
-def make_load(now: top.ServerNow) -> ServerLoad:
+def make_load(now: top.ServerMetrics) -> ServerLoad:
     """Aggregate the GPUs of a server: mean use, total memory. MIG instances count as their card."""
     cards = [gpu for gpu in now.gpus if not gpu.parent]
     used = [gpu.use_percent for gpu in cards if gpu.use_percent is not None]

@@ -75,7 +75,7 @@ class Pages:
             usd=formatting.usd,
             percent=formatting.percent,
             span=formatting.span,
-            clock=formatting.clock,
+            clock=formatting.format_time,
             moment=formatting.moment,
             size=formatting.size,
             received=parse_received_at,

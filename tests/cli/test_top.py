@@ -11,7 +11,7 @@ from rich.console import Console
 
 from labctl.cli.top_history import BARS, KEPT, PLAIN_BARS, History, draw_sparkline
 from labctl.cli.top_screen import About, draw_server
-from labctl.insight.top import GpuNow, OnGpu, ProcessNow, RunNow, ServerNow
+from labctl.insight.top import GpuMetrics, OnGpu, ProcessNow, RunNow, ServerMetrics
 from labctl.model import Endpoint, Offer, Server
 
 GIB = 1024**3
@@ -28,7 +28,7 @@ SERVER = Server(
     state="running",
 )
 ABOUT = About(server=SERVER, lab_id=OURS, foot="Ctrl-C closes this view")
-T4 = GpuNow(
+T4 = GpuMetrics(
     uuid="GPU-0",
     index="0",
     name="Tesla T4",
@@ -42,7 +42,7 @@ T4 = GpuNow(
     sm_clock_max_mhz=1590,
     throttle=("thermal",),
 )
-PART = GpuNow(
+PART = GpuMetrics(
     uuid="MIG-1", index="1:0", parent="GPU-1", name="A100 MIG 1g.5gb", memory_bytes=GIB,
     memory_total_bytes=5 * GIB,
 )  # fmt: skip
@@ -74,7 +74,7 @@ PROCESS = ProcessNow(
     memory_bytes=2 * GIB,
     gpus=(OnGpu(uuid="GPU-0", memory_bytes=14 * GIB),),
 )
-NOW = ServerNow(
+NOW = ServerMetrics(
     at=1_763_700_000.0,
     cores=48,
     load=3.2,
@@ -93,7 +93,7 @@ NOW = ServerNow(
 )
 
 
-def seen(*samples: ServerNow) -> History:
+def seen(*samples: ServerMetrics) -> History:
     history = History()
     for one in samples:
         history.add(one)
@@ -153,7 +153,7 @@ def test_a_server_without_a_gpu_says_nothing_of_gpus() -> None:
 
 
 def test_what_was_not_measured_is_no_zero() -> None:
-    text = drawn(seen(ServerNow(at=1.0, cores=2, gpus=(GpuNow(index="0"),))), 80)
+    text = drawn(seen(ServerMetrics(at=1.0, cores=2, gpus=(GpuMetrics(index="0"),))), 80)
     assert "not measured" in text
     assert "0 %" not in text
 
@@ -186,7 +186,7 @@ def test_a_lost_link_is_said_beside_the_last_picture() -> None:
 
 
 def test_a_run_s_time_left_comes_from_its_pace() -> None:
-    def at(moment: float, step: float) -> ServerNow:
+    def at(moment: float, step: float) -> ServerMetrics:
         run = msgspec.structs.replace(RUN, step=step)
         return msgspec.structs.replace(NOW, at=moment, runs=(run,))
 

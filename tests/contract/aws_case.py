@@ -14,7 +14,7 @@ from case import Case
 from local_case import ROOT, base_image
 from msgspec.structs import replace
 
-from labctl.model import Boot, CreateRequest, GpuNeed, Need, Resource, Server
+from labctl.model import Boot, CreateServerRequest, GpuNeed, Need, Resource, Server
 from labctl.providers import ProviderContext
 from labctl.providers.aws import AwsProvider, AwsSettings
 from labctl.rehearsal import Building, Rehearsal, Scenario
@@ -27,7 +27,7 @@ ADDRESS = "LABCTL_SERVER_AWS_ADDRESS_FROM"
 class AwsCase(Case):
     """What the flow does besides: a script for the first boot, and the key to log in with."""
 
-    def request(self, lab: str = "contract") -> CreateRequest:
+    def request(self, lab: str = "contract") -> CreateServerRequest:
         request = super().request(lab)
         assert isinstance(self.provider, AwsProvider)
         host_key = make_key(self.directory / "host_key").rpartition(" ")[0]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from labctl.model import CreateRequest, Need, Resource, Server
+from labctl.model import CreateServerRequest, Need, Resource, Server
 from labctl.providers import Provider
 from labctl.servers.host_keys import make_key
 
@@ -42,11 +42,11 @@ class Case:
     lab_ids: list[str] = field(default_factory=list)
     shares_machine: bool = False
 
-    def request(self, lab: str = "contract") -> CreateRequest:
+    def request(self, lab: str = "contract") -> CreateServerRequest:
         """A new attempt of a new lab."""
         identity = self.directory / "id_ed25519"
         self.lab_ids.append(secrets.token_hex(6))
-        return CreateRequest(
+        return CreateServerRequest(
             lab=lab,
             lab_id=self.lab_ids[-1],
             token=secrets.token_hex(8),
@@ -56,7 +56,7 @@ class Case:
             tags={"labctl.test": "1"},
         )
 
-    def create(self, request: CreateRequest | None = None) -> Server:
+    def create(self, request: CreateServerRequest | None = None) -> Server:
         request = request or self.request()
         return self.provider.create(self.provider.offers(request.need)[0], request)
 

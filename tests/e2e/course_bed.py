@@ -24,8 +24,8 @@ from labctl.courses.publish import publish_assignments
 from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.requests import RequestHandler
 from labctl.courses.rpc import RpcServer
-from labctl.courses.seat_operations import KeeperStaff, SeatOperations
-from labctl.courses.servers import Staff
+from labctl.courses.seat_operations import CachingCourseOperator, SeatOperations
+from labctl.courses.servers import CourseOperator
 from labctl.events import SilentReporter
 from labctl.state import State
 
@@ -54,12 +54,12 @@ class CourseBed:
         into = self.folder / "join"
         return invite(self.course, student, into, self.keys, self.machine.host_key, valid_s).path
 
-    def staff(self) -> Staff:
+    def staff(self) -> CourseOperator:
         """The keeper, with a home of its own."""
         home = self.folder / "keeper-home"
         home.mkdir(exist_ok=True)
         places = find_paths({"HOME": str(home)})
-        return KeeperStaff(
+        return CachingCourseOperator(
             self.course, places, State(places.database), SilentReporter(), by="keeper"
         )
 

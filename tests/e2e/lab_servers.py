@@ -19,7 +19,7 @@ from typing import Any
 
 import sshd_container
 
-from labctl.model import CreateRequest, Endpoint, Need, Server
+from labctl.model import CreateServerRequest, Endpoint, Need, Server
 from labctl.providers import ProviderContext
 from labctl.providers.local import LocalProvider, LocalSettings, cache, engine
 from labctl.servers.host_keys import make_key
@@ -97,7 +97,7 @@ class LabServer:
     """One running server. `known_hosts` pins its key; `server.endpoint.identity` opens it."""
 
     provider: LocalProvider
-    request: CreateRequest
+    request: CreateServerRequest
     server: Server
     known_hosts: Path
 
@@ -197,7 +197,7 @@ def start(
     """A new server that is ready. `directory` is for its key; `terminate` it afterwards."""
     provider = LocalProvider(settings, context(base, owner))
     identity = directory / "id_ed25519"
-    request = CreateRequest(
+    request = CreateServerRequest(
         lab=lab,
         lab_id=secrets.token_hex(6),
         token=secrets.token_hex(8),
@@ -216,7 +216,7 @@ def start(
 
 
 def _ready(
-    provider: LocalProvider, request: CreateRequest, made: Server, known_hosts: Path
+    provider: LocalProvider, request: CreateServerRequest, made: Server, known_hosts: Path
 ) -> LabServer:
     def with_key() -> Server | None:
         found = provider.find(made.id)

@@ -19,7 +19,7 @@ from prepare_bench import Recorded
 from labctl.config import find_paths
 from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, make_private
-from labctl.courses.servers import Staff, bring_up_servers
+from labctl.courses.servers import CourseOperator, bring_up_servers
 from labctl.events import Question
 from labctl.model import Server
 from labctl.servers.agent import AgentClient
@@ -157,10 +157,10 @@ class SharedServer:
     people: dict[str, Person]
     reporter: Agreeing = field(default_factory=Agreeing)
 
-    def staff(self) -> Staff:
+    def staff(self) -> CourseOperator:
         """As a new process has it."""
         places = find_paths({"HOME": str(self.home)})
-        return Staff(
+        return CourseOperator(
             open_course(self.folder.path), places, State(places.database), self.reporter, by="staff"
         )
 

@@ -60,7 +60,7 @@ def opened(connections: Connections, server: Server) -> OpenSshTransport:
 
 
 def master_pid(transport: OpenSshTransport) -> int:
-    argv = ssh.control_argv(
+    argv = ssh.build_control_argv(
         str(transport.config_path),
         transport.config_path.parent.name,
         "check",

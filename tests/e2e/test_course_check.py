@@ -20,7 +20,7 @@ from labctl.courses.keys import CHECKER, AuthorizedKeys
 from labctl.courses.publish import store_host_key
 from labctl.courses.records.folder import Seat
 from labctl.courses.seat_operations import SeatOperations
-from labctl.courses.servers import Staff, bring_up_servers
+from labctl.courses.servers import CourseOperator, bring_up_servers
 from labctl.courses.status import build_seat_context
 from labctl.errors import PolicyError, ProviderError
 from labctl.events import SilentReporter
@@ -46,7 +46,7 @@ def bed(tmp_path: Path) -> Iterator[CourseBed]:
 
 
 def asked(
-    bed: CourseBed, staff: Staff | None = None, keys: AuthorizedKeys | None = None
+    bed: CourseBed, staff: CourseOperator | None = None, keys: AuthorizedKeys | None = None
 ) -> list[Check]:
     return check_keeper(staff or bed.staff(), keys or bed.keys)
 
@@ -121,7 +121,9 @@ def test_on_another_machine_ones_own_key_asks_or_nothing_is_said(
         assert without.detail.startswith("not checked")
         bed.labctl("alice", "join", str(bed.invited("alice")), "--yes")
         places = find_paths({"HOME": str(bed.home("alice"))})
-        joined = Staff(bed.course, places, State(places.database), SilentReporter(), by="staff")
+        joined = CourseOperator(
+            bed.course, places, State(places.database), SilentReporter(), by="staff"
+        )
         assert [one.ok for one in asked(bed, joined, elsewhere)] == [True, True]
         bed.keys.expel(["alice"])
         (refused,) = asked(bed, joined, elsewhere)
@@ -165,7 +167,7 @@ def test_the_image_is_tried_on_a_server_and_never_by_its_name(
         subprocess.run(argv, env=environ, capture_output=True, timeout=COMMAND_S, check=True)
 
 
-def image(staff: Staff, seat: Seat) -> Check:
+def image(staff: CourseOperator, seat: Seat) -> Check:
     (server,) = [one for one in staff.state.list_servers() if one.lab_id == seat.lab_id]
     return check_image(staff, [(seat, server)])
 

@@ -22,7 +22,7 @@ from labctl.config import find_paths
 from labctl.courses import servers, teardown
 from labctl.courses.loading import open_course
 from labctl.courses.records.folder import make_private
-from labctl.courses.servers import Staff
+from labctl.courses.servers import CourseOperator
 from labctl.courses.status import build_seat_context
 from labctl.events import Event, Question
 from labctl.model import Server
@@ -76,7 +76,7 @@ class Yes:
 class Live:
     """A course with alice's server up, her run going on, and its dashboard."""
 
-    staff: Staff
+    staff: CourseOperator
     server: Server
     url_file: Path
 
@@ -111,7 +111,7 @@ def live(
     with pytest.MonkeyPatch.context() as patch, State(places.database) as state:
         patch.setenv("LABCTL_BASE_IMAGE", base_image)
         patch.setattr(factory, "EVERY_S", 0.5)
-        staff = Staff(course, places, state, Yes(), by="staff")
+        staff = CourseOperator(course, places, state, Yes(), by="staff")
         stop = threading.Event()
         try:
             (outcome,) = servers.bring_up_servers(staff, [course.find_seat("alice")])
@@ -124,7 +124,7 @@ def live(
             teardown.end_seats(staff, course.list_seats(), discard=True)
 
 
-def begin(staff: Staff, server: Server, run_id: str) -> None:
+def begin(staff: CourseOperator, server: Server, run_id: str) -> None:
     """A run that prints until it is cancelled."""
     context = build_seat_context(staff, staff.folder.find_seat("alice"))
     wanted = runs.build_spec(context, server, ("sh", "-c", LOOP), run_id, False)

@@ -20,7 +20,7 @@ from labctl.courses.grading_server import build_grading_context
 from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.release import release_grades
-from labctl.courses.servers import Staff
+from labctl.courses.servers import CourseOperator
 from labctl.errors import PolicyError
 from labctl.events import Event, Question, SilentReporter
 from labctl.state import State
@@ -130,7 +130,7 @@ def packed(student: str, files: Mapping[str, bytes]) -> bytes:
         files=tuple(one.file for one in sources),
     )
     out = io.BytesIO()
-    bundle.pack(made, sources, out)
+    bundle.write_bundle(made, sources, out)
     return out.getvalue()
 
 
@@ -163,7 +163,7 @@ def hand_in(receiver: Receiver, student: str, code: str) -> None:
 @pytest.fixture(scope="module")
 def staff(
     tmp_path_factory: pytest.TempPathFactory, lab_server: LabServer, small_image: str
-) -> Iterator[Staff]:
+) -> Iterator[CourseOperator]:
     """A course whose grading server is the session's, and everybody's hand-in."""
     lab_server.load(small_image)
     home = tmp_path_factory.mktemp("course-home")
@@ -206,12 +206,12 @@ def staff(
         user_ssh_config=home / "ssh_config",
     )
     state = State(paths.database)
-    yield Staff(open_course(folder), paths, state, Agrees(), by="staff")
+    yield CourseOperator(open_course(folder), paths, state, Agrees(), by="staff")
     shutil.rmtree(folder / ".course" / "drop")
 
 
 @pytest.fixture(scope="module")
-def grading(staff: Staff) -> GradingResult:
+def grading(staff: CourseOperator) -> GradingResult:
     """mallory's bundle was changed after it was signed for."""
     path = Receiver(staff.folder.drop).find_bundle("hw3", "mallory")
     path.chmod(0o600)
@@ -241,7 +241,7 @@ def test_each_gets_what_it_deserves_and_none_stops_another(grading: GradingResul
     assert "changed after it was signed" in whys["mallory"]
 
 
-def test_the_first_container_is_shut_in(grading: GradingResult, staff: Staff) -> None:
+def test_the_first_container_is_shut_in(grading: GradingResult, staff: CourseOperator) -> None:
     said = printed(staff.folder, "bob")
     assert said.pop("capabilities").strip("0") == ""
     assert said.pop("place").split() == ["code", "inputs", "labctl", "model", "out", "tmp"]
@@ -262,7 +262,7 @@ def test_evidence_is_shown_and_costs_no_points(grading: GradingResult) -> None:
 
 
 def test_results_are_gradescopes_and_a_team_shares_them(
-    grading: GradingResult, staff: Staff
+    grading: GradingResult, staff: CourseOperator
 ) -> None:
     places = [staff.folder.grades / "hw3" / one / "results.json" for one in ("judy", "kim")]
     found = [json.loads(place.read_text()) for place in places]
@@ -274,7 +274,7 @@ def test_results_are_gradescopes_and_a_team_shares_them(
 
 
 def test_nothing_is_left_on_the_server(
-    grading: GradingResult, staff: Staff, lab_server: LabServer
+    grading: GradingResult, staff: CourseOperator, lab_server: LabServer
 ) -> None:
     left = lab_server.ssh(
         "ls -d ~/labctl/*/grading 2>/dev/null; docker ps -aq --filter label=labctl.courses.grading"
@@ -284,7 +284,7 @@ def test_nothing_is_left_on_the_server(
 
 
 def test_again_it_runs_nothing_and_looks_at_lateness_anew(
-    grading: GradingResult, staff: Staff
+    grading: GradingResult, staff: CourseOperator
 ) -> None:
     before = len(staff.folder.ledger.list_entries(kind="graded"))
     Receiver(staff.folder.drop).extend("hw3", "alice", -20 * 365 * 86_400)
@@ -297,7 +297,7 @@ def test_again_it_runs_nothing_and_looks_at_lateness_anew(
     assert next(one for one in collect(staff.folder, "hw3").handed if one.seat == "alice").late_s
 
 
-def test_feedback_is_released_and_escaped(grading: GradingResult, staff: Staff) -> None:
+def test_feedback_is_released_and_escaped(grading: GradingResult, staff: CourseOperator) -> None:
     page = staff.folder.grades / "hw3" / "frank" / "feedback.html"
     assert not page.exists()
     found = release_grades(staff.folder, "hw3", by="staff")
@@ -319,7 +319,7 @@ def lying_there(server: LabServer, path: str) -> Iterator[None]:
 
 
 def test_a_machine_with_credentials_is_refused(
-    grading: GradingResult, staff: Staff, lab_server: LabServer
+    grading: GradingResult, staff: CourseOperator, lab_server: LabServer
 ) -> None:
     with lying_there(lab_server, ".aws/credentials"), pytest.raises(PolicyError) as refused:
         grade_assignment(staff, "hw3", again=True)

@@ -17,8 +17,8 @@ from sshd_container import Sshd
 from submit_bed import SSHD
 
 from labctl.config import find_paths
-from labctl.courses.seat_operations import KeeperStaff, SeatOperations
-from labctl.courses.servers import SeatOutcome, Staff, bring_up_servers
+from labctl.courses.seat_operations import CachingCourseOperator, SeatOperations
+from labctl.courses.servers import CourseOperator, SeatOutcome, bring_up_servers
 from labctl.courses.teardown import end_seats
 from labctl.errors import PolicyError
 from labctl.model import Server
@@ -61,12 +61,12 @@ def bed(host: LabServer, tmp_path: Path) -> Iterator[CourseBed]:
         yield made
 
 
-def staff(bed: CourseBed, by: str = "staff") -> Staff:
+def staff(bed: CourseBed, by: str = "staff") -> CourseOperator:
     """As a process that has just begun has it: nothing is remembered."""
     home = bed.folder / "keeper-home"
     home.mkdir(exist_ok=True)
     places = find_paths({"HOME": str(home)})
-    return KeeperStaff(bed.course, places, State(places.database), Agreeing(), by=by)
+    return CachingCourseOperator(bed.course, places, State(places.database), Agreeing(), by=by)
 
 
 def made(bed: CourseBed, *names: str) -> list[SeatOutcome]:

@@ -13,7 +13,7 @@ from sshd_container import Sshd, wait_for
 from labctl.commands import lease
 from labctl.errors import HostKeyError, LabError, PolicyError
 from labctl.events import Question, SilentReporter
-from labctl.model import CreateRequest, GpuNeed, Need, Server
+from labctl.model import CreateServerRequest, GpuNeed, Need, Server
 from labctl.providers import ProviderContext
 from labctl.providers.static import HostEntry, StaticProvider, StaticSettings
 from labctl.servers.connections import Connections
@@ -47,8 +47,8 @@ class Person(SilentReporter):
         self.asked.append(decision)
         return True
 
-    def request(self, token: str, **need: int) -> CreateRequest:
-        return CreateRequest(
+    def request(self, token: str, **need: int) -> CreateServerRequest:
+        return CreateServerRequest(
             lab="digits", lab_id=f"id-of-{self.name}", token=token, public_key="", identity="",
             need=Need(**need),
         )  # fmt: skip

@@ -17,9 +17,9 @@ from labctl.courses import servers
 from labctl.courses.context import build_course_context
 from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, Seat, make_private
-from labctl.courses.servers import Staff
+from labctl.courses.servers import CourseOperator
 from labctl.errors import CapacityError
-from labctl.model import CreateRequest, Endpoint, Offer, Server
+from labctl.model import CreateServerRequest, Endpoint, Offer, Server
 from labctl.providers import QuotaRoom
 from labctl.servers.context import LabContext
 from labctl.servers.host_keys import make_key
@@ -36,9 +36,9 @@ class ClassCloud(Cloud):
         self.full: set[str] = set()
         self.most: int | None = 1000
         self.listings = 0
-        self.requests: list[CreateRequest] = []
+        self.requests: list[CreateServerRequest] = []
 
-    def create(self, offer: Offer, request: CreateRequest) -> Server:
+    def create(self, offer: Offer, request: CreateServerRequest) -> Server:
         if request.lab in self.full:
             raise CapacityError("no machine is left")
         with self.guard:
@@ -98,9 +98,9 @@ class Class:
     def state(self) -> State:
         return State(self.places.database)
 
-    def staff(self) -> Staff:
+    def staff(self) -> CourseOperator:
         folder = open_course(self.folder.path)
-        return Staff(folder, self.places, self.state, self.reporter, by="ta")
+        return CourseOperator(folder, self.places, self.state, self.reporter, by="ta")
 
     def seat(self, name: str) -> Seat:
         return self.folder.find_seat(name)

@@ -20,7 +20,7 @@ from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, Seat, make_private
 from labctl.courses.requests import RequestHandler
 from labctl.courses.seat_operations import SeatMoney
-from labctl.courses.servers import Staff
+from labctl.courses.servers import CourseOperator
 from labctl.model import Endpoint, Offer, Server
 from labctl.providers import Deadline
 from labctl.servers.context import LabContext
@@ -162,9 +162,9 @@ class Course:
     def cloud(self) -> Cloud:
         return self.world.cloud
 
-    def staff(self, reporter: object) -> Staff:
+    def staff(self, reporter: object) -> CourseOperator:
         state = State(self.world.places.database)
-        return Staff(self.folder, self.world.places, state, reporter, by="keeper")
+        return CourseOperator(self.folder, self.world.places, state, reporter, by="keeper")
 
     def add(self, seat: str, price: float = 1.0, age_s: float = 0.0) -> Server:
         """A server of this seat's that somebody has made; the record knows it as ready."""

@@ -22,7 +22,7 @@ from labctl.errors import ConnectError, LabError, LinkLostError
 from labctl.events import Event, Note, Question
 from labctl.model import (
     Check,
-    CreateRequest,
+    CreateServerRequest,
     Endpoint,
     Need,
     Offer,
@@ -91,7 +91,7 @@ class Cloud:
         price = self.price
         return [Offer(provider=self.name, type=k, price_usd_per_hour=price) for k in self.kinds]
 
-    def create(self, offer: Offer, request: CreateRequest) -> Server:
+    def create(self, offer: Offer, request: CreateServerRequest) -> Server:
         self.at_create(request)
         self.tried.append((offer.type, request.token))
         if self.create_errors:

@@ -21,14 +21,14 @@ from labctl.courses.metering import read_servers
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.requests import RequestHandler
 from labctl.courses.seat_operations import SeatOperations
-from labctl.courses.servers import Staff, bring_up_servers
+from labctl.courses.servers import CourseOperator, bring_up_servers
 from labctl.courses.shared_servers import SharedHosts, SharedSeats
 from labctl.courses.status import read_status
 from labctl.courses.tasks import CourseTasks
 from labctl.courses.teardown import end_of_term, end_seats
 from labctl.errors import PolicyError
 from labctl.events import Reporter
-from labctl.model import CreateRequest, Need, ProviderAccount
+from labctl.model import CreateServerRequest, Need, ProviderAccount
 from labctl.state import State
 
 SCHOOL, OTHER = ProviderAccount(id="111", profile="school"), ProviderAccount(id="222")
@@ -51,7 +51,7 @@ def unended(ml: Class) -> set[str]:
     return {server_id for server_id, one in found.items() if not one.ended}
 
 
-def keeper_look(staff: Staff) -> object:
+def keeper_look(staff: CourseOperator) -> object:
     folder = staff.folder
     desk = RequestHandler(folder, Pretended(folder))
     keys = AuthorizedKeys(folder, folder.path / "authorized_keys")
@@ -75,7 +75,7 @@ def keeper_look(staff: Staff) -> object:
     ],
 )
 def test_another_account_is_refused_and_no_line_is_written(
-    ml: Class, command: Callable[[Staff], object]
+    ml: Class, command: Callable[[CourseOperator], object]
 ) -> None:
     before = ml.staff().folder.ledger.list_entries()
     with pytest.raises(PolicyError) as raised:
@@ -156,7 +156,7 @@ def test_a_shared_server_of_another_account_is_not_written_off_with_its_last_sea
     made = a_class(tmp_path, monkeypatch, roster(NAMES), shared)
     made.cloud.account, made.cloud.settle_s = SCHOOL, 0.0
     hosts = SharedHosts(made.folder, servers.build_course_context(*_context_of(made), plain=True))
-    request = CreateRequest(
+    request = CreateServerRequest(
         lab="ml-a",
         lab_id=made.seat("alice").lab_id,
         token="token1",

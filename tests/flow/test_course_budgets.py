@@ -11,7 +11,7 @@ from course_context import Class, a_class, roster
 
 from labctl.courses.allowances import change_budget, extend_due_time
 from labctl.courses.context import build_own_seat
-from labctl.courses.costs import as_csv, compute_costs
+from labctl.courses.costs import compute_costs, format_csv
 from labctl.courses.metering import HOME, hold_end_locks, record_costs, record_ends
 from labctl.courses.plan import compute_plan, store_planned
 from labctl.courses.servers import bring_up_servers
@@ -60,7 +60,7 @@ def test_costs_ask_the_provider_and_write_down_what_it_shows(ml: Class) -> None:
     assert {one.kind for one in ml.staff().folder.ledger.list_entries()} == {"up", "cost"}
     again = compute_costs(ml.staff())
     assert again.usd == pytest.approx(found.usd, abs=0.01)
-    assert [line.split(",")[0] for line in as_csv(again).splitlines()] == ["student", *NAMES]
+    assert [line.split(",")[0] for line in format_csv(again).splitlines()] == ["student", *NAMES]
 
 
 def test_a_plan_counts_what_is_there_prices_the_rest_and_holds_it_to_the_quota(ml: Class) -> None:

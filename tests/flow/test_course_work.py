@@ -12,10 +12,10 @@ from course_keeper_context import KEY, OFFER, Course, TimedCloud, create, patche
 from lab_world import DiskCloud, Recorded, unreachable, world
 
 from labctl.courses import broadcast
-from labctl.courses.claims import SeatClaim, SeatClaims
+from labctl.courses.claims import SeatClaim, SharedSeatServer
 from labctl.courses.preflight import check_course
 from labctl.courses.requests import RequestHandler
-from labctl.courses.seat_operations import KeeperStaff, SeatOperations
+from labctl.courses.seat_operations import CachingCourseOperator, SeatOperations
 from labctl.courses.teardown import end_seats
 from labctl.errors import DeniedError, LabError, PolicyError, ProviderError
 from labctl.lifecycle import extend as more_time
@@ -49,7 +49,9 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
 def work_of(course: Course) -> SeatOperations:
     state = State(course.world.places.database)
     places = course.world.places
-    return SeatOperations(KeeperStaff(course.folder, places, state, Recorded(), by="keeper"))
+    return SeatOperations(
+        CachingCourseOperator(course.folder, places, state, Recorded(), by="keeper")
+    )
 
 
 def claim(student: str, key: str = KEY) -> SeatClaim:
@@ -172,7 +174,7 @@ def test_a_keeper_that_ends_while_it_makes_a_server_goes_on_with_that_one(
         elif point == "let in":
             patch.setattr(SeatOperations, "_write_keys", killed)
         else:
-            patch.setattr(SeatClaims, "_record_server", killed)
+            patch.setattr(SharedSeatServer, "_record_server", killed)
         with pytest.raises(Killed):
             create(desk, "alice")
     desk = RequestHandler(course.folder, work_of(course))

@@ -9,7 +9,7 @@ import pytest
 from lab_world import World
 
 from labctl.errors import CommandError, ConnectError, LinkLostError, NotFoundError
-from labctl.insight.top import ServerNow, follow, measure_now
+from labctl.insight.top import ServerMetrics, follow, measure_now
 from labctl.lifecycle.up import up
 from labctl.servers.context import LabContext
 from labctl.shell import Command
@@ -86,7 +86,7 @@ def test_a_cut_link_is_told_and_taken_up_again(lab: World) -> None:
     cuts: list[float] = []
     rested: list[float] = []
 
-    def sampled(now: ServerNow) -> None:
+    def sampled(now: ServerMetrics) -> None:
         seen.append(now.at)
         if now.at == 3.0:
             raise Enough

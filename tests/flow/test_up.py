@@ -21,7 +21,7 @@ from labctl.errors import (
     ThrottledError,
 )
 from labctl.lifecycle import up as provision
-from labctl.model import CreateRequest, GpuNeed, Need, Offer, Server
+from labctl.model import CreateServerRequest, GpuNeed, Need, Offer, Server
 from labctl.servers import attempts
 from labctl.servers.host_keys import make_key
 
@@ -48,7 +48,7 @@ def test_the_first_makes_a_server_and_the_second_finds_it(lab: World) -> None:
 def test_the_intent_is_on_disk_before_the_provider_is_asked(lab: World) -> None:
     seen: list[str] = []
 
-    def look(request: CreateRequest) -> None:
+    def look(request: CreateServerRequest) -> None:
         (attempt,) = lab.context().state.list_open_attempts(LAB_ID)
         assert attempt.token == request.token
         assert attempt.request == request
@@ -60,7 +60,7 @@ def test_the_intent_is_on_disk_before_the_provider_is_asked(lab: World) -> None:
 
 
 def test_the_request_carries_our_tag_and_a_key_that_is_ours(lab: World) -> None:
-    requests: list[CreateRequest] = []
+    requests: list[CreateServerRequest] = []
     lab.cloud.at_create = requests.append
     up(lab)
     (request,) = requests
@@ -232,9 +232,9 @@ def test_a_server_that_stops_while_it_starts_is_removed(tmp_path: Path) -> None:
 def test_while_one_works_another_is_told_who(lab: World) -> None:
     context = lab.context()
     with (
-        context.state.hold_lab(LAB_ID, "down"),
+        context.state.lock(LAB_ID, "down"),
         pytest.raises(BusyError, match="down"),
-        lab.context().state.hold_lab(LAB_ID, "up", wait_s=0.1),
+        lab.context().state.lock(LAB_ID, "up", wait_s=0.1),
     ):
         raise AssertionError("two hold the lab")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from aws_cloud import REGION, Cloud
 
-from labctl.model import GIB, Boot, CreateRequest, GpuNeed, Need, Offer, Server
+from labctl.model import GIB, Boot, CreateServerRequest, GpuNeed, Need, Offer, Server
 from labctl.providers import ProviderContext
 from labctl.providers.aws import AwsProvider, AwsSettings
 from labctl.servers.host_keys import make_key
@@ -57,7 +57,7 @@ def an_offer(*, spot: bool = False, zone: str = ZONE) -> Offer:
     )
 
 
-def a_request(aws: AwsProvider, directory: Path, lab: str = "digits") -> CreateRequest:
+def a_request(aws: AwsProvider, directory: Path, lab: str = "digits") -> CreateServerRequest:
     identity, first = directory / "id_ed25519", directory / "host_ed25519"
     public, host_key = make_key(identity), make_key(first).rpartition(" ")[0]
     boot = Boot(
@@ -67,7 +67,7 @@ def a_request(aws: AwsProvider, directory: Path, lab: str = "digits") -> CreateR
         host_private_key=first.read_text(),
         ttl_s=NEED.ttl_s,
     )
-    return CreateRequest(
+    return CreateServerRequest(
         lab=lab,
         lab_id=secrets.token_hex(6),
         token=secrets.token_hex(8),

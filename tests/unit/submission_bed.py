@@ -63,7 +63,7 @@ def packed(files: Mapping[str, bytes] | None = None, **other: Any) -> bytes:
     """A whole bundle of these files; `other` goes over the manifest."""
     chosen = FILES if files is None else files
     out = io.BytesIO()
-    bundle.pack(manifest_of(chosen, **other), sources_of(chosen), out)
+    bundle.write_bundle(manifest_of(chosen, **other), sources_of(chosen), out)
     return out.getvalue()
 
 

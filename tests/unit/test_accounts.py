@@ -21,7 +21,7 @@ from labctl.cli import cli
 from labctl.cli.exit_codes import run_and_exit
 from labctl.errors import PolicyError
 from labctl.events import Question, SilentReporter
-from labctl.model import CreateRequest, Resource, Server
+from labctl.model import CreateServerRequest, Resource, Server
 from labctl.servers import accounts, attempts
 from labctl.servers.adoption import adopt
 
@@ -157,7 +157,7 @@ def test_an_interrupted_up_waits_for_its_own_account(
     two: TwoAccounts, word: str, code: int
 ) -> None:
     lab = two.lab("work")
-    request = CreateRequest(
+    request = CreateServerRequest(
         lab="digits",
         lab_id=lab.context.lab_id,
         token="0123456789abcdef",

@@ -23,7 +23,7 @@ from labctl.errors import (
     ThrottledError,
     UsageError,
 )
-from labctl.model import CreateRequest
+from labctl.model import CreateServerRequest
 from labctl.providers import Console, Deadline, FirstBoot, Gate, Keep, Provider, Stoppable
 from labctl.providers.aws import AwsProvider, AwsSettings
 
@@ -89,7 +89,7 @@ def test_same_attempt_is_sent_byte_for_byte_the_same(
 ) -> None:
     """By another process too: nothing in it comes from anywhere but the offer and the request."""
     request = a_request(aws, tmp_path)
-    stored = msgspec.json.decode(msgspec.json.encode(request), type=CreateRequest)
+    stored = msgspec.json.decode(msgspec.json.encode(request), type=CreateServerRequest)
     aws.create(an_offer(), request)
     provider(tmp_path).create(an_offer(), stored)
     first, second = run_instances(cloud)

@@ -21,7 +21,7 @@ from labctl.courses.grading_server import GradingServer, build_grading_context
 from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.release import release_grades
-from labctl.courses.servers import Staff
+from labctl.courses.servers import CourseOperator
 from labctl.errors import ConfigError, LabError, NotFoundError, PolicyError
 from labctl.events import SilentReporter
 from labctl.state import State
@@ -236,11 +236,11 @@ def test_a_student_fetches_their_own_released_grade_and_no_other(folder: CourseF
     assert asked(folder, "bob", assignment="hw3")["feedback"] == found
 
 
-def staff_of(folder: CourseFolder, grading: str) -> Staff:
+def staff_of(folder: CourseFolder, grading: str) -> CourseOperator:
     (folder.path / "course.yaml").write_text(COURSE + grading)
     folder.refresh()
     found = find_paths()
-    return Staff(folder, found, State(found.database), SilentReporter())
+    return CourseOperator(folder, found, State(found.database), SilentReporter())
 
 
 @pytest.mark.parametrize(

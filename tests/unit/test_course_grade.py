@@ -21,7 +21,7 @@ from labctl.courses import grading_run as grading
 from labctl.courses.grading_run import GradingResult, grade_assignment
 from labctl.courses.loading import open_course
 from labctl.courses.records.folder import make_private
-from labctl.courses.servers import Staff
+from labctl.courses.servers import CourseOperator
 from labctl.errors import BusyError, ConfigError, ConnectError, InterruptError, TransferError
 from labctl.events import SilentReporter
 from labctl.state import State
@@ -86,7 +86,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     made = Server()
 
     @contextmanager
-    def one(staff: Staff, *, keep: bool = False) -> Iterator[Server]:
+    def one(staff: CourseOperator, *, keep: bool = False) -> Iterator[Server]:
         made.begun += 1
         yield made
 
@@ -95,7 +95,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 
 @pytest.fixture
-def staff(tmp_path: Path) -> Staff:
+def staff(tmp_path: Path) -> CourseOperator:
     course = tmp_path / "ml"
     for part in ("inputs", "labels"):
         (course / "assignments" / "hw3" / part).mkdir(parents=True)
@@ -106,13 +106,15 @@ def staff(tmp_path: Path) -> Staff:
     make_private(course)
     make_receiver(course / ".course")
     found = find_paths()
-    staff = Staff(open_course(course), found, State(found.database), SilentReporter(), by="staff")
+    staff = CourseOperator(
+        open_course(course), found, State(found.database), SilentReporter(), by="staff"
+    )
     for student in STUDENTS:
         hand_in(staff, student)
     return staff
 
 
-def hand_in(staff: Staff, student: str, text: str = "") -> None:
+def hand_in(staff: CourseOperator, student: str, text: str = "") -> None:
     receiver = Receiver(staff.folder.drop, lambda: DUE_AT - 100.0)
     data = bundle_of(student, text)
     about = ("hw3", student, hashlib.sha256(data).hexdigest(), len(data))
@@ -133,7 +135,9 @@ def states(found: GradingResult) -> dict[str, str]:
     return {one.seat: one.state for one in found.seats}
 
 
-def test_a_lost_server_leaves_the_rest_for_the_next_time(staff: Staff, server: Server) -> None:
+def test_a_lost_server_leaves_the_rest_for_the_next_time(
+    staff: CourseOperator, server: Server
+) -> None:
     server.replies[name_of("bob")] = ConnectError("the server is gone")
     found = grade_assignment(staff, "hw3")
     assert states(found) == {"alice": "graded"}
@@ -148,7 +152,7 @@ def test_a_lost_server_leaves_the_rest_for_the_next_time(staff: Staff, server: S
 
 
 def test_what_went_wrong_with_one_is_tried_again_and_stops_nobody(
-    staff: Staff, server: Server
+    staff: CourseOperator, server: Server
 ) -> None:
     crashed = ProgramResult("exit", 1, "KeyError: 'label'", 1.0)
     server.replies = {
@@ -168,7 +172,7 @@ def test_what_went_wrong_with_one_is_tried_again_and_stops_nobody(
 
 
 def test_what_an_earlier_receiver_took_in_is_judged_again(
-    staff: Staff, server: Server, tmp_path: Path
+    staff: CourseOperator, server: Server, tmp_path: Path
 ) -> None:
     """Signed for as it is, by a version that did not see the program in it."""
     receiver = Receiver(staff.folder.drop)
@@ -190,7 +194,9 @@ def test_what_an_earlier_receiver_took_in_is_judged_again(
     assert f"sub-{digest[:32]}" not in server.brought
 
 
-def test_a_programs_failure_is_a_grade_and_is_not_tried_again(staff: Staff, server: Server) -> None:
+def test_a_programs_failure_is_a_grade_and_is_not_tried_again(
+    staff: CourseOperator, server: Server
+) -> None:
     slow = ProgramResult("time", 137, "", 600.0)
     server.replies[name_of("bob")] = GradedJobRecord(slow)
     found = grade_assignment(staff, "hw3")
@@ -203,7 +209,7 @@ def test_a_programs_failure_is_a_grade_and_is_not_tried_again(staff: Staff, serv
 
 @pytest.mark.parametrize("changed", ["labels/x.csv", "grade.py", "course.yaml", "submission"])
 def test_whatever_a_grade_comes_from_makes_it_anew(
-    staff: Staff, server: Server, changed: str
+    staff: CourseOperator, server: Server, changed: str
 ) -> None:
     grade_assignment(staff, "hw3")
     own = staff.folder.path / "assignments" / "hw3"
@@ -220,7 +226,7 @@ def test_whatever_a_grade_comes_from_makes_it_anew(
     assert fresh == (["bob"] if changed == "submission" else list(STUDENTS))
 
 
-def test_the_server_hears_hashes_and_no_names(staff: Staff, server: Server) -> None:
+def test_the_server_hears_hashes_and_no_names(staff: CourseOperator, server: Server) -> None:
     grade_assignment(staff, "hw3", again=True)
     said = json.dumps([to_json(request) for request in server.asked]) + json.dumps(server.brought)
     assert not any(student in said for student in STUDENTS)
@@ -232,8 +238,8 @@ def test_the_server_hears_hashes_and_no_names(staff: Staff, server: Server) -> N
     assert jobs.isdisjoint({one.job for one in server.asked[3:]})
 
 
-def test_two_at_once_do_not_take_each_others_server(staff: Staff, server: Server) -> None:
-    with staff.state.hold_lab(f"{staff.folder.id}-grade", "course grade"):
+def test_two_at_once_do_not_take_each_others_server(staff: CourseOperator, server: Server) -> None:
+    with staff.state.lock(f"{staff.folder.id}-grade", "course grade"):
         other = threading.Thread(target=lambda: outcomes.append(_busy(staff)))
         outcomes: list[str] = []
         other.start()
@@ -242,7 +248,7 @@ def test_two_at_once_do_not_take_each_others_server(staff: Staff, server: Server
     assert server.begun == 0
 
 
-def _busy(staff: Staff) -> str:
+def _busy(staff: CourseOperator) -> str:
     try:
         grade_assignment(staff, "hw3")
     except BusyError as error:
@@ -250,7 +256,7 @@ def _busy(staff: Staff) -> str:
     return ""
 
 
-def test_an_interrupted_batch_says_how_to_go_on(staff: Staff, server: Server) -> None:
+def test_an_interrupted_batch_says_how_to_go_on(staff: CourseOperator, server: Server) -> None:
     server.replies[name_of("bob")] = KeyboardInterrupt()
     with pytest.raises(InterruptError) as stopped:
         grade_assignment(staff, "hw3")
@@ -259,7 +265,7 @@ def test_an_interrupted_batch_says_how_to_go_on(staff: Staff, server: Server) ->
     assert grade_assignment(staff, "hw3").is_complete
 
 
-def test_an_assignment_that_nobody_said_how_to_grade(staff: Staff, server: Server) -> None:
+def test_an_assignment_that_nobody_said_how_to_grade(staff: CourseOperator, server: Server) -> None:
     with pytest.raises(ConfigError, match="how hw4 is graded"):
         grade_assignment(staff, "hw4")
     (staff.folder.path / "assignments" / "hw3" / "labels" / "x.csv").unlink()

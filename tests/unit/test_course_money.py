@@ -14,7 +14,12 @@ from labctl.courses.plan import request_text
 from labctl.courses.records import term
 from labctl.courses.records.cost_report import CourseCosts, compute_course_costs
 from labctl.courses.records.ledger import CourseLedgerEntry, RunningServer
-from labctl.courses.records.plan_changes import limits_text, list_cautions, list_changes, read_keys
+from labctl.courses.records.plan_changes import (
+    describe_server_limits,
+    list_cautions,
+    list_changes,
+    read_keys,
+)
 from labctl.courses.records.student import Student
 from labctl.model import Offer
 from labctl.providers import QuotaRoom
@@ -207,7 +212,7 @@ def test_what_may_not_be_meant_is_said(config: CourseConfig, tmp_path: Path) -> 
     grading = GradingConfig(lab=msgspec.structs.replace(config.lab, server=local))
     told = list_cautions(msgspec.structs.replace(config, grading=grading), 0.0)
     assert "grading.server is local" in " ".join(told)
-    assert limits_text(config) == (
+    assert describe_server_limits(config) == (
         "after 8 h (12 h with `extend`), after 30 min without work, at $20.00"
     )
 

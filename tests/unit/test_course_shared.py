@@ -9,12 +9,12 @@ import pytest
 
 from labctl.courses.seat_accounts import FILE, SeatAccounts
 from labctl.errors import LabError
-from labctl.model import CreateRequest, Need
+from labctl.model import CreateServerRequest, Need
 from labctl.servers.shared_server import MOST_NAME, account_name
 
 
-def _request(number: int, token: str = "") -> CreateRequest:
-    return CreateRequest(
+def _request(number: int, token: str = "") -> CreateServerRequest:
+    return CreateServerRequest(
         lab=f"ml-{number}",
         lab_id=f"{number:012x}",
         token=token or f"token{number}",

@@ -205,7 +205,7 @@ def test_a_server_without_root_gets_a_venv_of_its_own_or_is_told(
     assert boto3_python.provide_python() == ""
     monkeypatch.setattr(fetch_verb, "has_boto3", lambda: False)
     with pytest.raises(Failure, match="cannot fetch data from S3") as raised:
-        fetch_verb.fetch(FetchRequest(**REQUEST, sources={"set": "s3://bucket/x"}))
+        fetch_verb.fetch_data_sets(FetchRequest(**REQUEST, sources={"set": "s3://bucket/x"}))
     assert raised.value.report.why == boto3_python.LACKING
     assert list((server / ".local/share/labctl").iterdir()) == []
     monkeypatch.setenv("PIP_FIND_LINKS", str(make_wheel(server)))

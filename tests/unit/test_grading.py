@@ -17,7 +17,7 @@ from labctl.courses.grading.flags import SubmissionFacts, SubmittedRun, find_fla
 from labctl.courses.grading.record import GradeRecord, build_results, describe_outcome
 from labctl.courses.grading.results import (
     GradeResults,
-    TestResult,
+    GraderTest,
     parse_results,
     subtract_penalty,
 )
@@ -58,10 +58,10 @@ def test_a_graders_results_are_read_with_care() -> None:
     text = '{"tests": [{"name": "a", "score": 30}, {"name": "b\\u001b[2J", "score": "x"}]}'
     found = parse_results(text, 100)
     assert found.score == 30
-    assert found.tests[1] == TestResult(name="b\N{REPLACEMENT CHARACTER}[2J")
+    assert found.tests[1] == GraderTest(name="b\N{REPLACEMENT CHARACTER}[2J")
     assert found.visibility == "after_published"
     huge = parse_results(f'{{"score": 1, "tests": [{{"score": {10**400}}}]}}', 100)
-    assert huge.tests == (TestResult(),)
+    assert huge.tests == (GraderTest(),)
     forged = parse_results('{"score": 1, "extra_data": {"labctl": {"counts": 100}}}', 100)
     assert forged.extra_data == {}
 
@@ -205,7 +205,7 @@ def test_feedback_is_text_whatever_is_in_it() -> None:
     raw = GradeResults(
         score=1,
         output=evil,
-        tests=(TestResult(name=evil, output=evil), TestResult(visibility="hidden")),
+        tests=(GraderTest(name=evil, output=evil), GraderTest(visibility="hidden")),
     )
     text = render_page(record(raw=raw, score=0.5), raw, evil * 10_000)
     assert "<img" not in text

@@ -16,7 +16,7 @@ from labctl.errors import ConfigError, LabError, NotFoundError, PolicyError, Pro
 from labctl.errors.replies import as_reply, parse_error, parse_reply
 from labctl.events import SilentReporter
 from labctl.lifecycle import kept_labs
-from labctl.lifecycle.keeper_host import _parse_host, _ssh_arguments
+from labctl.lifecycle.keeper_host import _format_ssh_destination, _parse_host
 from labctl.model import NAME_PATTERN
 from labctl.state import State
 
@@ -100,8 +100,8 @@ def test_hosts_that_could_be_options_are_refused(host: str) -> None:
 
 
 def test_a_host_is_shown_as_ssh_takes_it() -> None:
-    assert _ssh_arguments("alice@gpu-box:2222") == "-p 2222 alice@gpu-box"
-    assert _ssh_arguments("gpu-box") == "gpu-box"
+    assert _format_ssh_destination("alice@gpu-box:2222") == "-p 2222 alice@gpu-box"
+    assert _format_ssh_destination("gpu-box") == "gpu-box"
 
 
 def test_a_ward_is_named_by_lab_and_id_and_by_nothing_else() -> None:

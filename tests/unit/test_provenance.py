@@ -14,7 +14,7 @@ from labctl.runs.provenance import (
     GitState,
     MachineGpu,
     describe_machine,
-    parse_status,
+    parse_git_status,
 )
 
 needs_git = pytest.mark.skipif(not shutil.which("git"), reason="needs git")
@@ -127,9 +127,9 @@ def test_an_answer_that_nobody_waits_for(repository: Path) -> None:
 
 def test_conflicts_and_odd_answers() -> None:
     out = b"# branch.oid abc\0# branch.head (detached)\0u UU N... 1 1 1 1 a b c both.py\0"
-    assert parse_status(out) == GitState(commit="abc", dirty=True, changed=("both.py",))
-    assert parse_status(b"").why == "nothing is committed yet"
-    assert parse_status(b"\xff\0\0x y").dirty is None
+    assert parse_git_status(out) == GitState(commit="abc", dirty=True, changed=("both.py",))
+    assert parse_git_status(b"").why == "nothing is committed yet"
+    assert parse_git_status(b"\xff\0\0x y").dirty is None
 
 
 def test_what_the_ledger_keeps_of_a_machine() -> None:

@@ -32,7 +32,7 @@ from labctl.servers.agent import (
     MARK,
     NOT_INSTALLED,
     AgentClient,
-    _Splitter,
+    _ReplyParser,
     build_program,
     find_reply,
     list_program_files,
@@ -207,14 +207,14 @@ def test_no_reply_is_none(noise: bytes) -> None:
 def test_a_server_that_answers_nonsense_is_told_of(hostile: bytes) -> None:
     """A student is root on their server, and the keeper reads what it answers."""
     assert find_reply(MARK + hostile + b"\n") is None
-    splitter = _Splitter(lambda reply: None, lambda block: None)
+    splitter = _ReplyParser(lambda reply: None, lambda block: None)
     with pytest.raises(LabError, match="this version does not understand"):
         splitter.feed(MARK + hostile + b"\n")
 
 
 def test_what_never_answers_is_not_heard_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calling, "MOST_REPLY_BYTES", 1000)
-    splitter = _Splitter(lambda reply: None, lambda block: None)
+    splitter = _ReplyParser(lambda reply: None, lambda block: None)
     with pytest.raises(LabError, match="does not understand"):
         splitter.feed(b"x" * 1001)
     kept = BoundedOutput(Endpoint(host="h", port=22, user="u"))
@@ -239,7 +239,7 @@ def test_a_stream_may_be_cut_anywhere(
     cuts = sorted(data.draw(st.sets(st.integers(1, len(output)), max_size=20)) | {len(output)})
     replies: list[dict[str, Any]] = []
     got = bytearray()
-    splitter = _Splitter(replies.append, got.extend)
+    splitter = _ReplyParser(replies.append, got.extend)
     for start, end in zip([0, *cuts], cuts, strict=False):
         splitter.feed(output[start:end])
     assert (replies, bytes(got)) == ([body], rest)

@@ -211,7 +211,7 @@ def test_a_master_goes_to_the_background_after_the_login() -> None:
     argv = ssh.master_argv("/c", "i-1", "/tmp/s")
     assert argv[-3:] == ["-fNT", "--", "i-1"]
     assert "ControlPersist=600" in argv
-    assert ssh.control_argv("/c", "i-1", "exit", "/tmp/s")[-4:] == ["-O", "exit", "--", "i-1"]
+    assert ssh.build_control_argv("/c", "i-1", "exit", "/tmp/s")[-4:] == ["-O", "exit", "--", "i-1"]
 
 
 def test_a_forward_is_a_connection_of_its_own_on_loopback() -> None:
@@ -245,7 +245,7 @@ def test_a_persons_ssh() -> None:
 def test_only_a_client_that_begins_slowly_is_asked_for_another_key_exchange(
     version: str, asked_for: tuple[str, ...]
 ) -> None:
-    assert ssh.quick_login_options(version) == asked_for
+    assert ssh.choose_fast_kex_options(version) == asked_for
     for argv in (
         ssh.master_argv("/c", "i-1", "/tmp/s", asked_for),
         ssh.interactive_argv("/c", "i-1", login=asked_for),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from labctl.errors import BusyError, DiskFullError, LabError
-from labctl.model import CreateRequest, Endpoint, Forward, Need, Offer, Run, Server
+from labctl.model import CreateServerRequest, Endpoint, Forward, Need, Offer, Run, Server
 from labctl.shell import Secret
 from labctl.state import State, database
 
@@ -32,8 +32,8 @@ def server(server_id: str, *, lab_id: str = "aa", created_at: float = 1.0) -> Se
     )
 
 
-def request(token: str = "t1", *, lab_id: str = "aa") -> CreateRequest:
-    return CreateRequest(
+def request(token: str = "t1", *, lab_id: str = "aa") -> CreateServerRequest:
+    return CreateServerRequest(
         lab="digits",
         lab_id=lab_id,
         token=token,
@@ -209,7 +209,7 @@ def test_secrets_never_reach_the_disk(state: State, path: Path, detail: dict[str
 
 def test_files_are_the_persons_own(state: State, path: Path) -> None:
     state.record("x")
-    with state.hold_lab("aa", "up"):
+    with state.lock("aa", "up"):
         files = [each for each in path.parent.rglob("*") if each.is_file()]
         assert {each.name for each in files} >= {"labctl.db", "labctl.db-wal", "aa.lock"}
         assert {stat.S_IMODE(each.stat().st_mode) for each in files} == {0o600}

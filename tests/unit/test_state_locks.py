@@ -24,7 +24,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from labctl.state import State
-with State(Path(sys.argv[1])).hold_lab("aa", "up"):
+with State(Path(sys.argv[1])).lock("aa", "up"):
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -58,7 +58,7 @@ def test_the_second_is_told_who_holds_it(state: State) -> None:
     with (
         holder(state) as process,
         pytest.raises(BusyError) as caught,
-        state.hold_lab("aa", "down", wait_s=0.1),
+        state.lock("aa", "down", wait_s=0.1),
     ):
         pytest.fail("both hold it")
     assert f"pid {process.pid}" in caught.value.what
@@ -84,14 +84,14 @@ def test_who_waits_hears_once_for_whom(state: State) -> None:
 
 
 def test_another_lab_is_free(state: State) -> None:
-    with holder(state), state.hold_lab("bb", "up", wait_s=0.0):
+    with holder(state), state.lock("bb", "up", wait_s=0.0):
         pass
 
 
 def test_a_killed_holder_lets_go(state: State) -> None:
     with holder(state) as process:
         os.kill(process.pid, signal.SIGKILL)
-        with state.hold_lab("aa", "down", wait_s=10.0):
+        with state.lock("aa", "down", wait_s=10.0):
             note = (state.path.parent / "locks" / "aa.lock").read_text()
             assert f'"pid": {os.getpid()}' in note
 
@@ -101,7 +101,7 @@ def test_who_waits_gets_it_when_the_holder_is_done(state: State) -> None:
         got = threading.Event()
 
         def wait() -> None:
-            with state.hold_lab("aa", "down", wait_s=30.0):
+            with state.lock("aa", "down", wait_s=30.0):
                 got.set()
 
         waiting = threading.Thread(target=wait)
@@ -120,7 +120,7 @@ def test_threads_exclude_each_other(state: State) -> None:
 
     def work() -> None:
         for _ in range(5):
-            with state.hold_lab("aa", "work", wait_s=60.0):
+            with state.lock("aa", "work", wait_s=60.0):
                 inside.append(1)
                 most.append(len(inside))
                 inside.pop()
@@ -134,35 +134,35 @@ def test_threads_exclude_each_other(state: State) -> None:
 
 
 def test_it_is_let_go_after_an_error(state: State) -> None:
-    with pytest.raises(RuntimeError), state.hold_lab("aa", "up"):
+    with pytest.raises(RuntimeError), state.lock("aa", "up"):
         raise RuntimeError
-    with state.hold_lab("aa", "up", wait_s=0.0):
+    with state.lock("aa", "up", wait_s=0.0):
         pass
 
 
 def test_a_note_that_is_not_there_yet_is_no_problem(state: State) -> None:
     file = state.path.parent / "locks" / "aa.lock"
-    with state.hold_lab("aa", "up"):
+    with state.lock("aa", "up"):
         for text in ("", "{", "[]", '{"pid": 1}', '{"pid":1,"what":"x","since":"y"}'):
             file.write_text(text)
             with (
                 pytest.raises(BusyError, match="another labctl is working"),
-                state.hold_lab("aa", "down", wait_s=0.0),
+                state.lock("aa", "down", wait_s=0.0),
             ):
                 pytest.fail("both hold it")
 
 
 def test_waiting_takes_as_long_as_was_said(state: State) -> None:
-    with state.hold_lab("aa", "up"):
+    with state.lock("aa", "up"):
         start = time.monotonic()
-        with pytest.raises(BusyError), state.hold_lab("aa", "up", wait_s=0.3):
+        with pytest.raises(BusyError), state.lock("aa", "up", wait_s=0.3):
             pytest.fail("both hold it")
         assert 0.3 <= time.monotonic() - start < 60
 
 
 @pytest.mark.parametrize("lab_id", ["../x", "", "a/b", "a\n", "-a"])
 def test_a_lab_id_never_leads_out_of_the_directory(state: State, lab_id: str) -> None:
-    with pytest.raises(ValueError, match="not a lab id"), state.hold_lab(lab_id, "up"):
+    with pytest.raises(ValueError, match="not a lab id"), state.lock(lab_id, "up"):
         pytest.fail("held")
 
 
@@ -170,7 +170,7 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed(state: State, tmp_path:
     target = tmp_path / "target"
     target.write_text("keep")
     (tmp_path / "locks" / "aa.lock").symlink_to(target)
-    with pytest.raises(LabError, match="cannot lock"), state.hold_lab("aa", "up"):
+    with pytest.raises(LabError, match="cannot lock"), state.lock("aa", "up"):
         pytest.fail("held")
     assert target.read_text() == "keep"
 
@@ -184,16 +184,16 @@ def test_an_earlier_labctl_holds_it_against_this_one(state: State) -> None:
         fcntl.flock(earlier, fcntl.LOCK_EX)
         with (
             pytest.raises(BusyError, match=r"pid 4711.*`pull`"),
-            state.hold_lab("aa", "up", wait_s=0.1),
+            state.lock("aa", "up", wait_s=0.1),
         ):
             pytest.fail("both hold it")
-    with state.hold_lab("aa", "up", wait_s=0.0):
+    with state.lock("aa", "up", wait_s=0.0):
         pass
 
 
 def test_this_labctl_holds_it_against_an_earlier_one(state: State) -> None:
     file = state.path.parent / "locks" / "aa.lock"
-    with state.hold_lab("aa", "up"), file.open("r+") as earlier:
+    with state.lock("aa", "up"), file.open("r+") as earlier:
         with pytest.raises(BlockingIOError):
             fcntl.flock(earlier, fcntl.LOCK_EX | fcntl.LOCK_NB)
         note = json.loads(earlier.read())
@@ -204,10 +204,10 @@ def test_this_labctl_holds_it_against_an_earlier_one(state: State) -> None:
 
 
 def test_another_thread_may_let_go(state: State) -> None:
-    holding = state.hold_lab("aa", "up")
+    holding = state.lock("aa", "up")
     holding.__enter__()
     releasing = threading.Thread(target=holding.__exit__, args=(None, None, None))
     releasing.start()
     releasing.join()
-    with state.hold_lab("aa", "down", wait_s=0.0):
+    with state.lock("aa", "down", wait_s=0.0):
         pass

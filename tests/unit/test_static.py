@@ -11,7 +11,7 @@ import pytest
 
 from labctl.commands.lease import Holder
 from labctl.errors import ConnectError, HostKeyError, PolicyError, ProviderError, UsageError
-from labctl.model import CreateRequest, Endpoint, GpuNeed, Need, Offer
+from labctl.model import CreateServerRequest, Endpoint, GpuNeed, Need, Offer
 from labctl.providers import ProviderContext
 from labctl.providers.static import HostEntry, StaticProvider, StaticSettings
 from labctl.transports import Result
@@ -78,8 +78,8 @@ def wins(line: str, _: bytes) -> Result:
     return Result(code=0, stdout=held("mine", found[1], "alice", "digits"))
 
 
-def request(need: Need | None = None, token: str = "c0ffee") -> CreateRequest:
-    return CreateRequest(
+def request(need: Need | None = None, token: str = "c0ffee") -> CreateServerRequest:
+    return CreateServerRequest(
         lab="digits", lab_id="a11ce", token=token, public_key="ssh-ed25519 X", identity="/lab/key",
         need=need or Need(),
     )  # fmt: skip

@@ -60,7 +60,9 @@ def test_a_file_that_changes_while_it_is_packed_stops_it(tmp_path: Path) -> None
         path.write_bytes(content)
         file = BundleFile(path="code/a.py", size=9, sha256=sha256(ONE["code/a.py"]))
         with pytest.raises(TransferError, match="changed while it was packed"):
-            bundle.pack(manifest_of(ONE), [bundle.BundleSource(file=file, path=path)], io.BytesIO())
+            bundle.write_bundle(
+                manifest_of(ONE), [bundle.BundleSource(file=file, path=path)], io.BytesIO()
+            )
 
 
 @pytest.mark.parametrize(

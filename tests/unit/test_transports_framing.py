@@ -9,16 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labctl.shell import command
-from labctl.transports.framing import Frame, Unframer, frame
+from labctl.transports.framing import Frame, MarkedOutputParser, frame
 
 MARK = b"\x01mark\x02"
 
 
-def executed(framed: Frame, stdin: bytes = b"") -> tuple[int, Unframer, Unframer, bytes, bytes]:
+def executed(
+    framed: Frame, stdin: bytes = b""
+) -> tuple[int, MarkedOutputParser, MarkedOutputParser, bytes, bytes]:
     done = subprocess.run(["sh", "-c", framed.line], input=stdin, capture_output=True, check=False)
     got: tuple[list[bytes], list[bytes]] = ([], [])
-    out = Unframer(framed.mark, got[0].append)
-    err = Unframer(framed.mark, got[1].append, twice=True)
+    out = MarkedOutputParser(framed.mark, got[0].append)
+    err = MarkedOutputParser(framed.mark, got[1].append, twice=True)
     out.feed(done.stdout)
     err.feed(done.stderr)
     out.finish()
@@ -62,7 +64,7 @@ def test_output_is_whole_wherever_it_is_cut(pieces: list[bytes], noise: bytes, e
     text = noise + MARK + body + (MARK if ended else b"")
     for step in (1, 3, len(text)):
         got: list[bytes] = []
-        stream = Unframer(MARK, got.append, twice=True)
+        stream = MarkedOutputParser(MARK, got.append, twice=True)
         for at in range(0, len(text), step):
             stream.feed(text[at : at + step])
         stream.finish()
@@ -72,7 +74,7 @@ def test_output_is_whole_wherever_it_is_cut(pieces: list[bytes], noise: bytes, e
 
 def test_output_is_handed_over_at_once_but_for_a_possible_mark() -> None:
     got: list[bytes] = []
-    stream = Unframer(MARK, got.append, twice=True)
+    stream = MarkedOutputParser(MARK, got.append, twice=True)
     stream.feed(MARK + b"abc")
     assert got == [b"abc"]
     stream.feed(b"def\x01ma")
@@ -83,7 +85,7 @@ def test_output_is_handed_over_at_once_but_for_a_possible_mark() -> None:
 
 def test_a_second_mark_is_output_where_none_is_awaited() -> None:
     got: list[bytes] = []
-    stream = Unframer(MARK, got.append)
+    stream = MarkedOutputParser(MARK, got.append)
     stream.feed(b"banner" + MARK[:2])
     stream.feed(MARK[2:] + b"abc" + MARK)
     stream.feed(MARK[:3])
@@ -92,7 +94,7 @@ def test_a_second_mark_is_output_where_none_is_awaited() -> None:
 
 
 def test_without_a_mark_everything_is_noise() -> None:
-    stream = Unframer(MARK, lambda chunk: pytest.fail(f"delivered {chunk!r}"))
+    stream = MarkedOutputParser(MARK, lambda chunk: pytest.fail(f"delivered {chunk!r}"))
     stream.feed(b"ssh: connect to host")
     stream.finish()
     assert not stream.begun

@@ -66,7 +66,7 @@ def test_of_two_one_has_the_turn_and_hands_it_on() -> None:
     laptop, keeper = RecoveryLock(store, KEY), RecoveryLock(store, KEY)
     assert laptop.try_acquire() == ""
     with laptop.hold():
-        laptop.check()
+        laptop.renew()
         assert keeper.try_acquire() != ""
     assert keeper.try_acquire() == ""
 
@@ -95,9 +95,9 @@ def test_who_falls_silent_is_replaced_and_notices() -> None:
     asleep, awake = RecoveryLock(store, KEY), RecoveryLock(store, KEY)
     assert asleep.try_acquire() == ""
     recovery_lock._await_lock(awake)
-    awake.check()
+    awake.renew()
     with pytest.raises(RecoveryLockedError, match="taken over"):
-        asleep.check()
+        asleep.renew()
 
 
 @pytest.mark.usefixtures("quick")
@@ -110,10 +110,10 @@ def test_who_goes_on_speaking_is_not_replaced() -> None:
         waiter.start()
         waiter.join(1.0)  # three times as long as one may be silent
         assert waiter.is_alive()
-        busy.check()
+        busy.renew()
     waiter.join(120)
     assert not waiter.is_alive()
-    waiting.check()
+    waiting.renew()
 
 
 def test_an_answer_that_was_lost_costs_nobody_the_turn() -> None:
@@ -122,8 +122,8 @@ def test_an_answer_that_was_lost_costs_nobody_the_turn() -> None:
     assert ours.try_acquire() == ""
     store.loses_answer = True
     with pytest.raises(ConnectError):
-        ours.check()
-    ours.check()
+        ours.renew()
+    ours.renew()
 
 
 @pytest.mark.usefixtures("quick")
@@ -134,9 +134,9 @@ def test_a_store_that_is_away_for_a_moment_is_no_end() -> None:
     with ours.hold():
         store.unreachable = True
         with pytest.raises(ConnectError):
-            ours.check()
+            ours.renew()
         store.unreachable = False
-        ours.check()
+        ours.renew()
 
 
 def test_what_lies_there_and_is_no_lease_counts_as_free() -> None:

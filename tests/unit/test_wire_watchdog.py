@@ -14,7 +14,7 @@ from labctl.agent.host.paths import read_record
 from labctl.agent.watchdog.limits import keep_unknown
 from labctl.agent.watchdog.state_files import read_limits
 from labctl.errors import LabError
-from labctl.insight.top import ServerNow
+from labctl.insight.top import ServerMetrics
 from labctl.servers.agent import AgentClient
 from labctl.servers.watch_reports import parse_watch
 from labctl.transports import Result
@@ -94,7 +94,7 @@ def test_a_sample_of_top_is_what_the_client_shows() -> None:
     )
     body = to_json(record, drop_defaults=True)
     assert body["gpus"][0] == {"index": "0", "uuid": "GPU-1", "throttle": ["power"]}
-    now = msgspec.convert(body, ServerNow)
+    now = msgspec.convert(body, ServerMetrics)
     pairs = ((now, record), (now.gpus[1], record.gpus[1]), (now.runs[0], record.runs[0]))
     for shown, measured in pairs:
         for name in measured._fields:

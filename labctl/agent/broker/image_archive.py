@@ -56,7 +56,7 @@ def retag(
     Refusal if it is no such archive, or if it exceeds `most` bytes unpacked, layers included.
     `claim` is called with the number of those bytes as they arrive.
     """
-    allowance = Allowance(most, claim)
+    allowance = ByteBudget(most, claim)
     source = BlockReader(allowance.count(decompress(blocks)))
     contents = ArchiveContents()
     for number, member in enumerate(_read_members(source)):
@@ -97,7 +97,7 @@ class ArchiveContents:
         """
         if member.name == MANIFEST and (member.kind not in PLAIN or member.size > MOST_DOCUMENT):
             raise _refusal(f"its {MANIFEST} is not a regular file of at most 1 MiB")
-        if self._links & _parent_names(member.name):
+        if self._links & _list_parent_names(member.name):
             raise _refusal(f"{member.name[:100]!a} in it is behind a link")
         if member.kind == tarfile.DIRTYPE:
             return
@@ -157,7 +157,7 @@ class ArchiveContents:
             raise _refusal(f"{name[:100]!a} cannot be read: {error}") from None
 
 
-class Allowance:
+class ByteBudget:
     """The bytes that an archive may still use."""
 
     def __init__(self, most: int, claim: Claim) -> None:
@@ -166,7 +166,7 @@ class Allowance:
 
     def count(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         for block in blocks:
-            self._use(len(block))
+            self._deduct(len(block))
             yield block
 
     def count_layer(self, beginning: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
@@ -176,10 +176,10 @@ class Allowance:
         packed = _Gzip() if beginning.startswith(GZIP) else None
         for block in chain((beginning,), blocks):
             for piece in packed.decompress(block) if packed else ():
-                self._use(len(piece))
+                self._deduct(len(piece))
             yield block
 
-    def _use(self, size: int) -> None:
+    def _deduct(self, size: int) -> None:
         self.left -= size
         if self.left < 0:
             raise HttpRefusal(413, "the image is larger than the shared server allows")
@@ -307,7 +307,7 @@ def _clean_name(name: str) -> str:
     return "/".join(parts)
 
 
-def _parent_names(name: str) -> set[str]:
+def _list_parent_names(name: str) -> set[str]:
     return {name[:at] for at, character in enumerate(name) if character == "/"}
 
 

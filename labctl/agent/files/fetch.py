@@ -25,7 +25,7 @@ from .files import RESERVE_BYTES
 TELL_EVERY_S = 0.5
 
 
-def fetch(request: FetchRequest) -> None:
+def fetch_data_sets(request: FetchRequest) -> None:
     """Fetch data sets to the lab's data directory."""
     if any(address.startswith("s3://") for address in request.sources.values()):
         _require_boto3(encode(request).encode() + b"\n")

@@ -18,7 +18,7 @@ from ...wire.files import (
     SkippedFile,
 )
 from ...wire.mirrors import StoredFile
-from ..host.paths import HASHES, hash_file, lab_dir, measure_age_s, resolve_inside, run_dir
+from ..host.paths import HASHES, compute_age_s, hash_file, lab_dir, resolve_inside, run_dir
 from ..reply import Failure
 from ..runs.records import read_final_record
 from ..runs.spec import read_spec
@@ -218,7 +218,7 @@ class _RunScan:
         try:
             before = path.stat()
             if not self.ended and not is_growing and name not in self.proved:
-                if measure_age_s(before.st_mtime) < SETTLED_S:
+                if compute_age_s(before.st_mtime) < SETTLED_S:
                     return "written just now", None
                 if (before.st_dev, before.st_ino) in self.writing:
                     return "still open for writing", None

@@ -150,7 +150,7 @@ def hash_file(path: Path, length: int | None = None) -> str:
     return digest.hexdigest()
 
 
-def measure_age_s(moment_s: float) -> float:
+def compute_age_s(moment_s: float) -> float:
     """Return the seconds since a recorded time of day, in Unix seconds.
 
     A time in the future was recorded before the clock was set back, so it is not recent either.

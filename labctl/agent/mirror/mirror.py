@@ -39,7 +39,7 @@ from ..files.edits import edits
 from ..files.records import merge_hashes, merge_records, read_hashes
 from ..host.engine import inspect_containers
 from ..host.engine_objects import Container
-from ..host.paths import hash_file, lab_dir, measure_age_s, read_json, write_json
+from ..host.paths import compute_age_s, hash_file, lab_dir, read_json, write_json
 from ..reply import Failure, send_reply
 from ..runs.records import list_attempts, read_final_record, read_last_attempt
 from ..runs.run_state import inspect_run, require_run_directory
@@ -132,7 +132,7 @@ def _hold_lock(path: Path) -> Iterator[Callable[[], None]]:
 
 
 def _kill_stuck_holder(descriptor: int) -> None:
-    if measure_age_s(os.fstat(descriptor).st_mtime) > STUCK_S:
+    if compute_age_s(os.fstat(descriptor).st_mtime) > STUCK_S:
         holder = int(os.pread(descriptor, 20, 0) or b"0")
         with suppress(OSError):
             if holder > 1:

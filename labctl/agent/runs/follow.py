@@ -75,7 +75,7 @@ def _pump(log: Path, offset: int, name: str) -> None:
         while True:
             ended = waiter.poll() is not None
             offset = _send(log, offset)
-            if ended and not _is_running(name):
+            if ended and not _is_container_running(name):
                 _send(log, offset)
                 return
             if ended:
@@ -96,7 +96,7 @@ def _wait(name: str) -> subprocess.Popen[bytes]:
     )
 
 
-def _is_running(name: str) -> bool:
+def _is_container_running(name: str) -> bool:
     container = inspect_container(name)
     return container is not None and container.State.Running
 

@@ -107,7 +107,7 @@ def grade(request: GradeRequest) -> GradeReply:
     image = engine.inspect_image(request.image)
     if image is None:
         return GradeReply(missing=request.image)
-    top = _grading_directory(request.lab, request.lab_id)
+    top = _make_grading_directory(request.lab, request.lab_id)
     job = top / ".jobs" / require_name(request.job)
     job.mkdir(parents=True, exist_ok=True)
     with (job / "lock").open("w") as lock:
@@ -130,7 +130,7 @@ def _read_record(path: Path) -> GradedJobRecord | None:
 
 def clear(request: LabRequest) -> ClearGradingReply:
     """Remove everything of this lab's grading: labels, submissions, containers."""
-    top = _grading_directory(request.lab, request.lab_id)
+    top = _make_grading_directory(request.lab, request.lab_id)
     for name in sandbox.list_labeled_containers(f"{LABEL}={request.lab_id}"):
         engine.remove_container(name)
     drop_tree(top)
@@ -140,7 +140,7 @@ def clear(request: LabRequest) -> ClearGradingReply:
     return ClearGradingReply(not top.exists())
 
 
-def _grading_directory(lab: str, lab_id: str) -> Path:
+def _make_grading_directory(lab: str, lab_id: str) -> Path:
     top = lab_dir(lab, lab_id) / "grading"
     top.mkdir(mode=0o700, exist_ok=True)
     top.chmod(0o700)

@@ -21,7 +21,7 @@ from typing import Callable, NamedTuple
 from ...wire.codec import from_json
 from ..host import engine
 from ..host.engine_objects import ContainerRow
-from ..host.paths import labctl_home, measure_age_s, read_text
+from ..host.paths import compute_age_s, labctl_home, read_text
 from ..reply import Failure
 from .jupyter_objects import JupyterKernel
 from .processes import ActivitySign, ProcessActivity, read_terminals, read_tmux_clients
@@ -203,7 +203,7 @@ def _require_success(done: subprocess.CompletedProcess[str]) -> None:
 def read_last_use() -> list[ActivitySign]:
     """Return when labctl was last used on this server."""
     at = (labctl_home() / USED).stat().st_mtime
-    return [ActivitySign("labctl was used", max(0.001, measure_age_s(at)))]
+    return [ActivitySign("labctl was used", max(0.001, compute_age_s(at)))]
 
 
 class ActivityWatcher:
@@ -215,7 +215,7 @@ class ActivityWatcher:
         self.latest: ActivitySnapshot | None = None
         self.interval_s = SHORTEST_S
         self._now = threading.Event()
-        threading.Thread(target=self._go, daemon=True).start()
+        threading.Thread(target=self._poll_forever, daemon=True).start()
 
     def set_idle_limit(self, idle_s: float | None) -> None:
         interval_s = LONGEST_S if idle_s is None else idle_s / LOOKS_PER_IDLE_LIMIT
@@ -224,7 +224,7 @@ class ActivityWatcher:
     def request_update(self) -> None:
         self._now.set()
 
-    def _go(self) -> None:
+    def _poll_forever(self) -> None:
         while True:
             self.latest = self.signs.read_activity()
             self.on_update()

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ..host.paths import measure_age_s
+from ..host.paths import compute_age_s
 
 # cores: a person's program outside containers that uses more is at work. Idle servers of editors
 # use a tenth of this.
@@ -53,7 +53,7 @@ def read_terminals(directory: Path = Path("/dev/pts")) -> list[ActivitySign]:
     for entry in directory.iterdir():
         if entry.name.isdigit():
             with suppress(FileNotFoundError):
-                age = measure_age_s(entry.stat().st_atime)
+                age = compute_age_s(entry.stat().st_atime)
                 signs.append(ActivitySign(f"somebody typed in terminal pts/{entry.name}", age))
     return signs
 
@@ -67,7 +67,7 @@ def read_tmux_clients(uid: int, as_user: list[str]) -> list[ActivitySign]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
         for row in done.stdout.splitlines():
             at, _, session = row.partition(" ")
-            age = measure_age_s(float(at))
+            age = compute_age_s(float(at))
             signs.append(ActivitySign(f"somebody typed in the tmux session {session}", age))
     return signs
 

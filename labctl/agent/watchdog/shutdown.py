@@ -31,7 +31,7 @@ from ...wire.runs import LimitRecord
 from ...wire.watchdog import KEEP_DISK, KeepDiskRequest
 from ..host import engine
 from ..host.engine_objects import ContainerRow
-from ..host.paths import LIMIT, labctl_home, measure_age_s
+from ..host.paths import LIMIT, compute_age_s, labctl_home
 from ..mirror.boto3_python import LACKING, find_python
 from ..reply import Failure
 from .activity import LabAccount
@@ -262,7 +262,7 @@ def _is_writing_checkpoint(run: str) -> bool:
         for folder, _, names in os.walk(top):
             times = [_get_mtime(Path(folder) / name) for name in names if name != "manifest.json"]
             manifest_time = _get_mtime(Path(folder) / "manifest.json")
-            if times and measure_age_s(max(times)) < WRITING_S and manifest_time < max(times):
+            if times and compute_age_s(max(times)) < WRITING_S and manifest_time < max(times):
                 return True
     return False
 

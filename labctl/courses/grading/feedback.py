@@ -23,27 +23,30 @@ def render_page(record: GradeRecord, results: GradeResults, output: str) -> str:
     `output` is what the submission's program printed. It is untrusted, as staff open the page too.
     """
     rows = "".join(
-        f"<tr><td>{_escape(test.name)}</td><td>{_points_text(test.score)}</td>"
-        f"<td>{_points_text(test.max_score)}</td><td>{_escape(test.output)}</td></tr>"
+        f"<tr><td>{_escape_html(test.name)}</td><td>{_points_text(test.score)}</td>"
+        f"<td>{_points_text(test.max_score)}</td><td>{_escape_html(test.output)}</td></tr>"
         for test in results.tests
         if test.visibility != "hidden"
     )
     table = f"<table><tr><th>part</th><th>points</th><th>of</th><th></th></tr>{rows}</table>"
-    printed = f"<h2>What your program printed</h2><pre>{_escape(output)}</pre>" if output else ""
+    printed = (
+        f"<h2>What your program printed</h2><pre>{_escape_html(output)}</pre>" if output else ""
+    )
     number = f"{record.assignment}, submission {record.number}"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{CSP}">'
         '<meta name="viewport" content="width=device-width">'
-        f"<title>{_escape(number)}</title><style>{STYLE}</style></head><body>"
-        f"<h1>{_escape(number)}</h1>"
+        f"<title>{_escape_html(number)}</title><style>{STYLE}</style></head><body>"
+        f"<h1>{_escape_html(number)}</h1>"
         f"<p><strong>{record.score or 0.0:g}</strong> of {record.points:g} points. "
-        f"Received {_escape(record.received)}, bundle {_escape(record.bundle_sha256[:16])}.</p>"
-        f"<pre>{_escape(results.output)}</pre>{table if rows else ''}{printed}</body></html>\n"
+        f"Received {_escape_html(record.received)}, "
+        f"bundle {_escape_html(record.bundle_sha256[:16])}.</p>"
+        f"<pre>{_escape_html(results.output)}</pre>{table if rows else ''}{printed}</body></html>\n"
     )
 
 
-def _escape(text: str) -> str:
+def _escape_html(text: str) -> str:
     return escape(clean_text(text, 40_000), quote=True)
 
 

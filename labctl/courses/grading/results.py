@@ -18,7 +18,7 @@ MOST_BONUS = 2.0
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-class TestResult(Value, frozen=True):
+class GraderTest(Value, frozen=True):
     """One line of the results. `visibility` is Gradescope's: hidden, after_published, ..."""
 
     name: str = ""
@@ -36,7 +36,7 @@ class GradeResults(Value, frozen=True):
 
     score: float
     output: str = ""
-    tests: tuple[TestResult, ...] = ()
+    tests: tuple[GraderTest, ...] = ()
     visibility: str = "after_published"
     stdout_visibility: str = "hidden"
     execution_time: float = 0.0
@@ -94,9 +94,9 @@ def parse_results(text: str, points: float) -> GradeResults:
     return GradeResults(score=score, output=clean_text(loose.output), tests=tests, extra_data=extra)
 
 
-def _parse_test(test: _LooseTest) -> TestResult:
+def _parse_test(test: _LooseTest) -> GraderTest:
     tags = test.tags
-    return TestResult(
+    return GraderTest(
         name=clean_text(str(test.name), 200),
         score=_parse_number(test.score),
         max_score=_parse_number(test.max_score),

@@ -97,7 +97,7 @@ def _assignment_cautions(config: CourseConfig, now: float) -> Iterable[str]:
             yield f"{name} has `grade:`, but there is no `grading:` server to run it on"
 
 
-def limits_text(config: CourseConfig) -> str:
+def describe_server_limits(config: CourseConfig) -> str:
     """Describe what ends a server."""
     limits, idle_s = config.per_student, config.lab.server.need.idle_s
     parts = [f"after {duration_text(limits.ttl)} ({duration_text(limits.max_ttl)} with `extend`)"]

@@ -6,7 +6,7 @@ import math
 
 from labctl.insight.explain.curves import Trend, find_accuracies, finite_points
 from labctl.insight.explain.evidence import Evidence, Finding, RunData, from_events
-from labctl.insight.explain.rates import list_rates_at, suggest_other_rate
+from labctl.insight.explain.rates import list_rates_at, suggest_other_learning_rate
 from labctl.insight.explain.sources import RECIPE
 from labctl.insight.explain.wording import number, percent
 from labctl.insight.scalars import Scalars, Series
@@ -76,7 +76,7 @@ def guessing_finding(material: RunData, series: Series, trend: Trend, classes: i
             *_chance_evidence(material.scalars, classes),
             *list_rates_at(material, trend.ends[0]),
         ),
-        next=suggest_other_rate(material),
+        next=suggest_other_learning_rate(material),
         source=RECIPE,
     )
 
@@ -99,6 +99,6 @@ def flat_finding(material: RunData, series: Series, trend: Trend) -> Finding:
         "reach the weights (frozen, detached, no optimizer step), or labels do not match",
         evidence=tuple(evidence),
         next="first train on a single batch until the loss is nearly 0; if that fails, the code "
-        f"has a bug. Then {suggest_other_rate(material)}",
+        f"has a bug. Then {suggest_other_learning_rate(material)}",
         source=RECIPE,
     )

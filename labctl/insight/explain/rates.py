@@ -33,7 +33,7 @@ def suggest_smaller_rate(material: RunData, factor: float = 10.0) -> str:
     return build_command(material, {LEARNING_RATE: rate}, f"try a learning rate of {rate}")
 
 
-def suggest_other_rate(material: RunData) -> str:
+def suggest_other_learning_rate(material: RunData) -> str:
     """Suggest a rate where nothing is learned: ten times smaller if it is high, else larger."""
     now = find_rate(material)
     if not now:

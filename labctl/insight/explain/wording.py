@@ -76,7 +76,7 @@ def build_command(material: RunData, changes: Mapping[tuple[str, ...], str], oth
     for names, value in changes.items():
         name = find_accepted_option(material, names)
         if name:
-            words = _set_option(words, name, value)
+            words = _replace_option(words, name, value)
             changed = True
     return f"labctl run -- {shlex.join(words)}" if changed else otherwise
 
@@ -88,7 +88,7 @@ def join_suggestions(first: str, more: str) -> str:
     return f"{first}   # {more}" if first.startswith("labctl ") else f"{first}; {more}"
 
 
-def _set_option(words: list[str], name: str, value: str) -> list[str]:
+def _replace_option(words: list[str], name: str, value: str) -> list[str]:
     for index, word in enumerate(words):
         if word == name and index + 1 < len(words):
             return [*words[: index + 1], value, *words[index + 2 :]]

@@ -39,8 +39,8 @@ class Use(Value, frozen=True):
 
 def summarize_use(samples: Sequence[Sample]) -> Use:
     """Summarize the samples, each weighted by the time that it covers."""
-    weights = _weights(samples)
-    joules, estimate = _sum_counted_j(samples), _sum_estimated_j(samples, weights)
+    weights = _compute_sample_spans_s(samples)
+    joules, estimate = _sum_metered_energy_j(samples), _sum_estimated_j(samples, weights)
     cards = [gpu for sample in samples for gpu in sample.gpus]
     return Use(
         samples=len(samples),
@@ -60,7 +60,7 @@ def summarize_use(samples: Sequence[Sample]) -> Use:
     )
 
 
-def _weights(samples: Sequence[Sample]) -> list[float]:
+def _compute_sample_spans_s(samples: Sequence[Sample]) -> list[float]:
     """Return the seconds since each previous sample, the time that most values cover."""
     weights = []
     for before, sample in zip((None, *samples), samples, strict=False):
@@ -95,7 +95,7 @@ def _sum(sample: Sample, read: Callable[[GpuSample], float | None]) -> float | N
     return sum(measured) if measured else None
 
 
-def _sum_counted_j(samples: Sequence[Sample]) -> float | None:
+def _sum_metered_energy_j(samples: Sequence[Sample]) -> float | None:
     """Sum the growth of the GPUs' energy counters. One that fell was reset by a server restart."""
     last: dict[tuple[int, str], float] = {}
     total, grown = 0.0, False

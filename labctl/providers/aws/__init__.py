@@ -14,7 +14,7 @@ from labctl.config.directories import copy_environment
 from labctl.model import (
     Boot,
     Check,
-    CreateRequest,
+    CreateServerRequest,
     GpuNeed,
     Need,
     Offer,
@@ -69,7 +69,7 @@ class AwsProvider:
         fingerprint = account.fingerprint(self.settings.profile, copy_environment())
         return offers(self.clients, self.settings, need, self._configured, cache, fingerprint)
 
-    def create(self, offer: Offer, request: CreateRequest) -> Server:
+    def create(self, offer: Offer, request: CreateServerRequest) -> Server:
         return self._launcher.create(offer, request)
 
     def find(self, server_id: str) -> Server | None:

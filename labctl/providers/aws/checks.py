@@ -14,7 +14,7 @@ from labctl.providers.aws.errors import POLICY_PAGE, translate_errors
 from labctl.providers.aws.images import find_image
 from labctl.providers.aws.network import find_caller_network, find_subnet
 from labctl.providers.aws.permissions import (
-    count_actions,
+    count_checked_actions,
     list_denied_actions,
     require_run_permission,
 )
@@ -50,7 +50,7 @@ def run_checks(
         address.result(),
         launch,
         *quotas,
-        *_check_guards(settings),
+        *_check_guard_settings(settings),
     ]
 
 
@@ -75,7 +75,11 @@ def _check_permissions(clients: Clients, region: str) -> list[Check]:
         return [Check(name="permissions", ok=False, detail=error.what, next=error.hint)]
     if not denied:
         return [
-            Check(name="permissions", ok=True, detail=f"{count_actions()} EC2 actions, by dry run")
+            Check(
+                name="permissions",
+                ok=True,
+                detail=f"{count_checked_actions()} EC2 actions, by dry run",
+            )
         ]
     return [
         Check(
@@ -169,7 +173,7 @@ def compute_room(clients: Clients, offer: Offer) -> QuotaRoom:
     )
 
 
-def _check_guards(settings: AwsSettings) -> list[Check]:
+def _check_guard_settings(settings: AwsSettings) -> list[Check]:
     """Check two optional guards, and say what is missing without them."""
     deadline = "nothing at AWS ends a server that hangs: server.aws.scheduler_role is not set"
     profile = "a server cannot keep its disk by itself: server.aws.instance_profile is not set"

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, cast
 
 from labctl.errors import BusyError, CapacityError, LabError, ProviderError, QuotaError, UsageError
-from labctl.model import GIB, CreateRequest, Offer, Server
+from labctl.model import GIB, CreateServerRequest, Offer, Server
 from labctl.providers.aws import tags
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.errors import (
@@ -72,7 +72,7 @@ class Launcher:
         self._keys: dict[tuple[str, str, str], str] = {}
         self._networks: tuple[str, ...] = settings.ssh_from
 
-    def create(self, offer: Offer, request: CreateRequest) -> Server:
+    def create(self, offer: Offer, request: CreateServerRequest) -> Server:
         """Launch the server of this attempt; the same offer and request return the same server.
 
         CapacityError: the token's server has ended, or AWS has no capacity for it.
@@ -94,7 +94,7 @@ class Launcher:
         return tags.with_identity(server, request.identity)
 
     def _run(
-        self, offer: Offer, request: CreateRequest, call: RunInstancesRequestTypeDef
+        self, offer: Offer, request: CreateServerRequest, call: RunInstancesRequestTypeDef
     ) -> OwnedInstance:
         from botocore.exceptions import ClientError
 
@@ -127,7 +127,9 @@ class Launcher:
             ) from error
         return tags.with_owner(reservations[0]["Instances"][0], reservations[0])
 
-    def _build_arguments(self, offer: Offer, request: CreateRequest) -> RunInstancesRequestTypeDef:
+    def _build_arguments(
+        self, offer: Offer, request: CreateServerRequest
+    ) -> RunInstancesRequestTypeDef:
         """Build the arguments of RunInstances, only from the offer, the request and settings."""
         lab_tags = tags.make_lab_tags(request.lab, request.lab_id, self._owner)
         shared_tags = lab_tags
@@ -195,7 +197,7 @@ class Launcher:
         return [{"DeviceName": machine_image.root, "Ebs": root}]
 
     def _build_tags(
-        self, offer: Offer, request: CreateRequest, lab_tags: dict[str, str]
+        self, offer: Offer, request: CreateServerRequest, lab_tags: dict[str, str]
     ) -> list[TagSpecificationTypeDef]:
         part_tags = tags.as_pairs({**lab_tags, tags.TOKEN: request.token})
         server_tags = tags.as_pairs(tags.make_server_tags(offer, request, self._owner))

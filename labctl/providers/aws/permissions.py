@@ -54,11 +54,11 @@ _DRY: dict[str, Callable[[EC2Client], object]] = {
 def list_denied_actions(ec2: EC2Client) -> list[str]:
     """List the actions that these credentials may not do, by their IAM names."""
     with ThreadPoolExecutor(len(_DRY)) as threads:
-        answers = threads.map(lambda action: _is_denied(ec2, action), _DRY)
+        answers = threads.map(lambda action: _is_dry_run_denied(ec2, action), _DRY)
         return [f"ec2:{action}" for action, denied in zip(_DRY, answers, strict=True) if denied]
 
 
-def count_actions() -> int:
+def count_checked_actions() -> int:
     """Return the number of actions that `list_denied_actions` and `require_run_permission` try."""
     return len(_DRY) + 1
 
@@ -82,7 +82,7 @@ def require_run_permission(ec2: EC2Client, ami: str, instance_type: str, subnet:
                 raise
 
 
-def _is_denied(ec2: EC2Client, action: str) -> bool:
+def _is_dry_run_denied(ec2: EC2Client, action: str) -> bool:
     from botocore.exceptions import ClientError
 
     with translate_errors():

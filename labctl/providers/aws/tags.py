@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import msgspec
 
-from labctl.model import CreateRequest, Endpoint, Offer, Server, ServerState
+from labctl.model import CreateServerRequest, Endpoint, Offer, Server, ServerState
 from labctl.providers.aws.fit import PROVIDER
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def make_lab_tags(lab: str, lab_id: str, owner: str) -> dict[str, str]:
     return {OURS: "1", LAB: lab, LAB_ID: lab_id, OWNER: owner, "Name": f"labctl-{lab}"}
 
 
-def make_server_tags(offer: Offer, request: CreateRequest, owner: str) -> dict[str, str]:
+def make_server_tags(offer: Offer, request: CreateServerRequest, owner: str) -> dict[str, str]:
     """Return the tags of a server: all that is needed to rebuild its record from them alone."""
     hardware = (
         f"cpus={offer.cpus} memory={offer.memory_bytes} arch={offer.arch}"

@@ -15,7 +15,16 @@ from labctl.config.reader import Parsed
 from labctl.config.scalars import parse_cpus
 from labctl.config.schema import Reference, Size
 from labctl.errors import EngineError, NoOfferError, ProviderError
-from labctl.model import Check, CreateRequest, Need, Offer, ProviderAccount, Resource, Server, Value
+from labctl.model import (
+    Check,
+    CreateServerRequest,
+    Need,
+    Offer,
+    ProviderAccount,
+    Resource,
+    Server,
+    Value,
+)
 from labctl.providers import ProviderContext
 from labctl.providers.local import cache, checks, engine, image
 from labctl.providers.local.container import (
@@ -25,13 +34,13 @@ from labctl.providers.local.container import (
     TOKEN_LABEL,
     age_s,
     clear_and_stop,
+    copy_first_boot_script,
     create,
     find_labeled,
     list_labeled,
     make_labels,
     make_server_id,
     parse_server,
-    put_first_boot,
     start,
 )
 
@@ -93,7 +102,7 @@ class LocalProvider:
             )
         return [OFFER]
 
-    def create(self, offer: Offer, request: CreateRequest) -> Server:
+    def create(self, offer: Offer, request: CreateServerRequest) -> Server:
         """Create a server. The first one on this machine builds its image, for about a minute."""
         with engine.connect() as docker:
             container = find_labeled(docker, TOKEN_LABEL, request.token)
@@ -183,7 +192,7 @@ class LocalProvider:
         with engine.connect() as docker:
             return _get_container(docker, server_id).logs(tail=200).decode(errors="replace")
 
-    def _create_container(self, docker: DockerClient, request: CreateRequest) -> Container:
+    def _create_container(self, docker: DockerClient, request: CreateServerRequest) -> Container:
         """Create the container of this attempt under its own name, without starting it."""
         from docker.errors import APIError
 
@@ -205,7 +214,7 @@ class LocalProvider:
         container = cache.claim(docker, self.context.owner, make)
         try:
             if request.first_boot:
-                put_first_boot(container, request.first_boot)
+                copy_first_boot_script(container, request.first_boot)
             container.rename(make_server_id(request))
         except APIError:
             container.remove(force=True)

@@ -9,7 +9,7 @@ import io
 import time
 from typing import TYPE_CHECKING
 
-from labctl.model import CreateRequest, Endpoint, Offer, Server, ServerState
+from labctl.model import CreateServerRequest, Endpoint, Offer, Server, ServerState
 from labctl.providers.local import cache
 from labctl.providers.local.engine import inspect_engine
 from labctl.retry import retry_on
@@ -46,12 +46,12 @@ _STATES: dict[str, ServerState] = {
 }
 
 
-def make_server_id(request: CreateRequest) -> str:
+def make_server_id(request: CreateServerRequest) -> str:
     """Return the server's id, which is also the container's name; the same for one attempt."""
     return f"labctl-{request.lab}-{request.lab_id[:6]}-{request.token[:4]}"
 
 
-def make_labels(request: CreateRequest, owner: str) -> dict[str, str]:
+def make_labels(request: CreateServerRequest, owner: str) -> dict[str, str]:
     return {
         **request.tags,
         SERVER_LABEL: make_server_id(request),
@@ -69,7 +69,7 @@ def create(
     image: str,
     name: str,
     volume: str,
-    request: CreateRequest,
+    request: CreateServerRequest,
     labels: dict[str, str],
     *,
     capabilities: tuple[str, ...] = (),
@@ -169,7 +169,7 @@ def clear_and_stop(container: Container) -> None:
         container.stop(timeout=STOP_TIMEOUT_S)
 
 
-def put_first_boot(container: Container, script: str) -> None:
+def copy_first_boot_script(container: Container, script: str) -> None:
     """Copy `script` to where the first boot runs it, as root."""
     import tarfile
 

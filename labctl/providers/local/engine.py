@@ -91,7 +91,7 @@ def make_unusable_error(
         return EngineError(
             "Docker Engine is not installed on this machine",
             why="the local provider runs each lab server as a container",
-            hint=_install_command(platform, has_apt=bool(installed("apt-get"))),
+            hint=_suggest_install_command(platform, has_apt=bool(installed("apt-get"))),
         )
     if kinds & {FileNotFoundError, ConnectionRefusedError}:
         return EngineError(
@@ -102,7 +102,7 @@ def make_unusable_error(
     return EngineError("Docker Engine does not answer", why=str(error), hint="docker version")
 
 
-def _install_command(platform: str, *, has_apt: bool) -> str:
+def _suggest_install_command(platform: str, *, has_apt: bool) -> str:
     if platform == "darwin":
         return "brew install --cask docker-desktop && open -a Docker"
     if has_apt:

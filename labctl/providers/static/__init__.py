@@ -18,7 +18,16 @@ import msgspec
 from labctl.commands import lease, ssh
 from labctl.commands.lease import Holder, MachineLease
 from labctl.errors import ConnectError, LabError, PolicyError, ProviderError
-from labctl.model import Check, CreateRequest, Need, Offer, ProviderAccount, Resource, Server, Value
+from labctl.model import (
+    Check,
+    CreateServerRequest,
+    Need,
+    Offer,
+    ProviderAccount,
+    Resource,
+    Server,
+    Value,
+)
 from labctl.providers import ProviderContext
 from labctl.providers.static.machines import (
     PROVIDER,
@@ -78,7 +87,7 @@ class StaticProvider:
             _raise_if_all_failed(answers)
         return free
 
-    def create(self, offer: Offer, request: CreateRequest) -> Server:
+    def create(self, offer: Offer, request: CreateServerRequest) -> Server:
         """Claim the offered machine or, if it was claimed meanwhile, the next that satisfies.
 
         The same token returns the same machine. PolicyError names the holders if all are in use.
@@ -104,7 +113,7 @@ class StaticProvider:
             refusals.append((machine, claimed))
         raise _make_busy_error(refusals)
 
-    def _claim(self, machine: ConfiguredMachine, request: CreateRequest) -> MachineLease:
+    def _claim(self, machine: ConfiguredMachine, request: CreateServerRequest) -> MachineLease:
         holder = Holder(
             token=ssh.check_id(request.token),
             lab=request.lab,
