@@ -88,6 +88,7 @@ class Dashboard:
         # session id -> messages that its next page shows once: (kind, text)
         self.messages: dict[str, list[tuple[str, str]]] = {}
         self.on_start: list[Callable[[], None]] = []
+        self.start_error: Exception | None = None
         self.app = self._build_application(middleware)
 
     def _build_application(self, middleware: Sequence[Middleware]) -> FastAPI:
@@ -127,10 +128,15 @@ class Dashboard:
             asyncio.create_task(self.feed.run()),
             asyncio.create_task(self.gauges.run(self.feed)),
         ]
-        with contextlib.suppress(LabError):
+        try:
             # Draw the first page in advance, so that nobody waits for it.
             first = PageView(page="board", pseudonyms=Pseudonyms())
             await self.feed.open_channel(first.channel, self._choose_renderer(first))
+        except LabError:
+            pass  # the page shows it
+        except Exception as error:
+            self.start_error = error
+            raise
         for call in self.on_start:
             call()
         try:

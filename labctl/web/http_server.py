@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
 import socket
 import threading
+import time
 
 from labctl.config import Paths
 from labctl.courses.records.folder import CourseFolder
@@ -17,6 +19,7 @@ PORT = 8600
 # in the course's `.course/keeper` (0600): the URL that signs in the next browser
 URL_FILE = "dashboard-url"
 START_S = 60.0
+POLL_S = 0.1
 END_S = 5.0
 REQUIRED_MODULES = ("fastapi", "uvicorn", "jinja2", "itsdangerous", "python_multipart")
 
@@ -59,23 +62,35 @@ def serve_dashboard(
         )
     )
     url = board.link.open(f"http://{HOST}:{listener.getsockname()[1]}")
-    thread = threading.Thread(
-        target=server.run, kwargs={"sockets": [listener]}, name="labctl-dashboard", daemon=True
-    )
+
+    def run_server() -> None:
+        with contextlib.suppress(SystemExit):  # what uvicorn raises if the start fails
+            server.run(sockets=[listener])
+
+    thread = threading.Thread(target=run_server, name="labctl-dashboard", daemon=True)
     thread.start()
 
     def wait_and_close() -> None:
         stop.wait()
-        board.feed.close()
+        with contextlib.suppress(RuntimeError):  # the server's loop has ended already
+            board.feed.close()
         server.should_exit = True
         thread.join(END_S)
         listener.close()
         board.link.close()
 
-    threading.Thread(target=wait_and_close, name="labctl-dashboard-end", daemon=True).start()
-    if not ready.wait(START_S):
-        stop.set()
-        raise LabError("the dashboard did not start", hint="labctl course serve --dashboard")
+    closer = threading.Thread(target=wait_and_close, name="labctl-dashboard-end", daemon=True)
+    closer.start()
+    deadline_s = time.monotonic() + START_S
+    while not ready.wait(POLL_S):
+        if not thread.is_alive() or time.monotonic() > deadline_s:
+            stop.set()
+            closer.join(END_S)
+            raise LabError(
+                "the dashboard did not start",
+                why=repr(board.start_error) if board.start_error else "",
+                hint="labctl course serve --dashboard",
+            )
     return url
 
 

@@ -14,10 +14,11 @@ import pytest
 from dashboard_bed import Bed, Visitor, fill, make, wait_until
 from itsdangerous import TimestampSigner
 
-from labctl.errors import BusyError
+from labctl.errors import BusyError, LabError
 from labctl.web.auth import SESSION_S, read_or_create_key
 from labctl.web.factory import KEY_FILE
 from labctl.web.http_server import URL_FILE, serve_dashboard
+from labctl.web.live_updates import Feed
 from labctl.web.request_state import sanitize_path
 
 
@@ -278,3 +279,17 @@ def test_a_port_that_is_taken_is_told(bed: Bed, served: str) -> None:
     port = int(served.rpartition(":")[2])
     with pytest.raises(BusyError, match="port"):
         serve_dashboard(bed.folder, bed.paths, bed.state, port=port, stop=threading.Event())
+
+
+def test_a_dashboard_that_cannot_start_says_why_at_once(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise ValueError("no such template")
+
+    monkeypatch.setattr(Feed, "open_channel", fail)
+    began_s = time.monotonic()
+    with pytest.raises(LabError, match="did not start") as caught:
+        bed.start(threading.Event())
+    assert "no such template" in caught.value.why
+    assert time.monotonic() - began_s < 30
