@@ -59,7 +59,7 @@ STREAMING = {
     "build": "runs.images.build",
     "pull-image": "runs.images.pull",
     "service-image": "runs.services.build",
-    "fetch": "files.fetch.fetch",
+    "fetch": "files.fetch.fetch_data_sets",
     "watchdog": "watchdog.watchdog.run",
     "telemetry": "host.telemetry.record",
     "top": "host.top.top",
