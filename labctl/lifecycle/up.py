@@ -47,6 +47,7 @@ def make_ready(context: LabContext, server: Server) -> Server:
     deadlines.note_declined(context, server)
     server, transport = reach(context, server)
     server = first_contact.replace_first_host_key(context, server, transport)
+    transport = context.connections.reopen(server)  # with the keys that are pinned now
     facts = prepare(
         transport,
         server,

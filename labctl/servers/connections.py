@@ -33,7 +33,6 @@ from labctl.servers.host_keys import confirm_host_key, find_known_key, replace_f
 from labctl.transports import Transport
 
 if TYPE_CHECKING:
-    from labctl.transports.fabric import FabricTransport
     from labctl.transports.forced_command import LineChannel
     from labctl.transports.openssh import OpenSshTransport
 
@@ -55,7 +54,7 @@ class Connections:
         self._dir = ssh_dir
         self._user_config = user_ssh_config
         self._in_process = in_process
-        self._pool: dict[str, tuple[Endpoint, FabricTransport]] = {}
+        self._pool: dict[str, tuple[Endpoint, Transport]] = {}
         self._pool_lock = threading.Lock()
         self._declared: dict[str, set[str]] = {}
         self._declared_lock = threading.Lock()
@@ -132,12 +131,14 @@ class Connections:
         return LineChannel(ssh.command_argv(str(config), name, request), endpoint)
 
     def close(self, server: Server) -> None:
-        """Close labctl's master connection to `server`."""
+        """Close labctl's connections to `server`: this process's own, and the user's ssh's."""
+        with self._pool_lock:
+            _, shared = self._pool.pop(server.id, (None, None))
         config = self.config_path(server.id)
-        if config.exists():
-            self._make_transport(config, server.id, server.endpoint).close()
-            with self._pool_lock:
-                self._pool.pop(server.id, None)
+        if shared is not None:
+            shared.close()
+        elif config.exists() and shutil.which("ssh"):
+            self._make_openssh(config, server.id, server.endpoint).close()
 
     def wait_for_ssh(self, server: Server, deadline_s: float) -> Transport:
         """Wait up to `deadline_s` seconds for a login that works, and return its transport.
@@ -239,35 +240,33 @@ class Connections:
         return msgspec.structs.replace(endpoint, host_key=key)
 
     def _make_transport(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
-        if not shutil.which("ssh"):
-            return self._share_fabric(server_id, endpoint, None)
-        from labctl.transports.openssh import OpenSshTransport
-
-        openssh = OpenSshTransport(config, server_id, endpoint)
-        if not self._in_process:
-            return openssh
-        from labctl.transports.fabric_login import has_plain_key
-
-        if not has_plain_key(endpoint):
-            return openssh  # it knows agents, security tokens and passphrases
-        return self._share_fabric(server_id, endpoint, openssh)
-
-    def _share_fabric(
-        self, server_id: str, endpoint: Endpoint, openssh: OpenSshTransport | None
-    ) -> FabricTransport:
-        """Return the one connection of this process to a server; another one for a new address."""
-        from labctl.transports.fabric import FabricTransport
-
+        if shutil.which("ssh") and not self._in_process:
+            return self._make_openssh(config, server_id, endpoint)
         with self._pool_lock:
             known, shared = self._pool.get(server_id, (None, None))
-            if shared is None or known != endpoint:
-                shared = FabricTransport(
-                    self._replace_jump(endpoint),
-                    known_hosts=self._user_known_hosts(),
-                    openssh=openssh,
-                )
+            if shared is None or known != endpoint:  # a server may get another address
+                shared = self._make_shared(config, server_id, endpoint)
                 self._pool[server_id] = endpoint, shared
             return shared
+
+    def _make_openssh(self, config: Path, server_id: str, endpoint: Endpoint) -> OpenSshTransport:
+        from labctl.transports.openssh import OpenSshTransport
+
+        return OpenSshTransport(config, server_id, endpoint)
+
+    def _make_shared(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
+        """Make the transport that all commands of this process to one server share."""
+        from labctl.transports.fabric import FabricTransport
+        from labctl.transports.fabric_login import has_plain_key
+
+        openssh = None
+        if shutil.which("ssh"):
+            openssh = self._make_openssh(config, server_id, endpoint)
+            if not has_plain_key(endpoint):
+                return openssh  # it knows agents, security tokens and passphrases
+        return FabricTransport(
+            self._replace_jump(endpoint), known_hosts=self._user_known_hosts(), openssh=openssh
+        )
 
     def _describe(self, folder: Path, server_id: str, alias: str, endpoint: Endpoint) -> Path:
         from labctl.transports.ssh_client import runtime_dir

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from aws_bed import DOWN, ORPHANS, REGION, SSH_DEADLINE, UP, Bed
 from lab_servers import wait_for
 from msgspec.structs import replace
+from warm_labctl import COMMAND_S
 
 from labctl.state import State
 
@@ -50,6 +53,35 @@ def test_killed_at_each_step_of_the_first_contact(machines: Bed, tmp_path: Path)
     assert lab.json("status", "-r")["reachable"] is True
     # Nothing is known to be home, so this looks.
     lab.labctl("down", "--yes")
+
+
+PROGRAM = """\
+from labctl import Lab
+from labctl.events import SilentReporter
+
+class Agreeing(SilentReporter):
+    def confirm(self, question):
+        return True
+
+print(Lab.load(".", reporter=Agreeing()).up().alias)
+"""
+
+
+def test_a_program_goes_on_after_the_host_key_was_replaced(machines: Bed) -> None:
+    """Its commands go over one connection of its own, made with the key that is replaced."""
+    lab = machines.lab()
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=lab.root,
+        env=lab.environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "digits\n"), done.stderr
+    lab.labctl(*DOWN)
 
 
 def test_a_changed_host_key_stops_everything(machines: Bed) -> None:

@@ -74,6 +74,21 @@ def test_a_program_has_one_connection_to_a_server(in_process: Connections, ident
     assert in_process.open(make_server(identity, port=2223)) is not first
 
 
+def test_its_key_is_read_once(
+    in_process: Connections, identity: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Endpoint] = []
+
+    def count(endpoint: Endpoint) -> bool:
+        reads.append(endpoint)
+        return True
+
+    monkeypatch.setattr("labctl.transports.fabric_login.has_plain_key", count)
+    for _ in range(3):
+        in_process.reopen(make_server(identity))
+    assert len(reads) == 1
+
+
 def test_rsync_goes_through_the_users_ssh(
     in_process: Connections, identity: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
