@@ -85,11 +85,6 @@ class StoreLab:
         context = self.context
         return f"{context.config.name}-{context.lab_id}"
 
-    def call(self, verb: str, **words: Any) -> dict[str, Any]:
-        context = self.context
-        request = {"lab": context.config.name, "lab_id": context.lab_id, **words}
-        return context.open_agent(context.get_server()).call(verb, request)
-
     def mirror(self) -> MirrorStateRecord:
         """The mirror's state in the watchdog's report."""
         context = self.context

@@ -18,6 +18,7 @@ from labctl.providers.local import LocalSettings
 from labctl.servers.prepare import probe
 from labctl.services.forward import Forwarding, ForwardSpec
 from labctl.services.services import ensure_service, list_services, stop_service
+from labctl.wire.images import BUILD_IMAGE, BuildImageRequest
 from labctl.wire.services import ServiceRequest
 
 pytestmark = pytest.mark.engine
@@ -501,9 +502,9 @@ def test_a_crowd_of_one_leaves_the_broker_to_the_others(alice: Person, bob: Pers
 
 def test_images_are_not_built_by_the_engine(alice: Person) -> None:
     alice.ssh("mkdir -p labctl/hw3/code && echo FROM scratch > labctl/hw3/code/Dockerfile")
-    about = {"lab": "hw3", "lab_id": alice.server.lab_id, "directory": ".", "tag": "labctl/x:1"}
+    request = BuildImageRequest("hw3", alice.server.lab_id, ".", "labctl/x:1", args={})
     with pytest.raises(PolicyError, match="cannot build images") as refused:
-        alice.remote.stream("build", about, on_reply=lambda _: None, on_bytes=lambda _: None)
+        alice.remote.stream(BUILD_IMAGE, request, on_reply=lambda _: None, on_bytes=lambda _: None)
     assert "rootlesskit" in refused.value.why
     assert alice.ask("POST", "/build")[0] == 403
 
