@@ -31,12 +31,18 @@ STATUS_MODULES = {
     "labctl.servers.cost",
     "labctl.servers.disks",
     "labctl.servers.context",
+    "labctl.servers.watch_reports",
+    "labctl.wire",
+    "labctl.wire.codec",
+    "labctl.wire.verbs",
+    "labctl.wire.watchdog",
     "labctl.lifecycle",
     "labctl.lifecycle.status",
     "labctl.lab",
     "labctl.model",
     "labctl.providers",
     "labctl.shell",
+    "labctl.text",
 }
 
 HEAVY = {
