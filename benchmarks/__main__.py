@@ -33,6 +33,7 @@ from benchmarks import (
 from benchmarks.boxes import Boxes, base_image, boxes
 from benchmarks.measure import Row, in_turn
 from benchmarks.peers import Peer
+from benchmarks.slow_link import slow_link
 
 RESULTS = Path(__file__).parent / "results"
 CACHE = Path.home() / ".cache" / "labctl-bench"
@@ -173,13 +174,18 @@ def _data(setting: Setting) -> list[Row]:
             (lambda: data.first_push(made, box, sizes.files, setting.found, slow), sizes.few),
             (lambda: data.push_again(made, box, sizes.files), sizes.rounds),
             (lambda: data.big_file(made, box, sizes.big_mib), sizes.few),
-            (lambda: data.pull_big(made, box, sizes.big_mib), sizes.few),
-            (lambda: data.text(made, box, sizes.big_mib // 4), sizes.few),
+            (lambda: data.pull_big(made, box, sizes.big_mib, 1), sizes.few),
+            (lambda: data.pull_big(made, box, sizes.big_mib, data.SHARDS), sizes.few),
+            (lambda: data.text(made, box, sizes.big_mib // 4, data.FAST), sizes.few),
         ]
         for rows, rounds in steps:
             sides = rows()
             in_turn(sides, rounds)
             data.clear(made, box)
+            measured += sides
+        with slow_link(made, box, data.SLOW_BYTES_PER_S) as (behind, slow_box):
+            sides = data.text(behind, slow_box, sizes.big_mib // 4, data.SLOW)
+            in_turn(sides, sizes.few)
             measured += sides
     return measured
 
