@@ -33,6 +33,7 @@ from benchmarks import (
 from benchmarks.boxes import Boxes, base_image, boxes
 from benchmarks.measure import Row, in_turn
 from benchmarks.peers import Peer
+from benchmarks.slow_link import slow_link
 
 RESULTS = Path(__file__).parent / "results"
 CACHE = Path.home() / ".cache" / "labctl-bench"
@@ -73,6 +74,9 @@ FULL = Sizes(rounds=15, servers=20, files=10_000, big_mib=1024, forward_mib=512,
 SMALL = Sizes(rounds=2, servers=4, files=300, big_mib=32, forward_mib=64, soak_s=20.0)
 
 
+Part = list[Row] | dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Setting:
     home: Path
@@ -91,32 +95,43 @@ def main() -> int:
     sizes = SMALL if options.small else FULL
     if options.rounds:
         sizes = Sizes(**{**vars(sizes), "rounds": options.rounds})
-    measured: list[Row] = []
-    other: dict[str, Any] = {}
-    before = _circumstances(sizes, found)
+    results = _Results(_circumstances(sizes, found))
     with tempfile.TemporaryDirectory(prefix="labctl-bench-") as folder:
         setting = Setting(Path(folder), sizes, found, options.image, not options.no_slow_peers)
         for group in chosen:
             print(f"measuring: {group}", file=sys.stderr)
-            made = MEASURES[group](setting)
-            measured += made if isinstance(made, list) else []
-            other |= made if isinstance(made, dict) else {}
-    told = {"version": 2, **before, "rows": report.lines(measured), **other}
-    told["load_after"] = _load()
-    _publish(told)
+            for part in MEASURES[group](setting):
+                results.add(part)
+    results.print_verdict()
     return 0
 
 
-def _publish(told: dict[str, Any]) -> None:
-    if told["rows"]:
-        print(report.table(told["rows"]))
-        print(f"\n{report.verdict(told['rows'])}")
-    if "soak" in told:
-        print(soak.table(told["soak"]))
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{told['at'][:19].replace(':', '')}.json"
-    path.write_text(json.dumps(told, indent=1) + "\n")
-    print(f"\nwritten to {path}", file=sys.stderr)
+class _Results:
+    """Prints each part as it ends, and writes all of them at once: an interrupt loses nothing."""
+
+    def __init__(self, circumstances: dict[str, Any]) -> None:
+        self.found: dict[str, Any] = {"version": 2, **circumstances, "rows": []}
+        RESULTS.mkdir(exist_ok=True)
+        self.path = RESULTS / f"{self.found['at'][:19].replace(':', '')}.json"
+
+    def add(self, part: Part) -> None:
+        """Take rows of one comparison, or other figures by their name."""
+        if isinstance(part, list):
+            rows = report.lines(part)
+            self.found["rows"] += rows
+            print(f"{report.table(rows)}\n", flush=True)
+        else:
+            self.found |= part
+            if "soak" in part:
+                print(soak.table(part["soak"]), flush=True)
+        self.found["load_after"] = _load()
+        self.path.write_text(json.dumps(self.found, indent=1) + "\n")
+
+    def print_verdict(self) -> None:
+        """Print which targets are missed, and where the figures are."""
+        if self.found["rows"]:
+            print(report.verdict(self.found["rows"]))
+        print(f"\nwritten to {self.path}", file=sys.stderr)
 
 
 def _options() -> argparse.Namespace:
@@ -142,30 +157,24 @@ def _servers(setting: Setting, name: str, count: int) -> Iterator[Boxes]:
         yield made
 
 
-def _start_up(setting: Setting) -> list[Row]:
+def _start_up(setting: Setting) -> Iterator[Part]:
     rows = startup.rows(setting.home / "startup", setting.found)
-    in_turn(rows, setting.sizes.rounds)
-    return rows
+    yield in_turn(rows, setting.sizes.rounds)
 
 
-def _control(setting: Setting) -> list[Row]:
+def _control(setting: Setting) -> Iterator[Part]:
     with _servers(setting, "control", 1) as made:
-        rows = control.one_server(made, setting.found)
-        in_turn(rows, setting.sizes.rounds)
-        session = control.tmux_session(made)
-        in_turn(session, setting.sizes.rounds)
-    return [*rows, *session]
+        yield in_turn(control.one_server(made, setting.found), setting.sizes.rounds)
+        yield in_turn(control.tmux_session(made), setting.sizes.rounds)
 
 
-def _fan_out(setting: Setting) -> list[Row]:
+def _fan_out(setting: Setting) -> Iterator[Part]:
     with _servers(setting, "fan-out", setting.sizes.servers) as made:
-        rows = control.many_servers(made, setting.found)
-        in_turn(rows, setting.sizes.rounds)
-    return rows
+        yield in_turn(control.many_servers(made, setting.found), setting.sizes.rounds)
 
 
-def _data(setting: Setting) -> list[Row]:
-    sizes, measured = setting.sizes, []
+def _data(setting: Setting) -> Iterator[Part]:
+    sizes = setting.sizes
     with _servers(setting, "data", 1) as made:
         box = made.all[0]
         slow = setting.slow_peers
@@ -173,49 +182,48 @@ def _data(setting: Setting) -> list[Row]:
             (lambda: data.first_push(made, box, sizes.files, setting.found, slow), sizes.few),
             (lambda: data.push_again(made, box, sizes.files), sizes.rounds),
             (lambda: data.big_file(made, box, sizes.big_mib), sizes.few),
-            (lambda: data.pull_big(made, box, sizes.big_mib), sizes.few),
-            (lambda: data.text(made, box, sizes.big_mib // 4), sizes.few),
+            (lambda: data.pull_big(made, box, sizes.big_mib, 1), sizes.few),
+            (lambda: data.pull_big(made, box, sizes.big_mib, data.SHARDS), sizes.few),
+            (lambda: data.text(made, box, sizes.big_mib // 4, data.FAST), sizes.few),
         ]
-        for rows, rounds in steps:
-            sides = rows()
-            in_turn(sides, rounds)
+        for make_rows, rounds in steps:
+            yield in_turn(make_rows(), rounds)
             data.clear(made, box)
-            measured += sides
-    return measured
+        with slow_link(made, box, data.SLOW_BYTES_PER_S) as (behind, slow_box):
+            text = data.text(behind, slow_box, sizes.big_mib // 4, data.SLOW)
+            yield in_turn(text, sizes.few)
 
 
-def _forward(setting: Setting) -> list[Row]:
+def _forward(setting: Setting) -> Iterator[Part]:
     with (
         _servers(setting, "forward", 1) as made,
         forwards.doors(made, made.all[0]) as found,
     ):
         rows = forwards.rows(found, setting.sizes.forward_mib)
-        in_turn(rows, setting.sizes.rounds)
-    return rows
+        yield in_turn(rows, setting.sizes.rounds)
 
 
-def _containers(setting: Setting) -> list[Row]:
+def _containers(setting: Setting) -> Iterator[Part]:
     with containers.ready(setting.home / "containers", setting.image) as lab:
         rows = containers.rows(lab)
-        in_turn(rows, setting.sizes.rounds, containers.PAUSE_S)
+        yield in_turn(rows, setting.sizes.rounds, containers.PAUSE_S)
         containers.check(lab, setting.sizes.rounds)
-    return rows
 
 
-def _aws(setting: Setting) -> dict[str, Any]:
-    return {"aws": fleet.run(setting.home / "aws", setting.sizes.rounds)}
+def _aws(setting: Setting) -> Iterator[Part]:
+    yield {"aws": fleet.run(setting.home / "aws", setting.sizes.rounds)}
 
 
-def _course(setting: Setting) -> dict[str, Any]:
-    return {"course": course.run(setting.home / "course", setting.sizes.rounds)}
+def _course(setting: Setting) -> Iterator[Part]:
+    yield {"course": course.run(setting.home / "course", setting.sizes.rounds)}
 
 
-def _soak(setting: Setting) -> dict[str, Any]:
+def _soak(setting: Setting) -> Iterator[Part]:
     with containers.ready(setting.home / "soak", setting.image) as lab:
-        return {"soak": soak.run(lab, setting.sizes.soak_s)}
+        yield {"soak": soak.run(lab, setting.sizes.soak_s)}
 
 
-MEASURES: dict[str, Callable[[Setting], list[Row] | dict[str, Any]]] = {
+MEASURES: dict[str, Callable[[Setting], Iterator[Part]]] = {
     "start-up": _start_up,
     "control": _control,
     "fan-out": _fan_out,

@@ -80,8 +80,16 @@ class Boxes:
 
     @property
     def connections(self) -> Connections:
+        return self._connections(in_process=False)
+
+    @property
+    def in_process(self) -> Connections:
+        """Return connections as programs have them: over fabric, inside this process."""
+        return self._connections(in_process=True)
+
+    def _connections(self, *, in_process: bool) -> Connections:
         places = find_paths({"HOME": str(self.home)})
-        return Connections(places.ssh_dir, places.user_ssh_config)
+        return Connections(places.ssh_dir, places.user_ssh_config, in_process=in_process)
 
     def server(self, box: Box, identity: str) -> Server:
         return Server(
@@ -133,7 +141,7 @@ def boxes(home: Path, count: int, base: str) -> Iterator[Boxes]:
         for name in names:
             docker("run", "-d", "--init", "--name", name, "-p", "127.0.0.1::22", IMAGE)
         made = Boxes(home, key, tuple(_ready(name, public, key) for name in names))
-        _describe(made)
+        describe(made)
         with State(find_paths({"HOME": str(home)}).database) as state:
             for number, box in enumerate(made.all):
                 state.save_server(made.server(box, f"{number:012x}"))
@@ -173,7 +181,7 @@ def _as_server(box: Box) -> Server:
     )  # fmt: skip
 
 
-def _describe(made: Boxes) -> None:
+def describe(made: Boxes) -> None:
     """Write an ssh_config for each set of algorithms, and the known hosts for the peers."""
     known = [
         known_hosts_line(f"[127.0.0.1]:{box.endpoint.port}", box.endpoint.host_key)

@@ -13,11 +13,10 @@ from benchmarks.measure import Call, NotDoneError, Row
 from benchmarks.peers import Peer
 from benchmarks.startup import LABCTL
 from labctl.transports import Transport
-from labctl.transports.fabric import FabricTransport
 
 LINE = "echo done"
 COLD_TARGET, WARM_TARGET, IN_PROCESS_S = 1.0, 0.4, 0.008
-MANY_COLD_TARGET, MANY_WARM_TARGET = 0.4, 0.15
+MANY_COLD_TARGET, MANY_WARM_TARGET = 0.5, 0.15
 SESSION_TARGET = 0.1
 PEER_WORK = str(Path(__file__).with_name("peer_work.py"))
 OWN_WORK = str(Path(__file__).with_name("fabric_work.py"))
@@ -118,10 +117,10 @@ def one_server(made: Boxes, found: dict[str, Peer]) -> list[Row]:
     labctl = (LABCTL, "-C", str(lab.config.root), "ssh", "--", "echo", "done")
     shared = made.ssh("labctl's ciphers", "-o", "ControlMaster=auto", "-o", "ControlPersist=600")
     shared += ("-o", f"ControlPath={made.home}/cm-%C")
-    inner = _InProcess(made.connections.open(made.server(box, "control")))
+    inner = _InProcess(made.in_process.open(made.server(box, "control")))
     in_process = Row(asked.group, "labctl in process, warm", inner, target_s=IN_PROCESS_S)
-    other = _InProcess(FabricTransport(box.endpoint))
-    other_way = Row(asked.group, "the same through fabric, warm", other)
+    other = _InProcess(made.connections.open(made.server(box, "control")))
+    other_way = Row(asked.group, "the same through the user's ssh, warm", other)
     for row, work in ((in_process, inner), (other_way, other)):
         row.before = work
     fabric = (sys.executable, OWN_WORK, asked.hosts, LINE)
@@ -131,7 +130,7 @@ def one_server(made: Boxes, found: dict[str, Peer]) -> list[Row]:
         asked.cold("labctl ssh -- CMD, cold", *labctl, target=COLD_TARGET),
         asked.warm("labctl ssh -- CMD, warm", *labctl, target=WARM_TARGET),
         in_process,
-        asked.row("labctl's fabric transport, cold", *fabric),
+        asked.row("labctl in process, cold", *fabric),
         other_way,
         *asked.peers(found),
     ]
@@ -172,7 +171,7 @@ def tmux_session(made: Boxes) -> list[Row]:
 
 class _Session:
     def __init__(self, made: Boxes, box: Box, line: str) -> None:
-        self.transport = made.connections.open(made.server(box, "control"))
+        self.transport = made.in_process.open(made.server(box, "control"))
         self.line = line
 
     def __call__(self, number: int) -> None:

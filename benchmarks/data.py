@@ -28,8 +28,11 @@ from labctl.model import Run
 FILE_BYTES = 4096
 CHANGED = 10
 AGE_S = 7200.0
-# a pull has no target of its own: that of a large file's push is used
-FIRST_TARGET, AGAIN_TARGET, BIG_TARGET = 0.8, 0.75, 0.7
+FIRST_TARGET, AGAIN_TARGET, BIG_TARGET, SLOW_TARGET = 1.05, 1.0, 0.65, 1.05
+PULL_TARGET = 1.0  # with its check on the disk, which rsync does not do
+SHARDS = 8
+FAST, SLOW = "fast link", "100 Mbit/s"
+SLOW_BYTES_PER_S = 12.5e6  # 100 Mbit/s
 BLOCK_BYTES = 1024 * 1024
 LAB_CODE = "labctl/{lab}/code/files"
 LAB_DATA = "labctl/{lab}/data/big"
@@ -198,11 +201,15 @@ def big_file(made: Boxes, box: Box, mib: int) -> list[Row]:
     return rows
 
 
-def pull_big(made: Boxes, box: Box, mib: int) -> list[Row]:
-    """Measure a pull of a checkpoint of one file, which is not on this machine before."""
-    group = f"one file of {mib} MiB, pulled"
-    lab = made.lab("home", box)
-    run = "labctl/home/runs/big"
+def pull_big(made: Boxes, box: Box, mib: int, files: int) -> list[Row]:
+    """Measure a pull of a checkpoint of so many files, which are not on this machine before.
+
+    Together they have `mib` MiB.
+    """
+    group = f"one file of {mib} MiB" if files == 1 else f"{files} files of {mib // files} MiB"
+    group += ", pulled"
+    lab = made.lab(f"home{files}", box)
+    run = f"labctl/home{files}/runs/big"
     ended = Run(id="big", lab_id=lab.id, server_id=box.name, state="exited", exit_code=0)
     lab.context.state.save_run(ended)
     outputs, record = '{"outputs": ["checkpoints"]}', msgspec.json.encode(ended).decode()
@@ -210,9 +217,10 @@ def pull_big(made: Boxes, box: Box, mib: int) -> list[Row]:
         f"mkdir -p {run}/.labctl {run}/checkpoints/step && cd {run} && "
         f"echo {shlex.quote(outputs)} > .labctl/spec.json && "
         f"echo {shlex.quote(record)} > .labctl/record.json && "
-        f"head -c {mib}M /dev/urandom > checkpoints/step/model.bin"
+        f"for part in $(seq {files}); do"
+        f" head -c {mib // files}M /dev/urandom > checkpoints/step/model-$part.bin; done"
     )
-    there, here = f"{run}/checkpoints/step", made.home / "home-rsync"
+    there, here = f"{run}/checkpoints/step", made.home / f"home{files}-rsync"
     pulled = lab.config.root / "runs" / "big"
 
     def row(name: str, into: Path, *words: str, target: float | None = None) -> Row:
@@ -228,7 +236,7 @@ def pull_big(made: Boxes, box: Box, mib: int) -> list[Row]:
     rows = [
         rsync("rsync -a", "default"),
         rsync("rsync -a, labctl's ciphers", "labctl's ciphers"),
-        row("labctl pull", pulled / "checkpoints" / "step", *pull, target=BIG_TARGET),
+        row("labctl pull", pulled / "checkpoints" / "step", *pull, target=PULL_TARGET),
     ]
 
     def empty(number: int) -> None:
@@ -249,9 +257,12 @@ def _came_home(box: Box, there: str, here: Path) -> Callable[[int], None]:
     return check
 
 
-def text(made: Boxes, box: Box, mib: int) -> list[Row]:
-    """Measure a push of text that compresses to a third: the cost of compression in a LAN."""
-    sides = Sides(f"a CSV of {mib} MiB", made, box)
+def text(made: Boxes, box: Box, mib: int, link: str) -> list[Row]:
+    """Measure a push of text that compresses to a third, with the time that compression takes.
+
+    On a slow `link` the baseline is `rsync -az`.
+    """
+    sides = Sides(f"a CSV of {mib} MiB, {link}", made, box)
     lab = made.lab("text", box, "data: {text: ./text}\n")
     source = lab.config.root / "text"
     source.mkdir()
@@ -259,16 +270,17 @@ def text(made: Boxes, box: Box, mib: int) -> list[Row]:
     with (source / "rows.csv").open("w") as file:
         while file.tell() < mib * BLOCK_BYTES:
             file.writelines(f"{draw.random():.6f},{draw.randrange(100)}\n" for _ in range(10_000))
-    rows = [
-        sides.rsync("rsync -a", sides.rsync_shell, source, "text-rsync"),
-        sides.row(
-            "rsync -az",
-            ("rsync", "-az", "-e", sides.rsync_shell, f"{source}/", f"{box.name}:text-packed/"),
-            source,
-            "text-packed",
-        ),
-        sides.push(lab, source, "labctl/text/data/text", None),
-    ]
+    plain = sides.rsync("rsync -a", sides.rsync_shell, source, "text-rsync")
+    packed = sides.row(
+        "rsync -az",
+        ("rsync", "-az", "-e", sides.rsync_shell, f"{source}/", f"{box.name}:text-packed/"),
+        source,
+        "text-packed",
+    )
+    is_slow = link != FAST
+    target = SLOW_TARGET if is_slow else None
+    rows = [packed] if is_slow else [plain, packed]
+    rows.append(sides.push(lab, source, "labctl/text/data/text", target))
 
     def empty(number: int) -> None:
         box.sh("rm -rf text-* labctl/text")
@@ -282,6 +294,7 @@ def text(made: Boxes, box: Box, mib: int) -> list[Row]:
 def clear(made: Boxes, box: Box) -> None:
     """Delete files here and on the server before the next measurement."""
     box.sh("rm -rf aside.* first-* again-* big-* text-* labctl")
-    labs = ("first", "again", "big", "home", "text")
-    for name in (*labs, "again-rsync", "again-same", "again-master", "home-rsync"):
+    homes = tuple(f"home{files}{side}" for files in (1, SHARDS) for side in ("", "-rsync"))
+    labs = ("first", "again", "big", "text", *homes)
+    for name in (*labs, "again-rsync", "again-same", "again-master"):
         shutil.rmtree(made.home / name, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""One command on some servers through labctl's paramiko transport, a thread for each.
+"""One command on some servers over fabric inside this process, a thread for each.
 
     python fabric_work.py HOSTS.json COMMAND
 
-What labctl would do if it did not go through OpenSSH's shared connection: its choice rests on this.
+This is how programs (keepers, courses, the dashboard) reach servers the first time.
 """
 
 from __future__ import annotations

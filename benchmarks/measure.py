@@ -6,9 +6,12 @@ import os
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
 
 # A piece of work. It takes the round's number, and raises if the work was not done.
 #
@@ -56,22 +59,26 @@ class Row:
         return statistics.median(self.seconds)
 
 
-def in_turn(rows: Sequence[Row], rounds: int, pause_s: float = 0.0) -> None:
+def in_turn(rows: list[Row], rounds: int, pause_s: float = 0.0) -> list[Row]:
     """Run every row once per round, so that a slow minute of the machine affects all rows.
+
+    Returns the rows, with a figure for each round.
 
     A first round is thrown away: caches fill, byte code is written. `pause_s` lies before each
     row, so that what one leaves running (a container that ends, a tmux session) slows no other.
     """
-    for number in range(rounds + 1):
-        for row in rows:
-            row.before(number)
-            time.sleep(pause_s)
-            begun = time.perf_counter()
-            figure = row.work(number)
-            took = time.perf_counter() - begun
-            row.after(number)
-            if number > 0:
-                row.seconds.append(took if figure is None else figure)
+    turns = [(number, row) for number in range(rounds + 1) for row in rows]
+    group = rows[0].group
+    for number, row in track(turns, group, console=Console(stderr=True), transient=True):
+        row.before(number)
+        time.sleep(pause_s)
+        begun = time.perf_counter()
+        figure = row.work(number)
+        took = time.perf_counter() - begun
+        row.after(number)
+        if number > 0:
+            row.seconds.append(took if figure is None else figure)
+    return rows
 
 
 def ratio(row: Row, baseline: Row) -> float:

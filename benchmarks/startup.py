@@ -59,9 +59,9 @@ def rows(home: Path, found: dict[str, Peer]) -> list[Row]:
     many = recorded_lab(home / "many", MANY_SERVERS)
     found_rows = [
         _row(BASELINE, one, "1", sys.executable, "-c", "import click; print(1)"),
-        _row("labctl --help", one, "forward", LABCTL, "--help", target=1.3),
-        _row("labctl --version", one, "version", LABCTL, "--version", target=1.3),
-        _row("labctl status", one, "third", LABCTL, "status", target=2.2),
+        _row("labctl --help", one, "forward", LABCTL, "--help", target=1.2),
+        _row("labctl --version", one, "version", LABCTL, "--version", target=1.2),
+        _row("labctl status", one, "third", LABCTL, "status", target=2.0),
         _row(f"labctl status, {MANY_SERVERS} servers", many, "third", LABCTL, "status", target=2.0),
     ]
     found_rows[-1].against = found_rows[-2].name

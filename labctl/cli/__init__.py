@@ -45,7 +45,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "extend": ("billing", "Plan and pay", "Let the server live longer, within its limits."),
     "orphans": ("billing", "Plan and pay", "List everything at the provider that labctl created."),
     "report": ("report", "Submit and present", "Write the results as one HTML page."),
-    "serve": ("serve", "Submit and present", "Serve the model as POST /predict on the server."),
+    "serve": ("serve", "Submit and present", "Serve the model as POST /predict on localhost."),
     "submit": ("submit", "Submit and present", "Submit one verified bundle."),
     "receive": ("receive", "Teach", "Accept submissions and sign a receipt for each."),
     "course": ("course", "Teach", "Manage a course: roster, servers, grades and costs."),

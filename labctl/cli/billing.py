@@ -313,7 +313,9 @@ def _describe_leftover(resource: Resource) -> str:
 @click.command("orphans")
 @click.option("--provider", help="Overrides server.provider in lab.yaml.")
 @click.option("--all-regions", is_flag=True, help="Search every region of the account.")
-@click.option("--terminate", is_flag=True, help="Remove everything listed, with its results.")
+@click.option(
+    "--terminate", is_flag=True, help="Remove what is listed, with its results, but not kept disks."
+)
 @click.option(
     "--kept-too",
     is_flag=True,

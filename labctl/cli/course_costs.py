@@ -27,8 +27,8 @@ MAX_IDLE_ROWS = 5
 def cost_command(ctx: click.Context, refresh: bool, csv_: bool, json_: bool) -> None:
     """Show the cost per student, team and assignment, idle time, and a forecast.
 
-    The cost of a team is divided equally. The cost of an assignment is what was spent before its
-    due time.
+    The cost of a team is divided equally. The cost of an assignment is what was spent
+    between the due time before it and its own.
 
     \b
     labctl course cost

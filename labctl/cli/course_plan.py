@@ -25,7 +25,7 @@ def plan_command(ctx: click.Context, offline: bool, json_: bool) -> None:
     """Show changes since the last plan, the servers to create, their cost, and the quota.
 
     labctl creates nothing. Exits with 1 if the provider does not answer, has no server that fits,
-    or the quota is too small for the class.
+    or if no quota is large enough for the class.
 
     \b
     labctl course plan

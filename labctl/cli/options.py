@@ -17,7 +17,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def yes_option(function: F) -> F:
     """Add `-y`."""
-    return click.option("-y", "--yes", is_flag=True, help="Answer yes to every question.")(function)
+    return click.option("-y", "--yes", is_flag=True, help="Answer yes to every yes/no question.")(
+        function
+    )
 
 
 def json_option(function: F) -> F:

@@ -100,7 +100,9 @@ def _aws(
 @rehearse_command.command("reclaim", short_help="Interrupt the lab's server on purpose.")
 @click.argument("run", default="")
 @click.option("--without-notice", is_flag=True, help="Terminate the server without a notice.")
-@click.option("--notice", default="120s", metavar="SPAN", help="Time from notice to termination.")
+@click.option(
+    "--notice", default="120s", metavar="SPAN", help="Time to the termination (default: 120s)."
+)
 @yes_option
 @json_option
 @click.pass_context
@@ -109,7 +111,8 @@ def _reclaim(
 ) -> None:
     """Interrupt the lab's server while RUN is active, and measure what is lost.
 
-    The server is really terminated, with its disk. The run is recovered on a new server.
+    The server is really terminated, with its disk unless the provider keeps it. The run is
+    recovered on a new server.
 
     \b
     labctl rehearse reclaim

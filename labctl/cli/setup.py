@@ -55,13 +55,13 @@ def init_command(ctx: click.Context, directory: Path, provider: str | None) -> N
 
 @click.command("up")
 @need_options
-@click.option("--budget", help="Stop the server after it has cost this many dollars.")
+@click.option("--budget", help="Stop the server when the lab has cost this many dollars in all.")
 @click.option("--ttl", help="Stop the server after this long, for example 8h.")
 @click.option("--idle", help="Stop the server after this long without work, for example 30m.")
 @click.option(
     "--no-deadline",
     is_flag=True,
-    help="Let a server that costs money run without --ttl and --budget.",
+    help="Start a server that costs money without the default deadline of 12 hours.",
 )
 @yes_option
 @json_option
@@ -71,7 +71,8 @@ def up_command(
 ) -> None:
     """Start the lab's server. Called again, it finds the same server.
 
-    A server that costs money stops after 12 hours unless --ttl or --budget sets another limit.
+    A server that costs money stops after 12 hours unless ttl, max_ttl or budget is set, here or in
+    lab.yaml.
 
     \b
     labctl up

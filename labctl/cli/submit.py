@@ -25,7 +25,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     "--checkpoint",
     default="",
     metavar="NAME",
-    help="Submit this checkpoint (default: the evaluated one, else the best).",
+    help="Submit this checkpoint (default: the evaluated one, else the best, else the last).",
 )
 @click.option("--dry-run", is_flag=True, help="Check the bundle and show the rules; send nothing.")
 @click.option(
@@ -56,7 +56,7 @@ def submit_command(
     yes: bool,
     json_: bool,
 ) -> None:
-    """Submit RUN (default: the latest run): model, logs, report, code, and a manifest of hashes.
+    """Submit RUN (default: the latest run): model, logs, report, evaluation, code, and hashes.
 
     labctl first checks the bundle for files that run code when they are loaded, for its size, and
     for secrets, and shows the assignment's rules. An interrupted upload resumes where it stopped.

@@ -7,6 +7,7 @@ after its checksum was right, which shows that it is complete.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 
@@ -37,6 +38,9 @@ _SECLUDED = frozenset({"--protect-args", "--secluded-args"})
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9/._+-]+")
 _FLAG = re.compile(r"--[a-z0-9][a-z0-9-]*")
 _COMPRESSIONS = re.compile(r"^Compress list:\n\s+(.+)$", re.MULTILINE)
+_COMPLETE = "complete: "
+_COMPLETE_FILE = re.compile(rf"{_COMPLETE}\d+ (.+)")
+_ESCAPED = re.compile(r"\\#([0-7]{3})")
 _PROGRESS = re.compile(r"^\s*([\d,]+)\s+\d+%")
 _LITERAL = re.compile(r"^Literal data: ([\d,]+) bytes", re.MULTILINE)
 
@@ -61,7 +65,8 @@ class Transfer(Value, frozen=True):
     """One run of rsync: copies the files named on its standard input from `source` to `target`.
 
     Both are directories; the one on the other side is "HOST:PATH". `basis` is a directory on the
-    target's side with similar files, so that only differences are sent; "" without one.
+    target's side with similar files, so that only differences are sent; "" without one. With
+    `names_files`, rsync prints each file that is complete (`parse_complete_file`).
     """
 
     shell_words: tuple[str, ...]
@@ -69,6 +74,7 @@ class Transfer(Value, frozen=True):
     target: str
     basis: str = ""
     compression: str = ""
+    names_files: bool = False
 
 
 def parse_program(text: str) -> RsyncProgram:
@@ -90,6 +96,8 @@ def transfer_argv(program: RsyncProgram, transfer: Transfer) -> list[str]:
         argv += ["-s"]
     if "--info" in program.flags:
         argv += ["--info=progress2"]
+    if transfer.names_files and "--out-format" in program.flags:
+        argv += [f"--out-format={_COMPLETE}%b %n"]  # with %b it is printed after the transfer
     if transfer.compression:
         argv += [f"--compress-choice={transfer.compression}"]
     if transfer.basis:
@@ -114,6 +122,18 @@ def parse_progress(line: str) -> int | None:
     """Parse the bytes of copied files from a line of `--info=progress2`; None for other lines."""
     match = _PROGRESS.match(line)
     return _parse_number(match[1]) if match else None
+
+
+def parse_complete_file(line: str) -> str | None:
+    """Parse the path of a file that has just been completed; None for other lines.
+
+    rsync prints bytes outside printable ASCII as octal numbers.
+    """
+    match = _COMPLETE_FILE.fullmatch(line)
+    if match is None:
+        return None
+    raw = _ESCAPED.sub(lambda escape: chr(int(escape[1], 8)), match[1])
+    return os.fsdecode(raw.encode("latin-1"))
 
 
 def parse_sent_bytes(output: str) -> int:

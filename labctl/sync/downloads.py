@@ -1,8 +1,8 @@
 """Download files from the server into a private partial directory, and verify them on the disk.
 
 rsync checks the transfer with its own checksum. In addition, each file is synced, read back from
-the disk, and compared with the hash that the server announced. Files without an announced hash are
-hashed by the server during the transfer.
+the disk, and compared with the hash that the server announced: large files while later ones still
+travel. Files without an announced hash are hashed by the server during the transfer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,7 @@ from labctl.errors import DiskFullError, TransferError
 from labctl.events import Progress, Reporter
 from labctl.model import Value
 from labctl.servers.agent import KEPT, AgentClient, add_resume_hint
+from labctl.sync.background_hashes import BackgroundHasher
 from labctl.sync.durability import hash_on_disk, sync_files
 from labctl.sync.file_transfer import LONG_S, RemoteFolder, fetch_files
 from labctl.sync.scan import hash_file
@@ -52,12 +53,12 @@ def rename_stable_identity(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def verify_files(
-    partial: Path, came: Iterable[AnnouncedFile]
+    partial: Path, came: Iterable[AnnouncedFile], hasher: BackgroundHasher | None = None
 ) -> tuple[list[AnnouncedFile], list[AnnouncedFile]]:
     """Sync the files received in `partial`, and hash what the disk has of them.
 
-    Returns (files with the announced hash, with their identity; other files, now deleted).
-    TransferError if the disk fails.
+    `hasher` may have hashed some during the transfer. Returns (files with the announced hash, with
+    their identity; other files, now deleted). TransferError if the disk fails.
     """
     due = list(came)
     if due:
@@ -66,7 +67,8 @@ def verify_files(
     for file in due:
         path = partial / file.path
         with contextlib.suppress(OSError):  # a file that cannot be read back was not stored
-            sha256, status = hash_on_disk(path)
+            hashed = hasher.find(file.path) if hasher is not None else None
+            sha256, status = hashed or hash_on_disk(path)
             if (sha256, status.st_size) == (file.sha256, file.size):
                 good.append(msgspec.structs.replace(file, identity=rename_stable_identity(status)))
                 continue
@@ -122,9 +124,11 @@ class Download:
         missing = [file for file in due if not self._has_arrived(file)]
         unhashed = [file for file in due if not file.sha256]
         hashes = _ServerHashes(self.remote, self.request, unhashed)
+        hasher = BackgroundHasher(self.partial, {file.path for file in missing})
         with self._report_full_disk(), add_resume_hint(self.hint):
             if missing:
-                self._transfer(missing)
+                with hasher:
+                    self._transfer(missing, hasher.add)
                 _clear(self.partial, paths)
             announced = {file.path: file.sha256 for file in due} | hashes.wait()
         received, bad = [], []
@@ -133,10 +137,10 @@ class Download:
                 received.append(msgspec.structs.replace(file, sha256=announced[file.path]))
             else:
                 bad.append(file)
-        good, corrupt = verify_files(self.partial, received)
+        good, corrupt = verify_files(self.partial, received, hasher)
         return good, [*bad, *corrupt]
 
-    def _transfer(self, missing: Sequence[AnnouncedFile]) -> None:
+    def _transfer(self, missing: Sequence[AnnouncedFile], on_file: Callable[[str], None]) -> None:
         total = sum(file.size for file in missing)
         limit = total + SURPLUS_BYTES + sum(file.size for file in missing if file.growing)
 
@@ -151,7 +155,14 @@ class Download:
 
         files = [FilePart(file.path, file.size) for file in missing]
         copied = fetch_files(
-            self.remote, self.request, self.folder, self.partial, self.basis, files, on_bytes
+            self.remote,
+            self.request,
+            self.folder,
+            self.partial,
+            self.basis,
+            files,
+            on_bytes,
+            on_file,
         )
         self.sent_bytes = copied.sent_bytes
         if copied.is_disk_error:

@@ -24,9 +24,14 @@ def sync_files(folder: Path, files: Iterable[Path]) -> None:
     try:
         if not _sync_filesystem(folder):
             for path in files:
-                _sync(path, os.O_RDONLY | os.O_NOFOLLOW)
+                sync_file(path)
     except OSError as error:
         raise _disk_error(error) from error
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the contents of one file are on the disk. OSError if the disk fails."""
+    _sync(path, os.O_RDONLY | os.O_NOFOLLOW)
 
 
 def sync_directories(paths: Iterable[Path], top: Path) -> None:

@@ -89,11 +89,13 @@ def fetch_files(
     basis: Path | None,
     files: Sequence[FilePart],
     on_bytes: Callable[[int], None],
+    on_file: Callable[[str], None],
 ) -> CopyResult:
     """Fetch `files` of `folder` to the private directory `partial`; their names were checked.
 
     The server is not trusted: the caller verifies what has arrived. `request` names the folder to
-    the agent. Raises the same errors as `send_files`.
+    the agent. `on_file` is called with the paths of complete files, where rsync tells them; they
+    are those of rsync and need a check. Raises the same errors as `send_files`.
     """
     directory = folder.directory
     if not directory.startswith("/") or not directory.isprintable():
@@ -111,11 +113,12 @@ def fetch_files(
             target=f"{partial.absolute()}/",
             basis=str(basis.absolute()) if basis is not None else "",
             compression=_choose_fetch_compression(transport, program, other, files),
+            names_files=True,
         )
         argv = rsync.transfer_argv(program, transfer)
         names = rsync.name_list(file.path for file in files)
         with contextlib.suppress(RsyncUnusableError):
-            return copy(transport.endpoint, shell, argv, names, on_bytes)
+            return copy(transport.endpoint, shell, argv, names, on_bytes, on_file)
     return _fetch_stream(remote, request, partial, files, on_bytes)
 
 

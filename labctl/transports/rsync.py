@@ -62,8 +62,11 @@ def copy(
     argv: list[str],
     names: bytes,
     on_bytes: Callable[[int], None],
+    on_file: Callable[[str], None] | None = None,
 ) -> CopyResult:
     """Run `argv`, which reads `names`; `on_bytes` is called with the bytes copied so far.
+
+    `on_file` is called with the path of each file that is complete, if `argv` asks for that.
 
     RsyncUnusableError if a stream may work instead. LinkLostError and TransferError leave what has
     arrived.
@@ -88,7 +91,7 @@ def copy(
         feeding = threading.Thread(target=_feed, args=(process.stdin, names), daemon=True)
         feeding.start()
         try:
-            output = _read_progress(process.stdout, on_bytes)
+            output = _read_progress(process.stdout, on_bytes, on_file)
             code = process.wait()
         finally:
             _end(process)
@@ -157,16 +160,22 @@ def _feed(pipe: IO[bytes], names: bytes) -> None:
         pipe.close()
 
 
-def _read_progress(pipe: IO[bytes], on_bytes: Callable[[int], None]) -> str:
+def _read_progress(
+    pipe: IO[bytes], on_bytes: Callable[[int], None], on_file: Callable[[str], None] | None
+) -> str:
     """Report the progress that rsync prints; return the last KEPT_BYTES of its output."""
     output, line = b"", b""
     while chunk := os.read(pipe.fileno(), KEPT_BYTES):
         output = (output + chunk)[-KEPT_BYTES:]
         *lines, line = (line + chunk).replace(b"\r", b"\n").split(b"\n")
-        parsed = [rsync.parse_progress(text.decode(errors="replace")) for text in lines]
-        counts = [count for count in parsed if count is not None]
+        texts = [text.decode(errors="replace") for text in lines]
+        counts = [count for text in texts if (count := rsync.parse_progress(text)) is not None]
         if counts:
             on_bytes(counts[-1])
+        if on_file is not None:
+            for text in texts:
+                if path := rsync.parse_complete_file(text):
+                    on_file(path)
         line = line[-KEPT_BYTES:]
     return output.decode(errors="replace")
 

@@ -89,6 +89,18 @@ def test_progress_is_read(line: str, done: int | None) -> None:
     assert rsync.parse_progress(line) == done
 
 
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        ("complete: 2000287 epoch 3/model.pt", "epoch 3/model.pt"),
+        (r"complete: 45 \#303\#251 \#134#101 \x\#012y", "é \\#101 \\x\ny"),
+        ("Total file size: 3 bytes", None),
+    ],
+)
+def test_a_complete_file_is_read(line: str, path: str | None) -> None:
+    assert rsync.parse_complete_file(line) == path
+
+
 def test_what_had_to_travel_is_read() -> None:
     assert rsync.parse_sent_bytes("x\nLiteral data: 1,011 bytes\nMatched data: 5 bytes\n") == 1011
     assert rsync.parse_sent_bytes("nothing of the kind") == 0

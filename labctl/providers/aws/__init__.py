@@ -36,8 +36,8 @@ __all__ = ["AwsProvider", "AwsSettings"]
 
 
 class AwsProvider:
-    """A Provider that is also Stoppable, FirstBoot, Gate, Deadline, EndsBilling, Keep, Reclaim,
-    Quotas, Bake and Console."""
+    """A Provider that is also Stoppable, FirstBoot, Gate, Deadline, EndsBilling, Keep,
+    Reclaimable, QuotaSource, Bake and Console."""
 
     name: ClassVar[str] = "aws"
     no_notice: ClassVar[str] = "only AWS itself, or its Fault Injection Service, gives spot notices"

@@ -67,7 +67,7 @@ class LocalSettings(Value, frozen=True):
 
 
 class LocalProvider:
-    """A Provider that is also Stoppable, Reclaim and Console. Its servers cost nothing."""
+    """A Provider that is also Stoppable, Reclaimable and Console. Its servers cost nothing."""
 
     name: ClassVar[str] = "local"
     no_notice: ClassVar[str] = ""

@@ -1,0 +1,91 @@
+"""Large files are hashed while later ones still travel, with the rsync of this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from labctl.commands import rsync
+from labctl.model import Endpoint
+from labctl.sync import background_hashes
+from labctl.sync.background_hashes import BackgroundHasher
+from labctl.transports import RemoteShell
+from labctl.transports.rsync import copy, find_program
+
+NAMES = ["a", "deep/é \\#101", "z"]
+
+
+@pytest.fixture(autouse=True)
+def _small_files_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_hashes, "SMALLEST_BYTES", 1000)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    there, here = tmp_path / "there", tmp_path / "here"
+    (there / "deep").mkdir(parents=True)
+    here.mkdir()
+    for name in NAMES:
+        (there / name).write_bytes(os.urandom(300_000))
+    (there / "small").write_bytes(b"x")
+    return there, here
+
+
+def pull(there: Path, here: Path, hasher: BackgroundHasher) -> None:
+    """Copy as a pull does, over a shell that stays on this machine."""
+    shell = RemoteShell(words=("sh", "-c", 'shift; exec "$@"', "sh"), host="there")
+    transfer = rsync.Transfer(shell.words, f"there:{there}/", f"{here}/", names_files=True)
+    argv = rsync.transfer_argv(find_program(), transfer)
+    names = rsync.name_list([*NAMES, "small"])
+    copy(Endpoint(host="there"), shell, argv, names, lambda done: None, hasher.add)
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_what_rsync_has_completed_is_hashed_during_the_transfer(folders: tuple[Path, Path]) -> None:
+    there, here = folders
+    with BackgroundHasher(here, {*NAMES, "small"}) as hasher:
+        pull(there, here, hasher)
+    for name in NAMES:
+        found = hasher.find(name)
+        assert found is not None, name
+        assert found[0] == sha256(there / name)
+    assert hasher.find("small") is None
+
+
+def test_a_hash_ends_with_the_content_it_belongs_to(folders: tuple[Path, Path]) -> None:
+    there, here = folders
+    with BackgroundHasher(here, NAMES) as hasher:
+        pull(there, here, hasher)
+    status = (here / "a").stat()
+    with (here / "a").open("r+b") as file:
+        file.write(b"other")
+    os.utime(here / "a", ns=(status.st_atime_ns, status.st_mtime_ns))
+    (here / "z").unlink()
+    assert hasher.find("a") is None
+    with pytest.raises(FileNotFoundError):
+        hasher.find("z")
+
+
+def test_only_expected_files_are_read(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    _, here = folders
+    (tmp_path / "secret").write_bytes(bytes(5000))
+    (here / "link").symlink_to(tmp_path / "secret")
+    with BackgroundHasher(here, {"link"}) as hasher:
+        hasher.add("../secret")
+        hasher.add("link")
+    assert hasher.find("../secret") is None
+    assert hasher.find("link") is None
+
+
+def test_a_cut_does_not_wait_for_the_hashes(folders: tuple[Path, Path]) -> None:
+    there, _ = folders
+    with pytest.raises(ConnectionError), BackgroundHasher(there, NAMES) as hasher:
+        raise ConnectionError
+    hasher.add("a")
+    assert hasher.find("a") is None
