@@ -11,7 +11,7 @@ from labctl.courses.context import build_seat_contexts
 from labctl.courses.material import collect_material, push_material
 from labctl.courses.records.folder import Seat
 from labctl.courses.seat_reporter import SeatDone, SeatReporter
-from labctl.courses.servers import CourseOperator, SeatOutcome, rephrase_for_seat
+from labctl.courses.servers import CourseOperator, SeatOutcome
 from labctl.courses.status import build_seat_context, find_server, list_running_servers
 from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.lifecycle import extend as more_time
@@ -152,7 +152,6 @@ def find_run(staff: CourseOperator, seat: Seat, run_id: str = "") -> tuple[LabCo
         )
     except NotFoundError as error:
         # The original hint is a command that only the student could type.
-        error.what = rephrase_for_seat(error.what, seat)
         error.hint = f"labctl course ssh {seat.name} -- ls labctl   # lists the labs on its server"
         raise
     return lab, server, run

@@ -15,9 +15,10 @@ from pathlib import Path
 import msgspec
 
 from labctl.config import LabConfig, Paths
-from labctl.courses.records.folder import MOST_NAME, PRIVATE, CourseFolder, Seat
+from labctl.courses.records.folder import FORMER, MOST_NAME, PRIVATE, CourseFolder, Seat
 from labctl.courses.records.ledger import CourseLedgerEntry
 from labctl.courses.records.spending import SeatSpending, allowance_usd, compute_spending
+from labctl.errors.subject import COURSE, Subject
 from labctl.events import Reporter
 from labctl.model import Need, Server, Value
 from labctl.providers import Bake, get_provider_class
@@ -59,6 +60,7 @@ def build_course_context(
         place=hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8],
         saver_s=SAVER_S if folder.config.keeper is not None else 0.0,
         in_process=True,
+        subject=COURSE,
     )
     if plain or folder.config.shared is None:
         return course
@@ -90,8 +92,16 @@ def build_seat_contexts(
     for seat in chosen:
         config = build_seat_config(folder, seat, budgets.need(seat))
         config.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        contexts.append(shared.make_sibling(config, seat.lab_id))
+        contexts.append(shared.make_sibling(config, seat.lab_id, subject=make_subject(seat)))
     return contexts
+
+
+def make_subject(seat: Seat) -> Subject:
+    """Return what staff's commands select a seat by.
+
+    The bare name of a student who is in a team by now would select the team.
+    """
+    return Subject("seat", seat.name if seat.students else FORMER + seat.name)
 
 
 def build_seat_config(folder: CourseFolder, seat: Seat, need: Need) -> LabConfig:

@@ -17,6 +17,7 @@ from labctl.courses.context import build_own_seat
 from labctl.courses.records.folder import PRIVATE
 from labctl.courses.servers import CourseOperator
 from labctl.errors import ConfigError, ConnectError, LabError, PolicyError
+from labctl.errors.subject import COURSE
 from labctl.events import Event, Note, Progress, Question, Reporter, Step
 from labctl.lifecycle import up
 from labctl.model import FileEntry, Server
@@ -175,6 +176,7 @@ def build_grading_context(staff: CourseOperator) -> LabContext:
         owner=owner,
         has_results=False,
         in_process=True,
+        subject=COURSE,
     )
 
 

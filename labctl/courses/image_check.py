@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from labctl.courses.records.folder import Seat
-from labctl.courses.servers import CourseOperator, rephrase_for_seat
+from labctl.courses.servers import CourseOperator
 from labctl.courses.status import build_seat_context
 from labctl.errors import ConnectError, LabError
 from labctl.errors.replies import describe_error
@@ -41,8 +39,7 @@ def check_image(staff: CourseOperator, up: Sequence[tuple[Seat, Server]]) -> Che
         return judged
     for seat, server in up[:TRIED]:
         try:
-            check = load_image(build_seat_context(staff, seat), server, seat.name)
-            return msgspec.structs.replace(check, next=rephrase_for_seat(check.next, seat))
+            return load_image(build_seat_context(staff, seat), server, seat.name)
         except ConnectError:
             continue
     why = "no server can be reached" if up else "no server is up"
@@ -66,6 +63,7 @@ def load_image(context: LabContext, server: Server, where: str) -> Check:
     except ConnectError:
         raise
     except LabError as error:
+        error.subject = context.subject
         message = describe_error(error)
         return Check(
             name=NAME,

@@ -244,7 +244,9 @@ def draft_lines(
             drafts.append(_cost_line(server_id, before, look.at, 0.0))
         why = f"{UNSEEN}: its hours count until that was noticed"
         reason = look.endings.get(server_id)
-        detail = {"server_id": server_id, **({"reason": reason} if reason else {})}
+        detail = {"server_id": server_id, "unseen": True}
+        if reason:
+            detail["reason"] = reason
         drafts.append(CourseLedgerDraft(kind="down", seat=before.seat, why=why, detail=detail))
     return drafts
 
@@ -306,6 +308,16 @@ def read_servers(entries: Iterable[CourseLedgerEntry]) -> dict[str, LedgerServer
         elif before is not None and entry.kind == "down":
             before.ended = True
     return servers
+
+
+def is_unseen_end(entry: CourseLedgerEntry) -> bool:
+    """Whether a `down` line is of a server that was found gone: nobody saw its end.
+
+    Lines of earlier versions have no field for it. They are recognized by their text, which new
+    lines keep for earlier versions.
+    """
+    unseen = entry.detail.get("unseen")
+    return entry.why.startswith(UNSEEN) if unseen is None else bool(unseen)
 
 
 def record_ends(

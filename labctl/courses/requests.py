@@ -29,7 +29,7 @@ import msgspec
 from labctl.courses.claims import SeatClaim, ServerActions, SharedSeatServer
 from labctl.courses.context import build_own_seat
 from labctl.courses.keys import CHECKER, keeper_dir, parse_key
-from labctl.courses.metering import UNSEEN
+from labctl.courses.metering import is_unseen_end
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.seat_operations import SeatMoney
 from labctl.errors import NotFoundError, PolicyError, UsageError
@@ -287,7 +287,7 @@ class RequestHandler:
         if not lines or lines[-1].kind == "up":
             return None
         last = lines[-1]
-        why = FOUND_GONE if last.why.startswith(UNSEEN) else last.why or ENDED_BY_STAFF
+        why = FOUND_GONE if is_unseen_end(last) else last.why or ENDED_BY_STAFF
         reason = str(last.detail.get("reason") or why)
         return SeatEndRecord(last.at, reason, str(last.detail.get("saved", "")))
 

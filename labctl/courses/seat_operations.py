@@ -22,6 +22,7 @@ from labctl.courses.records.ledger import CourseLedgerEntry
 from labctl.courses.records.spending import allowance_usd, spent_usd
 from labctl.courses.servers import ENDED, CourseOperator, bring_up_servers
 from labctl.errors import LabError, PolicyError, ProviderError
+from labctl.errors.subject import LAB
 from labctl.lifecycle import extend as more_time
 from labctl.model import Offer, Server, Value
 from labctl.providers import Deadline, Provider
@@ -38,6 +39,7 @@ grep -v ' {COMMENT}$' "$f" > "$n"
 cat >> "$n" && mv -f "$n" "$f"
 """
 OFFERS_S = 60.0
+REMOVED = "the server was removed again"
 NOT_HANDED_OUT = "it could not be handed out"
 
 
@@ -151,14 +153,17 @@ class SeatOperations:
         )
 
     def create_server(self, seat: Seat) -> Server:
-        (outcome,) = bring_up_servers(self.staff, [seat], login_only=self.login_only)
+        (outcome,) = bring_up_servers(
+            self.staff, [seat], login_only=self.login_only, explains_costs=False
+        )
         if outcome.server is None or outcome.error:
+            why = outcome.why
             if outcome.server is not None and outcome.made:
-                self._remove_server(
-                    seat, outcome.server
-                )  # nobody can log in, and it would keep running
+                # Nobody can log in, and it would keep running.
+                self._remove_server(seat, outcome.server)
+                why = "\n".join(filter(None, [why, REMOVED]))
             raise ProviderError(
-                outcome.error, why=outcome.why, hint="labctl up   # again, or tell your instructor"
+                outcome.error, why=why, hint="labctl up   # again, or tell your instructor"
             )
         if outcome.made:
             self._new[seat.name] = outcome.server.id
@@ -248,7 +253,7 @@ class SeatOperations:
         if made:
             self._remove_server(seat, server)
         raise ProviderError(
-            "the server was removed again" if made else "the server cannot be given to you",
+            REMOVED if made else "the server cannot be given to you",
             why="its provider would not end it at its deadline",
             hint="tell your instructor: the keeper's account must be allowed to set that timer",
         )
@@ -267,7 +272,8 @@ class SeatOperations:
         (context,) = build_seat_contexts(
             staff.folder, staff.paths, staff.state, staff.reporter, [seat], course=self._course
         )
-        return context
+        # Its errors go to the student, who types the commands of a lab.
+        return context.make_sibling(context.config, context.lab_id, subject=LAB)
 
     @property
     def _is_root(self) -> bool:

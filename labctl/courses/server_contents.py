@@ -74,6 +74,7 @@ def _nested_context(context: LabContext, name: str, lab_id: str) -> LabContext:
         group=context.group,
         owner=context.owner,
         place=context.place,
+        subject=context.subject,
         seat_lab_id=context.lab_id,
     )
     nested.__dict__.update(provider=context.provider, connections=context.connections)

@@ -6,7 +6,6 @@ a whole class.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from labctl.courses.material import CourseMaterial, collect_material, push_mater
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.ledger import CourseLedgerDraft
 from labctl.courses.seat_reporter import SeatDone, SeatReporter, report_stopping
-from labctl.errors import BudgetError, InterruptError, LabError, PolicyError
+from labctl.errors import InterruptError, PolicyError
 from labctl.events import Question, Reporter
 from labctl.lifecycle import fleet
 from labctl.lifecycle import up as server_up
@@ -86,11 +85,13 @@ def bring_up_servers(
     *,
     login_only: bool = False,
     at_once: int = AT_ONCE,
+    explains_costs: bool = True,
 ) -> list[SeatOutcome]:
     """Bring up a ready server for each seat, in their order; safe to repeat and to interrupt.
 
     With `login_only` a server needs to accept a login only: nothing is prepared, and no watchdog is
     armed. PolicyError if the price is not agreed to. Progress arrives as `SeatEvent`s.
+    `explains_costs` is as for `lifecycle.up`.
     """
     course = staff.course()
     listed = course.provider.servers()
@@ -116,7 +117,7 @@ def bring_up_servers(
         try:
             if login_only:
                 return _create_reachable(context, listed)
-            server = server_up.up(context, listed)
+            server = server_up.up(context, listed, explains_costs=explains_costs)
             _bring_files(context, server, files, was_baked)
             return server
         finally:
@@ -299,31 +300,7 @@ def _describe_outcome(
         students=seat.students,
         server=server,
         made=server is not None and (before is None or before.id != server.id),
-        error=rephrase_for_seat(error.what, seat) if error else "",
-        why=rephrase_for_seat(error.why, seat) if error else "",
-        hint=_course_hint(seat, error) if error else "",
+        error=error.what if error else "",
+        why=error.why if error else "",
+        hint=error.hint or outcome.context.subject.up if error else "",
     )
-
-
-def _course_hint(seat: Seat, error: LabError) -> str:
-    """Return the course's command that replaces the hint for a single lab."""
-    again = f"labctl course up --only {seat.name}"
-    if isinstance(error, BudgetError):
-        return f"labctl course budget {seat.name} +5   # then {again}"
-    own = ("labctl up", "labctl offers", "labctl cost")
-    return (
-        again
-        if not error.hint or error.hint.startswith(own)
-        else rephrase_for_seat(error.hint, seat)
-    )
-
-
-def rephrase_for_seat(text: str, seat: Seat) -> str:
-    """Rewrite a message about a single lab for a seat: its name, its file, its commands."""
-    message = text.replace(seat.lab, seat.name).replace("lab.yaml", "course.yaml")
-    message = message.replace(
-        "labctl down --discard", f"labctl course down --only {seat.name} --discard"
-    )
-    message = message.replace("labctl down --forget", "labctl course down --forget")
-    message = message.replace("labctl ssh --", f"labctl course ssh {seat.name} --")
-    return re.sub(r"labctl down$", f"labctl course down --only {seat.name}", message)

@@ -16,7 +16,7 @@ from labctl.courses.seat_reporter import SeatReporter
 from labctl.courses.server_contents import list_labs
 from labctl.courses.servers import ENDED, CourseOperator
 from labctl.courses.watch_reports import HeardReport, read_report
-from labctl.errors import NotFoundError, PolicyError
+from labctl.errors import NotFoundError
 from labctl.lifecycle import fleet
 from labctl.lifecycle import status as one_lab
 from labctl.model import Run, Server, Value
@@ -240,21 +240,12 @@ def record_servers(contexts: Sequence[LabContext], listed: Sequence[Server]) -> 
             continue
         current = by_id.get(recorded.id) if recorded else None
         if recorded is None or current is None:
-            server = _adopt(context, listed)
+            server = adoption.adopt(context, listed)
         else:
             server = _update_record(context, recorded, current)
         if server is not None:
             servers.append(server)
     return servers
-
-
-def _adopt(context: LabContext, listed: Sequence[Server]) -> Server | None:
-    try:
-        return adoption.adopt(context, listed)
-    except PolicyError as error:  # about a lab: name the seat instead, as its directory is called
-        error.what = error.what.replace(context.config.name, context.config.root.name)
-        error.hint = error.hint.replace("labctl down", "labctl course down")
-        raise
 
 
 def _update_record(context: LabContext, recorded: Server, current: Server) -> Server:

@@ -216,7 +216,7 @@ class CourseTasks:
             seat
             for seat in self.staff.folder.list_seats()
             if seat.lab_id not in look.servers
-            and (seat.name not in last or last[seat.name].why.startswith(metering.UNSEEN))
+            and (seat.name not in last or metering.is_unseen_end(last[seat.name]))
         ]
         if not missing:
             return

@@ -25,10 +25,10 @@ from labctl.courses.leftovers import (
     list_own_lab_ids,
     remove_expired_disks,
 )
-from labctl.courses.records.folder import FORMER, Seat
+from labctl.courses.records.folder import Seat
 from labctl.courses.seat_reporter import SeatDone, SeatReporter, report_stopping
 from labctl.courses.server_contents import SavedSeat, save_server
-from labctl.courses.servers import ENDED, CourseOperator, SeatOutcome, rephrase_for_seat
+from labctl.courses.servers import ENDED, CourseOperator, SeatOutcome
 from labctl.courses.status import record_servers
 from labctl.errors import LabError, PolicyError
 from labctl.events import Note, Question, Step
@@ -259,20 +259,20 @@ def _describe_ending(
         server_id=servers[seat.lab_id].id,
         saved=outcome.value or SavedSeat(),
         ended=error is None,
-        error=rephrase_for_seat(error.what, seat) if error else "",
-        why=rephrase_for_seat(error.why, seat) if error else "",
-        hint=_ending_hint(seat, outcome.error, with_kept_disk) if error else "",
+        error=error.what if error else "",
+        why=error.why if error else "",
+        hint=_ending_hint(seat, outcome, with_kept_disk) if error else "",
     )
 
 
-def _ending_hint(seat: Seat, unsaved: LabError | None, with_kept_disk: set[str]) -> str:
+def _ending_hint(seat: Seat, outcome: fleet.LabOutcome[SavedSeat], with_kept_disk: set[str]) -> str:
+    subject = outcome.context.subject
     if seat.lab_id in with_kept_disk and not seat.students:
         return GIVE_UP
     if seat.lab_id in with_kept_disk:
-        return f"labctl course up --only {seat.name} restores the disk   # {GIVE_UP}"
-    # The bare name of a student who is in a team by now would end the team's server.
-    again = f"labctl course down --only {'' if seat.students else FORMER}{seat.name}"
-    return f"{again}, or {again} --discard to delete unsaved results" if unsaved else again
+        return f"{subject.up} restores the disk   # {GIVE_UP}"
+    again = subject.down
+    return f"{again}, or {again} --discard to delete unsaved results" if outcome.error else again
 
 
 class EndProof(Value, frozen=True):

@@ -30,7 +30,9 @@
     └── InterruptError         130    Ctrl-C
 
 An error has three parts, shown in this order: what failed (`str(error)`), why (`why`), and the
-exact next command to type (`hint`).
+exact next command to type (`hint`). Code that does not know whether it works for a lab or for a
+seat of a course gives a function of the `Subject` as the hint (kept in `next_step`), and code that
+knows it sets `subject`.
 
 May import: model, shell, events, retry and wire.
 """
@@ -39,17 +41,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from labctl.errors.subject import LAB, Hint, Subject
+
 
 class LabError(Exception):
     """Something failed. `why` is the cause in plain words, `hint` the next command to type."""
 
     exit_code = 1
+    subject: Subject = LAB
 
-    def __init__(self, what: str, *, why: str = "", hint: str = "") -> None:
+    def __init__(self, what: str, *, why: str = "", hint: Hint = "") -> None:
         super().__init__(what)
         self.what = what
         self.why = why
-        self.hint = hint
+        self.next_step = hint
+
+    @property
+    def hint(self) -> str:
+        return self.next_step if isinstance(self.next_step, str) else self.next_step(self.subject)
+
+    @hint.setter
+    def hint(self, hint: Hint) -> None:
+        self.next_step = hint
 
 
 class UsageError(LabError):
@@ -71,7 +84,7 @@ class ConfigError(LabError):
     exit_code = 2
 
     def __init__(
-        self, what: str, problems: tuple[Problem, ...] = (), *, why: str = "", hint: str = ""
+        self, what: str, problems: tuple[Problem, ...] = (), *, why: str = "", hint: Hint = ""
     ) -> None:
         super().__init__(what, why=why, hint=hint)
         self.problems = problems
@@ -102,7 +115,7 @@ class BusyError(LabError):
 class LockHeldError(BusyError):
     """Another process holds a lock. `holder` describes it, and since when it has it."""
 
-    def __init__(self, what: str, *, holder: str, why: str = "", hint: str = "") -> None:
+    def __init__(self, what: str, *, holder: str, why: str = "", hint: Hint = "") -> None:
         super().__init__(what, why=why, hint=hint)
         self.holder = holder
 
@@ -135,7 +148,7 @@ class CommandError(LabError):
     """A command on the server failed. `code` is its exit code, `stderr` its error output."""
 
     def __init__(
-        self, what: str, *, code: int, stderr: str = "", why: str = "", hint: str = ""
+        self, what: str, *, code: int, stderr: str = "", why: str = "", hint: Hint = ""
     ) -> None:
         super().__init__(what, why=why or stderr.strip()[-2000:], hint=hint)
         self.code = code
@@ -179,7 +192,7 @@ class ThrottledError(ProviderError):
 class BuildError(LabError):
     """An image did not build. `log_path` is the path of the complete log, on the server."""
 
-    def __init__(self, what: str, *, log_path: str = "", why: str = "", hint: str = "") -> None:
+    def __init__(self, what: str, *, log_path: str = "", why: str = "", hint: Hint = "") -> None:
         super().__init__(what, why=why, hint=hint)
         self.log_path = log_path
 

@@ -214,7 +214,7 @@ def stop_and_keep_disk(
         or "the server is still running, unchanged"
     )
     return PolicyError(
-        f"{server.alias} was not removed: not everything on it could be saved",
+        f"{context.name} was not removed: not everything on it could be saved",
         why="\n".join(filter(None, [error.what, error.why, outcome])),
         hint=hint,
     )

@@ -50,7 +50,9 @@ def run_for_each(
         try:
             outcome = LabOutcome(context, value=action(context))
         except Exception as error:
-            outcome = LabOutcome(context, error=as_lab_error(error, partial(_log, context)))
+            failure = as_lab_error(error, partial(_log, context))
+            failure.subject = context.subject
+            outcome = LabOutcome(context, error=failure)
         tell(outcome)
         return outcome
 

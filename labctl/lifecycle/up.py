@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import msgspec
 
@@ -21,14 +22,17 @@ from labctl.servers.reachability import reach
 from labctl.stores.lab_store import prepare_store
 
 
-def up(context: LabContext, listed: Sequence[Server] | None = None) -> Server:
+def up(
+    context: LabContext, listed: Sequence[Server] | None = None, *, explains_costs: bool = True
+) -> Server:
     """Get a ready server, the lab's own or a new one. Safe to repeat and to interrupt.
 
-    `listed` is the provider's list of servers, if the caller has just fetched it.
+    `listed` is the provider's list of servers, if the caller has just fetched it. Errors name what
+    still costs money; with `explains_costs=False` they do not, for a caller that removes it.
     """
     with context.state.lock(context.lab_id, "up"):
         try:
-            with explain_open_costs(context, LabError):
+            with explain_open_costs(context, LabError) if explains_costs else nullcontext():
                 need = context.config.server.need
                 server = adopt(context, listed) or attempts.create_server(context, need)
                 server = make_ready(context, server)
@@ -38,7 +42,7 @@ def up(context: LabContext, listed: Sequence[Server] | None = None) -> Server:
             raise InterruptError(
                 "interrupted while the server was being created",
                 why="the server may already exist and bill",
-                hint="labctl up to continue, or labctl down to remove it",
+                hint=f"{context.subject.up} to continue, or {context.subject.down} to remove it",
             ) from None
 
 
@@ -56,6 +60,7 @@ def make_ready(context: LabContext, server: Server) -> Server:
         ssh_config=context.connections.config_path(server.id),
         reporter=context.reporter,
         boto3=_needs_boto3(context),
+        name=context.name,
     )
     context.save_facts(server, facts)
     context.state.save_server(server)

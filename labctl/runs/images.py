@@ -152,7 +152,7 @@ def _build(
             "the image build failed",
             log_path=closing.log,
             why="\n".join(closing.tail),
-            hint=f"labctl ssh -- cat {closing.log}   # the full log",
+            hint=context.subject.ssh(f"cat {closing.log}   # the full log"),
         )
     context.reporter.emit(Step(name=name, done=True))
 
@@ -187,7 +187,8 @@ def _pull(context: LabContext, remote: AgentClient, wanted: str) -> None:
         raise LabError(
             f"the server cannot pull {wanted}",
             why="\n".join(closing.tail[-3:]),
-            hint="check `image:` in lab.yaml, or set a base image with LABCTL_BASE_IMAGE",
+            hint=f"check `image:` in {context.subject.config_file}, "
+            "or set a base image with LABCTL_BASE_IMAGE",
         )
     context.reporter.emit(Step(name=name, done=True))
 

@@ -299,7 +299,7 @@ def find_run(context: LabContext, run_id: str = "") -> Run:
     run = context.state.get_run(context.lab_id, run_id) if run_id else _find_latest(context)
     if run is None:
         raise NotFoundError(
-            f"there is no run {run_id}" if run_id else f"{context.config.name} has no runs yet",
+            f"there is no run {run_id}" if run_id else f"{context.name} has no runs yet",
             hint="labctl status --refresh" if run_id else "labctl run",
         )
     return run

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 
 from labctl.errors import LabError, PolicyError
-from labctl.model import ProviderAccount, Server
+from labctl.model import CreateServerRequest, ProviderAccount, Server
 from labctl.servers.context import LabContext
 from labctl.state import Attempt
 from labctl.text import price_text
@@ -28,27 +28,32 @@ def require_same_account(
     servers: Iterable[Server],
     attempts: Iterable[Attempt] = (),
     *,
-    command: str = "labctl down",
+    command: str = "",
 ) -> None:
     """Raise PolicyError if one of these belongs to another account than the credentials.
 
     Servers of other providers and forgotten servers are skipped. `command` is the command to type
-    with the right credentials.
+    with the right credentials, by default the one that ends the server.
     """
-    name = context.provider.name
+    name, command = context.provider.name, command or context.subject.down
     for server in servers:
         foreign = server.provider == name and _is_of_another_account(context, server)
         if foreign and not is_forgotten(context, server):
-            subject = f"the server {server.id} of {server.lab}"
+            subject = f"the server {server.id} of {_name_lab(context, server)}"
             raise make_refusal(
                 context, server.account, subject, server.offer.price_usd_per_hour, command
             )
     for attempt in attempts:
         if attempt.provider == name and is_elsewhere(context, attempt.account):
-            subject = f"a server that an interrupted `up` of {attempt.request.lab} may have created"
+            lab = _name_lab(context, attempt.request)
+            subject = f"a server that an interrupted `up` of {lab} may have created"
             raise make_refusal(
                 context, attempt.account, subject, attempt.offer.price_usd_per_hour, command
             )
+
+
+def _name_lab(context: LabContext, record: Server | CreateServerRequest) -> str:
+    return context.name if record.lab_id == context.lab_id else record.lab
 
 
 def is_elsewhere(context: LabContext, account: str) -> bool:
@@ -146,10 +151,11 @@ def make_refusal(
 
 def _make_unattributed_error(context: LabContext, server: Server) -> PolicyError:
     name, here = context.provider.name, context.provider.get_account()
-    price = server.offer.price_usd_per_hour
+    price, subject = server.offer.price_usd_per_hour, context.subject
+    lab = _name_lab(context, server)
     return PolicyError(
-        f"{describe(name, here)} does not show the server {server.id} of {server.lab}",
+        f"{describe(name, here)} does not show the server {server.id} of {lab}",
         why="an earlier labctl recorded it without its account. It has ended, or it is running in "
         f"another account at {price_text(price)}",
-        hint="sign in to the account that made it, then labctl down; or labctl down --forget",
+        hint=f"sign in to the account that made it, then {subject.down}; or {subject.forget}",
     )

@@ -53,13 +53,14 @@ def adopt(context: LabContext, listed: Sequence[Server] | None = None) -> Server
 
 
 def _make_other_provider_error(context: LabContext, recorded: Server) -> PolicyError:
-    file, name = context.config.path.name or "lab.yaml", context.provider.name
+    subject, name = context.subject, context.provider.name
     price = recorded.offer.price_usd_per_hour
     bills = f" at {price_text(price)}" if price else ""
     return PolicyError(
-        f"the server of {context.config.name} is at {recorded.provider}, not at {name}",
-        why=f"{file} now selects {name}, but {recorded.id} is still running{bills}",
-        hint=f"set `server: {{provider: {recorded.provider}}}` in {file}, then labctl down",
+        f"the server of {context.name} is at {recorded.provider}, not at {name}",
+        why=f"{subject.config_file} now selects {name}, but {recorded.id} is still running{bills}",
+        hint=f"set `server: {{provider: {recorded.provider}}}` in {subject.config_file}, "
+        f"then {subject.down}",
     )
 
 
@@ -110,7 +111,7 @@ def _find_recorded(context: LabContext, recorded: Server) -> Server | None:
         raise HostKeyError(
             f"the host key of the server {recorded.id} is not the one that was pinned",
             why="the machine was replaced, or something intercepts the connection",
-            hint="labctl down --discard removes it",
+            hint=f"{context.subject.down} --discard removes it",
         )
     return shown
 
@@ -133,7 +134,7 @@ def renew(context: LabContext, server: Server) -> None:
         return
     if context.provider.extend(server.id, context.config.server.need.ttl_s or LEASE_S) is None:
         raise PolicyError(
-            f"{server.alias} is no longer leased to you",
+            f"{context.name} is no longer leased to you",
             why="its lease ended, and another user may have it now",
-            hint="labctl up",
+            hint=context.subject.up,
         )

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from labctl.errors import (
     TransferError,
     UsageError,
 )
+from labctl.errors.subject import Subject
 from labctl.servers.vendored import read_vendored_files
 from labctl.transports import Body, Transport
 from labctl.wire.codec import Message, MessageError, encode, from_json
@@ -45,6 +47,8 @@ sys.stderr.flush()
 os._exit(code)
 """
 NOT_INSTALLED = 97
+# How the agent's hints begin that run a command on the server.
+SSH = "labctl ssh -- "
 KEPT = "transferred data is kept and reused"
 # A shell's exit codes above this mean a signal.
 SIGNALLED = 128
@@ -308,4 +312,19 @@ def require_success(
         return reply
     failure = convert_reply(ErrorMessage, error)
     kind = KINDS.get(failure.kind, LabError)
-    raise kind(failure.what, why=failure.why, hint=failure.hint)
+    raise kind(failure.what, why=failure.why, hint=partial(_render_agent_hint, failure.hint))
+
+
+def _render_agent_hint(hint: str, subject: Subject) -> str:
+    """Return what to type for the subject.
+
+    The agent knows labs only, so its replies carry the commands and the file of a lab. This is the
+    only place that reads them; errors of this machine render their hints themselves.
+    """
+    if subject.kind == "lab":
+        return hint
+    if hint.startswith(SSH):
+        return subject.ssh(hint.removeprefix(SSH))
+    if hint.startswith("labctl up"):
+        return subject.up
+    return hint.replace("lab.yaml", subject.config_file)

@@ -98,12 +98,14 @@ def create_server(context: LabContext, need: Need) -> Server:
             raise
     _remove_unused_resources(context)
     raise CapacityError(
-        f"{context.provider.name} has no machine left for {context.config.name}",
+        f"{context.provider.name} has no machine left for {context.name}",
         why="\n".join(
             f"no {kind} in {', '.join(zones)}" if any(zones) else f"no {kind}"
             for kind, zones in zones_by_kind.items()
         ),
-        hint="labctl offers   # other types and regions; or try again in some minutes",
+        hint="labctl offers   # other types and regions; or try again in some minutes"
+        if context.subject.kind == "lab"
+        else context.subject.up,
     )
 
 
@@ -157,14 +159,14 @@ def _list_affordable_offers(context: LabContext, need: Need) -> list[Offer]:
     cheapest = min(o.price_usd_per_hour for o in fitting)
     if left is not None and left < cheapest:
         raise BudgetError(
-            f"the budget of {context.config.name} is used up"
+            f"the budget of {context.name} is used up"
             if left <= 0
-            else f"{context.config.name} has {dollars_text(left)} left; "
+            else f"{context.name} has {dollars_text(left)} left; "
             f"one hour costs {dollars_text(cheapest)}",
             why=f"the cheapest offer costs {price_text(cheapest)}"
             if left <= 0
             else "the rest of the budget does not pay for one hour of the cheapest offer",
-            hint="labctl cost; then raise `budget:` in lab.yaml, or labctl up --budget 5",
+            hint=context.subject.raise_budget,
         )
     affordable = [o for o in fitting if left is None or o.price_usd_per_hour <= left]
     avoided_zones = _list_avoided_zones(context)
@@ -196,9 +198,9 @@ def _make_no_offer_error(context: LabContext, need: Need, offers: list[Offer]) -
     elif need.gpu.is_required:
         why = f"it has no GPU for `gpu: {need.gpu.kind}`"
     else:
-        why = "no offer matches the server section of lab.yaml"
+        why = f"no offer matches the server section of {context.subject.config_file}"
     return NoOfferError(
-        f"{context.provider.name} has no server for {context.config.name}",
+        f"{context.provider.name} has no server for {context.name}",
         why=why,
         hint="labctl config   # shows what the lab needs",
     )
@@ -229,12 +231,12 @@ def _confirm_price(context: LabContext, need: Need, offer: Offer, others: list[O
     left = budget_left_usd(context, need)
     plan = describe_plan(context.provider, need, offer, others, left)
     if guard.can_lose_results(context):
-        plan += f"\n{LOSS}; `store:` in lab.yaml saves them"
+        plan += f"\n{LOSS}; `store:` in {context.subject.config_file} saves them"
     if guard.will_keep_disk(context):
         plan += f"\n{KEEPS_DISK}"
     if not context.reporter.confirm(Question(question=question, detail=plan, about="price")):
         raise PolicyError(
-            "nothing was started", why="the price was not confirmed", hint="labctl offers"
+            "nothing was started", why="the price was not confirmed", hint=context.subject.offers
         )
     confirm_unguarded_cost(context, offer.price_usd_per_hour)
 
@@ -248,13 +250,16 @@ def confirm_unguarded_cost(context: LabContext, price_usd_per_hour: float) -> No
     if deadlines.is_guarded_elsewhere(provider) or deadlines.can_end_billing(provider):
         return
     worst, typed = deadlines.worst_cost(price_usd_per_hour), deadlines.month_usd(price_usd_per_hour)
-    text = f"no guard at {provider.name} stops these costs: {worst}, until labctl down"
+    down = context.subject.down
+    text = f"no guard at {provider.name} stops these costs: {worst}, until {down}"
     question = f"to start it anyway, type {typed}"
     if not context.reporter.confirm(
         Question(question=question, detail=text, about="billing", typed=typed)
     ):
         raise PolicyError(
-            "nothing was started", why=text, hint="labctl up   # in a terminal, to type the cost"
+            "nothing was started",
+            why=text,
+            hint=f"{context.subject.up}   # in a terminal, to type the cost",
         )
 
 

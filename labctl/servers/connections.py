@@ -140,8 +140,10 @@ class Connections:
         elif config.exists() and shutil.which("ssh"):
             self._make_openssh(config, server.id, server.endpoint).close()
 
-    def wait_for_ssh(self, server: Server, deadline_s: float) -> Transport:
+    def wait_for_ssh(self, server: Server, deadline_s: float, name: str = "") -> Transport:
         """Wait up to `deadline_s` seconds for a login that works, and return its transport.
+
+        Errors call the server `name`, or its alias.
 
         A wrong host key is raised at once; everything else that a booting machine may do (refuse,
         not answer, not know the key yet) only after the deadline.
@@ -162,9 +164,9 @@ class Connections:
             policy(log_in)
         except (BusyError, AuthenticationError) as error:
             raise type(error)(
-                f"could not log in to {server.alias} within {deadline_s:g} s: {error.what}",
+                f"could not log in to {name or server.alias} within {deadline_s:g} s: {error.what}",
                 why=error.why,
-                hint=error.hint,
+                hint=error.next_step,
             ) from error
         return transport
 

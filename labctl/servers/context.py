@@ -12,6 +12,7 @@ import msgspec
 
 from labctl.config import LabConfig, Paths, student_key
 from labctl.errors import ConnectError, NotFoundError
+from labctl.errors.subject import LAB, Subject
 from labctl.events import Note, Progress, Reporter
 from labctl.model import Endpoint, Server, ServerFacts
 from labctl.providers import Provider, ProviderContext, get_provider_class
@@ -35,7 +36,7 @@ class LabContext:
     `saver_s` is how long before a limit the server's runs must stop, so that a keeper can fetch
     what the server cannot save by itself; 0 without a keeper. `has_results` is False for a server
     whose files are not needed, such as a server for grading. `in_process` keeps connections to
-    servers inside this process.
+    servers inside this process. `subject` knows the commands that the user of this context types.
     """
 
     config: LabConfig
@@ -50,6 +51,7 @@ class LabContext:
     saver_s: float = 0.0
     has_results: bool = True
     in_process: bool = False
+    subject: Subject = LAB
 
     def make_sibling(
         self,
@@ -58,6 +60,7 @@ class LabContext:
         reporter: Reporter | None = None,
         *,
         has_results: bool = True,
+        subject: Subject | None = None,
     ) -> LabContext:
         """Return the context of another lab that shares this provider, state and connections."""
         sibling = dataclasses.replace(
@@ -66,6 +69,7 @@ class LabContext:
             lab_id=lab_id,
             reporter=reporter or self.reporter,
             has_results=has_results and self.has_results,
+            subject=subject or self.subject,
         )
         # A cached_property keeps its value in the instance's dictionary.
         sibling.__dict__.update(provider=self.provider, connections=self.connections)
@@ -74,6 +78,11 @@ class LabContext:
     def with_group(self, group: str) -> LabContext:
         """Return a copy whose lab belongs to this group."""
         return dataclasses.replace(self, group=group)
+
+    @property
+    def name(self) -> str:
+        """What messages call the lab: a seat by its own name, since its lab has a pseudonym."""
+        return self.subject.seat or self.config.name
 
     @functools.cached_property
     def connections(self) -> Connections:
@@ -140,12 +149,12 @@ class LabContext:
         if server is None:
             ended = self.state.list_events(lab_id=self.lab_id, kind="ready", limit=1)
             why = "the last one has ended" if ended else "none was started"
-            raise NotFoundError(f"{self.config.name} has no server", why=why, hint="labctl up")
+            raise NotFoundError(f"{self.name} has no server", why=why, hint=self.subject.up)
         if server.state == "stopped":
             raise NotFoundError(
-                f"the server of {self.config.name} is stopped",
+                f"the server of {self.name} is stopped",
                 why="its disk is kept",
-                hint="labctl up",
+                hint=self.subject.up,
             )
         return server
 

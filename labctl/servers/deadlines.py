@@ -170,7 +170,8 @@ def describe(context: LabContext, server: Server, watch: WatchRecord | None) -> 
         return ""
     left = list_seconds_left(watch)
     if not left:
-        return f"{server.alias} has no deadline: {worst_cost(price)}, until labctl down"
+        down = context.subject.down
+        return f"{server.alias} has no deadline: {worst_cost(price)}, until {down}"
     armed = ", ".join(list_armed_guards(context, server, watch)) or "none"
     return f"{server.alias} ends in {duration_text(min(left))} at the latest; armed: {armed}"
 

@@ -116,7 +116,7 @@ def _wait_for(context: LabContext, waiting: list[Server]) -> None:
             raise BusyError(
                 f"{context.provider.name} has not confirmed that {waiting[0].id} is terminated",
                 why=f"its last state is: {state}; until it is terminated it may cost money",
-                hint="labctl down",
+                hint=context.subject.down,
             )
         if announce_at and time.monotonic() > announce_at:
             text = f"waiting for {context.provider.name} to confirm that it is terminated"

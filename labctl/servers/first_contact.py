@@ -13,6 +13,7 @@ import shlex
 import msgspec
 
 from labctl.errors import ConnectError, HostKeyError, LabError
+from labctl.errors.subject import Subject
 from labctl.model import Server
 from labctl.providers import FirstBoot
 from labctl.retry import retry_on
@@ -58,7 +59,7 @@ def replace_first_host_key(context: LabContext, server: Server, transport: Trans
         raise LabError(
             "the server's first host key could not be replaced",
             why="no new key could be created on the server",
-            hint="labctl up tries again; labctl down removes the server",
+            hint=_try_again,
         )
     if not server.endpoint.next_host_key:
         provider.pin(server.id, first, following)
@@ -85,6 +86,10 @@ def _make_next_key(transport: Transport, first: str) -> tuple[str, str]:
     return keys.get("here", ""), keys.get("next", "")
 
 
+def _try_again(subject: Subject) -> str:
+    return f"{subject.up} tries again; {subject.down} removes the server"
+
+
 def _run_as_root(transport: Transport, script: str, *words: str) -> str:
     line = shlex.join(["sh", "-c", script, "sh", *words])
     result = transport.run(f"sudo -n {line}", timeout_s=60.0, check=False)
@@ -92,7 +97,7 @@ def _run_as_root(transport: Transport, script: str, *words: str) -> str:
         raise LabError(
             "the server's first host key could not be replaced",
             why=result.stderr.strip()[-500:],
-            hint="labctl up tries again; labctl down removes the server",
+            hint=_try_again,
         )
     return result.stdout
 

@@ -30,9 +30,10 @@ def explain_open_costs(
 
 def describe_open_costs(context: LabContext, lab_id: str | None) -> list[str]:
     """Describe each recorded server, kept disk and open attempt that may cost money, one a line."""
+    down = context.subject.down
     lines = [
         f"{server.id} is still running (last known), at "
-        f"{price_text(server.offer.price_usd_per_hour)} until labctl down"
+        f"{price_text(server.offer.price_usd_per_hour)} until {down}"
         for server in context.state.list_servers(lab_id)
         if server.offer.price_usd_per_hour
         and server.state not in ("stopped", "ending", "terminated")
@@ -40,7 +41,7 @@ def describe_open_costs(context: LabContext, lab_id: str | None) -> list[str]:
     lines += [describe_kept_disk(disk) for disk in list_kept_disks(context.state, lab_id)]
     return lines + [
         f"an interrupted `up` may have created a {attempt.offer.type}, at "
-        f"{price_text(attempt.offer.price_usd_per_hour)}; labctl down finds it"
+        f"{price_text(attempt.offer.price_usd_per_hour)}; {down} finds it"
         for attempt in context.state.list_open_attempts(lab_id)
         if attempt.offer.price_usd_per_hour
     ]

@@ -27,6 +27,7 @@ from labctl.commands.probe import (
     parse,
 )
 from labctl.errors import ConnectError, DiskFullError, LabError, PolicyError
+from labctl.errors.subject import Subject
 from labctl.events import Note, Progress, Reporter, SilentReporter, Step
 from labctl.model import GpuNeed, Need, Server, ServerFacts, Value
 from labctl.shell import command
@@ -68,6 +69,7 @@ def prepare(
     ssh_config: Path,
     reporter: Reporter,
     boto3: bool = False,
+    name: str = "",
 ) -> ServerFacts:
     """Install on the server what labctl needs, and return its ServerFacts afterwards.
 
@@ -78,8 +80,9 @@ def prepare(
     Raises PolicyError with the administrator's commands if the account lacks these rights,
     LabError with the failed task, ConnectError.
     `boto3` is for a server that saves its results by itself; one that cannot is reported, and
-    stays usable.
+    stays usable. Errors call the server `name`, or its alias.
     """
+    name = name or server.alias
     facts = facts or probe(transport)
     plain_stamp = playbook_hash(playbooks_dir)
     boto3_stamp = f"{plain_stamp} boto3"
@@ -92,7 +95,7 @@ def prepare(
         if all(lack.optional for lack in lacking):
             _report_missing(lacking, reporter)
             return facts
-        raise _make_needs_admin_error(server, facts, lacking, playbooks_dir)
+        raise _make_needs_admin_error(name, server, facts, lacking, playbooks_dir)
     host = ansible.Host(
         alias=server.alias,
         ssh_config=ssh_config,
@@ -106,7 +109,7 @@ def prepare(
     after = probe(transport)
     still_lacking = list_missing(after, boto3=boto3)
     if any(_can_playbook_fix(lack) for lack in still_lacking):
-        raise _make_incomplete_error(server, still_lacking, ssh_config)
+        raise _make_incomplete_error(name, still_lacking, ssh_config)
     _report_missing(still_lacking, reporter)
     return after
 
@@ -126,7 +129,11 @@ def _report_missing(lacking: list[MissingRequirement], reporter: Reporter) -> No
 
 
 def _make_needs_admin_error(
-    server: Server, facts: ServerFacts, lacking: list[MissingRequirement], playbooks_dir: Path
+    name: str,
+    server: Server,
+    facts: ServerFacts,
+    lacking: list[MissingRequirement],
+    playbooks_dir: Path,
 ) -> LabError:
     required = [lack for lack in lacking if not lack.optional]
     lines = [f"- {lack.words}" for lack in required]
@@ -135,7 +142,7 @@ def _make_needs_admin_error(
     lines += [f"    {line}" for line in list_admin_commands(required)]
     playbook = playbooks_dir / "server.yml"
     return PolicyError(
-        f"{server.alias} is not ready for labctl, and {facts.user} may not change it",
+        f"{name} is not ready for labctl, and {facts.user} may not change it",
         why="\n".join(lines),
         hint="send these lines to the administrator; or, if you know the sudo password: "
         f"labctl inventory > hosts && ansible-playbook -i hosts {playbook} -K",
@@ -143,10 +150,10 @@ def _make_needs_admin_error(
 
 
 def _make_incomplete_error(
-    server: Server, lacking: list[MissingRequirement], ssh_config: Path
+    name: str, lacking: list[MissingRequirement], ssh_config: Path
 ) -> LabError:
     return LabError(
-        f"{server.alias} is still incomplete after its preparation",
+        f"{name} is still incomplete after its preparation",
         why="\n".join(lack.words for lack in lacking),
         hint=f"less {ssh_config.parent / LOG_NAME}",
     )
@@ -276,7 +283,7 @@ def _private_log(path: Path) -> Iterator[IO[bytes]]:
         raise LabError(
             f"{path.parent.name} was removed while it was being prepared",
             why="its files on this machine are gone",
-            hint="labctl up   # creates another one",
+            hint=lambda subject: f"{subject.up}   # creates another one",
         ) from None
     with os.fdopen(descriptor, "wb") as log:
         yield log
@@ -353,14 +360,19 @@ _NO_RUNTIME = "the NVIDIA Container Toolkit is not installed there"
 
 def _make_no_gpu_error(gpu: GpuNeed, facts: ServerFacts, usable: bool) -> LabError:
     what, why = f"this lab needs {_describe_need(gpu)}", _describe_gpus(facts)
-    hint = "change `gpu:` under `server:` in lab.yaml (auto uses a GPU if the server has one)"
+    fix = ""
     if usable:
         what += ", and containers on the server cannot use one"
         why += f", but {_NO_RUNTIME}"
-        hint = "; ".join(lack.command for lack in list_missing(facts) if lack.optional)
+        fix = "; ".join(lack.command for lack in list_missing(facts) if lack.optional)
     else:
         what += ", which this server does not have" if facts.gpus else ", and the server has none"
-    return PolicyError(what, why=why, hint=hint)
+    return PolicyError(what, why=why, hint=fix or _change_gpu)
+
+
+def _change_gpu(subject: Subject) -> str:
+    file = subject.config_file
+    return f"change `gpu:` under `server:` in {file} (auto uses a GPU if the server has one)"
 
 
 def _is_enough(gpu: GpuNeed, name: str, memory_bytes: int) -> bool:

@@ -33,7 +33,7 @@ def reach(context: LabContext, server: Server) -> tuple[Server, Transport]:
         deadlines.set_first_timer(context, server)
         if not fresh:
             admit(context, server)
-        transport = context.connections.wait_for_ssh(server, SSH_DEADLINE_S)
+        transport = context.connections.wait_for_ssh(server, SSH_DEADLINE_S, context.name)
         context.reporter.emit(Step(name="waiting for its sshd", done=True))
     except (CredentialsError, ThrottledError):
         # Not the server's fault, and the provider would not accept its removal either.
@@ -51,6 +51,7 @@ def _wait_until_running(context: LabContext, server: Server) -> Server:
         context.provider.start(server.id)
         context.state.record("started", lab_id=context.lab_id, server_id=server.id)
     deadline = time.monotonic() + RUNNING_DEADLINE_S
+    again = f"{context.subject.up} tries again; {context.subject.down} removes what is left"
     while True:
         shown = _find(context, server)
         if shown is None:
@@ -62,12 +63,12 @@ def _wait_until_running(context: LabContext, server: Server) -> Server:
         elif shown.state in (*ENDED, "stopped") and server.state != "stopped":
             raise ProviderError(
                 f"the server {server.id} stopped while it was starting",
-                hint="labctl up tries again; labctl down removes what is left",
+                hint=again,
             )
         if time.monotonic() > deadline:
             raise ProviderError(
                 f"the server {server.id} did not start within {RUNNING_DEADLINE_S:.0f} s",
-                hint="labctl up tries again; labctl down removes what is left",
+                hint=again,
             )
         time.sleep(POLL_S)
 
@@ -90,7 +91,7 @@ def _undo(context: LabContext, server: Server, error: LabError) -> None:
         failure.why = "\n".join(filter(None, [reason, failure.why]))
         raise
     error.why = "\n".join(filter(None, [error.why, "the server was removed again"]))
-    error.hint = "labctl up   # creates another one"
+    error.hint = f"{context.subject.up}   # creates another one"
 
 
 def _describe_console(context: LabContext, server: Server) -> str:

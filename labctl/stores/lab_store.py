@@ -34,7 +34,8 @@ def prefix(context: LabContext) -> str:
 def open_lab_store(context: LabContext) -> LabStore:
     """Open the lab's prefix of its store; NotFoundError if lab.yaml has no store."""
     if not context.config.store:
-        raise NotFoundError(f"{context.config.name} has no store", hint="set store: in lab.yaml")
+        hint = f"set store: in {context.subject.config_file}"
+        raise NotFoundError(f"{context.name} has no store", hint=hint)
     return open_store(context.config.store, prefix(context), _context(context))
 
 

@@ -37,7 +37,9 @@ def make_refused_error(endpoint: Endpoint, why: str) -> ConnectionRefusedByServe
     return ConnectionRefusedByServerError(
         f"{endpoint.host} refuses connections to port {endpoint.port}",
         why=why or "the machine is up, but nothing listens there",
-        hint="labctl up   # finds a restarted server; otherwise check the port and its sshd",
+        hint=lambda subject: (
+            f"{subject.up}   # finds a restarted server; otherwise check the port and its sshd"
+        ),
     )
 
 
@@ -85,8 +87,10 @@ def make_wrong_key_error(endpoint: Endpoint, why: str) -> HostKeyError:
     return HostKeyError(
         f"the host key of {endpoint_text(endpoint)} is not the one that was pinned",
         why=why or "the server was reinstalled, or another machine answers at its address",
-        hint="ask the administrator; if it was changed on purpose, `labctl down --discard`, then "
-        "`labctl up`",
+        hint=lambda subject: (
+            "ask the administrator; if it was changed on purpose, "
+            f"`{subject.down} --discard`, then `{subject.up}`"
+        ),
     )
 
 
@@ -94,7 +98,7 @@ def make_no_key_error(endpoint: Endpoint) -> HostKeyError:
     return HostKeyError(
         f"no host key is pinned for {endpoint_text(endpoint)}",
         why="labctl only connects to a server whose host key is pinned",
-        hint="labctl up",
+        hint=lambda subject: subject.up,
     )
 
 

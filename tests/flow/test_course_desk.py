@@ -241,12 +241,13 @@ def test_a_server_that_went_by_itself_is_nobodys(desk: RequestHandler, work: Pre
     [
         ({"why": "its budget is used up", "saved": "home"}, "its budget is used up"),
         ({"why": "ended unseen: its hours count until that was noticed"}, FOUND_GONE),
+        ({"why": "whatever it says", "unseen": True}, FOUND_GONE),
         ({"why": "", "by": "prof"}, ENDED_BY_STAFF),
         ({"why": "ended unseen: its hours", "reason": "its time was over"}, "its time was over"),
     ],
 )
 def test_a_student_may_ask_why_the_server_ended(
-    desk: RequestHandler, work: Pretended, line: dict[str, str], why: str
+    desk: RequestHandler, work: Pretended, line: dict[str, Any], why: str
 ) -> None:
     made = create(desk, "alice")
     found(desk, "alice", made)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 from course_context import Class, ClassCloud, StoppableCloud, a_class, roster
-from lab_world import Recorded, unreachable
+from lab_world import Machine, Recorded, unreachable
 
 from labctl.course import Course
 from labctl.courses.broadcast import find_run, push_handouts, send_message
@@ -20,15 +21,25 @@ from labctl.courses.plan import compute_plan
 from labctl.courses.preflight import check_course
 from labctl.courses.records.spending import spent_usd
 from labctl.courses.seat_reporter import SeatDone, SeatNews
-from labctl.courses.servers import bring_up_servers, rephrase_for_seat
+from labctl.courses.servers import bring_up_servers
 from labctl.courses.status import read_status
 from labctl.courses.teardown import end_of_term, end_seats
-from labctl.errors import InterruptError, NotFoundError, PolicyError, ProviderError, UsageError
+from labctl.errors import (
+    EngineError,
+    InterruptError,
+    NotFoundError,
+    PolicyError,
+    ProviderError,
+    UsageError,
+)
+from labctl.errors.subject import Subject
 from labctl.events import Event
-from labctl.model import Check, Resource, Run
+from labctl.model import Check, Endpoint, Resource, Run
 from labctl.servers import guard
+from labctl.servers.agent import require_success
 from labctl.servers.context import LabContext
 from labctl.servers.kept_disks import SAVED
+from labctl.transports.failures import make_refused_error
 from labctl.wire.watchdog import WatchReply
 
 NAMES = ("alice", "bob", "carol")
@@ -555,7 +566,7 @@ def test_servers_at_the_provider_of_before_are_neither_forgotten_nor_proven_gone
             deed()
         assert stopped.value.what.startswith("the server of alice is at cloud")
         assert stopped.value.hint == (
-            "set `server: {provider: cloud}` in course.yaml, then labctl course down"
+            "set `server: {provider: cloud}` in course.yaml, then labctl course down --only alice"
         )
     assert len(ml.state.list_servers()) == 3  # with the keys and names by which they are reached
     # Where another machine made them, the ledger alone knows.
@@ -699,7 +710,41 @@ def test_what_is_to_be_typed_for_a_seat_of_before_never_means_the_teams(ml: Clas
         ml.staff().folder.choose_seats(["former:bob"])
 
 
-def test_a_next_step_on_a_server_is_the_courses(ml: Class) -> None:
+@pytest.mark.parametrize(
+    ("hint", "typed"),
+    [
+        (
+            "labctl ssh -- systemctl status docker",
+            "labctl course ssh alice -- systemctl status docker",
+        ),
+        ("labctl up", "labctl course up --only alice"),
+        ("add it in lab.yaml", "add it in course.yaml"),
+        ("labctl doctor", "labctl doctor"),
+    ],
+)
+def test_a_next_step_on_a_server_is_the_courses(hint: str, typed: str) -> None:
     """There is no lab.yaml where staff works."""
-    said = rephrase_for_seat("labctl ssh -- systemctl status docker", ml.seat("alice"))
-    assert said == "labctl course ssh alice -- systemctl status docker"
+    reply = {"error": {"kind": "engine", "what": "no Docker", "why": "", "hint": hint}}
+    with pytest.raises(EngineError) as caught:
+        require_success("inspect", reply, 1, "")
+    assert caught.value.hint == hint
+    caught.value.subject = Subject("seat", "alice")
+    assert caught.value.hint == typed
+
+
+def test_what_a_seat_is_told_is_the_courses(ml: Class, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever notices it, with or without a context: the seat's name, and its own commands."""
+    refused = make_refused_error(Endpoint(host="10.0.0.1"), "")
+    monkeypatch.setattr(Machine, "_answer", Mock(side_effect=refused))
+    ml.cloud.full = {ml.seat("bob").lab}
+    found = {one.seat: one for one in bring_up_servers(ml.staff(), ml.folder.list_seats())}
+    alice, bob = found["alice"], found["bob"]
+    assert alice.error.startswith("could not log in to alice within")
+    assert alice.hint == "labctl course up --only alice   # creates another one"
+    assert bob.error == "cloud has no machine left for bob"
+    assert bob.hint == "labctl course up --only bob"
+    for text in (alice.error, alice.why, alice.hint, bob.why):
+        assert ml.seat("alice").lab not in text
+    assert refused.hint.startswith("labctl up   # finds")
+    refused.subject = Subject("seat", "alice")
+    assert refused.hint.startswith("labctl course up --only alice   # finds")

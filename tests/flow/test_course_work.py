@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from course_keeper_context import KEY, OFFER, Course, TimedCloud, create, patched_course
@@ -16,6 +17,7 @@ from labctl.courses.claims import SeatClaim, SharedSeatServer
 from labctl.courses.preflight import check_course
 from labctl.courses.requests import RequestHandler
 from labctl.courses.seat_operations import CachingCourseOperator, SeatOperations
+from labctl.courses.servers import bring_up_servers
 from labctl.courses.teardown import end_seats
 from labctl.errors import DeniedError, LabError, PolicyError, ProviderError
 from labctl.lifecycle import extend as more_time
@@ -85,6 +87,22 @@ def test_where_the_timer_is_denied_nothing_goes_on(course: Course) -> None:
         work.create_server(seat)
     assert course.cloud.machines == {}
     assert course.folder.ledger.list_entries(seat="alice")[-1].kind == "down"
+
+
+def test_a_server_that_failed_is_removed_and_its_student_is_told_so(
+    course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing runs any more, and a student cannot type the course's commands."""
+    monkeypatch.setattr("labctl.lifecycle.up.prepare", Mock(side_effect=LabError("no Docker")))
+    work, seat = work_of(course), course.folder.find_seat("alice")
+    with pytest.raises(ProviderError, match="no Docker") as failed:
+        work.create_server(seat)
+    assert course.cloud.machines == {}
+    assert failed.value.why == "the server was removed again"
+    assert failed.value.hint.startswith("labctl up ")
+    (outcome,) = bring_up_servers(work.staff, [seat])
+    assert "is still running" in outcome.why
+    assert outcome.why.endswith("until labctl course down --only alice")
 
 
 def test_where_no_timer_can_be_set_none_is_made_and_the_class_day_check_says_so(

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from labctl.errors import LabError, NoOfferError
+from labctl.errors import LabError
+from labctl.errors.replies import describe_error
 from labctl.model import Check, Need, Offer
 from labctl.providers import QuotaRoom
 from labctl.providers.aws.clients import Clients
@@ -102,8 +103,7 @@ def _find_best_offers(need: Need, offers: Callable[[Need], list[Offer]]) -> list
     try:
         listed = offers(need)
     except LabError as error:
-        why = error.why.replace("\n", "; ") if isinstance(error, NoOfferError) else error.why
-        return Check(name="offers", ok=False, detail=f"{error.what}: {why}", next=error.hint)
+        return Check(name="offers", ok=False, detail=describe_error(error), next=error.hint)
     first = {offer.spot: offer for offer in reversed(listed)}
     return sorted(first.values(), key=listed.index)
 
