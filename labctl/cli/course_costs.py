@@ -9,7 +9,9 @@ import click
 
 from labctl.cli.course import open_course
 from labctl.cli.course_options import make_staff
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
+from labctl.cli.screen import print_json, print_table, wrap_text
 from labctl.text import dollars_text
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ def cost_command(ctx: click.Context, refresh: bool, csv_: bool, json_: bool) -> 
     labctl course cost
     labctl course cost --csv > costs.csv
     """
-    from labctl.cli.screen import print_json
     from labctl.courses.costs import compute_costs, format_csv
 
     course = open_course(ctx, quiet=json_ or csv_)
@@ -65,8 +66,6 @@ def _bar_text(share: float | None) -> str:
 
 
 def _draw_costs(costs: CourseCosts) -> None:
-    from labctl.cli.screen import print_table, wrap_text
-
     rows = [
         (
             _seat_text(seat.seat),
@@ -111,8 +110,6 @@ def _draw_costs(costs: CourseCosts) -> None:
 
 
 def _draw_idle(costs: CourseCosts) -> None:
-    from labctl.cli.screen import print_table
-
     rows = [
         (
             idle.seat,
@@ -174,7 +171,6 @@ def budget_command(
     labctl course budget
     labctl course budget alice +5 --why "second topic"
     """
-    from labctl.cli.screen import print_json
     from labctl.courses.allowances import change_budget
     from labctl.courses.costs import compute_costs
 
@@ -201,8 +197,6 @@ def budget_command(
 
 
 def _draw_budgets(seat_costs: list[SeatCost]) -> None:
-    from labctl.cli.screen import print_table
-
     rows = [
         (
             one.seat,
@@ -217,8 +211,6 @@ def _draw_budgets(seat_costs: list[SeatCost]) -> None:
 
 
 def _draw_history(folder: CourseFolder, seat: str) -> None:
-    from labctl.cli.exit_codes import clean
-
     for entry in folder.ledger.list_entries(seat=seat, kind="budget"):
         when = time.strftime("%d %b %H:%M", time.localtime(entry.at))
         usd = float(entry.detail.get("usd", 0))

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, yes_option
+from labctl.cli.screen import print_json, print_table
 from labctl.model import Value
 from labctl.text import duration_text
 
@@ -54,7 +56,6 @@ def due_command(
     \b
     labctl course due hw3 alice +3d --why "ill, with a note"
     """
-    from labctl.cli.screen import print_json
     from labctl.cli.submit_output import time_text
     from labctl.courses.allowances import extend_due_time
     from labctl.courses.creation import current_user
@@ -112,7 +113,6 @@ def grades_command(
     labctl course grades hw3
     labctl course grades hw3 --format canvas -o hw3.csv --release
     """
-    from labctl.cli.screen import print_json
     from labctl.courses.grades import export_grades, list_grades
 
     course = open_course(ctx, yes=yes, quiet=json_)
@@ -144,7 +144,6 @@ def grades_command(
 
 def draw_unreleased(assignment: str, grades: list[Grade]) -> None:
     """List the released grades that a new release would change."""
-    from labctl.cli.exit_codes import clean
     from labctl.courses.records.released_grades import change_text
 
     changed = [grade for grade in grades if grade.unreleased is not None]
@@ -157,7 +156,6 @@ def draw_unreleased(assignment: str, grades: list[Grade]) -> None:
 
 
 def _release(ctx: click.Context, course: Course, assignment: str) -> None:
-    from labctl.cli.exit_codes import clean
     from labctl.courses.creation import current_user
     from labctl.courses.release import release_grades
 
@@ -187,7 +185,6 @@ def _make_report(grade: Grade) -> GradeReport:
 
 
 def _draw(grades: list[Grade]) -> None:
-    from labctl.cli.screen import print_table
     from labctl.courses.records.gradebook import points_text
 
     rows: list[tuple[str, ...]] = [

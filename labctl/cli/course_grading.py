@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labctl.cli.course import open_course
+from labctl.cli.course_grades import draw_unreleased
 from labctl.cli.course_options import make_staff, only_options, select_seats
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, yes_option
+from labctl.cli.screen import print_json, print_table
+from labctl.courses.grading.results import late_text
 from labctl.text import bytes_text
 
 if TYPE_CHECKING:
@@ -49,7 +53,6 @@ def collect_command(
     labctl course collect hw3
     labctl course collect hw3 --only alice,bob
     """
-    from labctl.cli.screen import print_json
     from labctl.courses.collect import collect
 
     course = open_course(ctx, quiet=json_)
@@ -64,9 +67,6 @@ def collect_command(
 
 
 def _draw_collection(collection: Collection) -> None:
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import print_table
-
     rows = [
         (
             submission.seat,
@@ -101,8 +101,6 @@ def _state_style(state: str) -> tuple[str, str]:
 
 
 def _late_text(submission: SeatSubmission) -> str:
-    from labctl.courses.grading.results import late_text
-
     if not submission.late_s:
         return ""
     penalty = f", {submission.penalty}% off" if submission.penalty else ""
@@ -139,9 +137,6 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
     labctl course grade hw3 --only alice --again
     labctl course grade hw3 --release
     """
-    from labctl.cli.course_grades import draw_unreleased
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import print_json
     from labctl.courses.grades import list_grades
     from labctl.courses.grading_run import grade_assignment
     from labctl.courses.release import release_grades
@@ -186,8 +181,6 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
 
 def _print_grade(graded: SeatGrade) -> None:
     """Print a line for a submission that was graded now; nothing if it already had a grade."""
-    from labctl.cli.exit_codes import clean
-
     if graded.fresh and graded.record is not None:
         state, color = _state_style(graded.state)
         score = "" if graded.record.score is None else f"{graded.record.score:g}"
@@ -197,9 +190,6 @@ def _print_grade(graded: SeatGrade) -> None:
 
 
 def _draw_grading(grading: GradingResult) -> None:
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import print_table
-
     rows = [_graded_cells(graded) for graded in grading.seats]
     headings = ("SEAT", "STATE", "POINTS", "CLAIM", "MEASURED", "NOTE")
     print_table(rows, headings, shutil.get_terminal_size().columns)
@@ -228,8 +218,6 @@ def _graded_cells(graded: SeatGrade) -> tuple[str, ...]:
 
 
 def _draw_totals(grading: GradingResult) -> None:
-    from labctl.cli.exit_codes import clean
-
     seats = grading.seats
     counts = {state: sum(1 for graded in seats if graded.state == state) for state in STATES}
     fresh = sum(1 for graded in seats if graded.fresh)

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, yes_option
+from labctl.cli.screen import Screen, print_json, print_table
+from labctl.config import find_data_dir
 from labctl.model import Value
 
 if TYPE_CHECKING:
@@ -65,8 +68,6 @@ def init_command(
     \b
     labctl course init ml-2026 --roster canvas.csv
     """
-    from labctl.cli.screen import Screen, print_json
-    from labctl.config import find_data_dir
     from labctl.courses.creation import init_course
     from labctl.courses.records.roster import read_roster
 
@@ -121,7 +122,6 @@ def roster_command(
     labctl course roster
     labctl course roster canvas-week-3.csv --dry-run
     """
-    from labctl.cli.screen import print_json
     from labctl.courses import creation
 
     course = open_course(ctx, yes=yes, quiet=json_)
@@ -161,8 +161,6 @@ def _make_report(diff: RosterDiff) -> RosterDiffReport:
 
 
 def _draw_students(students: tuple[Student, ...]) -> None:
-    from labctl.cli.screen import print_table
-
     rows = [
         (
             student.id,
@@ -180,8 +178,6 @@ def _draw_students(students: tuple[Student, ...]) -> None:
 
 
 def _print_diff(diff: RosterDiff) -> None:
-    from labctl.cli.exit_codes import clean
-
     def draw(sign: str, color: str, lines: list[str]) -> None:
         for line in lines[:MAX_NAMES]:
             click.echo(click.style(f"{sign} {clean(line)}", fg=color))

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import sys
+import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
+from labctl.cli.screen import age_text, print_json, print_table
+from labctl.commands.systemd import UNIT, keep_unit
+from labctl.config import Paths, copy_environment, find_paths
+from labctl.errors import LabError
+from labctl.errors.replies import as_reply
+from labctl.keeper.workers import RecoveryWorkers
 from labctl.model import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from labctl.config import Paths
     from labctl.lifecycle.import_lab import ImportedLab, KeeperInfo
     from labctl.lifecycle.keeper_host import KeeperReport
     from labctl.state import State
@@ -89,7 +102,6 @@ class KeepContext:
     """Environment, paths, state and exit code, shared by all parts of `keep`."""
 
     def __init__(self) -> None:
-        from labctl.config import copy_environment, find_paths
         from labctl.state import State
 
         self.environ = copy_environment()
@@ -100,11 +112,6 @@ class KeepContext:
 
     def print_reply(self, action: Callable[[], KeepReply]) -> None:
         """Run an action for another labctl and print its result or its error as one JSON object."""
-        import msgspec
-
-        from labctl.errors import LabError
-        from labctl.errors.replies import as_reply
-
         try:
             reply = msgspec.to_builtins(action())
         except LabError as error:
@@ -113,10 +120,6 @@ class KeepContext:
 
     def log(self, name: str, text: str) -> None:
         """Write each line of `text` to the log with the time and, unless it is "", `name`."""
-        import time
-
-        from labctl.cli.exit_codes import clean
-
         prefix = f"{name}: " if name else ""
         for line in clean(text).splitlines():
             stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -125,10 +128,7 @@ class KeepContext:
 
 
 def _run_keeper(context: KeepContext) -> None:
-    import signal
-
     from labctl.keeper.labs import Keeper, only_keeper
-    from labctl.keeper.workers import RecoveryWorkers
     from labctl.lifecycle.kept_labs import list_kept_labs
 
     attendants = RecoveryWorkers()
@@ -194,8 +194,6 @@ def _send_run_files(context: KeepContext, name: str, run: str) -> None:
 
     Standard input names the files that the other side has: one JSON object, path -> SHA-256.
     """
-    from labctl.errors import LabError
-    from labctl.errors.replies import as_reply
     from labctl.lifecycle.kept_labs import find_kept_lab, lab_directory
     from labctl.runs.saved_copies import list_outputs, write_tar
 
@@ -217,10 +215,6 @@ def _send_run_files(context: KeepContext, name: str, run: str) -> None:
 
 def _recover_runs(context: KeepContext, name: str) -> KeepReply:
     """Recover a lab's run in this process, which ends when the keeper does."""
-    import os
-    import signal
-    import threading
-
     from labctl.keeper.labs import LogReporter
     from labctl.keeper.recovery_worker import recover_lab
     from labctl.lifecycle.kept_labs import find_kept_lab, make_context
@@ -255,13 +249,6 @@ def _drop_lab(context: KeepContext, name: str, json_: bool) -> None:
 
 
 def _install_unit(context: KeepContext) -> None:
-    import os
-    import shutil
-    from pathlib import Path
-
-    from labctl.commands.systemd import UNIT, keep_unit
-    from labctl.errors import LabError
-
     folder = context.paths.config_dir.parent / "systemd" / "user"
     programs = [shutil.which(name) for name in ("ssh", "python3")]
     directories = [str(Path(program).parent) for program in programs if program]
@@ -282,7 +269,6 @@ def _install_unit(context: KeepContext) -> None:
 
 
 def _list_labs(context: KeepContext, json_: bool) -> None:
-    from labctl.cli.screen import age_text, print_json, print_table
     from labctl.keeper.labs import describe_kept_labs, is_running
 
     labs, running = describe_kept_labs(context.paths, context.state), is_running(context.paths)

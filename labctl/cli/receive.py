@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
+from labctl.cli.screen import print_json, print_table
+from labctl.config import copy_environment
+from labctl.errors import BusyError
+from labctl.submissions.confinement import UNCONFINED, has_filter, limit_memory
+from labctl.submissions.receipt import Receipt
 from labctl.text import bytes_text, duration_text
 
 if TYPE_CHECKING:
@@ -50,9 +58,6 @@ def _init(directory: Path, json_: bool) -> None:
     \b
     labctl receive init ~/drop
     """
-    from labctl.cli.screen import print_json
-    from labctl.submissions.confinement import UNCONFINED, has_filter
-
     public = _open_receiver(directory).init()
     if not has_filter():
         click.echo(f"warning: {UNCONFINED}", err=True)
@@ -186,8 +191,6 @@ def _list(directory: Path, name: str, json_: bool) -> None:
     \b
     labctl receive list ~/drop hw3
     """
-    from labctl.cli.screen import print_json, print_table
-
     receiver = _open_receiver(directory)
     receiver.load_rules(name)
     receipts = [
@@ -227,10 +230,6 @@ def _check(ctx: click.Context, directory: Path, name: str, json_: bool) -> None:
     \b
     labctl receive check ~/drop hw3
     """
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import print_json
-    from labctl.submissions.receipt import Receipt
-
     receiver = _open_receiver(directory)
     receiver.load_rules(name)
     rows = [
@@ -314,8 +313,6 @@ def _collect(directory: Path, name: str, profile: str, json_: bool) -> None:
     \b
     labctl receive collect ~/drop hw3
     """
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import print_json
     from labctl.submissions.receive import collect_posts
 
     posts = collect_posts(_open_receiver(directory), name, profile)
@@ -335,12 +332,6 @@ def _collect(directory: Path, name: str, profile: str, json_: bool) -> None:
 @click.argument("student")
 def _serve(directory: Path, student: str) -> None:
     """Serve one student's connection; `admit` writes this as the forced command."""
-    import os
-    import signal
-
-    from labctl.config import copy_environment
-    from labctl.errors import BusyError
-    from labctl.submissions.confinement import limit_memory
     from labctl.submissions.connection_limits import MAX_MEMORY_BYTES, hold_connection
     from labctl.submissions.service import check_request, refuse, serve
 

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab, stop_drawing, yes_option
-from labctl.errors import LabError
+from labctl.cli.screen import print_json, print_table
+from labctl.config import parse_duration
+from labctl.errors import LabError, UsageError
 from labctl.text import dollars_text, duration_text
 
 if TYPE_CHECKING:
@@ -117,9 +120,6 @@ def _reclaim(
     labctl rehearse reclaim --without-notice --json
     """
     from labctl.cli.rehearsal import find_rehearsal
-    from labctl.cli.screen import print_json
-    from labctl.config import parse_duration
-    from labctl.errors import UsageError
     from labctl.lifecycle.reclaim import run_drill
 
     try:
@@ -136,8 +136,6 @@ def _reclaim(
 
 
 def _draw_drill(drill: Drill) -> None:
-    from labctl.cli.screen import print_table
-
     def offset_text(moment: float | None) -> str:
         return "-" if moment is None else f"{moment - drill.began_at:+.1f} s"
 
@@ -207,8 +205,6 @@ def _print_environment(rehearsal: Any) -> None:
 
 
 def _log(text: str) -> None:
-    from labctl.cli.exit_codes import clean
-
     click.echo(f"rehearsal: {clean(text)}", err=True)
 
 

@@ -8,6 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labctl.cli.options import json_option, open_lab, yes_option
+from labctl.cli.screen import print_json
+from labctl.cli.submit_output import (
+    draw_contents,
+    draw_done,
+    draw_feedback,
+    draw_receipts,
+    draw_terms,
+    draw_verified,
+)
+from labctl.config import find_paths
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
@@ -88,8 +98,6 @@ def submit_command(
 
 
 def _print_public_key(json_: bool) -> None:
-    from labctl.cli.screen import print_json
-    from labctl.config import find_paths
     from labctl.submissions.receiver_host import public_key
 
     line = public_key(find_paths())
@@ -101,8 +109,6 @@ def _print_public_key(json_: bool) -> None:
 
 
 def _submit(lab: Lab, choice: SubmissionChoice, json_: bool) -> None:
-    from labctl.cli.screen import print_json
-    from labctl.cli.submit_output import draw_contents, draw_done, draw_terms
     from labctl.submissions.submit import submit
 
     if json_:
@@ -113,8 +119,6 @@ def _submit(lab: Lab, choice: SubmissionChoice, json_: bool) -> None:
 
 
 def _rehearse(lab: Lab, choice: SubmissionChoice, json_: bool) -> None:
-    from labctl.cli.screen import print_json
-    from labctl.cli.submit_output import draw_contents, draw_terms
     from labctl.submissions.submit import rehearse
 
     terms, contents = rehearse(lab.context, choice)
@@ -129,8 +133,6 @@ def _rehearse(lab: Lab, choice: SubmissionChoice, json_: bool) -> None:
 def _verify_receipt(
     ctx: click.Context, assignment: Path | None, path: str, bundle: Path | None, json_: bool
 ) -> None:
-    from labctl.cli.screen import print_json
-    from labctl.cli.submit_output import draw_verified
     from labctl.submissions import receipts, submit
 
     root = Path(ctx.find_root().obj or ".").resolve()
@@ -145,8 +147,6 @@ def _verify_receipt(
 
 
 def _fetch_receipts(lab: Lab, choice: SubmissionChoice, json_: bool) -> None:
-    from labctl.cli.screen import print_json
-    from labctl.cli.submit_output import draw_receipts
     from labctl.submissions import receipts, submit
 
     root = lab.config.root
@@ -161,8 +161,6 @@ def _fetch_receipts(lab: Lab, choice: SubmissionChoice, json_: bool) -> None:
 
 
 def _fetch_grade(lab: Lab, choice: SubmissionChoice, json_: bool) -> None:
-    from labctl.cli.screen import print_json
-    from labctl.cli.submit_output import draw_feedback
     from labctl.submissions import receipts, submit
 
     root = lab.config.root

@@ -7,8 +7,10 @@ import time
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from labctl.cli.options import json_option, open_lab
+from labctl.cli.screen import print_json
 
 if TYPE_CHECKING:
     from labctl.errors import LabError
@@ -34,8 +36,6 @@ def top_command(ctx: click.Context, once: bool, json_: bool) -> None:
     """
     lab = open_lab(ctx, quiet=json_)
     if json_:
-        from labctl.cli.screen import print_json
-
         print_json({"lab": lab.config.name, "lab_id": lab.id, "server": lab.top()})
     elif once or not sys.stdout.isatty():
         _draw_once(lab, lab.top())
@@ -76,8 +76,6 @@ def _draw_live(lab: Lab) -> None:
     )
 
     def draw(cut: str = "") -> None:
-        import msgspec
-
         shown_about = msgspec.structs.replace(about, cut=cut) if cut else about
         live.update(draw_server(history, shown_about, console.width, console.height), refresh=True)
 
