@@ -12,6 +12,7 @@ from labctl.cli.course_options import make_staff
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
 from labctl.cli.screen import print_json, print_table, wrap_text
+from labctl.courses.costs import compute_costs, format_csv
 from labctl.text import dollars_text
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ def cost_command(ctx: click.Context, refresh: bool, csv_: bool, json_: bool) -> 
     labctl course cost
     labctl course cost --csv > costs.csv
     """
-    from labctl.courses.costs import compute_costs, format_csv
-
     course = open_course(ctx, quiet=json_ or csv_)
     course_costs = compute_costs(make_staff(course), refresh=refresh)
     if json_:
@@ -172,7 +171,6 @@ def budget_command(
     labctl course budget alice +5 --why "second topic"
     """
     from labctl.courses.allowances import change_budget
-    from labctl.courses.costs import compute_costs
 
     course = open_course(ctx, quiet=json_)
     staff = make_staff(course)

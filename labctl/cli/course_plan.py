@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from labctl.cli.course import open_course
@@ -12,10 +10,8 @@ from labctl.cli.course_options import make_staff
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
 from labctl.cli.screen import print_json, wrap_text
+from labctl.courses.plan import CoursePlan, QuotaNeed, compute_plan, store_planned
 from labctl.text import dollars_text, price_text
-
-if TYPE_CHECKING:
-    from labctl.courses.plan import CoursePlan, QuotaNeed
 
 MAX_NAMES = 12
 
@@ -33,8 +29,6 @@ def plan_command(ctx: click.Context, offline: bool, json_: bool) -> None:
     \b
     labctl course plan
     """
-    from labctl.courses.plan import compute_plan, store_planned
-
     staff = make_staff(open_course(ctx, quiet=json_))
     course_plan = compute_plan(staff, offline=offline)
     if json_:

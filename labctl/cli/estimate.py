@@ -15,6 +15,7 @@ from labctl.errors import UsageError
 from labctl.estimate.compute import Workload
 from labctl.estimate.constants import UTILISATION, Optimizer, Precision
 from labctl.estimate.plan import Attention, Kind, ModelPlan, parse_count
+from labctl.insight.estimate import estimate
 from labctl.insight.model_measurement import ModelSource, parse_target
 
 if TYPE_CHECKING:
@@ -266,8 +267,6 @@ def estimate_command(ctx: click.Context, /, json_: bool, **values: Any) -> None:
         --tokens-per-second 3000 --price 15
     labctl estimate --kind trees --rows 100k --columns 50
     """
-    from labctl.insight.estimate import estimate
-
     overrides = {name: values.pop(name) for name in NEED}
     options = EstimateOptions(**values)
     lab = open_lab(ctx, quiet=json_, overrides=overrides, needs_file=False)

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import click
 
@@ -16,11 +16,10 @@ from labctl.cli.screen import print_json, print_table
 from labctl.config import copy_environment
 from labctl.errors import BusyError
 from labctl.submissions.confinement import UNCONFINED, has_filter, limit_memory
+from labctl.submissions.connection_limits import MAX_MEMORY_BYTES, hold_connection
 from labctl.submissions.receipt import Receipt
+from labctl.submissions.receiver import Receiver
 from labctl.text import bytes_text, duration_text
-
-if TYPE_CHECKING:
-    from labctl.submissions.receiver import Receiver
 
 DIRECTORY = click.argument(
     "directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path)
@@ -44,8 +43,6 @@ def receive_command() -> None:
 
 
 def _open_receiver(directory: Path) -> Receiver:
-    from labctl.submissions.receiver import Receiver
-
     return Receiver(directory.expanduser().absolute())
 
 
@@ -332,7 +329,6 @@ def _collect(directory: Path, name: str, profile: str, json_: bool) -> None:
 @click.argument("student")
 def _serve(directory: Path, student: str) -> None:
     """Serve one student's connection; `admit` writes this as the forced command."""
-    from labctl.submissions.connection_limits import MAX_MEMORY_BYTES, hold_connection
     from labctl.submissions.service import check_request, refuse, serve
 
     os.umask(0o077)

@@ -17,6 +17,7 @@ from labctl.cli.options import json_option, open_lab, stop_drawing, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.config import parse_duration
 from labctl.errors import LabError, UsageError
+from labctl.rehearsal.scenario import load_scenario
 from labctl.text import dollars_text, duration_text
 
 if TYPE_CHECKING:
@@ -72,8 +73,6 @@ def _aws(
     labctl rehearse aws
     labctl rehearse aws --boot none --set delays.visible=30s
     """
-    from labctl.rehearsal.scenario import load_scenario
-
     settings = [*switches]
     settings += [f"boot={boot}"] if boot else []
     settings += [f"regions=[{', '.join(regions)}]"] if regions else []

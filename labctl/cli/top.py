@@ -11,10 +11,11 @@ import msgspec
 
 from labctl.cli.options import json_option, open_lab
 from labctl.cli.screen import print_json
+from labctl.cli.top_history import BARS, PLAIN_BARS, History
+from labctl.insight.top import ServerMetrics, follow
 
 if TYPE_CHECKING:
     from labctl.errors import LabError
-    from labctl.insight.top import ServerMetrics
     from labctl.lab import Lab
 
 FOOT = "Ctrl-C closes this view; runs continue"
@@ -46,7 +47,6 @@ def top_command(ctx: click.Context, once: bool, json_: bool) -> None:
 def _draw_once(lab: Lab, now: ServerMetrics) -> None:
     from rich.console import Console
 
-    from labctl.cli.top_history import History
     from labctl.cli.top_screen import About, draw_server
 
     console = Console(highlight=False)
@@ -62,9 +62,7 @@ def _draw_live(lab: Lab) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from labctl.cli.top_history import History
     from labctl.cli.top_screen import About, draw_server
-    from labctl.insight.top import follow
 
     console = Console(highlight=False)
     history = History()
@@ -98,6 +96,4 @@ def _draw_live(lab: Lab) -> None:
 
 def _choose_bars(encoding: str) -> str:
     """Return the characters of the bars: ASCII if the terminal's encoding has no others."""
-    from labctl.cli.top_history import BARS, PLAIN_BARS
-
     return BARS if encoding.lower().startswith("utf") else PLAIN_BARS
