@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from labctl.runs.probe import ProbeResult
     from labctl.services.forwards import Forwarding
     from labctl.submissions.submit import SubmissionChoice, SubmitResult
-    from labctl.sync.lab_files import PushedTree
     from labctl.sync.pull import PulledRun
+    from labctl.sync.push import PushedTree
 
 
 # lab id outside of any lab; no server or run has it

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, need_options, open_lab, yes_option
+from labctl.cli.screen import age_text, print_json, print_table
+from labctl.config import parse_duration
+from labctl.errors import NoOfferError, UsageError
 from labctl.text import bytes_text, dollars_text, duration_text, price_text
+from labctl.wire.codec import to_json
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
@@ -32,9 +38,6 @@ def offers_command(ctx: click.Context, /, all_: bool, json_: bool, **overrides: 
     \b
     labctl offers --gpu any --min-gpu-memory 16GB --max-price 1.50
     """
-    from labctl.cli.screen import print_json
-    from labctl.errors import NoOfferError
-
     lab = open_lab(ctx, quiet=json_, overrides=overrides, needs_file=False)
     offers = lab.context.provider.offers(lab.config.server.need)
     if json_:
@@ -48,10 +51,6 @@ def offers_command(ctx: click.Context, /, all_: bool, json_: bool, **overrides: 
 
 
 def _draw_offers(offers: Sequence[Offer], total: int) -> None:
-    import time
-
-    from labctl.cli.screen import print_table
-
     rows = [
         (
             offer.type,
@@ -102,11 +101,7 @@ def extend_command(ctx: click.Context, span: str, json_: bool) -> None:
     \b
     labctl extend 30m
     """
-    from labctl.cli.screen import print_json
-    from labctl.config import parse_duration
-    from labctl.errors import UsageError
     from labctl.lifecycle.extend import extend
-    from labctl.wire.codec import to_json
 
     try:
         span_s = parse_duration(span)
@@ -146,7 +141,6 @@ def cost_command(ctx: click.Context, all_: bool, json_: bool) -> None:
     labctl cost
     labctl cost --all --json
     """
-    from labctl.cli.screen import print_json
     from labctl.servers.cost import compute_costs
 
     lab = open_lab(ctx, quiet=json_, record_only=True, needs_file=not all_)
@@ -162,8 +156,6 @@ def cost_command(ctx: click.Context, all_: bool, json_: bool) -> None:
 
 
 def _draw_costs(costs: Costs, every_lab: bool) -> None:
-    from labctl.cli.screen import print_table
-
     if not costs.servers:
         click.echo("No server on record.")
         _draw_kept(costs.kept)
@@ -204,7 +196,6 @@ def _draw_costs(costs: Costs, every_lab: bool) -> None:
 
 def _draw_kept(disks: Sequence[KeptDisk]) -> None:
     """Print the disks that outlived their servers, their price, and how to use or remove them."""
-    from labctl.cli.exit_codes import clean
     from labctl.servers.disks import describe_kept_disk
 
     for disk in disks:
@@ -248,8 +239,6 @@ def down_command(ctx: click.Context, discard: bool, forget: bool, yes: bool, jso
     labctl down
     labctl down --yes
     """
-    from labctl.cli.screen import print_json
-
     lab = open_lab(ctx, yes=yes, quiet=json_)
     if forget:
         _forget(lab, json_)
@@ -291,8 +280,6 @@ def down_command(ctx: click.Context, discard: bool, forget: bool, yes: bool, jso
 
 
 def _forget(lab: Lab, json_: bool) -> None:
-    from labctl.cli.screen import print_json
-
     names = lab.forget().names
     if json_:
         print_json({"forgotten": names})
@@ -341,7 +328,6 @@ def orphans_command(
     labctl orphans --provider aws --all-regions
     labctl orphans --terminate
     """
-    from labctl.cli.screen import print_json
     from labctl.servers.leftovers import end_orphans, find_orphans
 
     overrides = {"provider": provider} if provider else {}
@@ -359,9 +345,6 @@ def orphans_command(
 
 
 def _draw_orphans(orphans: Orphans) -> None:
-    import time
-
-    from labctl.cli.screen import age_text, print_table
     from labctl.servers.disks import cost_text, get_id_without_region
 
     if not orphans.servers and not orphans.resources:

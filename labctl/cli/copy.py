@@ -7,6 +7,9 @@ from pathlib import Path
 import click
 
 from labctl.cli.options import json_option, open_lab
+from labctl.cli.screen import print_json
+from labctl.errors import UsageError
+from labctl.sync.single_file import download_file, upload_file
 from labctl.text import bytes_text
 
 
@@ -25,10 +28,6 @@ def cp_command(ctx: click.Context, source: str, target: str, json_: bool) -> Non
     labctl cp notes.txt digits:notes/
     labctl cp digits:labctl/digits/code/result.csv .
     """
-    from labctl.cli.screen import print_json
-    from labctl.errors import UsageError
-    from labctl.sync.single_file import download_file, upload_file
-
     lab = open_lab(ctx, quiet=json_)
     prefix = f"{lab.config.name}:"
     if source.startswith(prefix) == target.startswith(prefix):

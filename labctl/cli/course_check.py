@@ -10,6 +10,7 @@ from labctl.cli.course import open_course
 from labctl.cli.course_keeper import AUTHORIZED_KEYS
 from labctl.cli.course_options import make_staff, only_options, select_seats
 from labctl.cli.options import json_option, stop_drawing, yes_option
+from labctl.cli.screen import draw_checks, print_json
 from labctl.text import dollars_text
 
 
@@ -42,7 +43,6 @@ def check_command(
     labctl course check
     labctl course check --boot
     """
-    from labctl.cli.screen import draw_checks, print_json
     from labctl.courses.preflight import check_course
 
     course = open_course(ctx, yes=yes, quiet=json_)
@@ -71,7 +71,6 @@ def bake_command(ctx: click.Context, drop: bool, yes: bool, json_: bool) -> None
     labctl course bake
     labctl course bake --drop
     """
-    from labctl.cli.screen import print_json
     from labctl.courses.bake import bake
     from labctl.courses.bake import drop_images as remove_image
 

@@ -9,7 +9,10 @@ import click
 
 from labctl.cli.course import open_course
 from labctl.cli.course_options import make_staff
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
+from labctl.cli.screen import print_json, print_table, wrap_text
+from labctl.courses.costs import compute_costs, format_csv
 from labctl.text import dollars_text
 
 if TYPE_CHECKING:
@@ -34,9 +37,6 @@ def cost_command(ctx: click.Context, refresh: bool, csv_: bool, json_: bool) -> 
     labctl course cost
     labctl course cost --csv > costs.csv
     """
-    from labctl.cli.screen import print_json
-    from labctl.courses.costs import compute_costs, format_csv
-
     course = open_course(ctx, quiet=json_ or csv_)
     course_costs = compute_costs(make_staff(course), refresh=refresh)
     if json_:
@@ -65,8 +65,6 @@ def _bar_text(share: float | None) -> str:
 
 
 def _draw_costs(costs: CourseCosts) -> None:
-    from labctl.cli.screen import print_table, wrap_text
-
     rows = [
         (
             _seat_text(seat.seat),
@@ -111,8 +109,6 @@ def _draw_costs(costs: CourseCosts) -> None:
 
 
 def _draw_idle(costs: CourseCosts) -> None:
-    from labctl.cli.screen import print_table
-
     rows = [
         (
             idle.seat,
@@ -174,9 +170,7 @@ def budget_command(
     labctl course budget
     labctl course budget alice +5 --why "second topic"
     """
-    from labctl.cli.screen import print_json
     from labctl.courses.allowances import change_budget
-    from labctl.courses.costs import compute_costs
 
     course = open_course(ctx, quiet=json_)
     staff = make_staff(course)
@@ -201,8 +195,6 @@ def budget_command(
 
 
 def _draw_budgets(seat_costs: list[SeatCost]) -> None:
-    from labctl.cli.screen import print_table
-
     rows = [
         (
             one.seat,
@@ -217,8 +209,6 @@ def _draw_budgets(seat_costs: list[SeatCost]) -> None:
 
 
 def _draw_history(folder: CourseFolder, seat: str) -> None:
-    from labctl.cli.exit_codes import clean
-
     for entry in folder.ledger.list_entries(seat=seat, kind="budget"):
         when = time.strftime("%d %b %H:%M", time.localtime(entry.at))
         usd = float(entry.detail.get("usd", 0))

@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, yes_option
+from labctl.cli.screen import print_json, print_table
+from labctl.courses.creation import current_user
+from labctl.courses.grades import export_grades, list_grades
+from labctl.courses.records.gradebook import Grade, points_text
+from labctl.courses.records.released_grades import change_text
+from labctl.courses.release import release_grades
 from labctl.model import Value
 from labctl.text import duration_text
 
 if TYPE_CHECKING:
     from labctl.course import Course
-    from labctl.courses.records.gradebook import Grade
 
 FORMATS = ("own", "canvas", "moodle", "classroom", "nbgrader", "csv")
 
@@ -54,10 +60,8 @@ def due_command(
     \b
     labctl course due hw3 alice +3d --why "ill, with a note"
     """
-    from labctl.cli.screen import print_json
     from labctl.cli.submit_output import time_text
     from labctl.courses.allowances import extend_due_time
-    from labctl.courses.creation import current_user
 
     folder = open_course(ctx, quiet=json_).folder
     moved = extend_due_time(folder, assignment, student, time, by=current_user(), why=why)
@@ -112,9 +116,6 @@ def grades_command(
     labctl course grades hw3
     labctl course grades hw3 --format canvas -o hw3.csv --release
     """
-    from labctl.cli.screen import print_json
-    from labctl.courses.grades import export_grades, list_grades
-
     course = open_course(ctx, yes=yes, quiet=json_)
     if release:
         _release(ctx, course, assignment)
@@ -144,9 +145,6 @@ def grades_command(
 
 def draw_unreleased(assignment: str, grades: list[Grade]) -> None:
     """List the released grades that a new release would change."""
-    from labctl.cli.exit_codes import clean
-    from labctl.courses.records.released_grades import change_text
-
     changed = [grade for grade in grades if grade.unreleased is not None]
     if not changed:
         return
@@ -157,10 +155,6 @@ def draw_unreleased(assignment: str, grades: list[Grade]) -> None:
 
 
 def _release(ctx: click.Context, course: Course, assignment: str) -> None:
-    from labctl.cli.exit_codes import clean
-    from labctl.courses.creation import current_user
-    from labctl.courses.release import release_grades
-
     result = release_grades(course.folder, assignment, by=current_user(), reporter=ctx.meta[SCREEN])
     for change in result.changes:
         click.echo(f"changed: {clean(change)}", err=True)
@@ -187,9 +181,6 @@ def _make_report(grade: Grade) -> GradeReport:
 
 
 def _draw(grades: list[Grade]) -> None:
-    from labctl.cli.screen import print_table
-    from labctl.courses.records.gradebook import points_text
-
     rows: list[tuple[str, ...]] = [
         (
             grade.student,

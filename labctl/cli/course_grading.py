@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labctl.cli.course import open_course
+from labctl.cli.course_grades import draw_unreleased
 from labctl.cli.course_options import make_staff, only_options, select_seats
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, yes_option
+from labctl.cli.screen import print_json, print_table
+from labctl.courses import collect
+from labctl.courses.grades import list_grades
+from labctl.courses.grading.results import late_text
+from labctl.courses.release import release_grades
 from labctl.text import bytes_text
 
 if TYPE_CHECKING:
-    from labctl.courses.collect import Collection, SeatSubmission
     from labctl.courses.grading_run import GradingResult, SeatGrade
 
 TEMPORARY = 75
@@ -49,13 +55,10 @@ def collect_command(
     labctl course collect hw3
     labctl course collect hw3 --only alice,bob
     """
-    from labctl.cli.screen import print_json
-    from labctl.courses.collect import collect
-
     course = open_course(ctx, quiet=json_)
     staff = make_staff(course, ctx.meta[SCREEN])
     seats = select_seats(course, only, group, name) if only or group else ()
-    collection = collect(course.folder, name, seats, profile=profile, by=staff.by)
+    collection = collect.collect(course.folder, name, seats, profile=profile, by=staff.by)
     if json_:
         print_json({"assignment": name, "collection": collection})
     else:
@@ -63,10 +66,7 @@ def collect_command(
     ctx.exit(1 if collection.damaged else 0)
 
 
-def _draw_collection(collection: Collection) -> None:
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import print_table
-
+def _draw_collection(collection: collect.Collection) -> None:
     rows = [
         (
             submission.seat,
@@ -100,9 +100,7 @@ def _state_style(state: str) -> tuple[str, str]:
     return STATES.get(state, (state, "white"))
 
 
-def _late_text(submission: SeatSubmission) -> str:
-    from labctl.courses.grading.results import late_text
-
+def _late_text(submission: collect.SeatSubmission) -> str:
     if not submission.late_s:
         return ""
     penalty = f", {submission.penalty}% off" if submission.penalty else ""
@@ -139,12 +137,7 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
     labctl course grade hw3 --only alice --again
     labctl course grade hw3 --release
     """
-    from labctl.cli.course_grades import draw_unreleased
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import print_json
-    from labctl.courses.grades import list_grades
     from labctl.courses.grading_run import grade_assignment
-    from labctl.courses.release import release_grades
 
     name, json_ = options["name"], options["json_"]
     course = open_course(ctx, yes=options["yes"], quiet=json_)
@@ -186,8 +179,6 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
 
 def _print_grade(graded: SeatGrade) -> None:
     """Print a line for a submission that was graded now; nothing if it already had a grade."""
-    from labctl.cli.exit_codes import clean
-
     if graded.fresh and graded.record is not None:
         state, color = _state_style(graded.state)
         score = "" if graded.record.score is None else f"{graded.record.score:g}"
@@ -197,9 +188,6 @@ def _print_grade(graded: SeatGrade) -> None:
 
 
 def _draw_grading(grading: GradingResult) -> None:
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import print_table
-
     rows = [_graded_cells(graded) for graded in grading.seats]
     headings = ("SEAT", "STATE", "POINTS", "CLAIM", "MEASURED", "NOTE")
     print_table(rows, headings, shutil.get_terminal_size().columns)
@@ -228,8 +216,6 @@ def _graded_cells(graded: SeatGrade) -> tuple[str, ...]:
 
 
 def _draw_totals(grading: GradingResult) -> None:
-    from labctl.cli.exit_codes import clean
-
     seats = grading.seats
     counts = {state: sum(1 for graded in seats if graded.state == state) for state in STATES}
     fresh = sum(1 for graded in seats if graded.fresh)

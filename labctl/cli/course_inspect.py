@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import codecs
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
+from labctl import shell
 from labctl.cli.course import open_course
 from labctl.cli.course_options import make_staff, only_options, select_seats
+from labctl.cli.exit_codes import clean
+from labctl.cli.fan_out import exit_code, print_answer, summary_text
 from labctl.cli.options import json_option, stop_drawing
+from labctl.cli.runs import replace_with_ssh, write_log
+from labctl.cli.screen import print_json, print_table
+from labctl.errors import UsageError
 from labctl.text import dollars_text, duration_text, price_text
 
 if TYPE_CHECKING:
@@ -36,7 +45,6 @@ def status_command(ctx: click.Context, only: str, group: str, refresh: bool, jso
     labctl course status
     labctl course status --refresh --group lab-1
     """
-    from labctl.cli.screen import print_json
     from labctl.courses.status import read_status
 
     course = open_course(ctx, quiet=json_)
@@ -63,11 +71,6 @@ def _draw_unneeded(seats: Sequence[Seat]) -> None:
 
 
 def _draw(course: CourseStatus) -> None:
-    import shutil
-
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import print_table
-
     wide = shutil.get_terminal_size((100, 24)).columns >= WIDE
     headings = (
         "SEAT",
@@ -162,8 +165,6 @@ def ssh_command(
     labctl course ssh --all -- df -h /
     labctl course ssh --all --group lab-1 -- uptime
     """
-    from labctl.errors import UsageError
-
     if all_ or only or group:
         if not words:
             raise UsageError("--all needs a command", hint="labctl course ssh --all -- uptime")
@@ -172,7 +173,6 @@ def ssh_command(
         raise UsageError("no student or team was named", hint="labctl course ssh NAME")
     if json_:
         raise UsageError("--json needs --all", hint="labctl course ssh --all --json -- COMMAND")
-    from labctl.cli.runs import replace_with_ssh
     from labctl.courses.status import build_seat_context, find_server
 
     course = open_course(ctx)
@@ -188,18 +188,12 @@ def ssh_command(
 
 def _command_line(words: tuple[str, ...]) -> str:
     """Return a line for the server's shell: one word as it is, as with ssh; several are quoted."""
-    from labctl.shell import command
-
-    return words[0] if len(words) == 1 else command(*words).render()
+    return words[0] if len(words) == 1 else shell.command(*words).render()
 
 
 def _run_on_all(
     ctx: click.Context, only: str, group: str, at_once: int, json_: bool, words: tuple[str, ...]
 ) -> int:
-    import msgspec
-
-    from labctl.cli.fan_out import exit_code, print_answer, summary_text
-    from labctl.cli.screen import print_json
     from labctl.courses.status import list_running_servers
     from labctl.servers.connections import Connections
     from labctl.servers.fan_out import ServerResult, run_on_all
@@ -242,7 +236,6 @@ def logs_command(ctx: click.Context, name: str, run: str, follow: bool, tail: in
     labctl course logs alice
     labctl course logs alice -f
     """
-    from labctl.cli.exit_codes import clean
     from labctl.courses.broadcast import find_run
     from labctl.runs import runs
 
@@ -264,11 +257,6 @@ def make_safe_log_writer() -> Callable[[bytes], None]:
     Into a file or a pipe the bytes go unchanged. A terminal must not be steered, so control
     characters are made visible there.
     """
-    import codecs
-
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.runs import write_log
-
     if not sys.stdout.isatty():
         return write_log
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -293,7 +281,6 @@ def explain_command(ctx: click.Context, name: str, run: str, everything: bool, j
     labctl course explain alice
     """
     from labctl.cli.explain import draw
-    from labctl.cli.screen import print_json
     from labctl.courses.broadcast import find_run
     from labctl.insight.explanation import explain
     from labctl.lifecycle.reconcile import fetch_logs

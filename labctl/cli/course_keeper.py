@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import to_builtins
 
 from labctl.cli.course import open_course
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
+from labctl.cli.screen import print_json, print_table
+from labctl.commands.systemd import course_unit
+from labctl.config import copy_environment, parse_duration
+from labctl.errors import BusyError, LabError, PolicyError, UsageError
+from labctl.submissions import REQUEST as SUBMIT_REQUEST
+from labctl.submissions.confinement import UNCONFINED, has_filter, limit_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,12 +73,6 @@ def invite_command(
     labctl course invite alice
     labctl course invite --all --into ./join
     """
-    from msgspec import to_builtins
-
-    from labctl.cli.screen import print_json, print_table
-    from labctl.config import parse_duration
-    from labctl.errors import UsageError
-
     course = open_course(ctx, quiet=json_)
     try:
         valid_s = parse_duration(valid)
@@ -93,7 +98,6 @@ def _select_students(
     folder: CourseFolder, names: tuple[str, ...], everybody: bool, keys_file: Path
 ) -> list[str]:
     from labctl.courses.keys import AuthorizedKeys
-    from labctl.errors import UsageError
 
     if bool(names) == everybody:
         raise UsageError(
@@ -113,12 +117,7 @@ def _select_students(
 @click.option("--joining", type=click.Path(dir_okay=False, path_type=Path))
 def door_command(directory: Path, student: str, joining: Path | None) -> None:
     """Serve one student's connection: the forced command of their key or their invitation."""
-    import os
-    import signal
-
-    from labctl.config import copy_environment
     from labctl.courses.loading import open_course as open_folder
-    from labctl.submissions.confinement import limit_memory
     from labctl.submissions.connection_limits import MAX_MEMORY_BYTES, hold_connection
 
     os.umask(0o077)
@@ -134,7 +133,6 @@ def door_command(directory: Path, student: str, joining: Path | None) -> None:
     folder = open_folder(directory)
     from labctl.courses.keys import CHECKER, keeper_dir
     from labctl.courses.rpc import send_error
-    from labctl.errors import BusyError
 
     # A check belongs to no student; its slots are apart from those of a student with its name.
     kind, name = ("checks", "check") if student == CHECKER else ("doors", student)
@@ -151,9 +149,7 @@ def door_command(directory: Path, student: str, joining: Path | None) -> None:
 def _answer(
     folder: CourseFolder, student: str, command: str, restart_idle_timer: Callable[[], None]
 ) -> None:
-    from labctl.errors import PolicyError
     from labctl.providers.course import REQUEST as DOOR_REQUEST
-    from labctl.submissions import REQUEST as SUBMIT_REQUEST
 
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     if command == DOOR_REQUEST:
@@ -176,7 +172,6 @@ def _answer(
 def _enroll(folder: CourseFolder, student: str, command: str, keys_file: Path) -> None:
     from labctl.courses.keys import JOIN_REQUEST, AuthorizedKeys
     from labctl.courses.rpc import answer_enrolment
-    from labctl.errors import PolicyError
 
     if command != JOIN_REQUEST:
         raise PolicyError(
@@ -220,14 +215,11 @@ def serve_command(
 
 
 def _run_keeper(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> None:
-    import signal
-
     from labctl.courses.keys import AuthorizedKeys
     from labctl.courses.requests import RequestHandler
     from labctl.courses.rpc import RpcServer, hold_keeper_lock
     from labctl.courses.scheduler import ConsentingReporter, CourseScheduler
     from labctl.courses.seat_operations import CachingCourseOperator, SeatOperations
-    from labctl.submissions.confinement import UNCONFINED, has_filter
 
     course = open_course(ctx)
     folder = course.folder
@@ -258,8 +250,6 @@ def _run_keeper(ctx: click.Context, dashboard: bool, port: int, keys_file: Path)
 
 def _log(name: str, text: str) -> None:
     """Write each line of `text` to the log with the time and, unless it is "", `name`."""
-    from labctl.cli.exit_codes import clean
-
     prefix = f"{name}: " if name else ""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     for line in clean(text).splitlines():
@@ -267,12 +257,6 @@ def _log(name: str, text: str) -> None:
 
 
 def _install_unit(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> None:
-    import os
-    import shutil
-
-    from labctl.commands.systemd import course_unit
-    from labctl.errors import LabError
-
     course = open_course(ctx)
     name = f"labctl-course-{course.config.name}"
     programs = [shutil.which(program) for program in ("ssh", "rsync", "python3")]

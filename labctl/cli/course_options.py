@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from labctl.errors import NotFoundError, UsageError
+
 if TYPE_CHECKING:
     from labctl.course import Course
     from labctl.courses.records.folder import Seat
@@ -35,7 +37,6 @@ def select_seats(course: Course, only: str, group: str, assignment: str = "") ->
     NotFoundError, with the known names, for an unknown name or section.
     """
     from labctl.courses.assignment_seats import list_assignment_seats
-    from labctl.errors import NotFoundError, UsageError
 
     folder = course.folder
     names = [name.strip() for name in only.split(",") if name.strip()]

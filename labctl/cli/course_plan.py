@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from labctl.cli.course import open_course
+from labctl.cli.course_costs import forecast_lines
 from labctl.cli.course_options import make_staff
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
+from labctl.cli.screen import print_json, wrap_text
+from labctl.courses.plan import CoursePlan, QuotaNeed, compute_plan, store_planned
 from labctl.text import dollars_text, price_text
-
-if TYPE_CHECKING:
-    from labctl.courses.plan import CoursePlan, QuotaNeed
 
 MAX_NAMES = 12
 
@@ -30,9 +29,6 @@ def plan_command(ctx: click.Context, offline: bool, json_: bool) -> None:
     \b
     labctl course plan
     """
-    from labctl.cli.screen import print_json
-    from labctl.courses.plan import compute_plan, store_planned
-
     staff = make_staff(open_course(ctx, quiet=json_))
     course_plan = compute_plan(staff, offline=offline)
     if json_:
@@ -45,9 +41,6 @@ def plan_command(ctx: click.Context, offline: bool, json_: bool) -> None:
 
 
 def _print_item(sign: str, text: str) -> None:
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import wrap_text
-
     colors = {"+": "green", "-": "red", "~": "yellow", "!": "yellow"}
     first, *more = wrap_text(clean(text), 2) or [""]
     click.echo(click.style(f"{sign} ", fg=colors.get(sign)) + first)
@@ -61,8 +54,6 @@ def _join_names(names: tuple[str, ...]) -> str:
 
 
 def _draw(plan: CoursePlan) -> None:
-    from labctl.cli.screen import wrap_text
-
     click.echo(f"{plan.course}: {plan.students} students, {plan.seats} seats")
     _draw_changes(plan)
     servers = f"{plan.servers} servers in all" if plan.servers != 1 else "one server in all"
@@ -107,9 +98,6 @@ def _draw_changes(plan: CoursePlan) -> None:
 
 
 def _draw_money(plan: CoursePlan) -> None:
-    from labctl.cli.course_costs import forecast_lines
-    from labctl.cli.screen import wrap_text
-
     offer = plan.offer
     if offer is not None:
         market = "spot" if offer.spot else "on demand"
@@ -136,8 +124,6 @@ def _draw_money(plan: CoursePlan) -> None:
 
 
 def _draw_quota(quota: QuotaNeed, *, alone: bool) -> None:
-    from labctl.cli.screen import wrap_text
-
     room = quota.room
     needs = f"{quota.servers * room.each:g} {room.units} needed"
     allowed = "the limit is unknown" if room.limit is None else f"{room.limit:g} allowed"

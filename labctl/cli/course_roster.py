@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, yes_option
+from labctl.cli.screen import Screen, print_json, print_table
+from labctl.config import find_data_dir
+from labctl.courses import creation
+from labctl.courses.records.roster import read_roster
 from labctl.model import Value
 
 if TYPE_CHECKING:
@@ -65,15 +70,10 @@ def init_command(
     \b
     labctl course init ml-2026 --roster canvas.csv
     """
-    from labctl.cli.screen import Screen, print_json
-    from labctl.config import find_data_dir
-    from labctl.courses.creation import init_course
-    from labctl.courses.records.roster import read_roster
-
     screen = Screen(yes=yes, quiet=json_)
     ctx.meta[SCREEN] = screen
     target = Path(ctx.find_root().obj or ".") / name
-    created = init_course(
+    created = creation.init_course(
         find_data_dir() / "templates", target, roster, screen, format=format_ or ""
     )
     if json_:
@@ -121,9 +121,6 @@ def roster_command(
     labctl course roster
     labctl course roster canvas-week-3.csv --dry-run
     """
-    from labctl.cli.screen import print_json
-    from labctl.courses import creation
-
     course = open_course(ctx, yes=yes, quiet=json_)
     folder = course.folder
     if file is None:
@@ -161,8 +158,6 @@ def _make_report(diff: RosterDiff) -> RosterDiffReport:
 
 
 def _draw_students(students: tuple[Student, ...]) -> None:
-    from labctl.cli.screen import print_table
-
     rows = [
         (
             student.id,
@@ -180,8 +175,6 @@ def _draw_students(students: tuple[Student, ...]) -> None:
 
 
 def _print_diff(diff: RosterDiff) -> None:
-    from labctl.cli.exit_codes import clean
-
     def draw(sign: str, color: str, lines: list[str]) -> None:
         for line in lines[:MAX_NAMES]:
             click.echo(click.style(f"{sign} {clean(line)}", fg=color))

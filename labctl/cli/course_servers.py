@@ -11,8 +11,15 @@ from labctl.cli.course import open_course
 from labctl.cli.course_check import bake_command, check_command
 from labctl.cli.course_inspect import explain_command, logs_command, ssh_command, status_command
 from labctl.cli.course_options import make_staff, only_options, select_seats
+from labctl.cli.course_table import ClassScreen
+from labctl.cli.exit_codes import clean
+from labctl.cli.fan_out import exit_code, summary_text
 from labctl.cli.options import SCREEN, json_option, yes_option
+from labctl.cli.screen import print_json
+from labctl.config import parse_duration
+from labctl.errors import UsageError
 from labctl.text import dollars_text, duration_text, price_text
+from labctl.wire.codec import to_json
 
 if TYPE_CHECKING:
     from labctl.courses.leftovers import ProviderLeftovers
@@ -70,8 +77,6 @@ def up_command(
     labctl course up --only alice,bob
     labctl course up --group lab-1
     """
-    from labctl.cli.course_table import ClassScreen
-    from labctl.cli.screen import print_json
     from labctl.courses.servers import bring_up_servers
 
     course = open_course(ctx, yes=yes, quiet=json_)
@@ -115,8 +120,6 @@ def _draw_unready(servers: list[Server]) -> None:
 
 def _draw_failures(outcomes: list[SeatOutcome] | list[SeatEnding]) -> None:
     """Print failures on standard error; seats with the same failure share one entry."""
-    from labctl.cli.exit_codes import clean
-
     seats_by_failure: dict[tuple[str, ...], list[str]] = {}
     for outcome in outcomes:
         if outcome.error:
@@ -175,8 +178,6 @@ def down_command(
     labctl course down --only alice
     labctl course down --end-of-term
     """
-    from labctl.errors import UsageError
-
     if (end_of_term or forget) and (only or group):
         name = "--end-of-term" if end_of_term else "--forget"
         raise UsageError(f"{name} applies to the whole course", hint=f"labctl course down {name}")
@@ -186,8 +187,6 @@ def down_command(
     if end_of_term:
         _end_term(ctx, discard, yes, json_)
         return
-    from labctl.cli.course_table import ClassScreen
-    from labctl.cli.screen import print_json
     from labctl.courses.teardown import end_seats
 
     course = open_course(ctx, yes=yes, quiet=json_)
@@ -214,7 +213,6 @@ def _draw_down(endings: list[SeatEnding]) -> None:
 
 
 def _forget(ctx: click.Context, yes: bool, json_: bool) -> None:
-    from labctl.cli.screen import print_json
     from labctl.courses.forget import forget_lost
 
     course = open_course(ctx, yes=yes, quiet=json_)
@@ -228,8 +226,6 @@ def _forget(ctx: click.Context, yes: bool, json_: bool) -> None:
 
 
 def _end_term(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> None:
-    from labctl.cli.course_table import ClassScreen
-    from labctl.cli.screen import print_json
     from labctl.courses.end_of_term import make_collector, make_revoker
     from labctl.courses.teardown import end_of_term
 
@@ -247,8 +243,6 @@ def _end_term(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> None
 
 
 def _draw_proof(proof: EndProof) -> None:
-    from labctl.cli.exit_codes import clean
-
     for name, result in proof.collected.items():
         click.echo(f"{clean(name)}: {clean(result)}")
     if proof.endings:
@@ -316,8 +310,6 @@ def push_command(
     \b
     labctl course push slides.pdf starter/
     """
-    from labctl.cli.course_table import ClassScreen
-    from labctl.cli.screen import print_json
     from labctl.courses.broadcast import push_handouts
     from labctl.courses.material import add_handouts
 
@@ -347,8 +339,6 @@ def message_command(ctx: click.Context, text: str, only: str, group: str, json_:
     labctl course message "lab starts at 10"
     labctl course message --group lab-1 "room 204 today"
     """
-    from labctl.cli.fan_out import exit_code, summary_text
-    from labctl.cli.screen import print_json
     from labctl.courses.broadcast import send_message
 
     course = open_course(ctx, quiet=json_)
@@ -372,11 +362,7 @@ def extend_command(ctx: click.Context, name: str, span: str, why: str, json_: bo
     \b
     labctl course extend alice 2h --why "long training"
     """
-    from labctl.cli.screen import print_json
-    from labctl.config import parse_duration
     from labctl.courses.broadcast import extend_server
-    from labctl.errors import UsageError
-    from labctl.wire.codec import to_json
 
     course = open_course(ctx, quiet=json_)
     try:

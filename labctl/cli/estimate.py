@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import click
 
+from labctl.cli.estimate_output import draw
 from labctl.cli.options import json_option, need_options, open_lab
+from labctl.cli.screen import print_json
+from labctl.config import scalars
+from labctl.errors import UsageError
+from labctl.estimate.compute import Workload
+from labctl.estimate.constants import UTILISATION, Optimizer, Precision
+from labctl.estimate.plan import Attention, Kind, ModelPlan, parse_count
+from labctl.insight.estimate import estimate
+from labctl.insight.model_measurement import ModelSource, parse_target
 
 if TYPE_CHECKING:
-    from labctl.estimate.compute import Workload
-    from labctl.estimate.constants import Optimizer, Precision
-    from labctl.estimate.plan import Attention, Kind, ModelPlan
-    from labctl.insight.model_measurement import ModelSource
     from labctl.lab import Lab
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,15 +46,11 @@ def _make_parser(load: Callable[[], Callable[[str], Any]], metavar: str, default
 
 
 def _load_count_parser() -> Callable[[str], Any]:
-    from labctl.estimate.plan import parse_count
-
     return parse_count
 
 
 def _defer_scalar_parser(name: str) -> Callable[[], Callable[[str], Any]]:
     def load() -> Callable[[str], Any]:
-        from labctl.config import scalars
-
         parser: Callable[[str], Any] = getattr(scalars, name)
         return parser
 
@@ -266,8 +267,6 @@ def estimate_command(ctx: click.Context, /, json_: bool, **values: Any) -> None:
         --tokens-per-second 3000 --price 15
     labctl estimate --kind trees --rows 100k --columns 50
     """
-    from labctl.insight.estimate import estimate
-
     overrides = {name: values.pop(name) for name in NEED}
     options = EstimateOptions(**values)
     lab = open_lab(ctx, quiet=json_, overrides=overrides, needs_file=False)
@@ -275,19 +274,12 @@ def estimate_command(ctx: click.Context, /, json_: bool, **values: Any) -> None:
     plan, amount = _read_plan(options, from_code=source is not None), _read_amount(options)
     result = estimate(lab.context, plan, amount, source)
     if json_:
-        from labctl.cli.screen import print_json
-
         print_json(result)
     else:
-        from labctl.cli.estimate_output import draw
-
         draw(result)
 
 
 def _read_plan(options: EstimateOptions, *, from_code: bool) -> ModelPlan:
-    from labctl.errors import UsageError
-    from labctl.estimate.plan import ModelPlan
-
     if options.optimizer and options.serve:
         raise UsageError(
             "--train cannot be combined with --serve",
@@ -326,10 +318,6 @@ def _read_plan(options: EstimateOptions, *, from_code: bool) -> ModelPlan:
 
 
 def _read_amount(options: EstimateOptions) -> Workload:
-    from labctl.errors import UsageError
-    from labctl.estimate.compute import Workload
-    from labctl.estimate.constants import UTILISATION
-
     share = UTILISATION if options.utilisation is None else options.utilisation
     if not 0 < share <= 1:
         raise UsageError(
@@ -358,8 +346,6 @@ def _read_amount(options: EstimateOptions) -> Workload:
 
 
 def _read_source(lab: Lab, options: EstimateOptions) -> ModelSource | None:
-    from labctl.insight.model_measurement import ModelSource, parse_target
-
     if not options.target:
         return None
     root = lab.config.root

@@ -14,6 +14,10 @@ from labctl.cli.estimate_tables import (
     print_text,
 )
 from labctl.cli.screen import print_table
+from labctl.estimate.compute import measured_hours
+from labctl.estimate.constants import BYTES, STATE_BYTES, STATES
+from labctl.estimate.memory import TERMS
+from labctl.estimate.plan import ModelPlan, is_mixed
 from labctl.text import (
     bytes_text,
     decimal_bytes_text,
@@ -26,7 +30,6 @@ from labctl.text import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from labctl.estimate.plan import ModelPlan
     from labctl.insight.estimate import Estimate
 
 # hours from which the time is written in hours too
@@ -66,8 +69,6 @@ def _title_text(estimate: Estimate) -> str:
 
 
 def _draw_memory(estimate: Estimate) -> None:
-    from labctl.estimate.memory import TERMS
-
     memory, rows = estimate.memory, []
     if estimate.plan.kind != "network":
         print_text(
@@ -98,8 +99,6 @@ def _simple_rule_text(plan: ModelPlan) -> str:
 
 def _explain_terms(estimate: Estimate) -> dict[str, str]:
     """Say where the size of each memory term comes from. These terms are shown even at zero."""
-    from labctl.estimate.constants import BYTES
-
     plan, model = estimate.plan, estimate.plan.measured
     product = f"{BYTES[plan.precision]:g} bytes x {count_text(plan.params)}"
     origins = {"overhead": "assumed: CUDA's context, kernels, workspaces"}
@@ -123,9 +122,6 @@ def _explain_terms(estimate: Estimate) -> dict[str, str]:
 
 
 def _optimizer_states_text(plan: ModelPlan) -> str:
-    from labctl.estimate.constants import STATE_BYTES, STATES
-    from labctl.estimate.plan import is_mixed
-
     assert plan.optimizer
     states = f"{STATES[plan.optimizer]} states"
     if plan.measured:
@@ -222,8 +218,6 @@ def _draw_fitting_gpus(estimate: Estimate) -> None:
 
 
 def _draw_time(estimate: Estimate) -> None:
-    from labctl.estimate.compute import measured_hours
-
     details, value = estimate.details, estimate.time.hours
     if estimate.amount.requests_per_day:
         load = details.load

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab, stop_drawing
+from labctl.cli.screen import print_json, print_table
 from labctl.text import duration_text, timing_text
 
 if TYPE_CHECKING:
@@ -49,8 +51,6 @@ def explain_command(ctx: click.Context, run: str, everything: bool, json_: bool)
     labctl explain
     labctl explain night --json
     """
-    from labctl.cli.screen import print_json
-
     lab = open_lab(ctx, quiet=json_)
     explanation = lab.explain(run)
     stop_drawing(ctx)
@@ -92,8 +92,6 @@ def _draw_unknown(explanation: Explanation, everything: bool) -> None:
 
 
 def _draw_title(explanation: Explanation) -> None:
-    from labctl.cli.exit_codes import clean
-
     run, read = explanation.run, explanation.read
     click.secho(f"run {run.id}: {clean(_describe_state(run))}", bold=True)
     if run.command:
@@ -148,8 +146,6 @@ def _print_labeled(label: str, text: str, *, bold: bool = False, dim: bool = Fal
     start = f"{INDENT}{label:<{LABEL}}"
     if text.startswith("labctl "):
         # Commands are not wrapped: people copy them from the terminal as one line.
-        from labctl.cli.exit_codes import clean
-
         click.echo(start + click.style(clean(text), bold=bold))
         return
     _print_wrapped(text, first=start, indent=" " * len(start), dim=dim)
@@ -164,8 +160,6 @@ def _print_wrapped(
     bold: bool = False,
     dim: bool = False,
 ) -> None:
-    from labctl.cli.exit_codes import clean
-
     width = min(shutil.get_terminal_size((100, 24)).columns, MAX_WIDTH)
     wrapped = textwrap.fill(
         clean(text).replace("\n", " "),
@@ -225,7 +219,6 @@ def profile_command(
     labctl profile night --steps 3 --open
     labctl profile --no-page --json
     """
-    from labctl.cli.screen import print_json
     from labctl.insight import profile
 
     lab = open_lab(ctx, quiet=json_)
@@ -252,9 +245,6 @@ PHASES = {
 
 
 def _draw_profile(profiled: ProfileResult) -> None:
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import print_table
-
     profile = profiled.profile
     device = f" on {profile.device}, PyTorch {profile.torch}" if profile.torch else ""
     title = f"{_count_text(profile.steps, 'step')} of {shlex.join(profile.command)}{device}"

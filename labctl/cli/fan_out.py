@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from labctl.cli.exit_codes import clean
+from labctl.cli.screen import print_json
+from labctl.config import find_paths
+
 if TYPE_CHECKING:
     from labctl.servers.fan_out import ServerResult
 
@@ -15,8 +19,6 @@ OWN_FAILURE = 255
 
 def run_on_all_servers(line: str, at_once: int, json_: bool) -> int:
     """Run `line` on the servers of all labs and return the exit code. It needs no lab directory."""
-    from labctl.cli.screen import print_json
-    from labctl.config import find_paths
     from labctl.servers.connections import Connections
     from labctl.servers.fan_out import list_running_servers, run_on_all
     from labctl.state import State
@@ -41,8 +43,6 @@ def run_on_all_servers(line: str, at_once: int, json_: bool) -> int:
 
 def print_answer(answer: ServerResult, width: int) -> None:
     """Print a server's lines, each after its name. Errors go to standard error."""
-    from labctl.cli.exit_codes import clean
-
     name = answer.alias.ljust(width)
     for text, err in ((answer.stdout, False), (answer.stderr, True), (answer.error, True)):
         for line in text.splitlines():

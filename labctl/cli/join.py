@@ -6,7 +6,11 @@ from pathlib import Path
 
 import click
 
-from labctl.cli.options import json_option, yes_option
+from labctl.cli.exit_codes import clean
+from labctl.cli.options import SCREEN, json_option, yes_option
+from labctl.cli.screen import Screen, print_json
+from labctl.config import find_paths
+from labctl.courses.join import fetch_join_file, join_course, result_as_json
 
 
 @click.command("join")
@@ -35,12 +39,6 @@ def join_command(
     labctl join ml-2026-alice.join
     cd ml-2026 && labctl up
     """
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.options import SCREEN
-    from labctl.cli.screen import Screen, print_json
-    from labctl.config import find_paths
-    from labctl.courses.join import fetch_join_file, join_course, result_as_json
-
     screen = Screen(yes=yes, quiet=json_)
     ctx.meta[SCREEN] = screen
     ctx.call_on_close(screen.stop_drawing)

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import sys
+import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
+from labctl.cli.screen import age_text, print_json, print_table
+from labctl.commands.systemd import UNIT, keep_unit
+from labctl.config import Paths, copy_environment, find_paths
+from labctl.errors import LabError
+from labctl.errors.replies import as_reply
+from labctl.keeper.workers import RecoveryWorkers
+from labctl.lifecycle import kept_labs
 from labctl.model import Value
+from labctl.state import State
+from labctl.state.ledgers import list_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from labctl.config import Paths
     from labctl.lifecycle.import_lab import ImportedLab, KeeperInfo
     from labctl.lifecycle.keeper_host import KeeperReport
-    from labctl.state import State
 
 
 class KeepReply(Value, frozen=True, omit_defaults=True):
@@ -89,9 +104,6 @@ class KeepContext:
     """Environment, paths, state and exit code, shared by all parts of `keep`."""
 
     def __init__(self) -> None:
-        from labctl.config import copy_environment, find_paths
-        from labctl.state import State
-
         self.environ = copy_environment()
         self.paths: Paths = find_paths(self.environ)
         self.paths.keep_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -100,11 +112,6 @@ class KeepContext:
 
     def print_reply(self, action: Callable[[], KeepReply]) -> None:
         """Run an action for another labctl and print its result or its error as one JSON object."""
-        import msgspec
-
-        from labctl.errors import LabError
-        from labctl.errors.replies import as_reply
-
         try:
             reply = msgspec.to_builtins(action())
         except LabError as error:
@@ -113,10 +120,6 @@ class KeepContext:
 
     def log(self, name: str, text: str) -> None:
         """Write each line of `text` to the log with the time and, unless it is "", `name`."""
-        import time
-
-        from labctl.cli.exit_codes import clean
-
         prefix = f"{name}: " if name else ""
         for line in clean(text).splitlines():
             stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -125,11 +128,7 @@ class KeepContext:
 
 
 def _run_keeper(context: KeepContext) -> None:
-    import signal
-
     from labctl.keeper.labs import Keeper, only_keeper
-    from labctl.keeper.workers import RecoveryWorkers
-    from labctl.lifecycle.kept_labs import list_kept_labs
 
     attendants = RecoveryWorkers()
     with only_keeper(context.paths):
@@ -142,7 +141,7 @@ def _run_keeper(context: KeepContext) -> None:
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: keeper.stop.set())
-        count = len(list_kept_labs(context.paths))
+        count = len(kept_labs.list_kept_labs(context.paths))
         context.log("", f"labctl keep started with {count} lab{'' if count == 1 else 's'}")
         keeper.run()
         attendants.end_all()
@@ -175,15 +174,13 @@ def _import_lab(context: KeepContext) -> KeepReply:
 def _describe_lab(context: KeepContext, name: str) -> KeepReply:
     from labctl.keeper.labs import is_running
     from labctl.lifecycle.keeper_host import KeeperReport
-    from labctl.lifecycle.kept_labs import find_kept_lab, list_recorded_runs, read_rounds
-    from labctl.state.ledgers import list_lines
 
-    lab = find_kept_lab(context.paths, name)
+    lab = kept_labs.find_kept_lab(context.paths, name)
     return KeepReply(
         told=KeeperReport(
             lines=tuple(list_lines(context.state, lab.lab_id)),
-            runs=tuple(list_recorded_runs(context.state, lab)),
-            round=read_rounds(context.paths).get(lab.name),
+            runs=tuple(kept_labs.list_recorded_runs(context.state, lab)),
+            round=kept_labs.read_rounds(context.paths).get(lab.name),
             running=is_running(context.paths),
         )
     )
@@ -194,15 +191,14 @@ def _send_run_files(context: KeepContext, name: str, run: str) -> None:
 
     Standard input names the files that the other side has: one JSON object, path -> SHA-256.
     """
-    from labctl.errors import LabError
-    from labctl.errors.replies import as_reply
-    from labctl.lifecycle.kept_labs import find_kept_lab, lab_directory
     from labctl.runs.saved_copies import list_outputs, write_tar
 
     out = sys.stdout.buffer
     try:
         sha256_by_path = json.loads(sys.stdin.buffer.readline() or b"{}")
-        root = lab_directory(context.paths, find_kept_lab(context.paths, name).name)
+        root = kept_labs.lab_directory(
+            context.paths, kept_labs.find_kept_lab(context.paths, name).name
+        )
         files = list_outputs(root, run)
     except LabError as error:
         out.write(json.dumps(as_reply(error)).encode() + b"\n")
@@ -217,13 +213,8 @@ def _send_run_files(context: KeepContext, name: str, run: str) -> None:
 
 def _recover_runs(context: KeepContext, name: str) -> KeepReply:
     """Recover a lab's run in this process, which ends when the keeper does."""
-    import os
-    import signal
-    import threading
-
     from labctl.keeper.labs import LogReporter
     from labctl.keeper.recovery_worker import recover_lab
-    from labctl.lifecycle.kept_labs import find_kept_lab, make_context
 
     def exit_with_keeper() -> None:
         # Read the descriptor: the lock of sys.stdin must be free when the interpreter exits.
@@ -236,32 +227,25 @@ def _recover_runs(context: KeepContext, name: str) -> KeepReply:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if not sys.stdin.isatty():
         threading.Thread(target=exit_with_keeper, daemon=True).start()
-    lab = find_kept_lab(context.paths, name)
+    lab = kept_labs.find_kept_lab(context.paths, name)
     journal = LogReporter(context.log, lab.name)
-    recover_lab(make_context(lab, context.paths, context.state, journal, context.environ), lab)
+    recover_lab(
+        kept_labs.make_context(lab, context.paths, context.state, journal, context.environ), lab
+    )
     return KeepReply()
 
 
 def _drop_lab(context: KeepContext, name: str, json_: bool) -> None:
-    from labctl.lifecycle.kept_labs import drop
-
     if json_:
         context.print_reply(
-            lambda: KeepReply(dropped=drop(context.paths, context.state, name).name)
+            lambda: KeepReply(dropped=kept_labs.drop(context.paths, context.state, name).name)
         )
         return
-    lab = drop(context.paths, context.state, name)
+    lab = kept_labs.drop(context.paths, context.state, name)
     click.echo(f"{lab.name} is no longer watched; its servers and disks keep running and billing")
 
 
 def _install_unit(context: KeepContext) -> None:
-    import os
-    import shutil
-    from pathlib import Path
-
-    from labctl.commands.systemd import UNIT, keep_unit
-    from labctl.errors import LabError
-
     folder = context.paths.config_dir.parent / "systemd" / "user"
     programs = [shutil.which(name) for name in ("ssh", "python3")]
     directories = [str(Path(program).parent) for program in programs if program]
@@ -282,7 +266,6 @@ def _install_unit(context: KeepContext) -> None:
 
 
 def _list_labs(context: KeepContext, json_: bool) -> None:
-    from labctl.cli.screen import age_text, print_json, print_table
     from labctl.keeper.labs import describe_kept_labs, is_running
 
     labs, running = describe_kept_labs(context.paths, context.state), is_running(context.paths)

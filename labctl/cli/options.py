@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from labctl.cli.screen import Screen
+from labctl.errors import LabError
+from labctl.events import Note
+
 if TYPE_CHECKING:
     from labctl.lab import Lab
 
@@ -75,7 +79,6 @@ def open_lab(
     An override that is None leaves lab.yaml's value. Expired disks are removed on the way, unless
     only the record is read.
     """
-    from labctl.cli.screen import Screen
     from labctl.lab import Lab
 
     set_overrides = {k: v for k, v in (overrides or {}).items() if v is not None}
@@ -101,12 +104,10 @@ def _remove_expired(lab: Lab) -> None:
 
     It must not stop the command that was called.
     """
-    from labctl.errors import LabError
     from labctl.state.disks import has_expired
 
     if not has_expired(lab.context.state, lab.id, lab.config.server.provider):
         return
-    from labctl.events import Note
     from labctl.servers import kept_disks
 
     try:

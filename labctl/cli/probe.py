@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.options import SCREEN, stop_drawing
+from labctl.cli.screen import print_json
+from labctl.events import Question
 from labctl.text import dollars_text, duration_text, timing_text
 
 if TYPE_CHECKING:
@@ -29,8 +31,6 @@ def confirm_after_probe(
     With `json_` the estimate is printed as one object and the whole run is not started. Nor is it
     if the command ended before its probe did.
     """
-    from labctl.cli.screen import print_json
-    from labctl.events import Question
 
     def report_start(run: Run) -> None:
         click.echo(f"probing with run {run.id}", err=True)

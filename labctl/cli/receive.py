@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import click
 
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
+from labctl.cli.screen import print_json, print_table
+from labctl.config import copy_environment
+from labctl.errors import BusyError
+from labctl.submissions.confinement import UNCONFINED, has_filter, limit_memory
+from labctl.submissions.connection_limits import MAX_MEMORY_BYTES, hold_connection
+from labctl.submissions.receipt import Receipt
+from labctl.submissions.receiver import Receiver
 from labctl.text import bytes_text, duration_text
-
-if TYPE_CHECKING:
-    from labctl.submissions.receiver import Receiver
 
 DIRECTORY = click.argument(
     "directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path)
@@ -36,8 +43,6 @@ def receive_command() -> None:
 
 
 def _open_receiver(directory: Path) -> Receiver:
-    from labctl.submissions.receiver import Receiver
-
     return Receiver(directory.expanduser().absolute())
 
 
@@ -50,9 +55,6 @@ def _init(directory: Path, json_: bool) -> None:
     \b
     labctl receive init ~/drop
     """
-    from labctl.cli.screen import print_json
-    from labctl.submissions.confinement import UNCONFINED, has_filter
-
     public = _open_receiver(directory).init()
     if not has_filter():
         click.echo(f"warning: {UNCONFINED}", err=True)
@@ -186,8 +188,6 @@ def _list(directory: Path, name: str, json_: bool) -> None:
     \b
     labctl receive list ~/drop hw3
     """
-    from labctl.cli.screen import print_json, print_table
-
     receiver = _open_receiver(directory)
     receiver.load_rules(name)
     receipts = [
@@ -227,10 +227,6 @@ def _check(ctx: click.Context, directory: Path, name: str, json_: bool) -> None:
     \b
     labctl receive check ~/drop hw3
     """
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import print_json
-    from labctl.submissions.receipt import Receipt
-
     receiver = _open_receiver(directory)
     receiver.load_rules(name)
     rows = [
@@ -314,8 +310,6 @@ def _collect(directory: Path, name: str, profile: str, json_: bool) -> None:
     \b
     labctl receive collect ~/drop hw3
     """
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import print_json
     from labctl.submissions.receive import collect_posts
 
     posts = collect_posts(_open_receiver(directory), name, profile)
@@ -335,13 +329,6 @@ def _collect(directory: Path, name: str, profile: str, json_: bool) -> None:
 @click.argument("student")
 def _serve(directory: Path, student: str) -> None:
     """Serve one student's connection; `admit` writes this as the forced command."""
-    import os
-    import signal
-
-    from labctl.config import copy_environment
-    from labctl.errors import BusyError
-    from labctl.submissions.confinement import limit_memory
-    from labctl.submissions.connection_limits import MAX_MEMORY_BYTES, hold_connection
     from labctl.submissions.service import check_request, refuse, serve
 
     os.umask(0o077)

@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab, stop_drawing, yes_option
-from labctl.errors import LabError
+from labctl.cli.screen import print_json, print_table
+from labctl.config import parse_duration
+from labctl.errors import LabError, UsageError
+from labctl.rehearsal.scenario import load_scenario
 from labctl.text import dollars_text, duration_text
 
 if TYPE_CHECKING:
@@ -69,8 +73,6 @@ def _aws(
     labctl rehearse aws
     labctl rehearse aws --boot none --set delays.visible=30s
     """
-    from labctl.rehearsal.scenario import load_scenario
-
     settings = [*switches]
     settings += [f"boot={boot}"] if boot else []
     settings += [f"regions=[{', '.join(regions)}]"] if regions else []
@@ -120,9 +122,6 @@ def _reclaim(
     labctl rehearse reclaim --without-notice --json
     """
     from labctl.cli.rehearsal import find_rehearsal
-    from labctl.cli.screen import print_json
-    from labctl.config import parse_duration
-    from labctl.errors import UsageError
     from labctl.lifecycle.reclaim import run_drill
 
     try:
@@ -139,8 +138,6 @@ def _reclaim(
 
 
 def _draw_drill(drill: Drill) -> None:
-    from labctl.cli.screen import print_table
-
     def offset_text(moment: float | None) -> str:
         return "-" if moment is None else f"{moment - drill.began_at:+.1f} s"
 
@@ -210,8 +207,6 @@ def _print_environment(rehearsal: Any) -> None:
 
 
 def _log(text: str) -> None:
-    from labctl.cli.exit_codes import clean
-
     click.echo(f"rehearsal: {clean(text)}", err=True)
 
 

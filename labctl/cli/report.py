@@ -6,7 +6,9 @@ from pathlib import Path
 
 import click
 
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab
+from labctl.cli.screen import print_json
 from labctl.text import bytes_text
 
 
@@ -31,9 +33,6 @@ def report_command(
     labctl report --open
     labctl report --out results.html
     """
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import print_json
-
     lab = open_lab(ctx, quiet=json_)
     report = lab.report(run, out.absolute() if out else None)
     if open_:

@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab
+from labctl.cli.screen import print_json
+from labctl.config.scalars import parse_duration
+from labctl.runs.evaluation import confidence_interval
 from labctl.text import bytes_text
 
 if TYPE_CHECKING:
@@ -41,8 +45,6 @@ def pull_command(
     labctl pull --follow
     labctl pull --code
     """
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import print_json
     from labctl.sync.lab_files import pull_code
 
     lab = open_lab(ctx, quiet=json_)
@@ -118,7 +120,6 @@ def eval_command(
     labctl eval runs/1121-070314-8f3a/checkpoints/step-00000320
     labctl eval --on-server
     """
-    from labctl.cli.screen import print_json
     from labctl.runs.evaluate import evaluate, evaluate_on_server
 
     limit_s = _parse_time_limit_s(time_limit)
@@ -139,8 +140,6 @@ def _has_both(result: EvaluationResult) -> bool:
 
 
 def _parse_time_limit_s(text: str) -> int:
-    from labctl.config.scalars import parse_duration
-
     try:
         return parse_duration(text)
     except ValueError as error:
@@ -148,9 +147,6 @@ def _parse_time_limit_s(text: str) -> int:
 
 
 def _draw_evaluation(result: EvaluationResult) -> None:
-    from labctl.cli.exit_codes import clean
-    from labctl.runs.evaluation import confidence_interval
-
     comparison = "the same" if result.same else "DIFFERENT" if _has_both(result) else ""
     for name, accuracy, remark in (
         ("here:", result.accuracy_local, f"({result.checkpoint})"),

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
+from labctl.cli.exit_codes import clean
+from labctl.cli.fan_out import run_on_all_servers
 from labctl.cli.options import json_option, open_lab, stop_drawing, yes_option
+from labctl.cli.probe import confirm_after_probe
+from labctl.cli.screen import print_json
+from labctl.commands.ssh import interactive_argv
+from labctl.errors import LabError, NotFoundError, UsageError
+from labctl.shell import command as words
+from labctl.shell import portable_line
 from labctl.text import bytes_text, price_text
+from labctl.wire.runs import OPEN_SESSION, RunRequest
 
 if TYPE_CHECKING:
-    from labctl.errors import LabError
     from labctl.lab import Lab
     from labctl.model import Run
     from labctl.servers.context import LabContext
@@ -33,8 +42,6 @@ def push_command(ctx: click.Context, force: bool, yes: bool, json_: bool) -> Non
     \b
     labctl push
     """
-    from labctl.cli.screen import print_json
-
     pushes = open_lab(ctx, yes=yes, quiet=json_).push(force=force)
     if json_:
         print_json({"pushed": pushes})
@@ -88,8 +95,6 @@ def run_command(
     labctl run --recover
     labctl run --recover --keeper HOST --detach
     """
-    from labctl.cli.exit_codes import clean
-
     if recover and ((detach and not keeper) or tty or no_push):
         raise _reject_with_recover()
     if keeper and not recover:
@@ -99,8 +104,6 @@ def run_command(
 
     lab = open_lab(ctx, yes=yes, quiet=json_)
     if probe and not (run_id and lab.context.state.get_run(lab.id, run_id)):
-        from labctl.cli.probe import confirm_after_probe
-
         if not confirm_after_probe(ctx, lab, command, probe, push=not no_push, json_=json_):
             return
         no_push = not recover  # the probe has just pushed it
@@ -136,8 +139,6 @@ def run_command(
 
 
 def _reject_with_recover() -> LabError:
-    from labctl.errors import UsageError
-
     return UsageError(
         "--recover cannot be combined with --detach, -it or --no-push",
         why="it follows the run, and keeps the code that it sends for a new server",
@@ -146,8 +147,6 @@ def _reject_with_recover() -> LabError:
 
 
 def _reject_keeper_without_recover(keeper: str) -> LabError:
-    from labctl.errors import UsageError
-
     return UsageError(
         "--keeper needs --recover",
         why="a keeper recovers the runs that are handed over to it",
@@ -156,8 +155,6 @@ def _reject_keeper_without_recover(keeper: str) -> LabError:
 
 
 def _reject_probe_with_terminal() -> LabError:
-    from labctl.errors import UsageError
-
     return UsageError(
         "--probe cannot be combined with -it",
         why="a probe run has no terminal attached",
@@ -166,9 +163,6 @@ def _reject_probe_with_terminal() -> LabError:
 
 
 def _finish(ctx: click.Context, run: Run, detach: bool, json_: bool) -> None:
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import print_json
-
     if json_:
         print_json({"run": run})
     elif run.has_ended:
@@ -190,8 +184,6 @@ def find_exit_code(run: Run) -> int:
 
 def _print_new_files(run: Run) -> None:
     if run.new_files:
-        from labctl.cli.exit_codes import clean
-
         names = ", ".join(clean(name) for name in run.new_files[:5])
         more = f" and {len(run.new_files) - 5} more" if len(run.new_files) > 5 else ""
         click.echo(f"new files outside outputs: {names}{more} (labctl pull --all)", err=True)
@@ -228,12 +220,7 @@ def replace_with_ssh(context: LabContext, line: str, *, tty: bool = True) -> Non
 
     `line` is for the shell on the server; "" opens a login shell.
     """
-    import shutil
-
-    from labctl.commands.ssh import interactive_argv
-    from labctl.errors import LabError
     from labctl.servers.gate import admit_if_unreachable, has_gate
-    from labctl.shell import portable_line
     from labctl.transports.ssh_client import find_quick_login_options
 
     server = context.get_server()
@@ -265,15 +252,13 @@ def attach_command(ctx: click.Context, run: str) -> None:
     labctl attach
     """
     from labctl.runs import runs
-    from labctl.shell import command
-    from labctl.wire.runs import OPEN_SESSION, RunRequest
 
     lab = open_lab(ctx)
     run_id = runs.find_run(lab.context, run).id
     server = lab.context.get_server()
     request = RunRequest(lab.config.name, lab.id, run_id)
     session = lab.context.open_agent(server).call(OPEN_SESSION, request).session
-    _become_ssh_to_lab(lab, command("exec", "tmux", "attach-session", "-t", f"={session}").render())
+    _become_ssh_to_lab(lab, words("exec", "tmux", "attach-session", "-t", f"={session}").render())
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})
@@ -287,9 +272,7 @@ def exec_command(ctx: click.Context, run_id: str, command: tuple[str, ...]) -> N
     labctl exec -- nvidia-smi
     labctl exec -- bash
     """
-    from labctl.errors import NotFoundError
     from labctl.runs import runs
-    from labctl.shell import command as words
 
     lab = open_lab(ctx)
     run = runs.find_run(lab.context, run_id)
@@ -334,9 +317,6 @@ def ssh_command(
     labctl ssh -- df -h
     labctl ssh --all -- nvidia-smi -L
     """
-    from labctl.errors import UsageError
-    from labctl.shell import command as words
-
     # One word is a line for the server's shell, as with ssh. Several are an argv and are quoted.
     line = command[0] if len(command) == 1 else words(*command).render()
     if not all_:
@@ -346,7 +326,6 @@ def ssh_command(
         _become_ssh_to_lab(open_lab(ctx), line, tty=tty)
     if not command:
         raise UsageError("--all needs a command", hint="labctl ssh --all -- uptime")
-    from labctl.cli.fan_out import run_on_all_servers
 
     ctx.exit(run_on_all_servers(line, at_once, json_))
 
@@ -362,8 +341,6 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
     \b
     labctl cancel
     """
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import print_json
     from labctl.runs import runs
 
     lab = open_lab(ctx, quiet=json_)

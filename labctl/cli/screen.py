@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from labctl.cli.exit_codes import clean
 from labctl.events import Event, Note, Progress, Question, Step
@@ -167,7 +169,6 @@ def age_text(moment: float | None, now: float | None = None) -> str:
 def wrap_text(text: str, indent: int = 0, width: int = 0) -> list[str]:
     """Wrap text into lines that fit the screen after the indent; words are never broken."""
     import shutil
-    import textwrap
 
     width = (width or shutil.get_terminal_size((100, 24)).columns) - indent
     return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
@@ -209,6 +210,4 @@ def draw_checks(checks: Sequence[Check], width: int = 0) -> None:
 
 def print_json(report: Struct | Mapping[str, object]) -> None:
     """Print one JSON object with a version: the fields of a value, or values by their keys."""
-    import msgspec
-
     click.echo(json.dumps({"version": 1, **msgspec.to_builtins(report)}, indent=2))

@@ -6,8 +6,12 @@ import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+import msgspec
 
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab, yes_option
+from labctl.cli.screen import print_json
+from labctl.errors import UsageError
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
@@ -75,7 +79,6 @@ def serve_command(
 
 
 def _stop(lab: Lab, server: Server, json_: bool) -> None:
-    from labctl.cli.screen import print_json
     from labctl.services import model_serving
 
     stopped = model_serving.stop(lab.context, server)
@@ -89,7 +92,6 @@ def _stop(lab: Lab, server: Server, json_: bool) -> None:
 def _build_request(
     lab: Lab, server: Server, words: tuple[str, ...], options: ServeOptions
 ) -> ServiceRequest:
-    from labctl.errors import UsageError
     from labctl.services import model_serving
 
     env = dict(_parse_assignment(text) for text in options.env)
@@ -124,8 +126,6 @@ def _build_request(
 
 
 def _parse_assignment(text: str) -> tuple[str, str]:
-    from labctl.errors import UsageError
-
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise UsageError(f"{text!r} is not NAME=VALUE", hint="labctl serve -e NAME=VALUE")
@@ -150,10 +150,6 @@ def _serve(
 
 
 def _print_address(request: ServiceRequest, url: str, port: int, json_: bool) -> None:
-    import msgspec
-
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import print_json
     from labctl.services import model_serving
 
     url = url.rstrip("/")

@@ -6,7 +6,11 @@ import sys
 
 import click
 
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab
+from labctl.cli.screen import print_json, print_table
+from labctl.commands.ansible import Host, build_inventory
+from labctl.config import list_secret_names, list_settings, list_trust_questions, set_secret, trust
 
 
 @click.command("config")
@@ -18,9 +22,6 @@ def config_command(ctx: click.Context, json_: bool) -> None:
     \b
     labctl config
     """
-    from labctl.cli.screen import print_json, print_table
-    from labctl.config import list_settings
-
     rows = list_settings(open_lab(ctx, quiet=json_).config)
     if json_:
         print_json({"settings": [{"key": k, "value": v, "origin": o} for k, v, o in rows]})
@@ -36,8 +37,6 @@ def inventory_command(ctx: click.Context) -> None:
     \b
     labctl inventory > hosts.yml && ansible-playbook -i hosts.yml site.yml
     """
-    from labctl.commands.ansible import Host, build_inventory
-
     lab = open_lab(ctx)
     server = lab.context.get_server()
     config = lab.context.connections.write(server)
@@ -66,8 +65,6 @@ def _set(ctx: click.Context, name: str) -> None:
     labctl secret set WANDB_API_KEY
     pass wandb | labctl secret set WANDB_API_KEY
     """
-    from labctl.config import set_secret
-
     lab = open_lab(ctx)
     if sys.stdin.isatty():
         value = click.prompt(f"value of {name}", hide_input=True, err=True)
@@ -86,9 +83,6 @@ def _list(ctx: click.Context, json_: bool) -> None:
     \b
     labctl secret list
     """
-    from labctl.cli.screen import print_json
-    from labctl.config import list_secret_names
-
     lab = open_lab(ctx, quiet=json_)
     names = list_secret_names(lab.context.paths, lab.id)
     if json_:
@@ -105,9 +99,6 @@ def trust_command(ctx: click.Context) -> None:
     \b
     labctl trust
     """
-    from labctl.cli.exit_codes import clean
-    from labctl.config import list_trust_questions, trust
-
     lab = open_lab(ctx)
     for question in list_trust_questions(lab.config):
         click.echo(f"- {clean(question)}")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
+import msgspec
 
 from labctl.cli.options import json_option, need_options, open_lab, yes_option
+from labctl.cli.screen import Screen, draw_checks, print_json
+from labctl.config import find_data_dir
+from labctl.errors import UsageError
+from labctl.providers import list_provider_names
 from labctl.text import price_text
 
 PROVIDERS = {
@@ -27,13 +33,7 @@ def init_command(ctx: click.Context, directory: Path, provider: str | None) -> N
     \b
     labctl init digits && cd digits && labctl up
     """
-    import sys
-
-    from labctl.cli.screen import Screen
-    from labctl.config import find_data_dir
-    from labctl.errors import UsageError
     from labctl.lifecycle.sample_project import create_project
-    from labctl.providers import list_provider_names
 
     names = list_provider_names()
     if provider is None and sys.stdin.isatty():
@@ -78,10 +78,6 @@ def up_command(
     labctl up
     labctl up --gpu T4 --max-price 0.60
     """
-    import msgspec
-
-    from labctl.cli.screen import print_json
-
     lab = open_lab(ctx, yes=yes, quiet=json_, overrides=overrides)
     need = lab.config.server.need
     need_without_deadline = msgspec.structs.replace(need, deadline=False) if no_deadline else None
@@ -107,7 +103,6 @@ def doctor_command(ctx: click.Context, provider: str | None, json_: bool) -> Non
     \b
     labctl doctor
     """
-    from labctl.cli.screen import draw_checks, print_json
     from labctl.lifecycle.doctor import run_doctor
 
     overrides = {"provider": provider} if provider else {}

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab, yes_option
+from labctl.cli.screen import age_text, print_json, print_table
+from labctl.errors import BusyError, NotFoundError, ProviderError, UsageError
 from labctl.text import bytes_text, dollars_text, duration_text, price_text
 
 if TYPE_CHECKING:
@@ -32,8 +36,6 @@ def status_command(ctx: click.Context, refresh: bool, why: bool, json_: bool) ->
     labctl status --refresh
     labctl status --why
     """
-    from labctl.cli.screen import print_json
-
     status = _read_status(ctx, refresh or why, why, json_)
     if json_:
         print_json(status)
@@ -61,21 +63,16 @@ def _read_status(ctx: click.Context, refresh: bool, why: bool, json_: bool) -> d
     if refresh or not lab.keeper:
         return lab.status(refresh=refresh, why=why)
     # A keeper acts on the lab, so this machine's record may be out of date.
-    from labctl.errors import BusyError, ProviderError
-
     lab = open_lab(ctx, quiet=json_)
     try:
         return lab.status(refresh=True)
     except (BusyError, ProviderError) as error:
-        from labctl.cli.exit_codes import clean
-
         click.echo(f"showing the last known state: {clean(error.what)}", err=True)
         return {**lab.status(), "keeper": lab.keeper}
 
 
 def _draw_kept(disks: list[KeptDisk]) -> None:
     if disks:
-        from labctl.cli.exit_codes import clean
         from labctl.servers.disks import describe_kept_disk
 
         for disk in disks:
@@ -83,8 +80,6 @@ def _draw_kept(disks: list[KeptDisk]) -> None:
 
 
 def _draw_server(status: dict[str, Any], server: Server) -> None:
-    from labctl.cli.exit_codes import clean
-
     state = {True: server.state, False: "NOT REACHABLE", None: f"{server.state} (last known)"}
     kind = clean(f"{server.provider} {server.offer.type}")
     click.echo(f"{clean(server.alias)}: {state[status['reachable']]}, {kind}")
@@ -102,8 +97,6 @@ def _draw_server(status: dict[str, Any], server: Server) -> None:
 
 def _draw_limits(status: dict[str, Any], price: float) -> None:
     """Print the time and money left as the watchdog reported them, and what it cannot do."""
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import age_text
     from labctl.servers.watch_reports import parse_watch
 
     watch, clocks = parse_watch(status["watch"]), status["clocks"]
@@ -136,9 +129,6 @@ def _draw_limits(status: dict[str, Any], price: float) -> None:
 
 def _draw_mirror(mirror: MirrorStateRecord, now: float) -> None:
     """Print when the store was last complete, or why it is not."""
-    from labctl.cli.exit_codes import clean
-    from labctl.cli.screen import age_text
-
     when = f"{age_text(mirror.at, now)} ago" if mirror.at else "never"
     if not mirror.failed:
         click.echo(f"  mirrored {when}")
@@ -149,10 +139,6 @@ def _draw_mirror(mirror: MirrorStateRecord, now: float) -> None:
 
 
 def _draw_decisions(watch: WatchRecord | None) -> None:
-    import time
-
-    from labctl.cli.screen import print_table
-
     rows = [
         (
             time.strftime("%m-%d %H:%M:%S", time.localtime(decision.at)),
@@ -169,8 +155,6 @@ def _draw_decisions(watch: WatchRecord | None) -> None:
 
 
 def _draw_runs(runs: list[Run], server: Server | None, now: float, ended: dict[str, str]) -> None:
-    from labctl.cli.screen import print_table
-
     def make_row(run: Run) -> tuple[str, ...]:
         if run.has_ended or (server is not None and run.server_id == server.id):
             result = run.told or shlex.join(run.command)
@@ -219,7 +203,6 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
     labctl logs -f
     labctl logs -n 50
     """
-    from labctl.cli.exit_codes import clean
     from labctl.cli.runs import write_log
     from labctl.runs import runs
 
@@ -244,8 +227,6 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
 
 def _server_with_logs(lab: Lab, run: str) -> Server | None:
     """Return the lab's server; None if it has ended and the run's log was saved or pulled."""
-    from labctl.errors import NotFoundError
-
     if lab.keeper:
         from labctl.lifecycle.reconcile import reconcile
 
@@ -296,8 +277,6 @@ def forward_command(
     labctl forward 8000 --detach
     labctl forward --list
     """
-    from labctl.errors import UsageError
-
     lab = open_lab(ctx, yes=yes, quiet=json_)
     if list_ or stop:
         _list_or_stop_forwards(lab, services, stop, json_)
@@ -325,7 +304,6 @@ def forward_command(
 
 def _list_or_stop_forwards(lab: Lab, services: tuple[str, ...], stop: bool, json_: bool) -> None:
     """List the background forwards, or stop the named ones (all without names)."""
-    from labctl.cli.screen import print_json, print_table
     from labctl.services.forwards import list_forwards, stop_forward
 
     state = lab.context.state
@@ -343,8 +321,6 @@ def _list_or_stop_forwards(lab: Lab, services: tuple[str, ...], stop: bool, json
 
 
 def _print_urls(urls: list[tuple[str, str]], open_: bool, json_: bool) -> None:
-    from labctl.cli.screen import print_json
-
     if json_:
         print_json({"forwards": [{"service": name, "url": url} for name, url in urls]})
     for name, url in urls:

@@ -8,10 +8,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labctl.cli.options import json_option, open_lab, yes_option
+from labctl.cli.screen import print_json
+from labctl.cli.submit_output import (
+    draw_contents,
+    draw_done,
+    draw_feedback,
+    draw_receipts,
+    draw_terms,
+    draw_verified,
+)
+from labctl.config import find_paths
+from labctl.submissions import receipts, submit
+from labctl.submissions.receiver_host import public_key
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
-    from labctl.submissions.submit import SubmissionChoice
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -66,8 +77,6 @@ def submit_command(
     labctl submit
     labctl submit --verify
     """
-    from labctl.submissions.submit import SubmissionChoice
-
     if key:
         _print_public_key(json_)
         return
@@ -76,7 +85,9 @@ def submit_command(
         _verify_receipt(ctx, assignment, verify, bundle, json_)
         return
     lab = open_lab(ctx, yes=yes, quiet=json_, record_only=True)
-    choice = SubmissionChoice(run=run, checkpoint=checkpoint, assignment=assignment, allowed=allow)
+    choice = submit.SubmissionChoice(
+        run=run, checkpoint=checkpoint, assignment=assignment, allowed=allow
+    )
     if receipts:
         _fetch_receipts(lab, choice, json_)
     elif grade:
@@ -88,10 +99,6 @@ def submit_command(
 
 
 def _print_public_key(json_: bool) -> None:
-    from labctl.cli.screen import print_json
-    from labctl.config import find_paths
-    from labctl.submissions.receiver_host import public_key
-
     line = public_key(find_paths())
     if json_:
         print_json({"key": line})
@@ -100,24 +107,16 @@ def _print_public_key(json_: bool) -> None:
     click.echo("Send this line to your instructor, who registers it under your name.", err=True)
 
 
-def _submit(lab: Lab, choice: SubmissionChoice, json_: bool) -> None:
-    from labctl.cli.screen import print_json
-    from labctl.cli.submit_output import draw_contents, draw_done, draw_terms
-    from labctl.submissions.submit import submit
-
+def _submit(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
     if json_:
-        print_json({"handed_in": submit(lab.context, choice)})
+        print_json({"handed_in": submit.submit(lab.context, choice)})
         return
-    result = submit(lab.context, choice, on_terms=draw_terms, on_contents=draw_contents)
+    result = submit.submit(lab.context, choice, on_terms=draw_terms, on_contents=draw_contents)
     draw_done(result, lab.config.root)
 
 
-def _rehearse(lab: Lab, choice: SubmissionChoice, json_: bool) -> None:
-    from labctl.cli.screen import print_json
-    from labctl.cli.submit_output import draw_contents, draw_terms
-    from labctl.submissions.submit import rehearse
-
-    terms, contents = rehearse(lab.context, choice)
+def _rehearse(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
+    terms, contents = submit.rehearse(lab.context, choice)
     if json_:
         details = {"bundle_bytes": contents.bundle_bytes, "notes": contents.notes}
         print_json({"terms": terms, "manifest": contents.manifest, **details})
@@ -129,10 +128,6 @@ def _rehearse(lab: Lab, choice: SubmissionChoice, json_: bool) -> None:
 def _verify_receipt(
     ctx: click.Context, assignment: Path | None, path: str, bundle: Path | None, json_: bool
 ) -> None:
-    from labctl.cli.screen import print_json
-    from labctl.cli.submit_output import draw_verified
-    from labctl.submissions import receipts, submit
-
     root = Path(ctx.find_root().obj or ".").resolve()
     rules = submit.find_assignment(root, assignment)
     receipt = Path(path) if path else receipts.find_last_receipt(root, rules)
@@ -144,11 +139,7 @@ def _verify_receipt(
     ctx.exit(3 if verified.bundle == "changed" else 0)
 
 
-def _fetch_receipts(lab: Lab, choice: SubmissionChoice, json_: bool) -> None:
-    from labctl.cli.screen import print_json
-    from labctl.cli.submit_output import draw_receipts
-    from labctl.submissions import receipts, submit
-
+def _fetch_receipts(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
     root = lab.config.root
     rules = submit.find_assignment(root, choice.assignment)
     with submit.open_receiver(lab.context, rules) as host:
@@ -160,11 +151,7 @@ def _fetch_receipts(lab: Lab, choice: SubmissionChoice, json_: bool) -> None:
     draw_receipts(saved, refused, root)
 
 
-def _fetch_grade(lab: Lab, choice: SubmissionChoice, json_: bool) -> None:
-    from labctl.cli.screen import print_json
-    from labctl.cli.submit_output import draw_feedback
-    from labctl.submissions import receipts, submit
-
+def _fetch_grade(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
     root = lab.config.root
     rules = submit.find_assignment(root, choice.assignment)
     with submit.open_receiver(lab.context, rules) as host:

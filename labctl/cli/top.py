@@ -7,12 +7,15 @@ import time
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from labctl.cli.options import json_option, open_lab
+from labctl.cli.screen import print_json
+from labctl.cli.top_history import BARS, PLAIN_BARS, History
+from labctl.insight.top import ServerMetrics, follow
 
 if TYPE_CHECKING:
     from labctl.errors import LabError
-    from labctl.insight.top import ServerMetrics
     from labctl.lab import Lab
 
 FOOT = "Ctrl-C closes this view; runs continue"
@@ -34,8 +37,6 @@ def top_command(ctx: click.Context, once: bool, json_: bool) -> None:
     """
     lab = open_lab(ctx, quiet=json_)
     if json_:
-        from labctl.cli.screen import print_json
-
         print_json({"lab": lab.config.name, "lab_id": lab.id, "server": lab.top()})
     elif once or not sys.stdout.isatty():
         _draw_once(lab, lab.top())
@@ -46,7 +47,6 @@ def top_command(ctx: click.Context, once: bool, json_: bool) -> None:
 def _draw_once(lab: Lab, now: ServerMetrics) -> None:
     from rich.console import Console
 
-    from labctl.cli.top_history import History
     from labctl.cli.top_screen import About, draw_server
 
     console = Console(highlight=False)
@@ -62,9 +62,7 @@ def _draw_live(lab: Lab) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from labctl.cli.top_history import History
     from labctl.cli.top_screen import About, draw_server
-    from labctl.insight.top import follow
 
     console = Console(highlight=False)
     history = History()
@@ -76,8 +74,6 @@ def _draw_live(lab: Lab) -> None:
     )
 
     def draw(cut: str = "") -> None:
-        import msgspec
-
         shown_about = msgspec.structs.replace(about, cut=cut) if cut else about
         live.update(draw_server(history, shown_about, console.width, console.height), refresh=True)
 
@@ -100,6 +96,4 @@ def _draw_live(lab: Lab) -> None:
 
 def _choose_bars(encoding: str) -> str:
     """Return the characters of the bars: ASCII if the terminal's encoding has no others."""
-    from labctl.cli.top_history import BARS, PLAIN_BARS
-
     return BARS if encoding.lower().startswith("utf") else PLAIN_BARS

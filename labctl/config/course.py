@@ -16,6 +16,7 @@ from labctl.config.course_schema import (
     CourseFile,
     GradingConfig,
 )
+from labctl.config.directories import copy_environment
 from labctl.config.directories import find_paths as standard_paths
 from labctl.config.document import Node, escape, quote, read_bytes
 from labctl.config.lab import LabLoading, SettingsType
@@ -28,7 +29,7 @@ from labctl.config.layers import (
 )
 from labctl.config.reader import LAB_FILE, list_keys, make_problem, read_known
 from labctl.config.schema import MACHINE_KEYS, LabConfig
-from labctl.errors import ConfigError, Problem
+from labctl.errors import ConfigError, NotFoundError, Problem, UsageError
 
 COURSE_FILE = "course.yaml"
 # Keys of course.yaml with the same meaning as in lab.yaml, for every seat's lab.
@@ -97,7 +98,6 @@ class _Loading:
         self.settings_type = settings_type
         self.problems = problems
         own_paths = standard_paths(environ)
-        from labctl.config.directories import copy_environment
 
         variables = copy_environment() if environ is None else environ
         self.home = own_paths.home
@@ -173,8 +173,6 @@ class _Loading:
         return {**nodes, "server": new_server}
 
     def has_networks_setting(self, provider: str) -> bool:
-        from labctl.errors import NotFoundError, UsageError
-
         try:
             kind = self.settings_type(provider) if self.settings_type else None
         except (UsageError, NotFoundError):

@@ -9,7 +9,9 @@ import msgspec
 from labctl.courses import metering
 from labctl.courses.context import OWN, build_own_seat
 from labctl.courses.grading_server import build_other_grading_context
+from labctl.courses.seat_accounts import MOST_HOSTS
 from labctl.courses.servers import CourseOperator
+from labctl.courses.shared_servers import SharedHosts
 from labctl.errors import LabError
 from labctl.events import Step
 from labctl.model import Resource, Server, Value
@@ -47,9 +49,6 @@ def list_own_lab_ids(staff: CourseOperator) -> set[str]:
     """Return the lab ids of the course's own servers, shared ones included."""
     lab_ids = {build_own_seat(staff.folder, purpose).lab_id for purpose in OWN}
     if staff.folder.config.shared is not None:
-        from labctl.courses.seat_accounts import MOST_HOSTS
-        from labctl.courses.shared_servers import SharedHosts
-
         hosts = SharedHosts(staff.folder, staff.course(plain=True))
         lab_ids |= {hosts.lab_id(number) for number in range(MOST_HOSTS + 1)}
     return lab_ids

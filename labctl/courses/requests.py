@@ -21,6 +21,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -269,8 +270,6 @@ class RequestHandler:
         return desk.claim(new)
 
     def _check_term(self) -> None:
-        from datetime import datetime
-
         term = self.folder.config.term
         today = datetime.fromtimestamp(self._now()).date()
         if term is not None and not term.first <= today <= term.last:

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from labctl.errors import LabError
+from labctl.estimate.memory import estimate_memory
+from labctl.estimate.plan import ModelPlan
 from labctl.events import Note, Step
 from labctl.insight.explain.diagnosis import diagnose
 from labctl.insight.explain.evidence import Finding, MemoryFit, RunData, Unknown
 from labctl.insight.explain.memory import OutOfMemory, find_out_of_memory
+from labctl.insight.model_measurement import ModelSource, measure_model
 from labctl.insight.scalars import Flaw, Scalars, read_scalars
 from labctl.insight.telemetry import TELEMETRY_FILE, read_samples
 from labctl.model import Run, Value
@@ -22,7 +25,6 @@ from labctl.servers.context import LabContext
 
 if TYPE_CHECKING:
     from labctl.estimate.constants import Precision
-    from labctl.estimate.plan import ModelPlan
 
 LOG_TAIL_BYTES = 256 * 1024
 # Reading more bytes of event files than this takes about a second, so progress is shown.
@@ -143,9 +145,6 @@ def _find_options(root: Path) -> frozenset[str]:
 
 def _estimate_fit(context: LabContext, material: RunData, failure: OutOfMemory) -> MemoryFit | None:
     """Estimate the memory of the model that the run's script builds; None without build_model."""
-    from labctl.estimate.plan import ModelPlan
-    from labctl.insight.model_measurement import ModelSource, measure_model
-
     scripts = _read_scripts(context.config.root)
     named = [Path(word).name for word in material.run.command if word.endswith(".py")]
     name = next((script for script in named if BUILDS.search(scripts.get(script, ""))), "")
@@ -173,8 +172,6 @@ def _precision(log: str) -> Precision:
 
 def _compute_fit(plan: ModelPlan, failure: OutOfMemory, target: str) -> MemoryFit:
     """Compute the largest power of two that fits, with the numbers of `labctl estimate`."""
-    from labctl.estimate.memory import estimate_memory
-
     assert plan.measured is not None
     item = plan.measured.item_bytes
     single = estimate_memory(plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,8 +54,6 @@ class ImportedLab(Value, frozen=True):
 
 def describe_keeper(paths: Paths, name: str, running: bool) -> KeeperInfo:
     """Describe this keeper, and list the lab's files that it already holds unchanged."""
-    import socket
-
     have: dict[str, str] = {}
     try:
         lab = kept_labs.find_kept_lab(paths, name)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from msgspec.structs import replace
+
 from labctl.errors import (
     BusyError,
     ConnectError,
@@ -296,8 +298,6 @@ def _await_first_step(
 
 def _add_costs(result: Drill, monitor: _RunMonitor, old: Server, new: Server) -> Drill:
     """Complete the drill with the times of the reclaim, the lost steps and their price."""
-    from msgspec.structs import replace
-
     reclaim, checkpoint = monitor.reclaim, monitor.reclaim.whole
     before, after = monitor.step, result.first_step_after
     lost = None if before is None or after is None else max(0.0, before - after + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -135,8 +136,6 @@ def _check_quota(
 
 
 def _check_bid(call: Call, scenario: Scenario, kind: str, zones: list[str]) -> HttpReply | None:
-    import time
-
     bid = call.form.get("InstanceMarketOptions.SpotOptions.MaxPrice")
     prices = [
         price for zone in zones if (price := compute_spot_price(scenario, kind, zone, time.time()))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 import socket
@@ -31,6 +32,7 @@ from labctl.model import Endpoint, Server
 from labctl.retry import retry_on
 from labctl.servers.host_keys import confirm_host_key, find_known_key, replace_file
 from labctl.transports import Transport
+from labctl.transports.ssh_client import runtime_dir
 
 if TYPE_CHECKING:
     from labctl.transports.forced_command import LineChannel
@@ -271,8 +273,6 @@ class Connections:
         )
 
     def _describe(self, folder: Path, server_id: str, alias: str, endpoint: Endpoint) -> Path:
-        from labctl.transports.ssh_client import runtime_dir
-
         known_hosts = folder / "known_hosts"
         text = ssh.server_config(
             server_id,
@@ -299,8 +299,6 @@ class Connections:
         return self._dir / server_id
 
     def _endpoint_dir(self, endpoint: Endpoint) -> tuple[Path, str]:
-        import hashlib  # not needed for servers, which are the common case
-
         key = (endpoint.host, endpoint.port, endpoint.user, endpoint.jump, endpoint.proxy_command)
         name = "endpoint-" + hashlib.sha256(repr(key).encode()).hexdigest()[:16]
         return self._dir / "endpoints" / name, name

@@ -24,6 +24,7 @@ from labctl.events import Note, Reporter, SilentReporter
 from labctl.model import Endpoint, Service, Value
 from labctl.retry import retry_on
 from labctl.services.services import usual_port
+from labctl.transports import failures
 
 READY_S = 20.0
 HEALTHCHECK_EVERY_S = 10.0
@@ -166,8 +167,6 @@ class Forwarding:
 
     def _exit_error(self, ssh: _Ssh) -> LabError:
         """Return the error for an ssh process that has ended."""
-        from labctl.transports import failures
-
         stderr = ssh.read_stderr()
         self._drop()
         if "cannot listen to port" in stderr or "Address already in use" in stderr:

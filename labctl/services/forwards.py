@@ -27,6 +27,7 @@ from labctl.model import Forward, Service, Value
 from labctl.servers.agent import AgentClient
 from labctl.services.forward import FATAL, Forwarding, ForwardSpec, Refresh, build_url
 from labctl.services.services import ensure_service
+from labctl.transports.openssh import OpenSshTransport
 from labctl.wire.services import ServiceRequest
 
 __all__ = [
@@ -210,7 +211,6 @@ def _make_refresh(spec: DetachedSpec) -> Refresh:
                 )
         if spec.request is None:
             return spec.forward.service
-        from labctl.transports.openssh import OpenSshTransport
 
         forward = spec.forward
         transport = OpenSshTransport(

@@ -9,6 +9,7 @@ from labctl.config import KNOWN_SERVICE_PORTS, parse_port
 from labctl.errors import UsageError
 from labctl.model import Forward, Server, Service
 from labctl.runs import images
+from labctl.servers.adoption import adopt
 from labctl.servers.context import LabContext
 from labctl.servers.prepare import select_gpus
 from labctl.services import services
@@ -97,8 +98,6 @@ def open_forward(
     """
 
     def reopen() -> Service:
-        from labctl.servers.adoption import adopt
-
         now = adopt(context) or server
         context.connections.write(now)
         return restart(now)

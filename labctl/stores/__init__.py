@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from labctl.errors import UsageError
+from labctl.errors import TransferError, UsageError
 from labctl.model import Endpoint, Value
 
 
@@ -84,8 +84,6 @@ def open_store(url: str, prefix: str, around: StoreContext) -> LabStore:
 def write_verified(path: Path, size: int, sha256: str, write: Callable[[Path], None]) -> None:
     """Let `write` fill a draft of `path`, verify its first `size` bytes, and rename it."""
     import hashlib
-
-    from labctl.errors import TransferError
 
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.arriving")

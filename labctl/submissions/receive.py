@@ -24,6 +24,7 @@ from labctl.submissions.assignment import (
     assignment_text,
     parse_assignment,
 )
+from labctl.submissions.buckets import LONGEST_S, Bucket
 from labctl.submissions.collect import CollectedPost, collect_bucket
 from labctl.submissions.receiver import Receiver, check_name
 
@@ -140,8 +141,6 @@ def write_tickets(
     profile: str = "",
 ) -> list[Path]:
     """Write each student's assignment file with a ticket for the bucket (0600)."""
-    from labctl.submissions.buckets import LONGEST_S, Bucket
-
     rules = receiver.load_rules(name)
     try:
         valid_s = parse_duration(valid)
@@ -168,8 +167,6 @@ def write_tickets(
 
 def collect_posts(receiver: Receiver, name: str, profile: str = "") -> list[CollectedPost]:
     """Collect the posts in the assignment's bucket."""
-    from labctl.submissions.buckets import Bucket
-
     bucket = Bucket(_bucket_url(receiver.load_rules(name)), profile)
     return collect_bucket(receiver, bucket, name)
 

@@ -5,28 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from labctl.model import FileEntry, Server, Value
-from labctl.servers.agent import AgentClient
+from labctl.model import FileEntry, Server
 from labctl.servers.context import LabContext
 from labctl.sync import edits
 from labctl.sync import push as transfer
 from labctl.sync.edits import EditsResult
 from labctl.sync.fetch import fetch_data
+from labctl.sync.push import PushedTree
 from labctl.sync.scan import HashIndex, scan_code, scan_data
 from labctl.sync.transfer_lock import hold_transfers
 
 # Target on the server, local directory, its files, and the index of their hashes.
 Tree = tuple[str, Path, Sequence[FileEntry], HashIndex]
-
-
-class PushedTree(Value, frozen=True):
-    """The result of pushing one tree. `sent`, `removed` and `unchanged` count files."""
-
-    target: str
-    sent: int
-    sent_bytes: int
-    removed: int
-    unchanged: int
 
 
 def push(context: LabContext, server: Server, *, force: bool) -> list[PushedTree]:
@@ -62,29 +52,20 @@ def _push_trees(
 ) -> list[PushedTree]:
     with hold_transfers(context.config.root, "push", context.reporter):
         remote = context.open_agent(server)
-        return [_push_tree(context, remote, tree, force=force) for tree in trees]
-
-
-def _push_tree(context: LabContext, remote: AgentClient, tree: Tree, *, force: bool) -> PushedTree:
-    target, root, files, index = tree
-    result = transfer.push(
-        remote,
-        context.config.name,
-        context.lab_id,
-        target,
-        root,
-        files,
-        context.reporter,
-        force=force,
-        index=index,
-    )
-    return PushedTree(
-        target=target,
-        sent=result.sent,
-        sent_bytes=result.bytes,
-        removed=result.removed,
-        unchanged=result.unchanged,
-    )
+        return [
+            transfer.push(
+                remote,
+                context.config.name,
+                context.lab_id,
+                target,
+                root,
+                files,
+                context.reporter,
+                force=force,
+                index=index,
+            )
+            for target, root, files, index in trees
+        ]
 
 
 def save_edits(context: LabContext, server: Server) -> EditsResult:

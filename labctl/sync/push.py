@@ -35,11 +35,12 @@ INLINE_BYTES = 256 * 1024
 BLOCK_BYTES = 1024**2
 
 
-class PushResult(Value, frozen=True):
-    """The result of a push. `sent` and `unchanged` count files, `bytes` what was transferred."""
+class PushedTree(Value, frozen=True):
+    """The result of pushing one tree. `sent`, `removed` and `unchanged` count files."""
 
+    target: str
     sent: int = 0
-    bytes: int = 0
+    sent_bytes: int = 0
     removed: int = 0
     unchanged: int = 0
 
@@ -55,7 +56,7 @@ def push(
     *,
     force: bool = False,
     index: HashIndex | None = None,
-) -> PushResult:
+) -> PushedTree:
     """Make `target` ("code", "data/<name>", "wheelhouse") on the server equal to `files`.
 
     `files` (from `scan`) are below `root`; those without a `sha256` are hashed during the transfer,
@@ -94,7 +95,7 @@ class _Push:
         self.files: tuple[FileEntry, ...] = ()
         self.edited = index.read if index else set()
 
-    def run(self, files: tuple[FileEntry, ...]) -> PushResult:
+    def run(self, files: tuple[FileEntry, ...]) -> PushedTree:
         sent: set[str] = set()
         agreed = False
         bad: list[str] = []
@@ -168,10 +169,11 @@ class _Push:
 
     def _result(
         self, files: tuple[FileEntry, ...], sent: set[str], removed: set[str]
-    ) -> PushResult:
-        return PushResult(
+    ) -> PushedTree:
+        return PushedTree(
+            target=self.request.target,
             sent=len(sent),
-            bytes=self.sent_bytes,
+            sent_bytes=self.sent_bytes,
             removed=len(removed),
             unchanged=len({f.path for f in files} - sent),
         )

@@ -23,7 +23,7 @@ from labctl.servers.connections import Connections
 from labctl.sync.edits import pull_code, pull_edits
 from labctl.sync.fetch import fetch_data
 from labctl.sync.pull import pull, verify
-from labctl.sync.push import PushResult, push
+from labctl.sync.push import PushedTree, push
 from labctl.sync.scan import HashIndex, scan_code, scan_data
 from labctl.transports.fabric import FabricTransport
 from labctl.wire.files import EDITS, PLAN
@@ -61,7 +61,7 @@ def lab(tmp_path: Path) -> Path:
     return root
 
 
-def push_code(box: Box, lab: Path, told: Recorder | None = None, **more: Any) -> PushResult:
+def push_code(box: Box, lab: Path, told: Recorder | None = None, **more: Any) -> PushedTree:
     told = told or Recorder()
     remote = more.pop("remote", box.remote)
     index = HashIndex(lab, "code")
@@ -70,11 +70,11 @@ def push_code(box: Box, lab: Path, told: Recorder | None = None, **more: Any) ->
 
 
 def test_a_push_brings_what_is_here_and_a_second_one_nothing(box: Box, lab: Path) -> None:
-    assert push_code(box, lab) == PushResult(sent=3, bytes=36)
+    assert push_code(box, lab) == PushedTree(target="code", sent=3, sent_bytes=36)
     assert box.hashes("code") == local_hashes(lab)
     assert box.sh(f"{HOME}/code/run.sh && echo ran") == "ran\n"
     calls = Counting(box.transport)
-    assert push_code(box, lab, remote=calls) == PushResult(unchanged=3)
+    assert push_code(box, lab, remote=calls) == PushedTree(target="code", unchanged=3)
     assert calls.verbs == ["plan"]
 
 
@@ -83,7 +83,9 @@ def test_what_little_was_edited_arrives_with_one_call(box: Box, lab: Path) -> No
     assert push_code(box, lab, remote=calls).sent == 3
     (lab / "train.py").write_text("print('better')\n")
     (lab / "src" / "model.py").unlink()
-    assert push_code(box, lab, remote=calls) == PushResult(sent=1, bytes=16, removed=1, unchanged=1)
+    assert push_code(box, lab, remote=calls) == PushedTree(
+        target="code", sent=1, sent_bytes=16, removed=1, unchanged=1
+    )
     assert calls.verbs == ["plan", "plan"]
     assert box.hashes("code") == local_hashes(lab)
     (lab / "large.py").write_bytes(os.urandom(300 * 1024))
@@ -133,7 +135,7 @@ def test_much_arrives_whichever_way_it_goes(
     if way == "fabric":
         remote.transport.close()
     size = sum(p.stat().st_size for p in lab.rglob("*") if p.is_file() and ".labctl" not in p.parts)
-    assert result == PushResult(sent=44, bytes=size)
+    assert result == PushedTree(target="code", sent=44, sent_bytes=size)
     assert box.hashes("code") == local_hashes(lab)
     bars = told.progress("sending code")
     assert len(bars) > 2
@@ -243,7 +245,7 @@ def test_a_large_file_is_read_once_and_known_from_then_on(box: Box, lab: Path) -
 
     os.utime(large, (settled_s + 1, settled_s + 1))
     calls.verbs.clear()
-    assert push_code(box, lab, remote=calls) == PushResult(unchanged=4)
+    assert push_code(box, lab, remote=calls) == PushedTree(target="code", unchanged=4)
     assert calls.verbs == ["plan", "plan"]
 
 

@@ -30,7 +30,7 @@ from labctl.servers.agent import AgentClient, program_name
 from labctl.servers.connections import Connections
 from labctl.sync.edits import pull_edits
 from labctl.sync.pull import pull, verify
-from labctl.sync.push import PushResult, push
+from labctl.sync.push import PushedTree, push
 from labctl.sync.scan import HashIndex, scan_code
 from labctl.wire.files import MANIFEST, CompleteFile, ManifestReply, RunManifest
 from labctl.wire.verbs import Verb
@@ -93,7 +93,7 @@ def write_big(path: Path) -> None:
             file.write(os.urandom(MIB))
 
 
-def push_code(box: Box, lab: Path, told: Recorder) -> PushResult:
+def push_code(box: Box, lab: Path, told: Recorder) -> PushedTree:
     index = HashIndex(lab, "code")
     files = scan_code(lab, told, later=index)
     return push(box.remote, LAB, LAB_ID, "code", lab, files, told, index=index)
@@ -124,7 +124,7 @@ def assert_resumed(box: Box, lab: Path) -> None:
     """The good file is still there, and the next push sends only the rest."""
     assert box.sh(f"cat {HOME}/code/model.bin") == "the good one"
     result = push_code(box, lab, Recorder())
-    assert 0 < result.bytes < BIG_BYTES - MIB
+    assert 0 < result.sent_bytes < BIG_BYTES - MIB
     assert box.hashes("code") == local_hashes(lab)
 
 

@@ -20,7 +20,7 @@ from labctl.commands import rsync
 from labctl.errors import BusyError, DiskFullError, PolicyError, TransferError
 from labctl.events import Event, Progress
 from labctl.servers.agent import AgentClient
-from labctl.sync.push import INLINE_BYTES, PushResult, push
+from labctl.sync.push import INLINE_BYTES, PushedTree, push
 from labctl.sync.scan import LARGE_BYTES, HashIndex, scan_code
 from labctl.sync.transfer_lock import hold_transfers
 from labctl.transports.rsync import find_program
@@ -55,7 +55,7 @@ def with_rsync(tmp_path: Path) -> DirectoryServer:
 
 def push_code(
     server: DirectoryServer, lab: Path, reporter: Recorded | None = None, *, force: bool = False
-) -> PushResult:
+) -> PushedTree:
     reporter = reporter or Recorded()
     index = HashIndex(lab, "code")
     files = scan_code(lab, reporter, later=index)
@@ -105,7 +105,7 @@ def test_much_arrives_whichever_way_it_goes(server: DirectoryServer, lab: Path) 
         for path in lab.rglob("*")
         if path.is_file() and ".labctl" not in path.parts
     )
-    assert result == PushResult(sent=46, bytes=size)
+    assert result == PushedTree(target="code", sent=46, sent_bytes=size)
     assert tree(code(server)) == tree(lab)
     done = [one.done for one in progress(reporter)]
     assert done == sorted(done)
@@ -113,7 +113,7 @@ def test_much_arrives_whichever_way_it_goes(server: DirectoryServer, lab: Path) 
     assert not (code(server).parent / ".labctl" / ".staging-code").exists()
     assert code(server).stat().st_mode & 0o777 == 0o755
     server.lines.clear()
-    assert push_code(server, lab) == PushResult(unchanged=46)
+    assert push_code(server, lab) == PushedTree(target="code", unchanged=46)
     assert server.verbs == ["plan"]
 
 
@@ -131,7 +131,7 @@ def test_what_little_was_edited_takes_one_call(with_rsync: DirectoryServer, lab:
     (lab / "src" / "model.py").unlink()
     with_rsync.lines.clear()
     found = push_code(with_rsync, lab)
-    assert found == PushResult(sent=1, bytes=16, removed=1, unchanged=1)
+    assert found == PushedTree(target="code", sent=1, sent_bytes=16, removed=1, unchanged=1)
     assert (with_rsync.verbs, with_rsync.shells) == (["plan"], 0)
     assert tree(code(with_rsync)) == tree(lab)
 
@@ -142,7 +142,7 @@ def test_only_what_changed_in_a_file_travels(with_rsync: DirectoryServer, lab: P
     push_code(with_rsync, lab)
     content[4 * MIB : 4 * MIB + 3] = b"new"
     (lab / "weights.bin").write_bytes(content)
-    assert 0 < push_code(with_rsync, lab).bytes < MIB
+    assert 0 < push_code(with_rsync, lab).sent_bytes < MIB
     assert tree(code(with_rsync)) == tree(lab)
 
 
@@ -193,7 +193,7 @@ def test_what_was_cut_goes_on_and_the_good_file_stays(
     assert (code(with_rsync) / "model.bin").read_bytes() == b"the good one"
     wait_until(lambda: not rsyncs())
     monkeypatch.undo()
-    assert 0 < push_code(with_rsync, lab).bytes < 60 * MIB
+    assert 0 < push_code(with_rsync, lab).sent_bytes < 60 * MIB
     assert tree(code(with_rsync)) == tree(lab)
 
 

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from lab_world import LAB_ID, Machine, World, world
 
+import labctl
 from labctl.agent import reply
+from labctl.cli import cli
 from labctl.lab import Lab
 from labctl.lifecycle import up
 from labctl.transports import Result
 
 MOST = 3
+PACKAGE = Path(labctl.__file__).parent
 DONE = {"lab_id": LAB_ID, "state": "exited", "exit_code": 0, "told": "done"}
+
+
+def list_files_on_the_stack() -> tuple[str, ...]:
+    """The files of labctl that wait for this call to return, the outermost first."""
+    files: dict[str, None] = {}
+    frame = sys._getframe()
+    while frame := frame.f_back:  # type: ignore[assignment]
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(PACKAGE):
+            files[str(path.relative_to(PACKAGE))] = None
+    return tuple(reversed(files))
 
 
 class Counted(Machine):
@@ -24,8 +39,10 @@ class Counted(Machine):
     def __init__(self, home: Path) -> None:
         super().__init__(home)
         self.runs = 0
+        self.routes: set[tuple[str, ...]] = set()
 
     def _answer(self, line: str, stdin: bytes) -> Result:
+        self.routes.add(list_files_on_the_stack())
         if line.split()[-1] != "run":
             return super()._answer(line, stdin)
         self.lines.append(line)
@@ -78,3 +95,17 @@ def test_a_run_of_changed_code_sends_it_along(ready: tuple[World, Counted]) -> N
     _run(lab, "second")
     assert machine.trips() == 2, "one to push, one to start"
     assert (machine.home / "labctl/digits/code/train.py").read_text() == changed.read_text()
+
+
+def test_the_files_between_the_command_line_and_the_server(
+    ready: tuple[World, Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab, machine = ready
+    machine.routes.clear()
+    monkeypatch.setattr(Lab, "load", lambda *_, **__: Lab(lab.context()))
+    assert cli.main(["run", "--id", "second"], standalone_mode=False) == 0
+    wire = "transports/fake.py"
+    assert machine.routes == {
+        ("cli/runs.py", "lab.py", "sync/lab_files.py", "sync/push.py", "servers/agent.py", wire),
+        ("cli/runs.py", "lab.py", "runs/runs.py", "servers/agent.py", wire),
+    }

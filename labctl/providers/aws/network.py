@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from labctl.errors import BusyError, CapacityError, ConnectError, UsageError
@@ -85,7 +86,6 @@ def find_caller_network(settings: AwsSettings) -> str:
     ConnectError if the address service does not answer.
     """
     from http.client import HTTPException
-    from ipaddress import ip_address
     from urllib.request import Request, urlopen
 
     request = Request(settings.address_from, headers={"User-Agent": "labctl"})

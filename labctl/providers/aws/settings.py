@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_network
 from typing import Annotated
 
 import msgspec
@@ -43,8 +44,6 @@ def parse_region(text: str) -> str:
 
 def parse_network(text: str) -> str:
     """Parse a network such as 192.0.2.0/24; a bare address is a network of one address."""
-    from ipaddress import ip_network
-
     try:
         return str(ip_network(text.strip(), strict=True))
     except ValueError as error:

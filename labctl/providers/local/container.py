@@ -6,6 +6,7 @@ Its labels hold everything about it, so that a lost state directory can be rebui
 from __future__ import annotations
 
 import io
+import tarfile
 import time
 from typing import TYPE_CHECKING
 
@@ -171,8 +172,6 @@ def clear_and_stop(container: Container) -> None:
 
 def copy_first_boot_script(container: Container, script: str) -> None:
     """Copy `script` to where the first boot runs it, as root."""
-    import tarfile
-
     content = script.encode()
     member = tarfile.TarInfo("first-boot")
     member.size = len(content)
@@ -191,8 +190,6 @@ def _get_published_port(container: Container) -> int:
 
 def _read_host_key(container: Container) -> str:
     """Read the server's public key through the engine; "" until its first boot has created it."""
-    import tarfile
-
     from docker.errors import NotFound
 
     try:

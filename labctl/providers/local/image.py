@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -126,8 +127,6 @@ def _build(docker: DockerClient, image: str, source: Path, base: str, progress: 
 
 
 def _make_build_error(step: str, base: str, reason: str, log: str) -> BuildError:
-    from tempfile import NamedTemporaryFile
-
     with NamedTemporaryFile("w", prefix="labctl-build-", suffix=".log", delete=False) as file:
         file.write(log)
     if step.startswith("FROM"):
