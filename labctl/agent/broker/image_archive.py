@@ -13,6 +13,7 @@ import zlib
 from itertools import chain
 from typing import Callable, Iterator, NamedTuple
 
+from ...wire.containment import is_contained
 from .account_images import build_own_reference
 from .http import CHUNK, HttpRefusal
 from .image_documents import ManifestEntry, encode_manifest, parse_manifest, rebuild_config
@@ -301,10 +302,10 @@ def _check_member(member: TarMember) -> TarMember:
 
 
 def _clean_name(name: str) -> str:
-    parts = [part for part in name.split("/") if part not in ("", ".")]
-    if ".." in parts or "\0" in name:
+    cleaned = "/".join(part for part in name.split("/") if part not in ("", "."))
+    if cleaned and not is_contained(cleaned):
         raise _refusal(f"{name[:100]!a} in it is not a valid name")
-    return "/".join(parts)
+    return cleaned
 
 
 def _list_parent_names(name: str) -> set[str]:
