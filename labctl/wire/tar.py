@@ -40,7 +40,7 @@ def padding_bytes(size: int) -> int:
 def read_tar_members(take: Callable[[int], bytes], *, plain: bool = False) -> Iterator[TarMember]:
     """Yield the header of each file, up to the end of the archive. Raises TarError.
 
-    `take` returns the next bytes, exactly as many as it is asked for. Before it asks for the next
+    `take` returns the next bytes, exactly as many as its argument says. Before it asks for the next
     file, the caller moves past the content of this one and its padding. With `plain`, the archive
     must be ustar or pax, without GNU's extensions, and an extended header may only set a name and
     a size, once for a file. Names are not checked.
