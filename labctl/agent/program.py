@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Sequence
 
@@ -23,6 +22,8 @@ def call_program(
 
     Return its reply or raise its Failure; subprocess.TimeoutExpired after `timeout_s`.
     """
+    import subprocess  # imported here to keep `start` fast
+
     done = subprocess.run(
         [*words, verb.name],
         input=encode(request) + "\n",
