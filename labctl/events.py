@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from labctl.model import Value
@@ -57,6 +58,52 @@ class Reporter(Protocol):
     def emit(self, event: Event) -> None: ...
 
     def confirm(self, decision: Question) -> bool: ...
+
+
+class ConsentPolicy(Value, frozen=True):
+    """The questions that are answered with yes without asking a user, by what they are about.
+
+    `typed` includes questions to which a user would have to type a text.
+    """
+
+    price: bool = False
+    billing: bool = False
+    other: bool = False
+    typed: bool = False
+
+    def agrees(self, question: Question) -> bool:
+        about = {"price": self.price, "billing": self.billing}
+        return about.get(question.about, self.other) and (self.typed or not question.typed)
+
+
+AGREE_TO_NOTHING = ConsentPolicy()
+AGREE_TO_ALL = ConsentPolicy(price=True, billing=True, other=True, typed=True)
+AGREE_TO_PRICES = ConsentPolicy(price=True, typed=True)
+
+
+class PolicyReporter:
+    """A Reporter that calls `show` with each event and answers questions by a policy.
+
+    It passes on to `ask` what the policy does not agree to; without `ask` the answer is no.
+    """
+
+    def __init__(
+        self,
+        show: Callable[[Event], None],
+        policy: ConsentPolicy = AGREE_TO_NOTHING,
+        ask: Reporter | None = None,
+    ) -> None:
+        self._show = show
+        self._policy = policy
+        self._ask = ask
+
+    def emit(self, event: Event) -> None:
+        self._show(event)
+
+    def confirm(self, decision: Question) -> bool:
+        if self._policy.agrees(decision):
+            return True
+        return self._ask is not None and self._ask.confirm(decision)
 
 
 class SilentReporter:

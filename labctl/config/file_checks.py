@@ -12,6 +12,7 @@ from labctl.config.document import escape, quote
 from labctl.config.reader import LAB_FILE
 from labctl.config.schema import LabConfig
 from labctl.errors import ConfigError, Problem
+from labctl.wire.containment import is_inside
 
 
 def check_files(config: LabConfig) -> None:
@@ -38,7 +39,7 @@ def _check_image(config: LabConfig) -> list[Problem]:
     message = ""
     if not directory.is_dir():
         message = f"there is no directory {quote(config.image.build)} in the lab"
-    elif not _stays_inside(config.root, directory / "Dockerfile"):
+    elif not is_inside(directory / "Dockerfile", config.root):
         message = f"{quote(config.image.build)} leads out of the lab through a link"
     elif not (directory / "Dockerfile").is_file():
         message = f"there is no Dockerfile in {quote(config.image.build)}"
@@ -55,7 +56,7 @@ def _check_data(config: LabConfig) -> list[Problem]:
             message = f"there is no directory {quote(source.written)}"
         elif not source.path.is_dir():
             message = f"{quote(source.written)} is not a directory"
-        elif source.inside_lab and not _stays_inside(config.root, source.path):
+        elif source.inside_lab and not is_inside(source.path, config.root):
             message = (
                 f"{quote(source.written)} leads out of the lab through a link; "
                 "if that is intended, write the path of its target"
@@ -74,7 +75,3 @@ def _check_wheelhouse(config: LabConfig) -> list[Problem]:
     origin = config.origins.get("wheelhouse", "")
     message = f"there is no directory {quote(config.wheelhouse)} (from {escape(origin)})"
     return [Problem("wheelhouse", 0, message)]
-
-
-def _stays_inside(root: Path, path: Path) -> bool:
-    return path.resolve().is_relative_to(root.resolve())

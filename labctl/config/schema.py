@@ -24,6 +24,7 @@ from labctl.config.scalars import (
     parse_size,
 )
 from labctl.model import GpuNeed, Need, Spot, Value, Work
+from labctl.wire.containment import is_contained
 
 DEFAULT_PROVIDER = "local"
 DEFAULT_IMAGE = "python:3.12-slim"
@@ -56,7 +57,7 @@ def parse_inside(text: str) -> str:
     if not text or text.startswith("-") or "\n" in text:
         raise ValueError(f"{quote(text)} is not a path")
     path = os.path.normpath(text)
-    if path.startswith(("/", "~")) or path.split("/")[0] == "..":
+    if path.startswith("~") or not (path == "." or is_contained(path)):
         raise ValueError(f"{quote(text)} is outside the lab; give a path inside it")
     return path
 

@@ -18,7 +18,7 @@ from labctl.courses.records.folder import PRIVATE
 from labctl.courses.servers import CourseOperator
 from labctl.errors import ConfigError, ConnectError, LabError, PolicyError
 from labctl.errors.subject import COURSE
-from labctl.events import Event, Note, Progress, Question, Reporter, Step
+from labctl.events import ConsentPolicy, Event, Note, PolicyReporter, Progress, Reporter, Step
 from labctl.lifecycle import up
 from labctl.model import FileEntry, Server
 from labctl.runs import images
@@ -46,18 +46,15 @@ NO_BOUNDARY = ("local",)
 NO_ASSIGNMENT = ("course",)
 
 
-class _UploadReporter:
-    """A Reporter for staff's own uploads: hides progress, and agrees to untyped questions."""
+def _make_upload_reporter(reporter: Reporter) -> Reporter:
+    """Return a Reporter for staff's own uploads: hides progress, agrees to untyped questions."""
 
-    def __init__(self, reporter: Reporter) -> None:
-        self._reporter = reporter
-
-    def emit(self, event: Event) -> None:
+    def show(event: Event) -> None:
         if not isinstance(event, Progress):
-            self._reporter.emit(event)
+            reporter.emit(event)
 
-    def confirm(self, decision: Question) -> bool:
-        return not decision.typed or self._reporter.confirm(decision)
+    untyped = ConsentPolicy(price=True, billing=True, other=True)
+    return PolicyReporter(show, untyped, ask=reporter)
 
 
 class GradingServer:
@@ -137,7 +134,7 @@ class GradingServer:
     def _upload(self, target: str, root: Path, files: tuple[FileEntry, ...]) -> None:
         config = self.context.config
         about = (self.remote(), config.name, self.context.lab_id, target)
-        push(*about, root, files, _UploadReporter(self.context.reporter), force=True)
+        push(*about, root, files, _make_upload_reporter(self.context.reporter), force=True)
 
 
 def build_grading_context(staff: CourseOperator) -> LabContext:

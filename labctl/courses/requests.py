@@ -16,7 +16,6 @@ more expensive or longer-lived server.
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import time
@@ -39,7 +38,8 @@ from labctl.errors.unexpected import as_lab_error
 from labctl.model import NAME_PATTERN, Need, Offer, Server, Value
 from labctl.providers.course import PROVIDER
 from labctl.submissions.receiver import Receiver
-from labctl.wire.codec import MessageError, to_json
+from labctl.submissions.student_requests import parse_student_request
+from labctl.wire.codec import to_json
 from labctl.wire.keeper import (
     CREATE_SEAT_SERVER,
     END_SEAT_SERVER,
@@ -70,7 +70,6 @@ from labctl.wire.keeper import (
     SeatEndRecord,
     SeatGreetingRecord,
 )
-from labctl.wire.line_requests import convert_request
 from labctl.wire.verbs import Verb
 
 MOST_LINE_BYTES = 32 * 1024
@@ -165,7 +164,7 @@ class RequestHandler:
     def answer(self, student: str, line: bytes) -> bytes:
         """Return the reply to one request as JSON; errors become replies too."""
         try:
-            do, request = parse_request(line, student)
+            do, request = parse_student_request(line, VERBS, student)
             reply = self._dispatch(self._seat_of(student, do), student, request)
             return msgspec.json.encode(to_json(reply))
         except PolicyError as error:
@@ -334,25 +333,6 @@ def describe_course(folder: CourseFolder, student: str) -> CourseRecord:
         receiver=Receiver(folder.drop).init(),
         assignments={file.stem: file.read_text() for file in files},
     )
-
-
-def parse_request(line: bytes, student: str) -> tuple[str, KeeperRequest]:
-    """Return a request's verb and message; PolicyError if it names another student."""
-    try:
-        body = json.loads(line)
-        verb = VERBS[body["do"]]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise UsageError("this is not a valid request") from None
-    other = body.get("student", student)
-    if other != student:
-        raise PolicyError(
-            f"this key belongs to {student}, not to {str(other)[:60]!a}",
-            why="every student has a key of their own",
-        )
-    try:
-        return verb.name, convert_request(verb, body)
-    except MessageError as error:
-        raise UsageError(str(error)) from None
 
 
 def _parse_token(server_id: str, seat: Seat) -> str:

@@ -18,7 +18,7 @@ from labctl.courses.seat_reporter import SeatNews
 from labctl.courses.servers import CourseOperator
 from labctl.courses.tasks import CourseTasks
 from labctl.errors import NotFoundError
-from labctl.events import Event, Note, Question
+from labctl.events import AGREE_TO_ALL, Event, Note, PolicyReporter
 from labctl.keeper.scheduler import Report, Scheduler, Task
 
 LONGEST_PAUSE_S = 600.0
@@ -33,23 +33,20 @@ EVERY_S = {
 }
 
 
-class ConsentingReporter:
+class ConsentingReporter(PolicyReporter):
     """A Reporter that agrees to everything: course.yaml has settled prices, limits and times.
 
     If no guard at the provider ends billing, the keeper itself does.
     """
 
     def __init__(self, tell: Report) -> None:
-        self._tell = tell
+        def show(event: Event) -> None:
+            if isinstance(event, SeatNews) and event.warning:
+                tell(event.seat, event.text)
+            elif isinstance(event, Note) and event.level == "warning":
+                tell("", event.text)
 
-    def emit(self, event: Event) -> None:
-        if isinstance(event, SeatNews) and event.warning:
-            self._tell(event.seat, event.text)
-        elif isinstance(event, Note) and event.level == "warning":
-            self._tell("", event.text)
-
-    def confirm(self, decision: Question) -> bool:
-        return True
+        super().__init__(show, AGREE_TO_ALL)
 
 
 class CourseScheduler:

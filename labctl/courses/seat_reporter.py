@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from labctl.events import Event, Note, Progress, Question, Reporter, Step
+from labctl.events import (
+    AGREE_TO_ALL,
+    ConsentPolicy,
+    Event,
+    Note,
+    PolicyReporter,
+    Progress,
+    Reporter,
+    Step,
+)
+
+_AGREE_UNLESS_PAID = ConsentPolicy(other=True, typed=True)
 
 
 class SeatEvent(Event, frozen=True):
@@ -24,29 +35,24 @@ class SeatDone(SeatEvent, frozen=True):
     error: str = ""
 
 
-class SeatReporter:
+class SeatReporter(PolicyReporter):
     """Passes on a seat's steps and notes as `SeatNews`, and agrees to questions about one seat.
 
     Questions about prices are agreed to only with `agreed`, if the total was consented to before.
     """
 
     def __init__(self, seat: str, reporter: Reporter, *, agreed: bool) -> None:
-        self._seat = seat
-        self._reporter = reporter
-        self._agreed = agreed
+        def show(event: Event) -> None:
+            if isinstance(event, Step) and not event.done:
+                reporter.emit(SeatNews(seat=seat, text=event.name))
+            elif isinstance(event, Note) and event.level != "detail":
+                warning = event.level == "warning"
+                reporter.emit(SeatNews(seat=seat, text=event.text, warning=warning))
+            elif isinstance(event, Progress) and event.unit == "bytes" and event.total:
+                progress = f"{event.name} {event.done / event.total:.0%}"
+                reporter.emit(SeatNews(seat=seat, text=progress))
 
-    def emit(self, event: Event) -> None:
-        if isinstance(event, Step) and not event.done:
-            self._reporter.emit(SeatNews(seat=self._seat, text=event.name))
-        elif isinstance(event, Note) and event.level != "detail":
-            warning = event.level == "warning"
-            self._reporter.emit(SeatNews(seat=self._seat, text=event.text, warning=warning))
-        elif isinstance(event, Progress) and event.unit == "bytes" and event.total:
-            progress = f"{event.name} {event.done / event.total:.0%}"
-            self._reporter.emit(SeatNews(seat=self._seat, text=progress))
-
-    def confirm(self, decision: Question) -> bool:
-        return self._agreed or decision.about not in ("price", "billing")
+        super().__init__(show, AGREE_TO_ALL if agreed else _AGREE_UNLESS_PAID)
 
 
 def report_stopping(reporter: Reporter) -> None:

@@ -25,7 +25,7 @@ from labctl.errors import (
     PolicyError,
     QuotaError,
 )
-from labctl.events import Event, Note, Question, Reporter, Step
+from labctl.events import Event, Note, PolicyReporter, Reporter, Step
 from labctl.lifecycle import up
 from labctl.model import (
     Check,
@@ -61,18 +61,14 @@ def build_shared_context(folder: CourseFolder, course: LabContext) -> LabContext
     return context
 
 
-class _QuietReporter:
-    """Passes on notes and questions, but not each task of a playbook."""
+def _make_quiet_reporter(reporter: Reporter) -> Reporter:
+    """Return a Reporter that passes on notes and questions, but not each task of a playbook."""
 
-    def __init__(self, reporter: Reporter) -> None:
-        self._reporter = reporter
-
-    def emit(self, event: Event) -> None:
+    def show(event: Event) -> None:
         if isinstance(event, Note):
-            self._reporter.emit(event)
+            reporter.emit(event)
 
-    def confirm(self, decision: Question) -> bool:
-        return self._reporter.confirm(decision)
+    return PolicyReporter(show, ask=reporter)
 
 
 class SharedHosts:
@@ -190,7 +186,7 @@ class SharedHosts:
             self.sharing,
             playbooks_dir=context.paths.data_dir / "playbooks",
             ssh_config=context.connections.config_path(server.id),
-            reporter=_QuietReporter(context.reporter),
+            reporter=_make_quiet_reporter(context.reporter),
             only_accounts=number in self._shared or not coming,
         )
         self._shared.add(number)

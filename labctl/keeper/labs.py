@@ -15,7 +15,7 @@ from pathlib import Path
 
 from labctl.config import Paths
 from labctl.errors import BusyError, LabError
-from labctl.events import Event, Note, Question, SilentReporter, Step
+from labctl.events import AGREE_TO_PRICES, Event, Note, PolicyReporter, SilentReporter, Step
 from labctl.keeper.scheduler import Report, Scheduler, Task, hold_alone
 from labctl.lifecycle import kept_labs
 from labctl.lifecycle.kept_labs import KeeperCheck, KeptLab
@@ -36,22 +36,18 @@ WELL, ENDED, SWEPT, TROUBLE = "well", "ended", "swept", "trouble"
 Attend = Callable[[str], None]
 
 
-class LogReporter:
+class LogReporter(PolicyReporter):
     """A Reporter that writes the keeper's log. It agrees to prices, which kept labs limit."""
 
     def __init__(self, tell: Report, name: str) -> None:
-        self._tell = tell
-        self._name = name
+        def show(event: Event) -> None:
+            if isinstance(event, Note) and event.level != "detail":
+                tell(name, event.text)
+            elif isinstance(event, Step):
+                detail = f" ({event.detail})" if event.detail else ""
+                tell(name, f"{event.name}: done{detail}" if event.done else event.name)
 
-    def emit(self, event: Event) -> None:
-        if isinstance(event, Note) and event.level != "detail":
-            self._tell(self._name, event.text)
-        elif isinstance(event, Step):
-            detail = f" ({event.detail})" if event.detail else ""
-            self._tell(self._name, f"{event.name}: done{detail}" if event.done else event.name)
-
-    def confirm(self, decision: Question) -> bool:
-        return decision.about == "price"
+        super().__init__(show, AGREE_TO_PRICES)
 
 
 def only_keeper(places: Paths) -> AbstractContextManager[None]:

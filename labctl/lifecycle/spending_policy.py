@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from labctl.events import Event, Question, Reporter
+from labctl.events import AGREE_TO_PRICES, PolicyReporter
 from labctl.model import Server
 from labctl.servers.attempts import max_confirmed_usd_per_hour
 from labctl.servers.context import LabContext
 
 EVENT = "recoverable"
-
-
-class _PriceApprovingReporter:
-    """A Reporter that approves prices without asking and passes on all other questions."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        self._reporter = reporter
-
-    def emit(self, event: Event) -> None:
-        self._reporter.emit(event)
-
-    def confirm(self, decision: Question) -> bool:
-        return decision.about == "price" or self._reporter.confirm(decision)
 
 
 def record_price_limit(context: LabContext, server: Server, run_id: str) -> None:
@@ -51,6 +38,5 @@ def make_recovery_context(context: LabContext, run_id: str) -> LabContext:
     need = msgspec.structs.replace(need, max_price_usd_per_hour=limit)
     server = msgspec.structs.replace(context.config.server, need=need)
     config = msgspec.structs.replace(context.config, server=server)
-    return context.make_sibling(
-        config, context.lab_id, reporter=_PriceApprovingReporter(context.reporter)
-    )
+    reporter = PolicyReporter(context.reporter.emit, AGREE_TO_PRICES, context.reporter)
+    return context.make_sibling(config, context.lab_id, reporter=reporter)

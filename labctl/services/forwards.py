@@ -22,7 +22,7 @@ import msgspec
 
 from labctl import errors
 from labctl.errors import ConnectError, LabError, NotFoundError
-from labctl.events import Note, SilentReporter
+from labctl.events import Event, Note, PolicyReporter, Reporter, SilentReporter
 from labctl.model import Forward, Service, Value
 from labctl.servers.agent import AgentClient
 from labctl.services.forward import FATAL, Forwarding, ForwardSpec, Refresh, build_url
@@ -184,19 +184,16 @@ def is_ours(forward: Forward) -> bool:
     return f"{_MODULE} {forward.id}" in line
 
 
-class _LogFile:
-    """A Reporter that writes notes into a file."""
+def _make_file_reporter(path: str) -> Reporter:
+    """Return a Reporter that writes notes into a file, and answers no."""
+    descriptor = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
 
-    def __init__(self, path: str) -> None:
-        self._file = os.fdopen(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "w")
-
-    def emit(self, event: object) -> None:
+    def show(event: Event) -> None:
         if isinstance(event, Note):
-            self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {event.text}\n")
-            self._file.flush()
+            line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {event.text}\n"
+            os.write(descriptor, line.encode(errors="replace"))
 
-    def confirm(self, decision: object) -> bool:
-        return False
+    return PolicyReporter(show)
 
 
 def _make_refresh(spec: DetachedSpec) -> Refresh:
@@ -243,7 +240,7 @@ def main() -> int:
         os._exit(0)
     os.setsid()
     os.chdir("/")
-    forwarding = Forwarding(spec.forward, _LogFile(spec.log_path), _make_refresh(spec))
+    forwarding = Forwarding(spec.forward, _make_file_reporter(spec.log_path), _make_refresh(spec))
     with _close_on_sigterm(forwarding):
         try:
             forwarding.open()

@@ -1,8 +1,7 @@
 """The bundle: a plain tar of regular files, manifest first, never compressed.
 
-So its size is that of its contents, and no file has to be unpacked to be inspected. It is read by
-our own short parser: tarfile obeys untrusted headers about sparse files, links and sizes, and loads
-a header of any length into memory.
+So its size is that of its contents, and no file has to be unpacked to be inspected. wire/tar.py
+reads its headers.
 """
 
 from __future__ import annotations
@@ -20,10 +19,9 @@ from labctl.model import Value
 from labctl.submissions import manifest as manifests
 from labctl.submissions.manifest import BundleFile, BundleManifest, refusal_error
 from labctl.wire.judge import judge_file
+from labctl.wire.tar import BLOCK_BYTES, TarError, padding_bytes, read_tar_members
 
-BLOCK = 512
 CHUNK_BYTES = 1024 * 1024
-MOST_HEADER_BYTES = 64 * 1024
 TYPES = {
     b"1": "a hard link", b"2": "a link", b"3": "a device", b"4": "a device", b"5": "a directory",
     b"6": "a pipe", b"7": "a special file", b"S": "a sparse file", b"g": "a global header",
@@ -50,8 +48,8 @@ def packed_bytes(manifest: BundleManifest, sources: Sequence[BundleSource]) -> i
     """Return the size of the bundle before anything is written."""
     sizes = [(manifests.NAME, len(manifests.encode(manifest)))]
     sizes += [(source.file.path, source.file.size) for source in sources]
-    total = sum(len(_header(name, size)) + _padded_size(size) for name, size in sizes)
-    return total + 2 * BLOCK
+    total = sum(len(_header(name, size)) + size + padding_bytes(size) for name, size in sizes)
+    return total + 2 * BLOCK_BYTES
 
 
 def write_bundle(
@@ -91,7 +89,7 @@ def write_bundle(
                 hint="labctl submit   # once nothing writes to it any more",
             )
         write(_padding(size))
-    write(bytes(2 * BLOCK))
+    write(bytes(2 * BLOCK_BYTES))
     return digest.hexdigest()
 
 
@@ -102,28 +100,27 @@ def read_members(file: BinaryIO) -> Iterator[BundleMember]:
     """
     file.seek(0, os.SEEK_END)
     end, at = file.tell(), 0
-    named: dict[str, str] = {}
-    while True:
+
+    def take(size: int) -> bytes:
+        nonlocal at
         file.seek(at)
-        block = file.read(BLOCK)
-        if len(block) < BLOCK:
+        at += size
+        if at > end:
             raise refusal_error("it is truncated")
-        if block == bytes(BLOCK):
-            _require_zeros(file)
-            return
-        kind, name, size = _read_header(block)
-        at += BLOCK
-        if kind == b"x":
-            if size > MOST_HEADER_BYTES:
-                raise refusal_error("a header in it is too long")
-            named = _parse_pax(file.read(size))
-        else:
-            name, size = named.get("path", name), int(named.get("size", size))
-            named = {}
+        return file.read(size)
+
+    try:
+        for name, size, kind, _ in read_tar_members(take, plain=True):
+            if kind != tarfile.REGTYPE:
+                described = TYPES.get(kind, "a special file")
+                raise refusal_error(f"{name!a} is {described}; only regular files are accepted")
             if at + size > end:
                 raise refusal_error(f"{name!a} is truncated")
             yield BundleMember(path=name, size=size, offset=at)
-        at += _padded_size(size)
+            at += size + padding_bytes(size)
+    except TarError as error:
+        raise refusal_error(str(error)) from None
+    _require_zeros(file)
 
 
 def inspect(
@@ -225,52 +222,8 @@ def _header(name: str, size: int) -> bytes:
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
 
 
-def _padded_size(size: int) -> int:
-    return -(-size // BLOCK) * BLOCK
-
-
 def _padding(size: int) -> bytes:
-    return bytes(_padded_size(size) - size)
-
-
-def _read_header(block: bytes) -> tuple[bytes, str, int]:
-    """Parse one header block into (kind, name, size)."""
-    try:
-        checksum = int(block[148:156].rstrip(b"\0 ").decode("ascii"), 8)
-        size = int(block[124:136].rstrip(b"\0 ").decode("ascii"), 8)
-        name = block[:100].split(b"\0")[0].decode()
-        prefix = block[345:500].split(b"\0")[0].decode()
-    except ValueError:
-        raise refusal_error("it is not a plain tar: a header cannot be read") from None
-    if block[257:263] != b"ustar\0":
-        raise refusal_error("it is not a plain tar (ustar or pax)")
-    if checksum != sum(block[:148]) + sum(block[156:]) + 8 * 32 or size < 0:
-        raise refusal_error("it is damaged: the checksum of a header is wrong")
-    kind = block[156:157]
-    path = f"{prefix}/{name}" if prefix else name
-    if kind not in (b"0", b"x"):
-        described = TYPES.get(kind, "a special file")
-        raise refusal_error(f"{path!a} is {described}; only regular files are accepted")
-    return kind, path, size
-
-
-def _parse_pax(data: bytes) -> dict[str, str]:
-    """Parse a pax header: only a name or a size that does not fit into the plain header."""
-    fields: dict[str, str] = {}
-    while data:
-        try:
-            length, _, rest = data.partition(b" ")
-            record = rest[: int(length) - len(length) - 2]
-            key, _, value = record.partition(b"=")
-            if rest[len(record) : len(record) + 1] != b"\n":
-                raise ValueError
-            fields[key.decode("ascii")] = value.decode()
-            data = data[int(length) :]
-        except ValueError:
-            raise refusal_error("a header in it cannot be read") from None
-    if not set(fields) <= {"path", "size"} or not fields.get("size", "0").isdecimal():
-        raise refusal_error(f"a header in it sets {', '.join(sorted(fields))!a}")
-    return fields
+    return bytes(padding_bytes(size))
 
 
 def _require_zeros(file: BinaryIO) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from labctl.errors import TransferError
 from labctl.model import Value
 from labctl.submissions.untrusted_json import decode_json
+from labctl.wire.containment import is_contained
 
 NAME = "manifest.json"
 KIND = "labctl-submission"
@@ -96,7 +97,7 @@ def check_path(path: str) -> str:
     """Return `path`; TransferError if it is not a permitted place in a bundle."""
     parts = path.split("/")
     is_placed = path in SINGLE or (parts[0] in TOPS and len(parts) > 1)
-    if any(part in ("", ".", "..") for part in parts) or path.startswith("/"):
+    if not is_contained(path):
         raise refusal_error(f"the name {path!a} leaves the bundle")
     if _ODD.search(path) or not _is_utf8(path) or len(path.encode()) > 1000 or len(parts) > 32:
         raise refusal_error(f"the name {path!a} is not allowed for a file")

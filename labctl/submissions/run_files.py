@@ -18,6 +18,7 @@ from labctl.runs.evaluation import read_evaluation
 from labctl.submissions.bundle import BundleSource
 from labctl.submissions.manifest import BundleFile
 from labctl.sync.local_results import MANIFEST, PARTIAL, run_index
+from labctl.wire.containment import is_contained
 
 CHECKPOINTS, LOGS, REPORT = "checkpoints", "logs", "report.html"
 MOST_MANIFEST_BYTES = 4 * 1024 * 1024
@@ -112,7 +113,7 @@ def check_complete(home: Path, checkpoint: str, sources: Iterable[BundleSource])
 
 
 def _list_model(home: Path, chosen: str, notes: list[str]) -> Iterator[RunFile]:
-    if "/" in chosen or chosen in (".", ".."):
+    if chosen and ("/" in chosen or not is_contained(chosen)):
         raise NotFoundError(
             f"{chosen!a} is not the name of a checkpoint", hint=_checkpoint_hint(home)
         )

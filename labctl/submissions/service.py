@@ -14,7 +14,6 @@ returned, and only the forced command names the student.
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Callable
 from typing import Any, BinaryIO, NamedTuple
 
@@ -24,8 +23,8 @@ from labctl.errors import DiskFullError, LabError, PolicyError, UsageError
 from labctl.submissions import REQUEST
 from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Receiver
-from labctl.wire.codec import MessageError, to_json
-from labctl.wire.line_requests import convert_request
+from labctl.submissions.student_requests import parse_student_request
+from labctl.wire.codec import to_json
 from labctl.wire.receiver import (
     BEGIN_UPLOAD,
     FINISH_UPLOAD,
@@ -112,21 +111,8 @@ def refuse(sink: BinaryIO, error: LabError) -> None:
 
 
 def _read_request(line: bytes, student: str) -> ReceiverRequest:
-    try:
-        body = json.loads(line)
-        verb = VERBS[body["do"]]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise UsageError("this is not a valid request") from None
-    other = body.get("student", student)
-    if other != student:
-        raise PolicyError(
-            f"this key belongs to {student}, not to {str(other)[:60]!a}",
-            why="every student submits with a key of their own",
-        )
-    try:
-        request: ReceiverRequest = convert_request(verb, body)
-    except MessageError as error:
-        raise UsageError(str(error)) from None
+    request: ReceiverRequest
+    _, request = parse_student_request(line, VERBS, student)
     if isinstance(request, SendPartRequest) and not 0 <= request.length <= PART_BYTES:
         raise UsageError(f"a part can have at most {PART_BYTES} bytes")
     return request

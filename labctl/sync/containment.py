@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labctl.errors import PolicyError
+from labctl.wire.containment import is_contained
 
 LONGEST_NAME_BYTES = 255
 
 
 def require_contained(name: str) -> str:
     """Return the relative path `name` from a server; PolicyError if it leads outside."""
-    parts = name.split("/")
-    if name.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\0" in name:
+    if not is_contained(name):
         raise PolicyError(
             f"the server sent the name {name!a}, which leaves its directory",
             why="a correct agent never sends such a name; labctl wrote nothing to it",

@@ -13,30 +13,15 @@ import msgspec
 
 from labctl.config.course_schema import AssignmentConfig
 from labctl.courses.grading.record import FEEDBACK, FILE, RESULTS, GradeRecord, decode
+from labctl.courses.records.gradebook import read_results
 from labctl.courses.records.ledger import CourseLedgerEntry
 from labctl.courses.records.membership import read_frozen_members
 from labctl.courses.records.student import Student
-from labctl.model import Value
 from labctl.web.view import GradeView
 
 MAX_BYTES = 4 * 1024**2
 # characters of feedback that are shown
 MAX_FEEDBACK = 2000
-
-
-class _GradescopeTest(Value, frozen=True):
-    score: float | None = None
-    max_score: float | None = None
-    name: str = ""
-    output: str = ""
-
-
-class _GradescopeResults(Value, frozen=True):
-    """The keys of Gradescope's results.json that are shown. Without `score`, tests are summed."""
-
-    score: float | None = None
-    output: str = ""
-    tests: tuple[_GradescopeTest, ...] = ()
 
 
 class Grades:
@@ -116,21 +101,19 @@ def find_released(entries: Iterable[CourseLedgerEntry]) -> frozenset[tuple[str, 
 
 def _read_grade(file: Path, size: int, assignment: str, points: float) -> GradeView:
     empty = GradeView(assignment=assignment, points=points)
+    if file.name == RESULTS:
+        results = read_results(file)
+        feedback = results.output[:MAX_FEEDBACK] or results.problem
+        return msgspec.structs.replace(empty, score=results.score, feedback=feedback)
     if size > MAX_BYTES:
         return msgspec.structs.replace(empty, feedback=f"{file.name} is too large to show")
     try:
-        data = file.read_bytes()
-        if file.name == FILE:
-            record = decode(data)
-            if record is not None:
-                return _convert_record(record)
-            return msgspec.structs.replace(empty, feedback="the record has another version")
-        results = msgspec.json.decode(data, type=_GradescopeResults)
-    except (OSError, msgspec.MsgspecError, RecursionError):
+        record = decode(file.read_bytes())
+    except OSError:
         return msgspec.structs.replace(empty, feedback=f"{file.name} cannot be read")
-    scores = [test.score for test in results.tests if test.score is not None]
-    score = results.score if results.score is not None else (sum(scores) if scores else None)
-    return msgspec.structs.replace(empty, score=score, feedback=results.output[:MAX_FEEDBACK])
+    if record is None:
+        return msgspec.structs.replace(empty, feedback="the record has another version")
+    return _convert_record(record)
 
 
 def _convert_record(record: GradeRecord) -> GradeView:

@@ -8,8 +8,9 @@ from typing import Dict, NamedTuple, Optional, Tuple, Union
 
 from .verbs import Empty, Verb
 
-# The address of EC2's metadata service.
-IMDS = "http://169.254.169.254"
+# EC2's metadata service, which other clouds have at the same address.
+IMDS_HOST = "169.254.169.254"
+IMDS = f"http://{IMDS_HOST}"
 
 
 class ServerLimits(NamedTuple):

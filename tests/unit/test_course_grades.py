@@ -17,6 +17,7 @@ from labctl.courses.records.roster_import import compare
 from labctl.courses.records.student import Student
 from labctl.courses.records.writeback import GradeExport, write_back
 from labctl.errors import UsageError
+from labctl.web.grades import _read_grade
 
 LATE = Stamp(number=2, received="2026-11-29T10:00:00Z", late_s=36_060, penalty=10)
 
@@ -178,3 +179,51 @@ def test_the_penalty_is_of_the_points_and_no_grade_is_below_nothing(
     assert one.final == pytest.approx(final)
     assert points_text(one.final) == text
     assert points_text(None) == ""
+
+
+HOSTILE_RESULTS = {
+    "deep": "[" * 100_000,
+    "deep extra": '{"score": 1, "extra_data": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    "infinite": '{"score": 1e999}',
+    "not a number": '{"score": NaN}',
+    "another kind": '{"score": "ninety"}',
+    "a list": "[]",
+    "no UTF-8": '{"score": "\udcff"}',
+    "tests of another kind": '{"tests": [{"score": "5"}, {"score": 3}]}',
+    "a stamp of another kind": '{"score": 1, "extra_data": {"labctl": {"penalty": "all"}}}',
+    "too large": '{"score": 1, "output": "' + "x" * (4 * 1024**2) + '"}',
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_RESULTS)
+def test_hostile_results_are_no_grade_for_the_gradebook_and_the_dashboard(
+    name: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "hw3" / "ada" / "results.json"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(HOSTILE_RESULTS[name].encode("utf-8", "surrogateescape"))
+    ada = Student(id="ada")
+    [grade] = read_grades(tmp_path, "hw3", 100.0, [ada], {})
+    shown = _read_grade(file, file.stat().st_size, "hw3", 100.0)
+    assert (grade.score, shown.score) == (None, None)
+    assert grade.problem
+    assert shown.feedback == grade.problem
+
+
+@pytest.mark.parametrize(
+    ("text", "score", "output"),
+    [
+        ('{"score": 2.5, "output": "good"}', 2.5, "good"),
+        ('{"tests": [{"score": 1}, {"score": 2}, {"name": 5}], "output": 7}', 3.0, ""),
+        ('{"score": 0, "tests": [{"score": 9}], "output": "' + "y" * 5000 + '"}', 0.0, "y" * 2000),
+    ],
+)
+def test_the_dashboard_shows_the_grade_of_the_gradebook(
+    text: str, score: float, output: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "hw3" / "ada" / "results.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    [grade] = read_grades(tmp_path, "hw3", 100.0, [Student(id="ada")], {})
+    shown = _read_grade(file, file.stat().st_size, "hw3", 100.0)
+    assert (grade.score, shown.score, shown.feedback) == (score, score, output)

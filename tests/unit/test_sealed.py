@@ -143,7 +143,7 @@ def test_what_never_ran_is_no_submissions_failure(engine: Engine, state: dict[st
 
 def test_credentials_of_all_sorts_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(grading, "_get_role", lambda: "")
+    monkeypatch.setattr(grading, "_get_role", lambda imds: "")
     for name in grading.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     (tmp_path / ".ssh").mkdir()
@@ -155,7 +155,7 @@ def test_credentials_of_all_sorts_are_seen(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / ".docker" / "config.json").write_text('{"auths": {"x": {"auth": "eA=="}}}')
     (tmp_path / ".netrc").write_text("machine x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-    monkeypatch.setattr(grading, "_get_role", lambda: "admin")
+    monkeypatch.setattr(grading, "_get_role", lambda imds: "admin")
     assert grading.check(LabRequest("lab", "1")).credentials == (
         "~/.netrc",
         "~/.docker/config.json",

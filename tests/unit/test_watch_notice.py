@@ -18,8 +18,9 @@ import pytest
 
 from labctl.agent.host import engine
 from labctl.agent.host.engine_objects import ContainerRow, MountPoint
-from labctl.agent.watchdog import imds as watch_imds
-from labctl.agent.watchdog.imds import Imds, has_reclaim_notices
+from labctl.agent.host.imds import Imds
+from labctl.agent.watchdog import imds_notices as watch_imds
+from labctl.agent.watchdog.imds_notices import has_reclaim_notices, read_notices
 from labctl.agent.watchdog.provider_notice import (
     MARGIN_S,
     PASSED_S,
@@ -134,6 +135,7 @@ class Service:
 
         self.known: dict[str, str] = {"meta-data/instance-life-cycle": "spot"}
         self.server = make_server("127.0.0.1", 0, None, request_handler=QuietHandler, threaded=True)
+        self.url = f"http://127.0.0.1:{self.server.port}"
         self.forget_tokens()
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,))
         self.thread.start()
@@ -163,35 +165,35 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_notices_are_there_once_they_were_given(service: Service) -> None:
-    imds = Imds("127.0.0.1", service.server.port)
+    imds = Imds(service.url)
     assert has_reclaim_notices(imds)
-    assert imds.read_notices() == []
+    assert read_notices(imds) == []
     stamp = "2026-01-02T03:04:05Z"
     service.known[watch_imds.REBALANCE] = json.dumps({"noticeTime": stamp})
-    assert imds.read_notices() == [ReclaimNotice(REBALANCE, stamp)]
+    assert read_notices(imds) == [ReclaimNotice(REBALANCE, stamp)]
     service.known[watch_imds.ACTION] = action(time.time() + 100)
-    heard = imds.read_notices()
+    heard = read_notices(imds)
     assert heard[0] == parse_rebalance(json.dumps({"noticeTime": stamp}))
     assert heard[1].action == "terminate"
     assert 60 < heard[1].left_s <= 100
 
 
 def test_a_token_that_ran_out_is_replaced(service: Service) -> None:
-    imds = Imds("127.0.0.1", service.server.port)
-    assert imds.read_notices() == []
+    imds = Imds(service.url)
+    assert read_notices(imds) == []
     service.forget_tokens()
-    assert imds.read_notices() == []
+    assert read_notices(imds) == []
 
 
 def test_a_machine_on_demand_is_not_asked_again(service: Service) -> None:
     service.known["meta-data/instance-life-cycle"] = "on-demand"
-    assert not has_reclaim_notices(Imds("127.0.0.1", service.server.port))
+    assert not has_reclaim_notices(Imds(service.url))
 
 
 def test_a_machine_without_the_service_is_found_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    assert not has_reclaim_notices(Imds("127.0.0.1", port))
+    assert not has_reclaim_notices(Imds(f"http://127.0.0.1:{port}"))
 
 
 def answering(reply: bytes) -> Iterator[int]:
@@ -227,13 +229,15 @@ def answering(reply: bytes) -> Iterator[int]:
 )
 def test_what_answers_otherwise_is_no_such_service(reply: bytes) -> None:
     for port in answering(reply):
-        assert not has_reclaim_notices(Imds("127.0.0.1", port))
+        assert not has_reclaim_notices(Imds(f"http://127.0.0.1:{port}"))
 
 
 def test_the_date_of_the_answer_counts() -> None:
     old = formatdate(NOW, usegmt=True)
     for port in answering(f"HTTP/1.0 200 OK\r\nDate: {old}\r\n\r\n{action(NOW + 60)}".encode()):
-        (notice,) = [n for n in Imds("127.0.0.1", port).read_notices() if n.kind != REBALANCE]
+        (notice,) = [
+            n for n in read_notices(Imds(f"http://127.0.0.1:{port}")) if n.kind != REBALANCE
+        ]
         assert notice.left_s == 60.0
 
 

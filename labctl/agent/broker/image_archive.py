@@ -1,9 +1,9 @@
 """Uploaded images: checks an archive while it streams, and renames its images to the account's own.
 
-The parser is our own: tarfile reads headers of any length into memory, keeps a record of every
-file, and unpacks a bomb at once. The archive is rebuilt from what was parsed, so that the engine
-reads the same. Layers pass unchanged; manifest.json and the configurations that it names follow at
-the end, rebuilt. All other documents are dropped.
+wire/tar.py reads the headers, since tarfile would keep a record of every file, and unpack a bomb at
+once. The archive is rebuilt from what was parsed, so that the engine reads the same. Layers pass
+unchanged; manifest.json and the configurations that it names follow at the end, rebuilt. All other
+documents are dropped.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from __future__ import annotations
 import tarfile
 import zlib
 from itertools import chain
-from typing import Callable, Iterator, NamedTuple
+from typing import Callable, Iterator
 
+from ...wire.containment import is_contained
+from ...wire.tar import BLOCK_BYTES, TarError, TarMember, padding_bytes, read_tar_members
 from .account_images import build_own_reference
 from .http import CHUNK, HttpRefusal
 from .image_documents import ManifestEntry, encode_manifest, parse_manifest, rebuild_config
 from .rules import BrokerAccount
 
-BLOCK = tarfile.BLOCKSIZE
 MANIFEST = "manifest.json"
 LEFT_OUT = ("repositories", "index.json", "oci-layout")
 LAYER = "/layer.tar"
 MOST_DOCUMENT = 1024 * 1024
 MOST_DOCUMENTS = 8 * 1024 * 1024  # bytes of documents of one archive in memory
-MOST_HEADER = 64 * 1024
 MOST_MEMBERS = 20_000
 MOST_NAME = 255  # characters; all names are kept in memory, and `docker save` needs 80
 GZIP, BZIP2, XZ = b"\x1f\x8b", b"BZh", b"\xfd7zXZ"
@@ -33,15 +33,7 @@ SKIPPED = tuple(bytes([0x50 + number]) + b"*M\x18" for number in range(16))
 # Compressions of layers that are refused: their unpacked size cannot be counted while streaming.
 CLOSED = (BZIP2, XZ, b"(\xb5/\xfd", *SKIPPED)
 PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)
-EXTENDED = (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 Claim = Callable[[int], None]
-
-
-class TarMember(NamedTuple):
-    name: str
-    size: int
-    kind: bytes
-    link: str
 
 
 def claim_nothing(size: int) -> None:
@@ -64,21 +56,21 @@ def retag(
             raise _refusal(f"it contains more than {MOST_MEMBERS} files")
         contents.admit(member)
         if member.name in LEFT_OUT:
-            source.skip(member.size + -member.size % BLOCK)
+            source.skip(member.size + padding_bytes(member.size))
             continue
         content = source.take(member.size)
         beginning = _read_beginning(content)
         if contents.is_document(member, beginning):
             contents.hold(member.name, beginning + b"".join(content))
-            source.skip(-member.size % BLOCK)
+            source.skip(padding_bytes(member.size))
             continue
         yield _build_header(member)
         yield from allowance.count_layer(beginning, content)
-        source.skip(-member.size % BLOCK)
-        yield bytes(-member.size % BLOCK)
+        source.skip(padding_bytes(member.size))
+        yield bytes(padding_bytes(member.size))
     yield from contents.rebuild(account)
     source.drain()
-    yield bytes(2 * BLOCK)
+    yield bytes(2 * BLOCK_BYTES)
 
 
 class ArchiveContents:
@@ -257,31 +249,11 @@ class _Gzip:
 
 def _read_members(source: BlockReader) -> Iterator[TarMember]:
     """Yield each file's header, with the source at its content, which the caller reads fully."""
-    overrides: dict[str, str] = {}
-    while True:
-        block = b"".join(source.take(BLOCK))
-        if block == bytes(BLOCK):
-            return
-        try:
-            info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
-        except (tarfile.HeaderError, ValueError):
-            raise _refusal("it is not an archive of `docker save`") from None
-        if info.type in EXTENDED:
-            if info.size > MOST_HEADER or info.size < 0:
-                raise _refusal("a header in it is too long")
-            text = b"".join(source.take(info.size))
-            source.skip(-info.size % BLOCK)
-            overrides.update(_parse_extended(info.type, text))
-            continue
-        size = int(overrides.get("size", info.size))
-        member = TarMember(
-            _clean_name(overrides.get("path", info.name)),
-            size,
-            info.type,
-            overrides.get("linkpath", info.linkname),
-        )
-        overrides = {}
-        yield _check_member(member)
+    try:
+        for member in read_tar_members(lambda size: b"".join(source.take(size))):
+            yield _check_member(member._replace(name=_clean_name(member.name)))
+    except TarError as error:
+        raise _refusal(str(error)) from None
 
 
 def _check_member(member: TarMember) -> TarMember:
@@ -301,37 +273,14 @@ def _check_member(member: TarMember) -> TarMember:
 
 
 def _clean_name(name: str) -> str:
-    parts = [part for part in name.split("/") if part not in ("", ".")]
-    if ".." in parts or "\0" in name:
+    cleaned = "/".join(part for part in name.split("/") if part not in ("", "."))
+    if cleaned and not is_contained(cleaned):
         raise _refusal(f"{name[:100]!a} in it is not a valid name")
-    return "/".join(parts)
+    return cleaned
 
 
 def _list_parent_names(name: str) -> set[str]:
     return {name[:at] for at, character in enumerate(name) if character == "/"}
-
-
-def _parse_extended(kind: bytes, text: bytes) -> dict[str, str]:
-    """Parse the name, link and size in an extended header, which precedes a file's own."""
-    try:
-        if kind == tarfile.GNUTYPE_LONGNAME:
-            return {"path": text.rstrip(b"\0").decode()}
-        if kind == tarfile.GNUTYPE_LONGLINK:
-            return {"linkpath": text.rstrip(b"\0").decode()}
-        values = {}
-        while text:
-            length, _, _ = text.partition(b" ")
-            end = int(length)
-            key, equals, value = text[len(length) + 1 : end - 1].partition(b"=")
-            if end <= len(length) + 1 or text[end - 1 : end] != b"\n" or not equals:
-                raise ValueError
-            if key in (b"path", b"linkpath", b"size"):
-                values[key.decode()] = value.decode()
-            text = text[end:]
-        int(values.get("size", "0"))
-    except ValueError:
-        raise _refusal("a header in it cannot be read") from None
-    return values
 
 
 def _build_header(member: TarMember) -> bytes:
@@ -343,7 +292,7 @@ def _build_header(member: TarMember) -> bytes:
 
 def _build_member(name: str, content: bytes) -> Iterator[bytes]:
     yield _build_header(TarMember(name, len(content), tarfile.REGTYPE, ""))
-    yield content + bytes(-len(content) % BLOCK)
+    yield content + bytes(padding_bytes(len(content)))
 
 
 def _refusal(why: str) -> HttpRefusal:

@@ -13,6 +13,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from ...wire.containment import is_contained
 from ..host.engine_objects import Mount
 from ..host.paths import drop_tree
 from .http import HttpRefusal
@@ -41,12 +42,11 @@ def open_own(account: BrokerAccount, path: str) -> int:
     """
     if not any(path == root or path.startswith(root + "/") for root in list_roots(account)):
         raise HttpRefusal(403, f"{path[:200]!r} is not below the account's ~/labctl")
-    names = path.split("/")[1:]
-    if any(name in ("", ".", "..") or "\0" in name for name in names):
+    if not is_contained(path[1:]):
         raise HttpRefusal(403, f"{path[:200]!r} is not a plain path")
     descriptor = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for name in names:
+        for name in path.split("/")[1:]:
             next_descriptor = os.open(
                 name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor
             )

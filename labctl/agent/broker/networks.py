@@ -17,6 +17,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from ...wire.watchdog import IMDS_HOST
 from ..host import engine
 from ..host.paths import read_text
 from ..reply import Failure
@@ -24,8 +25,6 @@ from .http import CHUNK, HttpRefusal
 from .rules import OWNER, BrokerAccount
 
 BRIDGE = "lc"
-# The address where clouds hand out credentials, which no account may use.
-METADATA = "169.254.169.254"
 PLACE = Path("/run/labctl/accounts")
 CLONE_NEWNET = 0x40000000
 PEER = struct.Struct("3i")
@@ -54,10 +53,10 @@ def install_firewall() -> None:
     rules = [
         ("filter", "OUTPUT", ["-o", f"{BRIDGE}+", *shell]),
         ("filter", "OUTPUT", ["-o", "docker0", *shell]),
-        ("filter", "OUTPUT", ["-d", METADATA, *shell]),
+        ("filter", "OUTPUT", ["-d", IMDS_HOST, *shell]),
         ("filter", "INPUT", ["-i", f"{BRIDGE}+", "-j", "REJECT"]),
         # Not in FORWARD, where Docker inserts a rule before all others for each new network.
-        ("mangle", "PREROUTING", ["-i", f"{BRIDGE}+", "-d", METADATA, "-j", "DROP"]),
+        ("mangle", "PREROUTING", ["-i", f"{BRIDGE}+", "-d", IMDS_HOST, "-j", "DROP"]),
     ]
     for table, chain, words in rules:
         if _iptables(table, "-C", chain, *words).returncode != 0:

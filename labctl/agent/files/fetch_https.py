@@ -8,6 +8,7 @@ import time
 import urllib.parse
 
 from ...wire.codec import MessageError, from_json, to_json
+from ...wire.containment import is_contained
 from ...wire.files import DownloadRecord, FetchedSet
 from ..host.paths import read_json, write_json
 from ..reply import Failure
@@ -64,7 +65,7 @@ def fetch_address(dataset: FetchTarget) -> FetchedSet:
 def _file_name(address: str) -> str:
     path = urllib.parse.unquote(urllib.parse.urlsplit(address).path)
     name = posixpath.basename(path)
-    is_bad = name in ("", ".", "..") or "\0" in name or any(ord(c) < 32 for c in name)
+    is_bad = not is_contained(name) or any(ord(c) < 32 for c in name)
     return NO_NAME if is_bad else name
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ...wire.codec import to_json
+from ...wire.containment import is_contained
 from ...wire.files import BucketRecord, FetchedSet, ObjectRecord
 from ...wire.s3 import S3, Credentials, ListedObject, S3Error, S3Problem
 from ..host.paths import resolve_inside, write_json
@@ -68,7 +69,7 @@ def _list_objects(bucket: S3) -> dict[str, ListedObject]:
 
 
 def _check_name(name: str) -> str:
-    if any(p in ("", ".", "..") for p in name.split("/")) or any(ord(c) < 32 for c in name):
+    if not is_contained(name) or any(ord(c) < 32 for c in name):
         raise Failure("policy", f"the bucket has the key {name!r}, which leaves its directory")
     return name
 

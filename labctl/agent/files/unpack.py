@@ -9,6 +9,7 @@ import zlib
 from pathlib import Path
 from typing import IO
 
+from ...wire.containment import is_contained
 from ..host.paths import CHUNK, count_free_bytes, resolve_inside
 from ..reply import Failure
 from .files import RESERVE_BYTES
@@ -77,13 +78,13 @@ def _check_member_name(name: str) -> str:
     while name.startswith("./"):
         name = name[2:]
     name = name.rstrip("/")
-    is_bad = (
-        name.startswith("/") or any(p in ("", "..") for p in name.split("/")) if name else False
-    )
-    if is_bad or any(ord(c) < 32 or ord(c) == 127 for c in name) or "\\" in name:
+    if name in ("", "."):
+        return ""
+    is_odd = any(ord(c) < 32 or ord(c) == 127 for c in name) or "\\" in name
+    if is_odd or not is_contained(name):
         what = f"the archive contains {name!r}, which leaves its directory"
         raise Failure("policy", what)
-    return "" if name == "." else name
+    return name
 
 
 def _extract_file(content: IO[bytes], into: Path, name: str, size: int, room: int) -> int:

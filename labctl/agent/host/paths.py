@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...wire.codec import Message, MessageError, from_json
+from ...wire.containment import is_contained
 from ..reply import Failure
 
 NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
@@ -57,10 +58,10 @@ def resolve_inside(root: Path, relative: str) -> Path:
 
     Failure for a path that is absolute, leaves `root`, or passes through a link.
     """
-    parts = relative.split("/")
-    if relative.startswith("/") or any(p in ("", ".", "..") for p in parts) or "\0" in relative:
+    if not is_contained(relative):
         raise Failure("usage", f"the path {relative!r} leaves its directory")
     parent = root
+    parts = relative.split("/")
     for part in parts[:-1]:
         parent = parent / part
         if parent.is_symlink():
@@ -80,9 +81,8 @@ class CheckedPaths:
         self._proved = {""}
 
     def __call__(self, relative: str) -> str:
-        parent, _, name = relative.rpartition("/")
-        is_odd = name in ("", ".", "..") or "\0" in name or relative[0] == "/"
-        if is_odd or parent not in self._proved:
+        parent = relative.rpartition("/")[0]
+        if parent not in self._proved or not is_contained(relative):
             resolve_inside(Path(self.root), relative)
             self._proved.add(parent)
         return f"{self.root}/{relative}"

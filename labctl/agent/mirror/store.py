@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Callable, Protocol
 
-from ...wire.codec import MessageError, encode, from_json, to_json
+from ...wire.codec import MessageError, from_json, to_json
 from ...wire.mirrors import (
     PROBE_STORE,
     PrepareStoreReply,
@@ -21,8 +21,8 @@ from ...wire.mirrors import (
 )
 from ...wire.verbs import Empty, LabRequest, Reply, Request, Verb
 from ..host.paths import lab_dir, read_json, write_json, write_text
-from ..program import PROGRAM
-from ..reply import Failure, parse_reply
+from ..program import PROGRAM, call_program
+from ..reply import Failure
 from .boto3_python import LACKING, find_python, has_boto3, provide_python
 
 CONFIG, KEY, HOSTS = "store.json", "store-key", "store-hosts"
@@ -134,15 +134,7 @@ def rerun_with_boto3(verb: Verb[Request, Reply], request: Request) -> Reply:
     python = find_python()
     if not python:
         raise Failure("store", "results cannot be sent to S3", LACKING, "labctl doctor")
-    done = subprocess.run(
-        [python, str(PROGRAM), verb.name],
-        input=encode(request) + "\n",
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        check=False,
-    )
-    return parse_reply(verb, done.stdout, done.stderr)
+    return call_program([python, str(PROGRAM)], verb, request, LONG_S)
 
 
 def probe(request: LabRequest) -> Empty:

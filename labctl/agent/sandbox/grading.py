@@ -10,9 +10,9 @@ below a directory that only this account may enter.
 from __future__ import annotations
 
 import fcntl
-import http.client
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from ...wire.boot_id import read_boot_token
@@ -27,6 +27,7 @@ from ...wire.sandbox import (
 from ...wire.verbs import LabRequest
 from ..host import engine
 from ..host.engine_objects import Image, Mount, NewContainer
+from ..host.imds import Imds
 from ..host.paths import CHUNK, drop_tree, lab_dir, read_json, require_name, write_json, write_text
 from ..reply import Failure
 from ..runs.containers import build_mount
@@ -44,9 +45,7 @@ KEYS = (
     ".config/huggingface/token", ".cache/huggingface/token",
 )  # fmt: skip
 VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS")
-METADATA = "169.254.169.254"
-METADATA_S = 1.0
-TOKEN = "X-aws-ec2-metadata-token"
+ROLES = "meta-data/iam/security-credentials/"
 
 
 def check(request: LabRequest) -> GradingCheckReply:
@@ -54,7 +53,7 @@ def check(request: LabRequest) -> GradingCheckReply:
     credentials = [f"~/{name}" for name in KEYS if _has_content(Path.home() / name)]
     credentials += [f"the variable {name}" for name in VARIABLES if os.environ.get(name)]
     credentials += _private_keys(Path.home() / ".ssh")
-    role = _get_role()
+    role = _get_role(Imds())
     credentials += [f"the machine's own role, {role}"] if role else []
     return GradingCheckReply(read_boot_token(), tuple(credentials))
 
@@ -82,24 +81,15 @@ def _private_keys(folder: Path) -> list[str]:
     return keys
 
 
-def _get_role() -> str:
+def _get_role(imds: Imds) -> str:
     """Return the role that a cloud machine grants to any process on it; "" without one."""
-    try:
-        token = _read_metadata("PUT", "/latest/api/token", {f"{TOKEN}-ttl-seconds": "60"})
-        roles = _read_metadata("GET", "/latest/meta-data/iam/security-credentials/", {TOKEN: token})
-    except (OSError, http.client.HTTPException):
-        return ""
-    return roles.split("\n")[0]
-
-
-def _read_metadata(method: str, path: str, headers: dict[str, str]) -> str:
-    link = http.client.HTTPConnection(METADATA, timeout=METADATA_S)
-    try:
-        link.request(method, path, headers=headers)
-        reply = link.getresponse()
-        return reply.read(4096).decode("latin-1") if reply.status == 200 else ""
-    finally:
-        link.close()
+    # Some clouds have only version 1 of the service, which issues no tokens.
+    for get in (imds.get, imds.get_without_token):
+        with suppress(OSError):
+            response = get(ROLES)
+            if response.status == 200:
+                return response.body.split("\n")[0]
+    return ""
 
 
 def grade(request: GradeRequest) -> GradeReply:

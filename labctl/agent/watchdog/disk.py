@@ -6,19 +6,20 @@ This runs as a process of its own, in a Python that has boto3, with the server's
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
 from typing import Any, Callable
 
 from ...wire.watchdog import KeepDiskReply, KeepDiskRequest
+from ..host.imds import Imds
 from ..reply import Failure
+
+METADATA_TIMEOUT_S = 5.0
 
 
 def keep_disk(request: KeepDiskRequest) -> KeepDiskReply:
     """Have EC2 keep this server's disks when it ends, tagged with the time of their expiry."""
-    metadata = _metadata(request.imds)
-    instance = metadata("instance-id")
-    client = _client("ec2", metadata("placement/region"), request.endpoint)
+    imds = Imds(request.imds, METADATA_TIMEOUT_S)
+    instance = _read_metadata(imds, "instance-id")
+    client = _client("ec2", _read_metadata(imds, "placement/region"), request.endpoint)
     probe = request.probe
     try:
         described = client.describe_instances(InstanceIds=[instance])
@@ -59,23 +60,16 @@ def _call_or_probe(call: Callable[..., Any], probe: bool, **arguments: Any) -> N
             raise
 
 
-def _metadata(address: str) -> Callable[[str], str]:
-    """Return a function that reads the machine's metadata, with a token."""
-
-    def get(path: str, method: str, headers: dict[str, str]) -> str:
-        http_request = urllib.request.Request(f"{address}{path}", headers=headers, method=method)
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(http_request, timeout=5) as reply:
-            return str(reply.read().decode())
-
+def _read_metadata(imds: Imds, name: str) -> str:
     try:
-        ttl_header = {"X-aws-ec2-metadata-token-ttl-seconds": "300"}
-        token = get("/latest/api/token", "PUT", ttl_header)
-    except (urllib.error.URLError, OSError) as error:
+        response = imds.get(f"meta-data/{name}")
+    except OSError as error:
         message = "the machine's metadata service does not answer"
         raise Failure("denied", message, str(error)) from None
-    token_header = {"X-aws-ec2-metadata-token": token}
-    return lambda path: get(f"/latest/meta-data/{path}", "GET", token_header)
+    if response.status != 200:
+        message = f"the machine's metadata service does not give its {name}"
+        raise Failure("denied", message, f"HTTP {response.status}")
+    return response.body
 
 
 def _client(name: str, region: str, endpoint: str) -> Any:

@@ -24,11 +24,12 @@ from ...wire.watchdog import (
     ReclaimRecord,
 )
 from ..host.engine_objects import ContainerRow
+from ..host.imds import Imds
 from ..host.paths import read_record, write_json
 from ..host.sudo import call_as_root
 from ..reply import Failure
 from .decisions import span_text
-from .imds import Imds, has_reclaim_notices
+from .imds_notices import has_reclaim_notices, read_notices
 from .mirroring import FAILURES, error_text, send_all
 from .notify import list_run_logs, notify
 from .provider_notice import (
@@ -135,7 +136,7 @@ class ReclaimHandler:
         has_failed = False
         while True:
             try:
-                notices, has_failed = imds.read_notices(), False
+                notices, has_failed = read_notices(imds), False
             except OSError as error:
                 if not has_failed:
                     self.say("reclaim notices unavailable", f"{error}; trying again")

@@ -7,21 +7,19 @@ mirrored it: with the same path, size and hash. While runs live, sizes alone giv
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ...wire.codec import encode
 from ...wire.files import EDITS, MANIFEST, ManifestRequest, PulledRequest
 from ...wire.mirrors import StoredFile
 from ...wire.runs import STATUS, StatusRequest
 from ...wire.verbs import Empty, LabRequest, Reply, Request, Verb
 from ..files.records import merge_hashes, merge_records, read_hashes, read_records
 from ..host.paths import lab_dir, labctl_home, run_dir
-from ..program import PROGRAM
-from ..reply import Failure, parse_reply
+from ..program import PROGRAM, call_program
+from ..reply import Failure
 from ..runs.spec import read_spec
 from .activity import LabAccount
 
@@ -163,13 +161,4 @@ def call_verb(
     python: str = sys.executable,
 ) -> Reply:
     """Run a verb as the lab's account, in another process of this program; return its reply."""
-    words = [*account.words, python, str(PROGRAM), verb.name]
-    done = subprocess.run(
-        words,
-        input=encode(request) + "\n",
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        check=False,
-    )
-    return parse_reply(verb, done.stdout, done.stderr)
+    return call_program([*account.words, python, str(PROGRAM)], verb, request, LONG_S)

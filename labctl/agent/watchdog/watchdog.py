@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ...wire.verbs import Empty
 from ...wire.watchdog import AgeRecord, StateRecord, UnsavedCountRecord, WatchRecord
+from ..host.imds import Imds
 from ..host.paths import read_record
 from ..program import PROGRAM
 from .activity import ActivityReader, ActivitySnapshot, ActivityWatcher
@@ -31,7 +32,6 @@ from .decisions import (
     should_restart_ttl,
     span_text,
 )
-from .imds import Imds
 from .limits import LimitsFile
 from .mirroring import INTERVAL_S, Mirror
 from .mirroring import MirrorRequest as Mirrored

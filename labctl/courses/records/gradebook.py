@@ -28,9 +28,6 @@ class Stamp(Value, frozen=True):
     penalty: int = 0
 
 
-NOTHING: tuple[None, None, str] = (None, None, "")
-
-
 class _Extra(Value, frozen=True):
     labctl: Stamp | None = None
 
@@ -39,8 +36,21 @@ class _Results(Value, frozen=True):
     """Gradescope's format: without a `score`, the sum of the tests' scores counts."""
 
     score: float | None = None
+    output: object = ""
     tests: tuple[_Test, ...] = ()
     extra_data: _Extra = _Extra()
+
+
+class StoredResults(Value, frozen=True):
+    """What a results.json says; if `score` is None, `problem` says why.
+
+    `stamp` is the one that labctl's grading wrote, None in the file of another grader.
+    """
+
+    score: float | None = None
+    stamp: Stamp | None = None
+    output: str = ""
+    problem: str = ""
 
 
 class Grade(Value, frozen=True):
@@ -97,16 +107,17 @@ def read_grades(
             ),
             "",
         )
-        score, graded, problem = (
-            _read_results(_results_path(grades, assignment, owner)) if owner else NOTHING
+        results = (
+            read_results(_results_path(grades, assignment, owner)) if owner else StoredResults()
         )
-        stamp = graded or stamps.get(student.id) or stamps.get(seat) or Stamp()
+        stamp = results.stamp or stamps.get(student.id) or stamps.get(seat) or Stamp()
+        problem = results.problem
         if not owner:
             problem = "not graded yet" if stamp.number else "nothing was submitted"
         grades_read.append(
             Grade(
                 student=student.id,
-                score=score,
+                score=results.score,
                 points=points,
                 stamp=stamp,
                 team="" if seat == student.id else seat,
@@ -122,22 +133,25 @@ def _results_path(grades: Path, assignment: str, name: str) -> Path:
     return grades / assignment / name / RESULTS
 
 
-def _read_results(file: Path) -> tuple[float | None, Stamp | None, str]:
-    """Return the score, the stamp that the grading wrote, and what is wrong ("" if nothing)."""
+def read_results(file: Path) -> StoredResults:
+    """Read a results.json, written by labctl's grading, another grader or by hand. Never raises."""
     try:
         if file.stat().st_size > MOST_BYTES:
-            return None, None, "its results.json is too large"
+            return StoredResults(problem="its results.json is too large")
         results = msgspec.json.decode(file.read_bytes(), type=_Results)
-    except (OSError, msgspec.MsgspecError):
-        return None, None, "its results.json cannot be read"
-    stamp = results.extra_data.labctl
+    except (OSError, msgspec.MsgspecError, RecursionError):
+        return StoredResults(problem="its results.json cannot be read")
+    stored = StoredResults(
+        stamp=results.extra_data.labctl,
+        output=results.output if isinstance(results.output, str) else "",
+    )
     scores = [test.score for test in results.tests if test.score is not None]
     score = results.score if results.score is not None else (sum(scores) if scores else None)
     if score is None:
-        return None, stamp, "its results.json has no score"
+        return msgspec.structs.replace(stored, problem="its results.json has no score")
     if not math.isfinite(score):
-        return None, stamp, "its score is not a number"
-    return score, stamp, ""
+        return msgspec.structs.replace(stored, problem="its score is not a number")
+    return msgspec.structs.replace(stored, score=score)
 
 
 def points_text(value: float | None) -> str:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ...wire.containment import is_inside
 from ...wire.judge import judge_file
 from .refusals import ModelError
 
@@ -42,7 +43,7 @@ def check(path: Path) -> tuple[str, ...]:
     names = []
     for file in _list_files(path):
         name = str(file.relative_to(path)) if file != path else path.name
-        if not file.resolve().is_relative_to(path.resolve()):
+        if not is_inside(file, path):
             raise ModelError(f"{name!a} is a link that leads out of the checkpoint")
         with suppress(FileNotFoundError):
             if _is_safetensors(file, name):
