@@ -14,7 +14,7 @@ from benchmarks.boxes import Box, Boxes, docker
 from benchmarks.measure import NotDoneError, Row
 from labctl.events import SilentReporter
 from labctl.model import Service
-from labctl.services.forward import Forwarding, ForwardSpec, find_free_port, is_answering
+from labctl.services.port_forward import Forwarding, ForwardSpec, find_free_port, is_answering
 
 PORT = 9000
 BLOCK_BYTES = 1024 * 1024

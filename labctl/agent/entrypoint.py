@@ -16,7 +16,7 @@ from .host.paths import labctl_home
 from .reply import Failure, send_closing_reply, send_reply
 
 # Verb -> module and function. Imports take time, so only the verb's own module is imported.
-ANSWERING = {
+VERBS = {
     "start": "runs.runs.start",
     "status": "runs.run_state.status",
     "cancel": "runs.runs.cancel",
@@ -52,7 +52,7 @@ ANSWERING = {
     "mirror-now": "mirror.mirror.mirror_now",
     "restore-run": "mirror.restore.restore",
 }
-STREAMING = {
+STREAMING_VERBS = {
     "follow": "runs.follow.follow",
     "run": "runs.follow.start_and_follow",
     "send": "files.content_hashes.send",
@@ -67,7 +67,7 @@ STREAMING = {
     "broker": "broker.broker.run",
 }
 # Verbs that do not show that a server is in use; all others do.
-LOOKING = (
+PASSIVE_VERBS = (
     "status",
     "manifest",
     "edits",
@@ -115,14 +115,14 @@ def main() -> int:
     if is_brokered():
         # Also for the docker command and the terminals that this process starts.
         os.environ["DOCKER_HOST"] = f"unix://{BROKER}"
-    if verb not in LOOKING:
+    if verb not in PASSIVE_VERBS:
         _mark_used()
     line = sys.stdin.buffer.readline()
     try:
-        if verb in STREAMING:
-            _call_verb(STREAMING[verb], line)
-        elif verb in ANSWERING:
-            send_reply(_call_verb(ANSWERING[verb], line))
+        if verb in STREAMING_VERBS:
+            _call_verb(STREAMING_VERBS[verb], line)
+        elif verb in VERBS:
+            send_reply(_call_verb(VERBS[verb], line))
         else:
             raise Failure("usage", f"the labctl agent on the server has no verb {verb!r}")
     except Failure as failure:

@@ -77,12 +77,12 @@ def _draw_collection(collection: collect.Collection) -> None:
             bytes_text(submission.size) if submission.size else "",
             clean(submission.why),
         )
-        for submission in collection.handed
+        for submission in collection.submissions
     ]
     headings = ("SEAT", "STATE", "RECEIVED", "LATE", "COUNT", "SIZE", "")
     print_table(rows, headings, shutil.get_terminal_size().columns)
     count, late = len(collection.accepted), sum(1 for one in collection.accepted if one.late_s)
-    click.echo(f"{count} of {len(collection.handed)} submitted, {late} of them late.")
+    click.echo(f"{count} of {len(collection.submissions)} submitted, {late} of them late.")
     if collection.fetched or collection.refused:
         refused = len(collection.refused)
         click.echo(f"Fetched {collection.fetched} from the bucket, refused {refused}.")

@@ -14,7 +14,7 @@ from labctl.text import decimal_bytes_text, dollars_text, duration_text, timing_
 
 if TYPE_CHECKING:
     from labctl.estimate.fits import GpuFit
-    from labctl.insight.estimate import Cost, Estimate
+    from labctl.insight.estimate import CostEstimate, Estimate
 
 MAX_WIDTH = 110
 MAX_COSTS = 6
@@ -97,7 +97,7 @@ def draw_costs(estimate: Estimate) -> None:
         print_text(f"and {len(estimate.costs) - len(rows)} more: --json")
 
 
-def _cost_cells(cost: Cost, month: bool) -> tuple[str, ...]:
+def _cost_cells(cost: CostEstimate, month: bool) -> tuple[str, ...]:
     number = f"{cost.servers}x " if cost.servers > 1 else ""
     gpu = f"{cost.gpu_count}x {cost.gpu}" if cost.gpu_count > 1 and cost.gpu else cost.gpu or "-"
     market = "spot" if cost.spot else "on demand" if cost.price_usd_per_hour else "-"

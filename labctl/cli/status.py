@@ -304,7 +304,7 @@ def forward_command(
 
 def _list_or_stop_forwards(lab: Lab, services: tuple[str, ...], stop: bool, json_: bool) -> None:
     """List the background forwards, or stop the named ones (all without names)."""
-    from labctl.services.forwards import list_forwards, stop_forward
+    from labctl.services.background_forwards import list_forwards, stop_forward
 
     state = lab.context.state
     if stop:

@@ -19,7 +19,7 @@ from labctl.config.course_schema import (
 from labctl.config.directories import copy_environment
 from labctl.config.directories import find_paths as standard_paths
 from labctl.config.document import Node, escape, quote, read_bytes
-from labctl.config.lab import LabLoading, SettingsType
+from labctl.config.lab import LabConfigReader, SettingsType
 from labctl.config.layers import (
     build_switch_layers,
     iterate_leaves,
@@ -55,7 +55,7 @@ def load_course(
     top = read_file_layer(data, LAB_FILE, [*list_keys(CourseFile), *LAB_KEYS], problems)
     if problems and not top.value:
         raise _make_error(path, problems)
-    loading = _Loading(path, top, environ, settings_type, problems)
+    loading = _CourseConfigReader(path, top, environ, settings_type, problems)
     config = loading.build_config(sha256(data).hexdigest())
     if config is None:
         raise _make_error(path, problems)
@@ -81,7 +81,7 @@ def _is_of_machine(layer: Node) -> bool:
     return all(key in MACHINE_KEYS or key.count(".") == 2 for key, _ in iterate_leaves(layer))
 
 
-class _Loading:
+class _CourseConfigReader:
     """Reads one course, and collects the problems."""
 
     def __init__(
@@ -147,7 +147,7 @@ class _Loading:
         entries = {**self.add_networks(file, nodes), "lab": Node(file.course)}
         layers = [self.below, Node(entries, 0, LAB_FILE), *self.above]
         top = reduce(merge, layers, Node({}, 0, LAB_FILE))
-        loading = LabLoading(self.path, self.home, top, self.settings_type, self.problems)
+        loading = LabConfigReader(self.path, self.home, top, self.settings_type, self.problems)
         lab = loading.build_config("")
         if lab is None:
             return None
@@ -198,7 +198,7 @@ class _Loading:
         inner: list[Problem] = []
         named = Node({**entries, "lab": Node("grading")}, 0, LAB_FILE)
         top = reduce(merge, [self.below, named, *self.above], Node({}, 0, LAB_FILE))
-        lab = LabLoading(self.path, self.home, top, self.settings_type, inner).build_config("")
+        lab = LabConfigReader(self.path, self.home, top, self.settings_type, inner).build_config("")
         self.problems += [Problem(f"grading.{p.path}", p.line, p.message) for p in inner]
         return None if lab is None or len(self.problems) > before else GradingConfig(lab=lab)
 

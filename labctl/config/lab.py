@@ -97,7 +97,7 @@ def load_lab(
     top = reduce(merge, layers, Node({}, 0, LAB_FILE))
     from hashlib import sha256
 
-    config = LabLoading(path, own_paths.home, top, settings_type, problems).build_config(
+    config = LabConfigReader(path, own_paths.home, top, settings_type, problems).build_config(
         sha256(data).hexdigest()
     )
     if config is None:
@@ -135,7 +135,7 @@ def _as_text(node: Node) -> str:
     return ", ".join(parts) if len(parts) == len(items) else ""
 
 
-class LabLoading:
+class LabConfigReader:
     """Reads one lab from its merged nodes, and collects the problems."""
 
     def __init__(

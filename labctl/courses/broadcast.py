@@ -92,11 +92,11 @@ def push_handouts(staff: CourseOperator, seats: Sequence[Seat]) -> list[SeatOutc
         )
         for context in contexts
     ]
-    doors = LoginLimiter(list(servers.values()))
+    login_limiter = LoginLimiter(list(servers.values()))
 
     def push_to_seat(context: LabContext) -> Server:
         server = servers[context.lab_id]
-        with doors.reserve(server.endpoint):
+        with login_limiter.acquire_slot(server.endpoint):
             push_material(context, server, handouts)
         return server
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from labctl.config.course_schema import AssignmentConfig
 from labctl.config.document import quote
 from labctl.config.reader import find_nearest
@@ -57,7 +59,7 @@ class Collection(Value, frozen=True):
     """
 
     assignment: str
-    handed: tuple[SeatSubmission, ...]
+    submissions: tuple[SeatSubmission, ...] = msgspec.field(name="handed")
     damaged: tuple[str, ...] = ()
     fetched: int = 0
     refused: tuple[str, ...] = ()
@@ -65,7 +67,7 @@ class Collection(Value, frozen=True):
 
     @property
     def accepted(self) -> tuple[SeatSubmission, ...]:
-        return tuple(submission for submission in self.handed if submission.state == "in")
+        return tuple(submission for submission in self.submissions if submission.state == "in")
 
 
 def collect(
@@ -97,7 +99,7 @@ def collect(
     _record_collected(folder, name, handed, by)
     return Collection(
         assignment=name,
-        handed=handed,
+        submissions=handed,
         damaged=tuple(f"{place}: {why}" for place, why in sorted(damage.items())),
         fetched=fetched,
         refused=refused,
@@ -121,7 +123,7 @@ def find_rules(folder: CourseFolder, name: str) -> AssignmentConfig:
 
 def describe_collection(collection: Collection) -> str:
     """Return a collection in one line of text."""
-    text = f"{len(collection.accepted)} of {len(collection.handed)} submitted"
+    text = f"{len(collection.accepted)} of {len(collection.submissions)} submitted"
     damaged = len(collection.damaged)
     return f"{text}, {damaged} damaged" if damaged else f"{text}, all bundles match their receipts"
 

@@ -181,11 +181,11 @@ class _SeatBudgets:
             budget_usd = left_usd + self._recorded_usd.get(seat.lab_id, 0.0)
         max_ttl_s = self._need.max_ttl_s
         if max_ttl_s is not None:
-            max_ttl_s += sum_granted_s(entries)
+            max_ttl_s += sum_staff_extensions_s(entries)
         return msgspec.structs.replace(self._need, budget_usd=budget_usd, max_ttl_s=max_ttl_s)
 
 
-def sum_granted_s(entries: Iterable[CourseLedgerEntry]) -> int:
+def sum_staff_extensions_s(entries: Iterable[CourseLedgerEntry]) -> int:
     """Return the seconds that staff granted to a seat's present server, from the seat's own lines.
 
     Extensions by students (lines with their name) stay within the ceiling and do not raise it.

@@ -29,7 +29,7 @@ def make_collector(staff: CourseOperator) -> Collect:
 
     def collect_one(name: str) -> str:
         collection = collect(staff.folder, name, by=staff.by)
-        missing = sum(submission.state == "missing" for submission in collection.handed)
+        missing = sum(submission.state == "missing" for submission in collection.submissions)
         parts = [f"{len(collection.accepted)} submitted and intact"]
         parts += [f"{missing} missing"] if missing else []
         parts += [f"{len(collection.damaged)} DAMAGED"] if collection.damaged else []

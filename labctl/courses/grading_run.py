@@ -369,10 +369,10 @@ class _Batch:
     def result(self) -> GradingResult:
         others = [
             SeatGrade(seat=submission.seat, state=submission.state, why=submission.why)
-            for submission in self.collection.handed
+            for submission in self.collection.submissions
             if submission.state != "in"
         ]
-        order = [submission.seat for submission in self.collection.handed]
+        order = [submission.seat for submission in self.collection.submissions]
         seats = sorted([*self.done.values(), *others], key=lambda graded: order.index(graded.seat))
         return GradingResult(
             assignment=self.name,

@@ -25,7 +25,7 @@ from labctl.runs import images
 from labctl.servers import adoption, end_server
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
-from labctl.sync.push import push
+from labctl.sync.push import push_tree
 from labctl.sync.scan import scan_code, scan_data
 from labctl.wire.boot_id import read_boot_token
 from labctl.wire.sandbox import (
@@ -134,7 +134,7 @@ class GradingServer:
     def _upload(self, target: str, root: Path, files: tuple[FileEntry, ...]) -> None:
         config = self.context.config
         about = (self.remote(), config.name, self.context.lab_id, target)
-        push(*about, root, files, _make_upload_reporter(self.context.reporter), force=True)
+        push_tree(*about, root, files, _make_upload_reporter(self.context.reporter), force=True)
 
 
 def build_grading_context(staff: CourseOperator) -> LabContext:

@@ -20,7 +20,7 @@ from labctl.model import FileEntry, Server, Value
 from labctl.servers.context import LabContext
 from labctl.shell import command
 from labctl.sync.fetch import fetch_data
-from labctl.sync.push import push
+from labctl.sync.push import push_tree
 from labctl.sync.scan import scan_data
 
 NAME = "handouts"
@@ -137,7 +137,9 @@ def push_material(
             seed_data(lab, server)
         for tree in wanted.trees:
             destination = (lab.config.name, lab.lab_id, tree.target)
-            result = push(remote, *destination, tree.root, tree.files, lab.reporter, force=True)
+            result = push_tree(
+                remote, *destination, tree.root, tree.files, lab.reporter, force=True
+            )
             sent += result.sent
         if wanted.urls:
             fetch_data(remote, lab.config.name, lab.lab_id, wanted.urls, lab.reporter)

@@ -268,11 +268,13 @@ def _check_startups(
     pairs: Sequence[tuple[Seat, Server]], answers: Sequence[ServerResult]
 ) -> list[Check]:
     """Check that one sshd accepts all of its seats' logins at once."""
-    doors: dict[str, list[str]] = {}
+    limits_by_hop: dict[str, list[str]] = {}
     for (_, server), answer in zip(pairs, answers, strict=True):
-        doors.setdefault(first_hop(server.endpoint), []).append(_word(answer, "maxstartups"))
+        limits_by_hop.setdefault(first_hop(server.endpoint), []).append(
+            _word(answer, "maxstartups")
+        )
     checks = []
-    for name, limits in doors.items():
+    for name, limits in limits_by_hop.items():
         limit = next(filter(None, limits), "")
         seats = len(limits)
         if seats < 2 or not limit:

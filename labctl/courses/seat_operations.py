@@ -16,7 +16,7 @@ import msgspec
 from labctl.config import CourseConfig
 from labctl.courses import metering, server_contents
 from labctl.courses.claims import LOOK_S, SeatClaim
-from labctl.courses.context import build_seat_contexts, sum_granted_s
+from labctl.courses.context import build_seat_contexts, sum_staff_extensions_s
 from labctl.courses.records.folder import Seat
 from labctl.courses.records.ledger import CourseLedgerEntry
 from labctl.courses.records.spending import allowance_usd, spent_usd
@@ -220,7 +220,9 @@ class SeatOperations:
         need, ledger = context.config.server.need, self.staff.folder.ledger
         with self._extending:  # recorded before it is granted, so that two at once both count
             entries = ledger.list_entries(seat=seat.name)
-            whole_s = (need.ttl_s or 0) + sum_granted_s(entries) + _extended_s(entries) + span_s
+            whole_s = (
+                (need.ttl_s or 0) + sum_staff_extensions_s(entries) + _extended_s(entries) + span_s
+            )
             if need.max_ttl_s and whole_s > need.max_ttl_s:
                 raise PolicyError(
                     f"cannot extend by {duration_text(span_s)}",

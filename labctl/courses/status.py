@@ -206,13 +206,13 @@ def _refresh_servers(staff: CourseOperator, seats: Sequence[Seat]) -> dict[str, 
         )
         for lab_id, context in by_lab.items()
     ]
-    doors = LoginLimiter(record_servers(contexts, listed))
+    login_limiter = LoginLimiter(record_servers(contexts, listed))
 
     def refresh_seat(context: LabContext) -> None:
         server = staff.state.get_lab_server(context.lab_id)
         if server is None or server.state != "running":
             return
-        with doors.reserve(server.endpoint):
+        with login_limiter.acquire_slot(server.endpoint):
             refresh_server(context, server)
 
     outcomes = fleet.run_for_each(contexts, refresh_seat)

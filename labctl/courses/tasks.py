@@ -16,7 +16,7 @@ from math import inf
 from typing import Literal
 
 from labctl.courses import broadcast, metering, rescue, servers, teardown
-from labctl.courses.context import SAVER_S, sum_granted_s
+from labctl.courses.context import SAVER_S, sum_staff_extensions_s
 from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.leftovers import remove_expired_disks
 from labctl.courses.loading import open_course
@@ -337,7 +337,7 @@ class CourseTasks:
             ]
             if warned and self.now() - warned[-1] > GRACE_S:
                 return "budget"
-        longest = self.staff.folder.config.per_student.max_ttl + sum_granted_s(own)
+        longest = self.staff.folder.config.per_student.max_ttl + sum_staff_extensions_s(own)
         if server.offer.price_usd_per_hour and (self.now() > server.created_at + longest + GRACE_S):
             return "time"
         return ""

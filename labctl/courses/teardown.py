@@ -133,11 +133,11 @@ def _save_all(
     by_lab: dict[str, Seat],
     discard: bool,
 ) -> list[fleet.LabOutcome[SavedSeat]]:
-    doors = LoginLimiter(list(servers.values()))
+    login_limiter = LoginLimiter(list(servers.values()))
 
     def save_seat(context: LabContext) -> SavedSeat:
         server = servers[context.lab_id]
-        with doors.reserve(server.endpoint):
+        with login_limiter.acquire_slot(server.endpoint):
             return save_server(context, server, discard=discard)
 
     def notify(outcome: fleet.LabOutcome[SavedSeat]) -> None:

@@ -49,13 +49,13 @@ MOST_GPUS_OF_A_SERVER = 8
 FULL_DAY_H = 24.0
 
 
-class Time(Value, frozen=True):
+class TimeEstimate(Value, frozen=True):
     """The time of the training, or of a day's requests; None if unknown."""
 
     hours: float | None
 
 
-class Cost(Value, frozen=True):
+class CostEstimate(Value, frozen=True):
     """The cost of one offer. None: unknown.
 
     `usd` is for the training, or for the busy hours of 30 days of requests; `always_on_usd` is for
@@ -111,11 +111,11 @@ class Estimate(Value, frozen=True):
     plan: ModelPlan
     amount: Workload
     memory: MemoryEstimate
-    time: Time
+    time: TimeEstimate
     fits: tuple[GpuFit, ...]
-    costs: tuple[Cost, ...]
+    costs: tuple[CostEstimate, ...]
     gpu: GpuVerdict
-    cheapest: Cost | None
+    cheapest: CostEstimate | None
     ways: tuple[Suggestion, ...]
     details: Details
 
@@ -149,7 +149,7 @@ def estimate(
         plan=plan,
         amount=amount,
         memory=needed,
-        time=Time(hours=hours),
+        time=TimeEstimate(hours=hours),
         fits=rows,
         costs=costs,
         gpu=gpu_verdict,
@@ -235,7 +235,7 @@ def _compute_costs(
     needed: MemoryEstimate,
     offers: Sequence[Offer],
     gpu_verdict: GpuVerdict,
-) -> tuple[Cost, ...]:
+) -> tuple[CostEstimate, ...]:
     """Compute the cost of each offer: first those with enough memory, then by cost.
 
     The cost is in dollars if the hours are known (for requests, of a month left on), else per hour.
@@ -244,7 +244,7 @@ def _compute_costs(
     return tuple(sorted(rows, key=_rank))
 
 
-def _rank(cost: Cost) -> tuple[bool, bool, float, float]:
+def _rank(cost: CostEstimate) -> tuple[bool, bool, float, float]:
     price = cost.price_usd_per_hour * cost.servers
     usd = cost.usd if cost.always_on_usd is None else cost.always_on_usd
     return not cost.fits, usd is None, price if usd is None else usd, price
@@ -252,7 +252,7 @@ def _rank(cost: Cost) -> tuple[bool, bool, float, float]:
 
 def _compute_cost(
     plan: ModelPlan, amount: Workload, needed: MemoryEstimate, offer: Offer, gpu_verdict: GpuVerdict
-) -> Cost:
+) -> CostEstimate:
     if offer.gpu_count:
         gpu_card = find_card(offer.gpu_name, offer.gpu_memory_bytes)
         fit = needed.total_bytes <= usable_bytes(offer.gpu_name, offer.gpu_memory_bytes)
@@ -265,7 +265,7 @@ def _compute_cost(
         )
         hours, servers = _cpu_hours(plan, amount), 1
     price = offer.price_usd_per_hour * servers
-    return Cost(
+    return CostEstimate(
         provider=offer.provider,
         type=offer.type,
         zone=offer.zone,
@@ -299,9 +299,11 @@ def _always_on(
     return replicas * FULL_DAY_H * DAYS_A_MONTH * price
 
 
-def _stated_cost(plan: ModelPlan, amount: Workload, price: float, hours: float | None) -> Cost:
+def _stated_cost(
+    plan: ModelPlan, amount: Workload, price: float, hours: float | None
+) -> CostEstimate:
     """Compute the cost at the price given on the command line, for all GPUs together."""
-    return Cost(
+    return CostEstimate(
         provider="",
         type="stated",
         zone="",
@@ -318,7 +320,7 @@ def _stated_cost(plan: ModelPlan, amount: Workload, price: float, hours: float |
     )
 
 
-def _choose_card(cheapest: Cost | None, total_bytes: int) -> Card:
+def _choose_card(cheapest: CostEstimate | None, total_bytes: int) -> Card:
     """Choose the GPU for the time: the cheapest offer's, the smallest that fits, or YARDSTICK."""
     if cheapest is not None and (offered := find_card(cheapest.gpu, cheapest.gpu_memory_bytes)):
         return offered

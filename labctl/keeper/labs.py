@@ -114,7 +114,7 @@ class Keeper:
     def tick(self) -> list[threading.Thread]:
         """Start a check of each lab that is due; the threads that run them."""
         self._update_tasks()
-        return self._scheduler.tick()
+        return self._scheduler.start_due_tasks()
 
     def _update_tasks(self) -> None:
         """Update the list of kept labs. New and changed ones are due at once."""

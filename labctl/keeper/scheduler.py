@@ -100,10 +100,10 @@ class Scheduler:
         """Run tasks until `stop`. Those that are running then may still go on when this returns."""
         while not self.stop.is_set():
             before_tick()
-            self.tick()
+            self.start_due_tasks()
             self.stop.wait(TICK_S)
 
-    def tick(self) -> list[threading.Thread]:
+    def start_due_tasks(self) -> list[threading.Thread]:
         """Start each task that is due and not running; the threads that run them."""
         threads = []
         with self._guard:

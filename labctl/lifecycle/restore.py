@@ -17,7 +17,7 @@ from labctl.events import Note
 from labctl.model import FileEntry, Run, Server, Value
 from labctl.servers.context import LabContext
 from labctl.stores.lab_store import open_lab_store, restore_run
-from labctl.sync.push import push
+from labctl.sync.push import push_tree
 from labctl.sync.scan import HashIndex, scan_code, scan_data
 from labctl.sync.transfer_lock import hold_transfers
 from labctl.wire.codec import MessageError, decode, encode
@@ -140,7 +140,7 @@ def _restore_local(context: LabContext, server: Server, run_id: str) -> int:
         context.reporter.emit(Note(text=text, level="warning"))
     target = f"restore/{run_id}"
     with hold_transfers(config.root, "push", context.reporter):
-        push(
+        push_tree(
             remote,
             config.name,
             context.lab_id,

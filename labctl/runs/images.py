@@ -159,7 +159,7 @@ def _build(
 
 def push_wheelhouse(context: LabContext, server: Server, remote: AgentClient) -> None:
     """Push this machine's wheelhouse, for pip in a build; do nothing if none is configured."""
-    from labctl.sync.push import push
+    from labctl.sync.push import push_tree
 
     if not context.config.wheelhouse:
         return
@@ -168,7 +168,7 @@ def push_wheelhouse(context: LabContext, server: Server, remote: AgentClient) ->
     files = scan_data(root, "wheelhouse", wheels, context.reporter, later=index)
     target = (remote, context.config.name, context.lab_id, "wheelhouse")
     with hold_transfers(context.config.root, "push", context.reporter):
-        push(*target, wheels, files, context.reporter, index=index)
+        push_tree(*target, wheels, files, context.reporter, index=index)
 
 
 def has_image(remote: AgentClient, reference: str) -> bool:

@@ -38,7 +38,7 @@ from labctl.servers.context import LabContext
 from labctl.servers.cost import record_start, spent_usd
 from labctl.servers.held_disks import KEPT_S
 from labctl.servers.host_keys import make_key
-from labctl.servers.plan import describe_plan, market_name, offer_name
+from labctl.servers.plan import describe_market, describe_offer, describe_plan
 from labctl.state import Attempt
 from labctl.text import dollars_text, price_text
 
@@ -90,7 +90,7 @@ def create_server(context: LabContext, need: Need) -> Server:
         try:
             return _attempt(context, need, offer)
         except CapacityError as error:
-            kind = f"{offer.type} {market_name(offer)}".strip()
+            kind = f"{offer.type} {describe_market(offer)}".strip()
             zones_by_kind.setdefault(kind, []).append(offer.zone)
             context.reporter.emit(Note(text=error.what))
         except REFUSALS:
@@ -227,7 +227,7 @@ def max_confirmed_usd_per_hour(offer: Offer) -> float | None:
 
 
 def _confirm_price(context: LabContext, need: Need, offer: Offer, others: list[Offer]) -> None:
-    question = f"start {offer_name(offer)} for {price_text(offer.price_usd_per_hour)}?"
+    question = f"start {describe_offer(offer)} for {price_text(offer.price_usd_per_hour)}?"
     left = budget_left_usd(context, need)
     plan = describe_plan(context.provider, need, offer, others, left)
     if guard.can_lose_results(context):
@@ -269,7 +269,7 @@ def _attempt(context: LabContext, need: Need, offer: Offer) -> Server:
     accounts.note_profile(context, account)
     context.state.begin_attempt(request.token, request, offer, account.id)
     context.state.record("attempt", lab_id=context.lab_id, detail={"token": request.token})
-    step = Step(name=f"creating a server ({context.provider.name} {offer_name(offer)})")
+    step = Step(name=f"creating a server ({context.provider.name} {describe_offer(offer)})")
     context.reporter.emit(step)
     server = _complete_attempt(context, offer, request)
     context.reporter.emit(msgspec.structs.replace(step, done=True, detail=server.id))

@@ -65,10 +65,10 @@ def run_on_all(
     ones are there. A server that fails does not stop the others. After an interrupt no further
     server is started.
     """
-    doors = LoginLimiter(servers)
+    login_limiter = LoginLimiter(servers)
 
     def run_one(server: Server) -> ServerResult:
-        with doors.reserve(server.endpoint):
+        with login_limiter.acquire_slot(server.endpoint):
             return _run_on_server(connections, server, line, timeout_s)
 
     answers = []
@@ -124,7 +124,7 @@ class LoginLimiter:
         }
 
     @contextmanager
-    def reserve(self, endpoint: Endpoint) -> Iterator[None]:
+    def acquire_slot(self, endpoint: Endpoint) -> Iterator[None]:
         with self._slots[first_hop(endpoint)]:
             yield
 

@@ -28,7 +28,7 @@ def describe_plan(
     """
     price = offer.price_usd_per_hour
     gpus = f"{offer.gpu_count} x {offer.gpu_name}" if offer.gpu_count else "no GPU"
-    lines = [f"{offer.provider} {offer_name(offer)}: {gpus}, {price_text(price)}"]
+    lines = [f"{offer.provider} {describe_offer(offer)}: {gpus}, {price_text(price)}"]
     if offer.spot and offer.on_demand_usd_per_hour:
         saving = 1 - price / offer.on_demand_usd_per_hour
         list_price = price_text(offer.on_demand_usd_per_hour)
@@ -77,12 +77,12 @@ def _describe_limits(
     return lines
 
 
-def offer_name(offer: Offer) -> str:
+def describe_offer(offer: Offer) -> str:
     """Return "g4dn.xlarge in us-east-1a spot"."""
     where = f"in {offer.zone}" if offer.zone else ""
-    return " ".join(filter(None, [offer.type, where, market_name(offer)]))
+    return " ".join(filter(None, [offer.type, where, describe_market(offer)]))
 
 
-def market_name(offer: Offer) -> str:
+def describe_market(offer: Offer) -> str:
     """Return "spot", "on demand", or "" for an offer without a price."""
     return "spot" if offer.spot else "on demand" if offer.price_usd_per_hour else ""

@@ -13,7 +13,7 @@ from labctl.servers.adoption import adopt
 from labctl.servers.context import LabContext
 from labctl.servers.prepare import select_gpus
 from labctl.services import services
-from labctl.services.forwards import (
+from labctl.services.background_forwards import (
     DetachedSpec,
     Forwarding,
     ForwardSpec,

@@ -12,10 +12,10 @@ from labctl.runs import images, runs
 from labctl.servers.context import LabContext
 from labctl.servers.prepare import select_gpus
 from labctl.services import lab_services
-from labctl.services.forwards import Forwarding, list_forwards, stop_forward
+from labctl.services.background_forwards import Forwarding, list_forwards, stop_forward
 from labctl.services.services import ensure_service, list_services, stop_service
 from labctl.sync import lab_files
-from labctl.sync.push import push
+from labctl.sync.push import push_tree
 from labctl.sync.scan import HashIndex, scan_data
 from labctl.sync.transfer_lock import hold_transfers
 from labctl.wire.services import ServedModel, ServiceRequest
@@ -228,4 +228,4 @@ def _send_checkpoints(context: LabContext, server: Server, run: Run) -> None:
     files = scan_data(root, name, checkpoints, context.reporter, later=index)
     target = (context.open_agent(server), context.config.name, context.lab_id, f"model/{run.id}")
     with hold_transfers(root, "push", context.reporter):
-        push(*target, checkpoints, files, context.reporter, force=True, index=index)
+        push_tree(*target, checkpoints, files, context.reporter, force=True, index=index)

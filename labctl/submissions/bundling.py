@@ -18,10 +18,10 @@ from labctl.submissions.assignment import Assignment
 from labctl.submissions.bundle import BundleSource, packed_bytes
 from labctl.submissions.manifest import BundleFile, BundleManifest, CodeCommit
 from labctl.submissions.run_files import (
-    check_complete,
     find_best_checkpoint,
     hash_files,
     list_run_files,
+    require_complete_checkpoint,
 )
 from labctl.sync.local_results import RECORD
 from labctl.sync.scan import scan_code
@@ -88,7 +88,7 @@ def collect_contents(
     run_files = list_run_files(home, chosen, notes)
     _check_size(rules, [(file.name, file.size) for file in run_files], most_bytes)
     sources = list(hash_files(run_files, context.config.root, run.id, context.reporter))
-    check_complete(home, chosen, sources)
+    require_complete_checkpoint(home, chosen, sources)
     origin = _read_origin(context, run)
     sources += [
         _generate_file(RECORD, origin.record),

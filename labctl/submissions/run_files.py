@@ -98,7 +98,9 @@ def find_best_checkpoint(home: Path) -> str:
     return ranked[-1].parent.name if ranked else ""
 
 
-def check_complete(home: Path, checkpoint: str, sources: Iterable[BundleSource]) -> None:
+def require_complete_checkpoint(
+    home: Path, checkpoint: str, sources: Iterable[BundleSource]
+) -> None:
     """Raise TransferError if a file of the checkpoint differs from the checkpoint's manifest."""
     manifest = _read_manifest(home / CHECKPOINTS / checkpoint / MANIFEST, _ManifestWithFiles)
     by_path = {source.file.path: source.file for source in sources}

@@ -53,7 +53,7 @@ def _push_trees(
     with hold_transfers(context.config.root, "push", context.reporter):
         remote = context.open_agent(server)
         return [
-            transfer.push(
+            transfer.push_tree(
                 remote,
                 context.config.name,
                 context.lab_id,

@@ -45,7 +45,7 @@ class PushedTree(Value, frozen=True):
     unchanged: int = 0
 
 
-def push(
+def push_tree(
     remote: AgentClient,
     lab_name: str,
     lab_id: str,

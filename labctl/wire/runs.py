@@ -79,7 +79,7 @@ class ResumedRecord(NamedTuple):
     offset: int = 0
 
 
-class RestoredRunRecord(NamedTuple):
+class DiskRestoreRecord(NamedTuple):
     """The disk that a run was restored from, and its last container there (restored.json)."""
 
     disk: str = ""

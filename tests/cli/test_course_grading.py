@@ -123,7 +123,10 @@ def test_a_changed_bundle_makes_collect_fail(
         seat="bob", students=("bob",), state="damaged" if damaged else "missing", why=why
     )
     found = Collection(
-        assignment="hw3", handed=(late, bob), damaged=(why,) if damaged else (), strangers=("zoe",)
+        assignment="hw3",
+        submissions=(late, bob),
+        damaged=(why,) if damaged else (),
+        strangers=("zoe",),
     )
     answer(monkeypatch, "collect.collect", found)
     said = labctl("-C", "ml", "course", "collect", "hw3")

@@ -107,7 +107,8 @@ def test_every_failure_of_what_people_call_first_has_a_next_command() -> None:
     flows = (
         "courses/join insight/run_report lifecycle/reclaim lifecycle/restore"
         " lifecycle/sample_project lifecycle/up providers/static/machines runs/evaluate"
-        " runs/saved_copies services/forwards services/model_serving submissions/posting sync/pull"
+        " runs/saved_copies services/background_forwards services/model_serving"
+        " submissions/posting sync/pull"
     )
     files = [ROOT / "labctl" / f"{name}.py" for name in flows.split()]
     files += [*(ROOT / "labctl/config").glob("*.py"), *(ROOT / "labctl/stores").glob("*.py")]

@@ -79,7 +79,7 @@ def test_grades_are_what_they_were(folder: CourseFolder) -> None:
 def test_every_bundle_is_as_its_receipt_says(folder: CourseFolder) -> None:
     found = collect(folder, "hw3")
     assert not found.damaged
-    assert {one.seat: (one.state, one.student) for one in found.handed} == {
+    assert {one.seat: (one.state, one.student) for one in found.submissions} == {
         "alice": ("in", "alice"), "owls": ("in", "carol"), "dan": ("in", "dan"),
     }  # fmt: skip
     assert [why for _, why in Receiver(folder.drop).check("hw3")] == ["", "", ""]

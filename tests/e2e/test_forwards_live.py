@@ -22,14 +22,14 @@ from sshd_container import docker, greets, wait_for
 
 from labctl.errors import ConnectError, HostKeyError
 from labctl.model import Forward, Service
-from labctl.services.forward import find_free_port
-from labctl.services.forwards import (
+from labctl.services.background_forwards import (
     DetachedSpec,
     Forwarding,
     list_forwards,
     run_detached,
     stop_forward,
 )
+from labctl.services.port_forward import find_free_port
 from labctl.services.services import stop_service
 from labctl.state import State
 
@@ -162,7 +162,7 @@ def test_it_comes_back_after_the_server_restarted_at_another_port(
 def test_a_service_that_is_not_there_is_said_to_be_silent(
     service_lab: ServiceLab, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("labctl.services.forward.READY_S", 1.0)
+    monkeypatch.setattr("labctl.services.port_forward.READY_S", 1.0)
     with pytest.raises(ConnectError, match="nothing does not answer"):
         Forwarding(service_lab.spec(Service(name="nothing", port=1)), recorder).open()
 
@@ -248,7 +248,7 @@ def test_a_detached_one_outlives_the_process_that_asked_for_it(
     )
     program = (
         "import sys, msgspec; from pathlib import Path; from labctl.state import State;"
-        "from labctl.services.forwards import DetachedSpec, run_detached;"
+        "from labctl.services.background_forwards import DetachedSpec, run_detached;"
         "spec = msgspec.json.decode(sys.stdin.buffer.read(), type=DetachedSpec);"
         "run_detached(spec, State(Path(sys.argv[1])))"
     )

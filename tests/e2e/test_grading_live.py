@@ -294,7 +294,9 @@ def test_again_it_runs_nothing_and_looks_at_lateness_anew(
     alice = next(one.record for one in again.seats if one.seat == "alice")
     assert alice is not None
     assert (alice.penalty, alice.score) == (100, 0.0)
-    assert next(one for one in collect(staff.folder, "hw3").handed if one.seat == "alice").late_s
+    assert next(
+        one for one in collect(staff.folder, "hw3").submissions if one.seat == "alice"
+    ).late_s
 
 
 def test_feedback_is_released_and_escaped(grading: GradingResult, staff: CourseOperator) -> None:

@@ -16,7 +16,7 @@ from labctl.errors import LabError, PolicyError
 from labctl.events import SilentReporter
 from labctl.providers.local import LocalSettings
 from labctl.servers.prepare import probe
-from labctl.services.forward import Forwarding, ForwardSpec
+from labctl.services.port_forward import Forwarding, ForwardSpec
 from labctl.services.services import ensure_service, list_services, stop_service
 from labctl.wire.images import BUILD_IMAGE, BuildImageRequest
 from labctl.wire.services import ServiceRequest

@@ -23,7 +23,7 @@ from labctl.servers.connections import Connections
 from labctl.sync.edits import pull_code, pull_edits
 from labctl.sync.fetch import fetch_data
 from labctl.sync.pull import pull, verify
-from labctl.sync.push import PushedTree, push
+from labctl.sync.push import PushedTree, push_tree
 from labctl.sync.scan import HashIndex, scan_code, scan_data
 from labctl.transports.fabric import FabricTransport
 from labctl.wire.files import EDITS, PLAN
@@ -66,7 +66,7 @@ def push_code(box: Box, lab: Path, told: Recorder | None = None, **more: Any) ->
     remote = more.pop("remote", box.remote)
     index = HashIndex(lab, "code")
     files = scan_code(lab, told, later=index)
-    return push(remote, LAB, LAB_ID, "code", lab, files, told, index=index, **more)
+    return push_tree(remote, LAB, LAB_ID, "code", lab, files, told, index=index, **more)
 
 
 def test_a_push_brings_what_is_here_and_a_second_one_nothing(box: Box, lab: Path) -> None:
@@ -288,7 +288,7 @@ def test_more_than_a_gib_asks_first(box: Box, lab: Path) -> None:
     told = Recorder(answer=False)
     huge = [FileEntry(path="huge.bin", size=GIB + 1, sha256="0" * 64)]
     with pytest.raises(PolicyError, match="nothing was pushed"):
-        push(box.remote, LAB, LAB_ID, "data/big", lab, huge, told)
+        push_tree(box.remote, LAB, LAB_ID, "data/big", lab, huge, told)
     assert "1.0 GiB" in told.asked[0].question
 
 
@@ -298,7 +298,7 @@ def test_data_is_pushed_by_its_name(box: Box, lab: Path, tmp_path: Path) -> None
     (data / "train" / "1.png").write_bytes(b"\x89PNG")
     told = Recorder()
     files = scan_data(lab, "digits", data, told)
-    push(box.remote, LAB, LAB_ID, "data/digits", data, files, told)
+    push_tree(box.remote, LAB, LAB_ID, "data/digits", data, files, told)
     assert box.hashes("data/digits") == local_hashes(data)
 
 
@@ -469,7 +469,7 @@ def test_pushed_data_takes_the_place_of_fetched_data(
     (data / "x").write_bytes(b"x")
     told = Recorder()
     files = scan_data(lab, "set", data, told)
-    push(box.remote, LAB, LAB_ID, "data/set", data, files, told)
+    push_tree(box.remote, LAB, LAB_ID, "data/set", data, files, told)
     assert set(box.hashes("data/set")) == {"x"}
     assert fetch(box, f"{SITE}/set.tar.gz").files == 2
     assert box.remote.call(EDITS, LabRequest(LAB, LAB_ID)).files == ()

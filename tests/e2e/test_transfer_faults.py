@@ -30,7 +30,7 @@ from labctl.servers.agent import AgentClient, program_name
 from labctl.servers.connections import Connections
 from labctl.sync.edits import pull_edits
 from labctl.sync.pull import pull, verify
-from labctl.sync.push import PushedTree, push
+from labctl.sync.push import PushedTree, push_tree
 from labctl.sync.scan import HashIndex, scan_code
 from labctl.wire.files import MANIFEST, CompleteFile, ManifestReply, RunManifest
 from labctl.wire.verbs import Verb
@@ -96,7 +96,7 @@ def write_big(path: Path) -> None:
 def push_code(box: Box, lab: Path, told: Recorder) -> PushedTree:
     index = HashIndex(lab, "code")
     files = scan_code(lab, told, later=index)
-    return push(box.remote, LAB, LAB_ID, "code", lab, files, told, index=index)
+    return push_tree(box.remote, LAB, LAB_ID, "code", lab, files, told, index=index)
 
 
 def local(program: str) -> list[int]:

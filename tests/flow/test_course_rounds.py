@@ -90,13 +90,13 @@ def test_a_deed_that_nobody_expected_to_fail_comes_again(
     roster = kept.course.folder.path / "roster.csv"
     roster.rename(roster.with_name("away"))
     roster.mkdir()  # reading it is an error of the system's
-    for thread in vigil.scheduler.tick():
+    for thread in vigil.scheduler.start_due_tasks():
         thread.join(120)
     assert task.error
     roster.rmdir()
     roster.with_name("away").rename(roster)
     task.due_at = 0.0
-    for thread in vigil.scheduler.tick():
+    for thread in vigil.scheduler.start_due_tasks():
         thread.join(120)
     assert task.error == ""
     assert any(text.startswith("roster: working") for _, text in kept.told)

@@ -20,7 +20,7 @@ from labctl.commands import rsync
 from labctl.errors import BusyError, DiskFullError, PolicyError, TransferError
 from labctl.events import Event, Progress
 from labctl.servers.agent import AgentClient
-from labctl.sync.push import INLINE_BYTES, PushedTree, push
+from labctl.sync.push import INLINE_BYTES, PushedTree, push_tree
 from labctl.sync.scan import LARGE_BYTES, HashIndex, scan_code
 from labctl.sync.transfer_lock import hold_transfers
 from labctl.transports.rsync import find_program
@@ -60,7 +60,7 @@ def push_code(
     index = HashIndex(lab, "code")
     files = scan_code(lab, reporter, later=index)
     remote = AgentClient(server)
-    return push(remote, *LAB, "code", lab, files, reporter, index=index, force=force)
+    return push_tree(remote, *LAB, "code", lab, files, reporter, index=index, force=force)
 
 
 def code(server: DirectoryServer) -> Path:
@@ -288,7 +288,7 @@ def test_a_small_file_that_changes_after_the_scan_arrives_as_it_is_now(
     index = HashIndex(lab, "code")
     files = scan_code(lab, Recorded(), later=index)
     (lab / "train.py").write_text("print('later')\n")
-    push(AgentClient(with_rsync), *LAB, "code", lab, files, Recorded(), index=index)
+    push_tree(AgentClient(with_rsync), *LAB, "code", lab, files, Recorded(), index=index)
     assert tree(code(with_rsync)) == tree(lab)
 
 
@@ -400,5 +400,5 @@ def test_no_room_is_told_before_anything_is_sent(with_rsync: DirectoryServer, la
         file.truncate(2**43)
     files = [f for f in scan_code(lab, Recorded(), later=index) if f.path == "huge.bin"]
     with pytest.raises(DiskFullError, match="not enough disk space"):
-        push(AgentClient(with_rsync), *LAB, "code", lab, files, Recorded(), index=index)
+        push_tree(AgentClient(with_rsync), *LAB, "code", lab, files, Recorded(), index=index)
     assert with_rsync.shells == 0

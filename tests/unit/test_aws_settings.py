@@ -106,13 +106,13 @@ def home(tmp_path: Path) -> Path:
 def test_region_is_the_one_that_aws_itself_would_take(
     home: Path, profile: str, environ: dict[str, str], region: str
 ) -> None:
-    assert account.home_region(profile, {"HOME": str(home), **environ}) == region
+    assert account.resolve_home_region(profile, {"HOME": str(home), **environ}) == region
 
 
 def test_unreadable_configuration_is_left_to_aws_to_complain_about(tmp_path: Path) -> None:
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / "config").write_bytes(b"region = no section\n\xff")
-    assert account.home_region("", {"HOME": str(tmp_path)}) == "us-east-1"
+    assert account.resolve_home_region("", {"HOME": str(tmp_path)}) == "us-east-1"
 
 
 def test_fingerprint_changes_with_account_endpoint_and_files(home: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labctl.courses.context import sum_granted_s
+from labctl.courses.context import sum_staff_extensions_s
 from labctl.courses.metering import ServerSnapshot, draft_lines, read_servers
 from labctl.courses.records.folder import Seat
 from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry, merge_costs
@@ -125,10 +125,10 @@ def test_what_staff_gave_counts_for_the_present_server_alone() -> None:
         )
 
     before = [entry(1, "up"), entry(2, "extend", 7200), entry(3, "up")]
-    assert sum_granted_s(before) == 0
-    assert sum_granted_s([*before, entry(4, "extend", 3600)]) == 3600
+    assert sum_staff_extensions_s(before) == 0
+    assert sum_staff_extensions_s([*before, entry(4, "extend", 3600)]) == 3600
     taken = entry(5, "extend", 900, student="alice")
-    assert sum_granted_s([*before, entry(4, "extend", 3600), taken]) == 3600
+    assert sum_staff_extensions_s([*before, entry(4, "extend", 3600), taken]) == 3600
 
 
 def seen_in(

@@ -71,7 +71,7 @@ def hand_in(folder: CourseFolder, student: str, at: float, text: str = "") -> No
 
 
 def seats_of(folder: CourseFolder) -> dict[str, SeatSubmission]:
-    return {one.seat: one for one in collect(folder, "hw3").handed}
+    return {one.seat: one for one in collect(folder, "hw3").submissions}
 
 
 def test_the_last_one_counts_and_a_teams_is_anybodys_of_it(folder: CourseFolder) -> None:
@@ -114,7 +114,7 @@ def test_an_edited_receipt_and_bundle_do_not_count(folder: CourseFolder) -> None
     hand_in(folder, "alice", DUE_AT + 3600)
     edit_receipt(folder, received="2026-11-28T00:00:00Z", late_s=0, penalty=0)
     found = collect(folder, "hw3")
-    alice = found.handed[0]
+    alice = found.submissions[0]
     assert alice.state == "damaged"
     assert "changed after it was signed" in alice.why
     assert len(found.damaged) == 1

@@ -14,8 +14,7 @@ import pytest
 
 from labctl.errors import NotFoundError
 from labctl.model import Endpoint, Forward, Service
-from labctl.services.forward import find_free_port, is_answering
-from labctl.services.forwards import (
+from labctl.services.background_forwards import (
     Forwarding,
     ForwardSpec,
     build_url,
@@ -23,6 +22,7 @@ from labctl.services.forwards import (
     list_forwards,
     stop_forward,
 )
+from labctl.services.port_forward import find_free_port, is_answering
 from labctl.services.services import usual_port
 from labctl.state import State
 
@@ -124,3 +124,13 @@ def test_stopping_what_is_not_there_is_said(tmp_path: Path) -> None:
         with pytest.raises(NotFoundError, match="there is no forward web"):
             stop_forward(state, "web")
         assert stop_forward(state, "all") == []
+
+
+def test_a_forward_of_an_earlier_version_is_still_ours() -> None:
+    words = ["python -m labctl.services.forwards 0123abcd", "60"]
+    with subprocess.Popen(words, executable="/bin/sleep") as process:
+        try:
+            assert is_ours(forward(process.pid, "0123abcd"))
+            assert not is_ours(forward(process.pid, "0123abce"))
+        finally:
+            process.kill()

@@ -26,7 +26,7 @@ class Loop:
 
     def tick(self) -> int:
         """One tick, to the end of what it starts; how many tasks ran."""
-        threads = self.scheduler.tick()
+        threads = self.scheduler.start_due_tasks()
         for thread in threads:
             thread.join()
         return len(threads)
@@ -99,10 +99,10 @@ def test_a_task_never_runs_twice_at_a_time_and_few_run_at_once() -> None:
     go_on = threading.Event()
     for name in ("first", "second", "third"):
         loop.add(name, lambda: float(go_on.wait(60)))
-    threads = loop.scheduler.tick()
+    threads = loop.scheduler.start_due_tasks()
     assert len(threads) == 2
     loop.scheduler.make_all_due()
-    assert loop.scheduler.tick() == []
+    assert loop.scheduler.start_due_tasks() == []
     go_on.set()
     for thread in threads:
         thread.join()

@@ -16,9 +16,7 @@ from labctl.providers.local.engine import EngineInfo
 def disk(root: Path) -> Check:
     info = EngineInfo(version="28.2.2", os="linux", root=str(root))
     [found] = [
-        one
-        for one in checks.check_running_engine(info, built=True)
-        if one.name == "disk for images"
+        one for one in checks.list_engine_checks(info, built=True) if one.name == "disk for images"
     ]
     return found
 

@@ -22,7 +22,7 @@ from labctl.events import (
     Step,
 )
 from labctl.keeper.labs import LogReporter
-from labctl.services.forwards import _make_file_reporter
+from labctl.services.background_forwards import _make_file_reporter
 
 OTHER = Question(question="overwrite it?")
 PRICE = Question(question="pay it?", about="price")

@@ -11,8 +11,8 @@ import pytest
 from labctl.errors import BuildError, NotFoundError
 from labctl.events import Note, SilentReporter
 from labctl.model import Endpoint, Service
-from labctl.services.forward import ForwardSpec
-from labctl.services.forwards import DetachedSpec
+from labctl.services.background_forwards import DetachedSpec
+from labctl.services.port_forward import ForwardSpec
 from labctl.services.services import ensure_service, list_services, serving_files, stop_service
 from labctl.wire.codec import decode, encode
 from labctl.wire.images import BuildResult

@@ -107,7 +107,7 @@ def list_verbs() -> list[Verb[Any, Any] | StreamingVerb[Any, Any, Any]]:
 
 @pytest.mark.parametrize("verb", list_verbs(), ids=lambda verb: verb.name)
 def test_the_handler_of_a_verb_takes_and_returns_its_messages(verb: Any) -> None:
-    path = (entrypoint.ANSWERING | entrypoint.STREAMING)[verb.name]
+    path = (entrypoint.VERBS | entrypoint.STREAMING_VERBS)[verb.name]
     module, _, function = path.rpartition(".")
     loaded = import_module(f"labctl.agent.{module}")
     hints = getattr(loaded, function).__annotations__

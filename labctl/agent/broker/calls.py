@@ -147,7 +147,7 @@ class Calls:
             account, request.query.get("name") or f"anonymous-{os.urandom(6).hex()}"
         )
         wanted = parse_container_request(account, fields)
-        image = engine.parse_object(Image, self._find_image_document(account, wanted.image))
+        image = engine.convert_object(Image, self._find_image_document(account, wanted.image))
         claim_request = ContainerClaim(name, wanted.gpus, "labctl.service" in wanted.labels)
         with self.keeping.claims.claim(account, claim_request) as grant:
             labels = {SOURCES: json.dumps({bind.target: bind.source for bind in wanted.binds})}
@@ -226,7 +226,9 @@ class Calls:
     def pass_to_exec(self, account: BrokerAccount, request: Request, ref: str) -> None:
         if not ID.fullmatch(ref):
             raise HttpRefusal(404, f"No such exec instance: {ref[:80]}")
-        state = engine.parse_object(ExecState, json.loads(engine.call("GET", f"/exec/{ref}/json")))
+        state = engine.convert_object(
+            ExecState, json.loads(engine.call("GET", f"/exec/{ref}/json"))
+        )
         self._inspect_own(account, state.ContainerID)
         action = request.path.rpartition("/")[2]
         content = b""
@@ -238,7 +240,7 @@ class Calls:
         pass_on(request, ENGINE, f"/exec/{state.ID}/{action}", query, content)
 
     def _inspect_own(self, account: BrokerAccount, ref: str) -> Container:
-        return engine.parse_object(Container, self._find_own_document(account, ref))
+        return engine.convert_object(Container, self._find_own_document(account, ref))
 
     def _find_own_document(self, account: BrokerAccount, ref: str) -> dict[str, Any]:
         """Inspect a container of the account; another account's container is not found."""
@@ -253,7 +255,7 @@ class Calls:
     def _find_image_document(self, account: BrokerAccount, ref: str) -> dict[str, Any]:
         for reference in account_images.list_candidates(account, ref):
             image = engine.inspect_image_document(reference)
-            if image and account_images.is_visible(account, engine.parse_object(Image, image)):
+            if image and account_images.is_visible(account, engine.convert_object(Image, image)):
                 return image
         raise HttpRefusal(404, f"No such image: {ref[:200]}")
 

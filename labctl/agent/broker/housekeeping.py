@@ -198,11 +198,11 @@ def _write_note(container: AccountContainer) -> None:
     command = NewExec(("/bin/sh", "-c", NOTE, "sh", LEASE), User=str(container.uid))
     path = f"/containers/{container.id}/exec"
     reply = json.loads(engine.call("POST", path, command, NOTE_S))
-    exec_id = engine.parse_object(CreatedObject, reply).Id
+    exec_id = engine.convert_object(CreatedObject, reply).Id
     engine.call("POST", f"/exec/{exec_id}/start", StartExec(Detach=True), NOTE_S)
     deadline_s = time.monotonic() + NOTE_S
     while time.monotonic() < deadline_s:
         state = json.loads(engine.call("GET", f"/exec/{exec_id}/json", timeout_s=NOTE_S))
-        if not engine.parse_object(ExecState, state).Running:
+        if not engine.convert_object(ExecState, state).Running:
             return
         time.sleep(0.05)

@@ -51,7 +51,7 @@ class EngineRequestError(Failure):
 def inspect_image(reference: str) -> Image | None:
     """Return an image; None if it is not on this server."""
     body = inspect_image_document(reference)
-    return None if body is None else parse_object(Image, body)
+    return None if body is None else convert_object(Image, body)
 
 
 def inspect_image_document(reference: str) -> dict[str, Any] | None:
@@ -68,7 +68,7 @@ def inspect_containers(names: list[str]) -> dict[str, Container]:
 def inspect_container(name: str) -> Container | None:
     """Return a container by name or id; None if it does not exist."""
     body = inspect_container_document(name)
-    return None if body is None else parse_object(Container, body)
+    return None if body is None else convert_object(Container, body)
 
 
 def inspect_container_document(name: str) -> dict[str, Any] | None:
@@ -84,10 +84,10 @@ def list_containers(*labels: str, all_states: bool = False) -> list[ContainerRow
     path = f"/containers/json?all={int(all_states)}"
     if labels:
         path += f"&filters={quote(json.dumps({'label': labels}))}"
-    return [parse_object(ContainerRow, row) for row in json.loads(call("GET", path))]
+    return [convert_object(ContainerRow, row) for row in json.loads(call("GET", path))]
 
 
-def parse_object(kind: type[Message], body: object) -> Message:
+def convert_object(kind: type[Message], body: object) -> Message:
     """Convert an object of the engine's API; Failure (engine) if it has another shape."""
     try:
         return from_json(kind, body)

@@ -80,7 +80,7 @@ class GpuProbe:
         except engine.EngineRequestError:
             self._exec_id = ""  # the engine has restarted since
             return False
-        state = engine.parse_object(ExecState, inspected)
+        state = engine.convert_object(ExecState, inspected)
         if state.Running:
             if now_s - self._began_s > GIVE_UP_S:
                 self._exec_id = ""
@@ -92,7 +92,7 @@ class GpuProbe:
         self._began_s, self._due_s = now_s, now_s + EVERY_S
         probe = NewExec(Cmd=("/bin/sh", "-c", PROBE), User=f"{os.getuid()}:{os.getgid()}")
         content = engine.call("POST", f"/containers/{self.container_id}/exec", probe)
-        exec_id = engine.parse_object(CreatedObject, json.loads(content)).Id
+        exec_id = engine.convert_object(CreatedObject, json.loads(content)).Id
         engine.call("POST", f"/exec/{exec_id}/start", StartExec(Detach=True))
         self._exec_id = exec_id
 

@@ -10,9 +10,9 @@ from ...wire.codec import Message, MessageError, from_json, to_json
 from ...wire.runs import (
     AttemptRecord,
     ClaimRecord,
+    DiskRestoreRecord,
     ExitRecord,
     LimitRecord,
-    RestoredRunRecord,
     ResumedRecord,
     RunRecord,
     RunSpec,
@@ -94,4 +94,4 @@ def write_log_offset(directory: Path, offset: int) -> None:
 def read_restored_container(directory: Path) -> str:
     """Return the container of a run that was restored from a disk, "" for any other run."""
     path = directory / ".labctl" / "restored.json"
-    return (_read_record(RestoredRunRecord, path) or RestoredRunRecord()).container
+    return (_read_record(DiskRestoreRecord, path) or DiskRestoreRecord()).container

@@ -72,13 +72,13 @@ def find_learning_rate(scalars: Scalars) -> Series | None:
     return _choose([series for series in scalars.series if _is_rate(split_words(series.tag))])
 
 
-def find_gradient_norm(scalars: Scalars) -> Series | None:
+def find_gradient_norm_series(scalars: Scalars) -> Series | None:
     return _choose(
         [series for series in scalars.series if _is_gradient_norm(split_words(series.tag))]
     )
 
 
-def find_data_wait(scalars: Scalars) -> Series | None:
+def find_data_wait_series(scalars: Scalars) -> Series | None:
     """Find the curve of the share (0 to 1) of time waiting for data, by `data` and `wait`."""
     named = [series for series in scalars.series if {"data", "wait"} <= split_words(series.tag)]
     shares = [
@@ -91,7 +91,7 @@ def find_data_wait(scalars: Scalars) -> Series | None:
 
 def compute_data_wait_share(material: RunData) -> float | None:
     """Return the median share of time waiting for data, without the first fifth."""
-    curve = find_data_wait(material.scalars)
+    curve = find_data_wait_series(material.scalars)
     if curve is None:
         return None
     later = finite_points(curve)[len(curve.values) // 5 :]

@@ -8,7 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from labctl.insight.explain.curves import compute_data_wait_share, find_data_wait, read_setting
+from labctl.insight.explain.curves import (
+    compute_data_wait_share,
+    find_data_wait_series,
+    read_setting,
+)
 from labctl.insight.explain.evidence import (
     Answer,
     Evidence,
@@ -58,7 +62,7 @@ SHM_WORDS = ("insufficient shared memory", "out of shared memory", "killed by si
 def check_waiting(material: RunData) -> Iterator[Answer]:
     """Judge the share of time in which the training waited for its next batch."""
     share = compute_data_wait_share(material)
-    curve = find_data_wait(material.scalars)
+    curve = find_data_wait_series(material.scalars)
     if share is None or curve is None:
         yield Unknown(
             rule="data-wait",

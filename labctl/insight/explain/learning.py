@@ -14,7 +14,7 @@ from labctl.insight.explain.curves import (
     LEAST_POINTS,
     PARTS,
     find_accuracies,
-    find_gradient_norm,
+    find_gradient_norm_series,
     find_held_out_loss,
     find_learning_rate,
     find_spikes,
@@ -53,7 +53,7 @@ IDLE_END = 0.2
 
 def check_gradients(material: RunData) -> Iterator[Answer]:
     """Find gradient norms that jump, vanish, or are NaN or infinite."""
-    series = find_gradient_norm(material.scalars)
+    series = find_gradient_norm_series(material.scalars)
     if series is None:
         if material.scalars.series:
             yield Unknown(

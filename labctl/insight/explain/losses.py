@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from labctl.insight.explain.curves import (
     LEAST_POINTS,
     Trend,
-    find_gradient_norm,
+    find_gradient_norm_series,
     find_spikes,
     find_train_loss,
     find_train_losses,
@@ -29,7 +29,7 @@ from labctl.insight.explain.evidence import (
     from_events,
     from_log,
 )
-from labctl.insight.explain.no_learning import detect_guessing, flat_finding, guessing_finding
+from labctl.insight.explain.no_learning import count_guessed_classes, flat_finding, guessing_finding
 from labctl.insight.explain.rates import list_rates_at, suggest_smaller_rate
 from labctl.insight.explain.sources import LEARNING_RATES, MIXED_PRECISION, PLAYBOOK, RECIPE
 from labctl.insight.explain.wording import (
@@ -174,7 +174,7 @@ def _judge_trend(material: RunData, series: Series, trend: Trend) -> Iterator[Fi
         yield _rise_finding(material, series, trend)
     elif fallen <= max(FLAT_SHARE * abs(trend.first), scatter / 2):
         yield flat_finding(material, series, trend)
-    elif (classes := detect_guessing(material.scalars, trend)) > 0:
+    elif (classes := count_guessed_classes(material.scalars, trend)) > 0:
         yield guessing_finding(material, series, trend, classes)
     else:
         late = trend.medians[-3] - trend.last
@@ -245,7 +245,7 @@ def check_spikes(material: RunData) -> Iterator[Answer]:
     found = find_spikes(series, SPIKE_TIMES, SPIKE_OF_FALL * max(fallen, 0.0))
     if not found:
         return
-    norm = find_gradient_norm(material.scalars)
+    norm = find_gradient_norm_series(material.scalars)
     evidence = []
     for spike in sorted(found, key=lambda spike: -spike.value)[:3]:
         size = value_at(norm, spike.step)

@@ -17,7 +17,7 @@ NEAR, VERY_NEAR = 0.03, 0.01
 ACCURACY_NEAR = 0.25
 
 
-def detect_guessing(scalars: Scalars, trend: Trend) -> int:
+def count_guessed_classes(scalars: Scalars, trend: Trend) -> int:
     """Return the number of classes among which the model only guesses; 0 if it was ever better.
 
     The cross entropy of a uniform guess among k classes is ln k. An accuracy must be near 1 / k.
@@ -88,7 +88,7 @@ def flat_finding(material: RunData, series: Series, trend: Trend) -> Finding:
         f"(medians of tenths; single points scatter by {number(trend.noise)})"
     )
     evidence = [from_events(text)]
-    classes = detect_guessing(material.scalars, trend)
+    classes = count_guessed_classes(material.scalars, trend)
     evidence += _chance_evidence(material.scalars, classes) if classes else []
     evidence += list_rates_at(material, trend.ends[-1])
     return Finding(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labctl.insight.explain.curves import (
-    find_gradient_norm,
+    find_gradient_norm_series,
     find_learning_rate,
     finite_points,
     value_at,
@@ -47,7 +47,10 @@ def suggest_other_learning_rate(material: RunData) -> str:
 def list_rates_at(material: RunData, step: int) -> list[Evidence]:
     """List the learning rate and the gradient norm at a step, as evidence."""
     evidence = []
-    for curve in (find_learning_rate(material.scalars), find_gradient_norm(material.scalars)):
+    for curve in (
+        find_learning_rate(material.scalars),
+        find_gradient_norm_series(material.scalars),
+    ):
         value = value_at(curve, step)
         if curve is not None and value is not None:
             evidence.append(from_events(f"{curve.tag}: {number(value)} at that step"))

@@ -54,8 +54,8 @@ class AwsProvider:
     def get_account(self) -> ProviderAccount:
         """Return the account: one call of AWS per set of credentials, which needs no permission."""
         environ = copy_environment()
-        region = account.home_region(self.settings.profile, environ)
-        profile = account.profile_name(self.settings.profile, environ)
+        region = account.resolve_home_region(self.settings.profile, environ)
+        profile = account.resolve_profile_name(self.settings.profile, environ)
         return ProviderAccount(id=self.clients.get_account_id(region), profile=profile)
 
     def check(self, need: Need | None = None) -> list[Check]:
@@ -162,7 +162,7 @@ class AwsProvider:
 
     @functools.cached_property
     def _configured(self) -> tuple[str, ...]:
-        home = account.home_region(self.settings.profile, copy_environment())
+        home = account.resolve_home_region(self.settings.profile, copy_environment())
         return self.settings.regions or (home,)
 
     def _list_regions(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from pathlib import Path
 DEFAULT_REGION = "us-east-1"
 
 
-def profile_name(profile: str, environ: Mapping[str, str]) -> str:
+def resolve_profile_name(profile: str, environ: Mapping[str, str]) -> str:
     """Return the profile whose credentials boto3 uses; "" if they come from elsewhere."""
     if profile:
         return profile
@@ -25,7 +25,7 @@ def profile_name(profile: str, environ: Mapping[str, str]) -> str:
     return "default" if any(path.is_file() for path in files) else ""
 
 
-def home_region(profile: str, environ: Mapping[str, str]) -> str:
+def resolve_home_region(profile: str, environ: Mapping[str, str]) -> str:
     """Return the region that `aws` would use: environment, else profile, else us-east-1."""
     for variable in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         if environ.get(variable):

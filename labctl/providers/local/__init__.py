@@ -87,7 +87,7 @@ class LocalProvider:
         server_image = image.reference(self._source, self.context.base_image)
         try:
             with engine.connect() as docker:
-                return checks.check_running_engine(
+                return checks.list_engine_checks(
                     engine.inspect_engine(docker), built=image.has_image(docker, server_image)
                 )
         except EngineError as error:

@@ -15,7 +15,7 @@ LOW_DISK_BYTES = 10 * GIB
 FREE_LAYERS = "docker volume rm $(docker volume ls -q --filter label=labctl.cache)"
 
 
-def check_running_engine(info: EngineInfo, *, built: bool) -> list[Check]:
+def list_engine_checks(info: EngineInfo, *, built: bool) -> list[Check]:
     """Check a running engine by its `info`; `built` says whether the lab server image exists."""
     return [_check_engine(info), *_check_disk(info), _check_image(built)]
 

@@ -1,8 +1,8 @@
 """Background forwards, each held by its own process.
 
 `run_detached` starts that process, which outlives the terminal: `python -m
-labctl.services.forwards ID`. Its specification is sent on standard input, so that no token is in
-argv. Records of forwards do not contain tokens either.
+labctl.services.background_forwards ID`. Its specification is sent on standard input, so that no
+token is in argv. Records of forwards do not contain tokens either.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from labctl.errors import ConnectError, LabError, NotFoundError
 from labctl.events import Event, Note, PolicyReporter, Reporter, SilentReporter
 from labctl.model import Forward, Service, Value
 from labctl.servers.agent import AgentClient
-from labctl.services.forward import FATAL, Forwarding, ForwardSpec, Refresh, build_url
+from labctl.services.port_forward import FATAL, Forwarding, ForwardSpec, Refresh, build_url
 from labctl.services.services import ensure_service
 from labctl.transports.openssh import OpenSshTransport
 from labctl.wire.services import ServiceRequest
@@ -40,7 +40,7 @@ __all__ = [
     "stop_forward",
 ]
 
-_MODULE = "labctl.services.forwards"
+_MODULE = "labctl.services.background_forwards"
 
 
 class DetachedSpec(Value, frozen=True, kw_only=True):
@@ -181,7 +181,7 @@ def is_ours(forward: Forward) -> bool:
     else:
         ps_words = ["ps", "-ww", "-o", "command=", "-p", str(forward.pid)]
         line = subprocess.run(ps_words, capture_output=True, text=True, check=False).stdout
-    return f"{_MODULE} {forward.id}" in line
+    return f"forwards {forward.id}" in line  # the module had other names in earlier versions
 
 
 def _make_file_reporter(path: str) -> Reporter:
