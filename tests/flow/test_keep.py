@@ -65,7 +65,7 @@ class Kept:
         """So many rounds, each to its end."""
         for _ in range(count):
             self.keeper.make_all_due()
-            for thread in self.keeper.start_due_tasks():
+            for thread in self.keeper.tick():
                 thread.join()
 
     @property
@@ -200,7 +200,7 @@ def test_a_lab_at_work_is_not_dropped_and_is_afterwards(
         assert go_on.wait(120)
 
     kept.attend = recovering
-    (thread,) = kept.keeper.start_due_tasks()
+    (thread,) = kept.keeper.tick()
     assert working.wait(120)
     with pytest.raises(BusyError, match="is being recovered right now"):
         kept_labs.drop(kept.two.places, kept.two.state, "digits")

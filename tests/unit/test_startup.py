@@ -214,8 +214,8 @@ def test_no_command_pays_for_another_one_to_be_described(tmp_path: Path) -> None
 def test_every_verb_of_the_program_on_the_server_leads_to_a_function() -> None:
     script = """
 from importlib import import_module
-from labctl.agent.entrypoint import ANSWERING, STREAMING
-for name in [*ANSWERING.values(), *STREAMING.values()]:
+from labctl.agent.entrypoint import STREAMING_VERBS, VERBS
+for name in [*VERBS.values(), *STREAMING_VERBS.values()]:
     module, _, function = name.rpartition(".")
     assert callable(getattr(import_module(f"labctl.agent.{module}"), function))
 """
@@ -227,9 +227,9 @@ def test_the_program_on_the_server_imports_one_verb_alone() -> None:
     script = """
 import sys
 before = set(sys.modules)
-from labctl.agent.entrypoint import ANSWERING, _call_verb
+from labctl.agent.entrypoint import VERBS, _call_verb
 try:
-    _call_verb(ANSWERING["start"], b"{}")
+    _call_verb(VERBS["start"], b"{}")
 except Exception as failure:
     assert "spec is missing" in failure.report.why
 print(*(set(sys.modules) - before))
