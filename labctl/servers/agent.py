@@ -47,7 +47,7 @@ sys.stderr.flush()
 os._exit(code)
 """
 NOT_INSTALLED = 97
-# How the agent's hints begin that run a command on the server.
+# Stands in the agent's hints before a command that runs on the server.
 SSH = "labctl ssh -- "
 KEPT = "transferred data is kept and reused"
 # A shell's exit codes above this mean a signal.
@@ -323,8 +323,9 @@ def _render_agent_hint(hint: str, subject: Subject) -> str:
     """
     if subject.kind == "lab":
         return hint
-    if hint.startswith(SSH):
-        return subject.ssh(hint.removeprefix(SSH))
+    advice, ssh, line = hint.partition(SSH)
+    if ssh:
+        return advice + subject.ssh(line)
     if hint.startswith("labctl up"):
         return subject.up
     return hint.replace("lab.yaml", subject.config_file)

@@ -70,7 +70,7 @@ class Connections:
             raise UsageError(
                 f"ssh already knows a host called {server.alias}",
                 why=f"{self._user_config} or another lab's server uses that name",
-                hint="give the lab another name: `lab:` in lab.yaml",
+                hint=lambda subject: f"give the lab another name: `lab:` in {subject.config_file}",
             )
         path = self._describe(self._server_dir(server.id), server.id, server.alias, server.endpoint)
         with self._locked():

@@ -103,7 +103,7 @@ def prepare(
         stamp=stamp,
         boto3=boto3,
     )
-    run_playbook(host, playbooks_dir, reporter)
+    run_playbook(host, playbooks_dir, reporter, server_name=name)
     # A login from before the playbook keeps the groups that the account had then.
     transport.close()
     after = probe(transport)
@@ -216,8 +216,12 @@ def run_playbook(
     *,
     name: str = "server.yml",
     variables: Value | None = None,
+    server_name: str = "",
 ) -> None:
-    """Run a playbook against one host; LabError names the task that failed."""
+    """Run a playbook against one host; LabError names the task that failed.
+
+    Errors call the server `server_name`, or its alias.
+    """
     log_path = host.ssh_config.parent / LOG_NAME
     progress = _PlaybookProgress(reporter)
     reporter.emit(Step(name=STEP, detail=host.alias))
@@ -239,7 +243,8 @@ def run_playbook(
         code = _run(argv, playbooks_dir, log, progress)
     # A failed task may have been rescued: only the exit code says whether the playbook failed.
     if code:
-        raise _make_playbook_error(host.alias, progress.failed, code, log_path)
+        server_name = server_name or host.alias
+        raise _make_playbook_error(server_name, progress.failed, code, log_path)
     reporter.emit(Step(name=STEP, done=True, detail=host.alias))
 
 
@@ -301,12 +306,12 @@ def _utf8_locale() -> str:
 
 
 def _make_playbook_error(
-    alias: str, failed: TaskEvent | None, code: int, log_path: Path
+    server_name: str, failed: TaskEvent | None, code: int, log_path: Path
 ) -> LabError:
     hint = f"less {log_path}"
     if failed is None:
         return LabError(
-            f"Ansible could not prepare {alias}",
+            f"Ansible could not prepare {server_name}",
             why=f"it exited with code {code}: {_read_last_lines(log_path)}",
             hint=hint,
         )
@@ -316,7 +321,7 @@ def _make_playbook_error(
     elif "No space left on device" in failed.message:
         kind = DiskFullError
     return kind(
-        f"preparing {alias} failed at: {failed.task}",
+        f"preparing {server_name} failed at: {failed.task}",
         why=failed.message or "no message",
         hint=hint,
     )

@@ -20,6 +20,7 @@ from types import TracebackType
 import msgspec
 
 from labctl.errors import DiskFullError, PolicyError, TransferError
+from labctl.errors.subject import Subject
 from labctl.events import Progress, Question, Reporter
 from labctl.model import GIB, FileEntry, Value
 from labctl.servers.agent import KEPT, AgentClient, add_resume_hint
@@ -185,7 +186,7 @@ class _Push:
             raise DiskFullError(
                 f"not enough disk space on the server for {self.request.target}",
                 why=_shortage(plan),
-                hint="labctl ssh -- df -h  (nothing was sent)",
+                hint=lambda subject: subject.ssh("df -h  (nothing was sent)"),
             )
 
     def _require_consent(self, needed: list[FileEntry], staged_bytes: int) -> bool:
@@ -255,16 +256,24 @@ class _Push:
     def _disk_error(self) -> TransferError:
         """Return the error for a failed write: a full disk, if the server's plan says so."""
         plan = self._request_plan(self.files)
-        hint = f"labctl ssh -- df -h, then labctl push  ({KEPT})"
         if plan.short_bytes:
-            return DiskFullError("the server's disk is full", why=_shortage(plan), hint=hint)
+            return DiskFullError(
+                "the server's disk is full", why=_shortage(plan), hint=_render_disk_hint
+            )
         return TransferError(
-            "the server could not write the received files", why=self.complaint, hint=hint
+            "the server could not write the received files",
+            why=self.complaint,
+            hint=_render_disk_hint,
         )
 
     def _progress(self, done: int, total: int) -> None:
         name = f"sending {self.request.target}"
         self.reporter.emit(Progress(name=name, done=done, total=total, unit="bytes"))
+
+
+def _render_disk_hint(subject: Subject) -> str:
+    again = "labctl push" if subject.kind == "lab" else subject.up
+    return subject.ssh(f"df -h, then {again}  ({KEPT})")
 
 
 class _Sources:

@@ -142,7 +142,8 @@ def translate_client_error(error: ClientError) -> LabError:
     why = f"{message} ({code})"
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) or 0)
     if code in CAPACITY:
-        return CapacityError("AWS has no such machine available", why=why, hint="labctl offers")
+        what = "AWS has no such machine available"
+        return CapacityError(what, why=why, hint=lambda subject: subject.offers)
     if code in QUOTA:
         return QuotaError("the account's quota does not allow it", why=why, hint=QUOTAS_LINK)
     if code in THROTTLED or status == 429:

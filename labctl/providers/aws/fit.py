@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec.structs import replace
 
 from labctl.errors import NoOfferError
+from labctl.errors.subject import Subject
 from labctl.estimate.cards import NOMINAL, peak_speed, plain_name
 from labctl.model import Need, Offer, Value
 from labctl.providers.aws.catalog import Hardware, Market
@@ -68,8 +69,14 @@ def offers(need: Need, markets: Iterable[Market], surplus: AwsConditions) -> lis
     raise NoOfferError(
         f"AWS has no machine in {where} that fits",
         why="\n".join(lines) or "AWS lists no such machine there",
-        hint="labctl offers --gpu any   # without the condition that rules out most",
+        hint=_render_filter_hint,
     )
+
+
+def _render_filter_hint(subject: Subject) -> str:
+    if subject.kind != "lab":
+        return subject.offers
+    return f"{subject.offers} --gpu any   # without the condition that rules out most"
 
 
 def list_gpu_groups(need: Need) -> tuple[bool, ...]:

@@ -268,7 +268,9 @@ def make_launch_error(error: ClientError, offer: Offer) -> LabError:
     if isinstance(general, CapacityError):
         market = "spot" if offer.spot else "on-demand"
         return CapacityError(
-            f"no {offer.type} ({market}) in {offer.zone} now", why=general.why, hint=general.hint
+            f"no {offer.type} ({market}) in {offer.zone} now",
+            why=general.why,
+            hint=general.next_step,
         )
     if type(general) is ProviderError:
         # A definite refusal: nothing was created, and the same request would be refused again.

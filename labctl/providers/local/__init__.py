@@ -15,6 +15,7 @@ from labctl.config.reader import Parsed
 from labctl.config.scalars import parse_cpus
 from labctl.config.schema import Reference, Size
 from labctl.errors import EngineError, NoOfferError, ProviderError
+from labctl.errors.subject import Subject
 from labctl.model import (
     Check,
     CreateServerRequest,
@@ -98,7 +99,7 @@ class LocalProvider:
             raise NoOfferError(
                 f"local has no GPU for `gpu: {need.gpu.kind}`",
                 why="a container on this machine runs on the CPU",
-                hint="labctl up --gpu auto, or --provider static with this machine as a host",
+                hint=_render_gpu_hint,
             )
         return [OFFER]
 
@@ -234,6 +235,12 @@ class LocalProvider:
     def _describe_layers(self, name: str) -> Resource:
         note = f"images and layers: docker volume rm {name}"
         return _describe_cache(name, note, lab=self.context.owner)
+
+
+def _render_gpu_hint(subject: Subject) -> str:
+    if subject.kind != "lab":
+        return f"change `gpu:` under `server:` in {subject.config_file}"
+    return "labctl up --gpu auto, or --provider static with this machine as a host"
 
 
 def _get_container(docker: DockerClient, server_id: str) -> Container:

@@ -76,7 +76,7 @@ def require_image(docker: DockerClient, image: str) -> str:
     if not has_image(docker, image):
         raise ProviderError(
             f"Docker Engine has no image {image!r}",
-            why="lab.yaml's server.local.image names it",
+            why="the setting server.local.image names it",
             hint=f"docker pull {image}",
         )
     return image
