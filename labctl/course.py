@@ -50,9 +50,9 @@ class Course:
     @classmethod
     def load(cls, path: str | Path = ".", *, reporter: Reporter | None = None) -> Course:
         """Load the course of a folder. ConfigError lists all problems in its course.yaml."""
-        course = cls(open_course(path), paths=find_paths(), reporter=reporter)
-        assert course.config
-        return course
+        folder = open_course(path)
+        folder.config  # noqa: B018  It is read at its first use: its ConfigError belongs here.
+        return cls(folder, paths=find_paths(), reporter=reporter)
 
     @functools.cached_property
     def state(self) -> State:

@@ -1,4 +1,4 @@
-"""How a flow talks to its user: it emits frozen Events to a Reporter and asks it for Decisions.
+"""How a flow talks to its user: it emits frozen Events to a Reporter and asks it Questions.
 
 `cli/` draws the events and asks the user; tests record the events and answer. Nothing here prints.
 """

@@ -14,6 +14,7 @@ Leaving `with lab.up()` downloads the results, verifies them, and removes the se
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +33,7 @@ from labctl.config import (
     load_lab,
     trust,
 )
-from labctl.errors import PolicyError
+from labctl.errors import PolicyError, UsageError
 from labctl.events import Note, Question, Reporter, SilentReporter
 from labctl.model import Need, Run, Server
 from labctl.providers import get_provider_class
@@ -155,6 +156,10 @@ class Lab:
         self._require_trust()
         check_files(self.config)
         if recover and (follow or keeper) and id and self._is_unfinished(id):
+            recorded = self.context.state.get_run(self.id, id)  # another machine may have started it
+            if recorded is not None:
+                _require_same_command(recorded, tuple(command))
+                on_start(recorded, True)
             self._hand_over(keeper, id)
             if follow:
                 return self._follow_and_recover(id, on_log)
@@ -308,7 +313,9 @@ class Lab:
     @property
     def keeper(self) -> str:
         """The host whose keeper watches over the lab, or "" without one."""
-        if not self.context.state.list_events(lab_id=self.id, kind="handed", limit=1):
+        from labctl.state.ledgers import HANDED
+
+        if not self.context.state.list_events(lab_id=self.id, kind=HANDED, limit=1):
             return ""
         from labctl.lifecycle.recovery_lock import find_keeper
 
@@ -329,6 +336,16 @@ class Lab:
                 hint="labctl trust",
             )
         trust(self.context.paths, self.config)
+
+
+def _require_same_command(run: Run, command: tuple[str, ...]) -> None:
+    """UsageError if `command` is given and is not that of the unfinished `run`."""
+    if command and command != run.command:
+        raise UsageError(
+            f"run {run.id} has not finished, and its command is different",
+            why=f"its command is: {shlex.join(run.command)}",
+            hint=f"labctl run --recover --id {run.id}   # continues it; or choose another --id",
+        )
 
 
 class LabServer:

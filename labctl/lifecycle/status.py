@@ -37,8 +37,9 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         from labctl.servers.gate import admit
         from labctl.servers.kept_disks import list_shown_disks
         from labctl.servers.open_costs import explain_open_costs
+        from labctl.state.ledgers import HANDED
 
-        if context.state.list_events(lab_id=context.lab_id, kind="handed", limit=1):
+        if context.state.list_events(lab_id=context.lab_id, kind=HANDED, limit=1):
             from labctl.lifecycle.reconcile import merge_keeper_records
 
             keeper = merge_keeper_records(context)

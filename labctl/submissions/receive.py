@@ -41,8 +41,8 @@ def write_assignment(
 ) -> str:
     """Write an assignment's file into the receiver's directory, and return its text.
 
-    `given` has due, late, penalty, max_size, require, host_key and course as typed. A due time in a
-    named time zone is written with its offset, so that other machines need not know the zone.
+    `options` has due, late, penalty, max_size, require, host_key and course as typed. A due time in
+    a named time zone is written with its offset, so that other machines need not know the zone.
     ConfigError for invalid values.
     """
     due = str(options.get("due") or "")

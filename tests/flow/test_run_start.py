@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from lab_world import LAB_ID, Recorded, World, unreachable
 
+from labctl import Lab
 from labctl.agent import reply
 from labctl.config import load_lab, set_secret, trust
-from labctl.errors import ConnectError, LabError, LinkLostError, PolicyError
-from labctl.lifecycle import up
+from labctl.errors import ConnectError, LabError, LinkLostError, PolicyError, UsageError
+from labctl.lifecycle import recover, up
 from labctl.model import Endpoint, Run, Server
 from labctl.runs import images, runs
 from labctl.servers.context import LabContext
@@ -241,3 +242,49 @@ def test_what_a_pull_brings_does_not_make_another_image(started: Started) -> Non
     assert images.image_reference(context) == before
     (directory / "train.py").write_text("changed")
     assert images.image_reference(context) != before
+
+
+class UnfinishedRun:
+    """A lab whose run `night` has lost its server, and how often its recovery began."""
+
+    def __init__(self, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.started = started
+        started.start(Turn(STARTED), follow=False)
+        self.lab = Lab(started.context(Wire([])))
+        self.followed: list[str] = []
+        monkeypatch.setattr(recover, "is_unfinished", lambda context, run_id: run_id == "night")
+        monkeypatch.setattr(recover, "follow", self._follow)
+        monkeypatch.setattr(self.lab, "_require_trust", lambda: None)
+
+    def _follow(self, context: LabContext, run_id: str, **_: object) -> Run:
+        self.followed.append(run_id)
+        return runs.find_run(context, run_id)
+
+    def run(self, *command: str) -> None:
+        self.lab.run(
+            command,
+            id="night",
+            follow=True,
+            recover=True,
+            on_start=lambda run, found: self.started.began.append((run.id, found)),
+        )
+
+
+def test_an_unfinished_run_is_followed_again_and_named(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night = UnfinishedRun(started, monkeypatch)
+    started.began.clear()
+    night.run()
+    night.run("python")
+    assert (night.followed, started.began) == (["night"] * 2, [("night", True)] * 2)
+
+
+def test_an_unfinished_run_gets_no_other_command(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night = UnfinishedRun(started, monkeypatch)
+    with pytest.raises(UsageError, match="its command is different") as refused:
+        night.run("python", "other.py")
+    assert "--id night" in refused.value.hint
+    assert night.followed == []
