@@ -156,7 +156,8 @@ class Lab:
         self._require_trust()
         check_files(self.config)
         if recover and (follow or keeper) and id and self._is_unfinished(id):
-            recorded = self.context.state.get_run(self.id, id)  # another machine may have started it
+            # None if another machine started it.
+            recorded = self.context.state.get_run(self.id, id)
             if recorded is not None:
                 _require_same_command(recorded, tuple(command))
                 on_start(recorded, True)

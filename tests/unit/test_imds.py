@@ -23,13 +23,19 @@ class Service(BaseHTTPRequestHandler):
     pages: dict[str, bytes]
     token: bytes | None
     checks_token: bool
+    broken: str  # what is wrong with each answer to a GET
 
     def do_PUT(self) -> None:
-        self.reply(self.token if self.path == "/latest/api/token" else None)
+        if self.broken.isdecimal() and self.token is None:
+            self.send_error(int(self.broken))
+        else:
+            self.reply(self.token if self.path == "/latest/api/token" else None)
 
     def do_GET(self) -> None:
         sent = self.headers.get("X-aws-ec2-metadata-token", "")
-        if self.checks_token and sent.encode() != self.token:
+        if self.broken.isdecimal():
+            self.send_error(int(self.broken))
+        elif self.checks_token and sent.encode() != self.token:
             self.send_error(401)
         else:
             self.reply(self.pages.get(self.path))
@@ -39,7 +45,8 @@ class Service(BaseHTTPRequestHandler):
             self.send_error(404)
             return
         self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
+        missing = 9 if self.broken == "cut off" and self.command == "GET" else 0
+        self.send_header("Content-Length", str(len(body) + missing))
         self.end_headers()
         self.wfile.write(body)
 
@@ -50,6 +57,7 @@ class Service(BaseHTTPRequestHandler):
 @pytest.fixture
 def service() -> Iterator[type[Service]]:
     Service.pages, Service.token, Service.checks_token = {}, b"secret", True
+    Service.broken = ""
     with HTTPServer(("127.0.0.1", 0), Service) as server:
         Service.url = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
@@ -67,6 +75,26 @@ def test_a_role_is_found_with_and_without_tokens(
     assert grading._get_role(Imds(service.url)) == ""
     service.pages[ROLES] = b"admin\nother\n"
     assert grading._get_role(Imds(service.url)) == "admin"
+
+
+@pytest.mark.parametrize("broken", ["cut off", "401", "429", "500", "503"])
+def test_a_service_that_does_not_say_it_may_have_a_role(
+    service: type[Service], broken: str
+) -> None:
+    """A machine that grants a role runs no submission, whatever its service's state."""
+    service.broken, service.pages[ROLES] = broken, b"admin"
+    assert grading._get_role(Imds(service.url)) == grading.UNKNOWN_ROLE
+
+
+@pytest.mark.parametrize("status", ["400", "403", "404"])
+def test_a_service_that_refuses_grants_no_role(service: type[Service], status: str) -> None:
+    service.broken = status
+    assert grading._get_role(Imds(service.url)) == ""
+
+
+def test_a_proxy_that_answers_for_every_address_is_no_such_service(service: type[Service]) -> None:
+    service.broken, service.token = "503", None
+    assert grading._get_role(Imds(service.url)) == ""
 
 
 def test_a_machine_without_the_service_has_no_role() -> None:

@@ -39,6 +39,11 @@ class Imds:
         self._token = ""
         self._renew_s = 0.0
 
+    @property
+    def has_token(self) -> bool:
+        """Whether the service has issued a token: something answers there."""
+        return bool(self._token)
+
     def get(self, path: str) -> ImdsResponse:
         """Get a path with a token."""
         response = self._get_with_token(path)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from contextlib import suppress
 from pathlib import Path
 
 from ...wire.boot_id import read_boot_token
@@ -46,6 +45,9 @@ KEYS = (
 )  # fmt: skip
 VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS")
 ROLES = "meta-data/iam/security-credentials/"
+UNKNOWN_ROLE = "which its metadata service does not tell now"
+# The answers to a question for the role that mean that there is none for this process.
+NO_ROLE = (400, 403, 404)
 
 
 def check(request: LabRequest) -> GradingCheckReply:
@@ -82,14 +84,21 @@ def _private_keys(folder: Path) -> list[str]:
 
 
 def _get_role(imds: Imds) -> str:
-    """Return the role that a cloud machine grants to any process on it; "" without one."""
+    """Return the role that a cloud machine grants to any process on it; "" without one.
+
+    UNKNOWN_ROLE if the metadata service has issued a token and does not say.
+    """
+    is_known = False
     # Some clouds have only version 1 of the service, which issues no tokens.
     for get in (imds.get, imds.get_without_token):
-        with suppress(OSError):
+        try:
             response = get(ROLES)
-            if response.status == 200:
-                return response.body.split("\n")[0]
-    return ""
+        except OSError:
+            continue
+        if response.status == 200:
+            return response.body.split("\n")[0]
+        is_known = is_known or response.status in NO_ROLE
+    return UNKNOWN_ROLE if imds.has_token and not is_known else ""
 
 
 def grade(request: GradeRequest) -> GradeReply:
