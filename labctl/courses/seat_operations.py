@@ -28,6 +28,7 @@ from labctl.model import Offer, Server, Value
 from labctl.providers import Deadline, Provider
 from labctl.servers import accounts, end_server
 from labctl.servers.context import LabContext
+from labctl.servers.open_costs import describe_open_costs
 from labctl.text import dollars_text, duration_text
 
 SCRIPT_S = 60.0
@@ -157,13 +158,16 @@ class SeatOperations:
             self.staff, [seat], login_only=self.login_only, explains_costs=False
         )
         if outcome.server is None or outcome.error:
-            why = outcome.why
             if outcome.server is not None and outcome.made:
                 # Nobody can log in, and it would keep running.
                 self._remove_server(seat, outcome.server)
-                why = "\n".join(filter(None, [why, REMOVED]))
+                rest = [REMOVED]
+            else:
+                rest = describe_open_costs(self._context(seat), seat.lab_id)
             raise ProviderError(
-                outcome.error, why=why, hint="labctl up   # again, or tell your instructor"
+                outcome.error,
+                why="\n".join(filter(None, [outcome.why, *rest])),
+                hint="labctl up   # again, or tell your instructor",
             )
         if outcome.made:
             self._new[seat.name] = outcome.server.id

@@ -28,7 +28,7 @@ def up(
     """Get a ready server, the lab's own or a new one. Safe to repeat and to interrupt.
 
     `listed` is the provider's list of servers, if the caller has just fetched it. Errors name what
-    still costs money; with `explains_costs=False` they do not, for a caller that removes it.
+    still costs money; with `explains_costs=False` they do not, for a caller that says it itself.
     """
     with context.state.lock(context.lab_id, "up"):
         try:

@@ -105,6 +105,20 @@ def test_a_server_that_failed_is_removed_and_its_student_is_told_so(
     assert outcome.why.endswith("until labctl course down --only alice")
 
 
+def test_a_server_from_before_that_fails_goes_on_and_its_student_is_told_so(
+    course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, seat = work_of(course), course.folder.find_seat("alice")
+    server = work.create_server(seat)
+    monkeypatch.setattr("labctl.lifecycle.up.prepare", Mock(side_effect=LabError("no Docker")))
+    with pytest.raises(ProviderError, match="no Docker") as failed:
+        work.create_server(seat)
+    assert list(course.cloud.machines) == [server.id]
+    assert failed.value.why == (
+        f"{server.id} is still running (last known), at $1.00 an hour until labctl down"
+    )
+
+
 def test_where_no_timer_can_be_set_none_is_made_and_the_class_day_check_says_so(
     course: Course, monkeypatch: pytest.MonkeyPatch
 ) -> None:
