@@ -46,7 +46,7 @@ KEYS = (
 VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS")
 ROLES = "meta-data/iam/security-credentials/"
 UNKNOWN_ROLE = "which its metadata service does not tell now"
-# The answers to a question for the role that mean that there is none for this process.
+# Statuses with which the service says that a process has no role.
 NO_ROLE = (400, 403, 404)
 
 
