@@ -99,7 +99,8 @@ say() { printf '%s %s\n' "$1" "$2"; }
 holds() { # lease -> owner, left_s
   owner=
   [ -f "$1/owner.json" ] && [ ! -e "$1/released" ] || return 1
-  IFS= read -r owner <"$1/owner.json"
+  # A reader holds no lock, so a sweep may remove the file at this moment.
+  { IFS= read -r owner <"$1/owner.json"; } 2>/dev/null
   case $owner in '{"boot_id":"'"$boot"'","expires_s":'[1-9]*) ;; *) return 1 ;; esac
   left_s=${owner#*'"expires_s":'}
   read -r up _ </proc/uptime
