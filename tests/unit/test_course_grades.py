@@ -189,6 +189,7 @@ HOSTILE_RESULTS = {
     "another kind": '{"score": "ninety"}',
     "a list": "[]",
     "no UTF-8": '{"score": "\udcff"}',
+    "a stamp without UTF-8": '{"score": 1, "extra_data": {"labctl": {"received": "\udcfc"}}}',
     "tests of another kind": '{"tests": [{"score": "5"}, {"score": 3}]}',
     "a stamp of another kind": '{"score": 1, "extra_data": {"labctl": {"penalty": "all"}}}',
     "too large": '{"score": 1, "output": "' + "x" * (4 * 1024**2) + '"}',
@@ -215,6 +216,7 @@ def test_hostile_results_are_no_grade_for_the_gradebook_and_the_dashboard(
     [
         ('{"score": 2.5, "output": "good"}', 2.5, "good"),
         ('{"tests": [{"score": 1}, {"score": 2}, {"name": 5}], "output": 7}', 3.0, ""),
+        ('{"score": 4, "output": "sch\udcf6n"}', 4.0, "sch\ufffdn"),  # of an editor with Latin-1
         ('{"score": 0, "tests": [{"score": 9}], "output": "' + "y" * 5000 + '"}', 0.0, "y" * 2000),
     ],
 )
@@ -223,7 +225,14 @@ def test_the_dashboard_shows_the_grade_of_the_gradebook(
 ) -> None:
     file = tmp_path / "hw3" / "ada" / "results.json"
     file.parent.mkdir(parents=True)
-    file.write_text(text)
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
     [grade] = read_grades(tmp_path, "hw3", 100.0, [Student(id="ada")], {})
     shown = _read_grade(file, file.stat().st_size, "hw3", 100.0)
     assert (grade.score, shown.score, shown.feedback) == (score, score, output)
+
+
+def test_a_damaged_record_is_shown_as_one(tmp_path: Path) -> None:
+    file = tmp_path / "grade.json"
+    file.write_bytes(b'{"version": 1, "seat": "\xff"}')
+    shown = _read_grade(file, file.stat().st_size, "hw3", 100.0)
+    assert (shown.score, shown.feedback) == (None, "the record has another version")

@@ -81,7 +81,7 @@ def decode(data: bytes) -> GradeRecord | None:
     """Parse a record; None if it is not one of this version, so that grading repeats it."""
     try:
         record = msgspec.json.decode(data, type=GradeRecord)
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return record if record.version == VERSION else None
 

@@ -36,7 +36,7 @@ class _Results(Value, frozen=True):
     """Gradescope's format: without a `score`, the sum of the tests' scores counts."""
 
     score: float | None = None
-    output: object = ""
+    output: msgspec.Raw = msgspec.Raw(b'""')
     tests: tuple[_Test, ...] = ()
     extra_data: _Extra = _Extra()
 
@@ -139,12 +139,9 @@ def read_results(file: Path) -> StoredResults:
         if file.stat().st_size > MOST_BYTES:
             return StoredResults(problem="its results.json is too large")
         results = msgspec.json.decode(file.read_bytes(), type=_Results)
-    except (OSError, msgspec.MsgspecError, RecursionError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return StoredResults(problem="its results.json cannot be read")
-    stored = StoredResults(
-        stamp=results.extra_data.labctl,
-        output=results.output if isinstance(results.output, str) else "",
-    )
+    stored = StoredResults(stamp=results.extra_data.labctl, output=_decode_output(results.output))
     scores = [test.score for test in results.tests if test.score is not None]
     score = results.score if results.score is not None else (sum(scores) if scores else None)
     if score is None:
@@ -152,6 +149,14 @@ def read_results(file: Path) -> StoredResults:
     if not math.isfinite(score):
         return msgspec.structs.replace(stored, problem="its score is not a number")
     return msgspec.structs.replace(stored, score=score)
+
+
+def _decode_output(output: msgspec.Raw) -> str:
+    """Decode a text of any encoding; "" if it is none. It is no reason to reject the score."""
+    try:
+        return msgspec.json.decode(bytes(output).decode(errors="replace"), type=str)
+    except msgspec.MsgspecError:
+        return ""
 
 
 def points_text(value: float | None) -> str:
