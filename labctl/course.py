@@ -69,10 +69,6 @@ class Course:
     def seats(self) -> tuple[Seat, ...]:
         return self.folder.list_seats()
 
-    def seat_of(self, student: str) -> Seat:
-        """Return a student's seat; NotFoundError, with the nearest id, for an unknown student."""
-        return self.folder.find_seat_of(student)
-
     def up(self, seats: Sequence[Seat] | None = None) -> list[SeatOutcome]:
         """Start a server for each seat (default: all seats); the outcomes name each failure."""
         from labctl.courses.servers import bring_up_servers

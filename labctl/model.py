@@ -14,7 +14,6 @@ import msgspec
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
 
 GIB = 1024**3
-NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "afs", "9p", "lustre")
 
 Spot = Literal["never", "prefer", "only"]
 Work = Literal["", "fp32", "fp16", "bandwidth"]
@@ -249,10 +248,6 @@ class ServerFacts(Value, frozen=True):
     cpus: int = 0
     stamp: str = ""
     boto3: bool = False
-
-    @property
-    def has_network_home(self) -> bool:
-        return self.home_filesystem.startswith(NETWORK_FILESYSTEMS)
 
 
 class Run(Value, frozen=True):

@@ -12,7 +12,7 @@ from labctl.config.scalars import parse_duration
 from labctl.config.times import ANY_S, Moment
 from labctl.courses.assignment_seats import list_assignment_seats
 from labctl.courses.records.folder import CourseFolder, Seat
-from labctl.courses.records.ledger import CourseLedgerEntry, allowance_usd, read_due_extensions
+from labctl.courses.records.ledger import allowance_usd, read_due_extensions
 from labctl.courses.servers import ENDED, CourseOperator
 from labctl.courses.status import build_seat_context
 from labctl.errors import LabError, NotFoundError, PolicyError, UsageError
@@ -95,11 +95,6 @@ def _update_watchdog(staff: CourseOperator, seat: Seat) -> tuple[str, bool]:
         staff.reporter.emit(Note(text=text, level="warning"))
         return server.id, False
     return server.id, True
-
-
-def list_budget_changes(folder: CourseFolder, seat: Seat) -> list[CourseLedgerEntry]:
-    """List every change of a seat's budget, oldest first."""
-    return folder.ledger.list_entries(seat=seat.name, kind="budget")
 
 
 class DueTimeExtension(Value, frozen=True):

@@ -121,13 +121,6 @@ def find_rules(folder: CourseFolder, name: str) -> AssignmentConfig:
     return rules
 
 
-def describe_collection(collection: Collection) -> str:
-    """Return a collection in one line of text."""
-    text = f"{len(collection.accepted)} of {len(collection.submissions)} submitted"
-    damaged = len(collection.damaged)
-    return f"{text}, {damaged} damaged" if damaged else f"{text}, all bundles match their receipts"
-
-
 def _fetch_posts(receiver: Receiver, name: str, profile: str) -> tuple[int, tuple[str, ...]]:
     if not receiver.load_rules(name).hand_in.startswith("s3://"):
         return 0, ()

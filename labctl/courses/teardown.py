@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -28,7 +28,7 @@ from labctl.courses.leftovers import (
 from labctl.courses.records.folder import Seat
 from labctl.courses.seat_reporter import SeatDone, SeatReporter, report_stopping
 from labctl.courses.server_contents import SavedSeat, save_server
-from labctl.courses.servers import ENDED, CourseOperator, SeatOutcome
+from labctl.courses.servers import ENDED, CourseOperator
 from labctl.courses.status import record_servers
 from labctl.errors import LabError, PolicyError
 from labctl.events import Note, Question, Step
@@ -372,8 +372,3 @@ def _end_grading(staff: CourseOperator) -> None:
     except LabError as error:
         text = f"the grading server has not ended: {error.what}"
         staff.reporter.emit(Note(text=text, level="warning"))
-
-
-def count_failed(outcomes: Iterable[SeatOutcome | SeatEnding]) -> int:
-    """Count the seats with an error."""
-    return sum(bool(outcome.error) for outcome in outcomes)

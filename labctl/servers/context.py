@@ -75,10 +75,6 @@ class LabContext:
         sibling.__dict__.update(provider=self.provider, connections=self.connections)
         return sibling
 
-    def with_group(self, group: str) -> LabContext:
-        """Return a copy whose lab belongs to this group."""
-        return dataclasses.replace(self, group=group)
-
     @property
     def name(self) -> str:
         """What messages call the lab: a seat by its own name, since its lab has a pseudonym."""

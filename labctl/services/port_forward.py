@@ -80,11 +80,6 @@ class Forwarding:
     def url(self) -> str:
         return build_url(self.service, self.local_port)
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether ssh holds the port now; the connection may have died within the last 6 s."""
-        return self._ssh is not None and self._ssh.process.poll() is None
-
     def open(self) -> Forwarding:
         """Connect; NotFoundError without ssh, ConnectError etc. as for any command."""
         if self._thread.is_alive():

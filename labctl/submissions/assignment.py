@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 from labctl.config.document import escape, parse, quote, read_bytes
-from labctl.config.reader import Parsed, list_keys, make_problem, read
+from labctl.config.reader import Parsed, make_problem, read
 from labctl.config.scalars import parse_name, parse_size, size_setting
 from labctl.config.schema import parse_bucket
 from labctl.config.times import (
@@ -214,8 +214,3 @@ def _ticket_text(ticket: Ticket) -> str:
         *(f"    - {fields(part)}" for part in ticket.parts),
     ]
     return "\n".join(lines) + "\n"
-
-
-def list_assignment_keys() -> list[str]:
-    """List the keys that an assignment's file may have."""
-    return list(list_keys(Assignment))

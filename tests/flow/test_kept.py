@@ -143,7 +143,7 @@ def test_what_a_disk_held_is_copied_once_and_recorded(
 
 
 def test_a_lab_of_a_group_asks_only_once_it_had_a_server(lab: World) -> None:
-    context = lab.context().with_group("course")
+    context = dataclasses.replace(lab.context(), group="course")
     context.__dict__["provider"] = lab.cloud
     assert [
         one.zone for one in kept_disks.sort_by_kept_disks(context, lab.cloud.offers(Need()))

@@ -203,19 +203,18 @@ def test_versions_are_cut_out_of_what_programs_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("df", "stat", "found", "network"),
+    ("df", "stat", "found"),
     [
-        ("nfs4", "nfs", "nfs4", True),
-        ("ext4", "ext2/ext3", "ext4", False),
-        ("", "v9fs", "9p", True),
-        ("-", "nfs", "nfs", True),
-        ("fuse.sshfs", "fuseblk", "fuse.sshfs", True),
+        ("nfs4", "nfs", "nfs4"),
+        ("ext4", "ext2/ext3", "ext4"),
+        ("", "v9fs", "9p"),
+        ("-", "nfs", "nfs"),
+        ("fuse.sshfs", "fuseblk", "fuse.sshfs"),
     ],
 )
-def test_filesystem_of_the_home(df: str, stat: str, found: str, network: bool) -> None:
+def test_filesystem_of_the_home(df: str, stat: str, found: str) -> None:
     facts = parse(reply(f"home_filesystem={df}", f"home_filesystem_stat={stat}"))
     assert facts.home_filesystem == found
-    assert facts.has_network_home is network
 
 
 def test_memory_is_the_lesser_of_machine_and_cgroup() -> None:

@@ -49,11 +49,6 @@ def detect_format(table: Table) -> str:
     return next((name for name, (fits, _) in _FORMATS.items() if fits(table)), "")
 
 
-def list_formats() -> tuple[str, ...]:
-    """List the known formats."""
-    return tuple(_FORMATS)
-
-
 def read_people(table: Table, name: str, problems: list[Problem]) -> list[ImportedPerson]:
     """Read the people in the table, in its order, each once; bad rows go to `problems`.
 

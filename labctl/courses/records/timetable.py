@@ -65,11 +65,6 @@ def find_just_ended(
     return max(ended, key=lambda lesson: lesson.ends) if ended else None
 
 
-def find_next_lesson(hours: Iterable[ClassHours], term: Term | None, now: float) -> Lesson | None:
-    """Return the next meeting within a week whose prewarming has not started, if any."""
-    return next((lesson for lesson in list_lessons(hours, term, now) if lesson.warm > now), None)
-
-
 def _in_term(day: date, term: Term | None) -> bool:
     return term is None or term.first <= day <= term.last
 
