@@ -152,7 +152,7 @@ def read_results(file: Path) -> StoredResults:
 
 
 def _decode_output(output: msgspec.Raw) -> str:
-    """Decode a text of any encoding; "" if it is none. It is no reason to reject the score."""
+    """Decode a text of any encoding; "" for anything else, which does not invalidate the score."""
     try:
         return msgspec.json.decode(bytes(output).decode(errors="replace"), type=str)
     except msgspec.MsgspecError:
