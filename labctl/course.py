@@ -152,7 +152,7 @@ class Course:
 
         return compute_costs(self.staff(), refresh=refresh)
 
-    def budget(self, student: str, amount: str, why: str = "") -> BudgetChange:
+    def change_budget(self, student: str, amount: str, why: str = "") -> BudgetChange:
         """Change the budget of a student's seat: "+5" adds five dollars, "25" sets it to 25."""
         from labctl.courses.allowances import change_budget
 

@@ -10,12 +10,12 @@ import click
 from labctl.cli.options import json_option, open_lab, yes_option
 from labctl.cli.screen import print_json
 from labctl.cli.submit_output import (
-    draw_contents,
     draw_done,
     draw_feedback,
     draw_receipts,
     draw_terms,
     draw_verified,
+    print_bundle_contents,
 )
 from labctl.config import find_paths
 from labctl.submissions import receipts, submit
@@ -111,7 +111,9 @@ def _submit(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
     if json_:
         print_json({"handed_in": submit.submit(lab.context, choice)})
         return
-    result = submit.submit(lab.context, choice, on_terms=draw_terms, on_contents=draw_contents)
+    result = submit.submit(
+        lab.context, choice, on_terms=draw_terms, on_contents=print_bundle_contents
+    )
     draw_done(result, lab.config.root)
 
 
@@ -122,7 +124,7 @@ def _rehearse(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
         print_json({"terms": terms, "manifest": contents.manifest, **details})
         return
     draw_terms(terms, offline=True)
-    draw_contents(contents, terms)
+    print_bundle_contents(contents, terms)
 
 
 def _verify_receipt(

@@ -95,7 +95,7 @@ def time_text(at: float, like: str = "") -> str:
     return time.strftime(f"%a %d %b %Y %H:%M {offset}")
 
 
-def draw_contents(contents: BundleContents, terms: Terms) -> None:
+def print_bundle_contents(contents: BundleContents, terms: Terms) -> None:
     """Print the parts of the bundle with their sizes, and warnings."""
     from labctl.submissions.bundling import SERVERS_EVALUATION
 

@@ -131,9 +131,9 @@ def _draw_gpus(now: ServerMetrics, history: History, about: About, width: int) -
             Text(_shorten(_gpu_name(gpu), 24 if wide else 14)),
             _gpu_use_text(gpu, history.draw_line(f"gpu {gpu.index}", bars, 100.0, about.bars)),
             _memory_text(gpu.memory_bytes, gpu.memory_total_bytes),
-            ratio_text(gpu.power_w, gpu.power_limit_w, "W"),
+            usage_text(gpu.power_w, gpu.power_limit_w, "W"),
             _temperature_text(gpu),
-            *((ratio_text(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, "MHz"),) if wide else ()),
+            *((usage_text(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, "MHz"),) if wide else ()),
             Text(_shorten(reasons, 24 if wide else 11), "red"),
         )
     return table
@@ -171,7 +171,7 @@ def _draw_runs(now: ServerMetrics, history: History, about: About, width: int) -
         table.add_row(
             Text(_shorten(container_name(run, about.lab_id), 40 if wide else 16), "bold"),
             Text(_shorten(run.person, 12 if wide else 8)),
-            ratio_text(run.cpu_cores, run.cores, "", ".1f"),
+            usage_text(run.cpu_cores, run.cores, "", ".1f"),
             _memory_text(run.memory_bytes, run.memory_limit_bytes),
             *gpu_memory,
             _steps_text(run, about.bars, 20 if wide else 6),
@@ -241,7 +241,7 @@ def amount_text(used: float | None, total: float | None, between: str = " of ") 
     return f"{number if total_text.endswith(f' {unit}') else used_text}{between}{total_text}"
 
 
-def ratio_text(used: float | None, total: float | None, unit: str, form: str = ".0f") -> str:
+def usage_text(used: float | None, total: float | None, unit: str, form: str = ".0f") -> str:
     """Write `61/70 W`; "-" for a figure that was not measured."""
     if used is None:
         return "-"

@@ -27,7 +27,7 @@ from labctl.config.layers import (
     read_file_layer,
     read_user_layer,
 )
-from labctl.config.reader import LAB_FILE, list_keys, make_problem, read_known
+from labctl.config.reader import LAB_FILE, list_keys, make_problem, read_struct
 from labctl.config.schema import MACHINE_KEYS, LabConfig
 from labctl.errors import ConfigError, NotFoundError, Problem, UsageError
 
@@ -109,7 +109,7 @@ class _CourseConfigReader:
     def build_config(self, file_hash: str) -> CourseConfig | None:
         """Return the course, or None if there are problems."""
         own = {key: node for key, node in self.nodes.items() if key in list_keys(CourseFile)}
-        file = read_known(Node(own, 0, LAB_FILE), CourseFile, "", self.problems)
+        file = read_struct(Node(own, 0, LAB_FILE), CourseFile, "", self.problems)
         if file is None:
             return None
         lab = self.read_lab(file, {key: self.nodes[key] for key in LAB_KEYS if key in self.nodes})

@@ -25,7 +25,7 @@ from labctl.config.reader import (
     list_keys,
     make_problem,
     read,
-    read_known,
+    read_struct,
 )
 from labctl.config.scalars import clean_name, duration_setting, parse_name
 from labctl.config.schema import (
@@ -159,7 +159,7 @@ class LabConfigReader:
         """Return the lab, or None if there are problems."""
         settings, server_node = self.split_server()
         top = Node({**self.nodes, "server": server_node}, 0, LAB_FILE)
-        file = read_known(top, LabFile, "", self.problems)
+        file = read_struct(top, LabFile, "", self.problems)
         assert file is not None, "every field has a default"
         name = self.find_name()
         self.check_across(file)

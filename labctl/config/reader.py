@@ -75,7 +75,7 @@ def read(node: Node, kind: Any, path: str, problems: list[Problem]) -> Any:
         return None
 
 
-def read_known(node: Node, kind: type[S], path: str, problems: list[Problem]) -> S | None:
+def read_struct(node: Node, kind: type[S], path: str, problems: list[Problem]) -> S | None:
     """Read a `kind` from the mapping `node`; None if a required field cannot be read.
 
     Other fields that cannot be read are reported, and have their defaults.
@@ -182,7 +182,7 @@ def _read_struct(
         raise _refuse(node, path, f"expected a mapping, got {_describe_value(node)}", problems)
     before = len(problems)
     try:
-        value = read_known(node, kind, path, problems)
+        value = read_struct(node, kind, path, problems)
     except ValueError as error:
         if len(problems) > before:
             raise _Unreadable from None

@@ -63,7 +63,7 @@ class ServerActions(Protocol):
     def check_server(self, seat: Seat, server: Server) -> Server | None:
         """Return the server as its provider shows it now, or None if it is gone."""
 
-    def end_server(self, seat: Seat, server: Server) -> None:
+    def save_and_remove_server(self, seat: Seat, server: Server) -> None:
         """Save what is on the server, end it, and wait until its provider confirms that."""
 
 
@@ -293,7 +293,7 @@ class SharedSeatServer:
                 server = self._work.authorize_keys(self.seat, server, staying)
                 return self._record_server(server, staying)
             if self.server is not None:
-                self._work.end_server(self.seat, self.server)
+                self._work.save_and_remove_server(self.seat, self.server)
         except Exception as error:
             self._drop_failed(as_lab_error(error, self._notify), staying)
             return False

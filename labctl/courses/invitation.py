@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from labctl.config.identity import write_private
-from labctl.courses.keys import AuthorizedKeys, keeper_dir, parse_key, used_up_error
+from labctl.courses.keys import AuthorizedKeys, keeper_dir, make_join_file_invalid_error, parse_key
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.gitignore import JOIN_FILES, ignore_in_git
 from labctl.errors import ConfigError, PolicyError, UsageError
@@ -134,10 +134,10 @@ def enrol(
     try:
         invitation = msgspec.json.decode(record.read_bytes(), type=_OpenInvitation)
     except FileNotFoundError:
-        raise used_up_error() from None
+        raise make_join_file_invalid_error() from None
     if invitation.expires < now:
         keys.withdraw([student])
-        raise used_up_error()
+        raise make_join_file_invalid_error()
     if not folder.find_student(student).active:
         raise PolicyError(f"{student} has left the course", hint="ask your instructor")
     seat = folder.find_seat_of(student).name

@@ -17,7 +17,7 @@ from labctl.errors import HostKeyError, LabError, NotFoundError, PolicyError
 from labctl.errors.replies import describe_error
 from labctl.model import Check, Need
 from labctl.providers import ProviderContext
-from labctl.providers.course import CourseProvider, CourseSettings
+from labctl.providers.course import CourseProvider, CourseProviderSettings
 from labctl.servers.connections import Connections
 from labctl.servers.host_keys import make_key
 
@@ -79,7 +79,7 @@ def _check_answers(folder: CourseFolder, provider: CourseProvider) -> list[Check
 def _build_provider(staff: CourseOperator, host_key: str, identity: str) -> CourseProvider:
     config = staff.folder.config
     connections = Connections(staff.paths.ssh_dir, staff.paths.user_ssh_config)
-    settings = CourseSettings(
+    settings = CourseProviderSettings(
         keeper=keeper_address(staff.folder),
         host_key=host_key,
         course=config.name,

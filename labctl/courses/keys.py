@@ -58,7 +58,7 @@ class AuthorizedKeys:
                     _has_key(line, invitation) and _mark_of(line).startswith(JOIN_MARK)
                     for line in lines
                 ):
-                    raise used_up_error()
+                    raise make_join_file_invalid_error()
                 lines = [line for line in lines if not _has_key(line, invitation)]
             others = [line for line in lines if _mark_of(line) not in own_marks]
             if any(_has_key(line, body) for line in others):
@@ -203,7 +203,7 @@ def parse_key(public: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def used_up_error() -> PolicyError:
+def make_join_file_invalid_error() -> PolicyError:
     return PolicyError(
         "this join file was already used, or has expired",
         why="each join file works only once",

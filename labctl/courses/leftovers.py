@@ -11,7 +11,7 @@ from labctl.courses.context import OWN, build_own_seat
 from labctl.courses.grading_server import build_other_grading_context
 from labctl.courses.seat_accounts import MOST_HOSTS
 from labctl.courses.servers import CourseOperator
-from labctl.courses.shared_servers import SharedHosts
+from labctl.courses.shared_servers import SharedServers
 from labctl.errors import LabError
 from labctl.events import Step
 from labctl.model import Resource, Server, Value
@@ -49,7 +49,7 @@ def list_own_lab_ids(staff: CourseOperator) -> set[str]:
     """Return the lab ids of the course's own servers, shared ones included."""
     lab_ids = {build_own_seat(staff.folder, purpose).lab_id for purpose in OWN}
     if staff.folder.config.shared is not None:
-        hosts = SharedHosts(staff.folder, staff.course(plain=True))
+        hosts = SharedServers(staff.folder, staff.course(plain=True))
         lab_ids |= {hosts.lab_id(number) for number in range(MOST_HOSTS + 1)}
     return lab_ids
 

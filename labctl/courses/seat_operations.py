@@ -198,7 +198,7 @@ class SeatOperations:
             return server  # another account answered, which cannot know: the sweep reports it
         return None if is_gone else listed or server
 
-    def end_server(self, seat: Seat, server: Server) -> None:
+    def save_and_remove_server(self, seat: Seat, server: Server) -> None:
         """Save and end the seat's server.
 
         PolicyError if not everything could be saved: compute ends then, and the disk stays.

@@ -56,7 +56,7 @@ def build_shared_context(folder: CourseFolder, course: LabContext) -> LabContext
     """Return the course's context with accounts instead of servers."""
     context = dataclasses.replace(course)
     context.__dict__.update(
-        connections=course.connections, provider=SharedSeats(SharedHosts(folder, course))
+        connections=course.connections, provider=SharedSeats(SharedServers(folder, course))
     )
     return context
 
@@ -71,7 +71,7 @@ def _make_quiet_reporter(reporter: Reporter) -> Reporter:
     return PolicyReporter(show, ask=reporter)
 
 
-class SharedHosts:
+class SharedServers:
     """The shared servers of a course, which are labs of the course itself."""
 
     def __init__(self, folder: CourseFolder, course: LabContext) -> None:
@@ -112,7 +112,7 @@ class SharedHosts:
         text = f"{self.folder.id} shared {number}"
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    def list_servers(self, *, now: bool = False) -> dict[int, Server]:
+    def list_servers_by_number(self, *, now: bool = False) -> dict[int, Server]:
         """Return the servers that the provider lists, by number; at most LOOK_S seconds old."""
         with self._guard:
             at, servers = self._listed
@@ -132,7 +132,7 @@ class SharedHosts:
         if self.course.state.list_open_attempts(self.lab_id(number)):
             return True
         try:
-            return number in self.list_servers(now=True)
+            return number in self.list_servers_by_number(now=True)
         except LabError:
             return True  # unknown
 
@@ -162,7 +162,7 @@ class SharedHosts:
 
         Another process may have ended the previous one: only the provider knows.
         """
-        ready, listed = self._ready.get(number), self.list_servers(now=True).get(number)
+        ready, listed = self._ready.get(number), self.list_servers_by_number(now=True).get(number)
         if ready is None or listed is None or listed.id != ready.id:
             self._shared.discard(number)
             ready = self._ready[number] = up.up(self.build_context(number))
@@ -206,7 +206,7 @@ class SharedHosts:
 
     def _is_listed(self, number: int) -> bool:
         """Tell whether the provider lists the server. PolicyError if another account answered."""
-        if number in self.list_servers(now=True):
+        if number in self.list_servers_by_number(now=True):
             return True
         recorded = self.course.state.get_lab_server(self.lab_id(number))
         if recorded is not None:
@@ -227,7 +227,7 @@ class SharedSeats:
     settings_type = Value
     settle_s = 0.0
 
-    def __init__(self, hosts: SharedHosts, _around: ProviderContext | None = None) -> None:
+    def __init__(self, hosts: SharedServers, _around: ProviderContext | None = None) -> None:
         self.hosts = hosts
         self.inner = hosts.course.provider
         self.name = self.inner.name
@@ -244,7 +244,7 @@ class SharedSeats:
         If the inner provider has no further server, only the shared servers are offered. Its
         error is raised only without a shared server.
         """
-        own = [server.offer for server in self.hosts.list_servers().values()]
+        own = [server.offer for server in self.hosts.list_servers_by_number().values()]
         try:
             others = self.inner.offers(need)
         except HostKeyError:
@@ -284,12 +284,12 @@ class SharedSeats:
         sitting = self.hosts.seating.find_by_server(server_id)
         if sitting is None or sitting.state == "gone":
             return None
-        host = self.hosts.list_servers().get(sitting.host)
+        host = self.hosts.list_servers_by_number().get(sitting.host)
         return self._as_server(sitting, host) if host else None
 
     def servers(self) -> list[Server]:
         """Return every account of the course on a server that exists."""
-        hosts = self.hosts.list_servers(now=True)
+        hosts = self.hosts.list_servers_by_number(now=True)
         return [
             self._as_server(account, hosts[account.host])
             for account in self.hosts.seating.list_all()
@@ -318,7 +318,7 @@ class SharedSeats:
     def extend_life(self, server_id: str, span_s: int) -> None:
         """Give the server, and so everybody on it, more time; PolicyError beyond `max_ttl`."""
         sitting = self.hosts.seating.find_by_server(server_id)
-        host = self.hosts.list_servers().get(sitting.host) if sitting else None
+        host = self.hosts.list_servers_by_number().get(sitting.host) if sitting else None
         if sitting and host:
             context = self.hosts.build_context(sitting.host)
             server = context.assign_alias(host, None)
@@ -326,7 +326,7 @@ class SharedSeats:
 
     def _as_full_error(self, error: LabError) -> LabError:
         """Turn the reason why no other server can be created into "all places are taken"."""
-        count = len(self.hosts.list_servers())
+        count = len(self.hosts.list_servers_by_number())
         if not count or isinstance(error, HostKeyError) or not isinstance(error, NO_OTHER):
             return error
         places = self.hosts.sharing.places

@@ -103,7 +103,7 @@ def parse_seat(text: str) -> str:
     return text
 
 
-class CourseSettings(Value, frozen=True):
+class CourseProviderSettings(Value, frozen=True):
     """The settings that `labctl join` writes. `host_key` is pinned; `seat` is the seat's lab id."""
 
     keeper: Annotated[str, Parsed(parse_keeper)] = ""
@@ -118,10 +118,10 @@ class CourseProvider:
     """One student's seat. A refusal of the keeper is a PolicyError with its reason."""
 
     name: ClassVar[str] = PROVIDER
-    settings_type: ClassVar[type[Value]] = CourseSettings
+    settings_type: ClassVar[type[Value]] = CourseProviderSettings
     settle_s: float = 0.0
 
-    def __init__(self, settings: CourseSettings, context: ProviderContext) -> None:
+    def __init__(self, settings: CourseProviderSettings, context: ProviderContext) -> None:
         self.settings = settings
         self.context = context
         self._lock = threading.Lock()

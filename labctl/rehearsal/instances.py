@@ -25,7 +25,7 @@ from labctl.rehearsal.scenario import Scenario
 from labctl.rehearsal.tokens import Tokens
 
 
-class Instances:
+class InstanceHandlers:
     """The calls. `operations` answers by action; None passes a call on to moto."""
 
     def __init__(self, backend: Backend, fleet: Fleet, scenario: Callable[[], Scenario]) -> None:

@@ -29,7 +29,7 @@ from labctl.rehearsal.calls import (
 )
 from labctl.rehearsal.faults import Faults
 from labctl.rehearsal.fleet import Fleet
-from labctl.rehearsal.instances import Instances
+from labctl.rehearsal.instances import InstanceHandlers
 from labctl.rehearsal.scenario import Scenario
 from labctl.rehearsal.schedules import Schedules
 
@@ -80,7 +80,7 @@ class Layer:
         self._scenario = scenario
         self._control = control
         self._address = address
-        ec2 = Instances(backend, fleet, scenario).operations
+        ec2 = InstanceHandlers(backend, fleet, scenario).operations
         self._operations: dict[str, Operation] = {
             **{f"ec2:{name}": operation for name, operation in ec2.items()},
             "ec2:DescribeSpotPriceHistory": lambda c: market.answer_price_history(

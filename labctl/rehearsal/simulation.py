@@ -39,7 +39,7 @@ class ReclaimControl(Value, frozen=True):
     rebalance_s: float = 0.0
 
 
-class SetControl(Value, frozen=True):
+class OverrideScenarioRequest(Value, frozen=True):
     """The body of /rehearsal/set: overrides of the scenario, as on the command line."""
 
     switches: tuple[str, ...]
@@ -247,7 +247,7 @@ class Rehearsal:
             request = msgspec.json.decode(body, type=ReclaimControl)
             self.reclaim(request.instance, request.notice_s, request.rebalance_s)
         elif name == "set":
-            self.override(msgspec.json.decode(body, type=SetControl).switches)
+            self.override(msgspec.json.decode(body, type=OverrideScenarioRequest).switches)
         elif name != "state":
             raise NotFoundError(f"unknown control request {name}: expected reclaim, set or state")
         return RehearsalState(instances=self.instances, calls=self.calls)

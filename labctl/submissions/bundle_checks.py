@@ -16,7 +16,7 @@ from labctl.servers.context import LabContext
 from labctl.shell import Secret
 from labctl.submissions.bundle import BundleSource
 from labctl.submissions.bundling import BundleContents, part_of
-from labctl.submissions.leaks import Leak, LeakSearch, describe_leaks
+from labctl.submissions.leaks import LeakSearch, SecretFinding, describe_leaks
 from labctl.wire.judge import judge_file
 
 MOST_NAMED = 20
@@ -48,7 +48,7 @@ def require_no_secrets(
 ) -> None:
     """Raise PolicyError, with file and line, if the bundle contains secrets."""
     search, allowed_paths = LeakSearch(_read_secrets(context)), set(allowed)
-    leaks: list[Leak] = []
+    leaks: list[SecretFinding] = []
     for source in contents.sources:
         if part_of(source.file.path) != "model" and source.file.path not in allowed_paths:
             with _open_source(source) as file:

@@ -43,7 +43,7 @@ SHAPES = {
 }  # fmt: skip
 
 
-class Leak(Value, frozen=True):
+class SecretFinding(Value, frozen=True):
     """Something that looks like a secret: its file, its line (0 means the file's name) and kind."""
 
     path: str
@@ -63,25 +63,27 @@ class LeakSearch:
                 self._kinds[f"own{number}"] = f"the value of your secret {name}"
         self._pattern = re.compile(b"|".join(parts))
 
-    def find_leaks(self, path: str, file: BinaryIO) -> list[Leak]:
+    def find_leaks(self, path: str, file: BinaryIO) -> list[SecretFinding]:
         """Return the findings in one file, its name included; at most MOST_NAMED."""
         name = PurePosixPath(path).name
-        found: dict[Leak, None] = {}
+        found: dict[SecretFinding, None] = {}
         if name in FILES:
-            found[Leak(path=path, line=0, kind=FILES[name])] = None
+            found[SecretFinding(path=path, line=0, kind=FILES[name])] = None
         file.seek(0)
         lines, overlap = 1, b""
         while block := file.read(BLOCK_BYTES):
             text = overlap + block
             for match in self._pattern.finditer(text):
                 line = lines + text.count(b"\n", 0, match.start())
-                found[Leak(path=path, line=line, kind=self._kinds[match.lastgroup or ""])] = None
+                found[
+                    SecretFinding(path=path, line=line, kind=self._kinds[match.lastgroup or ""])
+                ] = None
             overlap = text[-OVERLAP_BYTES:]
             lines += text.count(b"\n", 0, len(text) - len(overlap))
         return list(found)[:MOST_NAMED]
 
 
-def describe_leaks(leaks: Iterable[Leak]) -> str:
+def describe_leaks(leaks: Iterable[SecretFinding]) -> str:
     """Return the findings as text, one line for each."""
     return "\n".join(
         f"{leak.path}{f', line {leak.line}' if leak.line else ''}: {leak.kind}" for leak in leaks

@@ -80,7 +80,7 @@ class EndingRecord(NamedTuple):
     saver_s: float = 0.0
 
 
-class AgeRecord(NamedTuple):
+class ElapsedTimeRecord(NamedTuple):
     """The elapsed time at one moment. `boot` identifies the boot that `boottime_s` counts from."""
 
     boot: str
@@ -103,7 +103,7 @@ class LimitsRecord(NamedTuple):
     gid: int
     home: str
     limits: ServerLimits
-    age: AgeRecord
+    age: ElapsedTimeRecord
     ending: EndingRecord
     budget_whole_usd: Optional[float] = None
     store: str = ""
@@ -135,11 +135,11 @@ class StateRecord(NamedTuple):
     released: str = ""
 
     @property
-    def age(self) -> Optional[AgeRecord]:
+    def age(self) -> Optional[ElapsedTimeRecord]:
         """The elapsed time that was recorded last; None for a watchdog that starts anew."""
         if not self.boot:
             return None
-        return AgeRecord(self.boot, self.boottime_s, self.wall_s, self.elapsed_s)
+        return ElapsedTimeRecord(self.boot, self.boottime_s, self.wall_s, self.elapsed_s)
 
 
 class DecisionRecord(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from labctl.courses.collect import Collection, SeatSubmission
-from labctl.courses.grading.claims import Comparison
+from labctl.courses.grading.claims import AccuracyComparison
 from labctl.courses.grading.flags import Flag
 from labctl.courses.grading.record import GradeRecord
 from labctl.courses.grading.results import GradeResults
@@ -52,7 +52,7 @@ ALICE = SeatGrade(
     seat="alice",
     state="graded",
     fresh=True,
-    record=record("alice", flags=(FLAG,), comparison=Comparison(claimed=0.9, measured=0.5)),
+    record=record("alice", flags=(FLAG,), comparison=AccuracyComparison(claimed=0.9, measured=0.5)),
 )
 BOB = SeatGrade(seat="bob", state="missing")
 

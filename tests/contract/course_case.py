@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from labctl.courses.seat_operations import SeatOperations
 from labctl.model import Server
 from labctl.providers import ProviderContext
-from labctl.providers.course import CourseProvider, CourseSettings
+from labctl.providers.course import CourseProvider, CourseProviderSettings
 from labctl.servers.connections import Connections
 from labctl.servers.host_keys import make_key
 
@@ -78,7 +78,7 @@ def course_case(course_keeper: tuple[CourseBed, Path], tmp_path: Path) -> Iterat
     )
     keeper = bed.course.config.keeper
     assert keeper is not None
-    settings = CourseSettings(
+    settings = CourseProviderSettings(
         keeper=f"ssh://{keeper.user}@{keeper.host}:{keeper.port}",
         host_key=bed.machine.host_key,
         student=STUDENT,

@@ -22,7 +22,7 @@ from labctl.courses.records.folder import CourseFolder
 from labctl.courses.requests import RequestHandler
 from labctl.courses.seat_operations import SeatOperations
 from labctl.courses.servers import CourseOperator, bring_up_servers
-from labctl.courses.shared_servers import SharedHosts, SharedSeats
+from labctl.courses.shared_servers import SharedSeats, SharedServers
 from labctl.courses.status import read_status
 from labctl.courses.tasks import CourseTasks
 from labctl.courses.teardown import end_of_term, end_seats
@@ -108,7 +108,7 @@ def test_the_keeper_lets_no_seat_go_in_another_account(ml: Class) -> None:
     server = ml.server("alice")
     assert work.check_server(ml.seat("alice"), server) == server
     with pytest.raises(PolicyError):
-        work.end_server(ml.seat("alice"), server)
+        work.save_and_remove_server(ml.seat("alice"), server)
     assert server.id in ml.cloud.machines
     ml.cloud.account = SCHOOL
     del ml.cloud.machines[server.id]
@@ -155,7 +155,7 @@ def test_a_shared_server_of_another_account_is_not_written_off_with_its_last_sea
     shared = "shared: {accounts_per_server: 4, gpus: 1, gpu_lease: 4h}\n"
     made = a_class(tmp_path, monkeypatch, roster(NAMES), shared)
     made.cloud.account, made.cloud.settle_s = SCHOOL, 0.0
-    hosts = SharedHosts(made.folder, servers.build_course_context(*_context_of(made), plain=True))
+    hosts = SharedServers(made.folder, servers.build_course_context(*_context_of(made), plain=True))
     request = CreateServerRequest(
         lab="ml-a",
         lab_id=made.seat("alice").lab_id,

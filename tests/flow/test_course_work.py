@@ -75,7 +75,7 @@ def test_a_server_is_made_with_its_end_at_the_provider(course: Course) -> None:
     (deadline,) = course.cloud.deadlines.values()
     assert server.deadline_at == deadline == pytest.approx(time.time() + 7200 + MARGIN_S, abs=60)
     assert [one.kind for one in course.folder.ledger.list_entries(seat="alice")] == ["up"]
-    work.end_server(seat, server)
+    work.save_and_remove_server(seat, server)
     assert course.cloud.machines == {}
     assert course.folder.ledger.list_entries(seat="alice")[-1].kind == "down"
 

@@ -23,7 +23,7 @@ from labctl.courses.records.timetable import (
 from labctl.errors import ConnectError, PolicyError, ProviderError
 from labctl.model import Need, Offer
 from labctl.providers import ProviderContext
-from labctl.providers.course import CourseProvider, CourseSettings
+from labctl.providers.course import CourseProvider, CourseProviderSettings
 
 sys.path.append(str(Path(__file__).parents[1] / "flow"))
 from course_keeper_context import course_folder
@@ -171,7 +171,9 @@ def provider(reply: object) -> CourseProvider:
         progress=lambda text, done, total: None,
         talk=lambda endpoint, request: Wire(reply),
     )
-    settings = CourseSettings(keeper="ssh://k@keeper.example", host_key="ssh-ed25519 " + "A" * 68)
+    settings = CourseProviderSettings(
+        keeper="ssh://k@keeper.example", host_key="ssh-ed25519 " + "A" * 68
+    )
     return CourseProvider(settings, around)
 
 

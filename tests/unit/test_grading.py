@@ -11,7 +11,7 @@ import pytest
 
 from labctl.agent.sandbox import grading_accuracy, grading_images
 from labctl.courses.grading import record as records
-from labctl.courses.grading.claims import Comparison, compare_evaluation
+from labctl.courses.grading.claims import AccuracyComparison, compare_evaluation
 from labctl.courses.grading.feedback import render_page
 from labctl.courses.grading.flags import SubmissionFacts, SubmittedRun, find_flags, find_mentions
 from labctl.courses.grading.record import GradeRecord, build_results, describe_outcome
@@ -176,7 +176,9 @@ def test_a_record_that_does_not_fit_is_evidence() -> None:
     other = facts("b", "2" * 8, run="r2")
     died = facts("c", "3" * 8, record=SubmittedRun(id="r1", state="exited", exit_code=1))
     moved = facts("d", "4" * 8, commit="2" * 40, run_commit="1" * 40)
-    claim = facts("e", "5" * 8, comparison=Comparison(claimed=0.9, measured=0.5, agrees=False))
+    claim = facts(
+        "e", "5" * 8, comparison=AccuracyComparison(claimed=0.9, measured=0.5, agrees=False)
+    )
     looks = facts("f", "6" * 8, mentions=tuple(f"code/x.py:{n}" for n in range(9)))
     found = find_flags([none, other, died, moved, claim, looks])
     assert [own[0] for own in kinds(found).values()] == [

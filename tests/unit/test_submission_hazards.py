@@ -17,7 +17,7 @@ import pytest
 from submission_bed import bomb
 
 from labctl.shell import Secret
-from labctl.submissions.leaks import Leak, LeakSearch, describe_leaks
+from labctl.submissions.leaks import LeakSearch, SecretFinding, describe_leaks
 from labctl.wire import pickles
 from labctl.wire.judge import judge_file
 
@@ -251,7 +251,7 @@ SECRETS = {
 @pytest.mark.parametrize(("text", "kind"), SECRETS.items())
 def test_secrets_are_named_by_file_line_and_kind(text: bytes, kind: str) -> None:
     found = LeakSearch().find_leaks("code/a.py", io.BytesIO(b"# one\n# two\n" + text + b"\n"))
-    assert found == [Leak(path="code/a.py", line=3, kind=kind)]
+    assert found == [SecretFinding(path="code/a.py", line=3, kind=kind)]
     assert describe_leaks(found) == f"code/a.py, line 3: {kind}"
     assert text.decode()[:20] not in describe_leaks(found)
 
@@ -262,7 +262,9 @@ def test_known_values_are_found_wherever_they_stand() -> None:
     content = b"x\n" * 524_284 + b"say pa$$.word*1 1234\n"
     found = search.find_leaks("logs/run.log", io.BytesIO(content))
     assert found == [
-        Leak(path="logs/run.log", line=524_285, kind="the value of your secret WANDB_API_KEY")
+        SecretFinding(
+            path="logs/run.log", line=524_285, kind="the value of your secret WANDB_API_KEY"
+        )
     ]
 
 
@@ -270,7 +272,7 @@ def test_each_place_is_told_once_and_files_by_their_names() -> None:
     line = b"AKIAIOSFODNN7EXAMPLE AKIAIOSFODNN7EXAMPLE\n"
     assert len(LeakSearch().find_leaks("code/a", io.BytesIO(line * 3))) == 3
     assert LeakSearch().find_leaks("code/.env", io.BytesIO(b"A=1\n")) == [
-        Leak(path="code/.env", line=0, kind="a file of secrets")
+        SecretFinding(path="code/.env", line=0, kind="a file of secrets")
     ]
     assert len(LeakSearch().find_leaks("code/a", io.BytesIO(line * 300))) == 20
 

@@ -20,7 +20,7 @@ from labctl.agent.watchdog.decisions import (
     should_restart_ttl,
     span_text,
 )
-from labctl.wire.watchdog import AgeRecord, ServerLimits
+from labctl.wire.watchdog import ElapsedTimeRecord, ServerLimits
 
 HOUR = 3600.0
 SPANS = st.floats(min_value=0.0, max_value=1e6)
@@ -206,7 +206,7 @@ def test_no_extension_that_is_allowed_passes_the_ceiling(
         assert ends <= limits.budget_s + 1.0
 
 
-AGE = AgeRecord("a", boottime_s=100.0, wall_s=1000.0, elapsed_s=50.0)
+AGE = ElapsedTimeRecord("a", boottime_s=100.0, wall_s=1000.0, elapsed_s=50.0)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def read_record(kind: type[Message], path: Path) -> Message | None:
         return None
 
 
-def read_number(path: Path, key: str) -> int | float | None:
+def read_json_number(path: Path, key: str) -> int | float | None:
     """Return a number of the object in `path`, such as "step" of a manifest; None without it."""
     value = read_json(path).get(key)
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None

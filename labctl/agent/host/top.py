@@ -31,7 +31,7 @@ from .container_usage import ContainerUsage
 from .engine_objects import Container
 from .gpus import GpuProcess, Gpus, select_given
 from .host_usage import HostUsage, ProcessUsage, load_psutil
-from .paths import labctl_home, read_number
+from .paths import labctl_home, read_json_number
 
 LOOK_S = 5.0
 # seconds between the two readings that make the first sample
@@ -170,6 +170,6 @@ class TopContainer:
     def _read_progress(self, key: str) -> float | None:
         """Return a number that the run reports; None without it, or in another user's file."""
         try:
-            return read_number(self.progress, key) if self.progress else None
+            return read_json_number(self.progress, key) if self.progress else None
         except OSError:
             return None

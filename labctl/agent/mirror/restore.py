@@ -36,7 +36,7 @@ from ..host.paths import (
     write_json,
 )
 from ..reply import Failure
-from ..runs.records import write_attempt, write_claim, write_final_record
+from ..runs.records import write_attempt, write_final_record, write_spec_and_claim
 from ..runs.run_state import inspect_run
 from .mirror import SENT
 from .store import MirrorStore, StoreError, can_use_store, open_store, read_config, rerun_with_boto3
@@ -184,7 +184,9 @@ class _Restore:
         """Write the records of a run whose machine is gone."""
         meta = self.staging / ".labctl"
         record = stored.record
-        write_claim(self.staging, stored.spec, (record and record.created_at) or time.time())
+        write_spec_and_claim(
+            self.staging, stored.spec, (record and record.created_at) or time.time()
+        )
         for number, attempt in enumerate(stored.attempts or (AttemptRecord(),), 1):
             name = attempt.container if CONTAINER.fullmatch(attempt.container) else ""
             started_at = attempt.started_at or 0.0

@@ -41,7 +41,7 @@ def find(request: FindImagesRequest) -> FindImagesReply:
 
 def pull(request: PullImageRequest) -> None:
     send_reply(Empty())
-    code, lines = run_streamed(["docker", "pull", request.reference], None)
+    code, lines = run_and_tee(["docker", "pull", request.reference], None)
     send_closing_reply(BuildResult(code, tuple(lines[-8:])))
 
 
@@ -59,7 +59,7 @@ def build(request: BuildImageRequest) -> None:
         rootless.require_buildkit()
     send_reply(BuildOpening(str(log)))
     if is_brokered():
-        code, lines = rootless.build(request, context, log, run_streamed)
+        code, lines = rootless.build(request, context, log, run_and_tee)
         send_closing_reply(BuildResult(code, tuple(pick_failing_lines(lines)), str(log)))
         return
     with serve_wheelhouse(request.wheelhouse) as wheel_args:
@@ -69,7 +69,7 @@ def build(request: BuildImageRequest) -> None:
             words += ["--build-arg", f"{key}={value}"]
         if wheel_args:
             words += ["--network", "host"]
-        code, lines = run_streamed([*words, str(context)], log)
+        code, lines = run_and_tee([*words, str(context)], log)
     send_closing_reply(BuildResult(code, tuple(pick_failing_lines(lines)), str(log)))
 
 
@@ -81,7 +81,7 @@ def pick_failing_lines(lines: list[str]) -> list[str]:
     return [lines[starts[-1]], *lines[max(starts[-1] + 1, len(lines) - 12) :]]
 
 
-def run_streamed(words: list[str], log: Path | None) -> tuple[int, list[str]]:
+def run_and_tee(words: list[str], log: Path | None) -> tuple[int, list[str]]:
     """Run a command, copy its output to stdout and `log`; return (exit code, the last lines)."""
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     lines: list[str] = []

@@ -57,7 +57,7 @@ def read_claim(directory: Path) -> ClaimRecord:
     return _read_record(ClaimRecord, directory / ".labctl" / "claim.json") or ClaimRecord()
 
 
-def write_claim(directory: Path, spec: RunSpec, created_at: float) -> ClaimRecord:
+def write_spec_and_claim(directory: Path, spec: RunSpec, created_at: float) -> ClaimRecord:
     """Write a run's specification, and the claim that its hash makes."""
     text = encode_spec(spec)
     claim = ClaimRecord(hashlib.sha256(text.encode()).hexdigest(), created_at)

@@ -16,7 +16,13 @@ from ..host import engine
 from ..host.paths import LIMIT, lab_dir, require_name, run_dir, write_json
 from ..reply import Failure
 from ..watchdog.reclaim_record import find_newest_complete
-from .records import list_attempts, read_log_offset, write_attempt, write_claim, write_log_offset
+from .records import (
+    list_attempts,
+    read_log_offset,
+    write_attempt,
+    write_log_offset,
+    write_spec_and_claim,
+)
 from .run_state import UNENDED, inspect_run, require_run_directory
 from .runs import launch, lock_launch
 
@@ -74,7 +80,7 @@ def from_push(request: AdoptPushedRequest) -> AdoptPushedReply:
     if not (pushed / "code").is_dir():
         raise Failure("missing", f"no files of run {spec.id} were uploaded to this server")
     (pushed / ".labctl").mkdir(exist_ok=True)
-    write_claim(pushed, spec, request.created_at)
+    write_spec_and_claim(pushed, spec, request.created_at)
     for number in range(1, request.attempts + 1):
         # It ran on another machine: a foreign boot token marks the attempt as lost.
         write_attempt(pushed, number, AttemptRecord(boot="elsewhere"))

@@ -43,8 +43,8 @@ from .records import (
     read_final_record,
     read_last_attempt,
     write_attempt,
-    write_claim,
     write_final_record,
+    write_spec_and_claim,
 )
 from .run_state import UNENDED, inspect_run, require_run_directory
 
@@ -120,7 +120,7 @@ def _claim(directory: Path, spec: RunSpec) -> bool:
     directory.parent.mkdir(parents=True, exist_ok=True)
     fresh = directory.parent / f".{spec.id}.{os.urandom(4).hex()}"
     (fresh / ".labctl").mkdir(parents=True)
-    claim = write_claim(fresh, spec, time.time())
+    claim = write_spec_and_claim(fresh, spec, time.time())
     try:
         fresh.rename(directory)
         return True

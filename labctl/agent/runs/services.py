@@ -50,7 +50,7 @@ from .containers import (
     limit,
 )
 from .healthcheck import is_http_ready, is_listening
-from .images import pick_failing_lines, run_streamed, serve_wheelhouse
+from .images import pick_failing_lines, run_and_tee, serve_wheelhouse
 from .known_services import KNOWN, TOKEN_FILE
 
 # How long a service may take until its port answers, unless the request has a deadline.
@@ -146,7 +146,7 @@ def build(request: ServiceRequest) -> None:
             words += ["--build-arg", f"{key}={value}"]
         if wheel_args:
             words += ["--network", "host"]
-        code, lines = run_streamed([*words, str(context)], log)
+        code, lines = run_and_tee([*words, str(context)], log)
     send_closing_reply(BuildResult(code, tuple(pick_failing_lines(lines)), str(log)))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...wire.watchdog import AgeRecord, ServerLimits
+from ...wire.watchdog import ElapsedTimeRecord, ServerLimits
 
 WARN_AT_S = (900.0, 300.0, 60.0)
 # the first warning, for a limit that is at least twice as long
@@ -145,7 +145,7 @@ def estimate_wind_down_s(
     return stop_s + send_s + saver_s + SETTLE_S
 
 
-def carry_elapsed_s(age: AgeRecord, boot: str, boottime_s: float, wall_s: float) -> float:
+def carry_elapsed_s(age: ElapsedTimeRecord, boot: str, boottime_s: float, wall_s: float) -> float:
     """Return the elapsed time now, from one that was recorded earlier.
 
     The monotonic clock counts within a boot, the wall clock over a reboot if it went forward.

@@ -21,7 +21,7 @@ from ...wire.codec import to_json
 from ...wire.watchdog import (
     EXTEND,
     GUARD,
-    AgeRecord,
+    ElapsedTimeRecord,
     ExtendRequest,
     GuardLimits,
     GuardRequest,
@@ -169,7 +169,7 @@ def _merge_limits(recorded: LimitsRecord | None, request: GuardRequest) -> Limit
         home=request.home,
         limits=limits,
         budget_whole_usd=requested.budget_whole_usd,
-        age=AgeRecord(boot, now, wall, elapsed_s),
+        age=ElapsedTimeRecord(boot, now, wall, elapsed_s),
         ending=request.ending,
         store=request.store,
         mirror_s=request.mirror_s,

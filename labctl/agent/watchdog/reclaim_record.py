@@ -20,7 +20,7 @@ from ...wire.watchdog import (
 )
 from ..host import engine
 from ..host.engine_objects import ContainerRow
-from ..host.paths import lab_dir, read_json, read_number, read_record, run_dir
+from ..host.paths import lab_dir, read_json, read_json_number, read_record, run_dir
 from .state_files import write_state
 
 Say = Callable[[str, str], None]
@@ -40,7 +40,7 @@ def find_newest_complete(directory: Path) -> CheckpointRecord | None:
         with suppress(OSError):
             at = (Path(folder) / MANIFEST).stat().st_mtime
             if (newest is None or at > newest.at) and _is_complete(Path(folder)):
-                step = read_number(Path(folder) / MANIFEST, "step")
+                step = read_json_number(Path(folder) / MANIFEST, "step")
                 newest = CheckpointRecord(os.path.relpath(folder, directory), step, at)
     return newest
 
@@ -73,7 +73,7 @@ class ReclaimedRun:
         if earlier and earlier.container == container.name:  # an earlier watchdog started it
             self.record = earlier
         else:
-            step = read_number(self.directory / "logs" / "progress.json", "step")
+            step = read_json_number(self.directory / "logs" / "progress.json", "step")
             self.record = RunReclaimRecord(container.name, notice, step=step)
         self.newest = find_newest_complete(self.directory)
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...wire.verbs import Empty
-from ...wire.watchdog import AgeRecord, StateRecord, UnsavedCountRecord, WatchRecord
+from ...wire.watchdog import ElapsedTimeRecord, StateRecord, UnsavedCountRecord, WatchRecord
 from ..host.imds import Imds
 from ..host.paths import read_record
 from ..program import PROGRAM
@@ -120,7 +120,7 @@ class Watchdog:
         self.reclaims.listen(Imds())
         Recorder(lambda: self.limits_file.plan.account, self.record_decision)
 
-    def _carry_on(self, age: AgeRecord) -> None:
+    def _carry_on(self, age: ElapsedTimeRecord) -> None:
         """Restore elapsed and idle time. A reboot counts as work, time without a watchdog does not.
 
         After a reboot, a ttl that has ended starts again.

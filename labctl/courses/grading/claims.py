@@ -12,7 +12,7 @@ METRIC = "accuracy"
 MOST_ITEMS = 2**53
 
 
-class Comparison(Value, frozen=True):
+class AccuracyComparison(Value, frozen=True):
     """A claimed and a measured accuracy, from 0 to 1; None if unknown.
 
     `agrees` is None if there is nothing to compare. `low` and `high` are the 95 percent interval of
@@ -51,7 +51,7 @@ def read_measurement(results: GradeResults) -> tuple[float | None, int]:
 
 def compare_evaluation(
     evaluation: Evaluation | None, results: GradeResults, tolerance: float
-) -> Comparison:
+) -> AccuracyComparison:
     """Compare the bundle's own evaluation, the claim, with the grader's measurement."""
     measured, items = read_measurement(results)
     claimed = None if evaluation is None else evaluation.accuracy
@@ -63,7 +63,7 @@ def compare_evaluation(
     agrees = None
     if claimed is not None and measured is not None:
         agrees = abs(claimed - measured) <= tolerance + 1e-9
-    return Comparison(
+    return AccuracyComparison(
         claimed=claimed,
         measured=measured,
         tolerance=tolerance,

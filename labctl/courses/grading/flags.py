@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from labctl.courses.grading.claims import Comparison
+from labctl.courses.grading.claims import AccuracyComparison
 from labctl.courses.grading.results import clean_text
 from labctl.model import FileEntry, Value
 
@@ -55,7 +55,7 @@ class SubmissionFacts(Value, frozen=True):
     commit: str = ""
     run_commit: str = ""
     files: tuple[FileEntry, ...] = ()
-    comparison: Comparison = Comparison()
+    comparison: AccuracyComparison = AccuracyComparison()
     mentions: tuple[str, ...] = ()
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from labctl.courses.grading.claims import Comparison
+from labctl.courses.grading.claims import AccuracyComparison
 from labctl.courses.grading.flags import Flag
 from labctl.courses.grading.results import GradeResults, lateness_note, subtract_penalty
 from labctl.model import Value
@@ -46,7 +46,7 @@ class GradeRecord(Value, frozen=True):
     penalty: int = 0
     raw: GradeResults | None = None
     score: float | None = None
-    comparison: Comparison = Comparison()
+    comparison: AccuracyComparison = AccuracyComparison()
     flags: tuple[Flag, ...] = ()
     told: str = ""
     said: bool = False
@@ -70,7 +70,7 @@ class GradeStamp(Value, frozen=True):
     submission: int
     received: str
     bundle_sha256: str
-    claim: Comparison
+    claim: AccuracyComparison
 
 
 def encode(record: GradeRecord) -> bytes:
