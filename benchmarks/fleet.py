@@ -8,6 +8,7 @@ with what they shared.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import resource
@@ -153,7 +154,7 @@ def _make_and_end(count: int, home: Path) -> dict[str, float]:
     root.mkdir(parents=True, exist_ok=True)
     (root / "lab.yaml").write_text("lab: fleet\nserver: {provider: aws, gpu: none}\n")
     lab = Lab.load(root, reporter=_Yes())
-    first = lab.context.with_group(f"fleet{count}")
+    first = dataclasses.replace(lab.context, group=f"fleet{count}")
     run_id = f"{os.getpid():x}"
     contexts = [
         first.make_sibling(

@@ -111,7 +111,7 @@ class Pretended:
     def check_server(self, seat: Seat, server: Server) -> Server | None:
         return self.server
 
-    def end_server(self, seat: Seat, server: Server) -> None:
+    def save_and_remove_server(self, seat: Seat, server: Server) -> None:
         self.calls.append("end")
         if self.error is not None:
             raise self.error
