@@ -6,9 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from docker.errors import APIError
+from docker.errors import APIError, NotFound
 
 from labctl import retry
+from labctl.providers.local import container
 from labctl.providers.local.container import list_labeled
 
 
@@ -26,6 +27,29 @@ class Engine:
         return ["kept"]
 
 
+class LabContainer:
+    """A server's container; with `is_leaving`, the engine has begun to remove it."""
+
+    status = "running"
+
+    def __init__(self, name: str, *, is_leaving: bool = False) -> None:
+        self.name = name
+        self.is_leaving = is_leaving
+        self.labels = {
+            container.SERVER_LABEL: name,
+            container.LAB_LABEL: "digits",
+            container.LAB_ID_LABEL: "0a",
+            container.IDENTITY_LABEL: "/home/me/key",
+            container.CREATED_AT_LABEL: "7.5",
+        }
+        self.attrs = {"NetworkSettings": {"Ports": {"22/tcp": [{"HostPort": "4022"}]}}}
+
+    def get_archive(self, path: str) -> tuple[list[bytes], dict[str, Any]]:
+        if self.is_leaving:
+            raise APIError("RWLayer of container 0a is unexpectedly nil")
+        raise NotFound("no key yet")
+
+
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     from tenacity import wait_none
@@ -35,6 +59,14 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_container_that_is_being_removed_does_not_fail_the_list() -> None:
     assert list_labeled(Engine(failures=3), "labctl.server") == ["kept"]  # type: ignore[arg-type]
+
+
+def test_a_server_that_is_being_removed_does_not_hide_the_others() -> None:
+    kept, leaving = LabContainer("kept"), LabContainer("leaving", is_leaving=True)
+    lists = [[kept, leaving], [kept, leaving], [kept]]
+    docker: Any = SimpleNamespace(containers=SimpleNamespace(list=lambda **_: lists.pop(0)))
+    (server,) = container.list_servers(docker, container.SERVER_LABEL)
+    assert (server.id, server.endpoint.port) == ("kept", 4022)
 
 
 def test_an_engine_that_goes_on_failing_is_reported() -> None:

@@ -39,6 +39,7 @@ from labctl.providers.local.container import (
     create,
     find_labeled,
     list_labeled,
+    list_servers,
     make_labels,
     make_server_id,
     parse_server,
@@ -115,13 +116,11 @@ class LocalProvider:
 
     def find(self, server_id: str) -> Server | None:
         with engine.connect() as docker:
-            container = find_labeled(docker, SERVER_LABEL, server_id)
-            return None if container is None else parse_server(container)
+            return next(iter(list_servers(docker, f"{SERVER_LABEL}={server_id}")), None)
 
     def servers(self) -> list[Server]:
         with engine.connect() as docker:
-            containers = list_labeled(docker, SERVER_LABEL)
-            return [parse_server(one) for one in containers if not cache.is_claim(one)]
+            return list_servers(docker, SERVER_LABEL)
 
     def terminate(self, server_id: str) -> None:
         from docker.errors import APIError, NotFound

@@ -8,7 +8,8 @@ from __future__ import annotations
 import io
 import tarfile
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from labctl.model import CreateServerRequest, Endpoint, Offer, Server, ServerState
 from labctl.providers.local import cache
@@ -18,6 +19,8 @@ from labctl.retry import retry_on
 if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
+
+T = TypeVar("T")
 
 SERVER_LABEL = "labctl.server"
 TOKEN_LABEL = "labctl.token"
@@ -105,15 +108,33 @@ def create(
 
 
 def list_labeled(docker: DockerClient, label: str) -> list[Container]:
-    """List every container with that label, in any state.
+    """List every container with that label, in any state."""
+    return _read_again(lambda: _list_once(docker, label))
 
-    The list inspects each container, and the engine fails to inspect one whose removal has begun
+
+def list_servers(docker: DockerClient, label: str) -> list[Server]:
+    """List the servers with that label. A claim does not count: it is not a server yet."""
+
+    def read() -> list[Server]:
+        containers = _list_once(docker, label)
+        return [parse_server(one) for one in containers if not cache.is_claim(one)]
+
+    return _read_again(read)
+
+
+def _list_once(docker: DockerClient, label: str) -> list[Container]:
+    return docker.containers.list(all=True, ignore_removed=True, filters={"label": label})
+
+
+def _read_again(read: Callable[[], list[T]]) -> list[T]:
+    """Call `read`, again if the engine fails.
+
+    The engine fails to inspect a container whose removal has begun, and to read a file in it
     (moby/moby#49227: status 500). A moment later the list no longer has it.
     """
     from docker.errors import APIError
 
-    policy = retry_on(APIError, pause_s=0.2, longest_pause_s=1.0, tries=6)
-    return policy(docker.containers.list, all=True, ignore_removed=True, filters={"label": label})
+    return retry_on(APIError, pause_s=0.2, longest_pause_s=1.0, tries=6)(read)
 
 
 def find_labeled(docker: DockerClient, label: str, value: str) -> Container | None:
