@@ -9,6 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
+from labctl.errors import TransferError
 from labctl.sync.durability import hash_on_disk, sync_file
 
 # A smaller file is hashed after the transfer: one syncfs for all is faster than an fsync for each.
@@ -18,7 +19,8 @@ SMALLEST_BYTES = 4 * 1024**2
 class BackgroundHasher:
     """Syncs and hashes large files of `folder`, one after the other, in a thread of its own.
 
-    Only files that are `expected` are hashed: their names were checked.
+    Only files that are `expected` are hashed: their names were checked. A daemon thread and no
+    executor, whose exit would wait for the hash of a large file after Ctrl-C.
     """
 
     def __init__(self, folder: Path, expected: Collection[str]) -> None:
@@ -28,6 +30,7 @@ class BackgroundHasher:
         self._found: dict[str, tuple[str, os.stat_result]] = {}
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._is_cancelled = False
+        self._disk_error: TransferError | None = None
 
     def __enter__(self) -> BackgroundHasher:
         self._thread.start()
@@ -39,11 +42,13 @@ class BackgroundHasher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait for all hashes; after an error only the one at work is still made."""
+        """Wait for all hashes, but not after an error. TransferError if the disk has failed."""
         self._is_cancelled = error is not None
         self._due.put(None)
         if error is None:
             self._thread.join()
+            if self._disk_error is not None:
+                raise self._disk_error
 
     def add(self, path: str) -> None:
         """Hash this file, which will not change any more. Small files are left out."""
@@ -63,8 +68,12 @@ class BackgroundHasher:
                 if (self._folder / path).lstat().st_size >= SMALLEST_BYTES:
                     sync_file(self._folder / path)
                     self._found[path] = hash_on_disk(self._folder / path)
+            except TransferError as error:
+                # The kernel reports a failed write once: a later sync would succeed.
+                self._disk_error = error
+                return
             except OSError:
-                continue  # it is hashed after the transfer, where an error is reported
+                continue  # it is hashed after the transfer, and deleted if it cannot be read
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int, int]:

@@ -24,14 +24,17 @@ def sync_files(folder: Path, files: Iterable[Path]) -> None:
     try:
         if not _sync_filesystem(folder):
             for path in files:
-                sync_file(path)
+                _sync(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:
         raise _disk_error(error) from error
 
 
 def sync_file(path: Path) -> None:
-    """Wait until the contents of one file are on the disk. OSError if the disk fails."""
-    _sync(path, os.O_RDONLY | os.O_NOFOLLOW)
+    """Wait until the contents of one file are on the disk; raises the errors of `sync_files`."""
+    try:
+        _sync(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise _disk_error(error) from error
 
 
 def sync_directories(paths: Iterable[Path], top: Path) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from labctl.commands import rsync
+from labctl.errors import TransferError
 from labctl.model import Endpoint
-from labctl.sync import background_hashes
+from labctl.sync import background_hashes, durability
 from labctl.sync.background_hashes import BackgroundHasher
 from labctl.transports import RemoteShell
 from labctl.transports.rsync import copy, find_program
@@ -83,9 +87,36 @@ def test_only_expected_files_are_read(folders: tuple[Path, Path], tmp_path: Path
     assert hasher.find("link") is None
 
 
-def test_a_cut_does_not_wait_for_the_hashes(folders: tuple[Path, Path]) -> None:
+def test_a_cut_does_not_wait_for_the_hashes(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     there, _ = folders
-    with pytest.raises(ConnectionError), BackgroundHasher(there, NAMES) as hasher:
+    begun, released, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def hash_slowly(path: Path) -> tuple[str, os.stat_result]:
+        begun.set()
+        released.wait(10)
+        ended.set()
+        return "", path.stat()
+
+    monkeypatch.setattr(background_hashes, "hash_on_disk", hash_slowly)
+    with suppress(ConnectionError), BackgroundHasher(there, NAMES) as hasher:
+        hasher.add("a")
+        assert begun.wait(10)
         raise ConnectionError
-    hasher.add("a")
-    assert hasher.find("a") is None
+    assert not ended.is_set()
+    released.set()
+
+
+def test_a_disk_that_fails_is_reported_at_the_end(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, flags: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(durability, "_sync", fail)
+    with (
+        pytest.raises(TransferError, match="the disk of this machine failed"),
+        BackgroundHasher(folders[0], NAMES) as hasher,
+    ):
+        hasher.add("a")
