@@ -9,7 +9,6 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -129,27 +128,25 @@ class AgentClient:
     def call(
         self,
         verb: Verb[Request, Reply],
-        request: Request,
+        request: Request | Callable[[], Request],
         *,
-        body: Callable[[], Iterator[bytes]] | None = None,
         timeout_s: float = 120.0,
     ) -> Reply:
-        """Call a verb and return its reply. `body` follows the request line on standard input.
+        """Call a verb and return its reply.
+
+        A request that takes long to build can be a function: the agent starts meanwhile.
 
         Raises the LabError that the agent reports, or CommandError if it exits without a reply.
         """
-        reply = self._call(verb.name, encode(request), body, timeout_s)
+
+        @functools.cache  # the transport reads the body again for each attempt
+        def build() -> tuple[bytes]:
+            return (encode(request() if callable(request) else request).encode() + b"\n",)
+
+        reply = self._call(verb.name, lambda: iter(build()), timeout_s)
         return convert_reply(verb.reply, reply)
 
-    def _call(
-        self,
-        verb: str,
-        request: str,
-        body: Callable[[], Iterator[bytes]] | None,
-        timeout_s: float,
-    ) -> dict[str, Any]:
-        head = request.encode() + b"\n"
-        stdin: Body = head if body is None else lambda: chain((head,), body())
+    def _call(self, verb: str, stdin: Body, timeout_s: float) -> dict[str, Any]:
         line = _build_line(verb)
         result = self.transport.run(line, stdin=stdin, timeout_s=timeout_s, check=False)
         if result.code == NOT_INSTALLED:

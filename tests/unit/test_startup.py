@@ -225,11 +225,12 @@ for name in [*VERBS.values(), *STREAMING_VERBS.values()]:
 def test_the_program_on_the_server_imports_one_verb_alone() -> None:
     """What it imports is waited for, at every call."""
     script = """
+import io
 import sys
 before = set(sys.modules)
 from labctl.agent.entrypoint import VERBS, _call_verb
 try:
-    _call_verb(VERBS["start"], b"{}")
+    _call_verb(VERBS["start"], io.BytesIO(b"{}"))
 except Exception as failure:
     assert "spec is missing" in failure.report.why
 print(*(set(sys.modules) - before))
