@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from labctl.errors import (
     CommandError,
@@ -138,12 +138,8 @@ class AgentClient:
 
         Raises the LabError that the agent reports, or CommandError if it exits without a reply.
         """
-
-        @functools.cache  # the transport reads the body again for each attempt
-        def build() -> tuple[bytes]:
-            return (encode(request() if callable(request) else request).encode() + b"\n",)
-
-        reply = self._call(verb.name, lambda: iter(build()), timeout_s)
+        stdin = _build_later(request) if callable(request) else _encode_line(request)
+        reply = self._call(verb.name, stdin, timeout_s)
         return convert_reply(verb.reply, reply)
 
     def _call(self, verb: str, stdin: Body, timeout_s: float) -> dict[str, Any]:
@@ -172,7 +168,7 @@ class AgentClient:
         """
         closing = self._stream(
             verb.name,
-            encode(request),
+            _encode_line(request),
             lambda reply: on_reply(convert_reply(verb.opening, reply)),
             on_bytes,
         )
@@ -181,11 +177,10 @@ class AgentClient:
     def _stream(
         self,
         verb: str,
-        request: str,
+        stdin: bytes,
         on_reply: Callable[[dict[str, Any]], None],
         on_bytes: Callable[[bytes], None],
     ) -> dict[str, Any]:
-        stdin = request.encode() + b"\n"
         splitter = _ReplyParser(on_reply, on_bytes)
         errors = bytearray()
 
@@ -219,6 +214,16 @@ class AgentClient:
             'if [ -d "$here" ]; then rm -rf "$new"; else mv "$new" "$here"; fi',
             stdin=build_program(),
         )
+
+
+def _encode_line(request: NamedTuple) -> bytes:
+    return encode(request).encode() + b"\n"
+
+
+def _build_later(build: Callable[[], NamedTuple]) -> Body:
+    """Return a body that is built when it is first read; a transport reads it for each attempt."""
+    line = functools.cache(lambda: _encode_line(build()))
+    return lambda: iter((line(),))
 
 
 def _build_line(verb: str) -> str:
