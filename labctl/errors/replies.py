@@ -9,11 +9,13 @@ from typing import Any
 from labctl import errors
 from labctl.errors import CommandError, ConfigError, LabError
 
+MOST_CHARS = 2000
+
 
 def as_reply(error: LabError) -> dict[str, dict[str, str]]:
     """Encode an error as the JSON object that `parse_error` decodes."""
     kind, why = type(error).__name__, error.why
-    if isinstance(error, ConfigError):
+    if isinstance(error, ConfigError) and error.problems:
         why = "\n".join(f"{p.path} (line {p.line}): {p.message}" for p in error.problems)
     return {"error": {"kind": kind, "what": error.what, "why": why, "hint": error.hint}}
 
@@ -21,7 +23,8 @@ def as_reply(error: LabError) -> dict[str, dict[str, str]]:
 def parse_error(body: Mapping[str, object]) -> LabError | None:
     """Return the error that a reply reports, or None for any other reply.
 
-    A kind that this version does not know becomes a plain LabError.
+    A kind that this version does not know becomes a plain LabError. Texts are cut: the other side
+    may be hostile.
     """
     fields = body.get("error")
     if not isinstance(fields, dict):
@@ -30,8 +33,8 @@ def parse_error(body: Mapping[str, object]) -> LabError | None:
     # A CommandError needs an exit code, which a reply does not carry.
     if not (isinstance(kind, type) and issubclass(kind, LabError)) or kind is CommandError:
         kind = LabError
-    what, why, hint = (str(fields.get(key, "")) for key in ("what", "why", "hint"))
-    error: LabError = kind(what, why=why, hint=hint)
+    what, why, hint = (str(fields.get(key, ""))[:MOST_CHARS] for key in ("what", "why", "hint"))
+    error: LabError = kind(what or "the other side refused", why=why, hint=hint)
     return error
 
 

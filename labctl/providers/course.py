@@ -15,14 +15,12 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from labctl import errors
 from labctl.commands import ssh
 from labctl.config.reader import Parsed
 from labctl.config.schema import Name
 from labctl.errors import (
     AuthenticationError,
     BusyError,
-    CommandError,
     ConfigError,
     HostKeyError,
     LabError,
@@ -30,6 +28,7 @@ from labctl.errors import (
     ProviderError,
     UsageError,
 )
+from labctl.errors.replies import parse_error
 from labctl.model import (
     Check,
     CreateServerRequest,
@@ -233,8 +232,8 @@ class CourseProvider:
             raise _add_student_hint(error, self.settings.keeper) from None
         try:
             body = json.loads(reply)
-            if isinstance(body, dict) and (failure := body.get("error")) is not None:
-                raise _parse_error(failure)
+            if isinstance(body, dict) and (reported := parse_error(body)) is not None:
+                raise reported
             return from_json(verb.reply, body)
         except (ValueError, RecursionError):
             raise ProviderError(
@@ -283,17 +282,6 @@ def _parse_server(value: object) -> Server:
         ) from None
     clean = msgspec.structs.replace(endpoint, proxy_command="", identity="")
     return msgspec.structs.replace(server, provider=PROVIDER, endpoint=clean, account="")
-
-
-def _parse_error(value: object) -> LabError:
-    """Turn an error from the keeper into one of labctl's own types."""
-    fields = value if isinstance(value, dict) else {}
-    kind = getattr(errors, str(fields.get("kind")), LabError)
-    if not (isinstance(kind, type) and issubclass(kind, LabError)) or kind is CommandError:
-        kind = LabError
-    what, why, hint = (str(fields.get(key, ""))[:2000] for key in ("what", "why", "hint"))
-    error: LabError = kind(what or "the keeper refused", why=why, hint=hint)
-    return error
 
 
 def _add_student_hint(error: LabError, keeper: str) -> LabError:
