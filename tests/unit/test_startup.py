@@ -17,7 +17,13 @@ from pathlib import Path
 import pytest
 
 # All of labctl that `labctl --help` may import; beyond it click and the standard library.
-HELP_MODULES = {"labctl", "labctl.cli", "labctl.cli.exit_codes", "labctl.errors"}
+HELP_MODULES = {
+    "labctl",
+    "labctl.cli",
+    "labctl.cli.exit_codes",
+    "labctl.errors",
+    "labctl.errors.subject",
+}
 
 # Every package beyond the standard library that `labctl status` may import; the last two come with
 # yaml's C part and with msgspec.
@@ -34,6 +40,7 @@ STATUS_MODULES = {
     "labctl.servers.watch_reports",
     "labctl.wire",
     "labctl.wire.codec",
+    "labctl.wire.containment",
     "labctl.wire.verbs",
     "labctl.wire.watchdog",
     "labctl.lifecycle",
