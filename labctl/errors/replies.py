@@ -13,8 +13,12 @@ MOST_CHARS = 2000
 
 
 def as_reply(error: LabError) -> dict[str, dict[str, str]]:
-    """Encode an error as the JSON object that `parse_error` decodes."""
-    kind, why = type(error).__name__, error.why
+    """Encode an error as the JSON object that `parse_error` decodes.
+
+    An error that is defined elsewhere is sent as the class of this room that it inherits from.
+    """
+    names = (each.__name__ for each in type(error).__mro__ if each in vars(errors).values())
+    kind, why = next(names), error.why
     if isinstance(error, ConfigError) and error.problems:
         why = "\n".join(f"{p.path} (line {p.line}): {p.message}" for p in error.problems)
     return {"error": {"kind": kind, "what": error.what, "why": why, "hint": error.hint}}

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from labctl.errors import CommandError, LabError, LockHeldError
+from labctl import errors
+from labctl.errors import BusyError, CommandError, LabError, LockHeldError
 from labctl.errors.replies import as_reply, parse_error
 
 
-def list_kinds(kind: type[LabError] = LabError) -> Iterator[type[LabError]]:
-    yield kind
-    for each in kind.__subclasses__():
-        yield from list_kinds(each)
+class TakenError(BusyError):
+    """An error that is defined where it is raised."""
 
 
-@pytest.mark.parametrize("kind", [*list_kinds()], ids=lambda kind: kind.__name__)
+KINDS = [
+    kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, LabError)
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_each_kind_arrives_as_what_it_was(kind: type[LabError]) -> None:
     more = {"code": 3} if kind is CommandError else {}
     sent = kind("it failed", why="because", hint="labctl doctor", **more)
@@ -25,6 +27,10 @@ def test_each_kind_arrives_as_what_it_was(kind: type[LabError]) -> None:
     assert type(found) is (LabError if kind is CommandError else kind)
     assert found is not None
     assert (found.what, found.why, found.hint) == ("it failed", "because", "labctl doctor")
+
+
+def test_an_error_of_another_room_arrives_as_what_it_inherits_from() -> None:
+    assert type(parse_error(as_reply(TakenError("taken")))) is BusyError
 
 
 def test_a_lock_held_elsewhere_is_named_without_its_holder() -> None:
