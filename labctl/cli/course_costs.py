@@ -154,7 +154,7 @@ def forecast_lines(forecast: Forecast) -> list[str]:
     context_settings={"ignore_unknown_options": True},
 )
 @click.argument("student", required=False)
-@click.argument("amount", required=False, metavar="AMOUNT")
+@click.argument("amount", required=False, metavar="[AMOUNT]")
 @click.option("--why", default="", help="Reason, recorded in the ledger.")
 @json_option
 @click.pass_context

@@ -167,7 +167,7 @@ def ssh_command(
     """
     if all_ or only or group:
         if not words:
-            raise UsageError("--all needs a command", hint="labctl course ssh --all -- uptime")
+            raise _make_no_command_error(only, group)
         ctx.exit(_run_on_all(ctx, only, group, at_once, json_, words))
     if not words:
         raise UsageError("no student or team was named", hint="labctl course ssh NAME")
@@ -184,6 +184,16 @@ def ssh_command(
         command = command[1:]
     tty = not command or (sys.stdin.isatty() and sys.stdout.isatty())
     replace_with_ssh(build_seat_context(staff, seat), _command_line(command), tty=tty)
+
+
+def _make_no_command_error(only: str, group: str) -> UsageError:
+    selection = [*(("--only", only) if only else ()), *(("--group", group) if group else ())]
+    call = shell.command("labctl", "course", "ssh", *(selection or ("--all",)), "--", "uptime")
+    return UsageError(
+        "no command was given",
+        why="--all, --only and --group run one command on every selected server",
+        hint=f"{call.render()}; for a shell: labctl course ssh NAME",
+    )
 
 
 def _command_line(words: tuple[str, ...]) -> str:
