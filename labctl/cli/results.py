@@ -23,9 +23,16 @@ if TYPE_CHECKING:
 
 @click.command("pull")
 @click.argument("run", default="")
-@click.option("--all", "everything", is_flag=True, help="Also download new files outside outputs.")
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Also download new files that are not in lab.yaml's `outputs`.",
+)
 @click.option("--runs", "all_runs", is_flag=True, help="Download every run, not only the latest.")
-@click.option("--code", is_flag=True, help="Copy files edited on the server into the lab.")
+@click.option(
+    "--code", is_flag=True, help="Download no results; copy code that was edited on the server."
+)
 @click.option("--follow", "-f", is_flag=True, help="Keep downloading until the run has ended.")
 @json_option
 @click.pass_context
