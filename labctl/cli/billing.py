@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.exit_codes import clean
-from labctl.cli.options import json_option, need_options, open_lab, yes_option
+from labctl.cli.options import (
+    DISCARD,
+    FORGET,
+    PROVIDER,
+    json_option,
+    need_options,
+    open_lab,
+    yes_option,
+)
 from labctl.cli.screen import age_text, print_json, print_table
 from labctl.config import parse_duration
 from labctl.errors import NoOfferError, UsageError
@@ -96,7 +104,7 @@ def _market_text(offer: Offer) -> str:
 @json_option
 @click.pass_context
 def extend_command(ctx: click.Context, span: str, json_: bool) -> None:
-    """Let the server live SPAN longer, up to max_ttl and the budget.
+    """Extend the server's lifetime by SPAN, up to max_ttl and within the budget.
 
     \b
     labctl extend 30m
@@ -219,21 +227,15 @@ def _amount_text(amount: float | None) -> str:
 
 
 @click.command("down")
-@click.option(
-    "--discard", is_flag=True, help="Do not download results; those only on the server are lost."
-)
-@click.option(
-    "--forget",
-    is_flag=True,
-    help="Remove nothing; drop the records of servers that these credentials do not show.",
-)
+@DISCARD
+@FORGET
 @yes_option
 @json_option
 @click.pass_context
 def down_command(ctx: click.Context, discard: bool, forget: bool, yes: bool, json_: bool) -> None:
-    """Download what is not here yet, remove the server, and list what is left.
+    """Download new results, remove the server, and list the resources that remain.
 
-    Exits with 1 if anything is still billing.
+    Exits with 1 if the server still exists or a resource still costs money.
 
     \b
     labctl down
@@ -298,15 +300,17 @@ def _describe_leftover(resource: Resource) -> str:
 
 
 @click.command("orphans")
-@click.option("--provider", help="Overrides server.provider in lab.yaml.")
+@PROVIDER
 @click.option("--all-regions", is_flag=True, help="Search every region of the account.")
 @click.option(
-    "--terminate", is_flag=True, help="Remove what is listed, with its results, but not kept disks."
+    "--terminate",
+    is_flag=True,
+    help="Remove everything listed, except kept disks. Unsaved results are lost.",
 )
 @click.option(
     "--kept-too",
     is_flag=True,
-    help="With --terminate: also remove disks kept for their data before they expire.",
+    help="With --terminate: also remove kept disks that have not expired yet.",
 )
 @yes_option
 @json_option
@@ -320,9 +324,9 @@ def orphans_command(
     yes: bool,
     json_: bool,
 ) -> None:
-    """List everything at the provider that labctl created, from this or any other machine.
+    """List all resources at the provider that labctl created, on this or any other machine.
 
-    Exits with 1 if anything is billing.
+    Exits with 1 if one of them costs money.
 
     \b
     labctl orphans --provider aws --all-regions

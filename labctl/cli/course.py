@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from labctl.course import Course
 
 BEGIN, SERVERS, HAND_IN, MONEY, KEEPER = (
-    "Begin",
+    "Set up",
     "Servers",
     "Collect and grade",
     "Costs",
@@ -25,24 +25,24 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "init": ("course_roster", BEGIN, "Create a course's folder from a roster."),
     "roster": ("course_roster", BEGIN, "List the students, or import a new roster."),
     "plan": ("course_plan", BEGIN, "Show planned servers, their highest cost, and quotas."),
-    "check": ("course_servers", BEGIN, "Class-day check: quota, image, keys, sshd, disk, prices."),
+    "check": ("course_servers", BEGIN, "Check quotas, image, keys, sshd and disks before a class."),
     "bake": ("course_servers", BEGIN, "Build a machine image with the course's image and data."),
-    "up": ("course_servers", SERVERS, "Start a server per seat, or accounts on shared servers."),
-    "status": ("course_servers", SERVERS, "Show each seat's server, runs, time left and cost."),
+    "up": ("course_servers", SERVERS, "Start a server for each seat, or use shared servers."),
+    "status": ("course_servers", SERVERS, "Show each seat's server, run, time left and cost."),
     "ssh": ("course_servers", SERVERS, "Open a shell on a server, or run a command on all."),
     "logs": ("course_servers", SERVERS, "Print the output of a student's run."),
     "explain": ("course_servers", SERVERS, "Explain why a student's run is slow or wrong."),
     "push": ("course_servers", SERVERS, "Send files to every server."),
     "message": ("course_servers", SERVERS, "Show a message in every student's terminal."),
-    "extend": ("course_servers", SERVERS, "Let a student's server live longer."),
-    "down": ("course_servers", SERVERS, "Remove servers; --end-of-term removes all that bills."),
+    "extend": ("course_servers", SERVERS, "Extend the lifetime of a student's server."),
+    "down": ("course_servers", SERVERS, "Remove servers; --end-of-term removes everything."),
     "due": ("course_grades", HAND_IN, "Move a due time for one student."),
     "collect": ("course_grading", HAND_IN, "Fetch and verify submissions."),
     "grade": ("course_grading", HAND_IN, "Run every submitted model on the hidden test set."),
     "grades": ("course_grades", HAND_IN, "Show grades, or export them in the roster's format."),
-    "cost": ("course_costs", MONEY, "Show cost per student, team and assignment; forecast."),
+    "cost": ("course_costs", MONEY, "Show cost per student, team and assignment, and a forecast."),
     "budget": ("course_costs", MONEY, "Show or change the budgets of students."),
-    "serve": ("course_keeper", KEEPER, "Run the always-on keeper, with the dashboard."),
+    "serve": ("course_keeper", KEEPER, "Run the course's keeper, which is always on."),
     "invite": ("course_keeper", KEEPER, "Write a join file for each student."),
     "door": ("course_keeper", "", "Answer the requests of a student's key."),
 }
@@ -99,8 +99,9 @@ def _has_module(module: str) -> bool:
 def course_command() -> None:
     """Manage a course: roster, servers, submissions, grades and costs.
 
-    Every command works on the course's folder: the current directory, or labctl -C DIR course ...
-    At the end of the term, labctl course down --end-of-term removes everything that bills.
+    Run every command in the course's folder, or name the folder: labctl -C DIR course COMMAND. A
+    seat is the place of one student or one team: it has one server and one budget. At the end of
+    the term, labctl course down --end-of-term removes everything that costs money.
 
     \b
     labctl course init ml-2026 --roster canvas.csv

@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 
 from labctl.cli.course import open_course
-from labctl.cli.course_keeper import AUTHORIZED_KEYS
 from labctl.cli.course_options import make_staff, only_options, select_seats
-from labctl.cli.options import json_option, stop_drawing, yes_option
+from labctl.cli.options import AUTHORIZED_KEYS, json_option, stop_drawing, yes_option
 from labctl.cli.screen import draw_checks, print_json
 from labctl.text import dollars_text
 
@@ -36,7 +35,7 @@ def check_command(
 ) -> None:
     """Check quotas, prices, keeper, keys, logins, sshd, disks and the image before a class.
 
-    Each failure names the next step. `--` marks what could not be checked. Exits with 1 if a check
+    Each failure names the next step. `--` marks a check that could not run. Exits with 1 if a check
     fails.
 
     \b
@@ -64,8 +63,9 @@ def check_command(
 def bake_command(ctx: click.Context, drop: bool, yes: bool, json_: bool) -> None:
     """Build a machine image with the course's Docker image and data; servers boot from it.
 
-    labctl starts one server, prepares it, removes its keys, and terminates it. The image is billed
-    by the month until --drop or the end of the term.
+    labctl starts one server, prepares it, removes its keys, and terminates it. The image costs
+    money every month until labctl course bake --drop or labctl course down --end-of-term removes
+    it.
 
     \b
     labctl course bake

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
-from labctl.cli.course_options import make_staff
+from labctl.cli.course_options import WHY, make_staff
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
 from labctl.cli.screen import print_json, print_table, wrap_text
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_IDLE_ROWS = 5
 
 
-@click.command("cost", short_help="Show cost per student, team and assignment; forecast.")
+@click.command("cost", short_help="Show cost per student, team and assignment, and a forecast.")
 @click.option("--refresh", is_flag=True, help="Query the provider first.")
 @click.option("--csv", "csv_", is_flag=True, help="Print CSV: a line per student, without names.")
 @json_option
@@ -30,8 +30,8 @@ MAX_IDLE_ROWS = 5
 def cost_command(ctx: click.Context, refresh: bool, csv_: bool, json_: bool) -> None:
     """Show the cost per student, team and assignment, idle time, and a forecast.
 
-    The cost of a team is divided equally. The cost of an assignment is what was spent
-    between the due time before it and its own.
+    The cost of a team is divided equally. The cost of an assignment is the money spent
+    from the previous due time to its own.
 
     \b
     labctl course cost
@@ -154,14 +154,14 @@ def forecast_lines(forecast: Forecast) -> list[str]:
     context_settings={"ignore_unknown_options": True},
 )
 @click.argument("student", required=False)
-@click.argument("amount", required=False, metavar="AMOUNT")
-@click.option("--why", default="", help="Reason, recorded in the ledger.")
+@click.argument("amount", required=False, metavar="[AMOUNT]")
+@WHY
 @json_option
 @click.pass_context
 def budget_command(
     ctx: click.Context, student: str | None, amount: str | None, why: str, json_: bool
 ) -> None:
-    """Show budgets; with AMOUNT, change the budget of STUDENT (or a team).
+    """Show all budgets, or that of STUDENT (or a team); with AMOUNT, change it.
 
     +5 adds five dollars, -5 subtracts five, and 25 sets the budget to 25. A running server gets
     the new budget at once.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
+from labctl.cli.course_options import WHY
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
@@ -47,7 +48,7 @@ class GradeReport(Value, frozen=True):
 @click.argument("assignment")
 @click.argument("student")
 @click.argument("time", metavar="TIME")
-@click.option("--why", default="", help="Reason, recorded in the ledger.")
+@WHY
 @json_option
 @click.pass_context
 def due_command(
@@ -80,7 +81,7 @@ def due_command(
     "--format",
     "format_",
     type=click.Choice(FORMATS),
-    help="Export in this format; own: the roster's format.",
+    help="Export in this format; own means the format of the imported roster.",
 )
 @click.option(
     "-o",
@@ -107,10 +108,10 @@ def grades_command(
     yes: bool,
     json_: bool,
 ) -> None:
-    """Show the grades of ASSIGNMENT; with --format, export a file for the course system.
+    """Show the grades of ASSIGNMENT; with --format, print a file for your learning platform.
 
-    The file has only this assignment's column, so it changes no other grade. A released grade stays
-    the same until the next --release, which shows the difference and asks.
+    The file has only this assignment's column, so importing it changes no other grade. A released
+    grade stays the same until the next --release, which shows the difference and asks.
 
     \b
     labctl course grades hw3

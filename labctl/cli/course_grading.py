@@ -11,7 +11,7 @@ from labctl.cli.course import open_course
 from labctl.cli.course_grades import draw_unreleased
 from labctl.cli.course_options import make_staff, only_options, select_seats
 from labctl.cli.exit_codes import clean
-from labctl.cli.options import SCREEN, json_option, yes_option
+from labctl.cli.options import PROFILE, SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.courses import collect
 from labctl.courses.grades import list_grades
@@ -32,9 +32,6 @@ STATES = {
     "failed": ("failed", "yellow"),
     "error": ("not graded", "red"),
 }
-PROFILE = click.option(
-    "--profile", default="", help="AWS profile from ~/.aws/config, for submissions in a bucket."
-)
 
 
 @click.command("collect", short_help="Fetch and verify submissions.")
@@ -48,7 +45,7 @@ def collect_command(
 ) -> None:
     """Fetch the submissions for ASSIGNMENT and compare every bundle with its signed receipt.
 
-    The table shows the submission of each seat that counts: the last one that meets the rules,
+    For each seat, the table shows the submission that counts: the last one that meets the rules,
     extensions included. Exits with 1 if a bundle or a receipt was changed after it was signed.
 
     \b
@@ -125,12 +122,13 @@ def _late_text(submission: collect.SeatSubmission) -> str:
 @json_option
 @click.pass_context
 def grade_command(ctx: click.Context, /, **options: Any) -> None:
-    """Grade the submissions for ASSIGNMENT on the server that course.yaml names for it.
+    """Grade the submissions for ASSIGNMENT on the grading server from course.yaml.
 
-    Each submission runs in two containers without network. The first has the student's code, model
-    and the inputs, and writes predictions; the second has the staff's grader and the labels. A
-    failed submission does not stop the others. To continue after an interruption, run the command
-    again: existing grades are kept. Without --release, students see nothing.
+    Two containers without a network grade each submission. The first runs the student's code and
+    model on the inputs, and writes predictions. The second runs the staff's grader on these
+    predictions and the labels. A failed submission does not stop the others. To continue after an
+    interruption, run the command again: existing grades are kept. Without --release, students see
+    nothing.
 
     \b
     labctl course grade hw3

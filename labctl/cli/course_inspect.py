@@ -15,7 +15,7 @@ from labctl.cli.course import open_course
 from labctl.cli.course_options import make_staff, only_options, select_seats
 from labctl.cli.exit_codes import clean
 from labctl.cli.fan_out import exit_code, print_answer, summary_text
-from labctl.cli.options import json_option, stop_drawing
+from labctl.cli.options import FOLLOW, SSH_AT_ONCE, SSH_JSON, TAIL, json_option, stop_drawing
 from labctl.cli.runs import replace_with_ssh, write_log
 from labctl.cli.screen import print_json, print_table
 from labctl.errors import UsageError
@@ -39,7 +39,8 @@ WIDE = 100
 def status_command(ctx: click.Context, only: str, group: str, refresh: bool, json_: bool) -> None:
     """Show each seat's server, run, time left and cost.
 
-    The data comes from the ledger. With --refresh, labctl reads it from the servers.
+    It shows the last known state. With --refresh, labctl queries the provider and every server
+    first.
 
     \b
     labctl course status
@@ -135,14 +136,8 @@ def _activity_text(seat: SeatStatus) -> str:
 )
 @click.option("--all", "all_", is_flag=True, help="Run COMMAND on every server.")
 @only_options
-@click.option(
-    "--at-once",
-    default=32,
-    show_default=True,
-    type=click.IntRange(1, 256),
-    help="With --all: connect to this many servers at a time.",
-)
-@click.option("--json", "json_", is_flag=True, help="With --all: print one JSON object.")
+@SSH_AT_ONCE
+@SSH_JSON
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[NAME] [-- COMMAND]")
 @click.pass_context
 def ssh_command(
@@ -154,10 +149,10 @@ def ssh_command(
     json_: bool,
     words: tuple[str, ...],
 ) -> None:
-    """Open a shell on NAME's server, or run COMMAND there; with --all, run it on every server.
+    """Open a shell on NAME's server, or run COMMAND there.
 
-    The exit code is COMMAND's, with --all the largest of all, and 255 if a server could not be
-    reached.
+    With --all, --only or --group, COMMAND runs on all of these servers in parallel. Exits with
+    COMMAND's exit code (the highest of all servers), or with 255 if a server could not be reached.
 
     \b
     labctl course ssh alice
@@ -167,12 +162,15 @@ def ssh_command(
     """
     if all_ or only or group:
         if not words:
-            raise UsageError("--all needs a command", hint="labctl course ssh --all -- uptime")
+            raise _make_no_command_error(only, group)
         ctx.exit(_run_on_all(ctx, only, group, at_once, json_, words))
     if not words:
         raise UsageError("no student or team was named", hint="labctl course ssh NAME")
     if json_:
-        raise UsageError("--json needs --all", hint="labctl course ssh --all --json -- COMMAND")
+        raise UsageError(
+            "--json needs --all, --only or --group",
+            hint="labctl course ssh --all --json -- COMMAND",
+        )
     from labctl.courses.status import build_seat_context, find_server
 
     course = open_course(ctx)
@@ -184,6 +182,16 @@ def ssh_command(
         command = command[1:]
     tty = not command or (sys.stdin.isatty() and sys.stdout.isatty())
     replace_with_ssh(build_seat_context(staff, seat), _command_line(command), tty=tty)
+
+
+def _make_no_command_error(only: str, group: str) -> UsageError:
+    selection = [*(("--only", only) if only else ()), *(("--group", group) if group else ())]
+    call = shell.command("labctl", "course", "ssh", *(selection or ("--all",)), "--", "uptime")
+    return UsageError(
+        "no command was given",
+        why="--all, --only and --group run one command on every selected server",
+        hint=f"{call.render()}; for a shell: labctl course ssh NAME",
+    )
 
 
 def _command_line(words: tuple[str, ...]) -> str:
@@ -226,8 +234,8 @@ def _run_on_all(
 @click.command("logs")
 @click.argument("name")
 @click.argument("run", default="")
-@click.option("-f", "--follow", is_flag=True, help="Keep printing until the run ends.")
-@click.option("-n", "--tail", default=0, metavar="LINES", help="Start with the last LINES lines.")
+@FOLLOW
+@TAIL
 @click.pass_context
 def logs_command(ctx: click.Context, name: str, run: str, follow: bool, tail: int) -> None:
     """Print the output of NAME's RUN (default: the latest run), from any of their labs.

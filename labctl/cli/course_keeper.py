@@ -15,7 +15,7 @@ from msgspec import to_builtins
 
 from labctl.cli.course import open_course
 from labctl.cli.exit_codes import clean
-from labctl.cli.options import json_option
+from labctl.cli.options import AUTHORIZED_KEYS, INSTALL, json_option
 from labctl.cli.screen import print_json, print_table
 from labctl.commands.systemd import course_unit
 from labctl.config import copy_environment, parse_duration
@@ -28,14 +28,6 @@ if TYPE_CHECKING:
 
     from labctl.courses.records.folder import CourseFolder
 
-AUTHORIZED_KEYS = click.option(
-    "--authorized-keys",
-    "keys_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("~/.ssh/authorized_keys"),
-    show_default=True,
-    help="File of the account that students log in to.",
-)
 # seconds without data after which a student's connection is closed
 IDLE_S = 600
 # niceness of a student's process: examining a bundle must not delay other requests
@@ -50,7 +42,9 @@ NICE = 10
     show_default=True, help="Write the files to this directory.",
 )  # fmt: skip
 @click.option("--valid", default="14d", show_default=True, help="How long a file can be used.")
-@click.option("--host-key", default="", help="Host key of the keeper (default: read once from it).")
+@click.option(
+    "--host-key", default="", help="Host key of the keeper (default: read it from the keeper)."
+)
 @AUTHORIZED_KEYS
 @json_option
 @click.pass_context
@@ -64,10 +58,11 @@ def invite_command(
     keys_file: Path,
     json_: bool,
 ) -> None:
-    """Write a join file for each STUDENT; run it on the keeper's machine.
+    """Write a join file for each STUDENT. Run this command on the keeper's machine.
 
-    A new file replaces an old one. Each works once, until it expires. It contains no private key of
-    the student. Send it only to that student, by mail or through an https:// address.
+    A new file makes the student's earlier file invalid. Each file works once, and expires after
+    --valid. It does not contain the student's private key. Send it only to that student, by mail or
+    through an https:// address.
 
     \b
     labctl course invite alice
@@ -116,7 +111,7 @@ def _select_students(
 @click.argument("student")
 @click.option("--joining", type=click.Path(dir_okay=False, path_type=Path))
 def door_command(directory: Path, student: str, joining: Path | None) -> None:
-    """Serve one student's connection: the forced command of their key or their invitation."""
+    """Serve one student's connection; sshd runs this for the student's key or join file."""
     from labctl.courses.loading import open_course as open_folder
     from labctl.submissions.connection_limits import MAX_MEMORY_BYTES, hold_connection
 
@@ -184,22 +179,22 @@ def _enroll(folder: CourseFolder, student: str, command: str, keys_file: Path) -
     click.echo(reply)
 
 
-@click.command("serve", short_help="Run the always-on keeper, with the dashboard.")
-@click.option("--install", is_flag=True, help="Write a systemd user unit that runs the keeper.")
-@click.option("--dashboard", is_flag=True, help="Serve the dashboard on this machine's loopback.")
+@click.command("serve", short_help="Run the course's keeper, which is always on.")
+@INSTALL
+@click.option("--dashboard", is_flag=True, help="Also serve the dashboard, on 127.0.0.1.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=8600,
     show_default=True,
-    help="Port of the dashboard on 127.0.0.1; 0 chooses a free one.",
+    help="Port of the dashboard; 0 chooses a free one.",
 )
 @AUTHORIZED_KEYS
 @click.pass_context
 def serve_command(
     ctx: click.Context, install: bool, dashboard: bool, port: int, keys_file: Path
 ) -> None:
-    """Run the course's keeper: it answers students and watches class hours and budgets.
+    """Run the course's keeper. It answers students' requests and enforces class hours and budgets.
 
     It also copies the ledger to the store. It runs in the foreground until Ctrl-C. Servers, runs
     and watchdogs continue without it, and the next keeper resumes its work.

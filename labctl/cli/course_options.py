@@ -16,14 +16,23 @@ if TYPE_CHECKING:
     from labctl.events import Reporter
 
 F = TypeVar("F", bound=Callable[..., Any])
+WHY = click.option("--why", default="", help="Reason, recorded in the ledger.")
 
 
 def only_options(function: F) -> F:
     """Add `--only` and `--group`, which select seats; without both, all seats are selected."""
     for option in (
-        click.option("--group", default="", metavar="NAME", help="Only this section."),
         click.option(
-            "--only", default="", metavar="NAMES", help="Only these seats: alice,bob,team-3."
+            "--group",
+            default="",
+            metavar="NAME",
+            help="Only students in this section of the roster.",
+        ),
+        click.option(
+            "--only",
+            default="",
+            metavar="NAMES",
+            help="Only these students or teams, for example alice,bob,team-3.",
         ),
     ):
         function = option(function)

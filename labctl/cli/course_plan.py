@@ -23,8 +23,8 @@ MAX_NAMES = 12
 def plan_command(ctx: click.Context, offline: bool, json_: bool) -> None:
     """Show changes since the last plan, the servers to create, their cost, and the quota.
 
-    labctl creates nothing. Exits with 1 if the provider does not answer, has no server that fits,
-    or if no quota is large enough for the class.
+    labctl creates nothing. Exits with 1 if the provider does not answer, no server fits, or no
+    quota is large enough for the class.
 
     \b
     labctl course plan

@@ -26,7 +26,7 @@ FORMAT = click.option(
     "--format",
     "format_",
     type=click.Choice(FORMATS),
-    help="Format of the file (default: by its header).",
+    help="Format of the file (default: detected from the column names).",
 )
 MAX_NAMES = 20
 
@@ -64,8 +64,8 @@ def init_command(
 ) -> None:
     """Create the folder NAME with course.yaml and the students of a roster.
 
-    The header determines the format. If rows are invalid, labctl lists their lines and creates
-    nothing.
+    labctl detects the format from the column names. If rows are invalid, labctl lists their lines
+    and creates nothing.
 
     \b
     labctl course init ml-2026 --roster canvas.csv
@@ -98,8 +98,10 @@ def init_command(
 @click.command("roster", short_help="List the students, or import a new roster.")
 @click.argument("file", type=FILE, required=False)
 @FORMAT
-@click.option("--dry-run", is_flag=True, help="Show what FILE would change without changing it.")
-@click.option("--keep", is_flag=True, help="Keep students who are not in FILE.")
+@click.option("--dry-run", is_flag=True, help="Show what FILE would change, and change nothing.")
+@click.option(
+    "--keep", is_flag=True, help="Do not mark students as inactive if they are not in FILE."
+)
 @yes_option
 @json_option
 @click.pass_context

@@ -10,11 +10,11 @@ import click
 from labctl.cli.course import open_course
 from labctl.cli.course_check import bake_command, check_command
 from labctl.cli.course_inspect import explain_command, logs_command, ssh_command, status_command
-from labctl.cli.course_options import make_staff, only_options, select_seats
+from labctl.cli.course_options import WHY, make_staff, only_options, select_seats
 from labctl.cli.course_table import ClassScreen
 from labctl.cli.exit_codes import clean
 from labctl.cli.fan_out import exit_code, summary_text
-from labctl.cli.options import SCREEN, json_option, yes_option
+from labctl.cli.options import DISCARD, FORGET, SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json
 from labctl.config import parse_duration
 from labctl.errors import UsageError
@@ -48,7 +48,9 @@ __all__ = [
 
 @click.command("up")
 @only_options
-@click.option("--login-only", is_flag=True, help="Stop after the first login; prepare nothing.")
+@click.option(
+    "--login-only", is_flag=True, help="Stop after the first login, without preparing the servers."
+)
 @click.option(
     "--at-once",
     default=32,
@@ -68,9 +70,9 @@ def up_command(
     yes: bool,
     json_: bool,
 ) -> None:
-    """Start a server for every seat. Called again, it creates what is missing or failed.
+    """Start a server for every seat. Run it again to create servers that are missing or failed.
 
-    labctl asks once, with the price of all servers together. Exits with 1 if a seat is not ready.
+    labctl shows the total price and asks once. Exits with 1 if a seat is not ready.
 
     \b
     labctl course up
@@ -141,19 +143,13 @@ def _draw_failures(outcomes: list[SeatOutcome] | list[SeatEnding]) -> None:
 
 @click.command("down")
 @only_options
-@click.option(
-    "--discard", is_flag=True, help="Do not download results; those only on the servers are lost."
-)
+@DISCARD
 @click.option(
     "--end-of-term",
     is_flag=True,
-    help="Collect submissions, remove everything, revoke keys, and check that nothing bills.",
+    help="Collect submissions, remove everything, revoke keys, and check that nothing costs money.",
 )
-@click.option(
-    "--forget",
-    is_flag=True,
-    help="Remove nothing; drop the records of servers that these credentials do not show.",
-)
+@FORGET
 @yes_option
 @json_option
 @click.pass_context
@@ -167,11 +163,12 @@ def down_command(
     yes: bool,
     json_: bool,
 ) -> None:
-    """Download all results, then remove the servers. A server is kept if saving fails.
+    """Download all results, then remove the servers.
 
-    With --end-of-term, labctl removes everything of the course: it collects submissions, removes
-    the servers of inactive students too, revokes students' keys, and searches every region of the
-    provider. Exits with 1 if anything is still billing.
+    If its results cannot be downloaded, a server (or at least its disk) is kept. With
+    --end-of-term, labctl ends the course: it collects submissions, removes all servers, also those
+    of inactive students, revokes the students' keys, and searches every region of the provider for
+    leftovers. Exits with 1 if a server could not be removed or anything still costs money.
 
     \b
     labctl course down
@@ -302,10 +299,9 @@ def _next_commands(proof: EndProof) -> list[str]:
 def push_command(
     ctx: click.Context, files: tuple[Path, ...], only: str, group: str, yes: bool, json_: bool
 ) -> None:
-    """Send FILES to every lab on every server, and keep them in handouts/.
+    """Copy FILES to handouts/, and send handouts/ to every lab on every running server.
 
-    A run finds them in /lab/data/handouts. Without FILES, labctl sends everything in handouts/.
-    Later servers get the same files.
+    A run finds them in /lab/data/handouts. Servers that start later get them too.
 
     \b
     labctl course push slides.pdf starter/
@@ -353,11 +349,13 @@ def message_command(ctx: click.Context, text: str, only: str, group: str, json_:
 @click.command("extend")
 @click.argument("name")
 @click.argument("span")
-@click.option("--why", default="", help="Reason, recorded in the ledger.")
+@WHY
 @json_option
 @click.pass_context
 def extend_command(ctx: click.Context, name: str, span: str, why: str, json_: bool) -> None:
-    """Let NAME's server live SPAN longer, even beyond max_ttl. The budget still applies.
+    """Extend the lifetime of NAME's server by SPAN, even beyond max_ttl.
+
+    The budget still applies.
 
     \b
     labctl course extend alice 2h --why "long training"

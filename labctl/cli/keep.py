@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from labctl.cli.exit_codes import clean
-from labctl.cli.options import json_option
+from labctl.cli.options import INSTALL, json_option
 from labctl.cli.screen import age_text, print_json, print_table
 from labctl.commands.systemd import UNIT, keep_unit
 from labctl.config import Paths, copy_environment, find_paths
@@ -45,8 +45,8 @@ class KeepReply(Value, frozen=True, omit_defaults=True):
 
 
 @click.command("keep")
-@click.option("--install", is_flag=True, help="Write a systemd user unit that runs the keeper.")
-@click.option("--list", "list_", is_flag=True, help="List the labs that it watches.")
+@INSTALL
+@click.option("--list", "list_", is_flag=True, help="List the labs that the keeper watches.")
 @click.option("--drop", metavar="LAB", help="Stop watching LAB; its server keeps running.")
 @json_option
 @click.option("--hello", metavar="WARD", hidden=True)
@@ -67,11 +67,11 @@ def keep_command(
     give: tuple[str, str] | None,
     attend: str | None,
 ) -> None:
-    """Watch over the labs that laptops hand over to this machine.
+    """Run the keeper: watch over labs that other machines have handed over to this one.
 
-    The keeper recovers their runs, mirrors their results and removes what is left at the provider.
-    It runs in the foreground until Ctrl-C. To hand over a lab, use `labctl run --recover --keeper
-    HOST` on the laptop.
+    The keeper recovers their runs, mirrors their results and removes leftover resources at the
+    provider. It runs in the foreground until Ctrl-C. To hand over a lab, use `labctl run --recover
+    --keeper HOST` on the laptop.
 
     \b
     labctl keep

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -17,6 +18,45 @@ if TYPE_CHECKING:
 # key of the command's Screen in click's context
 SCREEN = "labctl.screen"
 F = TypeVar("F", bound=Callable[..., Any])
+PROVIDER = click.option("--provider", help="Overrides server.provider in lab.yaml.")
+AUTHORIZED_KEYS = click.option(
+    "--authorized-keys",
+    "keys_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("~/.ssh/authorized_keys"),
+    show_default=True,
+    help="authorized_keys file of the account that students log in to.",
+)
+DISCARD = click.option(
+    "--discard",
+    is_flag=True,
+    help="Download nothing. Results that exist only on a server are lost.",
+)
+FORGET = click.option(
+    "--forget",
+    is_flag=True,
+    help="Remove no server. Delete the records of servers that your credentials cannot see.",
+)
+PROFILE = click.option(
+    "--profile", default="", help="AWS profile from ~/.aws/config, for submissions in a bucket."
+)
+INSTALL = click.option(
+    "--install", is_flag=True, help="Write a systemd user unit that runs the keeper."
+)
+SSH_AT_ONCE = click.option(
+    "--at-once",
+    default=32,
+    show_default=True,
+    type=click.IntRange(1, 256),
+    help="For many servers: connect to this many at a time.",
+)
+SSH_JSON = click.option(
+    "--json", "json_", is_flag=True, help="For many servers: print one JSON object."
+)
+FOLLOW = click.option("-f", "--follow", is_flag=True, help="Keep printing until the run ends.")
+TAIL = click.option(
+    "-n", "--tail", default=0, metavar="LINES", help="Start with the last LINES lines."
+)
 
 
 def yes_option(function: F) -> F:
@@ -37,10 +77,10 @@ def need_options(function: F) -> F:
     """Add the options of `up` and `offers` that override the server section of lab.yaml."""
     for option in reversed(
         (
-            click.option("--provider", help="Overrides server.provider in lab.yaml."),
+            PROVIDER,
             click.option("--gpu", help="GPU to use: auto, none, any, T4, A100:2, '>=24GB'."),
             click.option(
-                "--min-gpu-memory", "gpu_memory", help="Least memory per GPU, for example 16GB."
+                "--min-gpu-memory", "gpu_memory", help="Minimum memory per GPU, for example 16GB."
             ),
             click.option(
                 "--arch", type=click.Choice(["x86_64", "arm64"]), help="CPU architecture."
@@ -48,16 +88,16 @@ def need_options(function: F) -> F:
             click.option(
                 "--work",
                 type=click.Choice(["fp32", "fp16", "bandwidth"]),
-                help="Sort offers by price per unit of this work instead of price per hour.",
+                help="Sort offers by price per unit of this GPU speed, not by price per hour.",
             ),
             click.option(
                 "--spot",
                 is_flag=False,
                 flag_value="only",
                 type=click.Choice(["never", "prefer", "only"]),
-                help="Use spot servers. Without a value: only.",
+                help="Whether to use spot servers; --spot alone means only.",
             ),
-            click.option("--max-price", help="Highest price in dollars per hour."),
+            click.option("--max-price", help="Maximum price in dollars per hour."),
         )
     ):
         function = option(function)

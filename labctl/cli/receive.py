@@ -11,7 +11,7 @@ from typing import TextIO
 import click
 
 from labctl.cli.exit_codes import clean
-from labctl.cli.options import json_option
+from labctl.cli.options import AUTHORIZED_KEYS, PROFILE, json_option
 from labctl.cli.screen import print_json, print_table
 from labctl.config import copy_environment
 from labctl.errors import BusyError
@@ -111,15 +111,8 @@ def _write_assignment(directory: Path, name: str, place: str, **options: object)
 @DIRECTORY
 @click.argument("student")
 @click.argument("key", type=click.File("r"))
-@click.option(
-    "--authorized-keys",
-    "file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("~/.ssh/authorized_keys"),
-    show_default=True,
-    help="File of the account that receives submissions.",
-)
-def _admit(directory: Path, student: str, key: TextIO, file: Path) -> None:
+@AUTHORIZED_KEYS
+def _admit(directory: Path, student: str, key: TextIO, keys_file: Path) -> None:
     """Allow STUDENT to submit with the public KEY (a file, or - for standard input).
 
     The key is one line of authorized_keys with a forced command, so it can do nothing else. A new
@@ -130,22 +123,15 @@ def _admit(directory: Path, student: str, key: TextIO, file: Path) -> None:
     """
     from labctl.submissions.receive import admit
 
-    line = admit(_open_receiver(directory), student, key.read(), file.expanduser())
+    line = admit(_open_receiver(directory), student, key.read(), keys_file.expanduser())
     click.echo(line)
-    click.echo(f"written to {file}; {student} can submit", err=True)
+    click.echo(f"written to {keys_file}; {student} can submit", err=True)
 
 
 @receive_command.command("expel")
 @click.argument("student")
-@click.option(
-    "--authorized-keys",
-    "file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("~/.ssh/authorized_keys"),
-    show_default=True,
-    help="File of the account that receives submissions.",
-)
-def _expel(student: str, file: Path) -> None:
+@AUTHORIZED_KEYS
+def _expel(student: str, keys_file: Path) -> None:
     """Remove STUDENT's key. Existing submissions are kept.
 
     \b
@@ -153,8 +139,8 @@ def _expel(student: str, file: Path) -> None:
     """
     from labctl.submissions.receive import expel
 
-    had_key = expel(student, file.expanduser())
-    click.echo(f"{student} {'can no longer submit' if had_key else f'had no key in {file}'}")
+    had_key = expel(student, keys_file.expanduser())
+    click.echo(f"{student} {'can no longer submit' if had_key else f'had no key in {keys_file}'}")
 
 
 @receive_command.command("extend", short_help="Move the due time for one student.")
@@ -284,7 +270,7 @@ def _open(directory: Path, name: str, student: str, number: int | None, into: Pa
     default=Path(),
     help="Write the files to this directory (default: the current one).",
 )
-@click.option("--profile", default="", help="AWS profile from ~/.aws/config.")
+@PROFILE
 def _ticket(
     directory: Path, name: str, students: tuple[str, ...], valid: str, into: Path, profile: str
 ) -> None:
@@ -302,7 +288,7 @@ def _ticket(
 @receive_command.command("collect", short_help="For a bucket: accept the uploaded submissions.")
 @DIRECTORY
 @NAME
-@click.option("--profile", default="", help="AWS profile from ~/.aws/config.")
+@PROFILE
 @json_option
 def _collect(directory: Path, name: str, profile: str, json_: bool) -> None:
     """For an assignment in a bucket: accept the uploaded submissions and sign receipts.

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from labctl import shell
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab
 from labctl.cli.screen import print_json
 from labctl.config.scalars import parse_duration
+from labctl.errors import UsageError
 from labctl.runs.evaluation import confidence_interval
 from labctl.text import bytes_text
 
@@ -21,9 +23,16 @@ if TYPE_CHECKING:
 
 @click.command("pull")
 @click.argument("run", default="")
-@click.option("--all", "everything", is_flag=True, help="Also download new files outside outputs.")
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Also download new files that are not in lab.yaml's `outputs`.",
+)
 @click.option("--runs", "all_runs", is_flag=True, help="Download every run, not only the latest.")
-@click.option("--code", is_flag=True, help="Copy files edited on the server into the lab.")
+@click.option(
+    "--code", is_flag=True, help="Download no results; copy code that was edited on the server."
+)
 @click.option("--follow", "-f", is_flag=True, help="Keep downloading until the run has ended.")
 @json_option
 @click.pass_context
@@ -47,6 +56,7 @@ def pull_command(
     """
     from labctl.sync.lab_files import pull_code
 
+    _require_effect(run, everything=everything, all_runs=all_runs, code=code, follow=follow)
     lab = open_lab(ctx, quiet=json_)
     if code:
         edits = pull_code(lab.context, lab.context.get_server())
@@ -67,6 +77,34 @@ def pull_command(
             click.echo(_describe_pull(pulled))
         for missing in pulled.skipped:
             click.echo(f"  skipped: {clean(missing.path)}: {clean(missing.reason)}", err=True)
+
+
+def _require_effect(
+    run: str, *, everything: bool, all_runs: bool, code: bool, follow: bool
+) -> None:
+    """UsageError if a word or an option would have no effect beside the others."""
+    wider = [name for name, is_set in (("--all", everything), ("--runs", all_runs)) if is_set]
+    if code and (ignored := [*["RUN"] * bool(run), *["--follow"] * follow, *wider]):
+        raise UsageError(
+            f"--code cannot be combined with {' and '.join(ignored)}",
+            why="it copies edited code and downloads no results",
+            hint="labctl pull --code",
+        )
+    if follow and wider:
+        name = [run] if run else []
+        first = shell.command("labctl", "pull", "--follow", *name)
+        then = shell.command("labctl", "pull", *wider, *([] if all_runs else name))
+        raise UsageError(
+            f"--follow cannot be combined with {' and '.join(wider)}",
+            why="it downloads the outputs of one run",
+            hint=first.chain(then).render(),
+        )
+    if all_runs and run:
+        raise UsageError(
+            "--runs cannot be combined with RUN",
+            why="it downloads every run",
+            hint=shell.command("labctl", "pull", *wider).render(),
+        )
 
 
 def _describe_pull(pulled: PulledRun) -> str:

@@ -12,7 +12,14 @@ import click
 
 from labctl.cli.exit_codes import clean
 from labctl.cli.fan_out import run_on_all_servers
-from labctl.cli.options import json_option, open_lab, stop_drawing, yes_option
+from labctl.cli.options import (
+    SSH_AT_ONCE,
+    SSH_JSON,
+    json_option,
+    open_lab,
+    stop_drawing,
+    yes_option,
+)
 from labctl.cli.probe import confirm_after_probe
 from labctl.cli.screen import print_json
 from labctl.commands.ssh import interactive_argv
@@ -53,18 +60,27 @@ def push_command(ctx: click.Context, force: bool, yes: bool, json_: bool) -> Non
 
 @click.command("run", context_settings={"ignore_unknown_options": True})
 @click.option("--detach", "-d", is_flag=True, help="Start the run without following its log.")
-@click.option("--id", "run_id", default="", help="Name of the run; an existing one is found again.")
+@click.option(
+    "--id",
+    "run_id",
+    default="",
+    help="Name of the run. If it exists already, labctl starts no second one.",
+)
 @click.option("-it", "tty", is_flag=True, help="Attach a terminal, for interactive programs.")
 @click.option("--no-push", is_flag=True, help="Run the code that is already on the server.")
-@click.option("--recover", is_flag=True, help="Resume on a new server if this one dies.")
+@click.option("--recover", is_flag=True, help="Resume the run on a new server if its server dies.")
 @click.option(
-    "--keeper", default="", metavar="HOST", help="Let the keeper on HOST recover the run."
+    "--keeper",
+    default="",
+    metavar="HOST",
+    help="With --recover: let the keeper on HOST recover the run.",
 )
 @click.option(
     "--probe",
     default="",
     metavar="1%|STEPS",
-    help="Run this fraction first and estimate the total time.",
+    help="Run this share or number of steps first. Then show the time and cost of the whole run, "
+    "and ask whether to start it.",
 )
 @yes_option
 @json_option
@@ -83,9 +99,9 @@ def run_command(
     json_: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Run lab.yaml's command, or COMMAND, in a container on the server, and follow its log.
+    """Run COMMAND (default: `run` in lab.yaml) in a container on the server and follow its log.
 
-    Ctrl-C stops following, not the run. Exits with the command's own code.
+    Ctrl-C stops following the log; the run continues. Exits with the command's exit code.
 
     \b
     labctl run
@@ -293,14 +309,8 @@ def exec_command(ctx: click.Context, run_id: str, command: tuple[str, ...]) -> N
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.option("--all", "all_", is_flag=True, help="Run COMMAND on the servers of all labs.")
-@click.option(
-    "--at-once",
-    default=32,
-    show_default=True,
-    type=click.IntRange(1, 256),
-    help="With --all: connect to this many servers at a time.",
-)
-@click.option("--json", "json_", is_flag=True, help="With --all: print one JSON object.")
+@SSH_AT_ONCE
+@SSH_JSON
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def ssh_command(
@@ -308,9 +318,9 @@ def ssh_command(
 ) -> None:
     """Open a shell on the server, or run COMMAND there.
 
-    With --all, COMMAND runs on the servers of all labs in parallel. The output is printed server
-    by server, in the order of their names, and then the list of failures. The exit code is the
-    largest of all, and 255 if a server could not be reached.
+    With --all, COMMAND runs on the servers of all labs in parallel. The output is grouped by
+    server, in order of name, and a list of failures follows. Exits with the highest exit code, or
+    with 255 if a server could not be reached.
 
     \b
     labctl ssh

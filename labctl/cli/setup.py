@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from labctl.cli.options import json_option, need_options, open_lab, yes_option
+from labctl.cli.options import PROVIDER, json_option, need_options, open_lab, yes_option
 from labctl.cli.screen import Screen, draw_checks, print_json
 from labctl.config import find_data_dir
 from labctl.errors import UsageError
@@ -28,7 +28,7 @@ PROVIDERS = {
 @click.option("--provider", help="Get servers from this provider: local, static, aws, ...")
 @click.pass_context
 def init_command(ctx: click.Context, directory: Path, provider: str | None) -> None:
-    """Create a sample project in DIRECTORY: train an image classifier.
+    """Create a sample project in DIRECTORY that trains an image classifier.
 
     \b
     labctl init digits && cd digits && labctl up
@@ -55,13 +55,13 @@ def init_command(ctx: click.Context, directory: Path, provider: str | None) -> N
 
 @click.command("up")
 @need_options
-@click.option("--budget", help="Stop the server when the lab has cost this many dollars in all.")
-@click.option("--ttl", help="Stop the server after this long, for example 8h.")
-@click.option("--idle", help="Stop the server after this long without work, for example 30m.")
+@click.option("--budget", help="End the server when the lab has cost this many dollars in total.")
+@click.option("--ttl", help="End the server after this long, for example 8h.")
+@click.option("--idle", help="End the server after this long without work, for example 30m.")
 @click.option(
     "--no-deadline",
     is_flag=True,
-    help="Start a server that costs money without the default deadline of 12 hours.",
+    help="Set no default deadline on a server that costs money.",
 )
 @yes_option
 @json_option
@@ -69,10 +69,10 @@ def init_command(ctx: click.Context, directory: Path, provider: str | None) -> N
 def up_command(
     ctx: click.Context, /, yes: bool, json_: bool, no_deadline: bool, **overrides: str
 ) -> None:
-    """Start the lab's server. Called again, it finds the same server.
+    """Start the lab's server, or use the one that it already has.
 
-    A server that costs money stops after 12 hours unless ttl, max_ttl or budget is set, here or in
-    lab.yaml.
+    A server that costs money ends after 12 hours unless you set --ttl, --budget or --no-deadline,
+    or ttl, max_ttl or budget in lab.yaml. At AWS, the end terminates the instance.
 
     \b
     labctl up
@@ -94,7 +94,7 @@ def up_command(
 
 
 @click.command("doctor")
-@click.option("--provider", help="Overrides server.provider in lab.yaml.")
+@PROVIDER
 @json_option
 @click.pass_context
 def doctor_command(ctx: click.Context, provider: str | None, json_: bool) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labctl.cli.exit_codes import clean
-from labctl.cli.options import json_option, open_lab, yes_option
+from labctl.cli.options import FOLLOW, TAIL, json_option, open_lab, yes_option
 from labctl.cli.screen import age_text, print_json, print_table
 from labctl.errors import BusyError, NotFoundError, ProviderError, UsageError
 from labctl.text import bytes_text, dollars_text, duration_text, price_text
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 def status_command(ctx: click.Context, refresh: bool, why: bool, json_: bool) -> None:
     """Show the server, its runs, time limits and cost.
 
-    The data comes from this machine's record. With --refresh, labctl reads it again.
+    It shows the last known state. With --refresh or --why, or if a keeper watches over the lab,
+    labctl queries the provider and the server first.
 
     \b
     labctl status --refresh
@@ -193,8 +194,8 @@ def _elapsed_text(run: Run, now: float) -> str:
 
 @click.command("logs")
 @click.argument("run", default="")
-@click.option("-f", "--follow", is_flag=True, help="Keep printing until the run ends.")
-@click.option("-n", "--tail", default=0, metavar="LINES", help="Start with the last LINES lines.")
+@FOLLOW
+@TAIL
 @click.pass_context
 def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
     """Print the output of RUN (default: the latest run).
@@ -253,7 +254,7 @@ def _last_lines(text: bytes, count: int) -> bytes:
 @click.option("--detach", "-d", is_flag=True, help="Keep the forward open in the background.")
 @click.option("--open", "open_", is_flag=True, help="Open the service in the browser.")
 @click.option("--list", "list_", is_flag=True, help="List background forwards.")
-@click.option("--stop", is_flag=True, help="Stop the named background forwards, or all.")
+@click.option("--stop", is_flag=True, help="Stop the named background forwards (default: all).")
 @yes_option
 @json_option
 @click.pass_context
@@ -268,7 +269,7 @@ def forward_command(
     yes: bool,
     json_: bool,
 ) -> None:
-    """Open SERVICES on localhost.
+    """Forward a local port to each of SERVICES on the server.
 
     A service is tensorboard, jupyter, a service from lab.yaml, or a port of the server.
 

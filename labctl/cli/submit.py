@@ -43,11 +43,19 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     "--allow", multiple=True, metavar="PATH", help="Ignore secret-like text in this file."
 )
 @click.option(
-    "--verify", is_flag=False, flag_value="", metavar="[RECEIPT]", help="Check a receipt."
+    "--verify",
+    is_flag=False,
+    flag_value="",
+    metavar="[RECEIPT]",
+    help="Verify RECEIPT (default: the latest).",
 )
-@click.option("--bundle", type=FILE, help="With --verify: compare this bundle.")
+@click.option(
+    "--bundle",
+    type=FILE,
+    help="With --verify: compare this bundle (default: the one stored with the receipt).",
+)
 @click.option("--receipts", is_flag=True, help="Download your receipts for this assignment.")
-@click.option("--grade", is_flag=True, help="Show your grade after it is released.")
+@click.option("--grade", is_flag=True, help="Show your grade, if it has been released.")
 @click.option("--key", is_flag=True, help="Print your public key for the instructor.")
 @yes_option
 @json_option
@@ -69,8 +77,9 @@ def submit_command(
 ) -> None:
     """Submit RUN (default: the latest run): model, logs, report, evaluation, code, and hashes.
 
-    labctl first checks the bundle for files that run code when they are loaded, for its size, and
-    for secrets, and shows the assignment's rules. An interrupted upload resumes where it stopped.
+    labctl first shows the assignment's rules. Then it checks the bundle's size, and looks for
+    secrets and for files that run code when they are loaded. An interrupted upload resumes where it
+    stopped.
 
     \b
     labctl submit --dry-run

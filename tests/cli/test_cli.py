@@ -106,6 +106,43 @@ def test_not_found_is_4_elsewhere(labctl: Any, words: tuple[str, ...]) -> None:
     assert "next: labctl " in said.err
 
 
+@pytest.mark.parametrize(
+    ("words", "problem", "command"),
+    [
+        (
+            ("--follow", "--all"),
+            "--follow cannot be combined with --all",
+            "labctl pull --follow && labctl pull --all",
+        ),
+        (
+            ("--follow", "night", "--all"),
+            "--follow cannot be combined with --all",
+            "labctl pull --follow night && labctl pull --all night",
+        ),
+        (
+            ("-f", "night", "--all", "--runs"),
+            "--follow cannot be combined with --all and --runs",
+            "labctl pull --follow night && labctl pull --all --runs",
+        ),
+        (("--code", "night"), "--code cannot be combined with RUN", "labctl pull --code"),
+        (("--code", "-f"), "--code cannot be combined with --follow", "labctl pull --code"),
+        (
+            ("--code", "--all", "--runs"),
+            "--code cannot be combined with --all and --runs",
+            "labctl pull --code",
+        ),
+        (("--runs", "night"), "--runs cannot be combined with RUN", "labctl pull --runs"),
+    ],
+)
+def test_pull_refuses_options_that_would_do_nothing(
+    labctl: Any, words: tuple[str, ...], problem: str, command: str
+) -> None:
+    said = labctl("pull", *words)
+    assert said.code == 2
+    assert f"labctl: {problem}\n" in said.err
+    assert f"next: {command}\n" in said.err
+
+
 def kept(home: Path, **more: Any) -> Server:
     """A server and a run on record, with names that would steer a terminal."""
     lab = Lab.load(home / "digits", environ={"HOME": str(home)})

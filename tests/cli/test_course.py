@@ -155,6 +155,10 @@ def test_a_budget_is_given_with_who_and_why(labctl: Labctl, course: Path) -> Non
     assert "did you mean ada?" in unknown.err
 
 
+def test_the_usage_of_budget_shows_that_both_words_are_optional(labctl: Labctl) -> None:
+    assert "[STUDENT] [AMOUNT]" in labctl("course", "budget", "--help").out
+
+
 def test_a_due_time_is_moved_from_the_due_time_and_back(labctl: Labctl, course: Path) -> None:
     for _ in range(2):
         said = in_course(labctl, "due", "hw3", "ada", "+3d", "--why", "ill", "--json")

@@ -98,6 +98,24 @@ def test_ssh_passes_codes_on_and_says_its_own_as_ssh_does(labctl: Any, course: P
     assert labctl("course", "ssh").code == 255
 
 
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (("--all",), "labctl course ssh --all -- uptime"),
+        (("--only", "alice,bob"), "labctl course ssh --only alice,bob -- uptime"),
+        (("--group", "lab 1"), "labctl course ssh --group 'lab 1' -- uptime"),
+        (("--all", "--group", "lab-2"), "labctl course ssh --group lab-2 -- uptime"),
+    ],
+)
+def test_a_shell_on_several_servers_is_refused_with_the_command_to_type(
+    labctl: Any, course: Path, words: tuple[str, ...], command: str
+) -> None:
+    said = labctl("course", "ssh", *words)
+    assert said.code == 255
+    assert "labctl: no command was given" in said.err
+    assert f"next: {command}" in said.err
+
+
 def test_where_no_server_is_the_next_command_makes_one(labctl: Any, course: Path) -> None:
     for words in (("push",), ("message", "hello"), ("ssh", "--all", "--", "true")):
         said = labctl("course", *words)
