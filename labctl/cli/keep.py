@@ -10,38 +10,34 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-import msgspec
 
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import INSTALL, json_option
 from labctl.cli.screen import age_text, print_json, print_table
 from labctl.commands.systemd import UNIT, keep_unit
 from labctl.config import Paths, copy_environment, find_paths
-from labctl.errors import LabError
+from labctl.errors import LabError, UsageError
 from labctl.errors.replies import as_reply
 from labctl.keeper.workers import RecoveryWorkers
 from labctl.lifecycle import kept_labs
-from labctl.model import Value
 from labctl.state import State
 from labctl.state.ledgers import list_lines
+from labctl.wire.codec import encode, from_json_values
+from labctl.wire.kept_labs import (
+    DescribeKeptLabReply,
+    DropKeptLabReply,
+    GreetLabKeeperReply,
+    ImportLabReply,
+    RecoverRunsReply,
+    SendRunReply,
+)
+from labctl.wire.mirrors import StoredFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from labctl.lifecycle.import_lab import ImportedLab, KeeperInfo
-    from labctl.lifecycle.keeper_host import KeeperReport
-
-
-class KeepReply(Value, frozen=True, omit_defaults=True):
-    """The reply to another labctl. Each request has its own field; the others are not written."""
-
-    known: KeeperInfo | None = None
-    taken: ImportedLab | None = None
-    told: KeeperReport | None = None
-    dropped: str = ""
 
 
 @click.command("keep")
@@ -110,13 +106,13 @@ class KeepContext:
         self.state: State = State(self.paths.database)
         self.code = 0
 
-    def print_reply(self, action: Callable[[], KeepReply]) -> None:
-        """Run an action for another labctl and print its result or its error as one JSON object."""
+    def print_reply(self, action: Callable[[], NamedTuple]) -> None:
+        """Run an action for another labctl and print its reply, or the error, as a line of JSON."""
         try:
-            reply = msgspec.to_builtins(action())
+            reply = action()
         except LabError as error:
             reply, self.code = as_reply(error), error.exit_code
-        click.echo(json.dumps({"version": 1, **reply}))
+        click.echo(encode(reply))
 
     def log(self, name: str, text: str) -> None:
         """Write each line of `text` to the log with the time and, unless it is "", `name`."""
@@ -148,14 +144,14 @@ def _run_keeper(context: KeepContext) -> None:
         context.log("", "labctl keep stopped; the next one resumes its work")
 
 
-def _read_ward(context: KeepContext, name: str) -> KeepReply:
+def _read_ward(context: KeepContext, name: str) -> GreetLabKeeperReply:
     from labctl.keeper.labs import is_running
     from labctl.lifecycle.import_lab import describe_keeper
 
-    return KeepReply(known=describe_keeper(context.paths, name, is_running(context.paths)))
+    return GreetLabKeeperReply(describe_keeper(context.paths, name, is_running(context.paths)))
 
 
-def _import_lab(context: KeepContext) -> KeepReply:
+def _import_lab(context: KeepContext) -> ImportLabReply:
     from labctl.keeper.labs import LogReporter, is_running
     from labctl.lifecycle.import_lab import import_lab
 
@@ -168,22 +164,21 @@ def _import_lab(context: KeepContext) -> KeepReply:
         journal,
         running=is_running(context.paths),
     )
-    return KeepReply(taken=taken)
+    return ImportLabReply(taken)
 
 
-def _describe_lab(context: KeepContext, name: str) -> KeepReply:
+def _describe_lab(context: KeepContext, name: str) -> DescribeKeptLabReply:
     from labctl.keeper.labs import is_running
-    from labctl.lifecycle.keeper_host import KeeperReport
+    from labctl.lifecycle.keeper_host import KeeperReport, encode_report
 
     lab = kept_labs.find_kept_lab(context.paths, name)
-    return KeepReply(
-        told=KeeperReport(
-            lines=tuple(list_lines(context.state, lab.lab_id)),
-            runs=tuple(kept_labs.list_recorded_runs(context.state, lab)),
-            round=kept_labs.read_rounds(context.paths).get(lab.name),
-            running=is_running(context.paths),
-        )
+    report = KeeperReport(
+        lines=tuple(list_lines(context.state, lab.lab_id)),
+        runs=tuple(kept_labs.list_recorded_runs(context.state, lab)),
+        round=kept_labs.read_rounds(context.paths).get(lab.name),
+        running=is_running(context.paths),
     )
+    return DescribeKeptLabReply(encode_report(report))
 
 
 def _send_run_files(context: KeepContext, name: str, run: str) -> None:
@@ -195,23 +190,30 @@ def _send_run_files(context: KeepContext, name: str, run: str) -> None:
 
     out = sys.stdout.buffer
     try:
-        sha256_by_path = json.loads(sys.stdin.buffer.readline() or b"{}")
+        sha256_by_path = _parse_hashes(sys.stdin.buffer.readline() or b"{}")
         root = kept_labs.lab_directory(
             context.paths, kept_labs.find_kept_lab(context.paths, name).name
         )
         files = list_outputs(root, run)
     except LabError as error:
-        out.write(json.dumps(as_reply(error)).encode() + b"\n")
+        out.write(encode(as_reply(error)).encode() + b"\n")
         context.code = error.exit_code
         return
-    index = {file.path: [file.size, file.sha256] for file in files}
-    out.write(json.dumps({"version": 1, "files": index}).encode() + b"\n")
+    index = {file.path: StoredFile(file.size, file.sha256) for file in files}
+    out.write(encode(SendRunReply(index)).encode() + b"\n")
     missing_files = [file for file in files if sha256_by_path.get(file.path) != file.sha256]
     write_tar(root, run, missing_files, out)
     out.flush()
 
 
-def _recover_runs(context: KeepContext, name: str) -> KeepReply:
+def _parse_hashes(line: bytes) -> dict[str, str]:
+    try:
+        return from_json_values(str, json.loads(line))
+    except (ValueError, RecursionError) as error:
+        raise UsageError("this is not a list of files", why=str(error)) from None
+
+
+def _recover_runs(context: KeepContext, name: str) -> RecoverRunsReply:
     """Recover a lab's run in this process, which ends when the keeper does."""
     from labctl.keeper.labs import LogReporter
     from labctl.keeper.recovery_worker import recover_lab
@@ -232,13 +234,13 @@ def _recover_runs(context: KeepContext, name: str) -> KeepReply:
     recover_lab(
         kept_labs.make_context(lab, context.paths, context.state, journal, context.environ), lab
     )
-    return KeepReply()
+    return RecoverRunsReply()
 
 
 def _drop_lab(context: KeepContext, name: str, json_: bool) -> None:
     if json_:
         context.print_reply(
-            lambda: KeepReply(dropped=kept_labs.drop(context.paths, context.state, name).name)
+            lambda: DropKeptLabReply(kept_labs.drop(context.paths, context.state, name).name)
         )
         return
     lab = kept_labs.drop(context.paths, context.state, name)

@@ -39,7 +39,7 @@ from labctl.model import NAME_PATTERN, Need, Offer, Server, Value
 from labctl.providers.course import PROVIDER
 from labctl.submissions.receiver import Receiver
 from labctl.submissions.student_requests import parse_student_request
-from labctl.wire.codec import to_json
+from labctl.wire.codec import encode, to_json
 from labctl.wire.keeper import (
     CREATE_SEAT_SERVER,
     END_SEAT_SERVER,
@@ -169,9 +169,10 @@ class RequestHandler:
             return msgspec.json.encode(to_json(reply))
         except PolicyError as error:
             self._record_refusal(student, error)
-            return msgspec.json.encode(as_reply(error))
+            return encode(as_reply(error)).encode()
         except Exception as error:
-            return msgspec.json.encode(as_reply(as_lab_error(error, partial(self._tell, student))))
+            reply = as_reply(as_lab_error(error, partial(self._tell, student)))
+            return encode(reply).encode()
 
     def _seat_of(self, student: str, do: str) -> Seat:
         """Return the student's seat; for a check, a seat without students and two requests only."""

@@ -90,7 +90,7 @@ def answer_enrolment(
         description = describe_course(folder, student)
         enrol(folder, student, request.public_key, keys, now)
     except LabError as error:
-        return json.dumps(as_reply(error))
+        return encode(as_reply(error))
     return encode(EnrolReply(description))
 
 
@@ -170,5 +170,5 @@ def _not_running() -> LabError:
 
 def send_error(sink: BinaryIO, error: LabError) -> None:
     """Reply with an error, in the form that a student's labctl reads."""
-    sink.write(msgspec.json.encode(as_reply(error)) + b"\n")
+    sink.write(encode(as_reply(error)).encode() + b"\n")
     sink.flush()

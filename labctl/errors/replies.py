@@ -1,57 +1,84 @@
-"""Errors that one labctl sends another: JSON on the wire, the same LabError at the other end."""
+"""Failures that one labctl program sends another: an `ErrorReply` on the wire, a LabError here.
+
+The kind of a failure is the name of its class in `labctl.errors`. The agent does not have these
+classes; it sends the kinds of AGENT_KINDS. Any other kind is a plain LabError.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
 
 from labctl import errors
-from labctl.errors import CommandError, ConfigError, LabError
+from labctl.errors import (
+    CommandError,
+    ConfigError,
+    DiskFullError,
+    EngineError,
+    LabError,
+    NotFoundError,
+    PolicyError,
+    TransferError,
+    UsageError,
+)
+from labctl.wire.codec import Message, MessageError, from_json
+from labctl.wire.verbs import ErrorMessage, ErrorReply
 
 MOST_CHARS = 2000
+AGENT_KINDS: dict[str, type[LabError]] = {
+    "usage": UsageError,
+    "policy": PolicyError,
+    "missing": NotFoundError,
+    "engine": EngineError,
+    "disk": DiskFullError,
+    "link": TransferError,
+}
 
 
-def as_reply(error: LabError) -> dict[str, dict[str, str]]:
-    """Encode an error as the JSON object that `parse_error` decodes.
+def as_reply(error: LabError) -> ErrorReply:
+    """Return the reply that reports this error.
 
     An error that is defined elsewhere is sent as the class of this room that it inherits from.
     """
     names = (each.__name__ for each in type(error).__mro__ if each in vars(errors).values())
-    kind, why = next(names), error.why
-    if isinstance(error, ConfigError) and error.problems:
-        why = "\n".join(f"{p.path} (line {p.line}): {p.message}" for p in error.problems)
-    return {"error": {"kind": kind, "what": error.what, "why": why, "hint": error.hint}}
+    return ErrorReply(ErrorMessage(next(names), error.what, _describe_cause(error), error.hint))
 
 
-def parse_error(body: Mapping[str, object]) -> LabError | None:
-    """Return the error that a reply reports, or None for any other reply.
-
-    A kind that this version does not know becomes a plain LabError. Texts are cut: the other side
-    may be hostile.
-    """
-    fields = body.get("error")
-    if not isinstance(fields, dict):
-        return None
-    kind = getattr(errors, str(fields.get("kind")), LabError)
+def make_error(failure: ErrorMessage) -> LabError:
+    """Return the error that a reply reports, of the class that its kind names."""
+    kind = AGENT_KINDS.get(failure.kind) or vars(errors).get(failure.kind)
     # A CommandError needs an exit code, which a reply does not carry.
     if not (isinstance(kind, type) and issubclass(kind, LabError)) or kind is CommandError:
         kind = LabError
-    what, why, hint = (str(fields.get(key, ""))[:MOST_CHARS] for key in ("what", "why", "hint"))
-    error: LabError = kind(what or "the other side refused", why=why, hint=hint)
+    error: LabError = kind(
+        failure.what or "the other side refused", why=failure.why, hint=failure.hint
+    )
     return error
 
 
-def parse_reply(output: str) -> dict[str, Any] | None:
-    """Parse output as one JSON object; None for anything else."""
+def decode_reply(kind: type[Message], line: str | bytes) -> Message:
+    """Decode one line of JSON from another labctl, which may be hostile.
+
+    Raises the LabError that the reply reports, with its texts cut; MessageError if the line is
+    neither that nor a message of this kind.
+    """
     try:
-        body = json.loads(output)
-    except ValueError:
-        return None
-    return body if isinstance(body, dict) else None
+        body = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise MessageError(f"not JSON: {error}") from None
+    failure = from_json(ErrorReply, body).error
+    if failure is not None:
+        raise make_error(ErrorMessage._make(text[:MOST_CHARS] for text in failure))
+    return from_json(kind, body)
 
 
 def describe_error(error: LabError) -> str:
     """An error in one line, without its hint."""
-    why = as_reply(error)["error"]["why"].replace("\n", "; ")
+    why = _describe_cause(error).replace("\n", "; ")
     return ": ".join(filter(None, [error.what, why]))
+
+
+def _describe_cause(error: LabError) -> str:
+    """Return why an error happened; of a file with mistakes, all of them, one a line."""
+    if isinstance(error, ConfigError) and error.problems:
+        return "\n".join(f"{p.path} (line {p.line}): {p.message}" for p in error.problems)
+    return error.why

@@ -11,7 +11,9 @@ import threading
 import time
 
 from labctl.errors import BusyError, LabError
-from labctl.errors.replies import parse_error, parse_reply
+from labctl.errors.replies import decode_reply
+from labctl.wire.codec import MessageError
+from labctl.wire.kept_labs import RECOVER_RUNS
 
 END_S = 3.0
 
@@ -52,8 +54,8 @@ class RecoveryWorkers:
         finally:
             with self._guard:
                 self._running.discard(process)
-        if (error := parse_error(parse_reply(output) or {})) is not None:
-            raise error
+        with contextlib.suppress(MessageError):
+            decode_reply(RECOVER_RUNS.reply, output)
         if code:
             raise LabError(
                 f"the recovery of {name} ended with exit code {code}",

@@ -16,7 +16,6 @@ from labctl.config import LAB_FILE, LabConfig, copy_environment, read_secret_val
 from labctl.errors import NotFoundError, UsageError
 from labctl.events import Note, Step
 from labctl.lifecycle import restore
-from labctl.lifecycle.import_lab import ImportedLab, KeeperInfo
 from labctl.lifecycle.keeper_host import KeeperHost
 from labctl.lifecycle.kept_labs import OUTSIDE, KeptLab
 from labctl.lifecycle.lab_archive import LabExport, labctl_version, write_export
@@ -27,6 +26,7 @@ from labctl.state import ledgers
 from labctl.state.ledgers import HANDED
 from labctl.sync.scan import hash_file, scan_data
 from labctl.text import bytes_text
+from labctl.wire.kept_labs import ImportedLab, KeeperInfo
 
 MIB = 1024**2
 LAB_RECORD = ".labctl/lab.json"

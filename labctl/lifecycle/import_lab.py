@@ -18,7 +18,7 @@ from labctl.events import Reporter, Step
 from labctl.lifecycle import kept_labs
 from labctl.lifecycle.kept_labs import KeptLab
 from labctl.lifecycle.lab_archive import LabExport, LabExportReader, labctl_version
-from labctl.model import Server, Value
+from labctl.model import Server
 from labctl.retry import retry_on
 from labctl.servers import accounts
 from labctl.servers.accounts import ENDED
@@ -28,28 +28,12 @@ from labctl.servers.gate import admit
 from labctl.servers.host_keys import make_key, replace_file
 from labctl.state import State, ledgers
 from labctl.stores.lab_store import open_lab_store
+from labctl.wire.kept_labs import ImportedLab, KeeperInfo
 
 LOGIN_S = 30.0
 PAUSE_S = 1.0
 # Directories that survive a second import of the same lab: its mirror, and other runs' code.
 CARRIED = ("runs", ".labctl/kept")
-
-
-class KeeperInfo(Value, frozen=True):
-    """What the keeper's machine reports before anything is sent. `have` is path -> sha256."""
-
-    version: str
-    host: str
-    running: bool
-    have: dict[str, str] = msgspec.field(default_factory=dict)
-
-
-class ImportedLab(Value, frozen=True):
-    """A lab that this keeper now keeps."""
-
-    name: str
-    runs: tuple[str, ...]
-    running: bool
 
 
 def describe_keeper(paths: Paths, name: str, running: bool) -> KeeperInfo:

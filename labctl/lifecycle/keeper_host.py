@@ -13,17 +13,33 @@ import msgspec
 
 from labctl.commands.ssh import check_host, check_port, check_user
 from labctl.errors import LabError, UsageError
-from labctl.errors.replies import parse_error, parse_reply
-from labctl.lifecycle.import_lab import ImportedLab, KeeperInfo
+from labctl.errors.replies import decode_reply
 from labctl.lifecycle.kept_labs import KeeperCheck, kept_lab_name
 from labctl.lifecycle.lab_archive import labctl_version
 from labctl.model import Endpoint, Run, Value
-from labctl.runs.saved_copies import parse_files, pull_from_keeper
+from labctl.runs.saved_copies import pull_from_keeper
 from labctl.servers.context import LabContext
 from labctl.shell import command
 from labctl.state.ledgers import LedgerLine
 from labctl.sync.pull import PulledRun
 from labctl.transports import Transport
+from labctl.wire.codec import Message, MessageError
+from labctl.wire.kept_labs import (
+    DESCRIBE_KEPT_LAB,
+    DROP_KEPT_LAB,
+    GREET_LAB_KEEPER,
+    IMPORT_LAB,
+    SEND_RUN,
+    ImportedLab,
+    KeeperCheckRecord,
+    KeeperInfo,
+    KeeperReportRecord,
+    KeptLabRequest,
+    KeptRunRecord,
+    LedgerLineRecord,
+    SendRunRequest,
+)
+from labctl.wire.verbs import Empty, Reply, Request, Verb
 
 ANSWER_S = 60.0
 # exit code of the prefix below if labctl is not installed
@@ -42,6 +58,34 @@ class KeeperReport(Value, frozen=True):
     runs: tuple[Run, ...] = ()
     round: KeeperCheck | None = None
     running: bool = False
+
+
+def encode_report(report: KeeperReport) -> KeeperReportRecord:
+    check = report.round
+    return KeeperReportRecord(
+        lines=tuple(_make_record(LedgerLineRecord, line) for line in report.lines),
+        runs=tuple(_make_record(KeptRunRecord, run) for run in report.runs),
+        round=None if check is None else _make_record(KeeperCheckRecord, check),
+        running=report.running,
+    )
+
+
+def _make_record(kind: type[Message], value: Value) -> Message:
+    """Return the record that has the value's fields, by their names."""
+    return kind._make(getattr(value, name) for name in kind._fields)
+
+
+def parse_report(record: KeeperReportRecord) -> KeeperReport:
+    """Return the values that the records stand for; MessageError if one is not valid."""
+    try:
+        return KeeperReport(
+            lines=tuple(msgspec.convert(line._asdict(), LedgerLine) for line in record.lines),
+            runs=tuple(msgspec.convert(run._asdict(), Run) for run in record.runs),
+            round=record.round and msgspec.convert(record.round._asdict(), KeeperCheck),
+            running=record.running,
+        )
+    except msgspec.ValidationError as error:
+        raise MessageError(str(error)) from None
 
 
 class KeeperHost:
@@ -80,7 +124,7 @@ class KeeperHost:
 
     def fetch_inventory(self) -> KeeperInfo:
         """Return the keeper's version and files; the error says how to install labctl there."""
-        known = msgspec.convert(self._request("--hello", self.name)["known"], KeeperInfo)
+        known = self._request(GREET_LAB_KEEPER, KeptLabRequest(self.name)).known
         if known.version != labctl_version():
             raise self._version_error(known.version)
         return known
@@ -88,7 +132,7 @@ class KeeperHost:
     def add(self, parcel: memoryview) -> ImportedLab:
         """Send an exported lab. On an error, the keeper has kept nothing of it."""
         try:
-            return msgspec.convert(self._request("--add", stdin=parcel)["taken"], ImportedLab)
+            return self._request(IMPORT_LAB, Empty(), stdin=parcel).taken
         except LabError as error:
             what = f"the keeper at {self.host} cannot keep this lab: {error.what}"
             error.args, error.what = (what,), what
@@ -97,42 +141,50 @@ class KeeperHost:
 
     def fetch_report(self) -> KeeperReport:
         """Fetch what the keeper knows of this lab; NotFoundError if it does not keep the lab."""
-        return msgspec.convert(self._request("--told", self.name)["told"], KeeperReport)
+        record = self._request(DESCRIBE_KEPT_LAB, KeptLabRequest(self.name)).told
+        try:
+            return parse_report(record)
+        except MessageError as error:
+            raise self._protocol_error(0, str(error)) from None
 
     def drop(self) -> None:
         """Make the keeper forget the lab; BusyError during a recovery."""
-        self._request("--drop", self.name, "--json")
+        self._request(DROP_KEPT_LAB, KeptLabRequest(self.name))
 
     def pull_copy(self, run_id: str, have: dict[str, str], run: Run | None) -> PulledRun:
         """Pull the run's files that the keeper mirrored and `have` (path -> sha256) lacks."""
         with tempfile.TemporaryFile() as kept:
             code = self._transport.stream(
-                PREFIX + command("labctl", "keep", "--give", self.name, run_id).render(),
+                _build_line(SEND_RUN, SendRunRequest(self.name, run_id)),
                 stdin=json.dumps(have).encode() + b"\n",
                 on_stdout=lambda block: _append(kept, block),
             )
             kept.seek(0)
-            head = parse_reply(kept.readline().decode(errors="replace")) or {}
-            self._check_reply(code, head, "")
-            return pull_from_keeper(self.context, run_id, parse_files(head["files"]), kept, run)
+            reply = self._parse_reply(SEND_RUN, code, kept.readline(), "")
+            return pull_from_keeper(self.context, run_id, reply.files, kept, run)
 
     @cached_property
     def _transport(self) -> Transport:
         return self.context.connections.connect(self.endpoint)
 
-    def _request(self, *words: str, stdin: memoryview | bytes = b"") -> dict[str, Any]:
+    def _request(
+        self, verb: Verb[Request, Reply], request: Request, stdin: memoryview | bytes = b""
+    ) -> Reply:
         out, err = bytearray(), bytearray()
-        line = PREFIX + command("labctl", "keep", *words).render()
-        code = self._transport.stream(line, stdin=stdin, on_stdout=out.extend, on_stderr=err.extend)
-        body = parse_reply(out.decode(errors="replace"))
-        return self._check_reply(code, body or {}, err.decode(errors="replace"))
+        code = self._transport.stream(
+            _build_line(verb, request), stdin=stdin, on_stdout=out.extend, on_stderr=err.extend
+        )
+        return self._parse_reply(verb, code, bytes(out), err.decode(errors="replace"))
 
-    def _check_reply(self, code: int, body: dict[str, Any], stderr: str) -> dict[str, Any]:
-        """Return the reply's body, or raise the error that it reports."""
-        if (error := parse_error(body)) is not None:
-            raise error
-        if code == 0 and body:
-            return body
+    def _parse_reply(self, verb: Verb[Any, Reply], code: int, output: bytes, stderr: str) -> Reply:
+        """Return the keeper's reply, or raise the error that it reports."""
+        problem = ""
+        try:
+            reply = decode_reply(verb.reply, output)
+            if code == 0:
+                return reply
+        except MessageError as error:
+            problem = str(error)
         if code == ABSENT:
             raise LabError(
                 f"labctl is not installed on {self.host}",
@@ -141,9 +193,12 @@ class KeeperHost:
             )
         if "no command 'keep'" in stderr.lower() or "no such option" in stderr.lower():
             raise self._version_error("an older version")
-        raise LabError(
+        raise self._protocol_error(code, stderr.strip()[-500:] or problem)
+
+    def _protocol_error(self, code: int, why: str) -> LabError:
+        return LabError(
             f"labctl on {self.host} did not reply as a keeper (exit code {code})",
-            why=stderr.strip()[-500:],
+            why=why,
             hint=f"ssh {_format_ssh_destination(self.host)} labctl keep --list",
         )
 
@@ -153,6 +208,12 @@ class KeeperHost:
             why="both must be the same version",
             hint=f"ssh {_format_ssh_destination(self.host)} {_install_command()}",
         )
+
+
+def _build_line(verb: Verb[Request, Any], request: Request) -> str:
+    words = ["labctl", "keep", f"--{verb.name}", *request]
+    # Without it, --drop replies with a text for people.
+    return PREFIX + command(*words, "--json").render()
 
 
 def _append(file: IO[bytes], block: bytes) -> None:

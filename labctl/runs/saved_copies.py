@@ -209,11 +209,6 @@ def _parse_object(kind: type[Message], content: bytes | None) -> Message | None:
         ) from error
 
 
-def parse_files(entries: dict[str, Sequence[int | str]]) -> dict[str, tuple[int, str]]:
-    """Parse {path: [size, sha256]} of a keeper's index."""
-    return {path: (max(0, int(size)), str(sha256)) for path, (size, sha256) in entries.items()}
-
-
 def _record_end(context: LabContext, run_id: str, record: RunRecord | None) -> Run | None:
     """Record the run's end from the store's record, if that has it; return the run."""
     recorded = context.state.get_run(context.lab_id, run_id)

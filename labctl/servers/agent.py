@@ -14,20 +14,16 @@ from typing import Any, NamedTuple
 
 from labctl.errors import (
     CommandError,
-    DiskFullError,
-    EngineError,
     LabError,
     LinkLostError,
-    NotFoundError,
-    PolicyError,
     TransferError,
-    UsageError,
 )
+from labctl.errors.replies import make_error
 from labctl.errors.subject import Subject
 from labctl.servers.vendored import read_vendored_files
 from labctl.transports import Body, Transport
 from labctl.wire.codec import Message, MessageError, encode, from_json
-from labctl.wire.verbs import ErrorMessage, Opening, Reply, Request, StreamingVerb, Verb
+from labctl.wire.verbs import ErrorReply, Opening, Reply, Request, StreamingVerb, Verb
 
 MARK = b"\x1elabctl "
 # Limits a streaming verb's first reply, and how much of its standard error is kept.
@@ -51,14 +47,6 @@ SSH = "labctl ssh -- "
 KEPT = "transferred data is kept and reused"
 # A shell's exit codes above this mean a signal.
 SIGNALLED = 128
-KINDS: dict[str, type[LabError]] = {
-    "usage": UsageError,
-    "policy": PolicyError,
-    "missing": NotFoundError,
-    "engine": EngineError,
-    "disk": DiskFullError,
-    "link": TransferError,
-}
 
 
 @contextlib.contextmanager
@@ -309,12 +297,12 @@ def require_success(
             stderr=stderr,
             hint="labctl doctor",
         )
-    error = reply.get("error")
-    if error is None:
+    failure = convert_reply(ErrorReply, reply).error
+    if failure is None:
         return reply
-    failure = convert_reply(ErrorMessage, error)
-    kind = KINDS.get(failure.kind, LabError)
-    raise kind(failure.what, why=failure.why, hint=partial(_render_agent_hint, failure.hint))
+    error = make_error(failure)
+    error.hint = partial(_render_agent_hint, failure.hint)
+    raise error
 
 
 def _render_agent_hint(hint: str, subject: Subject) -> str:

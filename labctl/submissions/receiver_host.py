@@ -23,7 +23,7 @@ from labctl.errors import (
     LinkLostError,
     UsageError,
 )
-from labctl.errors.replies import parse_error, parse_reply
+from labctl.errors.replies import decode_reply
 from labctl.model import Endpoint, Value
 from labctl.retry import retry_rejected_logins
 from labctl.servers.context import LabContext
@@ -35,7 +35,7 @@ from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Hello
 from labctl.submissions.service import PART_BYTES
 from labctl.transports import failures
-from labctl.wire.codec import MessageError, from_json
+from labctl.wire.codec import MessageError
 from labctl.wire.line_requests import encode_request
 from labctl.wire.receiver import (
     BEGIN_UPLOAD,
@@ -186,15 +186,12 @@ class ReceiverHost:
             line = process.stdout.readline()
         except BrokenPipeError:
             line = b""
-        reply = parse_reply(line.decode(errors="replace"))
-        if reply is None:
-            raise self._lost_reply_error(line)
-        if (error := parse_error(reply)) is not None:
-            raise error
         try:
-            return from_json(verb.reply, reply)
+            return decode_reply(verb.reply, line)
         except MessageError as error:
-            raise self._make_protocol_error(str(error)) from None
+            if line.startswith(b"{") and line.endswith(b"\n"):
+                raise self._make_protocol_error(str(error)) from None
+            raise self._lost_reply_error(line) from None
 
     def _connect(self) -> subprocess.Popen[bytes]:
         if self._process is None:

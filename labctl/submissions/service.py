@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from labctl.errors import DiskFullError, LabError, PolicyError, UsageError
+from labctl.errors.replies import as_reply
 from labctl.submissions import REQUEST
 from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Receiver
@@ -45,7 +46,7 @@ from labctl.wire.receiver import (
     SendPartReply,
     SendPartRequest,
 )
-from labctl.wire.verbs import ErrorMessage, ErrorReply, Verb
+from labctl.wire.verbs import Verb
 
 MOST_LINE_BYTES = 4096
 PART_BYTES = 8 * 1024 * 1024
@@ -92,22 +93,22 @@ def serve(
                 part = _read_bytes(source, request.length)
         except LabError as error:
             # The rest of the input cannot be told from a part's bytes any more.
-            _send_reply(sink, _error_reply(error))
+            _send_reply(sink, as_reply(error))
             return
         except EOFError:
             return
         try:
             reply = _answer_request(receiver, student, request, part)
         except LabError as error:
-            reply = _error_reply(error)
+            reply = as_reply(error)
         except OSError as error:
-            reply = _error_reply(_disk_error(error))
+            reply = as_reply(_disk_error(error))
         _send_reply(sink, reply)
 
 
 def refuse(sink: BinaryIO, error: LabError) -> None:
     """Reply with an error, before any request was read."""
-    _send_reply(sink, _error_reply(error))
+    _send_reply(sink, as_reply(error))
 
 
 def _read_request(line: bytes, student: str) -> ReceiverRequest:
@@ -149,10 +150,6 @@ def _read_bytes(source: BinaryIO, length: int) -> bytes:
         blocks.append(block)
         length -= len(block)
     return b"".join(blocks)
-
-
-def _error_reply(error: LabError) -> ErrorReply:
-    return ErrorReply(ErrorMessage(type(error).__name__, error.what, error.why, error.hint))
 
 
 def _disk_error(error: OSError) -> LabError:

@@ -3,7 +3,8 @@
 Messages are NamedTuples (`codec` converts them to JSON and back). `verbs` defines what a verb is.
 `runs`, `images`, `services`, `sandbox`, `files`, `mirrors`, `watchdog`, `telemetry` and `broker`
 have the verbs and stored records of the agent, `keeper` and `receiver` those of a course's keeper
-and its receiver (`line_requests`: one line of JSON each way).
+and its receiver (`line_requests`: one line of JSON each way), and `kept_labs` the messages of a
+keeper of labs.
 
 `judge` decides whether loading or unpacking a file could do harm (`judge_file`), with `pickles`
 (what a pickle would call) and `archives` (whether every reader finds the same files in a zip

@@ -26,6 +26,7 @@ from typing import (
 )
 
 Message = TypeVar("Message", bound=NamedTuple)
+Value = TypeVar("Value")
 # Each class that is an array in JSON, with the types of its fields.
 _ARRAYS: Dict[Any, Tuple[Any, ...]] = {}
 
@@ -86,8 +87,8 @@ def from_json(kind: Type[Message], body: object) -> Message:
     return message
 
 
-def from_json_values(kind: Type[Message], body: object) -> Dict[str, Message]:
-    """Convert a parsed JSON object whose values are messages of one kind; see `decode`."""
+def from_json_values(kind: Type[Value], body: object) -> Dict[str, Value]:
+    """Convert a parsed JSON object whose values are of one kind; see `decode`."""
     return _convert_dict(kind, body, "")
 
 

@@ -33,7 +33,7 @@ class StreamingVerb(Generic[Request, Opening, Reply]):
 
 
 class ErrorMessage(NamedTuple):
-    """A failure of the agent: its kind selects the class of the LabError that labctl raises."""
+    """A failure; `labctl.errors.replies` says which LabError its kind is."""
 
     kind: str
     what: str

@@ -20,13 +20,13 @@ from labctl.config import Paths, find_paths
 from labctl.errors import LabError
 from labctl.lifecycle import keeper_host, kept_labs, recovery_lock, restore, up
 from labctl.lifecycle.export_lab import export_lab
-from labctl.lifecycle.import_lab import ImportedLab
 from labctl.lifecycle.keeper_host import KeeperHost
 from labctl.model import Endpoint, Run, Server
 from labctl.servers.context import LabContext
 from labctl.state import State
 from labctl.transports import Result
 from labctl.transports.fake import FakeTransport
+from labctl.wire.kept_labs import ImportedLab
 from labctl.wire.runs import RunSpec
 
 HOST = "login.example"

@@ -17,6 +17,7 @@ from lab_world import LAB_ID, Recorded, World, world
 
 from labctl.config import LAB_FILE, ensure_lab_id, set_secret, trust
 from labctl.errors import BusyError, LabError, NotFoundError, PolicyError, TransferError, UsageError
+from labctl.errors.replies import decode_reply
 from labctl.lifecycle import keeper_host, kept_labs, reconcile, recover, restore
 from labctl.lifecycle.down import down
 from labctl.lifecycle.keeper_host import KeeperHost
@@ -26,7 +27,10 @@ from labctl.model import Endpoint, Offer, Run
 from labctl.servers import cost
 from labctl.state import ledgers
 from labctl.stores import write_verified
+from labctl.transports import Result
+from labctl.transports.fake import FakeTransport
 from labctl.wire.codec import encode
+from labctl.wire.kept_labs import IMPORT_LAB, SEND_RUN
 from labctl.wire.mirrors import StoredCode, StoredRunRecord
 from labctl.wire.runs import RunRecord, RunSpec
 
@@ -193,11 +197,53 @@ def test_a_machine_without_labctl_or_with_another_says_how_to_get_it(two: Pair) 
     context = two.lab.context()
     keeper = KeeperHost(context, "alice@login.example:2222")
     with pytest.raises(LabError, match="labctl is not installed on") as caught:
-        keeper._check_reply(97, {}, "")
+        keeper._parse_reply(IMPORT_LAB, 97, b"", "")
     assert caught.value.hint.startswith('ssh -p 2222 alice@login.example "pipx install')
     assert f"=={labctl_version()}" in caught.value.hint
     with pytest.raises(UsageError, match="is an older version, this one is"):
-        keeper._check_reply(2, {}, "Error: There is no command 'keep'.")
+        keeper._parse_reply(IMPORT_LAB, 2, b"", "Error: There is no command 'keep'.")
+
+
+STRANGE_REPLIES = [
+    "", "null", "[]", "{}", "[" * 100_000, '{"error": "no"}',
+    '{"known": null}', '{"known": {"version": 1, "host": "login", "running": true}}',
+    '{"told": [], "taken": {"name": "a", "runs": [1], "running": true}, "files": []}',
+    '{"told": {"lines": [{"ledger": "1", "number": "2", "at": 1, "kind": "gone"}]}}',
+    '{"told": {"runs": [{"id": "a", "lab_id": "b", "server_id": "c", "state": "happy"}]}}',
+    '{"told": {"round": {"at": "now", "state": "well"}}}',
+    '{"files": {"model.pt": ["large", "00"]}}', '{"files": {"model.pt": [1]}}',
+    '{"files": {"model.pt": null}}', '{"dropped": 5}',
+]  # fmt: skip
+
+
+def test_a_reply_of_another_shape_is_an_error_with_what_to_type(
+    two: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = KeeperHost(two.lab.context(), HOST)
+    for reply in STRANGE_REPLIES:
+        transport = FakeTransport().reply("labctl keep", Result(code=0, stdout=f"{reply}\n"))
+        monkeypatch.setattr(KeeperHost, "_transport", transport)
+        for request in (
+            keeper.fetch_inventory,
+            lambda: keeper.add(memoryview(b"")),
+            keeper.fetch_report,
+            lambda: keeper.pull_copy("night", {}, None),
+            keeper.drop,
+        ):
+            with pytest.raises(LabError, match="did not reply as a keeper") as caught:
+                request()
+            assert caught.value.why
+            assert "labctl keep --list" in caught.value.hint
+
+
+def test_a_list_of_files_of_another_shape_is_refused(two: Pair) -> None:
+    two.hand_over()
+    line = f"exec labctl keep --give {NAME} night"
+    for text in ("[]", "5", "{", '{"model.pt": 5}', "[" * 100_000):
+        sent = two.transport().run(line, stdin=text.encode() + b"\n", check=False)
+        assert sent.code == 2
+        with pytest.raises(UsageError, match="not a list of files"):
+            decode_reply(SEND_RUN.reply, sent.stdout)
 
 
 def test_what_was_not_announced_or_leaves_the_directory_is_refused(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ import pytest
 
 from labctl.commands.systemd import keep_unit
 from labctl.config import find_paths, load_lab
-from labctl.errors import ConfigError, LabError, NotFoundError, PolicyError, Problem, UsageError
-from labctl.errors.replies import as_reply, parse_error, parse_reply
+from labctl.errors import UsageError
 from labctl.events import SilentReporter
 from labctl.lifecycle import kept_labs
 from labctl.lifecycle.keeper_host import _format_ssh_destination, _parse_host
@@ -41,42 +40,6 @@ def test_the_unit_is_one_that_systemd_reads(tmp_path: Path) -> None:
             ["systemd-analyze", "--user", "verify", str(unit)], capture_output=True, text=True
         )
         assert "labctl-keep.service:" not in done.stderr, done.stderr
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        LabError("it failed", why="of this", hint="do that"),
-        NotFoundError("nothing there"),
-        PolicyError("no", hint="labctl trust"),
-    ],
-)
-def test_an_error_is_the_same_one_at_the_other_end(error: LabError) -> None:
-    import json
-
-    back = parse_error(parse_reply(json.dumps(as_reply(error))) or {})
-    assert type(back) is type(error)
-    assert back is not None
-    assert (back.what, back.why, back.hint) == (error.what, error.why, error.hint)
-    assert back.exit_code == error.exit_code
-
-
-def test_every_problem_of_a_file_comes_along() -> None:
-    error = ConfigError("lab.yaml has one problem", (Problem("run", 3, "is empty"),))
-    back = parse_error(as_reply(error))
-    assert back is not None
-    assert back.why == "run (line 3): is empty"
-
-
-@pytest.mark.parametrize("body", [{}, {"error": "no"}, {"error": None}])
-def test_what_is_no_error_is_none(body: dict[str, object]) -> None:
-    assert parse_error(body) is None
-
-
-def test_a_strange_kind_is_some_error() -> None:
-    for kind in ("dataclass", "Nonsense", "Problem", "CommandError", None):
-        back = parse_error({"error": {"kind": kind, "what": "it"}})
-        assert type(back) is LabError
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,8 @@ def test_text_that_is_not_json_is_a_message_error(text: str) -> None:
         decode(Route, text)
 
 
-# Messages of a keeper and of a receiver of submissions, which are not agents.
-OTHERS = ("keeper", "receiver")
+# Messages of keepers and of a receiver of submissions, which are not agents.
+OTHERS = ("keeper", "kept_labs", "receiver")
 
 
 def list_verbs() -> list[Verb[Any, Any] | StreamingVerb[Any, Any, Any]]:

@@ -17,7 +17,7 @@ from typing import Callable, NamedTuple
 
 from ...wire.codec import encode, from_json
 from ...wire.mirrors import MIRROR_NOW, PROBE_STORE, MirrorPassReply, MirrorPassRequest
-from ...wire.verbs import ErrorMessage, LabRequest
+from ...wire.verbs import ErrorReply, LabRequest
 from ...wire.watchdog import MirrorStateRecord
 from ..host.paths import labctl_home
 from ..mirror.boto3_python import LACKING, find_python
@@ -168,8 +168,9 @@ class Mirror:
             start = line.find(MARK.encode())
             if start >= 0:
                 body = json.loads(line[start + len(MARK) :])
-                if "error" in body:
-                    raise Failure(*from_json(ErrorMessage, body["error"]))
+                error = from_json(ErrorReply, body).error
+                if error is not None:
+                    raise Failure(*error)
                 return from_json(MirrorPassReply, body)
         return None
 
