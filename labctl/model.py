@@ -6,9 +6,11 @@ Times are Unix seconds (UTC), sizes bytes, prices USD per hour, unless a name sa
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
+
+from labctl.wire.codec import Message, MessageError, from_json, to_json
 
 # Valid names of labs, runs, data sets and services.
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
@@ -24,6 +26,22 @@ RunState = Literal["starting", "running", "exited", "lost", "cancelled"]
 
 class Value(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all values: immutable, compared by content, JSON by msgspec."""
+
+
+ValueType = TypeVar("ValueType", bound=Value)
+
+
+def make_record(kind: type[Message], value: Value) -> Message:
+    """Return the message that has a value's fields, by their names."""
+    return from_json(kind, to_json(msgspec.to_builtins(value)))
+
+
+def parse_record(kind: type[ValueType], record: Message) -> ValueType:
+    """Return the value that a message stands for; MessageError if a field does not allow it."""
+    try:
+        return msgspec.convert(to_json(record), kind)
+    except msgspec.ValidationError as error:
+        raise MessageError(str(error)) from None
 
 
 class GpuNeed(Value, frozen=True):

@@ -23,6 +23,7 @@ from labctl.errors import LabError, UsageError
 from labctl.errors.replies import as_reply
 from labctl.keeper.workers import RecoveryWorkers
 from labctl.lifecycle import kept_labs
+from labctl.model import make_record
 from labctl.state import State
 from labctl.state.ledgers import list_lines
 from labctl.wire.codec import encode, from_json_values
@@ -31,6 +32,7 @@ from labctl.wire.kept_labs import (
     DropKeptLabReply,
     GreetLabKeeperReply,
     ImportLabReply,
+    KeeperReportRecord,
     RecoverRunsReply,
     SendRunReply,
 )
@@ -169,7 +171,7 @@ def _import_lab(context: KeepContext) -> ImportLabReply:
 
 def _describe_lab(context: KeepContext, name: str) -> DescribeKeptLabReply:
     from labctl.keeper.labs import is_running
-    from labctl.lifecycle.keeper_host import KeeperReport, encode_report
+    from labctl.lifecycle.keeper_host import KeeperReport
 
     lab = kept_labs.find_kept_lab(context.paths, name)
     report = KeeperReport(
@@ -178,7 +180,7 @@ def _describe_lab(context: KeepContext, name: str) -> DescribeKeptLabReply:
         round=kept_labs.read_rounds(context.paths).get(lab.name),
         running=is_running(context.paths),
     )
-    return DescribeKeptLabReply(encode_report(report))
+    return DescribeKeptLabReply(make_record(KeeperReportRecord, report))
 
 
 def _send_run_files(context: KeepContext, name: str, run: str) -> None:

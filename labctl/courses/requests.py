@@ -35,11 +35,11 @@ from labctl.courses.seat_operations import SeatMoney
 from labctl.errors import NotFoundError, PolicyError, UsageError
 from labctl.errors.replies import as_reply
 from labctl.errors.unexpected import as_lab_error
-from labctl.model import NAME_PATTERN, Need, Offer, Server, Value
+from labctl.model import NAME_PATTERN, Need, Offer, Server, Value, make_record, parse_record
 from labctl.providers.course import PROVIDER
 from labctl.submissions.receiver import Receiver
 from labctl.submissions.student_requests import parse_student_request
-from labctl.wire.codec import encode, to_json
+from labctl.wire.codec import Message, MessageError, encode
 from labctl.wire.keeper import (
     CREATE_SEAT_SERVER,
     END_SEAT_SERVER,
@@ -67,8 +67,10 @@ from labctl.wire.keeper import (
     ListOffersRequest,
     ListSeatServersReply,
     ListSeatServersRequest,
+    OfferRecord,
     SeatEndRecord,
     SeatGreetingRecord,
+    SeatServerRecord,
 )
 from labctl.wire.verbs import Verb
 
@@ -166,7 +168,7 @@ class RequestHandler:
         try:
             do, request = parse_student_request(line, VERBS, student)
             reply = self._dispatch(self._seat_of(student, do), student, request)
-            return msgspec.json.encode(to_json(reply))
+            return encode(reply).encode()
         except PolicyError as error:
             self._record_refusal(student, error)
             return encode(as_reply(error)).encode()
@@ -195,19 +197,23 @@ class RequestHandler:
         if isinstance(request, GreetKeeperRequest):
             return self._greet(seat, student)
         if isinstance(request, ListOffersRequest):
-            return ListOffersReply(tuple(self._offers(seat, _convert(request.need, Need))))
+            offers = self._offers(seat, _parse(Need, request.need))
+            return ListOffersReply(tuple(make_record(OfferRecord, offer) for offer in offers))
         if isinstance(request, CreateSeatServerRequest):
-            return CreateSeatServerReply(self._create(seat, student, request))
+            server = self._create(seat, student, request)
+            return CreateSeatServerReply(make_record(SeatServerRecord, server))
         if isinstance(request, ListSeatServersRequest):
             desk = self.find_claims(seat)
             desk.check_server()
-            return ListSeatServersReply(tuple(desk.list_views(student)))
+            servers = desk.list_views(student)
+            return ListSeatServersReply(
+                tuple(make_record(SeatServerRecord, server) for server in servers)
+            )
         token = _parse_token(request.id, seat)
         if isinstance(request, FindSeatServerRequest):
             wait_s = min(max(0, request.wait_s), LONGEST_WAIT_S)
-            return FindSeatServerReply(
-                self.find_claims(seat).find(token, student, wait_s) if token else None
-            )
+            found = self.find_claims(seat).find(token, student, wait_s) if token else None
+            return FindSeatServerReply(_describe_server(found))
         if isinstance(request, ExplainSeatEndRequest):
             return ExplainSeatEndReply(self._describe_end(seat) if token else None)
         if isinstance(request, EndSeatServerRequest):
@@ -250,7 +256,7 @@ class RequestHandler:
         if not _ID.fullmatch(lab_id) or not _ID.fullmatch(token):
             raise UsageError("the ids of a lab and an attempt must be hex digits")
         key = " ".join(parse_key(request.public_key))
-        offer = _convert(request.offer, Offer)
+        offer = _parse(Offer, request.offer)
         desk = self.find_claims(seat)
         if token not in [claim.token for claim in desk.claims]:
             self._check_term()
@@ -304,7 +310,7 @@ class RequestHandler:
                 hint="labctl extend 2h",
             )
         self.work.extend(seat, server, seconds, student)
-        return ExtendSeatServerReply(desk.find(token, student))
+        return ExtendSeatServerReply(_describe_server(desk.find(token, student)))
 
     def _begin(self, work: Callable[[], None]) -> None:
         def run() -> None:
@@ -342,9 +348,13 @@ def _parse_token(server_id: str, seat: Seat) -> str:
     return match[2] if match and match[1] == seat.pseudonym else ""
 
 
-def _convert(value: dict[str, object], kind: type[Model]) -> Model:
-    """Convert a description of the student's to a value of labctl.model."""
+def _describe_server(server: Server | None) -> SeatServerRecord | None:
+    return None if server is None else make_record(SeatServerRecord, server)
+
+
+def _parse(kind: type[Model], record: Message) -> Model:
+    """Return the value of labctl.model that a student's record stands for."""
     try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
+        return parse_record(kind, record)
+    except MessageError as error:
         raise UsageError("this is not a valid request", why=str(error)) from None

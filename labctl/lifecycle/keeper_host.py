@@ -16,14 +16,14 @@ from labctl.errors import LabError, UsageError
 from labctl.errors.replies import decode_reply
 from labctl.lifecycle.kept_labs import KeeperCheck, kept_lab_name
 from labctl.lifecycle.lab_archive import labctl_version
-from labctl.model import Endpoint, Run, Value
+from labctl.model import Endpoint, Run, Value, parse_record
 from labctl.runs.saved_copies import pull_from_keeper
 from labctl.servers.context import LabContext
 from labctl.shell import command
 from labctl.state.ledgers import LedgerLine
 from labctl.sync.pull import PulledRun
 from labctl.transports import Transport
-from labctl.wire.codec import Message, MessageError
+from labctl.wire.codec import MessageError
 from labctl.wire.kept_labs import (
     DESCRIBE_KEPT_LAB,
     DROP_KEPT_LAB,
@@ -31,12 +31,8 @@ from labctl.wire.kept_labs import (
     IMPORT_LAB,
     SEND_RUN,
     ImportedLab,
-    KeeperCheckRecord,
     KeeperInfo,
-    KeeperReportRecord,
     KeptLabRequest,
-    KeptRunRecord,
-    LedgerLineRecord,
     SendRunRequest,
 )
 from labctl.wire.verbs import Empty, Reply, Request, Verb
@@ -58,34 +54,6 @@ class KeeperReport(Value, frozen=True):
     runs: tuple[Run, ...] = ()
     round: KeeperCheck | None = None
     running: bool = False
-
-
-def encode_report(report: KeeperReport) -> KeeperReportRecord:
-    check = report.round
-    return KeeperReportRecord(
-        lines=tuple(_make_record(LedgerLineRecord, line) for line in report.lines),
-        runs=tuple(_make_record(KeptRunRecord, run) for run in report.runs),
-        round=None if check is None else _make_record(KeeperCheckRecord, check),
-        running=report.running,
-    )
-
-
-def _make_record(kind: type[Message], value: Value) -> Message:
-    """Return the record that has the value's fields, by their names."""
-    return kind._make(getattr(value, name) for name in kind._fields)
-
-
-def parse_report(record: KeeperReportRecord) -> KeeperReport:
-    """Return the values that the records stand for; MessageError if one is not valid."""
-    try:
-        return KeeperReport(
-            lines=tuple(msgspec.convert(line._asdict(), LedgerLine) for line in record.lines),
-            runs=tuple(msgspec.convert(run._asdict(), Run) for run in record.runs),
-            round=record.round and msgspec.convert(record.round._asdict(), KeeperCheck),
-            running=record.running,
-        )
-    except msgspec.ValidationError as error:
-        raise MessageError(str(error)) from None
 
 
 class KeeperHost:
@@ -143,7 +111,7 @@ class KeeperHost:
         """Fetch what the keeper knows of this lab; NotFoundError if it does not keep the lab."""
         record = self._request(DESCRIBE_KEPT_LAB, KeptLabRequest(self.name)).told
         try:
-            return parse_report(record)
+            return parse_record(KeeperReport, record)
         except MessageError as error:
             raise self._protocol_error(0, str(error)) from None
 

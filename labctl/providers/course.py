@@ -38,6 +38,8 @@ from labctl.model import (
     Resource,
     Server,
     Value,
+    make_record,
+    parse_record,
 )
 from labctl.providers import ProviderContext
 from labctl.text import dollars_text
@@ -59,7 +61,10 @@ from labctl.wire.keeper import (
     GreetKeeperRequest,
     ListOffersRequest,
     ListSeatServersRequest,
+    NeedRecord,
+    OfferRecord,
     SeatGreetingRecord,
+    SeatServerRecord,
 )
 from labctl.wire.line_requests import encode_request
 from labctl.wire.verbs import Reply, Request, Verb
@@ -147,7 +152,7 @@ class CourseProvider:
         return self._request(GREET_KEEPER, GreetKeeperRequest()).hello
 
     def offers(self, need: Need) -> list[Offer]:
-        reply = self._request(LIST_OFFERS, ListOffersRequest(msgspec.to_builtins(need)))
+        reply = self._request(LIST_OFFERS, ListOffersRequest(make_record(NeedRecord, need)))
         return [_parse_offer(offer) for offer in reply.offers]
 
     def create(self, offer: Offer, request: CreateServerRequest) -> Server:
@@ -157,7 +162,7 @@ class CourseProvider:
             lab_id=request.lab_id,
             token=request.token,
             public_key=request.public_key,
-            offer=msgspec.to_builtins(offer),
+            offer=make_record(OfferRecord, offer),
         )
         return _parse_server(self._request(CREATE_SEAT_SERVER, message).server)
 
@@ -248,19 +253,19 @@ class CourseProvider:
             return self._channel
 
 
-def _parse_offer(value: object) -> Offer:
+def _parse_offer(record: OfferRecord) -> Offer:
     try:
-        return msgspec.structs.replace(msgspec.convert(value, Offer), provider=PROVIDER)
-    except msgspec.ValidationError as error:
+        return msgspec.structs.replace(parse_record(Offer, record), provider=PROVIDER)
+    except MessageError as error:
         raise ProviderError(
             "the keeper sent an invalid offer", why=str(error), hint="tell your instructor"
         ) from None
 
 
-def _parse_server(value: object) -> Server:
+def _parse_server(record: SeatServerRecord) -> Server:
     """Validate a server from the keeper: nothing in it may be a command, an option or a path."""
     try:
-        server = msgspec.convert(value, Server)
+        server = parse_record(Server, record)
         ssh.check_id(server.id)
         endpoint = server.endpoint
         if endpoint.host:
@@ -270,7 +275,7 @@ def _parse_server(value: object) -> Server:
             ssh.parse_hops(endpoint.jump)
             for key in filter(None, (endpoint.host_key, endpoint.next_host_key)):
                 parse_host_key(key)
-    except (msgspec.ValidationError, ValueError, UsageError) as error:
+    except (ValueError, UsageError) as error:
         raise ProviderError(
             "the keeper sent an invalid server description",
             why=str(error),

@@ -1,6 +1,6 @@
 """Messages between a student's machine and the keeper of a course, a line of JSON each.
 
-Needs, offers and servers are those of `labctl.model`, whose shape is checked where they are read.
+Records of needs, offers and servers have the fields of `labctl.model`, which describes them.
 A failure is {"error": {kind, what, why, hint}}.
 """
 
@@ -59,12 +59,76 @@ class GreetKeeperReply(NamedTuple):
     version: int = 1
 
 
+class GpuNeedRecord(NamedTuple):
+    kind: str = "auto"
+    count: int = 0  # type: ignore[assignment]  # tuple.count
+    min_memory_bytes: int = 0
+
+
+class NeedRecord(NamedTuple):
+    gpu: GpuNeedRecord = GpuNeedRecord()
+    arch: str = ""
+    work: str = ""
+    spot: str = "prefer"
+    max_price_usd_per_hour: Optional[float] = None
+    budget_usd: Optional[float] = None
+    ttl_s: Optional[int] = None
+    max_ttl_s: Optional[int] = None
+    idle_s: Optional[int] = None
+    deadline: bool = True
+
+
+class OfferRecord(NamedTuple):
+    provider: str
+    type: str
+    region: str = ""
+    zone: str = ""
+    cpus: int = 0
+    memory_bytes: int = 0
+    arch: str = ""
+    gpu_name: str = ""
+    gpu_count: int = 0
+    gpu_memory_bytes: int = 0
+    price_usd_per_hour: float = 0.0
+    spot: bool = False
+    on_demand_usd_per_hour: Optional[float] = None
+    week_low_usd_per_hour: Optional[float] = None
+    week_high_usd_per_hour: Optional[float] = None
+    placement_score: Optional[int] = None
+    priced_at: float = 0.0
+
+
+class EndpointRecord(NamedTuple):
+    host: str
+    port: int = 22
+    user: str = "student"
+    identity: str = ""
+    jump: str = ""
+    proxy_command: str = ""
+    host_key: str = ""
+    next_host_key: str = ""
+
+
+class SeatServerRecord(NamedTuple):
+    id: str
+    provider: str
+    lab: str
+    lab_id: str
+    alias: str
+    endpoint: EndpointRecord
+    offer: OfferRecord
+    created_at: float
+    state: str = "starting"
+    deadline_at: Optional[float] = None
+    account: str = ""
+
+
 class ListOffersRequest(NamedTuple):
-    need: Dict[str, object]
+    need: NeedRecord
 
 
 class ListOffersReply(NamedTuple):
-    offers: Tuple[object, ...]
+    offers: Tuple[OfferRecord, ...]
     version: int = 1
 
 
@@ -75,11 +139,11 @@ class CreateSeatServerRequest(NamedTuple):
     lab_id: str
     token: str
     public_key: str
-    offer: Dict[str, object]
+    offer: OfferRecord
 
 
 class CreateSeatServerReply(NamedTuple):
-    server: object
+    server: SeatServerRecord
     version: int = 1
 
 
@@ -93,7 +157,7 @@ class FindSeatServerRequest(NamedTuple):
 class FindSeatServerReply(NamedTuple):
     """The server, None if the student has no such server."""
 
-    server: object
+    server: Optional[SeatServerRecord]
     version: int = 1
 
 
@@ -102,7 +166,7 @@ class ListSeatServersRequest(NamedTuple):
 
 
 class ListSeatServersReply(NamedTuple):
-    servers: Tuple[object, ...]
+    servers: Tuple[SeatServerRecord, ...]
     version: int = 1
 
 
@@ -139,7 +203,7 @@ class ExtendSeatServerRequest(NamedTuple):
 
 
 class ExtendSeatServerReply(NamedTuple):
-    server: object
+    server: Optional[SeatServerRecord]
     version: int = 1
 
 

@@ -337,6 +337,9 @@ GOOD = {
         json.dumps({**GOOD, "public_key": f"{KEY} x\n{KEY} y"}).encode(),
         json.dumps({**GOOD, "offer": {"type": 5}}).encode(),
         json.dumps({**GOOD, "offer": []}).encode(),
+        b'{"do": "offers", "need": {"spot": "often"}}',
+        b'{"do": "offers", "need": {"gpu": 5}}',
+        b'{"do": "offers", "need": {"gpu": {"count": "1"}}}',
     ],
 )
 def test_a_hostile_request_makes_nothing(

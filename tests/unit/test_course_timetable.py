@@ -211,6 +211,10 @@ def test_nothing_that_a_keeper_says_is_run_or_read_here() -> None:
         {},
         {"server": "x"},
         {"server": {**SERVER, "id": "../../x"}},
+        {"server": {**SERVER, "state": "happy"}},
+        {"server": {**SERVER, "created_at": "now"}},
+        {"server": {**SERVER, "offer": None}},
+        {"server": [SERVER], "error": "no"},
         with_way(host="-oProxyCommand=id"),
         with_way(user="-l root"),
         with_way(port=99999),
@@ -223,7 +227,9 @@ def test_a_hostile_keeper_is_told_as_such(reply: object) -> None:
         provider(reply).find("x")
 
 
-@pytest.mark.parametrize("reply", [{}, {"offers": 5}, {"offers": [{"type": 5}]}])
+@pytest.mark.parametrize(
+    "reply", [{}, {"offers": 5}, {"offers": [{"type": 5}]}, {"offers": [None]}]
+)
 def test_offers_that_are_none_are_the_keepers_error(reply: object) -> None:
     with pytest.raises(ProviderError):
         provider(reply).offers(Need())

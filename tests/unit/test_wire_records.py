@@ -1,0 +1,83 @@
+"""Values of labctl and the records that carry them in messages."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from labctl.lifecycle.keeper_host import KeeperReport
+from labctl.lifecycle.kept_labs import KeeperCheck
+from labctl.model import (
+    Endpoint,
+    GpuNeed,
+    Need,
+    Offer,
+    Run,
+    Server,
+    Value,
+    make_record,
+    parse_record,
+)
+from labctl.state.ledgers import LedgerLine
+from labctl.wire import keeper, kept_labs
+from labctl.wire.codec import MessageError, decode, encode, to_json
+
+PAIRS: list[tuple[Any, type[Value]]] = [
+    (kept_labs.LedgerLineRecord, LedgerLine),
+    (kept_labs.KeptRunRecord, Run),
+    (kept_labs.KeeperCheckRecord, KeeperCheck),
+    (kept_labs.KeeperReportRecord, KeeperReport),
+    (keeper.GpuNeedRecord, GpuNeed),
+    (keeper.NeedRecord, Need),
+    (keeper.OfferRecord, Offer),
+    (keeper.EndpointRecord, Endpoint),
+    (keeper.SeatServerRecord, Server),
+]
+NEED = Need(gpu=GpuNeed(kind="T4", count=1), work="fp16", spot="only", ttl_s=60, budget_usd=1.0)
+SERVER = Server(
+    id="course-1-2",
+    provider="course",
+    lab="digits",
+    lab_id="0f1e2d3c4b5a",
+    alias="digits",
+    endpoint=Endpoint(host="192.0.2.7", port=2222),
+    offer=Offer(provider="course", type="small", gpu_count=1, price_usd_per_hour=0.5, spot=True),
+    created_at=1.0,
+    state="running",
+    deadline_at=9.0,
+)
+
+
+@pytest.mark.parametrize(("record", "value"), PAIRS)
+def test_a_record_has_the_fields_and_the_defaults_of_its_value(
+    record: Any, value: type[Value]
+) -> None:
+    fields = msgspec.structs.fields(value)
+    assert record._fields == tuple(field.name for field in fields)
+    defaults = {
+        field.name: field.default
+        if field.default_factory is msgspec.NODEFAULT
+        else field.default_factory()
+        for field in fields
+        if not field.required
+    }
+    assert to_json(record._field_defaults) == to_json(msgspec.to_builtins(defaults))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [(keeper.NeedRecord, NEED), (keeper.SeatServerRecord, SERVER)]
+)
+def test_a_value_is_sent_as_its_own_json(kind: Any, value: Value) -> None:
+    """Earlier versions of labctl send and read the value itself."""
+    line = encode(make_record(kind, value))
+    assert json.loads(line) == json.loads(msgspec.json.encode(value))
+    assert msgspec.json.decode(line, type=type(value)) == value
+    assert parse_record(type(value), decode(kind, msgspec.json.encode(value))) == value
+
+
+def test_a_value_that_its_type_does_not_allow_is_a_message_error() -> None:
+    with pytest.raises(MessageError, match="state"):
+        parse_record(Server, make_record(keeper.SeatServerRecord, SERVER)._replace(state="happy"))
