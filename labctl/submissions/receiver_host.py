@@ -24,7 +24,7 @@ from labctl.errors import (
     UsageError,
 )
 from labctl.errors.replies import decode_reply
-from labctl.model import Endpoint, Value
+from labctl.model import Endpoint, Value, parse_record
 from labctl.retry import retry_rejected_logins
 from labctl.servers.context import LabContext
 from labctl.servers.host_keys import make_key
@@ -109,7 +109,10 @@ class ReceiverHost:
         """Return the rules as the receiver has them for this student now."""
         request = GreetReceiverRequest(self.rules.name)
         reply = retry_rejected_logins()(self._send_request, GREET_RECEIVER, request)
-        return self._convert(reply.hello, Hello)
+        try:
+            return parse_record(Hello, reply.hello)
+        except MessageError as error:
+            raise self._make_protocol_error(str(error)) from None
 
     def receipts(self) -> list[Signed]:
         """Return the student's own receipts of this assignment."""
@@ -142,6 +145,8 @@ class ReceiverHost:
                     raise self._make_protocol_error("the reply has neither an offset nor a receipt")
                 offset = begun.offset
                 while offset < size:
+                    if offset < 0:
+                        raise self._make_protocol_error("the reply has a negative offset")
                     if offset > furthest:
                         failed, furthest = 0, offset
                     on_bytes(offset)

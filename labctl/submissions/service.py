@@ -21,6 +21,7 @@ import msgspec
 
 from labctl.errors import DiskFullError, LabError, PolicyError, UsageError
 from labctl.errors.replies import as_reply
+from labctl.model import make_record
 from labctl.submissions import REQUEST
 from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Receiver
@@ -42,6 +43,7 @@ from labctl.wire.receiver import (
     ListReceiptsRequest,
     ReadFeedbackReply,
     ReadFeedbackRequest,
+    ReceiverGreetingRecord,
     ReceiverRequest,
     SendPartReply,
     SendPartRequest,
@@ -124,7 +126,8 @@ def _answer_request(
 ) -> NamedTuple:
     name = request.assignment
     if isinstance(request, GreetReceiverRequest):
-        return GreetReceiverReply(receiver.hello(name, student))
+        hello = receiver.hello(name, student)
+        return GreetReceiverReply(make_record(ReceiverGreetingRecord, hello))
     if isinstance(request, ListReceiptsRequest):
         return ListReceiptsReply(tuple(receiver.receipts(name, student)))
     if isinstance(request, ReadFeedbackRequest):

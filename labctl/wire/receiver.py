@@ -1,8 +1,8 @@
 """Messages between a student's machine and the receiver of submissions, a line of JSON each.
 
-Rules, receipts and feedback are values of `labctl.submissions`, which are checked where they are
-read: a receipt is signed as it is. A bundle is named by its SHA-256 in hex and its size in bytes.
-A failure is {"error": {kind, what, why, hint}}.
+Receipts and feedback are documents of `labctl.submissions` with a version of their own. They pass
+through as they were signed or released, and are checked where they are read. A bundle is named by
+its SHA-256 in hex and its size in bytes. A failure is {"error": {kind, what, why, hint}}.
 """
 
 from typing import NamedTuple, Optional, Tuple, Union
@@ -16,8 +16,32 @@ class GreetReceiverRequest(NamedTuple):
     assignment: str
 
 
+class DeadlineRecord(NamedTuple):
+    """What the rules say now; see `labctl.submissions.assignment.DeadlineStatus`."""
+
+    due_at: Optional[int]
+    closes_at: Optional[int]
+    accepted: bool
+    late_s: int = 0
+    penalty: int = 0
+
+
+class ReceiverGreetingRecord(NamedTuple):
+    """The rules for a student; see `labctl.submissions.receiver.Hello`."""
+
+    student: str
+    now: int
+    rules: DeadlineRecord
+    due: str
+    late: int
+    penalty: int
+    max_bytes: int
+    receiver: str
+    number: int
+
+
 class GreetReceiverReply(NamedTuple):
-    hello: object
+    hello: ReceiverGreetingRecord
 
 
 class BeginUploadRequest(NamedTuple):

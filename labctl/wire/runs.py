@@ -197,7 +197,10 @@ class DiskSpace(NamedTuple):
 
 
 class StatusReply(NamedTuple):
-    """`watch` is the watchdog's report, null if no watchdog guards the lab."""
+    """`watch` is the watchdog's report, a WatchRecord, null if no watchdog guards the lab.
+
+    It is checked where it is read, so that a forged report does not hide the runs.
+    """
 
     runs: Tuple[RunRecord, ...]
     disk: DiskSpace

@@ -28,6 +28,7 @@ from submission_bed import (
 )
 
 from labctl.errors import (
+    BusyError,
     DiskFullError,
     LabError,
     NotFoundError,
@@ -536,6 +537,18 @@ def test_the_program_itself_refuses_them(made: tuple[Receiver, Clock]) -> None:
     assert served("labctl-submit", place, "../alice").returncode == 2
 
 
+class FullError(BusyError):
+    """An error that is defined where it is raised."""
+
+
+def test_an_error_is_named_as_the_one_that_a_student_knows() -> None:
+    sink = io.BytesIO()
+    service.refuse(sink, FullError("full", hint="wait"))
+    assert json.loads(sink.getvalue())["error"] == {
+        "kind": "BusyError", "what": "full", "why": "", "hint": "wait",
+    }  # fmt: skip
+
+
 class StrangeReceiver(ReceiverHost):
     """A connection to a receiver that replies whatever it likes."""
 
@@ -548,7 +561,19 @@ class StrangeReceiver(ReceiverHost):
         return SimpleNamespace(stdin=io.BytesIO(), stdout=io.BytesIO(self.line))
 
 
-@pytest.mark.parametrize("reply", [{}, {"hello": 5}, {"receipts": 5}, {"receipts": [{}]}])
+GREETING = {
+    "student": "ada", "now": 5, "rules": {"due_at": None, "closes_at": None, "accepted": True},
+    "due": "", "late": 0, "penalty": 0, "max_bytes": 1, "receiver": "ed25519:00", "number": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {}, {"error": "no"}, {"hello": 5}, {"hello": {**GREETING, "now": "5"}},
+        {"hello": {**GREETING, "rules": None}}, {"receipts": 5}, {"receipts": [{}]},
+    ],
+)  # fmt: skip
 def test_a_reply_of_another_shape_is_the_receivers_error(reply: object) -> None:
     host = StrangeReceiver(reply)
     for request in (host.hello, host.receipts):
@@ -556,7 +581,9 @@ def test_a_reply_of_another_shape_is_the_receivers_error(reply: object) -> None:
             request()
 
 
-@pytest.mark.parametrize("reply", [{}, {"offset": "1"}, {"signed": {}}, {"offset": None}])
+@pytest.mark.parametrize(
+    "reply", [{}, {"offset": "1"}, {"signed": {}}, {"offset": None}, {"offset": -1}]
+)
 def test_an_upload_without_an_offset_or_a_receipt_ends(reply: object) -> None:
     with pytest.raises(LabError, match="does not answer like a receiver"):
         StrangeReceiver(reply).send(io.BytesIO(b"x"), "0" * 64, 1, lambda count: None)

@@ -22,7 +22,9 @@ from labctl.model import (
     parse_record,
 )
 from labctl.state.ledgers import LedgerLine
-from labctl.wire import keeper, kept_labs
+from labctl.submissions.assignment import DeadlineStatus
+from labctl.submissions.receiver import Hello
+from labctl.wire import keeper, kept_labs, receiver
 from labctl.wire.codec import MessageError, decode, encode, to_json
 
 PAIRS: list[tuple[Any, type[Value]]] = [
@@ -35,6 +37,8 @@ PAIRS: list[tuple[Any, type[Value]]] = [
     (keeper.OfferRecord, Offer),
     (keeper.EndpointRecord, Endpoint),
     (keeper.SeatServerRecord, Server),
+    (receiver.DeadlineRecord, DeadlineStatus),
+    (receiver.ReceiverGreetingRecord, Hello),
 ]
 NEED = Need(gpu=GpuNeed(kind="T4", count=1), work="fp16", spot="only", ttl_s=60, budget_usd=1.0)
 SERVER = Server(
@@ -48,6 +52,17 @@ SERVER = Server(
     created_at=1.0,
     state="running",
     deadline_at=9.0,
+)
+HELLO = Hello(
+    student="ada",
+    now=5,
+    rules=DeadlineStatus(due_at=9, closes_at=None, accepted=True),
+    due="1970-01-01T00:00:09Z",
+    late=0,
+    penalty=10,
+    max_bytes=100,
+    receiver="ed25519:00",
+    number=2,
 )
 
 
@@ -68,7 +83,12 @@ def test_a_record_has_the_fields_and_the_defaults_of_its_value(
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"), [(keeper.NeedRecord, NEED), (keeper.SeatServerRecord, SERVER)]
+    ("kind", "value"),
+    [
+        (keeper.NeedRecord, NEED),
+        (keeper.SeatServerRecord, SERVER),
+        (receiver.ReceiverGreetingRecord, HELLO),
+    ],
 )
 def test_a_value_is_sent_as_its_own_json(kind: Any, value: Value) -> None:
     """Earlier versions of labctl send and read the value itself."""
