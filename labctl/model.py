@@ -1,4 +1,6 @@
-"""The frozen values that all layers share. No I/O, no behavior beyond properties.
+"""The frozen values that all layers share, and their records in messages of `labctl.wire`.
+
+No I/O, no behavior beyond properties.
 
 Times are Unix seconds (UTC), sizes bytes, prices USD per hour, unless a name says otherwise.
 """

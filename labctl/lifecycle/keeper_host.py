@@ -161,7 +161,8 @@ class KeeperHost:
             )
         if "no command 'keep'" in stderr.lower() or "no such option" in stderr.lower():
             raise self._version_error("an older version")
-        raise self._protocol_error(code, stderr.strip()[-500:] or problem)
+        # An import reports its progress on stderr, which is not why its reply is wrong.
+        raise self._protocol_error(code, (code and stderr.strip()[-500:]) or problem)
 
     def _protocol_error(self, code: int, why: str) -> LabError:
         return LabError(
