@@ -8,7 +8,6 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from labctl.errors import (
     TransferError,
     UsageError,
 )
-from labctl.errors.subject import Subject
 from labctl.servers.vendored import read_vendored_files
 from labctl.transports import Body, Transport
 from labctl.wire.codec import Message, MessageError, encode, from_json
@@ -47,8 +45,6 @@ sys.stderr.flush()
 os._exit(code)
 """
 NOT_INSTALLED = 97
-# Stands in the agent's hints before a command that runs on the server.
-SSH = "labctl ssh -- "
 KEPT = "transferred data is kept and reused"
 # A shell's exit codes above this mean a signal.
 SIGNALLED = 128
@@ -312,20 +308,8 @@ def require_success(
         return reply
     failure = convert_reply(ErrorMessage, error)
     kind = KINDS.get(failure.kind, LabError)
-    raise kind(failure.what, why=failure.why, hint=partial(_render_agent_hint, failure.hint))
-
-
-def _render_agent_hint(hint: str, subject: Subject) -> str:
-    """Return what to type for the subject.
-
-    The agent knows labs only, so its replies carry the commands and the file of a lab. This is the
-    only place that reads them; errors of this machine render their hints themselves.
-    """
-    if subject.kind == "lab":
-        return hint
-    advice, ssh, line = hint.partition(SSH)
-    if ssh:
-        return advice + subject.ssh(line)
-    if hint.startswith("labctl up"):
-        return subject.up
-    return hint.replace("lab.yaml", subject.config_file)
+    raise kind(
+        failure.what,
+        why=failure.why,
+        hint=lambda subject: subject.render(failure.hint_parts, failure.hint),
+    )

@@ -25,7 +25,6 @@ from labctl.courses.servers import bring_up_servers
 from labctl.courses.status import read_status
 from labctl.courses.teardown import end_of_term, end_seats
 from labctl.errors import (
-    EngineError,
     InterruptError,
     NotFoundError,
     PolicyError,
@@ -36,7 +35,6 @@ from labctl.errors.subject import Subject
 from labctl.events import Event
 from labctl.model import Check, Endpoint, Resource, Run
 from labctl.servers import guard
-from labctl.servers.agent import require_success
 from labctl.servers.context import LabContext
 from labctl.servers.kept_disks import SAVED
 from labctl.transports.failures import make_refused_error
@@ -708,28 +706,6 @@ def test_what_is_to_be_typed_for_a_seat_of_before_never_means_the_teams(ml: Clas
     assert len(ml.cloud.machines) == 3
     with pytest.raises(NotFoundError):
         ml.staff().folder.choose_seats(["former:bob"])
-
-
-@pytest.mark.parametrize(
-    ("hint", "typed"),
-    [
-        (
-            "labctl ssh -- systemctl status docker",
-            "labctl course ssh alice -- systemctl status docker",
-        ),
-        ("labctl up", "labctl course up --only alice"),
-        ("add it in lab.yaml", "add it in course.yaml"),
-        ("labctl doctor", "labctl doctor"),
-    ],
-)
-def test_a_next_step_on_a_server_is_the_courses(hint: str, typed: str) -> None:
-    """There is no lab.yaml where staff works."""
-    reply = {"error": {"kind": "engine", "what": "no Docker", "why": "", "hint": hint}}
-    with pytest.raises(EngineError) as caught:
-        require_success("inspect", reply, 1, "")
-    assert caught.value.hint == hint
-    caught.value.subject = Subject("seat", "alice")
-    assert caught.value.hint == typed
 
 
 def test_what_a_seat_is_told_is_the_courses(ml: Class, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
@@ -9,6 +10,9 @@ from unittest.mock import Mock
 import pytest
 from botocore.exceptions import ClientError
 
+from labctl.agent.files.curl import RESUME
+from labctl.agent.mirror.store import ADD_STORE
+from labctl.agent.reply import Failure, encode_line, parse_reply
 from labctl.commands import ansible
 from labctl.errors import LabError
 from labctl.errors.subject import Subject
@@ -21,7 +25,10 @@ from labctl.servers import prepare
 from labctl.servers.agent import require_success
 from labctl.servers.connections import Connections
 from labctl.sync.push import _Push, push_tree
+from labctl.wire.codec import encode
 from labctl.wire.files import PlanReply
+from labctl.wire.mirrors import PROBE_STORE
+from labctl.wire.verbs import STATUS_COMMAND, ErrorMessage, ErrorReply, Hint, HintPart
 
 ALICE = Subject("seat", "alice")
 FULL = PlanReply(("a",), (), 0, (), (), (), short_bytes=1, free_bytes=0, staging="/s")
@@ -50,9 +57,14 @@ def failed_write() -> LabError:
     return push._disk_error()
 
 
-def agent_hint(hint: str) -> LabError:
-    reply = {"error": {"kind": "link", "what": "no address", "why": "", "hint": hint}}
+def sent(error: ErrorMessage) -> LabError:
+    """The error that labctl raises for a message of the agent."""
+    reply = json.loads(encode(ErrorReply(error)))
     return caught(lambda: require_success("fetch", reply, 1, ""))
+
+
+def agent_error(hint: Hint) -> LabError:
+    return sent(Failure("link", "no address", "", hint).report)
 
 
 def taken_alias() -> LabError:
@@ -78,10 +90,46 @@ ERRORS: dict[str, tuple[Callable[[], LabError], str, str]] = {
         "labctl course ssh alice -- df -h, then labctl course up --only alice  "
         "(transferred data is kept and reused)",
     ),
-    "agent": (
-        lambda: agent_hint("check the address; labctl ssh -- getent hosts x.org"),
+    "agent, ssh": (
+        lambda: agent_error(("check the address; ", HintPart("ssh", "getent hosts x.org"))),
         "check the address; labctl ssh -- getent hosts x.org",
         "check the address; labctl course ssh alice -- getent hosts x.org",
+    ),
+    "agent, up": (
+        lambda: agent_error(HintPart("up", "--ttl 8h   # or --idle 30m, --budget 5")),
+        "labctl up --ttl 8h   # or --idle 30m, --budget 5",
+        "labctl course up --only alice",
+    ),
+    "agent, no store": (
+        lambda: agent_error(ADD_STORE),
+        "add store: to lab.yaml, then labctl up",
+        "add store: to course.yaml, then labctl course up --only alice",
+    ),
+    "agent, push": (
+        lambda: agent_error(RESUME),
+        "labctl push  (resumes where it stopped)",
+        "labctl course up --only alice  (resumes where it stopped)",
+    ),
+    "agent, no run": (
+        lambda: agent_error(STATUS_COMMAND),
+        "labctl status",
+        "labctl course status --only alice --refresh",
+    ),
+    "agent, the same for all": (
+        lambda: agent_error("labctl doctor"),
+        "labctl doctor",
+        "labctl doctor",
+    ),
+    # Its text is for a lab; nothing here guesses what it would be for a seat.
+    "agent before hints had parts": (
+        lambda: sent(ErrorMessage("link", "no address", "", "labctl up")),
+        "labctl up",
+        "labctl up",
+    ),
+    "later agent": (
+        lambda: sent(ErrorMessage("link", "no", "", "labctl boost", (HintPart("boost"),))),
+        "labctl boost",
+        "labctl boost",
     ),
     "AWS, no offer": (
         lambda: caught(lambda: fit.offers(NEED, [], fit.AwsConditions())),
@@ -126,3 +174,24 @@ def test_a_playbook_that_fails_names_the_seat_and_not_its_pseudonym(
         prepare.run_playbook(host, tmp_path, SilentReporter(), server_name="alice")
     with pytest.raises(LabError, match="could not prepare ml-8a41"):
         prepare.run_playbook(host, tmp_path, SilentReporter())
+
+
+def test_a_labctl_of_before_gets_the_hint_as_text() -> None:
+    """It reads these keys, and ignores the others."""
+    body = json.loads(encode(Failure("missing", "no store", "", ADD_STORE).report))
+    assert body["hint"] == "add store: to lab.yaml, then labctl up"
+    assert {key: body[key] for key in ("kind", "what", "why")} == {
+        "kind": "missing",
+        "what": "no store",
+        "why": "",
+    }
+
+
+def test_a_failure_keeps_its_hint_through_another_process_of_the_agent() -> None:
+    """As root, in a Python with boto3, or in the mirror."""
+    line = encode_line(ErrorReply(Failure("missing", "no store", "", ADD_STORE).report)).decode()
+    with pytest.raises(Failure) as raised:
+        parse_reply(PROBE_STORE, line, "")
+    error = sent(raised.value.report)
+    error.subject = ALICE
+    assert error.hint == "add store: to course.yaml, then labctl course up --only alice"

@@ -17,6 +17,7 @@ from typing import Any, Callable, Iterator
 from urllib.parse import quote
 
 from ...wire.codec import Message, MessageError, decode, from_json, to_json
+from ...wire.verbs import SHOW_DOCKER
 from ..reply import Failure
 from .docker import ATTEMPTS_S, run_docker
 from .engine_objects import (
@@ -343,7 +344,7 @@ def _silent(path: str, error: OSError) -> Failure:
         "engine",
         "the Docker Engine on the server does not answer",
         f"{path}: {error.strerror}",
-        "labctl ssh -- systemctl status docker",
+        SHOW_DOCKER,
     )
 
 

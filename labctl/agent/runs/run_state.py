@@ -20,6 +20,7 @@ from ...wire.runs import (
     StatusReply,
     StatusRequest,
 )
+from ...wire.verbs import STATUS_COMMAND
 from ..broker.detection import LEASE
 from ..host.docker import run_docker
 from ..host.engine import inspect_container, inspect_containers
@@ -60,7 +61,7 @@ def require_run_directory(lab: str, lab_id: str, run: str) -> Path:
     directory = run_dir(lab_dir(lab, lab_id), run)
     if not directory.is_dir():
         what = f"run {run} does not exist on this server"
-        raise Failure("missing", what, "", "labctl status")
+        raise Failure("missing", what, "", STATUS_COMMAND)
     return directory
 
 

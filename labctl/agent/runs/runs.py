@@ -26,7 +26,7 @@ from ...wire.runs import (
     StartRunReply,
     StartRunRequest,
 )
-from ...wire.verbs import LabRequest
+from ...wire.verbs import SHOW_DISK, LabRequest
 from ..broker.detection import TAKEN
 from ..host import engine
 from ..host.background import build_scope_words
@@ -208,7 +208,7 @@ def _describe_refusal(spec: RunSpec, message: str) -> Failure:
         what = "Docker on the server cannot give the run access to a GPU"
         return Failure("gpu", what, why, "labctl doctor")
     if "no space left on device" in why:
-        return Failure("disk", "the server's disk is full", why, "labctl ssh -- df -h")
+        return Failure("disk", "the server's disk is full", why, SHOW_DISK)
     return Failure("docker", f"the container of run {spec.id} did not start", why)
 
 
@@ -231,7 +231,7 @@ def _snapshot(code: Path, target: Path) -> None:
             "disk" if full else "docker",
             "the server's disk is full" if full else "could not copy the code for the run",
             complaint[-500:],
-            "labctl ssh -- df -h",
+            SHOW_DISK,
         )
     names = sorted(str(p.relative_to(partial)) for p in partial.rglob("*") if p.is_file())
     write_json(target.parent / ".labctl" / "code.json", names)
