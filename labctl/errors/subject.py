@@ -60,7 +60,12 @@ class Subject:
 
     @property
     def status(self) -> str:
-        """The command that asks the servers for their state now."""
+        """The command that shows the server and its runs; a course asks the servers themselves."""
+        return "labctl status" if self.kind == "lab" else self.refresh
+
+    @property
+    def refresh(self) -> str:
+        """The command that asks the provider and the servers for their state."""
         return f"{self._command('status')} --refresh"
 
     def render(self, parts: Sequence[HintPart], otherwise: str) -> str:

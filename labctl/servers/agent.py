@@ -23,6 +23,7 @@ from labctl.errors import (
     TransferError,
     UsageError,
 )
+from labctl.errors.subject import Hint, Subject
 from labctl.servers.vendored import read_vendored_files
 from labctl.transports import Body, Transport
 from labctl.wire.codec import Message, MessageError, encode, from_json
@@ -59,23 +60,27 @@ KINDS: dict[str, type[LabError]] = {
 
 
 @contextlib.contextmanager
-def add_resume_hint(hint: str) -> Iterator[None]:
+def add_resume_hint(hint: Hint) -> Iterator[None]:
     """Add `hint`, the command that resumes the transfer, to an error of the link or the agent."""
+
+    def render(subject: Subject) -> str:
+        return f"{hint if isinstance(hint, str) else hint(subject)}  ({KEPT})"
+
     try:
         yield
     except LinkLostError as error:
-        raise LinkLostError(error.what, why=error.why, hint=f"{hint}  ({KEPT})") from error
+        raise LinkLostError(error.what, why=error.why, hint=render) from error
     except TransferError as error:
         if error.hint:
             raise
-        raise TransferError(error.what, why=error.why, hint=f"{hint}  ({KEPT})") from error
+        raise TransferError(error.what, why=error.why, hint=render) from error
     except CommandError as error:
         if error.code <= SIGNALLED:
             raise
         raise TransferError(
             "the labctl agent on the server was killed",
             why=f"signal {error.code - SIGNALLED}; {error.stderr.strip()[-300:]}".rstrip("; "),
-            hint=f"{hint}  ({KEPT})",
+            hint=render,
         ) from error
 
 

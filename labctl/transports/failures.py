@@ -106,7 +106,7 @@ def make_link_lost_error(endpoint: Endpoint, why: str) -> LinkLostError:
     return LinkLostError(
         f"the connection to {endpoint_text(endpoint)} was lost",
         why=why or "it was closed before the command's exit code arrived",
-        hint="labctl status",
+        hint=lambda subject: subject.status,
     )
 
 
@@ -114,7 +114,7 @@ def make_timeout_error(endpoint: Endpoint) -> BusyError:
     return BusyError(
         f"{endpoint_text(endpoint)} did not finish a command in time",
         why="labctl stopped waiting; the command may still be running there",
-        hint="labctl status",
+        hint=lambda subject: subject.status,
     )
 
 

@@ -10,21 +10,26 @@ from unittest.mock import Mock
 import pytest
 from botocore.exceptions import ClientError
 
+from labctl import state
 from labctl.agent.files.curl import RESUME
 from labctl.agent.mirror.store import ADD_STORE
 from labctl.agent.reply import Failure, encode_line, parse_reply
 from labctl.commands import ansible
-from labctl.errors import LabError
-from labctl.errors.subject import Subject
+from labctl.errors import LabError, LinkLostError, assign_subject
+from labctl.errors.subject import COURSE, Subject
 from labctl.events import SilentReporter
-from labctl.model import Endpoint, GpuNeed, Need, Offer, Server
-from labctl.providers.aws import fit
+from labctl.model import GIB, Endpoint, GpuNeed, Need, Offer, Server
+from labctl.providers import local
+from labctl.providers.aws import fit, instances
 from labctl.providers.aws.launch import make_launch_error
+from labctl.providers.aws.quotas import find_quota
 from labctl.providers.local import LocalProvider
 from labctl.servers import prepare
 from labctl.servers.agent import require_success
 from labctl.servers.connections import Connections
 from labctl.sync.push import _Push, push_tree
+from labctl.transports.bounded_output import MOST_BYTES, BoundedOutput
+from labctl.transports.failures import make_link_lost_error, make_timeout_error
 from labctl.wire.codec import encode
 from labctl.wire.files import PlanReply
 from labctl.wire.mirrors import PROBE_STORE
@@ -32,6 +37,8 @@ from labctl.wire.verbs import STATUS_COMMAND, ErrorMessage, ErrorReply, Hint, Hi
 
 ALICE = Subject("seat", "alice")
 FULL = PlanReply(("a",), (), 0, (), (), (), short_bytes=1, free_bytes=0, staging="/s")
+QUOTA = find_quota("g5.xlarge", True).link("")
+NO_CONTAINERS = Mock(containers=Mock(list=Mock(return_value=[])))
 NEED = Need(gpu=GpuNeed(kind="any", count=1))
 
 
@@ -76,6 +83,29 @@ def taken_alias() -> LabError:
         offer=Offer(provider="aws", type="small"),
     )  # fmt: skip
     return caught(lambda: connections.write(server))
+
+
+def lost() -> LinkLostError:
+    return make_link_lost_error(Endpoint(host="192.0.2.1"), "")
+
+
+def cut_push() -> LabError:
+    remote = Mock(call=Mock(side_effect=lost()))
+    return caught(lambda: push_tree(remote, "digits", "1", "code", Path("/"), [], SilentReporter()))
+
+
+def unconfirmed_push() -> LabError:
+    push = object.__new__(_Push)
+    push.request, push.root = Mock(target="code"), Path("/")
+    push.reporter = Mock(confirm=Mock(return_value=False))
+    large = Mock(size=2 * GIB)
+    return caught(lambda: push._require_consent([large], 0))
+
+
+def endless_output() -> LabError:
+    output = BoundedOutput(Endpoint(host="192.0.2.1"))
+    output._size = MOST_BYTES
+    return caught(lambda: output.out(b"more"))
 
 
 ERRORS: dict[str, tuple[Callable[[], LabError], str, str]] = {
@@ -148,6 +178,50 @@ ERRORS: dict[str, tuple[Callable[[], LabError], str, str]] = {
         "labctl up --gpu auto, or --provider static with this machine as a host",
         "change `gpu:` under `server:` in course.yaml",
     ),
+    "AWS, quota": (
+        lambda: make_launch_error(
+            aws("MaxSpotInstanceCountExceeded"), Offer(provider="aws", type="g5.xlarge", spot=True)
+        ),
+        f"ask for more at {QUOTA}   # or: labctl up --spot never",
+        f"ask for more at {QUOTA}   # or: spot: never under server: in course.yaml",
+    ),
+    "AWS, gone": (
+        lambda: caught(lambda: instances.require_instance(Mock(), "no-id")),
+        "labctl status --refresh",
+        "labctl course status --only alice --refresh",
+    ),
+    "local, gone": (
+        lambda: caught(lambda: local._get_container(NO_CONTAINERS, "no-id")),
+        "labctl status",
+        "labctl course status --only alice --refresh",
+    ),
+    "lost link": (lost, "labctl status", "labctl course status --only alice --refresh"),
+    "slow command": (
+        lambda: make_timeout_error(Endpoint(host="192.0.2.1")),
+        "labctl status",
+        "labctl course status --only alice --refresh",
+    ),
+    "cut push": (
+        cut_push,
+        "labctl push  (transferred data is kept and reused)",
+        "labctl course up --only alice  (transferred data is kept and reused)",
+    ),
+    "large push": (
+        unconfirmed_push,
+        "labctl push --yes, or exclude files in .labignore",
+        "labctl course up --only alice --yes, or exclude files in .labignore",
+    ),
+    "unreadable record": (
+        lambda: caught(lambda: state._decode("{", Server)),
+        "labctl status --refresh",
+        "labctl course status --only alice --refresh",
+    ),
+    "endless output": (
+        endless_output,
+        "write the output to a file on the server, then: labctl pull",
+        "write the output to a file on the server; labctl course down --only alice downloads the "
+        "files of runs",
+    ),
     "alias": (
         taken_alias,
         "give the lab another name: `lab:` in lab.yaml",
@@ -195,3 +269,12 @@ def test_a_failure_keeps_its_hint_through_another_process_of_the_agent() -> None
     error = sent(raised.value.report)
     error.subject = ALICE
     assert error.hint == "add store: to course.yaml, then labctl course up --only alice"
+
+
+def test_the_subject_nearest_to_an_error_counts() -> None:
+    with pytest.raises(LinkLostError) as raised, assign_subject(COURSE), assign_subject(ALICE):
+        raise lost()
+    assert raised.value.hint == "labctl course status --only alice --refresh"
+    with pytest.raises(LinkLostError) as raised, assign_subject(COURSE):
+        raise lost()
+    assert raised.value.hint == "labctl course status --refresh"
