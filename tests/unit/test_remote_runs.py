@@ -171,8 +171,8 @@ def test_the_passwd_of_an_image_gets_our_user_and_is_made_once(
 class Containers:
     """What an engine says while one container is made and started; `refusal` at its start."""
 
-    def __init__(self, refusal: str = "", *, taken: bool = False) -> None:
-        self.refusal = refusal
+    def __init__(self, refusal: str = "", *, taken: bool = False, is_limit: bool = False) -> None:
+        self.refusal = {"message": refusal, **({"labctl_limit": True} if is_limit else {})}
         self.taken = taken
         self.deeds: list[str] = []
 
@@ -186,7 +186,7 @@ class Containers:
             said = 'The container name "/x" is already in use by container "7"'
             return (409, {"message": said}) if self.taken else (201, {"Id": "7"})
         if deed.endswith("/start"):
-            return (500, {"message": self.refusal}) if self.refusal else (204, b"")
+            return (500, self.refusal) if self.refusal["message"] else (204, b"")
         return (204, b"") if method == "DELETE" else None
 
 
@@ -225,6 +225,19 @@ def test_a_start_that_the_engine_refuses_leaves_nothing(
     assert (caught.value.report.kind, caught.value.report.why) == (kind, refusal)
     assert calls.deeds[-1] == "DELETE containers/digits-night-1?force=1"
     assert not (root / "runs" / "night").exists()
+
+
+@pytest.mark.parametrize("is_limit", [True, False])
+def test_only_a_limit_of_the_broker_is_waited_for(
+    root: Path, engine: EngineSocket, is_limit: bool
+) -> None:
+    """Its response says so itself, whatever its text."""
+    why = "no GPU is free" if is_limit else "shared server: no GPU is free"
+    engine.answers = Containers(why, is_limit=is_limit)
+    with pytest.raises(Failure) as caught:
+        runs.start(StartRunRequest(SPEC))
+    report = caught.value.report
+    assert (report.kind, report.why) == ("policy" if is_limit else "docker", why)
 
 
 def test_a_container_of_that_name_is_left_alone(root: Path, engine: EngineSocket) -> None:
