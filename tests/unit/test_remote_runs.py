@@ -42,6 +42,7 @@ from labctl.wire.runs import (
     CancelRunRequest,
     ExitRecord,
     ResumeRunRequest,
+    RunRecord,
     RunSpec,
     StartRunReply,
     StartRunRequest,
@@ -366,6 +367,23 @@ def test_every_ending_is_told(code: int, written: Any, cancelled: bool, told: st
     assert ending == told
 
 
+@pytest.mark.parametrize(
+    ("oom_kills", "code", "limit"), [(1, 137, 2 * GIB), (1, 0, None), (0, 137, None)]
+)
+def test_a_record_has_the_limit_at_which_its_run_was_killed(
+    root: Path, oom_kills: int, code: int, limit: int | None
+) -> None:
+    record = run_state._describe_exit(
+        root,
+        SPEC._replace(memory_bytes=2 * GIB),
+        ExitRecord(code, 1.0, oom_kills=oom_kills),
+        False,
+        False,
+        RunRecord("night", "running"),
+    )
+    assert record.oom_limit_bytes == limit
+
+
 def test_out_of_memory_without_a_limit_is_the_servers() -> None:
     assert run_state.describe_exit(137, oom_kills=1).endswith("killed at the server's memory")
 
@@ -434,6 +452,7 @@ def test_endings_that_the_container_could_not_write(
     found = run_state.inspect_run(run_dir, seen)
     assert (found.state, found.exit_code) == expected[:2]
     assert expected[2] in found.told
+    assert (found.oom_limit_bytes is not None) == (expected[2] == "out of memory")
     assert (
         run_state.inspect_run(run_dir, state("running"))
         == found

@@ -199,6 +199,7 @@ def _determine_state(
         exit_code=code,
         ended_at=_parse_docker_time(status.FinishedAt),
         told=summary,
+        oom_limit_bytes=spec.memory_bytes if status.OOMKilled else None,
     )
 
 
@@ -244,7 +245,10 @@ def _describe_exit(
         cancelled=cancelled,
     )
     return ended._replace(
-        state="cancelled" if cancelled else "exited", exit_code=code, told=summary
+        state="cancelled" if cancelled else "exited",
+        exit_code=code,
+        told=summary,
+        oom_limit_bytes=spec.memory_bytes if exit_record.oom_kills > 0 and code != 0 else None,
     )
 
 
