@@ -9,6 +9,7 @@ import re
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 # Valid names of labs, runs, data sets and services.
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
@@ -258,8 +259,8 @@ class Run(Value, frozen=True):
     reboot), or what is wrong while it runs. `gpu_lost_at` is when its container was first seen
     without access to its GPUs, in Unix seconds by the server's clock.
     `stopped_by` names the limit that ended a "lost" run: "ttl", "budget" or "GPU lease"; else "".
-    `oom_limit_bytes` is the memory limit at which it was killed: 0 for the server's own memory,
-    None if it was not, and in records of earlier versions.
+    `oom_limit_bytes` is the memory limit at which it was killed: 0 for the server's own memory. It
+    is missing in JSON if the run was not, and in records of earlier versions.
     `image_id` is the image that it actually ran in, `image_digest` that image's name in its
     registry; "" for an image that was built on the server.
     """
@@ -283,7 +284,7 @@ class Run(Value, frozen=True):
     image_id: str = ""
     image_digest: str = ""
     gpu_lost_at: float | None = None
-    oom_limit_bytes: int | None = None
+    oom_limit_bytes: int | UnsetType = UNSET
 
     @property
     def has_ended(self) -> bool:

@@ -86,8 +86,10 @@ def _find_exceeded_limit(run: Run) -> int | None:
 
     None if it was not. Records of earlier versions have no field for it: only their text says it.
     """
-    if run.oom_limit_bytes is not None or not run.told.startswith("out of memory"):
+    if isinstance(run.oom_limit_bytes, int):
         return run.oom_limit_bytes
+    if not run.told.startswith("out of memory"):
+        return None
     match = re.search(r"its limit of ([\d.]+) GiB", run.told)
     return round(float(match[1]) * GIB) if match else 0
 
