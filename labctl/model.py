@@ -20,6 +20,7 @@ Spot = Literal["never", "prefer", "only"]
 Work = Literal["", "fp32", "fp16", "bandwidth"]
 # "ending": labctl has requested termination, and the provider has not confirmed it yet.
 ServerState = Literal["starting", "running", "stopped", "ending", "terminated"]
+DockerFault = Literal["", "missing", "denied", "silent"]
 RunState = Literal["starting", "running", "exited", "lost", "cancelled"]
 
 
@@ -225,7 +226,10 @@ class Check(Value, frozen=True):
 
 
 class ServerFacts(Value, frozen=True):
-    """The properties of a server, found by one probe in one round trip."""
+    """The properties of a server, found by one probe in one round trip.
+
+    `docker_fault` is why Docker cannot be used, and `docker_error` the same in words.
+    """
 
     os: str = ""
     arch: str = ""
@@ -240,6 +244,7 @@ class ServerFacts(Value, frozen=True):
     python: str = ""
     tmux: str = ""
     docker: str = ""
+    docker_fault: DockerFault = ""
     docker_error: str = ""
     sudo: bool = False
     gpus: tuple[Gpu, ...] = ()
