@@ -127,7 +127,8 @@ def make_command_error(endpoint: Endpoint, line: str, code: int, stderr: str) ->
     )
 
 
-# (kind of error, regular expression) for the messages of OpenSSH; the first match decides.
+# (kind of error, regular expression) for the messages of OpenSSH, which exits with 255 for every
+# error of its own; the first match decides.
 _PATTERNS: tuple[tuple[str, str], ...] = (
     ("key", r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key verification failed"),
     ("no key", r"No \S+ host key is known for|authenticity of host"),

@@ -31,6 +31,7 @@ def run_docker(*args: str, check: bool = True, stdin: str = "") -> CompletedProc
         except FileNotFoundError:
             what = "Docker is not installed on the server"
             raise Failure("engine", what, hint="labctl doctor") from None
+        # The docker command exits with 1 for every error.
         is_unreachable = (
             done.returncode != 0 and "Cannot connect to the Docker daemon" in done.stderr
         )
