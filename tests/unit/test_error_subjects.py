@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 from botocore.exceptions import ClientError
@@ -16,17 +16,19 @@ from labctl.agent.mirror.store import ADD_STORE
 from labctl.agent.reply import Failure, encode_line, parse_reply
 from labctl.commands import ansible
 from labctl.errors import LabError, LinkLostError, assign_subject
-from labctl.errors.subject import COURSE, Subject
+from labctl.errors.subject import COURSE, LAB, Subject
 from labctl.events import SilentReporter
-from labctl.model import GIB, Endpoint, GpuNeed, Need, Offer, Server
+from labctl.lifecycle import disk_restore
+from labctl.model import GIB, Endpoint, GpuNeed, Need, Offer, Resource, Server
 from labctl.providers import local
 from labctl.providers.aws import fit, instances
 from labctl.providers.aws.launch import make_launch_error
 from labctl.providers.aws.quotas import find_quota
 from labctl.providers.local import LocalProvider
-from labctl.servers import prepare
+from labctl.servers import deadlines, prepare
 from labctl.servers.agent import require_success
 from labctl.servers.connections import Connections
+from labctl.stores import lab_store
 from labctl.sync.push import _Push, push_tree
 from labctl.transports.bounded_output import MOST_BYTES, BoundedOutput
 from labctl.transports.failures import make_link_lost_error, make_timeout_error
@@ -278,3 +280,36 @@ def test_the_subject_nearest_to_an_error_counts() -> None:
     with pytest.raises(LinkLostError) as raised, assign_subject(COURSE):
         raise lost()
     assert raised.value.hint == "labctl course status --refresh"
+
+
+def restored_note(context: Mock) -> str:
+    reply = Mock(runs=("night",), edits=(), files=3, _fields=())
+    context.open_agent.return_value.call.return_value = reply
+    disk = Resource(provider="aws", kind="volume", id="vol-1")
+    with patch.multiple(disk_restore, runs=Mock(), to_json=Mock(return_value={})):
+        disk_restore._copy_disk(context, Mock(), Mock(), disk)
+    return str(context.reporter.emit.call_args.args[0].text)
+
+
+def unmirrored_note(context: Mock) -> str:
+    lab_store._warn(context, "no key")
+    return str(context.reporter.emit.call_args.args[0].text)
+
+
+def early_timer_note(context: Mock) -> str:
+    return deadlines._describe_timer_failure(context, 1.0, 2.0, LabError("no"))
+
+
+@pytest.mark.parametrize(
+    ("make", "lab", "seat"),
+    [
+        (early_timer_note, "; next: labctl up", "; next: labctl course up --only alice"),
+        (unmirrored_note, ": no key; use labctl pull --follow", ": no key"),
+        (restored_note, "1 run with 3 files; next: labctl pull", "1 run with 3 files"),
+    ],
+)
+def test_a_note_names_no_command_of_a_lab_to_a_course(
+    make: Callable[[Mock], str], lab: str, seat: str
+) -> None:
+    assert make(Mock(subject=LAB)).endswith(lab)
+    assert make(Mock(subject=ALICE)).endswith(seat)
