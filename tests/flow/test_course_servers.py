@@ -35,7 +35,7 @@ from labctl.errors import (
     ProviderError,
     UsageError,
 )
-from labctl.errors.subject import Subject
+from labctl.errors.subject import COURSE, Subject
 from labctl.events import Event
 from labctl.model import Check, Endpoint, Need, Offer, Resource, Run
 from labctl.providers.aws.errors import translate_client_error
@@ -773,6 +773,7 @@ def test_checks_and_plans_name_the_commands_of_the_course(
 
     monkeypatch.setattr(ml.cloud, "offers", offers)
     assert compute_plan(ml.staff()).problem_next == "labctl course up"
+    assert ml.staff().course()._build_provider_context().subject == COURSE
     found = {one.name: one for one in check_course(ml.staff(), ml.folder.list_seats())}
     assert found["offers"].next == "labctl course up"
     refused = make_refused_error(LOST, "")

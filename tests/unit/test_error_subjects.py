@@ -20,8 +20,8 @@ from labctl.errors.subject import COURSE, LAB, Subject
 from labctl.events import SilentReporter
 from labctl.lifecycle import disk_restore
 from labctl.model import GIB, Endpoint, GpuNeed, Need, Offer, Resource, Server
-from labctl.providers import local
-from labctl.providers.aws import fit, instances
+from labctl.providers import local, static
+from labctl.providers.aws import AwsProvider, fit, instances
 from labctl.providers.aws.launch import make_launch_error
 from labctl.providers.aws.quotas import find_quota
 from labctl.providers.local import LocalProvider
@@ -31,7 +31,7 @@ from labctl.servers.connections import Connections
 from labctl.stores import lab_store
 from labctl.sync.push import _Push, push_tree
 from labctl.transports.bounded_output import MOST_BYTES, BoundedOutput
-from labctl.transports.failures import make_link_lost_error, make_timeout_error
+from labctl.transports.failures import make_link_lost_error, make_refused_error, make_timeout_error
 from labctl.wire.codec import encode
 from labctl.wire.files import PlanReply
 from labctl.wire.mirrors import PROBE_STORE
@@ -271,6 +271,18 @@ def test_a_failure_keeps_its_hint_through_another_process_of_the_agent() -> None
     error = sent(raised.value.report)
     error.subject = ALICE
     assert error.hint == "add store: to course.yaml, then labctl course up --only alice"
+
+
+def test_checks_of_providers_name_the_commands_of_the_course() -> None:
+    refused = make_refused_error(Endpoint(host="192.0.2.1"), "")
+    machine = Mock()
+    machine.name = "gpu1"
+    check = static._check(machine, refused, COURSE)
+    assert check.next.startswith("labctl course up   # finds")
+    provider = Mock(context=Mock(subject=COURSE))
+    provider.offers = lambda need: fit.offers(need, [], fit.AwsConditions())
+    no_offer = caught(lambda: AwsProvider._list_offers(provider, NEED))
+    assert no_offer.hint == "labctl course up"
 
 
 def test_the_subject_nearest_to_an_error_counts() -> None:
