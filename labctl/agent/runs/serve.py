@@ -75,6 +75,7 @@ def lock_down(config: NewHostConfig) -> NewHostConfig:
 def explain_failure(code: int | None, output: str) -> Failure:
     """Explain from its exit code and output why a model server ended."""
     if code == REFUSED:
+        # The container's log is all that is left of it; this begins its last message.
         why = output.rpartition("refused: ")[2]
         return Failure(
             "policy", "the model server refused the model", why, "labctl serve --checkpoint NAME"
