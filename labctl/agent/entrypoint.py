@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, BinaryIO
 
 from ..wire.codec import MessageError, decode
-from ..wire.verbs import ErrorReply
+from ..wire.verbs import SHOW_DISK, ErrorReply
 from .broker.detection import BROKER, is_brokered
 from .host.paths import labctl_home
 from .reply import Failure, send_closing_reply, send_reply
@@ -145,7 +145,7 @@ def main() -> int:
         what = (
             "the server's disk is full" if kind == "disk" else "the server could not write a file"
         )
-        refusal = Failure(kind, what, str(error), "labctl ssh -- df -h")
+        refusal = Failure(kind, what, str(error), SHOW_DISK)
         send_closing_reply(ErrorReply(refusal.report))
         return 1
     return 0

@@ -121,7 +121,10 @@ def _draw_unready(servers: list[Server]) -> None:
 
 
 def _draw_failures(outcomes: list[SeatOutcome] | list[SeatEnding]) -> None:
-    """Print failures on standard error; seats with the same failure share one entry."""
+    """Print failures on standard error; seats with the same failure share one entry.
+
+    Texts that differ only in the seat's name are the same failure. This only shortens the output.
+    """
     seats_by_failure: dict[tuple[str, ...], list[str]] = {}
     for outcome in outcomes:
         if outcome.error:

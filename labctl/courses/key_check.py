@@ -20,6 +20,7 @@ from labctl.servers.fan_out import LOGINS_AT_ONCE
 
 ALIAS = "labctl-keeper"
 TIMEOUT_S = 30.0
+# parts of ssh's messages: its exit code is 255 for every error
 ACCEPTED_LINE, REFUSED_LINE = "Server accepts key", "Permission denied"
 
 

@@ -17,6 +17,7 @@ from labctl.courses.records.plan_changes import KeyChange, Planned
 from labctl.courses.servers import ENDED, CourseOperator
 from labctl.errors import LabError
 from labctl.errors.replies import describe_error
+from labctl.errors.subject import COURSE
 from labctl.model import Offer, Value
 from labctl.providers import QuotaRoom, QuotaSource
 from labctl.text import duration_text, price_text
@@ -110,6 +111,7 @@ def compute_plan(
     try:
         return _add_prices(staff, unpriced, seats, at)
     except LabError as error:
+        error.subject = COURSE
         problem = describe_error(error)
         return msgspec.structs.replace(unpriced, problem=problem, problem_next=error.hint)
 

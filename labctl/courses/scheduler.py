@@ -17,7 +17,8 @@ from labctl.courses.requests import RequestHandler
 from labctl.courses.seat_reporter import SeatNews
 from labctl.courses.servers import CourseOperator
 from labctl.courses.tasks import CourseTasks
-from labctl.errors import NotFoundError
+from labctl.errors import NotFoundError, assign_subject
+from labctl.errors.subject import COURSE
 from labctl.events import AGREE_TO_ALL, Event, Note, PolicyReporter
 from labctl.keeper.scheduler import Report, Scheduler, Task
 
@@ -70,7 +71,8 @@ class CourseScheduler:
         self.scheduler = Scheduler(self._report, at_once=len(work))
         self.stop = self.scheduler.stop
         for name, run in work.items():
-            self.scheduler.add(Task(name, run, EVERY_S[name], LONGEST_PAUSE_S))
+            task = assign_subject(COURSE)(run)
+            self.scheduler.add(Task(name, task, EVERY_S[name], LONGEST_PAUSE_S))
 
     def restore(self) -> None:
         """Restore the ledger and resume unfinished seats. Call it before answering any student."""

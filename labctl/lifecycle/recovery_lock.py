@@ -142,7 +142,7 @@ def _lock_machine(context: LabContext, run_id: str, wait: bool) -> Iterator[None
         try:
             held.enter_context(context.state.lock(name, f"recover {run_id}", wait_s=wait_s))
         except BusyError as error:
-            raise RecoveryLockedError(error.what, why=error.why, hint=error.hint) from error
+            raise RecoveryLockedError(error.what, why=error.why, hint=error.next_step) from error
         yield
 
 

@@ -164,6 +164,7 @@ class Forwarding:
         """Return the error for an ssh process that has ended."""
         stderr = ssh.read_stderr()
         self._drop()
+        # ssh exits with 255 for every error.
         if "cannot listen to port" in stderr or "Address already in use" in stderr:
             return _PortTakenError(
                 f"local port {self.local_port} is in use",

@@ -218,8 +218,9 @@ def _refusal_error(ticket: Ticket, status: int, body: bytes) -> LabError:
     message = _error_text(body)
     if status >= 500:
         return BusyError(f"the bucket answered {status}", why=message, hint="labctl submit")
-    if "EntityTooLarge" in message:
+    if b"<Code>EntityTooLarge</Code>" in body:
         return PolicyError("the bundle is larger than the bucket accepts", why=message)
+    # For a form that has expired, S3 has the code of every denied access: only its message says it.
     if "expired" in message.lower():
         return _expired_error(ticket)
     if status in (401, 403):

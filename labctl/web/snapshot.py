@@ -208,7 +208,7 @@ class SnapshotTaker:
             deadline_at = round(report.at + watch.ttl_left_s, -1)
         gauge = self._gauges().get(key)
         if gauge is None and report and server.state == "running":
-            gauge = load_from_watchdog(offer, watch.busy or (), report.at)
+            gauge = load_from_watchdog(offer, watch.gpu_percent, report.at)
         count = f"{offer.gpu_count} × " if offer.gpu_count > 1 else ""
         return ServerView(
             id=server.id,

@@ -193,7 +193,8 @@ class WatchRecord(NamedTuple):
     Clocks that do not run have None left. `ends_by` is the limit that ends the server first,
     `ends_in_s` when the wind-down for it begins. `busy` says why the server is not idle, `cannot`
     what could not be saved at its end (None: not known yet). `timer` is whether the timer of the
-    first boot runs.
+    first boot runs. `gpu_percent` is the use of all GPUs together, 100 for each that is fully used;
+    None if it is not known.
     """
 
     alive: bool = False
@@ -214,6 +215,7 @@ class WatchRecord(NamedTuple):
     idle_total_s: float = 0.0
     spent_usd: float = 0.0
     busy: Tuple[str, ...] = ()
+    gpu_percent: Optional[float] = None
     timer: bool = False
     cannot: Optional[Tuple[str, ...]] = None
     unsaved: UnsavedCountRecord = UnsavedCountRecord()

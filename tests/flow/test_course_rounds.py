@@ -19,8 +19,9 @@ from labctl.courses.records.ledger import CourseLedgerEntry
 from labctl.courses.requests import RequestHandler
 from labctl.courses.scheduler import ConsentingReporter, CourseScheduler
 from labctl.courses.tasks import GRACE_S, CourseTasks
-from labctl.model import Resource
+from labctl.model import Endpoint, Resource
 from labctl.servers import guard
+from labctl.transports.failures import make_refused_error
 from labctl.wire.watchdog import WatchRecord
 
 CLASS = datetime(2026, 11, 23, 10, 0, tzinfo=UTC).timestamp()  # a Monday
@@ -113,6 +114,21 @@ def test_a_deed_that_nobody_expected_to_fail_comes_again(
     assert any(name == "alice" and "Traceback" in text for name, text in kept.told)
     kept.round()
     assert kept.course.cloud.machines == {}
+
+
+def test_what_a_task_fails_with_names_the_command_of_the_course(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def servers() -> None:
+        raise make_refused_error(Endpoint(host="192.0.2.1"), "")
+
+    vigil = CourseScheduler(kept.rounds.staff, kept.desk, kept.keys, tell=kept._tell)
+    vigil.scheduler.tasks = {"sweep": vigil.scheduler.tasks["sweep"]}
+    monkeypatch.setattr(kept.course.cloud, "servers", servers)
+    for thread in vigil.scheduler.start_due_tasks():
+        thread.join(120)
+    (told,) = [text for _, text in kept.told if text.startswith("sweep: ")]
+    assert "; next: labctl course up   # finds" in told
 
 
 def test_each_warning_comes_once_and_anew_for_another_budget(kept: Kept) -> None:

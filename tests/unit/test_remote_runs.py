@@ -42,6 +42,7 @@ from labctl.wire.runs import (
     CancelRunRequest,
     ExitRecord,
     ResumeRunRequest,
+    RunRecord,
     RunSpec,
     StartRunReply,
     StartRunRequest,
@@ -171,8 +172,8 @@ def test_the_passwd_of_an_image_gets_our_user_and_is_made_once(
 class Containers:
     """What an engine says while one container is made and started; `refusal` at its start."""
 
-    def __init__(self, refusal: str = "", *, taken: bool = False) -> None:
-        self.refusal = refusal
+    def __init__(self, refusal: str = "", *, taken: bool = False, is_limit: bool = False) -> None:
+        self.refusal = {"message": refusal, **({"labctl_limit": True} if is_limit else {})}
         self.taken = taken
         self.deeds: list[str] = []
 
@@ -186,7 +187,7 @@ class Containers:
             said = 'The container name "/x" is already in use by container "7"'
             return (409, {"message": said}) if self.taken else (201, {"Id": "7"})
         if deed.endswith("/start"):
-            return (500, {"message": self.refusal}) if self.refusal else (204, b"")
+            return (500, self.refusal) if self.refusal["message"] else (204, b"")
         return (204, b"") if method == "DELETE" else None
 
 
@@ -225,6 +226,19 @@ def test_a_start_that_the_engine_refuses_leaves_nothing(
     assert (caught.value.report.kind, caught.value.report.why) == (kind, refusal)
     assert calls.deeds[-1] == "DELETE containers/digits-night-1?force=1"
     assert not (root / "runs" / "night").exists()
+
+
+@pytest.mark.parametrize("is_limit", [True, False])
+def test_only_a_limit_of_the_broker_is_waited_for(
+    root: Path, engine: EngineSocket, is_limit: bool
+) -> None:
+    """Its response says so itself, whatever its text."""
+    why = "no GPU is free" if is_limit else "shared server: no GPU is free"
+    engine.answers = Containers(why, is_limit=is_limit)
+    with pytest.raises(Failure) as caught:
+        runs.start(StartRunRequest(SPEC))
+    report = caught.value.report
+    assert (report.kind, report.why) == ("policy" if is_limit else "docker", why)
 
 
 def test_a_container_of_that_name_is_left_alone(root: Path, engine: EngineSocket) -> None:
@@ -353,6 +367,23 @@ def test_every_ending_is_told(code: int, written: Any, cancelled: bool, told: st
     assert ending == told
 
 
+@pytest.mark.parametrize(
+    ("oom_kills", "code", "limit"), [(1, 137, 2 * GIB), (1, 0, None), (0, 137, None)]
+)
+def test_a_record_has_the_limit_at_which_its_run_was_killed(
+    root: Path, oom_kills: int, code: int, limit: int | None
+) -> None:
+    record = run_state._describe_exit(
+        root,
+        SPEC._replace(memory_bytes=2 * GIB),
+        ExitRecord(code, 1.0, oom_kills=oom_kills),
+        False,
+        False,
+        RunRecord("night", "running"),
+    )
+    assert record.oom_limit_bytes == limit
+
+
 def test_out_of_memory_without_a_limit_is_the_servers() -> None:
     assert run_state.describe_exit(137, oom_kills=1).endswith("killed at the server's memory")
 
@@ -421,6 +452,7 @@ def test_endings_that_the_container_could_not_write(
     found = run_state.inspect_run(run_dir, seen)
     assert (found.state, found.exit_code) == expected[:2]
     assert expected[2] in found.told
+    assert (found.oom_limit_bytes is not None) == (expected[2] == "out of memory")
     assert (
         run_state.inspect_run(run_dir, state("running"))
         == found

@@ -18,6 +18,7 @@ from ...wire.files import (
     SkippedFile,
 )
 from ...wire.mirrors import StoredFile
+from ...wire.verbs import STATUS_COMMAND
 from ..host.paths import HASHES, compute_age_s, hash_file, lab_dir, resolve_inside, run_dir
 from ..reply import Failure
 from ..runs.records import read_final_record
@@ -54,7 +55,7 @@ def manifest(request: ManifestRequest) -> ManifestReply:
     for directory in directories:
         if not directory.is_dir():
             what = f"run {directory.name} does not exist on this server"
-            raise Failure("missing", what, "", "labctl status")
+            raise Failure("missing", what, "", STATUS_COMMAND)
     ended = {d.name: bool(read_final_record(d)) for d in directories}
     writing = _OpenFiles()
     scans = {d.name: _RunScan(d, request, ended[d.name], writing).manifest() for d in directories}

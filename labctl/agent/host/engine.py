@@ -17,6 +17,8 @@ from typing import Any, Callable, Iterator
 from urllib.parse import quote
 
 from ...wire.codec import Message, MessageError, decode, from_json, to_json
+from ...wire.verbs import SHOW_DOCKER
+from ..broker.detection import LIMIT_KEY
 from ..reply import Failure
 from .docker import ATTEMPTS_S, run_docker
 from .engine_objects import (
@@ -40,12 +42,16 @@ _CHUNK = 256 * 1024
 
 
 class EngineRequestError(Failure):
-    """An error response of the engine. `status` is the HTTP status, 0 if no response came."""
+    """An error response of the engine. `status` is the HTTP status, 0 if no response came.
 
-    def __init__(self, status: int, message: str) -> None:
+    `is_limit` is whether a shared server's broker refused because of its limits.
+    """
+
+    def __init__(self, status: int, message: str, is_limit: bool = False) -> None:
         super().__init__("docker", "the Docker Engine on the server refused the request", message)
         self.status = status
         self.message = message
+        self.is_limit = is_limit
 
 
 def inspect_image(reference: str) -> Image | None:
@@ -101,6 +107,7 @@ def create_container(name: str, body: NewContainer) -> bool:
     try:
         call("POST", f"/containers/create?name={name}", body)
     except EngineRequestError as refused:
+        # Docker's API answers 409 for other conflicts too, and tells them apart by their text only.
         if refused.status == 409 and "is already in use" in refused.message:
             return False
         raise
@@ -156,11 +163,13 @@ def call(method: str, path: str, body: object = None, timeout_s: float = ANSWER_
 
 
 def _parse_refusal(status: int, content: bytes) -> EngineRequestError:
+    is_limit = False
     try:
-        message = str(json.loads(content)["message"])
-    except (ValueError, KeyError, TypeError):
+        body = json.loads(content)
+        message, is_limit = str(body["message"]), body.get(LIMIT_KEY) is True
+    except (ValueError, KeyError, TypeError, AttributeError):
         message = content.decode(errors="replace")
-    return EngineRequestError(status, message.strip() or f"HTTP status {status}")
+    return EngineRequestError(status, message.strip() or f"HTTP status {status}", is_limit)
 
 
 @lru_cache(maxsize=None)
@@ -343,7 +352,7 @@ def _silent(path: str, error: OSError) -> Failure:
         "engine",
         "the Docker Engine on the server does not answer",
         f"{path}: {error.strerror}",
-        "labctl ssh -- systemctl status docker",
+        SHOW_DOCKER,
     )
 
 

@@ -25,7 +25,7 @@ from ...wire.services import (
     StopServiceReply,
     StopServiceRequest,
 )
-from ...wire.verbs import LabRequest
+from ...wire.verbs import CONFIG_FILE, LabRequest
 from ..broker.detection import is_brokered
 from ..host import engine
 from ..host.docker import run_docker
@@ -197,7 +197,7 @@ def _get_port(request: ServiceRequest) -> int:
     port = request.port or (known.port if known else 0)
     if not 0 < port < 65536:
         message = f"the service {request.name} needs a port"
-        hint = "add it in lab.yaml: services: {NAME: {port: 8000}}"
+        hint = ("add it in ", CONFIG_FILE, ": services: {NAME: {port: 8000}}")
         raise Failure("usage", message, "", hint)
     return port
 
@@ -209,7 +209,7 @@ def _build_argv(request: ServiceRequest) -> list[str]:
     preset = KNOWN.get(request.name)
     if preset is None:
         message = f"the service {request.name} has no command"
-        raise Failure("usage", message, "", "add a command for it in lab.yaml")
+        raise Failure("usage", message, "", ("add a command for it in ", CONFIG_FILE))
     return ["/bin/sh", "-c", preset.script, request.name, str(_get_port(request))]
 
 

@@ -48,6 +48,12 @@ class ActivitySnapshot(NamedTuple):
         return [sign.said for sign in self.signs if sign.age_s <= 0]
 
     @property
+    def gpu_percent(self) -> float | None:
+        """The use of all GPUs together, 100 for each that is fully used; None if it is unknown."""
+        percents = [sign.gpu_percent for sign in self.signs if sign.gpu_percent is not None]
+        return sum(percents) if len(percents) == len(self.signs) else None
+
+    @property
     def runs(self) -> frozenset[str]:
         """The ids of the runs that are running."""
         return frozenset(sign.run for sign in self.signs if sign.run)
@@ -181,14 +187,16 @@ def read_gpu_signs() -> list[ActivitySign]:
         if not percent.strip().replace(".", "").isdigit():
             return _gpu_processes(words)  # a partitioned GPU reports no utilization
         if float(percent) > GPU_PERCENT:
-            signs.append(ActivitySign(f"GPU {index.strip()} is at {percent.strip()} %"))
+            text = f"GPU {index.strip()} is at {percent.strip()} %"
+            signs.append(ActivitySign(text, gpu_percent=float(percent)))
     return signs
 
 
 def _gpu_processes(words: list[str]) -> list[ActivitySign]:
     done = _run_query([*words, "--query-compute-apps=pid"])
     _require_success(done)
-    return [ActivitySign(f"process {pid} uses a GPU") for pid in done.stdout.split()]
+    pids = done.stdout.split()
+    return [ActivitySign(f"process {pid} uses a GPU", gpu_percent=None) for pid in pids]
 
 
 def _run_query(words: list[str]) -> subprocess.CompletedProcess[str]:

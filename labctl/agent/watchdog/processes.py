@@ -29,11 +29,15 @@ TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 class ActivitySign(NamedTuple):
-    """A sentence, and how many seconds ago it was true (0: now). `run` is a running run's id."""
+    """A sentence, and how many seconds ago it was true (0: now). `run` is a running run's id.
+
+    `gpu_percent` is how much of one GPU is used, None for a use that cannot be measured.
+    """
 
     said: str
     age_s: float = 0.0
     run: str = ""
+    gpu_percent: float | None = 0.0
 
 
 class ProcessStat(NamedTuple):

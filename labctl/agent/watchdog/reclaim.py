@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ...wire.codec import to_json
-from ...wire.verbs import Empty
+from ...wire.verbs import UP_COMMAND, Empty
 from ...wire.watchdog import (
     RECLAIM_NOTICE,
     ClientNoticeRecord,
@@ -243,7 +243,7 @@ def notice(request: ReclaimNoticeRequest) -> Empty:
     directory = find_directory(request.lab_id)
     if directory is None or not Lock(directory).holder():
         what = "no watchdog is running on this server to receive a reclaim notice"
-        raise Failure("missing", what, "", "labctl up")
+        raise Failure("missing", what, "", UP_COMMAND)
     if directory == ROOT_DIR and os.geteuid() != 0:
         return call_as_root(RECLAIM_NOTICE, request)
     given = ClientNoticeRecord(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ...wire.files import EDITS, MANIFEST, ManifestRequest, PulledRequest
 from ...wire.mirrors import StoredFile
 from ...wire.runs import STATUS, StatusRequest
-from ...wire.verbs import Empty, LabRequest, Reply, Request, Verb
+from ...wire.verbs import STATUS_COMMAND, Empty, LabRequest, Reply, Request, Verb
 from ..files.records import merge_hashes, merge_records, read_hashes, read_records
 from ..host.paths import lab_dir, labctl_home, run_dir
 from ..program import PROGRAM, call_program
@@ -55,7 +55,7 @@ def pulled(request: PulledRequest) -> Empty:
         meta = run_dir(root, run) / ".labctl"
         if not meta.is_dir():
             what = f"run {run} does not exist on this server"
-            raise Failure("missing", what, "", "labctl status")
+            raise Failure("missing", what, "", STATUS_COMMAND)
         records = {file.path: StoredFile(file.size, file.sha256) for file in files}
         merge_records(StoredFile, meta / "pulled.json", records)
     if request.edits:

@@ -393,6 +393,7 @@ class Watchdog:
             busy=tuple(
                 f"{s.said}, {span_text(s.age_s)} ago" if s.age_s else s.said for s in recent
             ),
+            gpu_percent=look.gpu_percent if look else None,
             timer=is_armed(),
             cannot=None if self.cannot is None else tuple(self.cannot),
             unsaved=UnsavedCountRecord(*self.unsaved),

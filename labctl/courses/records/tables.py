@@ -198,6 +198,7 @@ def _read_rows(
                 return rows
     except csv.Error as error:
         message = str(error)
+        # csv has one class for all its errors.
         message = "a quotation mark is not closed" if "unexpected end" in message else message
         problems.append(Problem("", line, message))
     return rows

@@ -246,7 +246,8 @@ def _get_container(docker: DockerClient, server_id: str) -> Container:
     container = find_labeled(docker, SERVER_LABEL, server_id)
     if container is None:
         raise ProviderError(
-            f"this machine has no container of the server {server_id!r}", hint="labctl status"
+            f"this machine has no container of the server {server_id!r}",
+            hint=lambda subject: subject.status,
         )
     return container
 

@@ -82,6 +82,7 @@ async def _read_files(request: Request, settings: ServeSettings) -> list[bytes]:
     try:
         form = await request.form(max_files=most, max_fields=most)
     except HTTPException as error:
+        # Starlette raises status 400 for every invalid form.
         reason = "too_many" if "Too many" in str(error.detail) else "bad_form"
         status = 413 if reason == "too_many" else 400
         raise RefusedError(status, reason, f"invalid form: {error.detail}") from None
