@@ -207,7 +207,7 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
     from labctl.runs import runs
 
     lab = open_lab(ctx)
-    server = _server_with_logs(lab, run)
+    server = _find_server_for_logs(lab, run)
     run_id = runs.find_run(lab.context, run).id
     if server is None:
         from labctl.lifecycle.reconcile import read_saved_log
@@ -225,7 +225,7 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
         click.echo(f"run {shown.id}: {clean(shown.told)}", err=True)
 
 
-def _server_with_logs(lab: Lab, run: str) -> Server | None:
+def _find_server_for_logs(lab: Lab, run: str) -> Server | None:
     """Return the lab's server; None if it has ended and the run's log was saved or pulled."""
     if lab.keeper:
         from labctl.lifecycle.reconcile import reconcile

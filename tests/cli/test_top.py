@@ -11,7 +11,7 @@ from rich.console import Console
 
 from labctl.cli.top_history import BARS, KEPT, PLAIN_BARS, History, draw_sparkline
 from labctl.cli.top_screen import About, draw_server
-from labctl.insight.top import GpuMetrics, OnGpu, ProcessNow, RunNow, ServerMetrics
+from labctl.insight.top import GpuMetrics, GpuUse, ProcessNow, RunNow, ServerMetrics
 from labctl.model import Endpoint, Offer, Server
 
 GIB = 1024**3
@@ -72,7 +72,7 @@ PROCESS = ProcessNow(
     lab_id=OURS,
     cpu_cores=2.9,
     memory_bytes=2 * GIB,
-    gpus=(OnGpu(uuid="GPU-0", memory_bytes=14 * GIB),),
+    gpus=(GpuUse(uuid="GPU-0", memory_bytes=14 * GIB),),
 )
 NOW = ServerMetrics(
     at=1_763_700_000.0,

@@ -85,7 +85,7 @@ def test_the_throw_away_key_asks_and_does_nothing_else(bed: CourseBed, tmp_path:
                 with pytest.raises(PolicyError, match="must not send"):
                     do()
             provider.close()
-        assert desk.list_claims() == []
+        assert desk.list_seat_servers() == []
     # A check that was killed leaves a line, which the end of the course takes away.
     leaving = bed.keys.admit_check(make_key(tmp_path / "other"))
     leaving.__enter__()

@@ -124,7 +124,7 @@ def test_what_nobody_expected_is_logged_told_and_stops_nothing(work: Pretended) 
     assert desk.wait(120)
     assert work.server is not None
     work.error = None
-    desk.find_claims(work.folder.find_seat("alice")).resume()
+    desk.get_seat_server(work.folder.find_seat("alice")).resume()
     assert desk.wait(120)
     assert work.server is None
 
@@ -143,7 +143,7 @@ def test_a_disk_that_is_full_leaves_no_seat_busy(
         patch.setattr("labctl.courses.claims.write_private", full)
         work.gate.set()
         assert desk.wait(120), "whoever waits for this seat would wait for ever"
-    desk.find_claims(work.folder.find_seat("alice")).resume()
+    desk.get_seat_server(work.folder.find_seat("alice")).resume()
     assert found(desk, "alice", made)["state"] == "running"
 
 
@@ -159,7 +159,7 @@ def test_a_log_that_cannot_be_written_leaves_no_seat_busy(
     made = create(desk, "alice")
     assert desk.wait(60)
     work.error = None
-    desk.find_claims(work.folder.find_seat("alice")).resume()
+    desk.get_seat_server(work.folder.find_seat("alice")).resume()
     assert found(desk, "alice", made)["state"] == "running"
 
 
@@ -205,7 +205,7 @@ def test_what_could_not_be_ended_stays_ending_and_is_tried_again(
     assert found(desk, "alice", made)["state"] == "ending"
     assert kind(create(desk, "alice", OTHER)) == "BusyError"
     work.error = None
-    for seat in desk.list_claims():
+    for seat in desk.list_seat_servers():
         seat.resume()
     assert found(desk, "alice", made) is None
 
@@ -218,7 +218,7 @@ def test_a_new_keeper_goes_on_where_the_old_one_was(work: Pretended) -> None:
     assert len(begun) == 1  # and nothing of it was done
     desk = RequestHandler(work.folder, work)
     assert asked(desk, "alice", "find", id=made["server"]["id"], wait_s=0)["server"] is not None
-    for seat in desk.list_claims():
+    for seat in desk.list_seat_servers():
         seat.resume()
     assert found(desk, "alice", made)["state"] == "running"
     again = RequestHandler(work.folder, work)
@@ -229,9 +229,9 @@ def test_a_new_keeper_goes_on_where_the_old_one_was(work: Pretended) -> None:
 def test_a_server_that_went_by_itself_is_nobodys(desk: RequestHandler, work: Pretended) -> None:
     made = create(desk, "alice")
     found(desk, "alice", made)
-    server = desk.find_claims(work.folder.find_seat("alice")).server
+    server = desk.get_seat_server(work.folder.find_seat("alice")).server
     assert server is not None
-    desk.find_claims(work.folder.find_seat("alice")).update_server(server, None)
+    desk.get_seat_server(work.folder.find_seat("alice")).update_server(server, None)
     assert found(desk, "alice", made) is None
     assert found(desk, "alice", create(desk, "alice", OTHER))["state"] == "running"
 
@@ -345,7 +345,7 @@ def test_a_hostile_request_makes_nothing(
     assert kind(json.loads(desk.answer("alice", line))) in ("UsageError", "PolicyError")
     assert desk.wait(120)
     assert work.calls == []
-    assert desk.list_claims() == []
+    assert desk.list_seat_servers() == []
 
 
 @pytest.mark.parametrize(

@@ -211,9 +211,9 @@ def test_a_keeper_that_ends_while_it_makes_a_server_goes_on_with_that_one(
             create(desk, "alice")
     desk = RequestHandler(course.folder, work_of(course))
     desk._begin = lambda deed: deed()
-    for seat in desk.list_claims():
+    for seat in desk.list_seat_servers():
         seat.resume()
-    (server,) = desk.find_claims(course.folder.find_seat("alice")).list_views("alice")
+    (server,) = desk.get_seat_server(course.folder.find_seat("alice")).list_views("alice")
     assert (server.state, len(cloud.machines)) == ("running", 1)
     assert list(cloud.deadlines) == list(cloud.machines)
     assert "labctl-student" in (course.world.machine.home / ".ssh/authorized_keys").read_text()

@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from labctl.courses.context import sum_staff_extensions_s
 from labctl.courses.metering import ServerSnapshot, draft_lines, read_servers
 from labctl.courses.records.folder import Seat
-from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry, merge_costs
+from labctl.courses.records.ledger_entries import (
+    CourseLedgerDraft,
+    CourseLedgerEntry,
+    merge_cost_entries,
+)
 from labctl.courses.records.spending import spent_usd
 from labctl.model import Endpoint, Offer, Server, ServerState
 
@@ -156,6 +160,6 @@ def test_a_server_without_an_account_gets_it_at_the_next_look() -> None:
     entries = looked([], HOUR, server())
     entries = looked(entries, HOUR + 1, msgspec.structs.replace(server(), account="111"))
     assert read_servers(entries)["i-1"].account == "111"
-    both = merge_costs(*(one for one in entries if one.kind == "cost"))
+    both = merge_cost_entries(*(one for one in entries if one.kind == "cost"))
     assert both is not None
     assert read_servers([entries[0], both])["i-1"].account == "111"

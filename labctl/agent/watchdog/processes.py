@@ -39,7 +39,7 @@ class ActivitySign(NamedTuple):
 class ProcessStat(NamedTuple):
     pid: int
     name: str
-    started: int
+    start_ticks: int
     cpu_s: float
 
 
@@ -89,7 +89,7 @@ class ProcessActivity:
         before_moved, self.moved = self.moved, {}
         signs = []
         for process in _list_processes():
-            key = (process.pid, process.started)
+            key = (process.pid, process.start_ticks)
             self.cpu_s[key] = process.cpu_s
             if process.name in TRANSFERS:
                 sign = self._transfer(process, key, before_moved, span, is_first)
