@@ -10,7 +10,7 @@ from labctl.cli.course import open_course
 from labctl.cli.course_keeper import AUTHORIZED_KEYS
 from labctl.cli.course_options import make_staff, only_options, select_seats
 from labctl.cli.options import json_option, stop_drawing, yes_option
-from labctl.cli.screen import draw_checks, print_json
+from labctl.cli.screen import print_checks, print_json
 from labctl.text import dollars_text
 
 
@@ -52,7 +52,7 @@ def check_command(
     if json_:
         print_json({"checks": checks})
     else:
-        draw_checks(checks)
+        print_checks(checks)
     ctx.exit(0 if all(check.ok for check in checks) else 1)
 
 
