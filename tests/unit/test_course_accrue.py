@@ -1,4 +1,4 @@
-"""What a look at a provider adds to a course's ledger."""
+"""What a snapshot of a provider adds to a course's ledger."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def written(
 def looked(
     entries: Sequence[CourseLedgerEntry], at: float, *servers: Server, **more: object
 ) -> list[CourseLedgerEntry]:
-    look = ServerSnapshot(at=at, servers=servers, idle_s=more.get("idle_s", {}))  # type: ignore[arg-type]
-    return written(draft_lines(entries, [SEAT], look), at, entries)
+    snapshot = ServerSnapshot(at=at, servers=servers, idle_s=more.get("idle_s", {}))  # type: ignore[arg-type]
+    return written(draft_lines(entries, [SEAT], snapshot), at, entries)
 
 
 def kinds(entries: Sequence[CourseLedgerEntry]) -> list[str]:
@@ -138,9 +138,11 @@ def test_what_staff_gave_counts_for_the_present_server_alone() -> None:
 def seen_in(
     account: str, *entries: CourseLedgerEntry, confirmed: Sequence[str] = ()
 ) -> list[CourseLedgerEntry]:
-    """A look with the credentials of an account, which shows nothing."""
-    look = ServerSnapshot(at=2 * HOUR, servers=(), account=account, confirmed=frozenset(confirmed))
-    return written(draft_lines(entries, [SEAT], look), 2 * HOUR, entries)
+    """A snapshot with the credentials of an account, which shows nothing."""
+    snapshot = ServerSnapshot(
+        at=2 * HOUR, servers=(), account=account, confirmed=frozenset(confirmed)
+    )
+    return written(draft_lines(entries, [SEAT], snapshot), 2 * HOUR, entries)
 
 
 def test_a_server_ends_unseen_only_in_its_own_account() -> None:
