@@ -149,10 +149,10 @@ def door_command(directory: Path, student: str, joining: Path | None) -> None:
 def _dispatch_command(
     folder: CourseFolder, student: str, command: str, restart_idle_timer: Callable[[], None]
 ) -> None:
-    from labctl.providers.course import REQUEST as DOOR_REQUEST
+    from labctl.providers.course import REQUEST as KEEPER_REQUEST
 
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    if command == DOOR_REQUEST:
+    if command == KEEPER_REQUEST:
         from labctl.courses.rpc import relay
 
         relay(folder.id, student, source, sink, restart_idle_timer)

@@ -123,7 +123,7 @@ class RpcServer:
         self._listener.bind(str(self.path))
         self.path.chmod(0o600)
         self._listener.listen(AT_ONCE)
-        threading.Thread(target=self._accept, name="door", daemon=True).start()
+        threading.Thread(target=self._accept, name="rpc", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -45,7 +45,7 @@ class ActivitySnapshot(NamedTuple):
 
     @property
     def busy(self) -> list[str]:
-        return [sign.said for sign in self.signs if sign.age_s <= 0]
+        return [sign.text for sign in self.signs if sign.age_s <= 0]
 
     @property
     def runs(self) -> frozenset[str]:

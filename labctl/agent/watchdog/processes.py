@@ -31,7 +31,7 @@ TICKS_S = os.sysconf("SC_CLK_TCK")
 class ActivitySign(NamedTuple):
     """A sentence, and how many seconds ago it was true (0: now). `run` is a running run's id."""
 
-    said: str
+    text: str
     age_s: float = 0.0
     run: str = ""
 

@@ -391,7 +391,7 @@ class Watchdog:
             idle_total_s=round(self.state.idle_total_s, 1),
             spent_usd=round(elapsed / 3600 * limits.price_usd_per_hour, 4),
             busy=tuple(
-                f"{s.said}, {span_text(s.age_s)} ago" if s.age_s else s.said for s in recent
+                f"{s.text}, {span_text(s.age_s)} ago" if s.age_s else s.text for s in recent
             ),
             timer=is_armed(),
             cannot=None if self.cannot is None else tuple(self.cannot),
