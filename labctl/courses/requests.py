@@ -137,6 +137,7 @@ class RequestHandler:
         self._slots = threading.BoundedSemaphore(AT_ONCE)
 
     def get_seat_server(self, seat: Seat) -> SharedSeatServer:
+        """Return the worker of a seat's server; it is created at the first call."""
         with self._guard:
             if seat.name not in self._seats:
                 self._seats[seat.name] = SharedSeatServer(

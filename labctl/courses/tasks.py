@@ -157,9 +157,8 @@ class CourseTasks:
                     self._start_thread(f"{seat.name} late", partial(self._end_late, seat, server))
         self._join_threads()
         for seat_server in self.request_handler.list_seat_servers():
-            if (
-                server := seat_server.server
-            ) is not None and server.created_at < snapshot.at - YOUNG_S:
+            server = seat_server.server
+            if server is not None and server.created_at < snapshot.at - YOUNG_S:
                 seat_server.update_server(server, snapshot.servers.get(seat_server.seat.lab_id))
             seat_server.resume()
 
