@@ -56,12 +56,12 @@ def status_command(ctx: click.Context, only: str, group: str, refresh: bool, jso
     if json_:
         print_json(course_now)
     else:
-        _draw(course_now)
-        _draw_unneeded(unneeded)
+        _print_status(course_now)
+        _print_unneeded(unneeded)
     ctx.exit(1 if any(seat.error for seat in course_now.seats) else 0)
 
 
-def _draw_unneeded(seats: Sequence[Seat]) -> None:
+def _print_unneeded(seats: Sequence[Seat]) -> None:
     """Print servers without a seat in the roster: their students left or changed teams."""
     if not seats:
         return
@@ -71,7 +71,7 @@ def _draw_unneeded(seats: Sequence[Seat]) -> None:
     click.echo(f"  next: labctl course down --only {selection}", err=True)
 
 
-def _draw(course: CourseStatus) -> None:
+def _print_status(course: CourseStatus) -> None:
     wide = shutil.get_terminal_size((100, 24)).columns >= WIDE
     headings = (
         "SEAT",
@@ -293,7 +293,7 @@ def explain_command(ctx: click.Context, name: str, run: str, everything: bool, j
     \b
     labctl course explain alice
     """
-    from labctl.cli.explain import draw
+    from labctl.cli.explain import print_explanation
     from labctl.courses.broadcast import find_run
     from labctl.insight.explanation import explain
     from labctl.lifecycle.reconcile import fetch_logs
@@ -306,4 +306,4 @@ def explain_command(ctx: click.Context, name: str, run: str, everything: bool, j
     if json_:
         print_json(explanation)
     else:
-        draw(explanation, everything)
+        print_explanation(explanation, everything)

@@ -104,7 +104,7 @@ def compute_plan(
         limits=plan_changes.describe_server_limits(config),
         cautions=(*_warn_former_servers(staff), *plan_changes.list_cautions(config, at)),
         costs=costs,
-        class_hours_per_week=_weekly_hours(config, at),
+        class_hours_per_week=_compute_weekly_class_hours(config, at),
     )
     if offline:
         return unpriced
@@ -177,7 +177,7 @@ def _warn_former_servers(staff: CourseOperator) -> list[str]:
     ]
 
 
-def _weekly_hours(config: CourseConfig, now: float) -> float:
+def _compute_weekly_class_hours(config: CourseConfig, now: float) -> float:
     """Return the class hours of one full week of the term, prewarming included."""
     since = now
     if config.term is not None:

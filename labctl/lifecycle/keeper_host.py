@@ -84,7 +84,7 @@ class KeeperHost:
         """Return the keeper's version and files; the error says how to install labctl there."""
         known = msgspec.convert(self._request("--hello", self.name)["known"], KeeperInfo)
         if known.version != labctl_version():
-            raise self._version_error(known.version)
+            raise self._make_version_error(known.version)
         return known
 
     def add(self, parcel: memoryview) -> ImportedLab:
@@ -142,14 +142,14 @@ class KeeperHost:
                 hint=f"ssh {_format_ssh_destination(self.host)} {_install_command()}",
             )
         if code == UNKNOWN_COMMAND:
-            raise self._version_error("another version", stderr.strip()[-500:])
+            raise self._make_version_error("another version", stderr.strip()[-500:])
         raise LabError(
             f"labctl on {self.host} did not reply as a keeper (exit code {code})",
             why=stderr.strip()[-500:],
             hint=f"ssh {_format_ssh_destination(self.host)} labctl keep --list",
         )
 
-    def _version_error(self, keeper_version: str, output: str = "") -> LabError:
+    def _make_version_error(self, keeper_version: str, output: str = "") -> LabError:
         return UsageError(
             f"labctl on {self.host} is {keeper_version}, this one is {labctl_version()}",
             why="\n".join(filter(None, ["both must be the same version", output])),

@@ -26,7 +26,7 @@ from labctl.stores import LabStore
 
 BEAT_S = 15.0
 STALE_S = 60.0
-LOOK_S = 2.0
+POLL_S = 2.0
 LONGEST_WAIT_S = 3600.0
 
 
@@ -175,7 +175,7 @@ def _await_lock(turn: RecoveryLock) -> None:
     """Wait until the lock is released, or its holder was silent for too long; then take it."""
     last, since = turn.read_record(), time.monotonic()
     while turn.try_acquire():
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
         now = turn.read_record()
         if now != last:
             last, since = now, time.monotonic()

@@ -280,7 +280,7 @@ class Bake(Protocol):
 
 
 @runtime_checkable
-class Console(Protocol):
+class ConsoleSource(Protocol):
     """The provider can show what a machine printed while booting, for when SSH never opens."""
 
     def read_console(self, server_id: str) -> str: ...

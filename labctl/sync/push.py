@@ -193,7 +193,7 @@ class _Push:
 
     def _check(self, plan: PlanReply) -> None:
         if plan.conflicts:
-            raise _conflict_error(plan.conflicts)
+            raise _make_conflict_error(plan.conflicts)
         if plan.short_bytes:
             raise DiskFullError(
                 f"not enough disk space on the server for {self.request.target}",
@@ -242,7 +242,7 @@ class _Push:
         with add_resume_hint(lambda subject: subject.push):
             reply = self.remote.call(COMMIT, request, timeout_s=LONG_S)
         if reply.conflicts:
-            raise _conflict_error(reply.conflicts)
+            raise _make_conflict_error(reply.conflicts)
         if self.index:
             for path in hashes.keys() - set(reply.bad):
                 self.index.store_settled(path, sources.stats[path], hashes[path])
@@ -262,10 +262,10 @@ class _Push:
         self.sent_bytes += copied.sent_bytes
         self.complaint = copied.complaint.strip()[-300:]
         if copied.is_disk_error:
-            raise self._disk_error()
+            raise self._make_disk_error()
         self._progress(total, total)
 
-    def _disk_error(self) -> TransferError:
+    def _make_disk_error(self) -> TransferError:
         """Return the error for a failed write: a full disk, if the server's plan says so."""
         plan = self._request_plan()
         if plan.short_bytes:
@@ -371,7 +371,7 @@ def _as_pushed(entry: FileEntry) -> PushedFile:
     return PushedFile(entry.path, entry.size, entry.sha256, entry.mode, entry.mtime_ns)
 
 
-def _conflict_error(names: Sequence[str]) -> PolicyError:
+def _make_conflict_error(names: Sequence[str]) -> PolicyError:
     shown = "\n".join(f"  {ascii(name)[1:-1]}" for name in names[:NAMED_AT_MOST])
     more = f"\n  and {len(names) - NAMED_AT_MOST} more" * (len(names) > NAMED_AT_MOST)
     return PolicyError(

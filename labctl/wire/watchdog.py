@@ -37,7 +37,7 @@ class ServerLimits(NamedTuple):
         return self.from_s + min(spans) if spans else None
 
     @property
-    def budget_s(self) -> Optional[float]:
+    def budget_end_s(self) -> Optional[float]:
         """Elapsed time at which the budget is spent."""
         if self.budget_usd is None or self.price_usd_per_hour <= 0:
             return None
@@ -46,7 +46,7 @@ class ServerLimits(NamedTuple):
     @property
     def latest_s(self) -> Optional[float]:
         """Elapsed time at which the server ends even if it is busy; None without such a limit."""
-        ends = [end for end in (self.deadline_s, self.budget_s) if end is not None]
+        ends = [end for end in (self.deadline_s, self.budget_end_s) if end is not None]
         return min(ends) if ends else None
 
 
@@ -309,13 +309,13 @@ class RunReclaimRecord(NamedTuple):
     mirrored_at: Optional[float] = None
 
 
-class ReclaimedRequest(NamedTuple):
+class ReadReclaimRequest(NamedTuple):
     lab: str
     lab_id: str
     run: str
 
 
-class ReclaimedReply(NamedTuple):
+class ReadReclaimReply(NamedTuple):
     """None if the run was never stopped for a reclaim."""
 
     reclaim: Optional[RunReclaimRecord] = None
@@ -349,6 +349,6 @@ GUARD = Verb("guard", GuardRequest, WatchReply)
 WATCH = Verb("watch", WatchRequest, WatchReply)
 EXTEND = Verb("extend", ExtendRequest, WatchReply)
 RECLAIM_NOTICE = Verb("reclaim-notice", ReclaimNoticeRequest, Empty)
-RECLAIMED = Verb("reclaimed", ReclaimedRequest, ReclaimedReply)
+READ_RECLAIM = Verb("reclaimed", ReadReclaimRequest, ReadReclaimReply)
 KEEP_DISK = Verb("keep-disk", KeepDiskRequest, KeepDiskReply)
 RELOAD_UNITS = Verb("reload-units", Empty, ReloadUnitsReply)

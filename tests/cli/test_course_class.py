@@ -247,11 +247,11 @@ def test_two_never_draw_on_one_terminal() -> None:
 
 
 def test_what_failed_alike_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    from labctl.cli.course_servers import _draw_failures
+    from labctl.cli.course_servers import _print_failures
     from labctl.courses.servers import SeatOutcome
 
     hint = "labctl course up --only {}"
-    _draw_failures(
+    _print_failures(
         [
             SeatOutcome(
                 seat=f"s{n}", students=(), error=f"none for s{n}", hint=hint.format(f"s{n}")
@@ -305,7 +305,7 @@ def test_only_one_drawing_is_live_and_none_is_left(monkeypatch: pytest.MonkeyPat
 def test_servers_that_are_up_and_not_ready_are_told_with_their_price(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from labctl.cli.course_servers import _draw_up
+    from labctl.cli.course_servers import _print_up
     from labctl.courses.servers import SeatOutcome
     from labctl.model import Endpoint, Offer, Server
 
@@ -318,7 +318,7 @@ def test_servers_that_are_up_and_not_ready_are_told_with_their_price(
         SeatOutcome(seat=seat, students=(), server=server, made=True, error="no image")
         for seat in ("ada", "bob")
     ]
-    _draw_up([*failed, SeatOutcome(seat="eve", students=(), error="no machine")])
+    _print_up([*failed, SeatOutcome(seat="eve", students=(), error="no machine")])
     said = capsys.readouterr()
     assert said.out.startswith("0 of 3 seats are ready")
     assert "2 servers are up without being ready, at $1.00 an hour" in said.err

@@ -561,12 +561,12 @@ def test_servers_at_the_provider_of_before_are_neither_forgotten_nor_proven_gone
         "labctl.servers.context.get_provider_class",
         lambda name: at_its_name({"cloud": before}, name),
     )
-    for deed in (
+    for action in (
         lambda: read_status(ml.staff(), ml.folder.list_seats(), refresh=True),
         lambda: end_seats(ml.staff(), ml.folder.list_seats()),
     ):
         with pytest.raises(PolicyError) as stopped:
-            deed()
+            action()
         assert stopped.value.what.startswith("the server of alice is at cloud")
         assert stopped.value.hint == (
             "set `server: {provider: cloud}` in course.yaml, then labctl course down --only alice"

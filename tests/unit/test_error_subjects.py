@@ -63,7 +63,7 @@ def failed_write() -> LabError:
     push = object.__new__(_Push)
     push.files, push.complaint = (), "disk"
     push._request_plan = Mock(return_value=FULL)  # type: ignore[method-assign]
-    return push._disk_error()
+    return push._make_disk_error()
 
 
 def sent(error: ErrorMessage) -> LabError:

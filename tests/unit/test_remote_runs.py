@@ -175,18 +175,18 @@ class Containers:
     def __init__(self, refusal: str = "", *, taken: bool = False, is_limit: bool = False) -> None:
         self.refusal = {"message": refusal, **({"labctl_limit": True} if is_limit else {})}
         self.taken = taken
-        self.deeds: list[str] = []
+        self.changes: list[str] = []
 
     def __call__(self, method: str, path: str, body: Any) -> Answer | None:
-        deed = path.split("/", 2)[2]
+        target = path.split("/", 2)[2]
         if method != "GET":
-            self.deeds.append(f"{method} {deed}")
-        if deed.startswith("images/"):
+            self.changes.append(f"{method} {target}")
+        if target.startswith("images/"):
             return 200, to_json(IMAGE, drop_defaults=True)
-        if deed.startswith("containers/create"):
+        if target.startswith("containers/create"):
             said = 'The container name "/x" is already in use by container "7"'
             return (409, {"message": said}) if self.taken else (201, {"Id": "7"})
-        if deed.endswith("/start"):
+        if target.endswith("/start"):
             return (500, self.refusal) if self.refusal["message"] else (204, b"")
         return (204, b"") if method == "DELETE" else None
 
@@ -198,7 +198,7 @@ def test_a_start_makes_and_starts_one_container_and_asks_no_more(
     os.mkfifo(tmp_path / "tmux.said")
     said = runs.start(StartRunRequest(SPEC))
     name = "digits-night-1"
-    assert calls.deeds == [f"POST containers/create?name={name}", f"POST containers/{name}/start"]
+    assert calls.changes == [f"POST containers/create?name={name}", f"POST containers/{name}/start"]
     assert [path for method, path, _ in engine.asked if method == "GET"] == [
         "/v1.41/images/python:3.11/json"
     ]
@@ -224,7 +224,7 @@ def test_a_start_that_the_engine_refuses_leaves_nothing(
     with pytest.raises(Failure) as caught:
         runs.start(StartRunRequest(SPEC))
     assert (caught.value.report.kind, caught.value.report.why) == (kind, refusal)
-    assert calls.deeds[-1] == "DELETE containers/digits-night-1?force=1"
+    assert calls.changes[-1] == "DELETE containers/digits-night-1?force=1"
     assert not (root / "runs" / "night").exists()
 
 
@@ -244,7 +244,7 @@ def test_only_a_limit_of_the_broker_is_waited_for(
 def test_a_container_of_that_name_is_left_alone(root: Path, engine: EngineSocket) -> None:
     engine.answers = calls = Containers(taken=True)
     runs.start(StartRunRequest(SPEC))
-    assert calls.deeds == ["POST containers/create?name=digits-night-1"]
+    assert calls.changes == ["POST containers/create?name=digits-night-1"]
 
 
 def test_whoever_claimed_launches_nothing_that_was_launched_meanwhile(
@@ -258,7 +258,7 @@ def test_whoever_claimed_launches_nothing_that_was_launched_meanwhile(
     said = runs._launch_claimed(StartRunRequest(SPEC), root, directory, IMAGE, existed=False)
     assert said.run is not None
     assert (said.found, said.run.state) == (True, "starting")
-    assert not calls.deeds
+    assert not calls.changes
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="a server is Linux")
@@ -542,7 +542,7 @@ def test_a_pushed_run_is_lost_and_its_next_attempt_begins_where_the_log_was_cut(
     assert reply.run is not None
     assert (reply.run.state, reply.run.container) == ("running", "digits-night-3")
     assert (reply.found, reply.offset, reply.step) == (False, len("epoch 1\nepo"), 7)
-    assert calls.deeds[0] == "POST containers/create?name=digits-night-3"
+    assert calls.changes[0] == "POST containers/create?name=digits-night-3"
     log = (root / "runs" / "night" / "logs" / "run.log").read_text()
     assert "its server was lost; resuming here (attempt 3) ---\n" in log
     assert (root / "runs" / "night" / ".labctl" / "ended-2-record.json").exists()

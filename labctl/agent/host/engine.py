@@ -274,7 +274,7 @@ class ResponseStream:
             self._first = self._read_head()
         except socket.timeout:
             self.close()
-            raise self._silent() from None
+            raise self._make_silence_error() from None
         except BaseException:
             self.close()
             raise
@@ -306,7 +306,7 @@ class ResponseStream:
                 block = self._link.recv(_CHUNK)
             except socket.timeout:
                 if time.monotonic() - heard_s > self._silence_s:
-                    raise self._silent() from None
+                    raise self._make_silence_error() from None
                 yield b""
                 continue
             if not block:
@@ -323,7 +323,7 @@ class ResponseStream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _silent(self) -> EngineRequestError:
+    def _make_silence_error(self) -> EngineRequestError:
         return EngineRequestError(0, f"the Docker Engine sent nothing for {self._silence_s:g} s")
 
 
@@ -343,11 +343,11 @@ def _connect(socket_path: str) -> socket.socket:
                 raise Failure("engine", what, f"{socket_path}: {error}", "labctl doctor") from None
             run_docker("--version")  # raises at once if Docker is not installed
             if time.monotonic() >= deadline:
-                raise _silent(socket_path, error) from None
+                raise _make_silence_failure(socket_path, error) from None
         time.sleep(PAUSE_S)
 
 
-def _silent(path: str, error: OSError) -> Failure:
+def _make_silence_failure(path: str, error: OSError) -> Failure:
     return Failure(
         "engine",
         "the Docker Engine on the server does not answer",

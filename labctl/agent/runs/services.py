@@ -336,14 +336,16 @@ def _wait_until_ready(container: str, request: ServiceRequest) -> Container:
         if address and (is_http_ready(address) if is_preset else is_listening(address)):
             return inspected
         if time.monotonic() >= deadline:
-            raise _fail(container, f"the service {name} did not answer within {limit_s:g} s")
+            raise _make_failure(
+                container, f"the service {name} did not answer within {limit_s:g} s"
+            )
         time.sleep(0.2)
 
 
 def _describe_early_end(
     container: str, inspected: Container | None, request: ServiceRequest
 ) -> Failure:
-    failure = _fail(container, f"the service {request.name} exited right after its start")
+    failure = _make_failure(container, f"the service {request.name} exited right after its start")
     if not request.model:
         return failure
     return serve.explain_failure(
@@ -351,7 +353,7 @@ def _describe_early_end(
     )
 
 
-def _fail(container: str, message: str) -> Failure:
+def _make_failure(container: str, message: str) -> Failure:
     done = run_docker("logs", "--tail", "20", container, check=False)
     engine.remove_container(container)
     return Failure("service", message, (done.stdout + done.stderr).strip()[-2000:])

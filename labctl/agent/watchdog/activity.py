@@ -32,7 +32,7 @@ CONTAINER_CORES = 0.05
 SERVICE_CORES = 0.5
 GPU_PERCENT = 5.0
 LONGEST_S, SHORTEST_S = 15.0, 1.0
-LOOKS_PER_IDLE_LIMIT = 20
+CHECKS_PER_IDLE_LIMIT = 20
 # Touched by each verb that shows that a person is at work (see entrypoint.py).
 USED = ".used"
 
@@ -45,7 +45,7 @@ class ActivitySnapshot(NamedTuple):
 
     @property
     def busy(self) -> list[str]:
-        return [sign.said for sign in self.signs if sign.age_s <= 0]
+        return [sign.text for sign in self.signs if sign.age_s <= 0]
 
     @property
     def gpu_percent(self) -> float | None:
@@ -226,7 +226,7 @@ class ActivityWatcher:
         threading.Thread(target=self._poll_forever, daemon=True).start()
 
     def set_idle_limit(self, idle_s: float | None) -> None:
-        interval_s = LONGEST_S if idle_s is None else idle_s / LOOKS_PER_IDLE_LIMIT
+        interval_s = LONGEST_S if idle_s is None else idle_s / CHECKS_PER_IDLE_LIMIT
         self.interval_s = min(LONGEST_S, max(SHORTEST_S, interval_s))
 
     def request_update(self) -> None:

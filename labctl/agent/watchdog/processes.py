@@ -34,7 +34,7 @@ class ActivitySign(NamedTuple):
     `gpu_percent` is how much of one GPU is used, None for a use that cannot be measured.
     """
 
-    said: str
+    text: str
     age_s: float = 0.0
     run: str = ""
     gpu_percent: float | None = 0.0
@@ -43,7 +43,7 @@ class ActivitySign(NamedTuple):
 class ProcessStat(NamedTuple):
     pid: int
     name: str
-    started: int
+    start_ticks: int
     cpu_s: float
 
 
@@ -93,7 +93,7 @@ class ProcessActivity:
         before_moved, self.moved = self.moved, {}
         signs = []
         for process in _list_processes():
-            key = (process.pid, process.started)
+            key = (process.pid, process.start_ticks)
             self.cpu_s[key] = process.cpu_s
             if process.name in TRANSFERS:
                 sign = self._transfer(process, key, before_moved, span, is_first)

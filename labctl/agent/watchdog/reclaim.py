@@ -47,7 +47,7 @@ from .state_files import ROOT_DIR, Lock, find_directory, read_boot_id, read_boot
 from .wakeup import wake_watchdog
 
 POLL_S = 5.0
-LOOK_S = 0.1
+RUN_POLL_S = 0.1
 PAUSE_S = 1.0
 # seconds to wait for the last log lines of a run that has written its checkpoint
 LINGER_S = 2.0
@@ -232,7 +232,7 @@ def _watch_until(
                 run.update(alive)
         if all(done(run) for run in runs) or read_boottime_s() >= until_s:
             return
-        time.sleep(LOOK_S)
+        time.sleep(RUN_POLL_S)
 
 
 def notice(request: ReclaimNoticeRequest) -> Empty:

@@ -48,7 +48,7 @@ class Unsaved(NamedTuple):
         return sum(file.size for file in self.files)
 
 
-def pulled(request: PulledRequest) -> Empty:
+def record_pulled(request: PulledRequest) -> Empty:
     """Record what a client holds and has verified (verb `pulled`)."""
     root = lab_dir(request.lab, request.lab_id)
     for run, files in (request.runs or {}).items():

@@ -38,7 +38,7 @@ __all__ = ["AwsProvider", "AwsSettings"]
 
 class AwsProvider:
     """A Provider that is also Stoppable, FirstBoot, Gate, Deadline, EndsBilling, Keep,
-    Reclaimable, QuotaSource, Bake and Console."""
+    Reclaimable, QuotaSource, Bake and ConsoleSource."""
 
     name: ClassVar[str] = "aws"
     no_notice: ClassVar[str] = "only AWS itself, or its Fault Injection Service, gives spot notices"

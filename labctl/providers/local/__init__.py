@@ -69,7 +69,7 @@ class LocalSettings(Value, frozen=True):
 
 
 class LocalProvider:
-    """A Provider that is also Stoppable, Reclaimable and Console. Its servers cost nothing."""
+    """A Provider, Stoppable, Reclaimable and a ConsoleSource. Its servers cost nothing."""
 
     name: ClassVar[str] = "local"
     no_notice: ClassVar[str] = ""
