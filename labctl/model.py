@@ -11,6 +11,7 @@ import re
 from typing import Literal, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from labctl.wire.codec import Message, MessageError, from_json, to_json
 
@@ -23,6 +24,7 @@ Spot = Literal["never", "prefer", "only"]
 Work = Literal["", "fp32", "fp16", "bandwidth"]
 # "ending": labctl has requested termination, and the provider has not confirmed it yet.
 ServerState = Literal["starting", "running", "stopped", "ending", "terminated"]
+DockerFault = Literal["", "missing", "denied", "silent"]
 RunState = Literal["starting", "running", "exited", "lost", "cancelled"]
 
 
@@ -41,7 +43,8 @@ def make_record(kind: type[Message], value: Value) -> Message:
 def parse_record(kind: type[ValueType], record: Message) -> ValueType:
     """Return the value that a message stands for; MessageError if a field does not allow it."""
     try:
-        return msgspec.convert(to_json(record), kind)
+        # Defaults are left out: None stands for a field that is missing in the value's own JSON.
+        return msgspec.convert(to_json(record, drop_defaults=True), kind)
     except msgspec.ValidationError as error:
         raise MessageError(str(error)) from None
 
@@ -244,7 +247,10 @@ class Check(Value, frozen=True):
 
 
 class ServerFacts(Value, frozen=True):
-    """The properties of a server, found by one probe in one round trip."""
+    """The properties of a server, found by one probe in one round trip.
+
+    `docker_fault` is why Docker cannot be used, and `docker_error` the same in words.
+    """
 
     os: str = ""
     arch: str = ""
@@ -259,6 +265,7 @@ class ServerFacts(Value, frozen=True):
     python: str = ""
     tmux: str = ""
     docker: str = ""
+    docker_fault: DockerFault = ""
     docker_error: str = ""
     sudo: bool = False
     gpus: tuple[Gpu, ...] = ()
@@ -278,6 +285,8 @@ class Run(Value, frozen=True):
     reboot), or what is wrong while it runs. `gpu_lost_at` is when its container was first seen
     without access to its GPUs, in Unix seconds by the server's clock.
     `stopped_by` names the limit that ended a "lost" run: "ttl", "budget" or "GPU lease"; else "".
+    `oom_limit_bytes` is the memory limit at which it was killed: 0 for the server's own memory. It
+    is missing in JSON if the run was not, and in records of earlier versions.
     `image_id` is the image that it actually ran in, `image_digest` that image's name in its
     registry; "" for an image that was built on the server.
     """
@@ -301,6 +310,7 @@ class Run(Value, frozen=True):
     image_id: str = ""
     image_digest: str = ""
     gpu_lost_at: float | None = None
+    oom_limit_bytes: int | UnsetType = UNSET
 
     @property
     def has_ended(self) -> bool:

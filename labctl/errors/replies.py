@@ -50,7 +50,9 @@ def make_error(failure: ErrorMessage) -> LabError:
     if not (isinstance(kind, type) and issubclass(kind, LabError)) or kind is CommandError:
         kind = LabError
     error: LabError = kind(
-        failure.what or "the other side refused", why=failure.why, hint=failure.hint
+        failure.what or "the other side refused",
+        why=failure.why,
+        hint=lambda subject: subject.render(failure.hint_parts, failure.hint),
     )
     return error
 
@@ -58,8 +60,8 @@ def make_error(failure: ErrorMessage) -> LabError:
 def decode_reply(kind: type[Message], line: str | bytes) -> Message:
     """Decode one line of JSON from another labctl, which may be hostile.
 
-    Raises the LabError that the reply reports, with its texts cut; MessageError if the line is
-    neither that nor a message of this kind.
+    Raises the LabError that the reply reports, with its texts cut and without parts of a hint;
+    MessageError if the line is neither that nor a message of this kind.
     """
     try:
         body = json.loads(line)
@@ -67,7 +69,8 @@ def decode_reply(kind: type[Message], line: str | bytes) -> Message:
         raise MessageError(f"not JSON: {error}") from None
     failure = from_json(ErrorReply, body).error
     if failure is not None:
-        raise make_error(ErrorMessage._make(text[:MOST_CHARS] for text in failure))
+        name, what, why, hint = (text[:MOST_CHARS] for text in failure[:4])
+        raise make_error(ErrorMessage(name, what, why, hint))
     return from_json(kind, body)
 
 

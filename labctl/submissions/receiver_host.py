@@ -196,7 +196,7 @@ class ReceiverHost:
         except MessageError as error:
             if line.startswith(b"{") and line.endswith(b"\n"):
                 raise self._make_protocol_error(str(error)) from None
-            raise self._lost_reply_error(line) from None
+            raise self._make_lost_reply_error(line) from None
 
     def _connect(self) -> subprocess.Popen[bytes]:
         if self._process is None:
@@ -219,7 +219,7 @@ class ReceiverHost:
                 ) from None
         return self._process
 
-    def _lost_reply_error(self, line: bytes) -> LabError:
+    def _make_lost_reply_error(self, line: bytes) -> LabError:
         """Return the error for a missing reply, with ssh's own message."""
         process, errors = self._process, self._errors
         assert process is not None

@@ -104,7 +104,7 @@ def serve(
         except LabError as error:
             reply = as_reply(error)
         except OSError as error:
-            reply = as_reply(_disk_error(error))
+            reply = as_reply(_make_disk_error(error))
         _send_reply(sink, reply)
 
 
@@ -155,7 +155,7 @@ def _read_bytes(source: BinaryIO, length: int) -> bytes:
     return b"".join(blocks)
 
 
-def _disk_error(error: OSError) -> LabError:
+def _make_disk_error(error: OSError) -> LabError:
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     kind = DiskFullError if is_full else LabError
     message = "the receiver's disk is full" if is_full else "the receiver cannot write"

@@ -76,6 +76,7 @@ class KeptRunRecord(NamedTuple):
     image_id: str = ""
     image_digest: str = ""
     gpu_lost_at: Optional[float] = None
+    oom_limit_bytes: Optional[int] = None
 
 
 class KeeperCheckRecord(NamedTuple):

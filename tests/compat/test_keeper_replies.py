@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -84,6 +84,15 @@ EARLIER: list[tuple[str, NamedTuple]] = [
 ]
 
 
+def keep_keys(later: Any, earlier: Any) -> Any:
+    """Return what an earlier laptop reads: it ignores the keys that it does not know."""
+    if isinstance(later, dict) and isinstance(earlier, dict):
+        return {key: keep_keys(later[key], earlier[key]) for key in earlier if key in later}
+    if isinstance(later, list) and isinstance(earlier, list):
+        return [keep_keys(*both) for both in zip(later, earlier, strict=True)]
+    return later
+
+
 @pytest.mark.parametrize(("text", "reply"), EARLIER)
 def test_a_reply_of_an_earlier_keeper_is_read(text: str, reply: NamedTuple) -> None:
     assert decode_reply(type(reply), text) == reply
@@ -91,7 +100,8 @@ def test_a_reply_of_an_earlier_keeper_is_read(text: str, reply: NamedTuple) -> N
 
 @pytest.mark.parametrize(("text", "reply"), EARLIER)
 def test_an_earlier_laptop_finds_the_same_keys(text: str, reply: NamedTuple) -> None:
-    assert msgspec.json.decode(encode(reply)) == msgspec.json.decode(text)
+    later = msgspec.json.decode(encode(reply))
+    assert keep_keys(later, msgspec.json.decode(text)) == msgspec.json.decode(text)
 
 
 @pytest.mark.parametrize(("text", "reply"), EARLIER)
@@ -112,9 +122,5 @@ def test_an_error_of_an_earlier_keeper_is_raised_and_an_earlier_laptop_reads_our
         decode_reply(wire.DropKeptLabReply, text)
     error: LabError = caught.value
     assert (error.what, error.why, error.hint) == ("a", "b", "c")
-    assert msgspec.json.decode(encode(as_reply(error)))["error"] == {
-        "kind": "BusyError",
-        "what": "a",
-        "why": "b",
-        "hint": "c",
-    }
+    sent = msgspec.json.decode(encode(as_reply(error)))["error"]
+    assert sent == {**sent, "kind": "BusyError", "what": "a", "why": "b", "hint": "c"}

@@ -200,8 +200,9 @@ def test_a_machine_without_labctl_or_with_another_says_how_to_get_it(two: Pair) 
         keeper._parse_reply(IMPORT_LAB, 97, b"", "")
     assert caught.value.hint.startswith('ssh -p 2222 alice@login.example "pipx install')
     assert f"=={labctl_version()}" in caught.value.hint
-    with pytest.raises(UsageError, match="is an older version, this one is"):
-        keeper._parse_reply(IMPORT_LAB, 2, b"", "Error: There is no command 'keep'.")
+    with pytest.raises(UsageError, match="is another version, this one is") as caught:
+        keeper._parse_reply(IMPORT_LAB, 2, b"", "Error: What is keep?")
+    assert caught.value.why.endswith("Error: What is keep?")
 
 
 STRANGE_REPLIES = [

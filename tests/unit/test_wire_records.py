@@ -79,7 +79,16 @@ def test_a_record_has_the_fields_and_the_defaults_of_its_value(
         for field in fields
         if not field.required
     }
-    assert to_json(record._field_defaults) == to_json(msgspec.to_builtins(defaults))
+    # A field that the value's own JSON lacks is None in a record.
+    plain = {name: None if one is msgspec.UNSET else one for name, one in defaults.items()}
+    assert to_json(record._field_defaults) == to_json(msgspec.to_builtins(plain))
+
+
+@pytest.mark.parametrize("more", [{}, {"oom_limit_bytes": 0}, {"oom_limit_bytes": 1024}])
+def test_a_run_keeps_its_memory_limit_and_that_it_had_none(more: dict[str, int]) -> None:
+    run = Run(id="night", lab_id="0f1e2d3c4b5a", server_id="srv-1", state="lost", **more)
+    line = encode(make_record(kept_labs.KeptRunRecord, run))
+    assert parse_record(Run, decode(kept_labs.KeptRunRecord, line)) == run
 
 
 @pytest.mark.parametrize(

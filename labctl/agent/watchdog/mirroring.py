@@ -17,7 +17,7 @@ from typing import Callable, NamedTuple
 
 from ...wire.codec import encode, from_json
 from ...wire.mirrors import MIRROR_NOW, PROBE_STORE, MirrorPassReply, MirrorPassRequest
-from ...wire.verbs import ErrorReply, LabRequest
+from ...wire.verbs import UP_COMMAND, ErrorReply, LabRequest
 from ...wire.watchdog import MirrorStateRecord
 from ..host.paths import labctl_home
 from ..mirror.boto3_python import LACKING, find_python
@@ -170,7 +170,7 @@ class Mirror:
                 body = json.loads(line[start + len(MARK) :])
                 error = from_json(ErrorReply, body).error
                 if error is not None:
-                    raise Failure(*error)
+                    raise Failure.relay(error)
                 return from_json(MirrorPassReply, body)
         return None
 
@@ -229,6 +229,6 @@ def probe_store(account: LabAccount, lab_id: str) -> None:
     """Test the lab's store. Failure if it cannot be used from here."""
     mirrored_labs = list_mirrored_labs(lab_id, False)
     if not mirrored_labs:
-        raise Failure("store", "it was not prepared on this server", "", "labctl up")
+        raise Failure("store", "it was not prepared on this server", "", UP_COMMAND)
     lab = mirrored_labs[0]
     call_verb(account, PROBE_STORE, LabRequest(lab.lab, lab.lab_id))
