@@ -7,7 +7,6 @@ key. Nothing here has credentials, and the keeper's replies are validated like a
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import weakref
@@ -15,14 +14,12 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from labctl import errors
 from labctl.commands import ssh
 from labctl.config.reader import Parsed
 from labctl.config.schema import Name
 from labctl.errors import (
     AuthenticationError,
     BusyError,
-    CommandError,
     ConfigError,
     HostKeyError,
     LabError,
@@ -30,6 +27,7 @@ from labctl.errors import (
     ProviderError,
     UsageError,
 )
+from labctl.errors.replies import decode_reply
 from labctl.model import (
     Check,
     CreateServerRequest,
@@ -43,7 +41,7 @@ from labctl.model import (
 )
 from labctl.providers import ProviderContext
 from labctl.text import dollars_text
-from labctl.wire.codec import from_json
+from labctl.wire.codec import MessageError
 from labctl.wire.keeper import (
     CREATE_SEAT_SERVER,
     END_SEAT_SERVER,
@@ -232,11 +230,8 @@ class CourseProvider:
         except LabError as error:
             raise _add_student_hint(error, self.settings.keeper) from None
         try:
-            body = json.loads(reply)
-            if isinstance(body, dict) and (failure := body.get("error")) is not None:
-                raise _parse_error(failure)
-            return from_json(verb.reply, body)
-        except (ValueError, RecursionError):
+            return decode_reply(verb, reply)
+        except MessageError:
             raise ProviderError(
                 f"{self.settings.keeper} did not reply like a keeper",
                 why=reply[:200].decode(errors="replace"),
@@ -283,17 +278,6 @@ def _parse_server(value: object) -> Server:
         ) from None
     clean = msgspec.structs.replace(endpoint, proxy_command="", identity="")
     return msgspec.structs.replace(server, provider=PROVIDER, endpoint=clean, account="")
-
-
-def _parse_error(value: object) -> LabError:
-    """Turn an error from the keeper into one of labctl's own types."""
-    fields = value if isinstance(value, dict) else {}
-    kind = getattr(errors, str(fields.get("kind")), LabError)
-    if not (isinstance(kind, type) and issubclass(kind, LabError)) or kind is CommandError:
-        kind = LabError
-    what, why, hint = (str(fields.get(key, ""))[:2000] for key in ("what", "why", "hint"))
-    error: LabError = kind(what or "the keeper refused", why=why, hint=hint)
-    return error
 
 
 def _add_student_hint(error: LabError, keeper: str) -> LabError:
