@@ -16,7 +16,6 @@ from labctl.model import Run, Value
 from labctl.sync.containment import find_name_problem, require_contained
 from labctl.sync.downloads import AnnouncedFile, rename_stable_identity
 from labctl.sync.durability import hash_on_disk, sync_directories
-from labctl.sync.file_transfer import RemoteFolder
 from labctl.sync.scan import HashIndex
 from labctl.wire.files import RunManifest
 
@@ -49,7 +48,6 @@ class RunComparison:
         self.index = run_index(lab_root, run)
         self.ended = manifest.ended
         self.unpulled = manifest.unpulled
-        self.folder = RemoteFolder(directory=manifest.directory, rsync_version=manifest.rsync)
         self.files: dict[str, AnnouncedFile] = {}
         self.skipped = [
             MissingFile(run=run, path=ascii(path)[1:-1], reason=reason)

@@ -18,6 +18,7 @@ from labctl.model import NAME_PATTERN, Run, Value
 from labctl.servers.agent import AgentClient
 from labctl.sync.downloads import AnnouncedFile, Download
 from labctl.sync.durability import sync_files
+from labctl.sync.file_transfer import RemoteFolder
 from labctl.sync.local_results import (
     PARTIAL,
     MissingFile,
@@ -170,9 +171,12 @@ class _Pull:
             if not due:
                 break
             download = Download(
-                self.remote,
-                PartsRequest(self.request.lab, self.request.lab_id, self.name),
-                look.folder,
+                RemoteFolder(
+                    remote=self.remote,
+                    request=PartsRequest(self.request.lab, self.request.lab_id, self.name),
+                    directory=manifest.directory,
+                    rsync_version=manifest.rsync,
+                ),
                 look.home / PARTIAL,
                 basis=look.home,
                 reporter=self.reporter,
