@@ -218,13 +218,13 @@ def _run_keeper(ctx: click.Context, dashboard: bool, port: int, keys_file: Path)
     from labctl.courses.keys import AuthorizedKeys
     from labctl.courses.requests import RequestHandler
     from labctl.courses.rpc import RpcServer, hold_keeper_lock
-    from labctl.courses.scheduler import ConsentingReporter, CourseScheduler
+    from labctl.courses.scheduler import CourseScheduler, make_course_log_reporter
     from labctl.courses.seat_operations import CachingCourseOperator, SeatOperations
 
     course = open_course(ctx)
     folder = course.folder
     staff = CachingCourseOperator(
-        folder, course.paths, course.state, ConsentingReporter(_log), by="keeper"
+        folder, course.paths, course.state, make_course_log_reporter(_log), by="keeper"
     )
     with hold_keeper_lock(folder, course.paths):
         desk = RequestHandler(folder, SeatOperations(staff), tell=_log)

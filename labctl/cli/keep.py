@@ -156,10 +156,10 @@ def _read_ward(context: KeepContext, name: str) -> KeepReply:
 
 
 def _import_lab(context: KeepContext) -> KeepReply:
-    from labctl.keeper.labs import LogReporter, is_running
+    from labctl.keeper.labs import is_running, make_log_reporter
     from labctl.lifecycle.import_lab import import_lab
 
-    journal = LogReporter(lambda name, text: click.echo(text, err=True), "")
+    journal = make_log_reporter(lambda name, text: click.echo(text, err=True), "")
     taken = import_lab(
         sys.stdin.buffer,
         context.paths,
@@ -213,7 +213,7 @@ def _send_run_files(context: KeepContext, name: str, run: str) -> None:
 
 def _recover_runs(context: KeepContext, name: str) -> KeepReply:
     """Recover a lab's run in this process, which ends when the keeper does."""
-    from labctl.keeper.labs import LogReporter
+    from labctl.keeper.labs import make_log_reporter
     from labctl.keeper.recovery_worker import recover_lab
 
     def exit_with_keeper() -> None:
@@ -228,7 +228,7 @@ def _recover_runs(context: KeepContext, name: str) -> KeepReply:
     if not sys.stdin.isatty():
         threading.Thread(target=exit_with_keeper, daemon=True).start()
     lab = kept_labs.find_kept_lab(context.paths, name)
-    journal = LogReporter(context.log, lab.name)
+    journal = make_log_reporter(context.log, lab.name)
     recover_lab(
         kept_labs.make_context(lab, context.paths, context.state, journal, context.environ), lab
     )

@@ -14,7 +14,7 @@ import msgspec
 from labctl.config.identity import write_private
 from labctl.courses.context import BAKED, BakedImage, build_own_context, find_baked_image
 from labctl.courses.material import SHARED, collect_material, push_material
-from labctl.courses.seat_reporter import SeatReporter
+from labctl.courses.seat_reporter import make_seat_reporter
 from labctl.courses.servers import CourseOperator, require_price_consent
 from labctl.errors import BusyError, PolicyError, ProviderError
 from labctl.events import Note, Step
@@ -144,7 +144,7 @@ def _create_filled_server(staff: CourseOperator, context: LabContext) -> Server:
 
 def _consented_context(context: LabContext) -> LabContext:
     """Return a context that does not ask for consent to the price again."""
-    reporter = SeatReporter(context.config.name, context.reporter, agreed=True)
+    reporter = make_seat_reporter(context.config.name, context.reporter, agreed=True)
     return context.make_sibling(context.config, context.lab_id, reporter=reporter)
 
 

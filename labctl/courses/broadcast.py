@@ -10,7 +10,7 @@ from labctl.courses import server_contents
 from labctl.courses.context import build_seat_contexts
 from labctl.courses.material import collect_material, push_material
 from labctl.courses.records.folder import Seat
-from labctl.courses.seat_reporter import SeatDone, SeatReporter
+from labctl.courses.seat_reporter import SeatDone, make_seat_reporter
 from labctl.courses.servers import CourseOperator, SeatOutcome
 from labctl.courses.status import build_seat_context, find_server, list_running_servers
 from labctl.errors import LabError, NotFoundError, UsageError
@@ -88,7 +88,7 @@ def push_handouts(staff: CourseOperator, seats: Sequence[Seat]) -> list[SeatOutc
         context.make_sibling(
             context.config,
             context.lab_id,
-            SeatReporter(by_lab[context.lab_id].name, staff.reporter, agreed=False),
+            make_seat_reporter(by_lab[context.lab_id].name, staff.reporter, agreed=False),
         )
         for context in contexts
     ]

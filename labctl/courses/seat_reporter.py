@@ -35,24 +35,24 @@ class SeatDone(SeatEvent, frozen=True):
     error: str = ""
 
 
-class SeatReporter(PolicyReporter):
-    """Passes on a seat's steps and notes as `SeatNews`, and agrees to questions about one seat.
+def make_seat_reporter(seat: str, reporter: Reporter, *, agreed: bool) -> PolicyReporter:
+    """Return a reporter that passes on a seat's steps and notes as `SeatNews`.
 
-    Questions about prices are agreed to only with `agreed`, if the total was consented to before.
+    It agrees to questions about one seat, and to those about prices only with `agreed`, if the
+    total was consented to before.
     """
 
-    def __init__(self, seat: str, reporter: Reporter, *, agreed: bool) -> None:
-        def show(event: Event) -> None:
-            if isinstance(event, Step) and not event.done:
-                reporter.emit(SeatNews(seat=seat, text=event.name))
-            elif isinstance(event, Note) and event.level != "detail":
-                warning = event.level == "warning"
-                reporter.emit(SeatNews(seat=seat, text=event.text, warning=warning))
-            elif isinstance(event, Progress) and event.unit == "bytes" and event.total:
-                progress = f"{event.name} {event.done / event.total:.0%}"
-                reporter.emit(SeatNews(seat=seat, text=progress))
+    def show(event: Event) -> None:
+        if isinstance(event, Step) and not event.done:
+            reporter.emit(SeatNews(seat=seat, text=event.name))
+        elif isinstance(event, Note) and event.level != "detail":
+            warning = event.level == "warning"
+            reporter.emit(SeatNews(seat=seat, text=event.text, warning=warning))
+        elif isinstance(event, Progress) and event.unit == "bytes" and event.total:
+            progress = f"{event.name} {event.done / event.total:.0%}"
+            reporter.emit(SeatNews(seat=seat, text=progress))
 
-        super().__init__(show, AGREE_TO_ALL if agreed else _AGREE_UNLESS_PAID)
+    return PolicyReporter(show, AGREE_TO_ALL if agreed else _AGREE_UNLESS_PAID)
 
 
 def report_stopping(reporter: Reporter) -> None:

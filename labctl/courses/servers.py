@@ -18,7 +18,7 @@ from labctl.courses.context import build_course_context, build_seat_contexts, fi
 from labctl.courses.material import CourseMaterial, collect_material, push_material
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.ledger import CourseLedgerDraft
-from labctl.courses.seat_reporter import SeatDone, SeatReporter, report_stopping
+from labctl.courses.seat_reporter import SeatDone, make_seat_reporter, report_stopping
 from labctl.errors import InterruptError, PolicyError
 from labctl.events import Question, Reporter
 from labctl.lifecycle import fleet
@@ -106,7 +106,7 @@ def bring_up_servers(
     if need is not None:
         _require_loss_consent(staff)
     prepared = [
-        _prepare_context(context, SeatReporter(seat.name, staff.reporter, agreed=True), need)
+        _prepare_context(context, make_seat_reporter(seat.name, staff.reporter, agreed=True), need)
         for context, seat in zip(contexts, seats, strict=True)
     ]
     by_lab = {seat.lab_id: seat for seat in seats}

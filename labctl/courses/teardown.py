@@ -26,7 +26,7 @@ from labctl.courses.leftovers import (
     remove_expired_disks,
 )
 from labctl.courses.records.folder import Seat
-from labctl.courses.seat_reporter import SeatDone, SeatReporter, report_stopping
+from labctl.courses.seat_reporter import SeatDone, make_seat_reporter, report_stopping
 from labctl.courses.server_contents import SavedSeat, save_server
 from labctl.courses.servers import ENDED, CourseOperator
 from labctl.courses.status import record_servers
@@ -148,7 +148,7 @@ def _save_all(
         context.make_sibling(
             context.config,
             context.lab_id,
-            SeatReporter(by_lab[context.lab_id].name, staff.reporter, agreed=False),
+            make_seat_reporter(by_lab[context.lab_id].name, staff.reporter, agreed=False),
         )
         for context in contexts
     ]
