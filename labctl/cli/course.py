@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from labctl.cli import LazyCommands
 
 if TYPE_CHECKING:
     from labctl.course import Course
@@ -19,7 +19,7 @@ BEGIN, SERVERS, HAND_IN, MONEY, KEEPER = (
     "Costs",
     "The keeper",
 )
-# A command without a heading is hidden. A command whose module is missing does not exist.
+# A command without a heading is hidden.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     # name: (module, heading, one line for --help); the function is called NAME_command
     "init": ("course_roster", BEGIN, "Create a course's folder from a roster."),
@@ -48,46 +48,9 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 }
 
 
-class CourseCommands(click.Group):
-    """The group of the course's commands; it imports a command's module when it is called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name, (module, _, _) in COMMANDS.items() if _has_module(module)]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS or not _has_module(COMMANDS[cmd_name][0]):
-            return None
-        module = importlib.import_module(f"labctl.cli.{COMMANDS[cmd_name][0]}")
-        command: click.Command | None = getattr(module, f"{cmd_name}_command", None)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        names = self.list_commands(ctx)
-        for heading in dict.fromkeys(heading for _, heading, _ in COMMANDS.values() if heading):
-            rows = [
-                (name, line)
-                for name, (_, under, line) in COMMANDS.items()
-                if under == heading and name in names
-            ]
-            if rows:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0] if args else ""
-        if name not in self.list_commands(ctx) and not name.startswith("-"):
-            import difflib
-
-            similar = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
-            advice = f"Did you mean {similar[0]}?" if similar else "See labctl course --help."
-            raise click.UsageError(f"There is no command course {name!r}. {advice}", ctx)
-        return super().resolve_command(ctx, args)
-
-
-def _has_module(module: str) -> bool:
-    return importlib.util.find_spec(f"labctl.cli.{module}") is not None
+class CourseCommands(LazyCommands):
+    table = COMMANDS
+    prefix = "course "
 
 
 @click.group(
