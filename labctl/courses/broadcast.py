@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from labctl.courses import server_contents
 from labctl.courses.context import build_seat_contexts
 from labctl.courses.material import collect_material, push_material
@@ -61,18 +59,12 @@ def run_on_seats(
     pairs: Sequence[tuple[Seat, Server]],
     line: str,
     *,
-    at_once: int = 32,
     timeout_s: float | None = None,
 ) -> list[ServerResult]:
     """Run a shell command line on all of these servers; each answer carries its seat's name."""
     servers = [server for _, server in pairs]
-    answers = run_on_all(
-        staff.course().connections, servers, line, at_once=at_once, timeout_s=timeout_s
-    )
-    return [
-        msgspec.structs.replace(answer, alias=seat.name)
-        for (seat, _), answer in zip(pairs, answers, strict=True)
-    ]
+    names = [seat.name for seat, _ in pairs]
+    return run_on_all(staff.course().connections, servers, line, names=names, timeout_s=timeout_s)
 
 
 def push_handouts(staff: CourseOperator, seats: Sequence[Seat]) -> list[SeatOutcome]:

@@ -26,7 +26,8 @@ LOGINS_AT_ONCE = 8
 class ServerResult(Value, frozen=True):
     """The result on one server. `code` is the command's exit code, None if it did not start.
 
-    In that case `error`, `why` and `hint` are those of the LabError. Output is text.
+    In that case `error`, `why` and `hint` are those of the LabError. Output is text. `alias` is the
+    server's, or the name that the caller gave it.
     """
 
     alias: str
@@ -55,26 +56,29 @@ def run_on_all(
     servers: Sequence[Server],
     line: str,
     *,
+    names: Sequence[str] = (),
     at_once: int = AT_ONCE,
     timeout_s: float | None = None,
     tell: Callable[[ServerResult], None] = lambda answer: None,
 ) -> list[ServerResult]:
     """Run `line` in a POSIX shell on each server; return the results in the order of `servers`.
 
+    Results have the servers' aliases, or `names`, one for each server.
     `tell` is called in this thread with each result, in that order too, as soon as all earlier
     ones are there. A server that fails does not stop the others. After an interrupt no further
     server is started.
     """
     login_limiter = LoginLimiter(servers)
 
-    def run_one(server: Server) -> ServerResult:
+    def run_one(server: Server, name: str) -> ServerResult:
         with login_limiter.acquire_slot(server.endpoint):
-            return _run_on_server(connections, server, line, timeout_s)
+            return _run_on_server(connections, server, name, line, timeout_s)
 
     answers = []
     with _start_threads(at_once) as threads:
         futures: list[Future[ServerResult]] = [
-            threads.submit(run_one, server) for server in servers
+            threads.submit(run_one, server, name)
+            for server, name in zip(servers, names or [s.alias for s in servers], strict=True)
         ]
         for future in futures:
             answers.append(future.result())
@@ -92,13 +96,13 @@ def _start_threads(at_once: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _run_on_server(
-    connections: Connections, server: Server, line: str, timeout_s: float | None
+    connections: Connections, server: Server, name: str, line: str, timeout_s: float | None
 ) -> ServerResult:
     try:
         result: Result = connections.reopen(server).run(line, timeout_s=timeout_s, check=False)
     except LabError as error:
         return ServerResult(
-            alias=server.alias,
+            alias=name,
             server_id=server.id,
             code=None,
             error=error.what,
@@ -106,7 +110,7 @@ def _run_on_server(
             hint=error.hint,
         )
     return ServerResult(
-        alias=server.alias,
+        alias=name,
         server_id=server.id,
         code=result.code,
         stdout=result.stdout,
