@@ -71,14 +71,12 @@ class CoursePlan(Value, frozen=True):
     problem_next: str = ""
 
 
-def compute_plan(
-    staff: CourseOperator, *, offline: bool = False, now: float | None = None
-) -> CoursePlan:
+def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
     """Compute the plan. Nothing is created or changed; `offline` sends no request.
 
     `problem` says if the provider does not answer, or has nothing that fits.
     """
-    folder, at = staff.folder, time.time() if now is None else now
+    folder, at = staff.folder, time.time()
     config, seats = folder.config, folder.list_seats()
     before = load_planned(staff)
     names = [seat.name for seat in seats]
@@ -123,11 +121,11 @@ def load_planned(staff: CourseOperator) -> Planned | None:
         return None
 
 
-def store_planned(staff: CourseOperator, now: float | None = None) -> None:
+def store_planned(staff: CourseOperator) -> None:
     """Store course.yaml's keys and the seats as the last plan that was shown."""
     folder = staff.folder
     planned = Planned(
-        at=time.time() if now is None else now,
+        at=time.time(),
         by=staff.by,
         keys=_read_keys(folder.config),
         seats=tuple(seat.name for seat in folder.list_seats()),

@@ -59,16 +59,10 @@ class _Identity(Value, frozen=True):
 class CourseFolder:
     """The folder of one course. `settings_type` is as for `load_lab`."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        settings_type: SettingsType | None = None,
-        tell: Callable[[str], None] = lambda text: None,
-    ) -> None:
+    def __init__(self, path: Path, *, settings_type: SettingsType | None = None) -> None:
         self.path = path.expanduser().absolute()
         self.settings_type = settings_type
-        self.tell = tell
+        self.tell: Callable[[str], None] = lambda text: None
 
     @functools.cached_property
     def config(self) -> CourseConfig:

@@ -122,7 +122,7 @@ def read_table_bytes(path: Path) -> bytes:
         ) from error
 
 
-def table_error(where: str, problems: Sequence[Problem], *, hint: str = "") -> ConfigError:
+def table_error(where: str, problems: Sequence[Problem]) -> ConfigError:
     """Return the error for a table with these problems, in the order of its lines."""
     distinct = sorted(
         dict.fromkeys(problems), key=lambda problem: (problem.line == 0, problem.line)
@@ -132,7 +132,7 @@ def table_error(where: str, problems: Sequence[Problem], *, hint: str = "") -> C
         f"{where} has {count}",
         tuple(distinct),
         why="nothing was imported and nothing was changed",
-        hint=hint or "fix these lines and try again",
+        hint="fix these lines and try again",
     )
 
 
