@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
-from labctl.cli.course_check import bake_command, check_command
-from labctl.cli.course_inspect import explain_command, logs_command, ssh_command, status_command
 from labctl.cli.course_options import make_staff, only_options, select_seats
 from labctl.cli.course_table import ClassScreen
 from labctl.cli.exit_codes import clean
@@ -30,20 +28,6 @@ if TYPE_CHECKING:
 # placeholder for a seat's name, so that equal messages of several seats compare equal
 SEAT = "\0"
 MAX_NAMES = 8
-
-__all__ = [
-    "bake_command",
-    "check_command",
-    "down_command",
-    "explain_command",
-    "extend_command",
-    "logs_command",
-    "message_command",
-    "push_command",
-    "ssh_command",
-    "status_command",
-    "up_command",
-]
 
 
 @click.command("up")

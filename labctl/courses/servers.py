@@ -17,7 +17,7 @@ from labctl.courses import metering
 from labctl.courses.context import build_course_context, build_seat_contexts, find_baked_image
 from labctl.courses.material import CourseMaterial, collect_material, push_material
 from labctl.courses.records.folder import CourseFolder, Seat
-from labctl.courses.records.ledger import CourseLedgerDraft
+from labctl.courses.records.ledger_entries import CourseLedgerDraft
 from labctl.courses.seat_reporter import SeatDone, make_seat_reporter, report_stopping
 from labctl.errors import InterruptError, PolicyError
 from labctl.events import Question, Reporter

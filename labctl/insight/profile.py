@@ -24,7 +24,7 @@ from labctl.runs import images, outputs, runs
 from labctl.servers.adoption import renew
 from labctl.servers.context import LabContext
 from labctl.services import lab_services, services
-from labctl.services.background_forwards import Forwarding
+from labctl.services.port_forward import Forwarding
 from labctl.sync import lab_files
 from labctl.wire.runs import RunSpec
 from labctl.wire.services import ServiceRequest

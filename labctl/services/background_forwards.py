@@ -30,16 +30,6 @@ from labctl.services.services import ensure_service
 from labctl.transports.openssh import OpenSshTransport
 from labctl.wire.services import ServiceRequest
 
-__all__ = [
-    "DetachedSpec",
-    "ForwardSpec",
-    "Forwarding",
-    "build_url",
-    "list_forwards",
-    "run_detached",
-    "stop_forward",
-]
-
 _MODULE = "labctl.services.background_forwards"
 
 

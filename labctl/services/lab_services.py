@@ -15,12 +15,11 @@ from labctl.servers.prepare import select_gpus
 from labctl.services import services
 from labctl.services.background_forwards import (
     DetachedSpec,
-    Forwarding,
-    ForwardSpec,
     list_forwards,
     run_detached,
     stop_forward,
 )
+from labctl.services.port_forward import Forwarding, ForwardSpec
 from labctl.sync import lab_files
 from labctl.wire.runs import CLEAR_RUNS
 from labctl.wire.services import ServiceRequest

@@ -15,7 +15,7 @@ from lab_world import DiskCloud, World, world
 
 from labctl.courses import tasks as rounds_module
 from labctl.courses.keys import AuthorizedKeys
-from labctl.courses.records.ledger import CourseLedgerEntry
+from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.requests import RequestHandler
 from labctl.courses.scheduler import CourseScheduler, make_course_log_reporter
 from labctl.courses.tasks import GRACE_S, CourseTasks

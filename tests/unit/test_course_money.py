@@ -13,13 +13,14 @@ from labctl.config.course_schema import GradingConfig
 from labctl.courses.plan import request_text
 from labctl.courses.records import term
 from labctl.courses.records.cost_report import CourseCosts, compute_course_costs
-from labctl.courses.records.ledger import CourseLedgerEntry, RunningServer
+from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.plan_changes import (
     describe_server_limits,
     list_cautions,
     list_changes,
     read_keys,
 )
+from labctl.courses.records.spending import RunningServer
 from labctl.courses.records.student import Student
 from labctl.model import Offer
 from labctl.providers import QuotaRoom
