@@ -47,6 +47,11 @@ def quote(text: str) -> str:
     return repr(text)
 
 
+def make_read_error(path: Path, error: OSError) -> LabError:
+    name = escape(str(path))
+    return LabError(f"cannot read {name}", why=error.strerror or "", hint=f"ls -l {name}")
+
+
 def escape(text: str) -> str:
     """Escape everything unprintable in `text`, without quotes."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
@@ -65,11 +70,7 @@ def read_bytes(path: Path, what: str, *, hint: str) -> bytes:
     except FileNotFoundError:
         raise ConfigError(f"there is no {what} in {escape(str(path.parent))}", hint=hint) from None
     except OSError as error:
-        raise LabError(
-            f"cannot read {escape(str(path))}",
-            why=error.strerror or "",
-            hint=f"ls -l {escape(str(path))}",
-        ) from error
+        raise make_read_error(path, error) from error
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(
             f"{escape(str(path))} is too large",

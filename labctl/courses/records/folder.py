@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from labctl.config import CourseConfig, load_course
-from labctl.config.document import escape
+from labctl.config.document import escape, make_read_error
 from labctl.config.identity import write_private
 from labctl.config.lab import SettingsType
 from labctl.config.reader import find_nearest
@@ -260,11 +260,7 @@ class CourseFolder:
         except msgspec.MsgspecError:
             identity = _Identity(version=1, id="", secret="")
         except OSError as error:
-            raise LabError(
-                f"cannot read {escape(str(file))}",
-                why=error.strerror or "",
-                hint=f"ls -l {escape(str(file))}",
-            ) from error
+            raise make_read_error(file, error) from error
         is_valid = re.fullmatch("[0-9a-f]{16}", identity.id) and re.fullmatch(
             "[0-9a-f]{32}", identity.secret
         )

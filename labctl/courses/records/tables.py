@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from errno import ENOENT
 from pathlib import Path
 
-from labctl.config.document import escape
-from labctl.errors import ConfigError, LabError, Problem
+from labctl.config.document import make_read_error
+from labctl.errors import ConfigError, Problem
 from labctl.model import Value
 
 MAX_TABLE_BYTES = 8 * 1024 * 1024
@@ -115,11 +115,7 @@ def read_table_bytes(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(MAX_TABLE_BYTES + 1)
     except OSError as error:
-        raise LabError(
-            f"cannot read {escape(str(path))}",
-            why=error.strerror or "",
-            hint=f"ls -l {escape(str(path))}",
-        ) from error
+        raise make_read_error(path, error) from error
 
 
 def table_error(where: str, problems: Sequence[Problem]) -> ConfigError:
