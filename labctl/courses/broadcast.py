@@ -8,7 +8,7 @@ from labctl.courses import server_contents
 from labctl.courses.context import build_seat_contexts
 from labctl.courses.material import collect_material, push_material
 from labctl.courses.records.folder import Seat
-from labctl.courses.seat_reporter import SeatDone, make_seat_reporter
+from labctl.courses.seat_reporter import label_events, make_done_notifier
 from labctl.courses.servers import CourseOperator, SeatOutcome
 from labctl.courses.status import build_seat_context, find_server, list_running_servers
 from labctl.errors import LabError, NotFoundError, UsageError
@@ -76,14 +76,7 @@ def push_handouts(staff: CourseOperator, seats: Sequence[Seat]) -> list[SeatOutc
     contexts = build_seat_contexts(
         staff.folder, staff.paths, staff.state, staff.reporter, [seat for seat, _ in pairs]
     )
-    reporting = [
-        context.make_sibling(
-            context.config,
-            context.lab_id,
-            make_seat_reporter(by_lab[context.lab_id].name, staff.reporter, agreed=False),
-        )
-        for context in contexts
-    ]
+    reporting = [label_events(context, by_lab[context.lab_id].name) for context in contexts]
     login_limiter = LoginLimiter(list(servers.values()))
 
     def push_to_seat(context: LabContext) -> Server:
@@ -92,10 +85,9 @@ def push_handouts(staff: CourseOperator, seats: Sequence[Seat]) -> list[SeatOutc
             push_material(context, server, handouts)
         return server
 
-    def report(outcome: fleet.LabOutcome[Server]) -> None:
-        error = outcome.error.what if outcome.error else ""
-        staff.reporter.emit(SeatDone(seat=by_lab[outcome.context.lab_id].name, error=error))
-
+    outcomes = fleet.run_for_each(
+        reporting, push_to_seat, tell=make_done_notifier(staff.reporter, by_lab)
+    )
     return [
         SeatOutcome(
             seat=by_lab[outcome.context.lab_id].name,
@@ -105,7 +97,7 @@ def push_handouts(staff: CourseOperator, seats: Sequence[Seat]) -> list[SeatOutc
             why=outcome.error.why if outcome.error else "",
             hint=outcome.error.hint if outcome.error else "",
         )
-        for outcome in fleet.run_for_each(reporting, push_to_seat, tell=report)
+        for outcome in outcomes
     ]
 
 

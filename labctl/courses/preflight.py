@@ -19,7 +19,7 @@ from labctl.courses.key_check import find_rejected_students
 from labctl.courses.keys import DEFAULT_FILE, AuthorizedKeys
 from labctl.courses.records.folder import Seat
 from labctl.courses.seat_operations import explain_missing_deadline
-from labctl.courses.seat_reporter import make_seat_reporter
+from labctl.courses.seat_reporter import label_events
 from labctl.courses.servers import ENDED, LOSS, LOSS_NEXT, CourseOperator, require_price_consent
 from labctl.errors import LabError, NoOfferError
 from labctl.errors.replies import describe_error
@@ -307,8 +307,7 @@ def _check_boot(staff: CourseOperator, course: LabContext) -> list[Check]:
     """Create one server like a student's, measure how long each step takes, and end it."""
     context = build_own_context(staff.folder, course, "check")
     need = require_price_consent(course, [context]) or context.config.server.need
-    reporter = make_seat_reporter(context.config.name, staff.reporter, agreed=True)
-    context = context.make_sibling(context.config, context.lab_id, reporter=reporter)
+    context = label_events(context, context.config.name, agreed=True)
     started_at = time.monotonic()
     times: list[str] = []
     images: list[Check] = []
