@@ -8,6 +8,7 @@ control characters and deep nesting are refused, duplicate keys are reported, al
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,15 @@ def quote(text: str) -> str:
 def make_read_error(path: Path, error: OSError) -> LabError:
     name = escape(str(path))
     return LabError(f"cannot read {name}", why=error.strerror or "", hint=f"ls -l {name}")
+
+
+def make_problems_error(
+    where: str, problems: Iterable[Problem], *, why: str = "", hint: str
+) -> ConfigError:
+    """Return the error for a file with these problems, in the order of its lines."""
+    distinct = sorted(dict.fromkeys(problems), key=lambda p: (p.line == 0, p.line))
+    count = "one problem" if len(distinct) == 1 else f"{len(distinct)} problems"
+    return ConfigError(f"{where} has {count}", tuple(distinct), why=why, hint=hint)
 
 
 def escape(text: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from errno import ENOENT
 from pathlib import Path
 
-from labctl.config.document import make_read_error
+from labctl.config.document import make_problems_error, make_read_error
 from labctl.errors import ConfigError, Problem
 from labctl.model import Value
 
@@ -120,16 +120,8 @@ def read_table_bytes(path: Path) -> bytes:
 
 def table_error(where: str, problems: Sequence[Problem]) -> ConfigError:
     """Return the error for a table with these problems, in the order of its lines."""
-    distinct = sorted(
-        dict.fromkeys(problems), key=lambda problem: (problem.line == 0, problem.line)
-    )
-    count = "one problem" if len(distinct) == 1 else f"{len(distinct)} problems"
-    return ConfigError(
-        f"{where} has {count}",
-        tuple(distinct),
-        why="nothing was imported and nothing was changed",
-        hint="fix these lines and try again",
-    )
+    why = "nothing was imported and nothing was changed"
+    return make_problems_error(where, problems, why=why, hint="fix these lines and try again")
 
 
 def _decode(data: bytes, problems: list[Problem]) -> tuple[str, str, bytes] | None:
