@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -27,6 +26,7 @@ from labctl.model import Forward, Service, Value
 from labctl.servers.agent import AgentClient
 from labctl.services.port_forward import FATAL, Forwarding, ForwardSpec, Refresh, build_url
 from labctl.services.services import ensure_service
+from labctl.state import State
 from labctl.transports.openssh import OpenSshTransport
 from labctl.wire.services import ServiceRequest
 
@@ -57,17 +57,7 @@ class _DetachedReply(Value, frozen=True):
     hint: str = ""
 
 
-class ForwardRecords(Protocol):
-    """The records of background forwards (`labctl.state.State`)."""
-
-    def save_forward(self, forward: Forward) -> None: ...
-
-    def list_forwards(self, server_id: str | None = None) -> list[Forward]: ...
-
-    def drop_forward(self, forward_id: str) -> None: ...
-
-
-def run_detached(spec: DetachedSpec, record: ForwardRecords) -> Forward:
+def run_detached(spec: DetachedSpec, record: State) -> Forward:
     """Start a background forward, or return the one that already runs.
 
     The returned `url` contains the token; the record does not.
@@ -120,7 +110,7 @@ def _to_error(reply: _DetachedReply) -> LabError:
     return error
 
 
-def list_forwards(record: ForwardRecords, server_id: str | None = None) -> list[Forward]:
+def list_forwards(record: State, server_id: str | None = None) -> list[Forward]:
     """List the running background forwards, and drop the records of those that have ended."""
     living = []
     for forward in record.list_forwards(server_id):
@@ -131,7 +121,7 @@ def list_forwards(record: ForwardRecords, server_id: str | None = None) -> list[
     return living
 
 
-def stop_forward(record: ForwardRecords, which: str, server_id: str | None = None) -> list[Forward]:
+def stop_forward(record: State, which: str, server_id: str | None = None) -> list[Forward]:
     """Stop the background forwards with this id or service name, or "all"; return them.
 
     NotFoundError if none has that name. Touches no other process.

@@ -17,11 +17,11 @@ from labctl.sync.containment import find_name_problem, require_contained
 from labctl.sync.downloads import AnnouncedFile, rename_stable_identity
 from labctl.sync.durability import hash_on_disk, sync_directories
 from labctl.sync.scan import HashIndex
+from labctl.wire.checkpoints import MANIFEST, find_checkpoint, list_checkpoints
 from labctl.wire.files import RunManifest
 
 PARTIAL = ".labctl-partial"
 RECORD = "run.json"
-MANIFEST = "manifest.json"
 
 
 class MissingFile(Value, frozen=True):
@@ -130,9 +130,9 @@ def place_files(
     The index is written after the renames are on the disk, so that its entries survive a crash.
     """
     partial = look.home / PARTIAL
-    tops = _list_tops(look.files)
-    incomplete = {top for file in bad if (top := _find_top(file.path, tops))}
-    good = [file for file in confirmed if _find_top(file.path, tops) not in incomplete]
+    tops = list_checkpoints(look.files)
+    incomplete = {top for file in bad if (top := find_checkpoint(file.path, tops))}
+    good = [file for file in confirmed if find_checkpoint(file.path, tops) not in incomplete]
     count = 0
     for top, members in _group(good, tops).items():
         target = resolve_inside(look.home, top.rstrip("/")) if top else look.home
@@ -153,25 +153,10 @@ def place_files(
     return count
 
 
-def _list_tops(files: Iterable[str]) -> list[str]:
-    """List the outermost directories (with "/") that hold a manifest."""
-    tops: list[str] = []
-    for name in sorted(files, key=len):
-        if name.endswith("/" + MANIFEST):
-            top = name[: -len(MANIFEST)]
-            if not any(top.startswith(outer) for outer in tops):
-                tops.append(top)
-    return tops
-
-
-def _find_top(name: str, tops: list[str]) -> str:
-    return next((top for top in tops if name.startswith(top)), "")
-
-
 def _group(due: list[AnnouncedFile], tops: list[str]) -> dict[str, list[AnnouncedFile]]:
     groups: dict[str, list[AnnouncedFile]] = {}
     for file in due:
-        groups.setdefault(_find_top(file.path, tops), []).append(file)
+        groups.setdefault(find_checkpoint(file.path, tops), []).append(file)
     return groups
 
 
