@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,9 +27,11 @@ from labctl.model import Forward, Service, Value
 from labctl.servers.agent import AgentClient
 from labctl.services.port_forward import FATAL, Forwarding, ForwardSpec, Refresh, build_url
 from labctl.services.services import ensure_service
-from labctl.state import State
 from labctl.transports.openssh import OpenSshTransport
 from labctl.wire.services import ServiceRequest
+
+if TYPE_CHECKING:
+    from labctl.state import State
 
 _MODULE = "labctl.services.background_forwards"
 
