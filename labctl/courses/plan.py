@@ -10,7 +10,7 @@ import msgspec
 from labctl.config import CourseConfig
 from labctl.config.identity import write_private
 from labctl.courses.metering import read_servers
-from labctl.courses.records import plan_changes, term
+from labctl.courses.records import plan_changes, timetable
 from labctl.courses.records.cost_report import CourseCosts, compute_course_costs
 from labctl.courses.records.folder import Seat
 from labctl.courses.records.plan_changes import KeyChange, Planned
@@ -178,8 +178,8 @@ def _weekly_hours(config: CourseConfig, now: float) -> float:
     since = now
     if config.term is not None:
         zone = config.hours[0].zone if config.hours else "UTC"
-        since = max(now, term.term_start(config.term, zone))
-    return term.class_hours(config.hours, None, since, since + WEEK_S)
+        since = max(now, timetable.term_start(config.term, zone))
+    return timetable.class_hours(config.hours, None, since, since + WEEK_S)
 
 
 def _add_prices(
@@ -215,8 +215,8 @@ def _add_prices(
     weekly = plan.class_hours_per_week * plan.servers * price if config.hours else None
     term_usd = None
     if config.hours and config.term:
-        until = term.term_end(config.term, config.hours[0].zone)
-        hours = term.class_hours(config.hours, config.term, now, until) if until > now else 0.0
+        until = timetable.term_end(config.term, config.hours[0].zone)
+        hours = timetable.class_hours(config.hours, config.term, now, until) if until > now else 0.0
         term_usd = hours * plan.servers * price
     return msgspec.structs.replace(
         plan,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from labctl.config import CourseConfig
-from labctl.courses.records import term
+from labctl.courses.records import timetable
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.spending import (
     RunningServer,
@@ -268,10 +268,12 @@ def compute_forecast(
     former_usd = sum(seat.usd for seat in seats if seat.seat not in active)
     at_most = sum(limits) + former_usd if len(limits) == len(in_use) else None
     zone = config.hours[0].zone if config.hours else "UTC"
-    until = term.term_end(config.term, zone) if config.term else None
+    until = timetable.term_end(config.term, zone) if config.term else None
     if until is None:
         return Forecast(until=None, basis="", expected_usd=None, at_most_usd=at_most)
-    hours_left = term.class_hours(config.hours, config.term, now, until) if until > now else 0.0
+    hours_left = (
+        timetable.class_hours(config.hours, config.term, now, until) if until > now else 0.0
+    )
     pace = compute_usd_per_day(stretches, now)
     price = compute_mean_price(stretches)
     basis, more = "", None
