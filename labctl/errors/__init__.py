@@ -113,9 +113,9 @@ class BusyError(LabError):
 
 
 class LockHeldError(BusyError):
-    """Another process holds a lock. `holder` describes it, and since when it has it."""
+    """Another process holds a lock. `holder` describes it, and since when it has it, if known."""
 
-    def __init__(self, what: str, *, holder: str, why: str = "", hint: Hint = "") -> None:
+    def __init__(self, what: str, *, holder: str = "", why: str = "", hint: Hint = "") -> None:
         super().__init__(what, why=why, hint=hint)
         self.holder = holder
 

@@ -11,11 +11,17 @@ from labctl.errors import CommandError, ConfigError, LabError
 from labctl.wire.codec import MessageError, from_json
 from labctl.wire.verbs import Reply, Request, Verb
 
+MOST_CHARS = 2000
+
 
 def as_reply(error: LabError) -> dict[str, dict[str, str]]:
-    """Encode an error as the JSON object that `parse_error` decodes."""
-    kind, why = type(error).__name__, error.why
-    if isinstance(error, ConfigError):
+    """Encode an error as the JSON object that `parse_error` decodes.
+
+    An error that is defined elsewhere is sent as the class of this room that it inherits from.
+    """
+    names = (each.__name__ for each in type(error).__mro__ if each in vars(errors).values())
+    kind, why = next(names), error.why
+    if isinstance(error, ConfigError) and error.problems:
         why = "\n".join(f"{p.path} (line {p.line}): {p.message}" for p in error.problems)
     return {"error": {"kind": kind, "what": error.what, "why": why, "hint": error.hint}}
 
@@ -23,7 +29,8 @@ def as_reply(error: LabError) -> dict[str, dict[str, str]]:
 def parse_error(body: Mapping[str, object]) -> LabError | None:
     """Return the error that a reply reports, or None for any other reply.
 
-    A kind that this version does not know becomes a plain LabError.
+    A kind that this version does not know becomes a plain LabError. Texts are cut: the other side
+    may be hostile.
     """
     fields = body.get("error")
     if not isinstance(fields, dict):
@@ -32,8 +39,8 @@ def parse_error(body: Mapping[str, object]) -> LabError | None:
     # A CommandError needs an exit code, which a reply does not carry.
     if not (isinstance(kind, type) and issubclass(kind, LabError)) or kind is CommandError:
         kind = LabError
-    what, why, hint = (str(fields.get(key, "")) for key in ("what", "why", "hint"))
-    error: LabError = kind(what, why=why, hint=hint)
+    what, why, hint = (str(fields.get(key, ""))[:MOST_CHARS] for key in ("what", "why", "hint"))
+    error: LabError = kind(what or "the other side refused", why=why, hint=hint)
     return error
 
 

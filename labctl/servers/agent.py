@@ -9,9 +9,8 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from labctl.errors import (
     CommandError,
@@ -129,17 +128,17 @@ class AgentClient:
     def call(
         self,
         verb: Verb[Request, Reply],
-        request: Request,
+        request: Request | Callable[[], Request],
         *,
-        body: Callable[[], Iterator[bytes]] | None = None,
         timeout_s: float = 120.0,
     ) -> Reply:
-        """Call a verb and return its reply. `body` follows the request line on standard input.
+        """Call a verb and return its reply.
+
+        A request that takes long to build can be a function: the agent starts meanwhile.
 
         Raises the LabError that the agent reports, or CommandError if it exits without a reply.
         """
-        head = encode(request).encode() + b"\n"
-        stdin: Body = head if body is None else lambda: chain((head,), body())
+        stdin = _build_later(request) if callable(request) else _encode_line(request)
         line = _build_line(verb.name)
         result = self.transport.run(line, stdin=stdin, timeout_s=timeout_s, check=False)
         if result.code == NOT_INSTALLED:
@@ -164,7 +163,7 @@ class AgentClient:
         Returns the closing reply. If it never comes, the transport raises LinkLostError (the link
         died), or this raises CommandError (the agent died).
         """
-        line, stdin = _build_line(verb.name), encode(request).encode() + b"\n"
+        line, stdin = _build_line(verb.name), _encode_line(request)
         splitter = _ReplyParser(
             lambda reply: on_reply(convert_reply(verb.opening, reply)), on_bytes
         )
@@ -201,6 +200,16 @@ class AgentClient:
             'if [ -d "$here" ]; then rm -rf "$new"; else mv "$new" "$here"; fi',
             stdin=build_program(),
         )
+
+
+def _encode_line(request: NamedTuple) -> bytes:
+    return encode(request).encode() + b"\n"
+
+
+def _build_later(build: Callable[[], NamedTuple]) -> Body:
+    """Return a body that is built when it is first read; a transport reads it for each attempt."""
+    line = functools.cache(lambda: _encode_line(build()))
+    return lambda: iter((line(),))
 
 
 def _build_line(verb: str) -> str:

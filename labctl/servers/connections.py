@@ -262,13 +262,13 @@ class Connections:
     def _make_shared(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
         """Make the transport that all commands of this process to one server share."""
         from labctl.transports.fabric import FabricTransport
-        from labctl.transports.fabric_login import has_plain_key
+        from labctl.transports.fabric_login import can_log_in
 
         openssh = None
         if shutil.which("ssh"):
             openssh = self._make_openssh(config, server_id, endpoint)
-            if not has_plain_key(endpoint):
-                return openssh  # it knows agents, security tokens and passphrases
+            if not can_log_in(endpoint):
+                return openssh
         return FabricTransport(
             self._replace_jump(endpoint), known_hosts=self._user_known_hosts(), openssh=openssh
         )

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import time
 
-from labctl.errors import BusyError, CredentialsError, LabError, ProviderError, ThrottledError
+from labctl.errors import (
+    AuthenticationError,
+    BusyError,
+    CredentialsError,
+    HostKeyError,
+    LabError,
+    ProviderError,
+    ThrottledError,
+)
 from labctl.events import Note, Step
 from labctl.model import Server
 from labctl.providers import Console, Stoppable
@@ -24,7 +32,8 @@ POLL_S = 0.25
 def reach(context: LabContext, server: Server) -> tuple[Server, Transport]:
     """Wait for a server; return it and a transport on which a login has worked.
 
-    A new server that cannot be reached is removed again, after its console output is shown.
+    A new server that cannot be reached, or that refuses the login, is removed again, after its
+    console output is shown.
     """
     fresh = is_fresh(context, server)
     try:
@@ -39,6 +48,12 @@ def reach(context: LabContext, server: Server) -> tuple[Server, Transport]:
         # Not the server's fault, and the provider would not accept its removal either.
         raise
     except (BusyError, ProviderError) as error:
+        if fresh:
+            _undo(context, server, error)
+            error.hint = f"{context.subject.up}   # creates another one"
+        raise
+    except (AuthenticationError, HostKeyError) as error:
+        # Another server would refuse the login too, so the error keeps its own hint.
         if fresh:
             _undo(context, server, error)
         raise
@@ -91,7 +106,6 @@ def _undo(context: LabContext, server: Server, error: LabError) -> None:
         failure.why = "\n".join(filter(None, [reason, failure.why]))
         raise
     error.why = "\n".join(filter(None, [error.why, "the server was removed again"]))
-    error.hint = f"{context.subject.up}   # creates another one"
 
 
 def _describe_console(context: LabContext, server: Server) -> str:

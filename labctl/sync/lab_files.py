@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from labctl.model import FileEntry, Server
+from labctl.model import Server
 from labctl.servers.context import LabContext
 from labctl.sync import edits
 from labctl.sync import push as transfer
 from labctl.sync.edits import EditsResult
 from labctl.sync.fetch import fetch_data
-from labctl.sync.push import PushedTree
+from labctl.sync.push import Files, PushedTree
 from labctl.sync.scan import HashIndex, scan_code, scan_data
 from labctl.sync.transfer_lock import hold_transfers
 
 # Target on the server, local directory, its files, and the index of their hashes.
-Tree = tuple[str, Path, Sequence[FileEntry], HashIndex]
+Tree = tuple[str, Path, Files, HashIndex]
 
 
 def push(context: LabContext, server: Server, *, force: bool) -> list[PushedTree]:
@@ -24,7 +25,7 @@ def push(context: LabContext, server: Server, *, force: bool) -> list[PushedTree
     config = context.config
     inside = [data.path for data in config.data.values() if data.path and data.inside_lab]
     index = HashIndex(config.root, "code")
-    code = scan_code(config.root, context.reporter, data=inside, later=index)
+    code = functools.partial(scan_code, config.root, context.reporter, data=inside, later=index)
     return [
         *_push_trees(context, server, [("code", config.root, code, index)], force=force),
         *push_data(context, server, force=force),

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import hashlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -34,6 +35,8 @@ NAMED_AT_MOST = 20
 # Content up to this size is sent with the plan request: that costs less than a second call.
 INLINE_BYTES = 256 * 1024
 BLOCK_BYTES = 1024**2
+# The files of a tree, or a function that scans for them.
+Files = Sequence[FileEntry] | Callable[[], Sequence[FileEntry]]
 
 
 class PushedTree(Value, frozen=True):
@@ -52,7 +55,7 @@ def push_tree(
     lab_id: str,
     target: str,
     root: Path,
-    files: Sequence[FileEntry],
+    files: Files,
     reporter: Reporter,
     *,
     force: bool = False,
@@ -61,7 +64,8 @@ def push_tree(
     """Make `target` ("code", "data/<name>", "wheelhouse") on the server equal to `files`.
 
     `files` (from `scan`) are below `root`; those without a `sha256` are hashed during the transfer,
-    or before it if the server may already have them. `index`, the scan's own, stores the hashes.
+    or before it if the server may already have them. A function that scans is called while the
+    server's agent starts. `index`, the scan's own, stores the hashes.
 
     PolicyError if the server holds edits and `force` is false, or if the user declines a large
     transfer; DiskFullError before anything is sent; LinkLostError and TransferError keep what
@@ -69,7 +73,7 @@ def push_tree(
     """
     request = PlanRequest(lab_name, lab_id, target, files=(), force=force)
     try:
-        return _Push(remote, request, root, reporter, index).run(tuple(files))
+        return _Push(remote, request, root, files, reporter, index).run()
     finally:
         if index:
             index.save()
@@ -83,32 +87,37 @@ class _Push:
         remote: AgentClient,
         request: PlanRequest,
         root: Path,
+        files: Files,
         reporter: Reporter,
         index: HashIndex | None,
     ) -> None:
         self.remote = remote
         self.request = request
         self.root = root
+        self.unlisted = files
         self.reporter = reporter
         self.index = index
         self.sent_bytes = 0
         self.complaint = ""
-        self.files: tuple[FileEntry, ...] = ()
         self.edited = index.read if index else set()
 
-    def run(self, files: tuple[FileEntry, ...]) -> PushedTree:
+    @functools.cached_property
+    def files(self) -> tuple[FileEntry, ...]:
+        """The files as they were scanned, or hashed again since."""
+        return tuple(self.unlisted() if callable(self.unlisted) else self.unlisted)
+
+    def run(self) -> PushedTree:
         sent: set[str] = set()
         agreed = False
         bad: list[str] = []
         removed: set[str] = set()
         for _ in range(TRIES):
-            files, plan = self._plan(files)
-            self.files = files
+            plan = self._plan()
             removed |= set(plan.removed)
             missing = set(plan.needed)
-            needed = [f for f in files if f.path in missing]
+            needed = [f for f in self.files if f.path in missing]
             if not needed:
-                return self._result(files, sent, removed)
+                return self._result(sent, removed)
             sent |= missing
             if plan.bad is not None:
                 bad = self._count_inline(needed, plan.bad)
@@ -116,8 +125,8 @@ class _Push:
                 agreed = agreed or self._require_consent(needed, plan.staged_bytes)
                 bad = self._send(needed, plan)
             if not bad:
-                return self._result(files, sent, removed)
-            files = self._refresh(files, bad)
+                return self._result(sent, removed)
+            self._refresh(bad)
         why = f"{len(bad)} file{'' if len(bad) == 1 else 's'} changed while being sent"
         raise TransferError(
             f"{bad[0]!a} changed during each of {TRIES} transfers",
@@ -125,19 +134,23 @@ class _Push:
             hint="stop the program that writes to it, or add it to .labignore, then labctl push",
         )
 
-    def _plan(self, files: tuple[FileEntry, ...]) -> tuple[tuple[FileEntry, ...], PlanReply]:
-        """Return the server's plan, and the files with all hashes that the server asked for."""
+    def _plan(self) -> PlanReply:
+        """Return the server's plan, after all files have the hashes that the server asked for."""
         while True:
-            plan = self._request_plan(files)
+            plan = self._request_plan()
             self._check(plan)
             if not plan.unsure:
-                return files, plan
-            files = self._refresh(files, plan.unsure)
+                return plan
+            self._refresh(plan.unsure)
 
-    def _request_plan(self, files: tuple[FileEntry, ...]) -> PlanReply:
+    def _request_plan(self) -> PlanReply:
         """Request the server's plan. Its `bad` is set if the inline content was all it needs."""
-        request = self.request._replace(files=tuple(map(_as_pushed, files)))
-        inline = [f for f in files if f.path in self.edited and f.sha256]
+        with add_resume_hint("labctl push"):
+            return self.remote.call(PLAN, self._build_request, timeout_s=LONG_S)
+
+    def _build_request(self) -> PlanRequest:
+        request = self.request._replace(files=tuple(map(_as_pushed, self.files)))
+        inline = [f for f in self.files if f.path in self.edited and f.sha256]
         self.edited = set()
         if sum(f.size for f in inline) <= INLINE_BYTES:
             contents = {
@@ -146,8 +159,7 @@ class _Push:
                 if (content := self._read_content(f)) is not None
             }
             request = request._replace(contents=contents)
-        with add_resume_hint("labctl push"):
-            return self.remote.call(PLAN, request, timeout_s=LONG_S)
+        return request
 
     def _read_content(self, entry: FileEntry) -> bytes | None:
         """Read a small file; None if its size changed since the scan."""
@@ -165,18 +177,16 @@ class _Push:
         self._progress(size, size)
         return list(bad)
 
-    def _refresh(self, files: tuple[FileEntry, ...], names: Sequence[str]) -> tuple[FileEntry, ...]:
-        return rehash(self.root, files, set(names), self.reporter, self.index)
+    def _refresh(self, names: Sequence[str]) -> None:
+        self.files = rehash(self.root, self.files, set(names), self.reporter, self.index)
 
-    def _result(
-        self, files: tuple[FileEntry, ...], sent: set[str], removed: set[str]
-    ) -> PushedTree:
+    def _result(self, sent: set[str], removed: set[str]) -> PushedTree:
         return PushedTree(
             target=self.request.target,
             sent=len(sent),
             sent_bytes=self.sent_bytes,
             removed=len(removed),
-            unchanged=len({f.path for f in files} - sent),
+            unchanged=len({f.path for f in self.files} - sent),
         )
 
     def _check(self, plan: PlanReply) -> None:
@@ -255,7 +265,7 @@ class _Push:
 
     def _disk_error(self) -> TransferError:
         """Return the error for a failed write: a full disk, if the server's plan says so."""
-        plan = self._request_plan(self.files)
+        plan = self._request_plan()
         if plan.short_bytes:
             return DiskFullError(
                 "the server's disk is full", why=_shortage(plan), hint=_render_disk_hint

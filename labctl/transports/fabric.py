@@ -115,11 +115,13 @@ class FabricTransport(BoundedTransport):
                 channel.exec_command(framed.line)
             except _NETWORK_ERRORS as error:
                 raise failures.make_link_lost_error(self.endpoint, str(error)) from error
-            _send(channel, stdin)
+            body_errors = _send(channel, stdin)
             in_time = _drain(channel, out, err, deadline)
             # The status comes after the output; -1 means that nobody knows it.
             in_time = in_time and channel.status_event.wait(_seconds_left(deadline))
             code = channel.exit_status
+        if body_errors:
+            raise body_errors[0]
         if not in_time:
             raise failures.make_timeout_error(self.endpoint)
         out.finish()
@@ -153,15 +155,23 @@ def _open_session(login: Login) -> paramiko.Channel:
         time.sleep(PAUSE_S)
 
 
-def _send(channel: paramiko.Channel, stdin: Body) -> None:
-    """Send `stdin` beside the reading, so that neither waits for the other."""
+def _send(channel: paramiko.Channel, stdin: Body) -> list[Exception]:
+    """Send `stdin` beside the reading, so that neither waits for the other.
+
+    An error of `stdin` itself ends the command, and is then in the list that this returns.
+    """
+    errors: list[Exception] = []
 
     def feed() -> None:
+        blocks = iterate_blocks(stdin)
         try:
-            for block in iterate_blocks(stdin):
+            while (block := _read_next(blocks, errors)) is not None:
                 for start in range(0, len(block), _PART_BYTES):
                     channel.sendall(bytes(block[start : start + _PART_BYTES]))
-            channel.shutdown_write()
+            if errors:
+                channel.close()
+            else:
+                channel.shutdown_write()
         except _NETWORK_ERRORS:
             return  # the command ended without reading all of it, or the link was lost
 
@@ -169,6 +179,16 @@ def _send(channel: paramiko.Channel, stdin: Body) -> None:
         threading.Thread(target=feed, name="labctl-stdin", daemon=True).start()
     else:
         feed()
+    return errors
+
+
+def _read_next(blocks: Iterator[memoryview], errors: list[Exception]) -> memoryview | None:
+    """Return the next block, None at the end and after an error, which is added to `errors`."""
+    try:
+        return next(blocks, None)
+    except Exception as error:
+        errors.append(error)
+        return None
 
 
 def _drain(

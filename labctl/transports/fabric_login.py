@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pwd
+import re
 import socket
 import subprocess
 import threading
@@ -26,6 +27,8 @@ from labctl.transports.keepalive import KeepAlive
 STEP_TIMEOUT_S = 8.0
 # How long sent bytes may stay unacknowledged before the kernel gives up the connection.
 TCP_USER_TIMEOUT_MS = 7000
+# A token of a ProxyCommand that `_start_proxy_command` does not replace; see ssh_config(5).
+_OTHER_TOKEN = re.compile("%[^hpr]")
 _HUNG_UP = (EOFError, ConnectionResetError)
 _KEX = ("curve25519-sha256@libssh.org", "mlkem768x25519-sha256", "ecdh-sha2-nistp256")
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
@@ -277,8 +280,14 @@ def _find_known_key(name: str, known_hosts: Path | None) -> str:
     return ""
 
 
-def has_plain_key(endpoint: Endpoint) -> bool:
-    """Return whether the endpoint's key is a file that this process can read without a question."""
+def can_log_in(endpoint: Endpoint) -> bool:
+    """Return whether this module knows all that the endpoint's login needs; OpenSSH knows more.
+
+    The key must be a file that this process can read without a question: OpenSSH also uses agents,
+    security tokens and passphrases. A proxy command must have no other tokens than %h, %p and %r.
+    """
+    if _OTHER_TOKEN.search(endpoint.proxy_command.replace("%%", "")):
+        return False
     try:
         return bool(endpoint.identity) and _load_key(Path(endpoint.identity)) is not None
     except (OSError, ValueError, paramiko.SSHException):

@@ -10,10 +10,24 @@ types at run time, and write `Optional[int]` and `Tuple[str, ...]` as Python 3.8
 """
 
 import json
-from typing import Any, Dict, NamedTuple, Set, Tuple, Type, TypeVar, Union, get_args, get_origin
+from typing import (
+    Any,
+    Dict,
+    Iterable,
+    List,
+    NamedTuple,
+    Optional,
+    Tuple,
+    Type,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
 Message = TypeVar("Message", bound=NamedTuple)
-_ARRAYS: Set[Any] = set()
+# Each class that is an array in JSON, with the types of its fields.
+_ARRAYS: Dict[Any, Tuple[Any, ...]] = {}
 
 
 class MessageError(ValueError):
@@ -25,7 +39,7 @@ def as_array(kind: Type[Message]) -> Type[Message]:
 
     A decorator. The fields must be text, numbers and booleans, and all of them must be there.
     """
-    _ARRAYS.add(kind)
+    _ARRAYS[kind] = tuple(kind.__annotations__.values())
     return kind
 
 
@@ -72,6 +86,11 @@ def from_json(kind: Type[Message], body: object) -> Message:
     return message
 
 
+def from_json_values(kind: Type[Message], body: object) -> Dict[str, Message]:
+    """Convert a parsed JSON object whose values are messages of one kind; see `decode`."""
+    return _convert_dict(kind, body, "")
+
+
 def _convert(kind: Any, value: Any, path: str) -> Any:
     if kind is Any or kind is object:
         return value
@@ -83,9 +102,7 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
     if origin is tuple:
         return _convert_tuple(get_args(kind), value, path)
     if origin is dict:
-        _require(value, dict, path)
-        _, each = get_args(kind)
-        return {key: _convert(each, item, f"{path}.{key}") for key, item in value.items()}
+        return _convert_dict(get_args(kind)[1], value, path)
     if kind is float and type(value) is int:
         return _convert_int(value, path)
     return _require(value, kind, path)
@@ -106,15 +123,31 @@ def _convert_message(kind: Any, value: Any, path: str) -> Any:
 
 def _convert_array(kind: Any, value: Any, path: str) -> Any:
     _require(value, list, path)
-    kinds = tuple(kind.__annotations__.values())
-    if tuple(map(type, value)) == kinds:  # the usual case, fast
-        return kind(*value)
-    return kind(*_convert_tuple(kinds, value, path))
+    return kind(*_convert_tuple(_ARRAYS[kind], value, path))
+
+
+def _make_arrays(kind: Any, values: Iterable[Any]) -> Optional[List[Any]]:
+    """Convert thousands of arrays fast; None if one needs more than a look at its types."""
+    kinds = _ARRAYS.get(kind)
+    if kinds and all(type(each) is list and tuple(map(type, each)) == kinds for each in values):
+        return [kind._make(each) for each in values]
+    return None
+
+
+def _convert_dict(kind: Any, value: Any, path: str) -> Dict[str, Any]:
+    _require(value, dict, path)
+    arrays = _make_arrays(kind, value.values())
+    if arrays is not None:
+        return dict(zip(value, arrays))
+    return {key: _convert(kind, item, f"{path}.{key}") for key, item in value.items()}
 
 
 def _convert_tuple(kinds: Tuple[Any, ...], value: Any, path: str) -> Any:
     _require(value, list, path)
     if len(kinds) == 2 and kinds[1] is Ellipsis:
+        arrays = _make_arrays(kinds[0], value)
+        if arrays is not None:
+            return tuple(arrays)
         return tuple(_convert(kinds[0], each, f"{path}[{i}]") for i, each in enumerate(value))
     if len(kinds) != len(value):
         raise MessageError(f"{path.lstrip('.')}: expected {len(kinds)} values, got {len(value)}")

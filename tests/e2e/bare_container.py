@@ -19,6 +19,8 @@ CAROLS_PASSWORD = "correct horse"
 DOCKERFILE = """
 ARG BASE
 FROM ${BASE}
+RUN echo 'Acquire::Languages "none";' > /etc/apt/apt.conf.d/99tests \\
+    && printf '%s\\n' force-unsafe-io > /etc/dpkg/dpkg.cfg.d/99tests
 RUN apt-get update \\
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \\
         openssh-server sudo \\

@@ -53,6 +53,7 @@ class Answers(BaseHTTPRequestHandler):
             self.say(302, {"Location": "http://192.0.2.1/x"})
         elif path == "/huge.bin":
             self.say(200, {"Content-Length": str(10**15)})
+            self.wfile.write(bytes(65536))  # curl shows a head once it has a byte of the body
         elif f"{path}/".startswith("/bucket/"):
             self.bucket(urllib.parse.unquote(path[8:]), dict(urllib.parse.parse_qsl(query)))
         elif path in FILES:

@@ -79,17 +79,18 @@ def context(base: str, owner: str = "tests") -> ProviderContext:
 def wait_for(condition: Callable[[], Any], deadline_s: float = READY_DEADLINE_S) -> Any:
     """The first true value of `condition`.
 
-    Between two looks it pauses twice as long as a look took: most start a process or two, and what
-    is waited for would wait for them on a machine with two cores.
+    Between two looks it pauses twice as long as a look took, or a tenth of what it has waited: most
+    looks start a process or two, and what is waited for would wait for them on two cores.
     """
-    end = time.monotonic() + deadline_s
+    start = time.monotonic()
+    end = start + deadline_s
     while True:
         began = time.monotonic()
         if value := condition():
             return value
         now = time.monotonic()
         assert now < end, f"not within {deadline_s} s"
-        time.sleep(min(1.0, max(0.05, 2 * (now - began))))
+        time.sleep(min(1.0, max(0.05, 2 * (now - began), (now - start) / 10)))
 
 
 @dataclass(frozen=True)

@@ -119,11 +119,18 @@ def greets(port: int) -> bool:
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
-    """Until `condition` holds; an assertion after `timeout_s`."""
+    """Until `condition` holds; an assertion after `timeout_s`.
+
+    A look may start processes, so the pause is as long as a look took.
+    """
     end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {timeout_s} s"
-        time.sleep(0.02)
+    while True:
+        began = time.monotonic()
+        if condition():
+            return
+        now = time.monotonic()
+        assert now < end, f"not within {timeout_s} s"
+        time.sleep(min(0.5, max(0.02, now - began)))
 
 
 def base_image() -> str:

@@ -111,6 +111,17 @@ def test_stdin_arrives_and_ends(transport: Transport) -> None:
 
 
 @every_transport
+def test_an_error_of_the_input_ends_the_command(transport: Transport) -> None:
+    def broken() -> Iterator[bytes]:
+        yield b"one"
+        raise UsageError("no more")
+
+    with pytest.raises(UsageError, match="no more"):
+        transport.run("cat", stdin=broken)
+    assert transport.run("cat", stdin=b"two").stdout == "two"
+
+
+@every_transport
 def test_words_arrive_as_they_are(transport: Transport) -> None:
     assert transport.run(AWKWARD).stdout == AWKWARD.words[2]
 

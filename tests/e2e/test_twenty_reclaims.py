@@ -28,7 +28,7 @@ from labctl.wire.watchdog import RECLAIM_NOTICE, ReclaimNoticeRequest
 
 pytestmark = [pytest.mark.engine, pytest.mark.train]
 
-RECLAIMS = int(os.environ.get("LABCTL_RECLAIMS", "4"))
+RECLAIMS = int(os.environ.get("LABCTL_RECLAIMS", "2"))
 EVERY, EPOCHS = 25, 20
 STEPS = 40 * EPOCHS
 NOTICE_S = 60.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import signal
@@ -17,8 +18,9 @@ from directory_server import DirectoryServer, rsyncs, slow_down, wait_until
 from lab_world import Recorded
 
 from labctl.commands import rsync
-from labctl.errors import BusyError, DiskFullError, PolicyError, TransferError
+from labctl.errors import BusyError, DiskFullError, PolicyError, TransferError, UsageError
 from labctl.events import Event, Progress
+from labctl.model import FileEntry
 from labctl.servers.agent import AgentClient
 from labctl.sync.push import INLINE_BYTES, PushedTree, push_tree
 from labctl.sync.scan import LARGE_BYTES, HashIndex, scan_code
@@ -144,6 +146,27 @@ def test_only_what_changed_in_a_file_travels(with_rsync: DirectoryServer, lab: P
     (lab / "weights.bin").write_bytes(content)
     assert 0 < push_code(with_rsync, lab).sent_bytes < MIB
     assert tree(code(with_rsync)) == tree(lab)
+
+
+def test_the_scan_begins_once_the_agent_was_started(with_rsync: DirectoryServer, lab: Path) -> None:
+    started: list[list[str]] = []
+
+    def scan() -> tuple[FileEntry, ...]:
+        started.append(with_rsync.verbs)
+        return scan_code(lab, Recorded())
+
+    push_tree(AgentClient(with_rsync), *LAB, "code", lab, scan, Recorded())
+    assert [verbs[-1] for verbs in started] == ["plan"]
+    assert tree(code(with_rsync)) == tree(lab)
+
+
+def test_an_error_of_the_scan_pushes_nothing(with_rsync: DirectoryServer, lab: Path) -> None:
+    (lab / "bad\nname").touch()
+    index = HashIndex(lab, "code")
+    scan = functools.partial(scan_code, lab, Recorded(), later=index)
+    with pytest.raises(UsageError, match="control character"):
+        push_tree(AgentClient(with_rsync), *LAB, "code", lab, scan, Recorded(), index=index)
+    assert not code(with_rsync).exists()
 
 
 class AtProgress(Recorded):

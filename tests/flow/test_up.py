@@ -9,11 +9,13 @@ import pytest
 from lab_world import LAB_ID, Cloud, Recorded, World, unreachable, world
 
 from labctl.errors import (
+    AuthenticationError,
     BusyError,
     CapacityError,
     ConnectError,
     HostKeyError,
     InterruptError,
+    LabError,
     NoOfferError,
     PolicyError,
     ProviderError,
@@ -87,6 +89,19 @@ def test_a_new_server_that_never_answers_is_removed_with_its_console_shown(lab: 
         up(lab, reporter=reporter)
     assert "removed again" in caught.value.why
     assert "no sshd today" in reporter.said
+    assert lab.cloud.machines == {}
+    assert lab.context().state.list_servers() == []
+
+
+@pytest.mark.parametrize("kind", [AuthenticationError, HostKeyError])
+def test_a_new_server_that_refuses_the_login_does_not_go_on_billing(
+    lab: World, kind: type[LabError]
+) -> None:
+    lab.machine.error = kind("the login failed", hint="check the key")
+    with pytest.raises(kind, match="the login failed") as caught:
+        up(lab)
+    assert "removed again" in caught.value.why
+    assert caught.value.next_step == "check the key"
     assert lab.cloud.machines == {}
     assert lab.context().state.list_servers() == []
 

@@ -125,14 +125,15 @@ def test_a_zone_without_the_type(setup: RehearsalSetup) -> None:
 
 
 def test_throttling_lets_a_burst_through(setup: RehearsalSetup) -> None:
-    throttle = Throttle(action="DescribeInstances", rate=5.0, burst=2)
-    setup.rehearsal.change(throttle=(throttle,))
+    slow = Throttle(action="DescribeInstances", rate=0.001, burst=2)
+    fast = Throttle(action="DescribeVolumes", rate=20.0, burst=1)
+    setup.rehearsal.change(throttle=(slow, fast))
     setup.ec2.describe_instances()
     setup.ec2.describe_instances()
     assert refused(setup.ec2.describe_instances) == "RequestLimitExceeded"
     setup.ec2.describe_volumes()
-    time.sleep(0.25)
-    setup.ec2.describe_instances()
+    time.sleep(0.1)
+    setup.ec2.describe_volumes()
 
 
 def test_a_lost_reply_was_applied_and_a_dropped_call_was_not(setup: RehearsalSetup) -> None:

@@ -126,8 +126,12 @@ def test_stopping_what_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 def test_a_forward_of_an_earlier_version_is_still_ours() -> None:
-    words = ["python -m labctl.services.forwards 0123abcd", "60"]
-    with subprocess.Popen(words, executable="/bin/sleep") as process:
+    # Its output shows that it runs: the kernel shows no command line during the exec.
+    words = ["python -m labctl.services.forwards 0123abcd", "-c", "echo; read line"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, executable="/bin/sh", stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
         try:
             assert is_ours(forward(process.pid, "0123abcd"))
             assert not is_ours(forward(process.pid, "0123abce"))

@@ -83,7 +83,7 @@ def test_its_key_is_read_once(
         reads.append(endpoint)
         return True
 
-    monkeypatch.setattr("labctl.transports.fabric_login.has_plain_key", count)
+    monkeypatch.setattr("labctl.transports.fabric_login.can_log_in", count)
     for _ in range(3):
         in_process.reopen(make_server(identity))
     assert len(reads) == 1
@@ -104,6 +104,24 @@ def test_a_key_that_asks_or_is_elsewhere_is_left_to_the_users_ssh(
     if identity is None:
         identity = make_identity(tmp_path / "locked", passphrase="secret")
     assert isinstance(in_process.open(make_server(identity)), OpenSshTransport)
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        ("nc %h %p", FabricTransport),
+        ("nc %h %p --user %r --share 50%%u", FabricTransport),
+        ("corp-proxy --home %d %h", OpenSshTransport),
+        ("corp-proxy %n", OpenSshTransport),
+    ],
+)
+def test_a_proxy_command_with_other_tokens_is_left_to_the_users_ssh(
+    in_process: Connections, identity: Path, command: str, kind: type
+) -> None:
+    server = make_server(identity)
+    endpoint = msgspec.structs.replace(server.endpoint, proxy_command=command)
+    server = msgspec.structs.replace(server, endpoint=endpoint)
+    assert isinstance(in_process.open(server), kind)
 
 
 def test_a_connection_closes_with_the_last_who_uses_it(

@@ -17,7 +17,13 @@ from pathlib import Path
 import pytest
 
 # All of labctl that `labctl --help` may import; beyond it click and the standard library.
-HELP_MODULES = {"labctl", "labctl.cli", "labctl.cli.exit_codes", "labctl.errors"}
+HELP_MODULES = {
+    "labctl",
+    "labctl.cli",
+    "labctl.cli.exit_codes",
+    "labctl.errors",
+    "labctl.errors.subject",
+}
 
 # Every package beyond the standard library that `labctl status` may import; the last two come with
 # yaml's C part and with msgspec.
@@ -34,6 +40,7 @@ STATUS_MODULES = {
     "labctl.servers.watch_reports",
     "labctl.wire",
     "labctl.wire.codec",
+    "labctl.wire.containment",
     "labctl.wire.verbs",
     "labctl.wire.watchdog",
     "labctl.lifecycle",
@@ -225,11 +232,12 @@ for name in [*VERBS.values(), *STREAMING_VERBS.values()]:
 def test_the_program_on_the_server_imports_one_verb_alone() -> None:
     """What it imports is waited for, at every call."""
     script = """
+import io
 import sys
 before = set(sys.modules)
 from labctl.agent.entrypoint import VERBS, _call_verb
 try:
-    _call_verb(VERBS["start"], b"{}")
+    _call_verb(VERBS["start"], io.BytesIO(b"{}"))
 except Exception as failure:
     assert "spec is missing" in failure.report.why
 print(*(set(sys.modules) - before))

@@ -14,7 +14,7 @@ from wire_messages import Address, Parcel, Point, Polygon, Route
 
 from labctl import wire
 from labctl.agent import entrypoint
-from labctl.wire.codec import MessageError, decode, encode, from_json, to_json
+from labctl.wire.codec import MessageError, decode, encode, from_json, from_json_values, to_json
 from labctl.wire.verbs import StreamingVerb, Verb
 
 FULL = Parcel(
@@ -86,6 +86,14 @@ def test_a_problem_in_an_array_names_its_place(point: Any, problem: str) -> None
     with pytest.raises(MessageError) as caught:
         from_json(Polygon, {"points": [point]})
     assert problem in str(caught.value)
+
+
+def test_an_object_of_messages_names_the_wrong_one() -> None:
+    assert from_json_values(Point, {"x": ["a", 1.5, True]}) == {"x": Point("a", 1.5, is_dry=True)}
+    with pytest.raises(MessageError, match=r"y\[0\]: expected str, got int"):
+        from_json_values(Point, {"x": ["a", 1.5, True], "y": [1, 1.5, True]})
+    with pytest.raises(MessageError, match="expected dict, got list"):
+        from_json_values(Point, [])
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Mapping, NamedTuple, Union
 
-from ...wire.codec import Message, MessageError, from_json, to_json
+from ...wire.codec import Message, MessageError, from_json_values, to_json
 from ..host.paths import read_json, write_json
 
 # A record of a file, or only its hash.
@@ -15,7 +15,7 @@ Record = Union[NamedTuple, str]
 def read_records(kind: type[Message], path: Path) -> dict[str, Message]:
     """Return the records by path; {} if the file does not exist or is damaged."""
     try:
-        return {name: from_json(kind, record) for name, record in read_json(path).items()}
+        return from_json_values(kind, read_json(path))
     except MessageError:
         return {}
 
