@@ -13,7 +13,7 @@ import click
 from msgspec import to_builtins
 
 from labctl.cli.course import open_course
-from labctl.cli.keeper_process import install_unit, write_log
+from labctl.cli.keeper_process import install_unit, log_lines
 from labctl.cli.options import json_option
 from labctl.cli.screen import print_json, print_table
 from labctl.commands.systemd import course_unit
@@ -223,28 +223,28 @@ def _run_keeper(ctx: click.Context, dashboard: bool, port: int, keys_file: Path)
     course = open_course(ctx)
     folder = course.folder
     staff = CachingCourseOperator(
-        folder, course.paths, course.state, make_course_log_reporter(write_log), by="keeper"
+        folder, course.paths, course.state, make_course_log_reporter(log_lines), by="keeper"
     )
     with hold_keeper_lock(folder, course.paths):
-        desk = RequestHandler(folder, SeatOperations(staff), tell=write_log)
-        vigil = CourseScheduler(staff, desk, AuthorizedKeys(folder, keys_file), tell=write_log)
+        desk = RequestHandler(folder, SeatOperations(staff), tell=log_lines)
+        vigil = CourseScheduler(staff, desk, AuthorizedKeys(folder, keys_file), tell=log_lines)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: vigil.stop.set())
         vigil.restore()
         with RpcServer(desk):
             seats = len(folder.list_seats())
-            write_log("", f"the keeper of {folder.config.name} started with {seats} seats")
+            log_lines("", f"the keeper of {folder.config.name} started with {seats} seats")
             if not has_filter():
-                write_log("", f"warning: {UNCONFINED}")
+                log_lines("", f"warning: {UNCONFINED}")
             if dashboard:
                 from labctl.web.http_server import serve_dashboard
 
                 url = serve_dashboard(
                     folder, course.paths, course.state, port=port, stop=vigil.stop
                 )
-                write_log("", f"dashboard: {url}")
+                log_lines("", f"dashboard: {url}")
             vigil.run()
-        write_log("", "the keeper stopped; the next one resumes its work")
+        log_lines("", "the keeper stopped; the next one resumes its work")
 
 
 def _install_unit(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> None:

@@ -16,7 +16,7 @@ from labctl.cli.options import SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json
 from labctl.config import parse_duration
 from labctl.errors import UsageError
-from labctl.text import dollars_text, duration_text, price_text
+from labctl.text import dollars_text, duration_text, names_text, price_text
 from labctl.wire.codec import to_json
 
 if TYPE_CHECKING:
@@ -112,11 +112,10 @@ def _draw_failures(outcomes: list[SeatOutcome] | list[SeatEnding]) -> None:
             seats_by_failure.setdefault(failure, []).append(outcome.seat)
     for (error, why, hint), seats in seats_by_failure.items():
         subject = seats[0] if len(seats) == 1 else "each"
-        names = ", ".join(seats[:MAX_NAMES])
-        if len(seats) > MAX_NAMES:
-            names += f" and {len(seats) - MAX_NAMES} more"
         text = clean(error.replace(SEAT, subject))
-        click.echo(f"{click.style(clean(names), fg='red')}: {text}", err=True)
+        click.echo(
+            f"{click.style(clean(names_text(seats, MAX_NAMES)), fg='red')}: {text}", err=True
+        )
         for line in why.replace(SEAT, subject).splitlines():
             click.echo(f"  {clean(line)}", err=True)
         command = clean(hint.replace(SEAT, ",".join(seats)))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from labctl.cli.keeper_process import install_unit, write_log
+from labctl.cli.keeper_process import install_unit, log_lines
 from labctl.cli.options import json_option
 from labctl.cli.screen import age_text, print_json, print_table
 from labctl.commands.systemd import UNIT, keep_unit
@@ -125,16 +125,16 @@ def _run_keeper(context: KeepContext) -> None:
             context.paths,
             context.state,
             context.environ,
-            tell=write_log,
+            tell=log_lines,
             attend=attendants.run_worker,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: keeper.stop.set())
         count = len(kept_labs.list_kept_labs(context.paths))
-        write_log("", f"labctl keep started with {count} lab{'' if count == 1 else 's'}")
+        log_lines("", f"labctl keep started with {count} lab{'' if count == 1 else 's'}")
         keeper.run()
         attendants.end_all()
-        write_log("", "labctl keep stopped; the next one resumes its work")
+        log_lines("", "labctl keep stopped; the next one resumes its work")
 
 
 def _read_ward(context: KeepContext, name: str) -> KeepReply:
@@ -217,7 +217,7 @@ def _recover_runs(context: KeepContext, name: str) -> KeepReply:
     if not sys.stdin.isatty():
         threading.Thread(target=exit_with_keeper, daemon=True).start()
     lab = kept_labs.find_kept_lab(context.paths, name)
-    journal = make_log_reporter(write_log, lab.name)
+    journal = make_log_reporter(log_lines, lab.name)
     recover_lab(
         kept_labs.make_context(lab, context.paths, context.state, journal, context.environ), lab
     )

@@ -15,7 +15,7 @@ from labctl.config import Paths
 from labctl.errors import LabError
 
 
-def write_log(name: str, text: str) -> None:
+def log_lines(name: str, text: str) -> None:
     """Write each line of `text` to the log with the time and, unless it is "", `name`."""
     prefix = f"{name}: " if name else ""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -29,7 +29,7 @@ from labctl.providers import QuotaSource
 from labctl.servers import adoption, attempts, end_server, guard, reachability
 from labctl.servers.context import LabContext
 from labctl.servers.fan_out import ServerResult, first_hop
-from labctl.text import bytes_text, price_text
+from labctl.text import bytes_text, names_text, price_text
 
 LEAST_FREE_BYTES = 5 * GIB
 NAMED = 5
@@ -186,7 +186,7 @@ def _check_keys(staff: CourseOperator, seats: Sequence[Seat], keys: AuthorizedKe
     if joined and not local:
         detail += " (keys can only be tried on the keeper's machine)"
     if missing:
-        detail += f"; not yet: {_first_names(missing)}"
+        detail += f"; not yet: {names_text(missing, NAMED)}"
     fix = f"labctl course invite {' '.join(missing)}   # then send out the files"
     joined_check = Check(
         name="students' keys", ok=not missing, detail=detail, next=fix if missing else ""
@@ -211,7 +211,7 @@ def _check_sshd(
         return [_failed_check("keeper's sshd", error)]
     detail = f"it accepts {len(students) - len(refused)} of {len(students)} keys"
     if refused:
-        detail += f"; rejected: {_first_names(refused)}"
+        detail += f"; rejected: {names_text(refused, NAMED)}"
     again = f"sshd -T | grep -i authorizedkeys; else labctl course invite {' '.join(refused)}"
     return [
         Check(name="keeper's sshd", ok=not refused, detail=detail, next=again if refused else "")
@@ -245,7 +245,8 @@ def _check_logins(answers: Sequence[ServerResult]) -> Check:
     lost = [answer for answer in answers if answer.code is None]
     detail = f"{len(answers) - len(lost)} of {len(answers)} servers accept a login"
     if lost:
-        detail += f"; not {_first_names([f'{answer.alias} ({answer.error})' for answer in lost])}"
+        names = [f"{answer.alias} ({answer.error})" for answer in lost]
+        detail += f"; not {names_text(names, NAMED)}"
     again = f"labctl course up --only {','.join(answer.alias for answer in lost)}"
     return Check(name="logins", ok=not lost, detail=detail, next=again if lost else "")
 
@@ -352,8 +353,3 @@ def _check_prewarm(staff: CourseOperator, took_s: float, detail: str) -> Check:
         detail=detail,
         next="" if ok else f"prewarm: {int(took_s // 60) + 5}m under hours in course.yaml",
     )
-
-
-def _first_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
