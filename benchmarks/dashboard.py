@@ -57,7 +57,7 @@ def course(root: Path, students: int) -> Bed:
     """Build a complete course as late in a term."""
     names = tuple(f"Student {number:04}" for number in range(students))
     bed = fill(make(root, names))
-    from labctl.courses.records.ledger import CourseLedgerDraft
+    from labctl.courses.records.ledger_entries import CourseLedgerDraft
 
     lines = []
     for server in bed.state.list_servers():

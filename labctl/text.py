@@ -1,4 +1,4 @@
-"""Durations, sizes and dollars as people read them: one form for each, in messages and reports.
+"""Durations, sizes, dollars and lists as people read them: one form for each, everywhere.
 
 Every function takes one unit and chooses the one to write. Values that lab.yaml and options accept
 (`1h30m`, `8GB`) are written by labctl.config.scalars, so that they can be copied back.
@@ -81,3 +81,9 @@ def price_text(usd_per_hour: float) -> str:
         whole, _, decimals = f"{usd_per_hour:.4f}".partition(".")
         return f"${whole}.{decimals.rstrip('0').ljust(2, '0')} an hour"
     return f"{dollars_text(usd_per_hour)} an hour"
+
+
+def names_text(names: Sequence[str], most: int) -> str:
+    """Write the first `most` names with commas, and how many more there are: a, b and 3 more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

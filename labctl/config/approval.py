@@ -10,12 +10,11 @@ import time
 import msgspec
 
 from labctl.config.directories import Paths
-from labctl.config.document import escape
+from labctl.config.document import escape, make_read_error
 from labctl.config.identity import write_private
 from labctl.config.reader import LAB_FILE
 from labctl.config.schema import DEFAULT_PROVIDER, LabConfig
 from labctl.config.show import list_settings
-from labctl.errors import LabError
 
 
 def list_trust_questions(config: LabConfig) -> list[str]:
@@ -95,8 +94,4 @@ def _read_answers(paths: Paths) -> dict[str, dict[str, str | int]]:
         # A damaged file counts as unanswered, so that the user is asked again.
         return {}
     except OSError as error:
-        raise LabError(
-            f"cannot read {escape(str(file))}",
-            why=error.strerror or "",
-            hint=f"ls -l {escape(str(file))}",
-        ) from error
+        raise make_read_error(file, error) from error

@@ -17,7 +17,7 @@ from labctl.courses.grading.record import FILE, OUTPUT, RESULTS, GradeRecord
 from labctl.courses.grading.results import earlier_lateness_note, lateness_note
 from labctl.courses.grading.results import encode as encode_results
 from labctl.courses.records.folder import CourseFolder
-from labctl.courses.records.ledger import CourseLedgerDraft
+from labctl.courses.records.ledger_entries import CourseLedgerDraft
 
 # Hashes of every results.json that grading wrote; each is written before its file.
 WRITTEN = "results.sha256"

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from labctl.config import Paths, load_lab, student_key, trust
-from labctl.config.identity import write_private
+from labctl.config.identity import replace_file, write_private
 from labctl.courses.invitation import MOST_BYTES, JoinInvitation, derive_enrolment_key, read_join
 from labctl.courses.keys import JOIN_REQUEST
 from labctl.errors import (
@@ -23,17 +23,17 @@ from labctl.errors import (
     PolicyError,
     UsageError,
 )
-from labctl.errors.replies import parse_error, parse_reply
+from labctl.errors.replies import decode_reply
 from labctl.events import Question, Reporter
 from labctl.model import NAME_PATTERN, Endpoint, Value
 from labctl.providers import get_provider_class
 from labctl.providers.course import REQUEST as KEEPER_REQUEST
 from labctl.servers.connections import Connections
-from labctl.servers.host_keys import fingerprint, make_key, replace_file
+from labctl.servers.host_keys import fingerprint, make_key
 from labctl.submissions.assignment import SSH_PLACE
 from labctl.submissions.receipt import utc_text
 from labctl.transports.forced_command import LineChannel
-from labctl.wire.codec import MessageError, from_json
+from labctl.wire.codec import MessageError
 from labctl.wire.keeper import (
     ENROL,
     GREET_KEEPER,
@@ -232,11 +232,8 @@ def _send_request(
         line = channel.exchange(encode_request(verb, request))
     finally:
         channel.close()
-    reply = parse_reply(line.decode(errors="replace"))
-    if reply is not None and (error := parse_error(reply)) is not None:
-        raise error
     try:
-        return from_json(verb.reply, reply)
+        return decode_reply(verb, line)
     except MessageError:
         raise LabError(
             f"{invitation.keeper} does not answer like a keeper",

@@ -21,7 +21,7 @@ from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.leftovers import remove_expired_disks
 from labctl.courses.loading import open_course
 from labctl.courses.records.folder import Seat
-from labctl.courses.records.ledger import CourseLedgerEntry
+from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.spending import allowance_usd, compute_spending
 from labctl.courses.records.timetable import Lesson, find_just_ended, find_phase
 from labctl.courses.requests import RequestHandler

@@ -8,6 +8,8 @@ from typing import Any
 
 from labctl import errors
 from labctl.errors import CommandError, ConfigError, LabError
+from labctl.wire.codec import MessageError, from_json
+from labctl.wire.verbs import Reply, Request, Verb
 
 MOST_CHARS = 2000
 
@@ -46,9 +48,23 @@ def parse_reply(output: str) -> dict[str, Any] | None:
     """Parse output as one JSON object; None for anything else."""
     try:
         body = json.loads(output)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return body if isinstance(body, dict) else None
+
+
+def decode_reply(verb: Verb[Request, Reply], line: bytes) -> Reply:
+    """Return the reply on a line, or raise the error that it reports.
+
+    MessageError if the line is neither; its text is the line or names the wrong field.
+    """
+    text = line.decode(errors="replace")
+    body = parse_reply(text)
+    if body is None:
+        raise MessageError(text[-500:])
+    if (error := parse_error(body)) is not None:
+        raise error
+    return from_json(verb.reply, body)
 
 
 def describe_error(error: LabError) -> str:

@@ -36,18 +36,17 @@ WELL, ENDED, SWEPT, TROUBLE = "well", "ended", "swept", "trouble"
 Attend = Callable[[str], None]
 
 
-class LogReporter(PolicyReporter):
-    """A Reporter that writes the keeper's log. It agrees to prices, which kept labs limit."""
+def make_log_reporter(tell: Report, name: str) -> PolicyReporter:
+    """Return a reporter that writes the keeper's log. It agrees to prices: kept labs limit them."""
 
-    def __init__(self, tell: Report, name: str) -> None:
-        def show(event: Event) -> None:
-            if isinstance(event, Note) and event.level != "detail":
-                tell(name, event.text)
-            elif isinstance(event, Step):
-                detail = f" ({event.detail})" if event.detail else ""
-                tell(name, f"{event.name}: done{detail}" if event.done else event.name)
+    def show(event: Event) -> None:
+        if isinstance(event, Note) and event.level != "detail":
+            tell(name, event.text)
+        elif isinstance(event, Step):
+            detail = f" ({event.detail})" if event.detail else ""
+            tell(name, f"{event.name}: done{detail}" if event.done else event.name)
 
-        super().__init__(show, AGREE_TO_PRICES)
+    return PolicyReporter(show, AGREE_TO_PRICES)
 
 
 def only_keeper(places: Paths) -> AbstractContextManager[None]:

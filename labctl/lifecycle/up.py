@@ -50,8 +50,7 @@ def make_ready(context: LabContext, server: Server) -> Server:
     """Wait for the machine and its sshd, then install what labctl needs on it."""
     deadlines.note_declined(context, server)
     server, transport = reach(context, server)
-    server = first_contact.replace_first_host_key(context, server, transport)
-    transport = context.connections.reopen(server)  # with the keys that are pinned now
+    server, transport = first_contact.replace_first_host_key(context, server, transport)
     facts = prepare(
         transport,
         server,

@@ -7,7 +7,6 @@ key. Nothing here has credentials, and the keeper's replies are validated like a
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import weakref
@@ -28,7 +27,7 @@ from labctl.errors import (
     ProviderError,
     UsageError,
 )
-from labctl.errors.replies import parse_error
+from labctl.errors.replies import decode_reply
 from labctl.model import (
     Check,
     CreateServerRequest,
@@ -42,7 +41,7 @@ from labctl.model import (
 )
 from labctl.providers import ProviderContext
 from labctl.text import dollars_text
-from labctl.wire.codec import from_json
+from labctl.wire.codec import MessageError
 from labctl.wire.keeper import (
     CREATE_SEAT_SERVER,
     END_SEAT_SERVER,
@@ -231,11 +230,8 @@ class CourseProvider:
         except LabError as error:
             raise _add_student_hint(error, self.settings.keeper) from None
         try:
-            body = json.loads(reply)
-            if isinstance(body, dict) and (reported := parse_error(body)) is not None:
-                raise reported
-            return from_json(verb.reply, body)
-        except (ValueError, RecursionError):
+            return decode_reply(verb, reply)
+        except MessageError:
             raise ProviderError(
                 f"{self.settings.keeper} did not reply like a keeper",
                 why=reply[:200].decode(errors="replace"),

@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from labctl.commands import ssh
+from labctl.config.identity import replace_file
 from labctl.errors import AuthenticationError, BusyError, LabError, NotFoundError, UsageError
 from labctl.events import Reporter
 from labctl.model import Endpoint, Server
 from labctl.retry import retry_on
-from labctl.servers.host_keys import confirm_host_key, find_known_key, replace_file
+from labctl.servers.host_keys import confirm_host_key, find_known_key
 from labctl.transports import Transport
 from labctl.transports.ssh_client import runtime_dir
 

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from types import TracebackType
-from typing import IO, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import msgspec
 
-from labctl.commands import ssh
 from labctl.config import Paths, student_key
 from labctl.errors import (
     AuthenticationError,
     BusyError,
+    CommandError,
     HostKeyError,
     LabError,
-    LinkLostError,
     UsageError,
 )
-from labctl.errors.replies import parse_error, parse_reply
+from labctl.errors.replies import decode_reply
 from labctl.model import Endpoint, Value
-from labctl.retry import retry_rejected_logins
 from labctl.servers.context import LabContext
 from labctl.servers.host_keys import make_key
 from labctl.submissions import REQUEST
@@ -34,8 +28,7 @@ from labctl.submissions.feedback import Feedback
 from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Hello
 from labctl.submissions.service import PART_BYTES
-from labctl.transports import failures
-from labctl.wire.codec import MessageError, from_json
+from labctl.wire.codec import MessageError
 from labctl.wire.line_requests import encode_request
 from labctl.wire.receiver import (
     BEGIN_UPLOAD,
@@ -53,12 +46,13 @@ from labctl.wire.receiver import (
 )
 from labctl.wire.verbs import Reply, Request, Verb
 
+if TYPE_CHECKING:
+    from labctl.transports.forced_command import LineChannel
+
 Model = TypeVar("Model", bound=Value)
 # Broken connections in a row, without any byte sent, before giving up.
 TRIES = 5
 FIRST_PAUSE_S = 1.0
-END_S = 10.0
-SSH_FAILED = 255
 
 
 def public_key(paths: Paths) -> str:
@@ -72,20 +66,7 @@ class ReceiverHost:
     def __init__(self, context: LabContext, rules: Assignment) -> None:
         self.context = context
         self.rules = rules
-        self._process: subprocess.Popen[bytes] | None = None
-        self._ends = ExitStack()
-        self._errors: IO[bytes] | None = None
-
-    def __enter__(self) -> ReceiverHost:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        self._channel: LineChannel | None = None
 
     @property
     def endpoint(self) -> Endpoint:
@@ -108,19 +89,19 @@ class ReceiverHost:
     def hello(self) -> Hello:
         """Return the rules as the receiver has them for this student now."""
         request = GreetReceiverRequest(self.rules.name)
-        reply = retry_rejected_logins()(self._send_request, GREET_RECEIVER, request)
+        reply = self._send_request(GREET_RECEIVER, request)
         return self._convert(reply.hello, Hello)
 
     def receipts(self) -> list[Signed]:
         """Return the student's own receipts of this assignment."""
         request = ListReceiptsRequest(self.rules.name)
-        reply = retry_rejected_logins()(self._send_request, LIST_RECEIPTS, request)
+        reply = self._send_request(LIST_RECEIPTS, request)
         return [self._convert(signed, Signed) for signed in reply.receipts]
 
     def feedback(self) -> Feedback | None:
         """Return the student's released feedback, or None before the release."""
         request = ReadFeedbackRequest(self.rules.name)
-        reply = retry_rejected_logins()(self._send_request, READ_FEEDBACK, request)
+        reply = self._send_request(READ_FEEDBACK, request)
         return None if reply.feedback is None else self._convert(reply.feedback, Feedback)
 
     def send(
@@ -161,80 +142,24 @@ class ReceiverHost:
 
     def close(self) -> None:
         """End the connection."""
-        process, self._process = self._process, None
-        if process is not None:
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                with suppress(OSError):  # unsent data is lost anyway
-                    pipe.close()
-            try:
-                process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._ends.close()
+        if self._channel is not None:
+            self._channel.close()
 
     def _send_request(
         self, verb: Verb[Request, Reply], request: Request, body: bytes = b""
     ) -> Reply:
-        process = self._connect()
-        assert process.stdin is not None
-        assert process.stdout is not None
+        if self._channel is None:
+            self._channel = self.context.connections.open_line_channel(self.endpoint, REQUEST)
         try:
-            process.stdin.write(encode_request(verb, request) + body)
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            line = b""
-        reply = parse_reply(line.decode(errors="replace"))
-        if reply is None:
-            raise self._make_lost_reply_error(line)
-        if (error := parse_error(reply)) is not None:
-            raise error
+            line = self._channel.exchange(encode_request(verb, request) + body)
+        except CommandError as error:
+            raise self._make_protocol_error(error.why) from None
+        except LabError as error:
+            raise self._with_hint(error) from None
         try:
-            return from_json(verb.reply, reply)
+            return decode_reply(verb, line)
         except MessageError as error:
             raise self._make_protocol_error(str(error)) from None
-
-    def _connect(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            config, name = self.context.connections.describe_endpoint(self.endpoint)
-            # A file, not a pipe: a verbose receiver would fill a pipe and block.
-            self._errors = errors = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
-            self._ends.callback(errors.close)
-            try:
-                self._process = subprocess.Popen(
-                    ssh.command_argv(str(config), name, REQUEST),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=self._errors,
-                )
-            except FileNotFoundError:
-                raise LabError(
-                    "this machine has no ssh command",
-                    why="labctl submits through the system's OpenSSH",
-                    hint="sudo apt install openssh-client",
-                ) from None
-        return self._process
-
-    def _make_lost_reply_error(self, line: bytes) -> LabError:
-        """Return the error for a missing reply, with ssh's own message."""
-        process, errors = self._process, self._errors
-        assert process is not None
-        assert errors is not None
-        try:
-            code = process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            code = 0
-        errors.seek(0)
-        text = errors.read().decode(errors="replace")
-        self.close()
-        if code == SSH_FAILED:
-            return self._with_hint(failures.parse_ssh_error(self.endpoint, text))
-        if line or text.strip():
-            why = (text.strip() or line.decode(errors="replace"))[-500:]
-            return self._make_protocol_error(why)
-        return LinkLostError("the connection to the receiver ended", hint="labctl submit")
 
     def _convert(self, value: object, kind: type[Model]) -> Model:
         """Convert a part of a reply to a value of labctl.submissions."""

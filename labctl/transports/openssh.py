@@ -25,8 +25,8 @@ from labctl.errors import LabError
 from labctl.model import Endpoint
 from labctl.retry import retry_rejected_logins
 from labctl.shell import Command
-from labctl.transports import Body, RemoteShell, Result, failures, iterate_blocks
-from labctl.transports.bounded_output import BoundedOutput
+from labctl.transports import Body, RemoteShell, failures, iterate_blocks
+from labctl.transports.bounded_output import BoundedTransport
 from labctl.transports.framing import Frame, MarkedOutputParser, frame
 from labctl.transports.ssh_client import find_quick_login_options, runtime_dir
 
@@ -41,7 +41,7 @@ _PIPE_BYTES = 1024 * 1024
 _POLL_S = 0.05
 
 
-class OpenSshTransport:
+class OpenSshTransport(BoundedTransport):
     """Runs commands through `ssh -F config_path`, which describes the server as `server_id`.
 
     With `master` False every command makes its own connection. Threads may share one transport.
@@ -63,36 +63,6 @@ class OpenSshTransport:
             return ""
         where = repr((self._config, self._server_id, self.endpoint)).encode()
         return str(runtime_dir() / f"own-{hashlib.sha256(where).hexdigest()[:16]}")
-
-    def run(
-        self,
-        line: Command | str,
-        *,
-        stdin: Body = b"",
-        timeout_s: float | None = 60.0,
-        check: bool = True,
-    ) -> Result:
-        output = BoundedOutput(self.endpoint)
-        code, noise = self._execute(line, stdin, timeout_s, output.out, output.err)
-        result = Result(
-            code=code,
-            stdout=output.stdout,
-            stderr=output.stderr,
-            noise=noise.decode(errors="replace"),
-        )
-        if check and code:
-            raise failures.make_command_error(self.endpoint, str(line), code, result.stderr)
-        return result
-
-    def stream(
-        self,
-        line: Command | str,
-        *,
-        stdin: Body = b"",
-        on_stdout: Callable[[bytes], None],
-        on_stderr: Callable[[bytes], None] | None = None,
-    ) -> int:
-        return self._execute(line, stdin, None, on_stdout, on_stderr or _ignore)[0]
 
     def remote_shell(self) -> RemoteShell:
         retry_rejected_logins()(self._ensure_master)
@@ -136,7 +106,6 @@ class OpenSshTransport:
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None],
     ) -> tuple[int, bytes]:
-        """Run a line; return its exit code, and what the login shell printed before it started."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         return retry_rejected_logins()(self._attempt, line, stdin, deadline, on_stdout, on_stderr)
 
@@ -233,10 +202,6 @@ class _SftpSocket(socket.socket):
 
     def get_name(self) -> str:
         return "sftp"
-
-
-def _ignore(_: bytes) -> None:
-    pass
 
 
 def _spawn(

@@ -19,7 +19,7 @@ from labctl.courses.grading import record as records
 from labctl.courses.grading.flags import Flag
 from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, Seat, make_private
-from labctl.courses.records.ledger import CourseLedgerDraft
+from labctl.courses.records.ledger_entries import CourseLedgerDraft
 from labctl.model import Endpoint, Offer, Run, Server
 from labctl.state import State
 from labctl.submissions.receipt import Receipt, Signed, utc_text

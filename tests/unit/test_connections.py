@@ -12,10 +12,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from labctl.config.identity import replace_file
 from labctl.errors import HostKeyError, LabError, PolicyError, UsageError
 from labctl.model import Endpoint, Offer, Server
 from labctl.servers.connections import Connections
-from labctl.servers.host_keys import fingerprint, make_key, replace_file
+from labctl.servers.host_keys import fingerprint, make_key
 from labctl.transports.openssh import OpenSshTransport
 from labctl.transports.ssh_client import runtime_dir
 

@@ -542,10 +542,8 @@ class StrangeReceiver(ReceiverHost):
     def __init__(self, reply: object) -> None:
         rules = SimpleNamespace(name="hw3", hand_in="ssh://labctl@receiver.example")
         super().__init__(SimpleNamespace(), rules)  # type: ignore[arg-type]
-        self.line = json.dumps(reply).encode() + b"\n"
-
-    def _connect(self) -> Any:
-        return SimpleNamespace(stdin=io.BytesIO(), stdout=io.BytesIO(self.line))
+        line = json.dumps(reply).encode() + b"\n"
+        self._channel = SimpleNamespace(exchange=lambda request: line)  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("reply", [{}, {"hello": 5}, {"receipts": 5}, {"receipts": [{}]}])

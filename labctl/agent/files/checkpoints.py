@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from ..host.paths import read_json
 
-MANIFEST = "manifest.json"
 # The value of a field that a manifest does not have.
 ABSENT = object()
 

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Callable, Dict, Iterable, Iterator, Set, Tuple
 
+from ...wire.checkpoints import MANIFEST
 from ...wire.files import (
     CompleteFile,
     HashRecord,
@@ -23,7 +24,7 @@ from ..host.paths import HASHES, compute_age_s, hash_file, lab_dir, resolve_insi
 from ..reply import Failure
 from ..runs.records import read_final_record
 from ..runs.spec import read_spec
-from .checkpoints import MANIFEST, PromisedFile, read_checkpoint_manifest
+from .checkpoints import PromisedFile, read_checkpoint_manifest
 from .files import UNREADABLE, read_rsync_version, walk
 from .records import read_records, write_records
 

@@ -54,10 +54,9 @@ LINGER_S = 2.0
 # seconds before a failed store is tried again, and a run that continues is sent again
 AGAIN_S = 3.0
 FILE = "notice.json"
-Send = Callable[[ShutdownPlan, Say], "list[str]"]
 
 
-def send_new(plan: ShutdownPlan, say: Say) -> list[str]:
+def _send_new(plan: ShutdownPlan, say: Say) -> list[str]:
     """Send results that exist only here to the store; return the paths of those that failed.
 
     Raises Failure or OSError.
@@ -74,10 +73,9 @@ class ReclaimHandler:
     reclaimed, else None.
     """
 
-    def __init__(self, directory: Path, say: Say, send: Send = send_new) -> None:
+    def __init__(self, directory: Path, say: Say) -> None:
         self.directory = directory
         self.say = say
-        self.send = send
         self.acted = HandledNotices()
         self.shown: ReclaimRecord | None = None
         self._polled: list[ReclaimNotice] = []
@@ -206,7 +204,7 @@ class ReclaimHandler:
             return
         try:
             with self._sending:
-                failed_paths = self.send(plan, self.say)
+                failed_paths = _send_new(plan, self.say)
         except FAILURES as error:
             self.say("not mirrored", error_text(error))
             return

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from labctl.config import CourseConfig, load_course
-from labctl.config.document import escape
+from labctl.config.document import escape, make_read_error
 from labctl.config.identity import write_private
 from labctl.config.lab import SettingsType
 from labctl.config.reader import find_nearest
@@ -59,16 +59,10 @@ class _Identity(Value, frozen=True):
 class CourseFolder:
     """The folder of one course. `settings_type` is as for `load_lab`."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        settings_type: SettingsType | None = None,
-        tell: Callable[[str], None] = lambda text: None,
-    ) -> None:
+    def __init__(self, path: Path, *, settings_type: SettingsType | None = None) -> None:
         self.path = path.expanduser().absolute()
         self.settings_type = settings_type
-        self.tell = tell
+        self.tell: Callable[[str], None] = lambda text: None
 
     @functools.cached_property
     def config(self) -> CourseConfig:
@@ -266,11 +260,7 @@ class CourseFolder:
         except msgspec.MsgspecError:
             identity = _Identity(version=1, id="", secret="")
         except OSError as error:
-            raise LabError(
-                f"cannot read {escape(str(file))}",
-                why=error.strerror or "",
-                hint=f"ls -l {escape(str(file))}",
-            ) from error
+            raise make_read_error(file, error) from error
         is_valid = re.fullmatch("[0-9a-f]{16}", identity.id) and re.fullmatch(
             "[0-9a-f]{32}", identity.secret
         )

@@ -21,32 +21,9 @@ from labctl.courses.records.ledger_entries import (
     CourseLedgerEntry,
     merge_cost_entries,
 )
-from labctl.courses.records.spending import (
-    RunningServer,
-    SeatSpending,
-    allowance_usd,
-    compute_spending,
-    read_due_extensions,
-    server_hours,
-    spent_usd,
-)
 from labctl.errors import LabError
 
-LEDGER_FILE = "ledger.jsonl"
 TAIL_BYTES = 64 * 1024
-
-__all__ = [
-    "CourseLedgerDraft",
-    "CourseLedgerEntry",
-    "Ledger",
-    "RunningServer",
-    "SeatSpending",
-    "allowance_usd",
-    "compute_spending",
-    "read_due_extensions",
-    "server_hours",
-    "spent_usd",
-]
 
 
 class Ledger:
