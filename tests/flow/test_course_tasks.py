@@ -126,10 +126,12 @@ def test_what_a_task_fails_with_names_the_command_of_the_course(
     def servers() -> None:
         raise make_refused_error(Endpoint(host="192.0.2.1"), "")
 
-    vigil = CourseScheduler(kept.rounds.staff, kept.desk, kept.keys, tell=kept._tell)
-    vigil.scheduler.tasks = {"sweep": vigil.scheduler.tasks["sweep"]}
+    scheduler = CourseScheduler(
+        kept.tasks.staff, kept.request_handler, kept.keys, tell=kept._tell
+    ).scheduler
+    scheduler.tasks = {"sweep": scheduler.tasks["sweep"]}
     monkeypatch.setattr(kept.course.cloud, "servers", servers)
-    for thread in vigil.scheduler.start_due_tasks():
+    for thread in scheduler.start_due_tasks():
         thread.join(120)
     (told,) = [text for _, text in kept.told if text.startswith("sweep: ")]
     assert "; next: labctl course up   # finds" in told
