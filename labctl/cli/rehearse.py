@@ -18,7 +18,7 @@ from labctl.cli.screen import print_json, print_table
 from labctl.config import parse_duration
 from labctl.errors import LabError, UsageError
 from labctl.rehearsal.scenario import load_scenario
-from labctl.text import dollars_text, duration_text
+from labctl.text import dollars_text, duration_text, optional_text
 
 if TYPE_CHECKING:
     from labctl.lifecycle.reclaim import Drill
@@ -166,7 +166,7 @@ def _draw_drill(drill: Drill) -> None:
     lost = "unknown" if drill.lost_steps is None else f"{drill.lost_steps:.0f} steps"
     lost += "" if drill.lost_s is None else f", {drill.lost_s:.1f} s of work"
     recovery = "never reached" if drill.recover_s is None else f"{drill.recover_s:.1f} s"
-    cost = "unknown" if drill.cost_usd is None else dollars_text(drill.cost_usd)
+    cost = optional_text(drill.cost_usd, dollars_text, "unknown")
     click.echo(f"\nlost: {lost}; from the kill to the first new step: {recovery}; cost: {cost}")
 
 

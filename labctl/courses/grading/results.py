@@ -58,7 +58,7 @@ class LooseTest(msgspec.Struct):
 
 
 class LooseResults(msgspec.Struct):
-    """results.json as graders and people write it; texts may have any encoding, so they stay raw."""
+    """results.json as graders and people write it. Its texts stay raw: any encoding."""
 
     score: float | None = None
     output: msgspec.Raw = _EMPTY
