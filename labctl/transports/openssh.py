@@ -283,6 +283,8 @@ def _listens(path: str) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
+    # Not state.locks: transports do not import it, and this is on the path of every command, which
+    # would have to import filelock.
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
