@@ -121,7 +121,6 @@ def _reclaim(
     labctl rehearse reclaim --notice 30s
     labctl rehearse reclaim --without-notice --json
     """
-    from labctl.cli.rehearsal import find_rehearsal
     from labctl.lifecycle.reclaim import run_drill
 
     try:
@@ -129,7 +128,7 @@ def _reclaim(
     except ValueError as error:
         raise UsageError(str(error), hint="labctl rehearse reclaim --notice 30s") from None
     lab = open_lab(ctx, yes=yes, quiet=json_)
-    result = run_drill(lab.context, run, notice_s, find_rehearsal(lab.context))
+    result = run_drill(lab.context, run, notice_s)
     if json_:
         print_json({"drill": result})
     else:
