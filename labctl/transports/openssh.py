@@ -125,7 +125,7 @@ class OpenSshTransport:
     def close(self) -> None:
         """Stop labctl's master, and with it the commands that other processes run over it."""
         path = self.control_path
-        if path and _listens(path):
+        if path and _is_listening(path):
             _spawn(ssh.build_control_argv(self._config, self._server_id, "exit", path), None).wait()
 
     def _execute(
@@ -184,11 +184,11 @@ class OpenSshTransport:
     def _ensure_master(self) -> None:
         """Start a master unless one is running; two processes at the same time start only one."""
         path = self.control_path
-        if not path or _listens(path):
+        if not path or _is_listening(path):
             return
         # One of at most 256 lock files: removing one that another process waits for would race.
         with _locked(str(runtime_dir() / f"lock-{path[-2:]}")):
-            if _listens(path):
+            if _is_listening(path):
                 return
             Path(path).unlink(missing_ok=True)
             self._start_master(path)
@@ -271,7 +271,7 @@ def _has_exited_within(process: subprocess.Popen[bytes], limit_s: float) -> bool
     return not waiter.is_alive()
 
 
-def _listens(path: str) -> bool:
+def _is_listening(path: str) -> bool:
     """Whether a running process listens on this control socket."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:

@@ -171,19 +171,19 @@ def _judge_array(file: BinaryIO, size: int) -> FileVerdict:
         kind = header["descr"]
     except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
         return unreadable
-    if _holds_numbers(kind):
+    if _has_only_numbers(kind):
         return FileVerdict()
     reason = pickles.find_hazard(file, size - 8 - width - length, promised=True)
     return FileVerdict("a NumPy file with a pickle in it", reason)
 
 
-def _holds_numbers(kind: object) -> bool:
+def _has_only_numbers(kind: object) -> bool:
     """Return whether a dtype, as its header describes it, has only numbers and texts."""
     if isinstance(kind, str):
         return _NUMBERS.fullmatch(kind) is not None
     if isinstance(kind, list):
-        return all(isinstance(f, tuple) and len(f) > 1 and _holds_numbers(f[1]) for f in kind)
-    return isinstance(kind, tuple) and bool(kind) and _holds_numbers(kind[0])
+        return all(isinstance(f, tuple) and len(f) > 1 and _has_only_numbers(f[1]) for f in kind)
+    return isinstance(kind, tuple) and bool(kind) and _has_only_numbers(kind[0])
 
 
 def _judge_gzip(file: BinaryIO, size: int) -> str:
