@@ -9,6 +9,7 @@ import re
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 # Valid names of labs, runs, data sets and services.
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
@@ -19,6 +20,7 @@ Spot = Literal["never", "prefer", "only"]
 Work = Literal["", "fp32", "fp16", "bandwidth"]
 # "ending": labctl has requested termination, and the provider has not confirmed it yet.
 ServerState = Literal["starting", "running", "stopped", "ending", "terminated"]
+DockerFault = Literal["", "missing", "denied", "silent"]
 RunState = Literal["starting", "running", "exited", "lost", "cancelled"]
 
 
@@ -224,7 +226,10 @@ class Check(Value, frozen=True):
 
 
 class ServerFacts(Value, frozen=True):
-    """The properties of a server, found by one probe in one round trip."""
+    """The properties of a server, found by one probe in one round trip.
+
+    `docker_fault` is why Docker cannot be used, and `docker_error` the same in words.
+    """
 
     os: str = ""
     arch: str = ""
@@ -239,6 +244,7 @@ class ServerFacts(Value, frozen=True):
     python: str = ""
     tmux: str = ""
     docker: str = ""
+    docker_fault: DockerFault = ""
     docker_error: str = ""
     sudo: bool = False
     gpus: tuple[Gpu, ...] = ()
@@ -258,6 +264,8 @@ class Run(Value, frozen=True):
     reboot), or what is wrong while it runs. `gpu_lost_at` is when its container was first seen
     without access to its GPUs, in Unix seconds by the server's clock.
     `stopped_by` names the limit that ended a "lost" run: "ttl", "budget" or "GPU lease"; else "".
+    `oom_limit_bytes` is the memory limit at which it was killed: 0 for the server's own memory. It
+    is missing in JSON if the run was not, and in records of earlier versions.
     `image_id` is the image that it actually ran in, `image_digest` that image's name in its
     registry; "" for an image that was built on the server.
     """
@@ -281,6 +289,7 @@ class Run(Value, frozen=True):
     image_id: str = ""
     image_digest: str = ""
     gpu_lost_at: float | None = None
+    oom_limit_bytes: int | UnsetType = UNSET
 
     @property
     def has_ended(self) -> bool:

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, BinaryIO
 
 from ..wire.codec import MessageError, decode
-from ..wire.verbs import ErrorReply
+from ..wire.verbs import SHOW_DISK, ErrorReply
 from .broker.detection import BROKER, is_brokered
 from .host.paths import labctl_home
 from .reply import Failure, send_closing_reply, send_reply
@@ -38,14 +38,14 @@ VERBS = {
     "service": "runs.services.start",
     "services": "runs.services.status",
     "service-stop": "runs.services.stop",
-    "pulled": "watchdog.saved_results.pulled",
+    "pulled": "watchdog.saved_results.record_pulled",
     "restore": "files.disk_import.restore",
     "guard": "watchdog.install.guard",
     "watch": "watchdog.state_files.watch",
     "reload-units": "host.systemd_reload.reload_units",
     "extend": "watchdog.install.extend",
     "reclaim-notice": "watchdog.reclaim.notice",
-    "reclaimed": "watchdog.reclaim_record.reclaimed",
+    "reclaimed": "watchdog.reclaim_record.read_reclaim",
     "keep-disk": "watchdog.disk.keep_disk",
     "store": "mirror.store.prepare",
     "store-boto3": "mirror.boto3_python.install_boto3",
@@ -145,7 +145,7 @@ def main() -> int:
         what = (
             "the server's disk is full" if kind == "disk" else "the server could not write a file"
         )
-        refusal = Failure(kind, what, str(error), "labctl ssh -- df -h")
+        refusal = Failure(kind, what, str(error), SHOW_DISK)
         send_closing_reply(ErrorReply(refusal.report))
         return 1
     return 0

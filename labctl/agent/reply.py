@@ -6,7 +6,7 @@ import sys
 from typing import NamedTuple
 
 from ..wire.codec import decode, encode
-from ..wire.verbs import ErrorMessage, ErrorReply, Reply, Request, Verb
+from ..wire.verbs import ErrorMessage, ErrorReply, Hint, Reply, Request, Verb, make_error
 
 MARK = "\x1elabctl "
 
@@ -14,9 +14,16 @@ MARK = "\x1elabctl "
 class Failure(Exception):
     """A failure that the client raises as a LabError; `kind` selects which one."""
 
-    def __init__(self, kind: str, what: str, why: str = "", hint: str = "") -> None:
+    def __init__(self, kind: str, what: str, why: str = "", hint: Hint = "") -> None:
         super().__init__(what)
-        self.report = ErrorMessage(kind, what, why, hint)
+        self.report = make_error(kind, what, why, hint)
+
+    @classmethod
+    def relay(cls, report: ErrorMessage) -> Failure:
+        """Return the failure that another process of this program reported."""
+        failure = cls(report.kind, report.what)
+        failure.report = report
+        return failure
 
 
 def encode_line(reply: NamedTuple) -> bytes:
@@ -43,7 +50,7 @@ def parse_reply(verb: Verb[Request, Reply], stdout: str, stderr: str) -> Reply:
             line = text[start + len(MARK) :].split("\n", 1)[0]
             error = decode(ErrorReply, line).error
             if error is not None:
-                raise Failure(*error)
+                raise Failure.relay(error)
             return decode(verb.reply, line)
     what = f"the agent's {verb.name} ended without a reply"
     raise Failure("server", what, stderr.strip()[-1000:])

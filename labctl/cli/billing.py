@@ -51,14 +51,14 @@ def offers_command(ctx: click.Context, /, all_: bool, json_: bool, **overrides: 
     if json_:
         print_json({"offers": offers})
     elif offers:
-        _draw_offers(offers if all_ else offers[:MAX_OFFERS_SHOWN], len(offers))
+        _print_offers(offers if all_ else offers[:MAX_OFFERS_SHOWN], len(offers))
     if not offers:
         raise NoOfferError(
             f"{lab.context.provider.name} has no server that fits this need", hint="labctl config"
         )
 
 
-def _draw_offers(offers: Sequence[Offer], total: int) -> None:
+def _print_offers(offers: Sequence[Offer], total: int) -> None:
     rows = [
         (
             offer.type,
@@ -160,13 +160,13 @@ def cost_command(ctx: click.Context, all_: bool, json_: bool) -> None:
     if json_:
         print_json({"costs": lab_costs})
     else:
-        _draw_costs(lab_costs, all_)
+        _print_costs(lab_costs, all_)
 
 
-def _draw_costs(costs: Costs, every_lab: bool) -> None:
+def _print_costs(costs: Costs, every_lab: bool) -> None:
     if not costs.servers:
         click.echo("No server on record.")
-        _draw_kept(costs.kept)
+        _print_kept(costs.kept)
         return
     rows = [
         (
@@ -199,10 +199,10 @@ def _draw_costs(costs: Costs, every_lab: bool) -> None:
     partial = "" if costs.complete else " without unknown amounts (?)"
     saved = f"; spot saved {dollars_text(costs.spot_saved_usd)}" if costs.spot_saved_usd else ""
     click.echo(f"\ntotal{partial}: {dollars_text(costs.total_usd)}{saved}")
-    _draw_kept(costs.kept)
+    _print_kept(costs.kept)
 
 
-def _draw_kept(disks: Sequence[KeptDisk]) -> None:
+def _print_kept(disks: Sequence[KeptDisk]) -> None:
     """Print the disks that outlived their servers, their price, and how to use or remove them."""
     from labctl.servers.disks import describe_kept_disk
 
@@ -340,11 +340,11 @@ def orphans_command(
     if json_:
         print_json({"orphans": resources, "billing": resources.is_billing})
     else:
-        _draw_orphans(resources)
+        _print_orphans(resources)
     ctx.exit(1 if resources.is_billing else 0)
 
 
-def _draw_orphans(orphans: Orphans) -> None:
+def _print_orphans(orphans: Orphans) -> None:
     from labctl.servers.disks import cost_text, get_id_without_region
 
     if not orphans.servers and not orphans.resources:

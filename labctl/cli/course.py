@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from labctl.errors import assign_subject
+from labctl.errors.subject import COURSE
 
 if TYPE_CHECKING:
     from labctl.course import Course
@@ -53,6 +56,10 @@ class CourseCommands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name, (module, _, _) in COMMANDS.items() if _has_module(module)]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with assign_subject(COURSE):
+            return super().invoke(ctx)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS or not _has_module(COMMANDS[cmd_name][0]):

@@ -9,7 +9,7 @@ import click
 from labctl.cli.course import open_course
 from labctl.cli.course_options import make_staff, only_options, select_seats
 from labctl.cli.options import AUTHORIZED_KEYS, json_option, stop_drawing, yes_option
-from labctl.cli.screen import draw_checks, print_json
+from labctl.cli.screen import print_checks, print_json
 from labctl.text import dollars_text
 
 
@@ -51,7 +51,7 @@ def check_command(
     if json_:
         print_json({"checks": checks})
     else:
-        draw_checks(checks)
+        print_checks(checks)
     ctx.exit(0 if all(check.ok for check in checks) else 1)
 
 

@@ -44,7 +44,7 @@ def cost_command(ctx: click.Context, refresh: bool, csv_: bool, json_: bool) -> 
     elif csv_:
         click.echo(format_csv(course_costs), nl=False)
     else:
-        _draw_costs(course_costs)
+        _print_costs(course_costs)
 
 
 def _seat_text(name: str) -> str:
@@ -60,7 +60,7 @@ def _bar_text(share: float | None) -> str:
     return f"{'#' * filled}{'.' * (10 - filled)} {share:4.0%}"
 
 
-def _draw_costs(costs: CourseCosts) -> None:
+def _print_costs(costs: CourseCosts) -> None:
     rows = [
         (
             _seat_text(seat.seat),
@@ -96,7 +96,7 @@ def _draw_costs(costs: CourseCosts) -> None:
             for one in costs.assignments
         ]
         print_table(assignment_rows, ("ASSIGNMENT", "COST", "HOURS", "SEATS"))
-    _draw_idle(costs)
+    _print_idle(costs)
     total = optional_text(costs.usd, dollars_text)
     click.echo(f"\ntotal {total}, of which {optional_text(costs.idle_usd, dollars_text)} idle")
     for line in forecast_lines(costs.forecast):
@@ -105,7 +105,7 @@ def _draw_costs(costs: CourseCosts) -> None:
         click.echo("from the ledger; to query the provider: --refresh", err=True)
 
 
-def _draw_idle(costs: CourseCosts) -> None:
+def _print_idle(costs: CourseCosts) -> None:
     rows = [
         (
             idle.seat,
@@ -188,12 +188,12 @@ def budget_command(
             command = f"labctl course budget {changed.seat} +0"
             click.echo(f"its server could not be updated; retry later: {command}", err=True)
         return
-    _draw_budgets(seat_costs)
+    _print_budgets(seat_costs)
     if seat:
-        _draw_history(course.folder, seat.name)
+        _print_history(course.folder, seat.name)
 
 
-def _draw_budgets(seat_costs: list[SeatCost]) -> None:
+def _print_budgets(seat_costs: list[SeatCost]) -> None:
     rows = [
         (
             one.seat,
@@ -207,7 +207,7 @@ def _draw_budgets(seat_costs: list[SeatCost]) -> None:
     print_table(rows, ("SEAT", "BUDGET", "SPENT", "LEFT", "USED"))
 
 
-def _draw_history(folder: CourseFolder, seat: str) -> None:
+def _print_history(folder: CourseFolder, seat: str) -> None:
     for entry in folder.ledger.list_entries(seat=seat, kind="budget"):
         when = time.strftime("%d %b %H:%M", time.localtime(entry.at))
         usd = float(entry.detail.get("usd", 0))

@@ -139,12 +139,12 @@ def grades_command(
     elif out:
         click.echo(f"{out}: {export.format if export else ''}", err=True)
     elif not export_format:
-        _draw(all_grades)
+        _print_grades(all_grades)
     if not json_:
-        draw_unreleased(assignment, all_grades)
+        print_unreleased(assignment, all_grades)
 
 
-def draw_unreleased(assignment: str, grades: list[Grade]) -> None:
+def print_unreleased(assignment: str, grades: list[Grade]) -> None:
     """List the released grades that a new release would change."""
     changed = [grade for grade in grades if grade.unreleased is not None]
     if not changed:
@@ -181,7 +181,7 @@ def _make_report(grade: Grade) -> GradeReport:
     )
 
 
-def _draw(grades: list[Grade]) -> None:
+def _print_grades(grades: list[Grade]) -> None:
     rows: list[tuple[str, ...]] = [
         (
             grade.student,

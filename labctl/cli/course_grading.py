@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labctl.cli.course import open_course
-from labctl.cli.course_grades import draw_unreleased
+from labctl.cli.course_grades import print_unreleased
 from labctl.cli.course_options import make_staff, only_options, select_seats
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import PROFILE, SCREEN, json_option, yes_option
@@ -59,11 +59,11 @@ def collect_command(
     if json_:
         print_json({"assignment": name, "collection": collection})
     else:
-        _draw_collection(collection)
+        _print_collection(collection)
     ctx.exit(1 if collection.damaged else 0)
 
 
-def _draw_collection(collection: collect.Collection) -> None:
+def _print_collection(collection: collect.Collection) -> None:
     rows = [
         (
             submission.seat,
@@ -154,7 +154,7 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
     )
     ctx.meta[SCREEN].stop_drawing()
     if not json_:
-        _draw_grading(grading)
+        _print_grading(grading)
     may_release = options["release"] and grading.is_complete
     screen = ctx.meta[SCREEN]
     released = (
@@ -171,7 +171,7 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
             click.echo(f"feedback released to: {', '.join(released.students)}")
         elif options["release"]:
             click.echo("nothing was released: some submissions are not graded", err=True)
-        draw_unreleased(name, list_grades(course.folder, name))
+        print_unreleased(name, list_grades(course.folder, name))
     ctx.exit(TEMPORARY if grading.unreached else 0 if grading.is_complete else 1)
 
 
@@ -185,7 +185,7 @@ def _print_grade(graded: SeatGrade) -> None:
         click.echo(f"{text}  {clean(why)}".rstrip(), err=True)
 
 
-def _draw_grading(grading: GradingResult) -> None:
+def _print_grading(grading: GradingResult) -> None:
     rows = [_graded_cells(graded) for graded in grading.seats]
     headings = ("SEAT", "STATE", "POINTS", "CLAIM", "MEASURED", "NOTE")
     print_table(rows, headings, shutil.get_terminal_size().columns)
@@ -196,7 +196,7 @@ def _draw_grading(grading: GradingResult) -> None:
         for flag in graded.record.flags if graded.record else ():
             evidence = f": {flag.evidence}" if flag.evidence else ""
             click.echo(f"  {graded.seat}  {clean(flag.what)}{clean(evidence)}")
-    _draw_totals(grading)
+    _print_totals(grading)
 
 
 def _graded_cells(graded: SeatGrade) -> tuple[str, ...]:
@@ -213,7 +213,7 @@ def _graded_cells(graded: SeatGrade) -> tuple[str, ...]:
     return graded.seat, state, score, claimed, measured, note
 
 
-def _draw_totals(grading: GradingResult) -> None:
+def _print_totals(grading: GradingResult) -> None:
     seats = grading.seats
     counts = {state: sum(1 for graded in seats if graded.state == state) for state in STATES}
     fresh = sum(1 for graded in seats if graded.fresh)

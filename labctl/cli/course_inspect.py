@@ -18,7 +18,7 @@ from labctl.cli.fan_out import exit_code, print_answer, summary_text
 from labctl.cli.options import FOLLOW, SSH_AT_ONCE, SSH_JSON, TAIL, json_option, stop_drawing
 from labctl.cli.runs import replace_with_ssh, write_log
 from labctl.cli.screen import print_json, print_table
-from labctl.errors import UsageError
+from labctl.errors import UsageError, assign_subject
 from labctl.text import dollars_text, duration_text, optional_text, price_text
 
 if TYPE_CHECKING:
@@ -56,12 +56,12 @@ def status_command(ctx: click.Context, only: str, group: str, refresh: bool, jso
     if json_:
         print_json(course_now)
     else:
-        _draw(course_now)
-        _draw_unneeded(unneeded)
+        _print_status(course_now)
+        _print_unneeded(unneeded)
     ctx.exit(1 if any(seat.error for seat in course_now.seats) else 0)
 
 
-def _draw_unneeded(seats: Sequence[Seat]) -> None:
+def _print_unneeded(seats: Sequence[Seat]) -> None:
     """Print servers without a seat in the roster: their students left or changed teams."""
     if not seats:
         return
@@ -71,7 +71,7 @@ def _draw_unneeded(seats: Sequence[Seat]) -> None:
     click.echo(f"  next: labctl course down --only {selection}", err=True)
 
 
-def _draw(course: CourseStatus) -> None:
+def _print_status(course: CourseStatus) -> None:
     wide = shutil.get_terminal_size((100, 24)).columns >= WIDE
     headings = (
         "SEAT",
@@ -181,7 +181,9 @@ def ssh_command(
     if command[:1] == ("--",):
         command = command[1:]
     tty = not command or (sys.stdin.isatty() and sys.stdout.isatty())
-    replace_with_ssh(build_seat_context(staff, seat), _command_line(command), tty=tty)
+    context = build_seat_context(staff, seat)
+    with assign_subject(context.subject):
+        replace_with_ssh(context, _command_line(command), tty=tty)
 
 
 def _make_no_command_error(only: str, group: str) -> UsageError:
@@ -202,6 +204,7 @@ def _command_line(words: tuple[str, ...]) -> str:
 def _run_on_all(
     ctx: click.Context, only: str, group: str, at_once: int, json_: bool, words: tuple[str, ...]
 ) -> int:
+    from labctl.courses.context import make_subject
     from labctl.courses.status import list_running_servers
     from labctl.servers.connections import Connections
     from labctl.servers.fan_out import ServerResult, run_on_all
@@ -222,6 +225,7 @@ def _run_on_all(
         tell=(lambda _: None)
         if json_
         else (lambda answer: print_answer(set_seat_name(answer), width)),
+        subjects={server.id: make_subject(seat) for seat, server in seats_and_servers},
     )
     named_answers = [set_seat_name(answer) for answer in answers]
     if json_:
@@ -251,7 +255,8 @@ def logs_command(ctx: click.Context, name: str, run: str, follow: bool, tail: in
     lab, server, latest = find_run(make_staff(course), course.folder.find_seat(name), run)
     write = make_safe_log_writer()
     try:
-        shown = runs.watch(lab, server, latest.id, tail=tail, follow=follow, on_log=write)
+        with assign_subject(lab.subject):
+            shown = runs.watch(lab, server, latest.id, tail=tail, follow=follow, on_log=write)
     except KeyboardInterrupt:
         click.echo(f"\nrun {latest.id} is still running", err=True)
         ctx.exit(130)
@@ -288,16 +293,17 @@ def explain_command(ctx: click.Context, name: str, run: str, everything: bool, j
     \b
     labctl course explain alice
     """
-    from labctl.cli.explain import draw
+    from labctl.cli.explain import print_explanation
     from labctl.courses.broadcast import find_run
     from labctl.insight.explanation import explain
     from labctl.lifecycle.reconcile import fetch_logs
 
     course = open_course(ctx, quiet=json_)
     lab, _, latest = find_run(make_staff(course), course.folder.find_seat(name), run)
-    explanation = explain(lab, fetch_logs(lab, latest.id))
+    with assign_subject(lab.subject):
+        explanation = explain(lab, fetch_logs(lab, latest.id))
     stop_drawing(ctx)
     if json_:
         print_json(explanation)
     else:
-        draw(explanation, everything)
+        print_explanation(explanation, everything)

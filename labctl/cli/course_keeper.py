@@ -136,18 +136,18 @@ def door_command(directory: Path, student: str, joining: Path | None) -> None:
             if joining is not None:
                 _enroll(folder, student, command, joining)
             else:
-                _answer(folder, student, command, restart_idle_timer)
+                _dispatch_command(folder, student, command, restart_idle_timer)
     except BusyError as error:
         send_error(sys.stdout.buffer, error)
 
 
-def _answer(
+def _dispatch_command(
     folder: CourseFolder, student: str, command: str, restart_idle_timer: Callable[[], None]
 ) -> None:
-    from labctl.providers.course import REQUEST as DOOR_REQUEST
+    from labctl.providers.course import REQUEST as KEEPER_REQUEST
 
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    if command == DOOR_REQUEST:
+    if command == KEEPER_REQUEST:
         from labctl.courses.rpc import relay
 
         relay(folder.id, student, source, sink, restart_idle_timer)
@@ -222,12 +222,14 @@ def _run_keeper(ctx: click.Context, dashboard: bool, port: int, keys_file: Path)
         folder, course.paths, course.state, ConsentingReporter(_log), by="keeper"
     )
     with hold_keeper_lock(folder, course.paths):
-        desk = RequestHandler(folder, SeatOperations(staff), tell=_log)
-        vigil = CourseScheduler(staff, desk, AuthorizedKeys(folder, keys_file), tell=_log)
+        request_handler = RequestHandler(folder, SeatOperations(staff), tell=_log)
+        scheduler = CourseScheduler(
+            staff, request_handler, AuthorizedKeys(folder, keys_file), tell=_log
+        )
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: vigil.stop.set())
-        vigil.restore()
-        with RpcServer(desk):
+            signal.signal(number, lambda *_: scheduler.stop.set())
+        scheduler.restore()
+        with RpcServer(request_handler):
             seats = len(folder.list_seats())
             _log("", f"the keeper of {folder.config.name} started with {seats} seats")
             if not has_filter():
@@ -236,10 +238,10 @@ def _run_keeper(ctx: click.Context, dashboard: bool, port: int, keys_file: Path)
                 from labctl.web.http_server import serve_dashboard
 
                 url = serve_dashboard(
-                    folder, course.paths, course.state, port=port, stop=vigil.stop
+                    folder, course.paths, course.state, port=port, stop=scheduler.stop
                 )
                 _log("", f"dashboard: {url}")
-            vigil.run()
+            scheduler.run()
         _log("", "the keeper stopped; the next one resumes its work")
 
 

@@ -34,7 +34,7 @@ def plan_command(ctx: click.Context, offline: bool, json_: bool) -> None:
     if json_:
         print_json({"plan": course_plan})
     else:
-        _draw(course_plan)
+        _print_plan(course_plan)
     store_planned(staff)
     lacks_quota = course_plan.quotas and not any(quota.enough for quota in course_plan.quotas)
     ctx.exit(1 if course_plan.problem or lacks_quota else 0)
@@ -53,9 +53,9 @@ def _join_names(names: tuple[str, ...]) -> str:
     return ", ".join(names[:MAX_NAMES]) + more
 
 
-def _draw(plan: CoursePlan) -> None:
+def _print_plan(plan: CoursePlan) -> None:
     click.echo(f"{plan.course}: {plan.students} students, {plan.seats} seats")
-    _draw_changes(plan)
+    _print_changes(plan)
     servers = f"{plan.servers} servers in all" if plan.servers != 1 else "one server in all"
     if plan.accounts_per_server:
         servers = f"{servers}, shared: {plan.accounts_per_server} accounts each"
@@ -69,19 +69,19 @@ def _draw(plan: CoursePlan) -> None:
     click.echo()
     for line in wrap_text(f"{servers}; each ends {plan.limits}"):
         click.echo(line)
-    _draw_money(plan)
+    _print_money(plan)
     if plan.quotas:
         click.echo()
     for quota in plan.quotas:
-        _draw_quota(quota, alone=not any(other.enough for other in plan.quotas))
+        _print_quota(quota, alone=not any(other.enough for other in plan.quotas))
     if plan.cautions:
         click.echo()
     for text in plan.cautions:
         _print_item("!", text)
-    _draw_next(plan)
+    _print_next(plan)
 
 
-def _draw_changes(plan: CoursePlan) -> None:
+def _print_changes(plan: CoursePlan) -> None:
     if plan.first:
         click.echo("the first plan of this course")
     for change in plan.changes if not plan.first else ():
@@ -97,7 +97,7 @@ def _draw_changes(plan: CoursePlan) -> None:
         _print_item("-", f"seats whose students have left: {_join_names(plan.gone_seats)}")
 
 
-def _draw_money(plan: CoursePlan) -> None:
+def _print_money(plan: CoursePlan) -> None:
     offer = plan.offer
     if offer is not None:
         market = "spot" if offer.spot else "on demand"
@@ -123,7 +123,7 @@ def _draw_money(plan: CoursePlan) -> None:
             click.echo(f"  {part}")
 
 
-def _draw_quota(quota: QuotaNeed, *, alone: bool) -> None:
+def _print_quota(quota: QuotaNeed, *, alone: bool) -> None:
     room = quota.room
     needs = f"{quota.servers * room.each:g} {room.units} needed"
     allowed = "the limit is unknown" if room.limit is None else f"{room.limit:g} allowed"
@@ -137,7 +137,7 @@ def _draw_quota(quota: QuotaNeed, *, alone: bool) -> None:
             click.echo(f"  {room.next}")
 
 
-def _draw_next(plan: CoursePlan) -> None:
+def _print_next(plan: CoursePlan) -> None:
     if plan.problem:
         click.echo()
         _print_item("-", plan.problem)

@@ -130,7 +130,7 @@ def roster_command(
         if json_:
             print_json({"students": students, "seats": folder.list_seats()})
         else:
-            _draw_students(students)
+            _print_students(students)
         return
     if dry_run:
         _, diff = creation.preview_import(folder, file, format=format_ or "", keep=keep)
@@ -159,7 +159,7 @@ def _make_report(diff: RosterDiff) -> RosterDiffReport:
     )
 
 
-def _draw_students(students: tuple[Student, ...]) -> None:
+def _print_students(students: tuple[Student, ...]) -> None:
     rows = [
         (
             student.id,
@@ -177,14 +177,16 @@ def _draw_students(students: tuple[Student, ...]) -> None:
 
 
 def _print_diff(diff: RosterDiff) -> None:
-    def draw(sign: str, color: str, lines: list[str]) -> None:
+    def print_changes(sign: str, color: str, lines: list[str]) -> None:
         for line in lines[:MAX_NAMES]:
             click.echo(click.style(f"{sign} {clean(line)}", fg=color))
         if len(lines) > MAX_NAMES:
             click.echo(f"  and {len(lines) - MAX_NAMES} more; --json lists them all")
 
-    draw("+", "green", [f"{student.id}  {student.name}" for student in diff.added])
-    draw("+", "green", [f"{student.id}  {student.name}  (is back)" for student in diff.returned])
+    print_changes("+", "green", [f"{student.id}  {student.name}" for student in diff.added])
+    print_changes(
+        "+", "green", [f"{student.id}  {student.name}  (is back)" for student in diff.returned]
+    )
     changes = [
         f"{change.after.id}  "
         + ", ".join(
@@ -193,8 +195,8 @@ def _print_diff(diff: RosterDiff) -> None:
         )
         for change in diff.changed
     ]
-    draw("~", "yellow", changes)
-    draw(
+    print_changes("~", "yellow", changes)
+    print_changes(
         "-",
         "red",
         [

@@ -90,25 +90,25 @@ def up_command(
     if json_:
         print_json({"seats": outcomes})
     else:
-        _draw_up(outcomes)
+        _print_up(outcomes)
     ctx.exit(1 if any(outcome.error for outcome in outcomes) else 0)
 
 
-def _draw_up(outcomes: list[SeatOutcome]) -> None:
+def _print_up(outcomes: list[SeatOutcome]) -> None:
     ready = [outcome for outcome in outcomes if not outcome.error and outcome.server is not None]
     created = sum(outcome.made for outcome in ready)
     price = sum(outcome.server.offer.price_usd_per_hour for outcome in ready if outcome.server)
     cost = f", {price_text(price)} together" if price else ""
     click.echo(f"{len(ready)} of {len(outcomes)} seats are ready, {created} new{cost}.")
-    _draw_unready([one.server for one in outcomes if one.error and one.server is not None])
-    _draw_failures(outcomes)
+    _print_unready([one.server for one in outcomes if one.error and one.server is not None])
+    _print_failures(outcomes)
     if len(ready) == len(outcomes):
         click.echo("  labctl course status       show the state of every seat")
         click.echo("  labctl course ssh NAME     open a shell on a student's server")
         click.echo("  labctl course down         remove the servers after class")
 
 
-def _draw_unready(servers: list[Server]) -> None:
+def _print_unready(servers: list[Server]) -> None:
     """Warn of servers that exist, and may cost money, though their seats are not ready."""
     live = [server for server in servers if server.state not in ("ending", "terminated", "stopped")]
     if not live:
@@ -120,8 +120,11 @@ def _draw_unready(servers: list[Server]) -> None:
     click.echo(click.style(text, fg="yellow"), err=True)
 
 
-def _draw_failures(outcomes: list[SeatOutcome] | list[SeatEnding]) -> None:
-    """Print failures on standard error; seats with the same failure share one entry."""
+def _print_failures(outcomes: list[SeatOutcome] | list[SeatEnding]) -> None:
+    """Print failures on standard error; seats with the same failure share one entry.
+
+    Texts that differ only in the seat's name are the same failure. This only shortens the output.
+    """
     seats_by_failure: dict[tuple[str, ...], list[str]] = {}
     for outcome in outcomes:
         if outcome.error:
@@ -195,18 +198,18 @@ def down_command(
     if json_:
         print_json({"seats": endings})
     else:
-        _draw_down(endings)
+        _print_down(endings)
     ctx.exit(1 if any(ending.error for ending in endings) else 0)
 
 
-def _draw_down(endings: list[SeatEnding]) -> None:
+def _print_down(endings: list[SeatEnding]) -> None:
     ended = [ending for ending in endings if ending.ended]
     files = sum(ending.saved.files for ending in endings)
     if not endings:
         click.echo("No seat had a server.")
         return
     click.echo(f"Removed {len(ended)} of {len(endings)} servers; downloaded {files} files.")
-    _draw_failures(endings)
+    _print_failures(endings)
 
 
 def _forget(ctx: click.Context, yes: bool, json_: bool) -> None:
@@ -235,15 +238,15 @@ def _end_term(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> None
     if json_:
         print_json({"clean": proof.is_clean, "proof": proof})
     else:
-        _draw_proof(proof)
+        _print_proof(proof)
     ctx.exit(0 if proof.is_clean else 1)
 
 
-def _draw_proof(proof: EndProof) -> None:
+def _print_proof(proof: EndProof) -> None:
     for name, result in proof.collected.items():
         click.echo(f"{clean(name)}: {clean(result)}")
     if proof.endings:
-        _draw_down(list(proof.endings))
+        _print_down(list(proof.endings))
     click.echo(f"revoked {proof.revoked_keys} keys of students")
     for left in proof.left:
         if left.error:
@@ -319,7 +322,7 @@ def push_command(
     else:
         complete = sum(not outcome.error for outcome in outcomes)
         click.echo(f"{complete} of {len(outcomes)} servers have all files from handouts/")
-        _draw_failures(outcomes)
+        _print_failures(outcomes)
     ctx.exit(1 if any(outcome.error for outcome in outcomes) else 0)
 
 

@@ -77,7 +77,7 @@ class ClassScreen:
             if self._screen.quiet:
                 return
             if sys.stderr.isatty():
-                self._draw()
+                self._update_table()
             elif isinstance(event, SeatDone):
                 self._print_done(event)
 
@@ -87,7 +87,7 @@ class ClassScreen:
         self.stop_drawing()
         self._screen.emit(event)
         if was_live and isinstance(event, Note):
-            self._draw()
+            self._update_table()
 
     def confirm(self, decision: Question) -> bool:
         with self._lock:
@@ -119,7 +119,7 @@ class ClassScreen:
         text = f"failed: {event.error}" if event.error else f"{self._done} {elapsed}"
         click.echo(f"  {clean(event.seat)}: {clean(text)}", err=True)
 
-    def _draw(self) -> None:
+    def _update_table(self) -> None:
         if self._live is None:
             from rich.console import Console
             from rich.live import Live

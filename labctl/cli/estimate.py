@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import click
 
-from labctl.cli.estimate_output import draw
+from labctl.cli.estimate_output import print_estimate
 from labctl.cli.options import json_option, need_options, open_lab
 from labctl.cli.screen import print_json
 from labctl.config import scalars
@@ -276,7 +276,7 @@ def estimate_command(ctx: click.Context, /, json_: bool, **values: Any) -> None:
     if json_:
         print_json(result)
     else:
-        draw(result)
+        print_estimate(result)
 
 
 def _read_plan(options: EstimateOptions, *, from_code: bool) -> ModelPlan:

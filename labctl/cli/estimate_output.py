@@ -8,10 +8,10 @@ import click
 
 from labctl.cli.estimate_tables import (
     count_text,
-    draw_costs,
-    draw_fits,
-    draw_ways,
+    print_costs,
+    print_fits,
     print_text,
+    print_ways,
 )
 from labctl.cli.screen import print_table
 from labctl.estimate.compute import measured_hours
@@ -37,19 +37,19 @@ DAYS_FROM_HOURS = 48
 NAMES = {"kv_cache": "KV cache"}
 
 
-def draw(estimate: Estimate) -> None:
+def print_estimate(estimate: Estimate) -> None:
     """Print an estimate on standard output. The answer comes last."""
     click.secho(_title_text(estimate), bold=True)
-    _draw_memory(estimate)
-    _draw_notes(estimate)
+    _print_memory(estimate)
+    _print_notes(estimate)
     click.echo()
     if estimate.plan.kind == "network":
-        draw_fits(estimate)
+        print_fits(estimate)
         click.echo()
     if estimate.costs:
-        draw_costs(estimate)
+        print_costs(estimate)
         click.echo()
-    _draw_answer(estimate)
+    _print_answer(estimate)
 
 
 def _title_text(estimate: Estimate) -> str:
@@ -68,7 +68,7 @@ def _title_text(estimate: Estimate) -> str:
     return text + (f", {plan.gpus} GPUs" if plan.gpus > 1 else "")
 
 
-def _draw_memory(estimate: Estimate) -> None:
+def _print_memory(estimate: Estimate) -> None:
     memory, rows = estimate.memory, []
     if estimate.plan.kind != "network":
         print_text(
@@ -140,7 +140,7 @@ def _activations_text(plan: ModelPlan) -> str:
     return f"{plan.micro_batch} x {plan.seq:,} tokens, {', '.join(parts)}"
 
 
-def _draw_notes(estimate: Estimate) -> None:
+def _print_notes(estimate: Estimate) -> None:
     plan, details = estimate.plan, estimate.details
     if plan.kind != "network":
         return
@@ -151,8 +151,8 @@ def _draw_notes(estimate: Estimate) -> None:
     if details.checkpoint_bytes:
         print_text(f"Resumable checkpoint: {decimal_bytes_text(details.checkpoint_bytes)}.")
     if plan.measured:
-        _draw_model(estimate)
-    _draw_work(estimate)
+        _print_model(estimate)
+    _print_work(estimate)
 
 
 def _join_words(words: Sequence[str]) -> str:
@@ -160,7 +160,7 @@ def _join_words(words: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _draw_model(estimate: Estimate) -> None:
+def _print_model(estimate: Estimate) -> None:
     model = estimate.plan.measured
     assert model is not None
     shape = " x ".join(str(size) for size in model.input_shape) or "one number"
@@ -170,7 +170,7 @@ def _draw_model(estimate: Estimate) -> None:
     )
 
 
-def _draw_work(estimate: Estimate) -> None:
+def _print_work(estimate: Estimate) -> None:
     """Print the number of operations, and the shortest time of a token."""
     plan, details = estimate.plan, estimate.details
     if details.flops:
@@ -195,18 +195,18 @@ def _draw_work(estimate: Estimate) -> None:
         )
 
 
-def _draw_answer(estimate: Estimate) -> None:
+def _print_answer(estimate: Estimate) -> None:
     if not estimate.gpu.needed:
         print_text(f"No GPU needed: {estimate.gpu.why}.")
     else:
-        _draw_fitting_gpus(estimate)
-    _draw_time(estimate)
-    _draw_price(estimate)
+        _print_fitting_gpus(estimate)
+    _print_time(estimate)
+    _print_price(estimate)
     if estimate.ways:
-        draw_ways(estimate)
+        print_ways(estimate)
 
 
-def _draw_fitting_gpus(estimate: Estimate) -> None:
+def _print_fitting_gpus(estimate: Estimate) -> None:
     gpus = [row.gpu for row in estimate.fits if row.fits and row.current]
     number = f", {estimate.plan.gpus} of them" if estimate.plan.gpus > 1 else ""
     if gpus:
@@ -217,7 +217,7 @@ def _draw_fitting_gpus(estimate: Estimate) -> None:
         print_text("Activations are not included. To add them: --batch --seq --hidden --layers.")
 
 
-def _draw_time(estimate: Estimate) -> None:
+def _print_time(estimate: Estimate) -> None:
     details, value = estimate.details, estimate.time.hours
     if estimate.amount.requests_per_day:
         load = details.load
@@ -238,7 +238,7 @@ def _draw_time(estimate: Estimate) -> None:
         print_text(f"Time: {duration_text(value * 3600)}{more}{basis}.")
 
 
-def _draw_price(estimate: Estimate) -> None:
+def _print_price(estimate: Estimate) -> None:
     month = " a month (30 days, busy hours only)" if estimate.amount.requests_per_day else ""
     if estimate.amount.price_usd_per_hour is not None:
         row = estimate.costs[0]

@@ -44,7 +44,7 @@ def count_text(number: float) -> str:
     return f"{number:.0f}"
 
 
-def draw_fits(estimate: Estimate) -> None:
+def print_fits(estimate: Estimate) -> None:
     """Print for each GPU whether the model fits, and how long it takes there."""
     headings = ["GPU", "FITS", "USED"]
     has_times = any(row.hours is not None for row in estimate.fits)
@@ -80,7 +80,7 @@ def _share_text(share: float) -> str:
     return (f"{share:.0%}" if share < 10 else f"{share:,.0f}x").rjust(5)
 
 
-def draw_costs(estimate: Estimate) -> None:
+def print_costs(estimate: Estimate) -> None:
     """Print the best zone for each server type and market; only those that fit, if any do."""
     month = bool(estimate.amount.requests_per_day)
     costs = [cost for cost in estimate.costs if cost.fits] or list(estimate.costs)
@@ -109,7 +109,7 @@ def _cost_cells(cost: CostEstimate, month: bool) -> tuple[str, ...]:
     return (*cells, optional_text(cost.always_on_usd, dollars_text)) if month else cells
 
 
-def draw_ways(estimate: Estimate) -> None:
+def print_ways(estimate: Estimate) -> None:
     """Print changes that make the model fit, each with its price in quality or time."""
     click.echo()
     rows = [

@@ -57,26 +57,26 @@ def explain_command(ctx: click.Context, run: str, everything: bool, json_: bool)
     if json_:
         print_json(explanation)
         return
-    draw(explanation, everything)
+    print_explanation(explanation, everything)
 
 
-def draw(explanation: Explanation, everything: bool) -> None:
+def print_explanation(explanation: Explanation, everything: bool) -> None:
     """Print an explanation. Good results are one line each unless `everything` is set."""
-    _draw_title(explanation)
+    _print_title(explanation)
     for finding in explanation.findings:
         if finding.level != "good" or everything:
             click.echo()
-            _draw_finding(finding)
+            _print_finding(finding)
     good = [finding for finding in explanation.findings if finding.level == "good"]
     if good and not everything:
         click.echo()
         for finding in good:
-            _draw_headline(finding)
-    _draw_unknown(explanation, everything)
-    _draw_conclusion(explanation)
+            _print_headline(finding)
+    _print_unknown(explanation, everything)
+    _print_conclusion(explanation)
 
 
-def _draw_unknown(explanation: Explanation, everything: bool) -> None:
+def _print_unknown(explanation: Explanation, everything: bool) -> None:
     """List what could not be measured; briefly if there are problems, which matter more."""
     if not explanation.unknown:
         return
@@ -91,7 +91,7 @@ def _draw_unknown(explanation: Explanation, everything: bool) -> None:
             _print_labeled("next", gap.next)
 
 
-def _draw_title(explanation: Explanation) -> None:
+def _print_title(explanation: Explanation) -> None:
     run, read = explanation.run, explanation.read
     click.secho(f"run {run.id}: {clean(_describe_state(run))}", bold=True)
     if run.command:
@@ -125,8 +125,8 @@ def _describe_state(run: Run) -> str:
     return f"{run.state}{f' for {elapsed}' if elapsed else ''}"
 
 
-def _draw_finding(finding: Finding) -> None:
-    _draw_headline(finding)
+def _print_finding(finding: Finding) -> None:
+    _print_headline(finding)
     _print_wrapped(finding.why, indent=INDENT, first=INDENT)
     for number, evidence in enumerate(finding.evidence):
         text = f"{evidence.said} [{evidence.of}]"
@@ -136,7 +136,7 @@ def _draw_finding(finding: Finding) -> None:
     _print_labeled("source", f"{finding.source.title}; {finding.source.url}", dim=True)
 
 
-def _draw_headline(finding: Finding) -> None:
+def _print_headline(finding: Finding) -> None:
     mark, color = MARKS[finding.level]
     bold = finding.level != "good"
     _print_wrapped(finding.what, first=f"{mark} ", indent=INDENT, color=color, bold=bold)
@@ -172,7 +172,7 @@ def _print_wrapped(
     click.echo(click.style(wrapped, fg=color, bold=bold or None, dim=dim or None))
 
 
-def _draw_conclusion(explanation: Explanation) -> None:
+def _print_conclusion(explanation: Explanation) -> None:
     """Print the conclusion as the last line, which people read first."""
     problems = [finding for finding in explanation.findings if finding.level == "problem"]
     advice = [finding for finding in explanation.findings if finding.level == "advice"]
@@ -227,7 +227,7 @@ def profile_command(
     if json_:
         print_json(profiled)
         return
-    _draw_profile(profiled)
+    _print_profile(profiled)
     if profiled.there and not no_page:
         _show_page(lab, profiled, port, open_)
     else:
@@ -244,7 +244,7 @@ PHASES = {
 }
 
 
-def _draw_profile(profiled: ProfileResult) -> None:
+def _print_profile(profiled: ProfileResult) -> None:
     profile = profiled.profile
     device = f" on {profile.device}, PyTorch {profile.torch}" if profile.torch else ""
     title = f"{_count_text(profile.steps, 'step')} of {shlex.join(profile.command)}{device}"
@@ -278,7 +278,7 @@ def _draw_profile(profiled: ProfileResult) -> None:
     )
     for finding in profiled.findings:
         click.echo()
-        _draw_finding(finding)
+        _print_finding(finding)
     click.echo()
 
 

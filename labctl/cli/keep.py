@@ -130,21 +130,21 @@ class KeepContext:
 def _run_keeper(context: KeepContext) -> None:
     from labctl.keeper.labs import Keeper, only_keeper
 
-    attendants = RecoveryWorkers()
+    recovery_workers = RecoveryWorkers()
     with only_keeper(context.paths):
         keeper = Keeper(
             context.paths,
             context.state,
             context.environ,
             tell=context.log,
-            attend=attendants.run_worker,
+            attend=recovery_workers.run_worker,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: keeper.stop.set())
         count = len(kept_labs.list_kept_labs(context.paths))
         context.log("", f"labctl keep started with {count} lab{'' if count == 1 else 's'}")
         keeper.run()
-        attendants.end_all()
+        recovery_workers.end_all()
         context.log("", "labctl keep stopped; the next one resumes its work")
 
 
@@ -180,7 +180,7 @@ def _describe_lab(context: KeepContext, name: str) -> KeepReply:
         told=KeeperReport(
             lines=tuple(list_lines(context.state, lab.lab_id)),
             runs=tuple(kept_labs.list_recorded_runs(context.state, lab)),
-            round=kept_labs.read_rounds(context.paths).get(lab.name),
+            round=kept_labs.read_checks(context.paths).get(lab.name),
             running=is_running(context.paths),
         )
     )

@@ -133,10 +133,10 @@ def _reclaim(
         print_json({"drill": result})
     else:
         stop_drawing(ctx)
-        _draw_drill(result)
+        _print_drill(result)
 
 
-def _draw_drill(drill: Drill) -> None:
+def _print_drill(drill: Drill) -> None:
     def offset_text(moment: float | None) -> str:
         return "-" if moment is None else f"{moment - drill.began_at:+.1f} s"
 

@@ -169,7 +169,7 @@ def eval_command(
     if json_:
         print_json({"evaluation": result})
     else:
-        _draw_evaluation(result)
+        _print_evaluation(result)
     ctx.exit(1 if _has_both(result) and not result.same else 0)
 
 
@@ -184,7 +184,7 @@ def _parse_time_limit_s(text: str) -> int:
         raise click.BadParameter(str(error), param_hint="--time-limit") from None
 
 
-def _draw_evaluation(result: EvaluationResult) -> None:
+def _print_evaluation(result: EvaluationResult) -> None:
     comparison = "the same" if result.same else "DIFFERENT" if _has_both(result) else ""
     for name, accuracy, remark in (
         ("here:", result.accuracy_local, f"({result.checkpoint})"),

@@ -42,13 +42,13 @@ class Screen:
 
     def emit(self, event: Event) -> None:
         if isinstance(event, Note):
-            self._draw_note(event)
+            self._print_note(event)
         elif self.quiet:
             return
         elif isinstance(event, Step):
-            self._draw_step(event)
+            self._print_step(event)
         elif isinstance(event, Progress):
-            self._draw_progress(event)
+            self._update_progress(event)
 
     def confirm(self, decision: Question) -> bool:
         """Ask a question. Without a terminal the answer is no, with a note on how to say yes."""
@@ -86,7 +86,7 @@ class Screen:
             self.live = None
             self.tasks.clear()
 
-    def _draw_note(self, note: Note) -> None:
+    def _print_note(self, note: Note) -> None:
         if note.level == "detail":
             if self.live is None and not self.quiet and not sys.stderr.isatty():
                 click.echo(f"    {clean(note.text)}"[:200], err=True)
@@ -100,7 +100,7 @@ class Screen:
         else:
             click.echo(text, err=True)
 
-    def _draw_step(self, step: Step) -> None:
+    def _print_step(self, step: Step) -> None:
         if not step.done:
             self.begun[step.name] = time.monotonic()
             if sys.stderr.isatty():
@@ -113,7 +113,7 @@ class Screen:
         detail = f" ({clean(step.detail)})" if step.detail else ""
         self._print(f"{click.style('✓', fg='green')} {clean(step.name)}{detail} {took_s:.1f} s")
 
-    def _draw_progress(self, progress: Progress) -> None:
+    def _update_progress(self, progress: Progress) -> None:
         if not sys.stderr.isatty():
             return
         self._update_bar(progress.name, progress.done, progress.total, progress.unit)
@@ -188,7 +188,7 @@ def print_table(rows: Sequence[tuple[str, ...]], headings: tuple[str, ...], widt
         click.echo(click.style(line, dim=True) if index == 0 else line)
 
 
-def draw_checks(checks: Sequence[Check], width: int = 0) -> None:
+def print_checks(checks: Sequence[Check], width: int = 0) -> None:
     """Print the results of `doctor` or `course check`.
 
     On a terminal the text is wrapped. Commands are not, because people copy them.

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from labctl.cli.options import PROVIDER, json_option, need_options, open_lab, yes_option
-from labctl.cli.screen import Screen, draw_checks, print_json
+from labctl.cli.screen import Screen, print_checks, print_json
 from labctl.config import find_data_dir
 from labctl.errors import UsageError
 from labctl.providers import list_provider_names
@@ -110,5 +110,5 @@ def doctor_command(ctx: click.Context, provider: str | None, json_: bool) -> Non
     if json_:
         print_json({"checks": checks})
     else:
-        draw_checks(checks)
+        print_checks(checks)
     ctx.exit(0 if all(check.ok for check in checks) else 1)

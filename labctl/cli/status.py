@@ -47,16 +47,16 @@ def status_command(ctx: click.Context, refresh: bool, why: bool, json_: bool) ->
         for reason in list(status["ended"].values())[:1]:
             click.echo(f"  its last server ended: {reason}")
     else:
-        _draw_server(status, server)
+        _print_server(status, server)
     if status["keeper"]:
         click.echo(f"  watched by the keeper at {status['keeper']}")
-    _draw_kept(status["kept"])
+    _print_kept(status["kept"])
     if why:
         from labctl.servers.watch_reports import parse_watch
 
-        _draw_decisions(parse_watch(status["watch"]))
+        _print_decisions(parse_watch(status["watch"]))
     elif status["runs"]:
-        _draw_runs(status["runs"], server, status["now"], status["ended"])
+        _print_runs(status["runs"], server, status["now"], status["ended"])
 
 
 def _read_status(ctx: click.Context, refresh: bool, why: bool, json_: bool) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _read_status(ctx: click.Context, refresh: bool, why: bool, json_: bool) -> d
         return {**lab.status(), "keeper": lab.keeper}
 
 
-def _draw_kept(disks: list[KeptDisk]) -> None:
+def _print_kept(disks: list[KeptDisk]) -> None:
     if disks:
         from labctl.servers.disks import describe_kept_disk
 
@@ -80,7 +80,7 @@ def _draw_kept(disks: list[KeptDisk]) -> None:
             click.echo(f"  {clean(describe_kept_disk(disk))}")
 
 
-def _draw_server(status: dict[str, Any], server: Server) -> None:
+def _print_server(status: dict[str, Any], server: Server) -> None:
     state = {True: server.state, False: "NOT REACHABLE", None: f"{server.state} (last known)"}
     kind = clean(f"{server.provider} {server.offer.type}")
     click.echo(f"{clean(server.alias)}: {state[status['reachable']]}, {kind}")
@@ -90,13 +90,13 @@ def _draw_server(status: dict[str, Any], server: Server) -> None:
     cost_usd = dollars_text(status["cost_usd"])
     cost = f"{cost_usd} so far at {price_text(price)}" if price else "no cost"
     click.echo(f"  up {duration_text(status['clocks']['up_s'])}, {cost}")
-    _draw_limits(status, price)
+    _print_limits(status, price)
     if status["disk"]:
         click.echo(f"  disk {bytes_text(status['disk']['free_bytes'])} free")
     click.echo(f"  ssh {server.alias}")
 
 
-def _draw_limits(status: dict[str, Any], price: float) -> None:
+def _print_limits(status: dict[str, Any], price: float) -> None:
     """Print the time and money left as the watchdog reported them, and what it cannot do."""
     from labctl.servers.watch_reports import parse_watch
 
@@ -123,12 +123,12 @@ def _draw_limits(status: dict[str, Any], price: float) -> None:
     for number, activity in enumerate(watch.busy[:3]):
         click.echo(f"  {' ' * 9 if number else 'not idle:'} {clean(activity)}")
     if watch.mirror:
-        _draw_mirror(watch.mirror, status["now"])
+        _print_mirror(watch.mirror, status["now"])
     for problem in watch.cannot or ():
         click.echo(click.style(f"  {clean(problem)}", fg="yellow"))
 
 
-def _draw_mirror(mirror: MirrorStateRecord, now: float) -> None:
+def _print_mirror(mirror: MirrorStateRecord, now: float) -> None:
     """Print when the store was last complete, or why it is not."""
     when = f"{age_text(mirror.at, now)} ago" if mirror.at else "never"
     if not mirror.failed:
@@ -139,7 +139,7 @@ def _draw_mirror(mirror: MirrorStateRecord, now: float) -> None:
     click.echo(click.style(text, fg="yellow"))
 
 
-def _draw_decisions(watch: WatchRecord | None) -> None:
+def _print_decisions(watch: WatchRecord | None) -> None:
     rows = [
         (
             time.strftime("%m-%d %H:%M:%S", time.localtime(decision.at)),
@@ -155,7 +155,7 @@ def _draw_decisions(watch: WatchRecord | None) -> None:
         click.echo("The watchdog has taken no action.")
 
 
-def _draw_runs(runs: list[Run], server: Server | None, now: float, ended: dict[str, str]) -> None:
+def _print_runs(runs: list[Run], server: Server | None, now: float, ended: dict[str, str]) -> None:
     def make_row(run: Run) -> tuple[str, ...]:
         if run.has_ended or (server is not None and run.server_id == server.id):
             result = run.told or shlex.join(run.command)
@@ -208,7 +208,7 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
     from labctl.runs import runs
 
     lab = open_lab(ctx)
-    server = _server_with_logs(lab, run)
+    server = _find_server_for_logs(lab, run)
     run_id = runs.find_run(lab.context, run).id
     if server is None:
         from labctl.lifecycle.reconcile import read_saved_log
@@ -226,7 +226,7 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
         click.echo(f"run {shown.id}: {clean(shown.told)}", err=True)
 
 
-def _server_with_logs(lab: Lab, run: str) -> Server | None:
+def _find_server_for_logs(lab: Lab, run: str) -> Server | None:
     """Return the lab's server; None if it has ended and the run's log was saved or pulled."""
     if lab.keeper:
         from labctl.lifecycle.reconcile import reconcile

@@ -10,12 +10,12 @@ import click
 from labctl.cli.options import json_option, open_lab, yes_option
 from labctl.cli.screen import print_json
 from labctl.cli.submit_output import (
-    draw_done,
-    draw_feedback,
-    draw_receipts,
-    draw_terms,
-    draw_verified,
     print_bundle_contents,
+    print_done,
+    print_feedback,
+    print_receipts,
+    print_terms,
+    print_verified,
 )
 from labctl.config import find_paths
 from labctl.submissions import receipts, submit
@@ -121,9 +121,9 @@ def _submit(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
         print_json({"handed_in": submit.submit(lab.context, choice)})
         return
     result = submit.submit(
-        lab.context, choice, on_terms=draw_terms, on_contents=print_bundle_contents
+        lab.context, choice, on_terms=print_terms, on_contents=print_bundle_contents
     )
-    draw_done(result, lab.config.root)
+    print_done(result, lab.config.root)
 
 
 def _rehearse(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
@@ -132,7 +132,7 @@ def _rehearse(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
         details = {"bundle_bytes": contents.bundle_bytes, "notes": contents.notes}
         print_json({"terms": terms, "manifest": contents.manifest, **details})
         return
-    draw_terms(terms, offline=True)
+    print_terms(terms, offline=True)
     print_bundle_contents(contents, terms)
 
 
@@ -146,7 +146,7 @@ def _verify_receipt(
     if json_:
         print_json({"verified": verified})
     else:
-        draw_verified(verified, root)
+        print_verified(verified, root)
     ctx.exit(3 if verified.bundle == "changed" else 0)
 
 
@@ -159,7 +159,7 @@ def _fetch_receipts(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> N
         rows: list[Any] = [{"path": str(path), "receipt": receipt} for path, receipt in saved]
         print_json({"receipts": rows, "refused": refused})
         return
-    draw_receipts(saved, refused, root)
+    print_receipts(saved, refused, root)
 
 
 def _fetch_grade(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
@@ -170,4 +170,4 @@ def _fetch_grade(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None
     if json_:
         print_json({"feedback": feedback, "path": str(path)})
         return
-    draw_feedback(feedback, path, root)
+    print_feedback(feedback, path, root)

@@ -27,7 +27,7 @@ PARTS = ("model", "logs", "report", "evaluation", "code")
 SHOWN_CHARACTERS = 16
 
 
-def draw_terms(terms: Terms, *, offline: bool = False) -> None:
+def print_terms(terms: Terms, *, offline: bool = False) -> None:
     """Print the assignment's rules before anything is sent."""
     name = f"{terms.course} {terms.assignment}".strip()
     sender = f" as {terms.student}" if terms.student else ""
@@ -131,7 +131,7 @@ def _version_text(contents: BundleContents, part: str) -> str:
     return ""
 
 
-def draw_done(result: SubmitResult, root: Path) -> None:
+def print_done(result: SubmitResult, root: Path) -> None:
     """Print the receipt of a submission, or how to get it if it comes later."""
     if result.signed is None:
         click.echo(f"submitted; sha256 {result.sha256}")
@@ -141,12 +141,12 @@ def draw_done(result: SubmitResult, root: Path) -> None:
         return
     if result.signed.receipt.number <= (result.terms.number or 0):
         click.echo("already submitted: same bundle; its receipt:")
-    draw_receipt(result.signed.receipt)
+    print_receipt(result.signed.receipt)
     click.echo(f"receipt: {_relative_path(result.receipt, root)}")
     click.echo("  next: labctl submit --verify   # at any time, without a network")
 
 
-def draw_receipt(receipt: Receipt) -> None:
+def print_receipt(receipt: Receipt) -> None:
     """Print what a receipt says."""
     name = f"{receipt.course} {receipt.assignment}".strip()
     state = "on time"
@@ -165,9 +165,9 @@ def draw_receipt(receipt: Receipt) -> None:
     _print_labeled_lines(rows)
 
 
-def draw_verified(verified: Verified, root: Path) -> None:
+def print_verified(verified: Verified, root: Path) -> None:
     """Print a receipt and whether its signature and its bundle match."""
-    draw_receipt(verified.receipt)
+    print_receipt(verified.receipt)
     click.echo("signature: valid, from the receiver that the assignment names")
     if verified.bundle == "same":
         click.echo("bundle:    your file is the accepted one")
@@ -178,7 +178,7 @@ def draw_verified(verified: Verified, root: Path) -> None:
     click.echo(f"receipt:   {_relative_path(verified.path, root)}")
 
 
-def draw_receipts(saved: list[tuple[Path, Receipt]], refused: list[str], root: Path) -> None:
+def print_receipts(saved: list[tuple[Path, Receipt]], refused: list[str], root: Path) -> None:
     """Print a table of the downloaded receipts, and the submissions that were refused."""
     if not saved and not refused:
         click.echo("The receiver has not signed a receipt for you yet.")
@@ -200,7 +200,7 @@ def draw_receipts(saved: list[tuple[Path, Receipt]], refused: list[str], root: P
         click.echo(click.style(f"refused {clean(line)}", fg="red"))
 
 
-def draw_feedback(feedback: Feedback, path: Path, root: Path) -> None:
+def print_feedback(feedback: Feedback, path: Path, root: Path) -> None:
     """Print a released grade with its comments."""
     score = f"{feedback.score:g} of {feedback.points:g} points"
     click.echo(click.style(f"{clean(feedback.assignment)}: {score}", bold=True))

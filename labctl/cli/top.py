@@ -39,15 +39,15 @@ def top_command(ctx: click.Context, once: bool, json_: bool) -> None:
     if json_:
         print_json({"lab": lab.config.name, "lab_id": lab.id, "server": lab.top()})
     elif once or not sys.stdout.isatty():
-        _draw_once(lab, lab.top())
+        _print_once(lab, lab.top())
     else:
-        _draw_live(lab)
+        _show_live(lab)
 
 
-def _draw_once(lab: Lab, now: ServerMetrics) -> None:
+def _print_once(lab: Lab, now: ServerMetrics) -> None:
     from rich.console import Console
 
-    from labctl.cli.top_screen import About, draw_server
+    from labctl.cli.top_screen import About, render_server
 
     console = Console(highlight=False)
     history = History()
@@ -55,14 +55,14 @@ def _draw_once(lab: Lab, now: ServerMetrics) -> None:
     about = About(
         server=lab.context.get_server(), lab_id=lab.id, bars=_choose_bars(console.encoding)
     )
-    console.print(draw_server(history, about, console.width))
+    console.print(render_server(history, about, console.width))
 
 
-def _draw_live(lab: Lab) -> None:
+def _show_live(lab: Lab) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from labctl.cli.top_screen import About, draw_server
+    from labctl.cli.top_screen import About, render_server
 
     console = Console(highlight=False)
     history = History()
@@ -73,21 +73,23 @@ def _draw_live(lab: Lab) -> None:
         bars=_choose_bars(console.encoding),
     )
 
-    def draw(cut: str = "") -> None:
+    def update_screen(cut: str = "") -> None:
         shown_about = msgspec.structs.replace(about, cut=cut) if cut else about
-        live.update(draw_server(history, shown_about, console.width, console.height), refresh=True)
+        live.update(
+            render_server(history, shown_about, console.width, console.height), refresh=True
+        )
 
     def add_sample(now: ServerMetrics) -> None:
         history.add(now)
-        draw()
+        update_screen()
 
     def show_cut(error: LabError, pause_s: float) -> None:
         history.add_gap()
         when = time.strftime("%H:%M:%S")
-        draw(f"{when} {error.what}; runs continue; retrying in {pause_s:g} s")
+        update_screen(f"{when} {error.what}; runs continue; retrying in {pause_s:g} s")
 
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        draw()
+        update_screen()
         try:
             follow(lab.context, add_sample, on_cut=show_cut)
         except KeyboardInterrupt:

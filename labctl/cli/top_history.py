@@ -67,28 +67,30 @@ class History:
             return None
         return max(0.0, run.total_steps - last) * (last_at - first_at) / (last - first)
 
-    def draw_line(self, name: str, width: int, most: float | None = None, bars: str = BARS) -> str:
-        """Draw the last `width` figures as bars, relative to `most` or to their own maximum."""
+    def render_line(
+        self, name: str, width: int, most: float | None = None, bars: str = BARS
+    ) -> str:
+        """Render the last `width` figures as bars, relative to `most` or to their own maximum."""
         figures = list(self._figures.get(name, ()))
-        return draw_sparkline(figures[-width:] if width else [], width, most, bars)
+        return render_sparkline(figures[-width:] if width else [], width, most, bars)
 
 
-def draw_sparkline(
+def render_sparkline(
     figures: list[float | None], width: int, most: float | None = None, bars: str = BARS
 ) -> str:
-    """Draw one bar per figure, aligned to the right, with gaps for None.
+    """Render one bar per figure, aligned to the right, with gaps for None.
 
     Bars are relative to `most`, or to the largest figure.
     """
     top = most or max((figure for figure in figures if figure is not None), default=0.0)
 
-    def draw_bar(figure: float | None) -> str:
+    def render_bar(figure: float | None) -> str:
         if figure is None:
             return " "
         share = min(1.0, max(0.0, figure / top)) if top else 0.0
         return bars[min(len(bars) - 1, int(share * len(bars)))]
 
-    return "".join(map(draw_bar, figures)).rjust(width)
+    return "".join(map(render_bar, figures)).rjust(width)
 
 
 def _sum(one: float | None, other: float | None) -> float | None:

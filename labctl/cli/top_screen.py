@@ -35,32 +35,32 @@ class About(Value, frozen=True):
     bars: str = BARS
 
 
-def draw_server(history: History, about: About, width: int, height: int = 0) -> RenderableType:
-    """Draw the server in at most `height` lines (0: any number); processes are left out first."""
+def render_server(history: History, about: About, width: int, height: int = 0) -> RenderableType:
+    """Render the server in at most `height` lines (0: any number); processes are left out first."""
     now = history.now
     if now is None:
         return Text(about.cut or "waiting for the first sample")
     above: list[RenderableType] = [
-        _draw_head(now, about, width),
+        _render_head(now, about, width),
         Text(),
-        _draw_machine(now, history, about, width),
+        _render_machine(now, history, about, width),
     ]
     lines = 7
     if now.gpus:
-        above += [Text(), _draw_gpus(now, history, about, width)]
+        above += [Text(), _render_gpus(now, history, about, width)]
         lines += 2 + len(now.gpus)
     if now.runs:
-        above += [Text(), _draw_runs(now, history, about, width)]
+        above += [Text(), _render_runs(now, history, about, width)]
         lines += 2 + len(now.runs)
     free_lines = height - lines - 3 - (1 if about.foot or about.cut else 0)
     processes = now.processes[: max(LEAST_PROCESSES, free_lines)] if height else now.processes
     if processes:
-        above += [Text(), _draw_processes(processes, about, width)]
+        above += [Text(), _render_processes(processes, about, width)]
     foot = Text(clean(about.cut), "yellow") if about.cut else Text(about.foot, HEADING)
     return Group(*above, *([Text(), foot] if foot else []))
 
 
-def _draw_head(now: ServerMetrics, about: About, width: int) -> Text:
+def _render_head(now: ServerMetrics, about: About, width: int) -> Text:
     server = about.server
     price = server.offer.price_usd_per_hour
     facts = [
@@ -90,14 +90,14 @@ def _make_table(*headings: str, last_grows: bool = False) -> Table:
     return table
 
 
-def _draw_machine(now: ServerMetrics, history: History, about: About, width: int) -> Table:
+def _render_machine(now: ServerMetrics, history: History, about: About, width: int) -> Table:
     table = _make_table()
     bars = 0 if history.is_single_sample else WIDE_BARS if width >= WIDE else NARROW_BARS
     for min_width in (len("processor"), bars, 0, 0):
         table.add_column(no_wrap=True, min_width=min_width)
 
     def add_row(name: str, figure: str, note: str, key: str, maximum: float | None) -> None:
-        line = history.draw_line(key, bars, maximum, about.bars)
+        line = history.render_line(key, bars, maximum, about.bars)
         table.add_row(name, Text(line, "cyan"), figure, Text(note, HEADING))
 
     busy = (
@@ -119,7 +119,7 @@ def _draw_machine(now: ServerMetrics, history: History, about: About, width: int
     return table
 
 
-def _draw_gpus(now: ServerMetrics, history: History, about: About, width: int) -> Table:
+def _render_gpus(now: ServerMetrics, history: History, about: About, width: int) -> Table:
     wide = width >= WIDE
     bars = 0 if history.is_single_sample else WIDE_BARS if wide else 8
     clock = ("CLOCK",) if wide else ()
@@ -129,7 +129,7 @@ def _draw_gpus(now: ServerMetrics, history: History, about: About, width: int) -
         table.add_row(
             gpu.index,
             Text(_shorten(_gpu_name(gpu), 24 if wide else 14)),
-            _gpu_use_text(gpu, history.draw_line(f"gpu {gpu.index}", bars, 100.0, about.bars)),
+            _gpu_use_text(gpu, history.render_line(f"gpu {gpu.index}", bars, 100.0, about.bars)),
             _memory_text(gpu.memory_bytes, gpu.memory_total_bytes),
             usage_text(gpu.power_w, gpu.power_limit_w, "W"),
             _temperature_text(gpu),
@@ -158,8 +158,8 @@ def _temperature_text(gpu: GpuMetrics) -> Text:
     return Text(f"{gpu.temperature_c:.0f} °C", "red" if "thermal" in gpu.throttle else "")
 
 
-def _draw_runs(now: ServerMetrics, history: History, about: About, width: int) -> Table:
-    """Draw the runs. GPU memory is only in a wide table; the processes show it in any."""
+def _render_runs(now: ServerMetrics, history: History, about: About, width: int) -> Table:
+    """Render the runs. GPU memory is only in a wide table; the processes show it in any."""
     wide = width >= WIDE
     gpus = wide and any(process.gpus for process in now.processes)
     table = _make_table(
@@ -199,7 +199,7 @@ def _steps_text(run: RunNow, bars: str, width: int) -> Text:
     return text.append(f" {run.step:.0f}/{run.total_steps:.0f}")
 
 
-def _draw_processes(processes: Sequence[ProcessNow], about: About, width: int) -> Table:
+def _render_processes(processes: Sequence[ProcessNow], about: About, width: int) -> Table:
     gpus = any(process.gpus for process in processes)
     names = ("PID", "WHO", "IN", "CORES", "MEMORY", *(("GPU MEM",) if gpus else ()), "COMMAND")
     table = _make_table(*names, last_grows=True)

@@ -12,13 +12,12 @@ import shlex
 from collections.abc import Iterable
 
 from labctl.errors import LabError
-from labctl.model import Gpu, ServerFacts, Value
+from labctl.model import DockerFault, Gpu, ServerFacts, Value
 
 BEGIN = "=== labctl probe ==="
 END = "=== labctl probe end ==="
 
 NOT_INSTALLED = "not installed"
-PERMISSION_DENIED = "permission denied"
 NOT_ANSWERING = "the daemon does not answer"
 
 OLDEST_PYTHON = (3, 8)
@@ -165,7 +164,7 @@ def _shorten(text: str) -> str:
 def _build_facts(values: dict[str, list[str]]) -> ServerFacts:
     first = {key: texts[0] for key, texts in values.items()}
     text = first.get
-    docker, docker_error = _parse_docker(first.get("docker_said"))
+    docker, docker_fault, docker_error = _parse_docker(first.get("docker_said"))
     return ServerFacts(
         os=text("os", ""),
         arch=text("arch", ""),
@@ -182,6 +181,7 @@ def _build_facts(values: dict[str, list[str]]) -> ServerFacts:
         python=_parse_version(text("python", "")),
         tmux=_parse_tmux(text("tmux", "")),
         docker=docker,
+        docker_fault=docker_fault,
         docker_error=docker_error,
         sudo=text("sudo", "") == "1",
         gpus=_parse_gpus(values.get("gpu", ())),
@@ -225,18 +225,21 @@ def _choose_memory(kib: str, limit: str) -> int:
     return min(total, bound) if total and bound else total
 
 
-def _parse_docker(output: str | None) -> tuple[str, str]:
-    """Parse `docker version`: (server version, "") or ("", why it does not answer)."""
+def _parse_docker(output: str | None) -> tuple[str, DockerFault, str]:
+    """Parse `docker version`: (server version, "", "") or ("", why it cannot be used, in words).
+
+    The docker command exits with 1 for every fault, so only its text tells them apart.
+    """
     if output is None:
-        return "", NOT_INSTALLED
+        return "", "missing", NOT_INSTALLED
     if match := re.search(r"\blabctl-engine ([0-9]\S*)", output):
-        return match.group(1), ""
+        return match.group(1), "", ""
     if "permission denied" in output.lower():
-        return "", PERMISSION_DENIED
+        return "", "denied", "permission denied"
     if "podman" in output.lower():
-        return "", f"{NOT_INSTALLED} (the docker command there is Podman)"
+        return "", "missing", f"{NOT_INSTALLED} (the docker command there is Podman)"
     detail = _shorten(output.replace("labctl-engine", ""))
-    return "", f"{NOT_ANSWERING}: {detail}" if detail else NOT_ANSWERING
+    return "", "silent", f"{NOT_ANSWERING}: {detail}" if detail else NOT_ANSWERING
 
 
 def _parse_gpus(rows: Iterable[str]) -> tuple[Gpu, ...]:
@@ -266,8 +269,7 @@ def list_missing(facts: ServerFacts, *, boto3: bool = False) -> list[MissingRequ
 
 
 def _missing_docker(facts: ServerFacts) -> list[MissingRequirement]:
-    error = facts.docker_error
-    if not error:
+    if not facts.docker_fault:
         return []
     user = shlex.quote(facts.user or "USER")
     rights = MissingRequirement(
@@ -275,19 +277,19 @@ def _missing_docker(facts: ServerFacts) -> list[MissingRequirement]:
         words=f"the account {facts.user} may not use Docker (it is not in the group docker)",
         command=f"sudo usermod --append --groups docker {user}",
     )
-    if error == PERMISSION_DENIED:
+    if facts.docker_fault == "denied":
         return [rights]
-    if error.startswith(NOT_INSTALLED):
+    if facts.docker_fault == "missing":
         engine = MissingRequirement(
             name="docker",
-            words=f"Docker Engine is {error}",
+            words=f"Docker Engine is {facts.docker_error}",
             command=_install_command(facts, "docker.io"),
         )
         return [engine] if facts.uid == 0 else [engine, rights]
     return [
         MissingRequirement(
             name="docker daemon",
-            words=f"Docker Engine is installed, but {error}",
+            words=f"Docker Engine is installed, but {facts.docker_error}",
             command="sudo systemctl enable --now docker",
         )
     ]

@@ -56,9 +56,14 @@ def find_paths(environ: Mapping[str, str] | None = None) -> Paths:
     variables = os.environ if environ is None else environ
     home = Path(variables.get("HOME") or Path.home())
     base = home / ".config"
-    config_dir = _directory(variables.get("XDG_CONFIG_HOME", ""), base) / "labctl"
-    data_home = _directory(variables.get("XDG_DATA_HOME", ""), home / ".local" / "share")
-    state_home = _directory(variables.get("XDG_STATE_HOME", ""), home / ".local" / "state")
+    config_dir = _resolve_xdg_directory(variables.get("XDG_CONFIG_HOME", ""), base) / "labctl"
+    data_home = _resolve_xdg_directory(
+        variables.get("XDG_DATA_HOME", ""), home / ".local" / "share"
+    )
+    cache_home = _resolve_xdg_directory(variables.get("XDG_CACHE_HOME", ""), home / ".cache")
+    state_home = _resolve_xdg_directory(
+        variables.get("XDG_STATE_HOME", ""), home / ".local" / "state"
+    )
     own_state_dir = variables.get("LABCTL_STATE_DIR", "")
     state_dir = expand(own_state_dir, home) if own_state_dir else state_home / "labctl"
     return Paths(
@@ -69,7 +74,7 @@ def find_paths(environ: Mapping[str, str] | None = None) -> Paths:
         ssh_dir=state_dir / "ssh",
         log_dir=state_dir / "logs",
         data_dir=find_data_dir(),
-        cache_dir=_directory(variables.get("XDG_CACHE_HOME", ""), home / ".cache") / "labctl",
+        cache_dir=cache_home / "labctl",
         user_ssh_config=home / ".ssh" / "config",
     )
 
@@ -88,6 +93,6 @@ def expand(text: str, home: Path) -> Path:
     return Path(text).absolute()
 
 
-def _directory(text: str, default: Path) -> Path:
+def _resolve_xdg_directory(text: str, default: Path) -> Path:
     """Apply XDG's rule: an empty or relative path counts as not set."""
     return Path(text) if text.startswith("/") else default

@@ -124,6 +124,7 @@ def _syntax_problem(error: Exception, text: str) -> Problem:
     line_text = lines[line - 1] if line <= len(lines) else ""
     if line_text[: len(line_text) - len(line_text.lstrip())].count("\t"):
         return Problem("", line, "a tab at the start of the line; indent with spaces")
+    # PyYAML has one class for all that its composer refuses.
     if "another document" in message:
         return Problem("", line, "a second document begins here (`---`); only one is allowed")
     return Problem("", line, f"not valid YAML: {escape(str(message))}")

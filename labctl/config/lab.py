@@ -88,7 +88,7 @@ def load_lab(
     lab_layer = read_file_layer(data, LAB_FILE, known, problems)
     if problems and not lab_layer.value:
         # Nothing in it can be read, so problems with missing values would only mislead.
-        raise _config_error(path, problems)
+        raise _make_config_error(path, problems)
     layers = [
         read_user_layer(own_paths.config_file, own_paths.home, problems),
         lab_layer,
@@ -101,11 +101,11 @@ def load_lab(
         sha256(data).hexdigest()
     )
     if config is None:
-        raise _config_error(path, problems)
+        raise _make_config_error(path, problems)
     return config
 
 
-def _config_error(path: Path, problems: list[Problem]) -> ConfigError:
+def _make_config_error(path: Path, problems: list[Problem]) -> ConfigError:
     distinct = sorted(dict.fromkeys(problems), key=lambda p: (p.line == 0, p.line))
     count = "one problem" if len(distinct) == 1 else f"{len(distinct)} problems"
     return ConfigError(

@@ -72,9 +72,9 @@ def _collect_members(folder: CourseFolder, name: str, closed_at: float) -> tuple
     A student belongs to the seat they were graded as since the close, otherwise to the roster's.
     A grade from before the close does not count: the team could still change then.
     """
-    shelf, teams, moved = GradeStore(folder, name), dict[str, tuple[str, ...]](), []
+    grade_store, teams, moved = GradeStore(folder, name), dict[str, tuple[str, ...]](), []
     for student in folder.list_students(active_only=False):
-        record = shelf.read_record(student.id)
+        record = grade_store.read_record(student.id)
         seat = record.seat if record is not None and record.at >= closed_at else student.seat
         if seat != student.seat:
             moved.append(student.id)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import msgspec
 
 from labctl.courses import server_contents
-from labctl.courses.context import build_seat_contexts
+from labctl.courses.context import build_seat_contexts, make_subject
 from labctl.courses.material import collect_material, push_material
 from labctl.courses.records.folder import Seat
 from labctl.courses.seat_reporter import SeatDone, SeatReporter
 from labctl.courses.servers import CourseOperator, SeatOutcome
 from labctl.courses.status import build_seat_context, find_server, list_running_servers
-from labctl.errors import LabError, NotFoundError, UsageError
+from labctl.errors import LabError, NotFoundError, UsageError, assign_subject
 from labctl.lifecycle import extend as more_time
 from labctl.lifecycle import fleet
 from labctl.model import Run, Server
@@ -67,7 +67,12 @@ def run_on_seats(
     """Run a shell command line on all of these servers; each answer carries its seat's name."""
     servers = [server for _, server in pairs]
     answers = run_on_all(
-        staff.course().connections, servers, line, at_once=at_once, timeout_s=timeout_s
+        staff.course().connections,
+        servers,
+        line,
+        at_once=at_once,
+        timeout_s=timeout_s,
+        subjects={server.id: make_subject(seat) for seat, server in pairs},
     )
     return [
         msgspec.structs.replace(answer, alias=seat.name)
@@ -128,12 +133,15 @@ def extend_server(
     server = find_server(staff, seat)
     staff.folder.ledger.append("extend", seat=seat.name, by=staff.by, why=why, seconds=span_s)
     context = build_seat_context(staff, seat)
+    need = context.config.server.need
+    left_usd = attempts.budget_left_usd(context, need, but=server.id)
+    latest_at = server.created_at + need.max_ttl_s if need.max_ttl_s else None
     try:
-        need = context.config.server.need
-        left_usd = attempts.budget_left_usd(context, need, but=server.id)
-        guard.arm(context, server, budget_left_usd=left_usd, ceiling_s=need.max_ttl_s, always=True)
-        latest_at = server.created_at + need.max_ttl_s if need.max_ttl_s else None
-        return more_time.extend(context, span_s, latest_at=latest_at)
+        with assign_subject(context.subject):
+            guard.arm(
+                context, server, budget_left_usd=left_usd, ceiling_s=need.max_ttl_s, always=True
+            )
+            return more_time.extend(context, span_s, latest_at=latest_at)
     except LabError:
         # Not granted after all: cancel the line above in the ledger.
         staff.folder.ledger.append(
@@ -147,9 +155,10 @@ def find_run(staff: CourseOperator, seat: Seat, run_id: str = "") -> tuple[LabCo
     server = find_server(staff, seat)
     context = build_seat_context(staff, seat)
     try:
-        lab, run = server_contents.find_latest_run(
-            server_contents.list_labs(context, server), server, run_id
-        )
+        with assign_subject(context.subject):
+            lab, run = server_contents.find_latest_run(
+                server_contents.list_labs(context, server), server, run_id
+            )
     except NotFoundError as error:
         # The original hint is a command that only the student could type.
         error.hint = f"labctl course ssh {seat.name} -- ls labctl   # lists the labs on its server"

@@ -23,7 +23,7 @@ from labctl.model import Endpoint, Offer, Server, ServerState, Value
 from labctl.providers.course import PROVIDER
 
 # Seconds for which one answer of the provider counts as current.
-LOOK_S = 5.0
+FRESH_S = 5.0
 OVER = ("stopped", "ending", "terminated")
 # For one seat.
 MOST_CLAIMS = 16
@@ -84,7 +84,7 @@ class SharedSeatServer:
         self._changed = threading.Condition()
         self._busy = self._again = False
         self._errors: dict[str, LabError] = {}
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         self._holding = _read_holding(file)
 
     @property
@@ -154,7 +154,7 @@ class SharedSeatServer:
         """
         with self._changed:
             server = self.server
-            if server is None or self._busy or time.monotonic() - self._looked_at < LOOK_S:
+            if server is None or self._busy or time.monotonic() - self._checked_at < FRESH_S:
                 return server
         return self.update_server(server, self._work.check_server(self.seat, server))
 
@@ -163,7 +163,7 @@ class SharedSeatServer:
         with self._changed:
             if self.server is not server or self._busy:
                 return self.server
-            self._looked_at = time.monotonic()
+            self._checked_at = time.monotonic()
             if found is None or found.id != server.id or found.state in OVER:
                 self._notify(f"its server is {found.state if found else 'gone'}")
                 self._store_changes(claims=(), ready=(), server=None)
@@ -278,7 +278,7 @@ class SharedSeatServer:
 
     def _set_idle(self) -> None:
         self._busy = False
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         self._changed.notify_all()
 
     def _take_step(self) -> bool:

@@ -65,10 +65,10 @@ def list_current_grades(
         frozenset(released),
         seats,
     )
-    shelf = GradeStore(folder, assignment)
+    grade_store = GradeStore(folder, assignment)
     return [
         msgspec.structs.replace(
-            grade, corrected=bool(grade.owner) and shelf.is_corrected(grade.owner)
+            grade, corrected=bool(grade.owner) and grade_store.is_corrected(grade.owner)
         )
         for grade in stored
     ]

@@ -149,7 +149,7 @@ class _Batch:
         self.all_seats = all_seats
         self.stopped = False
         self.notify = notify
-        self.shelf = GradeStore(staff.folder, name, staff.by)
+        self.grade_store = GradeStore(staff.folder, name, staff.by)
         self.material = hash_material(staff, name, config)
         self.done: dict[str, SeatGrade] = {}
         self.unreached: list[str] = []
@@ -159,7 +159,7 @@ class _Batch:
         jobs = []
         for handed in self.collection.accepted:
             job = _Job(handed=handed, key=self.job_key(handed))
-            stored = self.shelf.read_record(handed.seat)
+            stored = self.grade_store.read_record(handed.seat)
             if stored and stored.key == job.key and stored.outcome != "error" and not self.again:
                 self.store_grade(handed, self.with_lateness(stored, handed), fresh=False)
             else:
@@ -337,7 +337,7 @@ class _Batch:
     def store_grade(
         self, handed: SeatSubmission, record: GradeRecord, *, fresh: bool, output: str | None = None
     ) -> None:
-        corrected = self.shelf.store_grade(record, fresh=fresh, said=output)
+        corrected = self.grade_store.store_grade(record, fresh=fresh, said=output)
         graded = SeatGrade(
             seat=handed.seat,
             state=record.outcome,
@@ -357,12 +357,12 @@ class _Batch:
         records = {
             submission.seat: record
             for submission in every.accepted
-            if (record := self.shelf.read_record(submission.seat)) is not None
+            if (record := self.grade_store.read_record(submission.seat)) is not None
         }
         for seat, flags in flag_submissions(self.staff.folder, every.accepted, records).items():
             updated = msgspec.structs.replace(records[seat], flags=flags)
             if updated != records[seat]:
-                self.shelf.replace_record(updated)
+                self.grade_store.replace_record(updated)
             if seat in self.done:
                 self.done[seat] = msgspec.structs.replace(self.done[seat], record=updated)
 

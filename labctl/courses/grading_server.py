@@ -165,7 +165,7 @@ def build_grading_context(staff: CourseOperator) -> LabContext:
         )
     owner = f"{folder.config.name}-{folder.id[:6]}"
     return LabContext(
-        _grading_config(staff, lab),
+        _build_grading_config(staff, lab),
         build_own_seat(folder, PURPOSE).lab_id,
         staff.paths,
         staff.state,
@@ -188,7 +188,7 @@ def build_other_grading_context(staff: CourseOperator) -> LabContext | None:
     return None if ours.provider == name and same else build_grading_context(staff)
 
 
-def _grading_config(staff: CourseOperator, lab: LabConfig) -> LabConfig:
+def _build_grading_config(staff: CourseOperator, lab: LabConfig) -> LabConfig:
     """Return the grading lab: without data or store, with the course's image unless it sets one."""
     folder = staff.folder
     sets_image = any(key == "image" or key.startswith("image.") for key in lab.origins)

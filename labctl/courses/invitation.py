@@ -70,7 +70,7 @@ class Invitation(Value, frozen=True):
     expires: int
 
 
-class _OpenInvitation(Value, frozen=True):
+class _PendingInvitation(Value, frozen=True):
     """The keeper's record of an open invitation. It never holds the code."""
 
     public: str
@@ -113,7 +113,7 @@ def invite(
     public = derive_enrolment_key(join)[1]
     write_private(
         _record_path(folder, recipient.id),
-        msgspec.json.encode(_OpenInvitation(public=public, expires=expires)),
+        msgspec.json.encode(_PendingInvitation(public=public, expires=expires)),
     )
     keys.invite(recipient.id, public)
     signature = sign_bytes(_signed_bytes(join), Receiver(folder.drop).key)
@@ -132,7 +132,7 @@ def enrol(
     """
     record = _record_path(folder, student)
     try:
-        invitation = msgspec.json.decode(record.read_bytes(), type=_OpenInvitation)
+        invitation = msgspec.json.decode(record.read_bytes(), type=_PendingInvitation)
     except FileNotFoundError:
         raise make_join_file_invalid_error() from None
     if invitation.expires < now:
@@ -151,7 +151,7 @@ def withdraw_expired(folder: CourseFolder, keys: AuthorizedKeys, now: float) -> 
     expired = []
     for path in (keeper_dir(folder) / "invitations").glob("[!.]*.json"):
         try:
-            invitation = msgspec.json.decode(path.read_bytes(), type=_OpenInvitation)
+            invitation = msgspec.json.decode(path.read_bytes(), type=_PendingInvitation)
         except (FileNotFoundError, msgspec.MsgspecError):
             continue
         if invitation.expires < now:

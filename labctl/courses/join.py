@@ -27,7 +27,7 @@ from labctl.errors.replies import parse_error, parse_reply
 from labctl.events import Question, Reporter
 from labctl.model import NAME_PATTERN, Endpoint, Value
 from labctl.providers import get_provider_class
-from labctl.providers.course import REQUEST as DOOR_REQUEST
+from labctl.providers.course import REQUEST as KEEPER_REQUEST
 from labctl.servers.connections import Connections
 from labctl.servers.host_keys import fingerprint, make_key, replace_file
 from labctl.submissions.assignment import SSH_PLACE
@@ -183,7 +183,7 @@ def _greet_enrolled(
     connections: Connections, invitation: JoinInvitation, paths: Paths, error: LabError
 ) -> CourseRecord:
     """Return the course's description if this key was enrolled before, with the code used up."""
-    channel = _open_channel(connections, invitation, str(student_key(paths)), DOOR_REQUEST)
+    channel = _open_channel(connections, invitation, str(student_key(paths)), KEEPER_REQUEST)
     try:
         hello = _send_request(channel, invitation, GREET_KEEPER, GreetKeeperRequest()).hello
     except AuthenticationError:

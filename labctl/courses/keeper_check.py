@@ -15,6 +15,7 @@ from labctl.courses.records.folder import CourseFolder
 from labctl.courses.servers import CourseOperator
 from labctl.errors import HostKeyError, LabError, NotFoundError, PolicyError
 from labctl.errors.replies import describe_error
+from labctl.errors.subject import COURSE
 from labctl.model import Check, Need
 from labctl.providers import ProviderContext
 from labctl.providers.course import CourseProvider, CourseProviderSettings
@@ -124,5 +125,6 @@ def _skipped_check(why: str, next: str) -> Check:
 
 
 def _failed_check(name: str, error: LabError, next: str = "") -> Check:
+    error.subject = COURSE
     message = describe_error(error)
     return Check(name=name, ok=False, detail=message, next=next or error.hint)

@@ -20,6 +20,7 @@ from labctl.servers.fan_out import LOGINS_AT_ONCE
 
 ALIAS = "labctl-keeper"
 TIMEOUT_S = 30.0
+# parts of ssh's messages: its exit code is 255 for every error
 ACCEPTED_LINE, REFUSED_LINE = "Server accepts key", "Permission denied"
 
 
@@ -75,17 +76,17 @@ def _is_accepted(keeper: KeeperConfig, public: Path, known_hosts: Path) -> bool:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise _unreachable(keeper, str(error)) from None
+        raise _make_unreachable_error(keeper, str(error)) from None
     if ACCEPTED_LINE in result.stderr:
         return True
     if REFUSED_LINE in result.stderr:
         return False
     noise = ("debug", "OpenSSH")
     lines = [line for line in result.stderr.splitlines() if not line.startswith(noise)]
-    raise _unreachable(keeper, "\n".join(lines[-2:]))
+    raise _make_unreachable_error(keeper, "\n".join(lines[-2:]))
 
 
-def _unreachable(keeper: KeeperConfig, why: str) -> ConnectError:
+def _make_unreachable_error(keeper: KeeperConfig, why: str) -> ConnectError:
     return ConnectError(
         f"the keeper's sshd at {keeper.host}:{keeper.port} cannot be reached",
         why=why,

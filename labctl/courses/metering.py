@@ -27,9 +27,9 @@ HOUR_S = 3600.0
 LEAST_S = 600.0
 UNSEEN = "ended unseen"
 # Seconds to wait for one seat's lock: longer than `_is_ending` holds it.
-LOOK_S = 0.2
+SEAT_LOCK_S = 0.2
 # Seconds to wait for all seats together: another process that ends a class holds every lock.
-LOOKS_S = 2.0
+ALL_LOCKS_S = 2.0
 HOME, DISK = "home", "disk"
 WATCHDOG_WORDS = {
     "budget": "its budget was used up",
@@ -96,7 +96,7 @@ def record_costs(
     entries = folder.ledger.list_entries()
     before = list_open_servers(entries, course)
     require_same_account(course, before, {seat.lab_id for seat in seats})
-    look = ServerSnapshot(
+    snapshot = ServerSnapshot(
         at=time.time(),
         servers=servers,
         idle_s=_read_idle_s(course, servers),
@@ -107,7 +107,7 @@ def record_costs(
         endings=_read_endings(course, entries, servers),
         in_progress=in_progress,
     )
-    return folder.ledger.append_all(draft_lines(entries, seats, look))
+    return folder.ledger.append_all(draft_lines(entries, seats, snapshot))
 
 
 @contextmanager
@@ -116,10 +116,10 @@ def hold_end_locks(state: State, seats: Iterable[Seat]) -> Iterator[None]:
 
     Meanwhile no other process records such an end as unseen. The locks end with the process.
     """
-    give_up_at = time.monotonic() + LOOKS_S
+    give_up_at = time.monotonic() + ALL_LOCKS_S
     with ExitStack() as locks:
         for seat in seats:
-            wait_s = max(0.0, min(LOOK_S, give_up_at - time.monotonic()))
+            wait_s = max(0.0, min(SEAT_LOCK_S, give_up_at - time.monotonic()))
             with suppress(BusyError):  # another process is ending it too; its lock serves both
                 locks.enter_context(state.lock(_end_lock(seat), "course down", wait_s=wait_s))
         yield
@@ -201,14 +201,14 @@ def _find_confirmed(
 
 
 def draft_lines(
-    entries: Iterable[CourseLedgerEntry], seats: Iterable[Seat], look: ServerSnapshot
+    entries: Iterable[CourseLedgerEntry], seats: Iterable[Seat], snapshot: ServerSnapshot
 ) -> list[CourseLedgerDraft]:
     """Return the lines that a snapshot adds to the ledger; pure."""
     names = {seat.lab_id: seat.name for seat in seats}
     servers = read_servers(entries)
     drafts: list[CourseLedgerDraft] = []
     listed_ids = set()
-    for server in look.servers:
+    for server in snapshot.servers:
         seat = names.get(server.lab_id)
         if seat is None or server.state in accounts.ENDED:
             continue
@@ -222,28 +222,32 @@ def draft_lines(
             )
         # An earlier version recorded no account.
         has_new_account = bool(server.account) and not before.account
-        if look.at - before.until >= (0.0 if has_new_account else LEAST_S):
+        if snapshot.at - before.until >= (0.0 if has_new_account else LEAST_S):
             if server.state == "stopped":
                 before.price = 0.0
-            idle_s = look.idle_s.get(server.id, 0.0)
+            idle_s = snapshot.idle_s.get(server.id, 0.0)
             drafts.append(
                 _cost_line(
-                    server.id, before, look.at, idle_s, server.account if has_new_account else ""
+                    server.id,
+                    before,
+                    snapshot.at,
+                    idle_s,
+                    server.account if has_new_account else "",
                 )
             )
     for server_id, before in servers.items():
-        if server_id in listed_ids or server_id in look.in_progress or before.ended:
+        if server_id in listed_ids or server_id in snapshot.in_progress or before.ended:
             continue
-        if look.at - before.up_at < look.settle_s:
+        if snapshot.at - before.up_at < snapshot.settle_s:
             continue
-        if before.provider and look.provider not in ("", before.provider):
+        if before.provider and snapshot.provider not in ("", before.provider):
             continue  # another provider answered, which cannot know of its end
-        if _is_unknown(server_id, before, look):
+        if _is_unknown(server_id, before, snapshot):
             continue
-        if look.at > before.until:
-            drafts.append(_cost_line(server_id, before, look.at, 0.0))
+        if snapshot.at > before.until:
+            drafts.append(_cost_line(server_id, before, snapshot.at, 0.0))
         why = f"{UNSEEN}: its hours count until that was noticed"
-        reason = look.endings.get(server_id)
+        reason = snapshot.endings.get(server_id)
         detail = {"server_id": server_id, "unseen": True}
         if reason:
             detail["reason"] = reason
@@ -251,9 +255,13 @@ def draft_lines(
     return drafts
 
 
-def _is_unknown(server_id: str, before: LedgerServer, look: ServerSnapshot) -> bool:
+def _is_unknown(server_id: str, before: LedgerServer, snapshot: ServerSnapshot) -> bool:
     """Tell whether a missing server may be in another account than the one that answered."""
-    if not look.account or before.account == look.account or server_id in look.confirmed:
+    if (
+        not snapshot.account
+        or before.account == snapshot.account
+        or server_id in snapshot.confirmed
+    ):
         return False
     return bool(before.account or before.price)
 

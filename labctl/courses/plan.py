@@ -17,6 +17,7 @@ from labctl.courses.records.plan_changes import KeyChange, Planned
 from labctl.courses.servers import ENDED, CourseOperator
 from labctl.errors import LabError
 from labctl.errors.replies import describe_error
+from labctl.errors.subject import COURSE
 from labctl.model import Offer, Value
 from labctl.providers import QuotaRoom, QuotaSource
 from labctl.text import duration_text, price_text
@@ -103,13 +104,14 @@ def compute_plan(
         limits=plan_changes.describe_server_limits(config),
         cautions=(*_warn_former_servers(staff), *plan_changes.list_cautions(config, at)),
         costs=costs,
-        class_hours_per_week=_weekly_hours(config, at),
+        class_hours_per_week=_compute_weekly_class_hours(config, at),
     )
     if offline:
         return unpriced
     try:
         return _add_prices(staff, unpriced, seats, at)
     except LabError as error:
+        error.subject = COURSE
         problem = describe_error(error)
         return msgspec.structs.replace(unpriced, problem=problem, problem_next=error.hint)
 
@@ -175,7 +177,7 @@ def _warn_former_servers(staff: CourseOperator) -> list[str]:
     ]
 
 
-def _weekly_hours(config: CourseConfig, now: float) -> float:
+def _compute_weekly_class_hours(config: CourseConfig, now: float) -> float:
     """Return the class hours of one full week of the term, prewarming included."""
     since = now
     if config.term is not None:

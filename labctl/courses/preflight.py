@@ -21,8 +21,9 @@ from labctl.courses.records.folder import Seat
 from labctl.courses.seat_operations import explain_missing_deadline
 from labctl.courses.seat_reporter import SeatReporter
 from labctl.courses.servers import ENDED, LOSS, LOSS_NEXT, CourseOperator, require_price_consent
-from labctl.errors import LabError, NoOfferError
+from labctl.errors import LabError
 from labctl.errors.replies import describe_error
+from labctl.errors.subject import COURSE
 from labctl.lifecycle import up as server_up
 from labctl.model import GIB, Check, Offer, Server
 from labctl.providers import QuotaSource
@@ -70,6 +71,7 @@ def check_course(
 
 
 def _failed_check(name: str, error: LabError) -> Check:
+    error.subject = COURSE
     message = describe_error(error)
     return Check(name=name, ok=False, detail=message, next=error.hint)
 
@@ -93,8 +95,6 @@ def _check_class(
     need = course.config.server.need
     try:
         offers = course.provider.offers(need)
-    except NoOfferError as error:
-        return [_failed_check("offers", error)]
     except LabError as error:
         return [_failed_check("offers", error)]
     most = need.max_price_usd_per_hour

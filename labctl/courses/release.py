@@ -60,9 +60,9 @@ def release_grades(
     """
     find_rules(folder, name)
     record_released_scores(folder, name, by)
-    shelf = GradeStore(folder, name, by)
+    grade_store = GradeStore(folder, name, by)
     chosen = choose_seats(list_assignment_seats(folder, name, by=by), seats)
-    records = {seat.name: shelf.read_record(seat.name) for seat in chosen}
+    records = {seat.name: grade_store.read_record(seat.name) for seat in chosen}
     graded = [
         (seat, record)
         for seat in chosen
@@ -80,7 +80,7 @@ def release_grades(
     _require_consent(name, changes, reporter or SilentReporter())
     now = {grade.student: grade for grade in grades}
     for _, record in graded:
-        _publish_feedback(shelf, record, now)
+        _publish_feedback(grade_store, record, now)
     drafts = [
         draft_released_line(name, grade, by, before[grade.student].change) for grade in grades
     ]
@@ -112,31 +112,33 @@ def _is_change(draft: CourseLedgerDraft, line: CourseLedgerEntry | None) -> bool
     return line is None or line.detail != draft.detail
 
 
-def _publish_feedback(shelf: GradeStore, record: GradeRecord, grades: Mapping[str, Grade]) -> None:
+def _publish_feedback(
+    grade_store: GradeStore, record: GradeRecord, grades: Mapping[str, Grade]
+) -> None:
     """Give each student of a seat their own feedback, with the corrections for them."""
-    receiver = Receiver(shelf.folder.drop)
+    receiver = Receiver(grade_store.folder.drop)
     for owner in list_owners(record):
         feedback = _build_feedback(
-            shelf, _apply_correction(shelf, owner, record, grades.get(owner))
+            grade_store, _apply_correction(grade_store, owner, record, grades.get(owner))
         )
-        write_private(shelf.grade_directory(owner) / FEEDBACK, feedback.page.encode())
-        receiver.release_feedback(shelf.name, owner, feedback)
+        write_private(grade_store.grade_directory(owner) / FEEDBACK, feedback.page.encode())
+        receiver.release_feedback(grade_store.name, owner, feedback)
 
 
 def _apply_correction(
-    shelf: GradeStore, owner: str, record: GradeRecord, grade: Grade | None
+    grade_store: GradeStore, owner: str, record: GradeRecord, grade: Grade | None
 ) -> GradeRecord:
     """Return the record with the corrections in the owner's results.json."""
     if grade is None or not grade.corrected or record.raw is None:
         return record
-    file = shelf.grade_directory(owner) / RESULTS
+    file = grade_store.grade_directory(owner) / RESULTS
     try:
         corrected = parse_results(file.read_text(errors="replace"), record.points)
     except ValueError as error:
         raise LabError(
             f"the correction for {owner} cannot be released",
             why=f"{file}: {error}",
-            hint=f"edit it, or delete it: rm {file}; labctl course grade {shelf.name}",
+            hint=f"edit it, or delete it: rm {file}; labctl course grade {grade_store.name}",
         ) from None
     output = without_lateness_note(
         corrected.output,
@@ -154,7 +156,7 @@ def _apply_correction(
     )
 
 
-def _build_feedback(shelf: GradeStore, record: GradeRecord) -> Feedback:
+def _build_feedback(grade_store: GradeStore, record: GradeRecord) -> Feedback:
     results = build_results(record)
     return Feedback(
         assignment=record.assignment,
@@ -162,5 +164,5 @@ def _build_feedback(shelf: GradeStore, record: GradeRecord) -> Feedback:
         score=record.score or 0.0,
         points=record.points,
         text=results.output,
-        page=render_page(record, results, shelf.read_output(record.seat)),
+        page=render_page(record, results, grade_store.read_output(record.seat)),
     )

@@ -136,7 +136,8 @@ class RequestHandler:
         self._guard = threading.Lock()
         self._slots = threading.BoundedSemaphore(AT_ONCE)
 
-    def find_claims(self, seat: Seat) -> SharedSeatServer:
+    def get_seat_server(self, seat: Seat) -> SharedSeatServer:
+        """Return the worker of a seat's server; it is created at the first call."""
         with self._guard:
             if seat.name not in self._seats:
                 self._seats[seat.name] = SharedSeatServer(
@@ -148,18 +149,21 @@ class RequestHandler:
                 )
             return self._seats[seat.name]
 
-    def list_claims(self) -> list[SharedSeatServer]:
+    def list_seat_servers(self) -> list[SharedSeatServer]:
         """List every seat that is or was claimed."""
         files = (keeper_dir(self.folder) / "seats").glob("[!.]*.json")
         names = {path.stem for path in files}
         listed = [
-            self.find_claims(seat)
+            self.get_seat_server(seat)
             for seat in self.folder.list_seats(active_only=False)
             if seat.name in names
         ]
         with self._guard:
             # A team that left the roster may still have a server.
-            return [*listed, *(desk for desk in self._seats.values() if desk not in listed)]
+            return [
+                *listed,
+                *(seat_server for seat_server in self._seats.values() if seat_server not in listed),
+            ]
 
     def answer(self, student: str, line: bytes) -> bytes:
         """Return the reply to one request as JSON; errors become replies too."""
@@ -187,8 +191,10 @@ class RequestHandler:
     def wait(self, timeout_s: float) -> bool:
         """Wait until no server is being created or ended; return False after `timeout_s`."""
         end = time.monotonic() + timeout_s
-        desks = [*self._seats.values()]
-        return all(desk.wait(max(0.0, end - time.monotonic())) for desk in desks)
+        seat_servers = [*self._seats.values()]
+        return all(
+            seat_server.wait(max(0.0, end - time.monotonic())) for seat_server in seat_servers
+        )
 
     def _dispatch(self, seat: Seat, student: str, request: KeeperRequest) -> NamedTuple:
         if isinstance(request, GreetKeeperRequest):
@@ -198,20 +204,20 @@ class RequestHandler:
         if isinstance(request, CreateSeatServerRequest):
             return CreateSeatServerReply(self._create(seat, student, request))
         if isinstance(request, ListSeatServersRequest):
-            desk = self.find_claims(seat)
-            desk.check_server()
-            return ListSeatServersReply(tuple(desk.list_views(student)))
+            seat_server = self.get_seat_server(seat)
+            seat_server.check_server()
+            return ListSeatServersReply(tuple(seat_server.list_views(student)))
         token = _parse_token(request.id, seat)
         if isinstance(request, FindSeatServerRequest):
             wait_s = min(max(0, request.wait_s), LONGEST_WAIT_S)
             return FindSeatServerReply(
-                self.find_claims(seat).find(token, student, wait_s) if token else None
+                self.get_seat_server(seat).find(token, student, wait_s) if token else None
             )
         if isinstance(request, ExplainSeatEndRequest):
             return ExplainSeatEndReply(self._describe_end(seat) if token else None)
         if isinstance(request, EndSeatServerRequest):
             if token:
-                self.find_claims(seat).release(token, student)
+                self.get_seat_server(seat).release(token, student)
             return EndSeatServerReply()
         return self._extend(seat, student, token, request)
 
@@ -250,8 +256,8 @@ class RequestHandler:
             raise UsageError("the ids of a lab and an attempt must be hex digits")
         key = " ".join(parse_key(request.public_key))
         offer = _convert(request.offer, Offer)
-        desk = self.find_claims(seat)
-        if token not in [claim.token for claim in desk.claims]:
+        seat_server = self.get_seat_server(seat)
+        if token not in [claim.token for claim in seat_server.claims]:
             self._check_term()
             self.work.check(seat)
         offers = self.work.offers(seat)
@@ -266,7 +272,7 @@ class RequestHandler:
             offer=(same or offers or [Offer(provider=PROVIDER, type="")])[0],
             at=self._now(),
         )
-        return desk.claim(new)
+        return seat_server.claim(new)
 
     def _check_term(self) -> None:
         term = self.folder.config.term
@@ -292,9 +298,9 @@ class RequestHandler:
     def _extend(
         self, seat: Seat, student: str, token: str, request: ExtendSeatServerRequest
     ) -> ExtendSeatServerReply:
-        desk, seconds = self.find_claims(seat), request.seconds
-        server = desk.check_server()
-        if server is None or token not in [claim.token for claim in desk.claims]:
+        seat_server, seconds = self.get_seat_server(seat), request.seconds
+        server = seat_server.check_server()
+        if server is None or token not in [claim.token for claim in seat_server.claims]:
             raise NotFoundError("you have no server now", hint="labctl up")
         if not 0 < seconds <= MOST_EXTENSION_S:
             raise UsageError(
@@ -303,7 +309,7 @@ class RequestHandler:
                 hint="labctl extend 2h",
             )
         self.work.extend(seat, server, seconds, student)
-        return ExtendSeatServerReply(desk.find(token, student))
+        return ExtendSeatServerReply(seat_server.find(token, student))
 
     def _begin(self, work: Callable[[], None]) -> None:
         def run() -> None:

@@ -61,7 +61,7 @@ def relay(
         wire.connect(str(socket_path(course_id)))
     except OSError:
         wire.close()
-        send_error(sink, _not_running())
+        send_error(sink, _make_not_running_error())
         return
     with wire, wire.makefile("rwb") as keeper:
         keeper.write(msgspec.json.encode(student) + b"\n")
@@ -74,7 +74,7 @@ def relay(
             except OSError:
                 reply = b""
             if not reply:
-                send_error(sink, _not_running())
+                send_error(sink, _make_not_running_error())
                 return
             sink.write(reply)
             sink.flush()
@@ -107,9 +107,9 @@ def _parse_enrolment(line: bytes) -> EnrolRequest:
 class RpcServer:
     """The keeper's socket. Students' commands connect to it as this user; nobody else can."""
 
-    def __init__(self, desk: RequestHandler) -> None:
-        self.desk = desk
-        self.path = socket_path(desk.folder.id)
+    def __init__(self, request_handler: RequestHandler) -> None:
+        self.request_handler = request_handler
+        self.path = socket_path(request_handler.folder.id)
         self._slots = threading.BoundedSemaphore(AT_ONCE)
         self._listener = socket.socket(socket.AF_UNIX)
         self._closed = threading.Event()
@@ -123,7 +123,7 @@ class RpcServer:
         self._listener.bind(str(self.path))
         self.path.chmod(0o600)
         self._listener.listen(AT_ONCE)
-        threading.Thread(target=self._accept, name="door", daemon=True).start()
+        threading.Thread(target=self._accept, name="rpc", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -152,7 +152,7 @@ class RpcServer:
             with wire, wire.makefile("rwb") as student, contextlib.suppress(OSError):
                 name = msgspec.json.decode(student.readline(MOST_LINE_BYTES), type=str)
                 while line := student.readline(MOST_LINE_BYTES):
-                    student.write(self.desk.answer(name, line) + b"\n")
+                    student.write(self.request_handler.answer(name, line) + b"\n")
                     student.flush()
         except msgspec.MsgspecError:
             return  # not a labctl client
@@ -160,7 +160,7 @@ class RpcServer:
             self._slots.release()
 
 
-def _not_running() -> LabError:
+def _make_not_running_error() -> LabError:
     return BusyError(
         "the course's keeper is not running",
         why="your server, its runs and its watchdog continue without it; labctl submit works",

@@ -17,7 +17,8 @@ from labctl.courses.requests import RequestHandler
 from labctl.courses.seat_reporter import SeatNews
 from labctl.courses.servers import CourseOperator
 from labctl.courses.tasks import CourseTasks
-from labctl.errors import NotFoundError
+from labctl.errors import NotFoundError, assign_subject
+from labctl.errors.subject import COURSE
 from labctl.events import AGREE_TO_ALL, Event, Note, PolicyReporter
 from labctl.keeper.scheduler import Report, Scheduler, Task
 
@@ -53,16 +54,22 @@ class CourseScheduler:
     """The keeper's periodic tasks. `run` returns once `stop` is set."""
 
     def __init__(
-        self, staff: CourseOperator, desk: RequestHandler, keys: AuthorizedKeys, *, tell: Report
+        self,
+        staff: CourseOperator,
+        request_handler: RequestHandler,
+        keys: AuthorizedKeys,
+        *,
+        tell: Report,
     ) -> None:
-        self.rounds = CourseTasks(staff, desk, keys, tell)
-        self._staff, self._desk, self._keys, self._tell = staff, desk, keys, tell
+        self.tasks = CourseTasks(staff, request_handler, keys, tell)
+        self._staff, self._request_handler = staff, request_handler
+        self._keys, self._tell = keys, tell
         self._backup: Backup | None = None
         work = {
             "sweep": self._sweep,
-            "watch": self.rounds.refresh_status,
-            "disks": self.rounds.remove_disks,
-            "roster": self.rounds.apply_roster,
+            "watch": self.tasks.refresh_status,
+            "disks": self.tasks.remove_disks,
+            "roster": self.tasks.apply_roster,
             "backup": self._save_backup,
             "invitations": self._withdraw_invitations,
             "assignments": self._publish_assignments,
@@ -70,7 +77,8 @@ class CourseScheduler:
         self.scheduler = Scheduler(self._report, at_once=len(work))
         self.stop = self.scheduler.stop
         for name, run in work.items():
-            self.scheduler.add(Task(name, run, EVERY_S[name], LONGEST_PAUSE_S))
+            task = assign_subject(COURSE)(run)
+            self.scheduler.add(Task(name, task, EVERY_S[name], LONGEST_PAUSE_S))
 
     def restore(self) -> None:
         """Restore the ledger and resume unfinished seats. Call it before answering any student."""
@@ -79,8 +87,8 @@ class CourseScheduler:
             self._backup = Backup(self._staff.folder, store)
             if count := self._backup.restore():
                 self._tell("", f"restored {count} ledger lines from {store.url}")
-        for desk in self._desk.list_claims():
-            desk.resume()
+        for seat_server in self._request_handler.list_seat_servers():
+            seat_server.resume()
 
     def run(self) -> None:
         self.scheduler.run()
@@ -89,9 +97,9 @@ class CourseScheduler:
         self._tell("", f"{task}: {text}")
 
     def _sweep(self) -> None:
-        look = self.rounds.take_snapshot()
-        self.rounds.sweep(look)
-        self.rounds.apply_class_hours(look)
+        snapshot = self.tasks.take_snapshot()
+        self.tasks.sweep(snapshot)
+        self.tasks.apply_class_hours(snapshot)
 
     def _save_backup(self) -> None:
         if self._backup is not None:

@@ -15,7 +15,7 @@ import msgspec
 
 from labctl.config import CourseConfig
 from labctl.courses import metering, server_contents
-from labctl.courses.claims import LOOK_S, SeatClaim
+from labctl.courses.claims import FRESH_S, SeatClaim
 from labctl.courses.context import build_seat_contexts, sum_staff_extensions_s
 from labctl.courses.records.folder import Seat
 from labctl.courses.records.ledger import CourseLedgerEntry
@@ -121,10 +121,10 @@ class SeatOperations:
         return self._list_offers() if own is None else [own.offer]
 
     def _list_servers(self) -> dict[str, Server]:
-        """Return the seats' servers by lab id, from the provider or at most LOOK_S seconds old."""
+        """Return the seats' servers by lab id, from the provider or at most FRESH_S seconds old."""
         with self._listing:
             at, servers = self._listed
-            if not at or time.monotonic() - at > LOOK_S:
+            if not at or time.monotonic() - at > FRESH_S:
                 listed = self._provider.servers()
                 servers = {server.lab_id: server for server in listed if server.state not in ENDED}
                 self._listed = (time.monotonic(), servers)

@@ -44,7 +44,7 @@ from labctl.servers.context import LabContext
 from labctl.servers.shared_server import SharedAccount, Sharing, share
 
 # Seconds for which one list of the shared servers counts as current.
-LOOK_S = 5.0
+FRESH_S = 5.0
 # Seconds to wait for more simultaneous requests: a playbook takes seconds even for one account.
 GATHER_S = 0.25
 OVER = ("ending", "terminated")
@@ -113,10 +113,10 @@ class SharedServers:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def list_servers_by_number(self, *, now: bool = False) -> dict[int, Server]:
-        """Return the servers that the provider lists, by number; at most LOOK_S seconds old."""
+        """Return the servers that the provider lists, by number; at most FRESH_S seconds old."""
         with self._guard:
             at, servers = self._listed
-            if now or time.monotonic() - at > LOOK_S or not at:
+            if now or time.monotonic() - at > FRESH_S or not at:
                 servers = self.course.provider.servers()
                 self._listed = (time.monotonic(), servers)
         numbers = {account.host for account in self.seating.list_all()}

@@ -63,7 +63,7 @@ class CourseTasks:
     """The periodic tasks of one course. `tell` takes a seat's name ("" for none) and a message."""
 
     staff: CourseOperator
-    desk: RequestHandler
+    request_handler: RequestHandler
     keys: AuthorizedKeys
     tell: Callable[[str, str], None]
     now: Callable[[], float] = time.time
@@ -89,15 +89,16 @@ class CourseTasks:
         inactive = [student for student in self.keys.list_students() if student not in active]
         for student in self.keys.expel(inactive) if inactive else []:
             self.tell(student, "has left the course: the key was revoked")
-        for desk in self.desk.list_claims():
-            holders = {claim.student for claim in desk.claims if not claim.leaving}
+        for seat_server in self.request_handler.list_seat_servers():
+            holders = {claim.student for claim in seat_server.claims if not claim.leaving}
             former = {
                 student
                 for student in holders
-                if student not in active or folder.find_seat_of(student).name != desk.seat.name
+                if student not in active
+                or folder.find_seat_of(student).name != seat_server.seat.name
             }
             if former:
-                desk.release_all(tuple(former))
+                seat_server.release_all(tuple(former))
 
     def _reload(self) -> None:
         """Reload course.yaml and the roster if they changed and are valid."""
@@ -115,22 +116,24 @@ class CourseTasks:
             self.tell("", "course.yaml and the roster were reloaded")
         self._seen = seen
 
-    def apply_class_hours(self, look: CourseSnapshot) -> None:
+    def apply_class_hours(self, snapshot: CourseSnapshot) -> None:
         """Bring servers up before class, and end unused ones after it."""
         config = self.staff.folder.config
         current, lesson = find_phase(config.hours, config.term, self.now())
         if current != "off" and lesson is not None:
-            self._bring_up_missing_servers(look, lesson)
+            self._bring_up_missing_servers(snapshot, lesson)
             return
         over = find_just_ended(config.hours, config.term, self.now(), AFTER_CLASS_S)
         if over is not None:
-            self._end_after_class(look, self.now() - over.ends)
+            self._end_after_class(snapshot, self.now() - over.ends)
 
-    def sweep(self, look: CourseSnapshot) -> None:
+    def sweep(self, snapshot: CourseSnapshot) -> None:
         """Warn seats that use up their budget; end servers beyond budget, time or membership."""
         folder = self.staff.folder
         entries = folder.ledger.list_entries()
-        spent = compute_spending(entries, self.now(), folder.list_running(look.servers.values()))
+        spent = compute_spending(
+            entries, self.now(), folder.list_running(snapshot.servers.values())
+        )
         lines: dict[str, list[CourseLedgerEntry]] = defaultdict(list)
         for entry in entries:
             lines[entry.seat].append(entry)
@@ -138,7 +141,7 @@ class CourseTasks:
             own = lines[seat.name]
             allowance = allowance_usd(own, seat.name, folder.config.per_student.budget)
             usd = spent[seat.name].usd if seat.name in spent else 0.0
-            server = look.servers.get(seat.lab_id)
+            server = snapshot.servers.get(seat.lab_id)
             if allowance is not None:
                 self._warn(seat, own, usd, allowance, server)
             if server is None:
@@ -152,10 +155,11 @@ class CourseTasks:
                 if self.now() - since > SAVE_S:
                     self._start_thread(f"{seat.name} late", partial(self._end_late, seat, server))
         self._join_threads()
-        for desk in self.desk.list_claims():
-            if (server := desk.server) is not None and server.created_at < look.at - YOUNG_S:
-                desk.update_server(server, look.servers.get(desk.seat.lab_id))
-            desk.resume()
+        for seat_server in self.request_handler.list_seat_servers():
+            server = seat_server.server
+            if server is not None and server.created_at < snapshot.at - YOUNG_S:
+                seat_server.update_server(server, snapshot.servers.get(seat_server.seat.lab_id))
+            seat_server.resume()
 
     def remove_disks(self) -> None:
         """Remove the kept disks of seats that have expired."""
@@ -205,7 +209,7 @@ class CourseTasks:
         """Return the recorded server, with its endpoint and keys: a provider lists neither."""
         return self.staff.state.get_server(server.id) or server
 
-    def _bring_up_missing_servers(self, look: CourseSnapshot, lesson: Lesson) -> None:
+    def _bring_up_missing_servers(self, snapshot: CourseSnapshot, lesson: Lesson) -> None:
         """Bring up missing servers, except those that were put down on purpose during class."""
         last: dict[str, CourseLedgerEntry] = {}
         for entry in self.staff.folder.ledger.list_entries():
@@ -214,7 +218,7 @@ class CourseTasks:
         missing = [
             seat
             for seat in self.staff.folder.list_seats()
-            if seat.lab_id not in look.servers
+            if seat.lab_id not in snapshot.servers
             and (seat.name not in last or metering.is_unseen_end(last[seat.name]))
         ]
         if not missing:
@@ -225,12 +229,14 @@ class CourseTasks:
             if outcome.error:
                 self.tell(outcome.seat, ": ".join(filter(None, [outcome.error, outcome.why])))
 
-    def _end_after_class(self, look: CourseSnapshot, since_s: float) -> None:
+    def _end_after_class(self, snapshot: CourseSnapshot, since_s: float) -> None:
         for seat in self.staff.folder.list_seats():
-            server = look.servers.get(seat.lab_id)
+            server = snapshot.servers.get(seat.lab_id)
             if server is None or server.state != "running":
                 continue
-            is_held = any(not claim.leaving for claim in self.desk.find_claims(seat).claims)
+            is_held = any(
+                not claim.leaving for claim in self.request_handler.get_seat_server(seat).claims
+            )
             if is_held and since_s < IDLE_AFTER_CLASS_S:
                 continue
             self._start_thread(seat.name, partial(self._end_unused, seat, server))

@@ -15,6 +15,7 @@ class WatchReport(Value, frozen=True):
     ttl_left_s: int | float | None = None
     idle_for_s: int | float | None = None
     busy: tuple[str, ...] | None = ()
+    gpu_percent: int | float | None = None
 
 
 class HeardReport(Value, frozen=True):

@@ -39,6 +39,8 @@ May import: model, shell, events, retry and wire.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from labctl.errors.subject import LAB, Hint, Subject
@@ -63,6 +65,17 @@ class LabError(Exception):
     @hint.setter
     def hint(self, hint: Hint) -> None:
         self.next_step = hint
+
+
+@contextmanager
+def assign_subject(subject: Subject) -> Iterator[None]:
+    """Let errors raised inside name the commands for `subject`, unless they have another one."""
+    try:
+        yield
+    except LabError as error:
+        if error.subject == LAB:
+            error.subject = subject
+        raise
 
 
 class UsageError(LabError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from labctl.wire.verbs import HintPart
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,45 @@ class Subject:
         if self.kind == "lab":
             return f"labctl ssh -- {line}"
         return f"labctl course ssh {self.seat or 'NAME'} -- {line}"
+
+    @property
+    def push(self) -> str:
+        """The command that sends files again: `course up` sends what a seat's server lacks."""
+        return "labctl push" if self.kind == "lab" else self.up
+
+    @property
+    def status(self) -> str:
+        """The command that shows the server and its runs; a course asks the servers themselves."""
+        return "labctl status" if self.kind == "lab" else self.refresh
+
+    @property
+    def refresh(self) -> str:
+        """The command that asks the provider and the servers for their state."""
+        return f"{self._command('status')} --refresh"
+
+    def render(self, parts: Sequence[HintPart], otherwise: str) -> str:
+        """Return the hint that an agent sent, for this subject.
+
+        `otherwise` is the agent's own text. It is right for a lab, and the best there is from an
+        agent that sends no parts, or one of a kind that only later versions know.
+        """
+        commands = {
+            "config": self.config_file,
+            "up": self.up,
+            "push": self.push,
+            "status": self.status,
+        }
+        words = []
+        for part in parts:
+            if part.kind == "text":
+                words.append(part.text)
+            elif part.kind == "ssh":
+                words.append(self.ssh(part.text))
+            elif part.kind in commands:
+                words.append(commands[part.kind])
+            else:
+                return otherwise
+        return otherwise if self.kind == "lab" or not words else "".join(words)
 
     def _command(self, verb: str) -> str:
         if self.kind == "lab":

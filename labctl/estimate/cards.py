@@ -61,7 +61,7 @@ def find_card(name: str, memory_bytes: int) -> Card | None:
     return min(matches, key=lambda match: abs(match.memory_bytes - memory_bytes), default=None)
 
 
-def peak_speed(name: str, memory_bytes: int, work: str) -> float | None:
+def find_peak_speed(name: str, memory_bytes: int, work: str) -> float | None:
     """Return this GPU's peak for "fp32", "fp16" (TFLOPS) or "bandwidth" (GB/s)."""
     gpu = find_card(name, memory_bytes)
     if gpu is None:

@@ -37,7 +37,7 @@ OPTION = re.compile(r"""["'](--[a-z][a-z0-9_-]{0,40})["']""")
 BUILDS = re.compile(r"^def build_model\b", re.MULTILINE)
 
 
-class ExplanationData(Value, frozen=True):
+class InputSummary(Value, frozen=True):
     """The data behind an explanation. `flaws` are parts of event files that could not be read."""
 
     samples: int
@@ -53,7 +53,7 @@ class Explanation(Value, frozen=True):
     run: Run
     findings: tuple[Finding, ...]
     unknown: tuple[Unknown, ...]
-    read: ExplanationData
+    read: InputSummary
 
 
 def explain(context: LabContext, run: Run) -> Explanation:
@@ -72,7 +72,7 @@ def explain(context: LabContext, run: Run) -> Explanation:
         run=run,
         findings=diagnosis.findings,
         unknown=diagnosis.unknown,
-        read=ExplanationData(
+        read=InputSummary(
             samples=len(material.samples),
             curves=len(scalars.series),
             points=sum(len(series.steps) for series in scalars.series),
@@ -82,12 +82,12 @@ def explain(context: LabContext, run: Run) -> Explanation:
     )
 
 
-def _directory(context: LabContext, run: Run) -> Path:
+def _find_directory(context: LabContext, run: Run) -> Path:
     return context.config.root / "runs" / run.id
 
 
 def _load_material(context: LabContext, run: Run) -> RunData:
-    directory = _directory(context, run)
+    directory = _find_directory(context, run)
     try:
         return RunData(
             run=run,

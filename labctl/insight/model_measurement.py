@@ -181,6 +181,7 @@ def _end(child: subprocess.Popen[str]) -> None:
 def _explain_crash(source: ModelSource, python: str, code: int, output: str) -> LabError:
     lines = [line for line in output.strip().splitlines() if line.strip()]
     name = f"{source.file.name}:{source.function}"
+    # A Python that ends with a traceback exits with 1, whatever the exception.
     if any("can't allocate memory" in line or "MemoryError" in line for line in lines[-3:]):
         return LabError(
             f"{name} needs more memory than this machine has free", why=lines[-1], hint=BY_SIZE

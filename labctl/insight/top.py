@@ -26,7 +26,7 @@ class GpuMetrics(GpuSample, frozen=True):
     parent: str = ""
 
 
-class OnGpu(Value, frozen=True):
+class GpuUse(Value, frozen=True):
     """A process's use of a GPU. `memory_bytes` is None if not reported."""
 
     uuid: str = ""
@@ -84,7 +84,7 @@ class ProcessNow(Value, frozen=True):
     lab_id: str = ""
     cpu_cores: float = 0.0
     memory_bytes: int = 0
-    gpus: tuple[OnGpu, ...] = ()
+    gpus: tuple[GpuUse, ...] = ()
 
 
 class ServerMetrics(Value, frozen=True):

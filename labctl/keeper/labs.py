@@ -88,7 +88,7 @@ class Keeper:
         attend: Attend,
         context: Callable[[KeptLab], LabContext] | None = None,
     ) -> None:
-        self.rounds: dict[str, KeeperCheck] = {}
+        self.checks: dict[str, KeeperCheck] = {}
         self._scheduler = Scheduler(tell, at_once=AT_ONCE, on_done=self._note)
         self.stop = self._scheduler.stop
         self._places, self._state, self._environ = places, state, environ
@@ -103,8 +103,8 @@ class Keeper:
 
     def run(self) -> None:
         """Check labs until `stop`. A check that is running may still go on when this returns."""
-        rounds = kept_labs.read_rounds(self._places)
-        self.rounds = {name: last for name, last in rounds.items() if last.state == SWEPT}
+        checks = kept_labs.read_checks(self._places)
+        self.checks = {name: last for name, last in checks.items() if last.state == SWEPT}
         self._scheduler.run(before_tick=self._update_tasks)
 
     def make_all_due(self) -> None:
@@ -127,7 +127,7 @@ class Keeper:
         for name in self._handed_over.keys() - labs.keys():
             self._tell(name, "is no longer kept")
             self._scheduler.remove(name)
-            self.rounds.pop(name, None)
+            self.checks.pop(name, None)
         for name, changed in labs.items():
             if self._handed_over.get(name) != changed:
                 check = partial(self._check, name)
@@ -137,7 +137,7 @@ class Keeper:
         self._begun = True
         if self._handed_over != labs:
             self._handed_over = labs
-            self._write_rounds()
+            self._write_checks()
 
     def _check(self, name: str) -> float:
         """Check one lab, and return the seconds until the next time."""
@@ -177,8 +177,8 @@ class Keeper:
         )
         with self._guard:
             if task.name in self._handed_over:
-                self.rounds[task.name] = last
-        self._write_rounds()
+                self.checks[task.name] = last
+        self._write_checks()
 
     def _has_expired(self, name: str, context: LabContext) -> bool:
         """Tell whether a kept disk has expired; checked once an hour."""
@@ -190,7 +190,7 @@ class Keeper:
         return has_expired(context.state, context.lab_id, provider)
 
     def _is_swept(self, name: str) -> bool:
-        before = self.rounds.get(name)
+        before = self.checks.get(name)
         return before is not None and before.state == SWEPT
 
     def _build_context(self, kept_lab: KeptLab) -> LabContext:
@@ -199,9 +199,9 @@ class Keeper:
             kept_lab, self._places, self._state, SilentReporter(), self._environ, record_only=True
         )
 
-    def _write_rounds(self) -> None:
+    def _write_checks(self) -> None:
         with self._guard:
-            kept_labs.write_rounds(self._places, self.rounds)
+            kept_labs.write_checks(self._places, self.checks)
 
 
 def check_lab(context: LabContext, kept_lab: KeptLab, *, swept: bool = False) -> str:
@@ -285,7 +285,7 @@ class KeptLabStatus(Value, frozen=True):
 
 def describe_kept_labs(places: Paths, state: State) -> list[KeptLabStatus]:
     """Describe every kept lab with its runs and the keeper's last check."""
-    rounds = kept_labs.read_rounds(places)
+    checks = kept_labs.read_checks(places)
     return [
         KeptLabStatus(
             name=kept_lab.name,
@@ -298,7 +298,7 @@ def describe_kept_labs(places: Paths, state: State) -> list[KeptLabStatus]:
             runs=tuple(
                 state.get_run(kept_lab.lab_id, run_id) or run_id for run_id in kept_lab.runs
             ),
-            round=rounds.get(kept_lab.name),
+            round=checks.get(kept_lab.name),
         )
         for kept_lab in kept_labs.list_kept_labs(places)
     ]

@@ -23,7 +23,7 @@ from labctl.servers.context import LabContext
 from labctl.servers.gate import admit_if_unreachable
 from labctl.state.disks import list_kept_disks
 
-LOOK_S = 10.0
+POLL_S = 10.0
 SWEPT = "swept"
 
 
@@ -52,7 +52,7 @@ def recover_lab(
             kept_disks.remove_expired(context)
             return
         if not all_healthy:
-            pause(LOOK_S * random.uniform(0.8, 1.2))
+            pause(POLL_S * random.uniform(0.8, 1.2))
     sweep(context)
     kept_disks.remove_expired(context)  # even if a server is running, which the sweep leaves alone
 

@@ -71,7 +71,9 @@ def _copy_disk(context: LabContext, provider: Keep, server: Server, disk: Resour
     ]
     summary = " and ".join(filter(None, parts)) or "nothing new"
     text = f"restored from {get_id_without_region(disk)}: {summary}"
-    context.reporter.emit(Note(text=f"{text}; next: labctl pull" if count or edits else text))
+    # A course downloads the results of seats when it ends their servers.
+    can_pull = context.subject.kind == "lab" and (count or edits)
+    context.reporter.emit(Note(text=f"{text}; next: labctl pull" if can_pull else text))
 
 
 def _attach(provider: Keep, server: Server, disk: Resource) -> str:

@@ -175,7 +175,7 @@ def _save(context: LabContext, server: Server, running: list[str]) -> tuple[int,
     except LabError as error:
         raise stop_and_keep_disk(context, server, error) from error
     if unsaved:
-        raise stop_and_keep_disk(context, server, _unsaved_error(unsaved), hint=FIX_FILES)
+        raise stop_and_keep_disk(context, server, _make_unsaved_error(unsaved), hint=FIX_FILES)
     kept_disks.note_saved(context, server)
     try:
         lab_services.remove_containers(context, server)
@@ -196,7 +196,7 @@ def _describe_missing(file: MissingFile) -> str:
     return f"runs/{file.run}/{file.path}" + (f": {file.reason}" if file.reason else "")
 
 
-def _unsaved_error(names: list[str]) -> LabError:
+def _make_unsaved_error(names: list[str]) -> LabError:
     shown = "\n".join(f"  {name}" for name in names[:NAMED_AT_MOST])
     more = f"\n  and {len(names) - NAMED_AT_MOST} more" * (len(names) > NAMED_AT_MOST)
     count = "1 file exists" if len(names) == 1 else f"{len(names)} files exist"

@@ -28,6 +28,8 @@ from labctl.transports import Transport
 ANSWER_S = 60.0
 # exit code of the prefix below if labctl is not installed
 ABSENT = 97
+# exit code without a reply for a command or an option that labctl there does not have
+UNKNOWN_COMMAND = 2
 # On few machines does the PATH of ssh commands contain the directory where pipx puts programs.
 PREFIX = (
     'PATH="$PATH:$HOME/.local/bin:/usr/local/bin"; export PATH; '
@@ -82,7 +84,7 @@ class KeeperHost:
         """Return the keeper's version and files; the error says how to install labctl there."""
         known = msgspec.convert(self._request("--hello", self.name)["known"], KeeperInfo)
         if known.version != labctl_version():
-            raise self._version_error(known.version)
+            raise self._make_version_error(known.version)
         return known
 
     def add(self, parcel: memoryview) -> ImportedLab:
@@ -139,18 +141,18 @@ class KeeperHost:
                 why="the keeper is `labctl keep`, running on that machine",
                 hint=f"ssh {_format_ssh_destination(self.host)} {_install_command()}",
             )
-        if "no command 'keep'" in stderr.lower() or "no such option" in stderr.lower():
-            raise self._version_error("an older version")
+        if code == UNKNOWN_COMMAND:
+            raise self._make_version_error("another version", stderr.strip()[-500:])
         raise LabError(
             f"labctl on {self.host} did not reply as a keeper (exit code {code})",
             why=stderr.strip()[-500:],
             hint=f"ssh {_format_ssh_destination(self.host)} labctl keep --list",
         )
 
-    def _version_error(self, keeper_version: str) -> LabError:
+    def _make_version_error(self, keeper_version: str, output: str = "") -> LabError:
         return UsageError(
             f"labctl on {self.host} is {keeper_version}, this one is {labctl_version()}",
-            why="both must be the same version",
+            why="\n".join(filter(None, ["both must be the same version", output])),
             hint=f"ssh {_format_ssh_destination(self.host)} {_install_command()}",
         )
 

@@ -26,7 +26,7 @@ from labctl.state import State
 from labctl.state.locks import hold_lock
 
 RECORD = "keep.json"
-ROUNDS = ".rounds.json"
+CHECKS_FILE = ".rounds.json"
 # Where the keeper puts data sets that are outside the lab directory on the owner's machine.
 OUTSIDE = Path(".labctl") / "data"
 DROP_S = 20.0
@@ -173,22 +173,22 @@ def is_over(run: Run) -> bool:
     return run.state in ("exited", "cancelled") or bool(run.stopped_by)
 
 
-def read_rounds(paths: Paths) -> dict[str, KeeperCheck]:
+def read_checks(paths: Paths) -> dict[str, KeeperCheck]:
     """Read the last check of each kept lab; empty if the keeper never ran."""
     try:
-        content = (paths.keep_dir / ROUNDS).read_bytes()
+        content = (paths.keep_dir / CHECKS_FILE).read_bytes()
         return msgspec.json.decode(content, type=dict[str, KeeperCheck])
     except (FileNotFoundError, msgspec.MsgspecError):
         return {}
 
 
-def write_rounds(paths: Paths, rounds: Mapping[str, KeeperCheck]) -> None:
+def write_checks(paths: Paths, checks: Mapping[str, KeeperCheck]) -> None:
     """Write the checks for `labctl keep --list`; do nothing if no lab was ever imported."""
-    target = paths.keep_dir / ROUNDS
+    target = paths.keep_dir / CHECKS_FILE
     if not target.parent.is_dir():
         return
     draft = target.with_suffix(".new")
-    draft.write_bytes(msgspec.json.encode(rounds))
+    draft.write_bytes(msgspec.json.encode(checks))
     draft.replace(target)
 
 

@@ -29,14 +29,14 @@ from labctl.servers.context import LabContext
 from labctl.wire.files import MANIFEST, ManifestRequest
 from labctl.wire.runs import STATUS, RunRecord, StatusRequest
 from labctl.wire.watchdog import (
+    READ_RECLAIM,
     RECLAIM_NOTICE,
-    RECLAIMED,
-    ReclaimedRequest,
+    ReadReclaimRequest,
     ReclaimNoticeRequest,
     RunReclaimRecord,
 )
 
-LOOK_S = 0.2
+POLL_S = 0.2
 SAMPLE_S = 0.5
 # how long a run is watched to measure its speed, at most
 SPEED_WITHIN_S = 5.0
@@ -108,8 +108,8 @@ class _RunMonitor:
     def poll_notice(self) -> None:
         """Sample the step, and fetch the shutdown's progress. An ended run has no more steps."""
         self.poll()
-        request = ReclaimedRequest(self.context.config.name, self.context.lab_id, self.run_id)
-        reply = self.context.open_agent(self.server).call(RECLAIMED, request)
+        request = ReadReclaimRequest(self.context.config.name, self.context.lab_id, self.run_id)
+        reply = self.context.open_agent(self.server).call(READ_RECLAIM, request)
         self.reclaim = reply.reclaim or RunReclaimRecord()
 
     @property
@@ -200,7 +200,7 @@ def _measure_speed(context: LabContext, monitor: _RunMonitor) -> None:
         until = time.monotonic() + SPEED_WITHIN_S
         while len(monitor.samples) < 3 and time.monotonic() < until:
             monitor.poll()
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
 
 def _require_consent(
@@ -270,7 +270,7 @@ def _await_end(context: LabContext, server: Server) -> float:
             current = context.provider.find(server.id)
             if current is None or current.state in ENDED:
                 return time.time()
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
     raise BusyError(
         f"{server.id} still exists {GONE_WITHIN_S:.0f} s after it was reclaimed",
         hint="labctl status --refresh",
@@ -292,7 +292,7 @@ def _await_first_step(
                     return monitor.to_local_time(at), run.progress.get("step")
                 if run.state in ("exited", "lost", "cancelled"):
                     return None, None
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
     return None, None
 
 

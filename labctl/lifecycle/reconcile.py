@@ -161,7 +161,7 @@ def read_saved_log(context: LabContext, run_id: str) -> bytes:
     if has_copies(context) or not path.is_file():
         pull_saved_copies(context, [run_id])
     if not path.is_file():
-        raise NotFoundError(f"the log of {run_id} was not saved", hint="labctl status")
+        raise NotFoundError(f"the log of {run_id} was not saved", hint=context.subject.status)
     return path.read_bytes()
 
 
@@ -200,7 +200,7 @@ def _fetch_saved_logs(context: LabContext, run: Run, error: LabError) -> None:
             pass
     if not local_log_path(context, run.id).parent.is_dir():
         raise NotFoundError(
-            f"no logs of run {run.id} on this machine", why=error.what, hint=error.hint
+            f"no logs of run {run.id} on this machine", why=error.what, hint=error.next_step
         ) from error
     if not run.has_ended:
         text = f"{error.what}; using the logs that were pulled before"

@@ -26,7 +26,7 @@ from labctl.stores import LabStore
 
 BEAT_S = 15.0
 STALE_S = 60.0
-LOOK_S = 2.0
+POLL_S = 2.0
 LONGEST_WAIT_S = 3600.0
 
 
@@ -142,7 +142,7 @@ def _lock_machine(context: LabContext, run_id: str, wait: bool) -> Iterator[None
         try:
             held.enter_context(context.state.lock(name, f"recover {run_id}", wait_s=wait_s))
         except BusyError as error:
-            raise RecoveryLockedError(error.what, why=error.why, hint=error.hint) from error
+            raise RecoveryLockedError(error.what, why=error.why, hint=error.next_step) from error
         yield
 
 
@@ -175,7 +175,7 @@ def _await_lock(turn: RecoveryLock) -> None:
     """Wait until the lock is released, or its holder was silent for too long; then take it."""
     last, since = turn.read_record(), time.monotonic()
     while turn.try_acquire():
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
         now = turn.read_record()
         if now != last:
             last, since = now, time.monotonic()

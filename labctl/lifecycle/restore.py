@@ -117,6 +117,7 @@ def _make_record(run: Run) -> RunRecord:
         new_files=run.new_files,
         stopped_by=run.stopped_by,
         gpu_lost_at=run.gpu_lost_at,
+        oom_limit_bytes=run.oom_limit_bytes if isinstance(run.oom_limit_bytes, int) else None,
     )
 
 

@@ -27,7 +27,7 @@ DEAD_CHECKS = 12
 # Checks that are further apart start a new count: this machine may have slept in between.
 PAUSE_S = 240.0
 ANSWER_S = 5.0
-LOOK_S = 1.0
+POLL_S = 1.0
 
 
 class ServerGoneError(ConnectError):
@@ -166,7 +166,7 @@ def _await_shutdown(
     name = "the server is being reclaimed; waiting for its runs to save and stop"
     context.reporter.emit(Step(name=name))
     while reclaim and not reclaim.ready_at and time.time() < reclaim.ends_at:
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
         reclaim = _fetch_reclaim(context, server)
     is_saved = False
     if not context.config.store:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from labctl.errors import UsageError
+from labctl.errors.subject import LAB, Subject
 from labctl.model import (
     Boot,
     Check,
@@ -44,6 +45,7 @@ class ProviderContext(Value, frozen=True):
     and returns an object with `ask` and `close`. `student_key` is the private key that courses
     know. `cache_dir` may be deleted at any time. `everywhere` searches every region, not only the
     configured ones; `regions` are searched in addition, because resources on record may be there.
+    `subject` is whose commands the provider's checks name.
     """
 
     data_dir: Path
@@ -61,6 +63,7 @@ class ProviderContext(Value, frozen=True):
     regions: tuple[str, ...] = ()
     talk: Callable[[Endpoint, str], Any] | None = None
     student_key: str = ""
+    subject: Subject = LAB
 
 
 class Provider(Protocol):
@@ -277,7 +280,7 @@ class Bake(Protocol):
 
 
 @runtime_checkable
-class Console(Protocol):
+class ConsoleSource(Protocol):
     """The provider can show what a machine printed while booting, for when SSH never opens."""
 
     def read_console(self, server_id: str) -> str: ...

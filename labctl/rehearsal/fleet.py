@@ -85,7 +85,7 @@ class Fleet:
         clock: TaskTimer,
         machines: Machines | None,
         scenario: Callable[[], Scenario],
-        metadata: Callable[[InstanceRecord], imds.Look],
+        metadata: Callable[[InstanceRecord], imds.MetadataLookup],
         said: Callable[[str], None],
     ) -> None:
         self.records: dict[str, InstanceRecord] = {}

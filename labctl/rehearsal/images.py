@@ -94,13 +94,13 @@ def _context(source: Path) -> io.BytesIO:
         tar.add(source, arcname=".")
         for package in BOTO3:
             for file in metadata.files(package) or ():
-                if _is_needed(file.parts):
+                if _is_needed_file(file.parts):
                     tar.add(str(file.locate()), arcname=f"boto3/{file.as_posix()}")
     packed.seek(0)
     return packed
 
 
-def _is_needed(parts: tuple[str, ...]) -> bool:
+def _is_needed_file(parts: tuple[str, ...]) -> bool:
     if "__pycache__" in parts or parts[0] == "..":
         return False
     if parts[:2] == ("botocore", "data"):

@@ -21,7 +21,7 @@ TOKEN_PATH = "/latest/api/token"
 MAX_TTL_S = 21_600
 
 # Returns the text at this path below /latest/, or None.
-Look = Callable[[str], str | None]
+MetadataLookup = Callable[[str], str | None]
 
 
 class QuietHandler(WSGIRequestHandler):
@@ -35,10 +35,10 @@ class QuietHandler(WSGIRequestHandler):
 
 
 class Metadata:
-    """A WSGI application that serves the results of `look` to requests with a token."""
+    """A WSGI application that serves the results of `lookup` to requests with a token."""
 
-    def __init__(self, look: Look) -> None:
-        self._look = look
+    def __init__(self, lookup: MetadataLookup) -> None:
+        self._lookup = lookup
         self._tokens: dict[str, float] = {}
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -56,7 +56,7 @@ class Metadata:
         token = environ.get("HTTP_X_AWS_EC2_METADATA_TOKEN", "")
         if self._tokens.get(token, 0.0) < time.monotonic():
             return "401 Unauthorized", b""
-        text = self._look(path.removeprefix("/latest/").rstrip("/"))
+        text = self._lookup(path.removeprefix("/latest/").rstrip("/"))
         return ("404 Not Found", b"") if text is None else ("200 OK", text.encode())
 
     def _issue_token(self, environ: WSGIEnvironment) -> tuple[str, bytes]:

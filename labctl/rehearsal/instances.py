@@ -76,7 +76,7 @@ class InstanceHandlers:
         record = InstanceRecord(instance_id, call.region, data)
         with self._backend.lock():
             instance = self._backend.instance(call.region, instance_id)
-            launch.apply_launch_defaults(call, instance)
+            launch.complete_instance(call, instance)
             if instance.lifecycle == "spot":
                 record.spot_request = f"sir-{secrets.token_hex(4)}"
                 # moto's replies have it, its class does not declare it.
@@ -194,7 +194,7 @@ class InstanceHandlers:
                 elif behind_s and (record := self._fleet.records.get(instance_id)) is not None:
                     _set_past_state(item, record, time.monotonic() - behind_s)
         _drop_empty(root)
-        return build_xml_reply(_with_namespace(root))
+        return build_xml_reply(_set_xml_namespace(root))
 
     def _describe_volumes(self, call: Call) -> HttpReply | None:
         """Return moto's response without the volumes of instances that are not shown yet."""
@@ -209,7 +209,7 @@ class InstanceHandlers:
         for item in list(volumes if volumes is not None else []):
             if item.findtext("attachmentSet/item/instanceId") in hidden and volumes is not None:
                 volumes.remove(item)
-        return build_xml_reply(_with_namespace(root))
+        return build_xml_reply(_set_xml_namespace(root))
 
     def _console(self, call: Call) -> HttpReply | None:
         record = self._fleet.records.get(call.form.get("InstanceId", ""))
@@ -292,6 +292,6 @@ def _drop_empty(root: Element) -> None:
             reservations.remove(item)
 
 
-def _with_namespace(root: Element) -> Element:
+def _set_xml_namespace(root: Element) -> Element:
     root.set("xmlns", "http://ec2.amazonaws.com/doc/2016-11-15/")
     return root

@@ -47,7 +47,7 @@ def place_or_refuse(
     return _refuse_capacity(call, kind, zones)
 
 
-def apply_launch_defaults(call: Call, instance: Instance) -> None:
+def complete_instance(call: Call, instance: Instance) -> None:
     """Complete moto's instance as AWS does.
 
     All resources get their tags, and disks and interfaces end with it where AWS's do.

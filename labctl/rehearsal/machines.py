@@ -278,6 +278,7 @@ def _network(docker: DockerClient, name: str) -> tuple[Network, Iterator[ipaddre
         try:
             made = docker.networks.create(name, driver="bridge", ipam=ipam, labels=_labels(name))
         except APIError as error:
+            # Docker answers 403 for other errors of a network too.
             if "overlaps" in str(error.explanation):
                 continue
             raise

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from labctl.model import Value
 from labctl.rehearsal.backend import Backend
 from labctl.rehearsal.fleet import InstanceRecord
-from labctl.rehearsal.imds import Look, format_document
+from labctl.rehearsal.imds import MetadataLookup, format_document
 
 CREDENTIALS_S = 6 * 3600
 
@@ -61,7 +61,7 @@ class RoleCredentials(Value, frozen=True, rename="pascal"):
     type: str = "AWS-HMAC"
 
 
-def build_metadata(record: InstanceRecord, backend: Backend) -> Look:
+def build_metadata(record: InstanceRecord, backend: Backend) -> MetadataLookup:
     """Return a lookup of the paths below /latest/ for a machine, current at each call."""
 
     def find_entry(path: str) -> str | None:

@@ -183,7 +183,7 @@ def evaluate_on_server(
         reply = remote.call(EVALUATE, request, timeout_s=time_limit_s + LINK_S)
     context.reporter.emit(Step(name=name, done=True))
     if reply.code != 0 or not reply.evaluation:
-        raise _server_failure(choice.run.id, reply)
+        raise _make_server_error(choice.run.id, reply)
     evaluation = _parse(msgspec.json.encode(reply.evaluation), "server")
     choice.directory.mkdir(parents=True, exist_ok=True)
     _keep(choice.directory / ON_SERVER, evaluation)
@@ -304,7 +304,7 @@ def _report_no_details(context: LabContext) -> None:
     context.reporter.emit(Note(text=text))
 
 
-def _server_failure(run_id: str, reply: EvaluateReply) -> LabError:
+def _make_server_error(run_id: str, reply: EvaluateReply) -> LabError:
     output = reply.said.strip()[-1500:]
     if reply.code == 0:
         return LabError(

@@ -95,13 +95,13 @@ def read_evaluation(path: Path) -> Evaluation:
 def parse_evaluation(text: bytes, what: str = FILE) -> Evaluation:
     """Parse an evaluation from JSON; LabError (about `what`) if it is invalid."""
     if len(text) > LARGEST_BYTES:
-        raise _invalid(what, f"it is larger than {LARGEST_BYTES // 1024**2} MiB")
+        raise _make_invalid_error(what, f"it is larger than {LARGEST_BYTES // 1024**2} MiB")
     try:
         evaluation = msgspec.json.decode(text, type=Evaluation)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise _invalid(what, str(error)) from None
+        raise _make_invalid_error(what, str(error)) from None
     if problem := _find_problem(evaluation):
-        raise _invalid(what, problem)
+        raise _make_invalid_error(what, problem)
     return evaluation
 
 
@@ -185,5 +185,5 @@ def _find_mistake_problem(mistake: Mistake, evaluation: Evaluation) -> str:
     return ""
 
 
-def _invalid(what: str, why: str) -> LabError:
+def _make_invalid_error(what: str, why: str) -> LabError:
     return LabError(f"{what} is not a valid evaluation", why=why, hint="labctl eval")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from labctl.errors import BusyError, LabError, NoOfferError, UsageError
-from labctl.estimate.cards import peak_speed
+from labctl.estimate.cards import find_peak_speed
 from labctl.estimate.pace import PredictedTime, StepCount, StepPace, compute_pace, predict_time
 from labctl.events import Note, Progress
 from labctl.model import Offer, Run, Server, Value
@@ -152,7 +152,7 @@ class _ProbeMonitor:
                 return
             if silent_s > PATIENCE_S:
                 silence = duration_text(PATIENCE_S)
-                raise self._no_progress_error(f"it has not reported a step for {silence}")
+                raise self._make_no_progress_error(f"it has not reported a step for {silence}")
             pause(POLL_S)
 
     def _poll(self) -> bool:
@@ -172,7 +172,9 @@ class _ProbeMonitor:
         if step is None or at is None:
             return False
         if step and self.total_steps <= 0:
-            raise self._no_progress_error('it does not report "total_steps", the steps of the run')
+            raise self._make_no_progress_error(
+                'it does not report "total_steps", the steps of the run'
+            )
         fresh = not self.points or step != self.points[-1].step
         if fresh:
             self.points.append(StepCount(at, step))
@@ -182,7 +184,7 @@ class _ProbeMonitor:
         event = Progress(name=STEP, done=min(done, target), total=target, unit="steps")
         self.context.reporter.emit(event)
 
-    def _no_progress_error(self, why: str) -> LabError:
+    def _make_no_progress_error(self, why: str) -> LabError:
         return LabError(
             f"run {self.run.id} cannot be probed",
             why=f"{why}. A training script reports its progress by regularly writing\n"
@@ -267,8 +269,8 @@ def compare_offer(here: Offer, there: Offer, seconds: float) -> OfferComparison:
     """
     factor: float | None = 1.0 if here.type == there.type else None
     if factor is None and here.gpu_count and here.gpu_count == there.gpu_count:
-        own = peak_speed(here.gpu_name, here.gpu_memory_bytes, "fp16")
-        other = peak_speed(there.gpu_name, there.gpu_memory_bytes, "fp16")
+        own = find_peak_speed(here.gpu_name, here.gpu_memory_bytes, "fp16")
+        other = find_peak_speed(there.gpu_name, there.gpu_memory_bytes, "fp16")
         factor = own / other if own and other else None
     took = None if factor is None else seconds * factor
     usd = None if took is None else took / HOUR_S * there.price_usd_per_hour

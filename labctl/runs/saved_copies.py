@@ -147,10 +147,10 @@ def _pull_files(
     )
     manifest = RunManifest(files=entries, skipped=(), directory="", ended=ended)
     with hold_transfers(context.config.root, "pull", context.reporter):
-        look = RunComparison(context.config.root, run_id, manifest)
-        create_run_directory(look.home, run)
-        received, skipped = _fetch_files(context, look, run_id, fetch)
-        good, corrupt = verify_files(look.home / PARTIAL, received)
+        comparison = RunComparison(context.config.root, run_id, manifest)
+        create_run_directory(comparison.home, run)
+        received, skipped = _fetch_files(context, comparison, run_id, fetch)
+        good, corrupt = verify_files(comparison.home / PARTIAL, received)
         reason = "corrupted on this machine's disk; labctl pull downloads it again"
         skipped += [
             MissingFile(run=run_id, path=file.path, size=file.size, reason=reason)
@@ -158,13 +158,13 @@ def _pull_files(
         ]
         missing = {file.path for file in skipped}
         count = place_files(
-            look, good, [file for file in look.files.values() if file.path in missing]
+            comparison, good, [file for file in comparison.files.values() if file.path in missing]
         )
-        shutil.rmtree(look.home / PARTIAL, ignore_errors=True)
-    skipped += look.skipped
+        shutil.rmtree(comparison.home / PARTIAL, ignore_errors=True)
+    skipped += comparison.skipped
     return PulledRun(
         run=run_id,
-        directory=str(look.home),
+        directory=str(comparison.home),
         files=count,
         bytes=sum(file.size for file in received),
         skipped=tuple(skipped),
@@ -173,16 +173,16 @@ def _pull_files(
 
 
 def _fetch_files(
-    context: LabContext, look: RunComparison, run_id: str, fetch: Fetch
+    context: LabContext, comparison: RunComparison, run_id: str, fetch: Fetch
 ) -> tuple[list[AnnouncedFile], list[MissingFile]]:
     """Fetch files to the partial directory; return (received files, missing files and why)."""
-    due, size = look.list_missing(), 0
+    due, size = comparison.list_missing(), 0
     received: list[AnnouncedFile] = []
     missing: list[MissingFile] = []
     total = sum(file.size for file in due)
     for file in due:
         try:
-            fetch(file, look.home / PARTIAL / file.path)
+            fetch(file, comparison.home / PARTIAL / file.path)
             size += file.size
             received.append(file)
         except (TransferError, NotFoundError) as error:

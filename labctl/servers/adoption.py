@@ -83,7 +83,7 @@ def _drop_ended(context: LabContext, alive: Server | None) -> None:
             why = context.provider.explain_end(recorded.id)
         detail = {"why": why} if why else {}
         context.state.record("gone", lab_id=context.lab_id, server_id=recorded.id, detail=detail)
-    context.connections.forget_others(
+    context.connections.forget_unrecorded(
         lambda: [server.id for server in context.state.list_servers()]
     )
 

@@ -8,7 +8,6 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from labctl.errors import (
     TransferError,
     UsageError,
 )
-from labctl.errors.subject import Subject
+from labctl.errors.subject import Hint, Subject
 from labctl.servers.vendored import read_vendored_files
 from labctl.transports import Body, Transport
 from labctl.wire.codec import Message, MessageError, encode, from_json
@@ -46,8 +45,6 @@ sys.stderr.flush()
 os._exit(code)
 """
 NOT_INSTALLED = 97
-# Stands in the agent's hints before a command that runs on the server.
-SSH = "labctl ssh -- "
 KEPT = "transferred data is kept and reused"
 # A shell's exit codes above this mean a signal.
 SIGNALLED = 128
@@ -62,23 +59,27 @@ KINDS: dict[str, type[LabError]] = {
 
 
 @contextlib.contextmanager
-def add_resume_hint(hint: str) -> Iterator[None]:
+def add_resume_hint(hint: Hint) -> Iterator[None]:
     """Add `hint`, the command that resumes the transfer, to an error of the link or the agent."""
+
+    def render(subject: Subject) -> str:
+        return f"{hint if isinstance(hint, str) else hint(subject)}  ({KEPT})"
+
     try:
         yield
     except LinkLostError as error:
-        raise LinkLostError(error.what, why=error.why, hint=f"{hint}  ({KEPT})") from error
+        raise LinkLostError(error.what, why=error.why, hint=render) from error
     except TransferError as error:
         if error.hint:
             raise
-        raise TransferError(error.what, why=error.why, hint=f"{hint}  ({KEPT})") from error
+        raise TransferError(error.what, why=error.why, hint=render) from error
     except CommandError as error:
         if error.code <= SIGNALLED:
             raise
         raise TransferError(
             "the labctl agent on the server was killed",
             why=f"signal {error.code - SIGNALLED}; {error.stderr.strip()[-300:]}".rstrip("; "),
-            hint=f"{hint}  ({KEPT})",
+            hint=render,
         ) from error
 
 
@@ -314,20 +315,8 @@ def require_success(
         return reply
     failure = convert_reply(ErrorMessage, error)
     kind = KINDS.get(failure.kind, LabError)
-    raise kind(failure.what, why=failure.why, hint=partial(_render_agent_hint, failure.hint))
-
-
-def _render_agent_hint(hint: str, subject: Subject) -> str:
-    """Return what to type for the subject.
-
-    The agent knows labs only, so its replies carry the commands and the file of a lab. This is the
-    only place that reads them; errors of this machine render their hints themselves.
-    """
-    if subject.kind == "lab":
-        return hint
-    advice, ssh, line = hint.partition(SSH)
-    if ssh:
-        return advice + subject.ssh(line)
-    if hint.startswith("labctl up"):
-        return subject.up
-    return hint.replace("lab.yaml", subject.config_file)
+    raise kind(
+        failure.what,
+        why=failure.why,
+        hint=lambda subject: subject.render(failure.hint_parts, failure.hint),
+    )

@@ -117,7 +117,8 @@ def _repeat_open_attempt(context: LabContext) -> Server | None:
         if time.time() - attempt.created_at > REPLAY_S:
             context.state.end_attempt(attempt.token, "abandoned")
             continue
-        context.reporter.emit(Note(text="repeating the request of an interrupted `labctl up`"))
+        text = f"repeating the request of an interrupted `{context.subject.up}`"
+        context.reporter.emit(Note(text=text))
         try:
             return _complete_attempt(context, attempt.offer, attempt.request, repeated=True)
         except INCONCLUSIVE:

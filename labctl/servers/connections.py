@@ -84,14 +84,14 @@ class Connections:
         """Remove what `write` wrote for this server, if anything."""
         shutil.rmtree(self._server_dir(server_id), ignore_errors=True)
 
-    def forget_others(self, on_record: Callable[[], Iterable[str]]) -> None:
+    def forget_unrecorded(self, list_recorded_ids: Callable[[], Iterable[str]]) -> None:
         """Remove the files of all servers except those on record: a killed process may leave some.
 
-        `on_record` is called after the files are listed. A server is put on record before its files
-        are written, so one that is added at this moment is among them.
+        `list_recorded_ids` is called after the files are listed. A server is put on record before
+        its files are written, so one that is added at this moment is among them.
         """
         written = {config.parent.name for config in self._dir.glob("*/config")}
-        for name in written - {*on_record(), "endpoints"}:
+        for name in written - {*list_recorded_ids(), "endpoints"}:
             self.forget(name)
 
     def config_path(self, server_id: str) -> Path:

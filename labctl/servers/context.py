@@ -116,6 +116,7 @@ class LabContext:
             regions=self._list_recorded_regions(),
             talk=self.connections.open_line_channel,
             student_key=str(student_key(self.paths)),
+            subject=self.subject,
         )
 
     def _list_recorded_regions(self) -> tuple[str, ...]:
@@ -184,7 +185,7 @@ class LabContext:
 
         if self.state.get_server(server.id) is None:
             raise ConnectError(
-                f"the server {server.id} has been removed", hint="labctl status --refresh"
+                f"the server {server.id} has been removed", hint=self.subject.refresh
             )
         return AgentClient(self.connections.open(server))
 

@@ -212,7 +212,7 @@ def _set_timer(context: LabContext, server: Server, at: float) -> None:
         timer_at = _get_timer_at(context, server)
         if timer_at is None and not isinstance(error, DeniedError | ThrottledError | BusyError):
             raise
-        text = _describe_timer_failure(provider, timer_at, at, error)
+        text = _describe_timer_failure(context, timer_at, at, error)
         context.reporter.emit(Note(text=text, level="warning"))
         if timer_at is not None or not isinstance(error, DeniedError):
             return
@@ -221,16 +221,18 @@ def _set_timer(context: LabContext, server: Server, at: float) -> None:
 
 
 def _describe_timer_failure(
-    provider: Provider, timer_at: float | None, at: float, error: LabError
+    context: LabContext, timer_at: float | None, at: float, error: LabError
 ) -> str:
     """Say what follows if the timer cannot be set to `at`; `timer_at` is when it fires now."""
+    name = context.provider.name
     if timer_at is None:
-        return f"nothing at {provider.name} ends the server if it hangs: {error.what}"
-    text = f"the timer at {provider.name} was not moved: {error.what}"
+        return f"nothing at {name} ends the server if it hangs: {error.what}"
+    text = f"the timer at {name} was not moved: {error.what}"
     if timer_at >= at:
         return text
     left = duration_text(timer_at - time.time())
-    return f"{text}\n  it ends the server in {left} without saving results; next: labctl up"
+    ends = f"it ends the server in {left} without saving results"
+    return f"{text}\n  {ends}; next: {context.subject.up}"
 
 
 def _list_timer_events(context: LabContext, server: Server) -> list[LedgerEntry]:

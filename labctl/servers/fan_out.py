@@ -8,11 +8,12 @@ below that; servers with different first hops do not wait for each other.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
-from labctl.errors import LabError, NotFoundError
+from labctl.errors import LabError, NotFoundError, assign_subject
+from labctl.errors.subject import LAB, Subject
 from labctl.model import Endpoint, Server, Value
 from labctl.servers.connections import Connections
 from labctl.state import State
@@ -58,18 +59,21 @@ def run_on_all(
     at_once: int = AT_ONCE,
     timeout_s: float | None = None,
     tell: Callable[[ServerResult], None] = lambda answer: None,
+    subjects: Mapping[str, Subject] | None = None,
 ) -> list[ServerResult]:
     """Run `line` in a POSIX shell on each server; return the results in the order of `servers`.
 
-    `tell` is called in this thread with each result, in that order too, as soon as all earlier
-    ones are there. A server that fails does not stop the others. After an interrupt no further
-    server is started.
+    `subjects` are those of the servers, by their ids; a lab for a server without one. `tell` is
+    called in this thread with each result, in that order too, as soon as all earlier ones are
+    there. A server that fails does not stop the others. After an interrupt no further server is
+    started.
     """
     login_limiter = LoginLimiter(servers)
 
     def run_one(server: Server) -> ServerResult:
         with login_limiter.acquire_slot(server.endpoint):
-            return _run_on_server(connections, server, line, timeout_s)
+            subject = (subjects or {}).get(server.id, LAB)
+            return _run_on_server(connections, server, subject, line, timeout_s)
 
     answers = []
     with _start_threads(at_once) as threads:
@@ -92,10 +96,11 @@ def _start_threads(at_once: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _run_on_server(
-    connections: Connections, server: Server, line: str, timeout_s: float | None
+    connections: Connections, server: Server, subject: Subject, line: str, timeout_s: float | None
 ) -> ServerResult:
     try:
-        result: Result = connections.reopen(server).run(line, timeout_s=timeout_s, check=False)
+        with assign_subject(subject):
+            result: Result = connections.reopen(server).run(line, timeout_s=timeout_s, check=False)
     except LabError as error:
         return ServerResult(
             alias=server.alias,

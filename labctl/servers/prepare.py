@@ -318,7 +318,7 @@ def _make_playbook_error(
     kind = LabError
     if failed.event == "unreachable":
         kind = ConnectError
-    elif "No space left on device" in failed.message:
+    elif "No space left on device" in failed.message:  # Ansible reports a failed task in words
         kind = DiskFullError
     return kind(
         f"preparing {server_name} failed at: {failed.task}",

@@ -15,7 +15,7 @@ from labctl.errors import (
 )
 from labctl.events import Note, Step
 from labctl.model import Server
-from labctl.providers import Console, Stoppable
+from labctl.providers import ConsoleSource, Stoppable
 from labctl.servers import deadlines, end_server
 from labctl.servers.accounts import ENDED
 from labctl.servers.adoption import is_fresh
@@ -109,7 +109,7 @@ def _undo(context: LabContext, server: Server, error: LabError) -> None:
 
 
 def _describe_console(context: LabContext, server: Server) -> str:
-    if not isinstance(context.provider, Console):
+    if not isinstance(context.provider, ConsoleSource):
         return f"removing {server.id} again"
     try:
         output = context.provider.read_console(server.id).strip()

@@ -1,6 +1,6 @@
 """Background forwards, each held by its own process.
 
-`run_detached` starts that process, which outlives the terminal: `python -m
+`start_background_forward` starts that process, which outlives the terminal: `python -m
 labctl.services.background_forwards ID`. Its specification is sent on standard input, so that no
 token is in argv. Records of forwards do not contain tokens either.
 """
@@ -31,19 +31,19 @@ from labctl.transports.openssh import OpenSshTransport
 from labctl.wire.services import ServiceRequest
 
 __all__ = [
-    "DetachedSpec",
+    "BackgroundForwardSpec",
     "ForwardSpec",
     "Forwarding",
     "build_url",
     "list_forwards",
-    "run_detached",
+    "start_background_forward",
     "stop_forward",
 ]
 
 _MODULE = "labctl.services.background_forwards"
 
 
-class DetachedSpec(Value, frozen=True, kw_only=True):
+class BackgroundForwardSpec(Value, frozen=True, kw_only=True):
     """A background forward.
 
     `request` restarts the service after the server lost it. `refresh_argv` is a command (without
@@ -56,7 +56,7 @@ class DetachedSpec(Value, frozen=True, kw_only=True):
     refresh_argv: tuple[str, ...] = ()
 
 
-class _DetachedReply(Value, frozen=True):
+class _BackgroundForwardReply(Value, frozen=True):
     """The reply of the process that holds a forward: its id and port, or the error."""
 
     pid: int = 0
@@ -77,7 +77,7 @@ class ForwardRecords(Protocol):
     def drop_forward(self, forward_id: str) -> None: ...
 
 
-def run_detached(spec: DetachedSpec, record: ForwardRecords) -> Forward:
+def start_background_forward(spec: BackgroundForwardSpec, record: ForwardRecords) -> Forward:
     """Start a background forward, or return the one that already runs.
 
     The returned `url` contains the token; the record does not.
@@ -102,7 +102,7 @@ def run_detached(spec: DetachedSpec, record: ForwardRecords) -> Forward:
             raise RuntimeError("the process has no pipes")
         request_pipe.write(msgspec.json.encode(spec) + b"\n")
         request_pipe.flush()
-        reply = msgspec.json.decode(reply_pipe.readline() or b"{}", type=_DetachedReply)
+        reply = msgspec.json.decode(reply_pipe.readline() or b"{}", type=_BackgroundForwardReply)
         if not reply.pid:
             raise _to_error(reply)
         port = reply.local_port
@@ -123,7 +123,7 @@ def run_detached(spec: DetachedSpec, record: ForwardRecords) -> Forward:
     return msgspec.structs.replace(forward, url=build_url(wanted.service, port))
 
 
-def _to_error(reply: _DetachedReply) -> LabError:
+def _to_error(reply: _BackgroundForwardReply) -> LabError:
     kind = getattr(errors, reply.kind, LabError)
     error_type = kind if kind in (*FATAL, NotFoundError, ConnectError) else LabError
     error: LabError = error_type(reply.what, why=reply.why, hint=reply.hint)
@@ -196,7 +196,7 @@ def _make_file_reporter(path: str) -> Reporter:
     return PolicyReporter(show)
 
 
-def _make_refresh(spec: DetachedSpec) -> Refresh:
+def _make_refresh(spec: BackgroundForwardSpec) -> Refresh:
     def refresh() -> Service:
         if spec.refresh_argv:
             done = subprocess.run(
@@ -233,8 +233,8 @@ def _close_on_sigterm(forwarding: Forwarding) -> Iterator[None]:
 
 
 def main() -> int:
-    """Hold one forward. Reads its DetachedSpec as a line of JSON on stdin, and writes a reply."""
-    spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=DetachedSpec)
+    """Hold one forward: read its BackgroundForwardSpec as JSON from stdin, and write a reply."""
+    spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=BackgroundForwardSpec)
     if os.fork():
         # The starting process need not wait for the process that stays, or reap it.
         os._exit(0)
@@ -245,12 +245,12 @@ def main() -> int:
         try:
             forwarding.open()
         except LabError as error:
-            reply = _DetachedReply(
+            reply = _BackgroundForwardReply(
                 kind=type(error).__name__, what=error.what, why=error.why, hint=error.hint
             )
             _send(reply)
             return error.exit_code
-        _send(_DetachedReply(pid=os.getpid(), local_port=forwarding.local_port))
+        _send(_BackgroundForwardReply(pid=os.getpid(), local_port=forwarding.local_port))
         if sys.stdin.buffer.readline() != b"kept\n":
             return 1
         null = os.open(os.devnull, os.O_RDWR)
@@ -260,7 +260,7 @@ def main() -> int:
     return 0
 
 
-def _send(reply: _DetachedReply) -> None:
+def _send(reply: _BackgroundForwardReply) -> None:
     with contextlib.suppress(BrokenPipeError):
         os.write(1, msgspec.json.encode(reply) + b"\n")
 

@@ -14,11 +14,11 @@ from labctl.servers.context import LabContext
 from labctl.servers.prepare import select_gpus
 from labctl.services import services
 from labctl.services.background_forwards import (
-    DetachedSpec,
+    BackgroundForwardSpec,
     Forwarding,
     ForwardSpec,
     list_forwards,
-    run_detached,
+    start_background_forward,
     stop_forward,
 )
 from labctl.sync import lab_files
@@ -115,13 +115,13 @@ def detach_forward(
 ) -> Forward:
     """Open a local port to `service` in a background process, which outlives this one."""
     lab = str(context.config.root)
-    spec = DetachedSpec(
+    spec = BackgroundForwardSpec(
         forward=_forward_spec(context, server, service, port),
         log_path=str(context.paths.log_dir / f"forward-{server.id}-{service.name}.log"),
         request=request,
         refresh_argv=(sys.executable, "-m", "labctl", "-C", lab, "status", "--refresh", "--json"),
     )
-    return run_detached(spec, context.state)
+    return start_background_forward(spec, context.state)
 
 
 def _forward_spec(context: LabContext, server: Server, service: Service, port: int) -> ForwardSpec:

@@ -146,7 +146,7 @@ class Forwarding:
         deadline = time.monotonic() + READY_S
         while not is_answering(self.local_port, self.service.path):
             if ssh.process.poll() is not None:
-                raise self._exit_error(ssh)
+                raise self._make_exit_error(ssh)
             if time.monotonic() > deadline:
                 self._drop()
                 raise ConnectError(
@@ -158,12 +158,13 @@ class Forwarding:
                 return
         if ssh.process.poll() is not None:
             # Another program answered: it took the port in between.
-            raise self._exit_error(ssh)
+            raise self._make_exit_error(ssh)
 
-    def _exit_error(self, ssh: _Ssh) -> LabError:
+    def _make_exit_error(self, ssh: _Ssh) -> LabError:
         """Return the error for an ssh process that has ended."""
         stderr = ssh.read_stderr()
         self._drop()
+        # ssh exits with 255 for every error.
         if "cannot listen to port" in stderr or "Address already in use" in stderr:
             return _PortTakenError(
                 f"local port {self.local_port} is in use",

@@ -338,5 +338,5 @@ def _decode(text: str, kind: type[T]) -> T:
         raise LabError(
             "a record in labctl's database cannot be read",
             why=f"{kind.__name__}: {error}",
-            hint="labctl status --refresh",
+            hint=lambda subject: subject.refresh,
         ) from error

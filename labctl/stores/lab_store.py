@@ -97,9 +97,9 @@ def restore_run(context: LabContext, server: Server, run_id: str) -> RestoreRunR
 
 
 def _warn(context: LabContext, problem: str) -> None:
-    text = (
-        f"results cannot be mirrored to {context.config.store}: {problem}; use labctl pull --follow"
-    )
+    text = f"results cannot be mirrored to {context.config.store}: {problem}"
+    if context.subject.kind == "lab":
+        text += "; use labctl pull --follow"
     context.reporter.emit(Note(text=text, level="warning"))
 
 

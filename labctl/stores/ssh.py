@@ -130,7 +130,7 @@ class SshLabStore:
                 hint=FULL_HINT,
             )
         if code:
-            raise self._command_error(code, err)
+            raise self._make_command_error(code, err)
 
     def _get(self, key: str, offset: int, length: int) -> tuple[int, bytes]:
         """Read a part of a file; return (size of the whole file, the bytes)."""
@@ -179,7 +179,7 @@ class SshLabStore:
             self._install()
             code, out, err = self._stream(line, stdin)
         if code:
-            raise self._command_error(code, err)
+            raise self._make_command_error(code, err)
         return out
 
     def _install(self) -> None:
@@ -197,10 +197,10 @@ class SshLabStore:
     def _run(self, line: str, stdin: Body) -> bytes:
         code, out, err = self._stream(line, stdin)
         if code:
-            raise self._command_error(code, err)
+            raise self._make_command_error(code, err)
         return out
 
-    def _command_error(self, code: int, err: str) -> LabError:
+    def _make_command_error(self, code: int, err: str) -> LabError:
         if code == 127:
             return CommandError(f"{self.url}: python3 is not installed", code=code, stderr=err)
         return CommandError(f"{self.url} cannot be used", code=code, stderr=err)

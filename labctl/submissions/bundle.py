@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 from labctl.errors import TransferError
 from labctl.model import Value
 from labctl.submissions import manifest as manifests
-from labctl.submissions.manifest import BundleFile, BundleManifest, refusal_error
+from labctl.submissions.manifest import BundleFile, BundleManifest, make_refusal_error
 from labctl.wire.judge import judge_file
 from labctl.wire.tar import BLOCK_BYTES, TarError, padding_bytes, read_tar_members
 
@@ -106,20 +106,22 @@ def read_members(file: BinaryIO) -> Iterator[BundleMember]:
         file.seek(at)
         at += size
         if at > end:
-            raise refusal_error("it is truncated")
+            raise make_refusal_error("it is truncated")
         return file.read(size)
 
     try:
         for name, size, kind, _ in read_tar_members(take, plain=True):
             if kind != tarfile.REGTYPE:
                 described = TYPES.get(kind, "a special file")
-                raise refusal_error(f"{name!a} is {described}; only regular files are accepted")
+                raise make_refusal_error(
+                    f"{name!a} is {described}; only regular files are accepted"
+                )
             if at + size > end:
-                raise refusal_error(f"{name!a} is truncated")
+                raise make_refusal_error(f"{name!a} is truncated")
             yield BundleMember(path=name, size=size, offset=at)
             at += size + padding_bytes(size)
     except TarError as error:
-        raise refusal_error(str(error)) from None
+        raise make_refusal_error(str(error)) from None
     _require_zeros(file)
 
 
@@ -130,9 +132,9 @@ def inspect(
     remaining = read_members(file)
     first = next(remaining, None)
     if first is None or first.path != manifests.NAME:
-        raise refusal_error(f"it does not start with {manifests.NAME}")
+        raise make_refusal_error(f"it does not start with {manifests.NAME}")
     if first.size > manifests.MOST_BYTES:
-        raise refusal_error(f"its {manifests.NAME} is too large")
+        raise make_refusal_error(f"its {manifests.NAME} is too large")
     file.seek(first.offset)
     manifest = manifests.decode(file.read(first.size))
     listed = iter(manifest.files)
@@ -140,15 +142,15 @@ def inspect(
     for member in remaining:
         entry = next(listed, None)
         if entry is None or (entry.path, entry.size) != (member.path, member.size):
-            raise refusal_error(f"{member.path!a} does not match {manifests.NAME}")
+            raise make_refusal_error(f"{member.path!a} does not match {manifests.NAME}")
         manifests.check_path(member.path)
         if _hash_member(file, member, on_bytes) != entry.sha256:
-            raise refusal_error(
+            raise make_refusal_error(
                 f"{member.path!a} was changed: its SHA-256 differs from the manifest's"
             )
         checked.append(member)
     if (missing := next(listed, None)) is not None:
-        raise refusal_error(f"{missing.path!a} is named in {manifests.NAME}, but missing")
+        raise make_refusal_error(f"{missing.path!a} is named in {manifests.NAME}, but missing")
     return manifest, tuple(checked)
 
 
@@ -229,7 +231,7 @@ def _padding(size: int) -> bytes:
 def _require_zeros(file: BinaryIO) -> None:
     while block := file.read(CHUNK_BYTES):
         if block.strip(b"\0"):
-            raise refusal_error("there is data after its end")
+            raise make_refusal_error("there is data after its end")
 
 
 def _hash_member(file: BinaryIO, member: BundleMember, on_bytes: Callable[[int], None]) -> str:

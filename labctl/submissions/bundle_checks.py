@@ -15,7 +15,7 @@ from labctl.events import Note, Progress
 from labctl.servers.context import LabContext
 from labctl.shell import Secret
 from labctl.submissions.bundle import BundleSource
-from labctl.submissions.bundling import BundleContents, part_of
+from labctl.submissions.bundling import BundleContents, get_bundle_part
 from labctl.submissions.leaks import LeakSearch, SecretFinding, describe_leaks
 from labctl.wire.judge import judge_file
 
@@ -50,7 +50,7 @@ def require_no_secrets(
     search, allowed_paths = LeakSearch(_read_secrets(context)), set(allowed)
     leaks: list[SecretFinding] = []
     for source in contents.sources:
-        if part_of(source.file.path) != "model" and source.file.path not in allowed_paths:
+        if get_bundle_part(source.file.path) != "model" and source.file.path not in allowed_paths:
             with _open_source(source) as file:
                 leaks += search.find_leaks(source.file.path, file)
     if leaks:

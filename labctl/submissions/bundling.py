@@ -43,7 +43,7 @@ class BundleContents(Value, frozen=True):
 
     def list_part(self, part: str) -> tuple[BundleFile, ...]:
         """Return the files of one part: model, logs, code, report, evaluation."""
-        return tuple(file for file in self.manifest.files if part_of(file.path) == part)
+        return tuple(file for file in self.manifest.files if get_bundle_part(file.path) == part)
 
     def has_file(self, path: str) -> bool:
         """Tell whether the bundle has this file."""
@@ -57,7 +57,7 @@ class BundleOrigin(NamedTuple):
     code: CodeCommit
 
 
-def part_of(path: str) -> str:
+def get_bundle_part(path: str) -> str:
     """Return the part that a file in a bundle belongs to."""
     return path.split("/")[0].removesuffix(".html").removesuffix(".json")
 
@@ -205,7 +205,7 @@ def _note_doubts(run: Run, sources: list[BundleSource], notes: list[str]) -> Non
     changed = [
         source.file.path.removeprefix("code/")
         for source in sources
-        if part_of(source.file.path) == "code"
+        if get_bundle_part(source.file.path) == "code"
         and source.path is not None
         and run.created_at
         and source.path.stat().st_mtime > run.created_at

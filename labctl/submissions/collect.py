@@ -15,7 +15,7 @@ from labctl.errors import LabError, PolicyError, TransferError, UsageError
 from labctl.model import Value
 from labctl.submissions import receipt
 from labctl.submissions.buckets import MOST_INDEX_BYTES, MOST_PARTS, Bucket, Version, part_key
-from labctl.submissions.manifest import refusal_error
+from labctl.submissions.manifest import make_refusal_error
 from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Receiver, check_name
 from labctl.submissions.untrusted_json import decode_json
@@ -126,14 +126,14 @@ def _process_post(
 
 def _read_index(bucket: Bucket, version: Version) -> PostIndex:
     if version.size > MOST_INDEX_BYTES:
-        raise refusal_error("its index is too large")
+        raise make_refusal_error("its index is too large")
     try:
         index = decode_json(b"".join(bucket.read_blocks(version)), PostIndex)
     except ValueError as error:
-        raise refusal_error(f"its index cannot be read: {error}") from None
+        raise make_refusal_error(f"its index cannot be read: {error}") from None
     sizes = [part.size for part in index.parts]
     if sum(sizes) != index.size or not 0 < len(sizes) <= MOST_PARTS or min(sizes) < 1:
-        raise refusal_error("its index is inconsistent")
+        raise make_refusal_error("its index is inconsistent")
     return index
 
 
@@ -164,7 +164,7 @@ def _accept_bundle(
             None,
         )
         if used is None:
-            raise refusal_error(f"part {number} does not match its index")
+            raise make_refusal_error(f"part {number} does not match its index")
         at, offset = max(at, used.at), offset + part.size
     return receiver.finish(*about, at=at)
 

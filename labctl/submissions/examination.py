@@ -26,7 +26,7 @@ from labctl.errors import LabError, TransferError
 from labctl.model import Value
 from labctl.submissions.confinement import confine, end_with_parent
 from labctl.submissions.intake import Examined, Expected, examine
-from labctl.submissions.manifest import refusal_error
+from labctl.submissions.manifest import make_refusal_error
 from labctl.submissions.untrusted_json import decode_json
 from labctl.wire.judge import judge_file
 
@@ -86,11 +86,11 @@ def examine_confined(path: Path, expected: Expected, slots: Path) -> Examined:
     try:
         reply = decode_json(text, _ExaminationReply)
     except ValueError:
-        raise refusal_error(_BROKEN) from None
+        raise make_refusal_error(_BROKEN) from None
     if reply.failed:
         raise LabError("the receiver cannot examine bundles", why=reply.failed)
     if reply.examined is None:
-        raise refusal_error(reply.refused or _BROKEN)
+        raise make_refusal_error(reply.refused or _BROKEN)
     return reply.examined
 
 

@@ -10,7 +10,7 @@ from labctl.errors import TransferError
 from labctl.model import Value
 from labctl.submissions import bundle, receipt
 from labctl.submissions.assignment import Assignment, DeadlineStatus
-from labctl.submissions.manifest import refusal_error
+from labctl.submissions.manifest import make_refusal_error
 from labctl.submissions.receipt import Receipt
 
 MOST_NAMED = 20
@@ -53,15 +53,15 @@ def examine(file: BinaryIO, expected: Expected) -> Examined:
     """
     manifest, members = bundle.inspect(file)
     if (manifest.assignment, manifest.course) != (expected.assignment, expected.course):
-        raise refusal_error(
+        raise make_refusal_error(
             f"it was made for {manifest.assignment!a}, not for {expected.assignment}"
         )
     if manifest.student != expected.student:
-        raise refusal_error(
+        raise make_refusal_error(
             f"it belongs to {manifest.student!a}, but {expected.student} submitted it"
         )
     if hazards := bundle.find_hazards(file, members):
-        raise refusal_error("\n".join(hazards[:MOST_NAMED]))
+        raise make_refusal_error("\n".join(hazards[:MOST_NAMED]))
     first = next(bundle.read_members(file))
     file.seek(first.offset)
     return Examined(

@@ -74,11 +74,11 @@ def decode(data: bytes) -> BundleManifest:
     try:
         manifest = decode_json(data, BundleManifest)
     except ValueError as error:
-        raise refusal_error(f"its {NAME} cannot be read: {error}") from None
+        raise make_refusal_error(f"its {NAME} cannot be read: {error}") from None
     if manifest.kind != KIND or manifest.version != 1:
-        raise refusal_error(f"its {NAME} is of another kind or version")
+        raise make_refusal_error(f"its {NAME} is of another kind or version")
     if len(manifest.files) > MOST_FILES:
-        raise refusal_error(
+        raise make_refusal_error(
             f"it has {len(manifest.files)} files; at most {MOST_FILES} are accepted"
         )
     seen: set[str] = set()
@@ -86,10 +86,10 @@ def decode(data: bytes) -> BundleManifest:
         check_path(file.path)
         folded = file.path.casefold()
         if folded in seen:
-            raise refusal_error(f"{file.path!a} is named twice")
+            raise make_refusal_error(f"{file.path!a} is named twice")
         seen.add(folded)
         if file.size < 0 or not re.fullmatch("[0-9a-f]{64}", file.sha256):
-            raise refusal_error(f"{file.path!a} has no size and SHA-256")
+            raise make_refusal_error(f"{file.path!a} has no size and SHA-256")
     return manifest
 
 
@@ -98,15 +98,15 @@ def check_path(path: str) -> str:
     parts = path.split("/")
     is_placed = path in SINGLE or (parts[0] in TOPS and len(parts) > 1)
     if not is_contained(path):
-        raise refusal_error(f"the name {path!a} leaves the bundle")
+        raise make_refusal_error(f"the name {path!a} leaves the bundle")
     if _ODD.search(path) or not _is_utf8(path) or len(path.encode()) > 1000 or len(parts) > 32:
-        raise refusal_error(f"the name {path!a} is not allowed for a file")
+        raise make_refusal_error(f"the name {path!a} is not allowed for a file")
     if not is_placed:
-        raise refusal_error(f"{path!a} is outside the directories of a bundle")
+        raise make_refusal_error(f"{path!a} is outside the directories of a bundle")
     return path
 
 
-def refusal_error(why: str) -> TransferError:
+def make_refusal_error(why: str) -> TransferError:
     """Return the error for a bundle that is refused because of `why`."""
     return TransferError("the bundle is refused", why=why, hint="labctl submit")
 

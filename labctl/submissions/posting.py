@@ -64,7 +64,7 @@ def post_bundle(
     expired.
     """
     if time.time() > ticket.expires.at:
-        raise _expired_error(ticket)
+        raise _make_expired_error(ticket)
     count = -(-size // ticket.part_bytes)
     if count > len(ticket.parts):
         raise PolicyError("the bundle is larger than the ticket allows", hint="labctl submit")
@@ -98,7 +98,7 @@ def fetch_answers(ticket: Ticket) -> PostAnswers:
     if status in (403, 404):
         # Without the right to list, S3 answers 403 for a missing object.
         if time.time() > ticket.expires.at:
-            raise _expired_error(ticket)
+            raise _make_expired_error(ticket)
         return PostAnswers()
     if status != 200:
         raise LabError(
@@ -135,7 +135,7 @@ def _post_part(
                 "the bucket cannot be reached", why=str(error), hint="labctl submit"
             ) from None
         if status not in (200, 201, 204):
-            raise _refusal_error(ticket, status, body)
+            raise _make_refusal_error(ticket, status, body)
 
     policy = retry_on(
         BusyError, pause_s=FIRST_PAUSE_S, longest_pause_s=LONGEST_PAUSE_S, tries=TRIES
@@ -214,14 +214,15 @@ def _open_session() -> Session:
     return session
 
 
-def _refusal_error(ticket: Ticket, status: int, body: bytes) -> LabError:
+def _make_refusal_error(ticket: Ticket, status: int, body: bytes) -> LabError:
     message = _error_text(body)
     if status >= 500:
         return BusyError(f"the bucket answered {status}", why=message, hint="labctl submit")
-    if "EntityTooLarge" in message:
+    if b"<Code>EntityTooLarge</Code>" in body:
         return PolicyError("the bundle is larger than the bucket accepts", why=message)
+    # For a form that has expired, S3 has the code of every denied access: only its message says it.
     if "expired" in message.lower():
-        return _expired_error(ticket)
+        return _make_expired_error(ticket)
     if status in (401, 403):
         return DeniedError(
             "the bucket does not accept your ticket",
@@ -233,7 +234,7 @@ def _refusal_error(ticket: Ticket, status: int, body: bytes) -> LabError:
     return LabError(f"the bucket answered {status}", why=message, hint="labctl submit")
 
 
-def _expired_error(ticket: Ticket) -> PolicyError:
+def _make_expired_error(ticket: Ticket) -> PolicyError:
     return PolicyError(
         f"your ticket expired on {ticket.expires}",
         why="a ticket for a bucket is valid for at most seven days",

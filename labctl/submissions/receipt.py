@@ -137,9 +137,9 @@ def decode(data: bytes) -> Signed:
             )
         signed = decode_json(data, Signed)
     except ValueError as error:
-        raise _invalid_error(f"it cannot be read: {error}") from None
+        raise _make_invalid_error(f"it cannot be read: {error}") from None
     if signed.receipt.kind != KIND or signed.receipt.version != VERSION:
-        raise _invalid_error("it is of another kind or version")
+        raise _make_invalid_error("it is of another kind or version")
     return signed
 
 
@@ -149,9 +149,9 @@ def verify(signed: Signed, public: str) -> Receipt:
     PolicyError if not.
     """
     if signed.key != public:
-        raise _invalid_error("it was not signed by the key of the assignment's receiver")
+        raise _make_invalid_error("it was not signed by the key of the assignment's receiver")
     if not is_signed(_signed_bytes(signed.receipt), signed.signature, public):
-        raise _invalid_error("it was changed after it was signed")
+        raise _make_invalid_error("it was changed after it was signed")
     return signed.receipt
 
 
@@ -175,7 +175,7 @@ def _read_private_key(path: Path) -> bytes:
         ) from None
 
 
-def _invalid_error(why: str) -> PolicyError:
+def _make_invalid_error(why: str) -> PolicyError:
     return PolicyError(
         "this receipt is not valid",
         why=why,

@@ -50,7 +50,7 @@ def write_assignment(
         try:
             due = str(parse_moment(due))
         except ValueError as error:
-            raise _invalid_error(name, (Problem("due", 0, str(error)),)) from None
+            raise _make_invalid_error(name, (Problem("due", 0, str(error)),)) from None
     host_key = str(options.get("host_key") or "")
     if place.startswith("ssh://") and not host_key:
         host_key = _read_host_key(place)
@@ -72,7 +72,7 @@ def write_assignment(
     body = msgspec.json.encode({key: value for key, value in lines.items() if value})
     assignment = parse_assignment(body, problems)
     if assignment is None:
-        raise _invalid_error(name, tuple(problems))
+        raise _make_invalid_error(name, tuple(problems))
     text = assignment_text(assignment)
     file = receiver.assignment_file(name)
     write_draft(file, text.encode(), mode=0o600).replace(file)
@@ -196,7 +196,7 @@ def _read_host_key(place: str) -> str:
         raise
 
 
-def _invalid_error(name: str, problems: tuple[Problem, ...]) -> ConfigError:
+def _make_invalid_error(name: str, problems: tuple[Problem, ...]) -> ConfigError:
     return ConfigError(
         f"the assignment {name} is not valid",
         tuple(Problem(problem.path, 0, problem.message) for problem in problems),

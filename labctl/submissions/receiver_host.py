@@ -168,7 +168,7 @@ class ReceiverHost:
             line = b""
         reply = parse_reply(line.decode(errors="replace"))
         if reply is None:
-            raise self._lost_reply_error(line)
+            raise self._make_lost_reply_error(line)
         if (error := parse_error(reply)) is not None:
             raise error
         try:
@@ -197,7 +197,7 @@ class ReceiverHost:
                 ) from None
         return self._process
 
-    def _lost_reply_error(self, line: bytes) -> LabError:
+    def _make_lost_reply_error(self, line: bytes) -> LabError:
         """Return the error for a missing reply, with ssh's own message."""
         process, errors = self._process, self._errors
         assert process is not None

@@ -73,7 +73,7 @@ def hash_files(
     index = run_index(root, run_id)
     total, done = sum(file.size for file in found), 0
     for entry in found:
-        sha256, stat = index.hash(entry.key, entry.path)
+        sha256, stat = index.hash_and_stat(entry.key, entry.path)
         done += entry.size
         reporter.emit(Progress(name="reading", done=done, total=total, unit="bytes"))
         file = BundleFile(path=entry.name, size=stat.st_size, sha256=sha256)

@@ -92,22 +92,22 @@ def serve(
                 part = _read_bytes(source, request.length)
         except LabError as error:
             # The rest of the input cannot be told from a part's bytes any more.
-            _send_reply(sink, _error_reply(error))
+            _send_reply(sink, _make_error_reply(error))
             return
         except EOFError:
             return
         try:
             reply = _answer_request(receiver, student, request, part)
         except LabError as error:
-            reply = _error_reply(error)
+            reply = _make_error_reply(error)
         except OSError as error:
-            reply = _error_reply(_disk_error(error))
+            reply = _make_error_reply(_make_disk_error(error))
         _send_reply(sink, reply)
 
 
 def refuse(sink: BinaryIO, error: LabError) -> None:
     """Reply with an error, before any request was read."""
-    _send_reply(sink, _error_reply(error))
+    _send_reply(sink, _make_error_reply(error))
 
 
 def _read_request(line: bytes, student: str) -> ReceiverRequest:
@@ -151,11 +151,11 @@ def _read_bytes(source: BinaryIO, length: int) -> bytes:
     return b"".join(blocks)
 
 
-def _error_reply(error: LabError) -> ErrorReply:
+def _make_error_reply(error: LabError) -> ErrorReply:
     return ErrorReply(ErrorMessage(type(error).__name__, error.what, error.why, error.hint))
 
 
-def _disk_error(error: OSError) -> LabError:
+def _make_disk_error(error: OSError) -> LabError:
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     kind = DiskFullError if is_full else LabError
     message = "the receiver's disk is full" if is_full else "the receiver cannot write"

@@ -166,10 +166,10 @@ class Download:
         )
         self.sent_bytes = copied.sent_bytes
         if copied.is_disk_error:
-            raise self._disk_error(copied.complaint)
+            raise self._make_disk_error(copied.complaint)
         self._progress(total, total)
 
-    def _disk_error(self, complaint: str) -> TransferError:
+    def _make_disk_error(self, complaint: str) -> TransferError:
         why = complaint.strip()[-300:]
         hint = f"free some disk space, then {self.hint}  ({KEPT})"
         if shutil.disk_usage(self.partial).free < RESERVE_BYTES:

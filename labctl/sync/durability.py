@@ -26,7 +26,7 @@ def sync_files(folder: Path, files: Iterable[Path]) -> None:
             for path in files:
                 _sync(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:
-        raise _disk_error(error) from error
+        raise _make_disk_error(error) from error
 
 
 def sync_file(path: Path) -> None:
@@ -34,7 +34,7 @@ def sync_file(path: Path) -> None:
     try:
         _sync(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:
-        raise _disk_error(error) from error
+        raise _make_disk_error(error) from error
 
 
 def sync_directories(paths: Iterable[Path], top: Path) -> None:
@@ -51,7 +51,7 @@ def sync_directories(paths: Iterable[Path], top: Path) -> None:
         for directory in directories:
             _sync(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise _disk_error(error) from error
+        raise _make_disk_error(error) from error
 
 
 def hash_on_disk(path: Path) -> tuple[str, os.stat_result]:
@@ -97,7 +97,7 @@ def _sync(path: Path, flags: int) -> None:
         os.close(descriptor)
 
 
-def _disk_error(error: OSError) -> TransferError:
+def _make_disk_error(error: OSError) -> TransferError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "free some disk space, then labctl pull"
         return DiskFullError("the disk of this machine is full", why=str(error), hint=hint)

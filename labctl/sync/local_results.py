@@ -125,33 +125,33 @@ def resolve_inside(home: Path, name: str) -> Path:
 
 
 def place_files(
-    look: RunComparison, confirmed: list[AnnouncedFile], bad: list[AnnouncedFile]
+    comparison: RunComparison, confirmed: list[AnnouncedFile], bad: list[AnnouncedFile]
 ) -> int:
     """Rename verified files into place and count them; an incomplete checkpoint is left out.
 
     The index is written after the renames are on the disk, so that its entries survive a crash.
     """
-    partial = look.home / PARTIAL
-    tops = _list_tops(look.files)
+    partial = comparison.home / PARTIAL
+    tops = _list_tops(comparison.files)
     incomplete = {top for file in bad if (top := _find_top(file.path, tops))}
     good = [file for file in confirmed if _find_top(file.path, tops) not in incomplete]
     count = 0
     for top, members in _group(good, tops).items():
-        target = resolve_inside(look.home, top.rstrip("/")) if top else look.home
-        if top and not target.exists() and len(members) == _count_members(look.files, top):
+        target = resolve_inside(comparison.home, top.rstrip("/")) if top else comparison.home
+        if top and not target.exists() and len(members) == _count_members(comparison.files, top):
             _delete_all_except(partial / top, {partial / file.path for file in members})
             target.parent.mkdir(parents=True, exist_ok=True)
             (partial / top).rename(target)
         else:
             for file in sorted(members, key=lambda file: file.path == top + MANIFEST):
-                _move(partial / file.path, resolve_inside(look.home, file.path))
+                _move(partial / file.path, resolve_inside(comparison.home, file.path))
         count += len(members)
-    sync_directories([look.home / file.path for file in good], look.home.parent.parent)
+    sync_directories([comparison.home / file.path for file in good], comparison.home.parent.parent)
     for file in good:
-        status = (look.home / file.path).lstat()
+        status = (comparison.home / file.path).lstat()
         if rename_stable_identity(status) == file.identity:
-            look.index.store(file.path, status, file.sha256)
-    look.index.save(keep=True)
+            comparison.index.store(file.path, status, file.sha256)
+    comparison.index.save(keep=True)
     return count
 
 

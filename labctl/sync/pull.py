@@ -117,16 +117,17 @@ def verify(
     """
     request = ManifestRequest(lab_name, lab_id, all=everything, outputs=tuple(outputs))
     runs = sorted(_fetch_manifest(remote, request, run_ids).items())
-    looks = [(name, RunComparison(lab_root, name, manifest)) for name, manifest in runs]
-    local_files = [path for _, look in looks for path in look.list_local_files()]
+    comparisons = [(name, RunComparison(lab_root, name, manifest)) for name, manifest in runs]
+    local_files = [path for _, comparison in comparisons for path in comparison.list_local_files()]
     if local_files:
         sync_files(local_files[0].parent, local_files)
     missing: list[MissingFile] = []
-    for name, look in looks:
+    for name, comparison in comparisons:
         missing += [
-            MissingFile(run=name, path=file.path, size=file.size) for file in look.list_missing()
+            MissingFile(run=name, path=file.path, size=file.size)
+            for file in comparison.list_missing()
         ]
-        missing += look.skipped
+        missing += comparison.skipped
     return tuple(missing)
 
 
@@ -162,48 +163,50 @@ class _Pull:
         self.reporter = reporter
 
     def run(self, manifest: RunManifest, record: Run | None) -> PulledRun:
-        look = RunComparison(self.lab_root, self.name, manifest)
-        create_run_directory(look.home, record)
+        comparison = RunComparison(self.lab_root, self.name, manifest)
+        create_run_directory(comparison.home, record)
         files = size = 0
         for tries_left in reversed(range(TRIES)):
-            due = look.list_missing()
+            due = comparison.list_missing()
             if not due:
                 break
             download = Download(
                 self.remote,
                 PartsRequest(self.request.lab, self.request.lab_id, self.name),
-                look.folder,
-                look.home / PARTIAL,
-                basis=look.home,
+                comparison.folder,
+                comparison.home / PARTIAL,
+                basis=comparison.home,
                 reporter=self.reporter,
                 name=f"pull {self.name}",
                 hint="labctl pull",
             )
             good, bad = download.fetch(due)
-            look.files |= {file.path: file for file in good}
+            comparison.files |= {file.path: file for file in good}
             size += download.sent_bytes
-            files += place_files(look, good, bad)
+            files += place_files(comparison, good, bad)
             if bad and tries_left:
                 manifest = _fetch_manifest(self.remote, self.request, [self.name])[self.name]
-                look = RunComparison(self.lab_root, self.name, manifest)
-        remaining = look.list_missing()
-        self._report_local_files(look, remaining)
-        skipped = [*look.skipped, *self._list_remaining(remaining, look.ended)]
-        shutil.rmtree(look.home / PARTIAL, ignore_errors=True)
+                comparison = RunComparison(self.lab_root, self.name, manifest)
+        remaining = comparison.list_missing()
+        self._report_local_files(comparison, remaining)
+        skipped = [*comparison.skipped, *self._list_remaining(remaining, comparison.ended)]
+        shutil.rmtree(comparison.home / PARTIAL, ignore_errors=True)
         return PulledRun(
             run=self.name,
-            directory=str(look.home),
+            directory=str(comparison.home),
             files=files,
             bytes=size,
             skipped=tuple(skipped),
-            complete=look.ended and not skipped and not self.request.only,
+            complete=comparison.ended and not skipped and not self.request.only,
         )
 
-    def _report_local_files(self, look: RunComparison, remaining: list[AnnouncedFile]) -> None:
+    def _report_local_files(
+        self, comparison: RunComparison, remaining: list[AnnouncedFile]
+    ) -> None:
         """Tell the server which files are safe here, so that its watchdog saves only the rest."""
         missing = {file.path for file in remaining}
-        local = [file for file in look.files.values() if file.path not in missing]
-        if look.unpulled and local:
+        local = [file for file in comparison.files.values() if file.path not in missing]
+        if comparison.unpulled and local:
             files = tuple(PulledFile(file.path, file.size, file.sha256) for file in local)
             lab, lab_id = self.request.lab, self.request.lab_id
             self.remote.call(PULLED, PulledRequest(lab, lab_id, {self.name: files}))

@@ -131,7 +131,9 @@ class _Push:
         raise TransferError(
             f"{bad[0]!a} changed during each of {TRIES} transfers",
             why=f"{why}; {self.complaint}" if self.complaint else why,
-            hint="stop the program that writes to it, or add it to .labignore, then labctl push",
+            hint=lambda subject: (
+                f"stop the program that writes to it, or add it to .labignore, then {subject.push}"
+            ),
         )
 
     def _plan(self) -> PlanReply:
@@ -145,7 +147,7 @@ class _Push:
 
     def _request_plan(self) -> PlanReply:
         """Request the server's plan. Its `bad` is set if the inline content was all it needs."""
-        with add_resume_hint("labctl push"):
+        with add_resume_hint(lambda subject: subject.push):
             return self.remote.call(PLAN, self._build_request, timeout_s=LONG_S)
 
     def _build_request(self) -> PlanRequest:
@@ -191,7 +193,7 @@ class _Push:
 
     def _check(self, plan: PlanReply) -> None:
         if plan.conflicts:
-            raise _conflict_error(plan.conflicts)
+            raise _make_conflict_error(plan.conflicts)
         if plan.short_bytes:
             raise DiskFullError(
                 f"not enough disk space on the server for {self.request.target}",
@@ -211,7 +213,7 @@ class _Push:
             raise PolicyError(
                 "nothing was pushed",
                 why=f"sending {bytes_text(size)} was not confirmed",
-                hint="labctl push --yes, or exclude files in .labignore",
+                hint=lambda subject: f"{subject.push} --yes, or exclude files in .labignore",
             )
         return True
 
@@ -237,10 +239,10 @@ class _Push:
             plan.removed,
             self.request.force,
         )
-        with add_resume_hint("labctl push"):
+        with add_resume_hint(lambda subject: subject.push):
             reply = self.remote.call(COMMIT, request, timeout_s=LONG_S)
         if reply.conflicts:
-            raise _conflict_error(reply.conflicts)
+            raise _make_conflict_error(reply.conflicts)
         if self.index:
             for path in hashes.keys() - set(reply.bad):
                 self.index.store_settled(path, sources.stats[path], hashes[path])
@@ -249,7 +251,7 @@ class _Push:
     def _transfer(self, missing: list[FileEntry], plan: PlanReply) -> None:
         total = sum(f.size for f in missing)
         destination = Destination(staging=plan.staging, basis=plan.basis, rsync_version=plan.rsync)
-        with add_resume_hint("labctl push"):
+        with add_resume_hint(lambda subject: subject.push):
             copied = send_files(
                 self.remote.transport,
                 self.root,
@@ -260,10 +262,10 @@ class _Push:
         self.sent_bytes += copied.sent_bytes
         self.complaint = copied.complaint.strip()[-300:]
         if copied.is_disk_error:
-            raise self._disk_error()
+            raise self._make_disk_error()
         self._progress(total, total)
 
-    def _disk_error(self) -> TransferError:
+    def _make_disk_error(self) -> TransferError:
         """Return the error for a failed write: a full disk, if the server's plan says so."""
         plan = self._request_plan()
         if plan.short_bytes:
@@ -282,8 +284,7 @@ class _Push:
 
 
 def _render_disk_hint(subject: Subject) -> str:
-    again = "labctl push" if subject.kind == "lab" else subject.up
-    return subject.ssh(f"df -h, then {again}  ({KEPT})")
+    return subject.ssh(f"df -h, then {subject.push}  ({KEPT})")
 
 
 class _Sources:
@@ -370,7 +371,7 @@ def _as_pushed(entry: FileEntry) -> PushedFile:
     return PushedFile(entry.path, entry.size, entry.sha256, entry.mode, entry.mtime_ns)
 
 
-def _conflict_error(names: Sequence[str]) -> PolicyError:
+def _make_conflict_error(names: Sequence[str]) -> PolicyError:
     shown = "\n".join(f"  {ascii(name)[1:-1]}" for name in names[:NAMED_AT_MOST])
     more = f"\n  and {len(names) - NAMED_AT_MOST} more" * (len(names) > NAMED_AT_MOST)
     return PolicyError(

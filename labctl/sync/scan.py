@@ -60,7 +60,7 @@ class HashIndex:
         self._fresh[name] = entry
         return entry[4]
 
-    def hash(self, name: str, path: Path) -> tuple[str, os.stat_result]:
+    def hash_and_stat(self, name: str, path: Path) -> tuple[str, os.stat_result]:
         """Return the file's hash and the stat it belongs to; read it only if needed."""
         status = path.stat(follow_symlinks=False)
         sha256 = self.lookup(name, status)
@@ -210,7 +210,7 @@ def _scan(
     for (name, status), sha256 in zip(entries, hashes, strict=True):
         if not sha256 and status.st_size < limit:
             try:
-                sha256, status = index.hash(name, root / name)
+                sha256, status = index.hash_and_stat(name, root / name)
             except FileNotFoundError:
                 continue
             done += status.st_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from labctl.errors import LabError
+from labctl.errors.subject import Subject
 from labctl.model import Endpoint
 from labctl.transports import failures
 
@@ -40,6 +41,13 @@ class BoundedOutput:
                 f"a command on {failures.endpoint_text(self._endpoint)} printed more than "
                 f"{MOST_BYTES // 1024**2} MiB",
                 why="its output is kept in memory, so labctl stopped reading it",
-                hint="write the output to a file on the server, then: labctl pull",
+                hint=_render_output_hint,
             )
         stream.append(block)
+
+
+def _render_output_hint(subject: Subject) -> str:
+    to_file = "write the output to a file on the server"
+    if subject.kind == "lab":
+        return f"{to_file}, then: labctl pull"
+    return f"{to_file}; {subject.down} downloads the files of runs"

@@ -188,6 +188,7 @@ def _open(connection: fabric.Connection, endpoint: Endpoint, pinned: _PinnedKeys
     try:
         connection.open()
     except IncompatiblePeer as error:
+        # paramiko has one class for all that two sides cannot agree on.
         if endpoint.host_key and "host key" in str(error):
             raise failures.make_wrong_key_error(
                 endpoint, "it has no key of the kind we knew"

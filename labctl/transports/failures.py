@@ -106,7 +106,7 @@ def make_link_lost_error(endpoint: Endpoint, why: str) -> LinkLostError:
     return LinkLostError(
         f"the connection to {endpoint_text(endpoint)} was lost",
         why=why or "it was closed before the command's exit code arrived",
-        hint="labctl status",
+        hint=lambda subject: subject.status,
     )
 
 
@@ -114,7 +114,7 @@ def make_timeout_error(endpoint: Endpoint) -> BusyError:
     return BusyError(
         f"{endpoint_text(endpoint)} did not finish a command in time",
         why="labctl stopped waiting; the command may still be running there",
-        hint="labctl status",
+        hint=lambda subject: subject.status,
     )
 
 
@@ -127,7 +127,8 @@ def make_command_error(endpoint: Endpoint, line: str, code: int, stderr: str) ->
     )
 
 
-# (kind of error, regular expression) for the messages of OpenSSH; the first match decides.
+# (kind of error, regular expression) for the messages of OpenSSH, which exits with 255 for every
+# error of its own; the first match decides.
 _PATTERNS: tuple[tuple[str, str], ...] = (
     ("key", r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key verification failed"),
     ("no key", r"No \S+ host key is known for|authenticity of host"),

@@ -73,7 +73,7 @@ class Dashboard:
         feed: Feed,
         pages: Pages,
         link: LoginLink,
-        deeds: CourseActions,
+        actions: CourseActions,
         gauges: LoadReader,
         drop: Path,
         middleware: Sequence[Middleware],
@@ -82,7 +82,7 @@ class Dashboard:
         self.gauges = gauges
         self.pages = pages
         self.link = link
-        self.actions = deeds
+        self.actions = actions
         self.drop = drop
         self.log_streams = LogStreams()
         # session id -> messages that its next page shows once: (kind, text)

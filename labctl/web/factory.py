@@ -34,17 +34,17 @@ def build_dashboard(
 ) -> Dashboard:
     """Build the dashboard of the course at `path`, with its own CourseFolder for its thread."""
     folder = CourseFolder(path)
-    deeds = CourseActions(path, paths, state)
-    gauges = LoadReader(deeds.read_load)
-    survey = SnapshotTaker(folder, state, gauges.recent_loads)
+    actions = CourseActions(path, paths, state)
+    gauges = LoadReader(actions.read_load)
+    snapshot_taker = SnapshotTaker(folder, state, gauges.recent_loads)
     private = folder.private / "keeper"
     link = LoginLink(private / url_file)
     key = read_or_create_key(private / KEY_FILE)
     return Dashboard(
-        Feed(survey.take, EVERY_S),
+        Feed(snapshot_taker.take, EVERY_S),
         Pages(paths.data_dir / "templates" / "dashboard"),
         link,
-        deeds,
+        actions,
         gauges,
         folder.drop,
         build_middleware(link, key, f"labctl-{course_id[:8]}"),

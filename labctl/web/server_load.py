@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Callable
 
@@ -16,16 +15,18 @@ EVERY_S = 6.0
 LONGEST_S = 60.0
 # time for which a server's own figures are used instead of its watchdog's
 FRESH_S = 90.0
-_GPU_USE = re.compile(r"GPU \S+ is at ([0-9.]+) %")
-_UNMEASURED_USE = re.compile(r"process \d+ uses a GPU")
 
 
-def load_from_watchdog(offer: Offer, busy: tuple[str, ...], at: float) -> ServerLoad | None:
-    """Return the mean use of a server's GPUs; the watchdog reports the busy ones with percent."""
-    if not offer.gpu_count or any(_UNMEASURED_USE.match(activity) for activity in busy):
-        return None  # a partitioned GPU has no figure
-    used = [float(match[1]) for activity in busy if (match := _GPU_USE.match(activity))]
-    return ServerLoad(at=at, gpus=offer.gpu_count, gpu_percent=round(sum(used) / offer.gpu_count))
+def load_from_watchdog(offer: Offer, gpu_percent: float | None, at: float) -> ServerLoad | None:
+    """Return the mean use of a server's GPUs; None if the watchdog's report does not tell it.
+
+    `gpu_percent` is the use of all of them together. It is not trusted: see `read_report`.
+    """
+    if not offer.gpu_count or gpu_percent is None:
+        return None
+    if not 0 <= gpu_percent <= 100 * offer.gpu_count:
+        return None
+    return ServerLoad(at=at, gpus=offer.gpu_count, gpu_percent=round(gpu_percent / offer.gpu_count))
 
 
 class LoadReader:

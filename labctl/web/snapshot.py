@@ -88,7 +88,7 @@ class SnapshotTaker:
         self._now = now
         self._hand_ins = SubmissionList(folder.drop, folder.pseudonym)
         self._grades = Grades(folder.grades)
-        self._books = LedgerView()
+        self._ledger = LedgerView()
         self._sums = CostSums()
         self._roster: _RosterCache | None = None
         self._stamps: tuple[tuple[int, int], ...] = ()
@@ -103,7 +103,7 @@ class SnapshotTaker:
         roster = self._read_roster()
         folder, now = self._folder, self._now()
         entries = folder.ledger.list_entries()
-        self._books.read(entries)
+        self._ledger.read(entries)
         servers = _newest_by_lab(self._state.list_servers())
         living = roster.living(servers)
         costs = self._sums.make(folder.config, roster.people, entries, now, living)
@@ -117,8 +117,8 @@ class SnapshotTaker:
         watches = self._read_watches(len(servers))
         runs = self._runs_by_seat(roster, servers)
         self._hand_ins.read_on()
-        released = find_released(self._books.news)
-        frozen = find_frozen_seats(self._books.news, folder.config.assignments)
+        released = find_released(self._ledger.news)
+        frozen = find_frozen_seats(self._ledger.news, folder.config.assignments)
         return Snapshot(
             at=now,
             course=folder.config.name,
@@ -130,7 +130,7 @@ class SnapshotTaker:
             ),
             assignments=tuple(self._make_due(name) for name in folder.config.assignments),
             happenings=_make_happenings(
-                self._books.news, {seat.name: seat.pseudonym for seat in seats} | keys
+                self._ledger.news, {seat.name: seat.pseudonym for seat in seats} | keys
             ),
             costs=costs,
             costs_at=self._sums.at,
@@ -162,14 +162,14 @@ class SnapshotTaker:
         runs: dict[str, list[Run]],
         spent: dict[str, float],
     ) -> SeatView:
-        entries = self._books.entries_of(seat.name, seat.students)
+        entries = self._ledger.entries_of(seat.name, seat.students)
         server = servers.get(seat.lab_id)
         machine = None
         if server is not None:
             machine = self._make_machine(seat.pseudonym, server, watches.get(server.id))
         budget = self._folder.config.per_student.budget
         if budget is not None:
-            budget = max(0.0, budget + self._books.given_usd.get(seat.name, 0.0))
+            budget = max(0.0, budget + self._ledger.given_usd.get(seat.name, 0.0))
         return SeatView(
             key=seat.pseudonym,
             name=seat.name,
@@ -190,7 +190,7 @@ class SnapshotTaker:
         labs = {seat.lab_id for seat in roster.seats}
         lab_by_seat = {seat.name: seat.lab_id for seat in roster.seats}
         owners = {
-            server_id: lab_by_seat.get(seat, "") for server_id, seat in self._books.owners.items()
+            server_id: lab_by_seat.get(seat, "") for server_id, seat in self._ledger.owners.items()
         }
         owners |= {server.id: lab_id for lab_id, server in servers.items() if lab_id in labs}
         runs: dict[str, list[Run]] = {}
@@ -208,7 +208,7 @@ class SnapshotTaker:
             deadline_at = round(report.at + watch.ttl_left_s, -1)
         gauge = self._gauges().get(key)
         if gauge is None and report and server.state == "running":
-            gauge = load_from_watchdog(offer, watch.busy or (), report.at)
+            gauge = load_from_watchdog(offer, watch.gpu_percent, report.at)
         count = f"{offer.gpu_count} × " if offer.gpu_count > 1 else ""
         return ServerView(
             id=server.id,
@@ -255,7 +255,7 @@ class SnapshotTaker:
             name=name,
             due_at=rules.due.at if rules.due else None,
             points=rules.points,
-            extensions=read_due_extensions(self._books.news, name),
+            extensions=read_due_extensions(self._ledger.news, name),
         )
 
 

@@ -20,7 +20,8 @@ MAX_KEPT = 500_000
 FRAME_HEAD_BYTES = 9
 UNSEEN = "and cannot be inspected"
 NO_STEP = "unknown"
-# Parts of pickletools' errors where every unpickler stops: an unknown step, or no more bytes.
+# Parts of pickletools' errors where every unpickler stops: an unknown step, or no more bytes. They
+# are all ValueErrors.
 CUT = ("exhausted", "not enough data", "remain", "no newline found")
 # A file with such a name is inspected as a pickle.
 SUFFIXES = frozenset(

@@ -95,7 +95,8 @@ class RunRecord(NamedTuple):
     was written at `progress_at`. `log_offset` is the byte of the log at which the last attempt
     began. `new_files` were made outside of the outputs. `exit_code` is null while the run is
     active, and if it is not known. `gpu_lost_at` is when its container was first seen without
-    access to its GPUs. `stopped_by` names the limit that ended a lost run.
+    access to its GPUs. `stopped_by` names the limit that ended a lost run. `oom_limit_bytes` is
+    the memory limit at which it was killed: 0 for the server's own memory, None if it was not.
     """
 
     id: str
@@ -117,6 +118,7 @@ class RunRecord(NamedTuple):
     new_files: Tuple[str, ...] = ()
     stopped_by: str = ""
     gpu_lost_at: Optional[float] = None
+    oom_limit_bytes: Optional[int] = None
 
 
 class GpuAccessRecord(NamedTuple):

@@ -37,7 +37,7 @@ class ServerLimits(NamedTuple):
         return self.from_s + min(spans) if spans else None
 
     @property
-    def budget_s(self) -> Optional[float]:
+    def budget_end_s(self) -> Optional[float]:
         """Elapsed time at which the budget is spent."""
         if self.budget_usd is None or self.price_usd_per_hour <= 0:
             return None
@@ -46,7 +46,7 @@ class ServerLimits(NamedTuple):
     @property
     def latest_s(self) -> Optional[float]:
         """Elapsed time at which the server ends even if it is busy; None without such a limit."""
-        ends = [end for end in (self.deadline_s, self.budget_s) if end is not None]
+        ends = [end for end in (self.deadline_s, self.budget_end_s) if end is not None]
         return min(ends) if ends else None
 
 
@@ -193,7 +193,8 @@ class WatchRecord(NamedTuple):
     Clocks that do not run have None left. `ends_by` is the limit that ends the server first,
     `ends_in_s` when the wind-down for it begins. `busy` says why the server is not idle, `cannot`
     what could not be saved at its end (None: not known yet). `timer` is whether the timer of the
-    first boot runs.
+    first boot runs. `gpu_percent` is the use of all GPUs together, 100 for each that is fully used;
+    None if it is not known.
     """
 
     alive: bool = False
@@ -214,6 +215,7 @@ class WatchRecord(NamedTuple):
     idle_total_s: float = 0.0
     spent_usd: float = 0.0
     busy: Tuple[str, ...] = ()
+    gpu_percent: Optional[float] = None
     timer: bool = False
     cannot: Optional[Tuple[str, ...]] = None
     unsaved: UnsavedCountRecord = UnsavedCountRecord()
@@ -307,13 +309,13 @@ class RunReclaimRecord(NamedTuple):
     mirrored_at: Optional[float] = None
 
 
-class ReclaimedRequest(NamedTuple):
+class ReadReclaimRequest(NamedTuple):
     lab: str
     lab_id: str
     run: str
 
 
-class ReclaimedReply(NamedTuple):
+class ReadReclaimReply(NamedTuple):
     """None if the run was never stopped for a reclaim."""
 
     reclaim: Optional[RunReclaimRecord] = None
@@ -347,6 +349,6 @@ GUARD = Verb("guard", GuardRequest, WatchReply)
 WATCH = Verb("watch", WatchRequest, WatchReply)
 EXTEND = Verb("extend", ExtendRequest, WatchReply)
 RECLAIM_NOTICE = Verb("reclaim-notice", ReclaimNoticeRequest, Empty)
-RECLAIMED = Verb("reclaimed", ReclaimedRequest, ReclaimedReply)
+READ_RECLAIM = Verb("reclaimed", ReadReclaimRequest, ReadReclaimReply)
 KEEP_DISK = Verb("keep-disk", KeepDiskRequest, KeepDiskReply)
 RELOAD_UNITS = Verb("reload-units", Empty, ReloadUnitsReply)

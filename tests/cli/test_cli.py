@@ -21,7 +21,7 @@ from labctl.cli import COMMANDS, cli
 from labctl.cli.exit_codes import BUG, clean, print_error, run_and_exit
 from labctl.cli.screen import (
     Screen,
-    draw_checks,
+    print_checks,
     print_json,
     print_table,
 )
@@ -351,18 +351,18 @@ def test_what_a_check_found_breaks_no_word_at_80_columns(
         Check(name="deadline at AWS", ok=True, detail="nothing at AWS ends a server that " * 4),
         Check(name="students' keys", ok=False, detail="0 of 30 have joined", next=command),
     ]
-    draw_checks(found, 80)
+    print_checks(found, 80)
     *first, second, third = capsys.readouterr().out.splitlines()
     assert max(map(len, first)) < 80
     assert " ".join(" ".join(first).split()) == f"ok deadline at AWS: {found[0].detail}".strip()
     assert second == "!!  students' keys: 0 of 30 have joined"
     assert third == f"      next: {command}"  # to be copied
-    draw_checks(found)  # piped: a line each
+    print_checks(found)  # piped: a line each
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
 def test_what_may_be_lost_is_not_shown_as_ok(capsys: pytest.CaptureFixture[str]) -> None:
-    draw_checks([Check(name="instance profile", ok=True, warning=True, detail="it is not set")])
+    print_checks([Check(name="instance profile", ok=True, warning=True, detail="it is not set")])
     assert capsys.readouterr().out == "!   instance profile: it is not set\n"
 
 

@@ -7,8 +7,10 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,7 +18,11 @@ from labctl.cli.course_table import ClassScreen
 from labctl.cli.screen import Screen
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.seat_reporter import SeatDone, SeatNews
+from labctl.errors.subject import Subject
 from labctl.events import Event, Note, Step
+from labctl.model import Endpoint, Offer, Server
+from labctl.servers.connections import Connections
+from labctl.transports.failures import make_link_lost_error
 
 COMMANDS = (
     *("up", "down", "status", "ssh", "logs", "explain"),
@@ -116,6 +122,56 @@ def test_a_shell_on_several_servers_is_refused_with_the_command_to_type(
     assert f"next: {command}" in said.err
 
 
+@pytest.fixture
+def cut(course: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """alice's server is on record, and the connection to it is cut; what raises the error."""
+    from labctl.config import find_paths
+    from labctl.state import State
+
+    with State(find_paths().database) as state:
+        server = Server(
+            id="i-1", lab="ml-1", lab_id=CourseFolder(course).find_seat("alice").lab_id,
+            provider="local", alias="ml-1", endpoint=Endpoint(host="192.0.2.1"), state="running",
+            created_at=1.0, offer=Offer(provider="local", type="small"),
+        )  # fmt: skip
+        state.save_server(server)
+
+    def lose(*_: object, **__: object) -> None:
+        raise make_link_lost_error(server.endpoint, "")
+
+    monkeypatch.setattr(Connections, "reopen", Mock(return_value=Mock(run=lose)))
+    return lose
+
+
+STATUS_OF_ALICE = "next: labctl course status --only alice --refresh"
+
+
+def test_what_fails_for_one_seat_names_the_command_for_it(
+    labctl: Any, cut: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert STATUS_OF_ALICE in labctl("course", "logs", "alice").err
+    assert STATUS_OF_ALICE in labctl("course", "explain", "alice").err
+    assert STATUS_OF_ALICE in labctl("course", "ssh", "--all", "--", "true").err
+    monkeypatch.setattr(Connections, "write", cut)
+    assert STATUS_OF_ALICE in labctl("course", "ssh", "alice").err
+
+
+def test_a_log_that_is_cut_off_names_the_seat(
+    labctl: Any, cut: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Mock(subject=Subject("seat", "alice"))
+    monkeypatch.setattr("labctl.courses.broadcast.find_run", lambda *_: (lab, Mock(), Mock()))
+    monkeypatch.setattr("labctl.runs.runs.watch", cut)
+    assert STATUS_OF_ALICE in labctl("course", "logs", "alice").err
+
+
+def test_what_fails_for_the_class_names_the_course(
+    labctl: Any, cut: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("labctl.courses.status.read_status", cut)
+    assert "next: labctl course status --refresh" in labctl("course", "status").err
+
+
 def test_where_no_server_is_the_next_command_makes_one(labctl: Any, course: Path) -> None:
     for words in (("push",), ("message", "hello"), ("ssh", "--all", "--", "true")):
         said = labctl("course", *words)
@@ -191,11 +247,11 @@ def test_two_never_draw_on_one_terminal() -> None:
 
 
 def test_what_failed_alike_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    from labctl.cli.course_servers import _draw_failures
+    from labctl.cli.course_servers import _print_failures
     from labctl.courses.servers import SeatOutcome
 
     hint = "labctl course up --only {}"
-    _draw_failures(
+    _print_failures(
         [
             SeatOutcome(
                 seat=f"s{n}", students=(), error=f"none for s{n}", hint=hint.format(f"s{n}")
@@ -249,7 +305,7 @@ def test_only_one_drawing_is_live_and_none_is_left(monkeypatch: pytest.MonkeyPat
 def test_servers_that_are_up_and_not_ready_are_told_with_their_price(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from labctl.cli.course_servers import _draw_up
+    from labctl.cli.course_servers import _print_up
     from labctl.courses.servers import SeatOutcome
     from labctl.model import Endpoint, Offer, Server
 
@@ -262,7 +318,7 @@ def test_servers_that_are_up_and_not_ready_are_told_with_their_price(
         SeatOutcome(seat=seat, students=(), server=server, made=True, error="no image")
         for seat in ("ada", "bob")
     ]
-    _draw_up([*failed, SeatOutcome(seat="eve", students=(), error="no machine")])
+    _print_up([*failed, SeatOutcome(seat="eve", students=(), error="no machine")])
     said = capsys.readouterr()
     assert said.out.startswith("0 of 3 seats are ready")
     assert "2 servers are up without being ready, at $1.00 an hour" in said.err

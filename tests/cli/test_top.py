@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from labctl.cli.top_history import BARS, KEPT, PLAIN_BARS, History, draw_sparkline
-from labctl.cli.top_screen import About, draw_server
-from labctl.insight.top import GpuMetrics, OnGpu, ProcessNow, RunNow, ServerMetrics
+from labctl.cli.top_history import BARS, KEPT, PLAIN_BARS, History, render_sparkline
+from labctl.cli.top_screen import About, render_server
+from labctl.insight.top import GpuMetrics, GpuUse, ProcessNow, RunNow, ServerMetrics
 from labctl.model import Endpoint, Offer, Server
 
 GIB = 1024**3
@@ -72,7 +72,7 @@ PROCESS = ProcessNow(
     lab_id=OURS,
     cpu_cores=2.9,
     memory_bytes=2 * GIB,
-    gpus=(OnGpu(uuid="GPU-0", memory_bytes=14 * GIB),),
+    gpus=(GpuUse(uuid="GPU-0", memory_bytes=14 * GIB),),
 )
 NOW = ServerMetrics(
     at=1_763_700_000.0,
@@ -103,7 +103,7 @@ def seen(*samples: ServerMetrics) -> History:
 def drawn(history: History, width: int, about: About = ABOUT, height: int = 0) -> str:
     out = io.StringIO()
     Console(file=out, width=width, highlight=False).print(
-        draw_server(history, about, width, height)
+        render_server(history, about, width, height)
     )
     return out.getvalue()
 
@@ -213,11 +213,11 @@ def test_a_run_s_time_left_comes_from_its_pace() -> None:
     ],
 )
 def test_sparklines(figures: list[float | None], width: int, most: float | None, line: str) -> None:
-    assert draw_sparkline(figures, width, most) == line
+    assert render_sparkline(figures, width, most) == line
 
 
 def test_terminals_that_know_no_bars_get_letters() -> None:
-    assert draw_sparkline([0.0, 100.0], 2, 100.0, PLAIN_BARS) == "_#"
+    assert render_sparkline([0.0, 100.0], 2, 100.0, PLAIN_BARS) == "_#"
     assert len(PLAIN_BARS) == len(BARS)
     about = msgspec.structs.replace(ABOUT, bars=PLAIN_BARS)
     text = drawn(seen(NOW, NOW), 140, about)
@@ -229,7 +229,7 @@ def test_the_history_is_bounded() -> None:
     history = History()
     for moment in range(KEPT + 50):
         history.add(msgspec.structs.replace(NOW, at=float(moment)))
-    assert len(history.draw_line("cpu", 10_000).strip()) == KEPT
+    assert len(history.render_line("cpu", 10_000).strip()) == KEPT
 
 
 def test_without_a_server_the_next_command_is_named(labctl: Any) -> None:

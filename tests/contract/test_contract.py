@@ -12,7 +12,7 @@ from case import Case, wait_for
 from labctl.errors import BusyError, NoOfferError
 from labctl.model import GpuNeed, Need, Resource, Value
 from labctl.providers import (
-    Console,
+    ConsoleSource,
     Reclaimable,
     Stoppable,
     get_provider_class,
@@ -199,8 +199,8 @@ def test_a_server_taken_back_without_notice_is_gone(case: Case) -> None:
 
 
 def test_console_shows_the_boot(case: Case) -> None:
-    if not isinstance(case.provider, Console):
-        pytest.skip("has no Console")
+    if not isinstance(case.provider, ConsoleSource):
+        pytest.skip("has no ConsoleSource")
     server = case.running(case.create())
     case.log_in(server)
     assert case.provider.read_console(server.id).strip()

@@ -130,10 +130,10 @@ def course_bed(folder: Path, server: str, more: str = "") -> Iterator[CourseBed]
 @contextmanager
 def keeping(bed: CourseBed, work: Any = None) -> Iterator[RequestHandler]:
     """The keeper's process: its door is open."""
-    desk = RequestHandler(bed.course, work or SeatOperations(bed.staff()))
-    with RpcServer(desk):
-        yield desk
-        assert desk.wait(60.0)
+    request_handler = RequestHandler(bed.course, work or SeatOperations(bed.staff()))
+    with RpcServer(request_handler):
+        yield request_handler
+        assert request_handler.wait(60.0)
 
 
 __all__ = ["STUDENTS", "CourseBed", "course_bed", "keeping"]

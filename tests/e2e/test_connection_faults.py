@@ -70,7 +70,7 @@ def master_pid(transport: OpenSshTransport) -> int:
     return int(said.partition("pid=")[2].partition(")")[0])
 
 
-def cut_when_told(sshd: Sshd, times: list[float]) -> Callable[[bytes], None]:
+def cut_at_first_output(sshd: Sshd, times: list[float]) -> Callable[[bytes], None]:
     """On the first output: the link becomes a black hole, and the time is noted."""
 
     def seen(_: bytes) -> None:
@@ -87,7 +87,7 @@ def test_a_black_hole_during_a_command_is_noticed(transport: Transport, sshd: Ss
     limit_s = dead_link_limit_s()
     try:
         with pytest.raises(LinkLostError) as caught:
-            transport.stream("echo on; sleep 60", on_stdout=cut_when_told(sshd, times))
+            transport.stream("echo on; sleep 60", on_stdout=cut_at_first_output(sshd, times))
         assert time.monotonic() - times[0] < limit_s
     finally:
         sshd.mend()
@@ -104,7 +104,7 @@ def test_a_black_hole_while_much_is_sent_is_noticed(transport: Transport, sshd: 
             transport.stream(
                 "echo on; cat >/dev/null; sleep 60",
                 stdin=b"x" * 200_000_000,
-                on_stdout=cut_when_told(sshd, times),
+                on_stdout=cut_at_first_output(sshd, times),
             )
         assert time.monotonic() - times[0] < limit_s
     finally:

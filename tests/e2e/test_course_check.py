@@ -71,7 +71,7 @@ def test_a_keeper_that_is_dead_is_not_well(bed: CourseBed) -> None:
 
 def test_the_throw_away_key_asks_and_does_nothing_else(bed: CourseBed, tmp_path: Path) -> None:
     before = bed.machine.keys.read_text()
-    with keeping(bed) as desk:
+    with keeping(bed) as request_handler:
         assert [(one.name, one.ok) for one in asked(bed)] == [
             ("keeper", True),
             ("keeper's offers", True),
@@ -85,7 +85,7 @@ def test_the_throw_away_key_asks_and_does_nothing_else(bed: CourseBed, tmp_path:
                 with pytest.raises(PolicyError, match="must not send"):
                     do()
             provider.close()
-        assert desk.list_claims() == []
+        assert request_handler.list_seat_servers() == []
     # A check that was killed leaves a line, which the end of the course takes away.
     leaving = bed.keys.admit_check(make_key(tmp_path / "other"))
     leaving.__enter__()

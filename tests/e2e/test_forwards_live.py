@@ -23,10 +23,10 @@ from sshd_container import docker, greets, wait_for
 from labctl.errors import ConnectError, HostKeyError
 from labctl.model import Forward, Service
 from labctl.services.background_forwards import (
-    DetachedSpec,
+    BackgroundForwardSpec,
     Forwarding,
     list_forwards,
-    run_detached,
+    start_background_forward,
     stop_forward,
 )
 from labctl.services.port_forward import find_free_port
@@ -192,12 +192,12 @@ def state(tmp_path: Path) -> Iterator[State]:
 
 
 def detach(lab: ServiceLab, state: State, service: Service, tmp_path: Path) -> Forward:
-    spec = DetachedSpec(
+    spec = BackgroundForwardSpec(
         forward=lab.spec(service),
         log_path=str(tmp_path / "logs" / "forward.log"),
         request=lab.request(service.name),
     )
-    return run_detached(spec, state)
+    return start_background_forward(spec, state)
 
 
 def test_a_detached_one_is_found_outlives_a_cut_and_is_stopped(
@@ -205,13 +205,13 @@ def test_a_detached_one_is_found_outlives_a_cut_and_is_stopped(
 ) -> None:
     service = service_lab.web()
     log = tmp_path / "logs" / "forward.log"
-    spec = DetachedSpec(
+    spec = BackgroundForwardSpec(
         forward=service_lab.spec(service),
         log_path=str(log),
         request=service_lab.request("web", "sleep", "1", port=8000),
     )
-    kept = run_detached(spec, state)
-    assert run_detached(spec, state) == kept
+    kept = start_background_forward(spec, state)
+    assert start_background_forward(spec, state) == kept
     assert list_forwards(state) == [kept]
     assert os.getsid(kept.pid) == kept.pid
     assert works(kept.local_port)
@@ -243,14 +243,15 @@ def test_a_detached_one_that_slept_comes_back(
 def test_a_detached_one_outlives_the_process_that_asked_for_it(
     service_lab: ServiceLab, state: State, tmp_path: Path
 ) -> None:
-    spec = DetachedSpec(
+    spec = BackgroundForwardSpec(
         forward=service_lab.spec(service_lab.web()), log_path=str(tmp_path / "logs" / "f.log")
     )
     program = (
         "import sys, msgspec; from pathlib import Path; from labctl.state import State;"
-        "from labctl.services.background_forwards import DetachedSpec, run_detached;"
-        "spec = msgspec.json.decode(sys.stdin.buffer.read(), type=DetachedSpec);"
-        "run_detached(spec, State(Path(sys.argv[1])))"
+        "from labctl.services.background_forwards import BackgroundForwardSpec;"
+        "from labctl.services.background_forwards import start_background_forward;"
+        "spec = msgspec.json.decode(sys.stdin.buffer.read(), type=BackgroundForwardSpec);"
+        "start_background_forward(spec, State(Path(sys.argv[1])))"
     )
     subprocess.run(
         [sys.executable, "-c", program, str(state.path)],
@@ -286,7 +287,9 @@ def test_a_detached_one_that_cannot_connect_says_why(
     Path(spec.config).parent.joinpath("known_hosts").write_text("")
     try:
         with pytest.raises(HostKeyError):
-            run_detached(DetachedSpec(forward=spec, log_path=str(tmp_path / "f.log")), state)
+            start_background_forward(
+                BackgroundForwardSpec(forward=spec, log_path=str(tmp_path / "f.log")), state
+            )
     finally:
         service_lab.connections.write(service_lab.server)
     assert list_forwards(state) == []

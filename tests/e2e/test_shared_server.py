@@ -116,17 +116,17 @@ def test_one_does_not_see_or_stop_the_other(alice: Person, bob: Person, bed: Sha
     assert name in alice.said("docker ps --format '{{.Names}}'")
     assert bob.said("docker ps --all --format '{{.Names}}'").find("steady") < 0
     uid = alice.said("id -u")
-    deeds = [
-        (method, f"/containers/{ref}{deed}", {"Cmd": ["id"]} if deed == "/exec" else None)
+    calls = [
+        (method, f"/containers/{ref}{path}", {"Cmd": ["id"]} if path == "/exec" else None)
         for ref in (name, f"u{uid}.{name}", identity, identity[:12])
-        for method, deeds in (
+        for method, paths in (
             ("GET", ("/json", "/logs?stdout=1", "/stats", "/archive?path=/etc/passwd")),
             ("POST", ("/start", "/stop", "/kill", "/wait", "/attach", "/resize?h=1&w=1", "/exec")),
             ("DELETE", ("?force=1",)),
         )
-        for deed in deeds
+        for path in paths
     ]
-    for (_, path, _), (status, said) in zip(deeds, bob.ask_all(deeds), strict=True):
+    for (_, path, _), (status, said) in zip(calls, bob.ask_all(calls), strict=True):
         assert status == 404, f"{path}: {said}"
         assert said["message"].startswith("No such container")
     assert "No such" in bob.refused(f"docker exec {name} id")

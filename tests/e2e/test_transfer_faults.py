@@ -38,7 +38,7 @@ from labctl.wire.verbs import Verb
 pytest_plugins = ["sshd_fixtures"]
 pytestmark = pytest.mark.engine
 MIB = 1024**2
-BIG_BYTES = 64 * MIB
+BIG_BYTES = 128 * MIB
 DISK = "/home/student/labctl"
 
 
@@ -69,21 +69,21 @@ def lab(tmp_path: Path) -> Path:
 
 
 class AtProgress(Recorder):
-    """Does `deed` once, when a step of this name is half done and not over."""
+    """Does `action` once, when a step of this name is half done and not over."""
 
-    def __init__(self, name: str, deed: Callable[[], None]) -> None:
+    def __init__(self, name: str, action: Callable[[], None]) -> None:
         super().__init__()
         self.name = name
-        self.deed: Callable[[], None] | None = deed
+        self.action: Callable[[], None] | None = action
         self.at = 0.0
 
     def emit(self, event: Event) -> None:
         super().emit(event)
-        if isinstance(event, Progress) and event.name == self.name and self.deed:
+        if isinstance(event, Progress) and event.name == self.name and self.action:
             assert event.done < event.total, "it was over before the deed"
             if event.done >= event.total // 2:
-                deed, self.deed = self.deed, None
-                deed()
+                action, self.action = self.action, None
+                action()
                 self.at = time.monotonic()
 
 
@@ -111,13 +111,13 @@ def local(program: str) -> list[int]:
     return [int(pid) for pid, _, name in rows if int(pid) in ours and name.strip() == program]
 
 
-def while_stopped(program: str, deed: Callable[[], None]) -> None:
-    """Do `deed` while the processes of that name stand still, however slow this machine is."""
+def while_stopped(program: str, action: Callable[[], None]) -> None:
+    """Do `action` while the processes of that name stand still, however slow this machine is."""
     for number in (signal.SIGSTOP, signal.SIGCONT):
         for pid in local(program):
             os.kill(pid, number)
         if number == signal.SIGSTOP:
-            deed()
+            action()
 
 
 def assert_resumed(box: Box, lab: Path) -> None:

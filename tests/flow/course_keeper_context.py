@@ -48,7 +48,7 @@ def course_folder(root: Path, more: str = "") -> CourseFolder:
 
 @dataclass
 class Pretended:
-    """Work that only remembers: the desk's own ways are what is looked at.
+    """Work that only remembers: the request handler's own behavior is what is tested.
 
     `gate` holds `create_server`.
     """
@@ -120,18 +120,25 @@ class Pretended:
         self.calls.append(f"extend {span_s} {by}")
 
 
-def asked(desk: RequestHandler, student: str, do: str, **about: object) -> dict[str, Any]:
+def asked(
+    request_handler: RequestHandler, student: str, do: str, **about: object
+) -> dict[str, Any]:
     """The reply to one request, as it goes over the wire."""
-    reply = desk.answer(student, msgspec.json.encode({"do": do, **about}))
+    reply = request_handler.answer(student, msgspec.json.encode({"do": do, **about}))
     found: dict[str, Any] = msgspec.json.decode(reply)
     return found
 
 
 def create(
-    desk: RequestHandler, student: str, token: str = "aa" * 8, **other: object
+    request_handler: RequestHandler, student: str, token: str = "aa" * 8, **other: object
 ) -> dict[str, Any]:
     about = {"lab": f"lab-{student}", "lab_id": "0f1e2d3c4b5a", "token": token, "public_key": KEY}
-    return asked(desk, student, "create", **{**about, "offer": msgspec.to_builtins(OFFER), **other})
+    return asked(
+        request_handler,
+        student,
+        "create",
+        **{**about, "offer": msgspec.to_builtins(OFFER), **other},
+    )
 
 
 class TimedCloud(Cloud):

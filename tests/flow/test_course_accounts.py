@@ -51,11 +51,11 @@ def unended(ml: Class) -> set[str]:
     return {server_id for server_id, one in found.items() if not one.ended}
 
 
-def keeper_look(staff: CourseOperator) -> object:
+def take_keeper_snapshot(staff: CourseOperator) -> object:
     folder = staff.folder
-    desk = RequestHandler(folder, Pretended(folder))
+    request_handler = RequestHandler(folder, Pretended(folder))
     keys = AuthorizedKeys(folder, folder.path / "authorized_keys")
-    return CourseTasks(staff, desk, keys, lambda name, text: None).take_snapshot()
+    return CourseTasks(staff, request_handler, keys, lambda name, text: None).take_snapshot()
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def keeper_look(staff: CourseOperator) -> object:
             lambda staff: end_of_term(staff, collect=lambda name: "", revoke=lambda: 0),
             id="end-of-term",
         ),
-        pytest.param(keeper_look, id="keeper"),
+        pytest.param(take_keeper_snapshot, id="keeper"),
     ],
 )
 def test_another_account_is_refused_and_no_line_is_written(

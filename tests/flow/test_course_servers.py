@@ -2,44 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import msgspec
 import pytest
+from botocore.exceptions import ClientError
 from course_context import Class, ClassCloud, StoppableCloud, a_class, roster
 from lab_world import Machine, Recorded, unreachable
 
 from labctl.course import Course
-from labctl.courses.broadcast import find_run, push_handouts, send_message
+from labctl.courses.broadcast import extend_server, find_run, push_handouts, send_message
 from labctl.courses.context import build_own_context, build_seat_contexts
 from labctl.courses.leftovers import list_leftovers
 from labctl.courses.material import NAME, add_handouts
 from labctl.courses.plan import compute_plan
 from labctl.courses.preflight import check_course
-from labctl.courses.records.folder import CourseFolder
+from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.spending import spent_usd
 from labctl.courses.seat_reporter import SeatDone, SeatNews
-from labctl.courses.servers import bring_up_servers
+from labctl.courses.servers import CourseOperator, bring_up_servers
 from labctl.courses.status import read_status
 from labctl.courses.teardown import end_of_term, end_seats
 from labctl.errors import (
-    EngineError,
     InterruptError,
+    LinkLostError,
     NotFoundError,
     PolicyError,
     ProviderError,
     UsageError,
 )
-from labctl.errors.subject import Subject
+from labctl.errors.subject import COURSE, Subject
 from labctl.events import Event
-from labctl.model import Check, Endpoint, Resource, Run
+from labctl.model import Check, Endpoint, Need, Offer, Resource, Run
+from labctl.providers.aws.errors import translate_client_error
 from labctl.servers import guard
-from labctl.servers.agent import require_success
 from labctl.servers.context import LabContext
 from labctl.servers.kept_disks import SAVED
-from labctl.transports.failures import make_refused_error
+from labctl.transports.failures import make_link_lost_error, make_refused_error
 from labctl.wire.watchdog import WatchReply
 
 NAMES = ("alice", "bob", "carol")
@@ -558,12 +560,12 @@ def test_servers_at_the_provider_of_before_are_neither_forgotten_nor_proven_gone
         "labctl.servers.context.get_provider_class",
         lambda name: at_its_name({"cloud": before}, name),
     )
-    for deed in (
+    for action in (
         lambda: read_status(ml.staff(), ml.folder.list_seats(), refresh=True),
         lambda: end_seats(ml.staff(), ml.folder.list_seats()),
     ):
         with pytest.raises(PolicyError) as stopped:
-            deed()
+            action()
         assert stopped.value.what.startswith("the server of alice is at cloud")
         assert stopped.value.hint == (
             "set `server: {provider: cloud}` in course.yaml, then labctl course down --only alice"
@@ -710,28 +712,6 @@ def test_what_is_to_be_typed_for_a_seat_of_before_never_means_the_teams(ml: Clas
         ml.staff().folder.choose_seats(["former:bob"])
 
 
-@pytest.mark.parametrize(
-    ("hint", "typed"),
-    [
-        (
-            "labctl ssh -- systemctl status docker",
-            "labctl course ssh alice -- systemctl status docker",
-        ),
-        ("labctl up", "labctl course up --only alice"),
-        ("add it in lab.yaml", "add it in course.yaml"),
-        ("labctl doctor", "labctl doctor"),
-    ],
-)
-def test_a_next_step_on_a_server_is_the_courses(hint: str, typed: str) -> None:
-    """There is no lab.yaml where staff works."""
-    reply = {"error": {"kind": "engine", "what": "no Docker", "why": "", "hint": hint}}
-    with pytest.raises(EngineError) as caught:
-        require_success("inspect", reply, 1, "")
-    assert caught.value.hint == hint
-    caught.value.subject = Subject("seat", "alice")
-    assert caught.value.hint == typed
-
-
 def test_what_a_seat_is_told_is_the_courses(ml: Class, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever notices it, with or without a context: the seat's name, and its own commands."""
     refused = make_refused_error(Endpoint(host="10.0.0.1"), "")
@@ -748,3 +728,54 @@ def test_what_a_seat_is_told_is_the_courses(ml: Class, monkeypatch: pytest.Monke
     assert refused.hint.startswith("labctl up   # finds")
     refused.subject = Subject("seat", "alice")
     assert refused.hint.startswith("labctl course up --only alice   # finds")
+
+
+LOST = Endpoint(host="10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "action",
+    [lambda staff, seat: extend_server(staff, seat, 3600), find_run],
+    ids=["extend", "logs"],
+)
+def test_errors_of_a_command_for_one_seat_are_the_courses(
+    ml: Class,
+    action: Callable[[CourseOperator, Seat], object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started(ml)
+    monkeypatch.setattr(guard, "arm", ARM)  # it reaches no server here
+    ml.machine("alice").error = make_link_lost_error(LOST, "")
+    with pytest.raises(LinkLostError) as raised:
+        action(ml.staff(), ml.seat("alice"))
+    assert raised.value.hint == "labctl course status --only alice --refresh"
+
+
+def test_a_server_that_a_message_does_not_reach_is_named_by_its_seat(ml: Class) -> None:
+    started(ml)
+    ml.machine("bob").error = make_link_lost_error(LOST, "")
+    answers = send_message(ml.staff(), ml.folder.list_seats(), "hello")
+    assert [one.hint for one in answers] == [
+        "",
+        "labctl course status --only bob --refresh",
+        "",
+    ]
+
+
+def test_checks_and_plans_name_the_commands_of_the_course(
+    ml: Class, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reply: Any = {"Error": {"Code": "InsufficientInstanceCapacity", "Message": "no"}}
+
+    def offers(need: Need) -> list[Offer]:
+        raise translate_client_error(ClientError(reply, "RunInstances"))
+
+    monkeypatch.setattr(ml.cloud, "offers", offers)
+    assert compute_plan(ml.staff()).problem_next == "labctl course up"
+    assert ml.staff().course()._build_provider_context().subject == COURSE
+    found = {one.name: one for one in check_course(ml.staff(), ml.folder.list_seats())}
+    assert found["offers"].next == "labctl course up"
+    refused = make_refused_error(LOST, "")
+    monkeypatch.setattr(ml.cloud, "servers", Mock(side_effect=refused))
+    (only,) = check_course(ml.staff(), ml.folder.list_seats())
+    assert only.next.startswith("labctl course up   # finds")

@@ -193,8 +193,8 @@ def test_a_keeper_that_ends_while_it_makes_a_server_goes_on_with_that_one(
         raise Killed
 
     work, cloud = work_of(course), course.cloud
-    desk = RequestHandler(course.folder, work)
-    desk._begin = lambda deed: deed()
+    request_handler = RequestHandler(course.folder, work)
+    request_handler._begin = lambda action: action()
     with monkeypatch.context() as patch:
         if point == "create":
             patch.setattr(cloud, "at_create", killed)
@@ -208,12 +208,14 @@ def test_a_keeper_that_ends_while_it_makes_a_server_goes_on_with_that_one(
         else:
             patch.setattr(SharedSeatServer, "_record_server", killed)
         with pytest.raises(Killed):
-            create(desk, "alice")
-    desk = RequestHandler(course.folder, work_of(course))
-    desk._begin = lambda deed: deed()
-    for seat in desk.list_claims():
+            create(request_handler, "alice")
+    request_handler = RequestHandler(course.folder, work_of(course))
+    request_handler._begin = lambda action: action()
+    for seat in request_handler.list_seat_servers():
         seat.resume()
-    (server,) = desk.find_claims(course.folder.find_seat("alice")).list_views("alice")
+    (server,) = request_handler.get_seat_server(course.folder.find_seat("alice")).list_views(
+        "alice"
+    )
     assert (server.state, len(cloud.machines)) == ("running", 1)
     assert list(cloud.deadlines) == list(cloud.machines)
     assert "labctl-student" in (course.world.machine.home / ".ssh/authorized_keys").read_text()

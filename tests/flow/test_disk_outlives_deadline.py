@@ -205,16 +205,16 @@ def test_without_a_deadline_the_disk_outlives_whatever_takes_the_server(lab: Wor
     assert cloud_of(lab).kept_until[server.id] == pytest.approx(expected, abs=60)
 
 
-@pytest.mark.parametrize("look", ["status", "pull"])
+@pytest.mark.parametrize("command", ["status", "pull"])
 def test_a_look_renews_the_expiry_that_a_server_without_deadline_comes_near(
-    lab: World, look: str
+    lab: World, command: str
 ) -> None:
     server = up(lab, Need(deadline=False))
     context = lab.context()
     soon = {"expires_at": time.time() + DAY_S}
     context.state.record(held_disks.HELD, lab_id=LAB_ID, server_id=server.id, detail=soon)
     for _ in range(2):
-        if look == "status":
+        if command == "status":
             read_status(lab.context(), refresh=True)
         else:
             reconcile.pull(lab.context(), [], everything=False)

@@ -57,8 +57,8 @@ def filled(lab: World, count: int) -> LabContext:
     return context
 
 
-def work(state: State, deed: Callable[[], object]) -> tuple[int, int]:
-    """(calls in every thread, hundreds of SQLite's steps) that `deed` takes."""
+def work(state: State, action: Callable[[], object]) -> tuple[int, int]:
+    """(calls in every thread, hundreds of SQLite's steps) that `action` takes."""
     calls = steps = 0
 
     def called(frame: FrameType, event: str, what: object) -> None:
@@ -74,7 +74,7 @@ def work(state: State, deed: Callable[[], object]) -> tuple[int, int]:
     threading.setprofile(called)
     sys.setprofile(called)
     try:
-        deed()
+        action()
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
@@ -82,13 +82,13 @@ def work(state: State, deed: Callable[[], object]) -> tuple[int, int]:
     return calls, steps
 
 
-def linear(tmp_path: Path, deed: Callable[[LabContext, int], Callable[[], object]]) -> list[int]:
-    """The calls of `deed` at each size, once they have been found to grow no worse."""
+def linear(tmp_path: Path, action: Callable[[LabContext, int], Callable[[], object]]) -> list[int]:
+    """The calls of `action` at each size, once they have been found to grow no worse."""
     found = []
     for count in SIZES:
         lab = world(tmp_path / str(count))
         context = filled(lab, count)
-        made = deed(context, count)
+        made = action(context, count)
         made()  # what is imported and read once is no growth
         found.append(work(context.state, made))
     for (few, few_steps), (many, many_steps), size in zip(found, found[1:], SIZES, strict=False):
@@ -98,24 +98,24 @@ def linear(tmp_path: Path, deed: Callable[[LabContext, int], Callable[[], object
 
 
 def test_status(tmp_path: Path) -> None:
-    def deed(context: LabContext, count: int) -> Callable[[], object]:
-        def look() -> None:
+    def prepare(context: LabContext, count: int) -> Callable[[], object]:
+        def check() -> None:
             assert len(read_status(context, refresh=False)["runs"]) == count
 
-        return look
+        return check
 
-    calls = linear(tmp_path, deed)
+    calls = linear(tmp_path, prepare)
     assert calls[-1] - calls[0] <= 25 * SIZES[-1], "and little is done for each run"
 
 
 def test_cost_of_every_lab(tmp_path: Path) -> None:
-    def deed(context: LabContext, count: int) -> Callable[[], object]:
-        def look() -> None:
+    def prepare(context: LabContext, count: int) -> Callable[[], object]:
+        def check() -> None:
             assert len(cost.compute_costs(context, every_lab=True).servers) == count
 
-        return look
+        return check
 
-    linear(tmp_path, deed)
+    linear(tmp_path, prepare)
 
 
 class Wires(Connections):
@@ -124,7 +124,7 @@ class Wires(Connections):
 
 
 def test_one_command_on_all_servers(tmp_path: Path) -> None:
-    def deed(context: LabContext, count: int) -> Callable[[], object]:
+    def prepare(context: LabContext, count: int) -> Callable[[], object]:
         wires = Wires(context.paths.ssh_dir, None)
         for one in list_running_servers(context.state):
             wires._describe(wires.config_path(one.id).parent, one.id, one.alias, one.endpoint)
@@ -135,11 +135,11 @@ def test_one_command_on_all_servers(tmp_path: Path) -> None:
 
         return ask
 
-    linear(tmp_path, deed)
+    linear(tmp_path, prepare)
 
 
 def test_the_end_of_every_server(tmp_path: Path) -> None:
-    def deed(context: LabContext, count: int) -> Callable[[], object]:
+    def prepare(context: LabContext, count: int) -> Callable[[], object]:
         cloud = context.provider
         assert isinstance(cloud, Cloud)
 
@@ -154,4 +154,4 @@ def test_the_end_of_every_server(tmp_path: Path) -> None:
 
         return end
 
-    linear(tmp_path, deed)
+    linear(tmp_path, prepare)

@@ -196,8 +196,9 @@ def test_a_machine_without_labctl_or_with_another_says_how_to_get_it(two: Pair) 
         keeper._check_reply(97, {}, "")
     assert caught.value.hint.startswith('ssh -p 2222 alice@login.example "pipx install')
     assert f"=={labctl_version()}" in caught.value.hint
-    with pytest.raises(UsageError, match="is an older version, this one is"):
-        keeper._check_reply(2, {}, "Error: There is no command 'keep'.")
+    with pytest.raises(UsageError, match="is another version, this one is") as caught:
+        keeper._check_reply(2, {}, "Error: What is keep?")
+    assert caught.value.why.endswith("Error: What is keep?")
 
 
 def test_what_was_not_announced_or_leaves_the_directory_is_refused(tmp_path: Path) -> None:

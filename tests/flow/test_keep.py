@@ -70,7 +70,7 @@ class Kept:
 
     @property
     def state(self) -> str:
-        return self.keeper.rounds[NAME].state
+        return self.keeper.checks[NAME].state
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_lab_in_trouble_is_asked_more_and_more_rarely_and_said_once(kept: Kept
     pauses = []
     for _ in range(8):
         kept.round()
-        seen = kept.keeper.rounds[NAME]
+        seen = kept.keeper.checks[NAME]
         pauses.append(seen.next_at - seen.at)
     assert kept.state == TROUBLE
     told = [line for line in kept.log if "no machine left" in line]
@@ -159,7 +159,7 @@ def test_one_labs_trouble_is_not_anothers(kept: Kept) -> None:
     kept.two.lab.machine.run_with("night")
     kept.round(2)
     assert kept.state == ENDED
-    assert kept.keeper.rounds[other].state == TROUBLE
+    assert kept.keeper.checks[other].state == TROUBLE
     assert len([line for line in kept.log if other in line]) == 1
 
 
@@ -172,7 +172,7 @@ def test_a_lab_that_comes_or_goes_is_noticed(kept: Kept) -> None:
     kept_labs.drop(kept.two.places, kept.two.state, other)
     kept.round()
     assert f"{other}: is no longer kept" in kept.log
-    assert set(kept_labs.read_rounds(kept.two.places)) == {NAME}
+    assert set(kept_labs.read_checks(kept.two.places)) == {NAME}
 
 
 def test_what_it_saw_is_listed_by_others(kept: Kept) -> None:
@@ -333,7 +333,7 @@ def test_when_all_is_over_and_swept_nobody_is_asked_any_more(kept: Kept) -> None
     assert kept.closer == [NAME]
     kept.round(3)
     assert kept.closer == [NAME]
-    seen = kept.keeper.rounds[NAME]
+    seen = kept.keeper.checks[NAME]
     assert seen.next_at - seen.at > 2000
 
 

@@ -156,11 +156,11 @@ def test_a_lab_of_a_group_asks_only_once_it_had_a_server(lab: World) -> None:
     assert lab.cloud.calls == ["leftovers"]
 
 
-@pytest.mark.parametrize("look", ["status", "orphans", "down"])
-def test_whoever_sees_it_puts_its_price_on_record(lab: World, look: str) -> None:
-    if look == "status":
+@pytest.mark.parametrize("command", ["status", "orphans", "down"])
+def test_whoever_sees_it_puts_its_price_on_record(lab: World, command: str) -> None:
+    if command == "status":
         read_status(lab.context(), refresh=True)
-    elif look == "orphans":
+    elif command == "orphans":
         orphans.find_orphans(lab.context())
     else:
         assert down(lab.context(), discard=False).leftovers == (DISK,)

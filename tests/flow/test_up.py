@@ -50,13 +50,13 @@ def test_the_first_makes_a_server_and_the_second_finds_it(lab: World) -> None:
 def test_the_intent_is_on_disk_before_the_provider_is_asked(lab: World) -> None:
     seen: list[str] = []
 
-    def look(request: CreateServerRequest) -> None:
+    def check_attempt(request: CreateServerRequest) -> None:
         (attempt,) = lab.context().state.list_open_attempts(LAB_ID)
         assert attempt.token == request.token
         assert attempt.request == request
         seen.append(request.token)
 
-    lab.cloud.at_create = look
+    lab.cloud.at_create = check_attempt
     up(lab)
     assert len(seen) == 1
 

@@ -84,9 +84,19 @@ class Bed:
         self.folder.ledger.append_all([line])
         return made
 
-    def watch(self, server: Server, *, idle_s: float = 0.0, busy: tuple[str, ...] = ()) -> None:
+    def watch(
+        self,
+        server: Server,
+        *,
+        idle_s: float = 0.0,
+        busy: tuple[str, ...] = (),
+        gpu_percent: float = 0.0,
+    ) -> None:
         """What the server's watchdog said last."""
-        said = {"alive": True, "ttl_left_s": 5 * HOUR_S, "idle_for_s": idle_s, "busy": list(busy)}
+        said = {
+            "alive": True, "ttl_left_s": 5 * HOUR_S, "idle_for_s": idle_s, "busy": list(busy),
+            "gpu_percent": gpu_percent,
+        }  # fmt: skip
         self.state.record(
             "watch", lab_id=server.lab_id, server_id=server.id, detail={"watch": said}
         )
@@ -173,7 +183,8 @@ def fill(bed: Bed) -> Bed:
             bed.watch(server, idle_s=2640)
             bed.run(server, f"1120-0900{number % 60:02}-aaaa", "exited", code=number % 2)
         else:
-            bed.watch(server, busy=(f"GPU 0 is at {90 - number % 40} %", "a run"))
+            used = 90 - number % 40
+            bed.watch(server, busy=(f"GPU 0 is at {used} %", "a run"), gpu_percent=used)
             bed.run(server, f"1120-1000{number % 60:02}-bbbb")
     last = bed.folder.list_seats()[-2]
     bed.folder.ledger.append("refused", seat=last.name, why="the budget is spent: $20.00 of $20.00")

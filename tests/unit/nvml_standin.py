@@ -49,11 +49,11 @@ class StandIn:
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("nvml") or name in self.missing:
             raise AttributeError(name)
-        types, deed = self._functions(name)
+        types, result_of = self._functions(name)
 
         def called(*words: Any) -> int:
             self.called.append(name)
-            return int(deed(*words))
+            return int(result_of(*words))
 
         function = ctypes.CFUNCTYPE(c_int, *types)(called)
         self.__dict__[name] = function  # it must outlive the call

@@ -278,8 +278,8 @@ def test_only_known_parameters_go_on() -> None:
     assert pick_parameters("logs", {"tail": "5", "x": "1"}) == {"tail": "5"}
     paths = [
         path
-        for methods, path, deed in broker.ROUTES
-        if deed in (Calls.pass_to_container, Calls.pass_to_exec)
+        for methods, path, handler in broker.ROUTES
+        if handler in (Calls.pass_to_container, Calls.pass_to_exec)
     ]
     actions = {word for path in paths for word in re.findall(r"[a-z]+", path.rpartition("/")[2])}
     assert actions <= query_filter.PARAMETERS.keys()

@@ -78,11 +78,11 @@ def answer(link: socket.socket) -> None:
     link.shutdown(socket.SHUT_WR)
 
 
-Deed = Callable[[broker_http.Request], object]
+Handler = Callable[[broker_http.Request], object]
 
 
 @contextmanager
-def broker(deed: Deed, text: bytes = b"") -> Iterator[socket.socket]:
+def broker(handle: Handler, text: bytes = b"") -> Iterator[socket.socket]:
     """A client's connection to a broker that does this with the request; `text` is there first."""
     here, there = socket.socketpair()
     there.sendall(text)
@@ -92,7 +92,7 @@ def broker(deed: Deed, text: bytes = b"") -> Iterator[socket.socket]:
             try:
                 asked = read_request(here)
                 if asked is not None:
-                    deed(asked)
+                    handle(asked)
             except HttpRefusal as refusal:
                 send_refusal(here, refusal)
 
@@ -104,9 +104,9 @@ def broker(deed: Deed, text: bytes = b"") -> Iterator[socket.socket]:
     thread.join()
 
 
-def converse(deed: Deed, text: bytes) -> bytes:
+def converse(handle: Handler, text: bytes) -> bytes:
     """All that a client hears who says this and nothing more."""
-    with broker(deed) as link:
+    with broker(handle) as link:
         sender = threading.Thread(target=send_all, args=(link, text))
         sender.start()
         heard = receive_all(link)
@@ -336,11 +336,11 @@ def test_a_client_that_goes_ends_what_was_done_for_it(tmp_path: Path) -> None:
         assert gone.wait(WAIT_S)
 
 
-def upload(place: str, idle_s: float = WAIT_S) -> Deed:
-    def deed(asked: broker_http.Request) -> None:
+def upload(place: str, idle_s: float = WAIT_S) -> Handler:
+    def handle(asked: broker_http.Request) -> None:
         send_on(asked, place, "/images/load", {"quiet": "1"}, asked.read_blocks(1 << 30, idle_s))
 
-    return deed
+    return handle
 
 
 def test_an_upload_goes_on_in_pieces_of_our_own(tmp_path: Path) -> None:

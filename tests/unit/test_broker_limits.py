@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_bed import ALICE, BOB, CAROL, SETTINGS, Bed, make_bed
+from broker_bed import ALICE, BOB, CAROL, GPU, SETTINGS, Bed, make_bed
 from engine_socket import engine_socket
 
 from labctl.agent.broker import calls, claims, housekeeping, image_disk, image_pulls, rules
@@ -401,6 +401,15 @@ def test_a_service_waits_in_no_queue(bed: Bed) -> None:
     assert bed.create(BOB, "service", devices, **labels)[0] == 201
     bed.ask(ALICE, "DELETE", "/containers/a")
     assert bed.create_with_gpu(CAROL, "c") == 201
+
+
+def test_a_refusal_says_whether_it_is_for_a_limit(bed: Bed) -> None:
+    assert bed.create(ALICE, "first", GPU)[0] == 201
+    limit, taken = bed.create(BOB, "b", GPU)[1], bed.create(ALICE, "first")[1]
+    assert limit["labctl_limit"] is True
+    assert limit["message"].startswith("shared server: no GPU is free: ")
+    assert "already in use" in taken["message"]
+    assert "labctl_limit" not in taken
 
 
 def test_a_gpu_is_given_once_however_many_ask_at_once(bed: Bed) -> None:

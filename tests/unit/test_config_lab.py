@@ -39,7 +39,7 @@ def settings_type(name: str) -> type[Value]:
     return SETTINGS[name]
 
 
-class Desk:
+class LabHome:
     """A home directory with one lab in it."""
 
     def __init__(self, home: Path) -> None:
@@ -81,41 +81,41 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
+def lab_home(tmp_path: Path) -> LabHome:
+    return LabHome(tmp_path)
 
 
-def test_a_name_is_enough(desk: Desk) -> None:
-    lab = desk.load("lab: vision\n")
+def test_a_name_is_enough(lab_home: LabHome) -> None:
+    lab = lab_home.load("lab: vision\n")
     assert lab.name == "vision"
     assert lab.server.provider == "local"
     assert lab.server.need.gpu == GpuNeed()
     assert lab.server.provider_settings == {"local": LocalSettings()}
     assert lab.image.reference
     assert lab.outputs == ("checkpoints", "logs")
-    assert (lab.root, lab.path) == (desk.root, desk.root / "lab.yaml")
+    assert (lab.root, lab.path) == (lab_home.root, lab_home.root / "lab.yaml")
 
 
-def test_not_even_a_name_is_needed(desk: Desk) -> None:
-    assert desk.load("# all by default\n").name == "digits"
+def test_not_even_a_name_is_needed(lab_home: LabHome) -> None:
+    assert lab_home.load("# all by default\n").name == "digits"
 
 
-def test_a_dockerfile_beside_it_is_the_image(desk: Desk) -> None:
-    (desk.root / "Dockerfile").write_text("FROM scratch\n")
-    assert desk.load("lab: a").image.build == "."
-    assert desk.load("image: python:3.12").image.reference == "python:3.12"
+def test_a_dockerfile_beside_it_is_the_image(lab_home: LabHome) -> None:
+    (lab_home.root / "Dockerfile").write_text("FROM scratch\n")
+    assert lab_home.load("lab: a").image.build == "."
+    assert lab_home.load("image: python:3.12").image.reference == "python:3.12"
 
 
-def test_a_directory_whose_name_will_not_do(desk: Desk) -> None:
-    desk.root = desk.root.rename(desk.home / "My Project")
-    found = desk.only_problem("run: a")
+def test_a_directory_whose_name_will_not_do(lab_home: LabHome) -> None:
+    lab_home.root = lab_home.root.rename(lab_home.home / "My Project")
+    found = lab_home.only_problem("run: a")
     assert found.path == "lab"
     assert "`lab: my-project`" in found.message
-    assert desk.load("lab: fine").name == "fine"
+    assert lab_home.load("lab: fine").name == "fine"
 
 
-def test_everything_wrong_is_told_at_once_in_the_order_of_its_lines(desk: Desk) -> None:
-    found = desk.problems(
+def test_everything_wrong_is_told_at_once_in_the_order_of_its_lines(lab_home: LabHome) -> None:
+    found = lab_home.problems(
         "lab: Digits\n"
         "serwer: {}\n"
         "server:\n"
@@ -216,8 +216,8 @@ def test_everything_wrong_is_told_at_once_in_the_order_of_its_lines(desk: Desk) 
         ("server: {budget: 0}", "server.budget", "price"),
     ],
 )
-def test_one_wrong_thing(desk: Desk, text: str, path: str, words: str) -> None:
-    found = desk.only_problem(text)
+def test_one_wrong_thing(lab_home: LabHome, text: str, path: str, words: str) -> None:
+    found = lab_home.only_problem(text)
     assert found.path == path
     assert found.line == text.count("\n") + 1 or "env: {A: x}" in text
     assert words in found.message
@@ -242,25 +242,25 @@ def test_one_wrong_thing(desk: Desk, text: str, path: str, words: str) -> None:
     ],
 )
 def test_what_is_not_even_a_file_of_keys(
-    desk: Desk, text: str | bytes, line: int, words: str
+    lab_home: LabHome, text: str | bytes, line: int, words: str
 ) -> None:
-    found = desk.only_problem(text)
+    found = lab_home.only_problem(text)
     assert found.line == line
     assert words in found.message
 
 
-def test_bombs_of_aliases_are_refused(desk: Desk) -> None:
+def test_bombs_of_aliases_are_refused(lab_home: LabHome) -> None:
     bomb = "a: &a [x,x,x]\n" + "".join(
         f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n"
         for before, name in zip("abcdefgh", "bcdefghi", strict=True)
     )
-    found = desk.problems(bomb)
+    found = lab_home.problems(bomb)
     assert any("anchors" in each.message for each in found)
     assert any("aliases" in each.message for each in found)
 
 
-def test_merge_keys_are_unknown_keys(desk: Desk) -> None:
-    assert desk.only_problem("<<: {lab: a}").path == "<<"
+def test_merge_keys_are_unknown_keys(lab_home: LabHome) -> None:
+    assert lab_home.only_problem("<<: {lab: a}").path == "<<"
 
 
 @pytest.mark.parametrize(
@@ -272,69 +272,71 @@ def test_merge_keys_are_unknown_keys(desk: Desk) -> None:
         "!!map {lab: a}",
     ],
 )
-def test_tags_are_refused_and_never_run(desk: Desk, text: str) -> None:
-    assert any("tags" in each.message for each in desk.problems(text))
-    assert not (desk.root / "pwned").exists()
+def test_tags_are_refused_and_never_run(lab_home: LabHome, text: str) -> None:
+    assert any("tags" in each.message for each in lab_home.problems(text))
+    assert not (lab_home.root / "pwned").exists()
 
 
-def test_control_characters_behind_escapes_are_found_and_escaped(desk: Desk) -> None:
-    found = desk.problems('env: {A: "\\x1b[2J", "B\\u202e": x, "C\\0": y}\n')
+def test_control_characters_behind_escapes_are_found_and_escaped(lab_home: LabHome) -> None:
+    found = lab_home.problems('env: {A: "\\x1b[2J", "B\\u202e": x, "C\\0": y}\n')
     assert {each.path for each in found} >= {"env.A", r"env.C\x00"}
 
 
-def test_a_file_of_any_size_is_not_read(desk: Desk) -> None:
-    desk.write(b"# " + b"x" * MAX_FILE_BYTES)
+def test_a_file_of_any_size_is_not_read(lab_home: LabHome) -> None:
+    lab_home.write(b"# " + b"x" * MAX_FILE_BYTES)
     with pytest.raises(ConfigError, match="too large"):
-        desk.load()
+        lab_home.load()
 
 
-def test_a_lab_yaml_that_is_a_device_or_a_pipe_is_not_read(desk: Desk) -> None:
-    (desk.root / "lab.yaml").symlink_to("/dev/zero")
+def test_a_lab_yaml_that_is_a_device_or_a_pipe_is_not_read(lab_home: LabHome) -> None:
+    (lab_home.root / "lab.yaml").symlink_to("/dev/zero")
     with pytest.raises(ConfigError, match="not a file"):
-        desk.load()
+        lab_home.load()
 
 
 @pytest.mark.parametrize(
     ("called", "name"),
     [("digits", "digits"), ("My Lab!", "my-lab"), ("NULL", "null"), ("12", "12")],
 )
-def test_what_needs_no_lab_is_read_in_any_directory(desk: Desk, called: str, name: str) -> None:
-    elsewhere = desk.home / called
+def test_what_needs_no_lab_is_read_in_any_directory(
+    lab_home: LabHome, called: str, name: str
+) -> None:
+    elsewhere = lab_home.home / called
     elsewhere.mkdir(exist_ok=True)
-    config = load_lab(elsewhere, environ=desk.environ, needs_file=False)
+    config = load_lab(elsewhere, environ=lab_home.environ, needs_file=False)
     assert (config.name, config.server.provider) == (name, "local")
     with pytest.raises(ConfigError, match="there is no lab"):
-        load_lab(elsewhere, environ=desk.environ)
+        load_lab(elsewhere, environ=lab_home.environ)
 
 
 @pytest.mark.parametrize("data", [b"", b"\n\n", b"\xef\xbb\xbf", b"  \r\n"])
-def test_an_empty_file_says_what_to_do(desk: Desk, data: bytes) -> None:
+def test_an_empty_file_says_what_to_do(lab_home: LabHome, data: bytes) -> None:
     with pytest.raises(ConfigError, match="is empty") as caught:
-        desk.load(data)
+        lab_home.load(data)
     assert caught.value.hint.startswith("labctl init digits")
 
 
-def test_a_missing_file_says_what_to_do(desk: Desk) -> None:
+def test_a_missing_file_says_what_to_do(lab_home: LabHome) -> None:
     with pytest.raises(ConfigError, match=r"no lab\.yaml") as caught:
-        desk.load()
+        lab_home.load()
     assert caught.value.hint.startswith("labctl init digits")
 
 
-def test_below_a_lab_the_hint_names_the_lab(desk: Desk) -> None:
-    desk.write("lab: a")
-    inner = desk.root / "src" / "deep"
+def test_below_a_lab_the_hint_names_the_lab(lab_home: LabHome) -> None:
+    lab_home.write("lab: a")
+    inner = lab_home.root / "src" / "deep"
     inner.mkdir(parents=True)
     with pytest.raises(ConfigError) as caught:
-        load_lab(inner, environ=desk.environ)
-    assert caught.value.hint == f"labctl -C {desk.root} ..."
+        load_lab(inner, environ=lab_home.environ)
+    assert caught.value.hint == f"labctl -C {lab_home.root} ..."
 
 
-def test_a_byte_order_mark_and_windows_lines_are_fine(desk: Desk) -> None:
-    assert desk.load(b"\xef\xbb\xbflab: a\r\nrun: python a.py\r\n").run == ("python", "a.py")
+def test_a_byte_order_mark_and_windows_lines_are_fine(lab_home: LabHome) -> None:
+    assert lab_home.load(b"\xef\xbb\xbflab: a\r\nrun: python a.py\r\n").run == ("python", "a.py")
 
 
-def test_scalars_stay_what_was_typed(desk: Desk) -> None:
-    lab = desk.load(
+def test_scalars_stay_what_was_typed(lab_home: LabHome) -> None:
+    lab = lab_home.load(
         "env: {A: 1:30, B: no, C: 010, D: 1.0, E: 2020-01-01, F: '', G: null_}\nlab: 123"
     )
     assert lab.env == {
@@ -349,30 +351,30 @@ def test_scalars_stay_what_was_typed(desk: Desk) -> None:
     assert lab.name == "123"
 
 
-def test_keys_with_nothing_after_them_count_as_left_out(desk: Desk) -> None:
-    lab = desk.load("lab:\nserver:\n  gpu:\nenv:\nsecrets:\nservices:\n  jupyter:\nlimits:\n")
+def test_keys_with_nothing_after_them_count_as_left_out(lab_home: LabHome) -> None:
+    lab = lab_home.load("lab:\nserver:\n  gpu:\nenv:\nsecrets:\nservices:\n  jupyter:\nlimits:\n")
     assert lab.name == "digits"
     assert lab.services["jupyter"].port == 8888
 
 
-def test_sources_of_data(desk: Desk) -> None:
-    lab = desk.load(
+def test_sources_of_data(lab_home: LabHome) -> None:
+    lab = lab_home.load(
         "data: {a: ./set, b: /srv/b/, c: ~/c, d: 'https://x.org/d.zip', e: 's3://bucket/e/'}"
     )
-    assert lab.data["a"].path == desk.root / "set"
+    assert lab.data["a"].path == lab_home.root / "set"
     assert lab.data["a"].inside_lab
     assert lab.data["b"].path == Path("/srv/b")
     assert not lab.data["b"].inside_lab
-    assert lab.data["c"].path == desk.home / "c"
+    assert lab.data["c"].path == lab_home.home / "c"
     assert lab.data["d"].url == "https://x.org/d.zip"
     assert lab.data["e"].url == "s3://bucket/e"
 
 
-def test_flags_win_over_environment_over_lab_over_user_file_over_default(desk: Desk) -> None:
+def test_flags_win_over_environment_over_lab_over_user_file_over_default(lab_home: LabHome) -> None:
     user = "server: {gpu: any, ttl: 1h, idle: 1m, spot: only, max_price: 9}\nstore: s3://mine/x\n"
-    desk.write_user_file(user)
-    desk.environ |= {"LABCTL_GPU": "T4", "LABCTL_TTL": "3h", "LABCTL_IDLE": ""}
-    lab = desk.load("server:\n  gpu: none\n  ttl: 2h\n  idle: 2m\n", gpu="A100:2")
+    lab_home.write_user_file(user)
+    lab_home.environ |= {"LABCTL_GPU": "T4", "LABCTL_TTL": "3h", "LABCTL_IDLE": ""}
+    lab = lab_home.load("server:\n  gpu: none\n  ttl: 2h\n  idle: 2m\n", gpu="A100:2")
     need = lab.server.need
     assert need.gpu == GpuNeed(kind="A100", count=2)
     assert (need.ttl_s, need.idle_s, need.spot, need.budget_usd) == (10_800, 120, "only", None)
@@ -385,16 +387,16 @@ def test_flags_win_over_environment_over_lab_over_user_file_over_default(desk: D
     assert shown["store"] == ("s3://mine/x", "~/.config/labctl/config.yaml:2")
 
 
-def test_flags_may_be_dotted_keys(desk: Desk) -> None:
-    lab = desk.load("lab: a", **{"limits.memory": "1GB", "name": "other"})
+def test_flags_may_be_dotted_keys(lab_home: LabHome) -> None:
+    lab = lab_home.load("lab: a", **{"limits.memory": "1GB", "name": "other"})
     assert lab.limits.memory_bytes == 10**9
     assert lab.name == "other"
 
 
-def test_a_wrong_switch_is_named(desk: Desk) -> None:
-    desk.environ["LABCTL_TTL"] = "8"
-    desk.write_user_file("server:\n  gpuu: T4\nlab: a\n")
-    found = {each.path: each for each in desk.problems("lab: a\n", gpu="T4:x")}
+def test_a_wrong_switch_is_named(lab_home: LabHome) -> None:
+    lab_home.environ["LABCTL_TTL"] = "8"
+    lab_home.write_user_file("server:\n  gpuu: T4\nlab: a\n")
+    found = {each.path: each for each in lab_home.problems("lab: a\n", gpu="T4:x")}
     assert "(from LABCTL_TTL)" in found["server.ttl"].message
     assert "(from --gpu)" in found["server.gpu"].message
     assert "did you mean gpu? (from ~/.config/labctl/config.yaml:2)" in found["server.gpuu"].message
@@ -402,40 +404,40 @@ def test_a_wrong_switch_is_named(desk: Desk) -> None:
     assert {each.line for each in found.values()} == {0}
 
 
-def test_switches_of_the_machine(desk: Desk) -> None:
-    desk.write_user_file("wheelhouse: ~/wheels\nbase_image: debian:12\n")
-    desk.environ["LABCTL_PACKAGE_INDEX"] = "https://me:pw@index.example/simple"
-    desk.environ["LABCTL_BASE_IMAGE"] = "mirror.example:5000/debian:12"
-    lab = desk.load("lab: a")
-    assert lab.wheelhouse == str(desk.home / "wheels")
+def test_switches_of_the_machine(lab_home: LabHome) -> None:
+    lab_home.write_user_file("wheelhouse: ~/wheels\nbase_image: debian:12\n")
+    lab_home.environ["LABCTL_PACKAGE_INDEX"] = "https://me:pw@index.example/simple"
+    lab_home.environ["LABCTL_BASE_IMAGE"] = "mirror.example:5000/debian:12"
+    lab = lab_home.load("lab: a")
+    assert lab.wheelhouse == str(lab_home.home / "wheels")
     assert lab.base_image == "mirror.example:5000/debian:12"
     assert lab.package_index == "https://me:pw@index.example/simple"
     assert "pw@" not in str(list_settings(lab))
 
 
-def test_provider_settings_are_typed(desk: Desk) -> None:
-    lab = desk.load("server: {provider: static, static: {hosts: [a, {host: b, port: 2222}]}}")
+def test_provider_settings_are_typed(lab_home: LabHome) -> None:
+    lab = lab_home.load("server: {provider: static, static: {hosts: [a, {host: b, port: 2222}]}}")
     assert lab.server.provider_settings["static"] == StaticSettings(
         hosts=("a", Host(host="b", port=2222))
     )
 
 
-def test_without_types_the_sections_stay_plain(desk: Desk) -> None:
-    desk.write("server: {provider: static, static: {hosts: [a]}}")
-    lab = load_lab(desk.root, environ=desk.environ)
+def test_without_types_the_sections_stay_plain(lab_home: LabHome) -> None:
+    lab_home.write("server: {provider: static, static: {hosts: [a]}}")
+    lab = load_lab(lab_home.root, environ=lab_home.environ)
     assert lab.server.provider_settings == {"static": {"hosts": ["a"]}}
 
 
-def test_values_that_look_secret_are_not_shown(desk: Desk) -> None:
-    lab = desk.load("env: {HF_TOKEN: hunter2, SEED: 1}\nsecrets: [WANDB_API_KEY]")
+def test_values_that_look_secret_are_not_shown(lab_home: LabHome) -> None:
+    lab = lab_home.load("env: {HF_TOKEN: hunter2, SEED: 1}\nsecrets: [WANDB_API_KEY]")
     rows = {key: value for key, value, _ in list_settings(lab)}
     assert rows["env.HF_TOKEN"] == "********"
     assert rows["env.SEED"] == "1"
     assert rows["secrets"] == "WANDB_API_KEY"
 
 
-def test_the_hash_is_of_the_file(desk: Desk) -> None:
-    first, second = desk.load("lab: a").file_hash, desk.load("lab: a #").file_hash
+def test_the_hash_is_of_the_file(lab_home: LabHome) -> None:
+    first, second = lab_home.load("lab: a").file_hash, lab_home.load("lab: a #").file_hash
     assert len(first) == 64
     assert first != second
 
@@ -455,12 +457,12 @@ trees = st.recursive(
 
 @given(tree=st.dictionaries(keys, trees, max_size=5))
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_any_tree_is_read_or_refused(desk: Desk, tree: dict[str, object]) -> None:
+def test_any_tree_is_read_or_refused(lab_home: LabHome, tree: dict[str, object]) -> None:
     import yaml
 
-    desk.write(yaml.safe_dump(tree, allow_unicode=True))
+    lab_home.write(yaml.safe_dump(tree, allow_unicode=True))
     try:
-        lab = desk.load()
+        lab = lab_home.load()
     except ConfigError as error:
         said = [f"{each.path}{each.message}" for each in error.problems]
     else:
@@ -470,10 +472,10 @@ def test_any_tree_is_read_or_refused(desk: Desk, tree: dict[str, object]) -> Non
 
 @given(data=st.binary(max_size=300))
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_any_bytes_are_read_or_refused(desk: Desk, data: bytes) -> None:
-    desk.write(data)
+def test_any_bytes_are_read_or_refused(lab_home: LabHome, data: bytes) -> None:
+    lab_home.write(data)
     try:
-        desk.load()
+        lab_home.load()
     except ConfigError as error:
         said = "".join(f"{each.path}{each.message}" for each in error.problems)
     else:

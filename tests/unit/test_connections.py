@@ -141,7 +141,7 @@ def test_a_server_that_comes_while_others_are_forgotten_stays(connections: Conne
         connections.write(server("box-3", "words"))
         return ["box-2"]
 
-    connections.forget_others(on_record)
+    connections.forget_unrecorded(on_record)
     there = [name for name in ("box-1", "box-2", "box-3") if connections.config_path(name).exists()]
     assert there == ["box-2", "box-3"]
 

@@ -1,4 +1,4 @@
-"""What a look at a provider adds to a course's ledger."""
+"""What a snapshot of a provider adds to a course's ledger."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from labctl.courses.context import sum_staff_extensions_s
 from labctl.courses.metering import ServerSnapshot, draft_lines, read_servers
 from labctl.courses.records.folder import Seat
-from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry, merge_costs
+from labctl.courses.records.ledger_entries import (
+    CourseLedgerDraft,
+    CourseLedgerEntry,
+    merge_cost_entries,
+)
 from labctl.courses.records.spending import spent_usd
 from labctl.model import Endpoint, Offer, Server, ServerState
 
@@ -49,8 +53,8 @@ def written(
 def looked(
     entries: Sequence[CourseLedgerEntry], at: float, *servers: Server, **more: object
 ) -> list[CourseLedgerEntry]:
-    look = ServerSnapshot(at=at, servers=servers, idle_s=more.get("idle_s", {}))  # type: ignore[arg-type]
-    return written(draft_lines(entries, [SEAT], look), at, entries)
+    snapshot = ServerSnapshot(at=at, servers=servers, idle_s=more.get("idle_s", {}))  # type: ignore[arg-type]
+    return written(draft_lines(entries, [SEAT], snapshot), at, entries)
 
 
 def kinds(entries: Sequence[CourseLedgerEntry]) -> list[str]:
@@ -134,9 +138,11 @@ def test_what_staff_gave_counts_for_the_present_server_alone() -> None:
 def seen_in(
     account: str, *entries: CourseLedgerEntry, confirmed: Sequence[str] = ()
 ) -> list[CourseLedgerEntry]:
-    """A look with the credentials of an account, which shows nothing."""
-    look = ServerSnapshot(at=2 * HOUR, servers=(), account=account, confirmed=frozenset(confirmed))
-    return written(draft_lines(entries, [SEAT], look), 2 * HOUR, entries)
+    """A snapshot with the credentials of an account, which shows nothing."""
+    snapshot = ServerSnapshot(
+        at=2 * HOUR, servers=(), account=account, confirmed=frozenset(confirmed)
+    )
+    return written(draft_lines(entries, [SEAT], snapshot), 2 * HOUR, entries)
 
 
 def test_a_server_ends_unseen_only_in_its_own_account() -> None:
@@ -156,6 +162,6 @@ def test_a_server_without_an_account_gets_it_at_the_next_look() -> None:
     entries = looked([], HOUR, server())
     entries = looked(entries, HOUR + 1, msgspec.structs.replace(server(), account="111"))
     assert read_servers(entries)["i-1"].account == "111"
-    both = merge_costs(*(one for one in entries if one.kind == "cost"))
+    both = merge_cost_entries(*(one for one in entries if one.kind == "cost"))
     assert both is not None
     assert read_servers([entries[0], both])["i-1"].account == "111"

@@ -81,9 +81,9 @@ def test_what_a_provider_is_told_says_nothing_of_who_it_is(
 
 
 def test_an_unknown_name_is_told_the_nearest(folder: CourseFolder) -> None:
-    for look in (folder.find_student, folder.find_seat, folder.find_seat_of):
+    for find in (folder.find_student, folder.find_seat, folder.find_seat_of):
         with pytest.raises(NotFoundError) as raised:
-            look("adda")
+            find("adda")
         assert "did you mean ada?" in raised.value.why
 
 

@@ -166,7 +166,7 @@ def test_two_watchers_share_one_reader_and_see_the_same_end(
     async def watched() -> list[str]:
         shown = LogStreams()
 
-        async def look() -> str:
+        async def read_log() -> str:
             text = ""
             async for name, new in events(shown.watch("s", "r1", open_)):
                 text += new if name in ("begin", "lines") or not new else f"[{new}]"
@@ -176,7 +176,7 @@ def test_two_watchers_share_one_reader_and_see_the_same_end(
                     there.log += b"two\nthree\n"
             return text
 
-        return await asyncio.wait_for(asyncio.gather(look(), look()), 60)
+        return await asyncio.wait_for(asyncio.gather(read_log(), read_log()), 60)
 
     first, second = asyncio.run(watched())
     assert first.startswith("one\ntwo\nthree\n")

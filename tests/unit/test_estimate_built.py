@@ -29,7 +29,7 @@ needs_torch = pytest.mark.skipif(
 )
 
 
-class Told(SilentReporter):
+class StepReporter(SilentReporter):
     """Keeps the names of steps."""
 
     def __init__(self) -> None:
@@ -96,12 +96,12 @@ def test_a_python_without_torch_is_told_with_how_to_get_it(
     code: Callable[..., ModelSource], tmp_path: Path
 ) -> None:
     own = python_without_torch(tmp_path)
-    told = Told()
+    reporter = StepReporter()
     with pytest.raises(LabError, match="PyTorch is not installed") as raised:
-        measure_model(code("import torch\ndef build_model(): ...\n"), PLAN, told)
+        measure_model(code("import torch\ndef build_model(): ...\n"), PLAN, reporter)
     assert f"{own} -m pip install torch" in raised.value.hint
     assert "--params" in raised.value.hint
-    assert told.steps == [("building train.py:build_model", False)]
+    assert reporter.steps == [("building train.py:build_model", False)]
 
 
 def test_a_python_that_is_not_there(code: Callable[..., ModelSource]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from explain_cases import GIB, findings, gpu, material, run, samples, series, unknown
+from msgspec import UNSET, UnsetType
 
 from labctl.insight.explain.evidence import MemoryFit, RunData
 from labctl.insight.telemetry import Sample
@@ -281,9 +282,17 @@ def test_a_model_of_which_no_item_fits_needs_a_larger_card() -> None:
     assert "labctl offers" in findings(made)["gpu-out-of-memory"].next
 
 
-def test_the_containers_memory_ran_out() -> None:
-    told = "out of memory: killed at its limit of 2.00 GiB (peak 2.00 GiB)"
-    made = material(run=run(exit_code=137, told=told), samples=samples(gpu(), count=5))
+@pytest.mark.parametrize(
+    ("told", "limit"),
+    [
+        ("killed: too much memory", 2 * GIB),
+        # a record of an earlier version
+        ("out of memory: killed at its limit of 2.00 GiB (peak 2.00 GiB)", UNSET),
+    ],
+)
+def test_the_containers_memory_ran_out(told: str, limit: int | UnsetType) -> None:
+    ended = run(exit_code=137, told=told, oom_limit_bytes=limit)
+    made = material(run=ended, samples=samples(gpu(), count=5))
     found = findings(made)["out-of-memory"]
     assert found.evidence[0].said == told
     assert "peak use 2.0 GiB" in found.evidence[1].said

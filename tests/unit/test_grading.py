@@ -179,8 +179,8 @@ def test_a_record_that_does_not_fit_is_evidence() -> None:
     claim = facts(
         "e", "5" * 8, comparison=AccuracyComparison(claimed=0.9, measured=0.5, agrees=False)
     )
-    looks = facts("f", "6" * 8, mentions=tuple(f"code/x.py:{n}" for n in range(9)))
-    found = find_flags([none, other, died, moved, claim, looks])
+    naming = facts("f", "6" * 8, mentions=tuple(f"code/x.py:{n}" for n in range(9)))
+    found = find_flags([none, other, died, moved, claim, naming])
     assert [own[0] for own in kinds(found).values()] == [
         *("no-record", "other-run", "run-not-ended", "other-commit", "claim", "names-labels")
     ]

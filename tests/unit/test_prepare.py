@@ -194,6 +194,7 @@ def test_stamp_and_only_the_daemon_down_is_told(tmp_path: Path) -> None:
     down = msgspec.structs.replace(
         CPU,
         docker="",
+        docker_fault="silent",
         docker_error="the daemon does not answer: Cannot connect",
         sudo=True,
         stamp=playbook_hash(PLAYBOOKS),
@@ -216,7 +217,13 @@ def test_facts_are_probed_where_none_are_given(tmp_path: Path) -> None:
 
 
 def test_without_sudo_the_administrator_gets_exact_lines(tmp_path: Path) -> None:
-    bare = ServerFacts(os="Debian GNU/Linux 12", user="alice", uid=1000, docker_error=NOT_INSTALLED)
+    bare = ServerFacts(
+        os="Debian GNU/Linux 12",
+        user="alice",
+        uid=1000,
+        docker_fault="missing",
+        docker_error=NOT_INSTALLED,
+    )
     with pytest.raises(PolicyError) as caught:
         prepared(bare, tmp_path)
     assert caught.value.why.splitlines() == [

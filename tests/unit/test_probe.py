@@ -16,7 +16,6 @@ from labctl.commands.probe import (
     BEGIN,
     END,
     NOT_INSTALLED,
-    PERMISSION_DENIED,
     SCRIPT,
     list_admin_commands,
     list_missing,
@@ -33,7 +32,13 @@ LAB_SERVER = ServerFacts(
     tmux="3.3a",
     docker="20.10.24",
 )
-BARE = ServerFacts(os="Ubuntu 24.04.1 LTS", user="alice", uid=1000, docker_error=NOT_INSTALLED)
+BARE = ServerFacts(
+    os="Ubuntu 24.04.1 LTS",
+    user="alice",
+    uid=1000,
+    docker_fault="missing",
+    docker_error=NOT_INSTALLED,
+)
 T4 = Gpu(name="Tesla T4", uuid="GPU-1", memory_bytes=15360 * 1024**2, driver="550.54")
 
 
@@ -127,36 +132,40 @@ def test_nvidia_runtime_known_to_docker_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "error"),
+    ("said", "fault", "error"),
     [
         (
             "permission denied while trying to connect to the Docker daemon socket",
-            PERMISSION_DENIED,
+            "denied",
+            "permission denied",
         ),
-        (
-            "Got permission denied while trying to connect",
-            PERMISSION_DENIED,
-        ),
+        ("Got permission denied while trying to connect", "denied", "permission denied"),
         (
             "Cannot connect to the Docker daemon at unix:///var/run/docker.sock.",
+            "silent",
             "the daemon does not answer: "
             "Cannot connect to the Docker daemon at unix:///var/run/docker.sock.",
         ),
         (
             "Error response from daemon: server 500",
+            "silent",
             "the daemon does not answer: Error response from daemon: server 500",
         ),
-        ("unknown flag; podman 4.3", "not installed (the docker command there is Podman)"),
+        (
+            "unknown flag; podman 4.3",
+            "missing",
+            "not installed (the docker command there is Podman)",
+        ),
     ],
 )
-def test_why_docker_does_not_answer(said: str, error: str) -> None:
+def test_why_docker_does_not_answer(said: str, fault: str, error: str) -> None:
     facts = parse(reply(f"docker_said=labctl-engine  {said}"))
-    assert (facts.docker, facts.docker_error) == ("", error)
+    assert (facts.docker, facts.docker_fault, facts.docker_error) == ("", fault, error)
 
 
 def test_what_docker_says_on_stderr_is_in_the_reply(tmp_path: Path) -> None:
     program(tmp_path, "docker", "echo; echo 'Got permission denied while trying' >&2; exit 1")
-    assert parse(run_script(["sh"], tmp_path)).docker_error == PERMISSION_DENIED
+    assert parse(run_script(["sh"], tmp_path)).docker_fault == "denied"
 
 
 @pytest.mark.skipif(not Path("/proc/self/comm").exists(), reason="needs Linux's /proc")
@@ -279,7 +288,8 @@ def test_other_distributions_are_not_told_to_use_apt() -> None:
 
 
 def test_rights_alone() -> None:
-    lacking = list_missing(replace(LAB_SERVER, docker="", docker_error=PERMISSION_DENIED))
+    denied = replace(LAB_SERVER, docker="", docker_fault="denied", docker_error="no rights")
+    lacking = list_missing(denied)
     assert [lack.name for lack in lacking] == ["docker rights"]
     assert list_admin_commands(lacking) == ["sudo usermod --append --groups docker alice"]
 

@@ -393,17 +393,17 @@ def make_run(code: Path, contents: dict[str, bytes], *, ended: bool) -> Path:
     return run
 
 
-def look(**more: bool) -> RunManifest:
+def list_outputs(**more: bool) -> RunManifest:
     return outputs.manifest(ManifestRequest(**LAB, runs=("r1",), **more)).runs["r1"]
 
 
 def test_a_file_that_somebody_writes_is_not_whole(code: Path) -> None:
     run = make_run(code, {"checkpoints/m.bin": b"half"}, ended=False)
     with (run / "checkpoints" / "m.bin").open("ab"):
-        found = look()
+        found = list_outputs()
         open_file = SkippedFile("checkpoints/m.bin", "still open for writing")
         assert (found.files, found.skipped) == ((), (open_file,))
-    assert [f[0] for f in look().files] == ["checkpoints/m.bin"]
+    assert [f[0] for f in list_outputs().files] == ["checkpoints/m.bin"]
 
 
 def test_a_log_counts_while_it_grows(code: Path) -> None:
@@ -411,7 +411,7 @@ def test_a_log_counts_while_it_grows(code: Path) -> None:
     with (run / "logs" / "run.log").open("ab", buffering=0) as log:
         log.write(b"two\n")
         digest = hashlib.sha256(b"one\ntwo\n").hexdigest()
-        assert look().files == (CompleteFile("logs/run.log", 8, digest, growing=True),)
+        assert list_outputs().files == (CompleteFile("logs/run.log", 8, digest, growing=True),)
 
 
 def checkpoint(content: bytes, promised: bytes) -> dict[str, bytes]:
@@ -422,7 +422,7 @@ def checkpoint(content: bytes, promised: bytes) -> dict[str, bytes]:
 
 def test_a_checkpoint_counts_only_as_its_manifest_says(code: Path) -> None:
     make_run(code, {**checkpoint(b"half", b"half and half"), "checkpoints/x": b"1"}, ended=True)
-    found = look()
+    found = list_outputs()
     assert [f[0] for f in found.files] == ["checkpoints/x"]
     assert {s[0] for s in found.skipped} == {
         "checkpoints/s1/m.bin",
@@ -433,11 +433,11 @@ def test_a_checkpoint_counts_only_as_its_manifest_says(code: Path) -> None:
 def test_a_checkpoint_whose_manifest_is_not_ready_waits(code: Path) -> None:
     run = make_run(code, checkpoint(b"whole", b"whole"), ended=False)
     manifest = run / "checkpoints" / "s1" / "manifest.json"
-    assert len(look().files) == 2
+    assert len(list_outputs().files) == 2
     whole = manifest.read_text()
     for text in (whole[:-3], "{}", '{"files":{"m.bin":{"size":5}}}'):
         manifest.write_text(text)
-        assert look().files == ()
+        assert list_outputs().files == ()
 
 
 @pytest.mark.parametrize("text", ["[]", '{"files":5}', '{"files":["m.bin"]}', "\x00"])
@@ -449,7 +449,7 @@ def test_a_manifest_that_describes_no_files_is_a_file_as_any_other(
     manifest = run / "checkpoints" / "s1" / "manifest.json"
     manifest.write_text(text)
     os.utime(manifest, (1.0, 1.0))
-    assert {file.path for file in look(quick=quick).files} == {
+    assert {file.path for file in list_outputs(quick=quick).files} == {
         "checkpoints/s1/m.bin",
         "checkpoints/s1/manifest.json",
     }
@@ -470,10 +470,10 @@ def test_a_damaged_record_of_what_was_pulled_counts_as_none(code: Path) -> None:
     run = make_run(code, {"checkpoints/m.bin": b"1"}, ended=True)
     for text in ('{"checkpoints/m.bin":5}', '{"checkpoints/m.bin":[1]}', "[]", "{"):
         (run / ".labctl" / "pulled.json").write_text(text)
-        assert look().unpulled == 1
+        assert list_outputs().unpulled == 1
     digest = hashlib.sha256(b"1").hexdigest()
     (run / ".labctl" / "pulled.json").write_text(f'{{"checkpoints/m.bin":[1,"{digest}"]}}')
-    assert look().unpulled == 0
+    assert list_outputs().unpulled == 0
 
 
 def test_a_checkpoint_with_hashes_counts_as_soon_as_it_is_there(code: Path) -> None:
@@ -482,16 +482,16 @@ def test_a_checkpoint_with_hashes_counts_as_soon_as_it_is_there(code: Path) -> N
         path = run / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    assert len(look().files) == 2
+    assert len(list_outputs().files) == 2
     (run / "checkpoints" / "s1" / "m.bin").write_bytes(b"other")
-    assert look().files == ()
+    assert list_outputs().files == ()
 
 
 def test_all_brings_new_files_but_not_the_code_that_was_sent(code: Path) -> None:
     run = make_run(code, {"code/train.py": b"x", "code/model.pth": b"y", "z": b"z"}, ended=True)
     (run / ".labctl" / "code.json").write_text('["train.py"]')
-    assert look().files == ()
-    assert {f[0] for f in look(all=True).files} == {"code/model.pth", "z"}
+    assert list_outputs().files == ()
+    assert {f[0] for f in list_outputs(all=True).files} == {"code/model.pth", "z"}
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])

@@ -42,6 +42,7 @@ from labctl.wire.runs import (
     CancelRunRequest,
     ExitRecord,
     ResumeRunRequest,
+    RunRecord,
     RunSpec,
     StartRunReply,
     StartRunRequest,
@@ -171,22 +172,22 @@ def test_the_passwd_of_an_image_gets_our_user_and_is_made_once(
 class Containers:
     """What an engine says while one container is made and started; `refusal` at its start."""
 
-    def __init__(self, refusal: str = "", *, taken: bool = False) -> None:
-        self.refusal = refusal
+    def __init__(self, refusal: str = "", *, taken: bool = False, is_limit: bool = False) -> None:
+        self.refusal = {"message": refusal, **({"labctl_limit": True} if is_limit else {})}
         self.taken = taken
-        self.deeds: list[str] = []
+        self.changes: list[str] = []
 
     def __call__(self, method: str, path: str, body: Any) -> Answer | None:
-        deed = path.split("/", 2)[2]
+        target = path.split("/", 2)[2]
         if method != "GET":
-            self.deeds.append(f"{method} {deed}")
-        if deed.startswith("images/"):
+            self.changes.append(f"{method} {target}")
+        if target.startswith("images/"):
             return 200, to_json(IMAGE, drop_defaults=True)
-        if deed.startswith("containers/create"):
+        if target.startswith("containers/create"):
             said = 'The container name "/x" is already in use by container "7"'
             return (409, {"message": said}) if self.taken else (201, {"Id": "7"})
-        if deed.endswith("/start"):
-            return (500, {"message": self.refusal}) if self.refusal else (204, b"")
+        if target.endswith("/start"):
+            return (500, self.refusal) if self.refusal["message"] else (204, b"")
         return (204, b"") if method == "DELETE" else None
 
 
@@ -197,7 +198,7 @@ def test_a_start_makes_and_starts_one_container_and_asks_no_more(
     os.mkfifo(tmp_path / "tmux.said")
     said = runs.start(StartRunRequest(SPEC))
     name = "digits-night-1"
-    assert calls.deeds == [f"POST containers/create?name={name}", f"POST containers/{name}/start"]
+    assert calls.changes == [f"POST containers/create?name={name}", f"POST containers/{name}/start"]
     assert [path for method, path, _ in engine.asked if method == "GET"] == [
         "/v1.41/images/python:3.11/json"
     ]
@@ -223,14 +224,27 @@ def test_a_start_that_the_engine_refuses_leaves_nothing(
     with pytest.raises(Failure) as caught:
         runs.start(StartRunRequest(SPEC))
     assert (caught.value.report.kind, caught.value.report.why) == (kind, refusal)
-    assert calls.deeds[-1] == "DELETE containers/digits-night-1?force=1"
+    assert calls.changes[-1] == "DELETE containers/digits-night-1?force=1"
     assert not (root / "runs" / "night").exists()
+
+
+@pytest.mark.parametrize("is_limit", [True, False])
+def test_only_a_limit_of_the_broker_is_waited_for(
+    root: Path, engine: EngineSocket, is_limit: bool
+) -> None:
+    """Its response says so itself, whatever its text."""
+    why = "no GPU is free" if is_limit else "shared server: no GPU is free"
+    engine.answers = Containers(why, is_limit=is_limit)
+    with pytest.raises(Failure) as caught:
+        runs.start(StartRunRequest(SPEC))
+    report = caught.value.report
+    assert (report.kind, report.why) == ("policy" if is_limit else "docker", why)
 
 
 def test_a_container_of_that_name_is_left_alone(root: Path, engine: EngineSocket) -> None:
     engine.answers = calls = Containers(taken=True)
     runs.start(StartRunRequest(SPEC))
-    assert calls.deeds == ["POST containers/create?name=digits-night-1"]
+    assert calls.changes == ["POST containers/create?name=digits-night-1"]
 
 
 def test_whoever_claimed_launches_nothing_that_was_launched_meanwhile(
@@ -244,7 +258,7 @@ def test_whoever_claimed_launches_nothing_that_was_launched_meanwhile(
     said = runs._launch_claimed(StartRunRequest(SPEC), root, directory, IMAGE, existed=False)
     assert said.run is not None
     assert (said.found, said.run.state) == (True, "starting")
-    assert not calls.deeds
+    assert not calls.changes
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="a server is Linux")
@@ -353,6 +367,23 @@ def test_every_ending_is_told(code: int, written: Any, cancelled: bool, told: st
     assert ending == told
 
 
+@pytest.mark.parametrize(
+    ("oom_kills", "code", "limit"), [(1, 137, 2 * GIB), (1, 0, None), (0, 137, None)]
+)
+def test_a_record_has_the_limit_at_which_its_run_was_killed(
+    root: Path, oom_kills: int, code: int, limit: int | None
+) -> None:
+    record = run_state._describe_exit(
+        root,
+        SPEC._replace(memory_bytes=2 * GIB),
+        ExitRecord(code, 1.0, oom_kills=oom_kills),
+        False,
+        False,
+        RunRecord("night", "running"),
+    )
+    assert record.oom_limit_bytes == limit
+
+
 def test_out_of_memory_without_a_limit_is_the_servers() -> None:
     assert run_state.describe_exit(137, oom_kills=1).endswith("killed at the server's memory")
 
@@ -421,6 +452,7 @@ def test_endings_that_the_container_could_not_write(
     found = run_state.inspect_run(run_dir, seen)
     assert (found.state, found.exit_code) == expected[:2]
     assert expected[2] in found.told
+    assert (found.oom_limit_bytes is not None) == (expected[2] == "out of memory")
     assert (
         run_state.inspect_run(run_dir, state("running"))
         == found
@@ -510,7 +542,7 @@ def test_a_pushed_run_is_lost_and_its_next_attempt_begins_where_the_log_was_cut(
     assert reply.run is not None
     assert (reply.run.state, reply.run.container) == ("running", "digits-night-3")
     assert (reply.found, reply.offset, reply.step) == (False, len("epoch 1\nepo"), 7)
-    assert calls.deeds[0] == "POST containers/create?name=digits-night-3"
+    assert calls.changes[0] == "POST containers/create?name=digits-night-3"
     log = (root / "runs" / "night" / "logs" / "run.log").read_text()
     assert "its server was lost; resuming here (attempt 3) ---\n" in log
     assert (root / "runs" / "night" / ".labctl" / "ended-2-record.json").exists()

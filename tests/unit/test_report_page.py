@@ -100,7 +100,7 @@ def test_it_says_where_it_comes_from_and_how_to_make_it_again() -> None:
         "labctl up",
         "labctl run -- python train.py",
     ]
-    assert made.versus_said.startswith("Both accuracies are equal")
+    assert made.agreement.startswith("Both accuracies are equal")
     assert made.warning == ""
 
 
@@ -113,9 +113,9 @@ def test_a_tree_with_changes_is_warned_of() -> None:
 
 def test_a_server_that_says_something_else_is_told() -> None:
     other = evaluation(accuracy=0.9, data_sha256="f" * 64)
-    assert "different data" in build_page(facts(server=other)).versus_said
-    assert "differ" in build_page(facts(server=None, server_accuracy=0.5)).versus_said
-    assert "Only one" in build_page(facts(here=None)).versus_said
+    assert "different data" in build_page(facts(server=other)).agreement
+    assert "differ" in build_page(facts(server=None, server_accuracy=0.5)).agreement
+    assert "Only one" in build_page(facts(here=None)).agreement
 
 
 def test_of_a_run_about_which_nothing_is_known_it_says_not_measured() -> None:
@@ -234,7 +234,7 @@ def test_many_classes_are_told_by_what_is_confused_most() -> None:
     names = tuple(f"class {n}" for n in range(MOST_MATRIX + 80))
     made = build_page(facts(evaluation=evaluation(names)))
     assert made.matrix == ()
-    assert [(p.truth, p.said, p.count) for p in made.pairs] == [("class 0", "class 1", "2")]
+    assert [(p.truth, p.predicted, p.count) for p in made.pairs] == [("class 0", "class 1", "2")]
     assert "A matrix of 100 classes would be unreadable" in made.pairs_note
     assert len(made.classes) == 100
 

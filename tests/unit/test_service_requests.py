@@ -11,7 +11,7 @@ import pytest
 from labctl.errors import BuildError, NotFoundError
 from labctl.events import Note, SilentReporter
 from labctl.model import Endpoint, Service
-from labctl.services.background_forwards import DetachedSpec
+from labctl.services.background_forwards import BackgroundForwardSpec
 from labctl.services.port_forward import ForwardSpec
 from labctl.services.services import ensure_service, list_services, serving_files, stop_service
 from labctl.wire.codec import decode, encode
@@ -138,5 +138,5 @@ def test_a_background_forward_gets_its_request_unchanged() -> None:
         config="c", server_id="box-1", endpoint=Endpoint(host="h"), service=SERVICE
     )
     for each in (request, WEB, None):
-        spec = DetachedSpec(forward=forward, log_path="l", request=each)
-        assert msgspec.json.decode(msgspec.json.encode(spec), type=DetachedSpec) == spec
+        spec = BackgroundForwardSpec(forward=forward, log_path="l", request=each)
+        assert msgspec.json.decode(msgspec.json.encode(spec), type=BackgroundForwardSpec) == spec

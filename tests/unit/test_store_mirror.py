@@ -93,7 +93,7 @@ def s3(cloud: Rehearsal, imds: str, lab: Lab, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def door(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def direct_store(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of a store that is reached without an ssh."""
     directory = tmp_path / "store" / PREFIX
 
@@ -484,7 +484,7 @@ sys.stdin.read()
 """
 
 
-def test_the_door_keeps_the_same(door: Path, lab: Lab) -> None:
+def test_the_door_keeps_the_same(direct_store: Path, lab: Lab) -> None:
     run = lab.run("first")
     run.checkpoint(1)
     run.checkpoint(2, size=4_000_000)
@@ -493,7 +493,7 @@ def test_the_door_keeps_the_same(door: Path, lab: Lab) -> None:
     (run.directory / ".labctl/sent.json").unlink()
     assert mirrored().failed == ()
     assert store.probe(LabRequest(**ABOUT)) == Empty()
-    model = door / "runs/first/files/checkpoints/step-00000002/model"
+    model = direct_store / "runs/first/files/checkpoints/step-00000002/model"
     model.write_bytes(model.read_bytes()[:-1] + b"!")
     lab.again()
     assert [name for name, _ in restored().left_out][-1] == "checkpoints/step-00000002/"

@@ -98,10 +98,13 @@ def test_a_bundle_that_takes_over_its_reader_has_nothing(
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     receiver, _ = make_receiver(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as metadata, socket.socket(socket.AF_UNIX) as door:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as metadata,
+        socket.socket(socket.AF_UNIX) as listener,
+    ):
         monkeypatch.chdir(home)
-        door.bind("socket")
-        door.listen()
+        listener.bind("socket")
+        listener.listen()
         port = metadata.getsockname()[1]
         attempts = ATTEMPTS.format(home=str(home), drop=str(receiver.directory), port=port)
         take_over(attempts)

@@ -96,15 +96,15 @@ def test_a_run_that_begins_while_the_recorder_ends_is_recorded(
     monkeypatch.setattr(telemetry.time, "sleep", lambda s: None)
     run: Any = object()
     none: dict[str, Any] = {}
-    # It ends after three looks at nothing; the fourth is after it has let go of the lock.
-    looks = [none, none, none, {"a": run}, {"a": run}, none, none, none, none]
+    # It ends after three empty lists; the fourth is after it has let go of the lock.
+    run_lists = [none, none, none, {"a": run}, {"a": run}, none, none, none, none]
     due: list[int] = []
-    monkeypatch.setattr(telemetry, "list_recorded", lambda before: looks.pop(0))
+    monkeypatch.setattr(telemetry, "list_recorded", lambda before: run_lists.pop(0))
     monkeypatch.setattr(telemetry, "write_due", lambda runs, gpus: due.append(len(runs)))
     monkeypatch.setattr(telemetry, "probe_gpus", lambda runs: None)
     telemetry.record(Empty())
     assert sum(due) == 1
-    assert looks == []
+    assert run_lists == []
 
 
 def test_who_only_looks_makes_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ class Memory:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery_lock, "BEAT_S", 0.02)
-    monkeypatch.setattr(recovery_lock, "LOOK_S", 0.02)
+    monkeypatch.setattr(recovery_lock, "POLL_S", 0.02)
     monkeypatch.setattr(recovery_lock, "STALE_S", 0.3)
 
 

@@ -202,8 +202,8 @@ def test_no_extension_that_is_allowed_passes_the_ceiling(
         return
     if limits.ceiling_s is not None:
         assert ends <= limits.from_s + limits.ceiling_s + 1.0
-    if limits.budget_s is not None:
-        assert ends <= limits.budget_s + 1.0
+    if limits.budget_end_s is not None:
+        assert ends <= limits.budget_end_s + 1.0
 
 
 AGE = ElapsedTimeRecord("a", boottime_s=100.0, wall_s=1000.0, elapsed_s=50.0)

@@ -161,7 +161,7 @@ def service() -> Iterator[Service]:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_imds, "LOOK_AGAIN_S", (0.0, 0.0))
+    monkeypatch.setattr(watch_imds, "PROBE_PAUSES_S", (0.0, 0.0))
 
 
 def test_notices_are_there_once_they_were_given(service: Service) -> None:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from subprocess import CompletedProcess
+
 import pytest
 
+from labctl.agent.watchdog import activity
+from labctl.agent.watchdog.activity import ActivitySnapshot, read_gpu_signs
+from labctl.agent.watchdog.processes import ActivitySign
 from labctl.courses.watch_reports import HeardReport, WatchReport, read_report
+from labctl.model import Offer
 from labctl.state import LedgerEntry
+from labctl.web.server_load import load_from_watchdog
+
+TWO_GPUS = Offer(provider="aws", type="g5.12xlarge", gpu_count=2)
 
 
 def heard(detail: dict[str, object]) -> HeardReport:
@@ -29,3 +39,30 @@ def test_a_forged_report_stops_nothing(watch: object) -> None:
 def test_a_report_without_an_end_is_one() -> None:
     nothing = {"alive": False, "ttl_left_s": None, "idle_for_s": None, "busy": None}
     assert heard({"watch": nothing}).watch == WatchReport(busy=None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "percent"), [("0, 90\n1, 30.5\n", 120.5), ("0, 1\n1, 0\n", 0.0), ("0, [N/A]\n", None)]
+)
+def test_the_use_of_gpus_is_a_number_beside_the_sentences(
+    rows: str, percent: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def query(words: list[str]) -> CompletedProcess[str]:
+        return CompletedProcess(words, 0, rows if "--query-gpu" in words[-1] else "17\n", "")
+
+    monkeypatch.setattr(activity, "_run_query", query)
+    monkeypatch.setattr(activity.shutil, "which", lambda name: f"/usr/bin/{name}")
+    signs = [ActivitySign("a run", run="night"), *read_gpu_signs()]
+    assert ActivitySnapshot(0.0, signs).gpu_percent == percent
+
+
+@pytest.mark.parametrize(
+    ("reported", "shown"),
+    [(150.0, 75), (0, 0), (None, None), (1e9, None), (-1.0, None), (math.nan, None)],
+)
+def test_the_load_of_a_server_is_the_mean_of_its_gpus(
+    reported: float | None, shown: int | None
+) -> None:
+    watch = heard({"watch": {"gpu_percent": reported, "busy": ["GPU 0 is at 9 %"]}}).watch
+    load = load_from_watchdog(TWO_GPUS, watch.gpu_percent, 5.0)
+    assert (load.gpu_percent if load else None) == shown

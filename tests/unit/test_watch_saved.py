@@ -173,7 +173,7 @@ def test_what_is_pulled_is_saved_until_it_changes(home: Path) -> None:
     assert saved_results.estimate_unsaved(LAB["lab_id"], False) == (2, 5)
     held = tuple(PulledFile(f.name, f.size, f.sha256) for f in left.files if f.name != "edited.py")
     edits = tuple(PulledEdit(f.name, f.sha256) for f in left.files if f.name == "edited.py")
-    saved_results.pulled(PulledRequest(**LAB, runs={"first": held}, edits=edits))
+    saved_results.record_pulled(PulledRequest(**LAB, runs={"first": held}, edits=edits))
     assert saved_results.list_unsaved(account, LAB["lab_id"], True) == Unsaved([], [])
     assert saved_results.estimate_unsaved(LAB["lab_id"], True) == (0, 0)
     (home / "labctl/digits/runs/first/checkpoints/a").write_text("bb")
@@ -184,7 +184,7 @@ def test_what_is_pulled_is_saved_until_it_changes(home: Path) -> None:
     left = saved_results.list_unsaved(account, LAB["lab_id"], False)
     assert any("its manifest does not match b" in each for each in left.broken)
     with pytest.raises(Failure, match="run other does not exist"):
-        saved_results.pulled(PulledRequest(**LAB, runs={"other": ()}))
+        saved_results.record_pulled(PulledRequest(**LAB, runs={"other": ()}))
 
 
 @pytest.mark.parametrize("comes", [True, False])
@@ -201,7 +201,7 @@ def test_at_a_limit_it_waits_for_the_keeper_and_not_beyond_it(
         if what == "waiting for the keeper" and comes:
             left = saved_results.list_unsaved(account, LAB["lab_id"], False)
             held = tuple(PulledFile(one.name, one.size, one.sha256) for one in left.files)
-            saved_results.pulled(PulledRequest(**LAB, runs={"first": held}))
+            saved_results.record_pulled(PulledRequest(**LAB, runs={"first": held}))
 
     assert shutdown.wind_down(plan, "budget", say, left_s=60.0 if comes else 0.5).end
     assert said[-1] == ("results saved" if comes else "results lost")

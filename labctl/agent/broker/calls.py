@@ -27,10 +27,9 @@ from . import mounts as broker_mounts
 from .account_containers import list_containers
 from .claims import ContainerClaim
 from .concurrency import AccountLimit
-from .detection import TAKEN
 from .gpu_leases import GpuReader, find_holder, list_leases, list_node_groups, read_boottime_s
 from .housekeeping import Housekeeping
-from .http import UPLOAD_IDLE_S, HttpRefusal, Request, send_response
+from .http import UPLOAD_IDLE_S, HttpRefusal, LimitRefusal, Request, send_response
 from .image_disk import ImageDisk
 from .image_pulls import Pulls
 from .query_filter import parse_filters, pick_parameters
@@ -198,8 +197,8 @@ class Calls:
         with self._execs[account.uid]:
             container = self._inspect_own(account, ref)
             if len(container.ExecIDs or ()) >= MOST_EXECS:
-                message = f"{TAKEN}a container runs at most {MOST_EXECS} commands at once"
-                raise HttpRefusal(409, message)
+                message = f"a container runs at most {MOST_EXECS} commands at once"
+                raise LimitRefusal(409, message)
             reply = json.loads(engine.call("POST", f"/containers/{container.Id}/exec", command))
         send_response(request.link, 201, reply)
 

@@ -14,7 +14,6 @@ from typing import Callable, Iterator, NamedTuple
 
 from ..host import engine
 from .account_containers import AccountContainer, list_containers
-from .detection import TAKEN
 from .gpu_leases import (
     GpuIdentity,
     GpuLease,
@@ -25,7 +24,7 @@ from .gpu_leases import (
     read_boottime_s,
 )
 from .gpu_queue import TURN_S, GpuQueue
-from .http import HttpRefusal
+from .http import HttpRefusal, LimitRefusal
 from .rules import BrokerAccount
 from .settings import BrokerSettings
 
@@ -146,11 +145,9 @@ class Claims:
         live = {entry.name or entry.id for entry in own_containers if entry.is_live} | claimed
         if len(live) >= self._settings.containers:
             limit = self._settings.containers
-            raise HttpRefusal(409, f"{TAKEN}an account may have at most {limit} containers")
+            raise LimitRefusal(409, f"an account may have at most {limit} containers")
         if len(own_containers) - len(live) >= 2 * ENDED_KEPT:
-            raise HttpRefusal(
-                409, f"{TAKEN}ended containers of this account are being removed; try again"
-            )
+            raise LimitRefusal(409, "ended containers of this account are being removed; try again")
 
     def _lend(
         self,
@@ -175,7 +172,7 @@ class Claims:
             if request.is_service:
                 return Grant([], 0.0)
             position = self._queue.join(account.uid, busy.missing)
-            raise HttpRefusal(409, f"{busy.message}. {_describe_position(position)}") from None
+            raise LimitRefusal(409, f"{busy.reason}. {_describe_position(position)}") from None
         except HttpRefusal:
             if not request.is_service:
                 raise

@@ -7,8 +7,7 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import Iterator
 
-from .detection import TAKEN
-from .http import HttpRefusal
+from .http import LimitRefusal
 from .rules import BrokerAccount
 
 
@@ -26,7 +25,7 @@ class AccountLimit:
         """Run one operation inside. Refusal (429) if the account is at its limit."""
         with self._lock:
             if self._running[account.uid] >= self._most:
-                raise HttpRefusal(429, f"{TAKEN}an account {self._what} at once")
+                raise LimitRefusal(429, f"an account {self._what} at once")
             self._running[account.uid] += 1
         try:
             yield

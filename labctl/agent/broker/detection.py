@@ -8,8 +8,8 @@ BROKER = "/run/labctl/broker.sock"
 ENGINE = "/var/run/docker.sock"
 # the limit (host.paths.LIMIT) that ended a run whose GPU lease was over
 LEASE = "GPU lease"
-# prefix of refusals because of other accounts' use or the account's own limits
-TAKEN = "shared server: "
+# the key of an error response that tells the broker's limits from the engine's own errors
+LIMIT_KEY = "labctl_limit"
 
 
 def is_brokered() -> bool:

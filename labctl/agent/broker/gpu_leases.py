@@ -16,9 +16,8 @@ from typing import NamedTuple
 from ...wire.telemetry import GpuRecord
 from ..host.gpus import Gpus
 from .account_containers import AccountContainer
-from .detection import TAKEN
 from .gpu_queue import Waiter
-from .http import HttpRefusal
+from .http import LimitRefusal
 from .rules import ENDS, GPUS, BrokerAccount
 
 ROUND_UP_S = 59.0
@@ -65,11 +64,12 @@ def identify_gpus(gpus: list[GpuRecord]) -> list[GpuIdentity]:
     return [GpuIdentity(gpu.uuid, gpu.index, gpu.name or gpu.uuid) for gpu in gpus if gpu.uuid]
 
 
-class GpusBusy(HttpRefusal):
+class GpusBusy(LimitRefusal):
     """Other accounts have the GPUs, or are before this one. `missing` are UUIDs, [] for any GPU."""
 
-    def __init__(self, message: str, missing: list[str]) -> None:
-        super().__init__(409, message)
+    def __init__(self, reason: str, missing: list[str]) -> None:
+        super().__init__(409, reason)
+        self.reason = reason
         self.missing = missing
 
 
@@ -120,12 +120,12 @@ def lend_gpus(
     """
     uuids = [gpu.uuid for gpu in gpus]
     if not uuids:
-        raise HttpRefusal(409, f"{TAKEN}it has no GPU; set `gpu: none` in lab.yaml")
+        raise LimitRefusal(409, "it has no GPU; set `gpu: none` in lab.yaml")
     by_index = {gpu.number: gpu.uuid for gpu in gpus if gpu.number}
     requested = [by_index.get(name, name) for name in wanted if name != "*"]
     unknown = [name for name in requested if name not in uuids]
     if unknown:
-        raise HttpRefusal(409, f"{TAKEN}it has no GPU {', '.join(unknown)[:200]}")
+        raise LimitRefusal(409, f"it has no GPU {', '.join(unknown)[:200]}")
     own_leases = [lease for lease in held if lease.uid == account.uid and lease.ends_s > now_s]
     own = {lease.uuid: lease.ends_s for lease in own_leases}
     if own and (set(requested) <= own.keys() if requested else len(own) >= most):
@@ -133,8 +133,8 @@ def lend_gpus(
         return shared, min(own[uuid] for uuid in shared)
     if len(own.keys() | set(requested)) > most:
         holders = "; ".join(describe_lease(lease, gpus, now_s) for lease in own_leases)
-        message = f"{TAKEN}an account may use at most {most} GPU at once. {holders}"
-        raise HttpRefusal(409, message.strip())
+        message = f"an account may use at most {most} GPU at once. {holders}"
+        raise LimitRefusal(409, message.strip())
     free = [
         uuid for uuid in find_free(gpus, held) if uuid not in kept and uuid in (requested or uuids)
     ]
@@ -142,7 +142,7 @@ def lend_gpus(
     if not free or len(free) < len(missing):
         others = [describe_lease(lease, gpus, now_s) for lease in held if lease.uuid not in own]
         others += [describe_reservation(uuid, waiter, gpus) for uuid, waiter in kept.items()]
-        raise GpusBusy(f"{TAKEN}no GPU is free: {'; '.join(others)}", missing)
+        raise GpusBusy(f"no GPU is free: {'; '.join(others)}", missing)
     granted = requested or free[: most - len(own)]
     return granted, min([until_s, *(own[uuid] for uuid in granted if uuid in own)])
 

@@ -16,6 +16,7 @@ from typing import Any, Dict, Iterator
 
 import h11
 
+from .detection import LIMIT_KEY
 from .strict_json import parse_json, parse_query
 
 CHUNK = 256 * 1024
@@ -39,6 +40,13 @@ class HttpRefusal(Exception):
         super().__init__(message)
         self.status = status
         self.message = message
+
+
+class LimitRefusal(HttpRefusal):
+    """A refusal because of other accounts' use, or of the account's own limits."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(status, f"shared server: {message}")
 
 
 class Request:
@@ -160,7 +168,8 @@ def send_response(link: socket.socket, status: int, body: Any) -> None:
 
 def send_refusal(link: socket.socket, refusal: HttpRefusal) -> None:
     """Send the refusal, then read what the client still sends, so that it reads the response."""
-    send_response(link, refusal.status, {"message": refusal.message})
+    limit = {LIMIT_KEY: True} if isinstance(refusal, LimitRefusal) else {}
+    send_response(link, refusal.status, {"message": refusal.message, **limit})
     drain(link)
 
 

@@ -11,8 +11,7 @@ from typing import Callable, Iterator
 
 from ..host import engine
 from ..host.paths import measure_disk
-from .detection import TAKEN
-from .http import HttpRefusal
+from .http import LimitRefusal
 
 CHECK_BYTES = 4 * 1024 * 1024
 ROOT_KEPT_S = 60.0
@@ -34,7 +33,7 @@ class ImageDisk:
         if now_s >= self._root_kept_until_s:
             self._root, self._root_kept_until_s = find_image_root(), now_s + ROOT_KEPT_S
         if measure_disk(self._root)[0] - self._claimed_bytes < self._floor_bytes:
-            raise HttpRefusal(507, f"{TAKEN}its disk has no room for another image")
+            raise LimitRefusal(507, "its disk has no room for another image")
 
     @contextmanager
     def count_upload(self) -> Iterator[Callable[[int], None]]:

@@ -14,10 +14,13 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader
 from typing import Iterator, NamedTuple
 
+from ...wire.verbs import PUSH_COMMAND, HintPart
 from ..host.paths import CHUNK
 from ..reply import Failure
 
 IDLE_S = 30
+# the next step after a broken transfer
+RESUME = (PUSH_COMMAND, "  (resumes where it stopped)")
 MOST_HEADER_BYTES = 64 * 1024
 REDIRECTS = "10"
 OPTIONS = [
@@ -121,7 +124,7 @@ def _start(address: str, headers: dict[str, str], offset: int) -> subprocess.Pop
     program = shutil.which("curl")
     if not program:
         what = "the server has no curl, which is needed to fetch data"
-        raise Failure("missing", what, "", "labctl ssh -- sudo apt-get install curl")
+        raise Failure("missing", what, "", HintPart("ssh", "sudo apt-get install curl"))
     protocols = "=http,https" if address.startswith("http:") else "=https"
     words = [program, *OPTIONS, "--proto", protocols]
     if offset:
@@ -159,9 +162,9 @@ def _read_head(address: str, process: subprocess.Popen[bytes]) -> Head:
         raise _refuse_address(urllib.parse.urljoin(address, location))
     if code == UNKNOWN_HOST:
         what = f"the server cannot resolve the name {host}"
-        hint = f"check the address; labctl ssh -- getent hosts {host}"
+        hint = ("check the address; ", HintPart("ssh", f"getent hosts {host}"))
         raise Failure("link", what, message, hint)
-    raise Failure("link", f"the server cannot reach {host}", message, "labctl push")
+    raise Failure("link", f"the server cannot reach {host}", message, PUSH_COMMAND)
 
 
 def _next_head(stream: BufferedReader) -> Head | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...wire.codec import Message, MessageError, encode, from_json, to_json
 from ...wire.files import BucketRecord, DownloadRecord, FetchReply, FetchRequest
-from ...wire.verbs import Empty
+from ...wire.verbs import SHOW_DISK, Empty
 from ..host.paths import count_free_bytes, lab_dir, read_json, require_name, write_json
 from ..mirror.boto3_python import LACKING, become_boto3_python, has_boto3
 from ..reply import Failure, send_closing_reply, send_reply
@@ -118,5 +118,5 @@ def check_room(size: int, where: Path, what: str) -> None:
             f"the server's disk has no room for {what}",
             f"it needs {size // mib + 1} MiB, {free // mib} MiB are free, and "
             f"{RESERVE_BYTES // mib} MiB stay reserved",
-            "labctl ssh -- df -h",
+            SHOW_DISK,
         )

@@ -10,9 +10,10 @@ import urllib.parse
 from ...wire.codec import MessageError, from_json, to_json
 from ...wire.containment import is_contained
 from ...wire.files import DownloadRecord, FetchedSet
+from ...wire.verbs import CONFIG_FILE, PUSH_COMMAND
 from ..host.paths import read_json, write_json
 from ..reply import Failure
-from .curl import BrokenError, CurlResponse, StatusError, open_address
+from .curl import RESUME, BrokenError, CurlResponse, StatusError, open_address
 from .fetch import FetchTarget, check_room
 from .unpack import is_archive, unpack
 
@@ -31,8 +32,8 @@ def describe_refusal(address: str, error: StatusError) -> Failure:
         )
     if error.status in (404, 410):
         what = f"{address} does not exist ({error.status})"
-        return Failure("missing", what, "", "correct data: in lab.yaml")
-    return Failure("link", f"{address} returned {error}", "", "labctl push")
+        return Failure("missing", what, "", ("correct data: in ", CONFIG_FILE))
+    return Failure("link", f"{address} returned {error}", "", PUSH_COMMAND)
 
 
 def fetch_address(dataset: FetchTarget) -> FetchedSet:
@@ -97,7 +98,7 @@ def _download(dataset: FetchTarget, record: DownloadRecord | None) -> DownloadRe
         "link",
         f"the download of {dataset.address} broke off {TRIES} times",
         message,
-        "labctl push  (resumes where it stopped)",
+        RESUME,
     )
 
 

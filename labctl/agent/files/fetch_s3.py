@@ -11,9 +11,10 @@ from ...wire.codec import to_json
 from ...wire.containment import is_contained
 from ...wire.files import BucketRecord, FetchedSet, ObjectRecord
 from ...wire.s3 import S3, Credentials, ListedObject, S3Error, S3Problem
+from ...wire.verbs import CONFIG_FILE, HintPart
 from ..host.paths import resolve_inside, write_json
 from ..reply import Failure
-from .curl import check_address
+from .curl import RESUME, check_address
 from .fetch import FetchTarget, check_room
 
 THREADS = 8
@@ -39,9 +40,8 @@ def fetch_bucket(dataset: FetchTarget, endpoint: str) -> FetchedSet:
 def _describe(address: str, error: S3Error) -> Failure:
     """Turn an S3 error into a Failure."""
     if error.problem in (S3Problem.MISSING, S3Problem.NO_BUCKET):
-        return Failure(
-            "missing", f"{address} does not exist", error.why, "correct data: in lab.yaml"
-        )
+        hint = ("correct data: in ", CONFIG_FILE)
+        return Failure("missing", f"{address} does not exist", error.why, hint)
     if error.problem is S3Problem.NO_CREDENTIALS:
         return Failure(
             "policy",
@@ -51,9 +51,9 @@ def _describe(address: str, error: S3Error) -> Failure:
         )
     if error.problem is S3Problem.DENIED:
         what = f"the server's credentials do not allow it to read {address}"
-        return Failure("policy", what, error.why, "labctl ssh -- aws sts get-caller-identity")
+        return Failure("policy", what, error.why, HintPart("ssh", "aws sts get-caller-identity"))
     what = f"could not fetch {address}"
-    return Failure("link", what, error.why, "labctl push  (resumes where it stopped)")
+    return Failure("link", what, error.why, RESUME)
 
 
 def _list_objects(bucket: S3) -> dict[str, ListedObject]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Callable, Iterator, Sequence, Tuple
 
 from ...wire.files import CommitReply, CommitRequest, PlanReply, PlanRequest, PushedFile
+from ...wire.verbs import HintPart
 from ..host.paths import count_free_bytes, resolve_inside
 from ..reply import Failure
 from .push_target import NOT_A_FILE, PushTarget, stat_or_none
@@ -308,7 +309,7 @@ def _rename_into_place(
             Path(parent).mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             what = f"{parent} is a file on the server but a directory locally"
-            raise Failure("policy", what, "", f"labctl ssh -- rm {parent}") from None
+            raise Failure("policy", what, "", HintPart("ssh", f"rm {parent}")) from None
         known_parents.add(parent)
     _give_mode(staged, mode, staged_stat)
     os.replace(staged, final)  # noqa: PTH105 (building a Path for each file is slow)

@@ -18,6 +18,7 @@ from ...wire.files import (
     SkippedFile,
 )
 from ...wire.mirrors import StoredFile
+from ...wire.verbs import STATUS_COMMAND
 from ..host.paths import HASHES, compute_age_s, hash_file, lab_dir, resolve_inside, run_dir
 from ..reply import Failure
 from ..runs.records import read_final_record
@@ -54,10 +55,12 @@ def manifest(request: ManifestRequest) -> ManifestReply:
     for directory in directories:
         if not directory.is_dir():
             what = f"run {directory.name} does not exist on this server"
-            raise Failure("missing", what, "", "labctl status")
+            raise Failure("missing", what, "", STATUS_COMMAND)
     ended = {d.name: bool(read_final_record(d)) for d in directories}
     writing = _OpenFiles()
-    scans = {d.name: _RunScan(d, request, ended[d.name], writing).manifest() for d in directories}
+    scans = {
+        d.name: _RunScan(d, request, ended[d.name], writing).build_manifest() for d in directories
+    }
     rsync = read_rsync_version() if request.quick else ""
     return ManifestReply({name: scan._replace(rsync=rsync) for name, scan in scans.items()})
 
@@ -110,7 +113,7 @@ class _RunScan:
         self.promised: dict[str, str] = {}
         self.proved: set[str] = set()
 
-    def manifest(self) -> RunManifest:
+    def build_manifest(self) -> RunManifest:
         fresh: dict[str, HashRecord] = {}
         files: Files = {}
         closed: set[Path] = set()
@@ -126,7 +129,7 @@ class _RunScan:
                 continue
             fresh[name] = record
             sha256 = record.sha256 or self.promised.get(name, "")
-            files[name] = CompleteFile(name, record.size, sha256, self._is_growing(name))
+            files[name] = CompleteFile(name, record.size, sha256, self._can_grow(name))
         if fresh != self.cache:
             write_records(self.cache_path, {**self.cache, **fresh})
         broken = self._find_broken_checkpoints(files)
@@ -207,17 +210,17 @@ class _RunScan:
                 if manifest.names and len(promised) == len(manifest.names):
                     self.proved |= {name, *promised}
 
-    def _is_growing(self, name: str) -> bool:
+    def _can_grow(self, name: str) -> bool:
         return not self.ended and _is_match(name, GROWING)
 
     def _hash_complete(self, path: Path, name: str) -> tuple[str, HashRecord | None]:
         """Return ("", record) of a stable file, or (reason, None)."""
         if not self.ended and _is_match(name, UNFINISHED):
             return "unfinished by its name", None
-        is_growing = self._is_growing(name)
+        can_grow = self._can_grow(name)
         try:
             before = path.stat()
-            if not self.ended and not is_growing and name not in self.proved:
+            if not self.ended and not can_grow and name not in self.proved:
                 if compute_age_s(before.st_mtime) < SETTLED_S:
                     return "written just now", None
                 if (before.st_dev, before.st_ino) in self.writing:
@@ -226,16 +229,16 @@ class _RunScan:
             unhashed = HashRecord(before.st_size, before.st_mtime_ns, "")
             if cached and cached[:2] == unhashed[:2] and cached.sha256:
                 return "", cached
-            if self.quick and not is_growing and before.st_size > QUICK_BYTES:
+            if self.quick and not can_grow and before.st_size > QUICK_BYTES:
                 return "", unhashed
-            sha256 = hash_file(path, before.st_size if is_growing else None)
+            sha256 = hash_file(path, before.st_size if can_grow else None)
             after = path.stat()
         except FileNotFoundError:
             return "removed meanwhile", None
         except PermissionError:
             return UNREADABLE, None
         has_changed = (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns)
-        if has_changed and not (is_growing and after.st_size >= before.st_size):
+        if has_changed and not (can_grow and after.st_size >= before.st_size):
             return "still changing", None
         # The old time: a growing file must never be taken from the cache by its new one.
         return "", unhashed._replace(sha256=sha256)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from ...wire.containment import is_contained
+from ...wire.verbs import SHOW_DISK
 from ..host.paths import CHUNK, count_free_bytes, resolve_inside
 from ..reply import Failure
 from .files import RESERVE_BYTES
@@ -94,7 +95,7 @@ def _extract_file(content: IO[bytes], into: Path, name: str, size: int, room: in
             "disk",
             "the server's disk has no room for the unpacked archive",
             f"{name!r} alone has {size} bytes, and {max(0, room)} bytes are available",
-            "labctl ssh -- df -h",
+            SHOW_DISK,
         )
     path = resolve_inside(into, name)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -159,7 +159,7 @@ class CgroupV2:
 
 
 def find_group(proc: Path, groups: Path = GROUPS) -> CgroupV1 | CgroupV2 | None:
-    """Return the Group1 or Group2 of a process; None if neither can be read.
+    """Return the cgroup (v1 or v2) of a process; None if neither can be read.
 
     Paths as this machine sees them are tried first, then paths as the container sees them: a lab
     server that is itself a container may not see the whole tree.

@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from ...wire.verbs import SHOW_DOCKER
 from ..reply import Failure
 from .background import build_scope_words
 
@@ -30,6 +31,7 @@ def run_docker(*args: str, check: bool = True, stdin: str = "") -> CompletedProc
         except FileNotFoundError:
             what = "Docker is not installed on the server"
             raise Failure("engine", what, hint="labctl doctor") from None
+        # The docker command exits with 1 for every error.
         is_unreachable = (
             done.returncode != 0 and "Cannot connect to the Docker daemon" in done.stderr
         )
@@ -42,7 +44,7 @@ def run_docker(*args: str, check: bool = True, stdin: str = "") -> CompletedProc
             "engine",
             "the Docker Engine on the server does not answer",
             done.stderr.strip(),
-            "labctl ssh -- systemctl status docker",
+            SHOW_DOCKER,
         )
     if check and done.returncode != 0:
         raise Failure("docker", f"docker {args[0]} failed", done.stderr.strip()[-2000:])

@@ -17,6 +17,8 @@ from typing import Any, Callable, Iterator
 from urllib.parse import quote
 
 from ...wire.codec import Message, MessageError, decode, from_json, to_json
+from ...wire.verbs import SHOW_DOCKER
+from ..broker.detection import LIMIT_KEY
 from ..reply import Failure
 from .docker import ATTEMPTS_S, run_docker
 from .engine_objects import (
@@ -40,12 +42,16 @@ _CHUNK = 256 * 1024
 
 
 class EngineRequestError(Failure):
-    """An error response of the engine. `status` is the HTTP status, 0 if no response came."""
+    """An error response of the engine. `status` is the HTTP status, 0 if no response came.
 
-    def __init__(self, status: int, message: str) -> None:
+    `is_limit` is whether a shared server's broker refused because of its limits.
+    """
+
+    def __init__(self, status: int, message: str, is_limit: bool = False) -> None:
         super().__init__("docker", "the Docker Engine on the server refused the request", message)
         self.status = status
         self.message = message
+        self.is_limit = is_limit
 
 
 def inspect_image(reference: str) -> Image | None:
@@ -101,6 +107,7 @@ def create_container(name: str, body: NewContainer) -> bool:
     try:
         call("POST", f"/containers/create?name={name}", body)
     except EngineRequestError as refused:
+        # Docker's API answers 409 for other conflicts too, and tells them apart by their text only.
         if refused.status == 409 and "is already in use" in refused.message:
             return False
         raise
@@ -156,11 +163,13 @@ def call(method: str, path: str, body: object = None, timeout_s: float = ANSWER_
 
 
 def _parse_refusal(status: int, content: bytes) -> EngineRequestError:
+    is_limit = False
     try:
-        message = str(json.loads(content)["message"])
-    except (ValueError, KeyError, TypeError):
+        body = json.loads(content)
+        message, is_limit = str(body["message"]), body.get(LIMIT_KEY) is True
+    except (ValueError, KeyError, TypeError, AttributeError):
         message = content.decode(errors="replace")
-    return EngineRequestError(status, message.strip() or f"HTTP status {status}")
+    return EngineRequestError(status, message.strip() or f"HTTP status {status}", is_limit)
 
 
 @lru_cache(maxsize=None)
@@ -265,7 +274,7 @@ class ResponseStream:
             self._first = self._read_head()
         except socket.timeout:
             self.close()
-            raise self._silent() from None
+            raise self._make_silence_error() from None
         except BaseException:
             self.close()
             raise
@@ -297,7 +306,7 @@ class ResponseStream:
                 block = self._link.recv(_CHUNK)
             except socket.timeout:
                 if time.monotonic() - heard_s > self._silence_s:
-                    raise self._silent() from None
+                    raise self._make_silence_error() from None
                 yield b""
                 continue
             if not block:
@@ -314,7 +323,7 @@ class ResponseStream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _silent(self) -> EngineRequestError:
+    def _make_silence_error(self) -> EngineRequestError:
         return EngineRequestError(0, f"the Docker Engine sent nothing for {self._silence_s:g} s")
 
 
@@ -334,16 +343,16 @@ def _connect(socket_path: str) -> socket.socket:
                 raise Failure("engine", what, f"{socket_path}: {error}", "labctl doctor") from None
             run_docker("--version")  # raises at once if Docker is not installed
             if time.monotonic() >= deadline:
-                raise _silent(socket_path, error) from None
+                raise _make_silence_failure(socket_path, error) from None
         time.sleep(PAUSE_S)
 
 
-def _silent(path: str, error: OSError) -> Failure:
+def _make_silence_failure(path: str, error: OSError) -> Failure:
     return Failure(
         "engine",
         "the Docker Engine on the server does not answer",
         f"{path}: {error.strerror}",
-        "labctl ssh -- systemctl status docker",
+        SHOW_DOCKER,
     )
 
 

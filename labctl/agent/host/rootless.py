@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Callable, Iterator, List, Optional, Tuple
 
 from ...wire.images import BuildImageRequest
+from ...wire.verbs import CONFIG_FILE
 from ..reply import Failure
 from .docker import run_docker
 from .paths import labctl_home
@@ -31,7 +32,8 @@ def require_buildkit() -> None:
     missing = [name for name in PROGRAMS if not shutil.which(name, path=PLACES)]
     if missing:
         why = f"rootless BuildKit builds images here, and {', '.join(missing)} is missing"
-        hint = "use an existing image in lab.yaml (image: NAME), or ask the course's staff for one"
+        staff = " (image: NAME), or ask the course's staff for one"
+        hint = ("use an existing image in ", CONFIG_FILE, staff)
         raise Failure("policy", "this shared server cannot build images", why, hint)
 
 

@@ -38,7 +38,7 @@ EVERY_S, LATER_S = 10.0, 60.0
 LATER_AFTER_S = 6 * 3600.0
 MOST_BYTES = 8 * 1024**2
 # seconds between two queries of the running runs
-LOOK_S = 5.0
+POLL_S = 5.0
 # queries without a run after which this process ends
 PATIENCE = 3
 
@@ -112,7 +112,7 @@ def _record_until_idle() -> None:
             return
         write_due(recorded, gpus)
         probe_gpus(recorded)
-        time.sleep(max(0.1, LOOK_S - (time.monotonic() - started)))
+        time.sleep(max(0.1, POLL_S - (time.monotonic() - started)))
 
 
 @contextmanager
@@ -162,7 +162,7 @@ def list_running() -> list[str]:
 
 def write_due(recorded: dict[str, RecordedRun], gpus: Gpus) -> None:
     now = time.monotonic()
-    due = [run for run in recorded.values() if run.due_s <= now + LOOK_S / 2]
+    due = [run for run in recorded.values() if run.due_s <= now + POLL_S / 2]
     if not due:
         return
     gpu_readings = gpus.read(wait=True)

@@ -1,7 +1,7 @@
 """The verb `top`: a JSON line each second about the server, its GPUs, runs and processes.
 
 It ends when the reader is gone. To keep its cost low, it reads kernel files each second, but
-queries the engine and all processes only every LOOK_S seconds.
+queries the engine and all processes only every REFRESH_S seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .gpus import GpuProcess, Gpus, select_given
 from .host_usage import HostUsage, ProcessUsage, load_psutil
 from .paths import labctl_home, read_json_number
 
-LOOK_S = 5.0
+REFRESH_S = 5.0
 # seconds between the two readings that make the first sample
 FIRST_S = 0.5
 PROGRESS = "logs/progress.json"
@@ -74,13 +74,13 @@ class TopView:
         self.processes = ProcessUsage(psutil)
         self.runs: dict[str, TopContainer] = {}
         self.apps: list[GpuProcess] = []
-        self.refreshed_s = -LOOK_S
+        self.refreshed_s = -REFRESH_S
         self.refreshes = 0
 
     def read(self) -> TopRecord:
         now = time.monotonic()
         # The second refresh follows at once: only two show how busy a process is.
-        if now - self.refreshed_s >= LOOK_S or self.refreshes < 2:
+        if now - self.refreshed_s >= REFRESH_S or self.refreshes < 2:
             self.refreshed_s, self.refreshes = now, self.refreshes + 1
             self._refresh()
         gpus = self.gpus.read()

@@ -22,6 +22,7 @@ from ...wire.mirrors import (
     StoredRunRecord,
 )
 from ...wire.runs import AttemptRecord
+from ...wire.verbs import SHOW_DISK, UP_COMMAND, HintPart
 from ..files.checkpoints import MANIFEST, read_checkpoint_manifest
 from ..files.files import RESERVE_BYTES
 from ..files.records import merge_records
@@ -53,7 +54,7 @@ def restore(request: RestoreRunRequest) -> RestoreRunReply:
     url = read_config(root).url
     if request.store not in ("", url):
         what = f"this server's store is {url or 'none'}, not {request.store}"
-        raise Failure("policy", what, "", "labctl up")
+        raise Failure("policy", what, "", UP_COMMAND)
     if not can_use_store(url):
         return rerun_with_boto3(RESTORE_RUN, request)
     with (root / ".labctl" / "restore.lock").open("w") as lock:
@@ -64,7 +65,7 @@ def restore(request: RestoreRunRequest) -> RestoreRunReply:
         try:
             return _Restore(root, request, store, url).execute()
         except StoreError as error:
-            raise Failure("store", f"{url} cannot be used", str(error), "labctl up") from None
+            raise Failure("store", f"{url} cannot be used", str(error), UP_COMMAND) from None
         finally:
             store.close()
 
@@ -88,7 +89,7 @@ class _Restore:
         stored = self._read_object("run.json", StoredRunRecord)
         if stored is None:
             what = f"{self.url} has no files of run {self.run}"
-            raise Failure("missing", what, "", "labctl status --refresh")
+            raise Failure("missing", what, "", HintPart("status", "--refresh"))
         if (stored.spec.id, stored.spec.lab_id) != (self.run, self.lab_id):
             raise Failure("policy", f"the store has another run under the name {self.run}")
         index = self._read_object("index.json", IndexRecord) or IndexRecord()
@@ -123,7 +124,7 @@ class _Restore:
         if size + RESERVE_BYTES > free:
             why = f"it needs {size} bytes, and {free} bytes are free"
             what = f"the server's disk has no room for run {self.run}"
-            raise Failure("disk", what, why, "labctl ssh -- df -h")
+            raise Failure("disk", what, why, SHOW_DISK)
 
     def _fetch_file(self, store_key: str, name: str, versions: list[StoredFile]) -> bool:
         """Fetch a file to the staging directory; it must match one of `versions`.

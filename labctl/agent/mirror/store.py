@@ -19,7 +19,7 @@ from ...wire.mirrors import (
     PrepareStoreRequest,
     StoreConfigRecord,
 )
-from ...wire.verbs import Empty, LabRequest, Reply, Request, Verb
+from ...wire.verbs import CONFIG_FILE, UP_COMMAND, Empty, LabRequest, Reply, Request, Verb
 from ..host.paths import lab_dir, read_json, write_json, write_text
 from ..program import PROGRAM, call_program
 from ..reply import Failure
@@ -28,6 +28,7 @@ from .boto3_python import LACKING, find_python, has_boto3, provide_python
 CONFIG, KEY, HOSTS = "store.json", "store-key", "store-hosts"
 LONG_S = 6 * 3600.0
 PROBE = ".labctl-probe"
+ADD_STORE = ("add store: to ", CONFIG_FILE, ", then ", UP_COMMAND)
 Progress = Callable[[], None]
 
 
@@ -87,7 +88,7 @@ def open_store(root: Path, lab: str, lab_id: str, progress: Progress = lambda: N
 
         meta = root / ".labctl"
         return MirrorSshStore(settings, meta / KEY, meta / HOSTS, progress)
-    raise Failure("missing", f"{lab} has no store", "", "add store: to lab.yaml, then labctl up")
+    raise Failure("missing", f"{lab} has no store", "", ADD_STORE)
 
 
 def prepare(request: PrepareStoreRequest) -> PrepareStoreReply:

@@ -20,7 +20,7 @@ from ...wire.images import (
     FindImagesRequest,
     PullImageRequest,
 )
-from ...wire.verbs import Empty
+from ...wire.verbs import PUSH_COMMAND, Empty
 from ..broker.detection import is_brokered
 from ..host import rootless
 from ..host.engine import inspect_image
@@ -52,7 +52,7 @@ def build(request: BuildImageRequest) -> None:
     if request.directory not in ("", "."):
         context = resolve_inside(context, request.directory)
     if not (context / "Dockerfile").is_file():
-        raise Failure("missing", f"no Dockerfile in {context} on the server", "", "labctl push")
+        raise Failure("missing", f"no Dockerfile in {context} on the server", "", PUSH_COMMAND)
     log = lab / "builds" / (request.tag.replace("/", "-").replace(":", "-") + ".log")
     log.parent.mkdir(exist_ok=True)
     if is_brokered():

@@ -20,6 +20,7 @@ from ...wire.runs import (
     StatusReply,
     StatusRequest,
 )
+from ...wire.verbs import STATUS_COMMAND
 from ..broker.detection import LEASE
 from ..host.docker import run_docker
 from ..host.engine import inspect_container, inspect_containers
@@ -60,7 +61,7 @@ def require_run_directory(lab: str, lab_id: str, run: str) -> Path:
     directory = run_dir(lab_dir(lab, lab_id), run)
     if not directory.is_dir():
         what = f"run {run} does not exist on this server"
-        raise Failure("missing", what, "", "labctl status")
+        raise Failure("missing", what, "", STATUS_COMMAND)
     return directory
 
 
@@ -198,6 +199,7 @@ def _determine_state(
         exit_code=code,
         ended_at=_parse_docker_time(status.FinishedAt),
         told=summary,
+        oom_limit_bytes=spec.memory_bytes if status.OOMKilled else None,
     )
 
 
@@ -243,7 +245,10 @@ def _describe_exit(
         cancelled=cancelled,
     )
     return ended._replace(
-        state="cancelled" if cancelled else "exited", exit_code=code, told=summary
+        state="cancelled" if cancelled else "exited",
+        exit_code=code,
+        told=summary,
+        oom_limit_bytes=spec.memory_bytes if exit_record.oom_kills > 0 and code != 0 else None,
     )
 
 

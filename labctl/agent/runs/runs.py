@@ -26,8 +26,7 @@ from ...wire.runs import (
     StartRunReply,
     StartRunRequest,
 )
-from ...wire.verbs import LabRequest
-from ..broker.detection import TAKEN
+from ...wire.verbs import SHOW_DISK, LabRequest
 from ..host import engine
 from ..host.background import build_scope_words
 from ..host.docker import run_docker, run_tmux, spawn_tmux
@@ -194,21 +193,22 @@ def _start_container(container: str, spec: RunSpec, body: NewContainer) -> dict[
         engine.start_container(container)
     except engine.EngineRequestError as refused:
         engine.remove_container(container)
-        raise _describe_refusal(spec, refused.message) from None
+        raise _describe_refusal(spec, refused) from None
     # The engine has just confirmed it. To inspect a command that ends at once would take 80 ms.
     return {container: Container(Name=container, State=ContainerState(Running=True))}
 
 
-def _describe_refusal(spec: RunSpec, message: str) -> Failure:
-    why = message.strip()[-1500:]
-    if why.startswith(TAKEN):
+def _describe_refusal(spec: RunSpec, refused: engine.EngineRequestError) -> Failure:
+    why = refused.message.strip()[-1500:]
+    if refused.is_limit:
         hint = "try labctl run again later"
         return Failure("policy", f"run {spec.id} cannot start now", why, hint)
+    # Docker's API tells the causes of a failed start apart by their text only.
     if "could not select device driver" in why:
         what = "Docker on the server cannot give the run access to a GPU"
         return Failure("gpu", what, why, "labctl doctor")
     if "no space left on device" in why:
-        return Failure("disk", "the server's disk is full", why, "labctl ssh -- df -h")
+        return Failure("disk", "the server's disk is full", why, SHOW_DISK)
     return Failure("docker", f"the container of run {spec.id} did not start", why)
 
 
@@ -226,12 +226,12 @@ def _snapshot(code: Path, target: Path) -> None:
         drop_tree(partial)
     complaint = _copy_tree(code, partial)
     if complaint:
-        full = "No space left" in complaint
+        full = "No space left" in complaint  # cp exits with 1 for every error
         raise Failure(
             "disk" if full else "docker",
             "the server's disk is full" if full else "could not copy the code for the run",
             complaint[-500:],
-            "labctl ssh -- df -h",
+            SHOW_DISK,
         )
     names = sorted(str(p.relative_to(partial)) for p in partial.rglob("*") if p.is_file())
     write_json(target.parent / ".labctl" / "code.json", names)

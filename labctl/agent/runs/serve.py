@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...wire.codec import to_json
 from ...wire.services import ServedModel, ServiceRequest
+from ...wire.verbs import HintPart
 from ..host.engine_objects import Mount, NewHostConfig
 from ..host.paths import drop_tree, require_name, resolve_inside, run_dir, write_text
 from ..reply import Failure
@@ -69,6 +70,7 @@ def lock_down(config: NewHostConfig) -> NewHostConfig:
 def explain_failure(code: int | None, output: str) -> Failure:
     """Explain from its exit code and output why a model server ended."""
     if code == REFUSED:
+        # The container's log is all that is left of it; this begins its last message.
         why = output.rpartition("refused: ")[2]
         return Failure(
             "policy", "the model server refused the model", why, "labctl serve --checkpoint NAME"
@@ -93,7 +95,7 @@ def _find_checkpoints(root: Path, model: ServedModel) -> Path:
     directory = root / "models" / run if is_pushed else run_dir(root, run) / "checkpoints"
     if not directory.is_dir():
         message = f"run {run} has no checkpoints on this server"
-        raise Failure("missing", message, "", "labctl status --refresh")
+        raise Failure("missing", message, "", HintPart("status", "--refresh"))
     if model.checkpoint and not resolve_inside(directory, model.checkpoint).exists():
         available = ", ".join(
             sorted(entry.name for entry in directory.iterdir() if entry.name[0] != ".")

@@ -25,7 +25,7 @@ from ...wire.services import (
     StopServiceReply,
     StopServiceRequest,
 )
-from ...wire.verbs import LabRequest
+from ...wire.verbs import CONFIG_FILE, LabRequest
 from ..broker.detection import is_brokered
 from ..host import engine
 from ..host.docker import run_docker
@@ -197,7 +197,7 @@ def _get_port(request: ServiceRequest) -> int:
     port = request.port or (known.port if known else 0)
     if not 0 < port < 65536:
         message = f"the service {request.name} needs a port"
-        hint = "add it in lab.yaml: services: {NAME: {port: 8000}}"
+        hint = ("add it in ", CONFIG_FILE, ": services: {NAME: {port: 8000}}")
         raise Failure("usage", message, "", hint)
     return port
 
@@ -209,7 +209,7 @@ def _build_argv(request: ServiceRequest) -> list[str]:
     preset = KNOWN.get(request.name)
     if preset is None:
         message = f"the service {request.name} has no command"
-        raise Failure("usage", message, "", "add a command for it in lab.yaml")
+        raise Failure("usage", message, "", ("add a command for it in ", CONFIG_FILE))
     return ["/bin/sh", "-c", preset.script, request.name, str(_get_port(request))]
 
 
@@ -336,14 +336,16 @@ def _wait_until_ready(container: str, request: ServiceRequest) -> Container:
         if address and (is_http_ready(address) if is_preset else is_listening(address)):
             return inspected
         if time.monotonic() >= deadline:
-            raise _fail(container, f"the service {name} did not answer within {limit_s:g} s")
+            raise _make_failure(
+                container, f"the service {name} did not answer within {limit_s:g} s"
+            )
         time.sleep(0.2)
 
 
 def _describe_early_end(
     container: str, inspected: Container | None, request: ServiceRequest
 ) -> Failure:
-    failure = _fail(container, f"the service {request.name} exited right after its start")
+    failure = _make_failure(container, f"the service {request.name} exited right after its start")
     if not request.model:
         return failure
     return serve.explain_failure(
@@ -351,7 +353,7 @@ def _describe_early_end(
     )
 
 
-def _fail(container: str, message: str) -> Failure:
+def _make_failure(container: str, message: str) -> Failure:
     done = run_docker("logs", "--tail", "20", container, check=False)
     engine.remove_container(container)
     return Failure("service", message, (done.stdout + done.stderr).strip()[-2000:])

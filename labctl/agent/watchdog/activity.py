@@ -32,7 +32,7 @@ CONTAINER_CORES = 0.05
 SERVICE_CORES = 0.5
 GPU_PERCENT = 5.0
 LONGEST_S, SHORTEST_S = 15.0, 1.0
-LOOKS_PER_IDLE_LIMIT = 20
+CHECKS_PER_IDLE_LIMIT = 20
 # Touched by each verb that shows that a person is at work (see entrypoint.py).
 USED = ".used"
 
@@ -45,7 +45,13 @@ class ActivitySnapshot(NamedTuple):
 
     @property
     def busy(self) -> list[str]:
-        return [sign.said for sign in self.signs if sign.age_s <= 0]
+        return [sign.text for sign in self.signs if sign.age_s <= 0]
+
+    @property
+    def gpu_percent(self) -> float | None:
+        """The use of all GPUs together, 100 for each that is fully used; None if it is unknown."""
+        percents = [sign.gpu_percent for sign in self.signs if sign.gpu_percent is not None]
+        return sum(percents) if len(percents) == len(self.signs) else None
 
     @property
     def runs(self) -> frozenset[str]:
@@ -181,14 +187,16 @@ def read_gpu_signs() -> list[ActivitySign]:
         if not percent.strip().replace(".", "").isdigit():
             return _gpu_processes(words)  # a partitioned GPU reports no utilization
         if float(percent) > GPU_PERCENT:
-            signs.append(ActivitySign(f"GPU {index.strip()} is at {percent.strip()} %"))
+            text = f"GPU {index.strip()} is at {percent.strip()} %"
+            signs.append(ActivitySign(text, gpu_percent=float(percent)))
     return signs
 
 
 def _gpu_processes(words: list[str]) -> list[ActivitySign]:
     done = _run_query([*words, "--query-compute-apps=pid"])
     _require_success(done)
-    return [ActivitySign(f"process {pid} uses a GPU") for pid in done.stdout.split()]
+    pids = done.stdout.split()
+    return [ActivitySign(f"process {pid} uses a GPU", gpu_percent=None) for pid in pids]
 
 
 def _run_query(words: list[str]) -> subprocess.CompletedProcess[str]:
@@ -218,7 +226,7 @@ class ActivityWatcher:
         threading.Thread(target=self._poll_forever, daemon=True).start()
 
     def set_idle_limit(self, idle_s: float | None) -> None:
-        interval_s = LONGEST_S if idle_s is None else idle_s / LOOKS_PER_IDLE_LIMIT
+        interval_s = LONGEST_S if idle_s is None else idle_s / CHECKS_PER_IDLE_LIMIT
         self.interval_s = min(LONGEST_S, max(SHORTEST_S, interval_s))
 
     def request_update(self) -> None:

@@ -59,7 +59,7 @@ def list_clocks(
 ) -> dict[str, LimitClock]:
     """Return the clocks that run. The idle clock runs only while there is no activity."""
     running = {}
-    ends = (("ttl", limits.deadline_s, limits.from_s), ("budget", limits.budget_s, 0.0))
+    ends = (("ttl", limits.deadline_s, limits.from_s), ("budget", limits.budget_end_s, 0.0))
     for name, end, start in ends:
         if end is not None:
             left_s = end - elapsed_s
@@ -114,7 +114,7 @@ def explain_refusal(limits: ServerLimits, span_s: float) -> str:
         return ""
     now = limits.from_s + limits.ttl_s + limits.extended_s
     ceiling_s = None if limits.ceiling_s is None else limits.from_s + limits.ceiling_s
-    for name, limit_s in (("ceiling", ceiling_s), ("budget", limits.budget_s)):
+    for name, limit_s in (("ceiling", ceiling_s), ("budget", limits.budget_end_s)):
         if limit_s is not None and now + span_s > limit_s + TOLERANCE_S:
             text = f"the {name} ends the server {duration_text(limit_s)} after its start"
             return f"{text}; you can extend it by at most {duration_text(max(0.0, limit_s - now))}"

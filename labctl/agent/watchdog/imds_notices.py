@@ -8,7 +8,7 @@ from ..host.imds import Imds
 from .provider_notice import ReclaimNotice, parse_interruption, parse_rebalance
 
 # At boot the service may start late. Machines without one are tried three times, then left alone.
-LOOK_AGAIN_S = (0.0, 2.0, 10.0)
+PROBE_PAUSES_S = (0.0, 2.0, 10.0)
 ACTION = "meta-data/spot/instance-action"
 REBALANCE = "meta-data/events/recommendations/rebalance"
 LIFE = "meta-data/instance-life-cycle"
@@ -21,7 +21,7 @@ def has_reclaim_notices(imds: Imds) -> bool:
 
     An on-demand machine gets no notices.
     """
-    for pause_s in LOOK_AGAIN_S:
+    for pause_s in PROBE_PAUSES_S:
         time.sleep(pause_s)
         try:
             response = imds.get(LIFE)

@@ -19,6 +19,7 @@ from typing import Callable
 
 from ...wire.codec import to_json
 from ...wire.text import duration_text
+from ...wire.verbs import UP_COMMAND, HintPart
 from ...wire.watchdog import (
     EXTEND,
     GUARD,
@@ -102,12 +103,12 @@ def extend(request: ExtendRequest) -> WatchReply:
     if directory is None:
         if FILE.exists():
             why = "an interrupted `labctl up` has not armed it; the first boot's timer still runs"
-            raise Failure("missing", "no watchdog runs on this server yet", why, "labctl up")
+            raise Failure("missing", "no watchdog runs on this server yet", why, UP_COMMAND)
         raise Failure(
             "missing",
             "this server has no watchdog, so it has no deadline to extend",
             "",
-            "labctl up --ttl 8h   # or --idle 30m, --budget 5",
+            HintPart("up", "--ttl 8h   # or --idle 30m, --budget 5"),
         )
     if directory == ROOT_DIR and os.geteuid() != 0:
         return call_as_root(EXTEND, request)
@@ -122,7 +123,7 @@ def extend(request: ExtendRequest) -> WatchReply:
         if why:
             record_decision(directory, status.elapsed_s, "extension refused", why)
             what = f"Cannot extend by {duration_text(span_s)}."
-            raise Failure("policy", what, why, "labctl status --why")
+            raise Failure("policy", what, why, HintPart("status", "--why"))
         extended = limits._replace(
             extended_s=limits.extended_s + span_s,
             held_until_s=max(limits.held_until_s, status.elapsed_s + span_s),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...wire.codec import to_json
+from ...wire.verbs import UP_COMMAND
 from ...wire.watchdog import LimitsRecord, ServerLimits
 from ..host.paths import read_json, write_json
 from ..reply import Failure
@@ -38,7 +39,7 @@ class LimitsFile:
         """What was read last. Failure if the file has never been readable."""
         if self._record is None:
             what = f"the watchdog's limits in {self.path} cannot be read"
-            raise Failure("server", what, "", "labctl up")
+            raise Failure("server", what, "", UP_COMMAND)
         return self._record
 
     @property

@@ -17,7 +17,7 @@ from typing import Callable, NamedTuple
 
 from ...wire.codec import encode, from_json
 from ...wire.mirrors import MIRROR_NOW, PROBE_STORE, MirrorPassReply, MirrorPassRequest
-from ...wire.verbs import ErrorMessage, LabRequest
+from ...wire.verbs import UP_COMMAND, ErrorMessage, LabRequest
 from ...wire.watchdog import MirrorStateRecord
 from ..host.paths import labctl_home
 from ..mirror.boto3_python import LACKING, find_python
@@ -169,7 +169,7 @@ class Mirror:
             if start >= 0:
                 body = json.loads(line[start + len(MARK) :])
                 if "error" in body:
-                    raise Failure(*from_json(ErrorMessage, body["error"]))
+                    raise Failure.relay(from_json(ErrorMessage, body["error"]))
                 return from_json(MirrorPassReply, body)
         return None
 
@@ -228,6 +228,6 @@ def probe_store(account: LabAccount, lab_id: str) -> None:
     """Test the lab's store. Failure if it cannot be used from here."""
     mirrored_labs = list_mirrored_labs(lab_id, False)
     if not mirrored_labs:
-        raise Failure("store", "it was not prepared on this server", "", "labctl up")
+        raise Failure("store", "it was not prepared on this server", "", UP_COMMAND)
     lab = mirrored_labs[0]
     call_verb(account, PROBE_STORE, LabRequest(lab.lab, lab.lab_id))

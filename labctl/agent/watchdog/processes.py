@@ -29,17 +29,21 @@ TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 class ActivitySign(NamedTuple):
-    """A sentence, and how many seconds ago it was true (0: now). `run` is a running run's id."""
+    """A sentence, and how many seconds ago it was true (0: now). `run` is a running run's id.
 
-    said: str
+    `gpu_percent` is how much of one GPU is used, None for a use that cannot be measured.
+    """
+
+    text: str
     age_s: float = 0.0
     run: str = ""
+    gpu_percent: float | None = 0.0
 
 
 class ProcessStat(NamedTuple):
     pid: int
     name: str
-    started: int
+    start_ticks: int
     cpu_s: float
 
 
@@ -89,7 +93,7 @@ class ProcessActivity:
         before_moved, self.moved = self.moved, {}
         signs = []
         for process in _list_processes():
-            key = (process.pid, process.started)
+            key = (process.pid, process.start_ticks)
             self.cpu_s[key] = process.cpu_s
             if process.name in TRANSFERS:
                 sign = self._transfer(process, key, before_moved, span, is_first)

@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 from ...wire.codec import to_json
 from ...wire.text import duration_text
-from ...wire.verbs import Empty
+from ...wire.verbs import UP_COMMAND, Empty
 from ...wire.watchdog import (
     RECLAIM_NOTICE,
     ClientNoticeRecord,
@@ -47,7 +47,7 @@ from .state_files import ROOT_DIR, Lock, find_directory, read_boot_id, read_boot
 from .wakeup import wake_watchdog
 
 POLL_S = 5.0
-LOOK_S = 0.1
+RUN_POLL_S = 0.1
 PAUSE_S = 1.0
 # seconds to wait for the last log lines of a run that has written its checkpoint
 LINGER_S = 2.0
@@ -232,7 +232,7 @@ def _watch_until(
                 run.update(alive)
         if all(done(run) for run in runs) or read_boottime_s() >= until_s:
             return
-        time.sleep(LOOK_S)
+        time.sleep(RUN_POLL_S)
 
 
 def notice(request: ReclaimNoticeRequest) -> Empty:
@@ -243,7 +243,7 @@ def notice(request: ReclaimNoticeRequest) -> Empty:
     directory = find_directory(request.lab_id)
     if directory is None or not Lock(directory).holder():
         what = "no watchdog is running on this server to receive a reclaim notice"
-        raise Failure("missing", what, "", "labctl up")
+        raise Failure("missing", what, "", UP_COMMAND)
     if directory == ROOT_DIR and os.geteuid() != 0:
         return call_as_root(RECLAIM_NOTICE, request)
     given = ClientNoticeRecord(

@@ -14,8 +14,8 @@ from typing import Any, Callable
 from ...wire.watchdog import (
     CheckpointRecord,
     NoticeRecord,
-    ReclaimedReply,
-    ReclaimedRequest,
+    ReadReclaimReply,
+    ReadReclaimRequest,
     RunReclaimRecord,
 )
 from ..host import engine
@@ -54,10 +54,10 @@ def _is_complete(folder: Path) -> bool:
     )
 
 
-def reclaimed(request: ReclaimedRequest) -> ReclaimedReply:
+def read_reclaim(request: ReadReclaimRequest) -> ReadReclaimReply:
     """Return the record of a run (verb `reclaimed`)."""
     directory = run_dir(lab_dir(request.lab, request.lab_id), request.run)
-    return ReclaimedReply(read_record(RunReclaimRecord, directory / ".labctl" / NAME))
+    return ReadReclaimReply(read_record(RunReclaimRecord, directory / ".labctl" / NAME))
 
 
 class ReclaimedRun:

@@ -18,7 +18,7 @@ from ..reply import Failure
 from .activity import LabAccount
 from .shutdown import list_running_containers
 
-LOOK_S = 5.0
+POLL_S = 5.0
 # seconds before a recorder that failed is started again
 AGAIN_S = 60.0
 
@@ -34,7 +34,7 @@ class Recorder:
 
     def _run_forever(self) -> None:
         while True:
-            time.sleep(LOOK_S if self._ensure_recorder() else AGAIN_S)
+            time.sleep(POLL_S if self._ensure_recorder() else AGAIN_S)
 
     def _ensure_recorder(self) -> bool:
         """Run the recorder if runs live and nobody records them; return False if it failed."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ...wire.files import EDITS, MANIFEST, ManifestRequest, PulledRequest
 from ...wire.mirrors import StoredFile
 from ...wire.runs import STATUS, StatusRequest
-from ...wire.verbs import Empty, LabRequest, Reply, Request, Verb
+from ...wire.verbs import STATUS_COMMAND, Empty, LabRequest, Reply, Request, Verb
 from ..files.records import merge_hashes, merge_records, read_hashes, read_records
 from ..host.paths import lab_dir, labctl_home, run_dir
 from ..program import PROGRAM, call_program
@@ -48,14 +48,14 @@ class Unsaved(NamedTuple):
         return sum(file.size for file in self.files)
 
 
-def pulled(request: PulledRequest) -> Empty:
+def record_pulled(request: PulledRequest) -> Empty:
     """Record what a client holds and has verified (verb `pulled`)."""
     root = lab_dir(request.lab, request.lab_id)
     for run, files in (request.runs or {}).items():
         meta = run_dir(root, run) / ".labctl"
         if not meta.is_dir():
             what = f"run {run} does not exist on this server"
-            raise Failure("missing", what, "", "labctl status")
+            raise Failure("missing", what, "", STATUS_COMMAND)
         records = {file.path: StoredFile(file.size, file.sha256) for file in files}
         merge_records(StoredFile, meta / "pulled.json", records)
     if request.edits:

@@ -73,7 +73,7 @@ class Watchdog:
         self.limits_file = LimitsFile(directory)
         self.state = read_state(directory)
         self.boot = read_boot_id()
-        self.looker: ActivityWatcher | None = None
+        self.activity_watcher: ActivityWatcher | None = None
         self.ending: WindDown | None = None
         self.last_work_s = read_boottime_s()
         self.was_busy: bool | None = None
@@ -112,10 +112,10 @@ class Watchdog:
         if self.state.age:
             self._carry_on(self.state.age)
         self._take_limits()
-        self.looker = ActivityWatcher(
+        self.activity_watcher = ActivityWatcher(
             ActivityReader(self.limits_file.plan.account), lambda: wake_watchdog(self.directory)
         )
-        self.looker.set_idle_limit(self.limits_file.limits.idle_s)
+        self.activity_watcher.set_idle_limit(self.limits_file.limits.idle_s)
         threading.Thread(target=self._explore, daemon=True).start()
         self.reclaims.listen(Imds())
         Recorder(lambda: self.limits_file.plan.account, self.record_decision)
@@ -153,9 +153,9 @@ class Watchdog:
                 self.state, self.last_work_s = StateRecord(), read_boottime_s()
             self._take_limits()
             self.last_work_s = read_boottime_s()  # a person changed the limits
-            if self.looker:
-                self.looker.set_idle_limit(self.limits_file.limits.idle_s)
-                self.looker.request_update()
+            if self.activity_watcher:
+                self.activity_watcher.set_idle_limit(self.limits_file.limits.idle_s)
+                self.activity_watcher.request_update()
             self.cannot = None
             self.explore_now.set()
             self.stay_until_s = self.not_before_s = 0.0
@@ -213,11 +213,11 @@ class Watchdog:
 
     def _tick(self) -> WatchdogDecision:
         now = read_boottime_s()
-        look = self.looker.latest if self.looker else None
-        idle_for = self._idle_for(look, now)
+        snapshot = self.activity_watcher.latest if self.activity_watcher else None
+        idle_for = self._idle_for(snapshot, now)
         elapsed = self.elapsed_s()
         plan = self.limits_file.plan
-        runs = look.runs if look else frozenset()
+        runs = snapshot.runs if snapshot else frozenset()
         self._update_mirror(plan, runs)
         early = estimate_wind_down_s(
             plan.grace_s if runs else 0.0,
@@ -234,7 +234,7 @@ class Watchdog:
             self._continue_end(self.ending, elapsed)
         elif self.reclaims.act_on_notices(plan, self.unsaved[1], self.rate_bytes_s):
             pass  # its provider ends it
-        elif decision.end and self._is_confirmed(decision, look, now):
+        elif decision.end and self._is_confirmed(decision, snapshot, now):
             self._begin_end(decision, elapsed, idle_for)
         elif decision.warn_s is not None:
             self._warn(decision)
@@ -243,7 +243,7 @@ class Watchdog:
         update_timer(self.boot, self.limits_file.limits, elapsed, waits=waits)
         self._remember(elapsed)
         write_state(self.directory, "state.json", self.state)
-        self._write_status(decision, look, elapsed, idle_for)
+        self._write_status(decision, snapshot, elapsed, idle_for)
         return decision
 
     def _update_mirror(self, plan: ShutdownPlan, runs: frozenset[str]) -> None:
@@ -260,20 +260,20 @@ class Watchdog:
             idle_total_s=total_s, counted_s=elapsed, idle_for_s=idle_for
         )
 
-    def _idle_for(self, look: ActivitySnapshot | None, now: float) -> float:
+    def _idle_for(self, snapshot: ActivitySnapshot | None, now: float) -> float:
         """Return the seconds since the last activity; 0 during activity or if it is unknown."""
-        if look is None:
+        if snapshot is None:
             return max(0.0, now - self.last_work_s)
-        if now - look.began_s > FRESH_S:
+        if now - snapshot.began_s > FRESH_S:
             self._note_activity(True, "activity cannot be read (it takes too long)")
             self.last_work_s = now
             return 0.0
-        if look.busy:
-            self._note_activity(True, look.busy[0])
+        if snapshot.busy:
+            self._note_activity(True, snapshot.busy[0])
             self.last_work_s = now
             return 0.0
         self._note_activity(False, "no activity")
-        self.last_work_s = max(self.last_work_s, look.began_s - look.quiet_s)
+        self.last_work_s = max(self.last_work_s, snapshot.began_s - snapshot.quiet_s)
         return max(0.0, now - self.last_work_s)
 
     def _note_activity(self, busy: bool, why: str) -> None:
@@ -282,7 +282,7 @@ class Watchdog:
             self.record_decision("busy" if busy else "idle", why)
 
     def _is_confirmed(
-        self, decision: WatchdogDecision, look: ActivitySnapshot | None, now: float
+        self, decision: WatchdogDecision, snapshot: ActivitySnapshot | None, now: float
     ) -> bool:
         """Return whether to end now: idleness must be confirmed by a check after the due time."""
         if now < self.not_before_s:
@@ -293,10 +293,10 @@ class Watchdog:
             return False
         if not self.idle_due_s or decision.ends_in_s is None:
             self.idle_due_s = now
-        if look is not None and look.began_s >= self.idle_due_s:
+        if snapshot is not None and snapshot.began_s >= self.idle_due_s:
             return True
-        if self.looker:
-            self.looker.request_update()
+        if self.activity_watcher:
+            self.activity_watcher.request_update()
         return False
 
     def _warn(self, decision: WatchdogDecision) -> None:
@@ -365,7 +365,7 @@ class Watchdog:
     def _write_status(
         self,
         decision: WatchdogDecision,
-        look: ActivitySnapshot | None,
+        snapshot: ActivitySnapshot | None,
         elapsed: float,
         idle_for: float,
     ) -> None:
@@ -373,7 +373,7 @@ class Watchdog:
         limits = self.limits_file.limits
         running = list_clocks(limits, elapsed, idle_for, 0.0)
         left = {name: round(clock.left_s, 1) for name, clock in running.items()}
-        recent = [s for s in (look.signs if look else []) if s.age_s < SHOWN_S]
+        recent = [s for s in (snapshot.signs if snapshot else []) if s.age_s < SHOWN_S]
         status = WatchRecord(
             server_id=self.limits_file.record.server_id,
             lab_id=self.limits_file.record.lab_id,
@@ -391,8 +391,9 @@ class Watchdog:
             idle_total_s=round(self.state.idle_total_s, 1),
             spent_usd=round(elapsed / 3600 * limits.price_usd_per_hour, 4),
             busy=tuple(
-                f"{s.said}, {duration_text(s.age_s)} ago" if s.age_s else s.said for s in recent
+                f"{s.text}, {duration_text(s.age_s)} ago" if s.age_s else s.text for s in recent
             ),
+            gpu_percent=snapshot.gpu_percent if snapshot else None,
             timer=is_armed(),
             cannot=None if self.cannot is None else tuple(self.cannot),
             unsaved=UnsavedCountRecord(*self.unsaved),

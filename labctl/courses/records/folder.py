@@ -114,7 +114,7 @@ class CourseFolder:
             if student.id == student_id:
                 return student
         ids = [student.id for student in self._roster]
-        raise _unknown("student", student_id, ids, self.path)
+        raise _make_unknown_error("student", student_id, ids, self.path)
 
     def list_seats(self, *, active_only: bool = True, former: bool = False) -> tuple[Seat, ...]:
         """Return the seats in the roster's order; with `active_only`, those with active students.
@@ -189,7 +189,7 @@ class CourseFolder:
             seat = seats.get(name) or by_student.get(name) or self._find_former(name)
             if seat is None:
                 candidates = [*seats, *by_student]
-                raise _unknown("student or team", name, candidates, self.path)
+                raise _make_unknown_error("student or team", name, candidates, self.path)
             chosen[seat.name] = seat
         return tuple(chosen.values())
 
@@ -303,7 +303,7 @@ def make_private(path: Path) -> bool:
     return True
 
 
-def _unknown(kind: str, name: str, candidates: list[str], folder: Path) -> NotFoundError:
+def _make_unknown_error(kind: str, name: str, candidates: list[str], folder: Path) -> NotFoundError:
     near = find_nearest(name, candidates)
     return NotFoundError(
         f"there is no {kind} {escape(name)!r} in this course",

@@ -19,7 +19,7 @@ from labctl.courses.records.ledger_entries import (
     KINDS,
     CourseLedgerDraft,
     CourseLedgerEntry,
-    merge_costs,
+    merge_cost_entries,
 )
 from labctl.courses.records.spending import (
     RunningServer,
@@ -162,7 +162,10 @@ class Ledger:
         if entry.kind == "cost":
             key = (entry.seat, str(entry.detail.get("server_id", "")))
             place = self._open.get(key)
-            if place is not None and (merged := merge_costs(self._known[place], entry)) is not None:
+            if (
+                place is not None
+                and (merged := merge_cost_entries(self._known[place], entry)) is not None
+            ):
                 self._known[place] = merged
                 return
             self._open[key] = len(self._known)

@@ -55,7 +55,9 @@ class CourseLedgerDraft(Value, frozen=True):
     at: float | None = None
 
 
-def merge_costs(before: CourseLedgerEntry, after: CourseLedgerEntry) -> CourseLedgerEntry | None:
+def merge_cost_entries(
+    before: CourseLedgerEntry, after: CourseLedgerEntry
+) -> CourseLedgerEntry | None:
     """Merge two `cost` lines of one server; return None if they are not adjacent.
 
     Mostly idle and mostly busy stretches stay apart, as do times at different prices.

@@ -12,9 +12,9 @@ from labctl.courses.records.student import Student
 from labctl.courses.records.tables import (
     Table,
     TableShape,
+    make_table_error,
     read_table,
     read_table_bytes,
-    table_error,
 )
 from labctl.errors import NotFoundError, Problem
 
@@ -40,14 +40,14 @@ def parse_roster(data: bytes, where: str) -> list[Student]:
     table = read_table(data, problems)
     if table is None or not table.has_columns("id"):
         problems += [] if problems else [Problem("", 1, "the column `id` is missing")]
-        raise table_error(where, problems)
+        raise make_table_error(where, problems)
     for name in table.header:
         if name.casefold() not in COLUMNS:
             problems.append(Problem("", 1, f"unknown column {quote(name)}: {', '.join(COLUMNS)}"))
     students = [_parse_student(table, row, problems) for row in range(len(table.rows))]
     roster_checks.check_duplicates(students, table.lines, problems)
     if problems:
-        raise table_error(where, problems)
+        raise make_table_error(where, problems)
     return students
 
 

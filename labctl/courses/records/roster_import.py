@@ -15,7 +15,7 @@ from labctl.config.identity import write_private
 from labctl.courses.records import roster_checks, roster_formats
 from labctl.courses.records.roster_formats import ImportedPerson
 from labctl.courses.records.student import Student
-from labctl.courses.records.tables import Table, read_table, read_table_bytes, table_error
+from labctl.courses.records.tables import Table, make_table_error, read_table, read_table_bytes
 from labctl.errors import ConfigError, LabError, Problem
 from labctl.model import Value
 
@@ -69,13 +69,13 @@ def read_table_file(path: Path) -> tuple[bytes, Table]:
     problems: list[Problem] = []
     table = read_table(data, problems)
     if table is None:
-        raise table_error(str(path), problems)
+        raise make_table_error(str(path), problems)
     if problems:
         # Report rows that do not fit the header together with wrong values in other rows.
         name = roster_formats.detect_format(table)
         if name:
             roster_formats.read_people(table, name, problems)
-        raise table_error(str(path), problems)
+        raise make_table_error(str(path), problems)
     return data, table
 
 
@@ -107,14 +107,14 @@ def compare(
     if len(people) > MOST_STUDENTS:
         problems.append(Problem("", 0, f"more than {MOST_STUDENTS} students"))
     if problems:
-        raise table_error(where, problems)
+        raise make_table_error(where, problems)
     ids = assign_ids(people, known, (keys or ImportKeys()).keys.get(name, {}))
     diff = _build_diff(name, people, ids, known, keys or ImportKeys(), keep=keep)
     lines = {ids[person.key]: person.line for person in people}
     student_lines = [lines.get(student.id, 0) for student in diff.students]
     roster_checks.check_duplicates(diff.students, student_lines, problems)
     if problems:
-        raise table_error(where, problems)
+        raise make_table_error(where, problems)
     return diff
 
 

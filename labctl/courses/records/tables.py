@@ -122,7 +122,7 @@ def read_table_bytes(path: Path) -> bytes:
         ) from error
 
 
-def table_error(where: str, problems: Sequence[Problem], *, hint: str = "") -> ConfigError:
+def make_table_error(where: str, problems: Sequence[Problem], *, hint: str = "") -> ConfigError:
     """Return the error for a table with these problems, in the order of its lines."""
     distinct = sorted(
         dict.fromkeys(problems), key=lambda problem: (problem.line == 0, problem.line)
@@ -198,6 +198,7 @@ def _read_rows(
                 return rows
     except csv.Error as error:
         message = str(error)
+        # csv has one class for all its errors.
         message = "a quotation mark is not closed" if "unexpected end" in message else message
         problems.append(Problem("", line, message))
     return rows

@@ -228,7 +228,7 @@ def check_cpu(material: RunData) -> Iterator[Answer]:
         from_record("the run had no GPU"),
     )
     if share >= BUSY:
-        yield _busy_finding(share, evidence)
+        yield _make_busy_finding(share, evidence)
     elif have >= 2 and 0.9 <= busy <= 1.2:
         yield Finding(
             rule="processor-one-core",
@@ -253,7 +253,7 @@ def check_cpu(material: RunData) -> Iterator[Answer]:
         )
 
 
-def _busy_finding(share: float, evidence: tuple[Evidence, ...]) -> Finding:
+def _make_busy_finding(share: float, evidence: tuple[Evidence, ...]) -> Finding:
     return Finding(
         rule="processor-busy",
         level="good",

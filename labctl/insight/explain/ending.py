@@ -207,7 +207,7 @@ def explain_end(material: RunData) -> Iterator[Answer]:
     if run.state != "exited" or run.exit_code in (0, None) or _is_explained(material):
         return
     code = run.exit_code or 0
-    last = _last_error(material.log)
+    last = _find_last_error(material.log)
     if last:
         yield Finding(
             rule="exception",
@@ -248,7 +248,7 @@ def _is_explained(material: RunData) -> bool:
     return is_known or find_out_of_memory(material) is not None or IN_LOG.search(last) is not None
 
 
-def _last_error(log: str) -> str:
+def _find_last_error(log: str) -> str:
     lines = [line.strip() for line in log.splitlines()]
     return next((line for line in reversed(lines) if LAST_ERROR.match(line)), "")
 

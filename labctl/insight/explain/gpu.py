@@ -81,7 +81,7 @@ def check_use(material: RunData) -> Iterator[Answer]:
         return
     busy = [card for card in gpus if (card.use_percent or 0) >= IDLE_PERCENT]
     if len(gpus) > 1 and busy and len(busy) < len(gpus):
-        yield _idle_gpus_finding(gpus, busy)
+        yield _make_idle_gpus_finding(gpus, busy)
         gpus = tuple(busy)
     findings: dict[str, tuple[float, Finding]] = {}
     for card in gpus:
@@ -123,7 +123,7 @@ def _unknown_use(card: GpuSummary) -> Unknown:
     )
 
 
-def _idle_gpus_finding(gpus: tuple[GpuSummary, ...], busy: list[GpuSummary]) -> Finding:
+def _make_idle_gpus_finding(gpus: tuple[GpuSummary, ...], busy: list[GpuSummary]) -> Finding:
     idle = len(gpus) - len(busy)
     return Finding(
         rule="gpu-some-idle",
@@ -145,15 +145,17 @@ def _judge(material: RunData, card: GpuSummary) -> Finding:
     waited = compute_data_wait_share(material)
     evidence = _evidence(material, card, waited)
     if card.use_percent < 1 and (card.memory_share or 0) < 0.02:
-        return _unused_finding(material, card, evidence)
+        return _make_unused_finding(material, card, evidence)
     if card.use_percent < IDLE_PERCENT:
-        return _low_finding(material, card, waited, evidence, "gpu-idle", "problem", "hardly used")
+        return _make_low_finding(
+            material, card, waited, evidence, "gpu-idle", "problem", "hardly used"
+        )
     if card.use_percent < HALF_PERCENT:
-        return _low_finding(
+        return _make_low_finding(
             material, card, waited, evidence, "gpu-half-used", "advice", "used in part"
         )
     if card.use_percent < GOOD_PERCENT:
-        return _low_finding(
+        return _make_low_finding(
             material,
             card,
             waited,
@@ -162,7 +164,7 @@ def _judge(material: RunData, card: GpuSummary) -> Finding:
             "advice",
             "used well, with room to improve",
         )
-    return _good_finding(card, evidence)
+    return _make_good_finding(card, evidence)
 
 
 def _evidence(material: RunData, card: GpuSummary, waited: float | None) -> tuple[Evidence, ...]:
@@ -184,7 +186,9 @@ def _evidence(material: RunData, card: GpuSummary, waited: float | None) -> tupl
     return tuple(lines)
 
 
-def _unused_finding(material: RunData, card: GpuSummary, evidence: tuple[Evidence, ...]) -> Finding:
+def _make_unused_finding(
+    material: RunData, card: GpuSummary, evidence: tuple[Evidence, ...]
+) -> Finding:
     line = next((line for line in material.log.splitlines() if ", cpu," in line), "")
     return Finding(
         rule="gpu-unused",
@@ -197,7 +201,7 @@ def _unused_finding(material: RunData, card: GpuSummary, evidence: tuple[Evidenc
     )
 
 
-def _low_finding(
+def _make_low_finding(
     material: RunData,
     card: GpuSummary,
     waited: float | None,
@@ -250,7 +254,7 @@ def _cause(material: RunData, card: GpuSummary, waited: float | None) -> tuple[s
     )
 
 
-def _good_finding(card: GpuSummary, evidence: tuple[Evidence, ...]) -> Finding:
+def _make_good_finding(card: GpuSummary, evidence: tuple[Evidence, ...]) -> Finding:
     return Finding(
         rule="gpu-good",
         level="good",

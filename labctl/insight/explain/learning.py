@@ -154,7 +154,7 @@ def check_learning_rate(material: RunData) -> Iterator[Answer]:
         return
     values = [value for _, value in points]
     if max(values) <= 0:
-        yield _zero_rate_finding(
+        yield _make_zero_rate_finding(
             series, "the learning rate is 0", f"{series.tag}: 0 at every point"
         )
         return
@@ -162,7 +162,7 @@ def check_learning_rate(material: RunData) -> Iterator[Answer]:
     if idle >= IDLE_END and len(values) >= LEAST_POINTS:
         step = next(s for s, v in reversed(points) if v > 0)
         what = f"the learning rate is 0 for the last {percent(idle)} of the run"
-        yield _zero_rate_finding(series, what, f"{series.tag}: 0 after step {step}")
+        yield _make_zero_rate_finding(series, what, f"{series.tag}: 0 after step {step}")
         return
     loss = find_train_loss(material.scalars)
     trend = summarize_trend(loss) if loss is not None else None
@@ -189,7 +189,7 @@ def check_learning_rate(material: RunData) -> Iterator[Answer]:
         )
 
 
-def _zero_rate_finding(series: Series, what: str, text: str) -> Finding:
+def _make_zero_rate_finding(series: Series, what: str, text: str) -> Finding:
     return Finding(
         rule="learning-rate-zero",
         level="problem",

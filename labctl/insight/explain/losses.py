@@ -29,7 +29,11 @@ from labctl.insight.explain.evidence import (
     from_events,
     from_log,
 )
-from labctl.insight.explain.no_learning import count_guessed_classes, flat_finding, guessing_finding
+from labctl.insight.explain.no_learning import (
+    count_guessed_classes,
+    make_flat_finding,
+    make_guessing_finding,
+)
 from labctl.insight.explain.rates import list_rates_at, suggest_smaller_rate
 from labctl.insight.explain.sources import LEARNING_RATES, MIXED_PRECISION, PLAYBOOK, RECIPE
 from labctl.insight.explain.wording import (
@@ -60,7 +64,7 @@ def check_finite(material: RunData) -> Iterator[Answer]:
     for series in find_train_losses(material.scalars):
         bad = next((i for i, v in enumerate(series.values) if not math.isfinite(v)), None)
         if bad is not None:
-            yield _not_finite_finding(material, series, bad)
+            yield _make_not_finite_finding(material, series, bad)
             return
     match = IN_LOG.search(material.log)
     if match:
@@ -72,10 +76,10 @@ def check_finite(material: RunData) -> Iterator[Answer]:
             step, value = points[-1]
             evidence.append(from_events(f"{curve.tag}: {number(value)} at step {step}, the last"))
             evidence += list_rates_at(material, step)
-        yield _nan_finding(material, match[2].lower(), "", tuple(evidence))
+        yield _make_nan_finding(material, match[2].lower(), "", tuple(evidence))
 
 
-def _not_finite_finding(material: RunData, series: Series, bad: int) -> Finding:
+def _make_not_finite_finding(material: RunData, series: Series, bad: int) -> Finding:
     step, value = series.steps[bad], series.values[bad]
     name = "NaN" if math.isnan(value) else "infinite"
     if bad == 0:
@@ -99,10 +103,10 @@ def _not_finite_finding(material: RunData, series: Series, bad: int) -> Finding:
         )
     ]
     evidence += list_rates_at(material, series.steps[bad - 1])
-    return _nan_finding(material, name, f" at step {step}", tuple(evidence))
+    return _make_nan_finding(material, name, f" at step {step}", tuple(evidence))
 
 
-def _nan_finding(
+def _make_nan_finding(
     material: RunData, name: str, where: str, evidence: tuple[Evidence, ...]
 ) -> Finding:
     half = "float16" in material.log or "fp16" in material.log
@@ -171,20 +175,20 @@ def _judge_trend(material: RunData, series: Series, trend: Trend) -> Iterator[Fi
     # A fall or rise counts only if it exceeds the scatter of single points.
     scatter = 2 * trend.noise
     if risen > max(RISE_OF_FALL * fallen, scatter):
-        yield _rise_finding(material, series, trend)
+        yield _make_rise_finding(material, series, trend)
     elif fallen <= max(FLAT_SHARE * abs(trend.first), scatter / 2):
-        yield flat_finding(material, series, trend)
+        yield make_flat_finding(material, series, trend)
     elif (classes := count_guessed_classes(material.scalars, trend)) > 0:
-        yield guessing_finding(material, series, trend, classes)
+        yield make_guessing_finding(material, series, trend, classes)
     else:
         late = trend.medians[-3] - trend.last
         if trend.lowest == len(trend.medians) - 1 and late > STILL_FALLING * fallen:
-            yield _still_falling_finding(material, series, trend, late / fallen)
+            yield _make_still_falling_finding(material, series, trend, late / fallen)
         else:
-            yield _fall_finding(series, trend)
+            yield _make_fall_finding(series, trend)
 
 
-def _rise_finding(material: RunData, series: Series, trend: Trend) -> Finding:
+def _make_rise_finding(material: RunData, series: Series, trend: Trend) -> Finding:
     low, beyond = trend.lowest, trend.last > trend.first
     step = trend.ends[low]
     text = (
@@ -206,7 +210,9 @@ def _rise_finding(material: RunData, series: Series, trend: Trend) -> Finding:
     )
 
 
-def _still_falling_finding(material: RunData, series: Series, trend: Trend, late: float) -> Finding:
+def _make_still_falling_finding(
+    material: RunData, series: Series, trend: Trend, late: float
+) -> Finding:
     epochs = find_number(material, EPOCHS)
     more = str(int(epochs * 2)) if epochs else "20"
     text = (
@@ -223,7 +229,7 @@ def _still_falling_finding(material: RunData, series: Series, trend: Trend, late
     )
 
 
-def _fall_finding(series: Series, trend: Trend) -> Finding:
+def _make_fall_finding(series: Series, trend: Trend) -> Finding:
     return Finding(
         rule="loss-falls",
         level="good",

@@ -28,7 +28,7 @@ from labctl.insight.explain.wording import (
     percent,
 )
 from labctl.insight.telemetry import Sample
-from labctl.model import Value
+from labctl.model import Run, Value
 from labctl.text import bytes_text, duration_text
 
 LEAST_SAMPLES = 12
@@ -66,20 +66,32 @@ def find_out_of_memory(material: RunData) -> OutOfMemory | None:
             evidence=(from_log(lines[-1].strip()[:300]),),
             where_batch=where,
         )
-    if material.run.told.startswith("out of memory"):
+    limit = _find_exceeded_limit(material.run)
+    if limit is not None:
         limits = [
             sample.memory_limit_bytes for sample in material.samples if sample.memory_limit_bytes
         ]
-        match = re.search(r"its limit of ([\d.]+) GiB", material.run.told)
-        limit = round(float(match[1]) * GIB) if match else (limits[-1] if limits else 0)
         return OutOfMemory(
             whose="container",
-            limit_bytes=limit,
+            limit_bytes=limit or (limits[-1] if limits else 0),
             batch=batch,
             evidence=(from_record(material.run.told), *_peak_evidence(material.samples)),
             where_batch=where,
         )
     return None
+
+
+def _find_exceeded_limit(run: Run) -> int | None:
+    """Return the memory limit in bytes at which the run was killed, 0 for the server's memory.
+
+    None if it was not. Records of earlier versions have no field for it: only their text says it.
+    """
+    if isinstance(run.oom_limit_bytes, int):
+        return run.oom_limit_bytes
+    if not run.told.startswith("out of memory"):
+        return None
+    match = re.search(r"its limit of ([\d.]+) GiB", run.told)
+    return round(float(match[1]) * GIB) if match else 0
 
 
 def find_batch_size(material: RunData) -> tuple[int, str]:

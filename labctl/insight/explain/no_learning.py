@@ -61,7 +61,7 @@ def _chance_evidence(scalars: Scalars, classes: int) -> list[Evidence]:
     ]
 
 
-def guessing_finding(material: RunData, series: Series, trend: Trend, classes: int) -> Finding:
+def make_guessing_finding(material: RunData, series: Series, trend: Trend, classes: int) -> Finding:
     """Report a loss that fell, perhaps from a high start, but only to the level of guessing."""
     lowest = number(min(trend.medians))
     text = f"{series.tag}: {number(trend.last)} at the end, never lower than {lowest}"
@@ -81,7 +81,7 @@ def guessing_finding(material: RunData, series: Series, trend: Trend, classes: i
     )
 
 
-def flat_finding(material: RunData, series: Series, trend: Trend) -> Finding:
+def make_flat_finding(material: RunData, series: Series, trend: Trend) -> Finding:
     """Report a loss that never moved."""
     text = (
         f"{series.tag}: {number(trend.first)} at the start, {number(trend.last)} at the end "

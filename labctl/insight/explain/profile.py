@@ -164,7 +164,7 @@ def _check_host(profile: Profile) -> Iterator[Finding]:
 def _check_gpu(profile: Profile) -> Iterator[Finding]:
     if profile.gpu_busy is None:
         if profile.operations:
-            yield _processor_finding(profile)
+            yield _make_processor_finding(profile)
         return
     waiting = profile.phases.get("waiting", 0.0)
     if profile.syncs >= 1 and profile.gpu_busy < BUSY:
@@ -246,7 +246,7 @@ def _check_kernels(profile: Profile) -> Iterator[Finding]:
         )
 
 
-def _processor_finding(profile: Profile) -> Finding:
+def _make_processor_finding(profile: Profile) -> Finding:
     top = profile.operations[:3]
     return Finding(
         rule="step-on-processor",

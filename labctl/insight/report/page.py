@@ -35,7 +35,7 @@ class Tile(Value, frozen=True):
 
     name: str
     value: str
-    said: str = ""
+    note: str = ""
 
 
 class Scale(Value, frozen=True):
@@ -78,7 +78,7 @@ class Pair(Value, frozen=True):
     """One confusion: how often it occurred, and the share of its class."""
 
     truth: str
-    said: str
+    predicted: str
     count: str
     share: str
 
@@ -88,7 +88,7 @@ class MistakeCard(Value, frozen=True):
 
     item: str
     truth: str
-    said: str
+    predicted: str
     probability: str
     picture: str
     lacks: str
@@ -118,7 +118,7 @@ class Page(Value, frozen=True):
     mistakes: tuple[MistakeCard, ...]
     mistakes_note: str
     versus: tuple[TableRow, ...]
-    versus_said: str
+    agreement: str
     server: tuple[TableRow, ...]
     measured: tuple[Chart, ...]
     provenance: tuple[TableRow, ...]
@@ -159,7 +159,7 @@ def build_page(facts: ReportFacts) -> Page:
         mistakes=_mistakes(facts),
         mistakes_note=_mistakes_note(evaluation),
         versus=rows,
-        versus_said=agreement,
+        agreement=agreement,
         server=server_rows(facts, used),
         measured=draw_telemetry(facts.samples),
         provenance=provenance_rows(facts),
@@ -210,9 +210,9 @@ def _tiles(facts: ReportFacts, used: Use) -> tuple[Tile, ...]:
     rate = "" if price is None else f"at {price_text(price)}" if price else "free of charge"
     return (
         Tile(
-            name="Run time", value=span(took_s), said=run.told if run.has_ended else "still running"
+            name="Run time", value=span(took_s), note=run.told if run.has_ended else "still running"
         ),
-        Tile(name="Cost of the run", value=dollars(bill.run_usd), said=rate),
+        Tile(name="Cost of the run", value=dollars(bill.run_usd), note=rate),
         _machine_tile(facts, used),
         _busy_tile(used),
     )
@@ -225,20 +225,20 @@ def _machine_tile(facts: ReportFacts, used: Use) -> Tile:
     )
     cores = count(machine.cpus, "core") if machine and machine.cpus else ""
     if names:
-        return Tile(name="Ran on", value=" + ".join(names), said=cores)
+        return Tile(name="Ran on", value=" + ".join(names), note=cores)
     if machine is None:
         return Tile(name="Ran on", value=NOT_MEASURED)
-    return Tile(name="Ran on", value=cores or NOT_MEASURED, said="no GPU")
+    return Tile(name="Ran on", value=cores or NOT_MEASURED, note="no GPU")
 
 
 def _busy_tile(used: Use) -> Tile:
     if used.gpu_use_percent is not None:
         period = f"mean over {span(used.measured_s)}"
-        return Tile(name="GPU busy", value=f"{used.gpu_use_percent:.0f}{SPACE}%", said=period)
+        return Tile(name="GPU busy", value=f"{used.gpu_use_percent:.0f}{SPACE}%", note=period)
     if used.cpu_cores is not None:
         of = f"of {used.cores:g}" if used.cores else ""
-        return Tile(name="CPU cores busy", value=f"{used.cpu_cores:.1f}", said=of)
-    return Tile(name="Utilization", value=NOT_MEASURED, said="the run has no telemetry")
+        return Tile(name="CPU cores busy", value=f"{used.cpu_cores:.1f}", note=of)
+    return Tile(name="Utilization", value=NOT_MEASURED, note="the run has no telemetry")
 
 
 def _describe_checkpoint(facts: ReportFacts) -> str:
@@ -315,7 +315,7 @@ def _pairs(evaluation: Evaluation | None) -> tuple[Pair, ...]:
     return tuple(
         Pair(
             truth=evaluation.classes[row],
-            said=evaluation.classes[column],
+            predicted=evaluation.classes[column],
             count=f"{each:,}",
             share=percent(each / sum(evaluation.confusion[row])),
         )
@@ -350,7 +350,7 @@ def _mistakes(facts: ReportFacts) -> tuple[MistakeCard, ...]:
             MistakeCard(
                 item=mistake.item,
                 truth=mistake.truth,
-                said=mistake.said,
+                predicted=mistake.said,
                 probability=percent(mistake.probability),
                 picture=picture,
                 lacks=lacks,

@@ -11,6 +11,7 @@ import functools
 from typing import ClassVar
 
 from labctl.config.directories import copy_environment
+from labctl.errors import assign_subject
 from labctl.model import (
     Boot,
     Check,
@@ -37,7 +38,7 @@ __all__ = ["AwsProvider", "AwsSettings"]
 
 class AwsProvider:
     """A Provider that is also Stoppable, FirstBoot, Gate, Deadline, EndsBilling, Keep,
-    Reclaimable, QuotaSource, Bake and Console."""
+    Reclaimable, QuotaSource, Bake and ConsoleSource."""
 
     name: ClassVar[str] = "aws"
     no_notice: ClassVar[str] = "only AWS itself, or its Fault Injection Service, gives spot notices"
@@ -61,7 +62,11 @@ class AwsProvider:
     def check(self, need: Need | None = None) -> list[Check]:
         """Check the quotas of the need, or without one those of the smallest GPU machine."""
         need = need or Need(gpu=GpuNeed(kind="any", count=1))
-        return run_checks(self.clients, self.settings, self._configured, need, self.offers)
+        return run_checks(self.clients, self.settings, self._configured, need, self._list_offers)
+
+    def _list_offers(self, need: Need) -> list[Offer]:
+        with assign_subject(self.context.subject):
+            return self.offers(need)
 
     def offers(self, need: Need) -> list[Offer]:
         cache_dir = self.context.cache_dir

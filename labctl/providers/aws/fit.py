@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from labctl.errors import NoOfferError
 from labctl.errors.subject import Subject
-from labctl.estimate.cards import NOMINAL, peak_speed, plain_name
+from labctl.estimate.cards import NOMINAL, find_peak_speed, plain_name
 from labctl.model import Need, Offer, Value
 from labctl.providers.aws.catalog import Hardware, Market
 from labctl.text import decimal_bytes_text, price_text
@@ -203,7 +203,7 @@ def _rank(offer: Offer, need: Need) -> tuple[bool, float, float, bool, str, str]
     price = offer.price_usd_per_hour
     measure, unknown = price, False
     if need.work and offer.gpu_count:
-        gpu_speed = peak_speed(offer.gpu_name, offer.gpu_memory_bytes, need.work)
+        gpu_speed = find_peak_speed(offer.gpu_name, offer.gpu_memory_bytes, need.work)
         unknown = gpu_speed is None
         measure = price / (gpu_speed * offer.gpu_count) if gpu_speed else price
     return unknown, measure, price, not offer.spot, offer.type, offer.zone

@@ -57,7 +57,7 @@ def require_instance(clients: Clients, server_id: str) -> OwnedInstance:
         raise NotFoundError(
             f"AWS does not list the server {server_id}",
             why="it may have been terminated",
-            hint="labctl status --refresh",
+            hint=lambda subject: subject.refresh,
         )
     return instance
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from labctl.errors import BusyError, CapacityError, LabError, ProviderError, QuotaError, UsageError
+from labctl.errors.subject import Subject
 from labctl.model import GIB, CreateServerRequest, Offer, Server
 from labctl.providers.aws import tags
 from labctl.providers.aws.clients import Clients
@@ -262,8 +264,7 @@ def make_launch_error(error: ClientError, offer: Offer) -> LabError:
         return QuotaError(
             f"the quota {quota.name!r} does not allow {offer.type} in {offer.region}",
             why=f"it needs {offer.cpus} vCPUs; {general.why}",
-            hint=f"ask for more at {quota.link(offer.region)}"
-            + ("   # or: labctl up --spot never" if offer.spot else ""),
+            hint=partial(_render_quota_hint, quota.link(offer.region), offer.spot),
         )
     if isinstance(general, CapacityError):
         market = "spot" if offer.spot else "on-demand"
@@ -280,3 +281,11 @@ def make_launch_error(error: ClientError, offer: Offer) -> LabError:
             hint="labctl config   # shows the settings of server.aws",
         )
     return general
+
+
+def _render_quota_hint(link: str, spot: bool, subject: Subject) -> str:
+    ask = f"ask for more at {link}"
+    if not spot:
+        return ask
+    on_demand = "labctl up --spot never" if subject.kind == "lab" else "spot: never under server:"
+    return f"{ask}   # or: {on_demand}" + ("" if subject.kind == "lab" else " in course.yaml")

@@ -81,16 +81,16 @@ class PriceDocument(Value, frozen=True):
 
 
 def load_markets(
-    clients: Clients, shelf: CatalogCache, account: str, regions: Iterable[str], group: Group
+    clients: Clients, cache: CatalogCache, account: str, regions: Iterable[str], group: Group
 ) -> list[Market]:
     """Return one Market per region, from the cache if it is fresh, else from AWS."""
-    by_region = {region: _read_cached(shelf, account, region, group) for region in regions}
+    by_region = {region: _read_cached(cache, account, region, group) for region in regions}
     missing = [region for region, market in by_region.items() if market is None]
     if missing:
         # Two pools, so that a task that waits for other calls never takes the thread of one.
         with ThreadPoolExecutor(len(missing)) as each, ThreadPoolExecutor(THREADS) as threads:
             fetched = each.map(
-                lambda region: _fetch(clients, shelf, account, region, group, threads), missing
+                lambda region: _fetch(clients, cache, account, region, group, threads), missing
             )
             by_region.update(zip(missing, fetched, strict=True))
     return [market for market in by_region.values() if market]
@@ -100,31 +100,31 @@ def _file_name(account: str, region: str, group: Group, what: str) -> str:
     return f"{account}-{region}-{group}-{what}.json"
 
 
-def _read_cached(shelf: CatalogCache, account: str, region: str, group: Group) -> Market | None:
-    catalog = shelf.read(_file_name(account, region, group, "types"), Catalog, TYPES_FRESH_S)
-    prices = shelf.read(_file_name(account, region, group, "prices"), Prices, PRICES_FRESH_S)
+def _read_cached(cache: CatalogCache, account: str, region: str, group: Group) -> Market | None:
+    catalog = cache.read(_file_name(account, region, group, "types"), Catalog, TYPES_FRESH_S)
+    prices = cache.read(_file_name(account, region, group, "prices"), Prices, PRICES_FRESH_S)
     return Market(region=region, catalog=catalog, prices=prices) if catalog and prices else None
 
 
 def _fetch(
     clients: Clients,
-    shelf: CatalogCache,
+    cache: CatalogCache,
     account: str,
     region: str,
     group: Group,
     threads: ThreadPoolExecutor,
 ) -> Market:
     catalog_name = _file_name(account, region, group, "types")
-    catalog = shelf.read(catalog_name, Catalog, TYPES_FRESH_S)
+    catalog = cache.read(catalog_name, Catalog, TYPES_FRESH_S)
     on_demand = threads.submit(fetch_on_demand_prices, clients, region, group)
     if catalog is None:
         catalog = fetch_catalog(clients, region, group)
-        shelf.write(catalog_name, catalog)
+        cache.write(catalog_name, catalog)
     spot = fetch_spot_prices(
         clients, region, [one.type for one in catalog.hardware if one.spot], threads
     )
     prices = Prices(version=VERSION, made_at=time.time(), spot=spot, on_demand=on_demand.result())
-    shelf.write(_file_name(account, region, group, "prices"), prices)
+    cache.write(_file_name(account, region, group, "prices"), prices)
     return Market(region=region, catalog=catalog, prices=prices)
 
 

@@ -30,19 +30,19 @@ def offers(
 
     NoOfferError says what each condition ruled out.
     """
-    shelf = CatalogCache(directory)
+    cache = CatalogCache(directory)
     zone = _find_zone(clients, settings, regions)
     surplus = fit.AwsConditions(any_driver=bool(settings.ami), zone=zone)
     first: Group = "cpu" if need.gpu.kind == "none" else "gpu"
-    searched = load_markets(clients, shelf, account, regions, first)
+    searched = load_markets(clients, cache, account, regions, first)
     try:
         fitting = fit.offers(need, searched, surplus)
     except NoOfferError:
         if need.gpu.kind != "auto":
             raise
-        searched += load_markets(clients, shelf, account, regions, "cpu")
+        searched += load_markets(clients, cache, account, regions, "cpu")
         fitting = fit.offers(need, searched, surplus)
-    return add_scores(clients, shelf, account, fitting)
+    return add_scores(clients, cache, account, fitting)
 
 
 def _find_zone(clients: Clients, settings: AwsSettings, regions: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ TYPES_SCORED = 3
 
 
 def add_scores(
-    clients: Clients, shelf: CatalogCache, account: str, offers: list[Offer]
+    clients: Clients, cache: CatalogCache, account: str, offers: list[Offer]
 ) -> list[Offer]:
     """Add scores to the first spot offers, if AWS gives them to this account."""
     first_types = _list_first_types(offers)
@@ -28,7 +28,7 @@ def add_scores(
     scores: dict[tuple[str, str, str], int] = {}
     for region in regions:
         types = [name for where, name in first_types if where == region]
-        for name, zones in _get_scores(clients, shelf, account, region, types).items():
+        for name, zones in _get_scores(clients, cache, account, region, types).items():
             scores.update({(region, name, zone): score for zone, score in zones.items()})
     return [
         replace(offer, placement_score=scores.get((offer.region, offer.type, offer.zone)))
@@ -45,15 +45,15 @@ def _list_first_types(offers: list[Offer]) -> list[tuple[str, str]]:
 
 
 def _get_scores(
-    clients: Clients, shelf: CatalogCache, account: str, region: str, types: list[str]
+    clients: Clients, cache: CatalogCache, account: str, region: str, types: list[str]
 ) -> dict[str, dict[str, int]]:
     name = f"{account}-{region}-scores.json"
-    cached = shelf.read(name, Scores, SCORES_FRESH_S)
+    cached = cache.read(name, Scores, SCORES_FRESH_S)
     by_type = dict(cached.by_type) if cached else {}
     if missing := [one for one in types if one not in by_type]:
         by_type.update(_fetch_scores(clients, region, missing))
         made_at = cached.made_at if cached else time.time()
-        shelf.write(name, Scores(version=VERSION, made_at=made_at, by_type=by_type))
+        cache.write(name, Scores(version=VERSION, made_at=made_at, by_type=by_type))
     return by_type
 
 

@@ -69,7 +69,7 @@ class LocalSettings(Value, frozen=True):
 
 
 class LocalProvider:
-    """A Provider that is also Stoppable, Reclaimable and Console. Its servers cost nothing."""
+    """A Provider, Stoppable, Reclaimable and a ConsoleSource. Its servers cost nothing."""
 
     name: ClassVar[str] = "local"
     no_notice: ClassVar[str] = ""
@@ -246,7 +246,8 @@ def _get_container(docker: DockerClient, server_id: str) -> Container:
     container = find_labeled(docker, SERVER_LABEL, server_id)
     if container is None:
         raise ProviderError(
-            f"this machine has no container of the server {server_id!r}", hint="labctl status"
+            f"this machine has no container of the server {server_id!r}",
+            hint=lambda subject: subject.status,
         )
     return container
 

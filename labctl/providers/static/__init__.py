@@ -18,6 +18,7 @@ import msgspec
 from labctl.commands import lease, ssh
 from labctl.commands.lease import Holder, MachineLease
 from labctl.errors import ConnectError, LabError, PolicyError, ProviderError
+from labctl.errors.subject import Subject
 from labctl.model import (
     Check,
     CreateServerRequest,
@@ -66,7 +67,8 @@ class StaticProvider:
         return ProviderAccount()
 
     def check(self, need: Need | None = None) -> list[Check]:
-        return [_check(machine, answer) for machine, answer in self._query_machines()]
+        subject = self.context.subject
+        return [_check(machine, answer, subject) for machine, answer in self._query_machines()]
 
     def offers(self, need: Need) -> list[Offer]:
         """List the free machines that satisfy the need, in their configured order.
@@ -246,8 +248,9 @@ def _make_busy_error(leases: list[tuple[ConfiguredMachine, MachineLease]]) -> La
     )
 
 
-def _check(machine: ConfiguredMachine, answer: MachineLease | LabError) -> Check:
+def _check(machine: ConfiguredMachine, answer: MachineLease | LabError, subject: Subject) -> Check:
     if isinstance(answer, LabError):
+        answer.subject = subject
         return Check(
             name=machine.name, ok=False, detail=f"{answer.what}: {answer.why}", next=answer.hint
         )

@@ -139,7 +139,7 @@ class ModelServer:
         share.take(self._announced_bytes(request))
         contents = await read_images(request, self.settings)
         loop = asyncio.get_running_loop()
-        images = await loop.run_in_executor(self._decoders, self._unpack, contents, share)
+        images = await loop.run_in_executor(self._decoders, self._decode_images, contents, share)
         batcher = self._batcher
         if batcher is None:
             raise RefusedError(503, "stopping", "the server is not ready")
@@ -158,7 +158,7 @@ class ModelServer:
         largest = self.settings.max_body_bytes
         return min(int(length), largest) if length.isdigit() else largest
 
-    def _unpack(self, contents: list[bytes], share: MemoryShare) -> list[Image]:
+    def _decode_images(self, contents: list[bytes], share: MemoryShare) -> list[Image]:
         most = self.settings.max_pixels
         return [decode_image(one, number, most, share) for number, one in enumerate(contents)]
 

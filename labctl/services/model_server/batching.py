@@ -16,36 +16,36 @@ from PIL.Image import Image
 from .refusals import RefusedError
 
 Row = list[float]
-Rows = Callable[[list[Image]], list[Row]]
+Predict = Callable[[list[Image]], list[Row]]
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _QueuedImage:
     image: Image
     answer: asyncio.Future[Row]
 
 
 class Batcher:
-    """Passes images to `rows` in batches, from one thread. For use in one event loop.
+    """Passes images to `predict` in batches, from one thread. For use in one event loop.
 
     `on_batch` is called after each batch with its number of images and its seconds.
     """
 
     def __init__(
         self,
-        rows: Rows,
+        predict: Predict,
         on_batch: Callable[[int, float], None],
         *,
         max_batch: int,
         max_waiting: int,
         wait_s: float = 0.0,
     ) -> None:
-        self._rows = rows
+        self._predict = predict
         self._on_batch = on_batch
         self._max_batch = max_batch
         self._max_waiting = max_waiting
         self._wait_s = wait_s
-        self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
+        self._queue: asyncio.Queue[_QueuedImage] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(1, "model")
         self._task: asyncio.Task[None] | None = None
 
@@ -82,7 +82,7 @@ class Batcher:
             text = f"{self.waiting} images are waiting; try again in a second"
             raise RefusedError(503, "busy", text)
         loop = asyncio.get_running_loop()
-        queued = [_Waiting(image, loop.create_future()) for image in images]
+        queued = [_QueuedImage(image, loop.create_future()) for image in images]
         for waiting in queued:
             self._queue.put_nowait(waiting)
         # Collects every result, also if several failed.
@@ -108,7 +108,7 @@ class Batcher:
             if open_requests:
                 await self._answer(open_requests)
 
-    async def _gather(self, batch: list[_Waiting]) -> None:
+    async def _gather(self, batch: list[_QueuedImage]) -> None:
         """Add images to a batch until it is full or has waited long enough."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._wait_s
@@ -117,7 +117,7 @@ class Batcher:
                 left_s = until - loop.time()
                 batch.append(await asyncio.wait_for(self._queue.get(), left_s))
 
-    async def _answer(self, batch: list[_Waiting]) -> None:
+    async def _answer(self, batch: list[_QueuedImage]) -> None:
         result = await self._run([waiting.image for waiting in batch])
         if isinstance(result, BaseException) and len(batch) > 1:
             # One bad image must not cost the others their answers.
@@ -132,13 +132,13 @@ class Batcher:
         """Return the model's rows, or the exception that it raised, of any kind: foreign code."""
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        done = loop.run_in_executor(self._thread, self._rows, images)
+        done = loop.run_in_executor(self._thread, self._predict, images)
         await asyncio.wait([done])
         self._on_batch(len(images), loop.time() - started_s)
         return done.exception() or done.result()
 
 
-def _settle(waiting: _Waiting, result: Row | BaseException) -> None:
+def _settle(waiting: _QueuedImage, result: Row | BaseException) -> None:
     if waiting.answer.done():
         return
     if isinstance(result, BaseException):

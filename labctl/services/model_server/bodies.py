@@ -58,7 +58,7 @@ def _limit_body(request: Request, largest: int) -> Receive:
     """Wrap the request's `receive` so that it refuses bodies of more than `largest` bytes."""
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > largest:
-        raise _too_large(largest)
+        raise _make_too_large_error(largest)
     received = 0
 
     async def receive() -> Any:
@@ -66,13 +66,13 @@ def _limit_body(request: Request, largest: int) -> Receive:
         message = await request.receive()
         received += len(message.get("body", b""))
         if received > largest:
-            raise _too_large(largest)
+            raise _make_too_large_error(largest)
         return message
 
     return receive
 
 
-def _too_large(largest: int) -> RefusedError:
+def _make_too_large_error(largest: int) -> RefusedError:
     return RefusedError(413, "too_large", f"a request may have at most {largest} bytes")
 
 
@@ -82,6 +82,7 @@ async def _read_files(request: Request, settings: ServeSettings) -> list[bytes]:
     try:
         form = await request.form(max_files=most, max_fields=most)
     except HTTPException as error:
+        # Starlette raises status 400 for every invalid form.
         reason = "too_many" if "Too many" in str(error.detail) else "bad_form"
         status = 413 if reason == "too_many" else 400
         raise RefusedError(status, reason, f"invalid form: {error.detail}") from None

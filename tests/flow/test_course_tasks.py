@@ -13,14 +13,15 @@ import pytest
 from course_keeper_context import KEY, Course, Pretended, create, patched_course
 from lab_world import DiskCloud, World, world
 
-from labctl.courses import tasks as rounds_module
+from labctl.courses import tasks as course_tasks
 from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.records.ledger import CourseLedgerEntry
 from labctl.courses.requests import RequestHandler
 from labctl.courses.scheduler import ConsentingReporter, CourseScheduler
 from labctl.courses.tasks import GRACE_S, CourseTasks
-from labctl.model import Resource
+from labctl.model import Endpoint, Resource
 from labctl.servers import guard
+from labctl.transports.failures import make_refused_error
 from labctl.wire.watchdog import WatchRecord
 
 CLASS = datetime(2026, 11, 23, 10, 0, tzinfo=UTC).timestamp()  # a Monday
@@ -52,24 +53,26 @@ class Kept:
         self.busy = WatchRecord()
         staff = course.staff(ConsentingReporter(self._tell))
         self.work = Pretended(course.folder)
-        self.desk = RequestHandler(course.folder, self.work)
+        self.request_handler = RequestHandler(course.folder, self.work)
         self.keys = AuthorizedKeys(course.folder, course.folder.path / "authorized_keys")
-        self.rounds = CourseTasks(staff, self.desk, self.keys, self._tell, now=lambda: self.at)
+        self.tasks = CourseTasks(
+            staff, self.request_handler, self.keys, self._tell, now=lambda: self.at
+        )
 
         def message(staff: object, seats: Any, text: str) -> list[Any]:
             self.shown.append(text)
             return []
 
-        monkeypatch.setattr(rounds_module.broadcast, "send_message", message)
+        monkeypatch.setattr(course_tasks.broadcast, "send_message", message)
         monkeypatch.setattr(guard, "watch", lambda *_: self.busy)
 
     def _tell(self, name: str, text: str) -> None:
         self.told.append((name, text))
 
     def round(self) -> None:
-        look = self.rounds.take_snapshot()
-        self.rounds.sweep(look)
-        self.rounds.apply_class_hours(look)
+        snapshot = self.tasks.take_snapshot()
+        self.tasks.sweep(snapshot)
+        self.tasks.apply_class_hours(snapshot)
 
     def lines(self, kind: str) -> list[CourseLedgerEntry]:
         return self.course.folder.ledger.list_entries(kind=kind)
@@ -84,19 +87,21 @@ def test_a_deed_that_nobody_expected_to_fail_comes_again(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what a round does apart for one seat is told as well."""
-    vigil = CourseScheduler(kept.rounds.staff, kept.desk, kept.keys, tell=kept._tell)
-    task = vigil.scheduler.tasks["roster"]
-    vigil.scheduler.tasks = {"roster": task}
+    course_scheduler = CourseScheduler(
+        kept.tasks.staff, kept.request_handler, kept.keys, tell=kept._tell
+    )
+    task = course_scheduler.scheduler.tasks["roster"]
+    course_scheduler.scheduler.tasks = {"roster": task}
     roster = kept.course.folder.path / "roster.csv"
     roster.rename(roster.with_name("away"))
     roster.mkdir()  # reading it is an error of the system's
-    for thread in vigil.scheduler.start_due_tasks():
+    for thread in course_scheduler.scheduler.start_due_tasks():
         thread.join(120)
     assert task.error
     roster.rmdir()
     roster.with_name("away").rename(roster)
     task.due_at = 0.0
-    for thread in vigil.scheduler.start_due_tasks():
+    for thread in course_scheduler.scheduler.start_due_tasks():
         thread.join(120)
     assert task.error == ""
     assert any(text.startswith("roster: working") for _, text in kept.told)
@@ -113,6 +118,21 @@ def test_a_deed_that_nobody_expected_to_fail_comes_again(
     assert any(name == "alice" and "Traceback" in text for name, text in kept.told)
     kept.round()
     assert kept.course.cloud.machines == {}
+
+
+def test_what_a_task_fails_with_names_the_command_of_the_course(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def servers() -> None:
+        raise make_refused_error(Endpoint(host="192.0.2.1"), "")
+
+    vigil = CourseScheduler(kept.rounds.staff, kept.desk, kept.keys, tell=kept._tell)
+    vigil.scheduler.tasks = {"sweep": vigil.scheduler.tasks["sweep"]}
+    monkeypatch.setattr(kept.course.cloud, "servers", servers)
+    for thread in vigil.scheduler.start_due_tasks():
+        thread.join(120)
+    (told,) = [text for _, text in kept.told if text.startswith("sweep: ")]
+    assert "; next: labctl course up   # finds" in told
 
 
 def test_each_warning_comes_once_and_anew_for_another_budget(kept: Kept) -> None:
@@ -175,8 +195,8 @@ def test_a_server_that_never_answers_keeps_nobody_elses_from_its_end(
         kept.course.cloud.machines.pop(f"srv-{seats[0].name}", None)
         return []
 
-    monkeypatch.setattr(rounds_module.teardown, "end_seats", down)
-    monkeypatch.setattr(rounds_module, "PATIENCE_S", 0.4 if hangs else 30.0)
+    monkeypatch.setattr(course_tasks.teardown, "end_seats", down)
+    monkeypatch.setattr(course_tasks, "PATIENCE_S", 0.4 if hangs else 30.0)
     kept.at += GRACE_S + 60
     end = time.monotonic() + 120
     while len(kept.course.cloud.machines) > 1 and time.monotonic() < end:
@@ -188,8 +208,8 @@ def test_a_server_that_never_answers_keeps_nobody_elses_from_its_end(
     logged = [name for name, text in kept.told if "AttributeError: a list has no get" in text]
     assert logged == ([] if hangs else ["alice"])
     never.set()
-    monkeypatch.setattr(rounds_module, "PATIENCE_S", 30.0)
-    kept.rounds._join_threads()
+    monkeypatch.setattr(course_tasks, "PATIENCE_S", 30.0)
+    kept.tasks._join_threads()
     assert bool(kept.course.cloud.machines) != hangs
 
 
@@ -201,13 +221,13 @@ def test_results_that_never_end_outlast_no_budget(
     kept.course.add("alice", price=1.0, age_s=7300)
     kept.round()
     never = threading.Event()
-    monkeypatch.setattr(rounds_module.teardown, "end_seats", lambda *_: never.wait(30) and [])
-    monkeypatch.setattr(rounds_module, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(rounds_module.rescue, "is_near_end", lambda *_: rescued)
-    monkeypatch.setattr(rounds_module.rescue, "await_end", lambda *_: "budget")
+    monkeypatch.setattr(course_tasks.teardown, "end_seats", lambda *_: never.wait(30) and [])
+    monkeypatch.setattr(course_tasks, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(course_tasks.rescue, "is_near_end", lambda *_: rescued)
+    monkeypatch.setattr(course_tasks.rescue, "await_end", lambda *_: "budget")
     kept.at += GRACE_S + 60
     kept.round()
-    kept.at += rounds_module.SAVE_S
+    kept.at += course_tasks.SAVE_S
     kept.round()
     assert kept.course.cloud.machines["srv-alice"].state == "running", "not before its time"
     kept.at += 60
@@ -215,7 +235,7 @@ def test_results_that_never_end_outlast_no_budget(
     assert kept.course.cloud.machines["srv-alice"].state == "stopped"
     assert any("could be saved within 1 h" in text for _, text in kept.told)
     never.set()
-    kept.rounds._join_threads()
+    kept.tasks._join_threads()
 
 
 def test_a_lost_ledger_resets_no_budget(kept: Kept) -> None:
@@ -265,8 +285,8 @@ def test_after_class_what_is_not_used_goes(kept: Kept) -> None:
     kept.course.add("alice", price=0.0)
     kept.course.add("owls", price=0.0)
     kept.work.server = kept.course.cloud.machines["srv-owls"]
-    create(kept.desk, "bob")
-    assert kept.desk.wait(120)
+    create(kept.request_handler, "bob")
+    assert kept.request_handler.wait(120)
     kept.at = CLASS + 7200 + 60
     kept.busy = WatchRecord(busy=("a container runs",))
     kept.round()
@@ -281,24 +301,24 @@ def test_after_class_what_is_not_used_goes(kept: Kept) -> None:
 
 def test_who_leaves_the_course_gets_in_no_longer(kept: Kept) -> None:
     kept.keys.admit("alice", KEY)
-    create(kept.desk, "alice")
-    assert kept.desk.wait(120)
-    kept.rounds.apply_roster()
+    create(kept.request_handler, "alice")
+    assert kept.request_handler.wait(120)
+    kept.tasks.apply_roster()
     assert kept.keys.list_students() == ["alice"]
     file = kept.course.folder.roster_file
     file.write_text(file.read_text().replace("alice@example.edu,,,yes", "alice@example.edu,,,no"))
-    kept.rounds.apply_roster()
+    kept.tasks.apply_roster()
     assert kept.keys.list_students() == []
-    assert kept.desk.wait(120)
+    assert kept.request_handler.wait(120)
     assert kept.work.calls == ["make", "end"]
 
 
 def test_a_broken_roster_leaves_everybody_in(kept: Kept) -> None:
     kept.keys.admit("alice", KEY)
-    kept.rounds.apply_roster()
+    kept.tasks.apply_roster()
     kept.course.folder.roster_file.write_text("id,name\n-oProxyCommand=id,x\n")
-    with pytest.raises(rounds_module.LabError):
-        kept.rounds.apply_roster()
+    with pytest.raises(course_tasks.LabError):
+        kept.tasks.apply_roster()
     assert kept.keys.list_students() == ["alice"]
     assert kept.course.folder.find_student("alice").active
 
@@ -325,7 +345,7 @@ def test_seats_disks_go_when_their_time_is_over(kept: Kept) -> None:
     image = msgspec.structs.replace(over, id="ami-1", kind="image", lab_id=folder.id)
     others = msgspec.structs.replace(over, id="vol-3", lab_id="ffffffffffff")
     cloud.left += [over, later, image, others]
-    kept.rounds.remove_disks()
+    kept.tasks.remove_disks()
     assert cloud.left == [later, image, others]
     assert any("removed the kept disk vol-1" in text for _, text in kept.told)
 
