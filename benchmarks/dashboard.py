@@ -40,14 +40,14 @@ TARGET_PAGE_MS, TARGET_CPU_PERCENT, TARGET_RSS_MB = 100.0, 5.0, 150.0
 SERVE = """
 import sys, threading
 from pathlib import Path
-from labctl.courses.loading import open_course
+from labctl.courses.records.folder import CourseFolder
 from labctl.config import find_paths
 from labctl.web import http_server as serve
 from labctl.state import State
 root = Path(sys.argv[1])
 places = find_paths({"HOME": str(root / "home")})
 state = State(places.database, network=False)
-print(serve.serve_dashboard(open_course(root / "ml-2026"), places, state,
+print(serve.serve_dashboard(CourseFolder(root / "ml-2026"), places, state,
                             port=0, stop=threading.Event()), flush=True)
 sys.stdin.read()
 """

@@ -18,7 +18,7 @@ from labctl.cli.options import FOLLOW, SSH_AT_ONCE, SSH_JSON, TAIL, json_option,
 from labctl.cli.runs import replace_with_ssh, write_log
 from labctl.cli.screen import print_json, print_table
 from labctl.errors import UsageError, assign_subject
-from labctl.text import dollars_text, duration_text, price_text
+from labctl.text import dollars_text, duration_text, optional_text, price_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,8 +100,8 @@ def _print_status(course: CourseStatus) -> None:
 def _seat_cells(seat: SeatStatus, wide: bool) -> tuple[str, ...]:
 
     kind = f"{seat.type}{' spot' if seat.spot else ''}" or "-"
-    left = "-" if seat.ttl_left_s is None else duration_text(seat.ttl_left_s)
-    budget = "-" if seat.budget_usd is None else dollars_text(seat.budget_usd)
+    left = optional_text(seat.ttl_left_s, duration_text)
+    budget = optional_text(seat.budget_usd, dollars_text)
     return (
         seat.seat,
         "-" if seat.state == "none" else seat.state,

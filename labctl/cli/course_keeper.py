@@ -111,7 +111,7 @@ def _select_students(
 @click.option("--joining", type=click.Path(dir_okay=False, path_type=Path))
 def door_command(directory: Path, student: str, joining: Path | None) -> None:
     """Serve one student's connection; sshd runs this for the student's key or join file."""
-    from labctl.courses.loading import open_course as open_folder
+    from labctl.courses.records.folder import CourseFolder
     from labctl.submissions.connection_limits import MAX_MEMORY_BYTES, hold_connection
 
     os.umask(0o077)
@@ -124,7 +124,7 @@ def door_command(directory: Path, student: str, joining: Path | None) -> None:
         signal.alarm(IDLE_S)
 
     restart_idle_timer()
-    folder = open_folder(directory)
+    folder = CourseFolder(directory)
     from labctl.courses.keys import CHECKER, keeper_dir
     from labctl.courses.rpc import send_error
 

@@ -59,7 +59,7 @@ def _describe_server_use(config: LabConfig, from_lab: set[str]) -> list[str]:
         for key, value, _ in list_settings(config)
         if key != "server.provider"
         and value not in ("", "0")  # omitted in an entry of a list
-        and any(_covers(key, named) for named in named_keys)
+        and any(_is_named(key, named) for named in named_keys)
     ]
     if not named_keys:
         return []
@@ -67,7 +67,7 @@ def _describe_server_use(config: LabConfig, from_lab: set[str]) -> list[str]:
     return [f"use a server from {provider}, a shared or paid machine{text}"]
 
 
-def _covers(key: str, named: str) -> bool:
+def _is_named(key: str, named: str) -> bool:
     """Whether a setting is one that the file names, contains one, or is part of one."""
     return named == key or named.startswith(f"{key}.") or key.startswith((f"{named}.", f"{named}["))
 

@@ -94,7 +94,7 @@ class SeatOperations:
         """Raise PolicyError if the seat must not get a server now."""
         money = self.money(seat)
         left_usd = money.left_usd
-        if left_usd is not None and left_usd <= 0 and self._costs(seat):
+        if left_usd is not None and left_usd <= 0 and self._has_price(seat):
             raise PolicyError(
                 "your budget is used up",
                 why=f"you have spent {dollars_text(money.spent_usd)} "
@@ -104,7 +104,7 @@ class SeatOperations:
         if (
             self._is_root
             and (lack := explain_missing_deadline(self._provider))
-            and self._costs(seat)
+            and self._has_price(seat)
         ):
             raise PolicyError(
                 "this course cannot give students servers of their own",
@@ -269,7 +269,7 @@ class SeatOperations:
             end_server.remove(self._context(seat), server)
             metering.record_ends(self.staff.folder, [(seat, server)], "keeper", NOT_HANDED_OUT)
 
-    def _costs(self, seat: Seat) -> bool:
+    def _has_price(self, seat: Seat) -> bool:
         """Tell whether any of the seat's offers costs money."""
         return any(offer.price_usd_per_hour for offer in self.offers(seat))
 

@@ -259,7 +259,7 @@ def _describe_limits(fresh: Sequence[LabContext], offer: Offer) -> str:
     lines = [f"each stops by itself {limits}" if limits else "only `labctl course down` ends them"]
     if most_usd < float("inf"):
         lines.append(f"together {dollars_text(most_usd)} at most, without disks and traffic")
-    if guard.will_keep_disk(fresh[0]):
+    if guard.should_keep_disk(fresh[0]):
         days = f"{KEPT_S / 86_400:.0f} days"
         lines.append(
             f"the disk of a server that stops by itself is kept for {days}, and costs money"

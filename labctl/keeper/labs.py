@@ -149,7 +149,7 @@ class Keeper:
         kept_lab = kept_labs.find_kept_lab(self._places, name)
         context = self._context(kept_lab)
         before = _describe_states(context, kept_lab)
-        state = check_lab(context, kept_lab, swept=self._was_swept(name))
+        state = check_lab(context, kept_lab, swept=self._is_swept(name))
         if state == TROUBLE:
             if _open_runs(context, kept_lab):
                 self._tell(name, "its server does not answer, or has lost a run: starting recovery")
@@ -188,7 +188,7 @@ class Keeper:
         provider = context.config.server.provider
         return has_expired(context.state, context.lab_id, provider)
 
-    def _was_swept(self, name: str) -> bool:
+    def _is_swept(self, name: str) -> bool:
         before = self.checks.get(name)
         return before is not None and before.state == SWEPT
 

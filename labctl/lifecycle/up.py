@@ -58,7 +58,7 @@ def make_ready(context: LabContext, server: Server) -> Server:
         playbooks_dir=context.paths.data_dir / "playbooks",
         ssh_config=context.connections.config_path(server.id),
         reporter=context.reporter,
-        boto3=_needs_boto3(context),
+        boto3=_is_boto3_needed(context),
         name=context.name,
     )
     context.save_facts(server, facts)
@@ -77,7 +77,7 @@ def make_ready(context: LabContext, server: Server) -> Server:
     return server
 
 
-def _needs_boto3(context: LabContext) -> bool:
+def _is_boto3_needed(context: LabContext) -> bool:
     """Whether the server needs boto3: it keeps its own disk at its end, or uses S3."""
     provider = context.provider
     keeps = isinstance(provider, Keep) and provider.can_keep_itself

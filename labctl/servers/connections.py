@@ -10,16 +10,13 @@ Only this module decides which transport is used.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
-import os
 import shutil
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +29,7 @@ from labctl.events import Reporter
 from labctl.model import Endpoint, Server
 from labctl.retry import retry_on
 from labctl.servers.host_keys import confirm_host_key, find_known_key
+from labctl.state.locks import hold_lock
 from labctl.transports import Transport
 from labctl.transports.ssh_client import runtime_dir
 
@@ -39,6 +37,8 @@ if TYPE_CHECKING:
     from labctl.transports.forced_command import LineChannel
     from labctl.transports.openssh import OpenSshTransport
 
+# seconds to wait for another process that writes the ssh_config
+LOCK_WAIT_S = 60.0
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
 _MOST_INCLUDES = 16
@@ -74,7 +74,8 @@ class Connections:
                 hint=lambda subject: f"give the lab another name: `lab:` in {subject.config_file}",
             )
         path = self._describe(self._server_dir(server.id), server.id, server.alias, server.endpoint)
-        with self._locked():
+        _make_private(self._dir)
+        with hold_lock(self._dir / ".lock", "write ssh_config", wait_s=LOCK_WAIT_S):
             line = ssh.include_line(str(self._dir), "*/config")
             _write_if_changed(self._dir / "config", line + "\n")
             self._include_in_user_config()
@@ -364,16 +365,6 @@ class Connections:
             return endpoint
         command = ssh.jump_command(endpoint.jump, user_config=self._jump_config())
         return msgspec.structs.replace(endpoint, jump="", proxy_command=command)
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        _make_private(self._dir)
-        descriptor = os.open(self._dir / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
 
 def is_reachable(endpoint: Endpoint, within_s: float) -> bool:

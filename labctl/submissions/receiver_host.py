@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
@@ -20,6 +18,7 @@ from labctl.errors import (
 )
 from labctl.errors.replies import decode_reply
 from labctl.model import Endpoint, Value
+from labctl.retry import retry_on
 from labctl.servers.context import LabContext
 from labctl.servers.host_keys import make_key
 from labctl.submissions import REQUEST
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound=Value)
 # Broken connections in a row, without any byte sent, before giving up.
 TRIES = 5
-FIRST_PAUSE_S = 1.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 8.0
 
 
 def public_key(paths: Paths) -> str:
@@ -89,19 +88,19 @@ class ReceiverHost:
     def hello(self) -> Hello:
         """Return the rules as the receiver has them for this student now."""
         request = GreetReceiverRequest(self.rules.name)
-        reply = self._send_request(GREET_RECEIVER, request)
+        reply = self.send_request(GREET_RECEIVER, request)
         return self._convert(reply.hello, Hello)
 
     def receipts(self) -> list[Signed]:
         """Return the student's own receipts of this assignment."""
         request = ListReceiptsRequest(self.rules.name)
-        reply = self._send_request(LIST_RECEIPTS, request)
+        reply = self.send_request(LIST_RECEIPTS, request)
         return [self._convert(signed, Signed) for signed in reply.receipts]
 
     def feedback(self) -> Feedback | None:
         """Return the student's released feedback, or None before the release."""
         request = ReadFeedbackRequest(self.rules.name)
-        reply = self._send_request(READ_FEEDBACK, request)
+        reply = self.send_request(READ_FEEDBACK, request)
         return None if reply.feedback is None else self._convert(reply.feedback, Feedback)
 
     def send(
@@ -112,63 +111,45 @@ class ReceiverHost:
         `on_bytes` is called with the bytes sent so far. LinkLostError after TRIES failures in a row
         without progress.
         """
-        bundle = (self.rules.name, sha256, size)
-        failed, furthest = 0, -1
-        while True:
-            try:
-                begun = self._send_request(BEGIN_UPLOAD, BeginUploadRequest(*bundle))
-                if begun.signed is not None:
-                    return self._convert(begun.signed, Signed)
-                if begun.offset is None:
-                    raise self._make_protocol_error("the reply has neither an offset nor a receipt")
-                offset = begun.offset
-                while offset < size:
-                    if offset > furthest:
-                        failed, furthest = 0, offset
-                    on_bytes(offset)
-                    file.seek(offset)
-                    part = file.read(min(PART_BYTES, size - offset))
-                    request = SendPartRequest(*bundle, offset, len(part))
-                    offset = self._send_request(SEND_PART, request, part).offset
-                on_bytes(size)
-                finished = self._send_request(FINISH_UPLOAD, FinishUploadRequest(*bundle))
-                return self._convert(finished.signed, Signed)
-            except BusyError:
-                failed += 1
-                if failed >= TRIES:
-                    raise
-                # Spread the retries: before the due time a whole class may be submitting.
-                time.sleep(random.uniform(0.5, 1.5) * FIRST_PAUSE_S * 2 ** (failed - 1))
+        upload = _Upload(self, file, sha256, size, on_bytes)
+        is_finished = False
+        while not is_finished:
+            # A new policy, since bytes have arrived: only failures in a row count.
+            is_finished = retry_on(
+                BusyError, pause_s=FIRST_PAUSE_S, longest_pause_s=LONGEST_PAUSE_S, tries=TRIES
+            )(upload.advance)
+        return self._convert(upload.signed, Signed)
 
     def close(self) -> None:
         """End the connection."""
         if self._channel is not None:
             self._channel.close()
 
-    def _send_request(
+    def send_request(
         self, verb: Verb[Request, Reply], request: Request, body: bytes = b""
     ) -> Reply:
+        """Send a request and return its reply; BusyError after a lost connection, to try again."""
         if self._channel is None:
             self._channel = self.context.connections.open_line_channel(self.endpoint, REQUEST)
         try:
             line = self._channel.exchange(encode_request(verb, request) + body)
         except CommandError as error:
-            raise self._make_protocol_error(error.why) from None
+            raise self.make_protocol_error(error.why) from None
         except LabError as error:
             raise self._with_hint(error) from None
         try:
             return decode_reply(verb, line)
         except MessageError as error:
-            raise self._make_protocol_error(str(error)) from None
+            raise self.make_protocol_error(str(error)) from None
 
     def _convert(self, value: object, kind: type[Model]) -> Model:
         """Convert a part of a reply to a value of labctl.submissions."""
         try:
             return msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
-            raise self._make_protocol_error(str(error)) from None
+            raise self.make_protocol_error(str(error)) from None
 
-    def _make_protocol_error(self, why: str) -> LabError:
+    def make_protocol_error(self, why: str) -> LabError:
         return LabError(
             f"{self.rules.hand_in} does not answer like a receiver",
             why=why,
@@ -188,3 +169,68 @@ class ReceiverHost:
         elif isinstance(error, BusyError):
             error.hint = "labctl submit   # again later; it continues where it stopped"
         return error
+
+
+class _Upload:
+    """The upload of one bundle, which continues after broken connections."""
+
+    def __init__(
+        self,
+        host: ReceiverHost,
+        file: BinaryIO,
+        sha256: str,
+        size: int,
+        on_bytes: Callable[[int], None],
+    ) -> None:
+        self.host = host
+        self.file = file
+        self.bundle = (host.rules.name, sha256, size)
+        self.size = size
+        self.on_bytes = on_bytes
+        # The bytes that the receiver has: None if it must be asked, and the most ever.
+        self.offset: int | None = None
+        self.furthest = -1
+        self.signed: object = None
+
+    def advance(self) -> bool:
+        """Send until the receiver has more bytes than ever before; True once it has signed.
+
+        BusyError if the connection broke; the next call continues where the receiver is then.
+        """
+        try:
+            return self._advance()
+        except BusyError:
+            self.offset = None
+            raise
+
+    def _advance(self) -> bool:
+        offset = self.offset
+        if offset is None:
+            begun = self.host.send_request(BEGIN_UPLOAD, BeginUploadRequest(*self.bundle))
+            if begun.signed is not None:
+                self.signed = begun.signed
+                return True
+            if begun.offset is None:
+                why = "the reply has neither an offset nor a receipt"
+                raise self.host.make_protocol_error(why)
+            offset = begun.offset
+            if self._note_offset(offset):
+                return False
+        while offset < self.size:
+            self.file.seek(offset)
+            part = self.file.read(min(PART_BYTES, self.size - offset))
+            request = SendPartRequest(*self.bundle, offset, len(part))
+            offset = self.host.send_request(SEND_PART, request, part).offset
+            if self._note_offset(offset):
+                return False
+        finished = self.host.send_request(FINISH_UPLOAD, FinishUploadRequest(*self.bundle))
+        self.signed = finished.signed
+        return True
+
+    def _note_offset(self, offset: int) -> bool:
+        """Record and report what the receiver has; whether it is more than ever before."""
+        self.offset = offset
+        self.on_bytes(offset)
+        is_further = offset > self.furthest
+        self.furthest = max(offset, self.furthest)
+        return is_further

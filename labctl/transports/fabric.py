@@ -145,6 +145,8 @@ def _open_session(login: Login) -> paramiko.Channel:
 
     sshd may still be ending one that we have closed, and refuse another until then.
     """
+    # Not labctl.retry: whether to try again depends on the error's code, and this is on the path
+    # of every command.
     end = time.monotonic() + STEP_TIMEOUT_S
     while True:
         try:

@@ -95,7 +95,7 @@ class OpenSshTransport(BoundedTransport):
     def close(self) -> None:
         """Stop labctl's master, and with it the commands that other processes run over it."""
         path = self.control_path
-        if path and _listens(path):
+        if path and _is_listening(path):
             _spawn(ssh.build_control_argv(self._config, self._server_id, "exit", path), None).wait()
 
     def _execute(
@@ -153,11 +153,11 @@ class OpenSshTransport(BoundedTransport):
     def _ensure_master(self) -> None:
         """Start a master unless one is running; two processes at the same time start only one."""
         path = self.control_path
-        if not path or _listens(path):
+        if not path or _is_listening(path):
             return
         # One of at most 256 lock files: removing one that another process waits for would race.
         with _locked(str(runtime_dir() / f"lock-{path[-2:]}")):
-            if _listens(path):
+            if _is_listening(path):
                 return
             Path(path).unlink(missing_ok=True)
             self._start_master(path)
@@ -236,7 +236,7 @@ def _has_exited_within(process: subprocess.Popen[bytes], limit_s: float) -> bool
     return not waiter.is_alive()
 
 
-def _listens(path: str) -> bool:
+def _is_listening(path: str) -> bool:
     """Whether a running process listens on this control socket."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
@@ -248,6 +248,8 @@ def _listens(path: str) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
+    # Not state.locks: transports do not import it, and this is on the path of every command, which
+    # would have to import filelock.
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -20,7 +20,7 @@ class PromisedFile(NamedTuple):
     size: object = ABSENT
     sha256: object = ABSENT
 
-    def matches(self, size: int, sha256: str) -> bool:
+    def is_match(self, size: int, sha256: str) -> bool:
         """Return whether the file is as promised, as far as the manifest says."""
         return self.size in (ABSENT, size) and self.sha256 in (ABSENT, sha256)
 

@@ -159,7 +159,7 @@ class _RunScan:
         """Yield the paths that may be outputs, with their names in the run."""
         for path in paths:
             name = str(path.relative_to(self.directory))
-            if not name.startswith(".labctl/") and not _matches(name, NEVER):
+            if not name.startswith(".labctl/") and not _is_match(name, NEVER):
                 yield path, name
 
     def _find_outward_links(self, links: Iterable[Path]) -> Iterator[str]:
@@ -212,11 +212,11 @@ class _RunScan:
                     self.proved |= {name, *promised}
 
     def _can_grow(self, name: str) -> bool:
-        return not self.ended and _matches(name, GROWING)
+        return not self.ended and _is_match(name, GROWING)
 
     def _hash_complete(self, path: Path, name: str) -> tuple[str, HashRecord | None]:
         """Return ("", record) of a stable file, or (reason, None)."""
-        if not self.ended and _matches(name, UNFINISHED):
+        if not self.ended and _is_match(name, UNFINISHED):
             return "unfinished by its name", None
         can_grow = self._can_grow(name)
         try:
@@ -259,10 +259,10 @@ class _RunScan:
 
 
 def _is_as_promised(file: CompleteFile | None, promised: PromisedFile) -> bool:
-    return file is not None and promised.matches(file.size, file.sha256)
+    return file is not None and promised.is_match(file.size, file.sha256)
 
 
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+def _is_match(name: str, patterns: tuple[str, ...]) -> bool:
     parts = name.split("/")
     return any(
         fnmatch.fnmatch(name, p) or any(fnmatch.fnmatch(part, p) for part in parts)

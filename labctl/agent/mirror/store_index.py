@@ -41,6 +41,6 @@ def find_damage(top: str, manifest: CheckpointManifest, files: Files) -> str:
         present, promised = files.get(top + inner), manifest.files.get(inner)
         if present is None:
             return f"{inner} is missing"
-        if promised and not promised.matches(present.size, present.sha256):
+        if promised and not promised.is_match(present.size, present.sha256):
             return f"{inner} does not match its manifest"
     return ""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ...wire.codec import to_json
+from ...wire.text import duration_text
 from ...wire.verbs import UP_COMMAND, Empty
 from ...wire.watchdog import (
     RECLAIM_NOTICE,
@@ -28,7 +29,6 @@ from ..host.imds import Imds
 from ..host.paths import read_record, write_json
 from ..host.sudo import call_as_root
 from ..reply import Failure
-from .decisions import span_text
 from .imds_notices import has_reclaim_notices, read_notices
 from .mirroring import FAILURES, error_text, send_all
 from .notify import list_run_logs, notify
@@ -113,7 +113,7 @@ class ReclaimHandler:
                 heard_at=time.time(),
                 ends_at=time.time() + left_s,
             )
-            why = f"{notice.source} says: {notice.action} in {span_text(left_s)}"
+            why = f"{notice.source} says: {notice.action} in {duration_text(left_s)}"
             self.say("reclaim notice", why)
             self._run_in_thread(self._wind_down, plan, self.shown, stop_s, now + left_s)
         return self.under_way
@@ -193,7 +193,7 @@ class ReclaimHandler:
             wake_watchdog(self.directory)
 
     def _notify(self, plan: ShutdownPlan, left_s: float, runs: list[str]) -> None:
-        text = f"the provider reclaims this server in {span_text(left_s)}. "
+        text = f"the provider reclaims this server in {duration_text(left_s)}. "
         text += "Runs end now and write a checkpoint. "
         text += "Results go to the store." if plan.store else "Save results now: labctl pull."
         notify(plan.account, text, list_run_logs(runs))

@@ -153,6 +153,7 @@ class Ledger:
 
     @contextmanager
     def _lock_file(self) -> Iterator[int]:
+        # Not state.locks, which keeps a note in the file: earlier versions lock the ledger itself.
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self.path, flags, 0o600)

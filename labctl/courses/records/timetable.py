@@ -35,7 +35,7 @@ def list_lessons(hours: Iterable[ClassHours], term: Term | None, around: float) 
         today = datetime.fromtimestamp(around, zone).date()
         for shift in range(-2, 9):
             day = today + timedelta(days=shift)
-            if DAYS[day.weekday()] in slot.days and _in_term(day, term):
+            if DAYS[day.weekday()] in slot.days and _is_in_term(day, term):
                 begins, ends = (
                     _to_timestamp(day, second, zone) for second in (slot.begins, slot.ends)
                 )
@@ -67,7 +67,7 @@ def find_just_ended(
     return max(ended, key=lambda lesson: lesson.ends) if ended else None
 
 
-def _in_term(day: date, term: Term | None) -> bool:
+def _is_in_term(day: date, term: Term | None) -> bool:
     return term is None or term.first <= day <= term.last
 
 
