@@ -24,7 +24,14 @@ import msgspec
 
 from labctl.commands import ssh
 from labctl.config.identity import replace_file
-from labctl.errors import AuthenticationError, BusyError, LabError, NotFoundError, UsageError
+from labctl.errors import (
+    AuthenticationError,
+    BusyError,
+    ConnectError,
+    LabError,
+    NotFoundError,
+    UsageError,
+)
 from labctl.events import Reporter
 from labctl.model import Endpoint, Server
 from labctl.retry import retry_on
@@ -275,6 +282,13 @@ class Connections:
         )
 
     def _describe(self, folder: Path, server_id: str, alias: str, endpoint: Endpoint) -> Path:
+        if not endpoint.host or not endpoint.port:
+            # Recorded while it starts, or stopped. Callers treat it like one that does not answer.
+            raise ConnectError(
+                f"{alias} has no address",
+                why="its machine does not run, or has only begun to start",
+                hint=lambda subject: subject.up,
+            )
         known_hosts = folder / "known_hosts"
         text = ssh.server_config(
             server_id,
