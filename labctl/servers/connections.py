@@ -81,10 +81,12 @@ class Connections:
                 hint=lambda subject: f"give the lab another name: `lab:` in {subject.config_file}",
             )
         path = self._describe(self._server_dir(server.id), server.id, server.alias, server.endpoint)
-        _make_private(self._dir)
+        line = ssh.include_line(str(self._dir), "*/config")
+        included = self._dir / "config"
+        if _has_line(included, line) and self._is_in_user_config():
+            return path  # as nearly always: a lock on the path of every command takes 10 ms
         with hold_lock(self._dir / ".lock", "write ssh_config", wait_s=LOCK_WAIT_S):
-            line = ssh.include_line(str(self._dir), "*/config")
-            _write_if_changed(self._dir / "config", line + "\n")
+            _write_if_changed(included, line + "\n")
             self._include_in_user_config()
         return path
 
@@ -319,15 +321,17 @@ class Connections:
         name = "endpoint-" + hashlib.sha256(repr(key).encode()).hexdigest()[:16]
         return self._dir / "endpoints" / name, name
 
+    def _is_in_user_config(self) -> bool:
+        line = ssh.include_line(str(self._dir), "config")
+        return self._user_config is None or _has_line(self._user_config, line)
+
     def _include_in_user_config(self) -> None:
         """Add one line at the top of the user's config, once; leave all other bytes as they are."""
-        if self._user_config is None:
+        if self._user_config is None or self._is_in_user_config():
             return
         line = ssh.include_line(str(self._dir), "config").encode()
         path = self._user_config.resolve()  # dotfiles are often symbolic links
         old = path.read_bytes() if path.exists() else b""
-        if line in (each.strip() for each in old.splitlines()):
-            return
         if not path.parent.exists():
             _make_private(path.parent)
         mode = path.stat().st_mode & 0o777 if old else 0o600
@@ -398,6 +402,12 @@ def _none_to_empty(value: str) -> str:
 
 def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _has_line(path: Path, line: str) -> bool:
+    """Whether a file has the line, apart from spaces around it; False if there is no file."""
+    old = path.read_bytes() if path.exists() else b""
+    return line.encode() in (each.strip() for each in old.splitlines())
 
 
 def _write_if_changed(path: Path, text: str) -> None:

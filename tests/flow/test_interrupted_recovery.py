@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from lab_world import LAB_ID, Cloud, World, world
 
+from labctl.errors import ThrottledError
 from labctl.lifecycle import recover
 from labctl.model import Run, Server
 from labctl.servers.context import LabContext
@@ -55,3 +56,28 @@ def test_the_recovery_goes_on_with_the_server_that_has_no_address_on_record(
     assert asked == [server.endpoint.host]
     assert asked[0]
     assert resumed == [f"the server {server.id} does not have this run"]
+
+
+def test_a_provider_that_is_busy_does_not_end_the_follower(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, server = put_starting_on_record(lab)
+    replies: list[Exception] = [ThrottledError("too many calls")]
+    find = lab.cloud.find
+
+    def find_later(server_id: str) -> Server | None:
+        if replies:
+            raise replies.pop()
+        return find(server_id)
+
+    watched: list[str] = []
+
+    def watch(_: LabContext, watched_server: Server, run_id: str, **__: object) -> Run:
+        watched.append(watched_server.endpoint.host)
+        return Run(id=run_id, lab_id=LAB_ID, server_id=server.id, state="exited", exit_code=0)
+
+    monkeypatch.setattr(lab.cloud, "find", find_later)
+    monkeypatch.setattr("labctl.runs.runs.watch", watch)
+    monkeypatch.setattr(recover, "FIRST_PAUSE_S", 0.01)
+    run = recover.follow(context, "night", on_log=lambda block: None)
+    assert (run.state, watched, replies) == ("exited", [server.endpoint.host], [])
