@@ -40,14 +40,14 @@ TARGET_PAGE_MS, TARGET_CPU_PERCENT, TARGET_RSS_MB = 100.0, 5.0, 150.0
 SERVE = """
 import sys, threading
 from pathlib import Path
-from labctl.courses.loading import open_course
+from labctl.courses.records.folder import CourseFolder
 from labctl.config import find_paths
 from labctl.web import http_server as serve
 from labctl.state import State
 root = Path(sys.argv[1])
 places = find_paths({"HOME": str(root / "home")})
 state = State(places.database, network=False)
-print(serve.serve_dashboard(open_course(root / "ml-2026"), places, state,
+print(serve.serve_dashboard(CourseFolder(root / "ml-2026"), places, state,
                             port=0, stop=threading.Event()), flush=True)
 sys.stdin.read()
 """
@@ -57,7 +57,7 @@ def course(root: Path, students: int) -> Bed:
     """Build a complete course as late in a term."""
     names = tuple(f"Student {number:04}" for number in range(students))
     bed = fill(make(root, names))
-    from labctl.courses.records.ledger import CourseLedgerDraft
+    from labctl.courses.records.ledger_entries import CourseLedgerDraft
 
     lines = []
     for server in bed.state.list_servers():

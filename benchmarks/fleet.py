@@ -148,6 +148,9 @@ def _make_and_end(count: int, home: Path) -> dict[str, float]:
 
     from labctl.lab import Lab
     from labctl.lifecycle import fleet
+    from labctl.model import Server
+    from labctl.servers import adoption, attempts, end_server, reachability
+    from labctl.servers.context import LabContext
 
     begun = time.perf_counter()
     root = home / "fleet"
@@ -162,12 +165,22 @@ def _make_and_end(count: int, home: Path) -> dict[str, float]:
         )
         for number in range(count)
     ]
-    made = fleet.reach(contexts)
+    listed = first.provider.servers()
+
+    def reach(context: LabContext) -> Server:
+        need = context.config.server.need
+        server = adoption.adopt(context, listed) or attempts.create_server(context, need)
+        return reachability.reach(context, server)[0]
+
+    made = fleet.run_for_each(contexts, reach)
     for outcome in made:
         if outcome.error is not None:
             raise outcome.error
     logged_in_s = time.perf_counter() - begun
-    fleet.end(contexts, [one.value for one in made if one.value is not None])
+    end_server.end(contexts[0], [one.value for one in made if one.value is not None])
+    left = first.provider.leftovers()
+    shared = [one for one in left if one.lab_id == first.group and one.expires_at is None]
+    end_server.remove_resources(contexts[0], shared)
     if any(server.lab_id.startswith(f"b{run_id}-") for server in first.provider.servers()):
         raise NotDoneError("servers are left")
     own = resource.getrusage(resource.RUSAGE_SELF)

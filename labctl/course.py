@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labctl.config import CourseConfig, Paths, find_paths
-from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.student import Student
 from labctl.events import Reporter, SilentReporter
@@ -50,7 +49,7 @@ class Course:
     @classmethod
     def load(cls, path: str | Path = ".", *, reporter: Reporter | None = None) -> Course:
         """Load the course of a folder. ConfigError lists all problems in its course.yaml."""
-        folder = open_course(path)
+        folder = CourseFolder(Path(path))
         folder.config  # noqa: B018  It is read at its first use: its ConfigError belongs here.
         return cls(folder, paths=find_paths(), reporter=reporter)
 

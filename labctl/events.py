@@ -71,7 +71,7 @@ class ConsentPolicy(Value, frozen=True):
     other: bool = False
     typed: bool = False
 
-    def agrees(self, question: Question) -> bool:
+    def is_accepted(self, question: Question) -> bool:
         about = {"price": self.price, "billing": self.billing}
         return about.get(question.about, self.other) and (self.typed or not question.typed)
 
@@ -101,7 +101,7 @@ class PolicyReporter:
         self._show(event)
 
     def confirm(self, decision: Question) -> bool:
-        if self._policy.agrees(decision):
+        if self._policy.is_accepted(decision):
             return True
         return self._ask is not None and self._ask.confirm(decision)
 

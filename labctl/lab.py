@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from labctl.lifecycle.down import DownResult
     from labctl.lifecycle.forget import UnconfirmedRecords
     from labctl.runs.probe import ProbeResult
-    from labctl.services.background_forwards import Forwarding
+    from labctl.services.port_forward import Forwarding
     from labctl.submissions.submit import SubmissionChoice, SubmitResult
     from labctl.sync.pull import PulledRun
     from labctl.sync.push import PushedTree

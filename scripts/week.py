@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from labctl.courses.loading import open_course
+from labctl.courses.records.folder import CourseFolder
 from labctl.servers.host_keys import make_key
 from labctl.submissions import bundle, manifest
 from labctl.submissions.bundle import BundleSource
@@ -195,7 +195,7 @@ def submit(receiver: Receiver, student: str, code: str) -> None:
 
 
 def submit_all(course: Path) -> None:
-    folder = open_course(course)
+    folder = CourseFolder(course)
     receiver = Receiver(folder.drop)
     names = [student.id for student in folder.list_students()][:SUBMISSIONS]
     codes = [HOSTILE, GUESS, *[RIGHT] * (SUBMISSIONS - 2)]

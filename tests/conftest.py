@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -60,6 +61,9 @@ def pytest_configure() -> None:
     # A shell's background job ignores Ctrl-C, and so would every program that a test starts and
     # interrupts: an ignored signal stays ignored in what is executed, a handler does not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # An example takes as long as the machine is busy.
+    settings.register_profile("labctl", deadline=None)
+    settings.load_profile("labctl")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -59,25 +59,29 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 
 
 class LazyCommands(click.Group):
-    """The group of all commands; it imports a command's module when the command is called."""
+    """A group of commands; it imports a command's module when the command is called."""
+
+    table = COMMANDS
+    # what precedes a command's name in messages
+    prefix = ""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.table:
             return None
-        module = importlib.import_module(f"labctl.cli.{COMMANDS[cmd_name][0]}")
+        module = importlib.import_module(f"labctl.cli.{self.table[cmd_name][0]}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        headings = dict.fromkeys(heading for _, heading, _ in COMMANDS.values())
-        for heading in headings:
-            rows = [(name, line) for name, (_, under, line) in COMMANDS.items() if under == heading]
-            if rows:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
+        commands = self.table.items()
+        for title in dict.fromkeys(heading for _, (_, heading, _) in commands if heading):
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name, line) for name, (_, heading, line) in commands if heading == title]
+                )
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -87,8 +91,10 @@ class LazyCommands(click.Group):
             import difflib
 
             similar = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
-            advice = f"Did you mean {similar[0]}?" if similar else "See labctl --help."
-            raise click.UsageError(f"There is no command {name!r}. {advice}", ctx)
+            advice = (
+                f"Did you mean {similar[0]}?" if similar else f"See labctl {self.prefix}--help."
+            )
+            raise click.UsageError(f"There is no command {self.prefix}{name!r}. {advice}", ctx)
         return super().resolve_command(ctx, args)
 
 

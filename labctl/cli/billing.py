@@ -21,7 +21,7 @@ from labctl.cli.options import (
 from labctl.cli.screen import age_text, print_json, print_table
 from labctl.config import parse_duration
 from labctl.errors import NoOfferError, UsageError
-from labctl.text import bytes_text, dollars_text, duration_text, price_text
+from labctl.text import bytes_text, dollars_text, duration_text, optional_text, price_text
 from labctl.wire.codec import to_json
 
 if TYPE_CHECKING:
@@ -174,8 +174,8 @@ def _print_costs(costs: Costs, every_lab: bool) -> None:
             f"{server.lab or '?'}: {server.type}" if every_lab else server.type,
             f"{server.hours:.2f}{' up' if server.running else ''}",
             "?" if server.price_usd_per_hour is None else f"{server.price_usd_per_hour:.4f}",
-            _amount_text(server.cost_usd),
-            (_amount_text(server.spot_saved_usd) if server.spot else "-"),
+            optional_text(server.cost_usd, dollars_text, "?"),
+            (optional_text(server.spot_saved_usd, dollars_text, "?") if server.spot else "-"),
             "?" if server.idle_share is None else f"{server.idle_share:.0%}",
         )
         for server in costs.servers
@@ -191,7 +191,7 @@ def _print_costs(costs: Costs, every_lab: bool) -> None:
                 run.run_id,
                 _id_without_region(run.server_id),
                 f"{run.hours:.2f}",
-                _amount_text(run.cost_usd),
+                optional_text(run.cost_usd, dollars_text, "?"),
             )
             for run in costs.runs
         ]
@@ -220,10 +220,6 @@ def _print_disk_commands() -> None:
 def _id_without_region(server_id: str) -> str:
     """Shorten an id for a table; it is unique without the region too."""
     return server_id.partition(".")[0]
-
-
-def _amount_text(amount: float | None) -> str:
-    return "?" if amount is None else dollars_text(amount)
 
 
 @click.command("down")

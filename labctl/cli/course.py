@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from labctl.cli import LazyCommands
 from labctl.errors import assign_subject
 from labctl.errors.subject import COURSE
 
@@ -22,19 +21,19 @@ BEGIN, SERVERS, HAND_IN, MONEY, KEEPER = (
     "Costs",
     "The keeper",
 )
-# A command without a heading is hidden. A command whose module is missing does not exist.
+# A command without a heading is hidden.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     # name: (module, heading, one line for --help); the function is called NAME_command
     "init": ("course_roster", BEGIN, "Create a course's folder from a roster."),
     "roster": ("course_roster", BEGIN, "List the students, or import a new roster."),
     "plan": ("course_plan", BEGIN, "Show planned servers, their highest cost, and quotas."),
-    "check": ("course_servers", BEGIN, "Check quotas, image, keys, sshd and disks before a class."),
-    "bake": ("course_servers", BEGIN, "Build a machine image with the course's image and data."),
+    "check": ("course_check", BEGIN, "Check quotas, image, keys, sshd and disks before a class."),
+    "bake": ("course_check", BEGIN, "Build a machine image with the course's image and data."),
     "up": ("course_servers", SERVERS, "Start a server for each seat, or use shared servers."),
-    "status": ("course_servers", SERVERS, "Show each seat's server, run, time left and cost."),
-    "ssh": ("course_servers", SERVERS, "Open a shell on a server, or run a command on all."),
-    "logs": ("course_servers", SERVERS, "Print the output of a student's run."),
-    "explain": ("course_servers", SERVERS, "Explain why a student's run is slow or wrong."),
+    "status": ("course_inspect", SERVERS, "Show each seat's server, run, time left and cost."),
+    "ssh": ("course_inspect", SERVERS, "Open a shell on a server, or run a command on all."),
+    "logs": ("course_inspect", SERVERS, "Print the output of a student's run."),
+    "explain": ("course_inspect", SERVERS, "Explain why a student's run is slow or wrong."),
     "push": ("course_servers", SERVERS, "Send files to every server."),
     "message": ("course_servers", SERVERS, "Show a message in every student's terminal."),
     "extend": ("course_servers", SERVERS, "Extend the lifetime of a student's server."),
@@ -51,50 +50,13 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 }
 
 
-class CourseCommands(click.Group):
-    """The group of the course's commands; it imports a command's module when it is called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name, (module, _, _) in COMMANDS.items() if _has_module(module)]
+class CourseCommands(LazyCommands):
+    table = COMMANDS
+    prefix = "course "
 
     def invoke(self, ctx: click.Context) -> Any:
         with assign_subject(COURSE):
             return super().invoke(ctx)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS or not _has_module(COMMANDS[cmd_name][0]):
-            return None
-        module = importlib.import_module(f"labctl.cli.{COMMANDS[cmd_name][0]}")
-        command: click.Command | None = getattr(module, f"{cmd_name}_command", None)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        names = self.list_commands(ctx)
-        for heading in dict.fromkeys(heading for _, heading, _ in COMMANDS.values() if heading):
-            rows = [
-                (name, line)
-                for name, (_, under, line) in COMMANDS.items()
-                if under == heading and name in names
-            ]
-            if rows:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0] if args else ""
-        if name not in self.list_commands(ctx) and not name.startswith("-"):
-            import difflib
-
-            similar = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
-            advice = f"Did you mean {similar[0]}?" if similar else "See labctl course --help."
-            raise click.UsageError(f"There is no command course {name!r}. {advice}", ctx)
-        return super().resolve_command(ctx, args)
-
-
-def _has_module(module: str) -> bool:
-    return importlib.util.find_spec(f"labctl.cli.{module}") is not None
 
 
 @click.group(

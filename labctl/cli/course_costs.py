@@ -13,7 +13,7 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
 from labctl.cli.screen import print_json, print_table, wrap_text
 from labctl.courses.costs import compute_costs, format_csv
-from labctl.text import dollars_text
+from labctl.text import dollars_text, optional_text
 
 if TYPE_CHECKING:
     from labctl.courses.records.cost_report import CourseCosts, Forecast, SeatCost
@@ -47,10 +47,6 @@ def cost_command(ctx: click.Context, refresh: bool, csv_: bool, json_: bool) -> 
         _print_costs(course_costs)
 
 
-def _usd_text(value: float | None) -> str:
-    return "-" if value is None else dollars_text(value)
-
-
 def _seat_text(name: str) -> str:
     """Return a seat's name; names with a dot, for servers of the course itself, in brackets."""
     return f"({name[1:]})" if name.startswith(".") else name
@@ -68,11 +64,11 @@ def _print_costs(costs: CourseCosts) -> None:
     rows = [
         (
             _seat_text(seat.seat),
-            _usd_text(seat.usd),
+            optional_text(seat.usd, dollars_text),
             f"{seat.hours:.1f}",
             f"{seat.idle_hours:.1f}",
-            _usd_text(seat.budget_usd),
-            _usd_text(seat.left_usd),
+            optional_text(seat.budget_usd, dollars_text),
+            optional_text(seat.left_usd, dollars_text),
             _bar_text(seat.share),
             ", ".join(seat.students) if seat.students != (seat.seat,) else "",
         )
@@ -93,7 +89,7 @@ def _print_costs(costs: CourseCosts) -> None:
         assignment_rows = [
             (
                 one.assignment or "(after the last due time)",
-                _usd_text(one.usd),
+                optional_text(one.usd, dollars_text),
                 f"{one.hours:.1f}",
                 str(one.seats),
             )
@@ -101,7 +97,8 @@ def _print_costs(costs: CourseCosts) -> None:
         ]
         print_table(assignment_rows, ("ASSIGNMENT", "COST", "HOURS", "SEATS"))
     _print_idle(costs)
-    click.echo(f"\ntotal {_usd_text(costs.usd)}, of which {_usd_text(costs.idle_usd)} idle")
+    total = optional_text(costs.usd, dollars_text)
+    click.echo(f"\ntotal {total}, of which {optional_text(costs.idle_usd, dollars_text)} idle")
     for line in forecast_lines(costs.forecast):
         click.echo("\n".join(wrap_text(line)))
     if not costs.complete:
@@ -112,7 +109,7 @@ def _print_idle(costs: CourseCosts) -> None:
     rows = [
         (
             idle.seat,
-            _usd_text(idle.usd),
+            optional_text(idle.usd, dollars_text),
             f"{idle.idle_hours:.1f}",
             time.strftime("%a %d %b %H:%M", time.localtime(idle.since)),
             time.strftime("%a %d %b %H:%M", time.localtime(idle.until)),
@@ -129,7 +126,7 @@ def _print_idle(costs: CourseCosts) -> None:
 def forecast_lines(forecast: Forecast) -> list[str]:
     """Describe a forecast: the expected cost by the end of term, and the highest possible."""
     lines = []
-    pace = f"at {_usd_text(forecast.usd_per_day)} a day as in the last two weeks"
+    pace = f"at {optional_text(forecast.usd_per_day, dollars_text)} a day as in the last two weeks"
     hours = f"{forecast.class_hours_left:.0f} class hours left, at the current price"
     basis = pace if forecast.basis == "pace" else hours
     if forecast.until is not None:
@@ -139,10 +136,12 @@ def forecast_lines(forecast: Forecast) -> list[str]:
         elif forecast.expected_usd == forecast.at_most_usd:
             amount = f"every budget used up ({basis})"
         else:
-            amount = f"{_usd_text(forecast.expected_usd)} ({basis})"
+            amount = f"{optional_text(forecast.expected_usd, dollars_text)} ({basis})"
         lines.append(f"by the end of term, {day}: {amount}")
     if forecast.at_most_usd is not None:
-        lines.append(f"at most, all budgets spent: {_usd_text(forecast.at_most_usd)}")
+        lines.append(
+            f"at most, all budgets spent: {optional_text(forecast.at_most_usd, dollars_text)}"
+        )
     else:
         lines.append("at most: unlimited, because per_student.budget is not set")
     return lines
@@ -183,7 +182,7 @@ def budget_command(
         return
     if changed:
         before, after = dollars_text(changed.before_usd), dollars_text(changed.after_usd)
-        left = _usd_text(seat_costs[0].left_usd)
+        left = optional_text(seat_costs[0].left_usd, dollars_text)
         click.echo(f"{changed.seat}: {before} -> {after}, {left} left")
         if changed.server_id and not changed.in_force:
             command = f"labctl course budget {changed.seat} +0"
@@ -198,9 +197,9 @@ def _print_budgets(seat_costs: list[SeatCost]) -> None:
     rows = [
         (
             one.seat,
-            _usd_text(one.budget_usd),
-            _usd_text(one.usd),
-            _usd_text(one.left_usd),
+            optional_text(one.budget_usd, dollars_text),
+            optional_text(one.usd, dollars_text),
+            optional_text(one.left_usd, dollars_text),
             _bar_text(one.share),
         )
         for one in seat_costs

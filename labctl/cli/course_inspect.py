@@ -8,18 +8,17 @@ import sys
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from labctl import shell
 from labctl.cli.course import open_course
 from labctl.cli.course_options import make_staff, only_options, select_seats
 from labctl.cli.exit_codes import clean
-from labctl.cli.fan_out import exit_code, print_answer, summary_text
+from labctl.cli.fan_out import run_on_servers
 from labctl.cli.options import FOLLOW, SSH_AT_ONCE, SSH_JSON, TAIL, json_option, stop_drawing
 from labctl.cli.runs import replace_with_ssh, write_log
 from labctl.cli.screen import print_json, print_table
 from labctl.errors import UsageError, assign_subject
-from labctl.text import dollars_text, duration_text, price_text
+from labctl.text import dollars_text, duration_text, optional_text, price_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -101,8 +100,8 @@ def _print_status(course: CourseStatus) -> None:
 def _seat_cells(seat: SeatStatus, wide: bool) -> tuple[str, ...]:
 
     kind = f"{seat.type}{' spot' if seat.spot else ''}" or "-"
-    left = "-" if seat.ttl_left_s is None else duration_text(seat.ttl_left_s)
-    budget = "-" if seat.budget_usd is None else dollars_text(seat.budget_usd)
+    left = optional_text(seat.ttl_left_s, duration_text)
+    budget = optional_text(seat.budget_usd, dollars_text)
     return (
         seat.seat,
         "-" if seat.state == "none" else seat.state,
@@ -206,33 +205,12 @@ def _run_on_all(
 ) -> int:
     from labctl.courses.context import make_subject
     from labctl.courses.status import list_running_servers
-    from labctl.servers.connections import Connections
-    from labctl.servers.fan_out import ServerResult, run_on_all
 
     course = open_course(ctx, quiet=json_)
-    seats_and_servers = list_running_servers(make_staff(course), select_seats(course, only, group))
-    width = max(len(seat.name) for seat, _ in seats_and_servers)
-    names = {server.id: seat.name for seat, server in seats_and_servers}
-
-    def set_seat_name(answer: ServerResult) -> ServerResult:
-        return msgspec.structs.replace(answer, alias=names[answer.server_id])
-
-    answers = run_on_all(
-        Connections(course.paths.ssh_dir, course.paths.user_ssh_config),
-        [server for _, server in seats_and_servers],
-        _command_line(words),
-        at_once=at_once,
-        tell=(lambda _: None)
-        if json_
-        else (lambda answer: print_answer(set_seat_name(answer), width)),
-        subjects={server.id: make_subject(seat) for seat, server in seats_and_servers},
-    )
-    named_answers = [set_seat_name(answer) for answer in answers]
-    if json_:
-        print_json({"servers": named_answers})
-    else:
-        click.echo(summary_text(named_answers), err=True)
-    return exit_code(named_answers)
+    pairs = list_running_servers(make_staff(course), select_seats(course, only, group))
+    named = [(seat.name, server) for seat, server in pairs]
+    subjects = [make_subject(seat) for seat, _ in pairs]
+    return run_on_servers(course.paths, named, _command_line(words), at_once, json_, subjects)
 
 
 @click.command("logs")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import time
@@ -14,12 +13,12 @@ import click
 from msgspec import to_builtins
 
 from labctl.cli.course import open_course
-from labctl.cli.exit_codes import clean
+from labctl.cli.keeper_process import install_unit, log_lines
 from labctl.cli.options import AUTHORIZED_KEYS, INSTALL, json_option
 from labctl.cli.screen import print_json, print_table
 from labctl.commands.systemd import course_unit
 from labctl.config import copy_environment, parse_duration
-from labctl.errors import BusyError, LabError, PolicyError, UsageError
+from labctl.errors import BusyError, PolicyError, UsageError
 from labctl.submissions import REQUEST as SUBMIT_REQUEST
 from labctl.submissions.confinement import UNCONFINED, has_filter, limit_memory
 
@@ -112,7 +111,7 @@ def _select_students(
 @click.option("--joining", type=click.Path(dir_okay=False, path_type=Path))
 def door_command(directory: Path, student: str, joining: Path | None) -> None:
     """Serve one student's connection; sshd runs this for the student's key or join file."""
-    from labctl.courses.loading import open_course as open_folder
+    from labctl.courses.records.folder import CourseFolder
     from labctl.submissions.connection_limits import MAX_MEMORY_BYTES, hold_connection
 
     os.umask(0o077)
@@ -125,7 +124,7 @@ def door_command(directory: Path, student: str, joining: Path | None) -> None:
         signal.alarm(IDLE_S)
 
     restart_idle_timer()
-    folder = open_folder(directory)
+    folder = CourseFolder(directory)
     from labctl.courses.keys import CHECKER, keeper_dir
     from labctl.courses.rpc import send_error
 
@@ -213,64 +212,47 @@ def _run_keeper(ctx: click.Context, dashboard: bool, port: int, keys_file: Path)
     from labctl.courses.keys import AuthorizedKeys
     from labctl.courses.requests import RequestHandler
     from labctl.courses.rpc import RpcServer, hold_keeper_lock
-    from labctl.courses.scheduler import ConsentingReporter, CourseScheduler
+    from labctl.courses.scheduler import CourseScheduler, make_course_log_reporter
     from labctl.courses.seat_operations import CachingCourseOperator, SeatOperations
 
     course = open_course(ctx)
     folder = course.folder
     staff = CachingCourseOperator(
-        folder, course.paths, course.state, ConsentingReporter(_log), by="keeper"
+        folder, course.paths, course.state, make_course_log_reporter(log_lines), by="keeper"
     )
     with hold_keeper_lock(folder, course.paths):
-        request_handler = RequestHandler(folder, SeatOperations(staff), tell=_log)
+        request_handler = RequestHandler(folder, SeatOperations(staff), tell=log_lines)
         scheduler = CourseScheduler(
-            staff, request_handler, AuthorizedKeys(folder, keys_file), tell=_log
+            staff, request_handler, AuthorizedKeys(folder, keys_file), tell=log_lines
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: scheduler.stop.set())
         scheduler.restore()
         with RpcServer(request_handler):
             seats = len(folder.list_seats())
-            _log("", f"the keeper of {folder.config.name} started with {seats} seats")
+            log_lines("", f"the keeper of {folder.config.name} started with {seats} seats")
             if not has_filter():
-                _log("", f"warning: {UNCONFINED}")
+                log_lines("", f"warning: {UNCONFINED}")
             if dashboard:
                 from labctl.web.http_server import serve_dashboard
 
                 url = serve_dashboard(
                     folder, course.paths, course.state, port=port, stop=scheduler.stop
                 )
-                _log("", f"dashboard: {url}")
+                log_lines("", f"dashboard: {url}")
             scheduler.run()
-        _log("", "the keeper stopped; the next one resumes its work")
-
-
-def _log(name: str, text: str) -> None:
-    """Write each line of `text` to the log with the time and, unless it is "", `name`."""
-    prefix = f"{name}: " if name else ""
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    for line in clean(text).splitlines():
-        click.echo(f"{stamp} {prefix}{line}", err=True)
+        log_lines("", "the keeper stopped; the next one resumes its work")
 
 
 def _install_unit(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> None:
     course = open_course(ctx)
     name = f"labctl-course-{course.config.name}"
-    programs = [shutil.which(program) for program in ("ssh", "rsync", "python3")]
-    directories = [str(Path(program).parent) for program in programs if program]
-    path = os.pathsep.join(dict.fromkeys([*directories, "/usr/local/bin", "/usr/bin", "/bin"]))
     words = [sys.executable, "-m", "labctl", "-C", str(course.folder.path), "course", "serve"]
     words += ["--authorized-keys", str(keys_file.expanduser())]
     words += ["--dashboard", "--port", str(port)] if dashboard else []
-    target = course.paths.config_dir.parent / "systemd" / "user" / f"{name}.service"
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(course_unit(words, course.config.name, path=path))
-    except OSError as error:
-        raise LabError(
-            f"cannot write {target}", why=error.strerror or "", hint=f"ls -ld {target.parent}"
-        ) from error
-    click.echo(f"wrote {target}; next:")
-    click.echo(f"  systemctl --user daemon-reload && systemctl --user enable --now {name}")
-    click.echo("  loginctl enable-linger     # keep it running when you log out")
-    click.echo(f"  journalctl --user -u {name} -f")
+    install_unit(
+        course.paths,
+        name,
+        ("ssh", "rsync", "python3"),
+        lambda path: course_unit(words, course.config.name, path=path),
+    )

@@ -11,7 +11,7 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
 from labctl.cli.screen import print_json, wrap_text
 from labctl.courses.plan import CoursePlan, QuotaNeed, compute_plan, store_planned
-from labctl.text import dollars_text, price_text
+from labctl.text import dollars_text, names_text, price_text
 
 MAX_NAMES = 12
 
@@ -48,11 +48,6 @@ def _print_item(sign: str, text: str) -> None:
         click.echo(f"  {line}")
 
 
-def _join_names(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more
-
-
 def _print_plan(plan: CoursePlan) -> None:
     click.echo(f"{plan.course}: {plan.students} students, {plan.seats} seats")
     _print_changes(plan)
@@ -60,11 +55,13 @@ def _print_plan(plan: CoursePlan) -> None:
     if plan.accounts_per_server:
         servers = f"{servers}, shared: {plan.accounts_per_server} accounts each"
     if plan.to_make:
-        _print_item("+", f"to create: {len(plan.to_make)} seats: {_join_names(plan.to_make)}")
+        _print_item(
+            "+", f"to create: {len(plan.to_make)} seats: {names_text(plan.to_make, MAX_NAMES)}"
+        )
     if plan.running:
         _print_item("=", f"already running: {len(plan.running)} seats")
     if plan.to_end:
-        names = _join_names(plan.to_end)
+        names = names_text(plan.to_end, MAX_NAMES)
         _print_item("-", f"to remove, their students left or changed teams: {names}")
     click.echo()
     for line in wrap_text(f"{servers}; each ends {plan.limits}"):
@@ -92,9 +89,11 @@ def _print_changes(plan: CoursePlan) -> None:
         else:
             _print_item("~", f"{change.key}: {change.before} -> {change.after}")
     if plan.new_seats:
-        _print_item("+", f"new seats: {_join_names(plan.new_seats)}")
+        _print_item("+", f"new seats: {names_text(plan.new_seats, MAX_NAMES)}")
     if plan.gone_seats:
-        _print_item("-", f"seats whose students have left: {_join_names(plan.gone_seats)}")
+        _print_item(
+            "-", f"seats whose students have left: {names_text(plan.gone_seats, MAX_NAMES)}"
+        )
 
 
 def _print_money(plan: CoursePlan) -> None:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
-from labctl.cli.course_check import bake_command, check_command
-from labctl.cli.course_inspect import explain_command, logs_command, ssh_command, status_command
 from labctl.cli.course_options import WHY, make_staff, only_options, select_seats
 from labctl.cli.course_table import ClassScreen
 from labctl.cli.exit_codes import clean
@@ -18,7 +16,7 @@ from labctl.cli.options import DISCARD, FORGET, SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json
 from labctl.config import parse_duration
 from labctl.errors import UsageError
-from labctl.text import dollars_text, duration_text, price_text
+from labctl.text import dollars_text, duration_text, names_text, price_text
 from labctl.wire.codec import to_json
 
 if TYPE_CHECKING:
@@ -30,20 +28,6 @@ if TYPE_CHECKING:
 # placeholder for a seat's name, so that equal messages of several seats compare equal
 SEAT = "\0"
 MAX_NAMES = 8
-
-__all__ = [
-    "bake_command",
-    "check_command",
-    "down_command",
-    "explain_command",
-    "extend_command",
-    "logs_command",
-    "message_command",
-    "push_command",
-    "ssh_command",
-    "status_command",
-    "up_command",
-]
 
 
 @click.command("up")
@@ -133,11 +117,10 @@ def _print_failures(outcomes: list[SeatOutcome] | list[SeatEnding]) -> None:
             seats_by_failure.setdefault(failure, []).append(outcome.seat)
     for (error, why, hint), seats in seats_by_failure.items():
         subject = seats[0] if len(seats) == 1 else "each"
-        names = ", ".join(seats[:MAX_NAMES])
-        if len(seats) > MAX_NAMES:
-            names += f" and {len(seats) - MAX_NAMES} more"
         text = clean(error.replace(SEAT, subject))
-        click.echo(f"{click.style(clean(names), fg='red')}: {text}", err=True)
+        click.echo(
+            f"{click.style(clean(names_text(seats, MAX_NAMES)), fg='red')}: {text}", err=True
+        )
         for line in why.replace(SEAT, subject).splitlines():
             click.echo(f"  {clean(line)}", err=True)
         command = clean(hint.replace(SEAT, ",".join(seats)))

@@ -10,7 +10,7 @@ import click
 
 from labctl.cli.exit_codes import clean
 from labctl.cli.screen import print_table
-from labctl.text import decimal_bytes_text, dollars_text, duration_text, timing_text
+from labctl.text import decimal_bytes_text, dollars_text, duration_text, optional_text, timing_text
 
 if TYPE_CHECKING:
     from labctl.estimate.fits import GpuFit
@@ -67,16 +67,12 @@ def _fit_cells(row: GpuFit, headings: list[str]) -> tuple[str, ...]:
     if "TIME" in headings or "GPU-TIME/DAY" in headings:
         cells.append(_hours_text(row.hours))
     if "PER TOKEN" in headings:
-        cells.append("-" if row.seconds_per_token is None else timing_text(row.seconds_per_token))
+        cells.append(optional_text(row.seconds_per_token, timing_text))
     return (*cells, row.note)
 
 
 def _hours_text(hours: float | None) -> str:
-    return "-" if hours is None else duration_text(hours * 3600)
-
-
-def _usd_text(usd: float | None) -> str:
-    return "-" if usd is None else dollars_text(usd)
+    return optional_text(hours, lambda known: duration_text(known * 3600))
 
 
 def _share_text(share: float) -> str:
@@ -108,9 +104,9 @@ def _cost_cells(cost: CostEstimate, month: bool) -> tuple[str, ...]:
         market if cost.provider else "-",
         f"{cost.price_usd_per_hour:.3f}",
         _hours_text(cost.hours),
-        _usd_text(cost.usd),
+        optional_text(cost.usd, dollars_text),
     )
-    return (*cells, _usd_text(cost.always_on_usd)) if month else cells
+    return (*cells, optional_text(cost.always_on_usd, dollars_text)) if month else cells
 
 
 def print_ways(estimate: Estimate) -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from labctl.cli.exit_codes import clean
+from labctl.cli.keeper_process import install_unit, log_lines
 from labctl.cli.options import INSTALL, json_option
 from labctl.cli.screen import age_text, print_json, print_table
 from labctl.commands.systemd import UNIT, keep_unit
@@ -116,14 +113,6 @@ class KeepContext:
             reply, self.code = as_reply(error), error.exit_code
         click.echo(encode(reply))
 
-    def log(self, name: str, text: str) -> None:
-        """Write each line of `text` to the log with the time and, unless it is "", `name`."""
-        prefix = f"{name}: " if name else ""
-        for line in clean(text).splitlines():
-            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            sys.stderr.write(f"{stamp} {prefix}{line}\n")
-        sys.stderr.flush()
-
 
 def _run_keeper(context: KeepContext) -> None:
     from labctl.keeper.labs import Keeper, only_keeper
@@ -134,16 +123,16 @@ def _run_keeper(context: KeepContext) -> None:
             context.paths,
             context.state,
             context.environ,
-            tell=context.log,
+            tell=log_lines,
             attend=recovery_workers.run_worker,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: keeper.stop.set())
         count = len(kept_labs.list_kept_labs(context.paths))
-        context.log("", f"labctl keep started with {count} lab{'' if count == 1 else 's'}")
+        log_lines("", f"labctl keep started with {count} lab{'' if count == 1 else 's'}")
         keeper.run()
         recovery_workers.end_all()
-        context.log("", "labctl keep stopped; the next one resumes its work")
+        log_lines("", "labctl keep stopped; the next one resumes its work")
 
 
 def _read_ward(context: KeepContext, name: str) -> GreetLabKeeperReply:
@@ -154,10 +143,10 @@ def _read_ward(context: KeepContext, name: str) -> GreetLabKeeperReply:
 
 
 def _import_lab(context: KeepContext) -> ImportLabReply:
-    from labctl.keeper.labs import LogReporter, is_running
+    from labctl.keeper.labs import is_running, make_log_reporter
     from labctl.lifecycle.import_lab import import_lab
 
-    journal = LogReporter(lambda name, text: click.echo(text, err=True), "")
+    journal = make_log_reporter(lambda name, text: click.echo(text, err=True), "")
     taken = import_lab(
         sys.stdin.buffer,
         context.paths,
@@ -217,7 +206,7 @@ def _parse_hashes(line: bytes) -> dict[str, str]:
 
 def _recover_runs(context: KeepContext, name: str) -> RecoverRunsReply:
     """Recover a lab's run in this process, which ends when the keeper does."""
-    from labctl.keeper.labs import LogReporter
+    from labctl.keeper.labs import make_log_reporter
     from labctl.keeper.recovery_worker import recover_lab
 
     def exit_with_keeper() -> None:
@@ -232,7 +221,7 @@ def _recover_runs(context: KeepContext, name: str) -> RecoverRunsReply:
     if not sys.stdin.isatty():
         threading.Thread(target=exit_with_keeper, daemon=True).start()
     lab = kept_labs.find_kept_lab(context.paths, name)
-    journal = LogReporter(context.log, lab.name)
+    journal = make_log_reporter(log_lines, lab.name)
     recover_lab(
         kept_labs.make_context(lab, context.paths, context.state, journal, context.environ), lab
     )
@@ -250,23 +239,8 @@ def _drop_lab(context: KeepContext, name: str, json_: bool) -> None:
 
 
 def _install_unit(context: KeepContext) -> None:
-    folder = context.paths.config_dir.parent / "systemd" / "user"
-    programs = [shutil.which(name) for name in ("ssh", "python3")]
-    directories = [str(Path(program).parent) for program in programs if program]
-    path = os.pathsep.join(dict.fromkeys([*directories, "/usr/local/bin", "/usr/bin", "/bin"]))
-    text = keep_unit([sys.executable, "-m", "labctl", "keep"], path=path)
-    target = folder / f"{UNIT}.service"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
-    except OSError as error:
-        raise LabError(
-            f"cannot write {target}", why=error.strerror or "", hint=f"ls -ld {target.parent}"
-        ) from error
-    click.echo(f"wrote {target}; next:")
-    click.echo(f"  systemctl --user daemon-reload && systemctl --user enable --now {UNIT}")
-    click.echo("  loginctl enable-linger     # keep it running when you log out")
-    click.echo(f"  journalctl --user -u {UNIT} -f")
+    words = [sys.executable, "-m", "labctl", "keep"]
+    install_unit(context.paths, UNIT, ("ssh", "python3"), lambda path: keep_unit(words, path=path))
 
 
 def _list_labs(context: KeepContext, json_: bool) -> None:

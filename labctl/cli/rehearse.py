@@ -18,7 +18,7 @@ from labctl.cli.screen import print_json, print_table
 from labctl.config import parse_duration
 from labctl.errors import LabError, UsageError
 from labctl.rehearsal.scenario import load_scenario
-from labctl.text import dollars_text, duration_text
+from labctl.text import dollars_text, duration_text, optional_text
 
 if TYPE_CHECKING:
     from labctl.lifecycle.reclaim import Drill
@@ -121,7 +121,6 @@ def _reclaim(
     labctl rehearse reclaim --notice 30s
     labctl rehearse reclaim --without-notice --json
     """
-    from labctl.cli.rehearsal import find_rehearsal
     from labctl.lifecycle.reclaim import run_drill
 
     try:
@@ -129,7 +128,7 @@ def _reclaim(
     except ValueError as error:
         raise UsageError(str(error), hint="labctl rehearse reclaim --notice 30s") from None
     lab = open_lab(ctx, yes=yes, quiet=json_)
-    result = run_drill(lab.context, run, notice_s, find_rehearsal(lab.context))
+    result = run_drill(lab.context, run, notice_s)
     if json_:
         print_json({"drill": result})
     else:
@@ -166,7 +165,7 @@ def _print_drill(drill: Drill) -> None:
     lost = "unknown" if drill.lost_steps is None else f"{drill.lost_steps:.0f} steps"
     lost += "" if drill.lost_s is None else f", {drill.lost_s:.1f} s of work"
     recovery = "never reached" if drill.recover_s is None else f"{drill.recover_s:.1f} s"
-    cost = "unknown" if drill.cost_usd is None else dollars_text(drill.cost_usd)
+    cost = optional_text(drill.cost_usd, dollars_text, "unknown")
     click.echo(f"\nlost: {lost}; from the kill to the first new step: {recovery}; cost: {cost}")
 
 

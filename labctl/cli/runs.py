@@ -26,7 +26,7 @@ from labctl.commands.ssh import interactive_argv
 from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.shell import command as words
 from labctl.shell import portable_line
-from labctl.text import bytes_text, price_text
+from labctl.text import bytes_text, names_text, price_text
 from labctl.wire.runs import OPEN_SESSION, RunRequest
 
 if TYPE_CHECKING:
@@ -200,9 +200,8 @@ def find_exit_code(run: Run) -> int:
 
 def _print_new_files(run: Run) -> None:
     if run.new_files:
-        names = ", ".join(clean(name) for name in run.new_files[:5])
-        more = f" and {len(run.new_files) - 5} more" if len(run.new_files) > 5 else ""
-        click.echo(f"new files outside outputs: {names}{more} (labctl pull --all)", err=True)
+        names = names_text([clean(name) for name in run.new_files], 5)
+        click.echo(f"new files outside outputs: {names} (labctl pull --all)", err=True)
 
 
 def write_log(block: bytes) -> None:

@@ -280,8 +280,8 @@ def choose_fast_kex_options(version: str) -> tuple[str, ...]:
     return (f"KexAlgorithms=^{name}",)
 
 
-def _base_argv(config: str, control_path: str, login: Iterable[str] = ()) -> list[str]:
-    options = [*OWN_OPTIONS, *login, "ControlMaster=no", f"ControlPath={control_path or 'none'}"]
+def _base_argv(config: str, control_path: str) -> list[str]:
+    options = [*OWN_OPTIONS, "ControlMaster=no", f"ControlPath={control_path or 'none'}"]
     return ["ssh", "-F", config, *_option_words(options)]
 
 

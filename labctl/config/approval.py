@@ -10,12 +10,11 @@ import time
 import msgspec
 
 from labctl.config.directories import Paths
-from labctl.config.document import escape
+from labctl.config.document import escape, make_read_error
 from labctl.config.identity import write_private
 from labctl.config.reader import LAB_FILE
 from labctl.config.schema import DEFAULT_PROVIDER, LabConfig
 from labctl.config.show import list_settings
-from labctl.errors import LabError
 
 
 def list_trust_questions(config: LabConfig) -> list[str]:
@@ -60,7 +59,7 @@ def _describe_server_use(config: LabConfig, from_lab: set[str]) -> list[str]:
         for key, value, _ in list_settings(config)
         if key != "server.provider"
         and value not in ("", "0")  # omitted in an entry of a list
-        and any(_covers(key, named) for named in named_keys)
+        and any(_is_named(key, named) for named in named_keys)
     ]
     if not named_keys:
         return []
@@ -68,7 +67,7 @@ def _describe_server_use(config: LabConfig, from_lab: set[str]) -> list[str]:
     return [f"use a server from {provider}, a shared or paid machine{text}"]
 
 
-def _covers(key: str, named: str) -> bool:
+def _is_named(key: str, named: str) -> bool:
     """Whether a setting is one that the file names, contains one, or is part of one."""
     return named == key or named.startswith(f"{key}.") or key.startswith((f"{named}.", f"{named}["))
 
@@ -95,8 +94,4 @@ def _read_answers(paths: Paths) -> dict[str, dict[str, str | int]]:
         # A damaged file counts as unanswered, so that the user is asked again.
         return {}
     except OSError as error:
-        raise LabError(
-            f"cannot read {escape(str(file))}",
-            why=error.strerror or "",
-            hint=f"ls -l {escape(str(file))}",
-        ) from error
+        raise make_read_error(file, error) from error

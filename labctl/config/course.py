@@ -18,7 +18,7 @@ from labctl.config.course_schema import (
 )
 from labctl.config.directories import copy_environment
 from labctl.config.directories import find_paths as standard_paths
-from labctl.config.document import Node, escape, quote, read_bytes
+from labctl.config.document import Node, escape, make_problems_error, quote, read_bytes
 from labctl.config.lab import LabConfigReader, SettingsType
 from labctl.config.layers import (
     build_switch_layers,
@@ -63,13 +63,8 @@ def load_course(
 
 
 def _make_error(path: Path, problems: list[Problem]) -> ConfigError:
-    distinct = sorted(dict.fromkeys(problems), key=lambda p: (p.line == 0, p.line))
-    count = "one problem" if len(distinct) == 1 else f"{len(distinct)} problems"
-    return ConfigError(
-        f"{escape(str(path))} has {count}",
-        tuple(distinct),
-        hint="labctl course plan   # after you fix these lines",
-    )
+    hint = "labctl course plan   # after you fix these lines"
+    return make_problems_error(escape(str(path)), problems, hint=hint)
 
 
 def _is_of_machine(layer: Node) -> bool:

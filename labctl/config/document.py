@@ -8,6 +8,7 @@ control characters and deep nesting are refused, duplicate keys are reported, al
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,20 @@ def quote(text: str) -> str:
     return repr(text)
 
 
+def make_read_error(path: Path, error: OSError) -> LabError:
+    name = escape(str(path))
+    return LabError(f"cannot read {name}", why=error.strerror or "", hint=f"ls -l {name}")
+
+
+def make_problems_error(
+    where: str, problems: Iterable[Problem], *, why: str = "", hint: str
+) -> ConfigError:
+    """Return the error for a file with these problems, in the order of its lines."""
+    distinct = sorted(dict.fromkeys(problems), key=lambda p: (p.line == 0, p.line))
+    count = "one problem" if len(distinct) == 1 else f"{len(distinct)} problems"
+    return ConfigError(f"{where} has {count}", tuple(distinct), why=why, hint=hint)
+
+
 def escape(text: str) -> str:
     """Escape everything unprintable in `text`, without quotes."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
@@ -65,11 +80,7 @@ def read_bytes(path: Path, what: str, *, hint: str) -> bytes:
     except FileNotFoundError:
         raise ConfigError(f"there is no {what} in {escape(str(path.parent))}", hint=hint) from None
     except OSError as error:
-        raise LabError(
-            f"cannot read {escape(str(path))}",
-            why=error.strerror or "",
-            hint=f"ls -l {escape(str(path))}",
-        ) from error
+        raise make_read_error(path, error) from error
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(
             f"{escape(str(path))} is too large",

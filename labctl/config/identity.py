@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.config.document import escape
+from labctl.config.document import escape, make_read_error
 from labctl.errors import LabError, PolicyError
 
 LAB_ID_FILE = Path(".labctl") / "lab.json"
@@ -40,11 +40,7 @@ def read_lab_id(root: Path) -> str:
     except msgspec.MsgspecError:
         record = _LabRecord(id="")
     except OSError as error:
-        raise LabError(
-            f"cannot read {escape(str(file))}",
-            why=error.strerror or "",
-            hint=f"ls -l {escape(str(file))}",
-        ) from error
+        raise make_read_error(file, error) from error
     if not re.fullmatch("[0-9a-f]{12}", record.id):
         raise LabError(
             f"{escape(str(file))} is damaged",
@@ -95,18 +91,28 @@ def write_draft(file: Path, data: bytes, *, mode: int) -> Path:
     """Write `data` to a new file next to `file`, to be renamed to it, and sync it to disk."""
     draft = file.with_name(f".{file.name}.{os.urandom(4).hex()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
     return draft
 
 
 def write_private(file: Path, data: bytes) -> None:
     """Replace `file` atomically by a 0600 one; missing directories are created with 0700."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = write_draft(file, data, mode=0o600)
+    replace_file(file, data)
+
+
+def replace_file(file: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Write a file completely or not at all, with this mode whatever the umask is."""
+    draft = write_draft(file, data, mode=mode)
     try:
+        draft.chmod(mode)
         draft.replace(file)
     finally:
         draft.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import msgspec
 
 from labctl.config.directories import expand
 from labctl.config.directories import find_paths as standard_paths
-from labctl.config.document import Node, escape, quote, read_bytes
+from labctl.config.document import Node, escape, make_problems_error, quote, read_bytes
 from labctl.config.layers import (
     build_switch_layers,
     iterate_leaves,
@@ -106,13 +106,8 @@ def load_lab(
 
 
 def _make_config_error(path: Path, problems: list[Problem]) -> ConfigError:
-    distinct = sorted(dict.fromkeys(problems), key=lambda p: (p.line == 0, p.line))
-    count = "one problem" if len(distinct) == 1 else f"{len(distinct)} problems"
-    return ConfigError(
-        f"{escape(str(path))} has {count}",
-        tuple(distinct),
-        hint="labctl config   # after you fix these lines",
-    )
+    hint = "labctl config   # after you fix these lines"
+    return make_problems_error(escape(str(path)), problems, hint=hint)
 
 
 def _lab_file(path_or_dir: Path) -> Path:

@@ -11,7 +11,7 @@ import msgspec
 
 from labctl.config.approval import is_trusted
 from labctl.config.directories import Paths
-from labctl.config.document import escape
+from labctl.config.document import escape, make_read_error
 from labctl.config.identity import write_private
 from labctl.config.scalars import parse_secret_name
 from labctl.config.schema import LabConfig
@@ -95,8 +95,4 @@ def _read_stored(file: Path) -> dict[str, str]:
         why = "it is not a mapping of names to values"
         raise LabError(f"{escape(str(file))} is damaged", why=why, hint=f"rm {file}") from None
     except OSError as error:
-        raise LabError(
-            f"cannot read {escape(str(file))}",
-            why=error.strerror or "",
-            hint=f"ls -l {escape(str(file))}",
-        ) from error
+        raise make_read_error(file, error) from error

@@ -12,7 +12,7 @@ from labctl.config.scalars import parse_duration
 from labctl.config.times import ANY_S, Moment
 from labctl.courses.assignment_seats import list_assignment_seats
 from labctl.courses.records.folder import CourseFolder, Seat
-from labctl.courses.records.ledger import allowance_usd, read_due_extensions
+from labctl.courses.records.spending import allowance_usd, read_due_extensions
 from labctl.courses.servers import ENDED, CourseOperator
 from labctl.courses.status import build_seat_context
 from labctl.errors import LabError, NotFoundError, PolicyError, UsageError

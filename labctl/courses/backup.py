@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from labctl.courses.records.folder import CourseFolder
-from labctl.courses.records.ledger import CourseLedgerDraft, CourseLedgerEntry
+from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry
 from labctl.courses.servers import CourseOperator
 from labctl.errors import PolicyError
 from labctl.stores import LabStore, lab_store

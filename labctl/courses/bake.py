@@ -14,7 +14,7 @@ import msgspec
 from labctl.config.identity import write_private
 from labctl.courses.context import BAKED, BakedImage, build_own_context, find_baked_image
 from labctl.courses.material import SHARED, collect_material, push_material
-from labctl.courses.seat_reporter import SeatReporter
+from labctl.courses.seat_reporter import label_events
 from labctl.courses.servers import CourseOperator, require_price_consent
 from labctl.errors import BusyError, PolicyError, ProviderError
 from labctl.events import Note, Step
@@ -133,19 +133,15 @@ def _create_filled_server(staff: CourseOperator, context: LabContext) -> Server:
         server = adoption.adopt(context)
         if server is None:
             need = require_price_consent(context, [context]) or context.config.server.need
-            server = attempts.create_server(_consented_context(context), need)
+            server = attempts.create_server(
+                label_events(context, context.config.name, agreed=True), need
+            )
         server = up.make_ready(context, server)
         reference = context.config.image.reference
         if reference:
             images.ensure_image(context, server, context.open_agent(server), reference)
         push_material(context, server, collect_material(staff.folder, staff.reporter))
     return server
-
-
-def _consented_context(context: LabContext) -> LabContext:
-    """Return a context that does not ask for consent to the price again."""
-    reporter = SeatReporter(context.config.name, context.reporter, agreed=True)
-    return context.make_sibling(context.config, context.lab_id, reporter=reporter)
 
 
 def _clean(context: LabContext, server: Server) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from labctl.courses import server_contents
 from labctl.courses.context import build_seat_contexts, make_subject
 from labctl.courses.material import collect_material, push_material
 from labctl.courses.records.folder import Seat
-from labctl.courses.seat_reporter import SeatDone, SeatReporter
+from labctl.courses.seat_reporter import label_events, make_done_notifier
 from labctl.courses.servers import CourseOperator, SeatOutcome
 from labctl.courses.status import build_seat_context, find_server, list_running_servers
 from labctl.errors import LabError, NotFoundError, UsageError, assign_subject
@@ -61,23 +59,17 @@ def run_on_seats(
     pairs: Sequence[tuple[Seat, Server]],
     line: str,
     *,
-    at_once: int = 32,
     timeout_s: float | None = None,
 ) -> list[ServerResult]:
     """Run a shell command line on all of these servers; each answer carries its seat's name."""
-    servers = [server for _, server in pairs]
-    answers = run_on_all(
+    return run_on_all(
         staff.course().connections,
-        servers,
+        [server for _, server in pairs],
         line,
-        at_once=at_once,
+        names=[seat.name for seat, _ in pairs],
+        subjects=[make_subject(seat) for seat, _ in pairs],
         timeout_s=timeout_s,
-        subjects={server.id: make_subject(seat) for seat, server in pairs},
     )
-    return [
-        msgspec.structs.replace(answer, alias=seat.name)
-        for (seat, _), answer in zip(pairs, answers, strict=True)
-    ]
 
 
 def push_handouts(staff: CourseOperator, seats: Sequence[Seat]) -> list[SeatOutcome]:
@@ -89,14 +81,7 @@ def push_handouts(staff: CourseOperator, seats: Sequence[Seat]) -> list[SeatOutc
     contexts = build_seat_contexts(
         staff.folder, staff.paths, staff.state, staff.reporter, [seat for seat, _ in pairs]
     )
-    reporting = [
-        context.make_sibling(
-            context.config,
-            context.lab_id,
-            SeatReporter(by_lab[context.lab_id].name, staff.reporter, agreed=False),
-        )
-        for context in contexts
-    ]
+    reporting = [label_events(context, by_lab[context.lab_id].name) for context in contexts]
     login_limiter = LoginLimiter(list(servers.values()))
 
     def push_to_seat(context: LabContext) -> Server:
@@ -105,10 +90,9 @@ def push_handouts(staff: CourseOperator, seats: Sequence[Seat]) -> list[SeatOutc
             push_material(context, server, handouts)
         return server
 
-    def report(outcome: fleet.LabOutcome[Server]) -> None:
-        error = outcome.error.what if outcome.error else ""
-        staff.reporter.emit(SeatDone(seat=by_lab[outcome.context.lab_id].name, error=error))
-
+    outcomes = fleet.run_for_each(
+        reporting, push_to_seat, tell=make_done_notifier(staff.reporter, by_lab)
+    )
     return [
         SeatOutcome(
             seat=by_lab[outcome.context.lab_id].name,
@@ -118,7 +102,7 @@ def push_handouts(staff: CourseOperator, seats: Sequence[Seat]) -> list[SeatOutc
             why=outcome.error.why if outcome.error else "",
             hint=outcome.error.hint if outcome.error else "",
         )
-        for outcome in fleet.run_for_each(reporting, push_to_seat, tell=report)
+        for outcome in outcomes
     ]
 
 

@@ -18,7 +18,7 @@ from labctl.config.document import quote
 from labctl.config.reader import find_nearest
 from labctl.courses.assignment_seats import choose_seats, list_assignment_seats
 from labctl.courses.records.folder import CourseFolder, Seat
-from labctl.courses.records.ledger import CourseLedgerDraft
+from labctl.courses.records.ledger_entries import CourseLedgerDraft
 from labctl.errors import NotFoundError
 from labctl.model import Value
 from labctl.submissions.receipt import Receipt

@@ -16,7 +16,7 @@ import msgspec
 
 from labctl.config import LabConfig, Paths
 from labctl.courses.records.folder import FORMER, MOST_NAME, PRIVATE, CourseFolder, Seat
-from labctl.courses.records.ledger import CourseLedgerEntry
+from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.spending import SeatSpending, allowance_usd, compute_spending
 from labctl.errors.subject import COURSE, Subject
 from labctl.events import Reporter

@@ -12,7 +12,7 @@ from labctl.config.identity import write_draft, write_private
 from labctl.courses.assignment_seats import freeze_closed
 from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.records.gitignore import ignore_in_git
-from labctl.courses.records.ledger import CourseLedgerDraft
+from labctl.courses.records.ledger_entries import CourseLedgerDraft
 from labctl.courses.records.roster import write_roster
 from labctl.courses.records.roster_import import (
     RosterDiff,

@@ -10,11 +10,11 @@ from labctl.courses.servers import CourseOperator
 from labctl.courses.teardown import Collect, Revoke
 
 
-def make_revoker(staff: CourseOperator, file: Path | None = None) -> Revoke:
+def make_revoker(staff: CourseOperator) -> Revoke:
     """Return a function that removes all students' keys and invitations from authorized_keys."""
 
     def revoke() -> int:
-        keys = AuthorizedKeys(staff.folder, file or Path(DEFAULT_FILE))
+        keys = AuthorizedKeys(staff.folder, Path(DEFAULT_FILE))
         removed = keys.expel()
         if removed:
             why = "end of term: keys revoked"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labctl.courses import metering
 from labctl.courses.leftovers import list_lab_ids
-from labctl.courses.records.ledger import CourseLedgerDraft
+from labctl.courses.records.ledger_entries import CourseLedgerDraft
 from labctl.courses.servers import CourseOperator
 from labctl.lifecycle import forget
 

@@ -17,7 +17,7 @@ from labctl.courses.grading.record import FILE, OUTPUT, RESULTS, GradeRecord
 from labctl.courses.grading.results import earlier_lateness_note, lateness_note
 from labctl.courses.grading.results import encode as encode_results
 from labctl.courses.records.folder import CourseFolder
-from labctl.courses.records.ledger import CourseLedgerDraft
+from labctl.courses.records.ledger_entries import CourseLedgerDraft
 
 # Hashes of every results.json that grading wrote; each is written before its file.
 WRITTEN = "results.sha256"
@@ -65,7 +65,7 @@ class GradeStore:
             record = self.read_record(owner)
         if record is None or record.raw is None:
             return True
-        return not _matches_record(data, record)
+        return not _is_written_for(data, record)
 
     def store_grade(
         self, record: GradeRecord, *, fresh: bool, said: str | None = None
@@ -127,7 +127,7 @@ def _write_results(place: Path, record: GradeRecord) -> None:
     write_private(place / RESULTS, data)
 
 
-def _matches_record(data: bytes, record: GradeRecord) -> bool:
+def _is_written_for(data: bytes, record: GradeRecord) -> bool:
     """Tell whether this results.json is what this or an earlier version wrote for the record."""
     assert record.raw is not None
     results = records.build_results(record)
@@ -136,14 +136,14 @@ def _matches_record(data: bytes, record: GradeRecord) -> bool:
     if note := lateness_note(*lateness):
         output = output.removesuffix(note) + earlier_lateness_note(*lateness)
     earlier = msgspec.structs.replace(results, output=output)
-    return any(_same_json(data, encode_results(version)) for version in (results, earlier))
+    return any(_is_same_json(data, encode_results(version)) for version in (results, earlier))
 
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _same_json(data: bytes, other: bytes) -> bool:
+def _is_same_json(data: bytes, other: bytes) -> bool:
     try:
         return bool(json.loads(data) == json.loads(other))
     except (ValueError, RecursionError):

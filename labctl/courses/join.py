@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from labctl.config import Paths, load_lab, student_key, trust
-from labctl.config.identity import write_private
+from labctl.config.identity import replace_file, write_private
 from labctl.courses.invitation import MOST_BYTES, JoinInvitation, derive_enrolment_key, read_join
 from labctl.courses.keys import JOIN_REQUEST
 from labctl.errors import (
@@ -29,7 +29,7 @@ from labctl.model import NAME_PATTERN, Endpoint, Value
 from labctl.providers import get_provider_class
 from labctl.providers.course import REQUEST as KEEPER_REQUEST
 from labctl.servers.connections import Connections
-from labctl.servers.host_keys import fingerprint, make_key, replace_file
+from labctl.servers.host_keys import fingerprint, make_key
 from labctl.submissions.assignment import SSH_PLACE
 from labctl.submissions.receipt import utc_text
 from labctl.transports.forced_command import LineChannel

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from labctl.courses.context import OWN, build_own_seat
 from labctl.courses.records.folder import CourseFolder, Seat
-from labctl.courses.records.ledger import CourseLedgerDraft, CourseLedgerEntry
+from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry
 from labctl.errors import BusyError
 from labctl.model import Server
 from labctl.servers import accounts

@@ -10,7 +10,7 @@ import msgspec
 from labctl.config import CourseConfig
 from labctl.config.identity import write_private
 from labctl.courses.metering import read_servers
-from labctl.courses.records import plan_changes, term
+from labctl.courses.records import plan_changes, timetable
 from labctl.courses.records.cost_report import CourseCosts, compute_course_costs
 from labctl.courses.records.folder import Seat
 from labctl.courses.records.plan_changes import KeyChange, Planned
@@ -72,14 +72,12 @@ class CoursePlan(Value, frozen=True):
     problem_next: str = ""
 
 
-def compute_plan(
-    staff: CourseOperator, *, offline: bool = False, now: float | None = None
-) -> CoursePlan:
+def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
     """Compute the plan. Nothing is created or changed; `offline` sends no request.
 
     `problem` says if the provider does not answer, or has nothing that fits.
     """
-    folder, at = staff.folder, time.time() if now is None else now
+    folder, at = staff.folder, time.time()
     config, seats = folder.config, folder.list_seats()
     before = load_planned(staff)
     names = [seat.name for seat in seats]
@@ -125,11 +123,11 @@ def load_planned(staff: CourseOperator) -> Planned | None:
         return None
 
 
-def store_planned(staff: CourseOperator, now: float | None = None) -> None:
+def store_planned(staff: CourseOperator) -> None:
     """Store course.yaml's keys and the seats as the last plan that was shown."""
     folder = staff.folder
     planned = Planned(
-        at=time.time() if now is None else now,
+        at=time.time(),
         by=staff.by,
         keys=_read_keys(folder.config),
         seats=tuple(seat.name for seat in folder.list_seats()),
@@ -182,8 +180,8 @@ def _compute_weekly_class_hours(config: CourseConfig, now: float) -> float:
     since = now
     if config.term is not None:
         zone = config.hours[0].zone if config.hours else "UTC"
-        since = max(now, term.term_start(config.term, zone))
-    return term.class_hours(config.hours, None, since, since + WEEK_S)
+        since = max(now, timetable.term_start(config.term, zone))
+    return timetable.class_hours(config.hours, None, since, since + WEEK_S)
 
 
 def _add_prices(
@@ -219,8 +217,8 @@ def _add_prices(
     weekly = plan.class_hours_per_week * plan.servers * price if config.hours else None
     term_usd = None
     if config.hours and config.term:
-        until = term.term_end(config.term, config.hours[0].zone)
-        hours = term.class_hours(config.hours, config.term, now, until) if until > now else 0.0
+        until = timetable.term_end(config.term, config.hours[0].zone)
+        hours = timetable.class_hours(config.hours, config.term, now, until) if until > now else 0.0
         term_usd = hours * plan.servers * price
     return msgspec.structs.replace(
         plan,

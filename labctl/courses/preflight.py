@@ -19,7 +19,7 @@ from labctl.courses.key_check import find_rejected_students
 from labctl.courses.keys import DEFAULT_FILE, AuthorizedKeys
 from labctl.courses.records.folder import Seat
 from labctl.courses.seat_operations import explain_missing_deadline
-from labctl.courses.seat_reporter import SeatReporter
+from labctl.courses.seat_reporter import label_events
 from labctl.courses.servers import ENDED, LOSS, LOSS_NEXT, CourseOperator, require_price_consent
 from labctl.errors import LabError
 from labctl.errors.replies import describe_error
@@ -30,7 +30,7 @@ from labctl.providers import QuotaSource
 from labctl.servers import adoption, attempts, end_server, guard, reachability
 from labctl.servers.context import LabContext
 from labctl.servers.fan_out import ServerResult, first_hop
-from labctl.text import bytes_text, price_text
+from labctl.text import bytes_text, names_text, price_text
 
 LEAST_FREE_BYTES = 5 * GIB
 NAMED = 5
@@ -186,7 +186,7 @@ def _check_keys(staff: CourseOperator, seats: Sequence[Seat], keys: AuthorizedKe
     if joined and not local:
         detail += " (keys can only be tried on the keeper's machine)"
     if missing:
-        detail += f"; not yet: {_first_names(missing)}"
+        detail += f"; not yet: {names_text(missing, NAMED)}"
     fix = f"labctl course invite {' '.join(missing)}   # then send out the files"
     joined_check = Check(
         name="students' keys", ok=not missing, detail=detail, next=fix if missing else ""
@@ -211,7 +211,7 @@ def _check_sshd(
         return [_failed_check("keeper's sshd", error)]
     detail = f"it accepts {len(students) - len(refused)} of {len(students)} keys"
     if refused:
-        detail += f"; rejected: {_first_names(refused)}"
+        detail += f"; rejected: {names_text(refused, NAMED)}"
     again = f"sshd -T | grep -i authorizedkeys; else labctl course invite {' '.join(refused)}"
     return [
         Check(name="keeper's sshd", ok=not refused, detail=detail, next=again if refused else "")
@@ -245,7 +245,8 @@ def _check_logins(answers: Sequence[ServerResult]) -> Check:
     lost = [answer for answer in answers if answer.code is None]
     detail = f"{len(answers) - len(lost)} of {len(answers)} servers accept a login"
     if lost:
-        detail += f"; not {_first_names([f'{answer.alias} ({answer.error})' for answer in lost])}"
+        names = [f"{answer.alias} ({answer.error})" for answer in lost]
+        detail += f"; not {names_text(names, NAMED)}"
     again = f"labctl course up --only {','.join(answer.alias for answer in lost)}"
     return Check(name="logins", ok=not lost, detail=detail, next=again if lost else "")
 
@@ -307,8 +308,7 @@ def _check_boot(staff: CourseOperator, course: LabContext) -> list[Check]:
     """Create one server like a student's, measure how long each step takes, and end it."""
     context = build_own_context(staff.folder, course, "check")
     need = require_price_consent(course, [context]) or context.config.server.need
-    reporter = SeatReporter(context.config.name, staff.reporter, agreed=True)
-    context = context.make_sibling(context.config, context.lab_id, reporter=reporter)
+    context = label_events(context, context.config.name, agreed=True)
     started_at = time.monotonic()
     times: list[str] = []
     images: list[Check] = []
@@ -353,8 +353,3 @@ def _check_prewarm(staff: CourseOperator, took_s: float, detail: str) -> Check:
         detail=detail,
         next="" if ok else f"prewarm: {int(took_s // 60) + 5}m under hours in course.yaml",
     )
-
-
-def _first_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more

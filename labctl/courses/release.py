@@ -16,7 +16,7 @@ from labctl.courses.grading.record import FEEDBACK, RESULTS, GradeRecord, build_
 from labctl.courses.grading.results import parse_results, without_lateness_note
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import Grade
-from labctl.courses.records.ledger import CourseLedgerDraft, CourseLedgerEntry
+from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry
 from labctl.courses.records.released_grades import (
     as_released,
     change_text,

@@ -128,11 +128,10 @@ class RequestHandler:
         work: SeatActions,
         *,
         tell: Callable[[str, str], None] = lambda name, text: None,
-        now: Callable[[], float] = time.time,
     ) -> None:
         self.folder = folder
         self.work = work
-        self._tell, self._now = tell, now
+        self._tell = tell
         self._seats: dict[str, SharedSeatServer] = {}
         self._refused: dict[str, float] = {}
         self._guard = threading.Lock()
@@ -277,13 +276,13 @@ class RequestHandler:
             lab_id=lab_id,
             public_key=key,
             offer=(same or offers or [Offer(provider=PROVIDER, type="")])[0],
-            at=self._now(),
+            at=time.time(),
         )
         return seat_server.claim(new)
 
     def _check_term(self) -> None:
         term = self.folder.config.term
-        today = datetime.fromtimestamp(self._now()).date()
+        today = datetime.fromtimestamp(time.time()).date()
         if term is not None and not term.first <= today <= term.last:
             raise PolicyError(
                 f"{self.folder.config.name} provides no servers today",
@@ -330,9 +329,9 @@ class RequestHandler:
         if student == CHECKER:
             return
         with self._guard:
-            if self._now() - self._refused.get(student, 0.0) < REFUSED_EVERY_S:
+            if time.time() - self._refused.get(student, 0.0) < REFUSED_EVERY_S:
                 return
-            self._refused[student] = self._now()
+            self._refused[student] = time.time()
         self.folder.ledger.append("refused", student=student, by="keeper", why=error.what[:300])
 
 

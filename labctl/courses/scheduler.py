@@ -34,20 +34,20 @@ EVERY_S = {
 }
 
 
-class ConsentingReporter(PolicyReporter):
-    """A Reporter that agrees to everything: course.yaml has settled prices, limits and times.
+def make_course_log_reporter(tell: Report) -> PolicyReporter:
+    """Return a reporter that writes warnings to the keeper's log, and agrees to everything.
 
-    If no guard at the provider ends billing, the keeper itself does.
+    course.yaml has settled prices, limits and times. If no guard at the provider ends billing, the
+    keeper itself does.
     """
 
-    def __init__(self, tell: Report) -> None:
-        def show(event: Event) -> None:
-            if isinstance(event, SeatNews) and event.warning:
-                tell(event.seat, event.text)
-            elif isinstance(event, Note) and event.level == "warning":
-                tell("", event.text)
+    def show(event: Event) -> None:
+        if isinstance(event, SeatNews) and event.warning:
+            tell(event.seat, event.text)
+        elif isinstance(event, Note) and event.level == "warning":
+            tell("", event.text)
 
-        super().__init__(show, AGREE_TO_ALL)
+    return PolicyReporter(show, AGREE_TO_ALL)
 
 
 class CourseScheduler:

@@ -18,7 +18,7 @@ from labctl.courses import metering, server_contents
 from labctl.courses.claims import FRESH_S, SeatClaim
 from labctl.courses.context import build_seat_contexts, sum_staff_extensions_s
 from labctl.courses.records.folder import Seat
-from labctl.courses.records.ledger import CourseLedgerEntry
+from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.spending import allowance_usd, spent_usd
 from labctl.courses.servers import ENDED, CourseOperator, bring_up_servers
 from labctl.errors import LabError, PolicyError, ProviderError
@@ -94,7 +94,7 @@ class SeatOperations:
         """Raise PolicyError if the seat must not get a server now."""
         money = self.money(seat)
         left_usd = money.left_usd
-        if left_usd is not None and left_usd <= 0 and self._costs(seat):
+        if left_usd is not None and left_usd <= 0 and self._has_price(seat):
             raise PolicyError(
                 "your budget is used up",
                 why=f"you have spent {dollars_text(money.spent_usd)} "
@@ -104,7 +104,7 @@ class SeatOperations:
         if (
             self._is_root
             and (lack := explain_missing_deadline(self._provider))
-            and self._costs(seat)
+            and self._has_price(seat)
         ):
             raise PolicyError(
                 "this course cannot give students servers of their own",
@@ -269,7 +269,7 @@ class SeatOperations:
             end_server.remove(self._context(seat), server)
             metering.record_ends(self.staff.folder, [(seat, server)], "keeper", NOT_HANDED_OUT)
 
-    def _costs(self, seat: Seat) -> bool:
+    def _has_price(self, seat: Seat) -> bool:
         """Tell whether any of the seat's offers costs money."""
         return any(offer.price_usd_per_hour for offer in self.offers(seat))
 

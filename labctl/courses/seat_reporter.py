@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from labctl.courses.records.folder import Seat
 from labctl.events import (
     AGREE_TO_ALL,
     ConsentPolicy,
@@ -12,6 +16,10 @@ from labctl.events import (
     Reporter,
     Step,
 )
+from labctl.lifecycle.fleet import LabOutcome
+from labctl.servers.context import LabContext
+
+T = TypeVar("T")
 
 _AGREE_UNLESS_PAID = ConsentPolicy(other=True, typed=True)
 
@@ -35,24 +43,42 @@ class SeatDone(SeatEvent, frozen=True):
     error: str = ""
 
 
-class SeatReporter(PolicyReporter):
-    """Passes on a seat's steps and notes as `SeatNews`, and agrees to questions about one seat.
+def make_seat_reporter(seat: str, reporter: Reporter, *, agreed: bool) -> PolicyReporter:
+    """Return a reporter that passes on a seat's steps and notes as `SeatNews`.
 
-    Questions about prices are agreed to only with `agreed`, if the total was consented to before.
+    It agrees to questions about one seat, and to those about prices only with `agreed`, if the
+    total was consented to before.
     """
 
-    def __init__(self, seat: str, reporter: Reporter, *, agreed: bool) -> None:
-        def show(event: Event) -> None:
-            if isinstance(event, Step) and not event.done:
-                reporter.emit(SeatNews(seat=seat, text=event.name))
-            elif isinstance(event, Note) and event.level != "detail":
-                warning = event.level == "warning"
-                reporter.emit(SeatNews(seat=seat, text=event.text, warning=warning))
-            elif isinstance(event, Progress) and event.unit == "bytes" and event.total:
-                progress = f"{event.name} {event.done / event.total:.0%}"
-                reporter.emit(SeatNews(seat=seat, text=progress))
+    def show(event: Event) -> None:
+        if isinstance(event, Step) and not event.done:
+            reporter.emit(SeatNews(seat=seat, text=event.name))
+        elif isinstance(event, Note) and event.level != "detail":
+            warning = event.level == "warning"
+            reporter.emit(SeatNews(seat=seat, text=event.text, warning=warning))
+        elif isinstance(event, Progress) and event.unit == "bytes" and event.total:
+            progress = f"{event.name} {event.done / event.total:.0%}"
+            reporter.emit(SeatNews(seat=seat, text=progress))
 
-        super().__init__(show, AGREE_TO_ALL if agreed else _AGREE_UNLESS_PAID)
+    return PolicyReporter(show, AGREE_TO_ALL if agreed else _AGREE_UNLESS_PAID)
+
+
+def label_events(context: LabContext, seat: str, *, agreed: bool = False) -> LabContext:
+    """Return the context with its reporter labelled with a seat, by `make_seat_reporter`."""
+    reporter = make_seat_reporter(seat, context.reporter, agreed=agreed)
+    return context.make_sibling(context.config, context.lab_id, reporter)
+
+
+def make_done_notifier(
+    reporter: Reporter, by_lab: Mapping[str, Seat]
+) -> Callable[[LabOutcome[T]], None]:
+    """Return a function that reports the outcome of a seat, one of `by_lab`, as `SeatDone`."""
+
+    def notify(outcome: LabOutcome[T]) -> None:
+        error = outcome.error.what if outcome.error else ""
+        reporter.emit(SeatDone(seat=by_lab[outcome.context.lab_id].name, error=error))
+
+    return notify
 
 
 def report_stopping(reporter: Reporter) -> None:

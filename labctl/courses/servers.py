@@ -6,7 +6,7 @@ a whole class.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,8 +17,8 @@ from labctl.courses import metering
 from labctl.courses.context import build_course_context, build_seat_contexts, find_baked_image
 from labctl.courses.material import CourseMaterial, collect_material, push_material
 from labctl.courses.records.folder import CourseFolder, Seat
-from labctl.courses.records.ledger import CourseLedgerDraft
-from labctl.courses.seat_reporter import SeatDone, SeatReporter, report_stopping
+from labctl.courses.records.ledger_entries import CourseLedgerDraft
+from labctl.courses.seat_reporter import make_done_notifier, make_seat_reporter, report_stopping
 from labctl.errors import InterruptError, PolicyError
 from labctl.events import Question, Reporter
 from labctl.lifecycle import fleet
@@ -106,7 +106,7 @@ def bring_up_servers(
     if need is not None:
         _require_loss_consent(staff)
     prepared = [
-        _prepare_context(context, SeatReporter(seat.name, staff.reporter, agreed=True), need)
+        _prepare_context(context, make_seat_reporter(seat.name, staff.reporter, agreed=True), need)
         for context, seat in zip(contexts, seats, strict=True)
     ]
     by_lab = {seat.lab_id: seat for seat in seats}
@@ -128,7 +128,7 @@ def bring_up_servers(
             prepared,
             bring_up,
             at_once=at_once,
-            tell=_make_notifier(staff.reporter, by_lab),
+            tell=make_done_notifier(staff.reporter, by_lab),
             stopping=partial(report_stopping, staff.reporter),
         )
     except KeyboardInterrupt:
@@ -259,7 +259,7 @@ def _describe_limits(fresh: Sequence[LabContext], offer: Offer) -> str:
     lines = [f"each stops by itself {limits}" if limits else "only `labctl course down` ends them"]
     if most_usd < float("inf"):
         lines.append(f"together {dollars_text(most_usd)} at most, without disks and traffic")
-    if guard.will_keep_disk(fresh[0]):
+    if guard.should_keep_disk(fresh[0]):
         days = f"{KEPT_S / 86_400:.0f} days"
         lines.append(
             f"the disk of a server that stops by itself is kept for {days}, and costs money"
@@ -277,16 +277,6 @@ def _prepare_context(context: LabContext, reporter: Reporter, need: Need | None)
             config, server=msgspec.structs.replace(config.server, need=own)
         )
     return context.make_sibling(config, context.lab_id, reporter=reporter)
-
-
-def _make_notifier(
-    reporter: Reporter, by_lab: dict[str, Seat]
-) -> Callable[[fleet.LabOutcome[Server]], None]:
-    def notify(outcome: fleet.LabOutcome[Server]) -> None:
-        error = outcome.error.what if outcome.error else ""
-        reporter.emit(SeatDone(seat=by_lab[outcome.context.lab_id].name, error=error))
-
-    return notify
 
 
 def _describe_outcome(

@@ -38,7 +38,6 @@ from labctl.model import (
     Server,
     Value,
 )
-from labctl.providers import ProviderContext
 from labctl.servers import accounts, adoption, deadlines, end_server, guard
 from labctl.servers.context import LabContext
 from labctl.servers.shared_server import SharedAccount, Sharing, share
@@ -227,7 +226,7 @@ class SharedSeats:
     settings_type = Value
     settle_s = 0.0
 
-    def __init__(self, hosts: SharedServers, _around: ProviderContext | None = None) -> None:
+    def __init__(self, hosts: SharedServers) -> None:
         self.hosts = hosts
         self.inner = hosts.course.provider
         self.name = self.inner.name

@@ -12,7 +12,7 @@ from labctl.courses.context import build_seat_contexts
 from labctl.courses.records.folder import Seat
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.spending import SeatSpending, allowance_usd, compute_spending
-from labctl.courses.seat_reporter import SeatReporter
+from labctl.courses.seat_reporter import label_events
 from labctl.courses.server_contents import list_labs
 from labctl.courses.servers import ENDED, CourseOperator
 from labctl.courses.watch_reports import HeardReport, read_report
@@ -198,14 +198,7 @@ def _refresh_servers(staff: CourseOperator, seats: Sequence[Seat]) -> dict[str, 
         )
     }
     names = {seat.lab_id: seat.name for seat in seats}
-    contexts = [
-        context.make_sibling(
-            context.config,
-            context.lab_id,
-            SeatReporter(names[lab_id], staff.reporter, agreed=False),
-        )
-        for lab_id, context in by_lab.items()
-    ]
+    contexts = [label_events(context, names[lab_id]) for lab_id, context in by_lab.items()]
     login_limiter = LoginLimiter(record_servers(contexts, listed))
 
     def refresh_seat(context: LabContext) -> None:

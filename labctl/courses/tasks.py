@@ -19,9 +19,8 @@ from labctl.courses import broadcast, metering, rescue, servers, teardown
 from labctl.courses.context import SAVER_S, sum_staff_extensions_s
 from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.leftovers import remove_expired_disks
-from labctl.courses.loading import open_course
-from labctl.courses.records.folder import Seat
-from labctl.courses.records.ledger import CourseLedgerEntry
+from labctl.courses.records.folder import CourseFolder, Seat
+from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.spending import allowance_usd, compute_spending
 from labctl.courses.records.timetable import Lesson, find_just_ended, find_phase
 from labctl.courses.requests import RequestHandler
@@ -110,7 +109,7 @@ class CourseTasks:
         )
         if seen == self._seen:
             return
-        fresh = open_course(folder.path)
+        fresh = CourseFolder(folder.path)
         fresh.config, fresh.list_students()  # a ConfigError changes nothing
         folder.refresh()
         if self._seen:

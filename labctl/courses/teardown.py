@@ -26,7 +26,7 @@ from labctl.courses.leftovers import (
     remove_expired_disks,
 )
 from labctl.courses.records.folder import Seat
-from labctl.courses.seat_reporter import SeatDone, SeatReporter, report_stopping
+from labctl.courses.seat_reporter import label_events, make_done_notifier, report_stopping
 from labctl.courses.server_contents import SavedSeat, save_server
 from labctl.courses.servers import ENDED, CourseOperator
 from labctl.courses.status import record_servers
@@ -140,20 +140,14 @@ def _save_all(
         with login_limiter.acquire_slot(server.endpoint):
             return save_server(context, server, discard=discard)
 
-    def notify(outcome: fleet.LabOutcome[SavedSeat]) -> None:
-        error = outcome.error.what if outcome.error else ""
-        staff.reporter.emit(SeatDone(seat=by_lab[outcome.context.lab_id].name, error=error))
-
-    reporting = [
-        context.make_sibling(
-            context.config,
-            context.lab_id,
-            SeatReporter(by_lab[context.lab_id].name, staff.reporter, agreed=False),
-        )
-        for context in contexts
-    ]
-    halt = partial(report_stopping, staff.reporter)
-    return fleet.run_for_each(reporting, save_seat, at_once=AT_ONCE, tell=notify, stopping=halt)
+    reporting = [label_events(context, by_lab[context.lab_id].name) for context in contexts]
+    return fleet.run_for_each(
+        reporting,
+        save_seat,
+        at_once=AT_ONCE,
+        tell=make_done_notifier(staff.reporter, by_lab),
+        stopping=partial(report_stopping, staff.reporter),
+    )
 
 
 def _end_all(course: LabContext, servers: Sequence[Server]) -> dict[str, LabError]:

@@ -61,15 +61,17 @@ def decode_reply(kind: type[Message], line: str | bytes) -> Message:
     """Decode one line of JSON from another labctl, which may be hostile.
 
     Raises the LabError that the reply reports, with its texts cut and without parts of a hint;
-    MessageError if the line is neither that nor a message of this kind.
+    MessageError if the line is neither that nor a message of this kind; its text is the line or
+    names the wrong field.
     """
+    text = line if isinstance(line, str) else line.decode(errors="replace")
     try:
-        body = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise MessageError(f"not JSON: {error}") from None
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        raise MessageError(text[-500:]) from None
     failure = from_json(ErrorReply, body).error
     if failure is not None:
-        name, what, why, hint = (text[:MOST_CHARS] for text in failure[:4])
+        name, what, why, hint = (part[:MOST_CHARS] for part in failure[:4])
         raise make_error(ErrorMessage(name, what, why, hint))
     return from_json(kind, body)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from labctl.wire.verbs import HintPart
+if TYPE_CHECKING:
+    from labctl.wire.verbs import HintPart
 
 
 @dataclass(frozen=True)

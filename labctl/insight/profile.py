@@ -23,8 +23,8 @@ from labctl.model import Run, Server, Service, Value
 from labctl.runs import images, outputs, runs
 from labctl.servers.adoption import renew
 from labctl.servers.context import LabContext
-from labctl.services import lab_services, services
-from labctl.services.background_forwards import Forwarding
+from labctl.services import lab_services
+from labctl.services.port_forward import Forwarding
 from labctl.sync import lab_files
 from labctl.wire.runs import RunSpec
 from labctl.wire.services import ServiceRequest
@@ -219,20 +219,10 @@ def open_page(context: LabContext, found: ProfileResult, port: int = 0) -> Forwa
     wanted = build_request(context)
 
     def ensure(server: Server) -> Service:
-        service = _ensure_service(context, server, wanted)
+        service = lab_services.ensure(context, server, wanted)
         return msgspec.structs.replace(service, path=f"/{found.run}/")
 
     return lab_services.open_forward(context, server, ensure(server), port or PORT, ensure)
-
-
-def _ensure_service(context: LabContext, server: Server, wanted: ServiceRequest) -> Service:
-    remote = context.open_agent(server)
-
-    def provide() -> None:
-        lab_files.push(context, server, force=False)
-        images.ensure_image(context, server, remote, wanted.image)
-
-    return services.ensure_service(remote, wanted, context.reporter, provide_image=provide)
 
 
 def build_request(context: LabContext) -> ServiceRequest:

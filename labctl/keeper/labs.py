@@ -36,18 +36,17 @@ WELL, ENDED, SWEPT, TROUBLE = "well", "ended", "swept", "trouble"
 Attend = Callable[[str], None]
 
 
-class LogReporter(PolicyReporter):
-    """A Reporter that writes the keeper's log. It agrees to prices, which kept labs limit."""
+def make_log_reporter(tell: Report, name: str) -> PolicyReporter:
+    """Return a reporter that writes the keeper's log. It agrees to prices: kept labs limit them."""
 
-    def __init__(self, tell: Report, name: str) -> None:
-        def show(event: Event) -> None:
-            if isinstance(event, Note) and event.level != "detail":
-                tell(name, event.text)
-            elif isinstance(event, Step):
-                detail = f" ({event.detail})" if event.detail else ""
-                tell(name, f"{event.name}: done{detail}" if event.done else event.name)
+    def show(event: Event) -> None:
+        if isinstance(event, Note) and event.level != "detail":
+            tell(name, event.text)
+        elif isinstance(event, Step):
+            detail = f" ({event.detail})" if event.detail else ""
+            tell(name, f"{event.name}: done{detail}" if event.done else event.name)
 
-        super().__init__(show, AGREE_TO_PRICES)
+    return PolicyReporter(show, AGREE_TO_PRICES)
 
 
 def only_keeper(places: Paths) -> AbstractContextManager[None]:
@@ -150,7 +149,7 @@ class Keeper:
         kept_lab = kept_labs.find_kept_lab(self._places, name)
         context = self._context(kept_lab)
         before = _describe_states(context, kept_lab)
-        state = check_lab(context, kept_lab, swept=self._was_swept(name))
+        state = check_lab(context, kept_lab, swept=self._is_swept(name))
         if state == TROUBLE:
             if _open_runs(context, kept_lab):
                 self._tell(name, "its server does not answer, or has lost a run: starting recovery")
@@ -189,7 +188,7 @@ class Keeper:
         provider = context.config.server.provider
         return has_expired(context.state, context.lab_id, provider)
 
-    def _was_swept(self, name: str) -> bool:
+    def _is_swept(self, name: str) -> bool:
         before = self.checks.get(name)
         return before is not None and before.state == SWEPT
 

@@ -1,11 +1,11 @@
-"""Handle the servers of many labs at once: shared requests are sent once, and waits overlap.
+"""Handle the servers of many labs at once, so that waits overlap.
 
 One lab's failure does not stop another, and repeating the call retries what failed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -14,9 +14,6 @@ from typing import Generic, TypeVar
 from labctl.errors import LabError
 from labctl.errors.unexpected import as_lab_error
 from labctl.events import Note
-from labctl.lifecycle import up as server_up
-from labctl.model import Server
-from labctl.servers import adoption, attempts, end_server, reachability
 from labctl.servers.context import LabContext
 
 T = TypeVar("T")
@@ -67,44 +64,3 @@ def run_for_each(
 
 def _log(context: LabContext, text: str) -> None:
     context.reporter.emit(Note(text=text, level="warning"))
-
-
-def up(
-    contexts: Sequence[LabContext],
-    *,
-    at_once: int = AT_ONCE,
-    tell: Callable[[LabOutcome[Server]], None] = lambda outcome: None,
-) -> list[LabOutcome[Server]]:
-    """Get a ready server for each lab. The labs share one provider (`LabContext.beside`)."""
-    listed = contexts[0].provider.servers() if contexts else []
-    return run_for_each(contexts, lambda lab: server_up.up(lab, listed), at_once=at_once, tell=tell)
-
-
-def reach(contexts: Sequence[LabContext], *, at_once: int = AT_ONCE) -> list[LabOutcome[Server]]:
-    """Get a server for each lab, up to the first login; unlike `up`, prepare nothing on it."""
-    listed = contexts[0].provider.servers() if contexts else []
-
-    def reach_one(context: LabContext) -> Server:
-        need = context.config.server.need
-        server = adoption.adopt(context, listed) or attempts.create_server(context, need)
-        return reachability.reach(context, server)[0]
-
-    return run_for_each(contexts, reach_one, at_once=at_once)
-
-
-def end(contexts: Sequence[LabContext], servers: Sequence[Server]) -> None:
-    """Terminate all of these together, wait for them, and delete their records.
-
-    Resources that their group shares are deleted too.
-    """
-    if not contexts:
-        return
-    first = contexts[0]
-    end_server.end(first, servers)
-    if first.group:
-        shared = [
-            resource for resource in first.provider.leftovers() if resource.lab_id == first.group
-        ]
-        end_server.remove_resources(
-            first, [resource for resource in shared if resource.expires_at is None]
-        )

@@ -13,6 +13,7 @@ from typing import BinaryIO
 import msgspec
 
 from labctl.config import Paths, set_secret, trust
+from labctl.config.identity import replace_file
 from labctl.errors import BusyError, ConnectError, NotFoundError, UsageError
 from labctl.events import Reporter, Step
 from labctl.lifecycle import kept_labs
@@ -25,7 +26,7 @@ from labctl.servers.accounts import ENDED
 from labctl.servers.context import LabContext
 from labctl.servers.cost import record_start
 from labctl.servers.gate import admit
-from labctl.servers.host_keys import make_key, replace_file
+from labctl.servers.host_keys import make_key
 from labctl.state import State, ledgers
 from labctl.stores.lab_store import open_lab_store
 from labctl.wire.kept_labs import ImportedLab, KeeperInfo

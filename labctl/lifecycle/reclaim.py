@@ -19,6 +19,7 @@ from labctl.errors import (
 from labctl.events import Note, Question, Step
 from labctl.lifecycle import restore
 from labctl.lifecycle.recover import recover
+from labctl.lifecycle.rehearsal_client import find_rehearsal
 from labctl.model import Run, Server, Value
 from labctl.providers import Reclaimable
 from labctl.runs import runs
@@ -128,16 +129,14 @@ class _RunMonitor:
         return None if at is None else at - self.clock_offset_s
 
 
-def run_drill(
-    context: LabContext, run_id: str, notice_s: float, taker: Reclaimable | None = None
-) -> Drill:
+def run_drill(context: LabContext, run_id: str, notice_s: float) -> Drill:
     """Reclaim the server of an active run, after a question, and recover the run.
 
-    `notice_s` 0 means without notice. `taker` replaces the provider in the reclaim. PolicyError if
-    the user declines; NotFoundError if no run is active, or nothing is saved to recover it from.
+    `notice_s` 0 means without notice. PolicyError if the user declines; NotFoundError if no run is
+    active, or nothing is saved to recover it from.
     """
     server = context.get_server()
-    taker = taker or _require_reclaim(context)
+    taker = _require_reclaim(context)
     runs.refresh(context, server)
     run = _find_active_run(context, run_id)
     restore.read_saved_run(context, run.id)  # a run that could not be recovered is not killed
@@ -169,8 +168,9 @@ def run_drill(
 
 
 def _require_reclaim(context: LabContext) -> Reclaimable:
-    if isinstance(context.provider, Reclaimable):
-        return context.provider
+    provider = context.provider
+    if isinstance(provider, Reclaimable):
+        return find_rehearsal(context, provider) or provider
     raise UsageError(
         f"servers of {context.provider.name} are never reclaimed",
         why="a drill needs a provider that can take a server back",

@@ -65,10 +65,10 @@ def _record_end(context: LabContext, host: str) -> None:
     context.state.record(BACK, lab_id=context.lab_id, detail={"keeper": host})
 
 
-def reconcile(context: LabContext, *, ask: bool = True) -> str:
-    """Merge the keeper's records, and with `ask` the provider's; return the keeper's host."""
+def reconcile(context: LabContext) -> str:
+    """Merge the keeper's records and the provider's; return the keeper's host."""
     host = merge_keeper_records(context)
-    if host and ask:
+    if host:
         try:
             adoption.adopt(context)
         except (BusyError, ProviderError) as error:

@@ -102,7 +102,10 @@ def _follow_attempts(
 ) -> Run:
     silences = FailedChecks()
     while True:
-        server = context.state.get_lab_server(context.lab_id)
+        # The provider may be asked here, and may be busy: that must not end the run's follower.
+        server = retry_on(TEMPORARY, pause_s=FIRST_PAUSE_S, longest_pause_s=LONGEST_PAUSE_S)(
+            _get_addressed_server, context
+        )
         try:
             if server is None:
                 raise ServerGoneError("the lab no longer has a server")
@@ -131,6 +134,15 @@ def _follow_attempts(
             if log_offset is None:
                 return error.run
             at = log_offset
+
+
+def _get_addressed_server(context: LabContext) -> Server | None:
+    """Return the recorded server, with its address; None without a server.
+
+    A recovery that was ended before its new server ran has left that server on record without one.
+    """
+    server = context.state.get_lab_server(context.lab_id)
+    return server if server is None or server.endpoint.host else adoption.adopt(context)
 
 
 def _await_recovery(context: LabContext, run_id: str, reason: str) -> int:
@@ -185,7 +197,9 @@ def check_and_recover(
     for another watcher's recovery, and takes over from a watcher that has died.
     """
     known = runs.find_run(context, run_id)
-    server = context.state.get_lab_server(context.lab_id) or adoption.adopt(context)
+    server = context.state.get_lab_server(context.lab_id)
+    if server is None or not server.endpoint.host:
+        server = adoption.adopt(context)
     try:
         if server is None:
             raise ServerGoneError("the lab no longer has a server")

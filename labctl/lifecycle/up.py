@@ -50,8 +50,7 @@ def make_ready(context: LabContext, server: Server) -> Server:
     """Wait for the machine and its sshd, then install what labctl needs on it."""
     deadlines.note_declined(context, server)
     server, transport = reach(context, server)
-    server = first_contact.replace_first_host_key(context, server, transport)
-    transport = context.connections.reopen(server)  # with the keys that are pinned now
+    server, transport = first_contact.replace_first_host_key(context, server, transport)
     facts = prepare(
         transport,
         server,
@@ -59,7 +58,7 @@ def make_ready(context: LabContext, server: Server) -> Server:
         playbooks_dir=context.paths.data_dir / "playbooks",
         ssh_config=context.connections.config_path(server.id),
         reporter=context.reporter,
-        boto3=_needs_boto3(context),
+        boto3=_is_boto3_needed(context),
         name=context.name,
     )
     context.save_facts(server, facts)
@@ -78,7 +77,7 @@ def make_ready(context: LabContext, server: Server) -> Server:
     return server
 
 
-def _needs_boto3(context: LabContext) -> bool:
+def _is_boto3_needed(context: LabContext) -> bool:
     """Whether the server needs boto3: it keeps its own disk at its end, or uses S3."""
     provider = context.provider
     keeps = isinstance(provider, Keep) and provider.can_keep_itself

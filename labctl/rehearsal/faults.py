@@ -38,7 +38,7 @@ class Faults:
         if scenario.expired:
             default = ("ExpiredTokenException", EXPIRED["sts"][1])
             return build_refusal(call, *EXPIRED.get(call.service, default), status=400)
-        if any(matches(pattern, call) for pattern in scenario.denied):
+        if any(is_match(pattern, call) for pattern in scenario.denied):
             return _build_denial(call)
         if self._is_throttled(call, scenario):
             code, status = THROTTLED.get(call.service, ("ThrottlingException", 400))
@@ -53,7 +53,7 @@ class Faults:
     def _take_loss(self, kind: str, call: Call, losses: tuple[Loss, ...]) -> Loss | None:
         with self._lock:
             for loss in losses:
-                if not matches(loss.action, call):
+                if not is_match(loss.action, call):
                     continue
                 self._seen[kind, loss] += 1
                 if loss.skip < self._seen[kind, loss] <= loss.skip + loss.count:
@@ -63,7 +63,7 @@ class Faults:
     def _is_throttled(self, call: Call, scenario: Scenario) -> bool:
         with self._lock:
             for throttle in scenario.throttle:
-                if not matches(throttle.action, call):
+                if not is_match(throttle.action, call):
                     continue
                 now = time.monotonic()
                 tokens, since = self._buckets.get(throttle, (float(throttle.burst), now))
@@ -80,7 +80,7 @@ class Faults:
             self._buckets.clear()
 
 
-def matches(pattern: str, call: Call) -> bool:
+def is_match(pattern: str, call: Call) -> bool:
     """Return whether `RunInstances`, `Describe*` or `ec2:RunInstances` matches this call."""
     return fnmatchcase(call.name if ":" in pattern else call.action, pattern)
 

@@ -55,6 +55,7 @@ def ensure_image(docker: DockerClient, building: Building) -> str:
     )
     version = metadata.version("boto3")
     name = f"{REPOSITORY}:{lab_server.content_hash(source, f'{base} boto3 {version}')}"
+    # Not state.locks, which would write to the file: it belongs to the installed package.
     with (source / "Dockerfile").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not lab_server.has_image(docker, name):

@@ -154,14 +154,14 @@ def _has_room(
 ) -> bool:
     live = _list_live(zone[:-1], backend, fleet)
     for rule in scenario.capacity:
-        if not _matches_rule(rule, kind, zone, market):
+        if not _is_applicable(rule, kind, zone, market):
             continue
-        if sum(_matches_rule(rule, *other) for other in live) >= rule.left:
+        if sum(_is_applicable(rule, *other) for other in live) >= rule.left:
             return False
     return True
 
 
-def _matches_rule(rule: Capacity, kind: str, zone: str, market: str) -> bool:
+def _is_applicable(rule: Capacity, kind: str, zone: str, market: str) -> bool:
     """Return whether a capacity rule applies to such machines."""
     fits = fnmatchcase(kind, rule.type) and fnmatchcase(zone, rule.zone)
     return fits and rule.market in ("*", market)

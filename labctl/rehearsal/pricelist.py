@@ -96,7 +96,7 @@ def answer_products(call: Call, scenario: Scenario, backend: Backend) -> HttpRep
         for region in regions
         for name in dict.fromkeys([*ON_DEMAND, *scenario.on_demand])
         if (product := _find_product(name, region, scenario, backend)) is not None
-        and _matches_filters(product, filters)
+        and _has_attributes(product, filters)
     ]
     first = int(body.next_token or 0)
     size = min(PAGE, body.max_results)
@@ -110,7 +110,7 @@ def answer_products(call: Call, scenario: Scenario, backend: Backend) -> HttpRep
     )
 
 
-def _matches_filters(product: ListedProduct, filters: dict[str, str]) -> bool:
+def _has_attributes(product: ListedProduct, filters: dict[str, str]) -> bool:
     attributes = product.product.attributes
     return all(attributes.get(field) == value for field, value in filters.items())
 

@@ -105,7 +105,7 @@ def parse_evaluation(text: bytes, what: str = FILE) -> Evaluation:
     return evaluation
 
 
-def confidence_interval(correct: int, items: int, z: float = Z_95) -> tuple[float, float] | None:
+def confidence_interval(correct: int, items: int) -> tuple[float, float] | None:
     """Return Wilson's interval for the share `correct` / `items`; None for 0 items.
 
     Unlike p ± z * sqrt(p(1-p)/n) it stays between 0 and 1, and is not empty at 100 %.
@@ -114,9 +114,9 @@ def confidence_interval(correct: int, items: int, z: float = Z_95) -> tuple[floa
     """
     if items <= 0:
         return None
-    share, more = correct / items, z * z / items
+    share, more = correct / items, Z_95 * Z_95 / items
     middle = (share + more / 2) / (1 + more)
-    half = z / (1 + more) * math.sqrt(share * (1 - share) / items + more / (4 * items))
+    half = Z_95 / (1 + more) * math.sqrt(share * (1 - share) / items + more / (4 * items))
     low = 0.0 if correct == 0 else max(0.0, middle - half)
     return low, 1.0 if correct == items else min(1.0, middle + half)
 

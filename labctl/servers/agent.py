@@ -128,11 +128,7 @@ class AgentClient:
         Raises the LabError that the agent reports, or CommandError if it exits without a reply.
         """
         stdin = _build_later(request) if callable(request) else _encode_line(request)
-        reply = self._call(verb.name, stdin, timeout_s)
-        return convert_reply(verb.reply, reply)
-
-    def _call(self, verb: str, stdin: Body, timeout_s: float) -> dict[str, Any]:
-        line = _build_line(verb)
+        line = _build_line(verb.name)
         result = self.transport.run(line, stdin=stdin, timeout_s=timeout_s, check=False)
         if result.code == NOT_INSTALLED:
             self.install()
@@ -140,7 +136,8 @@ class AgentClient:
         reply = find_reply(result.stdout.encode())
         if reply is None:
             reply = find_reply(result.stderr.encode())
-        return require_success(verb, reply, result.code, result.stderr)
+        reply = require_success(verb.name, reply, result.code, result.stderr)
+        return convert_reply(verb.reply, reply)
 
     def stream(
         self,
@@ -155,39 +152,28 @@ class AgentClient:
         Returns the closing reply. If it never comes, the transport raises LinkLostError (the link
         died), or this raises CommandError (the agent died).
         """
-        closing = self._stream(
-            verb.name,
-            _encode_line(request),
-            lambda reply: on_reply(convert_reply(verb.opening, reply)),
-            on_bytes,
+        line, stdin = _build_line(verb.name), _encode_line(request)
+        splitter = _ReplyParser(
+            lambda reply: on_reply(convert_reply(verb.opening, reply)), on_bytes
         )
-        return convert_reply(verb.closing, closing)
-
-    def _stream(
-        self,
-        verb: str,
-        stdin: bytes,
-        on_reply: Callable[[dict[str, Any]], None],
-        on_bytes: Callable[[bytes], None],
-    ) -> dict[str, Any]:
-        splitter = _ReplyParser(on_reply, on_bytes)
         errors = bytearray()
 
         def add_errors(block: bytes) -> None:
             errors.extend(block)
             del errors[:-MOST_REPLY_BYTES]  # the reply is at the end
 
-        code = self.transport.stream(
-            _build_line(verb), stdin=stdin, on_stdout=splitter.feed, on_stderr=add_errors
-        )
+        def run() -> int:
+            return self.transport.stream(
+                line, stdin=stdin, on_stdout=splitter.feed, on_stderr=add_errors
+            )
+
+        code = run()
         if code == NOT_INSTALLED:
             self.install()
-            code = self.transport.stream(
-                _build_line(verb), stdin=stdin, on_stdout=splitter.feed, on_stderr=add_errors
-            )
-        return require_success(
-            verb, find_reply(bytes(errors)), code, errors.decode(errors="replace")
-        )
+            code = run()
+        stderr = errors.decode(errors="replace")
+        reply = require_success(verb.name, find_reply(bytes(errors)), code, stderr)
+        return convert_reply(verb.closing, reply)
 
     def install(self) -> None:
         """Put the agent on the server by rename, and delete versions older than 30 days.

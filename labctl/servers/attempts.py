@@ -233,7 +233,7 @@ def _confirm_price(context: LabContext, need: Need, offer: Offer, others: list[O
     plan = describe_plan(context.provider, need, offer, others, left)
     if guard.can_lose_results(context):
         plan += f"\n{LOSS}; `store:` in {context.subject.config_file} saves them"
-    if guard.will_keep_disk(context):
+    if guard.should_keep_disk(context):
         plan += f"\n{KEEPS_DISK}"
     if not context.reporter.confirm(Question(question=question, detail=plan, about="price")):
         raise PolicyError(

@@ -10,27 +10,33 @@ Only this module decides which transport is used.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
-import os
 import shutil
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from labctl.commands import ssh
-from labctl.errors import AuthenticationError, BusyError, LabError, NotFoundError, UsageError
+from labctl.config.identity import replace_file
+from labctl.errors import (
+    AuthenticationError,
+    BusyError,
+    ConnectError,
+    LabError,
+    NotFoundError,
+    UsageError,
+)
 from labctl.events import Reporter
 from labctl.model import Endpoint, Server
 from labctl.retry import retry_on
-from labctl.servers.host_keys import confirm_host_key, find_known_key, replace_file
+from labctl.servers.host_keys import confirm_host_key, find_known_key
+from labctl.state.locks import hold_lock
 from labctl.transports import Transport
 from labctl.transports.ssh_client import runtime_dir
 
@@ -38,6 +44,8 @@ if TYPE_CHECKING:
     from labctl.transports.forced_command import LineChannel
     from labctl.transports.openssh import OpenSshTransport
 
+# seconds to wait for another process that writes the ssh_config
+LOCK_WAIT_S = 60.0
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
 _MOST_INCLUDES = 16
@@ -73,9 +81,12 @@ class Connections:
                 hint=lambda subject: f"give the lab another name: `lab:` in {subject.config_file}",
             )
         path = self._describe(self._server_dir(server.id), server.id, server.alias, server.endpoint)
-        with self._locked():
-            line = ssh.include_line(str(self._dir), "*/config")
-            _write_if_changed(self._dir / "config", line + "\n")
+        line = ssh.include_line(str(self._dir), "*/config")
+        included = self._dir / "config"
+        if _has_line(included, line) and self._is_in_user_config():
+            return path  # as nearly always: a lock on the path of every command takes 10 ms
+        with hold_lock(self._dir / ".lock", "write ssh_config", wait_s=LOCK_WAIT_S):
+            _write_if_changed(included, line + "\n")
             self._include_in_user_config()
         return path
 
@@ -273,6 +284,13 @@ class Connections:
         )
 
     def _describe(self, folder: Path, server_id: str, alias: str, endpoint: Endpoint) -> Path:
+        if not endpoint.host or not endpoint.port:
+            # Recorded while it starts, or stopped. Callers treat it like one that does not answer.
+            raise ConnectError(
+                f"{alias} has no address",
+                why="its machine does not run, or has only begun to start",
+                hint=lambda subject: subject.up,
+            )
         known_hosts = folder / "known_hosts"
         text = ssh.server_config(
             server_id,
@@ -303,15 +321,17 @@ class Connections:
         name = "endpoint-" + hashlib.sha256(repr(key).encode()).hexdigest()[:16]
         return self._dir / "endpoints" / name, name
 
+    def _is_in_user_config(self) -> bool:
+        line = ssh.include_line(str(self._dir), "config")
+        return self._user_config is None or _has_line(self._user_config, line)
+
     def _include_in_user_config(self) -> None:
         """Add one line at the top of the user's config, once; leave all other bytes as they are."""
-        if self._user_config is None:
+        if self._user_config is None or self._is_in_user_config():
             return
         line = ssh.include_line(str(self._dir), "config").encode()
         path = self._user_config.resolve()  # dotfiles are often symbolic links
         old = path.read_bytes() if path.exists() else b""
-        if line in (each.strip() for each in old.splitlines()):
-            return
         if not path.parent.exists():
             _make_private(path.parent)
         mode = path.stat().st_mode & 0o777 if old else 0o600
@@ -364,16 +384,6 @@ class Connections:
         command = ssh.jump_command(endpoint.jump, user_config=self._jump_config())
         return msgspec.structs.replace(endpoint, jump="", proxy_command=command)
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        _make_private(self._dir)
-        descriptor = os.open(self._dir / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
-
 
 def is_reachable(endpoint: Endpoint, within_s: float) -> bool:
     """Whether the address accepts a TCP connection within `within_s`; True behind a proxy."""
@@ -392,6 +402,12 @@ def _none_to_empty(value: str) -> str:
 
 def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _has_line(path: Path, line: str) -> bool:
+    """Whether a file has the line, apart from spaces around it; False if there is no file."""
+    old = path.read_bytes() if path.exists() else b""
+    return line.encode() in (each.strip() for each in old.splitlines())
 
 
 def _write_if_changed(path: Path, text: str) -> None:

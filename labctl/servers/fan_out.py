@@ -8,7 +8,7 @@ below that; servers with different first hops do not wait for each other.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -27,7 +27,8 @@ LOGINS_AT_ONCE = 8
 class ServerResult(Value, frozen=True):
     """The result on one server. `code` is the command's exit code, None if it did not start.
 
-    In that case `error`, `why` and `hint` are those of the LabError. Output is text.
+    In that case `error`, `why` and `hint` are those of the LabError. Output is text. `alias` is the
+    server's, or the name that the caller gave it.
     """
 
     alias: str
@@ -56,29 +57,35 @@ def run_on_all(
     servers: Sequence[Server],
     line: str,
     *,
+    names: Sequence[str] = (),
+    subjects: Sequence[Subject] = (),
     at_once: int = AT_ONCE,
     timeout_s: float | None = None,
     tell: Callable[[ServerResult], None] = lambda answer: None,
-    subjects: Mapping[str, Subject] | None = None,
 ) -> list[ServerResult]:
     """Run `line` in a POSIX shell on each server; return the results in the order of `servers`.
 
-    `subjects` are those of the servers, by their ids; a lab for a server without one. `tell` is
-    called in this thread with each result, in that order too, as soon as all earlier ones are
-    there. A server that fails does not stop the others. After an interrupt no further server is
-    started.
+    Results have the servers' aliases, or `names`, one for each server. `subjects` are those of the
+    errors in the same order, by default a lab. `tell` is called in this thread with each result, in
+    that order too, as soon as all earlier ones are there. A server that fails does not stop the
+    others. After an interrupt no further server is started.
     """
     login_limiter = LoginLimiter(servers)
 
-    def run_one(server: Server) -> ServerResult:
+    def run_one(server: Server, name: str, subject: Subject) -> ServerResult:
         with login_limiter.acquire_slot(server.endpoint):
-            subject = (subjects or {}).get(server.id, LAB)
-            return _run_on_server(connections, server, subject, line, timeout_s)
+            return _run_on_server(connections, server, name, subject, line, timeout_s)
 
     answers = []
     with _start_threads(at_once) as threads:
         futures: list[Future[ServerResult]] = [
-            threads.submit(run_one, server) for server in servers
+            threads.submit(run_one, *target)
+            for target in zip(
+                servers,
+                names or [server.alias for server in servers],
+                subjects or [LAB] * len(servers),
+                strict=True,
+            )
         ]
         for future in futures:
             answers.append(future.result())
@@ -96,14 +103,19 @@ def _start_threads(at_once: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _run_on_server(
-    connections: Connections, server: Server, subject: Subject, line: str, timeout_s: float | None
+    connections: Connections,
+    server: Server,
+    name: str,
+    subject: Subject,
+    line: str,
+    timeout_s: float | None,
 ) -> ServerResult:
     try:
         with assign_subject(subject):
             result: Result = connections.reopen(server).run(line, timeout_s=timeout_s, check=False)
     except LabError as error:
         return ServerResult(
-            alias=server.alias,
+            alias=name,
             server_id=server.id,
             code=None,
             error=error.what,
@@ -111,7 +123,7 @@ def _run_on_server(
             hint=error.hint,
         )
     return ServerResult(
-        alias=server.alias,
+        alias=name,
         server_id=server.id,
         code=result.code,
         stdout=result.stdout,

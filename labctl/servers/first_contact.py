@@ -43,14 +43,17 @@ systemctl reload ssh 2>/dev/null || systemctl reload sshd 2>/dev/null ||
 """
 
 
-def replace_first_host_key(context: LabContext, server: Server, transport: Transport) -> Server:
-    """Give the server a host key that only it knows, and return it with that key pinned.
+def replace_first_host_key(
+    context: LabContext, server: Server, transport: Transport
+) -> tuple[Server, Transport]:
+    """Give the server a host key that only it knows; return it with that key pinned.
 
-    Safe to repeat: an interrupted replacement continues, a finished one changes nothing.
+    The returned transport checks the pinned key. Safe to repeat: an interrupted replacement
+    continues, a finished one changes nothing.
     """
     provider = context.provider
     if not isinstance(provider, FirstBoot) or _is_settled(context, server):
-        return server
+        return server, transport
     first = server.endpoint.host_key
     present, following = _make_next_key(transport, first)
     if present not in ("", first) and not following:
@@ -69,7 +72,7 @@ def replace_first_host_key(context: LabContext, server: Server, transport: Trans
     provider.pin(server.id, following)
     server = _pin(context, server, following, "")
     context.state.record("host-key", lab_id=context.lab_id, server_id=server.id)
-    return server
+    return server, context.connections.reopen(server)
 
 
 def _is_settled(context: LabContext, server: Server) -> bool:

@@ -112,7 +112,7 @@ def extend(context: LabContext, server: Server, span_s: int) -> WatchRecord | No
         return watch(context, server)
     request = ExtendRequest(_find_guarded_lab_id(context, server), span_s)
     extended = context.open_agent(server).call(EXTEND, request).watch
-    if _holds_disk(context, server):
+    if _should_hold_disk(context, server):
         _keep_disk_past(context, server, deadlines.list_seconds_left(extended) or [span_s])
     return extended
 
@@ -139,7 +139,7 @@ def can_lose_results(context: LabContext) -> bool:
     return _is_unsaved(context) and not isinstance(context.provider, Keep)
 
 
-def will_keep_disk(context: LabContext) -> bool:
+def should_keep_disk(context: LabContext) -> bool:
     """Whether the provider must keep a server's disk, because nothing else saves its results."""
     return _is_unsaved(context) and isinstance(context.provider, Keep)
 
@@ -155,7 +155,7 @@ def _can_lose_disk(context: LabContext) -> bool:
     return bool(context.saver_s or context.config.store) or not context.has_results
 
 
-def _holds_disk(context: LabContext, server: Server) -> bool:
+def _should_hold_disk(context: LabContext, server: Server) -> bool:
     """Whether the provider must keep this server's disk.
 
     A disk that the provider keeps already stays kept, even if the lab's newer servers keep their
@@ -163,7 +163,7 @@ def _holds_disk(context: LabContext, server: Server) -> bool:
     """
     if _can_lose_disk(context) or not isinstance(context.provider, Keep):
         return False
-    return will_keep_disk(context) or held_disks.is_held(context, server)
+    return should_keep_disk(context) or held_disks.is_held(context, server)
 
 
 def _decide_disk(context: LabContext, server: Server, span_s: float | None) -> str:
@@ -171,7 +171,7 @@ def _decide_disk(context: LabContext, server: Server, span_s: float | None) -> s
 
     None means a server without a deadline, which its provider may still reclaim.
     """
-    if _holds_disk(context, server):
+    if _should_hold_disk(context, server):
         ends_at = time.time() + (NO_DEADLINE_S if span_s is None else span_s)
         if held_disks.keep_until(context, server, ends_at):
             return "stays"

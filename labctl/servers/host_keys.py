@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from labctl.commands.ssh import known_hosts_name
+from labctl.config.identity import replace_file
 from labctl.errors import HostKeyError, LabError, PolicyError
 from labctl.events import Question, Reporter
 from labctl.model import Endpoint
@@ -135,18 +136,3 @@ def _read_public_line(path: Path) -> str:
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
     return f"{public.decode()} labctl"
-
-
-def replace_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Write a file completely or not at all."""
-    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, mode)
-            file.write(content)
-            file.flush()
-            os.fsync(descriptor)
-        Path(draft).replace(path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,15 +30,8 @@ from labctl.services.services import ensure_service
 from labctl.transports.openssh import OpenSshTransport
 from labctl.wire.services import ServiceRequest
 
-__all__ = [
-    "BackgroundForwardSpec",
-    "ForwardSpec",
-    "Forwarding",
-    "build_url",
-    "list_forwards",
-    "start_background_forward",
-    "stop_forward",
-]
+if TYPE_CHECKING:
+    from labctl.state import State
 
 _MODULE = "labctl.services.background_forwards"
 
@@ -67,17 +60,7 @@ class _BackgroundForwardReply(Value, frozen=True):
     hint: str = ""
 
 
-class ForwardRecords(Protocol):
-    """The records of background forwards (`labctl.state.State`)."""
-
-    def save_forward(self, forward: Forward) -> None: ...
-
-    def list_forwards(self, server_id: str | None = None) -> list[Forward]: ...
-
-    def drop_forward(self, forward_id: str) -> None: ...
-
-
-def start_background_forward(spec: BackgroundForwardSpec, record: ForwardRecords) -> Forward:
+def start_background_forward(spec: BackgroundForwardSpec, record: State) -> Forward:
     """Start a background forward, or return the one that already runs.
 
     The returned `url` contains the token; the record does not.
@@ -130,7 +113,7 @@ def _to_error(reply: _BackgroundForwardReply) -> LabError:
     return error
 
 
-def list_forwards(record: ForwardRecords, server_id: str | None = None) -> list[Forward]:
+def list_forwards(record: State, server_id: str | None = None) -> list[Forward]:
     """List the running background forwards, and drop the records of those that have ended."""
     living = []
     for forward in record.list_forwards(server_id):
@@ -141,7 +124,7 @@ def list_forwards(record: ForwardRecords, server_id: str | None = None) -> list[
     return living
 
 
-def stop_forward(record: ForwardRecords, which: str, server_id: str | None = None) -> list[Forward]:
+def stop_forward(record: State, which: str, server_id: str | None = None) -> list[Forward]:
     """Stop the background forwards with this id or service name, or "all"; return them.
 
     NotFoundError if none has that name. Touches no other process.

@@ -15,12 +15,11 @@ from labctl.servers.prepare import select_gpus
 from labctl.services import services
 from labctl.services.background_forwards import (
     BackgroundForwardSpec,
-    Forwarding,
-    ForwardSpec,
     list_forwards,
     start_background_forward,
     stop_forward,
 )
+from labctl.services.port_forward import Forwarding, ForwardSpec
 from labctl.sync import lab_files
 from labctl.wire.runs import CLEAR_RUNS
 from labctl.wire.services import ServiceRequest
@@ -30,15 +29,15 @@ from labctl.wire.verbs import LabRequest
 def forward(context: LabContext, server: Server, name: str, port: int) -> Forwarding:
     """Start a service and open a forward to it, which reconnects after a lost connection."""
     wanted = _build_request(context, server, name)
-    service = _ensure(context, server, wanted)
-    return open_forward(context, server, service, port, lambda now: _ensure(context, now, wanted))
+    service = ensure(context, server, wanted)
+    return open_forward(context, server, service, port, lambda now: ensure(context, now, wanted))
 
 
 def forward_detached(context: LabContext, service_name: str, port: int) -> Forward:
     """Start a service and a background forward to it, which outlives this process."""
     server = context.get_server()
     wanted = _build_request(context, server, service_name)
-    return detach_forward(context, server, _ensure(context, server, wanted), wanted, port)
+    return detach_forward(context, server, ensure(context, server, wanted), wanted, port)
 
 
 def _build_request(context: LabContext, server: Server, name: str) -> ServiceRequest:
@@ -69,7 +68,8 @@ def _build_request(context: LabContext, server: Server, name: str) -> ServiceReq
     )
 
 
-def _ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Service:
+def ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Service:
+    """Start a service in the lab's image if needed; provide the image if the server lacks it."""
     remote = context.open_agent(server)
 
     def provide() -> None:

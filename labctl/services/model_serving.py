@@ -12,7 +12,8 @@ from labctl.runs import images, runs
 from labctl.servers.context import LabContext
 from labctl.servers.prepare import select_gpus
 from labctl.services import lab_services
-from labctl.services.background_forwards import Forwarding, list_forwards, stop_forward
+from labctl.services.background_forwards import list_forwards, stop_forward
+from labctl.services.port_forward import Forwarding
 from labctl.services.services import ensure_service, list_services, stop_service
 from labctl.sync import lab_files
 from labctl.sync.push import push_tree

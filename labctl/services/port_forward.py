@@ -192,7 +192,7 @@ class Forwarding:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 ssh.process.wait(1.0 if refused else HEALTHCHECK_EVERY_S)
                 return False
-            refused = refused + 1 if _refuses(self.local_port) else 0
+            refused = refused + 1 if _is_refused(self.local_port) else 0
         return refused > 0
 
     def _reconnect(self, *, ask: bool) -> bool:
@@ -271,7 +271,7 @@ def is_answering(port: int, path: str, *, timeout_s: float = 5.0) -> bool:
     return _check_health(port, request.encode(), timeout_s)
 
 
-def _refuses(port: int) -> bool:
+def _is_refused(port: int) -> bool:
     return not _check_health(port, b"", 0.5)
 
 

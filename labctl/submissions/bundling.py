@@ -25,6 +25,7 @@ from labctl.submissions.run_files import (
 )
 from labctl.sync.local_results import RECORD
 from labctl.sync.scan import scan_code
+from labctl.text import names_text
 
 LARGEST_NAMED = 5
 # The evaluation by the run itself; `labctl eval` writes its own file next to it.
@@ -211,8 +212,7 @@ def _note_doubts(run: Run, sources: list[BundleSource], notes: list[str]) -> Non
         and source.path.stat().st_mtime > run.created_at
     ]
     if changed:
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        notes.append(f"changed since the run began: {', '.join(changed[:3])}{more}")
+        notes.append(f"changed since the run began: {names_text(changed, 3)}")
 
 
 def _check_required(rules: Assignment, result: BundleContents, run_id: str) -> None:

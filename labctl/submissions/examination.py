@@ -7,7 +7,6 @@ name and the manifest's hash. The student and the assignment are known to the re
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import os
@@ -17,7 +16,7 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -98,21 +97,21 @@ def examine_confined(path: Path, expected: Expected, slots: Path) -> Examined:
 @contextmanager
 def _hold_slot(directory: Path, student: str) -> Iterator[None]:
     """Hold one of the slots for examining bundles; wait if all are in use."""
+    # Imported late: the confined process, which also runs this module, needs no lock. Not
+    # state.locks, which writes a note: on a full disk that would fail.
+    from filelock import FileLock, Timeout
+
     count = min(MAX_AT_ONCE, os.cpu_count() or 1)
     first = zlib.crc32(student.encode()) % count
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    for attempt in range(count + 1):
-        name = f".examining.{(first + attempt) % count}"
-        descriptor = os.open(directory / name, flags, 0o600)
-        try:
+    with ExitStack() as held:
+        for attempt in range(count + 1):
             # If all are in use, wait for the student's own slot.
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if attempt < count else 0))
-            yield
-            return
-        except BlockingIOError:
-            continue
-        finally:
-            os.close(descriptor)
+            timeout_s = 0.0 if attempt < count else -1.0
+            file = directory / f".examining.{(first + attempt) % count}"
+            with suppress(Timeout):
+                held.enter_context(FileLock(file, timeout_s, mode=0o600, fallback_to_soft=False))
+                break
+        yield
 
 
 def main() -> None:

@@ -14,7 +14,6 @@ replaces or removes a bundle.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -360,16 +359,14 @@ class Receiver:
     @contextmanager
     def _lock(self, folder: Path) -> Iterator[None]:
         """Let one process in at a time; a cut connection may still finish its last request."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            descriptor = os.open(folder / ".lock", flags, 0o600)
-        except FileNotFoundError:
-            raise TransferError("this bundle was not announced", hint=AGAIN) from None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            raise TransferError("this bundle was not announced", hint=AGAIN)
+        # Imported late, since students import this module for its values. Not state.locks, which
+        # writes a note: on a full disk that would fail before the receiver can say so.
+        from filelock import FileLock
+
+        with FileLock(folder / ".lock", mode=0o600, fallback_to_soft=False):
             yield
-        finally:
-            os.close(descriptor)
 
 
 def check_name(name: str) -> str:

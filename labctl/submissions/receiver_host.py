@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import random
-import subprocess
-import tempfile
-import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from types import TracebackType
-from typing import IO, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import msgspec
 
-from labctl.commands import ssh
 from labctl.config import Paths, student_key
 from labctl.errors import (
     AuthenticationError,
     BusyError,
+    CommandError,
     HostKeyError,
     LabError,
-    LinkLostError,
     UsageError,
 )
 from labctl.errors.replies import decode_reply
 from labctl.model import Endpoint, Value, parse_record
-from labctl.retry import retry_rejected_logins
+from labctl.retry import retry_on
 from labctl.servers.context import LabContext
 from labctl.servers.host_keys import make_key
 from labctl.submissions import REQUEST
@@ -34,7 +27,6 @@ from labctl.submissions.feedback import Feedback
 from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Hello
 from labctl.submissions.service import PART_BYTES
-from labctl.transports import failures
 from labctl.wire.codec import MessageError
 from labctl.wire.line_requests import encode_request
 from labctl.wire.receiver import (
@@ -53,12 +45,13 @@ from labctl.wire.receiver import (
 )
 from labctl.wire.verbs import Reply, Request, Verb
 
+if TYPE_CHECKING:
+    from labctl.transports.forced_command import LineChannel
+
 Model = TypeVar("Model", bound=Value)
 # Broken connections in a row, without any byte sent, before giving up.
 TRIES = 5
-FIRST_PAUSE_S = 1.0
-END_S = 10.0
-SSH_FAILED = 255
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 8.0
 
 
 def public_key(paths: Paths) -> str:
@@ -72,20 +65,7 @@ class ReceiverHost:
     def __init__(self, context: LabContext, rules: Assignment) -> None:
         self.context = context
         self.rules = rules
-        self._process: subprocess.Popen[bytes] | None = None
-        self._ends = ExitStack()
-        self._errors: IO[bytes] | None = None
-
-    def __enter__(self) -> ReceiverHost:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        self._channel: LineChannel | None = None
 
     @property
     def endpoint(self) -> Endpoint:
@@ -108,22 +88,22 @@ class ReceiverHost:
     def hello(self) -> Hello:
         """Return the rules as the receiver has them for this student now."""
         request = GreetReceiverRequest(self.rules.name)
-        reply = retry_rejected_logins()(self._send_request, GREET_RECEIVER, request)
+        reply = self.send_request(GREET_RECEIVER, request)
         try:
             return parse_record(Hello, reply.hello)
         except MessageError as error:
-            raise self._make_protocol_error(str(error)) from None
+            raise self.make_protocol_error(str(error)) from None
 
     def receipts(self) -> list[Signed]:
         """Return the student's own receipts of this assignment."""
         request = ListReceiptsRequest(self.rules.name)
-        reply = retry_rejected_logins()(self._send_request, LIST_RECEIPTS, request)
+        reply = self.send_request(LIST_RECEIPTS, request)
         return [self._convert(signed, Signed) for signed in reply.receipts]
 
     def feedback(self) -> Feedback | None:
         """Return the student's released feedback, or None before the release."""
         request = ReadFeedbackRequest(self.rules.name)
-        reply = retry_rejected_logins()(self._send_request, READ_FEEDBACK, request)
+        reply = self.send_request(READ_FEEDBACK, request)
         return None if reply.feedback is None else self._convert(reply.feedback, Feedback)
 
     def send(
@@ -134,118 +114,45 @@ class ReceiverHost:
         `on_bytes` is called with the bytes sent so far. LinkLostError after TRIES failures in a row
         without progress.
         """
-        bundle = (self.rules.name, sha256, size)
-        failed, furthest = 0, -1
-        while True:
-            try:
-                begun = self._send_request(BEGIN_UPLOAD, BeginUploadRequest(*bundle))
-                if begun.signed is not None:
-                    return self._convert(begun.signed, Signed)
-                if begun.offset is None:
-                    raise self._make_protocol_error("the reply has neither an offset nor a receipt")
-                offset = begun.offset
-                while offset < size:
-                    if offset < 0:
-                        raise self._make_protocol_error("the reply has a negative offset")
-                    if offset > furthest:
-                        failed, furthest = 0, offset
-                    on_bytes(offset)
-                    file.seek(offset)
-                    part = file.read(min(PART_BYTES, size - offset))
-                    request = SendPartRequest(*bundle, offset, len(part))
-                    offset = self._send_request(SEND_PART, request, part).offset
-                on_bytes(size)
-                finished = self._send_request(FINISH_UPLOAD, FinishUploadRequest(*bundle))
-                return self._convert(finished.signed, Signed)
-            except BusyError:
-                failed += 1
-                if failed >= TRIES:
-                    raise
-                # Spread the retries: before the due time a whole class may be submitting.
-                time.sleep(random.uniform(0.5, 1.5) * FIRST_PAUSE_S * 2 ** (failed - 1))
+        upload = _Upload(self, file, sha256, size, on_bytes)
+        is_finished = False
+        while not is_finished:
+            # A new policy, since bytes have arrived: only failures in a row count.
+            is_finished = retry_on(
+                BusyError, pause_s=FIRST_PAUSE_S, longest_pause_s=LONGEST_PAUSE_S, tries=TRIES
+            )(upload.advance)
+        return self._convert(upload.signed, Signed)
 
     def close(self) -> None:
         """End the connection."""
-        process, self._process = self._process, None
-        if process is not None:
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                with suppress(OSError):  # unsent data is lost anyway
-                    pipe.close()
-            try:
-                process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._ends.close()
+        if self._channel is not None:
+            self._channel.close()
 
-    def _send_request(
+    def send_request(
         self, verb: Verb[Request, Reply], request: Request, body: bytes = b""
     ) -> Reply:
-        process = self._connect()
-        assert process.stdin is not None
-        assert process.stdout is not None
+        """Send a request and return its reply; BusyError after a lost connection, to try again."""
+        if self._channel is None:
+            self._channel = self.context.connections.open_line_channel(self.endpoint, REQUEST)
         try:
-            process.stdin.write(encode_request(verb, request) + body)
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            line = b""
+            line = self._channel.exchange(encode_request(verb, request) + body)
+        except CommandError as error:
+            raise self.make_protocol_error(error.why) from None
+        except LabError as error:
+            raise self._with_hint(error) from None
         try:
             return decode_reply(verb.reply, line)
         except MessageError as error:
-            if line.startswith(b"{") and line.endswith(b"\n"):
-                raise self._make_protocol_error(str(error)) from None
-            raise self._make_lost_reply_error(line) from None
-
-    def _connect(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            config, name = self.context.connections.describe_endpoint(self.endpoint)
-            # A file, not a pipe: a verbose receiver would fill a pipe and block.
-            self._errors = errors = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
-            self._ends.callback(errors.close)
-            try:
-                self._process = subprocess.Popen(
-                    ssh.command_argv(str(config), name, REQUEST),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=self._errors,
-                )
-            except FileNotFoundError:
-                raise LabError(
-                    "this machine has no ssh command",
-                    why="labctl submits through the system's OpenSSH",
-                    hint="sudo apt install openssh-client",
-                ) from None
-        return self._process
-
-    def _make_lost_reply_error(self, line: bytes) -> LabError:
-        """Return the error for a missing reply, with ssh's own message."""
-        process, errors = self._process, self._errors
-        assert process is not None
-        assert errors is not None
-        try:
-            code = process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            code = 0
-        errors.seek(0)
-        text = errors.read().decode(errors="replace")
-        self.close()
-        if code == SSH_FAILED:
-            return self._with_hint(failures.parse_ssh_error(self.endpoint, text))
-        if line or text.strip():
-            why = (text.strip() or line.decode(errors="replace"))[-500:]
-            return self._make_protocol_error(why)
-        return LinkLostError("the connection to the receiver ended", hint="labctl submit")
+            raise self.make_protocol_error(str(error)) from None
 
     def _convert(self, value: object, kind: type[Model]) -> Model:
         """Convert a part of a reply to a value of labctl.submissions."""
         try:
             return msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
-            raise self._make_protocol_error(str(error)) from None
+            raise self.make_protocol_error(str(error)) from None
 
-    def _make_protocol_error(self, why: str) -> LabError:
+    def make_protocol_error(self, why: str) -> LabError:
         return LabError(
             f"{self.rules.hand_in} does not answer like a receiver",
             why=why,
@@ -265,3 +172,70 @@ class ReceiverHost:
         elif isinstance(error, BusyError):
             error.hint = "labctl submit   # again later; it continues where it stopped"
         return error
+
+
+class _Upload:
+    """The upload of one bundle, which continues after broken connections."""
+
+    def __init__(
+        self,
+        host: ReceiverHost,
+        file: BinaryIO,
+        sha256: str,
+        size: int,
+        on_bytes: Callable[[int], None],
+    ) -> None:
+        self.host = host
+        self.file = file
+        self.bundle = (host.rules.name, sha256, size)
+        self.size = size
+        self.on_bytes = on_bytes
+        # The bytes that the receiver has: None if it must be asked, and the most ever.
+        self.offset: int | None = None
+        self.furthest = -1
+        self.signed: object = None
+
+    def advance(self) -> bool:
+        """Send until the receiver has more bytes than ever before; True once it has signed.
+
+        BusyError if the connection broke; the next call continues where the receiver is then.
+        """
+        try:
+            return self._advance()
+        except BusyError:
+            self.offset = None
+            raise
+
+    def _advance(self) -> bool:
+        offset = self.offset
+        if offset is None:
+            begun = self.host.send_request(BEGIN_UPLOAD, BeginUploadRequest(*self.bundle))
+            if begun.signed is not None:
+                self.signed = begun.signed
+                return True
+            if begun.offset is None:
+                why = "the reply has neither an offset nor a receipt"
+                raise self.host.make_protocol_error(why)
+            offset = begun.offset
+            if self._note_offset(offset):
+                return False
+        while offset < self.size:
+            self.file.seek(offset)
+            part = self.file.read(min(PART_BYTES, self.size - offset))
+            request = SendPartRequest(*self.bundle, offset, len(part))
+            offset = self.host.send_request(SEND_PART, request, part).offset
+            if self._note_offset(offset):
+                return False
+        finished = self.host.send_request(FINISH_UPLOAD, FinishUploadRequest(*self.bundle))
+        self.signed = finished.signed
+        return True
+
+    def _note_offset(self, offset: int) -> bool:
+        """Record and report what the receiver has; whether it is more than ever before."""
+        if offset < 0:
+            raise self.host.make_protocol_error("the reply has a negative offset")
+        self.offset = offset
+        self.on_bytes(offset)
+        is_further = offset > self.furthest
+        self.furthest = max(offset, self.furthest)
+        return is_further

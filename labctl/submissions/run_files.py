@@ -17,7 +17,8 @@ from labctl.runs.evaluation import FILE as EVALUATION
 from labctl.runs.evaluation import read_evaluation
 from labctl.submissions.bundle import BundleSource
 from labctl.submissions.manifest import BundleFile
-from labctl.sync.local_results import MANIFEST, PARTIAL, run_index
+from labctl.sync.local_results import PARTIAL, run_index
+from labctl.wire.checkpoints import MANIFEST
 from labctl.wire.containment import is_contained
 
 CHECKPOINTS, LOGS, REPORT = "checkpoints", "logs", "report.html"

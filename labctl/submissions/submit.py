@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -120,7 +120,7 @@ def find_assignment(root: Path, given: Path | None) -> Assignment:
 def open_receiver(context: LabContext, rules: Assignment) -> Iterator[ReceiverHost | None]:
     """Yield the receiver on an SSH server, or None for a bucket, which needs only a ticket."""
     if rules.hand_in.startswith("ssh://"):
-        with ReceiverHost(context, rules) as host:
+        with closing(ReceiverHost(context, rules)) as host:
             yield host
         return
     if rules.ticket is None:

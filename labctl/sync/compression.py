@@ -1,4 +1,4 @@
-"""Decide from a sample whether to compress a transfer. Both sides use this."""
+"""Decide from a sample whether to compress a transfer."""
 
 from __future__ import annotations
 

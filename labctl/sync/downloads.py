@@ -21,13 +21,13 @@ import msgspec
 from labctl.errors import DiskFullError, TransferError
 from labctl.events import Progress, Reporter
 from labctl.model import Value
-from labctl.servers.agent import KEPT, AgentClient, add_resume_hint
+from labctl.servers.agent import KEPT, add_resume_hint
 from labctl.sync.background_hashes import BackgroundHasher
 from labctl.sync.durability import hash_on_disk, sync_files
 from labctl.sync.file_transfer import LONG_S, RemoteFolder, fetch_files
 from labctl.sync.scan import hash_file
 from labctl.text import bytes_text
-from labctl.wire.files import HASHES, FilePart, PartsRequest
+from labctl.wire.files import HASHES, FilePart
 
 RESERVE_BYTES = 64 * 1024**2
 SURPLUS_BYTES = RESERVE_BYTES // 2  # a server may send this much more than announced, then stops
@@ -80,15 +80,12 @@ def verify_files(
 class Download:
     """Downloads files of one directory of the server to `partial`; a new call resumes.
 
-    `request` names the directory `folder` to the agent. Files in `basis` may share content with
-    those on the server; None without such files. `sent_bytes` counts what the last `fetch` had to
-    transfer.
+    Files in `basis` may share content with those on the server; None without such files.
+    `sent_bytes` counts what the last `fetch` had to transfer.
     """
 
     def __init__(
         self,
-        remote: AgentClient,
-        request: PartsRequest,
         folder: RemoteFolder,
         partial: Path,
         *,
@@ -97,8 +94,6 @@ class Download:
         name: str,
         hint: str,
     ) -> None:
-        self.remote = remote
-        self.request = request
         self.folder = folder
         self.partial = partial
         self.basis = basis
@@ -123,7 +118,7 @@ class Download:
         self._require_space(due)
         missing = [file for file in due if not self._has_arrived(file)]
         unhashed = [file for file in due if not file.sha256]
-        hashes = _ServerHashes(self.remote, self.request, unhashed)
+        hashes = _ServerHashes(self.folder, unhashed)
         hasher = BackgroundHasher(self.partial, {file.path for file in missing})
         with self._report_full_disk(), add_resume_hint(self.hint):
             if missing:
@@ -154,16 +149,7 @@ class Download:
                 self._progress(done, total)
 
         files = [FilePart(file.path, file.size) for file in missing]
-        copied = fetch_files(
-            self.remote,
-            self.request,
-            self.folder,
-            self.partial,
-            self.basis,
-            files,
-            on_bytes,
-            on_file,
-        )
+        copied = fetch_files(self.folder, files, self.partial, self.basis, on_bytes, on_file)
         self.sent_bytes = copied.sent_bytes
         if copied.is_disk_error:
             raise self._make_disk_error(copied.complaint)
@@ -229,12 +215,11 @@ class Download:
 class _ServerHashes:
     """Fetches the server's hashes of files announced without one, during their transfer."""
 
-    def __init__(
-        self, remote: AgentClient, request: PartsRequest, due: Sequence[AnnouncedFile]
-    ) -> None:
-        self.remote = remote
+    def __init__(self, folder: RemoteFolder, due: Sequence[AnnouncedFile]) -> None:
+        self.remote = folder.remote
         self.paths = [file.path for file in due]
-        self.request = request._replace(parts=tuple(FilePart(file.path, file.size) for file in due))
+        parts = tuple(FilePart(file.path, file.size) for file in due)
+        self.request = folder.request._replace(parts=parts)
         self.hashes: dict[str, str] = {}
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._request_hashes, daemon=True)

@@ -128,9 +128,12 @@ class _EditsDownload:
                 due = AnnouncedFile(path=require_contained(path), size=size, sha256=sha256)
                 edits.append(_Edit(due=due, base=base))
         download = Download(
-            self.remote,
-            PartsRequest(*self.request, run=""),
-            RemoteFolder(directory=reply.root, rsync_version=reply.rsync),
+            RemoteFolder(
+                remote=self.remote,
+                request=PartsRequest(*self.request, run=""),
+                directory=reply.root,
+                rsync_version=reply.rsync,
+            ),
             self.partial,
             basis=None,  # so that the server learns nothing about the local files
             reporter=self.reporter,

@@ -75,34 +75,38 @@ def send_files(
 
 
 class RemoteFolder(Value, frozen=True):
-    """A directory of the server to fetch files from, as the server names it."""
+    """A directory of the server to fetch files from: `request` asks its agent for some of them.
 
+    `directory` is its path, as the server names it.
+    """
+
+    remote: AgentClient
+    request: PartsRequest
     directory: str
     rsync_version: str = ""
 
 
 def fetch_files(
-    remote: AgentClient,
-    request: PartsRequest,
     folder: RemoteFolder,
+    files: Sequence[FilePart],
     partial: Path,
     basis: Path | None,
-    files: Sequence[FilePart],
     on_bytes: Callable[[int], None],
     on_file: Callable[[str], None],
 ) -> CopyResult:
     """Fetch `files` of `folder` to the private directory `partial`; their names were checked.
 
-    The server is not trusted: the caller verifies what has arrived. `request` names the folder to
-    the agent. `on_file` is called with the paths of complete files, where rsync tells them; they
-    are those of rsync and need a check. Raises the same errors as `send_files`.
+    The server is not trusted: the caller verifies what has arrived. Files in `basis` may share
+    content with those on the server. `on_file` is called with the paths of complete files, where
+    rsync tells them; they are those of rsync and need a check. Raises the same errors as
+    `send_files`.
     """
     directory = folder.directory
     if not directory.startswith("/") or not directory.isprintable():
         raise PolicyError(
             f"the server sent an invalid directory: {directory!a}", hint="labctl doctor"
         )
-    transport = remote.transport
+    transport = folder.remote.transport
     shell = transport.remote_shell() if folder.rsync_version else None
     program = find_program()
     if shell is not None and program.is_usable and program.can_name(directory):
@@ -119,7 +123,7 @@ def fetch_files(
         names = rsync.name_list(file.path for file in files)
         with contextlib.suppress(RsyncUnusableError):
             return copy(transport.endpoint, shell, argv, names, on_bytes, on_file)
-    return _fetch_stream(remote, request, partial, files, on_bytes)
+    return _fetch_stream(folder, files, partial, on_bytes)
 
 
 def _choose_fetch_compression(
@@ -140,16 +144,15 @@ def _choose_fetch_compression(
 
 
 def _fetch_stream(
-    remote: AgentClient,
-    request: PartsRequest,
-    partial: Path,
+    folder: RemoteFolder,
     files: Sequence[FilePart],
+    partial: Path,
     on_bytes: Callable[[int], None],
 ) -> CopyResult:
     """Fetch files as one stream. Not as tar: with known sizes, there are no headers to parse."""
-    parts = request._replace(parts=tuple(files))
+    parts = folder.request._replace(parts=tuple(files))
     with contextlib.closing(_StreamWriter(partial, files, on_bytes)) as writer:
-        remote.stream(SEND, parts, on_reply=lambda reply: None, on_bytes=writer.feed)
+        folder.remote.stream(SEND, parts, on_reply=lambda reply: None, on_bytes=writer.feed)
     return CopyResult(sent_bytes=writer.done)
 
 

@@ -16,13 +16,12 @@ from labctl.model import Run, Value
 from labctl.sync.containment import find_name_problem, require_contained
 from labctl.sync.downloads import AnnouncedFile, rename_stable_identity
 from labctl.sync.durability import hash_on_disk, sync_directories
-from labctl.sync.file_transfer import RemoteFolder
 from labctl.sync.scan import HashIndex
+from labctl.wire.checkpoints import MANIFEST, find_checkpoint, list_checkpoints
 from labctl.wire.files import RunManifest
 
 PARTIAL = ".labctl-partial"
 RECORD = "run.json"
-MANIFEST = "manifest.json"
 
 
 class MissingFile(Value, frozen=True):
@@ -49,7 +48,6 @@ class RunComparison:
         self.index = run_index(lab_root, run)
         self.ended = manifest.ended
         self.unpulled = manifest.unpulled
-        self.folder = RemoteFolder(directory=manifest.directory, rsync_version=manifest.rsync)
         self.files: dict[str, AnnouncedFile] = {}
         self.skipped = [
             MissingFile(run=run, path=ascii(path)[1:-1], reason=reason)
@@ -132,9 +130,9 @@ def place_files(
     The index is written after the renames are on the disk, so that its entries survive a crash.
     """
     partial = comparison.home / PARTIAL
-    tops = _list_tops(comparison.files)
-    incomplete = {top for file in bad if (top := _find_top(file.path, tops))}
-    good = [file for file in confirmed if _find_top(file.path, tops) not in incomplete]
+    tops = list_checkpoints(comparison.files)
+    incomplete = {top for file in bad if (top := find_checkpoint(file.path, tops))}
+    good = [file for file in confirmed if find_checkpoint(file.path, tops) not in incomplete]
     count = 0
     for top, members in _group(good, tops).items():
         target = resolve_inside(comparison.home, top.rstrip("/")) if top else comparison.home
@@ -155,25 +153,10 @@ def place_files(
     return count
 
 
-def _list_tops(files: Iterable[str]) -> list[str]:
-    """List the outermost directories (with "/") that hold a manifest."""
-    tops: list[str] = []
-    for name in sorted(files, key=len):
-        if name.endswith("/" + MANIFEST):
-            top = name[: -len(MANIFEST)]
-            if not any(top.startswith(outer) for outer in tops):
-                tops.append(top)
-    return tops
-
-
-def _find_top(name: str, tops: list[str]) -> str:
-    return next((top for top in tops if name.startswith(top)), "")
-
-
 def _group(due: list[AnnouncedFile], tops: list[str]) -> dict[str, list[AnnouncedFile]]:
     groups: dict[str, list[AnnouncedFile]] = {}
     for file in due:
-        groups.setdefault(_find_top(file.path, tops), []).append(file)
+        groups.setdefault(find_checkpoint(file.path, tops), []).append(file)
     return groups
 
 

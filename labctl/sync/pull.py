@@ -18,6 +18,7 @@ from labctl.model import NAME_PATTERN, Run, Value
 from labctl.servers.agent import AgentClient
 from labctl.sync.downloads import AnnouncedFile, Download
 from labctl.sync.durability import sync_files
+from labctl.sync.file_transfer import RemoteFolder
 from labctl.sync.local_results import (
     PARTIAL,
     MissingFile,
@@ -171,9 +172,12 @@ class _Pull:
             if not due:
                 break
             download = Download(
-                self.remote,
-                PartsRequest(self.request.lab, self.request.lab_id, self.name),
-                comparison.folder,
+                RemoteFolder(
+                    remote=self.remote,
+                    request=PartsRequest(self.request.lab, self.request.lab_id, self.name),
+                    directory=manifest.directory,
+                    rsync_version=manifest.rsync,
+                ),
                 comparison.home / PARTIAL,
                 basis=comparison.home,
                 reporter=self.reporter,

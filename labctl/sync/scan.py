@@ -21,6 +21,7 @@ import msgspec
 from labctl.errors import NotFoundError, UsageError
 from labctl.events import Note, Progress, Reporter
 from labctl.model import FileEntry
+from labctl.text import names_text
 
 IGNORE_FILES = (".gitignore", ".labignore")
 NEVER_ANYWHERE = frozenset({".git", ".venv", "__pycache__", ".ipynb_checkpoints"})
@@ -313,9 +314,8 @@ class _Walk:
             ("skipped invalid ignore rules", self._bad_rules),
         ):
             if names:
-                shown = ", ".join(ascii(n)[1:-1] for n in sorted(names)[:NAMED_AT_MOST])
-                more = f" and {len(names) - NAMED_AT_MOST} more" * (len(names) > NAMED_AT_MOST)
-                reporter.emit(Note(text=f"{what}: {shown}{more}", level="warning"))
+                shown = names_text([ascii(n)[1:-1] for n in sorted(names)], NAMED_AT_MOST)
+                reporter.emit(Note(text=f"{what}: {shown}", level="warning"))
 
 
 def parse_rules(lines: list[str]) -> tuple[Rules, list[str]]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
 from labctl.errors import LabError
 from labctl.errors.subject import Subject
 from labctl.model import Endpoint
-from labctl.transports import failures
+from labctl.shell import Command
+from labctl.transports import Body, Result, failures
 
 # Limit for both streams of one command together. The list of a million files is smaller.
 MOST_BYTES = 128 * 1024**2
@@ -51,3 +55,54 @@ def _render_output_hint(subject: Subject) -> str:
     if subject.kind == "lab":
         return f"{to_file}, then: labctl pull"
     return f"{to_file}; {subject.down} downloads the files of runs"
+
+
+class BoundedTransport(ABC):
+    """`run` and `stream` of a transport that can execute a line with callbacks for its output."""
+
+    endpoint: Endpoint
+
+    def run(
+        self,
+        line: Command | str,
+        *,
+        stdin: Body = b"",
+        timeout_s: float | None = 60.0,
+        check: bool = True,
+    ) -> Result:
+        output = BoundedOutput(self.endpoint)
+        code, noise = self._execute(line, stdin, timeout_s, output.out, output.err)
+        result = Result(
+            code=code,
+            stdout=output.stdout,
+            stderr=output.stderr,
+            noise=noise.decode(errors="replace"),
+        )
+        if check and code:
+            raise failures.make_command_error(self.endpoint, str(line), code, result.stderr)
+        return result
+
+    def stream(
+        self,
+        line: Command | str,
+        *,
+        stdin: Body = b"",
+        on_stdout: Callable[[bytes], None],
+        on_stderr: Callable[[bytes], None] | None = None,
+    ) -> int:
+        return self._execute(line, stdin, None, on_stdout, on_stderr or _ignore)[0]
+
+    @abstractmethod
+    def _execute(
+        self,
+        line: Command | str,
+        stdin: Body,
+        timeout_s: float | None,
+        on_stdout: Callable[[bytes], None],
+        on_stderr: Callable[[bytes], None],
+    ) -> tuple[int, bytes]:
+        """Run a line; return its exit code, and what the login shell printed before it started."""
+
+
+def _ignore(_: bytes) -> None:
+    pass

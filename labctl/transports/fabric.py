@@ -19,8 +19,8 @@ import paramiko
 
 from labctl.model import Endpoint
 from labctl.shell import Command
-from labctl.transports import Body, RemoteShell, Result, failures, iterate_blocks
-from labctl.transports.bounded_output import BoundedOutput
+from labctl.transports import Body, RemoteShell, failures, iterate_blocks
+from labctl.transports.bounded_output import BoundedTransport
 from labctl.transports.fabric_login import STEP_TIMEOUT_S, Login, log_in
 from labctl.transports.framing import MarkedOutputParser, frame
 
@@ -38,7 +38,7 @@ NO_SESSION_FREE = 2
 PAUSE_S = 0.05
 
 
-class FabricTransport:
+class FabricTransport(BoundedTransport):
     """One connection, made by the first command and again after it was lost.
 
     Threads may share it: at most 8 commands run at once, others wait. `known_hosts` is the user's
@@ -60,36 +60,6 @@ class FabricTransport:
         weakref.finalize(self, _close_logins, self._logins).atexit = False
         self._connecting = threading.Lock()
         self._slots = threading.BoundedSemaphore(MOST_CHANNELS)
-
-    def run(
-        self,
-        line: Command | str,
-        *,
-        stdin: Body = b"",
-        timeout_s: float | None = 60.0,
-        check: bool = True,
-    ) -> Result:
-        output = BoundedOutput(self.endpoint)
-        code, noise = self._execute(line, stdin, timeout_s, output.out, output.err)
-        result = Result(
-            code=code,
-            stdout=output.stdout,
-            stderr=output.stderr,
-            noise=noise.decode(errors="replace"),
-        )
-        if check and code:
-            raise failures.make_command_error(self.endpoint, str(line), code, result.stderr)
-        return result
-
-    def stream(
-        self,
-        line: Command | str,
-        *,
-        stdin: Body = b"",
-        on_stdout: Callable[[bytes], None],
-        on_stderr: Callable[[bytes], None] | None = None,
-    ) -> int:
-        return self._execute(line, stdin, None, on_stdout, on_stderr or _ignore)[0]
 
     @contextmanager
     def open_sftp(self) -> Iterator[paramiko.SFTPClient]:
@@ -136,7 +106,6 @@ class FabricTransport:
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None],
     ) -> tuple[int, bytes]:
-        """The command's exit code, and what the login shell printed before it began."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         framed = frame(line)
         out = MarkedOutputParser(framed.mark, on_stdout)
@@ -167,10 +136,6 @@ def _close_logins(logins: list[Login]) -> None:
         logins.pop().close()
 
 
-def _ignore(_: bytes) -> None:
-    pass
-
-
 def _seconds_left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
@@ -180,6 +145,8 @@ def _open_session(login: Login) -> paramiko.Channel:
 
     sshd may still be ending one that we have closed, and refuse another until then.
     """
+    # Not labctl.retry: whether to try again depends on the error's code, and this is on the path
+    # of every command.
     end = time.monotonic() + STEP_TIMEOUT_S
     while True:
         try:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO
 
-from labctl.errors import LabError, LinkLostError
+from labctl.errors import CommandError, LabError, LinkLostError
 from labctl.model import Endpoint
 from labctl.retry import retry_rejected_logins
 from labctl.transports import failures
@@ -36,7 +36,7 @@ class LineChannel:
         """Send `line` and return the reply line, including its newline.
 
         Raises a ConnectError if the other side cannot be reached, LinkLostError if the connection
-        ended in between, AuthenticationError or HostKeyError as ssh reports them, and LabError
+        ended in between, AuthenticationError or HostKeyError as ssh reports them, and CommandError
         with the output of the other side if it does not reply with a line.
         """
         with self._lock:
@@ -83,7 +83,7 @@ class LineChannel:
                 stderr.close()
                 raise LabError(
                     "ssh is not installed on this machine",
-                    why="labctl reaches a keeper through the system's OpenSSH",
+                    why="labctl reaches keepers and receivers through the system's OpenSSH",
                     hint="sudo apt install openssh-client",
                 ) from None
             self._stderr = stderr
@@ -105,7 +105,6 @@ class LineChannel:
             return failures.parse_ssh_error(self.endpoint, text)
         if reply or text.strip():
             why = (text.strip() or reply.decode(errors="replace"))[-500:]
-            return LabError(
-                f"{failures.endpoint_text(self.endpoint)} sent an invalid reply", why=why
-            )
+            text = f"{failures.endpoint_text(self.endpoint)} sent an invalid reply"
+            return CommandError(text, code=code, why=why)
         return LinkLostError(f"the connection to {failures.endpoint_text(self.endpoint)} ended")

@@ -25,8 +25,8 @@ from labctl.errors import LabError
 from labctl.model import Endpoint
 from labctl.retry import retry_rejected_logins
 from labctl.shell import Command
-from labctl.transports import Body, RemoteShell, Result, failures, iterate_blocks
-from labctl.transports.bounded_output import BoundedOutput
+from labctl.transports import Body, RemoteShell, failures, iterate_blocks
+from labctl.transports.bounded_output import BoundedTransport
 from labctl.transports.framing import Frame, MarkedOutputParser, frame
 from labctl.transports.ssh_client import find_quick_login_options, runtime_dir
 
@@ -41,7 +41,7 @@ _PIPE_BYTES = 1024 * 1024
 _POLL_S = 0.05
 
 
-class OpenSshTransport:
+class OpenSshTransport(BoundedTransport):
     """Runs commands through `ssh -F config_path`, which describes the server as `server_id`.
 
     With `master` False every command makes its own connection. Threads may share one transport.
@@ -63,36 +63,6 @@ class OpenSshTransport:
             return ""
         where = repr((self._config, self._server_id, self.endpoint)).encode()
         return str(runtime_dir() / f"own-{hashlib.sha256(where).hexdigest()[:16]}")
-
-    def run(
-        self,
-        line: Command | str,
-        *,
-        stdin: Body = b"",
-        timeout_s: float | None = 60.0,
-        check: bool = True,
-    ) -> Result:
-        output = BoundedOutput(self.endpoint)
-        code, noise = self._execute(line, stdin, timeout_s, output.out, output.err)
-        result = Result(
-            code=code,
-            stdout=output.stdout,
-            stderr=output.stderr,
-            noise=noise.decode(errors="replace"),
-        )
-        if check and code:
-            raise failures.make_command_error(self.endpoint, str(line), code, result.stderr)
-        return result
-
-    def stream(
-        self,
-        line: Command | str,
-        *,
-        stdin: Body = b"",
-        on_stdout: Callable[[bytes], None],
-        on_stderr: Callable[[bytes], None] | None = None,
-    ) -> int:
-        return self._execute(line, stdin, None, on_stdout, on_stderr or _ignore)[0]
 
     def remote_shell(self) -> RemoteShell:
         retry_rejected_logins()(self._ensure_master)
@@ -125,7 +95,7 @@ class OpenSshTransport:
     def close(self) -> None:
         """Stop labctl's master, and with it the commands that other processes run over it."""
         path = self.control_path
-        if path and _listens(path):
+        if path and _is_listening(path):
             _spawn(ssh.build_control_argv(self._config, self._server_id, "exit", path), None).wait()
 
     def _execute(
@@ -136,7 +106,6 @@ class OpenSshTransport:
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None],
     ) -> tuple[int, bytes]:
-        """Run a line; return its exit code, and what the login shell printed before it started."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         return retry_rejected_logins()(self._attempt, line, stdin, deadline, on_stdout, on_stderr)
 
@@ -184,11 +153,11 @@ class OpenSshTransport:
     def _ensure_master(self) -> None:
         """Start a master unless one is running; two processes at the same time start only one."""
         path = self.control_path
-        if not path or _listens(path):
+        if not path or _is_listening(path):
             return
         # One of at most 256 lock files: removing one that another process waits for would race.
         with _locked(str(runtime_dir() / f"lock-{path[-2:]}")):
-            if _listens(path):
+            if _is_listening(path):
                 return
             Path(path).unlink(missing_ok=True)
             self._start_master(path)
@@ -235,10 +204,6 @@ class _SftpSocket(socket.socket):
         return "sftp"
 
 
-def _ignore(_: bytes) -> None:
-    pass
-
-
 def _spawn(
     argv: list[str], pipe: int | None, stderr: IO[bytes] | None = None
 ) -> subprocess.Popen[bytes]:
@@ -271,7 +236,7 @@ def _has_exited_within(process: subprocess.Popen[bytes], limit_s: float) -> bool
     return not waiter.is_alive()
 
 
-def _listens(path: str) -> bool:
+def _is_listening(path: str) -> bool:
     """Whether a running process listens on this control socket."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
@@ -283,6 +248,8 @@ def _listens(path: str) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
+    # Not state.locks: transports do not import it, and this is on the path of every command, which
+    # would have to import filelock.
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -10,7 +10,7 @@ from starlette.middleware.sessions import SessionMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from labctl.config import Paths
-from labctl.courses.loading import open_course
+from labctl.courses.records.folder import CourseFolder
 from labctl.state import State
 from labctl.web.app import Dashboard
 from labctl.web.auth import SESSION_S, LoginLink, RequireSession, read_or_create_key
@@ -33,7 +33,7 @@ def build_dashboard(
     path: Path, course_id: str, paths: Paths, state: State, *, url_file: str
 ) -> Dashboard:
     """Build the dashboard of the course at `path`, with its own CourseFolder for its thread."""
-    folder = open_course(path)
+    folder = CourseFolder(path)
     actions = CourseActions(path, paths, state)
     gauges = LoadReader(actions.read_load)
     snapshot_taker = SnapshotTaker(folder, state, gauges.recent_loads)

@@ -12,13 +12,13 @@ from markupsafe import Markup
 
 from labctl.insight.report.formatting import SPACE, size, visible
 from labctl.insight.report.formatting import span as report_span
-from labctl.text import dollars_text
+from labctl.text import dollars_text, optional_text
 
 __all__ = ["clean_text", "format_time", "moment", "percent", "size", "span", "usd"]
 
 
 def usd(value: float | None) -> str:
-    return "-" if value is None else dollars_text(value)
+    return optional_text(value, dollars_text)
 
 
 def percent(value: float | None) -> str:
@@ -27,7 +27,7 @@ def percent(value: float | None) -> str:
 
 
 def span(seconds: float | None) -> str:
-    return "-" if seconds is None else report_span(seconds)
+    return optional_text(seconds, report_span)
 
 
 def format_time(at: float | None) -> str:

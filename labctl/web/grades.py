@@ -14,7 +14,7 @@ import msgspec
 from labctl.config.course_schema import AssignmentConfig
 from labctl.courses.grading.record import FEEDBACK, FILE, RESULTS, GradeRecord, decode
 from labctl.courses.records.gradebook import read_results
-from labctl.courses.records.ledger import CourseLedgerEntry
+from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.membership import read_frozen_members
 from labctl.courses.records.student import Student
 from labctl.web.view import GradeView

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from labctl.config import CourseConfig
 from labctl.courses.records.cost_report import CourseCosts, compute_course_costs
-from labctl.courses.records.ledger import CourseLedgerEntry, RunningServer
+from labctl.courses.records.ledger_entries import CourseLedgerEntry
+from labctl.courses.records.spending import RunningServer
 from labctl.courses.records.student import Student
 
 # kinds of ledger lines that repeat sums; they are not shown as events

@@ -12,7 +12,6 @@ from pathlib import Path
 from labctl.config import Paths
 from labctl.courses import broadcast
 from labctl.courses.context import build_course_context, build_seat_contexts
-from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.servers import CourseOperator
 from labctl.courses.status import build_seat_context, refresh_server
@@ -95,7 +94,7 @@ class CourseActions:
 
     def _open_seat(self, seat: str) -> tuple[CourseOperator, Seat]:
         if self._folder is None:
-            self._folder = open_course(self._path)
+            self._folder = CourseFolder(self._path)
         self._folder.refresh()
         staff = CourseOperator(self._folder, self._paths, self._state, SilentReporter(), by=BY)
         return staff, self._folder.find_seat(seat)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.folder import Seat as CourseSeat
-from labctl.courses.records.ledger import CourseLedgerEntry, RunningServer, read_due_extensions
+from labctl.courses.records.ledger_entries import CourseLedgerEntry
+from labctl.courses.records.spending import RunningServer, read_due_extensions
 from labctl.courses.records.student import Student
 from labctl.courses.watch_reports import HeardReport, WatchReport, read_report
 from labctl.model import Run, Server

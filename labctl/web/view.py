@@ -15,7 +15,7 @@ from labctl.courses.records.cost_report import CourseCosts
 from labctl.model import Run, Value
 
 SeatState = Literal["none", "starting", "running", "stopped", "ending"]
-WARN_SHARE, FULL_SHARE = 0.8, 1.0
+WARN_SHARE = 0.8
 # time without work after which a server is shown as idle
 IDLE_S = 600.0
 

@@ -254,7 +254,7 @@ def _check_member(file: BinaryIO, member: ZipMember, end: int) -> None:
     if method == STORED and member.size != member.packed_size:
         raise ArchiveError(f"{member.name!r} in it has sizes that contradict each other")
     described = bool(flags & _DESCRIPTOR_FLAG)
-    if not _agrees(member, extra, (crc, size, packed), described):
+    if not _is_consistent(member, extra, (crc, size, packed), described):
         raise ArchiveError(f"{member.name!r} in it has another size or checksum in its own header")
     data_end = member.offset + _LOCAL.size + name_length + extra_length + member.packed_size
     if data_end > end:
@@ -264,7 +264,7 @@ def _check_member(file: BinaryIO, member: ZipMember, end: int) -> None:
         raise ArchiveError(f"bytes after {member.name!r} in it belong to no file")
 
 
-def _agrees(
+def _is_consistent(
     member: ZipMember, extra: dict[int, bytes], header_values: tuple[int, int, int], described: bool
 ) -> bool:
     """Return whether a header's (checksum, size, packed size) are those of the directory.

@@ -19,6 +19,7 @@ from typing import BinaryIO, NamedTuple, cast
 
 from . import archives, pickles
 from .archives import ArchiveError
+from .text import bytes_text
 
 MAX_UNPACKED_BYTES = 1024**3
 # An archive may unpack to MAX_UNPACKED_BYTES, or to this many times its own size.
@@ -129,7 +130,7 @@ def _find_bomb(members: list[archives.ZipMember], size: int) -> str:
     """Refuse an archive by the sizes that it declares; more than those is never unpacked."""
     total = sum(member.size for member in members)
     if total > max(MAX_UNPACKED_BYTES, BOMB_FACTOR * size):
-        return f"it would unpack to {_gib(total)} from {size} bytes"
+        return f"it would unpack to {bytes_text(total)} from {size} bytes"
     return ""
 
 
@@ -170,19 +171,19 @@ def _judge_array(file: BinaryIO, size: int) -> FileVerdict:
         kind = header["descr"]
     except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
         return unreadable
-    if _holds_numbers(kind):
+    if _has_only_numbers(kind):
         return FileVerdict()
     reason = pickles.find_hazard(file, size - 8 - width - length, promised=True)
     return FileVerdict("a NumPy file with a pickle in it", reason)
 
 
-def _holds_numbers(kind: object) -> bool:
+def _has_only_numbers(kind: object) -> bool:
     """Return whether a dtype, as its header describes it, has only numbers and texts."""
     if isinstance(kind, str):
         return _NUMBERS.fullmatch(kind) is not None
     if isinstance(kind, list):
-        return all(isinstance(f, tuple) and len(f) > 1 and _holds_numbers(f[1]) for f in kind)
-    return isinstance(kind, tuple) and bool(kind) and _holds_numbers(kind[0])
+        return all(isinstance(f, tuple) and len(f) > 1 and _has_only_numbers(f[1]) for f in kind)
+    return isinstance(kind, tuple) and bool(kind) and _has_only_numbers(kind[0])
 
 
 def _judge_gzip(file: BinaryIO, size: int) -> str:
@@ -196,7 +197,7 @@ def _judge_gzip(file: BinaryIO, size: int) -> str:
                 total += len(unpacker.decompress(block, 1024 * 1024))
                 block = unpacker.unconsumed_tail
                 if total > limit:
-                    return f"it would unpack to more than {_gib(limit)} from {size} bytes"
+                    return f"it would unpack to more than {bytes_text(limit)} from {size} bytes"
                 if unpacker.eof:
                     block = unpacker.unused_data
                     if not block.strip(b"\0"):
@@ -205,7 +206,3 @@ def _judge_gzip(file: BinaryIO, size: int) -> str:
     except zlib.error:
         return "it is a damaged gzip file"
     return ""
-
-
-def _gib(size: int) -> str:
-    return f"{size / 1024**3:.1f} GiB"

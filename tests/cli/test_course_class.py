@@ -16,7 +16,7 @@ import pytest
 
 from labctl.cli.course_table import ClassScreen
 from labctl.cli.screen import Screen
-from labctl.courses.loading import open_course
+from labctl.courses.records.folder import CourseFolder
 from labctl.courses.seat_reporter import SeatDone, SeatNews
 from labctl.errors.subject import Subject
 from labctl.events import Event, Note, Step
@@ -80,7 +80,7 @@ def test_status_shows_servers_that_a_change_of_team_has_left_behind(
     labctl: Any, course: Path
 ) -> None:
     detail = {"server_id": "i-1", "price_usd_per_hour": 0.5, "created_at": 1.0}
-    open_course(course).ledger.append("up", seat="eagles", **detail)
+    CourseFolder(course).ledger.append("up", seat="eagles", **detail)
     said = labctl("course", "status")
     assert "eagles" in said.out
     assert "No longer needed (students left or changed teams): eagles" in said.err
@@ -130,7 +130,7 @@ def cut(course: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     with State(find_paths().database) as state:
         server = Server(
-            id="i-1", lab="ml-1", lab_id=open_course(course).find_seat("alice").lab_id,
+            id="i-1", lab="ml-1", lab_id=CourseFolder(course).find_seat("alice").lab_id,
             provider="local", alias="ml-1", endpoint=Endpoint(host="192.0.2.1"), state="running",
             created_at=1.0, offer=Offer(provider="local", type="small"),
         )  # fmt: skip

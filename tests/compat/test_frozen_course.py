@@ -17,7 +17,6 @@ from labctl.courses.collect import collect
 from labctl.courses.grades import list_grades
 from labctl.courses.invitation import derive_enrolment_key, enrol, invite, read_join
 from labctl.courses.keys import AuthorizedKeys
-from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.spending import compute_spending, spent_usd
 from labctl.errors import ConfigError, PolicyError
@@ -31,7 +30,7 @@ def folder(frozen: Frozen) -> CourseFolder:
     frozen.unpack("course")
     (frozen.root / "teacher").mkdir()
     (frozen.root / "course").rename(frozen.root / "teacher" / "ml")
-    return open_course(frozen.root / "teacher" / "ml")
+    return CourseFolder(frozen.root / "teacher" / "ml")
 
 
 @pytest.fixture

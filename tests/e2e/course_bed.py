@@ -19,7 +19,6 @@ from submit_bed import COMMAND_S, Machine, receiving_machine
 from labctl.config import find_paths
 from labctl.courses.invitation import invite
 from labctl.courses.keys import AuthorizedKeys
-from labctl.courses.loading import open_course
 from labctl.courses.publish import publish_assignments
 from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.requests import RequestHandler
@@ -42,7 +41,7 @@ class CourseBed:
 
     @property
     def course(self) -> CourseFolder:
-        return open_course(self.folder / "ml")
+        return CourseFolder(self.folder / "ml")
 
     @property
     def keys(self) -> AuthorizedKeys:

@@ -18,7 +18,7 @@ from labctl.events import Event, Note, Question
 from labctl.model import Server, Service
 from labctl.servers.agent import AgentClient
 from labctl.servers.connections import Connections
-from labctl.services.background_forwards import ForwardSpec
+from labctl.services.port_forward import ForwardSpec
 from labctl.services.services import ensure_service
 from labctl.transports.openssh import OpenSshTransport
 from labctl.wire.services import ServiceRequest

@@ -17,7 +17,6 @@ from lab_servers import LabServer
 from prepare_bench import Recorded
 
 from labctl.config import find_paths
-from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.servers import CourseOperator, bring_up_servers
 from labctl.events import Question
@@ -161,7 +160,11 @@ class SharedServer:
         """As a new process has it."""
         places = find_paths({"HOME": str(self.home)})
         return CourseOperator(
-            open_course(self.folder.path), places, State(places.database), self.reporter, by="staff"
+            CourseFolder(self.folder.path),
+            places,
+            State(places.database),
+            self.reporter,
+            by="staff",
         )
 
 
@@ -190,7 +193,7 @@ def shared(host: LabServer, folder: Path) -> SharedServer:
     (course / "course.yaml").write_text(COURSE.format(port=way.port, key=way.identity, image=IMAGE))
     (course / "roster.csv").write_text(ROSTER)
     make_private(course)
-    made = SharedServer(host, open_course(course), folder / "home", {})
+    made = SharedServer(host, CourseFolder(course), folder / "home", {})
     made.home.mkdir()
     staff = made.staff()
     for one in bring_up_servers(staff, staff.folder.list_seats()):

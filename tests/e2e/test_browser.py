@@ -21,7 +21,7 @@ from sshd_container import docker, wait_for
 
 from labctl.insight import profile
 from labctl.insight.profiler.trace import summary
-from labctl.services.background_forwards import Forwarding
+from labctl.services.port_forward import Forwarding
 
 pytest_plugins = ["service_fixtures"]
 pytestmark = [pytest.mark.engine, pytest.mark.browser]

@@ -20,8 +20,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from labctl.config import find_paths
 from labctl.courses import servers, teardown
-from labctl.courses.loading import open_course
-from labctl.courses.records.folder import make_private
+from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.servers import CourseOperator
 from labctl.courses.status import build_seat_context
 from labctl.events import Event, Question
@@ -105,7 +104,7 @@ def live(
     roster.write_text("id,name,email,team,section,active\nalice,Alice Ash,,,,yes\nbob,Bob,,,,yes\n")
     roster.chmod(0o600)
     make_private(folder)
-    course = open_course(folder)
+    course = CourseFolder(folder)
     Receiver(course.drop).init()
     places = find_paths({"HOME": str(root / "home")})
     with pytest.MonkeyPatch.context() as patch, State(places.database) as state:

@@ -24,12 +24,11 @@ from labctl.errors import ConnectError, HostKeyError
 from labctl.model import Forward, Service
 from labctl.services.background_forwards import (
     BackgroundForwardSpec,
-    Forwarding,
     list_forwards,
     start_background_forward,
     stop_forward,
 )
-from labctl.services.port_forward import find_free_port
+from labctl.services.port_forward import Forwarding, find_free_port
 from labctl.services.services import stop_service
 from labctl.state import State
 

@@ -17,7 +17,6 @@ from labctl.config import Paths
 from labctl.courses.collect import collect
 from labctl.courses.grading_run import GradingResult, grade_assignment
 from labctl.courses.grading_server import build_grading_context
-from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.release import release_grades
 from labctl.courses.servers import CourseOperator
@@ -206,7 +205,7 @@ def staff(
         user_ssh_config=home / "ssh_config",
     )
     state = State(paths.database)
-    yield CourseOperator(open_course(folder), paths, state, Agrees(), by="staff")
+    yield CourseOperator(CourseFolder(folder), paths, state, Agrees(), by="staff")
     shutil.rmtree(folder / ".course" / "drop")
 
 

@@ -15,8 +15,8 @@ from service_lab import HOME, LAB, LAB_ID, ServiceLab
 from sshd_container import docker
 
 from labctl.errors import PolicyError
-from labctl.services.background_forwards import Forwarding
 from labctl.services.model_serving import PACKAGES
+from labctl.services.port_forward import Forwarding
 from labctl.services.services import ensure_service, stop_service
 from labctl.wire.services import ServedModel, ServiceRequest
 

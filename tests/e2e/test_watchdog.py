@@ -286,7 +286,7 @@ def test_a_spent_budget_ends_it_at_once_however_busy(watched: WatchLab) -> None:
     assert watch.ends_by == "budget"
     watched.wait_for_power_off()
     told = "\n".join(watched.decisions())
-    assert "ending (budget): its budget of 0.01 dollars is spent" in told
+    assert "ending (budget): its budget of $0.01 is spent" in told
     assert "run killed: spends had not ended 3 s after SIGTERM" in told
     assert "wound down:" in told
     watched.boot()

@@ -184,7 +184,7 @@ class Warm:
     def __enter__(self) -> Warm:
         self._directory = tempfile.TemporaryDirectory()
         self._commands: dict[int, Command] = {}
-        self._begun: Queue[int] = Queue()
+        self._begun: Queue[Command] = Queue()
         self._lock = threading.Lock()
         self._count = 0
         self._process = subprocess.Popen(
@@ -243,15 +243,15 @@ class Warm:
             self._file = said
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-            return self._commands[self._begun.get(timeout=COMMAND_S)]
+            return self._begun.get(timeout=COMMAND_S)
 
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             told = json.loads(line)
             if "begun" in told:
-                self._commands[told["begun"]] = Command(told["begun"], self._file)
-                self._begun.put(told["begun"])
+                command = self._commands[told["begun"]] = Command(told["begun"], self._file)
+                self._begun.put(command)
             else:
                 command = self._commands.pop(told["pid"])
                 command.code = told["code"]

@@ -15,7 +15,6 @@ from labctl.config import Paths, find_paths
 from labctl.courses import context as contexts
 from labctl.courses import servers
 from labctl.courses.context import build_course_context
-from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, Seat, make_private
 from labctl.courses.servers import CourseOperator
 from labctl.errors import CapacityError
@@ -99,7 +98,7 @@ class Class:
         return State(self.places.database)
 
     def staff(self) -> CourseOperator:
-        folder = open_course(self.folder.path)
+        folder = CourseFolder(self.folder.path)
         return CourseOperator(folder, self.places, self.state, self.reporter, by="ta")
 
     def seat(self, name: str) -> Seat:
@@ -130,7 +129,7 @@ def a_class(root: Path, monkeypatch: pytest.MonkeyPatch, rows: str, more: str = 
     (course / "roster.csv").write_text("id,name,email,team,section,active\n" + rows)
     make_private(course)
     key = make_key(root / "host").rpartition(" ")[0]
-    made = Class(root, ClassCloud(key), open_course(course))
+    made = Class(root, ClassCloud(key), CourseFolder(course))
 
     def context(*words: Any, **named: Any) -> LabContext:
         found = build_course_context(*words, **named)

@@ -16,7 +16,6 @@ from lab_world import Cloud, Wires, World
 from labctl.courses import servers
 from labctl.courses.claims import SeatClaim
 from labctl.courses.context import build_course_context
-from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, Seat, make_private
 from labctl.courses.requests import RequestHandler
 from labctl.courses.seat_operations import SeatMoney
@@ -44,7 +43,7 @@ def course_folder(root: Path, more: str = "") -> CourseFolder:
     )
     (root / "roster.csv").write_text(ROSTER)
     make_private(root)
-    return open_course(root)
+    return CourseFolder(root)
 
 
 @dataclass

@@ -170,6 +170,10 @@ def test_a_log_that_cannot_be_written_leaves_no_seat_busy(
     work.error = OSError("gone")
     made = create(request_handler, "alice")
     assert request_handler.wait(60)
+    # The seat is idle before its thread fails once more, at the log.
+    for thread in threading.enumerate():
+        if thread.name.startswith("seat"):
+            thread.join(60)
     work.error = None
     request_handler.get_seat_server(work.folder.find_seat("alice")).resume()
     assert found(request_handler, "alice", made)["state"] == "running"

@@ -17,11 +17,10 @@ from labctl.course import Course
 from labctl.courses.broadcast import extend_server, find_run, push_handouts, send_message
 from labctl.courses.context import build_own_context, build_seat_contexts
 from labctl.courses.leftovers import list_leftovers
-from labctl.courses.loading import open_course
 from labctl.courses.material import NAME, add_handouts
 from labctl.courses.plan import compute_plan
 from labctl.courses.preflight import check_course
-from labctl.courses.records.folder import Seat
+from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.spending import spent_usd
 from labctl.courses.seat_reporter import SeatDone, SeatNews
 from labctl.courses.servers import CourseOperator, bring_up_servers
@@ -686,7 +685,7 @@ def test_down_from_python_is_of_those_who_left_too(ml: Class) -> None:
     started(ml)
     file = ml.folder.roster_file
     file.write_text(file.read_text().replace("alice,Alice,,,,yes", "alice,Alice,,,,no"))
-    course = Course(open_course(ml.folder.path), paths=ml.places, reporter=ml.reporter)
+    course = Course(CourseFolder(ml.folder.path), paths=ml.places, reporter=ml.reporter)
     assert len(course.down(discard=True)) == 3
     assert not ml.cloud.machines
 

@@ -15,9 +15,9 @@ from lab_world import DiskCloud, World, world
 
 from labctl.courses import tasks as course_tasks
 from labctl.courses.keys import AuthorizedKeys
-from labctl.courses.records.ledger import CourseLedgerEntry
+from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.requests import RequestHandler
-from labctl.courses.scheduler import ConsentingReporter, CourseScheduler
+from labctl.courses.scheduler import CourseScheduler, make_course_log_reporter
 from labctl.courses.tasks import GRACE_S, CourseTasks
 from labctl.model import Endpoint, Resource
 from labctl.servers import guard
@@ -51,7 +51,7 @@ class Kept:
         self.at = time.time()
         course.folder.ledger.now = lambda: self.at
         self.busy = WatchRecord()
-        staff = course.staff(ConsentingReporter(self._tell))
+        staff = course.staff(make_course_log_reporter(self._tell))
         self.work = Pretended(course.folder)
         self.request_handler = RequestHandler(course.folder, self.work)
         self.keys = AuthorizedKeys(course.folder, course.folder.path / "authorized_keys")
@@ -126,10 +126,12 @@ def test_what_a_task_fails_with_names_the_command_of_the_course(
     def servers() -> None:
         raise make_refused_error(Endpoint(host="192.0.2.1"), "")
 
-    vigil = CourseScheduler(kept.rounds.staff, kept.desk, kept.keys, tell=kept._tell)
-    vigil.scheduler.tasks = {"sweep": vigil.scheduler.tasks["sweep"]}
+    scheduler = CourseScheduler(
+        kept.tasks.staff, kept.request_handler, kept.keys, tell=kept._tell
+    ).scheduler
+    scheduler.tasks = {"sweep": scheduler.tasks["sweep"]}
     monkeypatch.setattr(kept.course.cloud, "servers", servers)
-    for thread in vigil.scheduler.start_due_tasks():
+    for thread in scheduler.start_due_tasks():
         thread.join(120)
     (told,) = [text for _, text in kept.told if text.startswith("sweep: ")]
     assert "; next: labctl course up   # finds" in told

@@ -48,7 +48,7 @@ class GuardedCloud(DiskCloud):
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(
-        provision.first_contact, "replace_first_host_key", lambda context, server, _: server
+        provision.first_contact, "replace_first_host_key", lambda context, *reached: reached
     )
     return world(tmp_path, GuardedCloud)
 

@@ -123,7 +123,7 @@ def armed() -> list[GuardRequest]:
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, armed: list[GuardRequest]) -> World:
     remote = LabContext.open_agent
     monkeypatch.setattr(
-        provision.first_contact, "replace_first_host_key", lambda context, server, _: server
+        provision.first_contact, "replace_first_host_key", lambda context, *reached: reached
     )
     monkeypatch.setattr(guard, "arm", ARM)
     made = world(tmp_path, KeepCloud)

@@ -14,10 +14,9 @@ from types import FrameType
 
 from lab_world import LAB_ID, Cloud, World, world
 
-from labctl.lifecycle import fleet
 from labctl.lifecycle.status import read_status
 from labctl.model import Endpoint, Offer, Run, Server
-from labctl.servers import cost
+from labctl.servers import cost, end_server
 from labctl.servers.connections import Connections
 from labctl.servers.context import LabContext
 from labctl.servers.fan_out import list_running_servers, run_on_all
@@ -148,7 +147,7 @@ def test_the_end_of_every_server(tmp_path: Path) -> None:
             for one in servers:
                 cloud.machines[one.id] = one
                 context.state.save_server(one)
-            fleet.end([context], servers)
+            end_server.end(context, servers)
             assert not cloud.machines
             assert not context.state.list_servers()
 

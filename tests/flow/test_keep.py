@@ -21,9 +21,9 @@ from labctl.keeper.labs import (
     TROUBLE,
     WELL,
     Keeper,
-    LogReporter,
     check_lab,
     is_running,
+    make_log_reporter,
 )
 from labctl.keeper.recovery_worker import recover_lab, sweep
 from labctl.keeper.workers import RecoveryWorkers
@@ -227,7 +227,7 @@ def test_there_is_one_keeper_and_the_second_says_who(two: Pair) -> None:
 
 def test_only_prices_are_agreed_to() -> None:
     lines: list[str] = []
-    journal = LogReporter(lambda name, text: lines.append(f"{name}: {text}"), "digits")
+    journal = make_log_reporter(lambda name, text: lines.append(f"{name}: {text}"), "digits")
     assert journal.confirm(Question(question="start it for 1 dollar?", about="price"))
     assert not journal.confirm(Question(question="is this its host key?"))
     journal.emit(Note(text="so it is"))

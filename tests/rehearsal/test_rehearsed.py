@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 from rehearsal_bed import RehearsalSetup
 
-from labctl.cli.rehearsal import RehearsalReclaim
+from labctl.lifecycle.rehearsal_client import RehearsalReclaim
 from labctl.rehearsal import Rehearsal, Scenario
 
 

@@ -17,9 +17,8 @@ from labctl.config import Paths
 from labctl.config import find_paths as all_paths
 from labctl.courses.grading import record as records
 from labctl.courses.grading.flags import Flag
-from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, Seat, make_private
-from labctl.courses.records.ledger import CourseLedgerDraft
+from labctl.courses.records.ledger_entries import CourseLedgerDraft
 from labctl.model import Endpoint, Offer, Run, Server
 from labctl.state import State
 from labctl.submissions.receipt import Receipt, Signed, utc_text
@@ -166,7 +165,7 @@ def make(root: Path, names: tuple[str, ...] = NAMES, teams: bool = True) -> Bed:
     (path / "roster.csv").write_text("\n".join(rows) + "\n")
     (path / "roster.csv").chmod(0o600)
     paths = all_paths({"HOME": str(root / "home")})
-    folder = open_course(path)
+    folder = CourseFolder(path)
     Receiver(folder.drop).init()
     return Bed(folder, paths, State(paths.database, network=False), now)
 

@@ -8,14 +8,16 @@ import stat
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from labctl.errors import HostKeyError, LabError, PolicyError, UsageError
+from labctl.config.identity import replace_file
+from labctl.errors import ConnectError, HostKeyError, LabError, PolicyError, UsageError
 from labctl.model import Endpoint, Offer, Server
 from labctl.servers.connections import Connections
-from labctl.servers.host_keys import fingerprint, make_key, replace_file
+from labctl.servers.host_keys import fingerprint, make_key
 from labctl.transports.openssh import OpenSshTransport
 from labctl.transports.ssh_client import runtime_dir
 
@@ -65,6 +67,20 @@ def test_ssh_finds_the_server_by_both_names(connections: Connections, user_confi
     connections.forget("box-2")
     connections.forget("box-2")
     assert connections.resolve_alias("letters").port == 22
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+@pytest.mark.parametrize("missing", [{"host": ""}, {"port": 0}])
+def test_a_server_that_has_no_address_yet_does_not_answer(
+    tmp_path: Path, user_config: Path, in_process: bool, missing: dict[str, Any]
+) -> None:
+    connections = Connections(tmp_path / "ssh", user_config, in_process=in_process)
+    starting = server("box-1", "digits", msgspec.structs.replace(ENDPOINT, **missing))
+    for connect in (connections.open, connections.reopen):
+        with pytest.raises(ConnectError, match="digits has no address") as caught:
+            connect(starting)
+        assert caught.value.hint == "labctl up"
+    assert not user_config.exists()
 
 
 def test_the_users_config_keeps_every_byte(connections: Connections, user_config: Path) -> None:

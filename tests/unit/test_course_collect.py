@@ -18,7 +18,6 @@ from labctl.courses.grades import list_grades
 from labctl.courses.grading.record import GradeRecord
 from labctl.courses.grading.results import GradeResults
 from labctl.courses.grading_server import GradingServer, build_grading_context
-from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.release import release_grades
 from labctl.courses.servers import CourseOperator
@@ -57,7 +56,7 @@ def folder(tmp_path: Path) -> CourseFolder:
     (course / "roster.csv").write_text(ROSTER)
     make_private(course)
     make_receiver(course / ".course", late="48h", penalty="10")
-    return open_course(course)
+    return CourseFolder(course)
 
 
 def hand_in(folder: CourseFolder, student: str, at: float, text: str = "") -> None:

@@ -19,8 +19,7 @@ from submission_bed import DUE_AT, FILES, make_receiver, packed
 from labctl.config import find_paths
 from labctl.courses import grading_run as grading
 from labctl.courses.grading_run import GradingResult, grade_assignment
-from labctl.courses.loading import open_course
-from labctl.courses.records.folder import make_private
+from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.servers import CourseOperator
 from labctl.errors import BusyError, ConfigError, ConnectError, InterruptError, TransferError
 from labctl.events import SilentReporter
@@ -107,7 +106,7 @@ def staff(tmp_path: Path) -> CourseOperator:
     make_receiver(course / ".course")
     found = find_paths()
     staff = CourseOperator(
-        open_course(course), found, State(found.database), SilentReporter(), by="staff"
+        CourseFolder(course), found, State(found.database), SilentReporter(), by="staff"
     )
     for student in STUDENTS:
         hand_in(staff, student)

@@ -22,7 +22,6 @@ from submission_bed import FILES, make_receiver, packed
 from labctl.cli import cli
 from labctl.cli.exit_codes import run_and_exit
 from labctl.courses import grading_run as grading
-from labctl.courses.loading import open_course
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.roster import read_roster, write_roster
 from labctl.submissions.receiver import Receiver
@@ -95,7 +94,7 @@ class Bed:
 
     @property
     def folder(self) -> CourseFolder:
-        return open_course(self.path)
+        return CourseFolder(self.path)
 
     def course(self, *words: str) -> Said:
         self.monkeypatch.setattr(sys, "argv", ["labctl", "-C", str(self.path), "course", *words])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from course_rosters import CANVAS, CLASSROOM, MOODLE, NBGRADER, PLAIN, WORKSHEET, table_of
 
+from labctl.courses.grading.results import parse_results
 from labctl.courses.records.gradebook import Grade, Stamp, points_text, read_grades
 from labctl.courses.records.roster_formats import detect_format
 from labctl.courses.records.roster_import import compare
@@ -215,6 +216,7 @@ def test_hostile_results_are_no_grade_for_the_gradebook_and_the_dashboard(
     ("text", "score", "output"),
     [
         ('{"score": 2.5, "output": "good"}', 2.5, "good"),
+        ('{"score": "2.5", "output": "good"}', 2.5, "good"),  # as some graders write a number
         ('{"tests": [{"score": 1}, {"score": 2}, {"name": 5}], "output": 7}', 3.0, ""),
         ('{"score": 4, "output": "sch\udcf6n"}', 4.0, "sch\ufffdn"),  # of an editor with Latin-1
         ('{"score": 0, "tests": [{"score": 9}], "output": "' + "y" * 5000 + '"}', 0.0, "y" * 2000),
@@ -229,6 +231,8 @@ def test_the_dashboard_shows_the_grade_of_the_gradebook(
     [grade] = read_grades(tmp_path, "hw3", 100.0, [Student(id="ada")], {})
     shown = _read_grade(file, file.stat().st_size, "hw3", 100.0)
     assert (grade.score, shown.score, shown.feedback) == (score, score, output)
+    graded = parse_results(file.read_text(errors="replace"), 100.0)
+    assert (graded.score, graded.output[:2000]) == (score, output)
 
 
 def test_a_damaged_record_is_shown_as_one(tmp_path: Path) -> None:

@@ -11,19 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labctl.courses.records.ledger import (
-    TAIL_BYTES,
-    CourseLedgerDraft,
-    CourseLedgerEntry,
-    Ledger,
+from labctl.courses.records.ledger import TAIL_BYTES, Ledger
+from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry
+from labctl.courses.records.spending import (
     RunningServer,
     allowance_usd,
     compute_spending,
+    list_spans,
     read_due_extensions,
-    server_hours,
     spent_usd,
 )
-from labctl.courses.records.spending import list_spans
 from labctl.errors import LabError
 
 HOUR = 3600.0
@@ -217,7 +214,7 @@ def alive(
 
 def test_an_empty_ledger_resets_no_budget_what_lives_is_counted_by_its_tags() -> None:
     assert spent_usd([], "ada", 3 * HOUR, [alive(HOUR, price=2.0)]) == pytest.approx(4.0)
-    assert server_hours([], "ada", 3 * HOUR, [alive(HOUR)]) == pytest.approx(2.0)
+    assert compute_spending([], 3 * HOUR, [alive(HOUR)])["ada"].hours == pytest.approx(2.0)
 
 
 def test_what_was_written_down_counts_once_and_the_rest_by_the_clock() -> None:

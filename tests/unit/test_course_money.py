@@ -11,15 +11,16 @@ import pytest
 from labctl.config import CourseConfig, load_course
 from labctl.config.course_schema import GradingConfig
 from labctl.courses.plan import request_text
-from labctl.courses.records import term
+from labctl.courses.records import timetable
 from labctl.courses.records.cost_report import CourseCosts, compute_course_costs
-from labctl.courses.records.ledger import CourseLedgerEntry, RunningServer
+from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.plan_changes import (
     describe_server_limits,
     list_cautions,
     list_changes,
     read_keys,
 )
+from labctl.courses.records.spending import RunningServer
 from labctl.courses.records.student import Student
 from labctl.model import Offer
 from labctl.providers import QuotaRoom
@@ -175,17 +176,17 @@ def test_what_lives_counts_by_its_tags(config: CourseConfig) -> None:
 
 def test_class_hours_are_those_of_the_clocks_there(config: CourseConfig) -> None:
     # Clocks in Berlin go back on 25 October 2026: the class of the 26th is an hour later here.
-    week = term.class_hours(
+    week = timetable.class_hours(
         config.hours, config.term, at("2026-10-26T08:30"), at("2026-10-26T11:00")
     )
     assert week == pytest.approx(2.5)
-    before = term.class_hours(
+    before = timetable.class_hours(
         config.hours, config.term, at("2026-10-19T07:30"), at("2026-10-19T10:00")
     )
     assert before == pytest.approx(2.5)
-    assert term.class_hours(config.hours, config.term, at("2026-11-01"), at("2026-12-01")) == 0
+    assert timetable.class_hours(config.hours, config.term, at("2026-11-01"), at("2026-12-01")) == 0
     twice = (*config.hours, *config.hours)
-    assert term.class_hours(
+    assert timetable.class_hours(
         twice, config.term, at("2026-10-26"), at("2026-10-27")
     ) == pytest.approx(2.5)
 

@@ -14,7 +14,7 @@ import pytest
 from labctl.config.course_schema import ClassHours, Term
 from labctl.courses.backup import Backup, _find_missing
 from labctl.courses.records.folder import CourseFolder
-from labctl.courses.records.ledger import CourseLedgerEntry
+from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.timetable import (
     find_just_ended,
     find_phase,

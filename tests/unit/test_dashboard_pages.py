@@ -13,7 +13,7 @@ from dashboard_bed import NAMES, Bed, Stream, Visitor, fill, make, stream_of, wa
 from submission_bed import packed
 
 from labctl.courses.grading.record import FEEDBACK
-from labctl.courses.records.ledger import spent_usd
+from labctl.courses.records.spending import spent_usd
 from labctl.submissions.receipt import Receipt, Signed
 from labctl.submissions.receiver import BUNDLE
 from labctl.web import factory

@@ -14,15 +14,14 @@ import pytest
 
 from labctl.errors import NotFoundError
 from labctl.model import Endpoint, Forward, Service
-from labctl.services.background_forwards import (
+from labctl.services.background_forwards import is_ours, list_forwards, stop_forward
+from labctl.services.port_forward import (
     Forwarding,
     ForwardSpec,
     build_url,
-    is_ours,
-    list_forwards,
-    stop_forward,
+    find_free_port,
+    is_answering,
 )
-from labctl.services.port_forward import find_free_port, is_answering
 from labctl.services.services import usual_port
 from labctl.state import State
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from labctl.courses.grading_server import _make_upload_reporter
-from labctl.courses.scheduler import ConsentingReporter
-from labctl.courses.seat_reporter import SeatNews, SeatReporter
+from labctl.courses.scheduler import make_course_log_reporter
+from labctl.courses.seat_reporter import SeatNews, make_seat_reporter
 from labctl.courses.shared_servers import _make_quiet_reporter
 from labctl.events import (
     AGREE_TO_NOTHING,
@@ -21,7 +21,7 @@ from labctl.events import (
     Reporter,
     Step,
 )
-from labctl.keeper.labs import LogReporter
+from labctl.keeper.labs import make_log_reporter
 from labctl.services.background_forwards import _make_file_reporter
 
 OTHER = Question(question="overwrite it?")
@@ -69,10 +69,10 @@ def test_each_policy_agrees_to_its_questions_only(tmp_path: Path) -> None:
     person = Person()
     assert agreed(silent) == ()
     assert agreed(_make_file_reporter(str(tmp_path / "log"))) == ()
-    assert agreed(ConsentingReporter(ignore)) == QUESTIONS
-    assert agreed(LogReporter(ignore, "digits")) == (PRICE, TYPED_PRICE)
-    assert agreed(SeatReporter("ada", person, agreed=True)) == QUESTIONS
-    assert agreed(SeatReporter("ada", person, agreed=False)) == (OTHER, TYPED)
+    assert agreed(make_course_log_reporter(ignore)) == QUESTIONS
+    assert agreed(make_log_reporter(ignore, "digits")) == (PRICE, TYPED_PRICE)
+    assert agreed(make_seat_reporter("ada", person, agreed=True)) == QUESTIONS
+    assert agreed(make_seat_reporter("ada", person, agreed=False)) == (OTHER, TYPED)
     assert person.asked == []
 
 
@@ -95,8 +95,8 @@ def test_each_shows_its_events_only(tmp_path: Path) -> None:
     lines: list[str] = []
     seats, uploads, quiet = Person(), Person(), Person()
     reporters: list[Reporter] = [
-        LogReporter(lambda name, text: lines.append(f"{name}: {text}"), "digits"),
-        SeatReporter("ada", seats, agreed=False),
+        make_log_reporter(lambda name, text: lines.append(f"{name}: {text}"), "digits"),
+        make_seat_reporter("ada", seats, agreed=False),
         _make_upload_reporter(uploads),
         _make_quiet_reporter(quiet),
         _make_file_reporter(str(tmp_path / "log")),
@@ -122,7 +122,7 @@ def test_each_shows_its_events_only(tmp_path: Path) -> None:
 
 def test_a_keepers_log_has_warnings_only() -> None:
     lines: list[tuple[str, str]] = []
-    reporter = ConsentingReporter(lambda name, text: lines.append((name, text)))
+    reporter = make_course_log_reporter(lambda name, text: lines.append((name, text)))
     for event in (
         *EVENTS,
         SeatNews(seat="ada", text="x"),

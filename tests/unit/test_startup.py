@@ -41,6 +41,7 @@ STATUS_MODULES = {
     "labctl.wire",
     "labctl.wire.codec",
     "labctl.wire.containment",
+    "labctl.wire.text",
     "labctl.wire.verbs",
     "labctl.wire.watchdog",
     "labctl.lifecycle",

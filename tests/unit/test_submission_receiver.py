@@ -31,16 +31,18 @@ from labctl.errors import (
     BusyError,
     DiskFullError,
     LabError,
+    LinkLostError,
     NotFoundError,
     PolicyError,
     TransferError,
     UsageError,
 )
-from labctl.submissions import receipt, service
+from labctl.submissions import receipt, receiver_host, service
 from labctl.submissions import receiver as receiver_module
 from labctl.submissions.receipt import Receipt, Signed
 from labctl.submissions.receiver import MOST_SUBMISSIONS, Receiver
 from labctl.submissions.receiver_host import ReceiverHost
+from labctl.wire.receiver import FINISH_UPLOAD, BeginUploadReply, FinishUploadReply
 
 GIB = 1024**3
 
@@ -554,10 +556,8 @@ class StrangeReceiver(ReceiverHost):
     def __init__(self, reply: object) -> None:
         rules = SimpleNamespace(name="hw3", hand_in="ssh://labctl@receiver.example")
         super().__init__(SimpleNamespace(), rules)  # type: ignore[arg-type]
-        self.line = json.dumps(reply).encode() + b"\n"
-
-    def _connect(self) -> Any:
-        return SimpleNamespace(stdin=io.BytesIO(), stdout=io.BytesIO(self.line))
+        line = json.dumps(reply).encode() + b"\n"
+        self._channel = SimpleNamespace(exchange=lambda request: line)  # type: ignore[assignment]
 
 
 GREETING = {
@@ -586,3 +586,49 @@ def test_a_reply_of_another_shape_is_the_receivers_error(reply: object) -> None:
 def test_an_upload_without_an_offset_or_a_receipt_ends(reply: object) -> None:
     with pytest.raises(LabError, match="does not answer like a receiver"):
         StrangeReceiver(reply).send(io.BytesIO(b"x"), "0" * 64, 1, lambda count: None)
+
+
+class BrokenReceiver(ReceiverHost):
+    """A connection that breaks: before each request that `breaks` names by its number."""
+
+    def __init__(self, breaks: set[int]) -> None:
+        rules = SimpleNamespace(name="hw3", hand_in="ssh://labctl@receiver.example")
+        super().__init__(SimpleNamespace(), rules)  # type: ignore[arg-type]
+        self.breaks, self.requests, self.arrived = breaks, 0, b""
+
+    def send_request(self, verb: Any, request: Any, body: bytes = b"") -> Any:
+        self.requests += 1
+        self.arrived += body
+        if self.requests in self.breaks:
+            raise LinkLostError("the connection to the receiver ended")
+        if verb is FINISH_UPLOAD:
+            return FinishUploadReply({"receipt": {}, "key": "", "signature": ""})
+        return BeginUploadReply(len(self.arrived))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiver_host, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(receiver_host, "PART_BYTES", 10)
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_upload_continues_after_broken_connections_and_sends_nothing_twice() -> None:
+    # Four failures in a row, twice, with bytes that arrived between them.
+    host = BrokenReceiver({*range(1, 5), *range(7, 11)})
+    data = bytes(range(95))
+    seen: list[int] = []
+    with pytest.raises(LabError, match="does not answer like a receiver"):  # of this receipt
+        host.send(io.BytesIO(data), "0" * 64, len(data), seen.append)
+    assert host.arrived == data
+    assert seen == sorted(seen)
+    assert (seen[0], seen[-1]) == (0, 95)
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_upload_without_progress_ends() -> None:
+    host = BrokenReceiver(set(range(3, 1000)))
+    with pytest.raises(LinkLostError):
+        host.send(io.BytesIO(bytes(95)), "0" * 64, 95, lambda count: None)
+    # It began and sent a part, then broke off five times in a row.
+    assert host.requests == 2 + receiver_host.TRIES

@@ -18,8 +18,8 @@ from labctl.agent.watchdog.decisions import (
     limits_text,
     list_clocks,
     should_restart_ttl,
-    span_text,
 )
+from labctl.wire.text import duration_text
 from labctl.wire.watchdog import ElapsedTimeRecord, ServerLimits
 
 HOUR = 3600.0
@@ -265,7 +265,7 @@ def test_the_wind_down_is_as_long_as_what_is_to_be_sent() -> None:
 
 
 def test_words_for_people() -> None:
-    assert [span_text(s) for s in (-3, 45, 119, 720, 3600, 5400, 90000)] == [
+    assert [duration_text(s) for s in (-3, 45, 119, 720, 3600, 5400, 90000, 260_000)] == [
         "0 s",
         "45 s",
         "119 s",
@@ -273,9 +273,10 @@ def test_words_for_people() -> None:
         "1 h",
         "1 h 30 min",
         "25 h",
+        "3 d",
     ]
     assert limits_text(ServerLimits()) == "none"
     told = limits_text(
         ServerLimits(ttl_s=HOUR, idle_s=600.0, budget_usd=5.0, price_usd_per_hour=0.5)
     )
-    assert told == "ttl 1 h, idle 10 min, budget 5.00 dollars at 0.5000 an hour"
+    assert told == "ttl 1 h, idle 10 min, budget $5.00 at $0.50 an hour"

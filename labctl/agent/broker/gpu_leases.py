@@ -171,11 +171,11 @@ def find_holder(uid: int) -> str:
         return f"uid {uid}"
 
 
-def list_node_groups(folder: Path = Path("/dev")) -> list[str]:
+def list_node_groups() -> list[str]:
     """Return the groups of the GPU's device nodes, which a container with a lease joins."""
     groups = {
         str(node.stat().st_gid)
-        for node in folder.glob("nvidia*")
+        for node in Path("/dev").glob("nvidia*")
         if node.is_char_device() and node.stat().st_mode & 0o006 == 0
     }
     return sorted(groups)

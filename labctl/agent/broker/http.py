@@ -88,13 +88,10 @@ class Request:
                     raise HttpRefusal(413, "the request is larger than the shared server allows")
                 yield bytes(event.data)
 
-    def read_body(self, most: int = MOST_JSON) -> bytes:
-        return b"".join(self.read_blocks(most))
-
     def read_json_body(self) -> dict[str, object]:
         """Parse the body as an object; {} without a body."""
         try:
-            body = parse_json(self.read_body() or b"{}")
+            body = parse_json(b"".join(self.read_blocks(MOST_JSON)) or b"{}")
         except ValueError as error:
             raise HttpRefusal(400, f"the body is not valid JSON: {error}") from None
         if body is None:

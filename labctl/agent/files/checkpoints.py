@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from ..host.paths import read_json
 
-MANIFEST = "manifest.json"
 # The value of a field that a manifest does not have.
 ABSENT = object()
 
@@ -21,7 +20,7 @@ class PromisedFile(NamedTuple):
     size: object = ABSENT
     sha256: object = ABSENT
 
-    def matches(self, size: int, sha256: str) -> bool:
+    def is_match(self, size: int, sha256: str) -> bool:
         """Return whether the file is as promised, as far as the manifest says."""
         return self.size in (ABSENT, size) and self.sha256 in (ABSENT, sha256)
 

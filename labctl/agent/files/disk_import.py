@@ -31,7 +31,7 @@ from ..host.paths import (
 from ..host.sudo import call_as_root, can_sudo
 from ..reply import Failure
 from ..runs.records import read_last_attempt
-from .files import BYTECODE, RESERVE_BYTES, walk
+from .files import RESERVE_BYTES, is_by_product, walk
 from .records import Record, read_hashes, read_records, write_records
 
 MOUNTS = Path("/run/labctl-kept")
@@ -209,7 +209,7 @@ class DiskImport:
         for path in walk(old):
             name = str(path.relative_to(old))
             sha256 = _hash_if_edited(path, pushed.get(name))
-            if not sha256 or _is_ignored(name):
+            if not sha256 or is_by_product(name):
                 continue
             target = resolve_inside(new, name)
             present = _hash(target)
@@ -255,10 +255,6 @@ def _hash(path: Path) -> str:
 
 def _is_directory(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
-
-
-def _is_ignored(name: str) -> bool:
-    return any(part in (BYTECODE, ".ipynb_checkpoints") for part in name.split("/"))
 
 
 def _hash_if_edited(path: Path, pushed: PushedRecord | None) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...wire.files import EditedFile, EditsReply, SkippedFile
 from ...wire.verbs import LabRequest
-from .files import BYTECODE, UNREADABLE, read_rsync_version, walk
+from .files import UNREADABLE, is_by_product, read_rsync_version, walk
 from .push_target import PushTarget
 
 
@@ -17,7 +17,7 @@ def edits(request: LabRequest) -> EditsReply:
     unreadable: list[Path] = []
     for path in walk(target.root, unreadable.append):
         name = str(path.relative_to(target.root))
-        if _is_by_product(name):
+        if is_by_product(name):
             continue
         try:
             sha256 = target.hash_present(name)
@@ -29,9 +29,5 @@ def edits(request: LabRequest) -> EditsReply:
             base = pushed.sha256 if pushed else ""
             changed.append(EditedFile(name, path.stat().st_size, sha256, base))
     names = (str(path.relative_to(target.root)) for path in unreadable)
-    skipped = [SkippedFile(name, UNREADABLE) for name in names if not _is_by_product(name)]
+    skipped = [SkippedFile(name, UNREADABLE) for name in names if not is_by_product(name)]
     return EditsReply(tuple(changed), tuple(skipped), str(target.root), read_rsync_version())
-
-
-def _is_by_product(name: str) -> bool:
-    return any(part in (BYTECODE, ".ipynb_checkpoints") for part in name.split("/"))

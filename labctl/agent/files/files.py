@@ -321,6 +321,11 @@ def _give_mode(staged: str, mode: int, staged_stat: os.stat_result) -> None:
         Path(staged).chmod(_normalize_mode(mode))
 
 
+def is_by_product(name: str) -> bool:
+    """Return whether a program made the file beside the code, as Python and Jupyter do."""
+    return any(part in (BYTECODE, ".ipynb_checkpoints") for part in name.split("/"))
+
+
 def walk(
     root: Path,
     on_closed: Callable[[Path], None] | None = None,

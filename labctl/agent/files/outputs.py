@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Callable, Dict, Iterable, Iterator, Set, Tuple
 
+from ...wire.checkpoints import MANIFEST
 from ...wire.files import (
     CompleteFile,
     HashRecord,
@@ -23,7 +24,7 @@ from ..host.paths import HASHES, compute_age_s, hash_file, lab_dir, resolve_insi
 from ..reply import Failure
 from ..runs.records import read_final_record
 from ..runs.spec import read_spec
-from .checkpoints import MANIFEST, PromisedFile, read_checkpoint_manifest
+from .checkpoints import PromisedFile, read_checkpoint_manifest
 from .files import UNREADABLE, read_rsync_version, walk
 from .records import read_records, write_records
 
@@ -158,7 +159,7 @@ class _RunScan:
         """Yield the paths that may be outputs, with their names in the run."""
         for path in paths:
             name = str(path.relative_to(self.directory))
-            if not name.startswith(".labctl/") and not _matches(name, NEVER):
+            if not name.startswith(".labctl/") and not _is_match(name, NEVER):
                 yield path, name
 
     def _find_outward_links(self, links: Iterable[Path]) -> Iterator[str]:
@@ -211,11 +212,11 @@ class _RunScan:
                     self.proved |= {name, *promised}
 
     def _can_grow(self, name: str) -> bool:
-        return not self.ended and _matches(name, GROWING)
+        return not self.ended and _is_match(name, GROWING)
 
     def _hash_complete(self, path: Path, name: str) -> tuple[str, HashRecord | None]:
         """Return ("", record) of a stable file, or (reason, None)."""
-        if not self.ended and _matches(name, UNFINISHED):
+        if not self.ended and _is_match(name, UNFINISHED):
             return "unfinished by its name", None
         can_grow = self._can_grow(name)
         try:
@@ -258,10 +259,10 @@ class _RunScan:
 
 
 def _is_as_promised(file: CompleteFile | None, promised: PromisedFile) -> bool:
-    return file is not None and promised.matches(file.size, file.sha256)
+    return file is not None and promised.is_match(file.size, file.sha256)
 
 
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+def _is_match(name: str, patterns: tuple[str, ...]) -> bool:
     parts = name.split("/")
     return any(
         fnmatch.fnmatch(name, p) or any(fnmatch.fnmatch(part, p) for part in parts)

@@ -50,11 +50,11 @@ class ContainerUsage:
     `cpu_cores` needs two readings.
     """
 
-    def __init__(self, container: Container, groups: Path = GROUPS) -> None:
+    def __init__(self, container: Container) -> None:
         self.container = container
         self.pid = container.State.Pid
         self.proc = Path(f"/proc/{self.pid}")
-        self.group = find_group(self.proc, groups)
+        self.group = find_group(self.proc)
         cpus = container.HostConfig.NanoCpus / 1e9
         self.cores = cpus or count_usable_cores(self.pid)
         self._cpu_s: float | None = None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ATTEMPTS_S = 20.0
 
 
-def run_docker(*args: str, check: bool = True, stdin: str = "") -> CompletedProcess[str]:
+def run_docker(*args: str, check: bool = True) -> CompletedProcess[str]:
     """Run one docker command. While the daemon does not answer, retry for ATTEMPTS_S."""
     import subprocess  # imported here: a run's start does not need it
 
@@ -26,7 +26,7 @@ def run_docker(*args: str, check: bool = True, stdin: str = "") -> CompletedProc
     while True:
         try:
             done = subprocess.run(
-                ["docker", *args], input=stdin, capture_output=True, text=True, check=False
+                ["docker", *args], input="", capture_output=True, text=True, check=False
             )
         except FileNotFoundError:
             what = "Docker is not installed on the server"

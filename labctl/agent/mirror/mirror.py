@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Callable, NamedTuple, Sequence
 
+from ...wire.checkpoints import find_checkpoint, list_checkpoints
 from ...wire.codec import MessageError, decode, encode, from_json, to_json
 from ...wire.files import CompleteFile, ManifestRequest
 from ...wire.mirrors import (
@@ -52,7 +53,7 @@ from .store import (
     read_config,
     rerun_with_boto3,
 )
-from .store_index import Files, build_key, find_checkpoint, group_by_checkpoint, list_checkpoints
+from .store_index import Files, build_key, group_by_checkpoint
 
 LOCK = "mirror.lock"
 STUCK_S = 60.0

@@ -11,6 +11,7 @@ import re
 import time
 from pathlib import Path
 
+from ...wire.checkpoints import MANIFEST
 from ...wire.codec import Message, MessageError, decode, to_json
 from ...wire.mirrors import (
     RESTORE_RUN,
@@ -23,7 +24,7 @@ from ...wire.mirrors import (
 )
 from ...wire.runs import AttemptRecord
 from ...wire.verbs import SHOW_DISK, UP_COMMAND, HintPart
-from ..files.checkpoints import MANIFEST, read_checkpoint_manifest
+from ..files.checkpoints import read_checkpoint_manifest
 from ..files.files import RESERVE_BYTES
 from ..files.records import merge_records
 from ..files.unpack import unpack

@@ -14,29 +14,15 @@ from __future__ import annotations
 
 from typing import Dict, Iterable
 
+from ...wire.checkpoints import MANIFEST, find_checkpoint, list_checkpoints
 from ...wire.mirrors import StoredFile
-from ..files.checkpoints import MANIFEST, CheckpointManifest
+from ..files.checkpoints import CheckpointManifest
 
 Files = Dict[str, StoredFile]
 
 
 def build_key(run: str, name: str) -> str:
     return f"runs/{run}/{name}"
-
-
-def list_checkpoints(names: Iterable[str]) -> list[str]:
-    """Return the directories (with "/") that have a manifest, only the outermost ones."""
-    outermost: list[str] = []
-    for name in sorted(names, key=len):
-        if name.endswith("/" + MANIFEST):
-            top = name[: -len(MANIFEST)]
-            if not any(top.startswith(outer) for outer in outermost):
-                outermost.append(top)
-    return outermost
-
-
-def find_checkpoint(name: str, known: list[str]) -> str:
-    return next((top for top in known if name.startswith(top)), "")
 
 
 def group_by_checkpoint(names: Iterable[str]) -> dict[str, list[str]]:
@@ -55,6 +41,6 @@ def find_damage(top: str, manifest: CheckpointManifest, files: Files) -> str:
         present, promised = files.get(top + inner), manifest.files.get(inner)
         if present is None:
             return f"{inner} is missing"
-        if promised and not promised.matches(present.size, present.sha256):
+        if promised and not promised.is_match(present.size, present.sha256):
             return f"{inner} does not match its manifest"
     return ""

@@ -125,6 +125,24 @@ def limit(config: NewHostConfig, limits: ResourceLimits) -> NewHostConfig:
     )
 
 
+def restrict(
+    config: NewHostConfig, tmpfs: dict[str, str], *, pids: int = 0, has_network: bool = False
+) -> NewHostConfig:
+    """Restrict a container whose program or input is untrusted.
+
+    It has no capabilities, gains no privileges, and writes only to its writable mounts and to
+    `tmpfs` (target -> mount options). `pids` 0 is no limit.
+    """
+    config = config._replace(
+        ReadonlyRootfs=True,
+        CapDrop=("ALL",),
+        SecurityOpt=("no-new-privileges",),
+        PidsLimit=pids,
+        Tmpfs=tmpfs,
+    )
+    return config if has_network else config._replace(NetworkMode="none")
+
+
 def build_run_env(run_id: str) -> dict[str, str]:
     return {
         "LABCTL_RUN_ID": run_id,

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -62,10 +62,22 @@ def build(request: BuildImageRequest) -> None:
         code, lines = rootless.build(request, context, log, run_and_tee)
         send_closing_reply(BuildResult(code, tuple(pick_failing_lines(lines)), str(log)))
         return
-    with serve_wheelhouse(request.wheelhouse) as wheel_args:
-        words = ["docker", "build", "--progress", "plain", "--tag", request.tag]
-        words += ["--label", "labctl.lab-id=" + request.lab_id]
-        for key, value in {**request.args, **wheel_args}.items():
+    words = ["docker", "build", "--progress", "plain", "--tag", request.tag]
+    run_build(words, request.lab_id, request.args, request.wheelhouse, log, context)
+
+
+def run_build(
+    words: list[str],
+    lab_id: str,
+    args: Mapping[str, str],
+    wheelhouse: bool,
+    log: Path,
+    context: Path,
+) -> None:
+    """Run `docker build` with these arguments; stream and log its output, and send the result."""
+    with serve_wheelhouse(wheelhouse) as wheel_args:
+        words = [*words, "--label", "labctl.lab-id=" + lab_id]
+        for key, value in {**args, **wheel_args}.items():
             words += ["--build-arg", f"{key}={value}"]
         if wheel_args:
             words += ["--network", "host"]

@@ -6,7 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from ...wire.codec import Message, MessageError, from_json, to_json
+from ...wire.codec import to_json
 from ...wire.runs import (
     AttemptRecord,
     ClaimRecord,
@@ -17,15 +17,7 @@ from ...wire.runs import (
     RunRecord,
     RunSpec,
 )
-from ..host.paths import LIMIT, read_json, write_json, write_text
-
-
-def _read_record(kind: type[Message], path: Path) -> Message | None:
-    body = read_json(path)
-    try:
-        return from_json(kind, body) if body else None
-    except MessageError:
-        return None
+from ..host.paths import LIMIT, read_record, write_json, write_text
 
 
 def list_attempts(directory: Path) -> list[Path]:
@@ -36,7 +28,7 @@ def list_attempts(directory: Path) -> list[Path]:
 def read_last_attempt(directory: Path) -> AttemptRecord:
     """Return the record of the run's newest attempt, `AttemptRecord()` if it has none."""
     attempts = list_attempts(directory)
-    record = _read_record(AttemptRecord, attempts[-1]) if attempts else None
+    record = read_record(AttemptRecord, attempts[-1]) if attempts else None
     return record or AttemptRecord()
 
 
@@ -46,7 +38,7 @@ def write_attempt(directory: Path, number: int, record: AttemptRecord) -> None:
 
 def read_final_record(directory: Path) -> RunRecord | None:
     """Return the record of a run that is known to have ended, None otherwise."""
-    return _read_record(RunRecord, directory / ".labctl" / "record.json")
+    return read_record(RunRecord, directory / ".labctl" / "record.json")
 
 
 def write_final_record(directory: Path, record: RunRecord) -> None:
@@ -54,7 +46,7 @@ def write_final_record(directory: Path, record: RunRecord) -> None:
 
 
 def read_claim(directory: Path) -> ClaimRecord:
-    return _read_record(ClaimRecord, directory / ".labctl" / "claim.json") or ClaimRecord()
+    return read_record(ClaimRecord, directory / ".labctl" / "claim.json") or ClaimRecord()
 
 
 def write_spec_and_claim(directory: Path, spec: RunSpec, created_at: float) -> ClaimRecord:
@@ -73,18 +65,18 @@ def encode_spec(spec: RunSpec) -> str:
 
 def read_exit(directory: Path) -> ExitRecord | None:
     """Return how the run's command ended, None if entry.sh has not written that."""
-    return _read_record(ExitRecord, directory / ".labctl" / "exit.json")
+    return read_record(ExitRecord, directory / ".labctl" / "exit.json")
 
 
 def read_reached_limit(directory: Path) -> str:
     """Return the limit that ended the run, "" for none."""
-    return (_read_record(LimitRecord, directory / ".labctl" / LIMIT) or LimitRecord()).by
+    return (read_record(LimitRecord, directory / ".labctl" / LIMIT) or LimitRecord()).by
 
 
 def read_log_offset(directory: Path) -> int:
     """Return the byte of the log at which the last attempt began, 0 for a run never resumed."""
     path = directory / ".labctl" / "resumed.json"
-    return (_read_record(ResumedRecord, path) or ResumedRecord()).offset
+    return (read_record(ResumedRecord, path) or ResumedRecord()).offset
 
 
 def write_log_offset(directory: Path, offset: int) -> None:
@@ -94,4 +86,4 @@ def write_log_offset(directory: Path, offset: int) -> None:
 def read_restored_container(directory: Path) -> str:
     """Return the container of a run that was restored from a disk, "" for any other run."""
     path = directory / ".labctl" / "restored.json"
-    return (_read_record(DiskRestoreRecord, path) or DiskRestoreRecord()).container
+    return (read_record(DiskRestoreRecord, path) or DiskRestoreRecord()).container

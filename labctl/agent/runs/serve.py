@@ -13,7 +13,7 @@ from ...wire.verbs import HintPart
 from ..host.engine_objects import Mount, NewHostConfig
 from ..host.paths import drop_tree, require_name, resolve_inside, run_dir, write_text
 from ..reply import Failure
-from .containers import build_mount
+from .containers import build_mount, restrict
 
 NAME = "serve"
 PORT = 8000
@@ -64,12 +64,7 @@ def build_env(model: ServedModel) -> dict[str, str]:
 
 def lock_down(config: NewHostConfig) -> NewHostConfig:
     """Allow the container to write only to its cache: it processes bytes that strangers send."""
-    return config._replace(
-        ReadonlyRootfs=True,
-        CapDrop=("ALL",),
-        PidsLimit=MOST_PROCESSES,
-        Tmpfs={"/tmp": "size=1g"},
-    )
+    return restrict(config, {"/tmp": "size=1g"}, pids=MOST_PROCESSES, has_network=True)
 
 
 def explain_failure(code: int | None, output: str) -> Failure:

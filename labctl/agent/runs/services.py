@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...wire.images import BuildResult
 from ...wire.services import (
     ListServicesReply,
     ServiceImageOpening,
@@ -40,7 +39,7 @@ from ..host.paths import (
     write_json,
     write_text,
 )
-from ..reply import Failure, send_closing_reply, send_reply
+from ..reply import Failure, send_reply
 from . import serve
 from .containers import (
     ContainerLab,
@@ -50,7 +49,7 @@ from .containers import (
     limit,
 )
 from .healthcheck import is_http_ready, is_listening
-from .images import pick_failing_lines, run_and_tee, serve_wheelhouse
+from .images import run_build
 from .known_services import KNOWN, TOKEN_FILE
 
 # How long a service may take until its port answers, unless the request has a deadline.
@@ -139,15 +138,9 @@ def build(request: ServiceRequest) -> None:
     write_text(context / "Dockerfile", request.dockerfile)
     log = context / "build.log"
     send_reply(ServiceImageOpening(str(log), tag))
-    with serve_wheelhouse(request.wheelhouse) as wheel_args:
-        words = ["docker", "build", "--tag", tag]
-        words += ["--label", "labctl.lab-id=" + request.lab_id]
-        for key, value in {**request.args, **wheel_args, "BASE": base_image.Id}.items():
-            words += ["--build-arg", f"{key}={value}"]
-        if wheel_args:
-            words += ["--network", "host"]
-        code, lines = run_and_tee([*words, str(context)], log)
-    send_closing_reply(BuildResult(code, tuple(pick_failing_lines(lines)), str(log)))
+    args = {**request.args, "BASE": base_image.Id}
+    words = ["docker", "build", "--tag", tag]
+    run_build(words, request.lab_id, args, request.wheelhouse, log, context)
 
 
 def _container_name(root: Path, name: str) -> str:

@@ -27,6 +27,7 @@ from ..runs.containers import (
     build_mount,
     build_run_env,
     limit,
+    restrict,
 )
 from ..runs.records import read_last_attempt
 from ..runs.run_state import require_run_directory
@@ -120,15 +121,11 @@ def build_evaluation_container(
     lab = ContainerLab(spec.lab, spec.lab_id, spec.gpus)
     container = build_lab_container(root, lab, image, mounts, env, labels)
     limits = ResourceLimits(spec.memory_bytes, spec.cpus, spec.shm_bytes)
-    config = limit(container.HostConfig, limits)._replace(
+    config = restrict(limit(container.HostConfig, limits), {"/tmp": "mode=1777"})
+    config = config._replace(
         Mounts=tuple(
-            mount._replace(ReadOnly=mount.Target != OUT_DIRECTORY)
-            for mount in container.HostConfig.Mounts
-        ),
-        NetworkMode="none",
-        CapDrop=("ALL",),
-        ReadonlyRootfs=True,
-        Tmpfs={"/tmp": "mode=1777"},
+            mount._replace(ReadOnly=mount.Target != OUT_DIRECTORY) for mount in config.Mounts
+        )
     )
     words = ("/bin/sh", "-c", PYTHON, "evaluate", PROGRAM, f"/lab/run/{checkpoint}")
     if image.config.Entrypoint:

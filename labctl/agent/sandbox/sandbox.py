@@ -26,7 +26,7 @@ from ..host.engine_objects import (
     Ulimit,
 )
 from ..reply import Failure
-from ..runs.containers import build_device_requests
+from ..runs.containers import ResourceLimits, build_device_requests, limit, restrict
 
 # The account inside, "nobody", which owns nothing on the server.
 OWNER = 65534
@@ -69,6 +69,15 @@ def build_sandbox_container(
     defaults = {"HOME": SCRATCH, "TMPDIR": SCRATCH, "USER": "nobody", "PYTHONUNBUFFERED": "1"}
     variables = {**defaults, **env}
     used_targets = {"/tmp", SCRATCH, OUT, *(mount.Target for mount in mounts)}
+    config = NewHostConfig(
+        Mounts=(*mounts, *engine.build_volume_mounts(image, used_targets, limits.disk_bytes)),
+        IpcMode="private",
+        Ulimits=(Ulimit("core", 0, 0), Ulimit("nofile", 4096, 4096)),
+        OomScoreAdj=500,
+        LogConfig=ContainerLog("none", {}),
+        DeviceRequests=build_device_requests(limits.gpus),
+    )
+    # /dev/shm and every tmpfs count as memory too.
     return NewContainer(
         Image=image.Id,
         Hostname="sealed",
@@ -82,26 +91,10 @@ def build_sandbox_container(
         AttachStderr=True,
         NetworkDisabled=True,
         Healthcheck=ContainerHealthcheck(("NONE",)),
-        HostConfig=NewHostConfig(
-            Mounts=(
-                *mounts,
-                *engine.build_volume_mounts(image, used_targets, limits.disk_bytes),
-            ),
-            NetworkMode="none",
-            IpcMode="private",
-            ReadonlyRootfs=True,
-            CapDrop=("ALL",),
-            SecurityOpt=("no-new-privileges",),
-            Memory=limits.memory_bytes,
-            MemorySwap=limits.memory_bytes,
-            NanoCpus=round(limits.cpus * 1e9),
-            PidsLimit=limits.pids,
-            ShmSize=limits.shm_bytes,  # counts as memory, as all of these do
-            Tmpfs={"/tmp": scratch, SCRATCH: scratch, OUT: scratch},
-            Ulimits=(Ulimit("core", 0, 0), Ulimit("nofile", 4096, 4096)),
-            OomScoreAdj=500,
-            LogConfig=ContainerLog("none", {}),
-            DeviceRequests=build_device_requests(limits.gpus),
+        HostConfig=restrict(
+            limit(config, ResourceLimits(limits.memory_bytes, limits.cpus, limits.shm_bytes)),
+            {"/tmp": scratch, SCRATCH: scratch, OUT: scratch},
+            pids=limits.pids,
         ),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ...wire.text import dollars_text, duration_text, price_text
 from ...wire.watchdog import ElapsedTimeRecord, ServerLimits
 
 WARN_AT_S = (900.0, 300.0, 60.0)
@@ -115,8 +116,8 @@ def explain_refusal(limits: ServerLimits, span_s: float) -> str:
     ceiling_s = None if limits.ceiling_s is None else limits.from_s + limits.ceiling_s
     for name, limit_s in (("ceiling", ceiling_s), ("budget", limits.budget_end_s)):
         if limit_s is not None and now + span_s > limit_s + TOLERANCE_S:
-            text = f"the {name} ends the server {span_text(limit_s)} after its start"
-            return f"{text}; you can extend it by at most {span_text(max(0.0, limit_s - now))}"
+            text = f"the {name} ends the server {duration_text(limit_s)} after its start"
+            return f"{text}; you can extend it by at most {duration_text(max(0.0, limit_s - now))}"
     return ""
 
 
@@ -168,26 +169,15 @@ def limit_budget(previous: Budget, requested: Budget) -> float | None:
     return max(0.0, min(previous.server_usd + increase, requested.server_usd))
 
 
-def span_text(span_s: float) -> str:
-    """Format a span for people: "45 s", "12 min", "1 h 30 min"."""
-    seconds = max(0, round(span_s))
-    if seconds < 120:
-        return f"{seconds} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
-
-
 def limits_text(limits: ServerLimits) -> str:
     """Describe the limits in one line."""
     parts = []
     for name, span in (("ttl", limits.ttl_s), ("idle", limits.idle_s)):
-        parts += [] if span is None else [f"{name} {span_text(span)}"]
-    parts += [f"extended by {span_text(limits.extended_s)}"] if limits.extended_s else []
+        parts += [] if span is None else [f"{name} {duration_text(span)}"]
+    parts += [f"extended by {duration_text(limits.extended_s)}"] if limits.extended_s else []
     if limits.budget_usd is not None:
-        price = limits.price_usd_per_hour
-        parts.append(f"budget {limits.budget_usd:.2f} dollars at {price:.4f} an hour")
+        price = price_text(limits.price_usd_per_hour)
+        parts.append(f"budget {dollars_text(limits.budget_usd)} at {price}")
     if limits.ceiling_s is not None:
-        parts.append(f"at most {span_text(limits.ceiling_s)} with extensions")
+        parts.append(f"at most {duration_text(limits.ceiling_s)} with extensions")
     return ", ".join(parts) or "none"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Callable
 
 from ...wire.codec import to_json
+from ...wire.text import duration_text
 from ...wire.verbs import UP_COMMAND, HintPart
 from ...wire.watchdog import (
     EXTEND,
@@ -43,7 +44,6 @@ from .decisions import (
     carry_elapsed_s,
     explain_refusal,
     limit_budget,
-    span_text,
 )
 from .limits import LimitsFile
 from .state_files import (
@@ -122,7 +122,7 @@ def extend(request: ExtendRequest) -> WatchReply:
         why = why or explain_refusal(limits, span_s)
         if why:
             record_decision(directory, status.elapsed_s, "extension refused", why)
-            what = f"Cannot extend by {span_text(span_s)}."
+            what = f"Cannot extend by {duration_text(span_s)}."
             raise Failure("policy", what, why, HintPart("status", "--why"))
         extended = limits._replace(
             extended_s=limits.extended_s + span_s,
@@ -131,7 +131,7 @@ def extend(request: ExtendRequest) -> WatchReply:
         record = record._replace(limits=extended, edition=record.edition + 1)
         limits_file.write(record, _choose_mode())
         record_decision(
-            directory, status.elapsed_s, f"extended by {span_text(span_s)}", "labctl extend"
+            directory, status.elapsed_s, f"extended by {duration_text(span_s)}", "labctl extend"
         )
     return WatchReply(_wait_for_tick(directory, record.edition, ""))
 

@@ -8,9 +8,10 @@ import subprocess
 import threading
 from pathlib import Path
 
+from ...wire.text import duration_text
 from ..host.paths import read_json
 from ..reply import Failure
-from .decisions import SETTLE_S, span_text
+from .decisions import SETTLE_S
 from .shutdown import Say, ShutdownPlan, WindDownOutcome, should_end, wind_down
 from .state_files import read_boottime_s
 
@@ -52,9 +53,9 @@ class WindDown:
         if self.by == "idle":
             return 0.0
         over_s = elapsed_s - self.limit_s
-        timing = f"{span_text(over_s)} after" if over_s > 0 else f"{span_text(-over_s)} before"
+        timing = f"{duration_text(abs(over_s))} {'after' if over_s > 0 else 'before'}"
         self.say(
-            "wound down", f"{timing} the {self.by}, {span_text(elapsed_s - self.began_s)} long"
+            "wound down", f"{timing} the {self.by}, {duration_text(elapsed_s - self.began_s)} long"
         )
         return round(max(0.0, over_s), 1)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ...wire.codec import to_json
+from ...wire.text import duration_text
 from ...wire.verbs import UP_COMMAND, Empty
 from ...wire.watchdog import (
     RECLAIM_NOTICE,
@@ -28,7 +29,6 @@ from ..host.imds import Imds
 from ..host.paths import read_record, write_json
 from ..host.sudo import call_as_root
 from ..reply import Failure
-from .decisions import span_text
 from .imds_notices import has_reclaim_notices, read_notices
 from .mirroring import FAILURES, error_text, send_all
 from .notify import list_run_logs, notify
@@ -54,10 +54,9 @@ LINGER_S = 2.0
 # seconds before a failed store is tried again, and a run that continues is sent again
 AGAIN_S = 3.0
 FILE = "notice.json"
-Send = Callable[[ShutdownPlan, Say], "list[str]"]
 
 
-def send_new(plan: ShutdownPlan, say: Say) -> list[str]:
+def _send_new(plan: ShutdownPlan, say: Say) -> list[str]:
     """Send results that exist only here to the store; return the paths of those that failed.
 
     Raises Failure or OSError.
@@ -74,10 +73,9 @@ class ReclaimHandler:
     reclaimed, else None.
     """
 
-    def __init__(self, directory: Path, say: Say, send: Send = send_new) -> None:
+    def __init__(self, directory: Path, say: Say) -> None:
         self.directory = directory
         self.say = say
-        self.send = send
         self.acted = HandledNotices()
         self.shown: ReclaimRecord | None = None
         self._polled: list[ReclaimNotice] = []
@@ -115,7 +113,7 @@ class ReclaimHandler:
                 heard_at=time.time(),
                 ends_at=time.time() + left_s,
             )
-            why = f"{notice.source} says: {notice.action} in {span_text(left_s)}"
+            why = f"{notice.source} says: {notice.action} in {duration_text(left_s)}"
             self.say("reclaim notice", why)
             self._run_in_thread(self._wind_down, plan, self.shown, stop_s, now + left_s)
         return self.under_way
@@ -195,7 +193,7 @@ class ReclaimHandler:
             wake_watchdog(self.directory)
 
     def _notify(self, plan: ShutdownPlan, left_s: float, runs: list[str]) -> None:
-        text = f"the provider reclaims this server in {span_text(left_s)}. "
+        text = f"the provider reclaims this server in {duration_text(left_s)}. "
         text += "Runs end now and write a checkpoint. "
         text += "Results go to the store." if plan.store else "Save results now: labctl pull."
         notify(plan.account, text, list_run_logs(runs))
@@ -206,7 +204,7 @@ class ReclaimHandler:
             return
         try:
             with self._sending:
-                failed_paths = self.send(plan, self.say)
+                failed_paths = _send_new(plan, self.say)
         except FAILURES as error:
             self.say("not mirrored", error_text(error))
             return

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable
 
+from ...wire.checkpoints import MANIFEST
 from ...wire.watchdog import (
     CheckpointRecord,
     NoticeRecord,
@@ -25,7 +26,6 @@ from .state_files import write_state
 
 Say = Callable[[str, str], None]
 NAME = "reclaim.json"
-MANIFEST = "manifest.json"
 
 
 def find_newest_complete(directory: Path) -> CheckpointRecord | None:

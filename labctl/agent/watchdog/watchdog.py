@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from ...wire.text import dollars_text, duration_text
 from ...wire.verbs import Empty
 from ...wire.watchdog import ElapsedTimeRecord, StateRecord, UnsavedCountRecord, WatchRecord
 from ..host.imds import Imds
@@ -30,7 +31,6 @@ from .decisions import (
     limits_text,
     list_clocks,
     should_restart_ttl,
-    span_text,
 )
 from .limits import LimitsFile
 from .mirroring import INTERVAL_S, Mirror
@@ -127,7 +127,7 @@ class Watchdog:
         """
         rebooted = age.boot != self.boot
         elapsed = carry_elapsed_s(age, self.boot, read_boottime_s(), time.time())
-        why = f"the server's age is {span_text(elapsed)}"
+        why = f"the server's age is {duration_text(elapsed)}"
         self.record_decision(
             "watchdog restarted" + (" after a reboot" if rebooted else ""), why, elapsed
         )
@@ -301,7 +301,7 @@ class Watchdog:
 
     def _warn(self, decision: WatchdogDecision) -> None:
         self.idle_due_s = 0.0
-        left = span_text(decision.warn_s or 0.0)
+        left = duration_text(decision.warn_s or 0.0)
         why = self._reason(decision.ends_by)
         text = f"this server ends in {left}: {why}."
         if self.limits_file.plan.disk == "goes" or self.cannot:
@@ -321,10 +321,10 @@ class Watchdog:
     def _reason(self, by: str) -> str:
         limits = self.limits_file.limits
         if by == "idle":
-            return f"nobody has worked on it (limit {span_text(limits.idle_s or 0)})"
+            return f"nobody has worked on it (limit {duration_text(limits.idle_s or 0)})"
         if by == "budget":
-            return f"its budget of {limits.budget_usd or 0:.2f} dollars is spent"
-        return f"its time is up ({span_text(limits.deadline_s or 0)})"
+            return f"its budget of {dollars_text(limits.budget_usd or 0)} is spent"
+        return f"its time is up ({duration_text(limits.deadline_s or 0)})"
 
     # The end
 
@@ -351,7 +351,7 @@ class Watchdog:
             return
         if outcome is None:
             self.record_decision(
-                "wind-down aborted", f"it took longer than {span_text(MOST_WIND_DOWN_S)}"
+                "wind-down aborted", f"it took longer than {duration_text(MOST_WIND_DOWN_S)}"
             )
         elif outcome.rate_bytes_s:
             self.rate_bytes_s = outcome.rate_bytes_s
@@ -391,7 +391,7 @@ class Watchdog:
             idle_total_s=round(self.state.idle_total_s, 1),
             spent_usd=round(elapsed / 3600 * limits.price_usd_per_hour, 4),
             busy=tuple(
-                f"{s.text}, {span_text(s.age_s)} ago" if s.age_s else s.text for s in recent
+                f"{s.text}, {duration_text(s.age_s)} ago" if s.age_s else s.text for s in recent
             ),
             gpu_percent=snapshot.gpu_percent if snapshot else None,
             timer=is_armed(),

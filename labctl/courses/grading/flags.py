@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from labctl.courses.grading.claims import AccuracyComparison
 from labctl.courses.grading.results import clean_text
 from labctl.model import FileEntry, Value
+from labctl.text import names_text
 
 LEAST_MODEL_BYTES = 1024
 LEAST_CODE_BYTES = 200
@@ -191,5 +192,4 @@ def _count_text(number: int, part: str) -> str:
 
 
 def _first_paths(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - MOST_NAMED} more" if len(paths) > MOST_NAMED else ""
-    return clean_text(", ".join(paths[:MOST_NAMED]) + more, 1000)
+    return clean_text(names_text(paths, MOST_NAMED), 1000)

@@ -15,6 +15,7 @@ MOST_TESTS = 500
 MOST_OUTPUT = 20_000
 # A grader may give bonus points, up to this multiple of the assignment's points.
 MOST_BONUS = 2.0
+_EMPTY = msgspec.Raw(b'""')
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -43,26 +44,55 @@ class GradeResults(Value, frozen=True):
     extra_data: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class _LooseTest(msgspec.Struct):
+class LooseTest(msgspec.Struct):
     """A test as graders write it: a value of another type than expected is not refused."""
 
-    name: object = ""
     score: object = None
+    name: msgspec.Raw = _EMPTY
     max_score: object = None
-    output: object = ""
-    status: object = ""
-    number: object = ""
-    visibility: object = ""
-    tags: object = None
+    output: msgspec.Raw = _EMPTY
+    status: msgspec.Raw = _EMPTY
+    number: msgspec.Raw = _EMPTY
+    visibility: msgspec.Raw = _EMPTY
+    tags: msgspec.Raw = msgspec.Raw(b"[]")
 
 
-class _LooseResults(msgspec.Struct):
-    """results.json as graders write it: the score may be the sum of the tests' scores."""
+class LooseResults(msgspec.Struct):
+    """results.json as graders and people write it. Its texts stay raw: any encoding."""
 
     score: float | None = None
-    output: str = ""
-    tests: list[_LooseTest] = msgspec.field(default_factory=list)
-    extra_data: dict[str, Any] = msgspec.field(default_factory=dict)
+    output: msgspec.Raw = _EMPTY
+    tests: list[LooseTest] = msgspec.field(default_factory=list)
+    extra_data: msgspec.Raw = msgspec.Raw(b"{}")
+
+    @property
+    def total(self) -> float | None:
+        """The score, or without one the sum of the tests' scores; None if there are none."""
+        if self.score is not None:
+            return self.score
+        scores = [parse_number(test.score) for test in self.tests]
+        numbers = [score for score in scores if score is not None]
+        return sum(numbers) if numbers else None
+
+    @property
+    def output_text(self) -> str:
+        """The output; "" if it is not a text, which does not invalidate the score."""
+        output = _decode_loosely(self.output)
+        return output if isinstance(output, str) else ""
+
+
+def decode_results(data: bytes) -> LooseResults:
+    """Decode any results.json: labctl's, another grader's, or one edited by hand.
+
+    Raises ValueError if it has another structure, RecursionError if it is nested too deeply.
+    """
+    return msgspec.json.decode(data, type=LooseResults, strict=False)
+
+
+def _decode_loosely(raw: msgspec.Raw) -> object:
+    """Decode a value of any type and encoding."""
+    value: object = msgspec.json.decode(bytes(raw).decode(errors="replace"))
+    return value
 
 
 def clean_text(text: str, most: int = MOST_OUTPUT) -> str:
@@ -76,39 +106,43 @@ def parse_results(text: str, points: float) -> GradeResults:
     if len(text) > MOST_BYTES:
         raise ValueError(f"results.json is larger than {MOST_BYTES >> 20} MiB")
     try:
-        loose = msgspec.json.decode(
-            text.encode("utf-8", "replace"), type=_LooseResults, strict=False
-        )
-    except (msgspec.MsgspecError, RecursionError) as error:
+        loose = decode_results(text.encode("utf-8", "replace"))
+        extra_data = msgspec.json.decode(loose.extra_data, type=dict[str, Any])
+        tests = tuple(_parse_test(row) for row in loose.tests[:MOST_TESTS])
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"results.json cannot be read: {error}") from None
     if len(loose.tests) > MOST_TESTS:
         raise ValueError(f"results.json has {len(loose.tests)} tests; at most {MOST_TESTS} count")
-    tests = tuple(_parse_test(row) for row in loose.tests)
-    scores = [test.score for test in tests if test.score is not None]
-    if loose.score is None and not scores:
+    score = loose.total
+    if score is None:
         raise ValueError("results.json has neither a score nor tests with scores")
-    score = sum(scores) if loose.score is None else loose.score
     if not math.isfinite(score) or not 0 <= score <= MOST_BONUS * points:
         raise ValueError(f"results.json has the score {score:g}, out of {points:g} points")
-    extra = {key: value for key, value in loose.extra_data.items() if key != "labctl"}
-    return GradeResults(score=score, output=clean_text(loose.output), tests=tests, extra_data=extra)
+    output = clean_text(loose.output_text)
+    extra = {key: value for key, value in extra_data.items() if key != "labctl"}
+    return GradeResults(score=score, output=output, tests=tests, extra_data=extra)
 
 
-def _parse_test(test: _LooseTest) -> GraderTest:
-    tags = test.tags
+def _parse_test(test: LooseTest) -> GraderTest:
+    tags = _decode_loosely(test.tags)
     return GraderTest(
-        name=clean_text(str(test.name), 200),
-        score=_parse_number(test.score),
-        max_score=_parse_number(test.max_score),
-        output=clean_text(str(test.output)),
-        status=clean_text(str(test.status), 20),
-        number=clean_text(str(test.number), 20),
-        visibility=clean_text(str(test.visibility), 20),
+        name=_clean_raw(test.name, 200),
+        score=parse_number(test.score),
+        max_score=parse_number(test.max_score),
+        output=_clean_raw(test.output, MOST_OUTPUT),
+        status=_clean_raw(test.status, 20),
+        number=_clean_raw(test.number, 20),
+        visibility=_clean_raw(test.visibility, 20),
         tags=tuple(clean_text(str(tag), 50) for tag in tags[:20]) if isinstance(tags, list) else (),
     )
 
 
-def _parse_number(value: object) -> float | None:
+def _clean_raw(raw: msgspec.Raw, most: int) -> str:
+    return clean_text(str(_decode_loosely(raw)), most)
+
+
+def parse_number(value: object) -> float | None:
+    """Return a finite number; None for any other value."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:

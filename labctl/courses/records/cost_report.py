@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from labctl.config import CourseConfig
-from labctl.courses.records import term
+from labctl.courses.records import timetable
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.spending import (
     RunningServer,
@@ -27,6 +27,8 @@ PACE_DAYS = 14.0
 LEAST_DAYS = 3.0
 IDLE_SHARE = 0.5
 GAP_S = 120.0
+# idle stretches that a report lists
+MOST_IDLE = 10
 # The "assignment" of costs after the last due time, or of all if none has a due time.
 AFTERWARDS = ""
 
@@ -122,8 +124,6 @@ def compute_course_costs(
     entries: Sequence[CourseLedgerEntry],
     now: float,
     living: Sequence[RunningServer] | None = None,
-    *,
-    most_idle: int = 10,
 ) -> CourseCosts:
     """Compute all costs up to `now`. `students` are all of the roster, past ones included."""
     stretches = list_spans(entries, now, living)
@@ -133,7 +133,7 @@ def compute_course_costs(
         seats=tuple(seats),
         students=tuple(_student_costs(students, {seat.seat: seat for seat in seats})),
         assignments=tuple(compute_assignment_costs(stretches, list_due_times(config))),
-        idle=tuple(find_idle_stretches(stretches)[:most_idle]),
+        idle=tuple(find_idle_stretches(stretches)[:MOST_IDLE]),
         forecast=compute_forecast(config, students, seats, stretches, now),
         usd=sum(seat.usd for seat in seats),
         hours=sum(seat.hours for seat in seats),
@@ -268,10 +268,12 @@ def compute_forecast(
     former_usd = sum(seat.usd for seat in seats if seat.seat not in active)
     at_most = sum(limits) + former_usd if len(limits) == len(in_use) else None
     zone = config.hours[0].zone if config.hours else "UTC"
-    until = term.term_end(config.term, zone) if config.term else None
+    until = timetable.term_end(config.term, zone) if config.term else None
     if until is None:
         return Forecast(until=None, basis="", expected_usd=None, at_most_usd=at_most)
-    hours_left = term.class_hours(config.hours, config.term, now, until) if until > now else 0.0
+    hours_left = (
+        timetable.class_hours(config.hours, config.term, now, until) if until > now else 0.0
+    )
     pace = compute_usd_per_day(stretches, now)
     price = compute_mean_price(stretches)
     basis, more = "", None

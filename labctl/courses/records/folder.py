@@ -18,9 +18,8 @@ from pathlib import Path
 import msgspec
 
 from labctl.config import CourseConfig, load_course
-from labctl.config.document import escape
+from labctl.config.document import escape, make_read_error
 from labctl.config.identity import write_private
-from labctl.config.lab import SettingsType
 from labctl.config.reader import find_nearest
 from labctl.courses.records.ledger import Ledger
 from labctl.courses.records.roster import ROSTER_FILE, read_roster
@@ -28,6 +27,7 @@ from labctl.courses.records.spending import RunningServer
 from labctl.courses.records.student import Student
 from labctl.errors import ConfigError, LabError, NotFoundError
 from labctl.model import NAME_PATTERN, Server, Value
+from labctl.providers import get_provider_class
 
 PRIVATE = ".course"
 MOST_NAME = 39
@@ -57,23 +57,18 @@ class _Identity(Value, frozen=True):
 
 
 class CourseFolder:
-    """The folder of one course. `settings_type` is as for `load_lab`."""
+    """The folder of one course."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        settings_type: SettingsType | None = None,
-        tell: Callable[[str], None] = lambda text: None,
-    ) -> None:
+    def __init__(self, path: Path, *, tell: Callable[[str], None] = lambda text: None) -> None:
         self.path = path.expanduser().absolute()
-        self.settings_type = settings_type
         self.tell = tell
 
     @functools.cached_property
     def config(self) -> CourseConfig:
-        """course.yaml; ConfigError lists everything wrong in it."""
-        return load_course(self.path, settings_type=self.settings_type)
+        """course.yaml; ConfigError lists everything wrong in it, also for its providers."""
+        return load_course(
+            self.path, settings_type=lambda name: get_provider_class(name).settings_type
+        )
 
     @property
     def id(self) -> str:
@@ -266,11 +261,7 @@ class CourseFolder:
         except msgspec.MsgspecError:
             identity = _Identity(version=1, id="", secret="")
         except OSError as error:
-            raise LabError(
-                f"cannot read {escape(str(file))}",
-                why=error.strerror or "",
-                hint=f"ls -l {escape(str(file))}",
-            ) from error
+            raise make_read_error(file, error) from error
         is_valid = re.fullmatch("[0-9a-f]{16}", identity.id) and re.fullmatch(
             "[0-9a-f]{32}", identity.secret
         )

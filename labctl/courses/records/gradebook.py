@@ -8,15 +8,12 @@ from pathlib import Path
 
 import msgspec
 
+from labctl.courses.grading.record import RESULTS
+from labctl.courses.grading.results import decode_results, parse_number
 from labctl.courses.records.student import Student
 from labctl.model import Value
 
-RESULTS = "results.json"
 MOST_BYTES = 4 * 1024**2
-
-
-class _Test(Value, frozen=True):
-    score: float | None = None
 
 
 class Stamp(Value, frozen=True):
@@ -32,15 +29,6 @@ class _Extra(Value, frozen=True):
     labctl: Stamp | None = None
 
 
-class _Results(Value, frozen=True):
-    """Gradescope's format: without a `score`, the sum of the tests' scores counts."""
-
-    score: float | None = None
-    output: msgspec.Raw = msgspec.Raw(b'""')
-    tests: tuple[_Test, ...] = ()
-    extra_data: _Extra = _Extra()
-
-
 class StoredResults(Value, frozen=True):
     """What a results.json says; if `score` is None, `problem` says why.
 
@@ -51,6 +39,9 @@ class StoredResults(Value, frozen=True):
     stamp: Stamp | None = None
     output: str = ""
     problem: str = ""
+
+
+_UNREADABLE = StoredResults(problem="its results.json cannot be read")
 
 
 class Grade(Value, frozen=True):
@@ -138,25 +129,20 @@ def read_results(file: Path) -> StoredResults:
     try:
         if file.stat().st_size > MOST_BYTES:
             return StoredResults(problem="its results.json is too large")
-        results = msgspec.json.decode(file.read_bytes(), type=_Results)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return StoredResults(problem="its results.json cannot be read")
-    stored = StoredResults(stamp=results.extra_data.labctl, output=_decode_output(results.output))
-    scores = [test.score for test in results.tests if test.score is not None]
-    score = results.score if results.score is not None else (sum(scores) if scores else None)
+        results = decode_results(file.read_bytes())
+        stamp = msgspec.json.decode(results.extra_data, type=_Extra).labctl
+    except (OSError, ValueError, RecursionError):
+        return _UNREADABLE
+    score = results.total
+    if any(test.score is not None and parse_number(test.score) is None for test in results.tests):
+        # A person meant it to count: a sum without it would be a wrong grade.
+        return _UNREADABLE
+    stored = StoredResults(stamp=stamp, output=results.output_text)
     if score is None:
         return msgspec.structs.replace(stored, problem="its results.json has no score")
     if not math.isfinite(score):
         return msgspec.structs.replace(stored, problem="its score is not a number")
     return msgspec.structs.replace(stored, score=score)
-
-
-def _decode_output(output: msgspec.Raw) -> str:
-    """Decode a text of any encoding; "" for anything else, which does not invalidate the score."""
-    try:
-        return msgspec.json.decode(bytes(output).decode(errors="replace"), type=str)
-    except msgspec.MsgspecError:
-        return ""
 
 
 def points_text(value: float | None) -> str:

@@ -21,32 +21,9 @@ from labctl.courses.records.ledger_entries import (
     CourseLedgerEntry,
     merge_cost_entries,
 )
-from labctl.courses.records.spending import (
-    RunningServer,
-    SeatSpending,
-    allowance_usd,
-    compute_spending,
-    read_due_extensions,
-    server_hours,
-    spent_usd,
-)
 from labctl.errors import LabError
 
-LEDGER_FILE = "ledger.jsonl"
 TAIL_BYTES = 64 * 1024
-
-__all__ = [
-    "CourseLedgerDraft",
-    "CourseLedgerEntry",
-    "Ledger",
-    "RunningServer",
-    "SeatSpending",
-    "allowance_usd",
-    "compute_spending",
-    "read_due_extensions",
-    "server_hours",
-    "spent_usd",
-]
 
 
 class Ledger:
@@ -176,6 +153,7 @@ class Ledger:
 
     @contextmanager
     def _lock_file(self) -> Iterator[int]:
+        # Not state.locks, which keeps a note in the file: earlier versions lock the ledger itself.
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self.path, flags, 0o600)

@@ -10,7 +10,7 @@ from labctl.config import CourseConfig
 from labctl.config.document import parse
 from labctl.config.layers import iterate_leaves
 from labctl.config.reader import as_plain
-from labctl.courses.records import term
+from labctl.courses.records import timetable
 from labctl.model import Value
 from labctl.text import dollars_text, duration_text
 
@@ -90,7 +90,9 @@ def _assignment_cautions(config: CourseConfig, now: float) -> Iterable[str]:
         if rules.due.at < now:
             yield f"{name} was due on {rules.due}"
         if config.term and not (
-            term.term_start(config.term, zone) <= rules.due.at <= term.term_end(config.term, zone)
+            timetable.term_start(config.term, zone)
+            <= rules.due.at
+            <= timetable.term_end(config.term, zone)
         ):
             yield f"{name} is due outside the term"
         if rules.grade and not config.grading:

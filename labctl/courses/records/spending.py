@@ -43,16 +43,6 @@ def spent_usd(
     return compute_spending(entries, now, living).get(seat, SeatSpending()).usd
 
 
-def server_hours(
-    entries: Iterable[CourseLedgerEntry],
-    seat: str,
-    now: float,
-    living: Sequence[RunningServer] | None = None,
-) -> float:
-    """Return the hours of a seat's servers up to `now`, counted as the dollars are."""
-    return compute_spending(entries, now, living).get(seat, SeatSpending()).hours
-
-
 def allowance_usd(
     entries: Iterable[CourseLedgerEntry], seat: str, budget_usd: float | None
 ) -> float | None:

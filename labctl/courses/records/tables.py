@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from errno import ENOENT
 from pathlib import Path
 
-from labctl.config.document import escape
-from labctl.errors import ConfigError, LabError, Problem
+from labctl.config.document import make_problems_error, make_read_error
+from labctl.errors import ConfigError, Problem
 from labctl.model import Value
 
 MAX_TABLE_BYTES = 8 * 1024 * 1024
@@ -115,25 +115,13 @@ def read_table_bytes(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(MAX_TABLE_BYTES + 1)
     except OSError as error:
-        raise LabError(
-            f"cannot read {escape(str(path))}",
-            why=error.strerror or "",
-            hint=f"ls -l {escape(str(path))}",
-        ) from error
+        raise make_read_error(path, error) from error
 
 
-def make_table_error(where: str, problems: Sequence[Problem], *, hint: str = "") -> ConfigError:
+def make_table_error(where: str, problems: Sequence[Problem]) -> ConfigError:
     """Return the error for a table with these problems, in the order of its lines."""
-    distinct = sorted(
-        dict.fromkeys(problems), key=lambda problem: (problem.line == 0, problem.line)
-    )
-    count = "one problem" if len(distinct) == 1 else f"{len(distinct)} problems"
-    return ConfigError(
-        f"{where} has {count}",
-        tuple(distinct),
-        why="nothing was imported and nothing was changed",
-        hint=hint or "fix these lines and try again",
-    )
+    why = "nothing was imported and nothing was changed"
+    return make_problems_error(where, problems, why=why, hint="fix these lines and try again")
 
 
 def _decode(data: bytes, problems: list[Problem]) -> tuple[str, str, bytes] | None:

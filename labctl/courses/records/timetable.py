@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import date, datetime, timedelta
 from typing import Literal
 from zoneinfo import ZoneInfo
@@ -10,6 +10,8 @@ from zoneinfo import ZoneInfo
 from labctl.config.course_schema import DAYS, ClassHours, Term
 from labctl.model import Value
 
+HOUR_S = 3600.0
+WEEK_S = 7 * 86_400
 Phase = Literal["prewarm", "class", "off"]
 
 
@@ -33,7 +35,7 @@ def list_lessons(hours: Iterable[ClassHours], term: Term | None, around: float) 
         today = datetime.fromtimestamp(around, zone).date()
         for shift in range(-2, 9):
             day = today + timedelta(days=shift)
-            if DAYS[day.weekday()] in slot.days and _in_term(day, term):
+            if DAYS[day.weekday()] in slot.days and _is_in_term(day, term):
                 begins, ends = (
                     _to_timestamp(day, second, zone) for second in (slot.begins, slot.ends)
                 )
@@ -65,7 +67,7 @@ def find_just_ended(
     return max(ended, key=lambda lesson: lesson.ends) if ended else None
 
 
-def _in_term(day: date, term: Term | None) -> bool:
+def _is_in_term(day: date, term: Term | None) -> bool:
     return term is None or term.first <= day <= term.last
 
 
@@ -78,3 +80,34 @@ def _to_timestamp(day: date, second: int, zone: ZoneInfo) -> float:
             hour=second_of_day // 3600, minute=second_of_day % 3600 // 60, second=second_of_day % 60
         )
     ).timestamp()
+
+
+def class_hours(
+    hours: Sequence[ClassHours], term: Term | None, since: float, until: float
+) -> float:
+    """Return the hours of class between two Unix times, prewarming included.
+
+    Overlapping lessons count once.
+    """
+    upcoming: set[Lesson] = set()
+    around = since
+    while around < until + WEEK_S:
+        upcoming.update(list_lessons(hours, term, around))
+        around += WEEK_S
+    total, at = 0.0, since
+    for lesson in sorted(upcoming, key=lambda lesson: (lesson.warm, lesson.ends)):
+        begin, end = max(lesson.warm, at), min(lesson.ends, until)
+        total += max(0.0, end - begin)
+        at = max(at, end)
+    return total / HOUR_S
+
+
+def term_end(term: Term, zone: str = "UTC") -> float:
+    """Return the end of the term's last day in a time zone, in Unix seconds."""
+    after = term.last + timedelta(days=1)
+    return datetime.combine(after, datetime.min.time(), ZoneInfo(zone)).timestamp()
+
+
+def term_start(term: Term, zone: str = "UTC") -> float:
+    """Return the start of the term's first day in a time zone, in Unix seconds."""
+    return datetime.combine(term.first, datetime.min.time(), ZoneInfo(zone)).timestamp()

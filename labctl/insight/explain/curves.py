@@ -13,6 +13,8 @@ from labctl.model import Value
 
 # A curve is summarized in tenths.
 PARTS = 10
+# points on each side that a spike is compared with
+REACH = 10
 # With fewer points, the trend of a curve is unknown.
 LEAST_POINTS = 20
 
@@ -167,8 +169,8 @@ class Spike(Value, frozen=True):
     around: float
 
 
-def find_spikes(series: Series, times: float, least: float = 0.0, reach: int = 10) -> list[Spike]:
-    """Find points above `times` the median of up to `reach` neighbors on each side.
+def find_spikes(series: Series, times: float, least: float = 0.0) -> list[Spike]:
+    """Find points above `times` the median of up to REACH neighbors on each side.
 
     They must also exceed it by `least`, and by 8 times the neighbors' scatter. The first tenth is
     left out, since every curve falls there.
@@ -176,8 +178,8 @@ def find_spikes(series: Series, times: float, least: float = 0.0, reach: int = 1
     points = finite_points(series)
     result = []
     for index in range(len(points) // PARTS, len(points)):
-        neighbors = points[max(0, index - reach) : index] + points[index + 1 : index + 1 + reach]
-        if len(neighbors) < reach:
+        neighbors = points[max(0, index - REACH) : index] + points[index + 1 : index + 1 + REACH]
+        if len(neighbors) < REACH:
             continue
         values = [value for _, value in neighbors]
         around = median(values)

@@ -78,7 +78,7 @@ def summary(entries: Sequence[Any]) -> TraceSummary:
     """
     events = [_parse_event(entry) for entry in entries if _is_span(entry)]
     steps = sorted(
-        (event for event in events if event.name.startswith(STEP) and not _on_gpu(event)),
+        (event for event in events if event.name.startswith(STEP) and not _is_on_gpu(event)),
         key=lambda event: event.ts,
     )
     total_us = sum(event.dur for event in steps)
@@ -128,7 +128,7 @@ def _parse_event(entry: Any) -> TraceEvent:
     )
 
 
-def _on_gpu(event: TraceEvent) -> bool:
+def _is_on_gpu(event: TraceEvent) -> bool:
     return event.cat.startswith(("gpu", "kernel"))
 
 

@@ -15,6 +15,8 @@ from labctl.model import Value
 
 MOST_POINTS = 500
 MOST_LINES = 4
+# parts into which an axis is divided at most
+MOST_STEPS = 4
 # least distance between labels at the ends of lines, in percent of the plot's height
 LABEL_GAP = 12.0
 UNIT = 1000.0
@@ -133,7 +135,7 @@ def draw_chart(
     )
 
 
-def choose_axis(values: Sequence[float], *, whole: bool = False, wanted: int = 4) -> Axis | None:
+def choose_axis(values: Sequence[float], *, whole: bool = False) -> Axis | None:
     """Choose round ends and ticks for finite `values`; None if their range is too large to draw.
 
     With `whole`, the axis ends where the values end, as an x axis should.
@@ -144,7 +146,7 @@ def choose_axis(values: Sequence[float], *, whole: bool = False, wanted: int = 4
     if high - low <= abs(high) * 1e-12:
         room = abs(high) / 2 or 1.0
         low, high = low - room, high + room
-    step = _round_step((high - low) / wanted)
+    step = _round_step((high - low) / MOST_STEPS)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     if whole:
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
@@ -209,13 +211,11 @@ def split_at_gaps(curve: Curve) -> list[list[tuple[float, float]]]:
     return [run for run in found if run]
 
 
-def reduce_points(
-    points: list[tuple[float, float]], most: int = MOST_POINTS
-) -> list[tuple[float, float]]:
-    """Reduce to at most `most` points: the lowest and highest of each part, and both ends."""
-    if len(points) <= most:
+def reduce_points(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Reduce to at most MOST_POINTS: the lowest and highest of each part, and both ends."""
+    if len(points) <= MOST_POINTS:
         return points
-    width = math.ceil(len(points) / (most // 2 - 1))
+    width = math.ceil(len(points) / (MOST_POINTS // 2 - 1))
     kept = [points[0]]
     for begin in range(0, len(points), width):
         part = points[begin : begin + width]

@@ -7,7 +7,7 @@ import re
 import time
 import unicodedata
 
-from labctl.text import bytes_text, dollars_text, duration_text
+from labctl.text import bytes_text, dollars_text, duration_text, optional_text
 
 NOT_MEASURED = "not measured"
 SPACE = "\u00a0"
@@ -41,7 +41,7 @@ def count(number: float, one: str, many: str = "") -> str:
 
 
 def dollars(usd: float | None) -> str:
-    return NOT_MEASURED if usd is None else dollars_text(usd)
+    return optional_text(usd, dollars_text, NOT_MEASURED)
 
 
 def size(number: float | None) -> str:

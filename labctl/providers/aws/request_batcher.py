@@ -17,6 +17,8 @@ from labctl.errors import BusyError, LabError
 
 Answer = TypeVar("Answer")
 LONGEST_WAIT_S = 300.0
+# Ids in one call.
+MOST_ITEMS = 100
 LATELY_S = 10.0
 # Seconds to wait for each other server with a recent call.
 PACE_S = 0.1
@@ -26,9 +28,8 @@ LONGEST_PACE_S = 6.0
 class RequestBatcher(Generic[Answer]):
     """Batches calls. `ask` takes unique ids, and returns a result for each id that has one."""
 
-    def __init__(self, ask: Callable[[list[str]], dict[str, Answer]], most: int = 100) -> None:
+    def __init__(self, ask: Callable[[list[str]], dict[str, Answer]]) -> None:
         self._ask = ask
-        self._most = most
         self._lock = threading.Lock()
         self._waiting: dict[str, Future[Answer | None]] = {}
         self._busy = False
@@ -71,7 +72,7 @@ class RequestBatcher(Generic[Answer]):
 
     def _take_batch(self) -> dict[str, Future[Answer | None]]:
         with self._lock:
-            batch = {item: self._waiting.pop(item) for item in list(self._waiting)[: self._most]}
+            batch = {item: self._waiting.pop(item) for item in list(self._waiting)[:MOST_ITEMS]}
             self._called_at.update(dict.fromkeys(batch, time.monotonic()))
             self._busy = bool(batch)
             return batch

@@ -96,6 +96,7 @@ def list_unused_images(docker: DockerClient) -> list[str]:
 @contextmanager
 def _lock(file: Path) -> Iterator[None]:
     """Lock a file, if its file system has locks, so that two labs build the image only once."""
+    # Not state.locks, which would write to the file: it belongs to the installed package.
     with file.open() as lock:
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -80,7 +80,7 @@ class StaticProvider:
         fitting = [
             (machine, answer)
             for machine, answer in answers
-            if isinstance(answer, MachineLease) and _satisfies(machine.make_offer(answer), need)
+            if isinstance(answer, MachineLease) and _is_suitable(machine.make_offer(answer), need)
         ]
         free = [machine.make_offer(answer) for machine, answer in fitting if answer.state == "free"]
         if not free and fitting:
@@ -103,7 +103,7 @@ class StaticProvider:
             (machine, answer)
             for machine, answer in answers
             if isinstance(answer, MachineLease)
-            and _satisfies(machine.make_offer(answer), request.need)
+            and _is_suitable(machine.make_offer(answer), request.need)
         ]
         fitting.sort(key=lambda each: each[0].name != offer.type)
         refusals = []
@@ -206,7 +206,7 @@ def _raise_if_all_failed(answers: list[LeaseAnswer]) -> None:
         raise failures[0]
 
 
-def _satisfies(offer: Offer, need: Need) -> bool:
+def _is_suitable(offer: Offer, need: Need) -> bool:
     gpu = need.gpu
     if not gpu.is_required:
         return True

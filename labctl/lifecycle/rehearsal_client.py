@@ -1,4 +1,7 @@
-"""Client of the simulated cloud that a lab uses, if any: it can interrupt servers itself."""
+"""Client of the simulated cloud that a lab uses, if any: it can interrupt servers itself.
+
+labctl.rehearsal is that cloud; it runs in a process of its own, and is not imported.
+"""
 
 from __future__ import annotations
 
@@ -50,19 +53,17 @@ class RehearsalReclaim:
         return was_reclaimed or self.provider.reclaim(server_id, notice_s)
 
 
-def find_rehearsal(context: LabContext) -> RehearsalReclaim | None:
-    """Return the rehearsal that simulates the lab's server, or None if it is not simulated here."""
+def find_rehearsal(context: LabContext, provider: Reclaimable) -> RehearsalReclaim | None:
+    """Return the rehearsal that simulates the lab's server, or None if it is not simulated here.
+
+    Servers that it cannot reclaim are left to `provider`.
+    """
     address = copy_environment().get("AWS_ENDPOINT_URL", "").rstrip("/")
     if urllib.parse.urlsplit(address).hostname not in LOOPBACK:
         return None
     state = _post(address, "state", RehearsalRequest()) or RehearsalReply()
     is_simulated = context.get_server().id.partition(".")[0] in state.instances
-    provider = context.provider
-    return (
-        RehearsalReclaim(address, provider)
-        if is_simulated and isinstance(provider, Reclaimable)
-        else None
-    )
+    return RehearsalReclaim(address, provider) if is_simulated else None
 
 
 def _post(address: str, name: str, message: RehearsalRequest) -> RehearsalReply | None:

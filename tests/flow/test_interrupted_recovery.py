@@ -1,0 +1,83 @@
+"""A recovery that was ended while its new server started, and what goes on after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from lab_world import LAB_ID, Cloud, World, world
+
+from labctl.errors import ThrottledError
+from labctl.lifecycle import recover
+from labctl.model import Run, Server
+from labctl.servers.context import LabContext
+
+STARTING = {"host": "", "port": 22, "host_key": ""}
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> World:
+    return world(tmp_path, Cloud)
+
+
+def put_starting_on_record(lab: World) -> tuple[LabContext, Server]:
+    """A server as `create` returned it, and a run that a server before it had."""
+    context = lab.context()
+    server = lab.cloud.add("srv-new", "digits", LAB_ID)
+    endpoint = msgspec.structs.replace(server.endpoint, **STARTING)
+    context.state.save_server(msgspec.structs.replace(server, endpoint=endpoint))
+    run = Run(id="night", lab_id=LAB_ID, server_id="srv-old", state="running")
+    context.state.save_run(run)
+    return context, server
+
+
+def test_the_recovery_goes_on_with_the_server_that_has_no_address_on_record(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, server = put_starting_on_record(lab)
+    asked: list[str] = []
+
+    def fetch(_: LabContext, asked_server: Server, run_id: str) -> None:
+        asked.append(asked_server.endpoint.host)
+
+    resumed: list[str] = []
+
+    class Resumed:
+        run = Run(id="night", lab_id=LAB_ID, server_id=server.id, state="running")
+
+    def resume(_: LabContext, run_id: str, *, reason: str, wait: bool) -> Resumed:
+        resumed.append(reason)
+        return Resumed()
+
+    monkeypatch.setattr("labctl.runs.runs.fetch_run", fetch)
+    monkeypatch.setattr(recover, "recover", resume)
+    assert recover.check_and_recover(context, "night").server_id == server.id
+    assert asked == [server.endpoint.host]
+    assert asked[0]
+    assert resumed == [f"the server {server.id} does not have this run"]
+
+
+def test_a_provider_that_is_busy_does_not_end_the_follower(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, server = put_starting_on_record(lab)
+    replies: list[Exception] = [ThrottledError("too many calls")]
+    find = lab.cloud.find
+
+    def find_later(server_id: str) -> Server | None:
+        if replies:
+            raise replies.pop()
+        return find(server_id)
+
+    watched: list[str] = []
+
+    def watch(_: LabContext, watched_server: Server, run_id: str, **__: object) -> Run:
+        watched.append(watched_server.endpoint.host)
+        return Run(id=run_id, lab_id=LAB_ID, server_id=server.id, state="exited", exit_code=0)
+
+    monkeypatch.setattr(lab.cloud, "find", find_later)
+    monkeypatch.setattr("labctl.runs.runs.watch", watch)
+    monkeypatch.setattr(recover, "FIRST_PAUSE_S", 0.01)
+    run = recover.follow(context, "night", on_log=lambda block: None)
+    assert (run.state, watched, replies) == ("exited", [server.endpoint.host], [])
