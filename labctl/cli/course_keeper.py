@@ -165,7 +165,7 @@ def _dispatch_command(
 
 def _enroll(folder: CourseFolder, student: str, command: str, keys_file: Path) -> None:
     from labctl.courses.keys import JOIN_REQUEST, AuthorizedKeys
-    from labctl.courses.rpc import answer_enrolment
+    from labctl.courses.rpc import answer_enrollment
 
     if command != JOIN_REQUEST:
         raise PolicyError(
@@ -174,7 +174,7 @@ def _enroll(folder: CourseFolder, student: str, command: str, keys_file: Path) -
             hint="labctl join FILE",
         )
     line = sys.stdin.buffer.readline(32 * 1024)
-    reply = answer_enrolment(folder, student, line, AuthorizedKeys(folder, keys_file), time.time())
+    reply = answer_enrollment(folder, student, line, AuthorizedKeys(folder, keys_file), time.time())
     click.echo(reply)
 
 

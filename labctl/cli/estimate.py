@@ -13,7 +13,7 @@ from labctl.cli.screen import print_json
 from labctl.config import scalars
 from labctl.errors import UsageError
 from labctl.estimate.compute import Workload
-from labctl.estimate.constants import UTILISATION, Optimizer, Precision
+from labctl.estimate.constants import UTILIZATION, Optimizer, Precision
 from labctl.estimate.plan import Attention, Kind, ModelPlan, parse_count
 from labctl.insight.estimate import estimate
 from labctl.insight.model_measurement import ModelSource, parse_target
@@ -167,7 +167,7 @@ amount_options = _combine(
         help="Measured speed, in tokens or items.",
     ),
     click.option(
-        "--utilisation",
+        "--utilization",
         type=float,
         metavar="SHARE",
         help="Share of the GPU's peak that is reached (default: 0.4).",
@@ -230,7 +230,7 @@ class EstimateOptions(NamedTuple):
     items: int
     epochs: int
     tokens_per_second: float
-    utilisation: float | None
+    utilization: float | None
     requests_per_day: int
     seconds_per_request: float
     reply_tokens: int
@@ -318,10 +318,10 @@ def _read_plan(options: EstimateOptions, *, from_code: bool) -> ModelPlan:
 
 
 def _read_amount(options: EstimateOptions) -> Workload:
-    share = UTILISATION if options.utilisation is None else options.utilisation
+    share = UTILIZATION if options.utilization is None else options.utilization
     if not 0 < share <= 1:
         raise UsageError(
-            f"--utilisation {share:g} is not between 0 and 1", hint="--utilisation 0.4"
+            f"--utilization {share:g} is not between 0 and 1", hint="--utilization 0.4"
         )
     for option, number in (
         ("--tokens-per-second", options.tokens_per_second),
@@ -336,7 +336,7 @@ def _read_amount(options: EstimateOptions) -> Workload:
         tokens=options.tokens * options.epochs,
         items=options.items * options.epochs,
         per_second=options.tokens_per_second,
-        utilisation=share,
+        utilization=share,
         requests_per_day=options.requests_per_day,
         seconds_per_request=options.seconds_per_request,
         reply_tokens=options.reply_tokens,

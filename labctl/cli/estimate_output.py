@@ -176,7 +176,7 @@ def _print_work(estimate: Estimate) -> None:
     if details.flops:
         extra = ", with a third of a pass more for checkpointing" if plan.checkpointing else ""
         per_item = f" ({plan.measured.item_flops:.3g} per item)" if plan.measured else ""
-        share = f"; assuming that a GPU reaches {details.utilisation:.0%} of its peak"
+        share = f"; assuming that a GPU reaches {details.utilization:.0%} of its peak"
         measured = estimate.amount.per_second or estimate.amount.seconds_per_request
         print_text(
             f"Work: {details.flops:.3g} operations{per_item}{extra}{'' if measured else share}."

@@ -2,7 +2,7 @@
 
 A file holds the keeper's address and pinned host key, the key that signs receipts, and a one-time
 code. The code is a password in a form that any sshd can check: both sides derive the same key pair
-from it. That key may only enrol the key that the student's machine has generated. After that, or
+from it. That key may only enroll the key that the student's machine has generated. After that, or
 once it has expired, the code is worthless.
 """
 
@@ -110,7 +110,7 @@ def invite(
         code=base64.b32encode(os.urandom(CODE_BYTES)).decode().lower(),
         expires=expires,
     )
-    public = derive_enrolment_key(join)[1]
+    public = derive_enrollment_key(join)[1]
     write_private(
         _record_path(folder, recipient.id),
         msgspec.json.encode(_PendingInvitation(public=public, expires=expires)),
@@ -123,7 +123,7 @@ def invite(
     return Invitation(student=recipient.id, email=recipient.email, path=path, expires=expires)
 
 
-def enrol(
+def enroll(
     folder: CourseFolder, student: str, public: str, keys: AuthorizedKeys, now: float
 ) -> None:
     """Authorize the student's own key in exchange for the invitation, which is then used up.
@@ -202,7 +202,7 @@ def read_join(data: bytes, *, key: str = "", now: float | None = None) -> JoinIn
     return file.join
 
 
-def derive_enrolment_key(join: JoinInvitation) -> tuple[bytes, str]:
+def derive_enrollment_key(join: JoinInvitation) -> tuple[bytes, str]:
     """Derive the code's key pair: the private key in OpenSSH's format, and the public line."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -11,7 +11,7 @@ import msgspec
 
 from labctl.config import Paths, load_lab, student_key, trust
 from labctl.config.identity import replace_file, write_private
-from labctl.courses.invitation import MOST_BYTES, JoinInvitation, derive_enrolment_key, read_join
+from labctl.courses.invitation import MOST_BYTES, JoinInvitation, derive_enrollment_key, read_join
 from labctl.courses.keys import JOIN_REQUEST
 from labctl.errors import (
     AuthenticationError,
@@ -35,10 +35,10 @@ from labctl.submissions.receipt import utc_text
 from labctl.transports.forced_command import LineChannel
 from labctl.wire.codec import MessageError
 from labctl.wire.keeper import (
-    ENROL,
+    ENROLL,
     GREET_KEEPER,
     CourseRecord,
-    EnrolRequest,
+    EnrollRequest,
     GreetKeeperRequest,
 )
 from labctl.wire.line_requests import encode_request
@@ -123,7 +123,7 @@ def join_course(
     key: str = "",
     base: Path = Path(),
 ) -> JoinResult:
-    """Enrol this account's key with the file's code, and write a lab.
+    """Enroll this account's key with the file's code, and write a lab.
 
     The lab goes to `into`, or to a directory below `base` named after the course. Repeating it
     finds the key enrolled and writes what is missing. PolicyError if the file was changed, was
@@ -136,7 +136,7 @@ def join_course(
     public = make_key(student_key(paths))
     again = False
     try:
-        description = _enrol(connections, invitation, public)
+        description = _enroll(connections, invitation, public)
     except (AuthenticationError, PolicyError) as error:
         if isinstance(error, HostKeyError):
             error.hint = "tell your instructor: the keeper's host key differs from your join file's"
@@ -169,14 +169,14 @@ def _require_consent(invitation: JoinInvitation, target: Path, reporter: Reporte
         )
 
 
-def _enrol(connections: Connections, invitation: JoinInvitation, public: str) -> CourseRecord:
+def _enroll(connections: Connections, invitation: JoinInvitation, public: str) -> CourseRecord:
     """Exchange the code for this account's key; return the keeper's description of the course."""
-    private, _ = derive_enrolment_key(invitation)
+    private, _ = derive_enrollment_key(invitation)
     with tempfile.TemporaryDirectory() as folder:
         identity = Path(folder) / "code"
         replace_file(identity, private)
         channel = _open_channel(connections, invitation, str(identity), JOIN_REQUEST)
-        return _send_request(channel, invitation, ENROL, EnrolRequest(public)).joined
+        return _send_request(channel, invitation, ENROLL, EnrollRequest(public)).joined
 
 
 def _greet_enrolled(

@@ -72,7 +72,7 @@ class AuthorizedKeys:
             )
 
     def invite(self, student: str, public: str) -> None:
-        """Authorize an invitation's key to enrol a student; an earlier invitation is replaced."""
+        """Authorize an invitation's key to enroll a student; an earlier invitation is replaced."""
         mark = f"{JOIN_MARK}{self.folder.id}:{check_name(student)}"
         line = self._format_line(student, parse_key(public), mark, "--joining", str(self.file))
         with self._lock():

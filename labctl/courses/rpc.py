@@ -17,7 +17,7 @@ from typing import BinaryIO
 import msgspec
 
 from labctl.config import Paths
-from labctl.courses.invitation import enrol
+from labctl.courses.invitation import enroll
 from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.requests import MOST_LINE_BYTES, RequestHandler, describe_course
@@ -26,7 +26,7 @@ from labctl.errors.replies import as_reply
 from labctl.keeper.scheduler import hold_alone
 from labctl.transports.ssh_client import runtime_dir
 from labctl.wire.codec import MessageError, encode
-from labctl.wire.keeper import ENROL, EnrolReply, EnrolRequest
+from labctl.wire.keeper import ENROLL, EnrollReply, EnrollRequest
 from labctl.wire.line_requests import convert_request
 
 # Students connected at the same time.
@@ -80,26 +80,26 @@ def relay(
             sink.flush()
 
 
-def answer_enrolment(
+def answer_enrollment(
     folder: CourseFolder, student: str, line: bytes, keys: AuthorizedKeys, now: float
 ) -> str:
     """Reply to the one request of an invitation: {"do": "enrol", "public_key": ...}."""
     try:
-        request = _parse_enrolment(line)
+        request = _parse_enrollment(line)
         # Raises before the key is enrolled if the course is broken.
         description = describe_course(folder, student)
-        enrol(folder, student, request.public_key, keys, now)
+        enroll(folder, student, request.public_key, keys, now)
     except LabError as error:
         return encode(as_reply(error))
-    return encode(EnrolReply(description))
+    return encode(EnrollReply(description))
 
 
-def _parse_enrolment(line: bytes) -> EnrolRequest:
+def _parse_enrollment(line: bytes) -> EnrollRequest:
     try:
         body = json.loads(line)
-        if not isinstance(body, dict) or body.get("do") != ENROL.name or "student" in body:
-            raise MessageError("not an enrolment")
-        return convert_request(ENROL, body)
+        if not isinstance(body, dict) or body.get("do") != ENROLL.name or "student" in body:
+            raise MessageError("not an enrollment")
+        return convert_request(ENROLL, body)
     except (ValueError, RecursionError):
         raise UsageError("this is not a valid request") from None
 

@@ -64,7 +64,7 @@ def make_seat_reporter(seat: str, reporter: Reporter, *, agreed: bool) -> Policy
 
 
 def label_events(context: LabContext, seat: str, *, agreed: bool = False) -> LabContext:
-    """Return the context with its reporter labelled with a seat, by `make_seat_reporter`."""
+    """Return the context with its reporter labeled with a seat, by `make_seat_reporter`."""
     reporter = make_seat_reporter(seat, context.reporter, agreed=agreed)
     return context.make_sibling(context.config, context.lab_id, reporter)
 

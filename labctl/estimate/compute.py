@@ -9,7 +9,7 @@ from labctl.estimate.constants import (
     DAYS_A_MONTH,
     FP8_CARDS,
     NO_BF16,
-    UTILISATION,
+    UTILIZATION,
 )
 from labctl.estimate.memory import kv_cache, weights
 from labctl.estimate.plan import ModelPlan
@@ -30,7 +30,7 @@ class Workload(Value, frozen=True):
     tokens: int = 0
     items: int = 0
     per_second: float = 0.0
-    utilisation: float = UTILISATION
+    utilization: float = UTILIZATION
     requests_per_day: int = 0
     seconds_per_request: float = 0.0
     reply_tokens: int = 0
@@ -74,7 +74,7 @@ def compute_hours(card: Card, plan: ModelPlan, amount: Workload) -> float | None
     if measured is not None:
         return measured
     work = flops(plan, amount)
-    rate = peak_flops(card, plan.precision) * amount.utilisation * plan.gpus
+    rate = peak_flops(card, plan.precision) * amount.utilization * plan.gpus
     return work / rate / HOUR_S if work else None
 
 

@@ -64,7 +64,7 @@ OVERHEAD_BYTES = 1024**3
 # Assumption: the share of a GPU's peak that training reaches. Published: GPT-3 21 %, Gopher 33 %,
 # PaLM 46 % (PaLM, table 3), Megatron 44 to 52 %, Llama 3 38 to 43 % (arXiv:2407.21783, table 4).
 # Small networks and slow data loading reach far less.
-UTILISATION = 0.40
+UTILIZATION = 0.40
 
 # Assumption: what a laptop's cores really do per second in fp32.
 CPU_FLOPS = 100e9

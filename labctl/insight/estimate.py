@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from labctl.errors import ConfigError, InterruptError, LabError, UsageError
@@ -92,7 +93,7 @@ class Details(Value, frozen=True):
     checkpoint_bytes: int
     kv_cache_all_heads_bytes: int
     flops: float
-    utilisation: float
+    utilization: float = msgspec.field(name="utilisation")
     time_on: str
     seconds_per_token: float | None
     weights_seconds: float | None
@@ -356,7 +357,7 @@ def _details(
         checkpoint_bytes=checkpoint_bytes(plan),
         kv_cache_all_heads_bytes=round(kv_cache(plan)) if is_serving else 0,
         flops=flops(plan, amount),
-        utilisation=amount.utilisation,
+        utilization=amount.utilization,
         time_on=time_on,
         seconds_per_token=token_seconds(plan, amount, on),
         weights_seconds=weight_seconds(plan, bandwidth)

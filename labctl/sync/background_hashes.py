@@ -29,7 +29,7 @@ class BackgroundHasher:
         self._due: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._found: dict[str, tuple[str, os.stat_result]] = {}
         self._thread = threading.Thread(target=self._work, daemon=True)
-        self._is_cancelled = False
+        self._is_canceled = False
         self._disk_error: TransferError | None = None
 
     def __enter__(self) -> BackgroundHasher:
@@ -43,7 +43,7 @@ class BackgroundHasher:
         trace: TracebackType | None,
     ) -> None:
         """Wait for all hashes, but not after an error. TransferError if the disk has failed."""
-        self._is_cancelled = error is not None
+        self._is_canceled = error is not None
         self._due.put(None)
         if error is None:
             self._thread.join()
@@ -63,7 +63,7 @@ class BackgroundHasher:
         return found
 
     def _work(self) -> None:
-        while (path := self._due.get()) is not None and not self._is_cancelled:
+        while (path := self._due.get()) is not None and not self._is_canceled:
             try:
                 if (self._folder / path).lstat().st_size >= SMALLEST_BYTES:
                     sync_file(self._folder / path)

@@ -22,13 +22,13 @@ class CourseRecord(NamedTuple):
     assignments: Optional[Dict[str, str]] = None
 
 
-class EnrolRequest(NamedTuple):
+class EnrollRequest(NamedTuple):
     """Exchange the code of a join file for this key, as a line of authorized_keys."""
 
     public_key: str
 
 
-class EnrolReply(NamedTuple):
+class EnrollReply(NamedTuple):
     joined: CourseRecord
     version: int = 1
 
@@ -217,7 +217,7 @@ KeeperRequest = Union[
     ExplainSeatEndRequest,
     ExtendSeatServerRequest,
 ]
-ENROL = Verb("enrol", EnrolRequest, EnrolReply)
+ENROLL = Verb("enrol", EnrollRequest, EnrollReply)
 GREET_KEEPER = Verb("hello", GreetKeeperRequest, GreetKeeperReply)
 LIST_OFFERS = Verb("offers", ListOffersRequest, ListOffersReply)
 CREATE_SEAT_SERVER = Verb("create", CreateSeatServerRequest, CreateSeatServerReply)

@@ -51,8 +51,8 @@ class Classifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8 images (B, C, S, S) -> logits (B, number of classes)."""
-        centred = images.float() / 127.5 - 1
-        logits: Tensor = self.head(self.features(centred))
+        centered = images.float() / 127.5 - 1
+        logits: Tensor = self.head(self.features(centered))
         return logits
 
 

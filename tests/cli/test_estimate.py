@@ -127,7 +127,7 @@ def test_it_works_outside_of_any_lab(labctl: Any, home: Path) -> None:
         (("--params", "8B", "--train", "adam", "--precision", "int4"), "cannot be trained"),
         (("train.py:build_model",), "has no file train.py"),
         (("train.py",), "does not name a function"),
-        (("--params", "8B", "--utilisation", "40"), "is not between 0 and 1"),
+        (("--params", "8B", "--utilization", "40"), "is not between 0 and 1"),
         (("--params", "8B", "--tokens-per-second", "nan"), "is not a finite number"),
         (("--params", "8B", "--price", "cheap"), "not a price"),
         (("--params", "8B", "--input", "3xbig"), "not a shape"),

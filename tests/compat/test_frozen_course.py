@@ -15,7 +15,7 @@ from frozen import Frozen, Student
 from labctl.cli import cli
 from labctl.courses.collect import collect
 from labctl.courses.grades import list_grades
-from labctl.courses.invitation import derive_enrolment_key, enrol, invite, read_join
+from labctl.courses.invitation import derive_enrollment_key, enroll, invite, read_join
 from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.spending import compute_spending, spent_usd
@@ -108,10 +108,10 @@ def test_a_join_file_is_read_and_its_code_still_opens(
     assert (join.course, join.student) == ("ml", "bob")
     assert (join.course_id, join.seat) == (folder.id, folder.find_seat_of("bob").lab_id)
     assert join.keeper == "ssh://labctl@keeper.example.edu:22"
-    public = derive_enrolment_key(join)[1]
+    public = derive_enrollment_key(join)[1]
     assert public.split()[1] in keys.file.read_text()
     own = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
-    enrol(folder, "bob", own, keys, 0.0)
+    enroll(folder, "bob", own, keys, 0.0)
     assert public.split()[1] not in keys.file.read_text()
     assert sorted(keys.list_students()) == ["alice", "bob"]
 
@@ -121,7 +121,7 @@ def test_a_used_one_opens_nothing(
 ) -> None:
     assert read_join(frozen.source.joinpath("alice.join").read_bytes()).student == "alice"
     with pytest.raises(PolicyError):
-        enrol(folder, "alice", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43, keys, 0.0)
+        enroll(folder, "alice", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43, keys, 0.0)
 
 
 def test_todays_join_file_says_what_one_of_before_said(

@@ -18,7 +18,7 @@ from course_bed import CourseBed, course_bed, keeping
 from submit_bed import COMMAND_S, SSHD
 
 from labctl.config import find_paths, student_key
-from labctl.courses.invitation import JoinFile, derive_enrolment_key
+from labctl.courses.invitation import JoinFile, derive_enrollment_key
 from labctl.courses.keys import AuthorizedKeys, keeper_dir
 from labctl.courses.preflight import _check_keys
 from labctl.courses.publish import store_host_key
@@ -142,7 +142,7 @@ def test_the_check_tries_every_key_at_the_keepers_sshd(bed: CourseBed, tmp_path:
 def test_a_code_enrols_a_key_and_opens_nothing_else(bed: CourseBed, tmp_path: Path) -> None:
     file = msgspec.json.decode(bed.invited("carol").read_bytes(), type=JoinFile)
     identity = tmp_path / "code"
-    identity.write_bytes(derive_enrolment_key(file.join)[0])
+    identity.write_bytes(derive_enrollment_key(file.join)[0])
     identity.chmod(0o600)
     for request in ("id", "labctl-course", "labctl-join; id"):
         done = ssh(bed, identity, request)

@@ -102,8 +102,8 @@ def test_two_who_watch_one_run_recover_it_once(lab: LabDirectory) -> None:
         assert said.endswith("twice ends\n")
     assert "attempt 3" not in lab.log("twice")
     with engine.connect() as docker:
-        labelled = {"label": f"labctl.lab={lab.name}"}
-        servers = [one.name for one in docker.containers.list(all=True, filters=labelled)]
+        labeled = {"label": f"labctl.lab={lab.name}"}
+        servers = [one.name for one in docker.containers.list(all=True, filters=labeled)]
     assert servers == [lab.server_id]
 
 

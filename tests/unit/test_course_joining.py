@@ -14,8 +14,8 @@ import pytest
 from labctl.config import find_paths
 from labctl.courses import join
 from labctl.courses.invitation import (
-    derive_enrolment_key,
-    enrol,
+    derive_enrollment_key,
+    enroll,
     invite,
     read_join,
     withdraw_expired,
@@ -25,7 +25,7 @@ from labctl.courses.keys import CHECKER, JOIN_REQUEST, AuthorizedKeys
 from labctl.courses.publish import publish_assignments
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.requests import RequestHandler
-from labctl.courses.rpc import answer_enrolment
+from labctl.courses.rpc import answer_enrollment
 from labctl.errors import (
     AuthenticationError,
     ConfigError,
@@ -105,14 +105,14 @@ def test_a_checks_key_is_nobodys_and_goes_with_the_check(
 
 def test_an_invitation_is_used_once(folder: CourseFolder, keys: AuthorizedKeys) -> None:
     written(folder, keys)
-    enrol(folder, "alice", KEY, keys, time.time())
+    enroll(folder, "alice", KEY, keys, time.time())
     lines = keys.file.read_text().splitlines()
     assert lines[0] == FOREIGN
     assert len(lines) == 2
     assert lines[1].startswith('restrict,command="')
     assert "--joining" not in lines[1]
     with pytest.raises(PolicyError, match="already used"):
-        enrol(folder, "alice", OTHER_KEY, keys, time.time())
+        enroll(folder, "alice", OTHER_KEY, keys, time.time())
     assert keys.file.read_text().splitlines() == lines
 
 
@@ -124,7 +124,7 @@ def test_of_many_at_once_one_gets_in(
 
     def attempt(public: str) -> bool:
         try:
-            enrol(folder, "alice", public, keys, time.time())
+            enroll(folder, "alice", public, keys, time.time())
         except PolicyError:
             return False
         return True
@@ -139,14 +139,14 @@ def test_a_new_invitation_replaces_the_old_one_and_the_key(
     folder: CourseFolder, keys: AuthorizedKeys
 ) -> None:
     written(folder, keys)
-    enrol(folder, "alice", KEY, keys, time.time())
-    first = derive_enrolment_key(read_join(written(folder, keys).read_bytes()))[1]
-    second = derive_enrolment_key(read_join(written(folder, keys).read_bytes()))[1]
+    enroll(folder, "alice", KEY, keys, time.time())
+    first = derive_enrollment_key(read_join(written(folder, keys).read_bytes()))[1]
+    second = derive_enrollment_key(read_join(written(folder, keys).read_bytes()))[1]
     text = keys.file.read_text()
     assert first not in text
     assert second in text
     assert KEY in text  # the old laptop works until the new one is in
-    enrol(folder, "alice", OTHER_KEY, keys, time.time())
+    enroll(folder, "alice", OTHER_KEY, keys, time.time())
     assert KEY not in keys.file.read_text()
     assert keys.list_students() == ["alice"]
 
@@ -158,7 +158,7 @@ def test_time_ends_an_invitation(folder: CourseFolder, keys: AuthorizedKeys) -> 
         read_join(path.read_bytes(), now=later)
     assert withdraw_expired(folder, keys, time.time()) == []
     with pytest.raises(PolicyError, match="already used"):
-        enrol(folder, "alice", KEY, keys, later)
+        enroll(folder, "alice", KEY, keys, later)
     written(folder, keys, "bob", valid_s=60)
     assert withdraw_expired(folder, keys, later) == ["alice", "bob"]
     assert keys.file.read_text() == FOREIGN + "\n"
@@ -292,7 +292,7 @@ class KeeperHere:
         if self.request == self.rejected:
             raise AuthenticationError("rejected")
         if self.request == JOIN_REQUEST:
-            return answer_enrolment(self.folder, "alice", line, self.keys, time.time()).encode()
+            return answer_enrollment(self.folder, "alice", line, self.keys, time.time()).encode()
         return RequestHandler(self.folder, Pretended(self.folder)).answer("alice", line) + b"\n"
 
     def close(self) -> None:
@@ -345,7 +345,7 @@ def test_what_is_no_enrolment_is_refused(
     line: bytes, folder: CourseFolder, keys: AuthorizedKeys
 ) -> None:
     written(folder, keys)
-    reply = json.loads(answer_enrolment(folder, "alice", line, keys, time.time()))
+    reply = json.loads(answer_enrollment(folder, "alice", line, keys, time.time()))
     assert (reply["error"]["kind"], reply["error"]["what"]) == (
         "UsageError",
         "this is not a valid request",

@@ -47,7 +47,7 @@ def test_gpt_3_took_3_14e23_operations() -> None:
 def test_gpt_3_on_1024_a100s_takes_34_days() -> None:
     """arXiv:2104.04473, section 5.1: 140 TFLOP/s each, activations computed again."""
     plan = replace(GPT_3, checkpointing=True, data_parallel=1024, batch=1024)
-    hours = compute_hours(A100, plan, replace(ALL_TOKENS, utilisation=140 / 312))
+    hours = compute_hours(A100, plan, replace(ALL_TOKENS, utilization=140 / 312))
     assert hours is not None
     assert hours / 24 == pytest.approx(34, rel=0.01)
 

@@ -107,7 +107,7 @@ class Page(Value, frozen=True):
     scale: Scale | None
     charts: tuple[Chart, ...]
     charts_note: str
-    labelled: bool
+    labeled: bool
     chosen: str
     split: str
     classes: tuple[ClassRow, ...]
@@ -146,7 +146,7 @@ def build_page(facts: ReportFacts) -> Page:
         scale=_scale(evaluation),
         charts=charts,
         charts_note=charts_note,
-        labelled=any(line.label for one in charts for line in one.lines),
+        labeled=any(line.label for one in charts for line in one.lines),
         chosen=_describe_checkpoint(facts),
         split=evaluation.split if evaluation else "",
         classes=_classes(evaluation),
