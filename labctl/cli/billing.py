@@ -301,12 +301,13 @@ def _describe_leftover(resource: Resource) -> str:
 @click.option(
     "--terminate",
     is_flag=True,
-    help="Remove everything listed, except kept disks. Unsaved results are lost.",
+    help="Terminate every listed server, even one in use, and remove the other resources, except "
+    "kept disks that have not expired. Unsaved results are lost.",
 )
 @click.option(
     "--kept-too",
     is_flag=True,
-    help="With --terminate: also remove kept disks that have not expired yet.",
+    help="With --terminate: also remove kept disks that have not expired.",
 )
 @yes_option
 @json_option
@@ -320,7 +321,9 @@ def orphans_command(
     yes: bool,
     json_: bool,
 ) -> None:
-    """List all resources at the provider that labctl created, on this or any other machine.
+    """List everything at the provider that labctl created, including servers in use.
+
+    That includes what was created on other machines and for other labs.
 
     Exits with 1 if one of them costs money.
 

@@ -10,7 +10,7 @@ from labctl.cli.course_options import make_staff
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
 from labctl.cli.screen import print_json, wrap_text
-from labctl.courses.plan import CoursePlan, QuotaNeed, compute_plan, store_planned
+from labctl.courses.plan import CoursePlan, QuotaNeed, compute_plan, store_plan_snapshot
 from labctl.text import dollars_text, names_text, price_text
 
 MAX_NAMES = 12
@@ -35,7 +35,7 @@ def plan_command(ctx: click.Context, offline: bool, json_: bool) -> None:
         print_json({"plan": course_plan})
     else:
         _print_plan(course_plan)
-    store_planned(staff)
+    store_plan_snapshot(staff)
     lacks_quota = course_plan.quotas and not any(quota.enough for quota in course_plan.quotas)
     ctx.exit(1 if course_plan.problem or lacks_quota else 0)
 

@@ -35,7 +35,8 @@ DISCARD = click.option(
 FORGET = click.option(
     "--forget",
     is_flag=True,
-    help="Remove no server. Delete the records of servers that your credentials cannot see.",
+    help="Only delete this machine's records of servers that your credentials cannot see. The "
+    "servers keep running and billing.",
 )
 PROFILE = click.option(
     "--profile", default="", help="AWS profile from ~/.aws/config, for submissions in a bucket."
@@ -88,14 +89,14 @@ def need_options(function: F) -> F:
             click.option(
                 "--work",
                 type=click.Choice(["fp32", "fp16", "bandwidth"]),
-                help="Sort offers by price per unit of this GPU speed, not by price per hour.",
+                help="Rank offers by price for this GPU performance, not by price per hour.",
             ),
             click.option(
                 "--spot",
                 is_flag=False,
                 flag_value="only",
                 type=click.Choice(["never", "prefer", "only"]),
-                help="Whether to use spot servers; --spot alone means only.",
+                help="Whether to use spot servers. Without a value: only spot servers.",
             ),
             click.option("--max-price", help="Maximum price in dollars per hour."),
         )

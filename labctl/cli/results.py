@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 )
 @click.option("--runs", "all_runs", is_flag=True, help="Download every run, not only the latest.")
 @click.option(
-    "--code", is_flag=True, help="Download no results; copy code that was edited on the server."
+    "--code", is_flag=True, help="Download code that was edited on the server, instead of results."
 )
 @click.option("--follow", "-f", is_flag=True, help="Keep downloading until the run has ended.")
 @json_option

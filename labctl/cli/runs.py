@@ -64,7 +64,7 @@ def push_command(ctx: click.Context, force: bool, yes: bool, json_: bool) -> Non
     "--id",
     "run_id",
     default="",
-    help="Name of the run. If it exists already, labctl starts no second one.",
+    help="Name of the run. If it exists already, labctl follows it and starts no second one.",
 )
 @click.option("-it", "tty", is_flag=True, help="Attach a terminal, for interactive programs.")
 @click.option("--no-push", is_flag=True, help="Run the code that is already on the server.")

@@ -61,7 +61,7 @@ def init_command(ctx: click.Context, directory: Path, provider: str | None) -> N
 @click.option(
     "--no-deadline",
     is_flag=True,
-    help="Set no default deadline on a server that costs money.",
+    help="Do not end a server that costs money after the default 12 hours.",
 )
 @yes_option
 @json_option
@@ -71,8 +71,9 @@ def up_command(
 ) -> None:
     """Start the lab's server, or use the one that it already has.
 
-    A server that costs money ends after 12 hours unless you set --ttl, --budget or --no-deadline,
-    or ttl, max_ttl or budget in lab.yaml. At AWS, the end terminates the instance.
+    labctl ends a server that costs money after 12 hours. To replace this limit, use --ttl,
+    --budget or --no-deadline, or set ttl, max_ttl or budget in lab.yaml. On AWS, the end
+    terminates the instance.
 
     \b
     labctl up

@@ -253,8 +253,12 @@ def _last_lines(text: bytes, count: int) -> bytes:
 @click.option("--port", default=0, help="Use this local port; only with a single service.")
 @click.option("--detach", "-d", is_flag=True, help="Keep the forward open in the background.")
 @click.option("--open", "open_", is_flag=True, help="Open the service in the browser.")
-@click.option("--list", "list_", is_flag=True, help="List background forwards.")
-@click.option("--stop", is_flag=True, help="Stop the named background forwards (default: all).")
+@click.option("--list", "list_", is_flag=True, help="List the background forwards of all labs.")
+@click.option(
+    "--stop",
+    is_flag=True,
+    help="Stop the named background forwards (default: those of all labs).",
+)
 @yes_option
 @json_option
 @click.pass_context

@@ -31,7 +31,7 @@ def print_terms(terms: Terms, *, offline: bool = False) -> None:
     """Print the assignment's rules before anything is sent."""
     name = f"{terms.course} {terms.assignment}".strip()
     sender = f" as {terms.student}" if terms.student else ""
-    rows = [("due", _due_text(terms)), ("late", _late_text(terms))]
+    rows = [("due", _due_text(terms)), ("late", _late_rule_text(terms))]
     rows += [
         ("size", f"at most {size_setting(terms.max_bytes)}"),
         ("to", f"{terms.hand_in}{sender}"),
@@ -69,7 +69,7 @@ def _due_text(terms: Terms) -> str:
     return f"{time_text(standing.due_at, terms.due)} ({distance}){extended}"
 
 
-def _late_text(terms: Terms) -> str:
+def _late_rule_text(terms: Terms) -> str:
     standing = terms.standing
     if standing.due_at is None:
         return "not possible"

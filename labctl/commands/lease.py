@@ -13,11 +13,11 @@ version does the same, so that of two claims at least one sees the other.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
+from labctl.commands.shell_output import parse_gpus, parse_int_or_zero
 from labctl.errors import ProviderError
 from labctl.model import Gpu, Value
 
@@ -207,8 +207,8 @@ def parse(stdout: str) -> MachineLease:
     return MachineLease(
         state=state,
         holder=_parse_holder(values.get("owner", [""])[0]) if state in ("held", "mine") else None,
-        left_s=_parse_int(values.get("left", ["0"])[0]),
-        gpus=tuple(_parse_gpus(values.get("gpu", []))),
+        left_s=parse_int_or_zero(values.get("left", ["0"])[0]),
+        gpus=parse_gpus(values.get("gpu", [])),
         error=values.get("error", [""])[0],
     )
 
@@ -226,16 +226,3 @@ def _parse_holder(text: str) -> Holder | None:
         owner=owner.owner[:_MOST_TEXT],
         created_at=owner.created_at,
     )
-
-
-def _parse_int(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() else 0
-
-
-def _parse_gpus(rows: list[str]) -> Iterator[Gpu]:
-    """Parse nvidia-smi's rows (uuid, MiB, driver, name); any other line is an error message."""
-    for row in rows:
-        fields = [field.strip() for field in row.split(",", 3)]
-        if len(fields) == 4 and fields[0].startswith(("GPU-", "MIG-")):
-            uuid, mib, driver, name = fields
-            yield Gpu(name=name, uuid=uuid, memory_bytes=_parse_int(mib) * 1024**2, driver=driver)

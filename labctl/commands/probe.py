@@ -11,8 +11,9 @@ import re
 import shlex
 from collections.abc import Iterable
 
+from labctl.commands.shell_output import parse_gpus, parse_int_or_zero
 from labctl.errors import LabError
-from labctl.model import DockerFault, Gpu, ServerFacts, Value
+from labctl.model import DockerFault, ServerFacts, Value
 
 BEGIN = "=== labctl probe ==="
 END = "=== labctl probe end ==="
@@ -170,8 +171,8 @@ def _build_facts(values: dict[str, list[str]]) -> ServerFacts:
         arch=text("arch", ""),
         kernel=text("kernel", ""),
         user=text("user", ""),
-        uid=_parse_int(text("uid", "")),
-        gid=_parse_int(text("gid", "")),
+        uid=parse_int_or_zero(text("uid", "")),
+        gid=parse_int_or_zero(text("gid", "")),
         home=text("home", ""),
         home_filesystem=_choose_filesystem(
             text("home_filesystem", ""), text("home_filesystem_stat", "")
@@ -184,18 +185,14 @@ def _build_facts(values: dict[str, list[str]]) -> ServerFacts:
         docker_fault=docker_fault,
         docker_error=docker_error,
         sudo=text("sudo", "") == "1",
-        gpus=_parse_gpus(values.get("gpu", ())),
+        gpus=parse_gpus(values.get("gpu", ())),
         nvidia_runtime=bool(text("nvidia_runtime", "")),
-        disk_free_bytes=_parse_int(text("disk_free_kib", "")) * 1024,
+        disk_free_bytes=parse_int_or_zero(text("disk_free_kib", "")) * 1024,
         memory_bytes=_choose_memory(text("memory_kib", ""), text("memory_limit", "")),
-        cpus=_parse_int(text("cpus", "")),
+        cpus=parse_int_or_zero(text("cpus", "")),
         stamp=text("stamp", ""),
         boto3="1" in values.get("boto3", ()),
     )
-
-
-def _parse_int(text: str) -> int:
-    return int(text) if re.fullmatch(r"[0-9]{1,20}", text) else 0
 
 
 def _parse_decimal(text: str) -> float:
@@ -221,7 +218,7 @@ def _choose_filesystem(by_df: str, by_stat: str) -> str:
 
 def _choose_memory(kib: str, limit: str) -> int:
     """Return the smaller of the machine's memory and the limit of its cgroup, in bytes."""
-    total, bound = _parse_int(kib) * 1024, _parse_int(limit)
+    total, bound = parse_int_or_zero(kib) * 1024, parse_int_or_zero(limit)
     return min(total, bound) if total and bound else total
 
 
@@ -240,19 +237,6 @@ def _parse_docker(output: str | None) -> tuple[str, DockerFault, str]:
         return "", "missing", f"{NOT_INSTALLED} (the docker command there is Podman)"
     detail = _shorten(output.replace("labctl-engine", ""))
     return "", "silent", f"{NOT_ANSWERING}: {detail}" if detail else NOT_ANSWERING
-
-
-def _parse_gpus(rows: Iterable[str]) -> tuple[Gpu, ...]:
-    """Parse nvidia-smi's rows (uuid, MiB, driver, name); any other line is an error message."""
-    gpus = []
-    for row in rows:
-        fields = [field.strip() for field in row.split(",", 3)]
-        if len(fields) == 4 and fields[0].startswith(("GPU-", "MIG-")):
-            uuid, mib, driver, name = fields
-            gpus.append(
-                Gpu(name=name, uuid=uuid, memory_bytes=_parse_int(mib) * 1024**2, driver=driver)
-            )
-    return tuple(gpus)
 
 
 def list_missing(facts: ServerFacts, *, boto3: bool = False) -> list[MissingRequirement]:

@@ -195,10 +195,10 @@ def _convert(node: Any, origin: str, path: str, problems: list[Problem]) -> Node
             for position, item in enumerate(node.value)
         ]
         return Node(items, line, origin)
-    return Node(_convert_keys(node, origin, path, problems), line, origin)
+    return Node(_convert_mapping(node, origin, path, problems), line, origin)
 
 
-def _convert_keys(node: Any, origin: str, path: str, problems: list[Problem]) -> dict[str, Node]:
+def _convert_mapping(node: Any, origin: str, path: str, problems: list[Problem]) -> dict[str, Node]:
     entries: dict[str, Node] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1

@@ -25,7 +25,7 @@ def open_course_store(staff: CourseOperator) -> LabStore | None:
     return lab_store.open_lab_store(context) if context.config.store else None
 
 
-class Backup:
+class LedgerBackup:
     """The backup of one course's ledger. `save` writes nothing if nothing has changed."""
 
     def __init__(self, folder: CourseFolder, place: LabStore) -> None:

@@ -19,7 +19,7 @@ from labctl.errors import LabError, PolicyError, UsageError
 from labctl.providers.course import REQUEST as KEEPER_REQUEST
 from labctl.state.locks import hold_lock
 from labctl.submissions import REQUEST as SUBMIT_REQUEST
-from labctl.submissions.receive import KEY_LINE, program_words
+from labctl.submissions.receive import KEY_LINE, labctl_argv
 from labctl.submissions.receive import MARK as SUBMIT_MARK
 from labctl.submissions.receiver import check_name
 
@@ -151,7 +151,7 @@ class AuthorizedKeys:
         return removed
 
     def _format_line(self, student: str, body: tuple[str, str], mark: str, *more: str) -> str:
-        words = [*program_words(), "course", "door", str(self.folder.path), student, *more]
+        words = [*labctl_argv(), "course", "door", str(self.folder.path), student, *more]
         command = shlex.join(words)
         if re.search(r'["\\\n]', command):
             raise UsageError(

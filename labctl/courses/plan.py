@@ -13,7 +13,7 @@ from labctl.courses.metering import read_servers
 from labctl.courses.records import plan_changes, timetable
 from labctl.courses.records.cost_report import CourseCosts, compute_course_costs
 from labctl.courses.records.folder import Seat
-from labctl.courses.records.plan_changes import KeyChange, Planned
+from labctl.courses.records.plan_changes import KeyChange, PlanSnapshot
 from labctl.courses.servers import ENDED, CourseOperator
 from labctl.errors import LabError
 from labctl.errors.replies import describe_error
@@ -79,7 +79,7 @@ def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
     """
     folder, at = staff.folder, time.time()
     config, seats = folder.config, folder.list_seats()
-    before = load_planned(staff)
+    before = load_plan_snapshot(staff)
     names = [seat.name for seat in seats]
     running = _running_seats(staff)
     costs = compute_course_costs(
@@ -114,19 +114,19 @@ def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
         return msgspec.structs.replace(unpriced, problem=problem, problem_next=error.hint)
 
 
-def load_planned(staff: CourseOperator) -> Planned | None:
+def load_plan_snapshot(staff: CourseOperator) -> PlanSnapshot | None:
     """Return the plan that was shown last, or None if it is missing or unreadable."""
     try:
         data = (staff.folder.private / PLAN_FILE).read_bytes()
-        return msgspec.json.decode(data, type=Planned)
+        return msgspec.json.decode(data, type=PlanSnapshot)
     except (FileNotFoundError, msgspec.MsgspecError):
         return None
 
 
-def store_planned(staff: CourseOperator) -> None:
+def store_plan_snapshot(staff: CourseOperator) -> None:
     """Store course.yaml's keys and the seats as the last plan that was shown."""
     folder = staff.folder
-    planned = Planned(
+    planned = PlanSnapshot(
         at=time.time(),
         by=staff.by,
         keys=_read_keys(folder.config),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from labctl.courses.assignment_seats import freeze_closed
-from labctl.courses.backup import Backup, open_course_store
+from labctl.courses.backup import LedgerBackup, open_course_store
 from labctl.courses.invitation import withdraw_expired
 from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.publish import publish_assignments, read_host_key
@@ -64,7 +64,7 @@ class CourseScheduler:
         self.tasks = CourseTasks(staff, request_handler, keys, tell)
         self._staff, self._request_handler = staff, request_handler
         self._keys, self._tell = keys, tell
-        self._backup: Backup | None = None
+        self._backup: LedgerBackup | None = None
         work = {
             "sweep": self._sweep,
             "watch": self.tasks.refresh_status,
@@ -84,7 +84,7 @@ class CourseScheduler:
         """Restore the ledger and resume unfinished seats. Call it before answering any student."""
         store = open_course_store(self._staff)
         if store is not None:
-            self._backup = Backup(self._staff.folder, store)
+            self._backup = LedgerBackup(self._staff.folder, store)
             if count := self._backup.restore():
                 self._tell("", f"restored {count} ledger lines from {store.url}")
         for seat_server in self._request_handler.list_seat_servers():

@@ -326,7 +326,7 @@ class Fleet:
         return [*instance.security_groups, *nics]
 
     def _seed_files(self, record: InstanceRecord) -> dict[str, str]:
-        meta = imds.format_document(SeedMetadata(instance_id=record.id, local_hostname=record.id))
+        meta = imds.format_json(SeedMetadata(instance_id=record.id, local_hostname=record.id))
         return {"user-data": record.user_data, "meta-data": meta}
 
     def _kept_root_volume(self, record: InstanceRecord) -> str:

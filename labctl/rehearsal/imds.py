@@ -81,5 +81,5 @@ def serve(application: WSGIApplication, socket: Path) -> BaseWSGIServer:
     return server
 
 
-def format_document(document: Value) -> str:
+def format_json(document: Value) -> str:
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from labctl.model import Value
 from labctl.rehearsal.backend import Backend
 from labctl.rehearsal.fleet import InstanceRecord
-from labctl.rehearsal.imds import MetadataLookup, format_document
+from labctl.rehearsal.imds import MetadataLookup, format_json
 
 CREDENTIALS_S = 6 * 3600
 
@@ -68,7 +68,7 @@ def build_metadata(record: InstanceRecord, backend: Backend) -> MetadataLookup:
         entries = _list_facts(record, backend)
         entries.update(_list_notices(record))
         for role, arn in _list_roles(record, backend).items():
-            info = format_document(ProfileInfo(instance_profile_arn=arn))
+            info = format_json(ProfileInfo(instance_profile_arn=arn))
             entries["meta-data/iam/info"] = _always(info)
             entries["meta-data/iam/security-credentials"] = _always(role)
             entries[f"meta-data/iam/security-credentials/{role}"] = _credentials
@@ -113,7 +113,7 @@ def _list_facts(record: InstanceRecord, backend: Backend) -> dict[str, Callable[
     )
     return {
         **{f"meta-data/{name}": _always(value) for name, value in facts.items()},
-        "dynamic/instance-identity/document": _always(format_document(identity)),
+        "dynamic/instance-identity/document": _always(format_json(identity)),
         "user-data": _always(record.user_data),
     }
 
@@ -122,11 +122,11 @@ def _list_notices(record: InstanceRecord) -> dict[str, Callable[[], str]]:
     """Return the paths of notices that have been given."""
     entries: dict[str, Callable[[], str]] = {}
     if (at := record.notice_at) is not None:
-        action = format_document(SpotAction(time=format_timestamp(at)))
+        action = format_json(SpotAction(time=format_timestamp(at)))
         entries["meta-data/spot/instance-action"] = _always(action)
         entries["meta-data/spot/termination-time"] = _always(format_timestamp(at))
     if (at := record.rebalance_at) is not None:
-        notice = format_document(RebalanceNotice(notice_time=format_timestamp(at)))
+        notice = format_json(RebalanceNotice(notice_time=format_timestamp(at)))
         entries["meta-data/events/recommendations/rebalance"] = _always(notice)
     return entries
 
@@ -142,7 +142,7 @@ def _list_roles(record: InstanceRecord, backend: Backend) -> dict[str, str]:
 
 def _credentials() -> str:
     now = datetime.now(UTC)
-    return format_document(
+    return format_json(
         RoleCredentials(
             access_key_id=f"ASIA{secrets.token_hex(8).upper()}",
             secret_access_key=secrets.token_urlsafe(30),

@@ -103,7 +103,7 @@ def admit(receiver: Receiver, student: str, key: str, file: Path) -> str:
             hint="labctl submit --key   # on the student's machine",
         )
     receiver.read_public_key()
-    words = [*program_words(), "receive", "serve", str(receiver.directory), check_name(student)]
+    words = [*labctl_argv(), "receive", "serve", str(receiver.directory), check_name(student)]
     command = shlex.join(words)
     if re.search(r'["\\\n]', command):
         raise UsageError(
@@ -204,7 +204,7 @@ def _make_invalid_error(name: str, problems: tuple[Problem, ...]) -> ConfigError
     )
 
 
-def program_words() -> list[str]:
+def labctl_argv() -> list[str]:
     """Return the words with which a forced command starts this labctl."""
     program = shutil.which("labctl")
     return [program] if program else [sys.executable, "-P", "-m", "labctl"]

@@ -13,7 +13,7 @@ from labctl.courses.allowances import change_budget, extend_due_time
 from labctl.courses.context import build_own_seat
 from labctl.courses.costs import compute_costs, format_csv
 from labctl.courses.metering import HOME, hold_end_locks, record_costs, record_ends
-from labctl.courses.plan import compute_plan, store_planned
+from labctl.courses.plan import compute_plan, store_plan_snapshot
 from labctl.courses.servers import bring_up_servers
 from labctl.courses.teardown import end_seats
 from labctl.errors import NoOfferError
@@ -80,7 +80,7 @@ def test_a_plan_counts_what_is_there_prices_the_rest_and_holds_it_to_the_quota(m
 
 def test_a_plan_tells_who_went_into_a_team_and_that_their_server_is_to_end(ml: Class) -> None:
     bring_up_servers(ml.staff(), [ml.seat("alice")])
-    store_planned(ml.staff())
+    store_plan_snapshot(ml.staff())
     file = ml.folder.roster_file
     file.write_text(file.read_text().replace("alice,Alice,,,", "alice,Alice,,t1,"))
     found = compute_plan(ml.staff(), offline=True)

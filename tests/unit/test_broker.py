@@ -24,7 +24,7 @@ from labctl.agent.broker.account_images import (
 from labctl.agent.broker.calls import Calls
 from labctl.agent.broker.gpu_leases import GpuIdentity, GpuLease, GpusBusy, lend_gpus, list_leases
 from labctl.agent.broker.http import HttpRefusal
-from labctl.agent.broker.mounts import open_own
+from labctl.agent.broker.mounts import open_owned_path
 from labctl.agent.broker.query_filter import parse_filters, pick_parameters
 from labctl.agent.broker.request_fields import RequestFields
 from labctl.agent.broker.rules import (
@@ -347,7 +347,7 @@ def test_only_plain_paths_below_ones_own_are_opened(tmp_path: Path) -> None:
         "",
     ):
         with pytest.raises(HttpRefusal):
-            open_own(ALICE, path)
+            open_owned_path(ALICE, path)
 
 
 def test_settings_are_roots_alone(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from labctl.config.course_schema import ClassHours, Term
-from labctl.courses.backup import Backup, _find_missing
+from labctl.courses.backup import LedgerBackup, _find_missing
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.timetable import (
@@ -99,8 +99,8 @@ class Drawer:
         self.files[key] = data
 
 
-def backup(folder: CourseFolder, drawer: Drawer) -> Backup:
-    return Backup(folder, drawer)
+def backup(folder: CourseFolder, drawer: Drawer) -> LedgerBackup:
+    return LedgerBackup(folder, drawer)
 
 
 def test_the_ledger_is_copied_when_it_has_grown(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def check_gateway(name: str, root: Path) -> object:
 
 def check_mount(name: str, root: Path) -> object:
     account = BrokerAccount(uid=os.getuid(), gid=os.getgid(), name="alice", home=str(root))
-    return mounts.open_own(account, f"{root}/labctl/{name}")
+    return mounts.open_owned_path(account, f"{root}/labctl/{name}")
 
 
 STRICT: dict[str, Check] = {

@@ -35,7 +35,7 @@ def list_roots(account: BrokerAccount) -> tuple[str, ...]:
     return (f"{account.home}/labctl", f"/dev/shm/labctl-{account.uid}")
 
 
-def open_own(account: BrokerAccount, path: str) -> int:
+def open_owned_path(account: BrokerAccount, path: str) -> int:
     """Return a descriptor, for bind mounts only, of the account's own directory or file.
 
     Refusal (403) for a path outside its roots, through a link, or owned by another account.
@@ -105,7 +105,7 @@ def bind_mounts(account: BrokerAccount, name: str, binds: list[BindMount]) -> li
 
 
 def _bind(account: BrokerAccount, bind: BindMount, path: Path) -> None:
-    source = open_own(account, bind.source)
+    source = open_owned_path(account, bind.source)
     try:
         if stat.S_ISDIR(os.fstat(source).st_mode):
             path.mkdir(mode=0o700)

@@ -122,7 +122,7 @@ class _RunScan:
         candidates = list(self._name_outputs(self._list_candidates(closed.add, links.add)))
         skipped = [SkippedFile(name, UNREADABLE) for _, name in self._name_outputs(sorted(closed))]
         skipped += [SkippedFile(name, OUTWARD) for name in self._find_outward_links(sorted(links))]
-        self._trust_manifests(name for _, name in candidates)
+        self._read_promised_hashes(name for _, name in candidates)
         for path, name in candidates:
             reason, record = self._hash_complete(path, name)
             if record is None:
@@ -196,7 +196,7 @@ class _RunScan:
             if not (name.startswith("code/") and name[5:] in code_files):
                 yield file
 
-    def _trust_manifests(self, names: Iterable[str]) -> None:
+    def _read_promised_hashes(self, names: Iterable[str]) -> None:
         """Read the hashes in checkpoints' manifests into `promised`.
 
         If a manifest has a hash for every file, it and its files count at once, without waiting

@@ -15,7 +15,7 @@ from labctl.model import Value
 from labctl.text import dollars_text, duration_text
 
 
-class Planned(Value, frozen=True):
+class PlanSnapshot(Value, frozen=True):
     """The last plan shown: every key of course.yaml as text, and the seats at that time."""
 
     version: int = 1
