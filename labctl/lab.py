@@ -374,23 +374,24 @@ class LabServer:
 
 
 class LabRun:
-    """A run with its last known state in `seen`; `wait` reads it from the server."""
+    """A run with its state as last read in `last_known`; `wait` reads it from the server."""
 
     def __init__(self, lab: Lab, run: Run) -> None:
         self.lab = lab
-        self.seen = run
+        self.last_known = run
 
     @property
     def id(self) -> str:
-        return self.seen.id
+        return self.last_known.id
 
     @property
     def exit_code(self) -> int | None:
-        return self.seen.exit_code
+        return self.last_known.exit_code
 
     def wait(self, on_log: Callable[[bytes], None] = lambda block: None) -> Run:
         """Follow the run to its end, reconnecting if needed, and return it with its exit code."""
         from labctl.runs.runs import watch
 
-        self.seen = watch(self.lab.context, self.lab.context.get_server(), self.id, on_log=on_log)
-        return self.seen
+        context = self.lab.context
+        self.last_known = watch(context, context.get_server(), self.id, on_log=on_log)
+        return self.last_known

@@ -46,7 +46,7 @@ def retry_on(
 
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(errors),
-        wait=_pauses(pause_s, longest_pause_s),
+        wait=_build_wait(pause_s, longest_pause_s),
         stop=tenacity.stop_after_attempt(tries) | tenacity.stop_before_delay(deadline_s),
         before_sleep=announce,
         reraise=True,
@@ -68,7 +68,7 @@ def retry_throttled_calls() -> Retrying:
     )
 
 
-def _pauses(first_s: float, longest_s: float | None) -> WaitBaseT:
+def _build_wait(first_s: float, longest_s: float | None) -> WaitBaseT:
     from tenacity import wait_exponential, wait_random_exponential
 
     half, most = first_s / 2, (first_s if longest_s is None else longest_s) / 2

@@ -229,7 +229,7 @@ def _id_without_region(server_id: str) -> str:
 @json_option
 @click.pass_context
 def down_command(ctx: click.Context, discard: bool, forget: bool, yes: bool, json_: bool) -> None:
-    """Download new results, remove the server, and list the resources that remain.
+    """Cancel active runs, download new results, remove the server, and list what remains.
 
     Exits with 1 if the server still exists or a resource still costs money.
 

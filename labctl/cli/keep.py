@@ -75,7 +75,7 @@ def keep_command(
     """
     context = KeepContext()
     if hello:
-        context.print_reply(lambda: _read_ward(context, hello))
+        context.print_reply(lambda: _describe_keeper(context, hello))
     elif add:
         context.print_reply(lambda: _import_lab(context))
     elif describe:
@@ -135,7 +135,7 @@ def _run_keeper(context: KeepContext) -> None:
         log_lines("", "labctl keep stopped; the next one resumes its work")
 
 
-def _read_ward(context: KeepContext, name: str) -> GreetLabKeeperReply:
+def _describe_keeper(context: KeepContext, name: str) -> GreetLabKeeperReply:
     from labctl.keeper.labs import is_running
     from labctl.lifecycle.import_lab import describe_keeper
 

@@ -30,7 +30,7 @@ AUTHORIZED_KEYS = click.option(
 DISCARD = click.option(
     "--discard",
     is_flag=True,
-    help="Download nothing. Results that exist only on a server are lost.",
+    help="Remove without downloading. Results that exist only on a server are lost.",
 )
 FORGET = click.option(
     "--forget",
@@ -41,18 +41,16 @@ FORGET = click.option(
 PROFILE = click.option(
     "--profile", default="", help="AWS profile from ~/.aws/config, for submissions in a bucket."
 )
-INSTALL = click.option(
-    "--install", is_flag=True, help="Write a systemd user unit that runs the keeper."
-)
+INSTALL = click.option("--install", is_flag=True, help="Write a systemd user unit for the keeper.")
 SSH_AT_ONCE = click.option(
     "--at-once",
     default=32,
     show_default=True,
     type=click.IntRange(1, 256),
-    help="For many servers: connect to this many at a time.",
+    help="With several servers: connect to this many at a time.",
 )
 SSH_JSON = click.option(
-    "--json", "json_", is_flag=True, help="For many servers: print one JSON object."
+    "--json", "json_", is_flag=True, help="With several servers: print one JSON object."
 )
 FOLLOW = click.option("-f", "--follow", is_flag=True, help="Keep printing until the run ends.")
 TAIL = click.option(

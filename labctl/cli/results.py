@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "--all",
     "everything",
     is_flag=True,
-    help="Also download new files that are not in lab.yaml's `outputs`.",
+    help="Of each run, also download new files that are not in lab.yaml's `outputs`.",
 )
 @click.option("--runs", "all_runs", is_flag=True, help="Download every run, not only the latest.")
 @click.option(
@@ -45,7 +45,7 @@ def pull_command(
     follow: bool,
     json_: bool,
 ) -> None:
-    """Download checkpoints and logs of RUN (default: the latest run) to runs/RUN.
+    """Download the outputs of RUN (default: the latest run), such as checkpoints, to runs/RUN.
 
     Every file is complete and verified.
 

@@ -112,11 +112,11 @@ def run_command(
     labctl run --recover --keeper HOST --detach
     """
     if recover and ((detach and not keeper) or tty or no_push):
-        raise _reject_with_recover()
+        raise _make_recover_conflict_error()
     if keeper and not recover:
-        raise _reject_keeper_without_recover(keeper)
+        raise _make_keeper_without_recover_error(keeper)
     if probe and tty:
-        raise _reject_probe_with_terminal()
+        raise _make_probe_with_terminal_error()
 
     lab = open_lab(ctx, yes=yes, quiet=json_)
     if probe and not (run_id and lab.context.state.get_run(lab.id, run_id)):
@@ -143,7 +143,7 @@ def run_command(
             keeper=keeper,
             on_start=report_start,
             on_log=(lambda block: None) if json_ else write_log,
-        ).seen
+        ).last_known
     except KeyboardInterrupt:
         if not started_runs:
             raise
@@ -154,7 +154,7 @@ def run_command(
     _finish(ctx, run, detach, json_)
 
 
-def _reject_with_recover() -> LabError:
+def _make_recover_conflict_error() -> LabError:
     return UsageError(
         "--recover cannot be combined with --detach, -it or --no-push",
         why="it follows the run, and keeps the code that it sends for a new server",
@@ -162,7 +162,7 @@ def _reject_with_recover() -> LabError:
     )
 
 
-def _reject_keeper_without_recover(keeper: str) -> LabError:
+def _make_keeper_without_recover_error(keeper: str) -> LabError:
     return UsageError(
         "--keeper needs --recover",
         why="a keeper recovers the runs that are handed over to it",
@@ -170,7 +170,7 @@ def _reject_keeper_without_recover(keeper: str) -> LabError:
     )
 
 
-def _reject_probe_with_terminal() -> LabError:
+def _make_probe_with_terminal_error() -> LabError:
     return UsageError(
         "--probe cannot be combined with -it",
         why="a probe run has no terminal attached",
@@ -324,6 +324,7 @@ def ssh_command(
     \b
     labctl ssh
     labctl ssh -- df -h
+    labctl ssh 'nvidia-smi | head'
     labctl ssh --all -- nvidia-smi -L
     """
     # One word is a line for the server's shell, as with ssh. Several are an argv and are quoted.

@@ -275,7 +275,8 @@ def forward_command(
 ) -> None:
     """Forward a local port to each of SERVICES on the server.
 
-    A service is tensorboard, jupyter, a service from lab.yaml, or a port of the server.
+    A service is tensorboard, jupyter, a service from lab.yaml, or a port of the server. labctl
+    starts the service if it does not run.
 
     \b
     labctl forward tensorboard jupyter

@@ -77,9 +77,9 @@ def submit_command(
 ) -> None:
     """Submit RUN (default: the latest run): model, logs, report, evaluation, code, and hashes.
 
-    labctl first shows the assignment's rules. Then it checks the bundle's size, and looks for
-    secrets and for files that run code when they are loaded. An interrupted upload resumes where it
-    stopped.
+    The results must be on this machine: labctl pull. labctl first shows the assignment's rules.
+    Then it checks the bundle's size, and looks for secrets and for files that run code when they
+    are loaded. An interrupted upload resumes where it stopped.
 
     \b
     labctl submit --dry-run

@@ -130,7 +130,7 @@ def _read(node: Node, kind: Any, path: str, problems: list[Problem]) -> Any:
     return _read_scalar(node, kind, path, problems)
 
 
-def _refuse(node: Node, path: str, message: str, problems: list[Problem]) -> _Unreadable:
+def _report_problem(node: Node, path: str, message: str, problems: list[Problem]) -> _Unreadable:
     problems.append(make_problem(node, path, message))
     return _Unreadable()
 
@@ -159,7 +159,7 @@ def _read_union(node: Node, kinds: tuple[Any, ...], path: str, problems: list[Pr
         return _read(node, kinds[0], path, problems)
     words: dict[Any, str] = {dict: "a mapping", list: "a list", str: "a text"}
     allowed = " or ".join(dict.fromkeys(words[_shape(kind)] for kind in kinds))
-    raise _refuse(node, path, f"expected {allowed}, got {_describe_value(node)}", problems)
+    raise _report_problem(node, path, f"expected {allowed}, got {_describe_value(node)}", problems)
 
 
 def _shape(kind: Any) -> type:
@@ -179,14 +179,16 @@ def _read_struct(
     if node.value is None:
         node = Node({}, node.line, node.origin)
     if not isinstance(node.value, dict):
-        raise _refuse(node, path, f"expected a mapping, got {_describe_value(node)}", problems)
+        raise _report_problem(
+            node, path, f"expected a mapping, got {_describe_value(node)}", problems
+        )
     before = len(problems)
     try:
         value = read_struct(node, kind, path, problems)
     except ValueError as error:
         if len(problems) > before:
             raise _Unreadable from None
-        raise _refuse(node, path, str(error), problems) from None
+        raise _report_problem(node, path, str(error), problems) from None
     if value is None or len(problems) > before:
         raise _Unreadable
     return value
@@ -200,7 +202,9 @@ def _read_mapping(
     node: Node, key_kind: Any, value_kind: Any, path: str, problems: list[Problem]
 ) -> dict[Any, Any]:
     if not isinstance(node.value, dict):
-        raise _refuse(node, path, f"expected a mapping, got {_describe_value(node)}", problems)
+        raise _report_problem(
+            node, path, f"expected a mapping, got {_describe_value(node)}", problems
+        )
     before = len(problems)
     entries = {}
     for key, item in node.value.items():
@@ -217,7 +221,7 @@ def _read_mapping(
 
 def _read_list(node: Node, kind: Any, path: str, problems: list[Problem]) -> list[Any]:
     if not isinstance(node.value, list):
-        raise _refuse(node, path, f"expected a list, got {_describe_value(node)}", problems)
+        raise _report_problem(node, path, f"expected a list, got {_describe_value(node)}", problems)
     before = len(problems)
     items = []
     for position, item in enumerate(node.value):
@@ -233,7 +237,9 @@ def _read_list(node: Node, kind: Any, path: str, problems: list[Problem]) -> lis
 
 def _read_scalar(node: Node, kind: Any, path: str, problems: list[Problem]) -> Any:
     if not isinstance(node.value, str):
-        raise _refuse(node, path, f"expected a single value, got {_describe_value(node)}", problems)
+        raise _report_problem(
+            node, path, f"expected a single value, got {_describe_value(node)}", problems
+        )
     text = node.value
     try:
         for extra in getattr(kind, "__metadata__", ()):
@@ -248,9 +254,9 @@ def _read_scalar(node: Node, kind: Any, path: str, problems: list[Problem]) -> A
     except msgspec.ValidationError as error:
         expected = _SCALAR_WORDS.get(kind, "")
         message = f"expected {expected}, got {quote(text)}" if expected else str(error)
-        raise _refuse(node, path, message, problems) from None
+        raise _report_problem(node, path, message, problems) from None
     except ValueError as error:
-        raise _refuse(node, path, str(error), problems) from None
+        raise _report_problem(node, path, str(error), problems) from None
 
 
 def _parse_choice(text: str, allowed: tuple[Any, ...]) -> Any:

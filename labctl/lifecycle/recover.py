@@ -128,7 +128,7 @@ def _follow_attempts(
         require_not_removed(context, server)
         context.reporter.emit(Note(text=f"{run_id}: {reason}", level="warning"))
         try:
-            at = _await_recovery(context, run_id, reason)
+            at = _recover_or_wait(context, run_id, reason)
         except EndedError as error:
             log_offset = _find_other_recovery(context, run_id)
             if log_offset is None:
@@ -145,7 +145,7 @@ def _get_addressed_server(context: LabContext) -> Server | None:
     return server if server is None or server.endpoint.host else adoption.adopt(context)
 
 
-def _await_recovery(context: LabContext, run_id: str, reason: str) -> int:
+def _recover_or_wait(context: LabContext, run_id: str, reason: str) -> int:
     """Wait until the run is resumed, here or by a keeper; return where its log resumes (bytes)."""
     announced = ""
 

@@ -86,7 +86,7 @@ class _PinnedKeys(paramiko.MissingHostKeyPolicy):
         self.presented = f"{key.get_name()} {key.get_base64()}"
         self.is_accepted = self.presented.split() in self._pinned
         if not self.is_accepted:
-            raise failures.make_wrong_key_error(self._endpoint, "")
+            raise failures.make_wrong_host_key_error(self._endpoint, "")
 
 
 def log_in(endpoint: Endpoint, known_hosts: Path | None = None) -> Login:
@@ -95,7 +95,7 @@ def log_in(endpoint: Endpoint, known_hosts: Path | None = None) -> Login:
     Raises the ConnectError family, HostKeyError and AuthenticationError.
     """
     if not endpoint.host_key:
-        raise failures.make_no_key_error(endpoint)
+        raise failures.make_unpinned_host_key_error(endpoint)
     return retry_rejected_logins()(_log_in, endpoint, known_hosts)
 
 
@@ -190,7 +190,7 @@ def _open(connection: fabric.Connection, endpoint: Endpoint, pinned: _PinnedKeys
     except IncompatiblePeer as error:
         # paramiko has one class for all that two sides cannot agree on.
         if endpoint.host_key and "host key" in str(error):
-            raise failures.make_wrong_key_error(
+            raise failures.make_wrong_host_key_error(
                 endpoint, "it has no key of the kind we knew"
             ) from error
         raise failures.make_unreachable_error(endpoint, str(error)) from error

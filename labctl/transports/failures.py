@@ -83,7 +83,7 @@ def make_authentication_error(endpoint: Endpoint, why: str) -> AuthenticationErr
     )
 
 
-def make_wrong_key_error(endpoint: Endpoint, why: str) -> HostKeyError:
+def make_wrong_host_key_error(endpoint: Endpoint, why: str) -> HostKeyError:
     return HostKeyError(
         f"the host key of {endpoint_text(endpoint)} is not the one that was pinned",
         why=why or "the server was reinstalled, or another machine answers at its address",
@@ -94,7 +94,7 @@ def make_wrong_key_error(endpoint: Endpoint, why: str) -> HostKeyError:
     )
 
 
-def make_no_key_error(endpoint: Endpoint) -> HostKeyError:
+def make_unpinned_host_key_error(endpoint: Endpoint) -> HostKeyError:
     return HostKeyError(
         f"no host key is pinned for {endpoint_text(endpoint)}",
         why="labctl only connects to a server whose host key is pinned",
@@ -155,12 +155,12 @@ def parse_ssh_error(endpoint: Endpoint, stderr: str) -> LabError:
     match kind:
         case "no key":
             return (
-                make_wrong_key_error(endpoint, why)
+                make_wrong_host_key_error(endpoint, why)
                 if endpoint.host_key
-                else make_no_key_error(endpoint)
+                else make_unpinned_host_key_error(endpoint)
             )
         case "key":
-            return make_wrong_key_error(endpoint, "")
+            return make_wrong_host_key_error(endpoint, "")
         case "dns":
             return make_dns_error(endpoint, why)
         case "refused":

@@ -77,7 +77,7 @@ def ready(tmp_path: Path) -> tuple[World, Counted]:
 def _run(lab: World, run_id: str) -> None:
     """As a new process would."""
     found = Lab(lab.context()).run(id=run_id, follow=True)
-    assert found.seen.exit_code == 0
+    assert found.last_known.exit_code == 0
 
 
 def test_a_run_of_unchanged_code_takes_at_most_three(ready: tuple[World, Counted]) -> None:

@@ -16,7 +16,7 @@ from own_certificate import make_certificate
 
 from labctl.agent.files import curl, fetch, fetch_https
 from labctl.agent.files.curl import BrokenError, StatusError, check_address, open_address
-from labctl.agent.files.fetch import FetchTarget
+from labctl.agent.files.fetch import DataSetFetch
 from labctl.agent.reply import Failure
 from labctl.wire.files import FetchedSet
 
@@ -115,7 +115,7 @@ def lab(tmp_path: Path) -> Path:
 
 
 def fetch_set(lab: Path, address: str) -> FetchedSet:
-    return fetch_https.fetch_address(FetchTarget(lab, "set", address))
+    return fetch_https.fetch_address(DataSetFetch(lab, "set", address))
 
 
 def test_a_download_that_broke_off_goes_on(site: Site, lab: Path) -> None:

@@ -15,7 +15,7 @@ from post_guard import ACCESS, REGION, SECRET, Guard, guarded_s3
 
 from labctl.agent.files import fetch as fetch_verb
 from labctl.agent.files import fetch_s3
-from labctl.agent.files.fetch import FetchTarget
+from labctl.agent.files.fetch import DataSetFetch
 from labctl.agent.mirror import boto3_python
 from labctl.agent.reply import Failure
 from labctl.servers.agent import build_program
@@ -71,7 +71,7 @@ def fetch(server: Path, url: str, address: str) -> tuple[FetchedSet, dict[str, b
     """The reply, and the data set as it is then."""
     lab = server / "labctl" / "digits"
     (lab / ".labctl").mkdir(parents=True, exist_ok=True)
-    place = FetchTarget(lab, "set", address)
+    place = DataSetFetch(lab, "set", address)
     reply = fetch_s3.fetch_bucket(place, url)
     files = (path for path in place.root.rglob("*") if path.is_file())
     return reply, {str(path.relative_to(place.root)): path.read_bytes() for path in files}
@@ -128,7 +128,7 @@ def test_one_object_is_a_data_set_too(cloud: tuple[Guard, str], server: Path) ->
 
 def test_a_download_goes_on_where_it_was_cut(cloud: tuple[Guard, str], server: Path) -> None:
     guard, url = cloud
-    place = FetchTarget(server / "labctl" / "digits", "set", "s3://bucket/sets/digits")
+    place = DataSetFetch(server / "labctl" / "digits", "set", "s3://bucket/sets/digits")
     bucket = fetch_s3.S3(place.address, credentials=fetch_s3.Credentials.NONE, endpoint=url)
     (listed,) = (one for one in bucket.list_objects() if one.key == "b.png")
     staged = fetch_s3._staged(place, "b.png", listed)

@@ -16,7 +16,7 @@ import pytest
 from labctl.agent.host import proc
 from labctl.agent.host.host_usage import (
     BUSY_CORES,
-    HostUsage,
+    HostUsageReader,
     ProcessUsage,
     is_whole_disk,
     load_psutil,
@@ -30,7 +30,7 @@ LONGEST_WAIT_S = 60.0
 
 @pytest.mark.parametrize("source", SOURCES, ids=NAMES)
 def test_a_second_reading_has_rates(source: Any, tmp_path: Path) -> None:
-    machine = HostUsage(tmp_path, source)
+    machine = HostUsageReader(tmp_path, source)
     first, second = machine.read(), machine.read()
     rates = {"cpu_cores", "net_in_bytes_per_s", "net_out_bytes_per_s"}
     rates |= {"disk_read_bytes_per_s", "disk_write_bytes_per_s"}
@@ -57,7 +57,7 @@ def test_what_cannot_be_read_is_absent(tmp_path: Path) -> None:
         def net_io_counters(self, pernic: bool, nowrap: bool) -> dict[str, Any]:
             return {}
 
-    machine = HostUsage(tmp_path, Hidden())
+    machine = HostUsageReader(tmp_path, Hidden())
     machine.read()
     found = machine.read()
     assert found.cpu_cores is None

@@ -126,7 +126,7 @@ class Readings:
 
 
 def recorded(directory: Path, readings: Readings, monkeypatch: pytest.MonkeyPatch) -> RecordedRun:
-    monkeypatch.setattr(telemetry, "ContainerUsage", lambda container: readings)
+    monkeypatch.setattr(telemetry, "ContainerUsageReader", lambda container: readings)
     (directory / "logs").mkdir(parents=True)
     mounts = (MountPoint("/lab/run", str(directory)),)
     return RecordedRun(Container(Mounts=mounts, Name="/digits-night-3"))

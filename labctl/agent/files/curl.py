@@ -83,10 +83,10 @@ def check_address(address: str) -> None:
     parts = urllib.parse.urlsplit(address)
     is_local_http = parts.scheme == "http" and _is_loopback(parts.hostname or "")
     if not is_local_http and (parts.scheme != "https" or not parts.hostname):
-        raise _refuse_address(address)
+        raise _make_address_error(address)
 
 
-def _refuse_address(address: str) -> Failure:
+def _make_address_error(address: str) -> Failure:
     return Failure(
         "usage",
         f"cannot fetch data from {address!r}",
@@ -159,7 +159,7 @@ def _read_head(address: str, process: subprocess.Popen[bytes]) -> Head:
     if code in BROKEN:
         raise BrokenError(message)
     if code == REFUSED_PROTOCOL:
-        raise _refuse_address(urllib.parse.urljoin(address, location))
+        raise _make_address_error(urllib.parse.urljoin(address, location))
     if code == UNKNOWN_HOST:
         what = f"the server cannot resolve the name {host}"
         hint = ("check the address; ", HintPart("ssh", f"getent hosts {host}"))

@@ -33,7 +33,7 @@ def fetch_data_sets(request: FetchRequest) -> None:
     send_reply(Empty())
     sets = {}
     for name, address in sorted(request.sources.items()):
-        dataset = FetchTarget(lab, require_name(name), address)
+        dataset = DataSetFetch(lab, require_name(name), address)
         # Imported here, to spare every other verb the HTTP libraries.
         if address.startswith("s3://"):
             from .fetch_s3 import fetch_bucket
@@ -59,7 +59,7 @@ def _require_boto3(request: bytes) -> None:
     )
 
 
-class FetchTarget:
+class DataSetFetch:
     """One data set: its directories, its record, and how its progress is reported."""
 
     def __init__(self, lab: Path, name: str, address: str) -> None:

@@ -14,7 +14,7 @@ from ...wire.verbs import CONFIG_FILE, PUSH_COMMAND
 from ..host.paths import read_json, write_json
 from ..reply import Failure
 from .curl import RESUME, BrokenError, CurlResponse, StatusError, open_address
-from .fetch import FetchTarget, check_room
+from .fetch import DataSetFetch, check_room
 from .unpack import is_archive, unpack
 
 TRIES = 5
@@ -36,7 +36,7 @@ def describe_refusal(address: str, error: StatusError) -> Failure:
     return Failure("link", f"{address} returned {error}", "", PUSH_COMMAND)
 
 
-def fetch_address(dataset: FetchTarget) -> FetchedSet:
+def fetch_address(dataset: DataSetFetch) -> FetchedSet:
     """Fetch one file over HTTPS and unpack it if it is an archive.
 
     Skipped if the server says that it has not changed.
@@ -70,7 +70,7 @@ def _file_name(address: str) -> str:
     return NO_NAME if is_bad else name
 
 
-def _download(dataset: FetchTarget, record: DownloadRecord | None) -> DownloadRecord | None:
+def _download(dataset: DataSetFetch, record: DownloadRecord | None) -> DownloadRecord | None:
     """Download the body to staging and return its state; None if the data here is up to date."""
     dataset.staging.mkdir(parents=True, exist_ok=True)
     message = "the response ended early"
@@ -102,7 +102,7 @@ def _download(dataset: FetchTarget, record: DownloadRecord | None) -> DownloadRe
     )
 
 
-def _try_download(dataset: FetchTarget, record: DownloadRecord | None) -> DownloadRecord | None:
+def _try_download(dataset: DataSetFetch, record: DownloadRecord | None) -> DownloadRecord | None:
     body = dataset.staging / "body"
     partial = _read_partial(dataset)
     offset = body.stat().st_size if body.exists() and _can_resume(dataset, partial) else 0
@@ -124,7 +124,7 @@ def _try_download(dataset: FetchTarget, record: DownloadRecord | None) -> Downlo
     return _try_download(dataset, record)
 
 
-def _read_partial(dataset: FetchTarget) -> DownloadRecord:
+def _read_partial(dataset: DataSetFetch) -> DownloadRecord:
     """Return the download that has begun, without an address if none has."""
     try:
         return from_json(DownloadRecord, read_json(dataset.staging / "state.json"))
@@ -132,7 +132,7 @@ def _read_partial(dataset: FetchTarget) -> DownloadRecord:
         return DownloadRecord("")
 
 
-def _can_resume(dataset: FetchTarget, partial: DownloadRecord) -> bool:
+def _can_resume(dataset: DataSetFetch, partial: DownloadRecord) -> bool:
     return partial.address == dataset.address and bool(partial.validator)
 
 
@@ -148,7 +148,7 @@ def _conditional_headers(
     return {}
 
 
-def _response_state(dataset: FetchTarget, response: CurlResponse, offset: int) -> DownloadRecord:
+def _response_state(dataset: DataSetFetch, response: CurlResponse, offset: int) -> DownloadRecord:
     """Return the state that the response headers describe; `size` is None if they lack it."""
     etag = response.headers.get("etag", "")
     modified = response.headers.get("last-modified", "")
@@ -171,7 +171,9 @@ def _is_unchanged(state: DownloadRecord, record: DownloadRecord | None) -> bool:
     return bool(state.modified) and state.modified == record.modified
 
 
-def _write_body(dataset: FetchTarget, response: CurlResponse, offset: int, total_bytes: int) -> int:
+def _write_body(
+    dataset: DataSetFetch, response: CurlResponse, offset: int, total_bytes: int
+) -> int:
     """Write the response from `offset` on; return the size of the file in bytes."""
     done_bytes = offset
     with (dataset.staging / "body").open("r+b" if offset else "wb") as file:
@@ -185,6 +187,6 @@ def _write_body(dataset: FetchTarget, response: CurlResponse, offset: int, total
     return done_bytes
 
 
-def _reset_staging(dataset: FetchTarget) -> None:
+def _reset_staging(dataset: DataSetFetch) -> None:
     shutil.rmtree(dataset.staging, ignore_errors=True)
     dataset.staging.mkdir(parents=True)

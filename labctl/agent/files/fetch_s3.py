@@ -15,12 +15,12 @@ from ...wire.verbs import CONFIG_FILE, HintPart
 from ..host.paths import resolve_inside, write_json
 from ..reply import Failure
 from .curl import RESUME, check_address
-from .fetch import FetchTarget, check_room
+from .fetch import DataSetFetch, check_room
 
 THREADS = 8
 
 
-def fetch_bucket(dataset: FetchTarget, endpoint: str) -> FetchedSet:
+def fetch_bucket(dataset: DataSetFetch, endpoint: str) -> FetchedSet:
     """Fetch all objects below s3://bucket/prefix, except those that are here unchanged."""
     if endpoint:
         check_address(endpoint)
@@ -74,7 +74,7 @@ def _check_name(name: str) -> str:
     return name
 
 
-def _fetch_objects(dataset: FetchTarget, bucket: S3, keys: dict[str, ListedObject]) -> FetchedSet:
+def _fetch_objects(dataset: DataSetFetch, bucket: S3, keys: dict[str, ListedObject]) -> FetchedSet:
     record = dataset.read_record(BucketRecord)
     recorded = record.objects if record else {}
     total_bytes = sum(key.size for key in keys.values())
@@ -111,7 +111,7 @@ def _fetch_objects(dataset: FetchTarget, bucket: S3, keys: dict[str, ListedObjec
     return result._replace(unchanged=False)
 
 
-def _exchange(dataset: FetchTarget, due: dict[str, ListedObject], removed: list[str]) -> None:
+def _exchange(dataset: DataSetFetch, due: dict[str, ListedObject], removed: list[str]) -> None:
     for name in removed:
         old = resolve_inside(dataset.root, name)
         if old.is_file():
@@ -123,14 +123,14 @@ def _exchange(dataset: FetchTarget, due: dict[str, ListedObject], removed: list[
 
 
 def _is_here(
-    dataset: FetchTarget, name: str, key: ListedObject, recorded: dict[str, ObjectRecord]
+    dataset: DataSetFetch, name: str, key: ListedObject, recorded: dict[str, ObjectRecord]
 ) -> bool:
     target = resolve_inside(dataset.root, name)
     same = recorded.get(name) == (key.etag, key.size)
     return same and target.is_file() and target.stat().st_size == key.size
 
 
-def _staged(dataset: FetchTarget, name: str, key: ListedObject) -> Path:
+def _staged(dataset: DataSetFetch, name: str, key: ListedObject) -> Path:
     """Return where an object is staged: a path for each ETag, so that a changed one starts anew."""
     version = "".join(c for c in key.etag if c.isalnum() or c == "-")[:64] or "none"
     return resolve_inside(dataset.staging, f"objects/{version}/{name}")

@@ -44,7 +44,7 @@ class GroupUsage(NamedTuple):
     processes: int | None
 
 
-class ContainerUsage:
+class ContainerUsageReader:
     """A running container. `read` is cheap; None once it has ended.
 
     `cpu_cores` needs two readings.

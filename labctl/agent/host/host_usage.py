@@ -43,7 +43,7 @@ def load_psutil(packages: str = PACKAGES) -> Any:
     return psutil if psutil.version_info >= OLDEST_PSUTIL else proc
 
 
-class HostUsage:
+class HostUsageReader:
     """Readings of the server, each compared with the previous one."""
 
     def __init__(self, disk: Path, psutil: Any) -> None:

@@ -25,7 +25,7 @@ from ..reply import Failure
 from ..watchdog.activity import LabAccount
 from ..watchdog.notify import notify
 from . import engine
-from .container_usage import ContainerUsage
+from .container_usage import ContainerUsageReader
 from .engine_objects import Container
 from .gpu_access import GpuProbe
 from .gpus import Gpus, select_given
@@ -48,7 +48,7 @@ class RecordedRun:
 
     def __init__(self, container: Container) -> None:
         self.directory = Path(container.sources["/lab/run"])
-        self.gauges = ContainerUsage(container)
+        self.gauges = ContainerUsageReader(container)
         self.attempt = int(container.Name.rpartition("-")[2])
         self.began_s = self.due_s = time.monotonic()
         has_gpu = bool(container.HostConfig.DeviceRequests)

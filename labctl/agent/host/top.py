@@ -27,10 +27,10 @@ from ...wire.telemetry import (
 from ...wire.verbs import Empty
 from ..reply import Failure, send_closing_reply, send_reply
 from . import engine
-from .container_usage import ContainerUsage
+from .container_usage import ContainerUsageReader
 from .engine_objects import Container
 from .gpus import GpuProcess, Gpus, select_given
-from .host_usage import HostUsage, ProcessUsage, load_psutil
+from .host_usage import HostUsageReader, ProcessUsage, load_psutil
 from .paths import labctl_home, read_json_number
 
 REFRESH_S = 5.0
@@ -69,7 +69,7 @@ class TopView:
     def __init__(self) -> None:
         labctl_home().mkdir(exist_ok=True)
         psutil = load_psutil()
-        self.machine = HostUsage(labctl_home(), psutil)
+        self.machine = HostUsageReader(labctl_home(), psutil)
         self.gpus = Gpus()
         self.processes = ProcessUsage(psutil)
         self.runs: dict[str, TopContainer] = {}
@@ -140,7 +140,7 @@ class TopContainer:
 
     def __init__(self, container: Container, processes: ProcessUsage) -> None:
         labels = container.labels
-        self.gauges = ContainerUsage(container)
+        self.gauges = ContainerUsageReader(container)
         directory = container.sources.get("/lab/run")
         self.progress = Path(directory) / PROGRESS if directory else None
         self.owner = ContainerOwnerRecord(

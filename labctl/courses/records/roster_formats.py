@@ -165,7 +165,7 @@ def _read_team(table: Table, row: int) -> str:
     return table.cell(row, "team", "group")
 
 
-def _read_canvas(table: Table, row: int) -> ImportedPerson:
+def _read_canvas_row(table: Table, row: int) -> ImportedPerson:
     login = table.cell(row, "SIS Login ID")
     return ImportedPerson(
         key=table.cell(row, "ID"),
@@ -178,7 +178,7 @@ def _read_canvas(table: Table, row: int) -> ImportedPerson:
     )
 
 
-def _read_moodle(table: Table, row: int) -> ImportedPerson:
+def _read_moodle_row(table: Table, row: int) -> ImportedPerson:
     email = table.cell(row, *MAIL)
     full_name = f"{table.cell(row, 'First name')} {table.cell(row, *SURNAME)}".strip()
     return ImportedPerson(
@@ -192,7 +192,7 @@ def _read_moodle(table: Table, row: int) -> ImportedPerson:
     )
 
 
-def _read_classroom(table: Table, row: int) -> ImportedPerson:
+def _read_classroom_row(table: Table, row: int) -> ImportedPerson:
     key = table.cell(row, "identifier", "roster_identifier")
     user = table.cell(row, "github_username")
     is_login = not roster_checks.login_problem(key)
@@ -206,7 +206,7 @@ def _read_classroom(table: Table, row: int) -> ImportedPerson:
     )
 
 
-def _read_nbgrader(table: Table, row: int) -> ImportedPerson:
+def _read_nbgrader_row(table: Table, row: int) -> ImportedPerson:
     key = table.cell(row, "id", "student_id")
     full_name = f"{table.cell(row, 'first_name')} {table.cell(row, 'last_name')}".strip()
     return ImportedPerson(
@@ -220,7 +220,7 @@ def _read_nbgrader(table: Table, row: int) -> ImportedPerson:
     )
 
 
-def _read_csv(table: Table, row: int) -> ImportedPerson:
+def _read_csv_row(table: Table, row: int) -> ImportedPerson:
     own, email, name = (table.cell(row, column) for column in ("id", "email", "name"))
     return ImportedPerson(
         key=own or email or name,
@@ -235,9 +235,9 @@ def _read_csv(table: Table, row: int) -> ImportedPerson:
 
 
 _FORMATS: dict[str, tuple[Callable[[Table], bool], Callable[[Table, int], ImportedPerson]]] = {
-    "canvas": (_is_canvas, _read_canvas),
-    "moodle": (_is_moodle, _read_moodle),
-    "classroom": (_is_classroom, _read_classroom),
-    "nbgrader": (_is_nbgrader, _read_nbgrader),
-    "csv": (_is_csv, _read_csv),
+    "canvas": (_is_canvas, _read_canvas_row),
+    "moodle": (_is_moodle, _read_moodle_row),
+    "classroom": (_is_classroom, _read_classroom_row),
+    "nbgrader": (_is_nbgrader, _read_nbgrader_row),
+    "csv": (_is_csv, _read_csv_row),
 }

@@ -64,7 +64,7 @@ class Profile(Value, frozen=True):
     steps_us: tuple[float, ...] = ()
 
 
-class _ProfileNote(Value, frozen=True):
+class _MissingProfileNote(Value, frozen=True):
     why: str
 
 
@@ -93,7 +93,7 @@ def read_profile(directory: Path) -> Profile:
 def _read_note(directory: Path) -> str:
     try:
         with (directory / NOTE).open("rb") as file:
-            return msgspec.json.decode(file.read(LARGEST_BYTES), type=_ProfileNote).why
+            return msgspec.json.decode(file.read(LARGEST_BYTES), type=_MissingProfileNote).why
     except (FileNotFoundError, msgspec.MsgspecError):
         return (
             "the command never imported PyTorch's optimizers in a Python that reads "

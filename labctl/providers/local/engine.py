@@ -97,7 +97,7 @@ def make_unusable_error(
         return EngineError(
             "Docker Engine is not running",
             why="nothing answers on its socket",
-            hint=_start_command(platform),
+            hint=_get_start_command(platform),
         )
     return EngineError("Docker Engine does not answer", why=str(error), hint="docker version")
 
@@ -110,7 +110,7 @@ def _suggest_install_command(platform: str, *, has_apt: bool) -> str:
     return "install Docker Engine: https://docs.docker.com/engine/install/"
 
 
-def _start_command(platform: str) -> str:
+def _get_start_command(platform: str) -> str:
     if platform == "darwin":
         return "open -a Docker"
     if Path("/run/systemd/system").is_dir():
