@@ -10,6 +10,7 @@ from labctl.events import Note, Step
 from labctl.model import Server, Value
 from labctl.providers import Keep
 from labctl.runs import outputs
+from labctl.runs.runs import record_address
 from labctl.servers import accounts, adoption, attempts, end_server
 from labctl.servers.connections import is_reachable
 from labctl.servers.context import LabContext
@@ -82,7 +83,8 @@ def require_alive(context: LabContext, server: Server, silences: FailedChecks) -
     """ServerGoneError if the provider says that the server has ended, or if the server is dead.
 
     Returns without a conclusion while the provider cannot be reached: this machine may be offline.
-    PolicyError if the credentials are those of another account.
+    Records the server's address if it has changed. PolicyError if the credentials are those of
+    another account.
     """
     try:
         current = context.provider.find(server.id)
@@ -94,6 +96,7 @@ def require_alive(context: LabContext, server: Server, silences: FailedChecks) -
         return
     if current is None or current.state in accounts.ENDED:
         raise ServerGoneError(f"the server {server.id} is gone")
+    record_address(context, server, current)
     if current.state != "running" or is_reachable(current.endpoint, ANSWER_S):
         silences.reset(server.id)
         return

@@ -229,7 +229,16 @@ def refresh_address(context: LabContext, server: Server) -> None:
         current = context.provider.find(server.id)
     except LabError:
         return  # this machine may be offline; the next lost connection tries again
-    if current is None or current.state != "running" or not current.endpoint.port:
+    if current is not None:
+        record_address(context, server, current)
+
+
+def record_address(context: LabContext, server: Server, current: Server) -> None:
+    """Record the address of a recorded `server` if it runs and its host key is unchanged.
+
+    `current` is the same server as its provider describes it now.
+    """
+    if current.state != "running" or not current.endpoint.port:
         return
     old, new = server.endpoint, current.endpoint
     same_key = new.host_key in (old.host_key, old.next_host_key)

@@ -9,7 +9,7 @@ import pytest
 from lab_world import LAB_ID, Cloud, World, world
 
 from labctl.errors import ThrottledError
-from labctl.lifecycle import recover
+from labctl.lifecycle import recover, server_loss
 from labctl.model import Run, Server
 from labctl.servers.context import LabContext
 
@@ -81,3 +81,19 @@ def test_a_provider_that_is_busy_does_not_end_the_follower(
     monkeypatch.setattr(recover, "FIRST_PAUSE_S", 0.01)
     run = recover.follow(context, "night", on_log=lambda block: None)
     assert (run.state, watched, replies) == ("exited", [server.endpoint.host], [])
+
+
+@pytest.mark.parametrize("is_same_machine", [True, False])
+def test_a_check_records_the_address_that_a_server_has_now(
+    lab: World, monkeypatch: pytest.MonkeyPatch, is_same_machine: bool
+) -> None:
+    context = lab.context()
+    shown = lab.cloud.add("srv-new", "digits", LAB_ID)
+    key = shown.endpoint.host_key if is_same_machine else "ssh-ed25519 AAAA"
+    before = msgspec.structs.replace(shown.endpoint, host="192.0.2.7", host_key=key)
+    context.state.save_server(msgspec.structs.replace(shown, endpoint=before))
+    server = context.get_server()
+    monkeypatch.setattr(server_loss, "is_reachable", lambda endpoint, within_s: True)
+    server_loss.require_alive(context, server, server_loss.FailedChecks())
+    recorded = context.get_server().endpoint.host
+    assert recorded == (shown.endpoint.host if is_same_machine else "192.0.2.7")
