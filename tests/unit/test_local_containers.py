@@ -54,7 +54,7 @@ class LabContainer:
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     from tenacity import wait_none
 
-    monkeypatch.setattr(retry, "_pauses", lambda *_: wait_none())
+    monkeypatch.setattr(retry, "_build_wait", lambda *_: wait_none())
 
 
 def test_a_container_that_is_being_removed_does_not_fail_the_list() -> None:
