@@ -9,6 +9,7 @@ FOLDER/whole one that nobody disturbed. Prints a JSON object.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -115,6 +116,7 @@ class Course:
         self.saved = 0
         self.lost: list[int] = []
         self.slowest_s = 0.0
+        self.numbers = itertools.count()
 
     def kill(self, moments: random.Random, notice: bool) -> None:
         """A child begins, and is killed some steps later."""
@@ -123,6 +125,7 @@ class Course:
         wait_for_step(pid, self.told, self.saved + moments.randint(1, 2 * EVERY))
         time.sleep(moments.uniform(0, WITHIN_S))
         code, took_s = killed(pid, notice)
+        self.number_events()
         done, before, self.saved = step_of(self.told), self.saved, newest(self.run)
         assert self.saved >= before, f"{self.saved} after {before}"
         assert code == (143 if notice else -signal.SIGKILL), f"exit {code} after {took_s:.1f} s"
@@ -131,6 +134,16 @@ class Course:
             self.slowest_s = max(self.slowest_s, took_s)
         else:
             self.lost.append(done - self.saved)
+
+    def number_events(self) -> None:
+        """Name the child's event file after the children before it.
+
+        TensorBoard reads these files in the order of their names: second, host, process id. Here
+        several children begin in one second, and a process id may be smaller than the one before.
+        A start of train.py takes longer than a second.
+        """
+        for path in (self.run / "logs").glob("events.out.tfevents.*.*"):
+            path.rename(path.with_name(f"events.out.tfevents.{next(self.numbers):010d}"))
 
     def finish(self) -> dict[str, Any]:
         """A child goes on to the end."""
