@@ -138,8 +138,8 @@ class _InProcess:
 
     def __call__(self, number: int) -> None:
         run = self.lab.run(["echo", "done"], id=f"inner-{number}", push=False)
-        if run.seen.state not in ("running", "exited"):
-            raise NotDoneError(f"{run.id} is {run.seen.state}")
+        if run.last_known.state not in ("running", "exited"):
+            raise NotDoneError(f"{run.id} is {run.last_known.state}")
 
 
 def check(lab: Ready, rounds: int) -> None:
