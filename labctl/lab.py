@@ -374,7 +374,7 @@ class LabServer:
 
 
 class LabRun:
-    """A run with its state as last read in `last_known`; `wait` reads it from the server."""
+    """A run. `last_known` is what was last read of it; `wait` reads it from the server again."""
 
     def __init__(self, lab: Lab, run: Run) -> None:
         self.lab = lab
