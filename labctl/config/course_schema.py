@@ -197,7 +197,8 @@ class GradeConfig(Value, frozen=True):
 class AssignmentConfig(Value, frozen=True):
     """One assignment; its rules for time and size are those of the assignment's own file.
 
-    `late` in seconds (or moments.ANY_S), `penalty` in percent for each day begun.
+    `late` in seconds (or moments.ANY_S), `penalty` in percent for each day begun. `template` has no
+    effect; it is read because course files have it.
     """
 
     template: Annotated[str, Parsed(parse_name)] = ""

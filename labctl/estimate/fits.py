@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from labctl.estimate.cards import CARDS, GIB, NOMINAL, Card, find_card
+from collections.abc import Iterable, Sequence
+
+from labctl.estimate.cards import CARDS, GIB, NOMINAL, Card, find_card, plain_name
 from labctl.estimate.compute import Workload, compute_hours, token_seconds
 from labctl.estimate.constants import NO_BF16, OLD_CARDS, SOFT_ECC, SOFT_ECC_SHARE
 from labctl.estimate.plan import ModelPlan
-from labctl.model import Value
+from labctl.model import GpuNeed, Value
 
 
 class GpuFit(Value, frozen=True):
@@ -40,10 +42,31 @@ def label(gpu: Card) -> str:
     return f"{gpu.name} {gpu.memory_bytes // GIB}GB"
 
 
-def compare_gpus(plan: ModelPlan, amount: Workload, total_bytes: int) -> tuple[GpuFit, ...]:
-    """Compare a plan with every listed GPU type, the smallest first."""
-    ordered = sorted(CARDS, key=lambda gpu: (gpu.memory_bytes, gpu.fp16_tflops))
-    return tuple(_fit(gpu, plan, amount, total_bytes) for gpu in ordered)
+def select_cards(gpu: GpuNeed) -> tuple[Card, ...]:
+    """Return the listed GPU types that `gpu` allows, the smallest first.
+
+    A model that is not listed, and a need without a GPU, select all types.
+    """
+    cards = _sort_by_size(CARDS)
+    if gpu.kind in ("auto", "any", "none"):
+        allowed = [card for card in cards if card.memory_bytes >= gpu.min_memory_bytes]
+    else:
+        allowed = [card for card in cards if plain_name(card.name) == plain_name(gpu.kind)]
+    return tuple(allowed or cards)
+
+
+def compare_gpus(
+    plan: ModelPlan,
+    amount: Workload,
+    total_bytes: int,
+    cards: Sequence[Card] = CARDS,
+) -> tuple[GpuFit, ...]:
+    """Compare a plan with each of these GPU types, the smallest first."""
+    return tuple(_fit(gpu, plan, amount, total_bytes) for gpu in _sort_by_size(cards))
+
+
+def _sort_by_size(cards: Iterable[Card]) -> list[Card]:
+    return sorted(cards, key=lambda card: (card.memory_bytes, card.fp16_tflops))
 
 
 def _fit(gpu: Card, plan: ModelPlan, amount: Workload, total_bytes: int) -> GpuFit:
@@ -70,10 +93,9 @@ def find_largest_gpu() -> tuple[str, int]:
     return label(best), usable_bytes(best.name, best.memory_bytes)
 
 
-def find_smallest_gpu(total_bytes: int) -> str:
-    """Return the smallest GPU with enough memory; "" if none exists."""
-    ordered = sorted(CARDS, key=lambda gpu: (gpu.memory_bytes, gpu.fp16_tflops))
-    current = (gpu for gpu in ordered if gpu.name not in OLD_CARDS)
+def find_smallest_gpu(total_bytes: int, cards: Sequence[Card] = CARDS) -> str:
+    """Return the smallest of `cards` with enough memory; "" if none has."""
+    current = (gpu for gpu in _sort_by_size(cards) if gpu.name not in OLD_CARDS)
     large_enough = (
         gpu for gpu in current if total_bytes <= usable_bytes(gpu.name, gpu.memory_bytes)
     )

@@ -15,7 +15,7 @@ from labctl.estimate.advice import (
     list_suggestions,
     why_simple_differs,
 )
-from labctl.estimate.cards import CARDS, Card, find_card
+from labctl.estimate.cards import Card, find_card
 from labctl.estimate.compute import (
     Load,
     Workload,
@@ -30,7 +30,14 @@ from labctl.estimate.compute import (
     weight_seconds,
 )
 from labctl.estimate.constants import DAYS_A_MONTH
-from labctl.estimate.fits import GpuFit, compare_gpus, find_smallest_gpu, label, usable_bytes
+from labctl.estimate.fits import (
+    GpuFit,
+    compare_gpus,
+    find_smallest_gpu,
+    label,
+    select_cards,
+    usable_bytes,
+)
 from labctl.estimate.memory import (
     MemoryEstimate,
     checkpoint_bytes,
@@ -105,6 +112,7 @@ class Details(Value, frozen=True):
 class Estimate(Value, frozen=True):
     """A whole estimate: `memory` per GPU, a row of `fits` per GPU type, a row of `costs` per offer.
 
+    If the lab or the command names a GPU, `fits` has only rows for it.
     `cheapest` is the first of the costs with enough memory. `ways` suggests changes if no offer or,
     without offers, no listed GPU has enough memory.
     """
@@ -136,11 +144,12 @@ def estimate(
     _check_amount(plan, amount)
     needed = estimate_memory(plan)
     gpu_verdict = judge_gpu(plan, amount)
-    rows = compare_gpus(plan, amount, needed.total_bytes)
+    cards = select_cards(context.config.server.need.gpu)
+    rows = compare_gpus(plan, amount, needed.total_bytes, cards)
     offers, note = _list_offers(context, plan, amount, gpu_verdict)
     costs = _compute_costs(plan, amount, needed, offers, gpu_verdict)
     cheapest = next((cost for cost in costs if cost.fits), None)
-    on = _choose_card(cheapest, needed.total_bytes)
+    on = _choose_card(cheapest, needed.total_bytes, cards)
     hours, time_on = _compute_time(plan, amount, on, gpu_verdict)
     has_fit = cheapest is not None if costs else any(row.fits for row in rows)
     if amount.price_usd_per_hour is not None:
@@ -321,13 +330,16 @@ def _stated_cost(
     )
 
 
-def _choose_card(cheapest: CostEstimate | None, total_bytes: int) -> Card:
-    """Choose the GPU for the time: the cheapest offer's, the smallest that fits, or YARDSTICK."""
+def _choose_card(cheapest: CostEstimate | None, total_bytes: int, cards: Sequence[Card]) -> Card:
+    """Choose the GPU for the time: the cheapest offer's, the smallest that fits, or YARDSTICK.
+
+    If the lab names a GPU on which the model does not fit, it is that one.
+    """
     if cheapest is not None and (offered := find_card(cheapest.gpu, cheapest.gpu_memory_bytes)):
         return offered
-    smallest = find_smallest_gpu(total_bytes)
-    yardstick = next(listed for listed in CARDS if listed.name == YARDSTICK)
-    return next((listed for listed in CARDS if label(listed) == smallest), yardstick)
+    smallest = find_smallest_gpu(total_bytes, cards)
+    yardstick = next((listed for listed in cards if listed.name == YARDSTICK), cards[-1])
+    return next((listed for listed in cards if label(listed) == smallest), yardstick)
 
 
 def _compute_time(

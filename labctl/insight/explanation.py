@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,7 +14,8 @@ from labctl.estimate.memory import estimate_memory
 from labctl.estimate.plan import ModelPlan
 from labctl.events import Note, Step
 from labctl.insight.explain.diagnosis import diagnose
-from labctl.insight.explain.evidence import Finding, MemoryFit, RunData, Unknown
+from labctl.insight.explain.ending import find_missing_file
+from labctl.insight.explain.evidence import Finding, IgnoredFile, MemoryFit, RunData, Unknown
 from labctl.insight.explain.memory import OutOfMemory, find_out_of_memory
 from labctl.insight.model_measurement import ModelSource, measure_model
 from labctl.insight.scalars import Flaw, Scalars, read_scalars
@@ -22,6 +23,7 @@ from labctl.insight.telemetry import TELEMETRY_FILE, read_samples
 from labctl.model import Run, Value
 from labctl.runs import runs
 from labctl.servers.context import LabContext
+from labctl.sync.ignore import find_ignored_name, rule_text
 
 if TYPE_CHECKING:
     from labctl.estimate.constants import Precision
@@ -34,6 +36,9 @@ PROCESS_BYTES = 256 * 1024**2
 MOST_SCRIPTS = 50
 LARGEST_SCRIPT_BYTES = 256 * 1024
 OPTION = re.compile(r"""["'](--[a-z][a-z0-9_-]{0,40})["']""")
+# A training script that can use several GPUs reads its rank, or leaves that to a library.
+DISTRIBUTED = re.compile(r"LOCAL_RANK|init_process_group|accelerate|lightning|deepspeed")
+CODE_DIRECTORY = "/lab/code"
 BUILDS = re.compile(r"^def build_model\b", re.MULTILINE)
 
 
@@ -88,14 +93,19 @@ def _find_directory(context: LabContext, run: Run) -> Path:
 
 def _load_material(context: LabContext, run: Run) -> RunData:
     directory = _find_directory(context, run)
+    root = context.config.root
+    scripts = _read_scripts(root).values()
     try:
+        log = _read_log_end(directory / "logs" / "run.log")
         return RunData(
             run=run,
             samples=read_samples(directory / "logs" / TELEMETRY_FILE),
             scalars=_load_scalars(context, directory),
-            log=_read_log_end(directory / "logs" / "run.log"),
-            options=_find_options(context.config.root),
+            log=log,
+            options=frozenset(option for text in scripts for option in OPTION.findall(text)),
+            is_distributed=any(DISTRIBUTED.search(text) for text in scripts),
             now=time.time(),
+            ignored_file=_find_ignored_file(root, find_missing_file(log)),
         )
     except OSError as error:
         raise LabError(
@@ -137,10 +147,17 @@ def _read_scripts(root: Path) -> dict[str, str]:
     return scripts
 
 
-def _find_options(root: Path) -> frozenset[str]:
-    """Find what looks like an option in the lab's scripts, so that suggestions can change it."""
-    scripts = _read_scripts(root).values()
-    return frozenset(option for text in scripts for option in OPTION.findall(text))
+def _find_ignored_file(root: Path, missing: str) -> IgnoredFile | None:
+    """Return the file that the run did not find, if it exists here and a rule leaves it out."""
+    path = PurePosixPath(CODE_DIRECTORY, missing)
+    if not missing or ".." in path.parts or not path.is_relative_to(CODE_DIRECTORY):
+        return None
+    name = str(path.relative_to(CODE_DIRECTORY))
+    ignored = find_ignored_name(root, name) if (root / name).is_file() else None
+    if ignored is None:
+        return None
+    directory = ignored.name if ignored.is_folder else ""
+    return IgnoredFile(path=name, rule=rule_text(ignored.rule), directory=directory)
 
 
 def _estimate_fit(context: LabContext, material: RunData, failure: OutOfMemory) -> MemoryFit | None:

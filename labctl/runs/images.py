@@ -18,7 +18,8 @@ from labctl.runs.build_output import BuildLines
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
 from labctl.shell import portable_line
-from labctl.sync.scan import NEVER_AT_TOP, HashIndex, scan_data
+from labctl.sync.ignore import NEVER_AT_TOP
+from labctl.sync.scan import HashIndex, scan_data
 from labctl.sync.transfer_lock import hold_transfers
 from labctl.wire.images import (
     BUILD_IMAGE,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from labctl.model import Server
+from labctl.events import Note
+from labctl.model import FileEntry, Server
 from labctl.servers.context import LabContext
 from labctl.sync import edits
 from labctl.sync import push as transfer
 from labctl.sync.edits import EditsResult
 from labctl.sync.fetch import fetch_data
+from labctl.sync.ignore import IgnoredName
+from labctl.sync.ignored_files import describe_ignored
 from labctl.sync.push import Files, PushedTree
 from labctl.sync.scan import HashIndex, scan_code, scan_data
 from labctl.sync.transfer_lock import hold_transfers
@@ -22,14 +24,25 @@ Tree = tuple[str, Path, Files, HashIndex]
 
 def push(context: LabContext, server: Server, *, force: bool) -> list[PushedTree]:
     """Push the lab's code and data directories; the server fetches data with an address."""
-    config = context.config
-    inside = [data.path for data in config.data.values() if data.path and data.inside_lab]
-    index = HashIndex(config.root, "code")
-    code = functools.partial(scan_code, config.root, context.reporter, data=inside, later=index)
-    return [
-        *_push_trees(context, server, [("code", config.root, code, index)], force=force),
-        *push_data(context, server, force=force),
-    ]
+    return [_push_code(context, server, force=force), *push_data(context, server, force=force)]
+
+
+def _push_code(context: LabContext, server: Server, *, force: bool) -> PushedTree:
+    """Push the lab's code. After new code, say which ignored files a run may miss."""
+    root, reporter = context.config.root, context.reporter
+    inside = [data.path for data in context.config.data.values() if data.path and data.inside_lab]
+    index = HashIndex(root, "code")
+    ignored: list[IgnoredName] = []
+    files: list[FileEntry] = []
+
+    def scan() -> Sequence[FileEntry]:
+        files.extend(scan_code(root, reporter, data=inside, later=index, ignored=ignored))
+        return files
+
+    (pushed,) = _push_trees(context, server, [("code", root, scan, index)], force=force)
+    if pushed.sent and (text := describe_ignored(root, ignored, files)):
+        reporter.emit(Note(text=text))
+    return pushed
 
 
 def push_data(context: LabContext, server: Server, *, force: bool = False) -> list[PushedTree]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import secrets
 import stat
 import sys
@@ -21,11 +20,17 @@ import msgspec
 from labctl.errors import NotFoundError, UsageError
 from labctl.events import Note, Progress, Reporter
 from labctl.model import FileEntry
+from labctl.sync.ignore import (
+    IGNORE_FILES,
+    NEVER_ANYWHERE,
+    NEVER_AT_TOP,
+    Ignore,
+    IgnoredName,
+    find_rule,
+    read_rules,
+)
 from labctl.text import names_text
 
-IGNORE_FILES = (".gitignore", ".labignore")
-NEVER_ANYWHERE = frozenset({".git", ".venv", "__pycache__", ".ipynb_checkpoints"})
-NEVER_AT_TOP = frozenset({".labctl", "runs", "server-edits", "assignment.yaml"})
 # A file written this recently may be written again without its time changing: not cached.
 RACY_S = 2.0
 NAMED_AT_MOST = 5
@@ -35,8 +40,6 @@ LARGE_BYTES = 32 * 1024**2
 MANY_FILES = 1000
 # bytes between two progress reports
 REPORT_BYTES = 4 * 1024**2
-Rules = tuple[tuple[bool, re.Pattern[str]], ...]
-Ignore = tuple[tuple[str, Rules], ...]
 Found = tuple[str, os.stat_result]
 # Size, mtime_ns, inode, ctime_ns and the hash of the file that had them.
 Entry = tuple[int, int, int, int, str]
@@ -130,18 +133,19 @@ def scan_code(
     *,
     data: Iterable[Path] = (),
     later: HashIndex | None = None,
+    ignored: list[IgnoredName] | None = None,
 ) -> tuple[FileEntry, ...]:
     """List the lab's code by name, without ignored files and the `data` directories.
 
     With `later`, the index to use, new large files get no `sha256`, and in a large first scan no
-    file does: `push` hashes them during the transfer.
+    file does: `push` hashes them during the transfer. What a rule leaves out is added to `ignored`.
 
     UsageError for names with control characters; a warning for links and names that are not UTF-8.
     """
     root = lab_root.resolve()
     excluded = frozenset(path.resolve() for path in data)
     index = later or HashIndex(root, "code")
-    walk = _Walk(root, excluded, code=True)
+    walk = _Walk(root, excluded, code=True, ignored=ignored)
     return _scan(root, index, reporter, walk, later=later is not None)
 
 
@@ -245,10 +249,18 @@ def _entry(name: str, status: os.stat_result, sha256: str) -> FileEntry:
 class _Walk:
     """One walk through a tree: lists its files, and remembers what it left out and why."""
 
-    def __init__(self, root: Path, excluded: frozenset[Path], *, code: bool) -> None:
+    def __init__(
+        self,
+        root: Path,
+        excluded: frozenset[Path],
+        *,
+        code: bool,
+        ignored: list[IgnoredName] | None = None,
+    ) -> None:
         self._root = root
         self._excluded = excluded
         self._code = code
+        self._ignored = [] if ignored is None else ignored
         self._links: list[str] = []
         self._odd: list[str] = []
         self._bad_rules: list[str] = []
@@ -277,7 +289,8 @@ class _Walk:
         if self._code and (entry.name in NEVER_ANYWHERE or name in NEVER_AT_TOP):
             return True
         is_folder = entry.is_dir(follow_symlinks=False)
-        if is_ignored(ignore, name, is_folder=is_folder):
+        if rule := find_rule(ignore, name, is_folder=is_folder):
+            self._ignored.append(IgnoredName(name, is_folder, rule))
             return True
         if is_folder and self._root / name in self._excluded:
             return True
@@ -294,17 +307,9 @@ class _Walk:
         return False
 
     def _read_rules(self, prefix: str, entries: list[os.DirEntry[str]], ignore: Ignore) -> Ignore:
-        lines: list[str] = []
-        for wanted in IGNORE_FILES:
-            for entry in entries:
-                if entry.name == wanted and entry.is_file(follow_symlinks=False):
-                    text = Path(entry.path).read_text("utf-8", errors="surrogateescape")
-                    lines += text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
-        if not any(lines):
-            return ignore
-        spec, bad = parse_rules(lines)
-        self._bad_rules += [f"{prefix}{IGNORE_FILES[0]}: {line}" for line in bad]
-        return (*ignore, (prefix, spec))
+        rules, invalid = read_rules(self._root, prefix, (entry.name for entry in entries))
+        self._bad_rules += invalid
+        return (*ignore, (prefix, rules)) if rules else ignore
 
     def report_skipped(self, reporter: Reporter) -> None:
         """Emit a warning for each kind of files and rules that were left out."""
@@ -316,43 +321,6 @@ class _Walk:
             if names:
                 shown = names_text([ascii(n)[1:-1] for n in sorted(names)], NAMED_AT_MOST)
                 reporter.emit(Note(text=f"{what}: {shown}", level="warning"))
-
-
-def parse_rules(lines: list[str]) -> tuple[Rules, list[str]]:
-    """Parse one directory's ignore files; return the rules in order, and the invalid lines."""
-    from pathspec import GitIgnoreSpec
-
-    rules: list[tuple[bool, re.Pattern[str]]] = []
-    bad = []
-    for line in lines:
-        # In git, `a/**` is everything inside `a`, but not `a` itself, so that `!a/keep` can follow.
-        read = re.sub(r"/\*\*(/?)\s*$", r"/**/*\1", line)
-        try:
-            parsed = GitIgnoreSpec.from_lines([read]).patterns
-        except ValueError:
-            bad.append(line)
-            continue
-        rules += [(bool(p.include), p.regex) for p in parsed if p.include is not None and p.regex]
-    return tuple(rules), bad
-
-
-def is_ignored(ignore: Ignore, name: str, *, is_folder: bool) -> bool:
-    """Whether the rules exclude `name`: the last match counts, the nearest directory's first.
-
-    `ignore` holds (the directory's prefix, its rules) from the root down to `name`'s directory.
-    The walk never enters an ignored directory, so a rule must match the name itself; pathspec's own
-    matching would also apply rules that match a directory above.
-    """
-    for prefix, rules in reversed(ignore):
-        relative = name[len(prefix) :] + ("/" if is_folder else "")
-        for include, regex in reversed(rules):
-            if regex.pattern.startswith("^"):
-                matches = regex.fullmatch(relative) is not None
-            else:  # `**` means everything, `**/` every directory
-                matches = is_folder or not regex.groups
-            if matches:
-                return include
-    return False
 
 
 def _is_utf8(name: str) -> bool:

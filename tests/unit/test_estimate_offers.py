@@ -79,8 +79,22 @@ def test_what_no_offer_holds_is_told_with_what_to_change(on_aws: Lab) -> None:
     assert found.costs
     assert not any(cost.fits for cost in found.costs)
     assert found.cheapest is None
-    assert any(row.fits for row in found.fits)
+    assert [(row.gpu, row.fits) for row in found.fits] == [("T4 16GB", False)]
+    assert found.details.time_on == "T4 16GB"
     assert found.ways
+
+
+def test_a_named_gpu_narrows_the_table_and_the_time(on_aws: Lab) -> None:
+    named = lab(on_aws.config.root, provider="aws", gpu="A100")
+    found = estimate(named.context, BERT, Workload(tokens=GB, price_usd_per_hour=1.0))
+    assert [row.gpu for row in found.fits] == ["A100 40GB", "A100 80GB"]
+    assert found.details.time_on == "A100 40GB"
+    large = lab(on_aws.config.root, provider="aws", gpu=">=40GB")
+    rows = estimate(large.context, BERT, Workload()).fits
+    assert {row.gpu for row in rows} >= {"A100 40GB", "H200 141GB"}
+    assert all(row.memory_bytes >= 40 * 1024**3 * 0.9 for row in rows)
+    unlisted = lab(on_aws.config.root, provider="aws", gpu="RTX4090")
+    assert len(estimate(unlisted.context, BERT, Workload(price_usd_per_hour=1.0)).fits) > 10
 
 
 def test_no_gpu_needed_asks_for_machines_without_one(on_aws: Lab) -> None:

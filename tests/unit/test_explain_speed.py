@@ -81,8 +81,16 @@ def test_one_of_two_gpus_does_all_the_work() -> None:
     other = gpu(uuid="GPU-2", use_percent=0.0)
     found = findings(material(samples=samples(gpu(), other)))
     assert "1 of 2 GPUs did nothing" in found["gpu-some-idle"].what
+    assert found["gpu-some-idle"].next == "use fewer GPUs: labctl up --gpu any:1"
     assert "gpu-good" in found
     assert "gpu-idle" not in found
+
+
+def test_torchrun_is_advised_only_to_code_that_reads_its_rank() -> None:
+    both = samples(gpu(), gpu(uuid="GPU-2", use_percent=0.0))
+    command = ("python", "train.py", "--lr", "1")
+    data = material(samples=both, is_distributed=True, run=run(command=command))
+    assert "torchrun --nproc-per-node=2 train.py --lr 1 " in findings(data)["gpu-some-idle"].next
 
 
 def test_several_gpus_alike_are_told_once_by_the_least_used() -> None:

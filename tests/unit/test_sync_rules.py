@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from labctl.errors import NotFoundError, UsageError
 from labctl.events import Event, Note, SilentReporter
+from labctl.sync.ignore import find_ignored_name, find_rule, parse_rules, rule_text
 from labctl.sync.scan import (
     LARGE_BYTES,
     MANY_FILES,
     HashIndex,
     hash_file,
-    is_ignored,
-    parse_rules,
     rehash,
     scan_code,
     scan_data,
@@ -276,6 +275,25 @@ def parents(path: str) -> list[str]:
 
 @given(st.lists(st.text(max_size=12), max_size=5), PATH)
 def test_no_text_in_an_ignore_file_breaks_the_scan(lines: list[str], name: str) -> None:
-    spec, bad = parse_rules(lines)
-    assert set(bad) <= set(lines)
-    assert is_ignored((("", spec),), name, is_folder=False) in (True, False)
+    rules, invalid = parse_rules(lines)
+    assert set(invalid) <= {f".gitignore: {line}" for line in lines}
+    rule = find_rule((("", rules),), name, is_folder=False)
+    assert rule is None or rule.excludes
+
+
+def test_the_rule_that_leaves_a_file_out_is_found_with_its_file(tmp_path: Path) -> None:
+    put(tmp_path, ".gitignore", "*.bin\n/data/raw/\n")
+    put(tmp_path, ".labignore", "!keep.bin\n")
+    put(tmp_path, "data/.gitignore", "# none\n*.txt\n")
+    for name in ("data/train.bin", "data/keep.bin", "data/raw/a/b.png", "data/input.txt"):
+        put(tmp_path, name)
+
+    def find(name: str) -> tuple[str, str] | None:
+        ignored = find_ignored_name(tmp_path, name)
+        return None if ignored is None else (ignored.name, rule_text(ignored.rule))
+
+    assert find("data/train.bin") == ("data/train.bin", "*.bin in .gitignore")
+    assert find("data/raw/a/b.png") == ("data/raw", "/data/raw/ in .gitignore")
+    assert find("data/input.txt") == ("data/input.txt", "*.txt in data/.gitignore")
+    assert find("data/keep.bin") is None
+    assert find("missing/x.png") is None

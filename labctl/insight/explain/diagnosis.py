@@ -17,7 +17,11 @@ RULES: tuple[Rule, ...] = (
 )
 ORDER = ("problem", "advice", "good")
 # Finding -> findings that cover it, so that it is left out beside them.
-COVERED_BY = {"data-wait": {"gpu-idle", "gpu-half-used", "gpu-fair"}, "disk-full": {"shm-full"}}
+COVERED_BY = {
+    "data-wait": {"gpu-idle", "gpu-half-used", "gpu-fair"},
+    "disk-full": {"shm-full"},
+    "file-missing": {"file-ignored"},
+}
 
 
 class Diagnosis(Value, frozen=True):

@@ -164,6 +164,9 @@ KNOWN_MESSAGES = (
         "advice",
     ),
 )
+_MISSING_FILE = next(
+    message.pattern for message in KNOWN_MESSAGES if message.rule == "file-missing"
+)
 LAST_ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)): ?(.*)$")
 
 
@@ -186,6 +189,31 @@ def find_known_messages(material: RunData) -> Iterator[Answer]:
             next=message.next.format(*groups, command=shlex.join(material.run.command)),
             source=message.source,
         )
+
+
+def find_missing_file(log: str) -> str:
+    """Return the path in the log's last FileNotFoundError, "" without one."""
+    matches = _MISSING_FILE.findall(log)
+    return matches[-1] if matches else ""
+
+
+def check_ignored_file(material: RunData) -> Iterator[Answer]:
+    """Name the ignore rule that left out the file that the run did not find."""
+    ignored = material.ignored_file
+    if ignored is None:
+        return
+    whole = ignored.directory or ignored.path.rpartition("/")[0] or ignored.path
+    as_data = f"list {whole} under data: in lab.yaml and read it from $LABCTL_DATA_DIR"
+    include = f"add the line !/{ignored.path} to .labignore, then: labctl run; or {as_data}"
+    yield Finding(
+        rule="file-ignored",
+        level="problem",
+        what=f"the file {ignored.path} was not pushed",
+        why=f"it exists on this machine, but an ignore rule leaves it out: {ignored.rule}",
+        evidence=(from_log(f"FileNotFoundError: {find_missing_file(material.log)}"),),
+        next=as_data if ignored.directory else include,
+        source=LAB_FILE,
+    )
 
 
 def explain_end(material: RunData) -> Iterator[Answer]:
@@ -307,4 +335,4 @@ def check_log(material: RunData) -> Iterator[Answer]:
         )
 
 
-RULES = (find_known_messages, explain_end, detect_stuck, check_log)
+RULES = (check_ignored_file, find_known_messages, explain_end, detect_stuck, check_log)

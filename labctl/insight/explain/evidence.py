@@ -67,12 +67,24 @@ class MemoryFit(Value, frozen=True):
     batch: int
 
 
+class IgnoredFile(Value, frozen=True):
+    """A file that the run did not find, and the ignore rule that left it out of the push.
+
+    `path` is relative to the lab, `rule` is "*.bin in .gitignore". `directory` is set if the rule
+    leaves out a whole directory above the file.
+    """
+
+    path: str
+    rule: str
+    directory: str = ""
+
+
 class RunData(Value, frozen=True):
     """Everything known about a run. Missing parts are empty.
 
     `log` is the end of its output. `options` are those that the lab's scripts accept ("--lr").
-    `now` is Unix time, for an active run. `fit` is set if memory ran out and the model could be
-    built.
+    `is_distributed` says whether these scripts can use several GPUs. `now` is Unix time, for an
+    active run. `fit` is set if memory ran out and the model could be built.
     """
 
     run: Run
@@ -80,8 +92,10 @@ class RunData(Value, frozen=True):
     scalars: Scalars = Scalars()
     log: str = ""
     options: frozenset[str] = frozenset()
+    is_distributed: bool = False
     now: float = 0.0
     fit: MemoryFit | None = None
+    ignored_file: IgnoredFile | None = None
 
 
 Rule = Callable[[RunData], Iterator[Answer]]

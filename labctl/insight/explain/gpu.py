@@ -5,6 +5,7 @@ The bands of utilization (to 10, to 50, from 80 %) and half of the power limit a
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from labctl.insight.explain.curves import compute_data_wait_share
@@ -81,7 +82,7 @@ def check_use(material: RunData) -> Iterator[Answer]:
         return
     busy = [card for card in gpus if (card.use_percent or 0) >= IDLE_PERCENT]
     if len(gpus) > 1 and busy and len(busy) < len(gpus):
-        yield _make_idle_gpus_finding(gpus, busy)
+        yield _make_idle_gpus_finding(material, gpus, busy)
         gpus = tuple(busy)
     findings: dict[str, tuple[float, Finding]] = {}
     for card in gpus:
@@ -123,8 +124,12 @@ def _unknown_use(card: GpuSummary) -> Unknown:
     )
 
 
-def _make_idle_gpus_finding(gpus: tuple[GpuSummary, ...], busy: list[GpuSummary]) -> Finding:
+def _make_idle_gpus_finding(
+    material: RunData, gpus: tuple[GpuSummary, ...], busy: list[GpuSummary]
+) -> Finding:
     idle = len(gpus) - len(busy)
+    fewer = f"use fewer GPUs: labctl up --gpu any:{len(busy)}"
+    command = _build_torchrun_command(material, len(gpus))
     return Finding(
         rule="gpu-some-idle",
         level="problem",
@@ -134,10 +139,17 @@ def _make_idle_gpus_finding(gpus: tuple[GpuSummary, ...], busy: list[GpuSummary]
             from_telemetry(f"{card.name} {number}: {card.use_percent or 0:.0f} % in use (median)")
             for number, card in enumerate(gpus)
         ),
-        next="start one process per GPU (labctl run -- torchrun --nproc-per-node="
-        f"{len(gpus)} train.py), or use fewer: labctl up --gpu A100:{len(busy)}",
+        next=f"{command}   # one process per GPU; or {fewer}" if command else fewer,
         source=TUNING,
     )
+
+
+def _build_torchrun_command(material: RunData, gpus: int) -> str:
+    """Build the command that starts one process per GPU; "" if the code would not use them."""
+    words = list(material.run.command)
+    if not material.is_distributed or len(words) < 2 or not words[1].endswith(".py"):
+        return ""
+    return f"labctl run -- torchrun --nproc-per-node={gpus} {shlex.join(words[1:])}"
 
 
 def _judge(material: RunData, card: GpuSummary) -> Finding:

@@ -1,0 +1,110 @@
+"""Say which ignored files a run may miss: those in directories that the lab's code names.
+
+Many repositories ignore their data (`*.bin`, `data/`). Nobody notices on the machine that has the
+files, and the run does not find them on the server.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from labctl.model import FileEntry
+from labctl.sync.ignore import NEVER_ANYWHERE, IgnoredName, IgnoreRule, rule_text
+from labctl.text import bytes_text, names_text
+
+CODE_SUFFIXES = (".py", ".sh", ".yaml", ".yml", ".toml", ".json")
+MOST_CODE_FILES = 200
+LARGEST_CODE_BYTES = 256 * 1024
+# A directory with more ignored files than this is counted up to here.
+MOST_COUNTED = 100_000
+NAMED_AT_MOST = 3
+_QUOTED = re.compile(r"""["']([^"'\n]{1,200})["']""")
+
+
+class IgnoredDirectory(NamedTuple):
+    """The files that rules leave out of one directory (`name`, relative to the lab)."""
+
+    name: str
+    files: int
+    size_bytes: int
+    rule: IgnoreRule
+
+
+def describe_ignored(root: Path, ignored: Sequence[IgnoredName], code: Iterable[FileEntry]) -> str:
+    """Describe the ignored files of directories that the code names; "" if there are none."""
+    if not ignored:
+        return ""
+    named = _read_named_parts(root, code)
+    directories = [d for d in _group_by_directory(root, ignored, named) if d.files]
+    if not directories:
+        return ""
+    directories.sort(key=lambda directory: -directory.size_bytes)
+    text = names_text([_describe(directory) for directory in directories], NAMED_AT_MOST)
+    return (
+        f"left out by ignore rules: {text}. If the run needs them, list the directory under data: "
+        "in lab.yaml"
+    )
+
+
+def _describe(directory: IgnoredDirectory) -> str:
+    files = f"{directory.files:,} file{'' if directory.files == 1 else 's'}"
+    name, rule = ascii(directory.name)[1:-1], rule_text(directory.rule)
+    return f"{name}/ ({files}, {bytes_text(directory.size_bytes)}; {rule})"
+
+
+def _read_named_parts(root: Path, code: Iterable[FileEntry]) -> set[str]:
+    """Return the parts of all paths in quotes, in the lab's first MOST_CODE_FILES code files."""
+    files = [
+        entry.path
+        for entry in code
+        if entry.path.endswith(CODE_SUFFIXES) and entry.size <= LARGEST_CODE_BYTES
+    ]
+    parts: set[str] = set()
+    for path in files[:MOST_CODE_FILES]:
+        try:
+            text = (root / path).read_text("utf-8", errors="replace")
+        except OSError:
+            continue
+        for quoted in _QUOTED.findall(text):
+            parts.update(quoted.split("/"))
+    return parts
+
+
+def _group_by_directory(
+    root: Path, ignored: Sequence[IgnoredName], named: set[str]
+) -> list[IgnoredDirectory]:
+    """Group ignored names by the directory that has them, for directories in `named`."""
+    found: dict[str, IgnoredDirectory] = {}
+    for name, is_folder, rule in ignored:
+        directory = name if is_folder else name.rpartition("/")[0]
+        last = directory.rpartition("/")[2]
+        if last not in named or last in NEVER_ANYWHERE:
+            continue
+        files, size_bytes = _measure(root / name)
+        earlier = found.get(directory, IgnoredDirectory(directory, 0, 0, rule))
+        found[directory] = earlier._replace(
+            files=earlier.files + files, size_bytes=earlier.size_bytes + size_bytes
+        )
+    return list(found.values())
+
+
+def _measure(path: Path) -> tuple[int, int]:
+    """Return the number of regular files at or below `path`, and their bytes."""
+    if not path.is_dir():
+        return (1, path.lstat().st_size) if path.exists() else (0, 0)
+    files = size_bytes = 0
+    for top, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if name not in NEVER_ANYWHERE]
+        for name in names:
+            try:
+                size_bytes += Path(top, name).lstat().st_size
+            except OSError:
+                continue
+            files += 1
+        if files >= MOST_COUNTED:
+            break
+    return files, size_bytes

@@ -1,0 +1,97 @@
+"""Files that ignore rules leave out: named by the push, and by `explain` if the run missed one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from lab_world import LAB_ID, World, world
+
+from labctl.events import Note
+from labctl.insight.explanation import explain
+from labctl.lifecycle.reconcile import fetch_logs
+from labctl.lifecycle.up import up
+from labctl.model import Run
+from labctl.sync.lab_files import push
+
+NEXT_FOR_FILE = "add the line !/data/words/train.bin to .labignore"
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> World:
+    """A lab with a server, whose .gitignore leaves out data that its code names."""
+    made = world(tmp_path)
+    up(made.context())
+    root = made.context().config.root
+    (root / "data/words").mkdir(parents=True)
+    (root / "data/words/train.bin").write_bytes(b"x" * 2048)
+    (root / "data/words/prepare.py").write_text("")
+    (root / "notes").mkdir()
+    (root / "notes/draft.bin").write_bytes(b"x")
+    (root / ".gitignore").write_text("*.bin\n")
+    (root / "train.py").write_text("read(join('data', 'words', 'train.bin'))\n")
+    return made
+
+
+def push_notes(there: World) -> list[str]:
+    context = there.context()
+    push(context, context.get_server(), force=False)
+    return [e.text for e in context.reporter.events if isinstance(e, Note) and "ignore" in e.text]
+
+
+def test_a_push_names_ignored_files_only_of_directories_that_the_code_names(there: World) -> None:
+    (text,) = push_notes(there)
+    assert "data/words/ (1 file, 2.0 KiB; *.bin in .gitignore)" in text
+    assert "notes" not in text
+    assert push_notes(there) == [], "nothing new was sent, so nothing is said again"
+
+
+def test_a_push_counts_the_files_of_an_ignored_directory(there: World) -> None:
+    root = there.context().config.root
+    (root / ".gitignore").write_text("/data/\n")
+    (root / "data/words/more").mkdir()
+    (root / "data/words/more/x").write_bytes(b"x" * 1024)
+    (text,) = push_notes(there)
+    assert "data/ (3 files, 3.0 KiB; /data/ in .gitignore)" in text
+
+
+@pytest.mark.parametrize(
+    ("rules", "missing", "next_"),
+    [
+        ("*.bin\n", "data/words/train.bin", NEXT_FOR_FILE),
+        ("*.bin\n", "/lab/code/data/words/train.bin", NEXT_FOR_FILE),
+        ("/data/\n", "data/words/train.bin", "list data under data:"),
+    ],
+)
+def test_explain_names_the_file_and_the_rule(
+    there: World, rules: str, missing: str, next_: str
+) -> None:
+    context = there.context()
+    (context.config.root / ".gitignore").write_text(rules)
+    log = f"Traceback\nFileNotFoundError: [Errno 2] No such file or directory: '{missing}'\n"
+    rule_of = explain_run_with(there, log)
+    assert "file-missing" not in rule_of
+    finding = rule_of["file-ignored"]
+    assert "data/words/train.bin" in finding.what
+    assert f"{rules.strip()} in .gitignore" in finding.why
+    assert finding.next.startswith(next_)
+
+
+@pytest.mark.parametrize("missing", ["data/words/valid.bin", "../secret.bin", "/etc/passwd"])
+def test_a_file_that_no_rule_leaves_out_is_missing_as_before(there: World, missing: str) -> None:
+    (there.context().config.root.parent / "secret.bin").write_text("")
+    log = f"FileNotFoundError: [Errno 2] No such file or directory: '{missing}'\n"
+    rule_of = explain_run_with(there, log)
+    assert "file-missing" in rule_of
+    assert "file-ignored" not in rule_of
+
+
+def explain_run_with(there: World, log: str) -> dict[str, object]:
+    directory = there.machine.run_with("night", **{"model.safetensors": "weights"})
+    (directory / "logs/run.log").write_text(log)
+    context = there.context()
+    server = context.get_server()
+    run = Run(id="night", lab_id=LAB_ID, server_id=server.id, state="exited", exit_code=1)
+    context.state.save_run(run)
+    explanation = explain(context, fetch_logs(context, "night"))
+    return {finding.rule: finding for finding in explanation.findings}
