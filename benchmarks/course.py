@@ -173,8 +173,8 @@ def _up(folder: Path) -> dict[str, Any]:
     sys.argv = ["labctl", "-C", str(folder), "course", "up", "--login-only", "--yes", "--json"]
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        from labctl.cli import cli
         from labctl.cli.exit_codes import run_and_exit
+        from labctl.cli.groups import cli
 
         code = run_and_exit(cli)
     if code != 0:

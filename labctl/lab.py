@@ -149,7 +149,6 @@ class Lab:
         this process follows the run, or through the `keeper` ("host" or "user@host:port") that the
         lab is handed over to.
         """
-        from labctl.lifecycle import restore, spending_policy
         from labctl.runs import runs
         from labctl.servers.adoption import renew
 
@@ -175,6 +174,8 @@ class Lab:
         if push:
             self.push()
         if recover:
+            from labctl.lifecycle import restore
+
             restore.keep_code(self.context, spec)
         run = runs.start(
             self.context,
@@ -185,6 +186,8 @@ class Lab:
             on_log=on_log,
         )
         if recover:
+            from labctl.lifecycle import spending_policy
+
             spending_policy.record_price_limit(self.context, server, run.id)
         self._hand_over(keeper, run.id)
         if recover and follow:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labctl.cli import LazyCommands
+from labctl.cli.groups import LazyCommands
 from labctl.errors import assign_subject
 from labctl.errors.subject import COURSE
 

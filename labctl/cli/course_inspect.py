@@ -15,7 +15,8 @@ from labctl.cli.course_options import make_staff, only_options, select_seats
 from labctl.cli.exit_codes import clean
 from labctl.cli.fan_out import run_on_servers
 from labctl.cli.options import FOLLOW, SSH_AT_ONCE, SSH_JSON, TAIL, json_option, stop_drawing
-from labctl.cli.runs import replace_with_ssh, write_log
+from labctl.cli.plain_ssh import replace_with_ssh
+from labctl.cli.runs import write_log
 from labctl.cli.screen import print_json, print_table
 from labctl.errors import UsageError, assign_subject
 from labctl.text import dollars_text, duration_text, optional_text, price_text

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import shutil
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from labctl.cli.exit_codes import clean
-from labctl.cli.fan_out import run_on_all_servers
 from labctl.cli.options import (
     SSH_AT_ONCE,
     SSH_JSON,
@@ -20,12 +17,11 @@ from labctl.cli.options import (
     stop_drawing,
     yes_option,
 )
+from labctl.cli.plain_ssh import needs_tty, remote_line, replace_with_ssh
 from labctl.cli.probe import confirm_after_probe
 from labctl.cli.screen import print_json
-from labctl.commands.ssh import interactive_argv
 from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.shell import command as words
-from labctl.shell import portable_line
 from labctl.text import bytes_text, names_text, price_text
 from labctl.wire.runs import OPEN_SESSION, RunRequest
 
@@ -150,7 +146,7 @@ def run_command(
         _print_still_running(lab, started_runs[0])
         ctx.exit(DETACHED)
     if tty and not run.has_ended:
-        _become_ssh_to_lab(lab, f"docker attach {run.container}")
+        replace_with_ssh(lab.context, f"docker attach {run.container}")
     _finish(ctx, run, detach, json_)
 
 
@@ -226,34 +222,6 @@ def _print_still_running(lab: Lab, run: Run) -> None:
         click.echo(f"  {line:<{len(run.id) + 18}}{effect}", err=True)
 
 
-def _become_ssh_to_lab(lab: Lab, line: str, *, tty: bool = True) -> None:
-    replace_with_ssh(lab.context, line, tty=tty)
-
-
-def replace_with_ssh(context: LabContext, line: str, *, tty: bool = True) -> None:
-    """Replace this process with ssh to the lab's server, with its exit code and signals.
-
-    `line` is for the shell on the server; "" opens a login shell.
-    """
-    from labctl.servers.gate import admit_if_unreachable, has_gate
-    from labctl.transports.ssh_client import find_quick_login_options
-
-    server = context.get_server()
-    if has_gate(server):
-        admit_if_unreachable(context, server)
-    config = context.connections.write(server)
-    if not shutil.which("ssh"):
-        raise LabError(
-            "ssh is not installed on this machine", hint="sudo apt-get install openssh-client"
-        )
-    remote_line = portable_line(line) if line else ""
-    argv = interactive_argv(
-        str(config), server.alias, remote_line, tty=tty, login=find_quick_login_options()
-    )
-    sys.stdout.flush()
-    os.execvp(argv[0], argv)
-
-
 @click.command("attach")
 @click.argument("run", default="")
 @click.pass_context
@@ -273,7 +241,9 @@ def attach_command(ctx: click.Context, run: str) -> None:
     server = lab.context.get_server()
     request = RunRequest(lab.config.name, lab.id, run_id)
     session = lab.context.open_agent(server).call(OPEN_SESSION, request).session
-    _become_ssh_to_lab(lab, words("exec", "tmux", "attach-session", "-t", f"={session}").render())
+    replace_with_ssh(
+        lab.context, words("exec", "tmux", "attach-session", "-t", f"={session}").render()
+    )
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})
@@ -299,7 +269,7 @@ def exec_command(ctx: click.Context, run_id: str, command: tuple[str, ...]) -> N
     flags = ("-it",) if tty else ("-i",)
     inner = ("sh", "/lab/run/.labctl/entry.sh", *command)
     line = words("exec", "docker", "exec", *flags, "-e", "LABCTL_ENTER=1", run.container, *inner)
-    _become_ssh_to_lab(lab, line.render(), tty=tty)
+    replace_with_ssh(lab.context, line.render(), tty=tty)
 
 
 @click.command(
@@ -327,15 +297,14 @@ def ssh_command(
     labctl ssh 'nvidia-smi | head'
     labctl ssh --all -- nvidia-smi -L
     """
-    # One word is a line for the server's shell, as with ssh. Several are an argv and are quoted.
-    line = command[0] if len(command) == 1 else words(*command).render()
+    line = remote_line(command)
     if not all_:
         if json_:
             raise UsageError("--json needs --all", hint="labctl ssh --all --json -- COMMAND")
-        tty = not command or (sys.stdin.isatty() and sys.stdout.isatty())
-        _become_ssh_to_lab(open_lab(ctx), line, tty=tty)
+        replace_with_ssh(open_lab(ctx).context, line, tty=needs_tty(command))
     if not command:
         raise UsageError("--all needs a command", hint="labctl ssh --all -- uptime")
+    from labctl.cli.fan_out import run_on_all_servers
 
     ctx.exit(run_on_all_servers(line, at_once, json_))
 

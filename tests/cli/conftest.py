@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from labctl.cli import cli
 from labctl.cli.exit_codes import run_and_exit
+from labctl.cli.groups import cli
 
 
 @dataclass(frozen=True)

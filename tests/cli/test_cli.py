@@ -17,8 +17,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from labctl.cli import COMMANDS, cli
 from labctl.cli.exit_codes import BUG, clean, print_error, run_and_exit
+from labctl.cli.groups import COMMANDS, cli
 from labctl.cli.screen import (
     Screen,
     print_checks,

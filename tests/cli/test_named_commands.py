@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import labctl.errors
-from labctl.cli import cli
+from labctl.cli.groups import cli
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "labctl").rglob("*.py"))

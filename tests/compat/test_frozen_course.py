@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from frozen import Frozen, Student
 
-from labctl.cli import cli
+from labctl.cli.groups import cli
 from labctl.courses.collect import collect
 from labctl.courses.grades import list_grades
 from labctl.courses.invitation import derive_enrollment_key, enroll, invite, read_join

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from frozen import FIRST, Frozen, Student
 
-from labctl.cli import cli
+from labctl.cli.groups import cli
 
 COMMANDS: dict[str, list[str]] = json.loads((FIRST / "json" / "commands.json").read_text())
 

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from lab_world import LAB_ID, Cloud, Recorded, Wires, World, unreachable
 
-from labctl.cli import cli
+from labctl.cli.groups import cli
 from labctl.config import Paths, find_paths
 from labctl.errors import LabError
 from labctl.lifecycle import keeper_host, kept_labs, recovery_lock, restore, up

@@ -12,7 +12,7 @@ from lab_world import LAB_ID, Machine, World, world
 
 import labctl
 from labctl.agent import reply
-from labctl.cli import cli
+from labctl.cli.groups import cli
 from labctl.lab import Lab
 from labctl.lifecycle import up
 from labctl.transports import Result

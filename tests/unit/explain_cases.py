@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from labctl.cli import COMMANDS
+from labctl.cli.groups import COMMANDS
 from labctl.insight.explain.diagnosis import diagnose
 from labctl.insight.explain.evidence import Finding, RunData, Unknown
 from labctl.insight.scalars import Scalars, Series

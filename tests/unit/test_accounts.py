@@ -17,8 +17,8 @@ from aws_provider import with_market
 from moto.backends import get_backend
 
 from labctl import Lab
-from labctl.cli import cli
 from labctl.cli.exit_codes import run_and_exit
+from labctl.cli.groups import cli
 from labctl.errors import PolicyError
 from labctl.events import Question, SilentReporter
 from labctl.model import CreateServerRequest, Resource, Server

@@ -19,8 +19,8 @@ import pytest
 from msgspec import structs
 from submission_bed import FILES, make_receiver, packed
 
-from labctl.cli import cli
 from labctl.cli.exit_codes import run_and_exit
+from labctl.cli.groups import cli
 from labctl.courses import grading_run as grading
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.roster import read_roster, write_roster

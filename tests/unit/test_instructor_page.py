@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from labctl.cli import cli
+from labctl.cli.groups import cli
 
 PAGE = Path(__file__).parents[2] / "docs" / "instructor.md"
 LINE = re.compile(r"^(?:\$ )?(labctl .*)$", re.MULTILINE)

@@ -16,11 +16,15 @@ from pathlib import Path
 
 import pytest
 
+from labctl.cli.plain_ssh import parse_plain_command
+from labctl.shell import portable_line
+
 # All of labctl that `labctl --help` may import; beyond it click and the standard library.
 HELP_MODULES = {
     "labctl",
     "labctl.cli",
     "labctl.cli.exit_codes",
+    "labctl.cli.groups",
     "labctl.errors",
     "labctl.errors.subject",
 }
@@ -90,7 +94,7 @@ import json, sys
 reached = []
 sys.addaudithook(lambda event, _: reached.append(event) if event in REACHING_OUT else None)
 before = set(sys.modules)  # what the interpreter itself starts with
-from labctl.cli import cli
+from labctl.cli.groups import cli
 from labctl.cli.exit_codes import run_and_exit
 sys.argv = ["labctl", *sys.argv[1:]]
 code = run_and_exit(cli)
@@ -183,6 +187,64 @@ def test_neither_a_process_nor_the_network_is_needed_to_begin(
     assert said
 
 
+PLAIN_SSH = """
+import json, os, sys
+
+def print_and_end(program, argv):
+    print(json.dumps([argv, sorted(sys.modules)]), flush=True)
+    os._exit(0)
+
+os.execvp = print_and_end
+from labctl.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "remote"),
+    [
+        (("ssh", "--", "df", "-h", "/a b"), "df -h '/a b'"),
+        (("ssh", "df -h | head"), "df -h | head"),
+        (("ssh", "df", "--all"), "df --all"),
+        (("ssh",), ""),
+    ],
+)
+def test_a_plain_ssh_needs_no_click(
+    words: tuple[str, ...], remote: str, lab: Path, tmp_path: Path
+) -> None:
+    plain_ssh("ssh", cwd=lab, home=tmp_path)  # writes the server's ssh_config, under a lock
+    argv, modules = plain_ssh(*words, cwd=lab, home=tmp_path)
+    assert argv[0] == "ssh"
+    assert "digits" in argv
+    assert not remote or argv[-1] == portable_line(remote)
+    assert {"click", "labctl.lifecycle", *HEAVY} & set(modules) == set()
+
+
+def test_a_plain_ssh_does_not_read_the_providers_settings(lab: Path, tmp_path: Path) -> None:
+    (lab / "lab.yaml").write_text("lab: digits\nserver: {local: {memori: 8GB}}\n")
+    argv, _ = plain_ssh("ssh", "--", "true", cwd=lab, home=tmp_path)
+    assert argv[0] == "ssh"
+
+
+@pytest.mark.parametrize("words", [("--alll",), ("--json",), ("-C", ".")])
+def test_options_of_ssh_are_left_to_click(words: tuple[str, ...]) -> None:
+    assert parse_plain_command(words) is None
+
+
+def plain_ssh(*words: str, cwd: Path, home: Path) -> tuple[list[str], list[str]]:
+    """The command line that `labctl WORDS` becomes, and the modules imported until then."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", PLAIN_SSH, *words],
+        cwd=cwd,
+        env={"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    argv, modules = json.loads(done.stdout)
+    return argv, modules
+
+
 def test_what_reaches_out_is_noticed(lab: Path, tmp_path: Path) -> None:
     _, _, _, reached = called("ssh", "--all", "--", "true", cwd=lab, home=tmp_path)
     assert "subprocess.Popen" in reached
@@ -210,7 +272,7 @@ assert "importlib.metadata" not in sys.modules
 
 
 def test_no_command_pays_for_another_one_to_be_described(tmp_path: Path) -> None:
-    from labctl.cli import COMMANDS
+    from labctl.cli.groups import COMMANDS
 
     for name in sorted(COMMANDS):
         code, modules, said = imported_by(name, "--help", cwd=tmp_path, home=tmp_path)

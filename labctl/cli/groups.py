@@ -1,0 +1,103 @@
+"""The commands of `labctl`, and a group that imports a command's module when it is called."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+from labctl import __version__
+
+EVERYDAY = "Everyday commands"
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    # name: (module, heading, one line for --help)
+    "init": ("setup", EVERYDAY, "Create a sample project that trains an image classifier."),
+    "join": ("join", EVERYDAY, "Join a course with the file or address from your instructor."),
+    "up": ("setup", EVERYDAY, "Start the lab's server, or use the one that it has."),
+    "run": ("runs", EVERYDAY, "Run a command in a container on the server."),
+    "status": ("status", EVERYDAY, "Show the server, its runs, time limits and cost."),
+    "forward": ("status", EVERYDAY, "Open TensorBoard, Jupyter or any port on localhost."),
+    "pull": ("results", EVERYDAY, "Download checkpoints and logs, and verify them."),
+    "down": ("billing", EVERYDAY, "Download new results, then remove the server."),
+    "doctor": ("setup", "Start", "Check this machine, the provider and the server."),
+    "push": ("runs", "Work", "Send code and data to the server."),
+    "attach": ("runs", "Work", "Open the tmux session beside a run."),
+    "exec": ("runs", "Work", "Run a command inside a run's container."),
+    "ssh": ("runs", "Work", "Open a shell or run a command on the server itself."),
+    "cp": ("copy", "Work", "Copy one file to or from the server."),
+    "cancel": ("runs", "Work", "Stop a run; it may write a checkpoint first."),
+    "eval": ("results", "Work", "Evaluate the pulled model on this machine."),
+    "logs": ("status", "Watch", "Print the output of a run; -f follows it."),
+    "top": ("top", "Watch", "Show the server live: GPUs, CPU, memory, disk, runs."),
+    "explain": ("explain", "Watch", "Explain why a run is slow or wrong, and what to try next."),
+    "profile": ("explain", "Watch", "Record a few steps of a run in PyTorch's profiler."),
+    "offers": ("billing", "Plan and pay", "List the servers that fit the need, with prices."),
+    "estimate": ("estimate", "Plan and pay", "Estimate memory, hours and dollars for a model."),
+    "cost": ("billing", "Plan and pay", "Show hours and dollars of servers and runs."),
+    "extend": ("billing", "Plan and pay", "Extend the server's lifetime, within its limits."),
+    "orphans": ("billing", "Plan and pay", "List everything at the provider that labctl created."),
+    "report": ("report", "Submit and present", "Write the results as one HTML page."),
+    "serve": ("serve", "Submit and present", "Serve the model as POST /predict on localhost."),
+    "submit": ("submit", "Submit and present", "Submit one verified bundle."),
+    "receive": ("receive", "Teach", "Accept submissions and sign a receipt for each."),
+    "course": ("course", "Teach", "Manage a course: roster, servers, grades and costs."),
+    "rehearse": ("rehearse", "Teach", "Simulate a cloud on this machine: no account, no cost."),
+    "config": ("settings", "Other", "Show every setting, its value and where it comes from."),
+    "keep": ("keep", "Other", "Run a keeper, which watches over labs of other machines."),
+    "inventory": ("settings", "Other", "Print the server as an Ansible inventory."),
+    "secret": ("settings", "Other", "Store values for the secrets that lab.yaml names."),
+    "trust": ("settings", "Other", "Approve what this lab.yaml may do."),
+}
+
+
+class LazyCommands(click.Group):
+    """A group of commands; it imports a command's module when the command is called."""
+
+    table = COMMANDS
+    # what precedes a command's name in messages
+    prefix = ""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.table:
+            return None
+        module = importlib.import_module(f"labctl.cli.{self.table[cmd_name][0]}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = self.table.items()
+        for title in dict.fromkeys(heading for _, (_, heading, _) in commands if heading):
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name, line) for name, (_, heading, line) in commands if heading == title]
+                )
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if name not in self.list_commands(ctx) and not name.startswith("-"):
+            import difflib
+
+            similar = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+            advice = (
+                f"Did you mean {similar[0]}?" if similar else f"See labctl {self.prefix}--help."
+            )
+            raise click.UsageError(f"There is no command {self.prefix}{name!r}. {advice}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=LazyCommands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="A first run:  labctl init digits && cd digits && labctl up && labctl run",
+)
+@click.option("-C", "directory", default=".", metavar="DIR", help="Use the lab in DIR.")
+@click.version_option(__version__, prog_name="labctl")
+@click.pass_context
+def cli(ctx: click.Context, directory: str) -> None:
+    """Run your container on a GPU server, open Jupyter on localhost, and download the results."""
+    ctx.obj = directory
