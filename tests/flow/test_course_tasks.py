@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,12 @@ from labctl.servers import guard
 from labctl.transports.failures import make_refused_error
 from labctl.wire.watchdog import WatchRecord
 
-CLASS = datetime(2026, 11, 23, 10, 0, tzinfo=UTC).timestamp()  # a Monday
+# Three days from now: most tests take place now, and no class may begin or end meanwhile.
+CLASS_START = (datetime.now(UTC) + timedelta(days=3)).replace(hour=10, minute=0, second=0)
+CLASS = CLASS_START.timestamp()
+WEEKDAY = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")[CLASS_START.weekday()]
 HOURS = (
-    'hours: [{days: [mon], from: "10:00", to: "12:00", zone: UTC, prewarm: 20m}]\n'
+    f'hours: [{{days: [{WEEKDAY}], from: "10:00", to: "12:00", zone: UTC, prewarm: 20m}}]\n'
     "per_student: {budget: 2.00}\n"
 )
 

@@ -69,6 +69,15 @@ def test_a_server_that_is_being_removed_does_not_hide_the_others() -> None:
     assert (server.id, server.endpoint.port) == ("kept", 4022)
 
 
+def test_a_container_with_one_of_our_labels_is_not_a_server() -> None:
+    stranger = LabContainer("stranger")
+    del stranger.labels[container.LAB_LABEL]
+    docker: Any = SimpleNamespace(
+        containers=SimpleNamespace(list=lambda **_: [stranger, LabContainer("kept")])
+    )
+    assert [one.id for one in container.list_servers(docker, container.SERVER_LABEL)] == ["kept"]
+
+
 def test_an_engine_that_goes_on_failing_is_reported() -> None:
     with pytest.raises(APIError):
         list_labeled(Engine(failures=99), "labctl.server")  # type: ignore[arg-type]

@@ -29,6 +29,8 @@ LAB_ID_LABEL = "labctl.lab-id"
 OWNER_LABEL = "labctl.owner"
 IDENTITY_LABEL = "labctl.identity"
 CREATED_AT_LABEL = "labctl.created-at"
+# What `make_labels` gives every server. A container without them was made by somebody else.
+_SERVER_LABELS = {SERVER_LABEL, LAB_LABEL, LAB_ID_LABEL, IDENTITY_LABEL, CREATED_AT_LABEL}
 
 OFFER = Offer(provider="local", type="container")
 # Three for an engine inside a container; SYS_PTRACE for its `docker exec` into containers that do
@@ -116,10 +118,13 @@ def list_servers(docker: DockerClient, label: str) -> list[Server]:
     """List the servers with that label. A claim does not count: it is not a server yet."""
 
     def read() -> list[Server]:
-        containers = _list_once(docker, label)
-        return [parse_server(one) for one in containers if not cache.is_claim(one)]
+        return [parse_server(one) for one in _list_once(docker, label) if _is_server(one)]
 
     return _read_again(read)
+
+
+def _is_server(container: Container) -> bool:
+    return not cache.is_claim(container) and container.labels.keys() >= _SERVER_LABELS
 
 
 def _list_once(docker: DockerClient, label: str) -> list[Container]:
