@@ -16,19 +16,15 @@ from labctl.courses.context import BAKED, BakedImage, build_own_context, find_ba
 from labctl.courses.material import SHARED, collect_material, push_material
 from labctl.courses.seat_reporter import label_events
 from labctl.courses.servers import CourseOperator, require_price_consent
-from labctl.errors import BusyError, PolicyError, ProviderError
+from labctl.errors import ProviderError
 from labctl.events import Note, Step
 from labctl.lifecycle import up
 from labctl.model import Resource, Server
-from labctl.providers import Bake
 from labctl.runs import images
-from labctl.servers import adoption, attempts, end_server
+from labctl.servers import adoption, attempts, end_server, machine_images
 from labctl.servers.context import LabContext
 from labctl.shell import command
-from labctl.text import duration_text
 
-READY_S = 3600.0
-POLL_S = 5.0
 DAY_S = 86_400
 # Lifetime of an image if course.yaml names no term.
 LONGEST_DAYS = 180
@@ -71,15 +67,14 @@ def bake(staff: CourseOperator) -> BakedImage:
     # The server to bake must not boot from the previous image.
     (staff.folder.private / BAKED).unlink(missing_ok=True)
     course = staff.course(plain=True)
-    provider = _require_baker(course)
+    machine_images.require_images(course.provider)
     context = build_own_context(staff.folder, course, "bake")
     server = _create_filled_server(staff, context)
     staff.reporter.emit(Step(name="baking"))
     name = f"{staff.folder.config.name}-{_stamp()}"
     try:
         _clean(context, server)
-        image_id = provider.bake(server.id, name, _tags(staff, name))
-        _wait(provider, image_id)
+        image_id = machine_images.make_image(course.provider, server, name, _tags(staff, name))
     finally:
         # Half cleaned, nobody can log in to it, and no watchdog ends it.
         end_server.end(context, [server])
@@ -115,16 +110,6 @@ def drop_images(staff: CourseOperator) -> list[Resource]:
         staff.reporter.emit(Note(text=text))
     _remove(course, resources)
     return resources
-
-
-def _require_baker(course: LabContext) -> Bake:
-    if not isinstance(course.provider, Bake):
-        raise PolicyError(
-            f"{course.provider.name} cannot make machine images",
-            why="its machines keep their disks, so each pulls the Docker image only once",
-            hint="labctl course up   # a few days before the class",
-        )
-    return course.provider
 
 
 def _create_filled_server(staff: CourseOperator, context: LabContext) -> Server:
@@ -170,21 +155,6 @@ def _tags(staff: CourseOperator, name: str) -> dict[str, str]:
         "labctl:lab-id": staff.folder.id,
         "labctl:expires": str(int(time.time()) + days * DAY_S),
     }
-
-
-def _wait(provider: Bake, image_id: str) -> None:
-    deadline = time.monotonic() + READY_S
-    while (state := provider.get_image_state(image_id)) == "pending":
-        if time.monotonic() > deadline:
-            raise BusyError(
-                f"the image {image_id} is not ready after {duration_text(READY_S)}",
-                hint="labctl course bake   # again; labctl course bake --drop removes it",
-            )
-        time.sleep(POLL_S)
-    if state != "ready":
-        raise ProviderError(
-            f"the image {image_id} cannot be used", why=state, hint="labctl course bake   # again"
-        )
 
 
 def _list_images(staff: CourseOperator, course: LabContext) -> list[Resource]:

@@ -21,7 +21,7 @@ from labctl.courses.records.spending import SeatSpending, allowance_usd, compute
 from labctl.errors.subject import COURSE, Subject
 from labctl.events import Reporter
 from labctl.model import Need, Server, Value
-from labctl.providers import Bake, get_provider_class
+from labctl.servers import machine_images
 from labctl.servers.context import LabContext
 from labctl.servers.cost import list_server_costs
 from labctl.state import State
@@ -140,16 +140,7 @@ def _with_baked_image(folder: CourseFolder) -> LabConfig:
     lab, baked_image = folder.config.lab, find_baked_image(folder)
     if baked_image is None:
         return lab
-    kind = get_provider_class(baked_image.provider)
-    if not issubclass(kind, Bake):
-        return lab
-    settings = lab.server.provider_settings.get(baked_image.provider)
-    image = kind.with_image(
-        kind.settings_type() if settings is None else settings, baked_image.image_id
-    )
-    all_settings = {**lab.server.provider_settings, baked_image.provider: image}
-    server = msgspec.structs.replace(lab.server, provider_settings=all_settings)
-    return msgspec.structs.replace(lab, server=server)
+    return machine_images.use_image(lab, baked_image.provider, baked_image.image_id)
 
 
 class _SeatBudgets:

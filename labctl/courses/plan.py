@@ -19,7 +19,8 @@ from labctl.errors import LabError
 from labctl.errors.replies import describe_error
 from labctl.errors.subject import COURSE
 from labctl.model import Offer, Value
-from labctl.providers import QuotaRoom, QuotaSource
+from labctl.providers import Provider, QuotaRoom
+from labctl.servers import quotas
 from labctl.text import duration_text, price_text
 
 PLAN_FILE = "plan.json"
@@ -232,15 +233,15 @@ def _add_prices(
 
 
 def _compare_quotas(
-    provider: object, config: CourseConfig, offers: Sequence[Offer], servers: int
+    provider: Provider, config: CourseConfig, offers: Sequence[Offer], servers: int
 ) -> list[QuotaNeed]:
     """Compare the quota of each market, spot or on demand, with its best offer's need."""
-    if not isinstance(provider, QuotaSource):
-        return []
     best = {offer.spot: offer for offer in reversed(offers)}
     needs = []
     for spot, offer in sorted(best.items(), reverse=True):
-        room = provider.compute_room(offer)
+        room = quotas.read_room(provider, offer)
+        if room is None:
+            return []
         enough = room.most is not None and room.most >= servers
         needs.append(
             QuotaNeed(

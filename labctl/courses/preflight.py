@@ -18,7 +18,6 @@ from labctl.courses.keeper_check import check_keeper
 from labctl.courses.key_check import find_rejected_students
 from labctl.courses.keys import DEFAULT_FILE, AuthorizedKeys
 from labctl.courses.records.folder import Seat
-from labctl.courses.seat_operations import explain_missing_deadline
 from labctl.courses.seat_reporter import label_events
 from labctl.courses.servers import ENDED, LOSS, LOSS_NEXT, CourseOperator, require_price_consent
 from labctl.errors import LabError
@@ -26,8 +25,7 @@ from labctl.errors.replies import describe_error
 from labctl.errors.subject import COURSE
 from labctl.lifecycle import up as server_up
 from labctl.model import GIB, Check, Offer, Server
-from labctl.providers import QuotaSource
-from labctl.servers import adoption, attempts, end_server, guard, reachability
+from labctl.servers import adoption, attempts, deadlines, end_server, guard, quotas, reachability
 from labctl.servers.context import LabContext
 from labctl.servers.fan_out import ServerResult, first_hop
 from labctl.text import bytes_text, names_text, price_text
@@ -79,8 +77,8 @@ def _failed_check(name: str, error: LabError) -> Check:
 def _check_provider(course: LabContext, plain: LabContext) -> list[Check]:
     """Run the provider's own checks, without its quota check: `_check_room` has the class's."""
     checks = course.provider.check(course.config.server.need)
-    quotas = isinstance(plain.provider, QuotaSource)
-    return [check for check in checks if not (quotas and check.name.startswith("quota"))]
+    has_quotas = quotas.has_quotas(plain.provider)
+    return [check for check in checks if not (has_quotas and check.name.startswith("quota"))]
 
 
 def _check_class(
@@ -116,7 +114,7 @@ def _check_deadline(staff: CourseOperator, course: LabContext, offer: Offer) -> 
     config = staff.folder.config
     if config.keeper is None or config.shared is not None or not offer.price_usd_per_hour:
         return []
-    lack = explain_missing_deadline(course.provider)
+    lack = deadlines.explain_missing_timer(course.provider)
     good = f"{course.provider.name} ends each server by itself at its deadline"
     fix = "set that up, or use accounts on shared servers: `shared:` in course.yaml"
     bad = f"the keeper will not give students a server: {lack}"
@@ -158,12 +156,12 @@ def _check_room(staff: CourseOperator, offer: Offer, count: int) -> list[Check]:
     provider = staff.course(
         plain=True
     ).provider  # whole servers, even if seats are accounts on them
-    if not isinstance(provider, QuotaSource):
-        return []
     try:
-        room = provider.compute_room(offer)
+        room = quotas.read_room(provider, offer)
     except LabError as error:
         return [_failed_check("quota", error)]
+    if room is None:
+        return []
     if room.most is None:
         detail = f"{room.quota} is unknown; {count * room.each:g} {room.units} are needed"
         return [Check(name="quota", ok=False, detail=detail, next=room.next)]

@@ -25,9 +25,10 @@ from labctl.errors import LabError, PolicyError, ProviderError
 from labctl.errors.subject import LAB
 from labctl.lifecycle import extend as more_time
 from labctl.model import Offer, Server, Value
-from labctl.providers import Deadline, Provider
+from labctl.providers import Provider
 from labctl.servers import accounts, end_server
 from labctl.servers.context import LabContext
+from labctl.servers.deadlines import explain_missing_timer
 from labctl.servers.open_costs import describe_open_costs
 from labctl.text import dollars_text, duration_text
 
@@ -103,7 +104,7 @@ class SeatOperations:
             )
         if (
             self._is_root
-            and (lack := explain_missing_deadline(self._provider))
+            and (lack := explain_missing_timer(self._provider))
             and self._has_price(seat)
         ):
             raise PolicyError(
@@ -293,14 +294,6 @@ class SeatOperations:
     @property
     def _course(self) -> LabContext:
         return self.staff.course()
-
-
-def explain_missing_deadline(provider: Provider) -> str:
-    """Return why the provider does not end servers at their deadline, or "" if it does."""
-    if not isinstance(provider, Deadline):
-        return f"{provider.name} cannot end a server by itself at its deadline"
-    lack = provider.missing_deadline_setup
-    return f"{provider.name} would not end it at its deadline: {lack}" if lack else ""
 
 
 def _extended_s(entries: Iterable[CourseLedgerEntry]) -> int:

@@ -34,8 +34,7 @@ from labctl.errors import LabError, PolicyError
 from labctl.events import Note, Question, Step
 from labctl.lifecycle import fleet
 from labctl.model import Resource, Server, Value
-from labctl.providers import Bake
-from labctl.servers import end_server, kept_disks, leftovers
+from labctl.servers import end_server, kept_disks, leftovers, machine_images
 from labctl.servers.context import LabContext
 from labctl.servers.fan_out import LoginLimiter
 from labctl.text import dollars_text, price_text
@@ -341,7 +340,7 @@ def _end_own(staff: CourseOperator) -> None:
             if servers:
                 staff.reporter.emit(Step(name="ending leftovers of a check, a bake or a grading"))
                 end_server.end(context, servers)
-            if context.group and isinstance(context.provider, Bake):
+            if context.group and machine_images.can_make_images(context.provider):
                 bake.drop_images(staff)
             leftover_resources = context.provider.leftovers()
             if context.group:

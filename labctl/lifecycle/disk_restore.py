@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
-from labctl.errors import BusyError, LabError
+from labctl.errors import LabError
 from labctl.events import Note, Step
 from labctl.model import Resource, Server
-from labctl.providers import Keep
-from labctl.retry import retry_on
 from labctl.runs import runs
+from labctl.servers import kept_disks
 from labctl.servers.context import LabContext
 from labctl.servers.disks import cost_text, get_id_without_region
-from labctl.servers.kept_disks import list_restored, list_shown_disks
 from labctl.state.disks import RESTORED, list_kept_disks
 from labctl.wire.codec import to_json
 from labctl.wire.files import RESTORE_DISK, RestoreDiskRequest
 
-ATTACH_S = 120.0
-PAUSE_S = 1.0
 COPY_S = 12 * 3600.0
 
 
@@ -27,19 +23,17 @@ def restore(context: LabContext, server: Server) -> None:
 
     A disk that cannot be attached or read causes a warning, and stays as it is.
     """
-    if not isinstance(context.provider, Keep):
-        return
     creations = context.state.list_events(server_id=server.id, kind="created", limit=1)
-    kept_disks = list_kept_disks(context.state, context.lab_id)
-    restored_ids = list_restored(context, server)
+    recorded = list_kept_disks(context.state, context.lab_id)
+    restored_ids = kept_disks.list_restored(context, server)
     # Creating the server has just listed the disks.
-    if creations and not [kept for kept in kept_disks if kept.disk.id not in restored_ids]:
+    if creations and not [kept for kept in recorded if kept.disk.id not in restored_ids]:
         return
-    for disk in list_shown_disks(context):
+    for disk in kept_disks.list_shown_disks(context):
         if disk.id in restored_ids:
             continue
         try:
-            _copy_disk(context, context.provider, server, disk)
+            _copy_disk(context, server, disk)
         except LabError as error:
             message = f"cannot restore the files on {get_id_without_region(disk)}: {error.what}"
             price = f"the disk is kept: {cost_text(disk)}"
@@ -49,15 +43,15 @@ def restore(context: LabContext, server: Server) -> None:
 
 def has_pending_disks(context: LabContext, server: Server) -> bool:
     """Whether the records name a kept disk that was not yet copied to this server."""
-    restored_ids = list_restored(context, server)
-    kept_disks = list_kept_disks(context.state, context.lab_id)
-    return any(kept.disk.id not in restored_ids and not kept.missed_at for kept in kept_disks)
+    restored_ids = kept_disks.list_restored(context, server)
+    recorded = list_kept_disks(context.state, context.lab_id)
+    return any(kept.disk.id not in restored_ids and not kept.missed_at for kept in recorded)
 
 
-def _copy_disk(context: LabContext, provider: Keep, server: Server, disk: Resource) -> None:
+def _copy_disk(context: LabContext, server: Server, disk: Resource) -> None:
     step = Step(name=f"restoring files from {get_id_without_region(disk)}")
     context.reporter.emit(step)
-    device = _attach(provider, server, disk)
+    device = kept_disks.attach(context, disk, server)
     request = RestoreDiskRequest(context.config.name, context.lab_id, device)
     reply = context.open_agent(server).call(RESTORE_DISK, request, timeout_s=COPY_S)
     context.reporter.emit(msgspec.structs.replace(step, done=True))
@@ -74,9 +68,3 @@ def _copy_disk(context: LabContext, provider: Keep, server: Server, disk: Resour
     # A course downloads the results of seats when it ends their servers.
     can_pull = context.subject.kind == "lab" and (count or edits)
     context.reporter.emit(Note(text=f"{text}; next: labctl pull" if can_pull else text))
-
-
-def _attach(provider: Keep, server: Server, disk: Resource) -> str:
-    """Attach the disk and return its device. Waits while the old server still holds it."""
-    policy = retry_on(BusyError, pause_s=PAUSE_S, deadline_s=ATTACH_S)
-    return policy(provider.attach_kept_disk, disk, server.id)

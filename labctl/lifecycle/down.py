@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from labctl.errors import EngineError, HostKeyError, LabError, PolicyError, ProviderError
+from labctl.errors import EngineError, HostKeyError, LabError, PolicyError
 from labctl.events import Note, Question, Step
 from labctl.lifecycle import reconcile, up
 from labctl.lifecycle.server_loss import PUT_DOWN
 from labctl.model import Resource, Server, Value
-from labctl.providers import Keep, Leasable, Stoppable
 from labctl.runs import outputs, runs
-from labctl.servers import adoption, attempts, deadlines, end_server, held_disks, kept_disks
+from labctl.servers import adoption, attempts, end_server, held_disks, kept_disks, power
 from labctl.servers.context import LabContext
 from labctl.servers.open_costs import explain_open_costs
 from labctl.services import lab_services
@@ -181,7 +180,7 @@ def _save(context: LabContext, server: Server, running: list[str]) -> tuple[int,
         lab_services.remove_containers(context, server)
     except EngineError:
         # A deleted machine loses its containers. A leased one must not pass them to the next user.
-        if isinstance(context.provider, Leasable):
+        if adoption.is_leased(context):
             raise
     return sum(run.files for run in pulled), len(edits.saved)
 
@@ -222,31 +221,13 @@ def stop_and_keep_disk(
 
 def _stop_server(context: LabContext, server: Server) -> str:
     """Stop the server and say so in a sentence; "" if this server cannot be stopped."""
-    if not isinstance(context.provider, Stoppable):
-        return ""
-    try:
-        context.provider.stop(server.id)
-    except ProviderError as error:
-        # Most spot machines cannot be stopped. Any other error is no reason to terminate it.
-        if type(error) is not ProviderError:
-            raise
-        return ""
-    stopped = context.provider.find(server.id)
-    if stopped is not None:
-        context.state.save_server(context.assign_alias(stopped, server))
-    context.state.record("stopped", lab_id=context.lab_id, server_id=server.id)
-    # The disk holds the only copy: no timer may terminate the server together with its disk.
-    deadlines.postpone(context, server, time.time() + KEPT_S)
-    if held_disks.is_held(context, server):
-        held_disks.keep_until(context, server, time.time() + KEPT_S)
-    return "the server was stopped and its disk kept"
+    is_stopped = power.stop_server(context, server, keep_until=time.time() + KEPT_S)
+    return "the server was stopped and its disk kept" if is_stopped else ""
 
 
 def _keep_disk(context: LabContext, server: Server) -> str:
     """Terminate the server but keep its disk, and say so; "" if the provider cannot keep disks."""
-    if not isinstance(context.provider, Keep):
-        return ""
-    disks = context.provider.keep_disk(server.id, time.time() + KEPT_S)
+    disks = held_disks.keep_disk(context, server, time.time() + KEPT_S)
     if not disks:
         return ""
     end_server.remove(context, server, keep_disks=True)

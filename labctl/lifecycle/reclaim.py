@@ -19,13 +19,12 @@ from labctl.errors import (
 from labctl.events import Note, Question, Step
 from labctl.lifecycle import restore
 from labctl.lifecycle.recover import recover
-from labctl.lifecycle.rehearsal_client import find_rehearsal
 from labctl.model import Run, Server, Value
-from labctl.providers import Reclaimable
 from labctl.runs import runs
 from labctl.servers import guard, held_disks
 from labctl.servers.accounts import ENDED
 from labctl.servers.context import LabContext
+from labctl.servers.reclaimer import Reclaimer, find_reclaimer
 from labctl.wire.files import MANIFEST, ManifestRequest
 from labctl.wire.runs import STATUS, RunRecord, StatusRequest
 from labctl.wire.watchdog import (
@@ -136,7 +135,7 @@ def run_drill(context: LabContext, run_id: str, notice_s: float) -> Drill:
     active, or nothing is saved to recover it from.
     """
     server = context.get_server()
-    taker = _require_reclaim(context)
+    taker = _require_reclaimer(context)
     runs.refresh(context, server)
     run = _find_active_run(context, run_id)
     restore.read_saved_run(context, run.id)  # a run that could not be recovered is not killed
@@ -167,10 +166,9 @@ def run_drill(context: LabContext, run_id: str, notice_s: float) -> Drill:
     return _add_costs(result, monitor, server, new)
 
 
-def _require_reclaim(context: LabContext) -> Reclaimable:
-    provider = context.provider
-    if isinstance(provider, Reclaimable):
-        return find_rehearsal(context, provider) or provider
+def _require_reclaimer(context: LabContext) -> Reclaimer:
+    if taker := find_reclaimer(context):
+        return taker
     raise UsageError(
         f"servers of {context.provider.name} are never reclaimed",
         why="a drill needs a provider that can take a server back",
@@ -231,7 +229,7 @@ def _describe_losses(context: LabContext, server: Server) -> str:
 
 
 def _reclaim(
-    context: LabContext, server: Server, taker: Reclaimable, monitor: _RunMonitor, notice_s: float
+    context: LabContext, server: Server, taker: Reclaimer, monitor: _RunMonitor, notice_s: float
 ) -> bool:
     """Reclaim the server after the notice; return whether the provider itself gave the notice."""
     if not notice_s:

@@ -115,7 +115,7 @@ def _follow_attempts(
                 run_id,
                 offset=at,
                 on_log=on_log,
-                on_cut=partial(require_alive, context, server, silences),
+                on_cut=partial(require_alive, silences=silences),
             )
         except ServerGoneError as error:
             reason = error.what

@@ -8,13 +8,11 @@ from contextlib import suppress
 from labctl.errors import ConnectError, LabError, PolicyError
 from labctl.events import Note, Step
 from labctl.model import Server, Value
-from labctl.providers import Keep
 from labctl.runs import outputs
 from labctl.runs.runs import record_address
-from labctl.servers import accounts, adoption, attempts, end_server
+from labctl.servers import accounts, adoption, attempts, end_server, held_disks
 from labctl.servers.connections import is_reachable
 from labctl.servers.context import LabContext
-from labctl.servers.held_disks import KEPT_S
 from labctl.servers.watch_reports import parse_watch
 from labctl.sync import lab_files
 from labctl.wire.runs import STATUS, StatusRequest
@@ -106,10 +104,9 @@ def require_alive(context: LabContext, server: Server, silences: FailedChecks) -
 
 def _terminate_dead(context: LabContext, server: Server) -> bool:
     """Terminate a dead server, which still bills; False if it may hold the only copy of results."""
-    provider = context.provider
-    is_kept = isinstance(provider, Keep) and provider.keep_disk(server.id, time.time() + KEPT_S)
+    is_kept = held_disks.keep_disk(context, server, time.time() + held_disks.KEPT_S)
     if not (is_kept or context.config.store):
-        why = "its disk cannot be kept and " if isinstance(provider, Keep) else ""
+        why = "its disk cannot be kept and " if held_disks.can_keep(context.provider) else ""
         text = f"{server.id} does not answer. labctl keeps it running, because {why}the lab has no "
         text += "store for its results. To remove it: labctl down --discard"
         context.reporter.emit(Note(text=text, level="warning"))

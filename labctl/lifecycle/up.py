@@ -11,9 +11,8 @@ from labctl.errors import InterruptError, LabError
 from labctl.events import Note
 from labctl.lifecycle import disk_restore
 from labctl.model import Server
-from labctl.providers import Keep
 from labctl.runs import provenance
-from labctl.servers import attempts, deadlines, first_contact, guard
+from labctl.servers import attempts, deadlines, first_contact, guard, held_disks
 from labctl.servers.adoption import adopt
 from labctl.servers.context import LabContext
 from labctl.servers.open_costs import explain_open_costs
@@ -79,7 +78,6 @@ def make_ready(context: LabContext, server: Server) -> Server:
 
 def _is_boto3_needed(context: LabContext) -> bool:
     """Whether the server needs boto3: it keeps its own disk at its end, or uses S3."""
-    provider = context.provider
-    keeps = isinstance(provider, Keep) and provider.can_keep_itself
     addresses = [context.config.store, *(source.url for source in context.config.data.values())]
-    return keeps or any(address.startswith("s3:") for address in addresses)
+    keeps_disk = held_disks.can_server_keep(context.provider)
+    return keeps_disk or any(address.startswith("s3:") for address in addresses)

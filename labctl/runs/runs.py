@@ -163,6 +163,16 @@ class _LogStream:
         self.on_log(block)
 
 
+def refresh_address(context: LabContext, server: Server) -> None:
+    """Record the server's current address from its provider, if the host key is unchanged."""
+    try:
+        current = context.provider.find(server.id)
+    except LabError:
+        return  # this machine may be offline; the next lost connection tries again
+    if current is not None:
+        record_address(context, server, current)
+
+
 def watch(
     context: LabContext,
     server: Server,
@@ -172,12 +182,12 @@ def watch(
     tail: int = 0,
     follow: bool = True,
     on_log: Callable[[bytes], None],
-    on_cut: Callable[[], None] = lambda: None,
+    on_cut: Callable[[LabContext, Server], None] = refresh_address,
 ) -> Run:
     """Follow a run's log from byte `offset` (or `tail` lines before the end), and reconnect.
 
-    `on_cut` is called at each lost connection, and may raise to stop. Returns the run at the end of
-    its log.
+    `on_cut` is called at each lost connection: it records the server's address if that has changed,
+    and may raise to stop. Returns the run at the end of its log.
     """
     log = _LogStream(on_log, offset)
     pause_s, attempt = 0.5, ""
@@ -205,8 +215,7 @@ def watch(
         except ConnectError as error:
             if not follow:
                 raise
-            on_cut()
-            refresh_address(context, server)
+            on_cut(context, server)
             text = f"{error.what}; the run is still active, reconnecting in {pause_s:g} s"
             context.reporter.emit(Note(text=text, level="warning"))
             time.sleep(pause_s)
@@ -221,16 +230,6 @@ def _find_current_server(context: LabContext, server: Server, run_id: str) -> Se
     run = context.state.get_run(context.lab_id, run_id)
     moved = current and run and run.server_id == current.id
     return current if current and (moved or current.id == server.id) else server
-
-
-def refresh_address(context: LabContext, server: Server) -> None:
-    """Record the server's current address from its provider, if the host key is unchanged."""
-    try:
-        current = context.provider.find(server.id)
-    except LabError:
-        return  # this machine may be offline; the next lost connection tries again
-    if current is not None:
-        record_address(context, server, current)
 
 
 def record_address(context: LabContext, server: Server, current: Server) -> None:

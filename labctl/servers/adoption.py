@@ -128,6 +128,11 @@ def is_fresh(context: LabContext, server: Server) -> bool:
     )
 
 
+def is_leased(context: LabContext) -> bool:
+    """Whether the lab's server goes to another user after this one, as a leased machine does."""
+    return isinstance(context.provider, Leasable)
+
+
 def renew(context: LabContext, server: Server) -> None:
     """Restart the lease of a provider that has leases, since the server is in use."""
     if not isinstance(context.provider, Leasable):

@@ -160,6 +160,14 @@ def is_guarded_elsewhere(provider: Provider) -> bool:
     return isinstance(provider, Guarded)
 
 
+def explain_missing_timer(provider: Provider) -> str:
+    """Return why the provider does not end servers at their deadline, or "" if it does."""
+    if not isinstance(provider, Deadline):
+        return f"{provider.name} cannot end a server by itself at its deadline"
+    lack = provider.missing_deadline_setup
+    return f"{provider.name} would not end it at its deadline: {lack}" if lack else ""
+
+
 def describe(context: LabContext, server: Server, watch: WatchRecord | None) -> str:
     """Say when a server with a price ends at the latest, and which guards are armed.
 

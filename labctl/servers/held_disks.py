@@ -6,8 +6,8 @@ import time
 
 from labctl.errors import LabError
 from labctl.events import Note
-from labctl.model import Server
-from labctl.providers import Keep
+from labctl.model import Resource, Server
+from labctl.providers import Keep, Provider
 from labctl.retry import retry_throttled_calls
 from labctl.servers.context import LabContext
 from labctl.servers.disks import day_text
@@ -16,6 +16,22 @@ from labctl.text import dollars_text
 HELD = "disk-held"
 KEPT_S = 14 * 86_400.0  # after the server's deadline; the watchdog has the same (KEPT_DAYS)
 LATER_S = 86_400.0  # an expiry that would move by less is not moved
+
+
+def can_keep(provider: Provider) -> bool:
+    """Whether the provider can keep a server's disk."""
+    return isinstance(provider, Keep)
+
+
+def can_server_keep(provider: Provider) -> bool:
+    """Whether the provider's servers can keep their disks themselves when they end."""
+    return isinstance(provider, Keep) and provider.can_keep_itself
+
+
+def keep_disk(context: LabContext, server: Server, until: float) -> list[Resource]:
+    """Have the provider keep the server's disks until then; return them, [] if it cannot."""
+    provider = context.provider
+    return provider.keep_disk(server.id, until) if isinstance(provider, Keep) else []
 
 
 def keep_until(context: LabContext, server: Server, ends_at: float) -> bool:

@@ -6,16 +6,19 @@ from collections.abc import Sequence
 
 import msgspec
 
-from labctl.errors import NotFoundError
+from labctl.errors import BusyError, NotFoundError, PolicyError
 from labctl.events import Note
 from labctl.model import Offer, Resource, Server
 from labctl.providers import Keep
+from labctl.retry import retry_on
 from labctl.servers import disks
 from labctl.servers.context import LabContext
 from labctl.servers.disks import cost_text, get_id_without_region, record_shown
 from labctl.state.disks import RESTORED, has_expired, list_kept_disks
 
 SAVED = "restored-saved"
+ATTACH_S = 120.0
+ATTACH_PAUSE_S = 1.0
 
 
 def list_shown_disks(context: LabContext) -> list[Resource]:
@@ -23,6 +26,18 @@ def list_shown_disks(context: LabContext) -> list[Resource]:
     if not isinstance(context.provider, Keep):
         return []
     return record_shown(context, context.provider.leftovers(), context.lab_id)
+
+
+def attach(context: LabContext, disk: Resource, server: Server) -> str:
+    """Attach a kept disk; return its device there. Waits while another server still holds it."""
+    if not isinstance(context.provider, Keep):
+        raise PolicyError(
+            f"{context.provider.name} cannot attach {get_id_without_region(disk)}",
+            why="it keeps no disks",
+            hint="labctl orphans",
+        )
+    policy = retry_on(BusyError, pause_s=ATTACH_PAUSE_S, deadline_s=ATTACH_S)
+    return policy(context.provider.attach_kept_disk, disk, server.id)
 
 
 def remove_expired(context: LabContext) -> None:

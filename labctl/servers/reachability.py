@@ -15,12 +15,13 @@ from labctl.errors import (
 )
 from labctl.events import Note, Step
 from labctl.model import Server
-from labctl.providers import ConsoleSource, Stoppable
+from labctl.providers import ConsoleSource
 from labctl.servers import deadlines, end_server
 from labctl.servers.accounts import ENDED
 from labctl.servers.adoption import is_fresh
 from labctl.servers.context import LabContext
 from labctl.servers.gate import admit
+from labctl.servers.power import start_if_stopped
 from labctl.transports import Transport
 
 CONSOLE_LINES = 15
@@ -62,9 +63,7 @@ def reach(context: LabContext, server: Server) -> tuple[Server, Transport]:
 
 def _wait_until_running(context: LabContext, server: Server) -> Server:
     """Wait until the server runs and its address and host key are known; start a stopped one."""
-    if server.state == "stopped" and isinstance(context.provider, Stoppable):
-        context.provider.start(server.id)
-        context.state.record("started", lab_id=context.lab_id, server_id=server.id)
+    start_if_stopped(context, server)
     deadline = time.monotonic() + RUNNING_DEADLINE_S
     again = f"{context.subject.up} tries again; {context.subject.down} removes what is left"
     while True:

@@ -11,11 +11,11 @@ from course_context import Class, ClassCloud, a_class, roster
 from lab_world import Machine
 
 from labctl.courses import bake as baking
-from labctl.courses import context as contexts
 from labctl.courses.bake import bake, drop_images
 from labctl.courses.context import BAKED, build_seat_contexts, find_baked_image
 from labctl.errors import PolicyError, ProviderError
 from labctl.model import Resource, Value
+from labctl.servers import machine_images
 from labctl.transports import Result
 
 
@@ -72,7 +72,7 @@ def ml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Class:
         return said(machine, line, stdin)
 
     monkeypatch.setattr(Machine, "_answer", as_root)
-    monkeypatch.setattr(contexts, "get_provider_class", lambda name: BakingCloud)
+    monkeypatch.setattr(machine_images, "get_provider_class", lambda name: BakingCloud)
     counted = iter(range(100))
     monkeypatch.setattr(baking, "_stamp", lambda: f"{next(counted):03}")
     return one

@@ -8,10 +8,12 @@ import msgspec
 import pytest
 from lab_world import LAB_ID, Cloud, World, world
 
-from labctl.errors import ThrottledError
+from labctl.errors import ConnectError, ThrottledError
 from labctl.lifecycle import recover, server_loss
 from labctl.model import Run, Server
+from labctl.runs import runs
 from labctl.servers.context import LabContext
+from labctl.wire.runs import FollowRunOpening, RunRecord
 
 STARTING = {"host": "", "port": 22, "host_key": ""}
 
@@ -97,3 +99,44 @@ def test_a_check_records_the_address_that_a_server_has_now(
     server_loss.require_alive(context, server, server_loss.FailedChecks())
     recorded = context.get_server().endpoint.host
     assert recorded == (shown.endpoint.host if is_same_machine else "192.0.2.7")
+
+
+class CutLink:
+    """The agent behind a link that breaks twice before it passes on that the run has ended."""
+
+    cuts = 2
+
+    def stream(self, verb: object, request: object, **_: object) -> FollowRunOpening:
+        if self.cuts:
+            self.cuts -= 1
+            raise ConnectError("the link was cut")
+        return FollowRunOpening(RunRecord(id="night", lab_id=LAB_ID, state="exited"), 0)
+
+
+@pytest.mark.parametrize("is_recovering", [True, False])
+def test_the_provider_is_asked_once_for_each_cut(
+    lab: World, monkeypatch: pytest.MonkeyPatch, is_recovering: bool
+) -> None:
+    context = lab.context()
+    shown = lab.cloud.add("srv-new", "digits", LAB_ID)
+    before = msgspec.structs.replace(shown.endpoint, host="192.0.2.7")
+    context.state.save_server(msgspec.structs.replace(shown, endpoint=before))
+    requests: list[str] = []
+    find = lab.cloud.find
+
+    def count(server_id: str) -> Server | None:
+        requests.append(server_id)
+        return find(server_id)
+
+    link = CutLink()
+    monkeypatch.setattr(lab.cloud, "find", count)
+    monkeypatch.setattr(LabContext, "open_agent", lambda *_: link)
+    monkeypatch.setattr(server_loss, "is_reachable", lambda endpoint, within_s: True)
+    monkeypatch.setattr("labctl.runs.runs.time.sleep", lambda _: None)
+    if is_recovering:
+        run = recover.follow(context, "night", on_log=lambda block: None)
+    else:
+        run = runs.watch(context, context.get_server(), "night", on_log=lambda block: None)
+    assert run.state == "exited"
+    assert requests == ["srv-new", "srv-new"]
+    assert context.get_server().endpoint.host == shown.endpoint.host

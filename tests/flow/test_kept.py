@@ -106,7 +106,7 @@ def test_where_no_offer_is_near_it_says_what_stays(lab: World) -> None:
 def test_a_disk_that_is_held_for_a_moment_is_waited_for(
     lab: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_restore, "PAUSE_S", 0.01)
+    monkeypatch.setattr(kept_disks, "ATTACH_PAUSE_S", 0.01)
     reporter = refused(lab, BusyError("in use"), BusyError("in use"), ProviderError("gone"))
     assert "cannot restore the files on vol-1: gone" in reporter.said
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 import pytest
 from rehearsal_bed import RehearsalSetup
 
-from labctl.lifecycle.rehearsal_client import RehearsalReclaim
 from labctl.rehearsal import Rehearsal, Scenario
+from labctl.servers.reclaimer import Reclaimer
 
 
 class Noting:
@@ -34,7 +34,7 @@ def test_a_spot_instance_is_taken_as_aws_takes_it(tmp_path: Path, notice_s: floa
         instance = RehearsalSetup(rehearsal, tmp_path).run(InstanceMarketOptions=SPOT)["InstanceId"]
         rehearsal.wait(instance, "running")
         provider = Noting()
-        assert RehearsalReclaim(rehearsal.url, provider).reclaim(f"{instance}.us-east-1", notice_s)
+        assert Reclaimer(provider, rehearsal.url).reclaim(f"{instance}.us-east-1", notice_s)
         rehearsal.wait(instance, "terminated")
         assert provider.asked == []
 
@@ -44,7 +44,7 @@ def test_another_instance_is_its_provider_s(tmp_path: Path) -> None:
         instance = RehearsalSetup(rehearsal, tmp_path).run()["InstanceId"]
         rehearsal.wait(instance, "running")
         provider = Noting()
-        taker = RehearsalReclaim(rehearsal.url, provider)
+        taker = Reclaimer(provider, rehearsal.url)
         assert not taker.reclaim(f"{instance}.us-east-1", 120)
         assert taker.reclaim(f"{instance}.us-east-1", 0)
         assert provider.asked == [(f"{instance}.us-east-1", 120), (f"{instance}.us-east-1", 0)]

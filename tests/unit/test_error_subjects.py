@@ -299,7 +299,7 @@ def restored_note(context: Mock) -> str:
     context.open_agent.return_value.call.return_value = reply
     disk = Resource(provider="aws", kind="volume", id="vol-1")
     with patch.multiple(disk_restore, runs=Mock(), to_json=Mock(return_value={})):
-        disk_restore._copy_disk(context, Mock(), Mock(), disk)
+        disk_restore._copy_disk(context, Mock(), disk)
     return str(context.reporter.emit.call_args.args[0].text)
 
 

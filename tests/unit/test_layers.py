@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+from labctl import providers
 
 ROOT = Path(__file__).parents[2]
 ROOM = re.compile(r"\w+")
@@ -59,3 +62,33 @@ def test_an_import_that_points_up_is_caught(tmp_path: Path) -> None:
     done = lint(tmp_path)
     assert done.returncode == 1
     assert "wrong_house.model is not allowed to import wrong_house.cli" in done.stdout
+
+
+def list_optional_protocols() -> set[str]:
+    """What a provider may implement besides `Provider`: the protocols that isinstance can check."""
+    return {
+        name
+        for name, value in vars(providers).items()
+        if getattr(value, "_is_runtime_protocol", False)
+    }
+
+
+def list_names(tree: ast.AST) -> set[str]:
+    """Every name that a module uses, imports or reaches as an attribute."""
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    from_providers = [node for node in imports if (node.module or "").startswith("labctl.provider")]
+    return names | {alias.name for node in from_providers for alias in node.names}
+
+
+def test_only_servers_know_what_providers_can_optionally_do() -> None:
+    protocols = list_optional_protocols()
+    assert {"Stoppable", "Keep", "Bake", "QuotaSource"} <= protocols
+    wrong = {
+        str(path.relative_to(ROOT)): sorted(names)
+        for path in sorted((ROOT / "labctl").rglob("*.py"))
+        if path.relative_to(ROOT / "labctl").parts[0] not in ("servers", "providers")
+        and (names := protocols & list_names(ast.parse(path.read_text())))
+    }
+    assert not wrong

@@ -1,5 +1,6 @@
-"""Client of the simulated cloud that a lab uses, if any: it can interrupt servers itself.
+"""Take a server back on purpose, for drills (protocol `Reclaimable`).
 
+A simulated cloud on this machine interrupts its spot instances itself, as the real one does.
 labctl.rehearsal is that cloud; it runs in a process of its own, and is not imported.
 """
 
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import urllib.parse
 import urllib.request
-from typing import ClassVar
+from dataclasses import dataclass
 
 import msgspec
 
@@ -19,6 +20,7 @@ from labctl.servers.context import LabContext
 LOOPBACK = ("127.0.0.1", "localhost")
 HEADER = {"X-Labctl-Rehearsal": "1", "Content-Type": "application/json"}
 TIMEOUT_S = 5.0
+NOT_SPOT = "only spot instances get a notice, and this is not a spot instance"
 
 
 class RehearsalRequest(Value, frozen=True):
@@ -38,32 +40,46 @@ class RehearsalReply(Value, frozen=True):
     instances: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class RehearsalReclaim:
-    """A Reclaim for spot instances of a rehearsal; other servers are left to their provider."""
+@dataclass(frozen=True)
+class Reclaimer:
+    """Takes servers back: the rehearsal at `address` its spot instances, the provider all others.
 
-    no_notice: ClassVar[str] = "only spot instances get a notice, and this is not a spot instance"
+    `address` is "" without a rehearsal.
+    """
 
-    def __init__(self, address: str, provider: Reclaimable) -> None:
-        self.address = address
-        self.provider = provider
+    provider: Reclaimable
+    address: str = ""
+
+    @property
+    def no_notice(self) -> str:
+        """Why no notice is given on request, for users; "" if that needs no reason."""
+        return NOT_SPOT if self.address else self.provider.no_notice
 
     def reclaim(self, server_id: str, notice_s: float) -> bool:
-        request = RehearsalReclaimRequest(instance=server_id.partition(".")[0], notice_s=notice_s)
-        was_reclaimed = _post(self.address, "reclaim", request) is not None
-        return was_reclaimed or self.provider.reclaim(server_id, notice_s)
+        """Do what `Reclaimable.reclaim` says."""
+        if self.address:
+            instance = server_id.partition(".")[0]
+            request = RehearsalReclaimRequest(instance=instance, notice_s=notice_s)
+            if _post(self.address, "reclaim", request) is not None:
+                return True
+        return self.provider.reclaim(server_id, notice_s)
 
 
-def find_rehearsal(context: LabContext, provider: Reclaimable) -> RehearsalReclaim | None:
-    """Return the rehearsal that simulates the lab's server, or None if it is not simulated here.
+def find_reclaimer(context: LabContext) -> Reclaimer | None:
+    """Find out what can take the lab's server back; None if nothing can."""
+    if not isinstance(context.provider, Reclaimable):
+        return None
+    address = _find_rehearsal(context.get_server().id)
+    return Reclaimer(context.provider, address)
 
-    Servers that it cannot reclaim are left to `provider`.
-    """
+
+def _find_rehearsal(server_id: str) -> str:
+    """Return the address of the rehearsal that simulates the server on this machine, or ""."""
     address = copy_environment().get("AWS_ENDPOINT_URL", "").rstrip("/")
     if urllib.parse.urlsplit(address).hostname not in LOOPBACK:
-        return None
+        return ""
     state = _post(address, "state", RehearsalRequest()) or RehearsalReply()
-    is_simulated = context.get_server().id.partition(".")[0] in state.instances
-    return RehearsalReclaim(address, provider) if is_simulated else None
+    return address if server_id.partition(".")[0] in state.instances else ""
 
 
 def _post(address: str, name: str, message: RehearsalRequest) -> RehearsalReply | None:

@@ -13,7 +13,7 @@ import pytest
 
 from labctl.errors import UsageError
 from labctl.lifecycle import reclaim
-from labctl.lifecycle.rehearsal_client import RehearsalReclaim
+from labctl.servers.reclaimer import Reclaimer, find_reclaimer
 
 
 class ReclaimingProvider:
@@ -61,8 +61,9 @@ def lab_on(provider: object, server_id: str) -> Any:
 
 @pytest.mark.usefixtures("endpoint")
 def test_the_simulation_reclaims_its_own_servers() -> None:
-    taker = reclaim._require_reclaim(lab_on(ReclaimingProvider(), "i-1.us-east-1"))
-    assert isinstance(taker, RehearsalReclaim)
+    taker = find_reclaimer(lab_on(ReclaimingProvider(), "i-1.us-east-1"))
+    assert taker
+    assert taker.no_notice
     assert taker.reclaim("i-1.us-east-1", 0)
     assert SimulatedCloud.paths[-1] == "/rehearsal/reclaim"
 
@@ -70,12 +71,12 @@ def test_the_simulation_reclaims_its_own_servers() -> None:
 @pytest.mark.usefixtures("endpoint")
 def test_the_provider_reclaims_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     provider = ReclaimingProvider()
-    assert reclaim._require_reclaim(lab_on(provider, "i-2.us-east-1")) is provider
+    assert find_reclaimer(lab_on(provider, "i-2.us-east-1")) == Reclaimer(provider)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://cloud.example")
-    assert reclaim._require_reclaim(lab_on(provider, "i-1.us-east-1")) is provider
+    assert find_reclaimer(lab_on(provider, "i-1.us-east-1")) == Reclaimer(provider)
 
 
 @pytest.mark.usefixtures("endpoint")
 def test_a_provider_that_never_reclaims_has_no_drill() -> None:
     with pytest.raises(UsageError, match="never reclaimed"):
-        reclaim._require_reclaim(lab_on(SimpleNamespace(name="static"), "i-1"))
+        reclaim._require_reclaimer(lab_on(SimpleNamespace(name="static"), "i-1"))
