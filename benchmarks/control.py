@@ -5,28 +5,28 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
-from benchmarks.boxes import ALGORITHMS, Box, Boxes
-from benchmarks.measure import Call, NotDoneError, Row
+from benchmarks.boxes import ALGORITHMS, Box, Boxes, boxes
+from benchmarks.measure import Call, Comparison, NotDoneError, Row
 from benchmarks.peers import Peer
+from benchmarks.settings import Settings
 from benchmarks.startup import LABCTL
 from labctl.transports import Transport
 
 LINE = "echo done"
 COLD_TARGET, WARM_TARGET, IN_PROCESS_S = 1.0, 0.4, 0.008
 MANY_COLD_TARGET, MANY_WARM_TARGET = 0.5, 0.15
-SESSION_TARGET = 0.1
 PEER_WORK = str(Path(__file__).with_name("peer_work.py"))
 OWN_WORK = str(Path(__file__).with_name("fabric_work.py"))
 
 
 class Asked:
-    """Rows of one group over some servers; every side must get output from each of them."""
+    """Rows over some servers; every side must get output from each of them."""
 
-    def __init__(self, group: str, made: Boxes, asked: Sequence[Box]) -> None:
-        self.group = group
+    def __init__(self, name: str, made: Boxes, asked: Sequence[Box]) -> None:
+        self.name = name
         self.made = made
         self.asked = asked
         self.hosts = self._hosts()
@@ -35,7 +35,7 @@ class Asked:
 
     def row(self, name: str, *argv: str, target: float | None = None) -> Row:
         call = Call(argv, self.made.home, self.made.home, "done", len(self.asked))
-        return Row(self.group, name, call, target)
+        return Row(name, call, target)
 
     def cold(self, name: str, *argv: str, target: float) -> Row:
         """Build a row that starts without a shared connection."""
@@ -69,7 +69,7 @@ class Asked:
         return rows
 
     def _file(self, ending: str, text: str) -> str:
-        path = self.made.home / f"{self.group.replace(' ', '-')}.{ending}"
+        path = self.made.home / f"{self.name}.{ending}"
         path.write_text(text)
         return str(path)
 
@@ -109,31 +109,42 @@ class Asked:
         return self._file("py", f"hosts = {hosts!r}\n")
 
 
-def one_server(made: Boxes, found: dict[str, Peer]) -> list[Row]:
-    """Build the rows; the first is the baseline: a fresh ssh with its defaults."""
+def compare_one_server(settings: Settings) -> Generator[Comparison]:
+    """Compare one command on one server; the baseline is a fresh ssh with its defaults."""
+    with boxes(settings.home / "control", 1, settings.image) as made:
+        rows = _list_one_server_rows(made, settings.peers)
+        yield Comparison("one command on one server", rows, settings.sizes.rounds)
+
+
+def _list_one_server_rows(made: Boxes, found: dict[str, Peer]) -> list[Row]:
     box = made.all[0]
     lab = made.lab("control", box)
-    asked = Asked("one command on one server", made, [box])
+    asked = Asked("one-server", made, [box])
     labctl = (LABCTL, "-C", str(lab.config.root), "ssh", "--", "echo", "done")
     shared = made.ssh("labctl's ciphers", "-o", "ControlMaster=auto", "-o", "ControlPersist=600")
     shared += ("-o", f"ControlPath={made.home}/cm-%C")
     inner = _InProcess(made.in_process.open(made.server(box, "control")))
-    in_process = Row(asked.group, "labctl in process, warm", inner, target_s=IN_PROCESS_S)
+    in_process = Row("labctl in process, warm", inner, limit=IN_PROCESS_S)
     other = _InProcess(made.connections.open(made.server(box, "control")))
-    other_way = Row(asked.group, "the same through the user's ssh, warm", other)
+    other_way = Row("the same through the user's ssh, warm", other, ours=True)
     for row, work in ((in_process, inner), (other_way, other)):
         row.before = work
-    fabric = (sys.executable, OWN_WORK, asked.hosts, LINE)
+    cold_in_process = asked.row("labctl in process, cold", *_fabric_words(asked))
+    cold_in_process.ours = True
     return [
         *(asked.row(f"ssh, {name}", *made.ssh(name), box.name, LINE) for name in ALGORITHMS),
         asked.row("ssh over a master", *shared, box.name, LINE),
         asked.cold("labctl ssh -- CMD, cold", *labctl, target=COLD_TARGET),
         asked.warm("labctl ssh -- CMD, warm", *labctl, target=WARM_TARGET),
         in_process,
-        asked.row("labctl in process, cold", *fabric),
+        cold_in_process,
         other_way,
         *asked.peers(found),
     ]
+
+
+def _fabric_words(asked: Asked) -> tuple[str, ...]:
+    return (sys.executable, OWN_WORK, asked.hosts, LINE)
 
 
 class _InProcess:
@@ -147,56 +158,23 @@ class _InProcess:
             raise NotDoneError("the server's output is wrong")
 
 
-def tmux_session(made: Boxes) -> list[Row]:
-    """Create and read a tmux session: by two fresh ssh, and by one line over the shared connection.
-
-    The baseline is what a script does that knows of neither compound commands nor masters.
-    """
-    box = made.all[0]
-    asked = Asked("tmux session made and read", made, [box])
-    ssh = shlex.join([*made.ssh("default"), box.name])
-    make = "tmux new-session -d -s bench 'echo done; exec cat'"
-    read = "tmux capture-pane -p -t bench"
-    twice = f"{ssh} {shlex.quote(make)} && {ssh} {shlex.quote(read)}"
-    session = _Session(made, box, f"{make} && {read}")
-    rows = [
-        Row(asked.group, "two ssh", Call(("sh", "-c", twice), made.home, made.home)),
-        Row(asked.group, "labctl in process, one line", session, target=SESSION_TARGET),
-    ]
-    for row in rows:
-        row.before = lambda number: _no_session(box)
-        row.after = lambda number: _session_ran(box)
-    return rows
+def compare_all_servers(settings: Settings) -> Generator[Comparison]:
+    """Compare one command on all servers; the baseline is a fresh ssh for each, all at once."""
+    count = settings.sizes.servers
+    with boxes(settings.home / "fan-out", count, settings.image) as made:
+        rows = _list_all_servers_rows(made, settings.peers)
+        yield Comparison(f"one command on {count} servers", rows, settings.sizes.rounds)
 
 
-class _Session:
-    def __init__(self, made: Boxes, box: Box, line: str) -> None:
-        self.transport = made.in_process.open(made.server(box, "control"))
-        self.line = line
-
-    def __call__(self, number: int) -> None:
-        self.transport.run(self.line)
-
-
-def _no_session(box: Box) -> None:
-    box.sh("tmux kill-server 2>&- || true")
-
-
-def _session_ran(box: Box) -> None:
-    if "done" not in box.sh(
-        "for i in 1 2 3 4 5; do tmux capture-pane -p -t bench; sleep 0.1; done"
-    ):
-        raise NotDoneError("the session printed nothing")
-
-
-def many_servers(made: Boxes, found: dict[str, Peer]) -> list[Row]:
-    """Build the rows; the first is the baseline: one fresh ssh per server, all at the same time."""
-    asked = Asked(f"one command on {len(made.all)} servers", made, made.all)
+def _list_all_servers_rows(made: Boxes, found: dict[str, Peer]) -> list[Row]:
+    asked = Asked("all-servers", made, made.all)
     labctl = (LABCTL, "ssh", "--all", "--", "echo", "done")
+    fabric = asked.row("labctl's fabric transport, cold", *_fabric_words(asked))
+    fabric.ours = True
     return [
         *(asked.ssh(f"ssh, {name}", made.ssh(name)) for name in ALGORITHMS),
         asked.cold("labctl ssh --all, cold", *labctl, target=MANY_COLD_TARGET),
         asked.warm("labctl ssh --all, warm", *labctl, target=MANY_WARM_TARGET),
-        asked.row("labctl's fabric transport, cold", sys.executable, OWN_WORK, asked.hosts, LINE),
+        fabric,
         *asked.peers(found),
     ]

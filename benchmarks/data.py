@@ -12,15 +12,17 @@ import random
 import shlex
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.boxes import Box, Boxes
+from benchmarks.boxes import Box, Boxes, boxes
 from benchmarks.control import PEER_WORK, Asked
-from benchmarks.measure import Call, NotDoneError, Row
+from benchmarks.measure import Call, Comparison, NotDoneError, Row
 from benchmarks.peers import Peer
+from benchmarks.settings import Settings
+from benchmarks.slow_link import slow_link
 from benchmarks.startup import LABCTL
 from labctl import Lab
 from labctl.model import Run
@@ -81,13 +83,13 @@ def arrived(box: Box, source: Path, folder: str) -> Callable[[int], None]:
 
 
 class Sides:
-    """Rows of one group: each sends its own tree from this machine to `box`."""
+    """Rows that each send a tree of their own from this machine to `box`."""
 
-    def __init__(self, group: str, made: Boxes, box: Box) -> None:
-        self.group, self.made, self.box = group, made, box
+    def __init__(self, made: Boxes, box: Box) -> None:
+        self.made, self.box = made, box
         self.rsync_shell = " ".join(made.ssh("default"))
         self.same_shell = " ".join(made.ssh("labctl's ciphers"))
-        self.hosts = Asked(group, made, [box]).hosts
+        self.hosts = Asked("data", made, [box]).hosts
 
     def row(
         self,
@@ -97,7 +99,7 @@ class Sides:
         folder: str,
         target: float | None = None,
     ) -> Row:
-        row = Row(self.group, name, Call(argv, self.made.home, self.made.home), target)
+        row = Row(name, Call(argv, self.made.home, self.made.home), target)
         row.after = arrived(self.box, source, folder)
         return row
 
@@ -116,19 +118,41 @@ class Sides:
 
     def push(self, lab: Lab, source: Path, folder: str, target: float | None) -> Row:
         words = (LABCTL, "-C", str(lab.config.root), "push", "--yes")
-        return self.row("labctl push", words, source, folder, target)
+        row = self.row("labctl push", words, source, folder, target)
+        row.ours = True
+        return row
 
 
-def first_push(made: Boxes, box: Box, count: int, found: dict[str, Peer], slow: bool) -> list[Row]:
+def compare(settings: Settings) -> Generator[Comparison]:
+    """Compare pushes and pulls of one server; the baseline is rsync."""
+    sizes = settings.sizes
+    with boxes(settings.home / "data", 1, settings.image) as made:
+        box = made.all[0]
+        steps: tuple[Callable[[], Comparison], ...] = (
+            lambda: push_again(made, box, sizes.files, sizes.rounds),
+            lambda: first_push(made, box, settings),
+            lambda: big_file(made, box, sizes.big_mib, sizes.few),
+            lambda: pull_big(made, box, sizes.big_mib, 1, sizes.few),
+            lambda: pull_big(made, box, sizes.big_mib, SHARDS, sizes.few),
+            lambda: text(made, box, sizes.big_mib // 4, FAST, sizes.few),
+        )
+        for make_comparison in steps:
+            yield make_comparison()
+            clear(made, box)
+        with slow_link(made, box, SLOW_BYTES_PER_S) as (behind, slow_box):
+            yield text(behind, slow_box, sizes.big_mib // 4, SLOW, sizes.few)
+
+
+def first_push(made: Boxes, box: Box, settings: Settings) -> Comparison:
     """Measure a first push: at the start of a round the server and labctl's index are empty.
 
     What came before is put aside, not removed: for minutes after many files were, ext4 makes new
     ones several times slower, and it would be luck on which side that falls.
     """
-    sides = Sides(f"{count} files of 4 KiB, first push", made, box)
+    sides = Sides(made, box)
     lab = made.lab("first", box)
     source = lab.config.root / "files"
-    make_files(source, count)
+    make_files(source, settings.sizes.files)
     code = LAB_CODE.format(lab="first")
     rows = [
         sides.rsync("rsync -a", sides.rsync_shell, source, "first-rsync"),
@@ -136,9 +160,10 @@ def first_push(made: Boxes, box: Box, count: int, found: dict[str, Peer], slow: 
         sides.push(lab, source, code, FIRST_TARGET),
     ]
     rows += [sides.scp(source, "first-scp")]
-    if slow:
-        peers = (found[name] for name in ("asyncssh", "fabric") if name in found)
-        rows += [sides.sftp(peer, source, f"first-{peer.package}") for peer in peers]
+    if settings.slow_peers:
+        for name in ("asyncssh", "fabric"):
+            if peer := settings.peers.get(name):
+                rows.append(sides.sftp(peer, source, f"first-{name}"))
 
     def empty(number: int) -> None:
         box.sh("aside=$(mktemp -d aside.XXXXXX) && mv first-* labctl/first $aside 2>/dev/null || :")
@@ -146,12 +171,14 @@ def first_push(made: Boxes, box: Box, count: int, found: dict[str, Peer], slow: 
 
     for row in rows:
         row.before = empty
-    return rows
+    return Comparison(
+        f"{settings.sizes.files} files of 4 KiB, first push", rows, settings.sizes.few
+    )
 
 
-def push_again(made: Boxes, box: Box, count: int) -> list[Row]:
+def push_again(made: Boxes, box: Box, count: int, rounds: int) -> Comparison:
     """Measure a push after ten files have changed since the last round."""
-    sides = Sides(f"{count} files of 4 KiB, {CHANGED} changed", made, box)
+    sides = Sides(made, box)
     lab = made.lab("again", box)
     sources = {"labctl": lab.config.root / "files"}
     for name in ("rsync", "same", "master"):
@@ -170,7 +197,7 @@ def push_again(made: Boxes, box: Box, count: int) -> list[Row]:
     changing = (sources[name] for name in ("rsync", "same", "master", "labctl"))
     for row, source in zip(rows, changing, strict=True):
         row.before = functools.partial(_change, source)
-    return rows
+    return Comparison(f"{count} files of 4 KiB, {CHANGED} changed", rows, rounds)
 
 
 def _change(source: Path, number: int) -> None:
@@ -179,9 +206,9 @@ def _change(source: Path, number: int) -> None:
         _write(path, time.time() - AGE_S / 2 + number)
 
 
-def big_file(made: Boxes, box: Box, mib: int) -> list[Row]:
+def big_file(made: Boxes, box: Box, mib: int, rounds: int) -> Comparison:
     """Measure a push of one new file."""
-    sides = Sides(f"one file of {mib} MiB", made, box)
+    sides = Sides(made, box)
     lab = made.lab("big", box, "data: {big: ./big}\n")
     source = lab.config.root / "big"
     make_big(source / "big.bin", mib)
@@ -198,16 +225,15 @@ def big_file(made: Boxes, box: Box, mib: int) -> list[Row]:
 
     for row in rows:
         row.before = empty
-    return rows
+    return Comparison(f"one file of {mib} MiB", rows, rounds)
 
 
-def pull_big(made: Boxes, box: Box, mib: int, files: int) -> list[Row]:
+def pull_big(made: Boxes, box: Box, mib: int, files: int, rounds: int) -> Comparison:
     """Measure a pull of a checkpoint of so many files, which are not on this machine before.
 
     Together they have `mib` MiB.
     """
-    group = f"one file of {mib} MiB" if files == 1 else f"{files} files of {mib // files} MiB"
-    group += ", pulled"
+    title = f"one file of {mib} MiB" if files == 1 else f"{files} files of {mib // files} MiB"
     lab = made.lab(f"home{files}", box)
     run = f"labctl/home{files}/runs/big"
     ended = Run(id="big", lab_id=lab.id, server_id=box.name, state="exited", exit_code=0)
@@ -224,7 +250,7 @@ def pull_big(made: Boxes, box: Box, mib: int, files: int) -> list[Row]:
     pulled = lab.config.root / "runs" / "big"
 
     def row(name: str, into: Path, *words: str, target: float | None = None) -> Row:
-        one = Row(group, name, Call(words, made.home, made.home), target)
+        one = Row(name, Call(words, made.home, made.home), target)
         one.after = _came_home(box, there, into)
         return one
 
@@ -246,7 +272,7 @@ def pull_big(made: Boxes, box: Box, mib: int, files: int) -> list[Row]:
 
     for one in rows:
         one.before = empty
-    return rows
+    return Comparison(f"{title}, pulled", rows, rounds)
 
 
 def _came_home(box: Box, there: str, here: Path) -> Callable[[int], None]:
@@ -257,12 +283,12 @@ def _came_home(box: Box, there: str, here: Path) -> Callable[[int], None]:
     return check
 
 
-def text(made: Boxes, box: Box, mib: int, link: str) -> list[Row]:
+def text(made: Boxes, box: Box, mib: int, link: str, rounds: int) -> Comparison:
     """Measure a push of text that compresses to a third, with the time that compression takes.
 
     On a slow `link` the baseline is `rsync -az`.
     """
-    sides = Sides(f"a CSV of {mib} MiB, {link}", made, box)
+    sides = Sides(made, box)
     lab = made.lab("text", box, "data: {text: ./text}\n")
     source = lab.config.root / "text"
     source.mkdir()
@@ -288,7 +314,7 @@ def text(made: Boxes, box: Box, mib: int, link: str) -> list[Row]:
 
     for row in rows:
         row.before = empty
-    return rows
+    return Comparison(f"a CSV of {mib} MiB, {link}", rows, rounds)
 
 
 def clear(made: Boxes, box: Box) -> None:

@@ -1,4 +1,4 @@
-"""Thirty servers compared with one, on a simulated EC2: labctl's CPU time and API calls.
+"""A fleet of servers compared with one, on a simulated EC2: labctl's CPU time and API calls.
 
 The machines only accept SSH and boot at once, so what is measured is labctl's: offers from a warm
 cache, one RunInstances each, describing, waiting for a login on every one, and the end of all
@@ -16,15 +16,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks.measure import NotDoneError, environment
+from benchmarks.measure import Comparison, NotDoneError, Row, environment
+from benchmarks.settings import Settings
 from benchmarks.startup import LABCTL
 
-MANY = 30
 MOST_TIMES = 3.0
 LOGIN_S = 3.0
 OFFERS_S = 0.3
@@ -32,18 +31,11 @@ OFFERS_S = 0.3
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of one process that created `servers` servers and ended them."""
+    """The figures of one process that created servers and ended them."""
 
-    servers: int
-    calls: dict[str, int]
+    call_count: int
     cpu_s: float
-    children_cpu_s: float
     login_s: float
-    ended_s: float
-
-    @property
-    def call_count(self) -> int:
-        return sum(self.calls.values())
 
 
 @contextlib.contextmanager
@@ -69,51 +61,72 @@ def rehearsal(home: Path, boot: str) -> Iterator[dict[str, str]]:
             cloud.terminate()
 
 
-def calls(env: dict[str, str]) -> dict[str, int]:
-    """Return the simulation's API calls so far, by action."""
+def count_calls(env: dict[str, str]) -> int:
+    """Return the number of API calls that the simulation has received."""
     address = f"{env['AWS_ENDPOINT_URL']}/rehearsal/state"
     request = urllib.request.Request(address, method="POST", headers={"X-Labctl-Rehearsal": "1"})
     with urllib.request.urlopen(request, timeout=10) as answer:
-        counted: dict[str, int] = json.load(answer)["calls"]
-    return counted
+        by_action: dict[str, int] = json.load(answer)["calls"]
+    return sum(by_action.values())
 
 
-def measured(servers: int, home: Path, env: dict[str, str]) -> Figures:
+def measure_process(servers: int, home: Path, env: dict[str, str]) -> Figures:
     """Measure one process that creates and ends this many servers."""
-    before = calls(env)
+    before = count_calls(env)
     words = [sys.executable, "-m", "benchmarks.fleet", str(servers), str(home)]
     done = subprocess.run(words, env=env, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         raise NotDoneError(f"{servers} servers: the process exited with {done.returncode}")
-    after = calls(env)
-    said = json.loads(done.stdout)
-    spent = {name: count - before.get(name, 0) for name, count in sorted(after.items())}
-    return Figures(servers=servers, calls={k: v for k, v in spent.items() if v}, **said)
+    return Figures(count_calls(env) - before, **json.loads(done.stdout))
 
 
-def run(home: Path, rounds: int) -> dict[str, Any]:
-    """Write all figures as a JSON object, and print their table."""
+def compare(settings: Settings) -> Generator[Comparison]:
+    """Compare the servers of a fleet with one server; the baseline is the one."""
+    home, many = settings.home / "aws", settings.sizes.fleet
     with rehearsal(home, "sshd") as env:
-        measured(1, home, env)  # images are built, caches filled
-        one = [measured(1, home, env) for _ in range(rounds)]
-        many = [measured(MANY, home, env) for _ in range(max(1, rounds // 3))]
-        listed = [_offers_s(home, env) for _ in range(rounds)]
-    best_one, best_many = min(one, key=_cpu), min(many, key=_cpu)
-    report = {
-        "cpu_ratio": round(_cpu(best_many) / _cpu(best_one), 2),
-        "call_ratio": round(best_many.call_count / best_one.call_count, 2),
-        "login_of_one_s": round(min(f.login_s for f in one), 2),
-        "logins_of_all_s": round(min(f.login_s for f in many), 2),
-        "offers_s": round(min(listed), 3),
-        "one": asdict(best_one),
-        "many": asdict(best_many),
-    }
-    print(_table(report))
-    return report
+        processes = _Processes(home, env)
+
+        def row(name: str, servers: int, figure: Callable[[Figures], float], unit: str) -> Row:
+            return Row(
+                f"{name}, {servers} server{'s' * (servers > 1)}",
+                lambda number: figure(processes.measure(servers, number)),
+                MOST_TIMES if servers > 1 else None,
+                unit=unit,
+                ours=True,
+            )
+
+        rows = [row("own CPU time", servers, _get_cpu_s, "s") for servers in (1, many)]
+        count = [row("API calls", servers, _count_calls, "calls") for servers in (1, many)]
+        for one in count:
+            one.against = count[0].name
+        login, offers = "first login", "labctl offers, warm cache"
+        rows += [
+            *count,
+            Row(login, lambda n: processes.measure(1, n).login_s, limit=LOGIN_S, against=login),
+            Row(offers, lambda n: _offers_s(home, env), limit=OFFERS_S, against=offers),
+        ]
+        yield Comparison(f"{many} simulated servers against one", rows, settings.sizes.few)
 
 
-def _cpu(figures: Figures) -> float:
+class _Processes:
+    """One process per number of servers and round, which gives several rows their figures."""
+
+    def __init__(self, home: Path, env: dict[str, str]) -> None:
+        self.home, self.env = home, env
+        self.known: dict[tuple[int, int], Figures] = {}
+
+    def measure(self, servers: int, number: int) -> Figures:
+        if (servers, number) not in self.known:
+            self.known[servers, number] = measure_process(servers, self.home, self.env)
+        return self.known[servers, number]
+
+
+def _get_cpu_s(figures: Figures) -> float:
     return figures.cpu_s
+
+
+def _count_calls(figures: Figures) -> float:
+    return figures.call_count
 
 
 def _offers_s(home: Path, env: dict[str, str]) -> float:
@@ -123,23 +136,6 @@ def _offers_s(home: Path, env: dict[str, str]) -> float:
     if done.returncode != 0 or not json.loads(done.stdout)["offers"]:
         raise NotDoneError("labctl offers gave none")
     return time.perf_counter() - begun
-
-
-def _table(report: dict[str, Any]) -> str:
-    one, many = report["one"], report["many"]
-    rows = [
-        (f"{MANY} servers / one: own CPU time", report["cpu_ratio"], MOST_TIMES),
-        (f"{MANY} servers / one: API calls", report["call_ratio"], MOST_TIMES),
-        ("up to the first login, s", report["login_of_one_s"], LOGIN_S),
-        ("offers from a warm cache, whole process, s", report["offers_s"], OFFERS_S),
-    ]
-    lines = [f"{name:<46}{value:>8.2f}   target <= {target:g}" for name, value, target in rows]
-    lines.append(
-        f"one: {one['cpu_s']:.2f} s CPU (and {one['children_cpu_s']:.2f} s of its ssh); "
-        f"{MANY}: {many['cpu_s']:.2f} s (and {many['children_cpu_s']:.2f} s), "
-        f"all logged in after {report['logins_of_all_s']:.1f} s"
-    )
-    return "\n".join(["", "aws, simulated", *lines])
 
 
 def _make_and_end(count: int, home: Path) -> dict[str, float]:
@@ -184,13 +180,7 @@ def _make_and_end(count: int, home: Path) -> dict[str, float]:
     if any(server.lab_id.startswith(f"b{run_id}-") for server in first.provider.servers()):
         raise NotDoneError("servers are left")
     own = resource.getrusage(resource.RUSAGE_SELF)
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return {
-        "cpu_s": own.ru_utime + own.ru_stime,
-        "children_cpu_s": children.ru_utime + children.ru_stime,
-        "login_s": logged_in_s,
-        "ended_s": time.perf_counter() - begun,
-    }
+    return {"cpu_s": own.ru_utime + own.ru_stime, "login_s": logged_in_s}
 
 
 class _Yes:

@@ -7,11 +7,12 @@ import http.client
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 
-from benchmarks.boxes import Box, Boxes, docker
-from benchmarks.measure import NotDoneError, Row
+from benchmarks.boxes import Box, Boxes, boxes, docker
+from benchmarks.measure import Comparison, NotDoneError, Row
+from benchmarks.settings import Settings
 from labctl.events import SilentReporter
 from labctl.model import Service
 from labctl.services.port_forward import Forwarding, ForwardSpec, find_free_port, is_answering
@@ -81,22 +82,24 @@ def _wait(name: str, port: int) -> None:
         time.sleep(0.02)
 
 
-def rows(found: dict[str, int], mib: int) -> list[Row]:
-    """Build three groups; the first row of each is ssh with its defaults."""
-
-    def group(
-        title: str, work: Callable[[int], Callable[[int], float]], target: float
-    ) -> list[Row]:
-        return [
-            Row(title, name, work(port), target if name == "labctl forward" else None)
-            for name, port in found.items()
-        ]
-
-    return [
-        *group(f"forward, {mib} MiB", lambda port: _Fetch(port, mib), THROUGHPUT_TARGET),
-        *group("forward, small requests kept alive, p50", _Kept, SMALL_TARGET),
-        *group("forward, small requests on new connections, p99", _Fresh, TAIL_TARGET),
-    ]
+def compare(settings: Settings) -> Generator[Comparison]:
+    """Compare forwards to one HTTP server; the baseline is ssh with its defaults."""
+    mib, rounds = settings.sizes.forward_mib, settings.sizes.rounds
+    kinds: tuple[tuple[str, Callable[[int], Callable[[int], float]], float], ...] = (
+        (f"forward, {mib} MiB", lambda port: _Fetch(port, mib), THROUGHPUT_TARGET),
+        ("forward, small requests kept alive, p50", _Kept, SMALL_TARGET),
+        ("forward, small requests on new connections, p99", _Fresh, TAIL_TARGET),
+    )
+    with (
+        boxes(settings.home / "forward", 1, settings.image) as made,
+        doors(made, made.all[0]) as ports,
+    ):
+        for title, make_work, target in kinds:
+            rows = [
+                Row(name, make_work(port), target if name == "labctl forward" else None)
+                for name, port in ports.items()
+            ]
+            yield Comparison(title, rows, rounds)
 
 
 class _Fetch:

@@ -12,13 +12,15 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.measure import NotDoneError, Row, environment
+from benchmarks.measure import Comparison, NotDoneError, Row, environment
+from benchmarks.report import draw_table, read_rows
 from labctl.servers.agent import MARK, list_program_files
 
 TEMPLATE = Path(__file__).parents[1] / "templates" / "image-classifier"
@@ -182,38 +184,26 @@ def ready(home: Path) -> Iterator[Side]:
                 training.wait()
 
 
-def rows(home: Path, rounds: int) -> list[Row]:
-    """Measured: windows without and with a mirror in turn. The first row is the baseline.
-
-    The second row's name tells the processor time of a pass.
-    """
-
-    def already(number: int) -> None:
-        raise NotDoneError("these rows are measured when they are built")
-
-    alone = Row(GROUP, "alone", already)
-    beside = Row(GROUP, f"a mirror every {EVERY_S:g} s", already, TARGET)
+def compare(home: Path, rounds: int) -> Generator[Comparison]:
+    """Compare windows without and with a mirror in turn; the baseline has none."""
     with ready(home) as side:
-        side.window(True)
-        side.passes, side.busy_s = 0, 0.0
-        for _ in range(rounds):
-            alone.seconds.append(side.window(False))
-            beside.seconds.append(side.window(True))
-        beside.name += f", {side.busy_s / side.passes * 1000:.0f} ms of processor each"
-    return [alone, beside]
+        rows = [
+            Row("alone", lambda number: side.window(False)),
+            Row(f"a mirror every {EVERY_S:g} s", lambda number: side.window(True), TARGET),
+        ]
+        yield Comparison(GROUP, rows, rounds)
+        print(f"{side.busy_s / side.passes * 1000:.0f} ms of processor time per pass")
 
 
 def main() -> int:
     """`python -m benchmarks.mirror [ROUNDS]`"""
-    import tempfile
-
-    from benchmarks.measure import ratio
-
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 4
     with tempfile.TemporaryDirectory(prefix="labctl-bench-") as folder:
-        alone, beside = rows(Path(folder), int(sys.argv[1]) if len(sys.argv) > 1 else 4)
-    for row in (alone, beside):
-        print(f"{row.name}: {1000 / row.median_s:.1f} steps/s", [round(s, 2) for s in row.seconds])
-    print(f"ratio {ratio(beside, alone):.3f}")
+        for comparison in compare(Path(folder), rounds):
+            for number in range(rounds + 1):
+                for row in comparison.rows:
+                    row.take_turn(number, comparison.pause_s)
+            print(draw_table(read_rows("mirror", comparison, complete=True), comparison.title))
     return 0
 
 

@@ -6,18 +6,21 @@ compared is the resident memory of each process after a warm-up and at the end.
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from benchmarks.containers import Ready
-from benchmarks.measure import NotDoneError, environment
+from benchmarks.lab_server import ReadyLab, start_lab
+from benchmarks.measure import Comparison, NotDoneError, Row, environment
+from benchmarks.settings import Settings
 from benchmarks.startup import LABCTL
+from labctl.services.port_forward import find_free_port
 
 RUN = "soak"
 # on the server's loopback, where its own sshd answers
@@ -33,7 +36,7 @@ COMMAND = (
 
 
 @contextmanager
-def _labctl(lab: Ready, out: IO[bytes], *words: str) -> Iterator[subprocess.Popen[bytes]]:
+def _labctl(lab: ReadyLab, out: IO[bytes], *words: str) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
         [LABCTL, *words],
         cwd=lab.root,
@@ -49,53 +52,66 @@ def _labctl(lab: Ready, out: IO[bytes], *words: str) -> Iterator[subprocess.Pope
         process.wait()
 
 
-def run(lab: Ready, lasting_s: float) -> dict[str, Any]:
-    """Return by command: MB after the warm-up and at the end, and the work done by then."""
-    lab.labctl("run", "--detach", "--id", RUN, "--", "sh", "-c", COMMAND)
-    port = _free_port()
-    logs = {name: lab.home / f"{name}.out" for name in ("forward", "logs", "pull")}
-    words = {
-        "forward": ("forward", SSH_PORT, "--port", str(port)),
-        "logs": ("logs", "-f", RUN),
-        "pull": ("pull", "--follow", RUN),
-    }
-    with ExitStack() as stack:
-        begun = {
-            name: stack.enter_context(
-                _labctl(lab, stack.enter_context(path.open("wb")), *words[name])
+def compare(settings: Settings) -> Generator[Comparison]:
+    """Measure how much each command's memory grows between its warm-up and the end."""
+    with start_lab(settings.home / "soak", settings.image) as lab:
+        soak = _Soak(lab, settings.sizes.soak_s)
+        rows = [
+            Row(f"labctl {name}", work, limit=GROWTH_MB, against=f"labctl {name}", unit="MB")
+            for name, work in soak.list_work()
+        ]
+        yield Comparison(f"growth in {soak.lasting_s:.0f} s", rows, rounds=0)
+
+
+class _Soak:
+    """All commands at the same time, once; each row takes the figure of its command."""
+
+    def __init__(self, lab: ReadyLab, lasting_s: float) -> None:
+        self.lab = lab
+        self.lasting_s = lasting_s
+        self.port = find_free_port(0)
+        self.commands = {
+            "forward": ("forward", SSH_PORT, "--port", str(self.port)),
+            "logs -f": ("logs", "-f", RUN),
+            "pull --follow": ("pull", "--follow", RUN),
+        }
+
+    def list_work(self) -> list[tuple[str, Callable[[int], float]]]:
+        def make_work(name: str) -> Callable[[int], float]:
+            return lambda number: self.growth_mb[name]
+
+        return [(name, make_work(name)) for name in self.commands]
+
+    @functools.cached_property
+    def growth_mb(self) -> dict[str, float]:
+        self.lab.labctl("run", "--detach", "--id", RUN, "--", "sh", "-c", COMMAND)
+        log = self.lab.home / "logs.out"
+        with ExitStack() as stack:
+            processes = {}
+            for name, words in self.commands.items():
+                path = log if words[0] == "logs" else self.lab.home / f"{words[0]}.out"
+                out = stack.enter_context(path.open("wb"))
+                processes[name] = stack.enter_context(_labctl(self.lab, out, *words))
+            connections = _watch(processes, self.port, self.lasting_s * WARM_UP_SHARE)
+            early = {name: _rss_mb(process) for name, process in processes.items()}
+            connections += _watch(processes, self.port, self.lasting_s * (1 - WARM_UP_SHARE))
+            late = {name: _rss_mb(process) for name, process in processes.items()}
+        self.lab.labctl("cancel", RUN, "--grace", "1")
+        pulled = [*(self.lab.root / "runs" / RUN).rglob("part-*")]
+        if not (connections and log.stat().st_size and pulled):
+            done = (
+                f"{connections} connections, {log.stat().st_size} bytes of log, {len(pulled)} files"
             )
-            for name, path in logs.items()
-        }
-        greeted = _watched(begun, port, lasting_s * WARM_UP_SHARE)
-        early = {name: _rss_mb(process) for name, process in begun.items()}
-        greeted += _watched(begun, port, lasting_s * (1 - WARM_UP_SHARE))
-        late = {name: _rss_mb(process) for name, process in begun.items()}
-    done = {
-        "forward": f"{greeted} connections",
-        "logs": f"{logs['logs'].stat().st_size / 1e6:.1f} MB of log",
-        "pull": f"{len(_pulled(lab))} files here",
-    }
-    lab.labctl("cancel", RUN, "--grace", "1")
-    if not greeted or not logs["logs"].stat().st_size or not _pulled(lab):
-        raise NotDoneError(f"a command did nothing: {done}")
-    return {
-        name: {
-            "lasting_s": lasting_s,
-            "early_mb": round(early[name], 1),
-            "late_mb": round(late[name], 1),
-            "did": done[name],
-            "flat": late[name] - early[name] <= GROWTH_MB,
-        }
-        for name in begun
-    }
+            raise NotDoneError(f"a command did nothing: {done}")
+        return {name: late[name] - early[name] for name in early}
 
 
-def _watched(begun: dict[str, subprocess.Popen[bytes]], port: int, lasting_s: float) -> int:
+def _watch(processes: dict[str, subprocess.Popen[bytes]], port: int, lasting_s: float) -> int:
     """Open connections through the forward; return how many were answered."""
     greeted = 0
     end = time.monotonic() + lasting_s
     while time.monotonic() < end:
-        for name, process in begun.items():
+        for name, process in processes.items():
             if process.poll() is not None:
                 raise NotDoneError(f"labctl {name} exited with {process.returncode}")
         greeted += _greets(port)
@@ -111,16 +127,6 @@ def _greets(port: int) -> bool:
         return False
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _pulled(lab: Ready) -> list[Path]:
-    return [*(lab.root / "runs" / RUN).rglob("part-*")]
-
-
 def _rss_mb(process: subprocess.Popen[bytes]) -> float:
     """Return the resident memory of the process without its ssh."""
     statm = Path(f"/proc/{process.pid}/statm")
@@ -128,12 +134,3 @@ def _rss_mb(process: subprocess.Popen[bytes]) -> float:
         return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
     words = ("ps", "-o", "rss=", "-p", str(process.pid))
     return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout) / 1000
-
-
-def table(found: dict[str, dict[str, Any]]) -> str:
-    lines = ["\nmemory, MB: after the warm-up, at the end"]
-    for name, one in found.items():
-        flat = "flat" if one["flat"] else "GROWS"
-        figures = f"{one['early_mb']:>7.1f} {one['late_mb']:>7.1f}"
-        lines.append(f"{name:<10}{figures}  {flat}  ({one['lasting_s']:.0f} s, {one['did']})")
-    return "\n".join(lines)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Generator
 from pathlib import Path
 
-from benchmarks.measure import Call, Row
-from benchmarks.peers import Peer
+from benchmarks.measure import Call, Comparison, Row
+from benchmarks.settings import Settings
 from labctl.config import ensure_lab_id, find_paths
 from labctl.model import Endpoint, Offer, Run, Server
 from labctl.state import State
@@ -53,24 +54,25 @@ def _server(number: int, identity: str) -> Server:
     )
 
 
-def rows(home: Path, found: dict[str, Peer]) -> list[Row]:
-    """The first row is the baseline."""
+def compare(settings: Settings) -> Generator[Comparison]:
+    """Compare the time of whole processes; the baseline imports click alone."""
+    home = settings.home / "start-up"
     one = recorded_lab(home / "one", 1)
     many = recorded_lab(home / "many", MANY_SERVERS)
-    found_rows = [
+    rows = [
         _row(BASELINE, one, "1", sys.executable, "-c", "import click; print(1)"),
         _row("labctl --help", one, "forward", LABCTL, "--help", target=1.2),
         _row("labctl --version", one, "version", LABCTL, "--version", target=1.2),
         _row("labctl status", one, "third", LABCTL, "status", target=2.0),
         _row(f"labctl status, {MANY_SERVERS} servers", many, "third", LABCTL, "status", target=2.0),
     ]
-    found_rows[-1].against = found_rows[-2].name
+    rows[-1].against = rows[-2].name
     for package, (program, *words) in HELP.items():
-        if peer := found.get(package):
+        if peer := settings.peers.get(package):
             name = f"{program} {' '.join(words)} ({package} {peer.version})"
-            found_rows.append(_row(name, one, "", peer.program(program), *words))
-    return found_rows
+            rows.append(_row(name, one, "", peer.program(program), *words))
+    yield Comparison("start of a process", rows, settings.sizes.rounds)
 
 
 def _row(name: str, lab: Path, expects: str, *argv: str, target: float | None = None) -> Row:
-    return Row("start-up", name, Call(argv, lab.parent, lab, expects), target)
+    return Row(name, Call(argv, lab.parent, lab, expects), target)

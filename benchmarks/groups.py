@@ -1,0 +1,24 @@
+"""All groups of measurements.
+
+A group is a module with a function that takes the settings and yields comparisons. The runner
+measures each comparison before it asks for the next one, so servers that the function started
+are up until it ends.
+"""
+
+from __future__ import annotations
+
+from benchmarks import control, course, data, fleet, forwards, jobs, soak, startup
+from benchmarks.runner import Group
+
+# The times with --quick are five minutes together.
+GROUPS = {
+    "start-up": Group(startup.compare, 10.0),
+    "control": Group(control.compare_one_server, 25.0),
+    "fan-out": Group(control.compare_all_servers, 30.0),
+    "data": Group(data.compare, 60.0),
+    "forward": Group(forwards.compare, 25.0),
+    "jobs": Group(jobs.compare, 45.0),
+    "aws": Group(fleet.compare, 35.0),
+    "course": Group(course.compare, 35.0),
+    "soak": Group(soak.compare, 35.0),
+}
