@@ -158,7 +158,7 @@ def _print_decisions(watch: WatchRecord | None) -> None:
 def _print_runs(runs: list[Run], server: Server | None, now: float, ended: dict[str, str]) -> None:
     def make_row(run: Run) -> tuple[str, ...]:
         if run.has_ended or (server is not None and run.server_id == server.id):
-            result = run.told or shlex.join(run.command)
+            result = run.summary or shlex.join(run.command)
             return run.id, run.state, _steps_text(run), _elapsed_text(run, now), result
         elapsed = _elapsed_text(run, run.seen_at or now)
         why = ended.get(run.server_id)
@@ -223,7 +223,7 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
         click.echo(f"\n{text}", err=True)
         ctx.exit(130)
     if shown.has_ended:
-        click.echo(f"run {shown.id}: {clean(shown.told)}", err=True)
+        click.echo(f"run {shown.id}: {clean(shown.summary)}", err=True)
 
 
 def _find_server_for_logs(lab: Lab, run: str) -> Server | None:
