@@ -281,9 +281,9 @@ class Run(Value, frozen=True):
     """One command in one container on a server, in its last known state.
 
     `exit_code` is None while it runs, or if it can no longer be found out (mostly state "lost").
-    `told` is a text for users: how the run ended (exit, out of memory with limit and peak, signal,
-    reboot), or what is wrong while it runs. `gpu_lost_at` is when its container was first seen
-    without access to its GPUs, in Unix seconds by the server's clock.
+    `summary` is a text for users: how the run ended (exit, out of memory with limit and peak,
+    signal, reboot), or what is wrong while it runs. `gpu_lost_at` is when its container was first
+    seen without access to its GPUs, in Unix seconds by the server's clock.
     `stopped_by` names the limit that ended a "lost" run: "ttl", "budget" or "GPU lease"; else "".
     `oom_limit_bytes` is the memory limit at which it was killed: 0 for the server's own memory. It
     is missing in JSON if the run was not, and in records of earlier versions.
@@ -298,7 +298,7 @@ class Run(Value, frozen=True):
     command: tuple[str, ...] = ()
     image: str = ""
     exit_code: int | None = None
-    told: str = ""
+    summary: str = msgspec.field(default="", name="told")
     created_at: float = 0.0
     started_at: float | None = None
     ended_at: float | None = None

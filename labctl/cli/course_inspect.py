@@ -125,7 +125,7 @@ def _activity_text(seat: SeatStatus) -> str:
         steps = "" if step is None else f" step {step:.0f}" + (f"/{total:.0f}" if total else "")
         return f"{run.id} {run.state}{steps}"
     idle = f"idle {duration_text(seat.idle_s)}" if seat.idle_s else ""
-    last = f"{run.id} {run.told or run.state}" if run is not None else ""
+    last = f"{run.id} {run.summary or run.state}" if run is not None else ""
     return "; ".join(filter(None, [idle, last])) or "-"
 
 
@@ -240,7 +240,7 @@ def logs_command(ctx: click.Context, name: str, run: str, follow: bool, tail: in
         click.echo(f"\nrun {latest.id} is still running", err=True)
         ctx.exit(130)
     if shown.has_ended:
-        click.echo(f"run {shown.id}: {clean(shown.told)}", err=True)
+        click.echo(f"run {shown.id}: {clean(shown.summary)}", err=True)
 
 
 def make_safe_log_writer() -> Callable[[bytes], None]:

@@ -121,7 +121,7 @@ def _describe_state(run: Run) -> str:
         end = run.ended_at or run.seen_at
         elapsed = duration_text(end - run.started_at) if end > run.started_at else ""
     if run.has_ended:
-        return f"{run.told or run.state}{f' after {elapsed}' if elapsed else ''}"
+        return f"{run.summary or run.state}{f' after {elapsed}' if elapsed else ''}"
     return f"{run.state}{f' for {elapsed}' if elapsed else ''}"
 
 
@@ -129,7 +129,7 @@ def _print_finding(finding: Finding) -> None:
     _print_headline(finding)
     _print_wrapped(finding.why, indent=INDENT, first=INDENT)
     for number, evidence in enumerate(finding.evidence):
-        text = f"{evidence.said} [{evidence.of}]"
+        text = f"{evidence.text} [{evidence.source}]"
         _print_labeled("seen" if number == 0 else "", text)
     if finding.level != "good":
         _print_labeled("next", finding.next, bold=True)

@@ -16,7 +16,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "up": ("setup", EVERYDAY, "Start the lab's server, or use the one that it has."),
     "run": ("runs", EVERYDAY, "Run a command in a container on the server."),
     "status": ("status", EVERYDAY, "Show the server, its runs, time limits and cost."),
-    "forward": ("status", EVERYDAY, "Open TensorBoard, Jupyter or any port on localhost."),
+    "forward": ("forward", EVERYDAY, "Open TensorBoard, Jupyter or any port on localhost."),
     "pull": ("results", EVERYDAY, "Download checkpoints and logs, and verify them."),
     "down": ("billing", EVERYDAY, "Download new results, then remove the server."),
     "doctor": ("setup", "Start", "Check this machine, the provider and the server."),

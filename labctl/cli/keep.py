@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 @click.option("--list", "list_", is_flag=True, help="List the labs that the keeper watches.")
 @click.option("--drop", metavar="LAB", help="Stop watching LAB; its server keeps running.")
 @json_option
-@click.option("--hello", metavar="WARD", hidden=True)
+@click.option("--hello", metavar="LAB", hidden=True)
 @click.option("--add", is_flag=True, hidden=True)
-@click.option("--told", "describe", metavar="WARD", hidden=True)
-@click.option("--give", nargs=2, metavar="WARD RUN", hidden=True)
-@click.option("--attend", metavar="WARD", hidden=True)
+@click.option("--describe", "--told", "describe", metavar="LAB", hidden=True)
+@click.option("--give", nargs=2, metavar="LAB RUN", hidden=True)
+@click.option("--attend", metavar="LAB", hidden=True)
 @click.pass_context
 def keep_command(
     ctx: click.Context,

@@ -178,7 +178,7 @@ def _finish(ctx: click.Context, run: Run, detach: bool, json_: bool) -> None:
     if json_:
         print_json({"run": run})
     elif run.has_ended:
-        click.echo(f"run {run.id}: {clean(run.told)}", err=True)
+        click.echo(f"run {run.id}: {clean(run.summary)}", err=True)
         if run.stopped_by:
             click.echo(f"labctl up && labctl run --recover --id {run.id}    resume it", err=True)
         elif run.exit_code:
@@ -264,7 +264,9 @@ def exec_command(ctx: click.Context, run_id: str, command: tuple[str, ...]) -> N
     runs.refresh(lab.context, lab.context.get_server())
     run = runs.find_run(lab.context, run.id)
     if run.has_ended:
-        raise NotFoundError(f"run {run.id} has ended", why=run.told, hint="labctl run -it -- bash")
+        raise NotFoundError(
+            f"run {run.id} has ended", why=run.summary, hint="labctl run -it -- bash"
+        )
     tty = sys.stdin.isatty() and sys.stdout.isatty()
     flags = ("-it",) if tty else ("-i",)
     inner = ("sh", "/lab/run/.labctl/entry.sh", *command)
@@ -329,6 +331,6 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
     if json_:
         print_json({"run": ended_run, "already": had_ended})
     elif had_ended:
-        click.echo(f"Run {ended_run.id} had already ended: {clean(ended_run.told)}")
+        click.echo(f"Run {ended_run.id} had already ended: {clean(ended_run.summary)}")
     else:
-        click.echo(f"run {ended_run.id}: {clean(ended_run.told)}")
+        click.echo(f"run {ended_run.id}: {clean(ended_run.summary)}")

@@ -1,8 +1,7 @@
-"""The commands status, logs and forward."""
+"""The commands status and logs."""
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import time
 from typing import TYPE_CHECKING, Any
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labctl.cli.exit_codes import clean
-from labctl.cli.options import FOLLOW, TAIL, json_option, open_lab, yes_option
+from labctl.cli.options import FOLLOW, TAIL, json_option, open_lab
 from labctl.cli.screen import age_text, print_json, print_table
-from labctl.errors import BusyError, NotFoundError, ProviderError, UsageError
+from labctl.errors import BusyError, NotFoundError, ProviderError
 from labctl.text import bytes_text, dollars_text, duration_text, price_text
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ def _print_decisions(watch: WatchRecord | None) -> None:
 def _print_runs(runs: list[Run], server: Server | None, now: float, ended: dict[str, str]) -> None:
     def make_row(run: Run) -> tuple[str, ...]:
         if run.has_ended or (server is not None and run.server_id == server.id):
-            result = run.told or shlex.join(run.command)
+            result = run.summary or shlex.join(run.command)
             return run.id, run.state, _steps_text(run), _elapsed_text(run, now), result
         elapsed = _elapsed_text(run, run.seen_at or now)
         why = ended.get(run.server_id)
@@ -223,7 +222,7 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
         click.echo(f"\n{text}", err=True)
         ctx.exit(130)
     if shown.has_ended:
-        click.echo(f"run {shown.id}: {clean(shown.told)}", err=True)
+        click.echo(f"run {shown.id}: {clean(shown.summary)}", err=True)
 
 
 def _find_server_for_logs(lab: Lab, run: str) -> Server | None:
@@ -246,91 +245,3 @@ def _find_server_for_logs(lab: Lab, run: str) -> Server | None:
 
 def _last_lines(text: bytes, count: int) -> bytes:
     return b"".join(text.splitlines(keepends=True)[-count:]) if count else text
-
-
-@click.command("forward")
-@click.argument("services", nargs=-1)
-@click.option("--port", default=0, help="Use this local port; only with a single service.")
-@click.option("--detach", "-d", is_flag=True, help="Keep the forward open in the background.")
-@click.option("--open", "open_", is_flag=True, help="Open the service in the browser.")
-@click.option("--list", "list_", is_flag=True, help="List the background forwards of all labs.")
-@click.option(
-    "--stop",
-    is_flag=True,
-    help="Stop the named background forwards (default: those of all labs).",
-)
-@yes_option
-@json_option
-@click.pass_context
-def forward_command(
-    ctx: click.Context,
-    services: tuple[str, ...],
-    port: int,
-    detach: bool,
-    open_: bool,
-    list_: bool,
-    stop: bool,
-    yes: bool,
-    json_: bool,
-) -> None:
-    """Forward a local port to each of SERVICES on the server.
-
-    A service is tensorboard, jupyter, a service from lab.yaml, or a port of the server. labctl
-    starts the service if it does not run.
-
-    \b
-    labctl forward tensorboard jupyter
-    labctl forward 8000 --detach
-    labctl forward --list
-    """
-    lab = open_lab(ctx, yes=yes, quiet=json_)
-    if list_ or stop:
-        _list_or_stop_forwards(lab, services, stop, json_)
-        return
-    if not services:
-        raise UsageError("no service was named", hint="labctl forward tensorboard jupyter")
-    if port and len(services) > 1:
-        raise UsageError(
-            "--port can be used with a single service only", hint=f"labctl forward {services[0]}"
-        )
-    if detach:
-        from labctl.services.lab_services import forward_detached
-
-        detached = [forward_detached(lab.context, name, port) for name in services]
-        _print_urls([(forward.service, forward.url) for forward in detached], open_, json_)
-    else:
-        with contextlib.ExitStack() as stack:
-            forwards = [stack.enter_context(lab.forward(name, port=port)) for name in services]
-            _print_urls([(one.service.name, one.url) for one in forwards], open_, json_)
-            click.echo("Press Ctrl-C to close; --detach keeps forwards open", err=True)
-            with contextlib.suppress(KeyboardInterrupt):
-                for forward in forwards:
-                    forward.wait()
-
-
-def _list_or_stop_forwards(lab: Lab, services: tuple[str, ...], stop: bool, json_: bool) -> None:
-    """List the background forwards, or stop the named ones (all without names)."""
-    from labctl.services.background_forwards import list_forwards, stop_forward
-
-    state = lab.context.state
-    if stop:
-        forwards = [one for name in services or ("all",) for one in stop_forward(state, name)]
-    else:
-        forwards = list_forwards(state)
-    if json_:
-        print_json({"forwards": forwards})
-    elif forwards:
-        rows = [(one.id, one.service, "stopped" if stop else one.url) for one in forwards]
-        print_table(rows, ("ID", "SERVICE", "URL"))
-    else:
-        click.echo("No background forwards.", err=True)
-
-
-def _print_urls(urls: list[tuple[str, str]], open_: bool, json_: bool) -> None:
-    if json_:
-        print_json({"forwards": [{"service": name, "url": url} for name, url in urls]})
-    for name, url in urls:
-        if not json_:
-            click.echo(f"{name}: {url}")
-        if open_:
-            click.launch(url)

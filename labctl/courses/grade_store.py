@@ -68,9 +68,9 @@ class GradeStore:
         return not _is_written_for(data, record)
 
     def store_grade(
-        self, record: GradeRecord, *, fresh: bool, said: str | None = None
+        self, record: GradeRecord, *, fresh: bool, output: str | None = None
     ) -> tuple[str, ...]:
-        """Store a grade for its seat and each student of it; `said` None keeps the stored output.
+        """Store a grade for its seat and each student of it; `output` None keeps the stored output.
 
         Released feedback does not change. Returns the owners whose results.json was left alone
         because somebody had edited it.
@@ -79,8 +79,8 @@ class GradeStore:
         for owner in list_owners(record):
             place = self.grade_directory(owner)
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if said is not None:
-                write_private(place / OUTPUT, said.encode("utf-8", "replace"))
+            if output is not None:
+                write_private(place / OUTPUT, output.encode("utf-8", "replace"))
             if owner not in corrected:
                 _write_results(place, record)
         self.replace_record(record)

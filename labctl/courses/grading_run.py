@@ -300,7 +300,7 @@ class _Batch:
             self.empty_record(job, outcome, reason=reason),
             raw=raw,
             comparison=compare_evaluation(evaluation, raw, self.config.tolerance),
-            said=bool(predict.said),
+            has_output=bool(predict.said),
             image=image,
         )
         return self.with_lateness(record, job.handed)
@@ -320,7 +320,7 @@ class _Batch:
             points=self.rules.points,
             late_s=handed.late_s,
             penalty=handed.penalty,
-            told=reason,
+            message=reason,
             at=time.time(),
         )
 
@@ -337,13 +337,13 @@ class _Batch:
     def store_grade(
         self, handed: SeatSubmission, record: GradeRecord, *, fresh: bool, output: str | None = None
     ) -> None:
-        corrected = self.grade_store.store_grade(record, fresh=fresh, said=output)
+        corrected = self.grade_store.store_grade(record, fresh=fresh, output=output)
         graded = SeatGrade(
             seat=handed.seat,
             state=record.outcome,
             record=record,
             fresh=fresh,
-            why=record.told,
+            why=record.message,
             corrected=corrected,
         )
         self.done[handed.seat] = graded

@@ -198,7 +198,7 @@ def _load_profile(
     except NotFoundError as error:
         if run.exit_code:
             raise LabError(
-                f"the command failed before it could be profiled: {run.told}",
+                f"the command failed before it could be profiled: {run.summary}",
                 why=output,
                 hint=f"labctl explain {run.id}",
             ) from None

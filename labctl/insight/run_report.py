@@ -263,7 +263,7 @@ def _read_reclaims(context: LabContext, run: Run) -> tuple[LostServer, ...] | No
     return tuple(
         LostServer(
             at=float(line.detail.get("at") or line.at),
-            told=str(line.detail.get("told") or ""),
+            reason=str(line.detail.get("told") or ""),
             last_step=line.detail.get("last_step"),
             from_step=line.detail.get("step"),
             took_s=line.detail.get("took_s"),

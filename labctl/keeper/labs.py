@@ -263,7 +263,7 @@ def _open_runs(context: LabContext, kept_lab: KeptLab) -> list[str]:
 
 def _describe_states(context: LabContext, kept_lab: KeptLab) -> dict[str, str]:
     return {
-        run.id: run.told or f"{run.state} on {run.server_id}"
+        run.id: run.summary or f"{run.state} on {run.server_id}"
         for run in _recorded_runs(context, kept_lab)
     }
 

@@ -162,7 +162,7 @@ def _save(context: LabContext, server: Server, running: list[str]) -> tuple[int,
     try:
         for run_id in running:
             run, _ = runs.cancel(context, server, run_id, GRACE_S)
-            context.reporter.emit(Note(text=f"{run.id}: {run.told}"))
+            context.reporter.emit(Note(text=f"{run.id}: {run.summary}"))
         # A file that a notebook saves after the pull would be lost with the server.
         _stop_services(context, server)
         pulled = outputs.pull(context, server, [], everything=True)

@@ -141,7 +141,7 @@ def _make_parcel(
     config, state = context.config, context.state
     secrets = read_secret_values(context.paths, context.lab_id, config, copy_environment())
     run = state.get_run(context.lab_id, run_id)
-    ward = KeptLab(
+    kept_lab = KeptLab(
         lab=config.name,
         lab_id=context.lab_id,
         by=f"{context.owner or getpass.getuser()}@{socket.gethostname()}",
@@ -155,7 +155,7 @@ def _make_parcel(
     )
     return LabExport(
         version=labctl_version(),
-        ward=ward,
+        kept_lab=kept_lab,
         server=server,
         runs=(run,) if run else (),
         ledger=tuple(ledgers.list_lines(state, context.lab_id)),

@@ -52,11 +52,13 @@ def describe_keeper(paths: Paths, name: str, running: bool) -> KeeperInfo:
     )
 
 
-def _is_unchanged(root: Path, ward: KeptLab, path: str) -> bool:
+def _is_unchanged(root: Path, kept_lab: KeptLab, path: str) -> bool:
     """Whether a file is as it was imported. Only the keeper writes there, so its size is enough."""
     local = root / path
     return (
-        local.is_file() and not local.is_symlink() and local.stat().st_size == ward.files[path][0]
+        local.is_file()
+        and not local.is_symlink()
+        and local.stat().st_size == kept_lab.files[path][0]
     )
 
 
@@ -83,7 +85,7 @@ def import_lab(
         (staging / ".labctl").mkdir(parents=True, mode=0o700)
         try:
             arrived = unpacking.extract_files(staging)
-            lab = _complete(paths, name, staging, parcel.ward, arrived)
+            lab = _complete(paths, name, staging, parcel.kept_lab, arrived)
             context = kept_labs.make_context(lab, paths, state, reporter, environ, root=staging)
             server = _test_access(context, parcel, staging)
             (staging / "lab-key").unlink(missing_ok=True)
@@ -103,25 +105,27 @@ def _check(parcel: LabExport) -> str:
             hint=f"pipx install --force labctl=={parcel.version}",
         )
     try:
-        return parcel.ward.name
+        return parcel.kept_lab.name
     except ValueError as error:
         raise UsageError(str(error)) from None
 
 
-def _complete(paths: Paths, name: str, staging: Path, ward: KeptLab, arrived: set[str]) -> KeptLab:
+def _complete(
+    paths: Paths, name: str, staging: Path, kept_lab: KeptLab, arrived: set[str]
+) -> KeptLab:
     """Add the files that were already here to the staged lab; its record names the runs of both."""
     root = kept_labs.lab_directory(paths, name)
-    for path in ward.files.keys() - arrived:
-        if not _is_unchanged(root, ward, path):
+    for path in kept_lab.files.keys() - arrived:
+        if not _is_unchanged(root, kept_lab, path):
             raise BusyError(
                 f"{path} is missing from the export",
                 why="the copy on this machine changed or disappeared meanwhile",
             )
         _link(root / path, staging / path)
-    runs = ward.runs
+    runs = kept_lab.runs
     if root.is_dir():
-        runs = tuple(dict.fromkeys([*kept_labs.find_kept_lab(paths, name).runs, *ward.runs]))
-    merged = msgspec.structs.replace(ward, runs=runs)
+        runs = tuple(dict.fromkeys([*kept_labs.find_kept_lab(paths, name).runs, *kept_lab.runs]))
+    merged = msgspec.structs.replace(kept_lab, runs=runs)
     (staging / kept_labs.RECORD).write_bytes(msgspec.json.encode(merged))
     return merged
 

@@ -38,14 +38,14 @@ def labctl_version() -> str:
 
 
 class LabExport(Value, frozen=True):
-    """An exported lab. `ward.files` names all its files, also those that the archive leaves out.
+    """An exported lab. `kept_lab.files` also names the files that the archive leaves out.
 
     `key` is the private key for its servers, "" if labctl has none. `runs` and `ledger` are what
     the laptop knows.
     """
 
     version: str
-    ward: KeptLab
+    kept_lab: KeptLab = msgspec.field(name="ward")
     server: Server
     runs: tuple[Run, ...] = ()
     ledger: tuple[LedgerLine, ...] = ()
@@ -59,7 +59,7 @@ def write_export(stream: BinaryIO, parcel: LabExport, files: Mapping[str, Path])
         head = msgspec.json.encode(parcel)
         archive.addfile(_member(HEAD, len(head)), io.BytesIO(head))
         for path, local in files.items():
-            size, _ = parcel.ward.files[path]
+            size, _ = parcel.kept_lab.files[path]
             with local.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < size:
                     raise _make_changed_error(path)
@@ -102,7 +102,7 @@ class LabExportReader:
 
         PolicyError for a path outside of it, TransferError for content other than announced.
         """
-        announced = self.parcel.ward.files
+        announced = self.parcel.kept_lab.files
         written: set[str] = set()
         try:
             while (member := self._archive.next()) is not None:

@@ -181,7 +181,9 @@ def _find_active_run(context: LabContext, run_id: str) -> Run:
         run = runs.find_run(context, run_id)
         if run.state == "running":
             return run
-        raise NotFoundError(f"run {run_id} is not active", why=run.told, hint="labctl run --detach")
+        raise NotFoundError(
+            f"run {run_id} is not active", why=run.summary, hint="labctl run --detach"
+        )
     server_id = context.get_server().id
     all_runs = context.state.list_runs(context.lab_id)
     live = [run for run in all_runs if run.state == "running" and run.server_id == server_id]

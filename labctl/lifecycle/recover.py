@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+import msgspec
+
 from labctl.errors import (
     BusyError,
     CapacityError,
@@ -62,7 +64,7 @@ class EndedError(PolicyError):
     def __init__(self, run: Run) -> None:
         super().__init__(
             f"run {run.id} ended by itself and is not recovered",
-            why=run.told,
+            why=run.summary,
             hint=f"labctl logs {run.id}",
         )
         self.run = run
@@ -82,7 +84,7 @@ class Recovery(Value, frozen=True):
     took_s: float
     files: int = 0
     log_offset: int = 0
-    told: str = ""
+    reason: str = msgspec.field(default="", name="told")
 
 
 def follow(
@@ -124,7 +126,7 @@ def _follow_attempts(
         else:
             if run.state != "lost" or run.stopped_by:
                 return run
-            reason = run.told
+            reason = run.summary
         require_not_removed(context, server)
         context.reporter.emit(Note(text=f"{run_id}: {reason}", level="warning"))
         try:
@@ -206,7 +208,7 @@ def check_and_recover(
         known = _refresh_run(context, server, run_id)
         if known.state != "lost" or known.stopped_by:
             return known
-        reason = known.told
+        reason = known.summary
     except ServerGoneError as error:
         reason = error.what
     except ConnectError:
@@ -288,7 +290,7 @@ def recover(
             took_s=time.monotonic() - started_s,
             files=files,
             log_offset=reply.offset,
-            told=reason,
+            reason=reason,
         )
         context.reporter.emit(Step(name=f"resuming {run_id}", done=True, detail=server.id))
         if not reply.found:
@@ -299,7 +301,7 @@ def recover(
 def _record(context: LabContext, recovery: Recovery) -> None:
     """Write the recovery to the ledger."""
     detail = {
-        "told": recovery.told,
+        "told": recovery.reason,
         "took_s": recovery.took_s,
         "last_step": recovery.last_step,
         "step": recovery.from_step,

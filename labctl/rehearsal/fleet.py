@@ -86,7 +86,7 @@ class Fleet:
         machines: Machines | None,
         scenario: Callable[[], Scenario],
         metadata: Callable[[InstanceRecord], imds.MetadataLookup],
-        said: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         self.records: dict[str, InstanceRecord] = {}
         self._backend = backend
@@ -94,7 +94,7 @@ class Fleet:
         self._machines = machines
         self._scenario = scenario
         self._metadata = metadata
-        self._report = said
+        self._report = notify
         self._closed = False
         self._nowhere = ipaddress.IPv4Network(NOWHERE).hosts()
         # Called with each instance that has started.

@@ -60,7 +60,7 @@ class Rehearsal:
     """A rehearsal: `with Rehearsal(Scenario(boot="none")) as rehearsal:`.
 
     Export `rehearsal.environment` to use it. `building` has the sources of the machines' image (by
-    default labctl's own directory and LABCTL_BASE_IMAGE). `port` 0 is any free port. `said` is
+    default labctl's own directory and LABCTL_BASE_IMAGE). `port` 0 is any free port. `notify` is
     called with every change of an instance. Everything listens on the loopback or on Unix sockets
     in a directory of its own.
     """
@@ -70,11 +70,11 @@ class Rehearsal:
         scenario: Scenario | None = None,
         building: Building | None = None,
         port: int = 0,
-        said: Callable[[str], None] = lambda text: None,
+        notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.scenario = scenario or Scenario()
         self._building = building or default_building()
-        self._said = said
+        self._notify = notify
         self._port = port
         self._servers: list[BaseWSGIServer] = []
         self._machines: Machines | None = None
@@ -198,7 +198,7 @@ class Rehearsal:
             self._machines,
             lambda: self.scenario,
             lambda record: build_metadata(record, self.backend),
-            self._said,
+            self._notify,
         )
         self._reclaims = SpotReclaims(self.backend, self._clock, self.fleet, lambda: self.scenario)
         self.fleet.running = self._reclaims.plan_reclaims

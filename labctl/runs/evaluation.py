@@ -26,14 +26,14 @@ _PICTURE = re.compile(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/]+={0,2}")
 
 
 class Mistake(Value, frozen=True):
-    """An item that was classified wrongly as `said`, with this `probability`.
+    """An item that was classified wrongly as `predicted`, with this `probability`.
 
     `picture` is a data URI (PNG or JPEG), a path below the run's directory, or "".
     """
 
     item: str
     truth: str
-    said: str
+    predicted: str = msgspec.field(name="said")
     probability: float
     picture: str = ""
 
@@ -69,11 +69,14 @@ class Evaluation(Value, frozen=True):
 
 
 class ClassMetrics(Value, frozen=True):
-    """One class: `items` belong to it, `said` were predicted. A share of zero items is None."""
+    """One class: `items` belong to it, `predicted` were predicted as it.
+
+    A share of zero items is None.
+    """
 
     name: str
     items: int
-    said: int
+    predicted: int = msgspec.field(name="said")
     correct: int
     precision: float | None
     recall: float | None
@@ -131,16 +134,16 @@ def compute_class_metrics(evaluation: Evaluation) -> tuple[ClassMetrics, ...]:
     )
 
 
-def _figures(name: str, items: int, said: int, correct: int) -> ClassMetrics:
+def _figures(name: str, items: int, predicted: int, correct: int) -> ClassMetrics:
     return ClassMetrics(
         name=name,
         items=items,
-        said=said,
+        predicted=predicted,
         correct=correct,
-        precision=correct / said if said else None,
+        precision=correct / predicted if predicted else None,
         recall=correct / items if items else None,
         # The harmonic mean of the two, written so that a class without hits gets 0, not 0 / 0.
-        f1=2 * correct / (items + said) if items + said else None,
+        f1=2 * correct / (items + predicted) if items + predicted else None,
     )
 
 
@@ -168,7 +171,7 @@ def _find_problem(evaluation: Evaluation) -> str:
 
 
 def _find_mistake_problem(mistake: Mistake, evaluation: Evaluation) -> str:
-    if not {mistake.truth, mistake.said} <= set(evaluation.classes):
+    if not {mistake.truth, mistake.predicted} <= set(evaluation.classes):
         return f"worst: {mistake.item!r} names an unknown class"
     if not 0 <= mistake.probability <= 1:
         return f"worst: {mistake.item!r} has a probability of {mistake.probability:g}"

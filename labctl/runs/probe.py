@@ -195,7 +195,7 @@ class _ProbeMonitor:
     def _require_success(self) -> None:
         if self.run.exit_code != 0:
             raise LabError(
-                f"the probe failed: {self.run.told}",
+                f"the probe failed: {self.run.summary}",
                 hint=f"labctl logs {self.run.id}",
             )
 

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -124,28 +124,43 @@ def list_forwards(record: State, server_id: str | None = None) -> list[Forward]:
     return living
 
 
-def stop_forward(record: State, which: str, server_id: str | None = None) -> list[Forward]:
-    """Stop the background forwards with this id or service name, or "all"; return them.
+def find_forwards(
+    record: State, names: Sequence[str] = (), server_ids: Collection[str] | None = None
+) -> list[Forward]:
+    """Find running background forwards: those with these ids or service names, without names all.
 
-    NotFoundError if none has that name. Touches no other process.
+    With `server_ids`, only forwards to these servers; an id is unique and finds any forward.
+    NotFoundError if a name finds none.
     """
-    matches = [
-        forward
-        for forward in list_forwards(record, server_id)
-        if which in ("all", forward.id, forward.service)
-    ]
-    if not matches and which != "all":
-        raise NotFoundError(f"there is no forward {which}", hint="labctl forward --list")
-    for forward in matches:
-        for number, patience_s in ((signal.SIGTERM, 8.0), (signal.SIGKILL, 2.0)):
-            deadline = time.monotonic() + patience_s
-            with contextlib.suppress(ProcessLookupError):
-                if is_ours(forward):
-                    os.kill(forward.pid, number)
-            while is_ours(forward) and time.monotonic() < deadline:
-                time.sleep(0.05)
-        record.drop_forward(forward.id)
-    return matches
+    living = list_forwards(record)
+    ours = [one for one in living if server_ids is None or one.server_id in server_ids]
+    if not names:
+        return ours
+    chosen: dict[str, Forward] = {}
+    for name in names:
+        matches = [one for one in ours if one.service == name]
+        matches = matches or [one for one in living if one.id == name]
+        if not matches:
+            is_elsewhere = any(one.service == name for one in living)
+            raise NotFoundError(
+                f"there is no forward {name}",
+                why="only other labs have one" if is_elsewhere else "",
+                hint="labctl forward --list",
+            )
+        chosen |= {one.id: one for one in matches}
+    return list(chosen.values())
+
+
+def stop_forward(record: State, forward: Forward) -> None:
+    """End the process that holds a background forward, and its record. Touches no other process."""
+    for number, patience_s in ((signal.SIGTERM, 8.0), (signal.SIGKILL, 2.0)):
+        deadline = time.monotonic() + patience_s
+        with contextlib.suppress(ProcessLookupError):
+            if is_ours(forward):
+                os.kill(forward.pid, number)
+        while is_ours(forward) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    record.drop_forward(forward.id)
 
 
 def is_ours(forward: Forward) -> bool:

@@ -149,4 +149,4 @@ def remove_containers(context: LabContext, server: Server) -> None:
 def stop_forwards(context: LabContext, server: Server) -> None:
     """Stop all background forwards to a server that is about to be removed."""
     for background in list_forwards(context.state, server.id):
-        stop_forward(context.state, background.id, server.id)
+        stop_forward(context.state, background)

@@ -126,7 +126,7 @@ def forward_detached(
     for old in list_forwards(context.state, server.id):
         # This one leads to the service's port before its restart.
         if old.service == service.name and old.remote_port != service.port:
-            stop_forward(context.state, old.id, server.id)
+            stop_forward(context.state, old)
     later = wanted._replace(replace=False)
     port = port or wanted.port or PORT
     return lab_services.detach_forward(context, server, service, later, port)
@@ -137,7 +137,7 @@ def stop(context: LabContext, server: Server) -> list[str]:
     remote = context.open_agent(server)
     for background in list_forwards(context.state, server.id):
         if _is_ours(background.service):
-            stop_forward(context.state, background.id, server.id)
+            stop_forward(context.state, background)
     stopped: list[str] = []
     for service in list_services(remote, context.config.name, context.lab_id):
         if _is_ours(service.name):

@@ -202,7 +202,7 @@ def _note_doubts(run: Run, sources: list[BundleSource], notes: list[str]) -> Non
     if not run.has_ended:
         notes.append(f"run {run.id} has not ended (last known): labctl pull --follow")
     elif run.exit_code:
-        notes.append(f"run {run.id} ended with {run.exit_code}: {run.told}")
+        notes.append(f"run {run.id} ended with {run.exit_code}: {run.summary}")
     changed = [
         source.file.path.removeprefix("code/")
         for source in sources

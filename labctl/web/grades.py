@@ -117,7 +117,7 @@ def _read_grade(file: Path, size: int, assignment: str, points: float) -> GradeV
 
 
 def _convert_record(record: GradeRecord) -> GradeView:
-    feedback = record.told or (record.raw.output if record.raw else "")
+    feedback = record.message or (record.raw.output if record.raw else "")
     return GradeView(
         assignment=record.assignment,
         number=record.number,

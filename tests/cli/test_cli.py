@@ -155,7 +155,7 @@ def kept(home: Path, **more: Any) -> Server:
     lab.context.state.save_server(server)
     run = Run(
         id="night", lab_id=lab.id, server_id="box-1", state="exited", exit_code=1,
-        command=("python", "train.py"), told="failed \x1b]0;title\x07 \u202eexe",
+        command=("python", "train.py"), summary="failed \x1b]0;title\x07 \u202eexe",
         started_at=time.time() - 60, ended_at=time.time(), created_at=time.time() - 61, **more,
     )  # fmt: skip
     lab.context.state.save_run(run)

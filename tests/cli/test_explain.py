@@ -30,7 +30,7 @@ def logs(home: Path) -> Path:
         server_id="gone",
         state="exited",
         exit_code=1,
-        told="failed with exit code 1",
+        summary="failed with exit code 1",
         command=("python", "train.py", "--lr", "0.1"),
         started_at=1000.0,
         ended_at=1240.0,

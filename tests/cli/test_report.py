@@ -35,7 +35,7 @@ def pulled(home: Path) -> Path:
         command=("python", "train.py"),
         started_at=BEGAN,
         ended_at=BEGAN + 60,
-        told="done",
+        summary="done",
         exit_code=0,
         created_at=BEGAN,
     )

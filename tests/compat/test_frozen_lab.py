@@ -138,7 +138,7 @@ def lab(student: Student) -> Lab:
 def test_runs_are_what_they_were_and_the_one_that_lives_lives(lab: Lab, student: Student) -> None:
     said = lab.status(refresh=True)
     assert said["reachable"] is True
-    told = {one.id: (one.state, one.exit_code, one.told) for one in said["runs"]}
+    told = {one.id: (one.state, one.exit_code, one.summary) for one in said["runs"]}
     assert told == {
         "first": ("exited", 0, "done"),
         "failed": ("exited", 3, "failed with exit code 3"),
@@ -153,7 +153,7 @@ def test_a_run_whose_container_is_gone_is_lost(lab: Lab, engine: EngineSocket) -
     engine.answers = lambda method, path, body: None
     runs_ = {one.id: one for one in lab.status(refresh=True)["runs"]}
     assert runs_["night"].state == "lost"
-    assert runs_["night"].told.startswith("lost: ")
+    assert runs_["night"].summary.startswith("lost: ")
     assert runs_["stopped"].state == "cancelled"
 
 

@@ -24,6 +24,7 @@ from labctl.errors import ConnectError, HostKeyError
 from labctl.model import Forward, Service
 from labctl.services.background_forwards import (
     BackgroundForwardSpec,
+    find_forwards,
     list_forwards,
     start_background_forward,
     stop_forward,
@@ -187,7 +188,8 @@ def test_a_changed_host_key_ends_it(
 def state(tmp_path: Path) -> Iterator[State]:
     with State(tmp_path / "state" / "labctl.db") as state:
         yield state
-        stop_forward(state, "all")
+        for each in list_forwards(state):
+            stop_forward(state, each)
 
 
 def detach(lab: ServiceLab, state: State, service: Service, tmp_path: Path) -> Forward:
@@ -217,7 +219,8 @@ def test_a_detached_one_is_found_outlives_a_cut_and_is_stopped(
     service_lab.box.sh("pkill -9 -x sshd")
     wait_for(lambda: "reconnected" in log.read_text(), BACK_S)
     wait_for(lambda: works(kept.local_port), BACK_S)
-    assert stop_forward(state, "web") == [kept]
+    assert find_forwards(state, ["web"]) == [kept]
+    stop_forward(state, kept)
     assert list_forwards(state) == []
     assert not works(kept.local_port)
 

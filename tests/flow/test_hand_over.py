@@ -261,7 +261,7 @@ def test_what_was_not_announced_or_leaves_the_directory_is_refused(tmp_path: Pat
     offer = Offer(provider="cloud", type="small")
     lab = world(tmp_path)
     server = lab.cloud.add("srv-1", "digits", LAB_ID, offer)
-    parcel = LabExport(version=labctl_version(), ward=ward, server=server)
+    parcel = LabExport(version=labctl_version(), kept_lab=ward, server=server)
     (tmp_path / "one").write_text("two")
     stream = io.BytesIO()
     write_export(stream, parcel, {"one": tmp_path / "one"})

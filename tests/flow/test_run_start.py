@@ -176,7 +176,7 @@ def test_a_wire_cut_later_resumes_at_the_byte_where_it_was_cut(started: Started)
     assert started.began == [("night", False)]
     assert [verb for verb, _ in wire.asked] == ["run", "follow", "follow", "follow"]
     assert [request["offset"] for _, request in wire.asked[1:]] == [11, 11, 16]
-    assert run.told == "done"
+    assert run.summary == "done"
     assert "reconnecting in 0.5 s" in started.reporter.said
 
 

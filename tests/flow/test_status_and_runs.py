@@ -103,7 +103,7 @@ def test_a_log_is_followed_through_a_cut_link(lab: World) -> None:
     lab.machine.error = unreachable()
     got = bytearray()
     run = runs.watch(context, server, "night", on_log=got.extend)
-    assert (run.state, run.exit_code, run.told) == ("exited", 0, "done")
+    assert (run.state, run.exit_code, run.summary) == ("exited", 0, "done")
     assert got == b"one\ntwo\n"
     assert "the run is still active" in reporter.said
     lab.machine.error = unreachable()

@@ -60,7 +60,7 @@ def test_labctl_believes_it_and_every_mistake_has_its_picture(found: Evaluation)
     sure = [one.probability for one in found.worst]
     assert sure == sorted(sure, reverse=True)
     assert all(
-        one.item.startswith(f"{one.truth}/") and one.said != one.truth for one in found.worst
+        one.item.startswith(f"{one.truth}/") and one.predicted != one.truth for one in found.worst
     )
 
 

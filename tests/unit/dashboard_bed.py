@@ -109,7 +109,7 @@ class Bed:
             state=state,  # type: ignore[arg-type]
             command=("python", "train.py", "--epochs", "20"),
             exit_code=None if state == "running" else code,
-            told="" if state == "running" else f"exit {code}",
+            summary="" if state == "running" else f"exit {code}",
             created_at=self.now - 1800,
             started_at=self.now - 1790,
             ended_at=None if state == "running" else self.now - 60,
@@ -131,13 +131,13 @@ class Bed:
             log.write(msgspec.json.encode(Signed(receipt=made, key="", signature="")) + b"\n")
         return made
 
-    def grade(self, student: str, assignment: str, score: float | None, told: str = "") -> None:
+    def grade(self, student: str, assignment: str, score: float | None, message: str = "") -> None:
         place = self.folder.grades / assignment / student
         place.mkdir(parents=True, exist_ok=True)
         made = records.GradeRecord(
             assignment=assignment, seat=student, students=(student,), student=student, number=1,
             received="", bundle_sha256="", key="k", outcome="failed" if score is None else "graded",
-            points=100, score=score, told=told,
+            points=100, score=score, message=message,
             flags=(Flag(kind="shared", what="its model is byte for byte another's"),),
         )  # fmt: skip
         (place / records.FILE).write_bytes(records.encode(made))

@@ -24,7 +24,7 @@ def run(**fields: Any) -> Run:
         "server_id": "server",
         "state": "exited",
         "exit_code": 0,
-        "told": "done",
+        "summary": "done",
         "command": COMMAND,
         "started_at": 1000.0,
         "ended_at": 2000.0,

@@ -62,7 +62,7 @@ def evaluation(classes: tuple[str, ...] = ("cat", "dog"), **changes: Any) -> Eva
             Mistake(
                 item=f"{classes[0]}/1.png",
                 truth=classes[0],
-                said=classes[1],
+                predicted=classes[1],
                 probability=0.91,
                 picture=data_uri(png()),
             ),
@@ -96,7 +96,7 @@ def facts(**changes: Any) -> ReportFacts:
             image="labctl/digits:1",
             image_id="sha256:" + "a" * 64,
             exit_code=0,
-            told="done",
+            summary="done",
             created_at=BEGAN,
             started_at=BEGAN,
             ended_at=BEGAN + 600,
@@ -147,7 +147,7 @@ def facts(**changes: Any) -> ReportFacts:
             idle_share=0.25,
         ),
         reclaims=(
-            LostServer(at=BEGAN + 300, told="taken back", last_step=25, from_step=20, took_s=95),
+            LostServer(at=BEGAN + 300, reason="taken back", last_step=25, from_step=20, took_s=95),
         ),
         made_at=BEGAN + 1000,
         labctl="0.1.0",

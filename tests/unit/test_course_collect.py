@@ -172,7 +172,7 @@ def graded(folder: CourseFolder, seat: str, score: float = 40.0) -> GradeRecord:
         outcome="graded", points=100.0, raw=GradeResults(score=50), score=score,
         late_s=handed.late_s, penalty=handed.penalty,
     )  # fmt: skip
-    GradeStore(folder, "hw3").store_grade(made, fresh=True, said="")
+    GradeStore(folder, "hw3").store_grade(made, fresh=True, output="")
     return made
 
 

@@ -155,10 +155,10 @@ def test_hostile_words_are_shown_and_do_nothing(tmp_path: Path) -> None:
     server = bed.serve_up(0)
     bed.watch(server, busy=(EVIL,))
     bed.state.save_run(msgspec.structs.replace(
-        bed.run(server, "r1"), command=("python", EVIL, "\x1b[2J"), told=EVIL))  # fmt: skip
+        bed.run(server, "r1"), command=("python", EVIL, "\x1b[2J"), summary=EVIL))  # fmt: skip
     student = bed.folder.list_students()[0].id
     bed.hand_in(student, "hw3")
-    bed.grade(student, "hw3", None, told=EVIL + "\x1b[2J\u202e")
+    bed.grade(student, "hw3", None, message=EVIL + "\x1b[2J\u202e")
     bed.folder.ledger.append("refused", seat=student, why=EVIL)
     stop = threading.Event()
     visitor = Visitor(bed.start(stop))

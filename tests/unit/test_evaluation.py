@@ -76,7 +76,7 @@ def test_an_interval_holds_its_share_and_stays_a_share(case: tuple[int, int]) ->
 
 def test_precision_recall_and_f1() -> None:
     cat, dog = compute_class_metrics(parse_evaluation(text()))
-    assert (cat.items, cat.said, cat.correct) == (10, 9, 8)
+    assert (cat.items, cat.predicted, cat.correct) == (10, 9, 8)
     assert (cat.precision, cat.recall) == (8 / 9, 0.8)
     assert cat.f1 == pytest.approx(2 * (8 / 9) * 0.8 / (8 / 9 + 0.8))
     assert dog.recall == 0.9

@@ -41,7 +41,7 @@ def test_a_loss_that_becomes_nan() -> None:
         series("train/gradient_norm", [1.0] * 19 + [4000.0, NAN, NAN]),
     )
     found = findings(material(*curves))["loss-nan"]
-    said = " ".join(line.said for line in found.evidence)
+    said = " ".join(line.text for line in found.evidence)
     assert "at step 200, NaN at step 210" in said
     assert "gradient_norm: 4000 at that step" in said
     assert found.next.startswith("labctl run -- python train.py --lr 0.001 ")
@@ -62,8 +62,8 @@ def test_nan_from_the_start_is_another_matter() -> None:
 
 def test_a_script_that_stops_at_nan_says_so_in_its_log_alone() -> None:
     said = "train: the loss became nan; try a smaller --lr"
-    found = losses(FALLS[:30], log=f"x\n{said}\n", run=run(exit_code=1, told="failed"))
-    assert found["loss-nan"].evidence[0].said == said
+    found = losses(FALLS[:30], log=f"x\n{said}\n", run=run(exit_code=1, summary="failed"))
+    assert found["loss-nan"].evidence[0].text == said
     assert "--lr 0.001" in found["loss-nan"].next
 
 
@@ -87,7 +87,7 @@ def test_a_loss_that_diverges() -> None:
 def test_a_loss_that_is_flat_at_the_level_of_guessing() -> None:
     found = losses(wobble([math.log(10)] * 60, 0.005))["loss-flat"]
     assert "guesses" in found.what
-    assert "ln 10 is 2.303" in found.evidence[1].said
+    assert "ln 10 is 2.303" in found.evidence[1].text
     assert "--lr 0.1" in found.next
     other = losses(wobble([5.0] * 60, 0.005))["loss-flat"]
     assert "guesses" not in other.what
@@ -99,7 +99,7 @@ def test_a_loss_that_fell_to_no_more_than_guessing() -> None:
     fast = run(command=("python", "train.py", "--lr", "30"))
     found = findings(material(*curves, run=fast))["loss-guesses"]
     assert "guesses among 10" in found.what
-    assert "10 % right; accuracy 10 %" in found.evidence[1].said
+    assert "10 % right; accuracy 10 %" in found.evidence[1].text
     assert found.next == "labctl run -- python train.py --lr 0.1"
     assert "loss-falls" not in findings(material(*curves, run=fast))
     percents = series("val/accuracy", [9.0, 11.0, 10.0])
@@ -128,7 +128,7 @@ def test_a_loss_that_jumps() -> None:
     values[60] = 2.0
     found = losses(values)["loss-spikes"]
     assert found.level == "advice"
-    assert "2 at step 610" in found.evidence[0].said
+    assert "2 at step 610" in found.evidence[0].text
     for number in (30, 40, 50, 70):
         values[number] = 2.5
     assert losses(values)["loss-spikes"].level == "problem"
@@ -173,7 +173,7 @@ def test_gradients_that_jump_vanish_or_are_no_numbers() -> None:
     assert "gradient-spikes" not in findings(material(series("grad_norm", norms)))
     norms[40] = 90.0
     found = findings(material(series("grad_norm", norms)))["gradient-spikes"]
-    assert "90 at step 410" in found.evidence[0].said
+    assert "90 at step 410" in found.evidence[0].text
     assert "clip_grad_norm_" in found.next
     clipped = material(series("grad_norm", norms), run=run(command=(*COMMAND, "--clip", "1")))
     assert "already clipped" in findings(clipped)["gradient-spikes"].next
@@ -187,7 +187,7 @@ def test_gradients_that_jump_vanish_or_are_no_numbers() -> None:
 def test_the_learning_rate() -> None:
     assert "learning-rate-zero" in findings(material(series("lr", [0.0] * 30)))
     ended = material(series("lr", [0.1] * 60 + [0.0] * 40))
-    assert "0 after step 600" in findings(ended)["learning-rate-zero"].evidence[0].said
+    assert "0 after step 600" in findings(ended)["learning-rate-zero"].evidence[0].text
     loss = series("train/loss", wobble([max(1 - n / 30, 0.3) for n in range(100)]))
     constant = findings(material(loss, series("lr-AdamW", [0.01] * 100)))
     assert "--lr 0.0033" in constant["learning-rate-constant"].next
@@ -202,7 +202,7 @@ def test_overfitting_by_the_loss() -> None:
     assert found.level == "problem"
     assert "after step 400" in found.what
     assert "checkpoint of step 400" in found.next
-    assert "0.8" in found.evidence[0].said
+    assert "0.8" in found.evidence[0].text
     late = series("val/loss", [2.0, 1.2, 0.9, 0.8, 0.79, 0.78, 0.775, 0.9], every=100)
     assert "overfitting" not in findings(material(late))
 
@@ -243,28 +243,28 @@ def test_overfitting_by_the_accuracy() -> None:
 )  # fmt: skip
 def test_messages_that_are_known(line: str, rule: str, word: str) -> None:
     log = f'Traceback\n  File "train.py"\n{line}\n'
-    found = findings(material(log=log, run=run(exit_code=1, told="failed with exit code 1")))
+    found = findings(material(log=log, run=run(exit_code=1, summary="failed with exit code 1")))
     assert set(found) == {rule}
     assert word in found[rule].what
-    assert line.startswith(found[rule].evidence[0].said[:200])
+    assert line.startswith(found[rule].evidence[0].text[:200])
 
 
 def test_what_is_not_known_is_shown_as_it_is() -> None:
-    failed = run(exit_code=1, told="failed with exit code 1")
+    failed = run(exit_code=1, summary="failed with exit code 1")
     found = findings(material(log="Traceback\nmylib.OddError: twelve\n", run=failed))
     assert "mylib.OddError: twelve" in found["exception"].what
     found = findings(material(log="going\nSegmentation fault\n", run=failed))
-    assert found["failed"].evidence[1].said == "Segmentation fault"
-    killed = findings(material(run=run(exit_code=137, told="ended by SIGKILL (exit 137)")))
+    assert found["failed"].evidence[1].text == "Segmentation fault"
+    killed = findings(material(run=run(exit_code=137, summary="ended by SIGKILL (exit 137)")))
     assert "killed" in killed
-    assert "lost" in findings(material(run=run(state="lost", exit_code=None, told="lost: gone")))
-    limit = run(state="lost", exit_code=None, told="lost: its budget", stopped_by="budget")
+    assert "lost" in findings(material(run=run(state="lost", exit_code=None, summary="lost: gone")))
+    limit = run(state="lost", exit_code=None, summary="lost: its budget", stopped_by="budget")
     assert "budget" in findings(material(run=limit))["lost"].next
     assert findings(material(run=run(state="cancelled", exit_code=143))) == {}
 
 
 def test_a_run_that_stands_still() -> None:
-    live = run(state="running", exit_code=None, told="", ended_at=None)
+    live = run(state="running", exit_code=None, summary="", ended_at=None)
     curve = series("train/loss", FALLS[:10])
     made = material(curve, run=live, samples=samples(count=60, cpu_cores=0.01))
     assert "10 min" in findings(made)["stands-still"].what

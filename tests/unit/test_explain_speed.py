@@ -20,7 +20,7 @@ def test_a_busy_gpu_is_praised_and_nothing_else_said() -> None:
     found = findings(made)
     assert set(found) == {"gpu-good", "data-in-time"}
     assert "90 %" in found["gpu-good"].what
-    assert {line.of for line in found["gpu-good"].evidence} == {
+    assert {line.source for line in found["gpu-good"].evidence} == {
         "logs/telemetry.jsonl",
         "TensorBoard",
     }
@@ -74,7 +74,7 @@ def test_a_gpu_that_nobody_touched_is_told_from_one_that_waits() -> None:
     idle = gpu(use_percent=0.0, memory_bytes=0)
     found = findings(material(samples=samples(idle), log="run night: 5 parameters, cpu, fp32\n"))
     assert "torch.cuda.is_available" in found["gpu-unused"].next
-    assert "cpu, fp32" in found["gpu-unused"].evidence[-1].said
+    assert "cpu, fp32" in found["gpu-unused"].evidence[-1].text
 
 
 def test_one_of_two_gpus_does_all_the_work() -> None:
@@ -104,7 +104,7 @@ def test_busy_at_low_power() -> None:
     assert "gpu-low-power" not in findings(material(samples=samples(gpu())))
     found = findings(material(samples=samples(gpu(power_w=25.0))))["gpu-low-power"]
     assert "36 %" in found.what
-    assert "25 W of 70 W" in found.evidence[0].said
+    assert "25 W of 70 W" in found.evidence[0].text
     silent = material(samples=samples(gpu(power_w=None)))
     assert "gpu-low-power" not in findings(silent)
     assert "does not report its power" in unknown(silent)["gpu-power"].why
@@ -122,7 +122,7 @@ def test_throttling(reason: str, rule: str, level: str) -> None:
     hot = samples(change=lambda n: {"gpus": (gpu(throttle=(reason,) if n % 2 else ()),)})
     found = findings(material(samples=hot))[rule]
     assert found.level == level
-    assert "50 %" in found.evidence[0].said
+    assert "50 %" in found.evidence[0].text
     rare = samples(change=lambda n: {"gpus": (gpu(throttle=(reason,) if n == 20 else ()),)})
     assert rule not in findings(material(samples=rare))
 
@@ -178,7 +178,7 @@ def test_shared_memory() -> None:
     line = "RuntimeError: DataLoader worker (pid 5) is killed by signal: Bus error."
     killed = material(log=f"x\n{line}\n", run=run(exit_code=1), samples=samples(gpu()))
     found = findings(killed)["shm-full"]
-    assert found.evidence[0].said == line
+    assert found.evidence[0].text == line
     assert "limits: {shm: 8GB}" in found.next
     full = material(samples=samples(gpu(), shm_bytes=int(1.95 * GIB)))
     assert "shm-full" in findings(full)
@@ -197,7 +197,7 @@ def test_shared_memory() -> None:
 def test_the_processor_where_no_gpu_is(busy: float, rule: str) -> None:
     made = material(samples=samples(cpu_cores=busy))
     assert rule in findings(made)
-    assert "the run had no GPU" in findings(made)[rule].evidence[1].said
+    assert "the run had no GPU" in findings(made)[rule].evidence[1].text
 
 
 def creeping(per_sample: int, **fields: Any) -> RunData:
@@ -208,7 +208,7 @@ def creeping(per_sample: int, **fields: Any) -> RunData:
 
 def test_memory_that_creeps() -> None:
     found = findings(creeping(GIB // 10, cpu_cores=7.9))["memory-creeps"]
-    assert "GiB an hour" in found.evidence[0].said
+    assert "GiB an hour" in found.evidence[0].text
     assert "will be full in 5 min" in found.what
     assert "memory-creeps" not in findings(creeping(1024))
     card = samples(change=lambda n: {"gpus": (gpu(memory_bytes=2 * GIB + n * GIB // 4),)})
@@ -227,7 +227,7 @@ def test_a_new_attempt_begins_its_memory_anew() -> None:
 
 def test_memory_that_is_nearly_full() -> None:
     made = material(samples=samples(memory_bytes=int(7.8 * GIB)))
-    assert "97 %" in findings(made)["memory-nearly-full"].evidence[0].said
+    assert "97 %" in findings(made)["memory-nearly-full"].evidence[0].text
 
 
 CUDA = (
@@ -245,9 +245,9 @@ FIT = MemoryFit(
 
 
 def test_the_gpus_memory_ran_out_with_the_plans_numbers() -> None:
-    made = material(log=f"x\n{CUDA}\n", run=run(exit_code=1, told="failed"), fit=FIT)
+    made = material(log=f"x\n{CUDA}\n", run=run(exit_code=1, summary="failed"), fit=FIT)
     found = findings(made)["gpu-out-of-memory"]
-    said = " ".join(line.said for line in found.evidence)
+    said = " ".join(line.text for line in found.evidence)
     assert CUDA in said
     assert "2.0 GiB for weights" in said
     assert "with a batch of 64 (the command) that is 18.0 GiB, of 14.0 GiB" in said
@@ -299,11 +299,11 @@ def test_a_model_of_which_no_item_fits_needs_a_larger_card() -> None:
     ],
 )
 def test_the_containers_memory_ran_out(told: str, limit: int | UnsetType) -> None:
-    ended = run(exit_code=137, told=told, oom_limit_bytes=limit)
+    ended = run(exit_code=137, summary=told, oom_limit_bytes=limit)
     made = material(run=ended, samples=samples(gpu(), count=5))
     found = findings(made)["out-of-memory"]
-    assert found.evidence[0].said == told
-    assert "peak use 2.0 GiB" in found.evidence[1].said
+    assert found.evidence[0].text == told
+    assert "peak use 2.0 GiB" in found.evidence[1].text
     assert "--batch-size 32" in found.next
     assert "killed" not in findings(made)
 
@@ -343,6 +343,6 @@ def test_a_container_without_its_gpu_is_named(
 ) -> None:
     made = material(run=run(**fields), log=log)
     found = findings(made)
-    assert evidence in found["gpu-lost"].evidence[0].said
+    assert evidence in found["gpu-lost"].evidence[0].text
     assert "exception" not in found
     assert "gpu-lost" not in findings(material(log="epoch 3\n"))

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from labctl.errors import NotFoundError
 from labctl.model import Endpoint, Forward, Service
-from labctl.services.background_forwards import is_ours, list_forwards, stop_forward
+from labctl.services.background_forwards import find_forwards, is_ours, list_forwards, stop_forward
 from labctl.services.port_forward import (
     Forwarding,
     ForwardSpec,
@@ -108,7 +109,7 @@ def test_a_record_whose_pid_belongs_to_another_process_is_dropped_and_that_one_s
         with State(tmp_path / "labctl.db") as state:
             state.save_forward(forward(stranger.pid))
             assert not is_ours(forward(stranger.pid))
-            assert stop_forward(state, "all") == []
+            stop_forward(state, forward(stranger.pid))
             assert state.list_forwards() == []
             state.save_forward(forward(os.getpid(), "f2"))
             assert list_forwards(state) == []
@@ -121,8 +122,40 @@ def test_a_record_whose_pid_belongs_to_another_process_is_dropped_and_that_one_s
 def test_stopping_what_is_not_there_is_said(tmp_path: Path) -> None:
     with State(tmp_path / "labctl.db") as state:
         with pytest.raises(NotFoundError, match="there is no forward web"):
-            stop_forward(state, "web")
-        assert stop_forward(state, "all") == []
+            find_forwards(state, ["web"])
+        assert find_forwards(state) == []
+
+
+def hold_forward(forward_id: str) -> subprocess.Popen[bytes]:
+    """A process whose command line is that of one that holds this forward."""
+    words = [f"python -m labctl.services.background_forwards {forward_id}", "-c", "echo; read line"]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(words, executable="/bin/sh", stdin=pipe, stdout=pipe)
+    assert process.stdout is not None
+    process.stdout.readline()  # the kernel shows no command line during the exec
+    return process
+
+
+def test_forwards_are_found_by_name_in_a_lab_and_by_id_anywhere(tmp_path: Path) -> None:
+    held = [hold_forward("f1"), hold_forward("f2")]
+    try:
+        ours = forward(held[0].pid, "f1")
+        other = msgspec.structs.replace(forward(held[1].pid, "f2"), server_id="box-2")
+        with State(tmp_path / "labctl.db") as state:
+            state.save_forward(ours)
+            state.save_forward(other)
+            assert find_forwards(state) == [ours, other]
+            assert find_forwards(state, ["web"]) == [ours, other]
+            assert find_forwards(state, [], ["box-1"]) == [ours]
+            assert find_forwards(state, ["web", "f1"], ["box-1"]) == [ours]
+            assert find_forwards(state, ["f2"], ["box-1"]) == [other]
+            with pytest.raises(NotFoundError) as raised:
+                find_forwards(state, ["web"], ["box-3"])
+            assert raised.value.why == "only other labs have one"
+    finally:
+        for process in held:
+            process.kill()
+            process.wait()
 
 
 def test_a_forward_of_an_earlier_version_is_still_ours() -> None:

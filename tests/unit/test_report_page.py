@@ -168,7 +168,7 @@ def hostile(text: str) -> ReportFacts:
         run=msgspec.structs.replace(
             known.run,
             id=text,
-            told=text,
+            summary=text,
             image=text,
             image_id=text,
             image_digest=text,

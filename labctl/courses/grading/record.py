@@ -28,8 +28,8 @@ WORDS = {
 class GradeRecord(Value, frozen=True):
     """The grade of one submission. `key` is the hash of everything that the grade depends on.
 
-    `raw` is the grader's result, before the penalty; `score` is what counts. `told` describes an
-    error or failure. `said` is True if the submission's program printed anything.
+    `raw` is the grader's result, before the penalty; `score` is what counts. `message` describes
+    an error or failure. `has_output` is True if the submission's program printed anything.
     """
 
     assignment: str
@@ -48,8 +48,8 @@ class GradeRecord(Value, frozen=True):
     score: float | None = None
     comparison: AccuracyComparison = AccuracyComparison()
     flags: tuple[Flag, ...] = ()
-    told: str = ""
-    said: bool = False
+    message: str = msgspec.field(default="", name="told")
+    has_output: bool = msgspec.field(default=False, name="said")
     seconds: float = 0.0
     image: str = ""
     at: float = 0.0

@@ -224,8 +224,8 @@ def explain_end(material: RunData) -> Iterator[Answer]:
             rule="lost",
             level="problem",
             what="the run ended with its server",
-            why=run.told or "the server ended while the run was active",
-            evidence=(from_record(run.told or "lost"),),
+            why=run.summary or "the server ended while the run was active",
+            evidence=(from_record(run.summary or "lost"),),
             next="labctl run --recover   # resumes on a new server from the last checkpoint"
             if run.stopped_by == ""
             else "set a longer ttl: or a larger budget: in lab.yaml; or: labctl extend 1h",
@@ -242,7 +242,7 @@ def explain_end(material: RunData) -> Iterator[Answer]:
             level="problem",
             what=f"it failed with an error: {last[:160]}",
             why="the code did not catch this exception; the traceback above it shows the line",
-            evidence=(from_record(run.told), from_log(last[:240])),
+            evidence=(from_record(run.summary), from_log(last[:240])),
             next=f"labctl logs {run.id} -n 40",
             source=LABCTL,
         )
@@ -252,7 +252,7 @@ def explain_end(material: RunData) -> Iterator[Answer]:
             level="problem",
             what="it was killed (SIGKILL)",
             why="a user killed it, or the server ran out of memory and the kernel did",
-            evidence=(from_record(run.told),),
+            evidence=(from_record(run.summary),),
             next="labctl ssh -- dmesg | tail   # shows whether memory ran out on the server",
             source=LAB_FILE,
         )
@@ -262,7 +262,7 @@ def explain_end(material: RunData) -> Iterator[Answer]:
             level="problem",
             what=f"it failed with exit code {code}",
             why="Check the end of the log.",
-            evidence=(from_record(run.told or f"exit code {code}"), *_last_line(material)),
+            evidence=(from_record(run.summary or f"exit code {code}"), *_last_line(material)),
             next=f"labctl logs {run.id} -n 40",
             source=LABCTL,
         )
@@ -321,7 +321,7 @@ def detect_stuck(material: RunData) -> Iterator[Answer]:
 
 def _progress_evidence(quiet_s: float) -> Evidence:
     text = f"no new point in any curve for {duration_text(quiet_s)}"
-    return Evidence(said=text, of="TensorBoard")
+    return Evidence(text=text, source="TensorBoard")
 
 
 def check_log(material: RunData) -> Iterator[Answer]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Literal
 
+import msgspec
+
 from labctl.insight.explain.sources import Reference
 from labctl.insight.scalars import Scalars
 from labctl.insight.telemetry import Sample
@@ -20,8 +22,8 @@ EVENTS = "TensorBoard"
 class Evidence(Value, frozen=True):
     """A measured value or a line of text, and the file that it comes from."""
 
-    said: str
-    of: str
+    text: str = msgspec.field(name="said")
+    source: str = msgspec.field(name="of")
 
 
 class Finding(Value, frozen=True):
@@ -101,17 +103,17 @@ class RunData(Value, frozen=True):
 Rule = Callable[[RunData], Iterator[Answer]]
 
 
-def from_telemetry(said: str) -> Evidence:
-    return Evidence(said=said, of=TELEMETRY)
+def from_telemetry(text: str) -> Evidence:
+    return Evidence(text=text, source=TELEMETRY)
 
 
-def from_log(said: str) -> Evidence:
-    return Evidence(said=said, of=LOG)
+def from_log(text: str) -> Evidence:
+    return Evidence(text=text, source=LOG)
 
 
-def from_record(said: str) -> Evidence:
-    return Evidence(said=said, of=RECORD)
+def from_record(text: str) -> Evidence:
+    return Evidence(text=text, source=RECORD)
 
 
-def from_events(said: str) -> Evidence:
-    return Evidence(said=said, of=EVENTS)
+def from_events(text: str) -> Evidence:
+    return Evidence(text=text, source=EVENTS)

@@ -194,7 +194,7 @@ def _evidence(material: RunData, card: GpuSummary, waited: float | None) -> tupl
         lines.append(from_telemetry(f"CPU: {percent(share)} of its cores busy (median)"))
     if waited is not None:
         text = f"{percent(waited)} of the time was spent waiting for data (median)"
-        lines.append(Evidence(said=text, of="TensorBoard"))
+        lines.append(Evidence(text=text, source="TensorBoard"))
     return tuple(lines)
 
 

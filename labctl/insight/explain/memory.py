@@ -75,7 +75,7 @@ def find_out_of_memory(material: RunData) -> OutOfMemory | None:
             whose="container",
             limit_bytes=limit or (limits[-1] if limits else 0),
             batch=batch,
-            evidence=(from_record(material.run.told), *_peak_evidence(material.samples)),
+            evidence=(from_record(material.run.summary), *_peak_evidence(material.samples)),
             where_batch=where,
         )
     return None
@@ -88,9 +88,9 @@ def _find_exceeded_limit(run: Run) -> int | None:
     """
     if isinstance(run.oom_limit_bytes, int):
         return run.oom_limit_bytes
-    if not run.told.startswith("out of memory"):
+    if not run.summary.startswith("out of memory"):
         return None
-    match = re.search(r"its limit of ([\d.]+) GiB", run.told)
+    match = re.search(r"its limit of ([\d.]+) GiB", run.summary)
     return round(float(match[1]) * GIB) if match else 0
 
 
@@ -155,16 +155,16 @@ def _explain_size(material: RunData, failure: OutOfMemory) -> tuple[str, tuple[E
         return f"{what}; {used} was too large", ()
     evidence = [
         Evidence(
-            said=f"estimate: {bytes_text(fit.fixed_bytes)} for weights, gradients, optimizer and "
+            text=f"estimate: {bytes_text(fit.fixed_bytes)} for weights, gradients, optimizer and "
             f"overhead, and {bytes_text(fit.item_bytes)} for each item of {fit.item}",
-            of=f"labctl estimate {fit.target}",
+            source=f"labctl estimate {fit.target}",
         )
     ]
     if not failure.batch:
         return "weights, gradients, optimizer and activations do not fit", tuple(evidence)
     total = fit.fixed_bytes + failure.batch * fit.item_bytes
     text = f"with {used} that is {bytes_text(total)}, of {bytes_text(fit.limit_bytes)} available"
-    evidence.append(Evidence(said=text, of=f"labctl estimate {fit.target}"))
+    evidence.append(Evidence(text=text, source=f"labctl estimate {fit.target}"))
     if total <= fit.limit_bytes:
         why = (
             f"the estimate fits, so something else took the memory: items larger than {fit.item}, "

@@ -109,7 +109,7 @@ def advise(profile: Profile) -> tuple[Finding, ...]:
 
 
 def _from_profile(text: str) -> Evidence:
-    return Evidence(said=text, of="profile.json")
+    return Evidence(text=text, source="profile.json")
 
 
 def _check_host(profile: Profile) -> Iterator[Finding]:

@@ -42,7 +42,7 @@ class LostServer(Value, frozen=True):
     """A server that was lost during the run. Steps and seconds are None if not measured."""
 
     at: float
-    told: str = ""
+    reason: str = ""
     last_step: float | None = None
     from_step: float | None = None
     took_s: float | None = None

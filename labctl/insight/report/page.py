@@ -210,7 +210,9 @@ def _tiles(facts: ReportFacts, used: Use) -> tuple[Tile, ...]:
     rate = "" if price is None else f"at {price_text(price)}" if price else "free of charge"
     return (
         Tile(
-            name="Run time", value=span(took_s), note=run.told if run.has_ended else "still running"
+            name="Run time",
+            value=span(took_s),
+            note=run.summary if run.has_ended else "still running",
         ),
         Tile(name="Cost of the run", value=dollars(bill.run_usd), note=rate),
         _machine_tile(facts, used),
@@ -350,7 +352,7 @@ def _mistakes(facts: ReportFacts) -> tuple[MistakeCard, ...]:
             MistakeCard(
                 item=mistake.item,
                 truth=mistake.truth,
-                predicted=mistake.said,
+                predicted=mistake.predicted,
                 probability=percent(mistake.probability),
                 picture=picture,
                 lacks=lacks,

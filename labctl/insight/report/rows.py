@@ -143,7 +143,7 @@ def _reclaims(facts: ReportFacts) -> str:
 
 def _describe_reclaim(reclaim: LostServer) -> str:
     text = date(reclaim.at)
-    text += f": {reclaim.told}" if reclaim.told else ""
+    text += f": {reclaim.reason}" if reclaim.reason else ""
     if reclaim.from_step is not None:
         text += f"; resumed from step {reclaim.from_step:,.0f}"
         if reclaim.last_step is not None and reclaim.last_step > reclaim.from_step:
