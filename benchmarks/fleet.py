@@ -43,7 +43,12 @@ def rehearsal(home: Path, boot: str) -> Iterator[dict[str, str]]:
     """Run a simulated EC2 in its own process; yield the environment for it."""
     home.mkdir(parents=True, exist_ok=True)
     words = [LABCTL, "rehearse", "aws", "--set", f"boot={boot}"]
-    with subprocess.Popen(words, env=environment(home), stdout=subprocess.PIPE, text=True) as cloud:
+    with (
+        (home / "rehearsal.log").open("w") as log,
+        subprocess.Popen(
+            words, env=environment(home), stdout=subprocess.PIPE, stderr=log, text=True
+        ) as cloud,
+    ):
         try:
             assert cloud.stdout is not None
             found = environment(home)

@@ -68,12 +68,15 @@ def _draw_heading(group: str, comparison: Comparison, results: Results) -> str:
 
 
 def _measure(group: str, comparison: Comparison, deadline: float, results: Results) -> None:
-    """Let every row take its turns, and save after each; at least one round, whatever the time."""
+    """Let every row take its turns, and save after each.
+
+    Whatever the time, one round follows the first: that one has cold caches, and judges nothing.
+    """
     count = (comparison.rounds + 1) * len(comparison.rows)
     last = 0
     with _draw_progress(f"{group}: {comparison.title}", count) as announce:
         for number in range(comparison.rounds + 1):
-            if number > 0 and time.monotonic() > deadline:
+            if number > 1 and time.monotonic() > deadline:
                 break
             last = number
             for row in comparison.rows:

@@ -1,7 +1,8 @@
 """Retry policies over tenacity.
 
 Half of each pause is random, so that a whole class that was rejected at the same moment does not
-come back at the same moment. tenacity is imported by the first call that needs a policy.
+come back at the same moment. tenacity takes 10 ms to import, so a login imports it only after a
+first rejection.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from labctl.errors import ThrottledError, TurnedAwayError
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from tenacity import RetryCallState, Retrying
     from tenacity.wait import WaitBaseT
 
+P = ParamSpec("P")
+T = TypeVar("T")
 THROTTLED_PAUSE_S = 0.25
 Errors = type[Exception] | tuple[type[Exception], ...]
 
@@ -53,12 +56,22 @@ def retry_on(
     )
 
 
-def retry_rejected_logins() -> Retrying:
-    """Retry a login that sshd rejected for load, for about 3 s.
+def retry_rejected_logins(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function, again while sshd rejects its login for load, for about 3 s.
 
     Pauses stay short: whichever client sshd accepts next has waited about as long.
     """
-    return retry_on(TurnedAwayError, pause_s=0.3, longest_pause_s=2.4, tries=5)
+    try:
+        return function(*args, **kwargs)
+    except TurnedAwayError as error:
+        rejections = [error]
+
+    def repeat() -> T:
+        if rejections:
+            raise rejections.pop()  # of the call above, which counts as the first try
+        return function(*args, **kwargs)
+
+    return retry_on(TurnedAwayError, pause_s=0.3, longest_pause_s=2.4, tries=5)(repeat)
 
 
 def retry_throttled_calls() -> Retrying:

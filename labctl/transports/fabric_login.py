@@ -96,7 +96,7 @@ def log_in(endpoint: Endpoint, known_hosts: Path | None = None) -> Login:
     """
     if not endpoint.host_key:
         raise failures.make_unpinned_host_key_error(endpoint)
-    return retry_rejected_logins()(_log_in, endpoint, known_hosts)
+    return retry_rejected_logins(_log_in, endpoint, known_hosts)
 
 
 def fetch_host_key(endpoint: Endpoint, known_hosts: Path | None = None) -> str:
@@ -120,7 +120,7 @@ def fetch_host_key(endpoint: Endpoint, known_hosts: Path | None = None) -> str:
                 jump.close()
         return pinned.presented
 
-    return retry_rejected_logins()(fetch)
+    return retry_rejected_logins(fetch)
 
 
 def _log_in(endpoint: Endpoint, known_hosts: Path | None) -> Login:

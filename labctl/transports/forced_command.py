@@ -40,7 +40,7 @@ class LineChannel:
         with the output of the other side if it does not reply with a line.
         """
         with self._lock:
-            return retry_rejected_logins()(self._send_line, line)
+            return retry_rejected_logins(self._send_line, line)
 
     def close(self) -> None:
         process, self._process = self._process, None

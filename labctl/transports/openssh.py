@@ -65,7 +65,7 @@ class OpenSshTransport(BoundedTransport):
         return str(runtime_dir() / f"own-{hashlib.sha256(where).hexdigest()[:16]}")
 
     def remote_shell(self) -> RemoteShell:
-        retry_rejected_logins()(self._ensure_master)
+        retry_rejected_logins(self._ensure_master)
         words = ssh.shell_words(self._config, control_path=self.control_path)
         return RemoteShell(words=tuple(words), host=self._server_id, control_path=self.control_path)
 
@@ -107,7 +107,7 @@ class OpenSshTransport(BoundedTransport):
         on_stderr: Callable[[bytes], None],
     ) -> tuple[int, bytes]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        return retry_rejected_logins()(self._attempt, line, stdin, deadline, on_stdout, on_stderr)
+        return retry_rejected_logins(self._attempt, line, stdin, deadline, on_stdout, on_stderr)
 
     def _attempt(
         self,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from labctl.errors import BusyError, ConnectError, LabError, ThrottledError, TurnedAwayError
@@ -89,12 +92,12 @@ def test_each_error_that_is_followed_by_a_try_is_told(pauses: list[float]) -> No
 def test_who_is_turned_away_comes_back_within_seconds(pauses: list[float]) -> None:
     call = Call(*[TurnedAwayError("away")] * 9)
     with pytest.raises(TurnedAwayError):
-        retry_rejected_logins()(call, "yes")
+        retry_rejected_logins(call, "yes")
     assert call.count == 5
     assert sum(pauses) <= 4.5
     unreachable = Call(ConnectError("unreachable"))
     with pytest.raises(ConnectError):
-        retry_rejected_logins()(unreachable, "yes")
+        retry_rejected_logins(unreachable, "yes")
     assert unreachable.count == 1
 
 
@@ -103,3 +106,14 @@ def test_throttling_is_waited_out_for_two_minutes(pauses: list[float]) -> None:
     with pytest.raises(ThrottledError):
         retry_throttled_calls()(Call(*[ThrottledError("too fast")] * 999), "yes")
     assert all(pause <= 5.0 for pause in pauses)
+
+
+def test_a_login_that_is_not_rejected_does_not_import_tenacity() -> None:
+    lines = (
+        "import sys",
+        "from labctl.retry import retry_rejected_logins",
+        "print(retry_rejected_logins(max, 1, 2), 'tenacity' in sys.modules)",
+    )
+    words = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "False"]
