@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ import msgspec
 
 from labctl.cli.exit_codes import clean
 from labctl.events import Event, Note, Progress, Question, Step
+from labctl.parallel import call_in_caller
 from labctl.text import bytes_text, duration_text
 
 if TYPE_CHECKING:
@@ -25,12 +27,16 @@ if TYPE_CHECKING:
 
     from labctl.model import Check
 
+# Columns beside the name and the bar: "999 MiB of 1023 MiB, 1023 KiB/s", the time, the spinner.
+_AMOUNT_WIDTH = 45
+
 
 class Screen:
     """A Reporter that draws events on standard error and asks questions there.
 
     `tasks` holds the bar of each progress and its start, `begun` the start of each step, both in
-    seconds of the monotonic clock. Bars are removed when they are done.
+    seconds of the monotonic clock. Bars are removed when they are done. Several threads may emit
+    events; while one asks a question, the others wait.
     """
 
     def __init__(self, *, yes: bool = False, quiet: bool = False) -> None:
@@ -39,8 +45,13 @@ class Screen:
         self.live: Any = None
         self.tasks: dict[str, tuple[Any, float]] = {}
         self.begun: dict[str, float] = {}
+        self._lock = threading.RLock()
 
     def emit(self, event: Event) -> None:
+        with self._lock:
+            self._draw(event)
+
+    def _draw(self, event: Event) -> None:
         if isinstance(event, Note):
             self._print_note(event)
         elif self.quiet:
@@ -52,8 +63,13 @@ class Screen:
 
     def confirm(self, decision: Question) -> bool:
         """Ask a question. Without a terminal the answer is no, with a note on how to say yes."""
-        if decision.typed:
-            return self._ask_to_type(decision)
+        return call_in_caller(lambda: self._confirm_here(decision))
+
+    def _confirm_here(self, decision: Question) -> bool:
+        with self._lock:
+            return self._ask_to_type(decision) if decision.typed else self._ask_yes_no(decision)
+
+    def _ask_yes_no(self, decision: Question) -> bool:
         if self.yes:
             if decision.about == "price" and decision.detail and not self.quiet:
                 self._print(clean(decision.detail))
@@ -125,7 +141,9 @@ class Screen:
             self.live = _make_progress_bars()
             self.live.start()
         if name not in self.tasks:
-            new_task = self.live.add_task(clean(name)[:60], total=total or None, amount="")
+            width = self.live.console.width
+            text = _shorten(clean(name), width - _choose_bar_width(width) - _AMOUNT_WIDTH)
+            new_task = self.live.add_task(text, total=total or None, amount="")
             self.tasks[name] = (new_task, time.monotonic())
         task, started_at = self.tasks[name]
         amount = ""
@@ -148,15 +166,24 @@ def _make_progress_bars() -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+    console = Console(stderr=True)
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=_choose_bar_width(console.width)),
         TextColumn("{task.fields[amount]}"),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
     )
+
+
+def _choose_bar_width(screen_width: int) -> int:
+    return 20 if screen_width >= 100 else 8
+
+
+def _shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: max(width - 1, 8)]}…"
 
 
 def age_text(moment: float | None, now: float | None = None) -> str:
@@ -183,7 +210,7 @@ def print_table(rows: Sequence[tuple[str, ...]], headings: tuple[str, ...], widt
     widths = [max(len(row[i]) for row in [headings, *cells]) for i in range(len(headings))]
     room = width - sum(w + 2 for w in widths[:-1])
     for index, row in enumerate([headings, *cells]):
-        last = row[-1] if len(row[-1]) <= room else row[-1][: max(room - 1, 8)] + "…"
+        last = _shorten(row[-1], room)
         line = "  ".join([*(c.ljust(w) for c, w in zip(row[:-1], widths, strict=False)), last])
         click.echo(click.style(line, dim=True) if index == 0 else line)
 
