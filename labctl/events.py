@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
 from labctl.model import Value
+from labctl.parallel import call_in_caller
 
 
 class Event(Value, frozen=True):
@@ -114,3 +116,26 @@ class SilentReporter:
 
     def confirm(self, decision: Question) -> bool:
         return decision.default
+
+
+class SharedReporter:
+    """A Reporter for parts of a flow that run side by side (`parallel.py`).
+
+    It passes on one event at a time, and asks questions in the thread that waits for the parts.
+    Events of other parts wait for the answer.
+    """
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._lock = threading.RLock()
+
+    def emit(self, event: Event) -> None:
+        with self._lock:
+            self._reporter.emit(event)
+
+    def confirm(self, decision: Question) -> bool:
+        return call_in_caller(lambda: self._confirm_here(decision))
+
+    def _confirm_here(self, decision: Question) -> bool:
+        with self._lock:
+            return self._reporter.confirm(decision)

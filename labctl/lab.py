@@ -34,7 +34,7 @@ from labctl.config import (
     trust,
 )
 from labctl.errors import PolicyError, UsageError
-from labctl.events import Note, Question, Reporter, SilentReporter
+from labctl.events import Note, Question, Reporter, SharedReporter, SilentReporter
 from labctl.model import Need, Run, Server
 from labctl.providers import get_provider_class
 from labctl.servers.context import LabContext
@@ -98,7 +98,7 @@ class Lab:
             needs_file=needs_file,
         )
         state = State(user_paths.database)
-        lab_reporter = reporter or SilentReporter()
+        lab_reporter = SharedReporter(reporter or SilentReporter())
         if state.was_rebuilt:
             text = f"labctl's record on this machine was rebuilt: {state.was_rebuilt}"
             lab_reporter.emit(Note(text=f"{text}; labctl status --refresh", level="warning"))

@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+    from queue import SimpleQueue
 
 T = TypeVar("T")
 
@@ -83,10 +83,9 @@ class _Group:
         self._hooks: dict[object, Callable[[], object]] = {}
         self._futures: dict[str, Future[Any]] = {}
         # Functions for the calling thread; None says that a part has ended.
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._calls: SimpleQueue[Callable[[], None] | None] = _make_queue()
 
     def run(self, parts: Mapping[str, Callable[[], T]]) -> dict[str, T]:
-        # Imported late: programs that run one command after another do without it.
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(len(parts), "labctl-part") as threads:
@@ -163,6 +162,13 @@ class _Group:
                 return answer.result()
             except CancelledError:
                 raise CanceledError from None
+
+
+def _make_queue() -> SimpleQueue[Any]:
+    # Imported late, as the rest: most commands import this module and run no parts.
+    from queue import SimpleQueue
+
+    return SimpleQueue()
 
 
 _current: ContextVar[_Group | None] = ContextVar("labctl_parts", default=None)

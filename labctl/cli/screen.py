@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ import msgspec
 
 from labctl.cli.exit_codes import clean
 from labctl.events import Event, Note, Progress, Question, Step
-from labctl.parallel import call_in_caller
 from labctl.text import bytes_text, duration_text
 
 if TYPE_CHECKING:
@@ -35,8 +33,7 @@ class Screen:
     """A Reporter that draws events on standard error and asks questions there.
 
     `tasks` holds the bar of each progress and its start, `begun` the start of each step, both in
-    seconds of the monotonic clock. Bars are removed when they are done. Several threads may emit
-    events; while one asks a question, the others wait.
+    seconds of the monotonic clock. Bars are removed when they are done.
     """
 
     def __init__(self, *, yes: bool = False, quiet: bool = False) -> None:
@@ -45,13 +42,8 @@ class Screen:
         self.live: Any = None
         self.tasks: dict[str, tuple[Any, float]] = {}
         self.begun: dict[str, float] = {}
-        self._lock = threading.RLock()
 
     def emit(self, event: Event) -> None:
-        with self._lock:
-            self._draw(event)
-
-    def _draw(self, event: Event) -> None:
         if isinstance(event, Note):
             self._print_note(event)
         elif self.quiet:
@@ -63,13 +55,8 @@ class Screen:
 
     def confirm(self, decision: Question) -> bool:
         """Ask a question. Without a terminal the answer is no, with a note on how to say yes."""
-        return call_in_caller(lambda: self._confirm_here(decision))
-
-    def _confirm_here(self, decision: Question) -> bool:
-        with self._lock:
-            return self._ask_to_type(decision) if decision.typed else self._ask_yes_no(decision)
-
-    def _ask_yes_no(self, decision: Question) -> bool:
+        if decision.typed:
+            return self._ask_to_type(decision)
         if self.yes:
             if decision.about == "price" and decision.detail and not self.quiet:
                 self._print(clean(decision.detail))

@@ -29,7 +29,7 @@ from labctl.cli.screen import (
 )
 from labctl.config import find_paths
 from labctl.errors import ConfigError, InterruptError, LabError, PolicyError, Problem
-from labctl.events import Progress, Question, Step
+from labctl.events import Progress, Question, SharedReporter, Step
 from labctl.lab import Lab
 from labctl.model import Check, Endpoint, Offer, Run, Server
 from labctl.parallel import run_parts
@@ -423,7 +423,7 @@ def test_a_cost_that_no_guard_ends_is_typed_and_never_answered_by_yes(
 def test_a_question_of_a_part_is_asked_in_the_main_thread_and_the_others_wait(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    screen, prompting = Screen(), threading.Event()
+    screen, prompting = SharedReporter(Screen()), threading.Event()
     threads: list[threading.Thread] = []
 
     def confirm(*_: object, **__: object) -> bool:
