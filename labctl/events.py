@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from labctl.model import Value
@@ -32,6 +33,16 @@ class Progress(Event, frozen=True):
     done: float
     total: float
     unit: str
+
+
+class Part(Event, frozen=True):
+    """A part of the way to a run's first line began, or ended (`done`). Screens do not draw it.
+
+    `name` is "boot", "prepare", "image", "code", "data" or "start". Parts may overlap.
+    """
+
+    name: str
+    done: bool = False
 
 
 class Note(Event, frozen=True):
@@ -60,6 +71,16 @@ class Reporter(Protocol):
     def emit(self, event: Event) -> None: ...
 
     def confirm(self, decision: Question) -> bool: ...
+
+
+@contextmanager
+def report_part(reporter: Reporter, name: str) -> Iterator[None]:
+    """Report that the Part `name` begins, and that it ends when this is left."""
+    reporter.emit(Part(name=name))
+    try:
+        yield
+    finally:
+        reporter.emit(Part(name=name, done=True))
 
 
 class ConsentPolicy(Value, frozen=True):
