@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from labctl.model import Value
+from labctl.parallel import call_in_caller
 
 
 class Event(Value, frozen=True):
@@ -30,6 +33,16 @@ class Progress(Event, frozen=True):
     done: float
     total: float
     unit: str
+
+
+class Part(Event, frozen=True):
+    """A part of the way to a run's first line began, or ended (`done`). Screens do not draw it.
+
+    `name` is "boot", "prepare", "image", "code", "data" or "start". Parts may overlap.
+    """
+
+    name: str
+    done: bool = False
 
 
 class Note(Event, frozen=True):
@@ -58,6 +71,16 @@ class Reporter(Protocol):
     def emit(self, event: Event) -> None: ...
 
     def confirm(self, decision: Question) -> bool: ...
+
+
+@contextmanager
+def report_part(reporter: Reporter, name: str) -> Iterator[None]:
+    """Report that the Part `name` begins, and that it ends when this is left."""
+    reporter.emit(Part(name=name))
+    try:
+        yield
+    finally:
+        reporter.emit(Part(name=name, done=True))
 
 
 class ConsentPolicy(Value, frozen=True):
@@ -114,3 +137,26 @@ class SilentReporter:
 
     def confirm(self, decision: Question) -> bool:
         return decision.default
+
+
+class SharedReporter:
+    """A Reporter for parts of a flow that run side by side (`parallel.py`).
+
+    It passes on one event at a time, and asks questions in the thread that waits for the parts.
+    Events of other parts wait for the answer.
+    """
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._lock = threading.RLock()
+
+    def emit(self, event: Event) -> None:
+        with self._lock:
+            self._reporter.emit(event)
+
+    def confirm(self, decision: Question) -> bool:
+        return call_in_caller(lambda: self._confirm_here(decision))
+
+    def _confirm_here(self, decision: Question) -> bool:
+        with self._lock:
+            return self._reporter.confirm(decision)

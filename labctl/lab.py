@@ -34,7 +34,7 @@ from labctl.config import (
     trust,
 )
 from labctl.errors import PolicyError, UsageError
-from labctl.events import Note, Question, Reporter, SilentReporter
+from labctl.events import Note, Question, Reporter, SharedReporter, SilentReporter
 from labctl.model import Need, Run, Server
 from labctl.providers import get_provider_class
 from labctl.servers.context import LabContext
@@ -98,7 +98,7 @@ class Lab:
             needs_file=needs_file,
         )
         state = State(user_paths.database)
-        lab_reporter = reporter or SilentReporter()
+        lab_reporter = SharedReporter(reporter or SilentReporter())
         if state.was_rebuilt:
             text = f"labctl's record on this machine was rebuilt: {state.was_rebuilt}"
             lab_reporter.emit(Note(text=f"{text}; labctl status --refresh", level="warning"))
@@ -149,7 +149,7 @@ class Lab:
         this process follows the run, or through the `keeper` ("host" or "user@host:port") that the
         lab is handed over to.
         """
-        from labctl.runs import runs
+        from labctl.runs import first_run, runs
         from labctl.servers.adoption import renew
 
         self._require_trust()
@@ -171,8 +171,10 @@ class Lab:
             export_lab.check(self.context, keeper_host.KeeperHost(self.context, keeper), server)
         renew(self.context, server)
         spec = runs.build_spec(self.context, server, tuple(command), id or runs.make_run_id(), tty)
-        if push:
+        if push and first_run.has_run_here(self.context, server, spec.image):
             self.push()
+        elif push:
+            first_run.push_with_image(self.context, server, spec.image)
         if recover:
             from labctl.lifecycle import restore
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from labctl.model import Check
 
+# Columns beside the name and the bar: "999 MiB of 1023 MiB, 1023 KiB/s", the time, the spinner.
+_AMOUNT_WIDTH = 45
+
 
 class Screen:
     """A Reporter that draws events on standard error and asks questions there.
@@ -125,7 +128,9 @@ class Screen:
             self.live = _make_progress_bars()
             self.live.start()
         if name not in self.tasks:
-            new_task = self.live.add_task(clean(name)[:60], total=total or None, amount="")
+            width = self.live.console.width
+            text = _shorten(clean(name), width - _choose_bar_width(width) - _AMOUNT_WIDTH)
+            new_task = self.live.add_task(text, total=total or None, amount="")
             self.tasks[name] = (new_task, time.monotonic())
         task, started_at = self.tasks[name]
         amount = ""
@@ -148,15 +153,24 @@ def _make_progress_bars() -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+    console = Console(stderr=True)
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=_choose_bar_width(console.width)),
         TextColumn("{task.fields[amount]}"),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
     )
+
+
+def _choose_bar_width(screen_width: int) -> int:
+    return 20 if screen_width >= 100 else 8
+
+
+def _shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: max(width - 1, 8)]}…"
 
 
 def age_text(moment: float | None, now: float | None = None) -> str:
@@ -183,7 +197,7 @@ def print_table(rows: Sequence[tuple[str, ...]], headings: tuple[str, ...], widt
     widths = [max(len(row[i]) for row in [headings, *cells]) for i in range(len(headings))]
     room = width - sum(w + 2 for w in widths[:-1])
     for index, row in enumerate([headings, *cells]):
-        last = row[-1] if len(row[-1]) <= room else row[-1][: max(room - 1, 8)] + "…"
+        last = _shorten(row[-1], room)
         line = "  ".join([*(c.ljust(w) for c, w in zip(row[:-1], widths, strict=False)), last])
         click.echo(click.style(line, dim=True) if index == 0 else line)
 

@@ -14,6 +14,7 @@ from labctl.config import ImageConfig
 from labctl.errors import BuildError, LabError
 from labctl.events import Progress, Step
 from labctl.model import Server
+from labctl.parallel import on_cancel
 from labctl.runs.build_output import BuildLines
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
@@ -212,8 +213,11 @@ def _send_local_image(context: LabContext, server: Server, wanted: str) -> bool:
     with (
         subprocess.Popen(["docker", "save", wanted], stdout=subprocess.PIPE) as save,
         subprocess.Popen(load, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as loading,
+        on_cancel(save.terminate),
+        on_cancel(loading.terminate),
     ):
         _copy_stream(context, name, save, loading, int(inspected.stdout.strip() or 0))
+        loading.wait()
     if save.returncode != 0 or loading.returncode != 0:
         raise LabError(
             f"cannot send {wanted} to the server",

@@ -15,7 +15,7 @@ from labctl.estimate.cards import find_peak_speed
 from labctl.estimate.pace import PredictedTime, StepCount, StepPace, compute_pace, predict_time
 from labctl.events import Note, Progress
 from labctl.model import Offer, Run, Server, Value
-from labctl.runs import runs
+from labctl.runs import first_run, runs
 from labctl.servers.context import LabContext
 from labctl.servers.watch_reports import parse_watch
 from labctl.sync import lab_files
@@ -105,8 +105,10 @@ def probe(
     """
     server = context.get_server()
     spec = runs.build_spec(context, server, command, f"probe-{runs.make_run_id()}", False)
-    if push:
+    if push and first_run.has_run_here(context, server, spec.image):
         lab_files.push(context, server, force=False)
+    elif push:
+        first_run.push_with_image(context, server, spec.image)
     run = runs.start(
         context,
         server,

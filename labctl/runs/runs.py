@@ -11,7 +11,7 @@ import msgspec
 
 from labctl.config import copy_environment, read_secret_values
 from labctl.errors import ConnectError, LabError, NotFoundError, UsageError
-from labctl.events import Note
+from labctl.events import Note, Part, report_part
 from labctl.model import NAME_PATTERN, Run, RunState, Server
 from labctl.runs import images, provenance
 from labctl.servers.agent import AgentClient
@@ -116,6 +116,7 @@ def _start(
     log = _LogStream(on_log)
 
     def on_reply(reply: StartRunReply) -> None:
+        context.reporter.emit(Part(name="start", done=True))
         if reply.run is not None:
             run = record_run(context, server, reply.run)
             log.is_started = True
@@ -123,6 +124,7 @@ def _start(
             provenance.record_origin(context, run, wanted, git)
 
     for _ in range(2):
+        context.reporter.emit(Part(name="start"))
         try:
             if follow:
                 closing = remote.stream(RUN, request, on_reply=on_reply, on_bytes=log.feed)
@@ -137,7 +139,8 @@ def _start(
             return watch(context, server, wanted.id, offset=log.offset, on_log=on_log)
         if closing.run is not None:
             return record_run(context, server, closing.run)
-        images.ensure_image(context, server, remote, wanted.image)
+        with report_part(context.reporter, "image"):
+            images.ensure_image(context, server, remote, wanted.image)
     raise LabError(
         f"the server does not have {wanted.image}, although it was just built",
         hint="labctl doctor",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labctl.errors import LabError, LockHeldError
+from labctl.parallel import CanceledError, is_canceled
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -79,8 +80,10 @@ def _acquire(lock: FileLock, wait_s: float) -> bool:
     file = Path(lock.lock_file)
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock.acquire(timeout=wait_s)
+        lock.acquire(timeout=wait_s, cancel_check=is_canceled)
     except Timeout:
+        if is_canceled():
+            raise CanceledError from None
         return False
     except OSError as error:
         raise LabError(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from labctl.events import Note
+from labctl.events import Note, report_part
 from labctl.model import FileEntry, Server
+from labctl.parallel import run_parts
 from labctl.servers.context import LabContext
 from labctl.sync import edits
 from labctl.sync import push as transfer
@@ -16,18 +17,27 @@ from labctl.sync.ignore import IgnoredName
 from labctl.sync.ignored_files import describe_ignored
 from labctl.sync.push import Files, PushedTree
 from labctl.sync.scan import HashIndex, scan_code, scan_data
-from labctl.sync.transfer_lock import hold_transfers
+from labctl.sync.transfer_lock import hold_transfers, share_transfers
 
 # Target on the server, local directory, its files, and the index of their hashes.
 Tree = tuple[str, Path, Files, HashIndex]
 
 
 def push(context: LabContext, server: Server, *, force: bool) -> list[PushedTree]:
-    """Push the lab's code and data directories; the server fetches data with an address."""
-    return [_push_code(context, server, force=force), *push_data(context, server, force=force)]
+    """Push the lab's code and data side by side; the server fetches data with an address."""
+    if not context.config.data:
+        return [push_code(context, server, force=force)]
+    with share_transfers():
+        pushed = run_parts(
+            {
+                "code": lambda: [push_code(context, server, force=force)],
+                "data": lambda: push_data(context, server, force=force),
+            }
+        )
+    return [*pushed["code"], *pushed["data"]]
 
 
-def _push_code(context: LabContext, server: Server, *, force: bool) -> PushedTree:
+def push_code(context: LabContext, server: Server, *, force: bool) -> PushedTree:
     """Push the lab's code. After new code, say which ignored files a run may miss."""
     root, reporter = context.config.root, context.reporter
     inside = [data.path for data in context.config.data.values() if data.path and data.inside_lab]
@@ -39,7 +49,8 @@ def _push_code(context: LabContext, server: Server, *, force: bool) -> PushedTre
         files.extend(scan_code(root, reporter, data=inside, later=index, ignored=ignored))
         return files
 
-    (pushed,) = _push_trees(context, server, [("code", root, scan, index)], force=force)
+    with report_part(reporter, "code"):
+        (pushed,) = _push_trees(context, server, [("code", root, scan, index)], force=force)
     if pushed.sent and (text := describe_ignored(root, ignored, files)):
         reporter.emit(Note(text=text))
     return pushed
@@ -47,18 +58,24 @@ def _push_code(context: LabContext, server: Server, *, force: bool) -> PushedTre
 
 def push_data(context: LabContext, server: Server, *, force: bool = False) -> list[PushedTree]:
     """Push only the data directories; the server fetches data with an address."""
-    config, reporter = context.config, context.reporter
-    trees = []
+    with report_part(context.reporter, "data"):
+        pushed = _push_directories(context, server, force=force)
+        config = context.config
+        urls = {name: source.url for name, source in config.data.items() if source.url}
+        if urls:
+            remote = context.open_agent(server)
+            fetch_data(remote, config.name, context.lab_id, urls, context.reporter)
+    return pushed
+
+
+def _push_directories(context: LabContext, server: Server, *, force: bool) -> list[PushedTree]:
+    config, trees = context.config, []
     for name, source in config.data.items():
         if source.path is not None:
             index = HashIndex(config.root, f"data/{name}")
-            files = scan_data(config.root, name, source.path, reporter, later=index)
+            files = scan_data(config.root, name, source.path, context.reporter, later=index)
             trees.append((f"data/{name}", source.path, files, index))
-    pushed = _push_trees(context, server, trees, force=force) if trees else []
-    urls = {name: source.url for name, source in config.data.items() if source.url}
-    if urls:
-        fetch_data(context.open_agent(server), config.name, context.lab_id, urls, reporter)
-    return pushed
+    return _push_trees(context, server, trees, force=force) if trees else []
 
 
 def _push_trees(

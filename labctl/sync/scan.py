@@ -11,6 +11,7 @@ import os
 import secrets
 import stat
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -43,6 +44,9 @@ REPORT_BYTES = 4 * 1024**2
 Found = tuple[str, os.stat_result]
 # Size, mtime_ns, inode, ctime_ns and the hash of the file that had them.
 Entry = tuple[int, int, int, int, str]
+# All sections are in one file, and trees are pushed side by side. Processes exclude each other by
+# the transfer lock.
+_saving = threading.Lock()
 
 
 class HashIndex:
@@ -91,10 +95,11 @@ class HashIndex:
             return
         self._known = dict(entries)
         self._path.parent.mkdir(exist_ok=True)
-        sections = {**_read_index(self._path), self._section: entries}
-        staging = self._path.with_name(f".index.{secrets.token_hex(4)}")
-        staging.write_bytes(msgspec.json.encode(sections))
-        staging.replace(self._path)
+        with _saving:
+            sections = {**_read_index(self._path), self._section: entries}
+            staging = self._path.with_name(f".index.{secrets.token_hex(4)}")
+            staging.write_bytes(msgspec.json.encode(sections))
+            staging.replace(self._path)
 
 
 def _read_index(path: Path) -> dict[str, dict[str, Entry]]:

@@ -6,8 +6,10 @@ this lock may use them, so that a transfer can safely continue what a killed one
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from labctl.events import Note, Reporter
@@ -18,13 +20,26 @@ WAIT_S = 6 * 3600.0
 
 
 @contextmanager
+def share_transfers() -> Iterator[None]:
+    """Let the parts that run inside transfer side by side: one lock for all that transfer now.
+
+    Their targets on the server must differ, and so must the directories here.
+    """
+    token = _shared.set(_SharedLock())
+    try:
+        yield
+    finally:
+        _shared.reset(token)
+
+
+@contextmanager
 def hold_transfers(
     lab_root: Path, what: str, reporter: Reporter, *, wait_s: float = WAIT_S
 ) -> Iterator[None]:
     """Hold the transfer lock of the lab in `lab_root` for `what`, such as "push".
 
     Other processes and threads wait, and their reporters name the holder. BusyError, also with the
-    holder's name, after `wait_s` seconds. Not re-entrant.
+    holder's name, after `wait_s` seconds. Not re-entrant, but parts may share it.
     """
 
     def announce(holder: str) -> None:
@@ -33,5 +48,34 @@ def hold_transfers(
     # In the lab itself: processes with different state directories still write to these files.
     lock = lab_root / ".labctl" / "transfer.lock"
     # An rsync that briefly outlives a killed labctl inherits the lock.
-    with hold_lock(lock, what, wait_s=wait_s, on_wait=announce, inheritable=True):
+    lock_for_one = hold_lock(lock, what, wait_s=wait_s, on_wait=announce, inheritable=True)
+    shared = _shared.get()
+    with lock_for_one if shared is None else shared.hold(lock_for_one):
         yield
+
+
+class _SharedLock:
+    """A lock that the first of several threads acquires and the last one releases."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._holders = 0
+        self._held = ExitStack()
+
+    @contextmanager
+    def hold(self, lock: AbstractContextManager[None]) -> Iterator[None]:
+        """Hold `lock`, or the lock that another thread has acquired here."""
+        with self._guard:
+            if not self._holders:
+                self._held.enter_context(lock)
+            self._holders += 1
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._holders -= 1
+                if not self._holders:
+                    self._held.close()
+
+
+_shared: ContextVar[_SharedLock | None] = ContextVar("labctl_transfers", default=None)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import paramiko
 
 from labctl.model import Endpoint
+from labctl.parallel import on_cancel
 from labctl.shell import Command
 from labctl.transports import Body, RemoteShell, failures, iterate_blocks
 from labctl.transports.bounded_output import BoundedTransport
@@ -115,10 +116,11 @@ class FabricTransport(BoundedTransport):
                 channel.exec_command(framed.line)
             except _NETWORK_ERRORS as error:
                 raise failures.make_link_lost_error(self.endpoint, str(error)) from error
-            body_errors = _send(channel, stdin)
-            in_time = _drain(channel, out, err, deadline)
-            # The status comes after the output; -1 means that nobody knows it.
-            in_time = in_time and channel.status_event.wait(_seconds_left(deadline))
+            with on_cancel(channel.close):
+                body_errors = _send(channel, stdin)
+                in_time = _drain(channel, out, err, deadline)
+                # The status comes after the output; -1 means that nobody knows it.
+                in_time = in_time and channel.status_event.wait(_seconds_left(deadline))
             code = channel.exit_status
         if body_errors:
             raise body_errors[0]

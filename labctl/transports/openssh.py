@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 from labctl.commands import ssh
 from labctl.errors import LabError
 from labctl.model import Endpoint
+from labctl.parallel import on_cancel
 from labctl.retry import retry_rejected_logins
 from labctl.shell import Command
 from labctl.transports import Body, RemoteShell, failures, iterate_blocks
@@ -124,9 +125,10 @@ class OpenSshTransport(BoundedTransport):
         process = _spawn(self._argv(framed), subprocess.PIPE)
         with process:
             try:
-                if not _pump(process, stdin, (out, err), deadline):
-                    raise failures.make_timeout_error(self.endpoint)
-                code = process.wait()
+                with on_cancel(process.kill):
+                    if not _pump(process, stdin, (out, err), deadline):
+                        raise failures.make_timeout_error(self.endpoint)
+                    code = process.wait()
             finally:
                 process.kill()
         out.finish()
@@ -170,8 +172,9 @@ class OpenSshTransport(BoundedTransport):
             argv = ssh.master_argv(self._config, self._server_id, path, find_quick_login_options())
             process = _spawn(argv, subprocess.DEVNULL, stderr=stderr)
             try:
-                if not _has_exited_within(process, LOGIN_TIMEOUT_S):
-                    raise failures.make_unreachable_error(self.endpoint, _LOGIN_TIMED_OUT)
+                with on_cancel(process.kill):
+                    if not _has_exited_within(process, LOGIN_TIMEOUT_S):
+                        raise failures.make_unreachable_error(self.endpoint, _LOGIN_TIMED_OUT)
             finally:
                 process.kill()
                 process.wait()

@@ -15,6 +15,7 @@ from typing import IO
 from labctl.commands import rsync
 from labctl.errors import LabError, TransferError
 from labctl.model import Endpoint, Value
+from labctl.parallel import on_cancel
 from labctl.transports import RemoteShell, failures
 
 KEPT_BYTES = 64 * 1024  # how much of the end of rsync's output is kept
@@ -91,8 +92,9 @@ def copy(
         feeding = threading.Thread(target=_feed, args=(process.stdin, names), daemon=True)
         feeding.start()
         try:
-            output = _read_progress(process.stdout, on_bytes, on_file)
-            code = process.wait()
+            with on_cancel(lambda: _signal_group(process.pid, signal.SIGTERM)):
+                output = _read_progress(process.stdout, on_bytes, on_file)
+                code = process.wait()
         finally:
             _end(process)
             complaint = errors.text()

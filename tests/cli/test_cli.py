@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from labctl.cli.exit_codes import BUG, clean, print_error, run_and_exit
 from labctl.cli.groups import COMMANDS, cli
@@ -27,9 +29,10 @@ from labctl.cli.screen import (
 )
 from labctl.config import find_paths
 from labctl.errors import ConfigError, InterruptError, LabError, PolicyError, Problem
-from labctl.events import Question
+from labctl.events import Progress, Question, SharedReporter, Step
 from labctl.lab import Lab
 from labctl.model import Check, Endpoint, Offer, Run, Server
+from labctl.parallel import run_parts
 from labctl.wire.watchdog import WatchRecord
 
 NAMES = list(COMMANDS)
@@ -415,6 +418,52 @@ def test_a_cost_that_no_guard_ends_is_typed_and_never_answered_by_yes(
         monkeypatch.setattr(sys, "stdin", Terminal(typed))
         assert Screen(yes=True).confirm(asked) is answer
     assert cost in capsys.readouterr().err
+
+
+def test_a_question_of_a_part_is_asked_in_the_main_thread_and_the_others_wait(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    screen, prompting = SharedReporter(Screen()), threading.Event()
+    threads: list[threading.Thread] = []
+
+    def confirm(*_: object, **__: object) -> bool:
+        threads.append(threading.current_thread())
+        prompting.set()
+        time.sleep(0.1)
+        click.echo("answered", err=True)
+        return True
+
+    def report() -> bool:
+        assert prompting.wait(30)
+        screen.emit(Step(name="sending data"))
+        return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(click, "confirm", confirm)
+    question = Question(question="go?")
+    assert run_parts({"a": lambda: screen.confirm(question), "b": report})["a"]
+    assert threads == [threading.main_thread()]
+    assert capsys.readouterr().err == "answered\n  sending data\n"
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_two_transfers_at_once_fit_on_the_screen(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    screen = Screen()
+    for name in ("sending code", f"building labctl/digits:{'0' * 16}"):
+        screen.emit(Progress(name=name, done=0, total=0, unit="bytes"))
+        screen.emit(Progress(name=name, done=999 * 1024**2, total=1023 * 1024**2, unit="bytes"))
+    drawn = io.StringIO()
+    Console(width=columns, file=drawn).print(screen.live.get_renderable())
+    screen.stop_drawing()
+    lines = drawn.getvalue().splitlines()
+    assert len(lines) == 2
+    assert all("999 MiB of 1023 MiB" in line and "0:00:0" in line for line in lines), lines
+    assert max(map(len, lines)) <= columns
+    assert (f"digits:{'0' * 16}" in lines[1]) == (columns == 120)
 
 
 def test_init_tells_of_every_provider_that_can_be_answered(

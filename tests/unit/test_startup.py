@@ -52,6 +52,7 @@ STATUS_MODULES = {
     "labctl.lifecycle.status",
     "labctl.lab",
     "labctl.model",
+    "labctl.parallel",
     "labctl.providers",
     "labctl.shell",
     "labctl.text",

@@ -1,0 +1,174 @@
+"""Run the parts of a flow side by side, each in a thread, and end all of them together.
+
+A thread cannot be killed. So whatever a part waits for (a process, a lock, an answer) says with
+`on_cancel` or `is_canceled` how the wait ends. Outside of parts these do nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from queue import SimpleQueue
+
+T = TypeVar("T")
+
+
+class CanceledError(Exception):
+    """The part must end, since another one failed or the user interrupted all of them."""
+
+
+def run_parts(parts: Mapping[str, Callable[[], T]]) -> dict[str, T]:
+    """Run named parts side by side; return their results by name once all of them have ended.
+
+    The first part that fails cancels the others, and its error is raised; of several, that of the
+    earliest in `parts`. An interrupt of the calling thread cancels all of them.
+    """
+    group = _Group()
+    with on_cancel(group.cancel):
+        return group.run(parts)
+
+
+def wait_for(name: str) -> None:
+    """Wait in a part until the part `name` has ended; CanceledError if that one failed."""
+    group = _current.get()
+    if group is None:
+        raise RuntimeError(f"{name} is waited for outside of parts")
+    group.wait_for(name)
+
+
+@contextmanager
+def on_cancel(end: Callable[[], object]) -> Iterator[None]:
+    """Call `end`, in another thread, if the part of this thread is canceled inside.
+
+    CanceledError if it was canceled before.
+    """
+    group = _current.get()
+    if group is None:
+        yield
+        return
+    key = group.add_hook(end)
+    try:
+        yield
+    finally:
+        group.remove_hook(key)
+
+
+def is_canceled() -> bool:
+    """Return whether the part of this thread must end."""
+    group = _current.get()
+    return group is not None and group.is_canceled
+
+
+def call_in_caller(function: Callable[[], T]) -> T:
+    """Call a function in the thread that waits for the parts, and return its result.
+
+    Questions are asked there, since Ctrl-C interrupts no other thread.
+    """
+    group = _current.get()
+    return function() if group is None else group.call_in_caller(function)
+
+
+class _Group:
+    """Parts that run side by side. `run` is called once; other threads may call the rest."""
+
+    def __init__(self) -> None:
+        self.is_canceled = False
+        self._lock = threading.RLock()
+        self._hooks: dict[object, Callable[[], object]] = {}
+        self._futures: dict[str, Future[Any]] = {}
+        # Functions for the calling thread; None says that a part has ended.
+        self._calls: SimpleQueue[Callable[[], None] | None] = _make_queue()
+
+    def run(self, parts: Mapping[str, Callable[[], T]]) -> dict[str, T]:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(len(parts), "labctl-part") as threads:
+            try:
+                with self._lock:
+                    for name, part in parts.items():
+                        self._futures[name] = threads.submit(copy_context().run, self._run, part)
+                for future in self._futures.values():
+                    future.add_done_callback(lambda _: self._calls.put(None))
+                errors = self._serve_until_end()
+            finally:
+                # Without an effect if all parts have ended.
+                self.cancel()
+        if errors:
+            raise next((e for e in errors if not isinstance(e, CanceledError)), errors[0])
+        return {name: future.result() for name, future in self._futures.items()}
+
+    def _run(self, part: Callable[[], T]) -> T:
+        _current.set(self)
+        return part()
+
+    def _serve_until_end(self) -> list[BaseException]:
+        """Call functions for the parts until all have ended or one failed; return the errors."""
+        while True:
+            ended = [future for future in self._futures.values() if future.done()]
+            errors = [error for future in ended if (error := future.exception()) is not None]
+            if errors or len(ended) == len(self._futures):
+                return errors
+            if (call := self._calls.get()) is not None:
+                call()
+
+    def cancel(self) -> None:
+        """End what the parts wait for."""
+        with self._lock:
+            self.is_canceled = True
+            for end in self._hooks.values():
+                end()
+            self._hooks.clear()
+
+    def add_hook(self, end: Callable[[], object]) -> object:
+        with self._lock:
+            if self.is_canceled:
+                raise CanceledError
+            key = object()
+            self._hooks[key] = end
+            return key
+
+    def remove_hook(self, key: object) -> None:
+        with self._lock:
+            self._hooks.pop(key, None)
+
+    def wait_for(self, name: str) -> None:
+        with self._lock:
+            future = self._futures[name]
+        if future.exception() is not None:
+            raise CanceledError
+
+    def call_in_caller(self, function: Callable[[], T]) -> T:
+        from concurrent.futures import CancelledError, Future
+
+        answer: Future[T] = Future()
+
+        def call() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
+            try:
+                answer.set_result(call_in_caller(function))
+            except BaseException as error:  # also an interrupt, which ends the part that asked
+                answer.set_exception(error)
+
+        with on_cancel(answer.cancel):
+            self._calls.put(call)
+            try:
+                return answer.result()
+            except CancelledError:
+                raise CanceledError from None
+
+
+def _make_queue() -> SimpleQueue[Any]:
+    # Imported late, as the rest: most commands import this module and run no parts.
+    from queue import SimpleQueue
+
+    return SimpleQueue()
+
+
+_current: ContextVar[_Group | None] = ContextVar("labctl_parts", default=None)

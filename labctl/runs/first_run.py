@@ -1,0 +1,47 @@
+"""The first run of an image on a server: code, data and the image travel side by side.
+
+A later run pushes, then sends its request, which fails if the image is missing after all.
+"""
+
+from __future__ import annotations
+
+from labctl.events import report_part
+from labctl.model import Server
+from labctl.parallel import run_parts, wait_for
+from labctl.runs import images
+from labctl.servers.context import LabContext
+from labctl.sync import lab_files
+from labctl.sync.transfer_lock import share_transfers
+
+
+def has_run_here(context: LabContext, server: Server, image: str) -> bool:
+    """Return whether this machine's record has a run of the lab with this image on the server."""
+    return any(
+        run.image == image and run.server_id == server.id
+        for run in context.state.list_runs(context.lab_id)
+    )
+
+
+def push_with_image(context: LabContext, server: Server, image: str) -> None:
+    """Push code and data, and get the run's image onto the server meanwhile.
+
+    The first error stops everything. What was transferred by then is kept for the next push.
+    """
+    with share_transfers():
+        run_parts(
+            {
+                "code": lambda: lab_files.push_code(context, server, force=False),
+                "data": lambda: lab_files.push_data(context, server),
+                "image": lambda: _provide_image(context, server, image),
+            }
+        )
+
+
+def _provide_image(context: LabContext, server: Server, image: str) -> None:
+    remote = context.open_agent(server)
+    if images.has_image(remote, image):
+        return
+    if context.config.image.build:
+        wait_for("code")  # what the build copies into the image
+    with report_part(context.reporter, "image"):
+        images.ensure_image(context, server, remote, image)

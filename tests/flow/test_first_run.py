@@ -1,0 +1,274 @@
+"""The first run on a server: code, data and the image side by side, and what ends them."""
+
+from __future__ import annotations
+
+import _thread
+import json
+import threading
+from collections.abc import Callable
+from contextvars import Context
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from lab_world import LAB_ID, Machine, Recorded, World, world
+
+from labctl import Lab
+from labctl.agent import reply
+from labctl.errors import BuildError, LinkLostError, LockHeldError, PolicyError
+from labctl.events import Part
+from labctl.lifecycle import up
+from labctl.parallel import on_cancel
+from labctl.runs import first_run
+from labctl.sync import lab_files
+from labctl.sync.transfer_lock import hold_transfers
+from labctl.transports import Result
+
+LONG_S = 30.0
+DONE = {"id": "first", "lab_id": LAB_ID, "state": "exited", "exit_code": 0, "told": "done"}
+OK = {"code": 0, "tail": []}
+
+
+def keep_going() -> None:
+    return
+
+
+class Engine(Machine):
+    """Files are real. Images exist once they are built or pulled; runs end at once.
+
+    `on_build`, `on_data` and `on_pull` are called as the server begins with one of them.
+    """
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        self.images: set[str] = set()
+        self.verbs: list[str] = []
+        self.on_build: Callable[[], None] = keep_going
+        self.on_data: Callable[[], None] = keep_going
+        self.on_pull: Callable[[], None] = keep_going
+        self.build_code = 0
+        self.code_at_build: list[str] = []
+        self.guard = threading.Lock()
+
+    @property
+    def lab(self) -> Path:
+        return self.home / "labctl" / "digits"
+
+    def _answer(self, line: str, stdin: bytes) -> Result:
+        verb = line.split()[-1]
+        request = json.loads(stdin) if stdin.startswith(b"{") else {}
+        self.verbs.append(verb)
+        if verb == "image":
+            ids = {name: name if name in self.images else "" for name in request["references"]}
+            return Result(code=0, stdout=encode({"ids": ids}))
+        if verb in ("build", "pull-image"):
+            return self._make_image(verb, request)
+        if verb in ("run", "start"):
+            return self._start(verb, request["spec"])
+        if request.get("target", "").startswith("data/"):
+            self.on_data()
+        return super()._answer(line, stdin)
+
+    def _make_image(self, verb: str, request: dict[str, str]) -> Result:
+        if verb == "build":
+            code = self.lab / "code"
+            self.code_at_build = sorted(p.name for p in code.iterdir()) if code.is_dir() else []
+        (self.on_build if verb == "build" else self.on_pull)()
+        if not self.build_code:
+            self.images.add(request.get("tag") or request["reference"])
+        end = {"code": self.build_code, "tail": ["no space"], "log": "build.log"}
+        return Result(code=0, stdout=encode({"log": "build.log"}), stderr=encode(end))
+
+    def _start(self, verb: str, spec: dict[str, str]) -> Result:
+        if spec["image"] not in self.images:
+            missing = encode({"missing": spec["image"]})
+            return Result(code=0, stdout=missing, stderr=missing)
+        run = {**DONE, "id": spec["id"], "image": spec["image"]}
+        began = encode({"run": run, "found": False})
+        return Result(code=0, stdout=began, stderr=encode({"run": run}))
+
+
+def encode(message: dict[str, object]) -> str:
+    return reply.encode_line(message).decode()
+
+
+def wait_for(event: threading.Event) -> None:
+    """As a transport waits for the server: the end of its part ends it too."""
+    with on_cancel(event.set):
+        assert event.wait(LONG_S)
+
+
+def wait_for_cancel() -> None:
+    wait_for(threading.Event())
+    raise LinkLostError("the process was ended")
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return Engine(tmp_path / "machine")
+
+
+@pytest.fixture
+def lab(tmp_path: Path, engine: Engine) -> World:
+    """A ready server without an image, and a lab with code, data and a Dockerfile."""
+    made = replace(world(tmp_path), machine=engine)
+    root = made.home / "lab"
+    (root / "lab.yaml").write_text(
+        "lab: digits\nrun: [python]\nimage: {build: .}\ndata: {digits: ./dataset}\n"
+    )
+    (root / "Dockerfile").write_text("FROM scratch\n")
+    (root / "train.py").write_text("print('epoch 1')\n")
+    (root / "dataset").mkdir()
+    (root / "dataset" / "one.bin").write_bytes(b"x" * 4096)
+    (root / ".labignore").write_text("/dataset/\n")
+    up.up(made.context())
+    engine.verbs.clear()
+    return made
+
+
+def use_pulled_image(lab: World) -> None:
+    file = lab.home / "lab" / "lab.yaml"
+    file.write_text(file.read_text().replace("{build: .}", "labctl-tests/no-such-image:1"))
+
+
+def run(lab: World, reporter: Recorded | None = None, run_id: str = "first") -> str:
+    """As a new process would; returns the state of the run."""
+    made = Lab(lab.context(reporter)).run(id=run_id, follow=True)
+    return made.last_known.state
+
+
+def test_a_build_waits_for_the_code_and_not_for_the_data(lab: World, engine: Engine) -> None:
+    building = threading.Event()
+    engine.on_build = building.set
+    engine.on_data = lambda: wait_for(building)
+    assert run(lab) == "exited"
+    assert engine.code_at_build == [".labignore", "Dockerfile", "lab.yaml", "train.py"]
+    assert engine.verbs[-1] == "run", "the request comes when all is there, and only once"
+    assert engine.verbs.count("run") == 1
+    assert (engine.lab / "data/digits/one.bin").stat().st_size == 4096
+
+
+def test_an_image_that_is_pulled_waits_for_nothing(lab: World, engine: Engine) -> None:
+    use_pulled_image(lab)
+    pulling = threading.Event()
+    engine.on_pull = pulling.set
+    engine.on_data = lambda: wait_for(pulling)
+    assert run(lab) == "exited"
+
+
+def test_an_image_that_is_on_the_server_is_not_made_again(lab: World, engine: Engine) -> None:
+    use_pulled_image(lab)
+    engine.images.add("labctl-tests/no-such-image:1")
+    assert run(lab) == "exited"
+    assert "pull-image" not in engine.verbs
+
+
+def test_a_later_run_asks_for_no_image_and_still_gets_a_missing_one(
+    lab: World, engine: Engine
+) -> None:
+    run(lab)
+    engine.verbs.clear()
+    run(lab, run_id="second")
+    assert sorted(engine.verbs) == ["plan", "plan", "run"]
+    engine.verbs.clear()
+    engine.images.clear()
+    assert run(lab, run_id="third") == "exited"
+    assert engine.verbs[-3:] == ["run", "build", "run"]
+
+
+def test_a_failed_build_stops_the_data_and_nothing_half_made_is_used(
+    lab: World, engine: Engine
+) -> None:
+    engine.build_code = 1
+    engine.on_data = wait_for_cancel
+    with pytest.raises(BuildError, match="the image build failed"):
+        run(lab)
+    assert "run" not in engine.verbs
+    assert not (engine.lab / "data/digits").exists()
+    engine.build_code, engine.on_data = 0, keep_going
+    assert run(lab) == "exited"
+
+
+def test_code_that_was_edited_there_stops_the_image(lab: World, engine: Engine) -> None:
+    context = lab.context()
+    lab_files.push(context, context.get_server(), force=False)
+    (engine.lab / "code/train.py").write_text("edited\n")
+    (lab.home / "lab/train.py").write_text("print('epoch 2')\n")
+    with pytest.raises(PolicyError, match="were changed on the server"):
+        run(lab)
+    assert not {"build", "run"} & set(engine.verbs)
+
+
+def test_an_interrupt_ends_all_parts(lab: World, engine: Engine) -> None:
+    building = threading.Event()
+
+    def interrupt() -> None:
+        wait_for(building)
+        _thread.interrupt_main()
+        wait_for_cancel()
+
+    def build() -> None:
+        building.set()
+        wait_for_cancel()
+
+    engine.on_build, engine.on_data = build, interrupt
+    with pytest.raises(KeyboardInterrupt):
+        run(lab)
+    assert not [thread for thread in threading.enumerate() if "labctl-part" in thread.name]
+    assert (engine.images, engine.verbs.count("run")) == (set(), 0)
+    with hold_transfers(lab.home / "lab", "pull", Recorded(), wait_s=0):
+        pass
+    engine.on_build, engine.on_data = keep_going, keep_going
+    assert run(lab) == "exited"
+
+
+def test_other_processes_wait_until_all_transfers_have_ended(lab: World, engine: Engine) -> None:
+    reporter, pushed = Recorded(), threading.Event()
+
+    def end_of_code(event: object) -> None:
+        if event == Part(name="code", done=True):
+            pushed.set()
+
+    def push_elsewhere() -> None:
+        wait_for(pushed)
+        assert engine.lab.joinpath("code/train.py").exists()
+        # The code has been pushed, and the data has not.
+        with pytest.raises(LockHeldError) as refused:
+            Context().run(pull_as_another_process, lab.home / "lab")
+        errors.append(refused.value)
+
+    errors: list[BaseException] = []
+    reporter.on_event = end_of_code
+    engine.on_data = push_elsewhere
+    context = lab.context(reporter)
+    lab_files.push(context, context.get_server(), force=False)
+    assert len(errors) == 1
+    assert not any("waiting" in text for text in reporter.said.splitlines())
+
+
+def pull_as_another_process(root: Path) -> None:
+    """Called in a context of its own: outside of the parts that share their lock."""
+    with hold_transfers(root, "pull", Recorded(), wait_s=0):
+        pass
+
+
+def test_the_parts_are_reported(lab: World) -> None:
+    reporter = Recorded()
+    run(lab, reporter)
+    parts = [event for event in reporter.events if isinstance(event, Part)]
+    for name in ("code", "data", "image", "start"):
+        begin, end = parts.index(Part(name=name)), parts.index(Part(name=name, done=True))
+        assert begin < end
+    assert parts[-1] == Part(name="start", done=True)
+    assert parts.index(Part(name="code", done=True)) < parts.index(Part(name="image"))
+
+
+def test_only_a_run_on_this_server_makes_an_image_known(lab: World) -> None:
+    run(lab)
+    context = lab.context()
+    server = context.get_server()
+    image = context.state.list_runs(LAB_ID)[0].image
+    assert first_run.has_run_here(context, server, image)
+    assert not first_run.has_run_here(context, server, "other:1")
+    lab.cloud.add("srv-2", "digits", LAB_ID)
+    assert not first_run.has_run_here(context, lab.cloud.machines["srv-2"], image)
