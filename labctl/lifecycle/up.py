@@ -15,8 +15,9 @@ from labctl.runs import provenance
 from labctl.servers import attempts, deadlines, first_contact, guard, held_disks
 from labctl.servers.adoption import adopt
 from labctl.servers.context import LabContext
+from labctl.servers.gpus import select_gpus
 from labctl.servers.open_costs import explain_open_costs
-from labctl.servers.prepare import prepare, probe, select_gpus
+from labctl.servers.prepare import prepare, probe
 from labctl.servers.reachability import reach
 from labctl.stores.lab_store import prepare_store
 

@@ -25,7 +25,7 @@ from labctl.runs import images, runs
 from labctl.runs.evaluation import FILE, Evaluation, parse_evaluation, read_evaluation
 from labctl.runs.pickle_check import refuse_pickles
 from labctl.servers.context import LabContext
-from labctl.servers.prepare import select_gpus
+from labctl.servers.gpus import select_gpus
 from labctl.wire.sandbox import EVALUATE, EvaluateReply, EvaluateRequest
 
 ON_SERVER = "evaluation-on-server.json"

@@ -16,7 +16,7 @@ from labctl.model import NAME_PATTERN, Run, RunState, Server
 from labctl.runs import images, provenance
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
-from labctl.servers.prepare import select_gpus
+from labctl.servers.gpus import select_gpus
 from labctl.wire.runs import (
     CANCEL_RUN,
     FOLLOW_RUN,

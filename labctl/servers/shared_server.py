@@ -12,7 +12,7 @@ from labctl.commands import ansible
 from labctl.events import Reporter
 from labctl.model import Server, Value
 from labctl.servers.agent import build_program
-from labctl.servers.prepare import run_playbook
+from labctl.servers.playbooks import run_playbook
 
 PLAYBOOK = "shared.yml"
 # useradd refuses longer account names.

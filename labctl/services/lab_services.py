@@ -11,7 +11,7 @@ from labctl.model import Forward, Server, Service
 from labctl.runs import images
 from labctl.servers.adoption import adopt
 from labctl.servers.context import LabContext
-from labctl.servers.prepare import select_gpus
+from labctl.servers.gpus import select_gpus
 from labctl.services import services
 from labctl.services.background_forwards import (
     BackgroundForwardSpec,

@@ -10,7 +10,7 @@ from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.model import Forward, Run, Server, Service, Value
 from labctl.runs import images, runs
 from labctl.servers.context import LabContext
-from labctl.servers.prepare import select_gpus
+from labctl.servers.gpus import select_gpus
 from labctl.services import lab_services
 from labctl.services.background_forwards import list_forwards, stop_forward
 from labctl.services.port_forward import Forwarding

@@ -12,7 +12,8 @@ from sshd_container import Sshd
 
 from labctl.errors import LabError, PolicyError
 from labctl.events import Note, Step
-from labctl.servers.prepare import LOG_NAME, playbook_hash, probe
+from labctl.servers.playbooks import LOG_NAME
+from labctl.servers.prepare import playbook_hash, probe
 
 pytestmark = pytest.mark.engine
 

@@ -14,7 +14,8 @@ from sshd_container import Sshd
 from labctl.errors import PolicyError
 from labctl.events import Note, Progress, Step
 from labctl.model import ServerFacts
-from labctl.servers.prepare import LOG_NAME, playbook_hash, probe
+from labctl.servers.playbooks import LOG_NAME
+from labctl.servers.prepare import playbook_hash, probe
 
 pytestmark = pytest.mark.engine
 DAEMON_JSON = {

@@ -25,7 +25,7 @@ from labctl.providers.aws import AwsProvider, fit, instances
 from labctl.providers.aws.launch import make_launch_error
 from labctl.providers.aws.quotas import find_quota
 from labctl.providers.local import LocalProvider
-from labctl.servers import deadlines, prepare
+from labctl.servers import deadlines, playbooks
 from labctl.servers.agent import require_success
 from labctl.servers.connections import Connections
 from labctl.stores import lab_store
@@ -244,12 +244,12 @@ def test_a_hint_is_for_a_lab_or_for_the_seat_of_a_course(name: str) -> None:
 def test_a_playbook_that_fails_names_the_seat_and_not_its_pseudonym(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare, "_run", lambda *_: 2)
+    monkeypatch.setattr(playbooks, "_run", lambda *_: 2)
     host = ansible.Host(alias="ml-8a41", ssh_config=tmp_path / "config", user="student")
     with pytest.raises(LabError, match="could not prepare alice"):
-        prepare.run_playbook(host, tmp_path, SilentReporter(), server_name="alice")
+        playbooks.run_playbook(host, tmp_path, SilentReporter(), server_name="alice")
     with pytest.raises(LabError, match="could not prepare ml-8a41"):
-        prepare.run_playbook(host, tmp_path, SilentReporter())
+        playbooks.run_playbook(host, tmp_path, SilentReporter())
 
 
 def test_a_labctl_of_before_gets_the_hint_as_text() -> None:

@@ -12,14 +12,9 @@ from labctl.commands.probe import NOT_INSTALLED, SCRIPT
 from labctl.errors import LabError, PolicyError
 from labctl.events import Event, Note, Question, SilentReporter
 from labctl.model import Endpoint, Gpu, GpuNeed, Need, Offer, Server, ServerFacts
-from labctl.servers.prepare import (
-    is_gpu_model,
-    playbook_hash,
-    prepare,
-    read_event,
-    run_playbook,
-    select_gpus,
-)
+from labctl.servers.gpus import is_gpu_model, select_gpus
+from labctl.servers.playbooks import read_event, run_playbook
+from labctl.servers.prepare import playbook_hash, prepare
 from labctl.transports import Result
 
 PLAYBOOKS = Path(__file__).resolve().parents[2] / "playbooks"

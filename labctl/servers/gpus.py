@@ -1,0 +1,97 @@
+"""Which of a server's GPUs a lab's runs use, and whether they are those that the lab needs."""
+
+from __future__ import annotations
+
+from labctl.commands.probe import list_missing
+from labctl.errors import LabError, PolicyError
+from labctl.errors.subject import Subject
+from labctl.events import Note, Reporter, SilentReporter
+from labctl.model import GpuNeed, Need, ServerFacts
+from labctl.text import bytes_text
+
+# A card sold as 24 GB shows 22.5 GiB: drivers and ECC use the rest.
+_SOLD_SIZE_SLACK = 0.07
+_NO_RUNTIME = "the NVIDIA Container Toolkit is not installed there"
+
+
+def select_gpus(need: Need, facts: ServerFacts, reporter: Reporter | None = None) -> str:
+    """Return the value of `--gpus` for this need on this server: "" (none) or "all".
+
+    PolicyError if the lab requires a GPU that the server cannot provide. `auto` without a GPU
+    returns "" and emits a Note, since training on the CPU is slow.
+    """
+    gpu = need.gpu
+    reporter = reporter or SilentReporter()
+    if gpu.kind == "none":
+        return ""
+    fitting = [g for g in facts.gpus if _is_enough(gpu, g.name, g.memory_bytes)]
+    usable = len(fitting) >= max(1, gpu.count)
+    if usable and facts.nvidia_runtime:
+        return "all"
+    if gpu.is_required:
+        raise _make_no_gpu_error(gpu, facts, usable)
+    if not facts.gpus:
+        reporter.emit(Note(text="No GPU on this server; using the CPU."))
+    elif not facts.nvidia_runtime:
+        gpus = _describe_gpus(facts)
+        text = f"{gpus}, but containers cannot use it ({_NO_RUNTIME}); using the CPU."
+        reporter.emit(Note(text=text, level="warning"))
+    else:
+        text = f"{_describe_gpus(facts)}, not {_describe_need(gpu)}; using the CPU."
+        reporter.emit(Note(text=text))
+    return ""
+
+
+def _make_no_gpu_error(gpu: GpuNeed, facts: ServerFacts, usable: bool) -> LabError:
+    what, why = f"this lab needs {_describe_need(gpu)}", _describe_gpus(facts)
+    fix = ""
+    if usable:
+        what += ", and containers on the server cannot use one"
+        why += f", but {_NO_RUNTIME}"
+        fix = "; ".join(lack.command for lack in list_missing(facts) if lack.optional)
+    else:
+        what += ", which this server does not have" if facts.gpus else ", and the server has none"
+    return PolicyError(what, why=why, hint=fix or _change_gpu)
+
+
+def _change_gpu(subject: Subject) -> str:
+    file = subject.config_file
+    return f"change `gpu:` under `server:` in {file} (auto uses a GPU if the server has one)"
+
+
+def _is_enough(gpu: GpuNeed, name: str, memory_bytes: int) -> bool:
+    if memory_bytes < gpu.min_memory_bytes * (1 - _SOLD_SIZE_SLACK):
+        return False
+    return gpu.kind in ("auto", "any") or is_gpu_model(gpu.kind, name)
+
+
+def is_gpu_model(kind: str, name: str) -> bool:
+    """Whether nvidia-smi's `name` ("NVIDIA A100-SXM4-80GB") is a `kind` ("A100", "a100-80gb").
+
+    Only whole words match, so that A10 is not an A100; words may be written together (RTX4090).
+    """
+    words = _words(name)
+    if set(_words(kind)) <= set(words):
+        return True
+    sought = "".join(_words(kind))
+    runs = ("".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1))
+    return sought in runs
+
+
+def _words(text: str) -> list[str]:
+    return "".join(c if c.isalnum() else " " for c in text.lower()).split()
+
+
+def _describe_need(gpu: GpuNeed) -> str:
+    kind = "a GPU" if gpu.kind in ("auto", "any") else f"a GPU of kind {gpu.kind}"
+    if gpu.count > 1:
+        kind = f"{gpu.count} GPUs" + ("" if gpu.kind in ("auto", "any") else f" of kind {gpu.kind}")
+    size = f" with at least {bytes_text(gpu.min_memory_bytes)}" if gpu.min_memory_bytes else ""
+    return kind + size
+
+
+def _describe_gpus(facts: ServerFacts) -> str:
+    if not facts.gpus:
+        return "the server has no GPU"
+    gpus = (f"{gpu.name} ({bytes_text(gpu.memory_bytes)})" for gpu in facts.gpus)
+    return "the server has " + ", ".join(gpus)
