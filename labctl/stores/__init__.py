@@ -47,7 +47,7 @@ class LabStore(Protocol):
     def read(self, key: str) -> bytes | None:
         """Read the whole content; None if the key does not exist."""
 
-    def write(self, key: str, data: bytes | Path) -> None:
+    def write(self, key: str, data: bytes) -> None:
         """Write the content. When this returns, the store has verified its hash."""
 
     def fetch(self, key: str, path: Path, size: int, sha256: str) -> None:
@@ -55,9 +55,6 @@ class LabStore(Protocol):
 
         NotFoundError if the key does not exist, TransferError if size or hash differ.
         """
-
-    def list_keys(self, prefix: str = "") -> list[str]:
-        """List the keys with this prefix, sorted."""
 
     def swap(self, key: str, data: bytes, expected: bytes | None) -> bool:
         """Write if the current content is `expected` (None: the key does not exist).

@@ -1,11 +1,15 @@
-"""A store in a directory of an SSH server, through the user's own login and ssh_gateway.py."""
+"""A store in a directory of an SSH server, through the user's own login and ssh_gateway.py.
+
+Every request sends the gateway along with it, so the gateway always has the version of this
+labctl. Only the lab's server uses the one that `grant_access` installs.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,33 +27,21 @@ from labctl.model import Endpoint
 from labctl.shell import command
 from labctl.stores import StoreContext, write_verified
 from labctl.wire.codec import MessageError, decode, encode
-from labctl.wire.mirrors import (
-    GatewayReply,
-    GetPartRequest,
-    ListNamesRequest,
-    PutFileRequest,
-    SwapFileRequest,
-)
+from labctl.wire.mirrors import GatewayReply, GetPartRequest, PutFileRequest
 
 PART_BYTES = 8 * 1024 * 1024
-NOT_INSTALLED, FULL = 97, 98
-FOLDER = ".local/share/labctl"
 FULL_HINT = "labctl config   # shows the store; free space there, then run the same command again"
-Body = bytes | Callable[[], Iterator[bytes]]
-GatewayRequest = PutFileRequest | GetPartRequest | SwapFileRequest | ListNamesRequest
 
 
 class SshLabStore:
     def __init__(self, url: str, prefix: str, around: StoreContext) -> None:
         self.url = url
         self._around = around
-        parts = urllib.parse.urlsplit(url)
-        self._directory = _check_directory(f"{parts.path.rstrip('/')}/{prefix}".removeprefix("/~/"))
-        self._parts = parts
+        self._parts = urllib.parse.urlsplit(url)
+        path = f"{self._parts.path.rstrip('/')}/{prefix}"
+        self._directory = _check_directory(path.removeprefix("/~/"))
         self._transport: Any = None
         self._endpoint: Endpoint | None = None
-        digest = hashlib.sha256(around.gateway).hexdigest()[:16]
-        self._gateway = f"{FOLDER}/store-gateway-{digest}.py"
 
     def endpoint(self) -> Endpoint:
         """Resolve the address by the user's own ssh_config, and pin its host key."""
@@ -62,90 +54,62 @@ class SshLabStore:
             self._endpoint = self._around.settle_host_key(endpoint)
         return self._endpoint
 
-    def grant_access(self, lab: str, key: str) -> str:
-        """Give `key` access to this prefix, replacing the lab's earlier key; return its path."""
-        self._install()
-        return self._keys("admit", f"~/{self._gateway}", self._directory, lab, key).strip()
+    def grant_access(self, lab: str, key: str) -> None:
+        """Give `key` access to this prefix, replacing the lab's earlier key."""
+        gateway = self._around.gateway
+        self._run_program(self._around.keys, "admit", self._directory, lab, key, stdin=gateway)
 
     def revoke_access(self, lab: str) -> None:
         """Revoke the access of the lab's key. What it wrote stays."""
-        self._keys("forget", lab)
+        self._run_program(self._around.keys, "forget", lab)
 
     def read(self, key: str) -> bytes | None:
-        content = b""
         try:
-            while True:
-                size, block = self._get(key, len(content), PART_BYTES)
-                content += block
-                if not block or len(content) >= size:
-                    return content
+            return b"".join(self._read_parts(key))
         except NotFoundError:
             return None
 
-    def write(self, key: str, data: bytes | Path) -> None:
-        size = len(data) if isinstance(data, bytes) else data.stat().st_size
-        sha256 = _hash(data)
-        request = PutFileRequest(key, size, sha256, length=0)
-        if isinstance(data, bytes):
-            self._request(request._replace(length=size), data)
-            return
-        if size:
-            self._send_draft(data, f"{sha256}.{size}", size)
-        if not self._request(request)[0].done:
-            raise TransferError(
-                f"{key} changed while it was being sent", hint="labctl pull   # again"
-            )
+    def write(self, key: str, data: bytes) -> None:
+        self._put_file(key, data, expected=None)
 
     def fetch(self, key: str, path: Path, size: int, sha256: str) -> None:
-        def download(draft: Path) -> None:
+        def write_draft(draft: Path) -> None:
             with draft.open("wb") as file:
-                while True:
-                    wanted = min(size - file.tell(), PART_BYTES)
-                    block = self._get(key, file.tell(), wanted)[1]
-                    file.write(block)
-                    if not block or file.tell() >= size:
+                for part in self._read_parts(key):
+                    file.write(part)
+                    if file.tell() >= size:
                         return
 
-        write_verified(path, size, sha256, download)
-
-    def list_keys(self, prefix: str = "") -> list[str]:
-        return list(self._request(ListNamesRequest(prefix))[0].names)
+        write_verified(path, size, sha256, write_draft)
 
     def swap(self, key: str, data: bytes, expected: bytes | None) -> bool:
-        digest = "" if expected is None else hashlib.sha256(expected).hexdigest()
-        return self._request(SwapFileRequest(key, len(data), digest), data)[0].done
+        return self._put_file(key, data, "" if expected is None else _hash(expected))
 
-    def _send_draft(self, data: Path, name: str, size: int) -> None:
-        folder = f"{self._directory}/.incoming"
-        line = (
-            f"umask 077; cd && mkdir -p -- '{folder}' && cd -- '{folder}' || exit; "
-            f"cat > {name} && exit; rm -f {name}; free=$(df -Pk . | awk 'NR == 2 {{ print $4 }}'); "
-            f'[ "$free" -gt {size // 1024} ] || exit {FULL}; exit 1'
-        )
-        code, _, err = self._stream(line, _blocks(data))
-        if code == FULL:
-            raise DiskFullError(
-                f"{self.url} is full",
-                why=f"{data.name} has {size} bytes",
-                hint=FULL_HINT,
-            )
-        if code:
-            raise self._make_command_error(code, err)
+    def _put_file(self, key: str, data: bytes, expected: str | None) -> bool:
+        size = len(data)
+        request = PutFileRequest(key, size, _hash(data), length=size, expected=expected)
+        return self._send_request(request, data)[0].done
 
-    def _get(self, key: str, offset: int, length: int) -> tuple[int, bytes]:
-        """Read a part of a file; return (size of the whole file, the bytes)."""
-        reply, body = self._request(GetPartRequest(key, offset, length))
-        if len(body) != reply.length:
-            raise TransferError(
-                f"the download of {key} from {self.url} was interrupted",
-                hint="labctl pull   # again",
-            )
-        return reply.size, body
+    def _read_parts(self, key: str) -> Iterator[bytes]:
+        offset = 0
+        while True:
+            reply, part = self._send_request(GetPartRequest(key, offset, PART_BYTES))
+            if len(part) != reply.length:
+                raise TransferError(
+                    f"the download of {key} from {self.url} was interrupted",
+                    hint="labctl pull   # again",
+                )
+            yield part
+            offset += len(part)
+            if len(part) < PART_BYTES:
+                return
 
-    def _request(self, request: GatewayRequest, body: bytes = b"") -> tuple[GatewayReply, bytes]:
+    def _send_request(
+        self, request: PutFileRequest | GetPartRequest, body: bytes = b""
+    ) -> tuple[GatewayReply, bytes]:
         """Send a request to the gateway; return (reply, the bytes that follow it)."""
-        line = encode(request).encode() + b"\n"
-        output = self._serve(line + body)
+        stdin = encode(request).encode() + b"\n" + body
+        output = self._run_program(self._around.gateway, "serve", self._directory, stdin=stdin)
         head, _, rest = output.partition(b"\n")
         try:
             reply = decode(GatewayReply, head)
@@ -156,78 +120,38 @@ class SshLabStore:
                 hint="labctl config   # check store: it needs an account with a plain shell",
             ) from None
         if reply.error:
-            key = "" if isinstance(request, ListNamesRequest) else request.key
-            raise self._to_error(key, reply)
+            raise self._make_error(request.key, reply)
         return reply, rest
 
-    def _to_error(self, key: str, reply: GatewayReply) -> LabError:
-        why = reply.why
+    def _make_error(self, key: str, reply: GatewayReply) -> LabError:
         if reply.error == "missing":
-            return NotFoundError(f"{self.url} does not contain {key!a}", why=why)
+            return NotFoundError(f"{self.url} does not contain {key!a}", why=reply.why)
         if reply.error == "full":
-            return DiskFullError(f"{self.url} is full", why=why, hint=FULL_HINT)
-        return TransferError(f"{self.url} refused {key!a}", why=why)
+            return DiskFullError(f"{self.url} is full", why=reply.why, hint=FULL_HINT)
+        return TransferError(f"{self.url} refused {key!a}", why=reply.why)
 
-    def _serve(self, stdin: bytes) -> bytes:
-        """Run the gateway on one input and return its output; installs it if needed."""
-        line = (
-            f"cd && [ -f '{self._gateway}' ] || exit {NOT_INSTALLED}; "
-            f"exec python3 -I -S '{self._gateway}' serve '{self._directory}'"
-        )
-        code, out, err = self._stream(line, stdin)
-        if code == NOT_INSTALLED:
-            self._install()
-            code, out, err = self._stream(line, stdin)
-        if code:
-            raise self._make_command_error(code, err)
-        return out
-
-    def _install(self) -> None:
-        path = self._gateway
-        self._run(
-            f"set -e; umask 077; cd; mkdir -p {FOLDER}; [ -f '{path}' ] || "
-            f"{{ cat > '{path}'.$$; mv '{path}'.$$ '{path}'; }}",
-            self._around.gateway,
-        )
-
-    def _keys(self, *words: str) -> str:
-        line = command("python3", "-I", "-S", "-", *words).render()
-        return self._run(f"cd && exec {line}", self._around.keys).decode()
-
-    def _run(self, line: str, stdin: Body) -> bytes:
-        code, out, err = self._stream(line, stdin)
-        if code:
-            raise self._make_command_error(code, err)
-        return out
-
-    def _make_command_error(self, code: int, err: str) -> LabError:
-        if code == 127:
-            return CommandError(f"{self.url}: python3 is not installed", code=code, stderr=err)
-        return CommandError(f"{self.url} cannot be used", code=code, stderr=err)
-
-    def _stream(self, line: str, stdin: Body) -> tuple[int, bytes, str]:
+    def _run_program(self, program: bytes, *words: str, stdin: bytes = b"") -> bytes:
+        """Run a Python program there, which arrives before its own input; return its output."""
         if self._transport is None:
             self._transport = self._around.connect(self.endpoint())
+        loader = f"import sys; exec(sys.stdin.buffer.read({len(program)}))"
+        line = command("python3", "-I", "-S", "-c", loader, *words).render()
         out, err = bytearray(), bytearray()
-        keep: Callable[[bytes], None] = err.extend
-        code = self._transport.stream(line, stdin=stdin, on_stdout=out.extend, on_stderr=keep)
-        return int(code), bytes(out), err.decode(errors="replace")
+        code = self._transport.stream(
+            f"cd && exec {line}",
+            stdin=program + stdin,
+            on_stdout=out.extend,
+            on_stderr=err.extend,
+        )
+        if code:
+            problem = "has no python3" if code == 127 else "cannot be used"
+            stderr = err.decode(errors="replace")
+            raise CommandError(f"{self.url} {problem}", code=code, stderr=stderr)
+        return bytes(out)
 
 
-def _blocks(path: Path) -> Callable[[], Iterator[bytes]]:
-    def read_blocks() -> Iterator[bytes]:
-        with path.open("rb") as file:
-            while block := file.read(PART_BYTES):
-                yield block
-
-    return read_blocks
-
-
-def _hash(data: bytes | Path) -> str:
-    if isinstance(data, bytes):
-        return hashlib.sha256(data).hexdigest()
-    with data.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _check_directory(directory: str) -> str:

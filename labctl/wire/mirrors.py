@@ -161,7 +161,9 @@ class SentRecord(NamedTuple):
 class PutFileRequest(NamedTuple):
     """A file for a store on an SSH server (agent/mirror/ssh_gateway.py); `length` bytes follow.
 
-    Without them, the complete draft with this hash and size is put in place.
+    Without them, the complete draft SHA256.SIZE is put in place. With `expected`, a file is only
+    replaced if its content has this hash ("": there is none). Earlier gateways ignore `expected`
+    and need `offset`.
     """
 
     key: str
@@ -169,6 +171,7 @@ class PutFileRequest(NamedTuple):
     sha256: str
     length: int
     offset: int = 0
+    expected: Optional[str] = None
     do: str = "put"
 
 
@@ -179,32 +182,17 @@ class GetPartRequest(NamedTuple):
     do: str = "get"
 
 
-class SwapFileRequest(NamedTuple):
-    """Replace a file if `expected` is the hash of its content ("": there is none)."""
-
-    key: str
-    length: int
-    expected: str
-    do: str = "swap"
-
-
-class ListNamesRequest(NamedTuple):
-    prefix: str
-    do: str = "list"
-
-
 class GatewayReply(NamedTuple):
-    """The reply of the gateway to any request, or its `error` and why.
+    """The reply of the gateway to any request: an `error` and why, or none.
 
-    `rsync`, whether the gateway accepts drafts by rsync, is None in earlier versions. `size` is
-    that of the whole file, and `length` counts the bytes that follow the reply to a get.
+    The errors are "name", "full", "bad" (the hash differs), "missing" and "io". `rsync`, whether
+    the gateway accepts drafts by rsync, is None in earlier versions. `length` counts the bytes that
+    follow the reply to a get.
     """
 
     done: bool = False
     rsync: Optional[bool] = None
-    size: int = 0
     length: int = 0
-    names: Tuple[str, ...] = ()
     error: str = ""
     why: str = ""
 

@@ -95,7 +95,7 @@ def test_the_servers_key_opens_its_own_prefix_and_nothing_else(stored: StoreLab)
     reply = asked(stored, do="get", key="link/secret", offset=0, length=100)
     assert reply["error"] == "name"
     assert "error" in asked(stored, do="delete", key="runs", length=0)
-    assert "other-1" not in str(asked(stored, do="list", prefix=""))
+    assert "error" in asked(stored, do="list", prefix="", length=0)
     stored.store.sh(f"rm ~/labs/{stored.prefix}/link")
     keys = stored.store.sh("cat ~/.ssh/authorized_keys").splitlines()
     assert len(keys) == 2, "the person's own, and one for the lab"
@@ -171,7 +171,7 @@ def test_another_server_is_made_from_the_store_alone(stored: StoreLab) -> None:
 
 def test_the_person_reads_it_too(stored: StoreLab) -> None:
     store = open_lab_store(stored.context)
-    assert f"runs/{RUN}/index.json" in store.list_keys("runs/")
+    assert store.read(f"runs/{RUN}/index.json")
     about = json.loads(store.read(f"runs/{RUN}/run.json") or b"{}")
     target = stored.lab.root / "code.tar"
     store.fetch(f"runs/{RUN}/code.tar", target, **about["code"])

@@ -29,14 +29,11 @@ class Memory:
         self._reached()
         return self.held.get(key)
 
-    def write(self, key: str, data: bytes | Path) -> None:
+    def write(self, key: str, data: bytes) -> None:
         raise AssertionError("a lease is only ever swapped")
 
     def fetch(self, key: str, path: Path, size: int, sha256: str) -> None:
         raise AssertionError("a lease is small")
-
-    def list_keys(self, prefix: str = "") -> list[str]:
-        return sorted(self.held)
 
     def swap(self, key: str, data: bytes, expected: bytes | None) -> bool:
         self._reached()

@@ -33,7 +33,7 @@ OUTSIDE = ["..", "../x", "code/../../x", "code/..", "/etc/passwd", "//etc/passwd
 ODD = ["", ".", "./x", "code/./x", "code/.", "code//x", "code/"]
 HIDDEN = ["code/a\0b", "\0", "code/..\0/x"]
 HOSTILE = [*OUTSIDE, *ODD, *HIDDEN]
-REFUSED = (LabError, Failure, HttpRefusal, ValueError, ssh_gateway.GatewayError)
+REFUSED = (LabError, Failure, HttpRefusal, ValueError)
 
 
 def check_gateway(name: str, root: Path) -> object:

@@ -2,16 +2,17 @@
 
 A self-contained file (standard library only) that labctl runs there through the person's own login.
 
-    admit GATEWAY DIRECTORY LAB KEY    let KEY run GATEWAY in DIRECTORY, and nothing else;
-                                       remove the key that LAB had before
-    forget LAB                         remove LAB's key
+    admit DIRECTORY LAB KEY    install the gateway on stdin, let KEY run it in DIRECTORY and nothing
+                               else, and remove the key that LAB had before
+    forget LAB                 remove LAB's key
 
-`admit` creates DIRECTORY and prints its full path. All other lines stay as they are.
+`admit` creates DIRECTORY. All other lines stay as they are.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ SAFE_PATH = re.compile(r"[A-Za-z0-9._/+@~,=-]+")
 SAFE_LAB = re.compile(r"[a-z0-9][a-z0-9-]{0,80}")
 SAFE_KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/=]{40,200}")
 MARK = "labctl-store:"
+PROGRAMS = Path(".local/share/labctl")
 
 
 def build_key_line(gateway: str, directory: str, lab: str, key: str) -> str:
@@ -55,30 +57,41 @@ def rewrite_keys(lab: str, line: str) -> None:
         after = replace_line(before, lab, line)
         if after == before:
             return
-        draft = path.with_name(f".{path.name}.labctl-{os.getpid()}")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        with os.fdopen(os.open(draft, flags, 0o600), "wb") as file:
-            file.write(after.encode(errors="surrogateescape"))
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        write_file(path, after.encode(errors="surrogateescape"))
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file of this account only, completely or not at all."""
+    draft = path.with_name(f".{path.name}.labctl-{os.getpid()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with os.fdopen(os.open(draft, flags, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def install_gateway(content: bytes) -> Path:
+    """Install the gateway beside those of other versions, which other keys may run."""
+    name = f"store-gateway-{hashlib.sha256(content).hexdigest()[:16]}.py"
+    path = Path.home() / PROGRAMS / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, content)
+    return path
 
 
 def main(words: list[str]) -> int:
     os.umask(0o077)
     try:
-        if len(words) == 5 and words[0] == "admit":
-            directory = Path(words[2]).expanduser()
+        if len(words) == 4 and words[0] == "admit":
+            directory, lab, key = Path(words[1]), words[2], words[3]
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            full_path = str(directory.resolve())
-            rewrite_keys(
-                words[3], build_key_line(str(Path(words[1]).expanduser()), full_path, *words[3:])
-            )
-            print(full_path)
+            gateway = install_gateway(sys.stdin.buffer.read())
+            rewrite_keys(lab, build_key_line(str(gateway), str(directory.resolve()), lab, key))
         elif len(words) == 2 and words[0] == "forget":
             rewrite_keys(words[1], "")
         else:
-            raise ValueError("usage: admit GATEWAY DIRECTORY LAB KEY | forget LAB")
+            raise ValueError("usage: admit DIRECTORY LAB KEY | forget LAB")
     except (ValueError, OSError) as error:
         print(f"labctl store: {error}", file=sys.stderr)
         return 1
