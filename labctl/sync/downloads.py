@@ -61,14 +61,14 @@ def verify_files(
     their identity; other files, now deleted). TransferError if the disk fails.
     """
     due = list(came)
-    if due:
-        sync_files(partial, [partial / file.path for file in due])
+    hashed = {file.path: hasher.find(file.path) if hasher else None for file in due}
+    if unsynced := [partial / path for path, found in hashed.items() if found is None]:
+        sync_files(partial, unsynced)
     good, bad = [], []
     for file in due:
         path = partial / file.path
         with contextlib.suppress(OSError):  # a file that cannot be read back was not stored
-            hashed = hasher.find(file.path) if hasher is not None else None
-            sha256, status = hashed or hash_on_disk(path)
+            sha256, status = hashed[file.path] or hash_on_disk(path)
             if (sha256, status.st_size) == (file.sha256, file.size):
                 good.append(msgspec.structs.replace(file, identity=rename_stable_identity(status)))
                 continue
@@ -119,7 +119,9 @@ class Download:
         missing = [file for file in due if not self._has_arrived(file)]
         unhashed = [file for file in due if not file.sha256]
         hashes = _ServerHashes(self.folder, unhashed)
-        hasher = BackgroundHasher(self.partial, {file.path for file in missing})
+        sizes = {file.path: file.size for file in missing}
+        # rsync writes a new file from its start to its end, then names it.
+        hasher = BackgroundHasher(self.partial, sizes, follow=bool(self.folder.rsync_version))
         with self._report_full_disk(), add_resume_hint(self.hint):
             if missing:
                 with hasher:

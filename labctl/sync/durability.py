@@ -37,6 +37,14 @@ def sync_file(path: Path) -> None:
         raise _make_disk_error(error) from error
 
 
+def sync_descriptor(descriptor: int) -> None:
+    """Wait until the contents of an open file are on the disk; raises as `sync_files` does."""
+    try:
+        _flush(descriptor)
+    except OSError as error:
+        raise _make_disk_error(error) from error
+
+
 def sync_directories(paths: Iterable[Path], top: Path) -> None:
     """Wait until the names of `paths` are on the disk: each directory from there up to `top`."""
     directories: set[Path] = set()
@@ -58,11 +66,15 @@ def hash_on_disk(path: Path) -> tuple[str, os.stat_result]:
     """Hash what the disk holds of a synced file; return (sha256, the stat it belongs to)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb", buffering=0) as file:
-        if sys.platform == "linux":
-            # Otherwise the read would come from the page cache and not from the disk.
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         found = os.fstat(descriptor)
+        drop_cache(descriptor, 0, found.st_size)
         return hashlib.file_digest(file, "sha256").hexdigest(), found
+
+
+def drop_cache(descriptor: int, start: int, end: int) -> None:
+    """Have the next read of these synced bytes come from the disk, not from the page cache."""
+    if sys.platform == "linux" and end > start:
+        os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
 
 
 def _sync_filesystem(folder: Path) -> bool:
@@ -89,12 +101,17 @@ def _sync_filesystem(folder: Path) -> bool:
 def _sync(path: Path, flags: int) -> None:
     descriptor = os.open(path, flags | os.O_CLOEXEC)
     try:
+        _flush(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _flush(descriptor: int) -> None:
+    try:
         os.fsync(descriptor)
     except OSError as error:
         if error.errno not in NOT_OFFERED:
             raise
-    finally:
-        os.close(descriptor)
 
 
 def _make_disk_error(error: OSError) -> TransferError:
