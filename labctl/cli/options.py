@@ -10,13 +10,16 @@ import click
 
 from labctl.cli.screen import Screen
 from labctl.errors import LabError
-from labctl.events import Note
+from labctl.events import Note, Reporter
 
 if TYPE_CHECKING:
+    from labctl.cli.timeline import Timeline
     from labctl.lab import Lab
 
 # key of the command's Screen in click's context
 SCREEN = "labctl.screen"
+# key of the Timeline of a command with --timings
+TIMELINE = "labctl.timeline"
 F = TypeVar("F", bound=Callable[..., Any])
 PROVIDER = click.option("--provider", help="Overrides server.provider in lab.yaml.")
 AUTHORIZED_KEYS = click.option(
@@ -51,6 +54,9 @@ SSH_AT_ONCE = click.option(
 )
 SSH_JSON = click.option(
     "--json", "json_", is_flag=True, help="With several servers: print one JSON object."
+)
+TIMINGS = click.option(
+    "--timings", is_flag=True, help="Print when each part began and how long it took."
 )
 FOLLOW = click.option("-f", "--follow", is_flag=True, help="Keep printing until the run ends.")
 TAIL = click.option(
@@ -112,8 +118,11 @@ def open_lab(
     record_only: bool = False,
     needs_file: bool = True,
     everywhere: bool = False,
+    timings: bool = False,
 ) -> Lab:
     """Load the lab in -C's directory, with events drawn on the screen.
+
+    With `timings`, `find_timeline` has the times of its parts.
 
     An override that is None leaves lab.yaml's value. Expired disks are removed on the way, unless
     only the record is read.
@@ -124,10 +133,15 @@ def open_lab(
     screen = Screen(yes=yes, quiet=quiet)
     ctx.meta[SCREEN] = screen
     ctx.call_on_close(screen.stop_drawing)
+    reporter: Reporter = screen
+    if timings:
+        from labctl.cli.timeline import Timeline
+
+        reporter = ctx.meta[TIMELINE] = Timeline(screen)
     lab = Lab.load(
         ctx.find_root().obj or ".",
         overrides=set_overrides,
-        reporter=screen,
+        reporter=reporter,
         record_only=record_only,
         needs_file=needs_file,
         everywhere=everywhere,
@@ -159,3 +173,9 @@ def _remove_expired(lab: Lab) -> None:
 def stop_drawing(ctx: click.Context) -> None:
     """Stop live drawing before another program's output begins."""
     ctx.meta[SCREEN].stop_drawing()
+
+
+def find_timeline(ctx: click.Context) -> Timeline | None:
+    """Return the Timeline of the command's lab; None without --timings."""
+    timeline: Timeline | None = ctx.meta.get(TIMELINE)
+    return timeline

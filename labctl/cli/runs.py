@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +13,8 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.options import (
     SSH_AT_ONCE,
     SSH_JSON,
+    TIMINGS,
+    find_timeline,
     json_option,
     open_lab,
     stop_drawing,
@@ -78,6 +81,7 @@ def push_command(ctx: click.Context, force: bool, yes: bool, json_: bool) -> Non
     help="Run this share or number of steps first. Then show the time and cost of the whole run, "
     "and ask whether to start it.",
 )
+@TIMINGS
 @yes_option
 @json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -91,6 +95,7 @@ def run_command(
     recover: bool,
     keeper: str,
     probe: str,
+    timings: bool,
     yes: bool,
     json_: bool,
     command: tuple[str, ...],
@@ -114,7 +119,8 @@ def run_command(
     if probe and tty:
         raise _make_probe_with_terminal_error()
 
-    lab = open_lab(ctx, yes=yes, quiet=json_)
+    lab = open_lab(ctx, yes=yes, quiet=json_, timings=timings)
+    timeline = find_timeline(ctx)
     if probe and not (run_id and lab.context.state.get_run(lab.id, run_id)):
         if not confirm_after_probe(ctx, lab, command, probe, push=not no_push, json_=json_):
             return
@@ -128,6 +134,9 @@ def run_command(
             event = "found" if found else "started"
             click.echo(f"run {run.id} {event}: {clean(shlex.join(run.command))}", err=True)
 
+    on_log: Callable[[bytes], None] = (lambda block: None) if json_ else write_log
+    if timeline:
+        on_log = timeline.watch_log(on_log, (lambda: None) if json_ else timeline.print_once)
     try:
         run = lab.run(
             command,
@@ -138,13 +147,15 @@ def run_command(
             recover=recover,
             keeper=keeper,
             on_start=report_start,
-            on_log=(lambda block: None) if json_ else write_log,
+            on_log=on_log,
         ).last_known
     except KeyboardInterrupt:
         if not started_runs:
             raise
         _print_still_running(lab, started_runs[0])
         ctx.exit(DETACHED)
+    if timeline and not json_:
+        timeline.print_once()
     if tty and not run.has_ended:
         replace_with_ssh(lab.context, f"docker attach {run.container}")
     _finish(ctx, run, detach, json_)
@@ -176,7 +187,8 @@ def _make_probe_with_terminal_error() -> LabError:
 
 def _finish(ctx: click.Context, run: Run, detach: bool, json_: bool) -> None:
     if json_:
-        print_json({"run": run})
+        timeline = find_timeline(ctx)
+        print_json({"run": run, **({"timings": timeline.summarize()} if timeline else {})})
     elif run.has_ended:
         click.echo(f"run {run.id}: {clean(run.summary)}", err=True)
         if run.stopped_by:

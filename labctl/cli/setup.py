@@ -8,7 +8,15 @@ from pathlib import Path
 import click
 import msgspec
 
-from labctl.cli.options import PROVIDER, json_option, need_options, open_lab, yes_option
+from labctl.cli.options import (
+    PROVIDER,
+    TIMINGS,
+    find_timeline,
+    json_option,
+    need_options,
+    open_lab,
+    yes_option,
+)
 from labctl.cli.screen import Screen, print_checks, print_json
 from labctl.config import find_data_dir
 from labctl.errors import UsageError
@@ -63,11 +71,18 @@ def init_command(ctx: click.Context, directory: Path, provider: str | None) -> N
     is_flag=True,
     help="Do not end a server that costs money after the default 12 hours.",
 )
+@TIMINGS
 @yes_option
 @json_option
 @click.pass_context
 def up_command(
-    ctx: click.Context, /, yes: bool, json_: bool, no_deadline: bool, **overrides: str
+    ctx: click.Context,
+    /,
+    yes: bool,
+    json_: bool,
+    no_deadline: bool,
+    timings: bool,
+    **overrides: str,
 ) -> None:
     """Start the lab's server, or use the one that it already has.
 
@@ -79,13 +94,16 @@ def up_command(
     labctl up
     labctl up --gpu T4 --max-price 0.60
     """
-    lab = open_lab(ctx, yes=yes, quiet=json_, overrides=overrides)
+    lab = open_lab(ctx, yes=yes, quiet=json_, overrides=overrides, timings=timings)
     need = lab.config.server.need
     need_without_deadline = msgspec.structs.replace(need, deadline=False) if no_deadline else None
     server = lab.up(need_without_deadline).server
+    timeline = find_timeline(ctx)
     if json_:
-        print_json({"server": server})
+        print_json({"server": server, **({"timings": timeline.summarize()} if timeline else {})})
         return
+    if timeline:
+        timeline.print_once()
     price = server.offer.price_usd_per_hour
     cost = price_text(price) if price else "costs nothing"
     click.echo(f"{server.alias} is ready ({server.provider}, {cost}).")

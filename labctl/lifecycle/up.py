@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import msgspec
 
 from labctl.errors import InterruptError, LabError
-from labctl.events import Note
+from labctl.events import Note, report_part
 from labctl.lifecycle import disk_restore
 from labctl.model import Server
 from labctl.runs import provenance
@@ -20,6 +20,7 @@ from labctl.servers.open_costs import explain_open_costs
 from labctl.servers.prepare import prepare, probe
 from labctl.servers.reachability import reach
 from labctl.stores.lab_store import prepare_store
+from labctl.transports import Transport
 
 
 def up(
@@ -34,7 +35,8 @@ def up(
         try:
             with explain_open_costs(context, LabError) if explains_costs else nullcontext():
                 need = context.config.server.need
-                server = adopt(context, listed) or attempts.create_server(context, need)
+                with report_part(context.reporter, "boot"):
+                    server = adopt(context, listed) or attempts.create_server(context, need)
                 server = make_ready(context, server)
                 select_gpus(need, context.load_facts(server), context.reporter)
                 return server
@@ -49,8 +51,15 @@ def up(
 def make_ready(context: LabContext, server: Server) -> Server:
     """Wait for the machine and its sshd, then install what labctl needs on it."""
     deadlines.note_declined(context, server)
-    server, transport = reach(context, server)
-    server, transport = first_contact.replace_first_host_key(context, server, transport)
+    with report_part(context.reporter, "boot"):
+        server, transport = reach(context, server)
+    with report_part(context.reporter, "prepare"):
+        server, transport = first_contact.replace_first_host_key(context, server, transport)
+        return _install(context, server, transport)
+
+
+def _install(context: LabContext, server: Server, transport: Transport) -> Server:
+    """Install what labctl needs on a machine that can be reached, and arm its guards."""
     facts = prepare(
         transport,
         server,
