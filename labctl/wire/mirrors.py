@@ -162,8 +162,8 @@ class PutFileRequest(NamedTuple):
     """A file for a store on an SSH server (agent/mirror/ssh_gateway.py); `length` bytes follow.
 
     Without them, the complete draft SHA256.SIZE is put in place. With `expected`, a file is only
-    replaced if its content has this hash ("": there is none). Earlier gateways ignore `expected`
-    and need `offset`.
+    replaced if its content has this hash ("" if it must not exist). Earlier gateways ignore
+    `expected` and need `offset`.
     """
 
     key: str
