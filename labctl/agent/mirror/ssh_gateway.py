@@ -101,7 +101,7 @@ def serve(stream: BinaryIO, out: BinaryIO) -> None:
             else:
                 raise ValueError("requests are put and get")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            reply = {"error": "name", "why": f"invalid request: {error!r}"}
+            reply = {"error": "name", "why": f"invalid request: {error}"}
         except OSError as error:
             reply = {"error": KINDS.get(error.errno or 0, "io"), "why": str(error)}
             clear_drafts(0 if reply["error"] == "full" else STALE_S)
