@@ -69,7 +69,7 @@ class KeeperHost:
     def endpoint(self) -> Endpoint:
         """The keeper's address, resolved by the user's own ssh_config, with its host key pinned."""
         user, host, port = _parse_host(self.host)
-        alias = self.context.connections.resolve_alias(host)
+        alias = self.context.connections.user_config.resolve_alias(host)
         # Another port is another sshd, which may have another key.
         key = alias.host_key if not port or port == alias.port else ""
         endpoint = msgspec.structs.replace(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -28,14 +27,13 @@ from labctl.errors import (
     AuthenticationError,
     BusyError,
     ConnectError,
-    LabError,
-    NotFoundError,
     UsageError,
 )
 from labctl.events import Reporter
 from labctl.model import Endpoint, Server
 from labctl.retry import retry_on
-from labctl.servers.host_keys import confirm_host_key, find_known_key
+from labctl.servers.host_keys import confirm_host_key
+from labctl.servers.user_ssh_config import UserSshConfig, has_line, list_hosts
 from labctl.state.locks import hold_lock
 from labctl.transports import Transport
 from labctl.transports.ssh_client import runtime_dir
@@ -48,7 +46,6 @@ if TYPE_CHECKING:
 LOCK_WAIT_S = 60.0
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
-_MOST_INCLUDES = 16
 
 
 class Connections:
@@ -62,7 +59,7 @@ class Connections:
         self, ssh_dir: Path, user_ssh_config: Path | None, *, in_process: bool = False
     ) -> None:
         self._dir = ssh_dir
-        self._user_config = user_ssh_config
+        self.user_config = UserSshConfig(user_ssh_config)
         self._in_process = in_process
         self._pool: dict[str, tuple[Endpoint, Transport]] = {}
         self._pool_lock = threading.Lock()
@@ -77,17 +74,18 @@ class Connections:
         if not self.is_alias_free(server.alias, server.id):
             raise UsageError(
                 f"ssh already knows a host called {server.alias}",
-                why=f"{self._user_config} or another lab's server uses that name",
+                why=f"{self.user_config.path} or another lab's server uses that name",
                 hint=lambda subject: f"give the lab another name: `lab:` in {subject.config_file}",
             )
         path = self._describe(self._server_dir(server.id), server.id, server.alias, server.endpoint)
         line = ssh.include_line(str(self._dir), "*/config")
         included = self._dir / "config"
-        if _has_line(included, line) and self._is_in_user_config():
+        include = ssh.include_line(str(self._dir), "config")
+        if has_line(included, line) and self.user_config.has_line(include):
             return path  # as nearly always: a lock on the path of every command takes 10 ms
         with hold_lock(self._dir / ".lock", "write ssh_config", wait_s=LOCK_WAIT_S):
             _write_if_changed(included, line + "\n")
-            self._include_in_user_config()
+            self.user_config.add_first_line(include)
         return path
 
     def forget(self, server_id: str) -> None:
@@ -185,9 +183,7 @@ class Connections:
 
     def is_alias_free(self, alias: str, server_id: str = "") -> bool:
         """Whether neither the user's config nor another server of ours uses this name."""
-        user_hosts: set[str] = set()
-        if self._user_config is not None:
-            user_hosts |= _list_hosts(self._user_config, skip=self._dir)
+        user_hosts = self.user_config.list_hosts(skip=self._dir)
         others = (hosts for name, hosts in self._list_own_hosts().items() if name != server_id)
         return ssh.check_id(alias) not in user_hosts and not any(alias in hosts for hosts in others)
 
@@ -201,37 +197,9 @@ class Connections:
             for name in names - set(self._declared):
                 config = self._dir / name / "config"
                 if config.is_file():
-                    self._declared[name] = _list_hosts(config, skip=self._dir / "config")
+                    self._declared[name] = list_hosts(config, skip=self._dir / "config")
             self._declared = {name: self._declared[name] for name in names & set(self._declared)}
             return self._declared
-
-    def resolve_alias(self, alias: str) -> Endpoint:
-        """Read `alias` from the user's own config: address, user, key, proxy and known host key.
-
-        `identity` is "" if the config names none: ssh's defaults and agent apply then.
-        """
-        options = self._read_ssh_options(alias)
-        defaults = set(self._read_ssh_options(alias, config="/dev/null").get("identityfile", []))
-        identity = next(
-            (
-                str(path)
-                for name in options.get("identityfile", [])
-                if name not in defaults and (path := Path(name).expanduser()).is_file()
-            ),
-            "",
-        )
-        host, port = options["hostname"][0], int(options["port"][0])
-        name = options.get("hostkeyalias", [ssh.known_hosts_name(host, port)])[0]
-        files = options.get("userknownhostsfile", [""])[0].split()
-        return Endpoint(
-            host=ssh.check_host(host),
-            port=port,
-            user=ssh.check_user(options["user"][0]),
-            identity=identity,
-            jump=_none_to_empty(options.get("proxyjump", [""])[0]),
-            proxy_command=_none_to_empty(options.get("proxycommand", [""])[0]),
-            host_key=find_known_key(name, tuple(Path(file).expanduser() for file in files)),
-        )
 
     def settle_host_key(self, endpoint: Endpoint, reporter: Reporter) -> Endpoint:
         """Return `endpoint` with a host key to pin.
@@ -244,11 +212,11 @@ class Connections:
         folder, _ = self._endpoint_dir(endpoint)
         confirmed = folder / "confirmed_key"
         key = confirmed.read_text().strip() if confirmed.exists() else ""
-        key = key or self._find_user_known_key(endpoint)
+        key = key or self.user_config.find_known_key(endpoint)
         if not key:
             from labctl.transports.fabric_login import fetch_host_key
 
-            key = fetch_host_key(self._replace_jump(endpoint))
+            key = fetch_host_key(self.user_config.replace_jump(endpoint))
             confirm_host_key(endpoint, key, reporter)
             _make_private(folder)
             replace_file(confirmed, (key + "\n").encode())
@@ -280,7 +248,9 @@ class Connections:
             if not can_log_in(endpoint):
                 return openssh
         return FabricTransport(
-            self._replace_jump(endpoint), known_hosts=self._user_known_hosts(), openssh=openssh
+            self.user_config.replace_jump(endpoint),
+            known_hosts=self.user_config.known_hosts,
+            openssh=openssh,
         )
 
     def _describe(self, folder: Path, server_id: str, alias: str, endpoint: Endpoint) -> Path:
@@ -298,7 +268,7 @@ class Connections:
             endpoint,
             known_hosts=str(known_hosts),
             runtime_dir=str(runtime_dir()),
-            user_config=self._jump_config(),
+            user_config=self.user_config.jump_config,
         )
         name = ssh.host_key_alias(server_id)
         keys = [key for key in (endpoint.host_key, endpoint.next_host_key) if key]
@@ -321,69 +291,6 @@ class Connections:
         name = "endpoint-" + hashlib.sha256(repr(key).encode()).hexdigest()[:16]
         return self._dir / "endpoints" / name, name
 
-    def _is_in_user_config(self) -> bool:
-        line = ssh.include_line(str(self._dir), "config")
-        return self._user_config is None or _has_line(self._user_config, line)
-
-    def _include_in_user_config(self) -> None:
-        """Add one line at the top of the user's config, once; leave all other bytes as they are."""
-        if self._user_config is None or self._is_in_user_config():
-            return
-        line = ssh.include_line(str(self._dir), "config").encode()
-        path = self._user_config.resolve()  # dotfiles are often symbolic links
-        old = path.read_bytes() if path.exists() else b""
-        if not path.parent.exists():
-            _make_private(path.parent)
-        mode = path.stat().st_mode & 0o777 if old else 0o600
-        replace_file(path, line + b"\n" + old, mode=mode)
-
-    def _jump_config(self) -> str:
-        """Return the config file for jump hosts; "" for ssh's default, which adds the system's."""
-        path = self._user_config
-        if path is None or not path.exists() or path == Path("~/.ssh/config").expanduser():
-            return ""
-        return str(path)
-
-    def _read_ssh_options(self, alias: str, config: str = "") -> dict[str, list[str]]:
-        """Return the options that `ssh -G` prints for a host: name -> values, in their order."""
-        config = config or self._jump_config()
-        argv = ["ssh", *(("-F", config) if config else ()), "-G", "--", ssh.check_host(alias)]
-        try:
-            result = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, capture_output=True, check=False
-            )
-        except FileNotFoundError:
-            raise NotFoundError(
-                f"{alias} cannot be looked up: ssh is not installed on this machine",
-                hint="sudo apt install openssh-client",
-            ) from None
-        if result.returncode:
-            raise LabError(
-                f"ssh cannot read its config for {alias}",
-                why=result.stderr.decode(errors="replace").strip(),
-                hint=f"ssh -G {alias}",
-            )
-        options: dict[str, list[str]] = {}
-        for line in result.stdout.decode(errors="replace").splitlines():
-            key, _, value = line.partition(" ")
-            options.setdefault(key, []).append(value)
-        return options
-
-    def _user_known_hosts(self) -> Path | None:
-        return self._user_config.parent / "known_hosts" if self._user_config else None
-
-    def _find_user_known_key(self, endpoint: Endpoint) -> str:
-        path = self._user_known_hosts()
-        name = ssh.known_hosts_name(endpoint.host, endpoint.port)
-        return find_known_key(name, (path,)) if path else ""
-
-    def _replace_jump(self, endpoint: Endpoint) -> Endpoint:
-        """Replace jump hosts by a proxy command of the user's ssh, if ssh is installed."""
-        if not endpoint.jump or not shutil.which("ssh"):
-            return endpoint
-        command = ssh.jump_command(endpoint.jump, user_config=self._jump_config())
-        return msgspec.structs.replace(endpoint, jump="", proxy_command=command)
-
 
 def is_reachable(endpoint: Endpoint, within_s: float) -> bool:
     """Whether the address accepts a TCP connection within `within_s`; True behind a proxy."""
@@ -396,35 +303,10 @@ def is_reachable(endpoint: Endpoint, within_s: float) -> bool:
         return False
 
 
-def _none_to_empty(value: str) -> str:
-    return "" if value == "none" else value
-
-
 def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def _has_line(path: Path, line: str) -> bool:
-    """Whether a file has the line, apart from spaces around it; False if there is no file."""
-    old = path.read_bytes() if path.exists() else b""
-    return line.encode() in (each.strip() for each in old.splitlines())
 
 
 def _write_if_changed(path: Path, text: str) -> None:
     if not path.exists() or path.read_text() != text:
         replace_file(path, text.encode())
-
-
-def _list_hosts(config: Path, *, skip: Path, depth: int = 0) -> set[str]:
-    """List the exact Host names in a config and its includes, except files at or below `skip`."""
-    if depth > _MOST_INCLUDES or not config.is_file() or config.is_relative_to(skip):
-        return set()
-    hosts, includes = ssh.parse_host_patterns(config.read_text(errors="replace"))
-    names = set(hosts)
-    for include in includes:
-        pattern = Path(include).expanduser()
-        absolute = pattern if pattern.is_absolute() else config.parent / pattern
-        root = Path(absolute.anchor)
-        for path in root.glob(str(absolute.relative_to(root))):
-            names |= _list_hosts(path, skip=skip, depth=depth + 1)
-    return names

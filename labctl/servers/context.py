@@ -106,7 +106,7 @@ class LabContext:
             place=self.place,
             connect=self.connections.connect,
             settle_host_key=self._settle_host_key,
-            resolve_alias=self.connections.resolve_alias,
+            resolve_alias=self.connections.user_config.resolve_alias,
             progress=self._report_progress,
             base_image=self.config.base_image,
             wheelhouse=self.config.wheelhouse,

@@ -119,7 +119,7 @@ def _context(context: LabContext) -> StoreContext:
 
     def resolve_alias(host: str) -> Endpoint:
         try:
-            return context.connections.resolve_alias(host)
+            return context.connections.user_config.resolve_alias(host)
         except LabError:
             return Endpoint(host=host, port=22, user=getpass.getuser())
 

@@ -76,7 +76,7 @@ class ReceiverHost:
                 f"{self.rules.hand_in} is not an SSH server",
                 hint="ask your instructor for another assignment file: labctl receive assignment",
             )
-        alias = self.context.connections.resolve_alias(match["host"])
+        alias = self.context.connections.user_config.resolve_alias(match["host"])
         return msgspec.structs.replace(
             alias,
             user=match["user"],

@@ -50,7 +50,7 @@ def static_case(static_machines: list[Sshd], tmp_path: Path) -> Iterator[Case]:
         connect=connections.connect,
         settle_host_key=lambda endpoint: connections.settle_host_key(endpoint, SilentReporter()),
         progress=lambda text, done, total: None,
-        resolve_alias=connections.resolve_alias,
+        resolve_alias=connections.user_config.resolve_alias,
     )
     hosts = tuple(
         HostEntry(host="127.0.0.1", port=box.port, user="student", identity=str(box.key))

@@ -35,7 +35,7 @@ class Person(SilentReporter):
             connect=self.connections.connect,
             settle_host_key=lambda endpoint: self.connections.settle_host_key(endpoint, self),
             progress=lambda text, done, total: None,
-            resolve_alias=self.connections.resolve_alias,
+            resolve_alias=self.connections.user_config.resolve_alias,
         )
         hosts = tuple(
             HostEntry(host="127.0.0.1", port=box.port, user=user, identity=str(box.key))

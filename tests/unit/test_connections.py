@@ -63,10 +63,10 @@ def test_ssh_finds_the_server_by_both_names(connections: Connections, user_confi
     connections.write(server())
     connections.write(server("box-2", "letters", msgspec.structs.replace(ENDPOINT, port=2223)))
     for name, port in (("digits", 2222), ("box-1", 2222), ("letters", 2223), ("box-2", 2223)):
-        assert connections.resolve_alias(name).port == port
+        assert connections.user_config.resolve_alias(name).port == port
     connections.forget("box-2")
     connections.forget("box-2")
-    assert connections.resolve_alias("letters").port == 22
+    assert connections.user_config.resolve_alias("letters").port == 22
 
 
 @pytest.mark.parametrize("in_process", [True, False])
@@ -111,7 +111,7 @@ def test_a_symbolic_link_to_dotfiles_stays_one(
 def test_a_state_directory_with_an_awkward_name(user_config: Path, tmp_path: Path) -> None:
     connections = Connections(tmp_path / "a [b] 100% c*" / "ssh", user_config)
     connections.write(server())
-    assert connections.resolve_alias("digits").port == 2222
+    assert connections.user_config.resolve_alias("digits").port == 2222
 
 
 def test_many_processes_write_one_include(tmp_path: Path, user_config: Path) -> None:
@@ -122,7 +122,9 @@ def test_many_processes_write_one_include(tmp_path: Path, user_config: Path) -> 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(16)))
     assert user_config.read_text().count("Include") == 1
-    assert Connections(tmp_path / "ssh", user_config).resolve_alias("lab-15").port == 2222
+    assert (
+        Connections(tmp_path / "ssh", user_config).user_config.resolve_alias("lab-15").port == 2222
+    )
 
 
 def test_an_alias_of_the_users_is_never_shadowed(
@@ -183,22 +185,22 @@ def test_an_alias_of_the_users_config(
         f" ProxyJump bob@bastion:22\n HostKeyAlias the-gpu\n UserKnownHostsFile {known}\n"
         "Host proxied\n ProxyCommand nc %h %p\n User carol\n"
     )
-    assert connections.resolve_alias("gpu") == Endpoint(
+    assert connections.user_config.resolve_alias("gpu") == Endpoint(
         host="gpu1.lab.example", port=2200, user="alice", identity=str(key),
         jump="bob@bastion:22", host_key=KEY,
     )  # fmt: skip
-    proxied = connections.resolve_alias("proxied")
+    proxied = connections.user_config.resolve_alias("proxied")
     assert (proxied.host, proxied.identity, proxied.jump) == ("proxied", "", "")
     assert proxied.proxy_command == "nc %h %p"
     with pytest.raises(UsageError):
-        connections.resolve_alias("-oProxyCommand=id")
+        connections.user_config.resolve_alias("-oProxyCommand=id")
 
 
 def test_a_broken_users_config_is_told(connections: Connections, user_config: Path) -> None:
     user_config.parent.mkdir(parents=True)
     user_config.write_text("Nonsense here\n")
     with pytest.raises(LabError, match="cannot read its config") as caught:
-        connections.resolve_alias("gpu")
+        connections.user_config.resolve_alias("gpu")
     assert "onsense" in caught.value.why
 
 
