@@ -46,15 +46,16 @@ def run_groups(groups: Mapping[str, Group], settings: Settings, results: Results
 
 def _run_group(group: str, entry: Group, settings: Settings, results: Results) -> None:
     deadline = time.monotonic() + entry.quick_s if results.record.quick else math.inf
-    cut_short = False
+    cut_short = has_progress = False
     with contextlib.closing(entry.compare(settings)) as comparisons:
-        for number, whole in enumerate(comparisons):
+        for whole in comparisons:
             comparison = whole.keep_judged() if results.record.quick else whole
             if results.has_measured(group, comparison):
                 continue
-            if number > 0 and time.monotonic() > deadline:
+            if has_progress and time.monotonic() > deadline:
                 cut_short = True
                 break
+            has_progress = True
             _measure(group, comparison, deadline, results)
             rows = results.save_rows(group, comparison, complete=True)
             print(f"{draw_table(rows, _draw_heading(group, comparison, results))}\n", flush=True)

@@ -172,6 +172,9 @@ def test_quick_ends_a_group_after_its_time(
     assert "(1 round, QUICK FIGURES)" in output
     assert "its time with --quick ended" in output
     assert results.path.name.endswith("-quick.json")
+    # each resumption measures one more comparison, however little time there is
+    assert run_groups({"data": group}, settings, Results.load(results.path))
+    assert Results.load(results.path).record.done == ["data"]
 
 
 def test_missed_target_is_in_the_final_table(
