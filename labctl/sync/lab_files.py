@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labctl.events import Note, report_part
 from labctl.model import FileEntry, Server
 from labctl.parallel import run_parts
 from labctl.servers.context import LabContext
-from labctl.sync import edits
 from labctl.sync import push as transfer
-from labctl.sync.edits import EditsResult
 from labctl.sync.fetch import fetch_data
 from labctl.sync.ignore import IgnoredName
 from labctl.sync.ignored_files import describe_ignored
 from labctl.sync.push import Files, PushedTree
 from labctl.sync.scan import HashIndex, scan_code, scan_data
 from labctl.sync.transfer_lock import hold_transfers, share_transfers
+
+if TYPE_CHECKING:  # a push starts faster without the modules for downloads
+    from labctl.sync.edits import EditsResult
 
 # Target on the server, local directory, its files, and the index of their hashes.
 Tree = tuple[str, Path, Files, HashIndex]
@@ -101,11 +103,15 @@ def _push_trees(
 
 def save_edits(context: LabContext, server: Server) -> EditsResult:
     """Save files that were edited on the server to `<lab>/server-edits/`."""
-    return _run_edits(context, server, edits.pull_edits)
+    from labctl.sync.edits import pull_edits
+
+    return _run_edits(context, server, pull_edits)
 
 
 def pull_code(context: LabContext, server: Server) -> list[str]:
     """Copy files that were edited on the server into the lab; return the paths of all of them."""
+    from labctl.sync import edits
+
     result = _run_edits(context, server, edits.pull_code)
     return [*result.brought, *(f"{result.directory}/{name}" for name in result.saved)]
 

@@ -9,14 +9,9 @@ one call is enough.
 from __future__ import annotations
 
 import base64
-import contextlib
 import functools
-import hashlib
-import os
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -26,7 +21,8 @@ from labctl.events import Progress, Question, Reporter
 from labctl.model import GIB, FileEntry, Value
 from labctl.servers.agent import KEPT, AgentClient, add_resume_hint
 from labctl.sync.file_transfer import LONG_S, Destination, send_files
-from labctl.sync.scan import HashIndex, file_identity, rehash
+from labctl.sync.scan import HashIndex, rehash
+from labctl.sync.source_files import SourceFiles, SourceHasher
 from labctl.text import bytes_text
 from labctl.wire.files import COMMIT, PLAN, CommitRequest, PlanReply, PlanRequest, PushedFile
 
@@ -34,7 +30,6 @@ TRIES = 3
 NAMED_AT_MOST = 20
 # Content up to this size is sent with the plan request: that costs less than a second call.
 INLINE_BYTES = 256 * 1024
-BLOCK_BYTES = 1024**2
 # The files of a tree, or a function that scans for them.
 Files = Sequence[FileEntry] | Callable[[], Sequence[FileEntry]]
 
@@ -219,12 +214,14 @@ class _Push:
 
     def _send(self, needed: list[FileEntry], plan: PlanReply) -> list[str]:
         """Send and commit; return the paths that changed meanwhile or arrived corrupted."""
-        sources = _Sources(self.root, needed)
-        if changed := sources.list_changed():
-            return changed
+        sources = SourceFiles(self.root, needed)
+        if sources.changed:
+            return sources.changed
         staged = set(plan.whole)
         missing = [f for f in needed if f.path not in staged]
-        with _Hashing(self.root, [f for f in needed if not f.sha256]) as hashing:
+        unhashed = [f for f in needed if not f.sha256]
+        sources.require_readable(unhashed)
+        with SourceHasher(self.root, unhashed) as hashing:
             if missing:
                 self._transfer(missing, plan)
             hashes = hashing.wait()
@@ -285,86 +282,6 @@ class _Push:
 
 def _render_disk_hint(subject: Subject) -> str:
     return subject.ssh(f"df -h, then {subject.push}  ({KEPT})")
-
-
-class _Sources:
-    """The state of a transfer's files at its start; files that change meanwhile are sent again."""
-
-    def __init__(self, root: Path, files: Sequence[FileEntry]) -> None:
-        self.root = root
-        self.files = files
-        self.stats: dict[str, os.stat_result] = {}
-        for entry in files:
-            status = self._stat(entry.path)
-            if status and (status.st_size, status.st_mtime_ns) == (entry.size, entry.mtime_ns):
-                self.stats[entry.path] = status
-
-    def list_changed(self) -> list[str]:
-        """List the paths whose file has changed since the scan."""
-        return [entry.path for entry in self.files if not self._is_same(entry.path)]
-
-    def _is_same(self, path: str) -> bool:
-        before, now = self.stats.get(path), self._stat(path)
-        return bool(before and now and file_identity(before) == file_identity(now))
-
-    def _stat(self, path: str) -> os.stat_result | None:
-        try:
-            return os.lstat(f"{self.root}/{path}")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-
-
-class _Hashing:
-    """Hashes files in a thread during their transfer. OSError for an unreadable file."""
-
-    def __init__(self, root: Path, files: Sequence[FileEntry]) -> None:
-        self.root = root
-        self.paths = [entry.path for entry in files]
-        self.hashes: dict[str, str] = {}
-        self.error: OSError | None = None
-        self.ending = threading.Event()
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        for path in self.paths:
-            if not os.access(root / path, os.R_OK):
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                    (root / path).open("rb").close()
-
-    def __enter__(self) -> _Hashing:
-        self.thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.ending.set()
-        self.thread.join()
-
-    def wait(self) -> dict[str, str]:
-        """Return all hashes by path, "" for a file that was deleted."""
-        self.thread.join()
-        if self.error is not None:
-            raise self.error
-        return self.hashes
-
-    def _run(self) -> None:
-        try:
-            for path in self.paths:
-                self.hashes[path] = self._hash(self.root / path)
-        except OSError as error:
-            self.error = error
-
-    def _hash(self, path: Path) -> str:
-        digest = hashlib.sha256()
-        try:
-            with path.open("rb", buffering=0) as file:
-                while not self.ending.is_set() and (block := file.read(BLOCK_BYTES)):
-                    digest.update(block)
-        except (FileNotFoundError, NotADirectoryError):
-            return ""
-        return digest.hexdigest()
 
 
 def _as_pushed(entry: FileEntry) -> PushedFile:
