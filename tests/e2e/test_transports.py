@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +28,7 @@ from labctl.errors import (
 )
 from labctl.events import SilentReporter
 from labctl.model import Endpoint
+from labctl.parallel import run_parts
 from labctl.servers.connections import Connections
 from labctl.servers.host_keys import make_key
 from labctl.shell import command
@@ -131,6 +133,25 @@ def test_a_command_that_takes_too_long_is_given_up(transport: Transport) -> None
     with pytest.raises(BusyError) as caught:
         transport.run("sleep 60", timeout_s=0.5)
     assert not isinstance(caught.value, ConnectError)
+
+
+@real_transports
+def test_a_command_ends_with_the_part_that_waits_for_it(transport: Transport) -> None:
+    transport.run("true")
+    begun = threading.Event()
+
+    def work() -> None:
+        transport.stream("echo begun; exec sleep 60", on_stdout=lambda _: begun.set())
+
+    def fail() -> None:
+        assert begun.wait(30)
+        raise UsageError("stop")
+
+    started = time.monotonic()
+    with pytest.raises(UsageError, match="stop"):
+        run_parts({"work": work, "fail": fail})
+    assert time.monotonic() - started < 30
+    assert transport.run("echo again").stdout == "again\n"
 
 
 @every_transport

@@ -18,9 +18,17 @@ from directory_server import DirectoryServer, rsyncs, slow_down, wait_until
 from lab_world import Recorded
 
 from labctl.commands import rsync
-from labctl.errors import BusyError, DiskFullError, PolicyError, TransferError, UsageError
+from labctl.errors import (
+    BusyError,
+    DiskFullError,
+    LabError,
+    PolicyError,
+    TransferError,
+    UsageError,
+)
 from labctl.events import Event, Progress
 from labctl.model import FileEntry
+from labctl.parallel import run_parts
 from labctl.servers.agent import AgentClient
 from labctl.sync.push import INLINE_BYTES, PushedTree, push_tree
 from labctl.sync.scan import LARGE_BYTES, HashIndex, scan_code
@@ -232,6 +240,33 @@ def test_an_interrupted_push_leaves_no_rsync_behind(
         push_code(with_rsync, lab, AtProgress(interrupt))
     wait_until(lambda: not rsyncs())
     assert not code(with_rsync).exists()
+
+
+def test_a_push_ends_with_the_part_that_it_runs_in(
+    with_rsync: DirectoryServer, lab: Path, tmp_path: Path
+) -> None:
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    (bin_ / "rsync").write_text(
+        f'#!/bin/sh\n[ "$1" = --server ] || exec /usr/bin/rsync "$@"\n'
+        f"touch {tmp_path}/begun; exec sleep 60\n"
+    )
+    (bin_ / "rsync").chmod(0o755)
+    with_rsync.prelude = f"PATH={bin_}:$PATH"
+    write_old(lab / "model.bin", os.urandom(INLINE_BYTES + 1))
+
+    def fail() -> None:
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.01)
+        raise LabError("stop")
+
+    started = time.monotonic()
+    with pytest.raises(LabError, match="stop"):
+        run_parts({"push": lambda: push_code(with_rsync, lab), "fail": fail})
+    assert time.monotonic() - started < 30
+    assert not code(with_rsync).exists()
+    with_rsync.prelude = ""
+    assert push_code(with_rsync, lab).sent > 0
 
 
 KILLED = """
