@@ -120,6 +120,26 @@ class Lab:
             self.context = dataclasses.replace(self.context, config=self.config)
         return LabServer(self, up(self.context))
 
+    def check_run(
+        self,
+        command: Sequence[str] = (),
+        *,
+        id: str = "",
+        recover: bool = False,
+        keeper: str = "",
+    ) -> None:
+        """Raise what `run` would raise on this machine, while no server costs anything."""
+        from labctl.lifecycle import run_server
+
+        self._require_trust()
+        check_files(self.config)
+        recorded = self.context.state.get_run(self.id, id) if id else None
+        if recorded is not None and recover and self._is_unfinished(id):
+            _require_same_command(recorded, tuple(command))
+        elif recorded is not None:
+            run_server.require_not_ended(self.context, recorded)
+        run_server.check_inputs(self.context, tuple(command), id, keeper)
+
     def push(self, *, force: bool = False) -> list[PushedTree]:
         """Send code and data to the server.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from labctl.cli.down_output import is_billing, print_disk_commands, print_down
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import (
     DISCARD,
@@ -26,7 +27,7 @@ from labctl.wire.codec import to_json
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
-    from labctl.model import Offer, Resource
+    from labctl.model import Offer
     from labctl.servers.cost import Costs
     from labctl.servers.leftovers import Orphans
     from labctl.state.disks import KeptDisk
@@ -209,12 +210,7 @@ def _print_kept(disks: Sequence[KeptDisk]) -> None:
     for disk in disks:
         click.echo(clean(describe_kept_disk(disk)))
     if disks:
-        _print_disk_commands()
-
-
-def _print_disk_commands() -> None:
-    click.echo("  labctl up && labctl pull                download what is on it")
-    click.echo("  labctl orphans --terminate --kept-too   delete it with its data")
+        print_disk_commands()
 
 
 def _id_without_region(server_id: str) -> str:
@@ -241,40 +237,12 @@ def down_command(ctx: click.Context, discard: bool, forget: bool, yes: bool, jso
     if forget:
         _forget(lab, json_)
         return
-    ending = lab.down(discard=discard)
-    billing = [r for r in ending.leftovers if r.price_usd_per_month > 0]
+    result = lab.down(discard=discard)
     if json_:
-        print_json(
-            {
-                "removed": ending.removed,
-                "pulled_files": ending.pulled_files,
-                "saved_edits": ending.saved_edits,
-                "servers_left": ending.servers_left,
-                "leftovers": ending.leftovers,
-            }
-        )
+        print_json(result)
     else:
-        if ending.pulled_files or ending.saved_edits:
-            edits = f", {ending.saved_edits} edited files to server-edits/"
-            click.echo(
-                f"downloaded {ending.pulled_files} files to runs/"
-                + (edits if ending.saved_edits else "")
-            )
-        click.echo(
-            f"removed {ending.removed}" if ending.removed else f"{lab.config.name} had no server"
-        )
-        caches = [r for r in ending.leftovers if r.kind == "cache"]
-        has_kept_disk = any(r.expires_at for r in ending.leftovers)
-        for server in ending.servers_left:
-            click.echo(f"STILL THERE: {server.id} ({server.state})", err=True)
-        for resource in [r for r in ending.leftovers if r.kind != "cache"]:
-            click.echo(_describe_leftover(resource))
-        if has_kept_disk:
-            _print_disk_commands()
-        if not ending.servers_left and not billing:
-            kept_caches = f" Image caches kept for the next up: {len(caches)}." if caches else ""
-            click.echo(f"Nothing is left running or billing.{kept_caches}")
-    ctx.exit(1 if ending.servers_left or billing else 0)
+        print_down(lab, result)
+    ctx.exit(1 if is_billing(result) else 0)
 
 
 def _forget(lab: Lab, json_: bool) -> None:
@@ -285,14 +253,6 @@ def _forget(lab: Lab, json_: bool) -> None:
     for name in names:
         click.echo(f"forgotten: {name}")
     click.echo("Anything that still exists keeps billing.")
-
-
-def _describe_leftover(resource: Resource) -> str:
-    from labctl.servers.disks import cost_text, get_id_without_region
-
-    name = get_id_without_region(resource) if resource.expires_at else resource.id
-    note = f" ({resource.note})" if resource.note and not resource.expires_at else ""
-    return f"left: {resource.kind} {name}: {cost_text(resource)}{note}"
 
 
 @click.command("orphans")

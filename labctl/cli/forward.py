@@ -74,7 +74,10 @@ def forward_command(
         detached = [forward_detached(lab.context, name, port) for name in services]
         _print_urls([(forward.service, forward.url) for forward in detached], open_, json_)
     else:
+        from labctl.state.uses import hold_use
+
         with contextlib.ExitStack() as stack:
+            stack.enter_context(hold_use(lab.context.state, lab.id, "forward"))
             forwards = [stack.enter_context(lab.forward(name, port=port)) for name in services]
             _print_urls([(one.service.name, one.url) for one in forwards], open_, json_)
             click.echo("Press Ctrl-C to close; --detach keeps forwards open", err=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -24,6 +25,7 @@ from labctl.cli.plain_ssh import needs_tty, remote_line, replace_with_ssh
 from labctl.cli.probe import confirm_after_probe
 from labctl.cli.screen import print_json
 from labctl.errors import LabError, UsageError
+from labctl.state.uses import hold_use
 from labctl.text import bytes_text, names_text, price_text
 
 if TYPE_CHECKING:
@@ -55,6 +57,22 @@ def push_command(ctx: click.Context, force: bool, yes: bool, json_: bool) -> Non
         click.echo(f"{push.target}: {uploaded}, {push.unchanged} unchanged")
 
 
+class RunOptions(NamedTuple):
+    """The options of `run`; "" means not given."""
+
+    detach: bool
+    run_id: str
+    tty: bool
+    no_push: bool
+    up: bool
+    down: bool
+    recover: bool
+    keeper: str
+    probe: str
+    json_: bool
+    command: tuple[str, ...]
+
+
 @click.command("run", context_settings={"ignore_unknown_options": True})
 @click.option("--detach", "-d", is_flag=True, help="Start the run without following its log.")
 @click.option(
@@ -65,6 +83,10 @@ def push_command(ctx: click.Context, force: bool, yes: bool, json_: bool) -> Non
 )
 @click.option("-it", "tty", is_flag=True, help="Attach a terminal, for interactive programs.")
 @click.option("--no-push", is_flag=True, help="Run the code that is already on the server.")
+@click.option("--up", is_flag=True, help="Start a server first if the lab has none.")
+@click.option(
+    "--down", is_flag=True, help="After the run, download the results and remove the server."
+)
 @click.option("--recover", is_flag=True, help="Resume the run on a new server if its server dies.")
 @click.option(
     "--keeper",
@@ -84,79 +106,108 @@ def push_command(ctx: click.Context, force: bool, yes: bool, json_: bool) -> Non
 @json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def run_command(
-    ctx: click.Context,
-    detach: bool,
-    run_id: str,
-    tty: bool,
-    no_push: bool,
-    recover: bool,
-    keeper: str,
-    probe: str,
-    timings: bool,
-    yes: bool,
-    json_: bool,
-    command: tuple[str, ...],
-) -> None:
+def run_command(ctx: click.Context, /, yes: bool, timings: bool, **values: Any) -> None:
     """Run COMMAND (default: `run` in lab.yaml) in a container on the server and follow its log.
 
     Ctrl-C stops following the log; the run continues. Exits with the command's exit code.
 
+    With --up and --down, one command is the whole job: a server, the run, its results, and the
+    server's end. --down keeps a server that other runs or forwards use.
+
     \b
     labctl run
+    labctl run --up --down
     labctl run -- python train.py --epochs 20
     labctl run --detach --id night
     labctl run --probe 1%
     labctl run --recover
     labctl run --recover --keeper HOST --detach
     """
-    if recover and ((detach and not keeper) or tty or no_push):
-        raise _make_recover_conflict_error()
-    if keeper and not recover:
-        raise _make_keeper_without_recover_error(keeper)
-    if probe and tty:
-        raise _make_probe_with_terminal_error()
-
-    lab = open_lab(ctx, yes=yes, quiet=json_, timings=timings)
-    timeline = find_timeline(ctx)
-    if probe and not (run_id and lab.context.state.get_run(lab.id, run_id)):
-        if not confirm_after_probe(ctx, lab, command, probe, push=not no_push, json_=json_):
-            return
-        no_push = not recover  # the probe has just pushed it
+    options = RunOptions(**values)
+    _require_compatible(options)
+    lab = open_lab(ctx, yes=yes, quiet=options.json_, timings=timings)
     started_runs: list[Run] = []
+    work = partial(_start_and_follow, ctx, lab, options, started_runs)
+    if options.up or options.down:
+        from labctl.cli.run_server import run_with_server
+
+        ctx.exit(run_with_server(lab, options, started_runs, work))
+    with hold_use(lab.context.state, lab.id, "run"):
+        run = work()
+    if run is not None:
+        ctx.exit(_finish(ctx, run, options.json_))
+
+
+def _require_compatible(options: RunOptions) -> None:
+    """UsageError for options that contradict each other."""
+    if options.recover and (
+        (options.detach and not options.keeper) or options.tty or options.no_push
+    ):
+        raise _make_recover_conflict_error()
+    if options.keeper and not options.recover:
+        raise _make_keeper_without_recover_error(options.keeper)
+    if options.probe and options.tty:
+        raise _make_probe_with_terminal_error()
+    if options.up or options.down:
+        from labctl.cli.run_server import require_compatible
+
+        require_compatible(options)
+
+
+def _start_and_follow(
+    ctx: click.Context, lab: Lab, options: RunOptions, started_runs: list[Run]
+) -> Run | None:
+    """Start the run and follow it; None if the probe was all. Ctrl-C ends labctl, not the run.
+
+    The run is added to `started_runs` once it has started.
+    """
+    command, push = options.command, not options.no_push
+    if options.probe and not (options.run_id and lab.context.state.get_run(lab.id, options.run_id)):
+        if not confirm_after_probe(
+            ctx, lab, command, options.probe, push=push, json_=options.json_
+        ):
+            return None
+        push = options.recover  # the probe has just pushed it
 
     def report_start(run: Run, found: bool) -> None:
         started_runs.append(run)
         stop_drawing(ctx)
-        if not json_:
+        if not options.json_:
             event = "found" if found else "started"
             click.echo(f"run {run.id} {event}: {clean(shlex.join(run.command))}", err=True)
 
-    on_log: Callable[[bytes], None] = (lambda block: None) if json_ else write_log
+    on_log: Callable[[bytes], None] = (lambda block: None) if options.json_ else write_log
+    timeline = find_timeline(ctx)
     if timeline:
-        on_log = timeline.watch_log(on_log, (lambda: None) if json_ else timeline.print_once)
+        on_log = timeline.watch_log(
+            on_log, (lambda: None) if options.json_ else timeline.print_once
+        )
     try:
         run = lab.run(
             command,
-            id=run_id,
-            follow=not detach and not tty,
-            tty=tty,
-            push=not no_push,
-            recover=recover,
-            keeper=keeper,
+            id=options.run_id,
+            follow=not options.detach and not options.tty,
+            tty=options.tty,
+            push=push,
+            recover=options.recover,
+            keeper=options.keeper,
             on_start=report_start,
             on_log=on_log,
         ).last_known
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         if not started_runs:
             raise
+        if options.down:
+            from labctl.cli.run_server import note_interrupt
+
+            note_interrupt(lab, started_runs[0].id, interrupt)
         _print_still_running(lab, started_runs[0])
         ctx.exit(DETACHED)
-    if timeline and not json_:
+    if timeline and not options.json_:
         timeline.print_once()
-    if tty and not run.has_ended:
+    if options.tty and not run.has_ended:
         replace_with_ssh(lab.context, f"docker attach {run.container}")
-    _finish(ctx, run, detach, json_)
+    return run
 
 
 def _make_recover_conflict_error() -> LabError:
@@ -183,20 +234,32 @@ def _make_probe_with_terminal_error() -> LabError:
     )
 
 
-def _finish(ctx: click.Context, run: Run, detach: bool, json_: bool) -> None:
+def _finish(ctx: click.Context, run: Run, json_: bool) -> int:
+    """Print how the run ended, and return the exit code."""
     if json_:
-        timeline = find_timeline(ctx)
-        print_json({"run": run, **({"timings": timeline.summarize()} if timeline else {})})
-    elif run.has_ended:
-        click.echo(f"run {run.id}: {clean(run.summary)}", err=True)
-        if run.stopped_by:
-            click.echo(f"labctl up && labctl run --recover --id {run.id}    resume it", err=True)
-        elif run.exit_code:
-            click.echo(f"labctl explain {run.id}    why, and what to try next", err=True)
-        _print_new_files(run)
+        print_json({"run": run, **list_timings(ctx)})
     else:
+        print_run(run)
+        print_new_files(run)
+    return find_exit_code(run) if run.has_ended else 0
+
+
+def list_timings(ctx: click.Context) -> Mapping[str, object]:
+    """Return what --json adds with --timings."""
+    timeline = find_timeline(ctx)
+    return {"timings": timeline.summarize()} if timeline else {}
+
+
+def print_run(run: Run) -> None:
+    """Print how the run ended, and the next command."""
+    if not run.has_ended:
         click.echo(f"labctl logs -f {run.id}    follow its log", err=True)
-    ctx.exit(find_exit_code(run) if run.has_ended else 0)
+        return
+    click.echo(f"run {run.id}: {clean(run.summary)}", err=True)
+    if run.stopped_by:
+        click.echo(f"labctl up && labctl run --recover --id {run.id}    resume it", err=True)
+    elif run.exit_code:
+        click.echo(f"labctl explain {run.id}    why, and what to try next", err=True)
 
 
 def find_exit_code(run: Run) -> int:
@@ -204,7 +267,8 @@ def find_exit_code(run: Run) -> int:
     return OWN_FAILURE if run.exit_code is None else run.exit_code
 
 
-def _print_new_files(run: Run) -> None:
+def print_new_files(run: Run) -> None:
+    """Name the run's new files that a plain `labctl pull` leaves on the server."""
     if run.new_files:
         names = names_text([clean(name) for name in run.new_files], 5)
         click.echo(f"new files outside outputs: {names} (labctl pull --all)", err=True)

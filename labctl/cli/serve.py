@@ -12,6 +12,7 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab, yes_option
 from labctl.cli.screen import print_json
 from labctl.errors import UsageError
+from labctl.state.uses import hold_use
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
@@ -142,7 +143,10 @@ def _serve(
         detached = model_serving.forward_detached(lab.context, server, request, port)
         _print_address(request, detached.url, detached.local_port, json_)
         return
-    with model_serving.forward(lab.context, server, request, port) as forward:
+    with (
+        hold_use(lab.context.state, lab.id, "forward"),
+        model_serving.forward(lab.context, server, request, port) as forward,
+    ):
         _print_address(request, forward.url, forward.local_port, json_)
         click.echo("Press Ctrl-C to close the forward; labctl serve --stop stops it all", err=True)
         with contextlib.suppress(KeyboardInterrupt):

@@ -16,6 +16,7 @@ from labctl.text import bytes_text, dollars_text, duration_text, price_text
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
+    from labctl.lifecycle.status import InterruptedDown
     from labctl.model import Run, Server
     from labctl.state.disks import KeptDisk
     from labctl.wire.watchdog import MirrorStateRecord, WatchRecord
@@ -90,6 +91,11 @@ def _print_server(status: dict[str, Any], server: Server) -> None:
     cost = f"{cost_usd} so far at {price_text(price)}" if price else "no cost"
     click.echo(f"  up {duration_text(status['clocks']['up_s'])}, {cost}")
     _print_limits(status, price)
+    interrupted: InterruptedDown | None = status["not_ended"]
+    if interrupted is not None:
+        run = f" while it followed {interrupted.run}" if interrupted.run else ""
+        text = f"labctl run --down was interrupted ({interrupted.why}){run}"
+        click.echo(f"  {clean(text)}; to remove the server: labctl down")
     if status["disk"]:
         click.echo(f"  disk {bytes_text(status['disk']['free_bytes'])} free")
     click.echo(f"  ssh {server.alias}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from labctl.errors import EngineError, HostKeyError, LabError, PolicyError
@@ -25,11 +26,17 @@ DAY_S = 86_400
 # How long a disk with unsaved results is kept; the watchdog uses the same time.
 KEPT_S = 30 * DAY_S
 NAMED_AT_MOST = 20
+# seconds to wait for another command that works on the lab
+WAIT_S = 10.0
 PULL_AGAIN = "labctl up && labctl pull; or, to delete the unsaved files, labctl down --discard"
 FIX_FILES = (
     "labctl up && labctl ssh   # rename them or make them readable, then labctl down; "
     "or labctl down --discard to delete them"
 )
+
+# Raises PolicyError if this server, with these active runs, must stay; the last argument is
+# whether results that were not pulled would be lost.
+Consent = Callable[[LabContext, Server, list[str], bool], None]
 
 
 class DownResult(Value, frozen=True):
@@ -42,13 +49,16 @@ class DownResult(Value, frozen=True):
     leftovers: tuple[Resource, ...] = ()
 
 
-def down(context: LabContext, *, discard: bool) -> DownResult:
+def down(
+    context: LabContext, *, discard: bool, consent: Consent | None = None, wait_s: float = WAIT_S
+) -> DownResult:
     """Pull what is not here, remove the lab's server, and ask the provider what remains.
 
     PolicyError if the user declines, or if results could not be saved: the server is stopped then,
-    and its disk is kept.
+    and its disk is kept. `consent` decides instead of the user.
     """
-    with context.state.lock(context.lab_id, "down"), explain_open_costs(context):
+    lock = context.state.lock(context.lab_id, "down", wait_s=wait_s)
+    with lock, explain_open_costs(context):
         reconcile.merge_keeper_records(context)
         server = _find_server(context, discard) or _await_unconfirmed(context)
         if server is None:
@@ -60,7 +70,7 @@ def down(context: LabContext, *, discard: bool) -> DownResult:
             )
         discard = discard or adoption.is_fresh(context, server)
         running = [] if server.state == "stopped" else _list_running(context, server, discard)
-        _require_consent(context, server, running, discard)
+        (consent or _ask_for_consent)(context, server, running, discard)
         # A process that follows one of its runs must not mistake this for a lost server.
         context.state.record(PUT_DOWN, lab_id=context.lab_id, server_id=server.id)
         lab_services.stop_forwards(context, server)
@@ -139,7 +149,7 @@ def _list_running(context: LabContext, server: Server, discard: bool) -> list[st
     return [run.id for run in all_runs if run.state == "running" and run.server_id == server.id]
 
 
-def _require_consent(
+def _ask_for_consent(
     context: LabContext, server: Server, running: list[str], discard: bool
 ) -> None:
     verb = "is" if len(running) == 1 else "are"

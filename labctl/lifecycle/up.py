@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import msgspec
@@ -24,19 +24,27 @@ from labctl.transports import Transport
 
 
 def up(
-    context: LabContext, listed: Sequence[Server] | None = None, *, explains_costs: bool = True
+    context: LabContext,
+    listed: Sequence[Server] | None = None,
+    *,
+    explains_costs: bool = True,
+    on_create: Callable[[Server], None] = lambda server: None,
 ) -> Server:
     """Get a ready server, the lab's own or a new one. Safe to repeat and to interrupt.
 
     `listed` is the provider's list of servers, if the caller has just fetched it. Errors name what
     still costs money; with `explains_costs=False` they do not, for a caller that says it itself.
+    `on_create` gets a server that this call creates, before it is ready.
     """
     with context.state.lock(context.lab_id, "up"):
         try:
             with explain_open_costs(context, LabError) if explains_costs else nullcontext():
                 need = context.config.server.need
                 with report_part(context.reporter, "boot"):
-                    server = adopt(context, listed) or attempts.create_server(context, need)
+                    server = adopt(context, listed)
+                    if server is None:
+                        server = attempts.create_server(context, need)
+                        on_create(server)
                 server = make_ready(context, server)
                 select_gpus(need, context.load_facts(server), context.reporter)
                 return server

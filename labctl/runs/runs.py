@@ -52,9 +52,28 @@ def build_spec(
 
     Also raises if the lab needs a GPU that the server does not have.
     """
+    require_valid(context, command, run_id)
     config = context.config
-    words = command or config.run
-    if not words:
+    return RunSpec(
+        id=run_id,
+        lab=config.name,
+        lab_id=context.lab_id,
+        command=command or config.run,
+        image=images.image_reference(context),
+        env=config.env,
+        secrets=config.secrets,
+        outputs=config.outputs,
+        gpus=select_gpus(config.server.need, context.load_facts(server), context.reporter),
+        memory_bytes=config.limits.memory_bytes,
+        cpus=config.limits.cpus,
+        shm_bytes=config.limits.shm_bytes,
+        tty=tty,
+    )
+
+
+def require_valid(context: LabContext, command: tuple[str, ...], run_id: str) -> None:
+    """UsageError if there is no command to run, or if `run_id` cannot name a run."""
+    if not (command or context.config.run):
         raise UsageError(
             "nothing to run",
             why="lab.yaml has no `run:` and nothing follows `--`",
@@ -67,21 +86,6 @@ def build_spec(
             why="a name has at most 39 characters: lower-case letters, digits and `-`",
             hint=f"labctl run --id {clean or 'first'}",
         )
-    return RunSpec(
-        id=run_id,
-        lab=config.name,
-        lab_id=context.lab_id,
-        command=words,
-        image=images.image_reference(context),
-        env=config.env,
-        secrets=config.secrets,
-        outputs=config.outputs,
-        gpus=select_gpus(config.server.need, context.load_facts(server), context.reporter),
-        memory_bytes=config.limits.memory_bytes,
-        cpus=config.limits.cpus,
-        shm_bytes=config.limits.shm_bytes,
-        tty=tty,
-    )
 
 
 def start(

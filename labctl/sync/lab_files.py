@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labctl.events import Note, report_part
+from labctl.errors import UsageError
+from labctl.events import Note, SilentReporter, report_part
 from labctl.model import FileEntry, Server
 from labctl.parallel import run_parts
 from labctl.servers.context import LabContext
@@ -99,6 +101,35 @@ def _push_trees(
             )
             for target, root, files, index in trees
         ]
+
+
+def check_trees(context: LabContext) -> None:
+    """UsageError if a file of the code or the data cannot be pushed: its name, or no permission."""
+    config = context.config
+    inside = [data.path for data in config.data.values() if data.path and data.inside_lab]
+    quiet = SilentReporter()
+    try:
+        index = HashIndex(config.root, "code")
+        trees = [(config.root, scan_code(config.root, quiet, data=inside, later=index))]
+        for name, source in config.data.items():
+            if source.path is not None:
+                index = HashIndex(config.root, f"data/{name}")
+                files = scan_data(config.root, name, source.path, quiet, later=index)
+                trees.append((source.path, files))
+    except PermissionError as error:
+        raise _make_unreadable_error(str(error.filename)) from error
+    for root, files in trees:
+        for entry in files:
+            if not os.access(root / entry.path, os.R_OK):
+                raise _make_unreadable_error(str(root / entry.path))
+
+
+def _make_unreadable_error(path: str) -> UsageError:
+    return UsageError(
+        f"cannot read {path}",
+        why="you have no permission to read it, so it cannot be sent to a server",
+        hint="chmod u+r it, or add it to .labignore",
+    )
 
 
 def save_edits(context: LabContext, server: Server) -> EditsResult:

@@ -1,0 +1,52 @@
+"""What `labctl down` and `labctl run --down` print: what was removed, and what is left."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from labctl.lab import Lab
+    from labctl.lifecycle.down import DownResult
+    from labctl.model import Resource
+
+
+def is_billing(result: DownResult) -> bool:
+    """Whether a server still exists or a resource still costs money."""
+    billing = [one for one in result.leftovers if one.price_usd_per_month > 0]
+    return bool(result.servers_left or billing)
+
+
+def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
+    """Print what was downloaded and removed and what is left; with `err` to standard error."""
+    if result.pulled_files or result.saved_edits:
+        edits = f", {result.saved_edits} edited files to server-edits/"
+        text = f"downloaded {result.pulled_files} files to runs/"
+        click.echo(text + (edits if result.saved_edits else ""), err=err)
+    removed = f"removed {result.removed}" if result.removed else f"{lab.config.name} had no server"
+    click.echo(removed, err=err)
+    for server in result.servers_left:
+        click.echo(f"STILL THERE: {server.id} ({server.state})", err=True)
+    for resource in [one for one in result.leftovers if one.kind != "cache"]:
+        click.echo(_describe_leftover(resource), err=err)
+    if any(resource.expires_at for resource in result.leftovers):
+        print_disk_commands(err=err)
+    if not is_billing(result):
+        caches = [one for one in result.leftovers if one.kind == "cache"]
+        kept_caches = f" Image caches kept for the next up: {len(caches)}." if caches else ""
+        click.echo(f"Nothing is left running or billing.{kept_caches}", err=err)
+
+
+def print_disk_commands(*, err: bool = False) -> None:
+    """Print how to use and how to delete the disks that outlived their servers."""
+    click.echo("  labctl up && labctl pull                download what is on it", err=err)
+    click.echo("  labctl orphans --terminate --kept-too   delete it with its data", err=err)
+
+
+def _describe_leftover(resource: Resource) -> str:
+    from labctl.servers.disks import cost_text, get_id_without_region
+
+    name = get_id_without_region(resource) if resource.expires_at else resource.id
+    note = f" ({resource.note})" if resource.note and not resource.expires_at else ""
+    return f"left: {resource.kind} {name}: {cost_text(resource)}{note}"

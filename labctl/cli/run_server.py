@@ -1,0 +1,285 @@
+"""`run --up` and `run --down`: a server before the run, and its end after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from types import FrameType
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+import click
+
+from labctl.cli import runs
+from labctl.cli.down_output import is_billing, print_down
+from labctl.cli.exit_codes import INTERRUPTED, OWN_FAILURE, clean, print_error
+from labctl.cli.options import stop_drawing
+from labctl.cli.screen import print_json
+from labctl.errors import BuildError, InterruptError, LabError, UsageError
+from labctl.events import Note
+from labctl.lab import Lab
+from labctl.lifecycle import run_server
+from labctl.lifecycle.down import DownResult
+from labctl.lifecycle.up import up
+from labctl.model import Run, Server
+from labctl.runs.probe import parse_amount
+from labctl.servers.open_costs import describe_open_costs
+from labctl.state.uses import hold_use
+from labctl.text import price_text
+
+if TYPE_CHECKING:
+    from labctl.cli.runs import RunOptions
+
+# Sent when a terminal closes, and by `kill` and batch systems.
+END_SIGNALS = (signal.SIGHUP, signal.SIGTERM)
+
+
+def require_compatible(options: RunOptions) -> None:
+    """UsageError for options that contradict --up or --down, before anything costs money."""
+    if options.down and options.detach:
+        raise UsageError(
+            "--down cannot be combined with --detach",
+            why="to end the server after the run, labctl has to follow the run",
+            hint="labctl up --idle 30m && labctl run --detach; "
+            "or let a keeper watch over the lab: labctl run --recover --keeper HOST --detach",
+        )
+    if options.down and options.tty:
+        raise UsageError(
+            "--down cannot be combined with -it",
+            why="labctl hands the terminal over to ssh, and can do nothing after it",
+            hint="labctl run --up -it; then labctl down",
+        )
+    if options.up and options.no_push:
+        raise UsageError(
+            "--up cannot be combined with --no-push",
+            why="a new server has no code yet",
+            hint="labctl run --up",
+        )
+    if options.up and options.tty and not sys.stdin.isatty():
+        raise UsageError(
+            "-it needs a terminal", why="standard input is not one", hint="labctl run --up"
+        )
+    if options.up and options.command and options.command[0].startswith("-"):
+        raise UsageError(
+            f"labctl run has no option {options.command[0]}",
+            why="with --up, the command must begin with a program",
+            hint="labctl run --up -- python train.py; see labctl run --help",
+        )
+    if options.probe:
+        parse_amount(options.probe)
+
+
+class ServerEnd(NamedTuple):
+    """What --down did: the `result` of removing the server, why it is `kept`, or the `error`."""
+
+    result: DownResult | None = None
+    kept: str = ""
+    error: LabError | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether results or costs need attention."""
+        return self.error is not None or (self.result is not None and is_billing(self.result))
+
+
+class SignalInterrupt(KeyboardInterrupt):
+    """A signal ended labctl, as Ctrl-C does; its argument is the signal's name."""
+
+
+def run_with_server(
+    lab: Lab, options: RunOptions, started_runs: list[Run], work: Callable[[], Run | None]
+) -> int:
+    """Start a server (--up), call `work`, end the server (--down); return the exit code.
+
+    `work` adds its run to `started_runs` once it has started.
+    """
+    if options.up:
+        _check_run(lab, options)
+    created: list[Server] = []
+    with _raise_on_signals() if options.down else nullcontext():
+        try:
+            with hold_use(lab.context.state, lab.id, "run"):
+                if options.up:
+                    _start_server(lab, created.append)
+                run = work()
+            if run is not None and not options.json_:
+                runs.print_run(run)
+            ending = _end_server(lab, run, is_own=bool(created)) if options.down else None
+        except (KeyboardInterrupt, click.Abort) as interrupt:
+            if not options.down:
+                raise
+            _exit_interrupted(lab, interrupt)
+        except InterruptError as interrupt:
+            if options.down:
+                run_server.record_not_ended(lab.context, "", interrupt.what)
+            raise
+        except click.exceptions.Exit:
+            raise
+        except Exception as error:
+            if options.down and (created or started_runs):
+                _end_after_failure(lab, error, is_own=bool(created))
+            if isinstance(error, LabError):
+                costs = describe_open_costs(lab.context, lab.id)
+                error.why = "\n".join(filter(None, [error.why, *costs]))
+            raise
+    return _finish(lab, run, ending, options.json_)
+
+
+def _check_run(lab: Lab, options: RunOptions) -> None:
+    """Raise what is wrong with the run, before a server costs anything."""
+    lab.check_run(
+        options.command, id=options.run_id, recover=options.recover, keeper=options.keeper
+    )
+
+
+def _start_server(lab: Lab, on_create: Callable[[Server], None]) -> None:
+    """Do what `labctl up` does; the caller adds to an error what still costs money."""
+    server = up(lab.context, explains_costs=False, on_create=on_create)
+    price = server.offer.price_usd_per_hour
+    cost = price_text(price) if price else "costs nothing"
+    _stop_drawing()
+    click.echo(f"{server.alias} is ready ({server.provider}, {cost}).", err=True)
+
+
+def _stop_drawing() -> None:
+    stop_drawing(click.get_current_context())
+
+
+def _end_server(lab: Lab, run: Run | None, *, is_own: bool) -> ServerEnd:
+    """End the server unless something else uses it; the results of the run come home either way."""
+    try:
+        return ServerEnd(result=run_server.end_unused(lab.context, is_own=is_own))
+    except run_server.ServerInUseError as error:
+        return ServerEnd(kept=error.why, error=_pull(lab, run))
+    except LabError as error:
+        # Removing a server pulls first. If it failed before that, the results are not here yet.
+        _pull(lab, run)
+        return ServerEnd(error=error)
+
+
+def _pull(lab: Lab, run: Run | None) -> LabError | None:
+    try:
+        if run is not None:
+            lab.pull(run.id)
+    except LabError as error:
+        return error
+    return None
+
+
+def _end_after_failure(lab: Lab, error: Exception, *, is_own: bool) -> None:
+    """End the server after the run could not be started or followed, and say so in the error."""
+    if isinstance(error, BuildError):
+        run_server.save_build_log(lab.context, error)
+    try:
+        result = run_server.end_unused(lab.context, is_own=is_own)
+    except LabError as failure:
+        note = f"--down did not remove the server: {failure.what}\n{failure.why}".strip()
+        lab.context.reporter.emit(Note(text=f"{note}\nnext: {failure.hint}", level="warning"))
+        return
+    _stop_drawing()
+    if result.removed:
+        click.echo(f"--down removed {result.removed}", err=True)
+
+
+def _finish(lab: Lab, run: Run | None, ending: ServerEnd | None, json_: bool) -> int:
+    """Print what became of the run and of its server, and return the exit code.
+
+    That is the command's own code. If it is 0 and --down failed, it is OWN_FAILURE.
+    """
+    _stop_drawing()
+    if json_ and run is not None:
+        print_json(
+            {"run": run, **_describe_end(ending), **runs.list_timings(click.get_current_context())}
+        )
+    elif run is not None and (ending is None or ending.result is None):
+        runs.print_new_files(run)
+    code = runs.find_exit_code(run) if run is not None and run.has_ended else 0
+    if ending is None:
+        return code
+    if not json_:
+        _print_server_end(lab, ending)
+    if ending.error is not None:
+        print_error(ending.error)
+        _print_server_left(lab)
+    return OWN_FAILURE if code == 0 and ending.has_failed else code
+
+
+def _describe_end(ending: ServerEnd | None) -> Mapping[str, object]:
+    """Return what --json tells of the server's end."""
+    if ending is None:
+        return {}
+    error = ending.error.what if ending.error else ""
+    return {"down": ending.result, "kept": ending.kept, "error": error}
+
+
+def _print_server_end(lab: Lab, ending: ServerEnd) -> None:
+    """Print what --down did on standard error; standard output has the run's log."""
+    if ending.result is not None:
+        print_down(lab, ending.result, err=True)
+    elif ending.kept:
+        click.echo("--down did not remove the server:", err=True)
+        for line in ending.kept.splitlines():
+            click.echo(f"  {clean(line)}", err=True)
+        _print_server_left(lab)
+
+
+def _print_server_left(lab: Lab) -> None:
+    """Name the server that is still on record, and how to remove it."""
+    server = lab.context.state.get_lab_server(lab.id)
+    if server is not None:
+        cost = describe_cost(server)
+        click.echo(f"  {server.alias} is still there ({server.state}, {cost})", err=True)
+        click.echo("  labctl down      download the results, then remove it", err=True)
+
+
+def describe_cost(server: Server | None) -> str:
+    """Write what the server costs per hour, or "free"."""
+    price = server.offer.price_usd_per_hour if server else 0.0
+    return price_text(price) if price else "free"
+
+
+def note_interrupt(lab: Lab, run_id: str, interrupt: BaseException) -> None:
+    """Record that --down was interrupted. After that, a lost terminal is no error."""
+    name = str(interrupt) if isinstance(interrupt, SignalInterrupt) else "Ctrl-C"
+    run_server.record_not_ended(lab.context, run_id, name)
+    try:
+        _stop_drawing()
+        click.echo(f"\nlabctl run --down was interrupted ({name})", err=True)
+    except OSError:
+        # The terminal is gone. What follows is written nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def _exit_interrupted(lab: Lab, interrupt: BaseException) -> NoReturn:
+    """Exit after an interruption before the run began or after it ended."""
+    note_interrupt(lab, "", interrupt)
+    _print_server_left(lab)
+    click.echo("  labctl status    show what is running", err=True)
+    raise click.exceptions.Exit(INTERRUPTED) from interrupt
+
+
+@contextmanager
+def _raise_on_signals() -> Iterator[None]:
+    """Let SIGHUP and SIGTERM interrupt like Ctrl-C, so that labctl can say what still runs.
+
+    A signal that is ignored, as under nohup, stays so.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        # A closing terminal sends several; the first one decides.
+        for other in END_SIGNALS:
+            signal.signal(other, signal.SIG_IGN)
+        raise SignalInterrupt(signal.Signals(number).name)
+
+    before = {number: signal.getsignal(number) for number in END_SIGNALS}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            with suppress(TypeError):  # a handler that was not installed by Python
+                signal.signal(number, handler)

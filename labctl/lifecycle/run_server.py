@@ -1,0 +1,124 @@
+"""The server of one `labctl run`: checks before it costs money, and its end after the run.
+
+A server that something else uses does not end: `labctl run --down` of the last run ends it.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from functools import partial
+
+from labctl.errors import BuildError, LabError, PolicyError, UsageError
+from labctl.events import Note
+from labctl.lifecycle.down import Consent, DownResult, down
+from labctl.lifecycle.keeper_host import KeeperHost
+from labctl.lifecycle.status import NOT_ENDED
+from labctl.model import Run, Server
+from labctl.runs import runs
+from labctl.servers.context import LabContext
+from labctl.services.background_forwards import list_forwards
+from labctl.state.uses import is_used
+from labctl.sync import lab_files
+from labctl.sync.single_file import download_file
+from labctl.text import names_text
+
+# seconds to wait while another command ends the same server; AWS takes minutes
+WAIT_S = 600.0
+
+
+class ServerInUseError(PolicyError):
+    """Something else uses the server: other runs, or forwards of a server that others started."""
+
+
+def check_inputs(
+    context: LabContext, command: tuple[str, ...], run_id: str, keeper: str = ""
+) -> None:
+    """Check what a run needs from this machine: command, name, secrets, files and keeper."""
+    runs.require_valid(context, command, run_id or runs.make_run_id())
+    runs.read_secrets(context)
+    lab_files.check_trees(context)
+    if keeper:
+        KeeperHost(context, keeper).fetch_inventory()
+
+
+def require_not_ended(context: LabContext, run: Run) -> None:
+    """UsageError if this run has ended on an earlier server, so that its name would run twice."""
+    server = context.state.get_lab_server(context.lab_id)
+    if run.has_ended and (server is None or server.id != run.server_id):
+        raise UsageError(
+            f"run {run.id} has already ended: {run.summary}",
+            why="its server has ended too, so a new server would run it a second time",
+            hint=f"labctl pull {run.id}   # its results; or choose another --id",
+        )
+
+
+def end_unused(context: LabContext, *, is_own: bool) -> DownResult:
+    """Do what `down` does, without a question; ServerInUseError if something else uses the server.
+
+    `is_own`: the caller created the server, so forwards to it are the caller's too.
+    """
+    consent: Consent = partial(_require_unused, is_own=is_own)
+    return down(context, discard=False, consent=consent, wait_s=WAIT_S)
+
+
+def _require_unused(
+    context: LabContext, server: Server, running: list[str], discard: bool, *, is_own: bool
+) -> None:
+    if uses := _list_uses(context, server, is_own=is_own):
+        raise ServerInUseError(
+            f"{server.alias} was not removed", why="\n".join(uses), hint=context.subject.down
+        )
+
+
+def _list_uses(context: LabContext, server: Server, *, is_own: bool) -> list[str]:
+    """Describe what uses the server, as the caller has just refreshed its runs."""
+    uses = []
+    active = [
+        run.id
+        for run in context.state.list_runs(context.lab_id)
+        if run.state in ("starting", "running") and run.server_id == server.id
+    ]
+    if active and server.state != "stopped":
+        verb = "is" if len(active) == 1 else "are"
+        uses.append(f"{names_text(active, 5)} {verb} still running on it")
+    elif is_used(context.state, context.lab_id, "run"):
+        uses.append("another `labctl run` of this lab is using it")
+    if is_own:
+        return uses
+    if open_forwards := [one.service for one in list_forwards(context.state, server.id)]:
+        uses.append(f"a forward in the background is open: {names_text(open_forwards, 5)}")
+    if is_used(context.state, context.lab_id, "forward"):
+        uses.append("`labctl forward` or `labctl serve` is open in a terminal")
+    return uses
+
+
+def save_build_log(context: LabContext, error: BuildError) -> None:
+    """Copy the log of a failed build here, and let the error name the copy."""
+    if not error.log_path:
+        return
+    directory = context.paths.log_dir
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    copy = directory / f"build-{posixpath.basename(error.log_path)}"
+    try:
+        transport = context.open_agent(context.get_server()).transport
+        download_file(transport, error.log_path, copy, context.reporter)
+    except LabError as failure:
+        text = f"the log of the build could not be saved: {failure.what}"
+        context.reporter.emit(Note(text=text, level="warning"))
+        error.hint = f"fix the Dockerfile, then {context.subject.up}"
+        return
+    error.log_path = str(copy)
+    error.hint = f"less {copy}   # the full log"
+
+
+def record_not_ended(context: LabContext, run_id: str, reason: str) -> None:
+    """Record that `--down` was interrupted, so that `labctl status` can say so."""
+    server = context.state.get_lab_server(context.lab_id)
+    if server is not None:
+        context.state.record(
+            NOT_ENDED,
+            lab_id=context.lab_id,
+            server_id=server.id,
+            run_id=run_id,
+            detail={"why": reason},
+        )

@@ -1,0 +1,49 @@
+"""Which commands of this machine use a lab's server now, as locks that end with their process."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import Literal
+
+from labctl.state import State
+
+# A `labctl run` that starts or follows a run; a `forward` or `serve` that is open in a terminal.
+Use = Literal["run", "forward"]
+
+
+class _LockFile:
+    """The file of one use of one lab. Each user holds a shared lock on it."""
+
+    def __init__(self, state: State, lab_id: str, use: Use) -> None:
+        file = state.path.parent / "locks" / f"{lab_id}.{use}"
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.descriptor = os.open(file, flags, 0o600)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+@contextmanager
+def hold_use(state: State, lab_id: str, use: Use) -> Iterator[None]:
+    """Mark the lab's server as used until the block ends; any number of processes can do so."""
+    with closing(_LockFile(state, lab_id, use)) as lock:
+        # On a file system without locks there is no mark; `State.lock` reports such a directory.
+        with suppress(OSError):
+            fcntl.flock(lock.descriptor, fcntl.LOCK_SH)
+        yield
+
+
+def is_used(state: State, lab_id: str, use: Use) -> bool:
+    """Whether any process of this machine holds this use now, the caller's own included."""
+    with closing(_LockFile(state, lab_id, use)) as lock:
+        try:
+            fcntl.flock(lock.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
