@@ -97,15 +97,15 @@ def save_build_log(context: LabContext, error: BuildError) -> None:
     if not error.log_path:
         return
     directory = context.paths.log_dir
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     copy = directory / f"build-{posixpath.basename(error.log_path)}"
     try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         transport = context.open_agent(context.get_server()).transport
         download_file(transport, error.log_path, copy, context.reporter)
-    except LabError as failure:
-        text = f"the log of the build could not be saved: {failure.what}"
+    except (LabError, OSError) as failure:
+        text = f"the log of the build could not be saved: {failure}"
         context.reporter.emit(Note(text=text, level="warning"))
-        error.hint = f"fix the Dockerfile, then {context.subject.up}"
+        error.hint = "fix the Dockerfile, then labctl run --up --down"
         return
     error.log_path = str(copy)
     error.hint = f"less {copy}   # the full log"

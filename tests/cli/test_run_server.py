@@ -1,0 +1,43 @@
+"""run --up and --down: which options go together, before any server exists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl.lab import Lab
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "next_command"),
+    [
+        (("--down", "--detach"), "--down cannot be combined with --detach", "labctl up --idle 30m"),
+        (("--down", "-it"), "--down cannot be combined with -it", "labctl run --up -it"),
+        (("--up", "--no-push"), "--up cannot be combined with --no-push", "labctl run --up"),
+        (("--up", "-it"), "-it needs a terminal", "labctl run --up"),
+        (("--up", "--gpu", "T4"), "labctl run has no option --gpu", "labctl run --up -- python"),
+        (("--up", "--probe", "150%"), "--probe '150%' is not a valid amount", "--probe 1%"),
+        (("--up", "--down", "--probe", "1%", "-it"), "--probe cannot be combined with -it", "run"),
+        (("--up", "--down", "--recover", "--no-push"), "--recover cannot be combined", "--keeper"),
+        (("--up", "--down", "--keeper", "host"), "--keeper needs --recover", "--recover --keeper"),
+        (("--up", "--id", "BAD NAME"), "'BAD NAME' is not a valid run name", "--id bad-name"),
+        (("--down",), "digits has no server", "labctl up"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_a_server_exists(
+    labctl: Any, home: Path, words: tuple[str, ...], what: str, next_command: str
+) -> None:
+    refused = labctl("run", *words)
+    assert refused.code == 255
+    assert what in refused.err
+    assert next_command in refused.err.split("next:")[1]
+    assert Lab.load(".").context.state.list_open_attempts() == []
+    assert "creating a server" not in refused.err
+
+
+def test_the_help_names_both(labctl: Any) -> None:
+    told = labctl("run", "--help").out
+    assert "labctl run --up --down" in told
+    assert "Start a server first if the lab has none." in told
