@@ -31,8 +31,11 @@ from labctl.wire.images import (
     PullImageRequest,
 )
 
-# seconds a second process waits while the first builds the lab's image
-BUILD_S = 3600.0
+# The repository of all images that labctl builds from a Dockerfile.
+BUILT = "labctl/built"
+DIGEST_DIGITS = 16
+# seconds a second process waits while the first gets the same image onto the server
+IMAGE_S = 3600.0
 COPY = re.compile(r"^\s*(?:COPY|ADD)\s+(.*)$", re.IGNORECASE)
 
 
@@ -47,7 +50,10 @@ def build_args(context: LabContext, image: ImageConfig) -> dict[str, str]:
 
 
 def image_reference(context: LabContext) -> str:
-    """Return the image of a run. For a build, its tag is a hash of everything that goes into it."""
+    """Return the image of a run. For a build, its tag is a hash of everything that goes into it.
+
+    The name has no lab in it, so labs with the same content share the image.
+    """
     image = context.config.image
     if image.reference:
         return image.reference
@@ -55,24 +61,28 @@ def image_reference(context: LabContext) -> str:
     # Files that are never pushed cannot be in the image: a pull must not change the tag.
     absent = NEVER_AT_TOP if directory == context.config.root else frozenset[str]()
     digest = content_hash(directory, build_args(context, image), absent)
-    return f"labctl/{context.config.name}:{digest[:16]}"
+    return f"{BUILT}:{digest[:DIGEST_DIGITS]}"
 
 
 def content_hash(
     directory: Path, args: dict[str, str], absent: frozenset[str] = frozenset()
 ) -> str:
-    """Hash the Dockerfile, the build arguments and every file that COPY or ADD names.
+    """Hash the Dockerfile, .dockerignore, the build arguments and every file that is copied.
 
     `absent` are names at the top of the directory that are left out.
     """
     digest = hashlib.sha256(repr(sorted(args.items())).encode())
     text = (directory / "Dockerfile").read_text(encoding="utf-8", errors="replace")
     digest.update(text.encode())
+    ignored = directory / ".dockerignore"
+    if ignored.is_file():
+        digest.update(b"\0.dockerignore\0" + hashlib.sha256(ignored.read_bytes()).digest())
     for path in sorted(list_copied_files(directory, text)):
         name = path.relative_to(directory)
         if name.parts[0] in absent:
             continue
-        digest.update(f"\0{name}\0".encode())
+        mode = "x" if path.stat().st_mode & 0o100 else ""  # COPY keeps it
+        digest.update(f"\0{name}\0{mode}".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
@@ -103,14 +113,23 @@ def ensure_image(
 ) -> None:
     """Build the image `wanted` on the server, pull it there, or send it from this machine.
 
-    A build uses the pushed code, or the code snapshot of the run `of_run`.
+    A build uses the pushed code, or the code snapshot of the run `of_run`. If another lab or
+    process already works on the same image for this server, wait for it.
     """
     image = context.config.image
-    with context.state.lock(f"{context.lab_id}-image", "build the image", wait_s=BUILD_S):
+    lock, what = lock_name(server, wanted), f"get the image {wanted}"
+    with context.state.lock(lock, what, wait_s=IMAGE_S, on_wait=context.announce_wait):
+        if has_image(remote, wanted):
+            return
         if image.build:
             _build(context, server, remote, image, wanted, of_run)
         else:
             provide_image(context, server, remote, wanted)
+
+
+def lock_name(server: Server, wanted: str) -> str:
+    """Return the name of the lock for one image on one server, whatever lab wants it."""
+    return "image-" + hashlib.sha256(f"{server.id}\0{wanted}".encode()).hexdigest()[:24]
 
 
 def provide_image(context: LabContext, server: Server, remote: AgentClient, wanted: str) -> None:

@@ -140,6 +140,10 @@ class LabContext:
     def _report_progress(self, text: str, done: float, total: float) -> None:
         self.reporter.emit(Progress(name=text, done=done, total=total, unit="steps"))
 
+    def announce_wait(self, holder: str) -> None:
+        """Say what a lock waits for."""
+        self.reporter.emit(Note(text=f"{holder}; waiting for it to finish"))
+
     def get_server(self) -> Server:
         """Return the lab's server as recorded; NotFoundError if it has none, or a stopped one."""
         server = self.state.get_lab_server(self.lab_id)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -274,15 +274,23 @@ class State:
     # locking
 
     @contextmanager
-    def lock(self, lab_id: str, what: str, *, wait_s: float = 10.0) -> Iterator[None]:
+    def lock(
+        self,
+        lab_id: str,
+        what: str,
+        *,
+        wait_s: float = 10.0,
+        on_wait: Callable[[str], None] = lambda holder: None,
+    ) -> Iterator[None]:
         """Lock the lab for the action `what` (such as "up"); other processes and threads wait.
 
-        Raises BusyError, which names the holder, after `wait_s`. The kernel releases the lock when
+        `on_wait` is called once, with a description of the holder, if the lock is not free. Raises BusyError, which names the holder, after `wait_s`. The kernel releases the lock when
         the process ends, however it ends.
         """
         if not NAME_PATTERN.fullmatch(lab_id):
             raise ValueError(f"not a lab id: {lab_id!r}")
-        with hold_lock(self.path.parent / "locks" / f"{lab_id}.lock", what, wait_s=wait_s):
+        file = self.path.parent / "locks" / f"{lab_id}.lock"
+        with hold_lock(file, what, wait_s=wait_s, on_wait=on_wait):
             yield
 
     # SQL

@@ -37,6 +37,9 @@ class Turn:
     end: dict[str, Any] | LabError = field(default_factory=dict)
 
 
+ABSENT = Turn({"ids": {IMAGE: ""}})
+
+
 @dataclass
 class Wire:
     """A server that answers in turns; what was asked is in `asked` as (verb, request)."""
@@ -183,23 +186,33 @@ def test_a_wire_cut_later_resumes_at_the_byte_where_it_was_cut(started: Started)
 def test_an_image_that_is_not_there_is_fetched_and_the_run_started_once(started: Started) -> None:
     _, wire = started.start(
         Turn(MISSING, end=MISSING),
+        ABSENT,
         Turn({}, end={"code": 0, "tail": []}),
         Turn(STARTED, b"", {"run": DONE}),
     )
-    assert [verb for verb, _ in wire.asked] == ["run", "pull-image", "run"]
-    assert wire.asked[1][1] == {"reference": IMAGE}
-    assert wire.asked[0] == wire.asked[2]
+    assert [verb for verb, _ in wire.asked] == ["run", "image", "pull-image", "run"]
+    assert wire.asked[2][1] == {"reference": IMAGE}
+    assert wire.asked[0] == wire.asked[3]
     assert started.began == [("night", False)]
+
+
+def test_an_image_that_another_process_has_just_brought_is_not_fetched_again(
+    started: Started,
+) -> None:
+    present = Turn({"ids": {IMAGE: "sha256:1"}})
+    _, wire = started.start(Turn(MISSING, end=MISSING), present, Turn(STARTED, b"", {"run": DONE}))
+    assert [verb for verb, _ in wire.asked] == ["run", "image", "run"]
 
 
 def test_an_image_that_cannot_be_had(started: Started) -> None:
     no = {"code": 1, "tail": ["a", "b", "c", "manifest unknown"]}
     with pytest.raises(LabError, match="cannot pull") as caught:
-        started.start(Turn(MISSING, end=MISSING), Turn({}, end=no))
+        started.start(Turn(MISSING, end=MISSING), ABSENT, Turn({}, end=no))
     assert caught.value.why == "b\nc\nmanifest unknown"
     made = Turn({}, end={"code": 0, "tail": []})
+    fetched = [Turn(MISSING, end=MISSING), ABSENT, made]
     with pytest.raises(LabError, match="although it was just built"):
-        started.start(Turn(MISSING, end=MISSING), made, Turn(MISSING, end=MISSING), made)
+        started.start(*fetched, *fetched)
     assert started.began == []
 
 
@@ -235,7 +248,7 @@ def test_what_a_pull_brings_does_not_make_another_image(started: Started) -> Non
     (directory / "Dockerfile").write_text("FROM base\nCOPY . /x\n")
     context = started.lab.context()
     before = images.image_reference(context)
-    assert before.startswith("labctl/digits:")
+    assert before.startswith("labctl/built:")
     for name in ("runs", "server-edits", ".labctl"):
         (directory / name / "night").mkdir(parents=True)
         (directory / name / "night" / "model.pt").write_text("weights")

@@ -77,7 +77,11 @@ def test_the_tag_changes_with_what_is_copied_and_with_nothing_else(lab: Path) ->
     seen.add(content_hash(lab, {"A": "1", "B": "2"}))
     (lab / "Dockerfile").write_text("FROM other\nCOPY requirements.txt /x/\nCOPY src /src\n")
     seen.add(content_hash(lab, {"A": "1", "B": "2"}))
-    assert len(seen) == 6
+    (lab / "src" / "new.py").chmod(0o755)
+    seen.add(content_hash(lab, {"A": "1", "B": "2"}))
+    (lab / ".dockerignore").write_text("src/new.py\n")
+    seen.add(content_hash(lab, {"A": "1", "B": "2"}))
+    assert len(seen) == 8
 
 
 @pytest.mark.parametrize(

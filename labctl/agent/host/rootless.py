@@ -51,7 +51,6 @@ def build(
             words += ["--local", f"context={context}", "--local", f"dockerfile={context}"]
             for key, value in request.args.items():
                 words += ["--opt", f"build-arg:{key}={value}"]
-            words += ["--opt", "label:labctl.lab-id=" + request.lab_id]
             words += ["--output", f"type=docker,name={request.tag},dest={archive}"]
             code, lines = streamed(["env", f"PATH={PLACES}", *words], log)
         if code == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import http.server
 import re
@@ -53,22 +54,35 @@ def build(request: BuildImageRequest) -> None:
         context = resolve_inside(context, request.directory)
     if not (context / "Dockerfile").is_file():
         raise Failure("missing", f"no Dockerfile in {context} on the server", "", PUSH_COMMAND)
-    log = lab / "builds" / (request.tag.replace("/", "-").replace(":", "-") + ".log")
+    name = request.tag.replace("/", "-").replace(":", "-")
+    log = lab / "builds" / f"{name}.log"
     log.parent.mkdir(exist_ok=True)
     if is_brokered():
         rootless.require_buildkit()
     send_reply(BuildOpening(str(log)))
-    if is_brokered():
-        code, lines = rootless.build(request, context, log, run_and_tee)
-        send_closing_reply(BuildResult(code, tuple(pick_failing_lines(lines)), str(log)))
-        return
-    words = ["docker", "build", "--progress", "plain", "--tag", request.tag]
-    run_build(words, request.lab_id, request.args, request.wheelhouse, log, context)
+    with _lock_build(name):
+        if inspect_image(request.tag):
+            send_closing_reply(BuildResult(0, (), str(log)))
+        elif is_brokered():
+            code, lines = rootless.build(request, context, log, run_and_tee)
+            send_closing_reply(BuildResult(code, tuple(pick_failing_lines(lines)), str(log)))
+        else:
+            words = ["docker", "build", "--progress", "plain", "--tag", request.tag]
+            run_build(words, request.args, request.wheelhouse, log, context)
+
+
+@contextmanager
+def _lock_build(name: str) -> Iterator[None]:
+    """Make a second build of the same image wait, also one for another lab or from elsewhere."""
+    folder = labctl_home() / ".cache" / "builds"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder / f"{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def run_build(
     words: list[str],
-    lab_id: str,
     args: Mapping[str, str],
     wheelhouse: bool,
     log: Path,
@@ -76,9 +90,8 @@ def run_build(
 ) -> None:
     """Run `docker build` with these arguments; stream and log its output, and send the result."""
     with serve_wheelhouse(wheelhouse) as wheel_args:
-        words = [*words, "--label", "labctl.lab-id=" + lab_id]
         for key, value in {**args, **wheel_args}.items():
-            words += ["--build-arg", f"{key}={value}"]
+            words = [*words, "--build-arg", f"{key}={value}"]
         if wheel_args:
             words += ["--network", "host"]
         code, lines = run_and_tee([*words, str(context)], log)

@@ -140,7 +140,7 @@ def build(request: ServiceRequest) -> None:
     send_reply(ServiceImageOpening(str(log), tag))
     args = {**request.args, "BASE": base_image.Id}
     words = ["docker", "build", "--tag", tag]
-    run_build(words, request.lab_id, args, request.wheelhouse, log, context)
+    run_build(words, args, request.wheelhouse, log, context)
 
 
 def _container_name(root: Path, name: str) -> str:
