@@ -20,8 +20,8 @@ from labctl.config.show import list_settings
 def list_trust_questions(config: LabConfig) -> list[str]:
     """List what lab.yaml itself would do with the user's own data and accounts, a phrase each.
 
-    Empty if it names no secrets, no store, no directory outside the lab, no provider other than
-    the built-in one and no settings of the provider in use.
+    Empty if it names no secrets, no store, no registry, no directory outside the lab, no provider
+    other than the built-in one and no settings of the provider in use.
     """
     from_lab = {key for key, origin in config.origins.items() if origin.startswith(f"{LAB_FILE}:")}
     questions = []
@@ -30,6 +30,8 @@ def list_trust_questions(config: LabConfig) -> list[str]:
         questions.append(f"give your {names} to the programs that it runs")
     if "store" in from_lab:
         questions.append(f"copy results to {escape(config.store)}{_describe_access(config.store)}")
+    if "image.registry" in from_lab and config.image.registry:
+        questions.append(f"push the image that it builds to {escape(config.image.registry)}")
     questions += [
         f"send {escape(str(source.path))} to the server"
         for source in config.data.values()

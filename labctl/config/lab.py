@@ -184,6 +184,7 @@ class LabConfigReader:
             base_image=file.base_image,
             wheelhouse=str(expand(file.wheelhouse, self.home)) if file.wheelhouse else "",
             package_index=file.package_index,
+            image_cache_bytes=file.image_cache,
             origins={key: node.location for key, node in self.leaves.items()},
             lines={key: node.line for key, node in self.leaves.items() if node.origin == LAB_FILE},
             beside={
@@ -310,7 +311,9 @@ class LabConfigReader:
     def choose_image(self, file: LabFile) -> ImageConfig:
         """Return the configured image, else the lab's own Dockerfile, else plain Python."""
         if isinstance(file.image, ImageFile):
-            return ImageConfig(build=file.image.build, args=file.image.args)
+            return ImageConfig(
+                build=file.image.build, args=file.image.args, registry=file.image.registry
+            )
         if file.image:
             return ImageConfig(reference=file.image)
         if (self.path.parent / "Dockerfile").is_file():

@@ -34,6 +34,7 @@ SWITCHES = {
     "base_image": "base_image",
     "wheelhouse": "wheelhouse",
     "package_index": "package_index",
+    "image_cache": "image_cache",
 }
 
 # LABCTL_SERVER_AWS_PROFILE sets server.aws.profile.

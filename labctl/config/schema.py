@@ -30,6 +30,7 @@ DEFAULT_PROVIDER = "local"
 DEFAULT_IMAGE = "python:3.12-slim"
 DEFAULT_OUTPUTS = ("checkpoints", "logs")
 DEFAULT_SHM_BYTES = 2 * 10**9
+DEFAULT_IMAGE_CACHE_BYTES = 20 * 10**9
 KNOWN_SERVICE_PORTS = {"tensorboard": 6006, "jupyter": 8888}
 MIN_MEMORY_BYTES = 6 * 2**20
 DEFAULT_MIRROR_S, MIN_MIRROR_S = 60, 2
@@ -49,6 +50,18 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 def parse_reference(text: str) -> str:
     if len(text) > 512 or not _REFERENCE.fullmatch(text):
         raise ValueError(f"{quote(text)} is not an image: write name:tag or registry/name:tag")
+    return text
+
+
+def parse_repository(text: str) -> str:
+    """Parse `registry.example/name`, a repository with its host and without a tag."""
+    host, slash, name = parse_reference(text).partition("/")
+    if (
+        not slash
+        or not ("." in host or ":" in host or host == "localhost")
+        or re.search("[:@]", name)
+    ):
+        raise ValueError(f"{quote(text)} is not a repository: write registry.example/name, no tag")
     return text
 
 
@@ -135,6 +148,10 @@ def parse_index(text: str) -> str:
     return text
 
 
+def parse_cache_size(text: str) -> int:
+    return 0 if text == "off" else parse_size(text)
+
+
 Name = Annotated[str, Parsed(parse_name)]
 EnvName = Annotated[str, Parsed(parse_env_name)]
 Price = Annotated[float | None, Parsed(parse_price)]
@@ -157,18 +174,24 @@ class ContainerLimits(Value, frozen=True):
 
 
 class ImageConfig(Value, frozen=True):
-    """Either `reference`, or `build`: a directory with a Dockerfile, relative to the lab."""
+    """Either `reference`, or `build`: a directory with a Dockerfile, relative to the lab.
+
+    Built images are pulled from the repository `registry` and pushed there, if it is not "".
+    """
 
     reference: str = ""
     build: str = ""
     args: dict[str, str] = msgspec.field(default_factory=dict)
+    registry: str = ""
 
 
 class ImageFile(Value, frozen=True):
-    """`image:` in lab.yaml as a mapping: the directory with the Dockerfile, its arguments."""
+    """`image:` in lab.yaml as a mapping: the directory with the Dockerfile, its arguments, a
+    repository for what is built."""
 
     build: Annotated[str, Parsed(parse_inside)] = "."
     args: dict[EnvName, str] = msgspec.field(default_factory=dict)
+    registry: Annotated[str, Parsed(parse_repository)] = ""
 
 
 class ServiceConfig(Value, frozen=True):
@@ -195,7 +218,7 @@ class ServerFile(Value, frozen=True):
 
 
 class LabFile(Value, frozen=True):
-    """Every key of lab.yaml, and at the end the three machine settings that it may not set."""
+    """Every key of lab.yaml, and at the end the machine settings that it may not set."""
 
     lab: Name = ""
     server: ServerFile = ServerFile()
@@ -212,10 +235,11 @@ class LabFile(Value, frozen=True):
     base_image: Reference = ""
     wheelhouse: Annotated[str, Parsed(parse_place)] = ""
     package_index: Annotated[str, Parsed(parse_index)] = ""
+    image_cache: Annotated[int, Parsed(parse_cache_size)] = DEFAULT_IMAGE_CACHE_BYTES
 
 
 # Settings of this machine: from config.yaml or the environment, never from a lab.
-MACHINE_KEYS = ("base_image", "wheelhouse", "package_index")
+MACHINE_KEYS = ("base_image", "wheelhouse", "package_index", "image_cache")
 # Keys that the user's config.yaml may have.
 USER_KEYS = ("server", "image", "store", "mirror", "limits", *MACHINE_KEYS)
 
@@ -263,6 +287,7 @@ class LabConfig(Value, frozen=True):
     base_image: str = ""
     wheelhouse: str = ""
     package_index: str = ""
+    image_cache_bytes: int = DEFAULT_IMAGE_CACHE_BYTES
     origins: dict[str, str] = msgspec.field(default_factory=dict)
     lines: dict[str, int] = msgspec.field(default_factory=dict)
     beside: dict[str, str] = msgspec.field(default_factory=dict)

@@ -30,6 +30,7 @@ def _rows(config: LabConfig) -> Iterator[tuple[str, str]]:
     if config.image.build:
         yield "image.build", config.image.build
         yield from ((f"image.args.{key}", text) for key, text in config.image.args.items())
+        yield "image.registry", config.image.registry
     else:
         yield "image", config.image.reference
     yield "run", shlex.join(config.run)
@@ -49,6 +50,7 @@ def _rows(config: LabConfig) -> Iterator[tuple[str, str]]:
     yield "base_image", config.base_image
     yield "wheelhouse", config.wheelhouse
     yield "package_index", config.package_index
+    yield "image_cache", _size(config.image_cache_bytes) or "off"
 
 
 def _server_rows(config: LabConfig) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from labctl.errors import InterruptError, LabError
 from labctl.events import Note, report_part
 from labctl.lifecycle import disk_restore
 from labctl.model import Server
-from labctl.runs import provenance
+from labctl.runs import images, provenance
 from labctl.servers import attempts, deadlines, first_contact, guard, held_disks
 from labctl.servers.adoption import adopt
 from labctl.servers.context import LabContext
@@ -47,6 +47,7 @@ def up(
                         on_create(server)
                 server = make_ready(context, server)
                 select_gpus(need, context.load_facts(server), context.reporter)
+                images.start_load(context, server)
                 return server
         except KeyboardInterrupt:
             raise InterruptError(

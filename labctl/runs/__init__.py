@@ -1,6 +1,7 @@
 """Runs: started exactly once, followed through cut links, canceled, probed, evaluated.
 
-`runs` talks to the agent about runs, `images` gets a run's image onto the server, `outputs` and
+`runs` talks to the agent about runs, `images` gets a run's image onto the server (from where:
+`image_sources`; how this machine keeps it: `image_cache`, `image_jobs`), `outputs` and
 `saved_copies` get its results from the server or from where they were saved, `probe` predicts a
 whole run from a short one, `evaluate` measures a checkpoint, `provenance` records where a run came
 from.

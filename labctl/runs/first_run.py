@@ -41,7 +41,6 @@ def _provide_image(context: LabContext, server: Server, image: str) -> None:
     remote = context.open_agent(server)
     if images.has_image(remote, image):
         return
-    if context.config.image.build:
-        wait_for("code")  # what the build copies into the image
     with report_part(context.reporter, "image"):
-        images.ensure_image(context, server, remote, image)
+        # A build copies the code into the image; other sources of the image need not wait for it.
+        images.ensure_image(context, server, remote, image, before_build=lambda: wait_for("code"))

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shutil
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from labctl.commands.ssh import command_argv
 from labctl.config import ImageConfig
-from labctl.errors import BuildError, LabError
-from labctl.events import Progress, Step
+from labctl.errors import BuildError
+from labctl.events import Step
 from labctl.model import Server
-from labctl.parallel import on_cancel
+from labctl.runs import image_jobs, image_sources
 from labctl.runs.build_output import BuildLines
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
-from labctl.shell import portable_line
 from labctl.sync.ignore import NEVER_AT_TOP
 from labctl.sync.scan import HashIndex, scan_data
 from labctl.sync.transfer_lock import hold_transfers
 from labctl.wire.images import (
     BUILD_IMAGE,
     FIND_IMAGES,
-    PULL_IMAGE,
     BuildImageRequest,
     FindImagesRequest,
-    PullImageRequest,
 )
 
 # The repository of all images that labctl builds from a Dockerfile.
@@ -109,11 +103,19 @@ def list_copied_files(directory: Path, dockerfile: str) -> set[Path]:
 
 
 def ensure_image(
-    context: LabContext, server: Server, remote: AgentClient, wanted: str, of_run: str = ""
+    context: LabContext,
+    server: Server,
+    remote: AgentClient,
+    wanted: str,
+    of_run: str = "",
+    before_build: Callable[[], None] = lambda: None,
 ) -> None:
-    """Build the image `wanted` on the server, pull it there, or send it from this machine.
+    """Make the image `wanted` present on the server, from the nearest place that has it.
 
-    A build uses the pushed code, or the code snapshot of the run `of_run`. If another lab or
+    These are the server, this machine's Docker Engine, the archives that this machine keeps, a
+    registry, and for a Dockerfile a build.
+
+    `before_build` is called before a build, which uses the pushed code, or the code snapshot of the run `of_run`. If another lab or
     process already works on the same image for this server, wait for it.
     """
     image = context.config.image
@@ -121,10 +123,11 @@ def ensure_image(
     with context.state.lock(lock, what, wait_s=IMAGE_S, on_wait=context.announce_wait):
         if has_image(remote, wanted):
             return
-        if image.build:
-            _build(context, server, remote, image, wanted, of_run)
-        else:
-            provide_image(context, server, remote, wanted)
+        if not image.build:
+            image_sources.provide_image(context, server, remote, wanted)
+        elif not image_sources.load_built(context, server, remote, wanted):
+            before_build()
+            _build_once(context, server, remote, wanted, of_run)
 
 
 def lock_name(server: Server, wanted: str) -> str:
@@ -132,24 +135,54 @@ def lock_name(server: Server, wanted: str) -> str:
     return "image-" + hashlib.sha256(f"{server.id}\0{wanted}".encode()).hexdigest()[:24]
 
 
-def provide_image(context: LabContext, server: Server, remote: AgentClient, wanted: str) -> None:
-    """Get a finished image onto the server: send it if this machine has it, else pull it there."""
-    if not _send_local_image(context, server, wanted):
-        _pull(context, remote, wanted)
+def _build_once(
+    context: LabContext,
+    server: Server,
+    remote: AgentClient,
+    wanted: str,
+    of_run: str,
+) -> None:
+    """Build an image, unless another process of this machine builds it on another server.
+
+    Then wait for that one and load what it kept. Servers with a price build side by side: their
+    images are not kept.
+    """
+    if not image_jobs.can_keep(context, server):
+        _build(context, server, remote, wanted, of_run)
+        image_jobs.start_save(context, server, wanted)
+        return
+    lock, what = "build-" + wanted.rpartition(":")[2], f"build {wanted}"
+    with context.state.lock(lock, what, wait_s=IMAGE_S, on_wait=context.announce_wait):
+        image_jobs.wait_for_save(context, wanted)
+        architecture = image_sources.find_architecture(context, server)
+        if image_sources.open_cache(context).find(wanted, architecture) is None:
+            _build(context, server, remote, wanted, of_run)
+            image_jobs.start_save(context, server, wanted)
+            return
+    if not image_sources.load_archive(context, server, wanted):
+        _build(context, server, remote, wanted, of_run)
+
+
+def start_load(context: LabContext, server: Server) -> None:
+    """Start to load the lab's image on a new server, if this machine keeps it."""
+    directory = context.config.image.build
+    if directory and (context.config.root / directory / "Dockerfile").is_file():
+        wanted = image_reference(context)
+        image_jobs.start_load(context, server, wanted, lock_name(server, wanted))
 
 
 def _build(
     context: LabContext,
     server: Server,
     remote: AgentClient,
-    image: ImageConfig,
     wanted: str,
     of_run: str,
 ) -> None:
+    image = context.config.image
     args = build_args(context, image)
     base = context.config.base_image
     if base and not has_image(remote, base):
-        provide_image(context, server, remote, base)
+        image_sources.provide_image(context, server, remote, base)
     push_wheelhouse(context, server, remote)
     name = f"building {wanted}"
     context.reporter.emit(Step(name=name))
@@ -195,67 +228,3 @@ def push_wheelhouse(context: LabContext, server: Server, remote: AgentClient) ->
 def has_image(remote: AgentClient, reference: str) -> bool:
     """Return whether an image is on the server."""
     return bool(remote.call(FIND_IMAGES, FindImagesRequest((reference,))).ids[reference])
-
-
-def _pull(context: LabContext, remote: AgentClient, wanted: str) -> None:
-    name = f"pulling {wanted} on the server"
-    context.reporter.emit(Step(name=name))
-    lines = BuildLines(context.reporter, name)
-    closing = remote.stream(
-        PULL_IMAGE, PullImageRequest(wanted), on_reply=lambda _: None, on_bytes=lines.feed
-    )
-    if closing.code != 0:
-        raise LabError(
-            f"the server cannot pull {wanted}",
-            why="\n".join(closing.tail[-3:]),
-            hint=f"check `image:` in {context.subject.config_file}, "
-            "or set a base image with LABCTL_BASE_IMAGE",
-        )
-    context.reporter.emit(Step(name=name, done=True))
-
-
-def _send_local_image(context: LabContext, server: Server, wanted: str) -> bool:
-    """Pipe `docker save` here into `docker load` there; False if this machine lacks the image.
-
-    For labs without a container registry, and for images that exist only on this machine.
-    """
-    if not shutil.which("docker") or not shutil.which("ssh"):
-        return False
-    inspect = ["docker", "image", "inspect", "--format", "{{.Size}}", wanted]
-    inspected = subprocess.run(inspect, capture_output=True, text=True, check=False)
-    if inspected.returncode != 0:
-        return False
-    name = f"sending {wanted}"
-    context.reporter.emit(Step(name=name))
-    config = str(context.connections.config_path(server.id))
-    load = command_argv(config, server.id, portable_line("docker load -q"))
-    with (
-        subprocess.Popen(["docker", "save", wanted], stdout=subprocess.PIPE) as save,
-        subprocess.Popen(load, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as loading,
-        on_cancel(save.terminate),
-        on_cancel(loading.terminate),
-    ):
-        _copy_stream(context, name, save, loading, int(inspected.stdout.strip() or 0))
-        loading.wait()
-    if save.returncode != 0 or loading.returncode != 0:
-        raise LabError(
-            f"cannot send {wanted} to the server",
-            why=f"exit code of docker save: {save.returncode}, of docker load: "
-            f"{loading.returncode}",
-            hint="labctl doctor",
-        )
-    context.reporter.emit(Step(name=name, done=True))
-    return True
-
-
-def _copy_stream(context: LabContext, name: str, save: Any, loading: Any, total: int) -> None:
-    sent = 0
-    try:
-        while block := save.stdout.read(1 << 20):
-            loading.stdin.write(block)
-            sent += len(block)
-            progress = Progress(name=name, done=sent, total=max(total, sent), unit="bytes")
-            context.reporter.emit(progress)
-        loading.stdin.close()
-    except BrokenPipeError:
-        save.terminate()

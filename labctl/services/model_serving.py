@@ -8,7 +8,7 @@ import msgspec
 
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.model import Forward, Run, Server, Service, Value
-from labctl.runs import images, runs
+from labctl.runs import image_sources, images, runs
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import select_gpus
 from labctl.services import lab_services
@@ -191,7 +191,7 @@ def _ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Serv
 
     def provide() -> None:
         if wanted.as_is:
-            images.provide_image(context, server, remote, wanted.image)
+            image_sources.provide_image(context, server, remote, wanted.image)
         else:
             images.ensure_image(context, server, remote, wanted.image, of_run)
 

@@ -284,14 +284,18 @@ class State:
     ) -> Iterator[None]:
         """Lock the lab for the action `what` (such as "up"); other processes and threads wait.
 
-        `on_wait` is called once, with a description of the holder, if the lock is not free. Raises BusyError, which names the holder, after `wait_s`. The kernel releases the lock when
-        the process ends, however it ends.
+        `on_wait` is called once, with a description of the holder, if the lock is not free. Raises
+        BusyError, which names the holder, after `wait_s`. The kernel releases the lock when the
+        process ends, however it ends.
         """
+        with hold_lock(self.find_lock(lab_id), what, wait_s=wait_s, on_wait=on_wait):
+            yield
+
+    def find_lock(self, lab_id: str) -> Path:
+        """Return the file that `lock` locks, for another process that holds the same lock."""
         if not NAME_PATTERN.fullmatch(lab_id):
             raise ValueError(f"not a lab id: {lab_id!r}")
-        file = self.path.parent / "locks" / f"{lab_id}.lock"
-        with hold_lock(file, what, wait_s=wait_s, on_wait=on_wait):
-            yield
+        return self.path.parent / "locks" / f"{lab_id}.lock"
 
     # SQL
 

@@ -16,7 +16,10 @@ class FindImagesReply(NamedTuple):
 
 
 class PullImageRequest(NamedTuple):
+    """Pull `reference`, and name the image `tag` too."""
+
     reference: str
+    tag: str = ""
 
 
 class BuildImageRequest(NamedTuple):

@@ -191,7 +191,7 @@ def test_an_image_that_is_not_there_is_fetched_and_the_run_started_once(started:
         Turn(STARTED, b"", {"run": DONE}),
     )
     assert [verb for verb, _ in wire.asked] == ["run", "image", "pull-image", "run"]
-    assert wire.asked[2][1] == {"reference": IMAGE}
+    assert wire.asked[2][1] == {"reference": IMAGE, "tag": ""}
     assert wire.asked[0] == wire.asked[3]
     assert started.began == [("night", False)]
 

@@ -43,6 +43,8 @@ def find(request: FindImagesRequest) -> FindImagesReply:
 def pull(request: PullImageRequest) -> None:
     send_reply(Empty())
     code, lines = run_and_tee(["docker", "pull", request.reference], None)
+    if code == 0 and request.tag:
+        code, lines = run_and_tee(["docker", "tag", request.reference, request.tag], None)
     send_closing_reply(BuildResult(code, tuple(lines[-8:])))
 
 

@@ -1,0 +1,223 @@
+"""Built images that this machine keeps, as uncompressed `docker save` archives.
+
+    <digest>-<architecture>.tar      the archive
+    <digest>-<architecture>.json     its record: size, SHA-256, name and architecture of the image
+    <digest>-<architecture>.error    why the image could not be kept
+
+An archive counts only with its record, which is written last. One process at a time adds archives,
+so an unfinished one that another process finds is from a process that has died.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tarfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from labctl.config.identity import write_private
+from labctl.errors import DiskFullError, TransferError
+from labctl.model import Value
+from labctl.state.locks import hold_lock
+from labctl.text import bytes_text
+
+# free space that stays on the disk, whatever the limit is
+RESERVE_BYTES = 2 * 10**9
+CHUNK_BYTES = 1 << 20
+# seconds that one archive waits for others to be written
+WRITE_S = 3600.0
+_UNFINISHED = ".part"
+
+
+class DamagedArchiveError(TransferError):
+    """An archive differs from its record."""
+
+
+class CachedImage(Value, frozen=True):
+    """An archive and what it must contain. `architecture` is Docker's name, such as amd64."""
+
+    reference: str
+    architecture: str
+    size_bytes: int
+    sha256: str
+    saved_at: float
+
+
+class ImageCache:
+    """The archives in `directory`, which is created at the first `add`; 0 bytes keeps none."""
+
+    def __init__(self, directory: Path, limit_bytes: int) -> None:
+        self.directory = directory
+        self.limit_bytes = limit_bytes
+
+    def path(self, image: CachedImage) -> Path:
+        return self._stem(image.reference, image.architecture).with_suffix(".tar")
+
+    def find(self, reference: str, architecture: str = "") -> CachedImage | None:
+        """Return the image for this architecture, "" for any; None if it is not here."""
+        matches = [image for image in self.list_images() if image.reference == reference]
+        return next((i for i in matches if architecture in ("", i.architecture)), None)
+
+    def list_images(self) -> list[CachedImage]:
+        """List the complete archives, the least recently used first."""
+        images = [image for file in self._list("*.json") if (image := self._read(file))]
+        return sorted(images, key=self.get_last_use)
+
+    def get_last_use(self, image: CachedImage) -> float:
+        """Return when the archive was last loaded or saved; 0 if it has just been removed."""
+        with suppress(FileNotFoundError):
+            return self.path(image).stat().st_mtime
+        return 0.0
+
+    def add(self, reference: str, architecture: str, blocks: Iterable[bytes]) -> CachedImage:
+        """Store an archive, completely or not at all, and remove older ones to stay in the limit.
+
+        TransferError if it is not the archive of this image, DiskFullError if the disk is full.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with hold_lock(self.directory / "write.lock", f"save {reference}", wait_s=WRITE_S):
+            for stale in self._list(f"*{_UNFINISHED}"):
+                stale.unlink(missing_ok=True)
+            draft = self._stem(reference, architecture).with_suffix(_UNFINISHED)
+            try:
+                image = self._write(draft, reference, architecture, blocks)
+                _require_image(draft, reference)
+                self.remove(image)
+                draft.replace(self.path(image))
+            finally:
+                draft.unlink(missing_ok=True)
+            write_private(self.path(image).with_suffix(".json"), msgspec.json.encode(image))
+        return image
+
+    def make_room(self, size_bytes: int) -> None:
+        """Remove the least recently used archives until `size_bytes` fit.
+
+        DiskFullError if they cannot fit.
+        """
+        images = self.list_images()
+        used = sum(image.size_bytes for image in images)
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        while images and not self._has_room(used, size_bytes):
+            self.remove(images[0])
+            used -= images.pop(0).size_bytes
+        if not self._has_room(used, size_bytes):
+            raise DiskFullError(
+                f"{self.directory} has no room for {bytes_text(size_bytes)}",
+                why=f"the limit is {bytes_text(self.limit_bytes)}, and "
+                f"{bytes_text(RESERVE_BYTES)} of the disk must stay free",
+                hint="set image_cache in config.yaml, or free disk space",
+            )
+
+    def mark_used(self, image: CachedImage) -> None:
+        with suppress(FileNotFoundError):
+            os.utime(self.path(image))
+
+    def remove(self, image: CachedImage) -> None:
+        """Remove an archive; its record first, so that half of one never counts."""
+        self.path(image).with_suffix(".json").unlink(missing_ok=True)
+        self.path(image).unlink(missing_ok=True)
+
+    def record_failure(self, reference: str, text: str) -> None:
+        """Store why an image could not be kept, for the next command that takes an interest."""
+        with suppress(OSError):  # a full disk has no room for its own message either
+            write_private(self._stem(reference, "").with_suffix(".error"), text.encode())
+
+    def take_failures(self) -> list[str]:
+        """Return the stored failures, and forget them."""
+        texts = []
+        for file in self._list("*.error"):
+            with suppress(FileNotFoundError):
+                texts.append(file.read_text(errors="replace"))
+                file.unlink()
+        return texts
+
+    def _write(
+        self, draft: Path, reference: str, architecture: str, blocks: Iterable[bytes]
+    ) -> CachedImage:
+        digest, size = hashlib.sha256(), 0
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                for block in blocks:
+                    file.write(block)
+                    digest.update(block)
+                    size += len(block)
+                file.flush()
+                os.fsync(descriptor)
+        except OSError as error:
+            raise DiskFullError(
+                f"cannot write {draft}", why=error.strerror or "", hint="df -h ~/.cache"
+            ) from error
+        return CachedImage(
+            reference=reference,
+            architecture=architecture,
+            size_bytes=size,
+            sha256=digest.hexdigest(),
+            saved_at=time.time(),
+        )
+
+    def _has_room(self, used: int, size_bytes: int) -> bool:
+        free = shutil.disk_usage(self.directory).free
+        return used + size_bytes <= self.limit_bytes and size_bytes + RESERVE_BYTES <= free
+
+    def _stem(self, reference: str, architecture: str) -> Path:
+        tag = reference.rpartition(":")[2]
+        return self.directory / (f"{tag}-{architecture}" if architecture else tag)
+
+    def _list(self, pattern: str) -> list[Path]:
+        return sorted(self.directory.glob(pattern)) if self.directory.is_dir() else []
+
+    def _read(self, file: Path) -> CachedImage | None:
+        """Return a record whose archive has its size; None for anything else."""
+        try:
+            image = msgspec.json.decode(file.read_bytes(), type=CachedImage)
+            complete = self.path(image).stat().st_size == image.size_bytes
+        except (OSError, msgspec.MsgspecError):
+            return None
+        return image if complete and self.path(image).with_suffix(".json") == file else None
+
+
+def read_verified(path: Path, image: CachedImage) -> Iterator[bytes]:
+    """Yield an archive's blocks; DamagedArchiveError before the last one if its hash differs.
+
+    A reader that needs the end of the archive, as `docker load` does, so never accepts a damaged
+    one, and the file is read only once.
+    """
+    digest, last = hashlib.sha256(), b""
+    with path.open("rb") as file:
+        while block := file.read(CHUNK_BYTES):
+            digest.update(block)
+            if last:
+                yield last
+            last = block
+    if digest.hexdigest() != image.sha256:
+        raise DamagedArchiveError(
+            f"{path} is damaged", why="its SHA-256 hash differs from its record"
+        )
+    yield last
+
+
+def _require_image(archive: Path, reference: str) -> None:
+    """Raise TransferError unless the archive is whole and contains exactly this image."""
+    try:
+        with tarfile.open(archive) as tar:
+            names = set(tar.getnames())
+            manifest = tar.extractfile("manifest.json")
+            (entry,) = json.loads(manifest.read() if manifest else b"[]")
+            config = tar.extractfile(entry["Config"])
+            content = config.read() if config else b""
+        digest = entry["Config"].rpartition("/")[2].removesuffix(".json")
+        whole = hashlib.sha256(content).hexdigest() == digest and names.issuperset(entry["Layers"])
+        named = reference in entry["RepoTags"]
+    except (tarfile.TarError, ValueError, KeyError, TypeError) as error:
+        raise TransferError("`docker save` sent no usable archive", why=str(error)) from error
+    if not whole or not named:
+        why = "a layer is missing" if not whole else f"it does not contain {reference}"
+        raise TransferError("`docker save` sent no usable archive", why=why)

@@ -1,0 +1,245 @@
+"""Keep a built image, or load one before it is needed, in a process that outlives the command.
+
+`start_save` and `start_load` start that process: `python -m labctl.runs.image_jobs`, with an
+ImageJob as its argument. What fails there is stored in the cache, and `labctl up` and `labctl
+images` report it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from labctl.commands.ssh import command_argv
+from labctl.errors import LabError, LinkLostError, TransferError
+from labctl.events import Note
+from labctl.model import Server, Value
+from labctl.runs import image_sources
+from labctl.runs.image_cache import CHUNK_BYTES, ImageCache
+from labctl.servers.context import LabContext
+from labctl.shell import command, portable_line
+from labctl.state.locks import hold_lock
+
+_MODULE = "labctl.runs.image_jobs"
+# seconds that another process waits for an image that is being saved
+SAVE_S = 1800.0
+# A shared server's broker does not give images away.
+_BROKERED, _ABSENT = 90, 91
+_NOT_BROKERED = f"[ ! -w /run/labctl/broker.sock ] || exit {_BROKERED}; "
+_PRESENT = "docker image inspect --format '{{.Size}} {{.Architecture}}' "
+
+
+class ImageJob(Value, frozen=True):
+    """What the process does with the image `reference` on one server, while it holds `lock_file`.
+
+    Saving keeps the image in the cache if `limit_bytes` is not 0, and pushes it to `registry` if
+    that is not "".
+    """
+
+    action: Literal["save", "load"]
+    reference: str
+    server_id: str
+    ssh_config: str
+    cache_dir: str
+    limit_bytes: int
+    lock_file: str
+    architecture: str = ""
+    registry: str = ""
+
+    @property
+    def cache(self) -> ImageCache:
+        return ImageCache(Path(self.cache_dir), self.limit_bytes)
+
+    def build_argv(self, line: str) -> list[str]:
+        return command_argv(self.ssh_config, self.server_id, portable_line(line))
+
+
+def can_keep(context: LabContext, server: Server) -> bool:
+    """Whether images of this server are kept: not at a price, since a download takes paid time."""
+    return context.config.image_cache_bytes > 0 and not server.offer.price_usd_per_hour
+
+
+def start_save(context: LabContext, server: Server, wanted: str) -> None:
+    """Start to keep an image that the server has just built, and to push it to the registry.
+
+    Returns when the process holds the lock that `wait_for_save` waits for.
+    """
+    limit_bytes = context.config.image_cache_bytes if can_keep(context, server) else 0
+    registry = context.config.image.registry
+    if limit_bytes or registry:
+        lock = _save_lock(context, wanted)
+        _start(_make_job(context, server, wanted, "save", lock, limit_bytes, registry), ready=True)
+
+
+def wait_for_save(context: LabContext, wanted: str) -> None:
+    """Wait while another process keeps this image."""
+    lock, what = _save_lock(context, wanted), f"wait for {wanted}"
+    with hold_lock(lock, what, wait_s=SAVE_S, on_wait=context.announce_wait):
+        pass
+
+
+def start_load(context: LabContext, server: Server, wanted: str, lock_name: str) -> None:
+    """Start to load an image on the server if this machine keeps it; report earlier failures.
+
+    The process holds the lock `lock_name`, as `ensure_image` does.
+    """
+    cache = image_sources.open_cache(context)
+    for text in cache.take_failures():
+        context.reporter.emit(Note(text=text, level="warning"))
+    if cache.find(wanted, image_sources.find_architecture(context, server)):
+        lock = context.state.find_lock(lock_name)
+        _start(_make_job(context, server, wanted, "load", lock, cache.limit_bytes), ready=False)
+
+
+def _save_lock(context: LabContext, wanted: str) -> Path:
+    return context.state.find_lock("save-" + wanted.rpartition(":")[2])
+
+
+def _make_job(
+    context: LabContext,
+    server: Server,
+    wanted: str,
+    action: Literal["save", "load"],
+    lock_file: Path,
+    limit_bytes: int,
+    registry: str = "",
+) -> ImageJob:
+    return ImageJob(
+        action=action,
+        reference=wanted,
+        server_id=server.id,
+        ssh_config=str(context.connections.config_path(server.id)),
+        cache_dir=str(image_sources.open_cache(context).directory),
+        limit_bytes=limit_bytes,
+        lock_file=str(lock_file),
+        architecture=image_sources.find_architecture(context, server),
+        registry=registry,
+    )
+
+
+def _start(job: ImageJob, *, ready: bool) -> None:
+    """Start the process of a job; with `ready`, return when it holds its lock."""
+    program = [sys.executable, "-m", _MODULE, msgspec.json.encode(job).decode()]
+    quiet = subprocess.DEVNULL
+    # The shell ends at once, so that a long-lived labctl has no child to wait for.
+    with subprocess.Popen(
+        ["sh", "-c", '"$@" &', "sh", *program],
+        stdin=quiet,
+        stdout=subprocess.PIPE if ready else quiet,
+        stderr=quiet,
+        start_new_session=True,
+    ) as shell:
+        if shell.stdout is not None:
+            shell.stdout.readline()
+
+
+def run_job(job: ImageJob) -> None:
+    """Do a job. Its failure is stored in the cache; a lost server is no failure of a load."""
+    try:
+        if job.action == "load":
+            _load(job)
+            return
+        if job.limit_bytes:
+            _save(job)
+        if job.registry:
+            _push(job)
+    except LinkLostError as error:
+        if job.action == "save":
+            _record(job, error)
+    except LabError as error:
+        _record(job, error)
+
+
+def _record(job: ImageJob, error: LabError) -> None:
+    verb = "kept on this machine" if job.action == "save" else "loaded in advance"
+    why = f" ({error.why})" if error.why else ""
+    job.cache.record_failure(job.reference, f"{job.reference} was not {verb}: {error.what}{why}")
+
+
+def _load(job: ImageJob) -> None:
+    image = job.cache.find(job.reference, job.architecture)
+    if image is None or _run(job, _PRESENT + job.reference).returncode == 0:
+        return
+    image_sources.send_archive(job.cache, image, job.build_argv(image_sources.LOAD))
+
+
+def _save(job: ImageJob) -> None:
+    """Keep the image, unless the server's broker does not give it away."""
+    done = _run(job, f"{_NOT_BROKERED}{_PRESENT}{job.reference} || exit {_ABSENT}")
+    if done.returncode == _BROKERED:
+        return
+    _require(done, "the server does not have the image any more")
+    size, architecture = done.stdout.split()
+    # An archive is a little larger than the files of its image: each has a header.
+    job.cache.make_room(int(int(size) * 1.05))
+    with _receive(job.build_argv(f"exec docker save {job.reference}")) as blocks:
+        job.cache.add(job.reference, architecture, blocks)
+
+
+@contextmanager
+def _receive(argv: list[str]) -> Iterator[Iterator[bytes]]:
+    """Run a command over ssh and provide its output; the output ends with an error if it fails."""
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
+
+        def read() -> Iterator[bytes]:
+            assert process.stdout is not None
+            while block := process.stdout.read(CHUNK_BYTES):
+                yield block
+            if process.wait() == image_sources.SSH_FAILED:
+                raise LinkLostError("lost the connection to the server")
+            if process.returncode:
+                raise TransferError(f"`docker save` ended with exit code {process.returncode}")
+
+        try:
+            yield read()
+        finally:
+            process.kill()
+
+
+def _push(job: ImageJob) -> None:
+    reference = image_sources.registry_reference(job.registry, job.reference)
+    tag = command("docker", "tag", job.reference, reference).render()
+    push = command("docker", "push", "--quiet", reference).render()
+    what = f"the server could not push it to {job.registry}; is docker logged in there?"
+    _require(_run(job, f"{tag} && {push}"), what)
+
+
+def _run(job: ImageJob, line: str) -> subprocess.CompletedProcess[str]:
+    argv = job.build_argv(line)
+    return subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+
+
+def _require(done: subprocess.CompletedProcess[str], what: str) -> None:
+    if done.returncode == image_sources.SSH_FAILED:
+        raise LinkLostError("lost the connection to the server", why=done.stderr.strip()[-300:])
+    if done.returncode:
+        raise TransferError(what, why=done.stderr.strip()[-300:])
+
+
+def main() -> None:
+    """Do the job in argv; a line on standard output says that its lock is held."""
+    os.nice(10)  # the run that just started goes first
+    job = msgspec.json.decode(sys.argv[1], type=ImageJob)
+    what = f"{job.action} {job.reference}"
+    try:
+        with hold_lock(Path(job.lock_file), what, wait_s=SAVE_S):
+            with suppress(OSError):  # the command may have ended
+                os.write(1, b"\n")
+            run_job(job)
+    except Exception as error:
+        # Nobody reads the output of this process.
+        job.cache.record_failure(job.reference, f"{what} failed: {error!r}")
+        raise
+
+
+if __name__ == "__main__":
+    main()

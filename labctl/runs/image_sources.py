@@ -1,0 +1,266 @@
+"""Where a server gets an image from, without building it, the nearest place first.
+
+These are this machine's Docker Engine, the archives that this machine keeps, and a registry.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from labctl.commands.ssh import command_argv
+from labctl.errors import LabError, LinkLostError, TransferError
+from labctl.events import Note, Progress, Step
+from labctl.parallel import on_cancel
+from labctl.runs.build_output import BuildLines
+from labctl.runs.image_cache import (
+    CHUNK_BYTES,
+    CachedImage,
+    DamagedArchiveError,
+    ImageCache,
+    read_verified,
+)
+from labctl.shell import portable_line
+from labctl.wire.images import PULL_IMAGE, BuildResult, PullImageRequest
+
+if TYPE_CHECKING:
+    from labctl.model import Server
+    from labctl.servers.agent import AgentClient
+    from labctl.servers.context import LabContext
+
+LOAD = "docker load --quiet"
+# exit code of ssh itself; docker's own are smaller
+SSH_FAILED = 255
+# After this many seconds of sending, the remaining time is estimated from the speed so far. If it
+# is longer than a typical build, the server builds the image instead.
+MEASURE_S = 10.0
+MOST_REMAINING_S = 300.0
+# Docker's names of architectures, by those of `uname -m`
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+class SlowLinkError(TransferError):
+    """Sending an archive would take longer than building the image."""
+
+
+def open_cache(context: LabContext) -> ImageCache:
+    return ImageCache(context.paths.cache_dir / "images", context.config.image_cache_bytes)
+
+
+def find_architecture(context: LabContext, server: Server) -> str:
+    """Return Docker's name of the server's architecture, "" if it is not known."""
+    arch = context.load_facts(server).arch
+    return _ARCHITECTURES.get(arch, arch)
+
+
+def load_built(context: LabContext, server: Server, remote: AgentClient, wanted: str) -> bool:
+    """Get a built image from the nearest place that has it; False if it must be built."""
+    try:
+        if send_local_image(context, server, wanted, most_s=MOST_REMAINING_S):
+            return True
+        if load_archive(context, server, wanted):
+            return True
+    except TransferError as error:
+        _note_failure(context, error)
+    return pull_built(context, remote, wanted)
+
+
+def load_archive(context: LabContext, server: Server, wanted: str) -> bool:
+    """Load this machine's archive of an image on the server; False without a usable one.
+
+    LinkLostError if the server cannot be reached any more.
+    """
+    cache, architecture = open_cache(context), find_architecture(context, server)
+    image = cache.find(wanted, architecture)
+    if image is None:
+        if other := cache.find(wanted):
+            text = f"{wanted} is kept here for {other.architecture}; the server is {architecture}"
+            context.reporter.emit(Note(text=text))
+        return False
+    argv = command_argv(
+        str(context.connections.config_path(server.id)), server.id, portable_line(LOAD)
+    )
+    name = f"loading {wanted}"
+    context.reporter.emit(Step(name=name))
+    try:
+        send_archive(cache, image, argv, _progress(context, name, image.size_bytes))
+    except LinkLostError as error:
+        error.hint = f"{context.subject.refresh}, then {context.subject.up}"
+        raise
+    except TransferError as error:
+        _note_failure(context, error)
+        return False
+    context.reporter.emit(Step(name=name, done=True))
+    return True
+
+
+def send_archive(
+    cache: ImageCache,
+    image: CachedImage,
+    argv: list[str],
+    on_sent: Callable[[int], None] = lambda sent: None,
+) -> None:
+    """Send an archive to `argv`, a `docker load` over ssh; delete the archive if it is damaged.
+
+    TransferError if the archive is damaged or gone, if it is refused, or if the link is too slow.
+    """
+    try:
+        blocks = read_verified(cache.path(image), image)
+        send_blocks(argv, pace(blocks, image.size_bytes, MOST_REMAINING_S, on_sent))
+    except OSError as error:
+        raise TransferError(f"cannot read {cache.path(image)}", why=str(error)) from error
+    except DamagedArchiveError:
+        cache.remove(image)
+        raise
+    cache.mark_used(image)
+
+
+def pull_built(context: LabContext, remote: AgentClient, wanted: str) -> bool:
+    """Pull a built image from the lab's registry; False without one, or if it lacks the image."""
+    registry = context.config.image.registry
+    if not registry:
+        return False
+    closing = _pull_on_server(context, remote, registry_reference(registry, wanted), wanted)
+    if closing.code != 0:
+        text = f"{registry} does not give {wanted}: {'; '.join(closing.tail[-1:])}"
+        context.reporter.emit(Note(text=text))
+    return closing.code == 0
+
+
+def registry_reference(registry: str, wanted: str) -> str:
+    """Return the name of a built image in a registry: the same tag."""
+    return f"{registry}:{wanted.rpartition(':')[2]}"
+
+
+def provide_image(context: LabContext, server: Server, remote: AgentClient, wanted: str) -> None:
+    """Get a finished image onto the server: send it if this machine has it, else pull it there."""
+    if not send_local_image(context, server, wanted):
+        pull(context, remote, wanted)
+
+
+def pull(context: LabContext, remote: AgentClient, wanted: str) -> None:
+    closing = _pull_on_server(context, remote, wanted)
+    if closing.code != 0:
+        raise LabError(
+            f"the server cannot pull {wanted}",
+            why="\n".join(closing.tail[-3:]),
+            hint=f"check `image:` in {context.subject.config_file}, "
+            "or set a base image with LABCTL_BASE_IMAGE",
+        )
+
+
+def _pull_on_server(
+    context: LabContext, remote: AgentClient, reference: str, tag: str = ""
+) -> BuildResult:
+    name = f"pulling {reference} on the server"
+    context.reporter.emit(Step(name=name))
+    closing = remote.stream(
+        PULL_IMAGE,
+        PullImageRequest(reference, tag),
+        on_reply=lambda _: None,
+        on_bytes=BuildLines(context.reporter, name).feed,
+    )
+    if closing.code == 0:
+        context.reporter.emit(Step(name=name, done=True))
+    return closing
+
+
+def send_local_image(
+    context: LabContext, server: Server, wanted: str, *, most_s: float = float("inf")
+) -> bool:
+    """Pipe `docker save` here into `docker load` there; False if this machine lacks the image.
+
+    For labs without a container registry, and for images that exist only on this machine.
+    SlowLinkError if it would take longer than `most_s`.
+    """
+    if not shutil.which("docker") or not shutil.which("ssh"):
+        return False
+    inspect = ["docker", "image", "inspect", "--format", "{{.Size}} {{.Architecture}}", wanted]
+    inspected = subprocess.run(inspect, capture_output=True, text=True, check=False)
+    if inspected.returncode != 0:
+        return False
+    size, architecture = inspected.stdout.split()
+    if find_architecture(context, server) not in ("", architecture):
+        text = f"this machine has {wanted} for {architecture} only"
+        context.reporter.emit(Note(text=text))
+        return False
+    name = f"sending {wanted}"
+    context.reporter.emit(Step(name=name))
+    config = str(context.connections.config_path(server.id))
+    load = command_argv(config, server.id, portable_line(LOAD))
+    with subprocess.Popen(["docker", "save", wanted], stdout=subprocess.PIPE) as save:
+        assert save.stdout is not None
+        blocks = iter(functools.partial(save.stdout.read, CHUNK_BYTES), b"")
+        try:
+            report = _progress(context, name, int(size))
+            send_blocks(load, pace(blocks, int(size), most_s, report))
+        except SlowLinkError:
+            save.kill()
+            raise
+        except TransferError as error:
+            save.kill()
+            raise LabError(
+                f"cannot send {wanted} to the server", why=error.why, hint="labctl doctor"
+            ) from error
+    context.reporter.emit(Step(name=name, done=True))
+    return True
+
+
+def send_blocks(argv: list[str], blocks: Iterable[bytes]) -> None:
+    """Run `argv`, a command over ssh, and send it `blocks` on standard input.
+
+    LinkLostError if ssh fails, TransferError if the command does. If `blocks` raises, the command
+    never gets the end of its input, so `docker load` loads nothing.
+    """
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        try:
+            with on_cancel(process.terminate):
+                for block in blocks:
+                    process.stdin.write(block)
+                process.stdin.close()
+                output = process.stderr.read().decode(errors="replace").strip()[-500:]
+        except BrokenPipeError:  # the exit code says why
+            output = process.stderr.read().decode(errors="replace").strip()[-500:]
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode == SSH_FAILED:
+        raise LinkLostError("lost the connection to the server while sending an image", why=output)
+    if process.returncode != 0:
+        raise TransferError("the server did not load the image", why=output)
+
+
+def pace(
+    blocks: Iterable[bytes], total: int, most_s: float, on_sent: Callable[[int], None]
+) -> Iterator[bytes]:
+    """Yield `blocks` and report the bytes sent; SlowLinkError if more than `most_s` remain."""
+    started_s, sent = time.monotonic(), 0
+    for block in blocks:
+        yield block
+        sent += len(block)
+        on_sent(sent)
+        elapsed_s = time.monotonic() - started_s
+        remaining_s = (total - sent) * elapsed_s / max(sent, 1)
+        if elapsed_s > MEASURE_S and remaining_s > most_s:
+            why = f"{remaining_s:.0f} s would remain, and a build is usually faster"
+            raise SlowLinkError("the link is too slow to send the image", why=why)
+
+
+def _progress(context: LabContext, name: str, total: int) -> Callable[[int], None]:
+    def report(sent: int) -> None:
+        event = Progress(name=name, done=sent, total=max(total, sent), unit="bytes")
+        context.reporter.emit(event)
+
+    return report
+
+
+def _note_failure(context: LabContext, error: LabError) -> None:
+    text = f"{error.what}: {error.why}" if error.why else error.what
+    context.reporter.emit(Note(text=text, level="warning"))
