@@ -43,6 +43,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "course": ("course", "Teach", "Manage a course: roster, servers, grades and costs."),
     "rehearse": ("rehearse", "Teach", "Simulate a cloud on this machine: no account, no cost."),
     "config": ("settings", "Other", "Show every setting, its value and where it comes from."),
+    "images": ("images", "Other", "List or remove the built images that this machine keeps."),
     "keep": ("keep", "Other", "Run a keeper, which watches over labs of other machines."),
     "inventory": ("settings", "Other", "Print the server as an Ansible inventory."),
     "secret": ("settings", "Other", "Store values for the secrets that lab.yaml names."),

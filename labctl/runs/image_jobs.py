@@ -141,7 +141,7 @@ def _start(job: ImageJob, *, ready: bool) -> None:
 
 
 def run_job(job: ImageJob) -> None:
-    """Do a job. Its failure is stored in the cache; a lost server is no failure of a load."""
+    """Do a job. A failure is stored in the cache, except that a load does not need its server."""
     try:
         if job.action == "load":
             _load(job)

@@ -262,7 +262,7 @@ def make_lab(folder: Path, name: str, base_image: str, local: str = "") -> LabDi
     (root / "lab.yaml").write_text(LAB_YAML.format(name=name, local=local))
     (root / "Dockerfile").write_text(DOCKERFILE)
     (root / "train.sh").write_text("echo trained\n")
-    kept = ("PATH", "LANG", "DOCKER_HOST", "TMPDIR", "VIRTUAL_ENV")
+    kept = ("PATH", "PYTHONPATH", "LANG", "DOCKER_HOST", "TMPDIR", "VIRTUAL_ENV")
     environ = {key: os.environ[key] for key in kept if key in os.environ}
     environ |= {"HOME": str(home), "LABCTL_BASE_IMAGE": base_image, "E2E_TOKEN": TOKEN}
     # Whose cached image layers are used: those of the other test servers.

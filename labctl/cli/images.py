@@ -1,0 +1,46 @@
+"""The command images."""
+
+from __future__ import annotations
+
+import click
+
+from labctl.cli.options import json_option, open_lab
+from labctl.cli.screen import age_text, print_json, print_table
+from labctl.errors import NotFoundError
+from labctl.text import bytes_text
+
+
+@click.command("images")
+@click.option("--remove", metavar="NAME", help="Remove this image from the list, or `all`.")
+@json_option
+@click.pass_context
+def images_command(ctx: click.Context, remove: str | None, json_: bool) -> None:
+    """List the built images that this machine keeps for new servers.
+
+    \b
+    labctl images
+    labctl images --remove all
+    """
+    from labctl.runs.image_sources import open_cache
+
+    lab = open_lab(ctx, quiet=json_, record_only=True, needs_file=False)
+    cache = open_cache(lab.context)
+    if remove:
+        chosen = [i for i in cache.list_images() if remove in ("all", i.reference)]
+        if not chosen and remove != "all":
+            raise NotFoundError(f"this machine keeps no image {remove}", hint="labctl images")
+        for image in chosen:
+            cache.remove(image)
+    images, failures = cache.list_images(), cache.take_failures()
+    for text in failures:
+        click.echo(text, err=True)
+    if json_:
+        print_json({"images": images, "failures": failures, "limit_bytes": cache.limit_bytes})
+        return
+    rows = [
+        (i.reference, i.architecture, bytes_text(i.size_bytes), age_text(cache.get_last_use(i)))
+        for i in images
+    ]
+    print_table(rows, ("IMAGE", "ARCHITECTURE", "SIZE", "LAST USED"))
+    used = bytes_text(sum(image.size_bytes for image in images))
+    click.echo(f"{used} of {bytes_text(cache.limit_bytes)} in {cache.directory}", err=True)

@@ -1,0 +1,126 @@
+"""A built image is built once: for a second lab, a new server, and through a registry."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from lab_directory import LabDirectory, make_lab
+from lab_servers import drop_pool, wait_for
+
+pytestmark = pytest.mark.engine
+
+
+@dataclass
+class TwoLabs:
+    """Labs of one user with the same Dockerfile; each has a server without any image."""
+
+    first: LabDirectory
+    second: LabDirectory
+    image: str
+
+    def archive(self) -> Path:
+        tag = self.image.partition(":")[2]
+        (archive,) = (Path(self.first.environ["HOME"]) / ".cache/labctl/images").glob(f"{tag}*.tar")
+        return archive
+
+    def forget_image(self, lab: LabDirectory) -> None:
+        lab.student("docker rm -f $(docker ps -aq)", check=False)
+        lab.student(f"docker rmi -f {self.image}")
+
+
+def copy_lab(lab: LabDirectory, name: str) -> LabDirectory:
+    root = lab.root.with_name(name)
+    shutil.copytree(lab.root, root, ignore=shutil.ignore_patterns(".labctl"))
+    text = (root / "lab.yaml").read_text().replace(f"lab: {lab.name}", f"lab: {name}")
+    (root / "lab.yaml").write_text(text)
+    return LabDirectory(root, name, lab.environ)
+
+
+@pytest.fixture(scope="module")
+def labs(
+    tmp_path_factory: pytest.TempPathFactory, base_image: str, server_image: str
+) -> Iterator[TwoLabs]:
+    first = make_lab(tmp_path_factory.mktemp("images"), "e2e-images", base_image)
+    owner = f"tests-{secrets.token_hex(4)}"
+    first.environ["LOGNAME"] = owner  # a pool of its own: its servers start without images
+    dockerfile = (first.root / "Dockerfile").read_text() + f"RUN echo {owner} > /owner\n"
+    (first.root / "Dockerfile").write_text(dockerfile)
+    second = copy_lab(first, "e2e-images-2")
+    with ExitStack() as ended:
+        ended.callback(drop_pool, base_image, owner)
+        for lab in (first, second):
+            ended.callback(lab.labctl, "down", "--yes", "--discard")
+            lab.server_id = lab.json("up", "--yes")["server"]["id"]
+        ran = first.labctl("run", "--yes", "--", "cat", "/owner")
+        assert "building labctl/built:" in ran.stderr
+        image = ran.stderr.split("building ")[1].split()[0]
+        wait_for(lambda: first.json("images")["images"])
+        yield TwoLabs(first, second, image)
+
+
+def test_a_second_lab_on_a_new_server_loads_what_the_first_built(labs: TwoLabs) -> None:
+    ran = labs.second.labctl("run", "--yes", "--", "cat", "/owner")
+    assert ran.stdout.strip() == labs.second.environ["LOGNAME"]
+    assert f"loading {labs.image}" in ran.stderr
+    assert "building" not in ran.stderr
+    line = f"docker image inspect --format '{{{{.Id}}}}' {labs.image}"
+    ids = {lab.student(line) for lab in (labs.first, labs.second)}
+    assert len(ids) == 1
+
+
+def test_up_loads_in_advance(labs: TwoLabs) -> None:
+    labs.forget_image(labs.second)
+    labs.second.labctl("up", "--yes")
+    wait_for(lambda: labs.second.student(f"docker images -q {labs.image}"))
+
+
+def test_a_damaged_archive_is_refused_and_the_image_built(labs: TwoLabs) -> None:
+    labs.forget_image(labs.second)
+    archive = labs.archive()
+    with archive.open("r+b") as file:
+        file.seek(archive.stat().st_size // 2)
+        file.write(secrets.token_bytes(64))
+    ran = labs.second.labctl("run", "--yes", "--", "cat", "/owner")
+    assert f"{archive} is damaged" in ran.stderr
+    assert f"building {labs.image}" in ran.stderr
+    wait_for(lambda: labs.second.json("images")["images"])
+
+
+@pytest.mark.skipif(not shutil.which("docker-registry"), reason="needs docker-registry")
+def test_a_registry_gets_the_built_image_and_gives_it(labs: TwoLabs) -> None:
+    lab = labs.second
+    text = (lab.root / "lab.yaml").read_text()
+    registry = "image: {build: ., registry: 127.0.0.1:5000/labs, args: {A: b}}"
+    (lab.root / "lab.yaml").write_text(text.replace("image: {build: .}", registry))
+    start_registry(lab)
+    ran = lab.labctl("run", "--yes", "--", "cat", "/owner")
+    image = ran.stderr.split("building ")[1].split()[0]
+    catalog = "curl -s http://127.0.0.1:5000/v2/labs/tags/list"
+    wait_for(lambda: image.partition(":")[2] in lab.student(catalog))
+    wait_for(lambda: image in str(lab.json("images")))
+    lab.labctl("images", "--remove", image)
+    lab.student("docker rm -f $(docker ps -aq)", check=False)
+    lab.student("docker rmi -f $(docker images -q labctl/built)")
+    ran = lab.labctl("run", "--yes", "--", "cat", "/owner")
+    assert "pulling 127.0.0.1:5000/labs:" in ran.stderr
+    assert "building" not in ran.stderr
+
+
+def start_registry(lab: LabDirectory) -> None:
+    """Run this machine's docker-registry on the server's own loopback, which needs no TLS."""
+    program = str(shutil.which("docker-registry"))
+    words = ["docker", "cp", "-L", program, f"{lab.server_id}:/usr/local/bin/docker-registry"]
+    subprocess.run(words, check=True, capture_output=True)
+    lab.student(
+        "printf 'version: 0.1\\nstorage: {filesystem: {rootdirectory: /tmp/registry}}\\n"
+        "http: {addr: 127.0.0.1:5000}\\n' > /tmp/registry.yml; "
+        "setsid docker-registry serve /tmp/registry.yml >/tmp/registry.log 2>&1 < /dev/null &"
+    )
+    wait_for(lambda: lab.student("curl -s http://127.0.0.1:5000/v2/", check=False))

@@ -1,0 +1,212 @@
+"""A built image comes from the nearest place that has it; this machine keeps what a server built.
+
+`ssh` and `docker` are small programs here, and the agent answers in turns; everything else is real.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from lab_world import Recorded, World
+from test_run_start import Turn, Wire
+
+from labctl.errors import LinkLostError
+from labctl.lifecycle import up
+from labctl.model import Offer, Server, ServerFacts
+from labctl.runs import image_jobs, image_sources, images
+from labctl.runs.image_cache import CachedImage, ImageCache
+from labctl.servers.context import LabContext
+
+sys.path.append(str(Path(__file__).parents[1] / "unit"))
+from image_archives import cut, make_archive
+
+# Both programs stand for the server and for this machine; files in $ENGINE say what they have.
+SSH = 'for line; do :; done; [ ! -e "$ENGINE/dead" ] || exit 255; on_server=yes sh -c "$line"\n'
+DOCKER = """
+echo "${on_server:-here} $1 $2" >> "$ENGINE/calls"
+case "$1 ${on_server:-here}" in
+  "image here") cat "$ENGINE/here" 2>/dev/null ;;
+  "image yes") cat "$ENGINE/there" 2>/dev/null ;;
+  save*) cat "$ENGINE/archive" ;;
+  load*) cat > "$ENGINE/loaded"; tail -c 512 "$ENGINE/loaded" | tr -d '\\0' | grep -q . && exit 1
+         [ ! -e "$ENGINE/full" ] ;;
+esac
+"""
+BUILT = Turn({"log": "/x"}, end={"code": 0, "tail": [], "log": "/x"})
+
+
+class Sources:
+    """A lab with a Dockerfile and a server without its image."""
+
+    def __init__(self, lab: World, engine: Path) -> None:
+        self.engine = engine
+        self.reporter = Recorded()
+        (lab.home / "lab" / "Dockerfile").write_text("FROM scratch\n")
+        (lab.home / "lab" / "lab.yaml").write_text("lab: digits\nimage: {build: .}\n")
+        self.lab = lab
+        self.server = up.up(lab.context())
+        self.context().save_facts(self.server, ServerFacts(arch="x86_64"))
+        self.wanted = images.image_reference(self.context())
+        self.archive = make_archive(self.wanted)
+        (engine / "archive").write_bytes(self.archive)
+
+    def context(self, wire: Wire | None = None) -> LabContext:
+        made = self.lab.context(self.reporter)
+        if wire is not None:
+            made.connections.__dict__["machine"] = wire
+        return made
+
+    @property
+    def cache(self) -> ImageCache:
+        return image_sources.open_cache(self.context())
+
+    @property
+    def calls(self) -> list[str]:
+        calls = self.engine / "calls"
+        return calls.read_text().splitlines() if calls.exists() else []
+
+    def keep(self, architecture: str = "amd64") -> CachedImage:
+        return self.cache.add(self.wanted, architecture, cut(self.archive))
+
+    def ensure(self, *turns: Turn, server: Server | None = None) -> list[str]:
+        """Ensure the image; return the agent's verbs after the one that finds it absent."""
+        wire = Wire([Turn({"ids": {self.wanted: ""}}), *turns])
+        context = self.context(wire)
+        chosen = server or self.server
+        images.ensure_image(context, chosen, context.open_agent(chosen), self.wanted)
+        assert wire.turns == []
+        return [verb for verb, _ in wire.asked[1:]]
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def sources(lab: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sources:
+    programs, engine = tmp_path / "bin", tmp_path / "engine"
+    for folder in (programs, engine):
+        folder.mkdir()
+    for name, script in (("ssh", SSH), ("docker", DOCKER)):
+        (programs / name).write_text(f"#!/bin/sh\n{script}")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("ENGINE", str(engine))
+    made = Sources(lab, engine)
+    monkeypatch.setenv("PYTHONPATH", str(Path(images.__file__).parents[2]))
+    return made
+
+
+def test_what_this_machines_engine_has_is_sent_before_anything_else(sources: Sources) -> None:
+    sources.keep()
+    (sources.engine / "here").write_text("2048 amd64\n")
+    assert sources.ensure() == []
+    assert (sources.engine / "loaded").read_bytes() == sources.archive
+    assert "here save " + sources.wanted in sources.calls
+
+
+def test_an_archive_is_loaded(sources: Sources) -> None:
+    kept = sources.keep()
+    os.utime(sources.cache.path(kept), (1, 1))
+    assert sources.ensure() == []
+    assert (sources.engine / "loaded").read_bytes() == sources.archive
+    assert sources.cache.get_last_use(kept) > 1
+
+
+def test_a_damaged_archive_is_refused_deleted_and_the_image_built(sources: Sources) -> None:
+    kept = sources.keep()
+    path = sources.cache.path(kept)
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+    assert sources.ensure(BUILT) == ["build"]
+    assert f"{path} is damaged" in sources.reporter.said
+    loaded = sources.engine / "loaded"
+    assert not loaded.exists() or loaded.read_bytes() == b""
+    wait_for(lambda: sources.cache.take_failures() or sources.cache.find(sources.wanted))
+
+
+def test_an_archive_for_another_architecture_is_named_and_not_loaded(sources: Sources) -> None:
+    sources.keep("arm64")
+    assert sources.ensure(BUILT) == ["build"]
+    assert "is kept here for arm64; the server is amd64" in sources.reporter.said
+    assert not (sources.engine / "loaded").exists()
+
+
+def test_an_archive_that_goes_in_the_middle_leads_to_a_build(
+    sources: Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = sources.keep()
+    monkeypatch.setattr(ImageCache, "find", lambda *_: kept)
+    sources.cache.path(kept).unlink()
+    assert sources.ensure(BUILT) == ["build"]
+    assert "cannot read" in sources.reporter.said
+
+
+def test_a_server_that_does_not_load_it_builds_it(sources: Sources) -> None:
+    sources.keep()
+    (sources.engine / "full").touch()
+    assert sources.ensure(BUILT) == ["build"]
+    assert "the server did not load the image" in sources.reporter.said
+
+
+def test_a_server_that_ends_meanwhile_is_named_with_what_to_type(sources: Sources) -> None:
+    sources.keep()
+    (sources.engine / "dead").touch()
+    with pytest.raises(LinkLostError, match="lost the connection") as caught:
+        sources.ensure()
+    assert "labctl status --refresh" in caught.value.hint
+    assert "labctl up" in caught.value.hint
+
+
+def test_a_registry_comes_before_a_build(sources: Sources) -> None:
+    yaml = "lab: digits\nimage: {build: ., registry: registry.example/labs}\n"
+    (sources.lab.home / "lab" / "lab.yaml").write_text(yaml)
+    assert sources.ensure(Turn({}, end={"code": 0, "tail": []})) == ["pull-image"]
+    refused = Turn({}, end={"code": 1, "tail": ["manifest unknown"]})
+    assert sources.ensure(refused, BUILT) == ["pull-image", "build"]
+    assert "registry.example/labs does not give" in sources.reporter.said
+    wait_for(lambda: "yes push --quiet" in sources.calls or sources.cache.take_failures())
+
+
+def test_what_a_server_built_is_kept_and_the_next_server_loads_it(sources: Sources) -> None:
+    (sources.engine / "there").write_text("2048 amd64\n")
+    assert sources.ensure(BUILT) == ["build"]
+    image_jobs.wait_for_save(sources.context(), sources.wanted)
+    assert sources.cache.take_failures() == []
+    assert sources.ensure() == []
+    assert (sources.engine / "loaded").read_bytes() == sources.archive
+
+
+def test_a_server_with_a_price_keeps_nothing_here(sources: Sources) -> None:
+    offer = Offer(provider="cloud", type="small", price_usd_per_hour=1.0)
+    paid = msgspec.structs.replace(sources.server, offer=offer)
+    assert sources.ensure(BUILT, server=paid) == ["build"]
+    image_jobs.wait_for_save(sources.context(), sources.wanted)
+    assert sources.calls == ["here image inspect"]
+    assert sources.cache.list_images() == []
+
+
+def test_why_an_image_was_not_kept_is_said_at_the_next_up(sources: Sources) -> None:
+    assert sources.ensure(BUILT) == ["build"]
+    (sources.engine / "dead").touch()
+    image_jobs.wait_for_save(sources.context(), sources.wanted)
+    up.up(sources.context())
+    assert f"{sources.wanted} was not kept on this machine" in sources.reporter.said
+
+
+def test_up_starts_to_load_what_is_kept(sources: Sources) -> None:
+    sources.keep()
+    (sources.engine / "there").unlink(missing_ok=True)
+    up.up(sources.context())
+    wait_for(lambda: (sources.engine / "loaded").exists())
+    lock = images.lock_name(sources.server, sources.wanted)
+    with sources.context().state.lock(lock, "test", wait_s=30):
+        assert (sources.engine / "loaded").read_bytes() == sources.archive
