@@ -115,8 +115,8 @@ def ensure_image(
     These are the server, this machine's Docker Engine, the archives that this machine keeps, a
     registry, and for a Dockerfile a build.
 
-    `before_build` is called before a build, which uses the pushed code, or the code snapshot of the run `of_run`. If another lab or
-    process already works on the same image for this server, wait for it.
+    A build uses the pushed code, or the code snapshot of the run `of_run`; `before_build` is called
+    first. If another lab or process already works on the same image for this server, wait for it.
     """
     image = context.config.image
     lock, what = lock_name(server, wanted), f"get the image {wanted}"
