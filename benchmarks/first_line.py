@@ -1,96 +1,195 @@
-"""From nothing to the first line of training, compared with the longest part of it.
+"""From nothing to the first line of a training run, and a whole job in one command.
 
-Each round makes a new server of the provider `local` for the sample project, and removes it at the
-end. The first round builds the image. Later ones find it in the image cache that the provider
-keeps: they show labctl's own share. The figures are those of `--timings`, which begin after the
-start of Python.
-
-    python -m benchmarks.first_line [--rounds N] [--directory DIR]
-
-DIR keeps the lab, and so its image cache, for the next call.
+The sample project on new servers of the provider `local`. The round before the first builds the
+image of its Dockerfile.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
-import sys
-import tempfile
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import NotDoneError, environment
+from benchmarks.measure import Comparison, NotDoneError, Row, environment
+from benchmarks.settings import Settings
+from benchmarks.startup import LABCTL
+from labctl.providers.local.cache import LABEL
 
-ROOT = Path(__file__).parents[1]
-TARGET = 1.25
-FIRST_LINE = "first line"
-# One epoch: the rest of the training is not timed.
-COMMAND = ("python", "train.py", "--epochs", "1")
+TARGET, SECOND_LAB_LIMIT_S, JOB_LIMIT_S = 1.25, 15.0, 2.0
+# The volumes of servers belong to a user name. This one shares none with the user's own labs.
+OWNER = "labctl-bench"
+EXTRA = "what the one command takes longer"
+# One epoch: the rest of the training is not measured.
+TRAINING = ("python", "train.py", "--epochs", "1")
+# The lab without a training: 64 MiB that no other lab has.
+DOCKERFILE = "ARG BASE=debian:bookworm-slim\nFROM ${BASE}\nRUN head -c 64M /dev/urandom >/data\n"
 
 
-def labctl(home: Path, root: Path, *words: str) -> str:
-    """Run the labctl of this repository; return its standard output."""
-    done = subprocess.run(
-        [sys.executable, "-m", "labctl", *words],
-        cwd=root,
-        env={**environment(home), "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
+def compare(settings: Settings) -> Generator[Comparison]:
+    """Compare `up` and `run` with their longest part, second labs, and one command for a job."""
+    rounds = settings.sizes.few
+    home = settings.home / "first-line"
+    home.mkdir()
+    make = _make_sample if settings.sizes.has_training else _make_small_lab
+    first, second = make(home, "first"), make(home, "second")
+    start = _Start(first)
+    rows = [
+        Row("the longest part", start.measure_longest),
+        Row("labctl up, labctl run", lambda _: start.total_s, TARGET),
+    ]
+    yield Comparison("from nothing to the first line", rows, rounds)
+    job = _Job(first)
+    rows = [
+        Row("labctl up, run, pull, down", job.measure_commands),
+        Row("labctl run --up --down", job.measure_one_command, ours=True),
+        Row(EXTRA, job.compute_extra, limit=JOB_LIMIT_S, against=EXTRA),
+    ]
+    yield Comparison("one command for a job", rows, rounds)
+    yield _compare_second_labs(first, second, rounds)
+
+
+def _compare_second_labs(first: _LocalLab, second: _LocalLab, rounds: int) -> Comparison:
+    """Measure the time from `labctl run` to its first line in a lab with the same Dockerfile."""
+
+    def run_after_down(number: int) -> float:
+        return second.run_on_new_server(f"after-{number}")
+
+    def run_beside(number: int) -> float:
+        _remove_free_volumes()
+        return second.run_on_new_server(f"beside-{number}")
+
+    def end_second(number: int) -> None:
+        second.end_server()
+
+    def start_first(number: int) -> None:
+        end_second(number)
+        first.labctl("up", "--yes")
+
+    def end_both(number: int) -> None:
+        end_second(number)
+        first.end_server()
+
+    after, beside = "after `down` of the first", "beside the first, right after `up`"
+    limit = SECOND_LAB_LIMIT_S
+    rows = [
+        Row(after, run_after_down, limit=limit, against=after, after=end_second),
+        Row(beside, run_beside, limit=limit, against=beside, before=start_first, after=end_both),
+    ]
+    return Comparison("a second lab with the same Dockerfile", rows, rounds)
+
+
+@dataclass(frozen=True)
+class _LocalLab:
+    home: Path
+    root: Path
+    command: tuple[str, ...]
+
+    def labctl(self, *words: str) -> str:
+        """Run labctl in the lab; return its standard output."""
+        done = subprocess.run(
+            [LABCTL, *words],
+            cwd=self.root,
+            env={**environment(self.home), "LOGNAME": OWNER},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode != 0:
+            message = done.stderr.strip()[-600:]
+            raise NotDoneError(f"labctl {' '.join(words)} exited with {done.returncode}: {message}")
+        return done.stdout
+
+    def read_timings(self, *words: str, after: tuple[str, ...] = ()) -> dict[str, Any]:
+        printed = self.labctl(*words, "--timings", "--json", *after)
+        timings: dict[str, Any] = json.loads(printed)["timings"]
+        return timings
+
+    def run(self, run_id: str) -> dict[str, Any]:
+        timings = self.read_timings("run", "--id", run_id, after=("--", *self.command))
+        if "first line" not in {part["name"] for part in timings["parts"]}:
+            raise NotDoneError("the run printed nothing")
+        return timings
+
+    def run_on_new_server(self, run_id: str) -> float:
+        """Create a server, then return the seconds from `labctl run` to its first line."""
+        self.labctl("up", "--yes")
+        total_s: float = self.run(run_id)["total_s"]
+        return total_s
+
+    def end_server(self) -> None:
+        self.labctl("down", "--yes", "--discard")
+
+
+def _make_sample(home: Path, name: str) -> _LocalLab:
+    _LocalLab(home, home, ()).labctl("init", name, "--provider", "local")
+    return _LocalLab(home, home / name, TRAINING)
+
+
+def _make_small_lab(home: Path, name: str) -> _LocalLab:
+    root = home / name
+    root.mkdir()
+    (root / "Dockerfile").write_text(DOCKERFILE)
+    (root / "lab.yaml").write_text(f"lab: {name}\nimage: {{build: .}}\nrun: echo begun\n")
+    return _LocalLab(home, root, ("echo", "begun"))
+
+
+class _Start:
+    """`up` and `run` on a server that did not exist before."""
+
+    def __init__(self, lab: _LocalLab) -> None:
+        self._lab = lab
+        self.total_s = 0.0
+
+    def measure_longest(self, number: int) -> float:
+        """Start and remove a server; return the seconds of the part that took longest."""
+        try:
+            up = self._lab.read_timings("up", "--yes")
+            run = self._lab.run(f"first-{number}")
+        finally:
+            self._lab.end_server()
+        self.total_s = up["total_s"] + run["total_s"]
+        seconds: dict[str, float] = {}
+        for part in (*up["parts"], *run["parts"]):
+            seconds[part["name"]] = seconds.get(part["name"], 0.0) + part["duration_s"]
+        return max(seconds.values())
+
+
+class _Job:
+    """The same job as four commands, and as one."""
+
+    def __init__(self, lab: _LocalLab) -> None:
+        self._lab = lab
+        self._commands_s = self._one_command_s = 0.0
+
+    def measure_commands(self, number: int) -> float:
+        name = f"commands-{number}"
+        begun = time.monotonic()
+        self._lab.labctl("up", "--yes")
+        self._lab.labctl("run", "--id", name, "--", "true")
+        self._lab.labctl("pull", name)
+        self._lab.labctl("down", "--yes")
+        self._commands_s = time.monotonic() - begun
+        return self._commands_s
+
+    def measure_one_command(self, number: int) -> float:
+        begun = time.monotonic()
+        self._lab.labctl("run", "--up", "--down", "--id", f"job-{number}", "--", "true")
+        self._one_command_s = time.monotonic() - begun
+        return self._one_command_s
+
+    def compute_extra(self, number: int) -> float:
+        return self._one_command_s - self._commands_s
+
+
+def _remove_free_volumes() -> None:
+    """Remove the layers of ended servers, so that a new one begins without any."""
+    selected = ("--filter", f"label={LABEL}={OWNER}", "--filter", "dangling=true")
+    listed = subprocess.run(
+        ["docker", "volume", "ls", "-q", *selected], capture_output=True, text=True, check=True
     )
-    if done.returncode != 0:
-        raise NotDoneError(f"labctl {' '.join(words)} ended with {done.returncode}")
-    return done.stdout
-
-
-def read_timings(output: str) -> dict[str, Any]:
-    timings: dict[str, Any] = json.loads(output)["timings"]
-    return timings
-
-
-def measure_round(home: Path, root: Path, number: int) -> dict[str, float]:
-    """Return the seconds of each part and of the whole, for a server that did not exist before."""
-    try:
-        up = read_timings(labctl(home, root, "up", "--yes", "--timings", "--json"))
-        words = ("--timings", "--json", "--id", f"first-{number}", "--", *COMMAND)
-        run = read_timings(labctl(home, root, "run", *words))
-    finally:
-        labctl(home, root, "down", "--yes", "--discard")
-    seconds: dict[str, float] = {}
-    for part in (*up["parts"], *run["parts"]):
-        seconds[part["name"]] = seconds.get(part["name"], 0.0) + part["duration_s"]
-    if FIRST_LINE not in seconds:
-        raise NotDoneError("the run has no first line")
-    seconds["total"] = up["total_s"] + run["total_s"]
-    return seconds
-
-
-def describe_round(seconds: dict[str, float]) -> str:
-    parts = {name: took for name, took in seconds.items() if name != "total"}
-    longest = max(parts, key=lambda name: parts[name])
-    ratio = seconds["total"] / parts[longest]
-    verdict = "" if ratio <= TARGET else ", **missed**"
-    figures = ", ".join(f"{name} {took:.1f}" for name, took in parts.items())
-    return (
-        f"{seconds['total']:.1f} s = {ratio:.2f} x {longest} (target: {TARGET}{verdict}); {figures}"
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--directory", type=Path)
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="labctl-bench-") as folder:
-        place = (chosen.directory or Path(folder)).absolute()
-        home, root = place / "home", place / "digits"
-        if not root.exists():
-            home.mkdir(parents=True, exist_ok=True)
-            labctl(home, place, "init", root.name, "--provider", "local")
-        for number in range(chosen.rounds):
-            print(describe_round(measure_round(home, root, number)), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    for volume in listed.stdout.split():
+        subprocess.run(["docker", "volume", "rm", volume], capture_output=True, check=True)

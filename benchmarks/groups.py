@@ -7,7 +7,7 @@ are up until it ends.
 
 from __future__ import annotations
 
-from benchmarks import control, course, data, fleet, forwards, jobs, soak, startup
+from benchmarks import control, course, data, first_line, fleet, forwards, jobs, soak, startup
 from benchmarks.runner import Group
 
 # The times with --quick are five minutes together.
@@ -15,10 +15,11 @@ GROUPS = {
     "start-up": Group(startup.compare, 10.0),
     "control": Group(control.compare_one_server, 25.0),
     "fan-out": Group(control.compare_all_servers, 30.0),
-    "data": Group(data.compare, 60.0),
-    "forward": Group(forwards.compare, 25.0),
-    "jobs": Group(jobs.compare, 45.0),
-    "aws": Group(fleet.compare, 35.0),
-    "course": Group(course.compare, 35.0),
-    "soak": Group(soak.compare, 35.0),
+    "data": Group(data.compare, 50.0),
+    "forward": Group(forwards.compare, 20.0),
+    "jobs": Group(jobs.compare, 40.0),
+    "first-line": Group(first_line.compare, 45.0),
+    "aws": Group(fleet.compare, 30.0),
+    "course": Group(course.compare, 25.0),
+    "soak": Group(soak.compare, 25.0),
 }

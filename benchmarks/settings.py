@@ -22,6 +22,8 @@ class Sizes:
     fleet: int
     # students in the ledger of a class
     students: int
+    # whether the lab of `first-line` is the sample project; building its image takes minutes
+    has_training: bool = True
 
     @property
     def few(self) -> int:
@@ -48,6 +50,7 @@ QUICK = Sizes(
     soak_s=12.0,
     fleet=4,
     students=60,
+    has_training=False,
 )
 
 
