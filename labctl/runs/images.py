@@ -144,8 +144,8 @@ def _build_once(
 ) -> None:
     """Build an image, unless another process of this machine builds it on another server.
 
-    Then wait for that one and load what it kept. Servers with a price build side by side: their
-    images are not kept.
+    Then wait for that one and load what it kept. Servers whose images are not kept build side by
+    side.
     """
     if not image_jobs.can_keep(context, server):
         _build(context, server, remote, wanted, of_run)
