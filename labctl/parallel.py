@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -122,7 +122,10 @@ class _Group:
         with self._lock:
             self.is_canceled = True
             for end in self._hooks.values():
-                end()
+                # To close a channel of a lost connection fails. The other parts must end anyway,
+                # and the first error is the one to report.
+                with suppress(Exception):
+                    end()
             self._hooks.clear()
 
     def add_hook(self, end: Callable[[], object]) -> object:

@@ -149,8 +149,10 @@ def _stop_drawing() -> None:
 
 def _end_server(lab: Lab, run: Run | None, *, is_own: bool) -> ServerEnd:
     """End the server unless something else uses it; the results of the run come home either way."""
+    server_id = run.server_id if run is not None else ""
     try:
-        return ServerEnd(result=run_server.end_unused(lab.context, is_own=is_own))
+        result = run_server.end_unused(lab.context, is_own=is_own, server_id=server_id)
+        return ServerEnd(result=result)
     except run_server.ServerInUseError as error:
         return ServerEnd(kept=error.why, error=_pull(lab, run))
     except LabError as error:
@@ -177,6 +179,11 @@ def _end_after_failure(lab: Lab, error: Exception, *, is_own: bool) -> None:
     except LabError as failure:
         note = f"--down did not remove the server: {failure.what}\n{failure.why}".strip()
         lab.context.reporter.emit(Note(text=f"{note}\nnext: {failure.hint}", level="warning"))
+        return
+    except KeyboardInterrupt as interrupt:
+        # The error still says why the run failed, and what costs money now.
+        note_interrupt(lab, "", interrupt)
+        _print_server_left(lab)
         return
     _stop_drawing()
     if result.removed:

@@ -31,7 +31,8 @@ def list_trust_questions(config: LabConfig) -> list[str]:
     if "store" in from_lab:
         questions.append(f"copy results to {escape(config.store)}{_describe_access(config.store)}")
     if "image.registry" in from_lab and config.image.registry:
-        questions.append(f"push the image that it builds to {escape(config.image.registry)}")
+        registry = escape(config.image.registry)
+        questions.append(f"push the image that it builds, with its build arguments, to {registry}")
     questions += [
         f"send {escape(str(source.path))} to the server"
         for source in config.data.values()

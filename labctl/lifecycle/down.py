@@ -69,7 +69,9 @@ def down(
                 removed=rest.server_id, servers_left=rest.survivors, leftovers=rest.leftovers
             )
         discard = discard or adoption.is_fresh(context, server)
-        running = [] if server.state == "stopped" else _list_running(context, server, discard)
+        running = []
+        if server.state != "stopped":
+            running = _list_running(context, server, discard, consent)
         (consent or _ask_for_consent)(context, server, running, discard)
         # A process that follows one of its runs must not mistake this for a lost server.
         context.state.record(PUT_DOWN, lab_id=context.lab_id, server_id=server.id)
@@ -136,7 +138,9 @@ def _await_unconfirmed(context: LabContext) -> Server | None:
     return None
 
 
-def _list_running(context: LabContext, server: Server, discard: bool) -> list[str]:
+def _list_running(
+    context: LabContext, server: Server, discard: bool, consent: Consent | None = None
+) -> list[str]:
     try:
         runs.refresh(context, server)
     except LabError as error:
@@ -144,6 +148,9 @@ def _list_running(context: LabContext, server: Server, discard: bool) -> list[st
             return []
         if isinstance(error, HostKeyError):
             raise
+        if consent is not None:
+            # Stopping the server would end what others run on it, as far as that is recorded.
+            consent(context, server, [], discard)
         raise stop_and_keep_disk(context, server, error) from error
     all_runs = context.state.list_runs(context.lab_id)
     return [run.id for run in all_runs if run.state == "running" and run.server_id == server.id]

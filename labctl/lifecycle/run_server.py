@@ -15,6 +15,7 @@ from labctl.lifecycle.keeper_host import KeeperHost
 from labctl.lifecycle.status import NOT_ENDED
 from labctl.model import Run, Server
 from labctl.runs import runs
+from labctl.servers.accounts import ENDED
 from labctl.servers.context import LabContext
 from labctl.services.background_forwards import list_forwards
 from labctl.state.uses import is_used
@@ -27,7 +28,7 @@ WAIT_S = 600.0
 
 
 class ServerInUseError(PolicyError):
-    """Something else uses the server: other runs, or forwards of a server that others started."""
+    """The server is not the caller's to end: other runs or forwards use it, or it is a new one."""
 
 
 def check_inputs(
@@ -43,8 +44,7 @@ def check_inputs(
 
 def require_not_ended(context: LabContext, run: Run) -> None:
     """UsageError if this run has ended on an earlier server, so that its name would run twice."""
-    server = context.state.get_lab_server(context.lab_id)
-    if run.has_ended and (server is None or server.id != run.server_id):
+    if run.has_ended and not _is_server_there(context, run):
         raise UsageError(
             f"run {run.id} has already ended: {run.summary}",
             why="its server has ended too, so a new server would run it a second time",
@@ -52,26 +52,45 @@ def require_not_ended(context: LabContext, run: Run) -> None:
         )
 
 
-def end_unused(context: LabContext, *, is_own: bool) -> DownResult:
+def _is_server_there(context: LabContext, run: Run) -> bool:
+    """Whether the run's server still exists; its provider knows, since a watchdog may end it."""
+    recorded = context.state.get_lab_server(context.lab_id)
+    if recorded is None or recorded.id != run.server_id:
+        return False
+    shown = context.provider.find(recorded.id)
+    return shown is not None and shown.state not in ENDED
+
+
+def end_unused(context: LabContext, *, is_own: bool, server_id: str = "") -> DownResult:
     """Do what `down` does, without a question; ServerInUseError if something else uses the server.
 
-    `is_own`: the caller created the server, so forwards to it are the caller's too.
+    `is_own`: the caller created the server, so forwards to it are the caller's too. With
+    `server_id`, no other server is ended.
     """
-    consent: Consent = partial(_require_unused, is_own=is_own)
+    consent: Consent = partial(_require_unused, is_own=is_own, server_id=server_id)
     return down(context, discard=False, consent=consent, wait_s=WAIT_S)
 
 
 def _require_unused(
-    context: LabContext, server: Server, running: list[str], discard: bool, *, is_own: bool
+    context: LabContext,
+    server: Server,
+    running: list[str],
+    discard: bool,
+    *,
+    is_own: bool,
+    server_id: str,
 ) -> None:
-    if uses := _list_uses(context, server, is_own=is_own):
+    uses = _list_uses(context, server, is_own=is_own)
+    if server_id not in ("", server.id):
+        uses.append(f"it is a new server: the run was on {server_id}, which has ended")
+    if uses:
         raise ServerInUseError(
             f"{server.alias} was not removed", why="\n".join(uses), hint=context.subject.down
         )
 
 
 def _list_uses(context: LabContext, server: Server, *, is_own: bool) -> list[str]:
-    """Describe what uses the server, as the caller has just refreshed its runs."""
+    """Describe what uses the server; its runs are as last recorded."""
     uses = []
     active = [
         run.id

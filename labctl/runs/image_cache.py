@@ -77,14 +77,13 @@ class ImageCache:
         return 0.0
 
     def add(self, reference: str, architecture: str, blocks: Iterable[bytes]) -> CachedImage:
-        """Store an archive, completely or not at all, and remove older ones to stay in the limit.
+        """Store an archive, completely or not at all; `make_room` removes older ones before.
 
         TransferError if it is not the archive of this image, DiskFullError if the disk is full.
         """
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         with hold_lock(self.directory / "write.lock", f"save {reference}", wait_s=WRITE_S):
-            for stale in self._list(f"*{_UNFINISHED}"):
-                stale.unlink(missing_ok=True)
+            self._remove_unfinished()
             draft = self._stem(reference, architecture).with_suffix(_UNFINISHED)
             try:
                 image = self._write(draft, reference, architecture, blocks)
@@ -108,12 +107,15 @@ class ImageCache:
             self.remove(images[0])
             used -= images.pop(0).size_bytes
         if not self._has_room(used, size_bytes):
-            raise DiskFullError(
-                f"{self.directory} has no room for {bytes_text(size_bytes)}",
-                why=f"the limit is {bytes_text(self.limit_bytes)}, and "
-                f"{bytes_text(RESERVE_BYTES)} of the disk must stay free",
-                hint="set image_cache in config.yaml, or free disk space",
-            )
+            raise self._make_full_error(size_bytes)
+
+    def _make_full_error(self, size_bytes: int) -> DiskFullError:
+        return DiskFullError(
+            f"{self.directory} has no room for {bytes_text(size_bytes)}",
+            why=f"the limit is {bytes_text(self.limit_bytes)}, and "
+            f"{bytes_text(RESERVE_BYTES)} of the disk must stay free",
+            hint="set image_cache in config.yaml, or free disk space",
+        )
 
     def mark_used(self, image: CachedImage) -> None:
         with suppress(FileNotFoundError):
@@ -146,9 +148,10 @@ class ImageCache:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 for block in blocks:
+                    size += len(block)
+                    self._require_space(size, len(block))
                     file.write(block)
                     digest.update(block)
-                    size += len(block)
                 file.flush()
                 os.fsync(descriptor)
         except OSError as error:
@@ -162,6 +165,23 @@ class ImageCache:
             sha256=digest.hexdigest(),
             saved_at=time.time(),
         )
+
+    def _remove_unfinished(self) -> None:
+        """Remove what killed processes left: drafts, and archives without a record."""
+        for stale in self._list(f"*{_UNFINISHED}"):
+            stale.unlink(missing_ok=True)
+        for archive in self._list("*.tar"):
+            if not archive.with_suffix(".json").exists():
+                archive.unlink(missing_ok=True)
+
+    def _require_space(self, size_bytes: int, block_bytes: int) -> None:
+        """DiskFullError if an archive of which so much has arrived becomes too large.
+
+        The server only estimates its size beforehand.
+        """
+        free = shutil.disk_usage(self.directory).free
+        if size_bytes > self.limit_bytes or block_bytes + RESERVE_BYTES > free:
+            raise self._make_full_error(size_bytes)
 
     def _has_room(self, used: int, size_bytes: int) -> bool:
         free = shutil.disk_usage(self.directory).free
@@ -205,9 +225,12 @@ def read_verified(path: Path, image: CachedImage) -> Iterator[bytes]:
 
 
 def _require_image(archive: Path, reference: str) -> None:
-    """Raise TransferError unless the archive is whole and contains exactly this image."""
+    """Raise TransferError unless the archive is whole and contains exactly this image.
+
+    A second name in it would replace another image of each server that loads it.
+    """
     try:
-        with tarfile.open(archive) as tar:
+        with tarfile.open(archive, "r:") as tar:
             names = set(tar.getnames())
             manifest = tar.extractfile("manifest.json")
             (entry,) = json.loads(manifest.read() if manifest else b"[]")
@@ -215,9 +238,9 @@ def _require_image(archive: Path, reference: str) -> None:
             content = config.read() if config else b""
         digest = entry["Config"].rpartition("/")[2].removesuffix(".json")
         whole = hashlib.sha256(content).hexdigest() == digest and names.issuperset(entry["Layers"])
-        named = reference in entry["RepoTags"]
+        named = entry["RepoTags"] == [reference]
     except (tarfile.TarError, ValueError, KeyError, TypeError) as error:
         raise TransferError("`docker save` sent no usable archive", why=str(error)) from error
     if not whole or not named:
-        why = "a layer is missing" if not whole else f"it does not contain {reference}"
+        why = "a layer is missing" if not whole else f"it does not contain {reference} alone"
         raise TransferError("`docker save` sent no usable archive", why=why)

@@ -30,9 +30,8 @@ from labctl.state.locks import hold_lock
 _MODULE = "labctl.runs.image_jobs"
 # seconds that another process waits for an image that is being saved
 SAVE_S = 1800.0
-# A shared server's broker does not give images away.
-_BROKERED, _ABSENT = 90, 91
-_NOT_BROKERED = f"[ ! -w /run/labctl/broker.sock ] || exit {_BROKERED}; "
+# The provider of servers that are containers on this machine.
+_OWN_MACHINE = "local"
 _PRESENT = "docker image inspect --format '{{.Size}} {{.Architecture}}' "
 
 
@@ -62,20 +61,26 @@ class ImageJob(Value, frozen=True):
 
 
 def can_keep(context: LabContext, server: Server) -> bool:
-    """Whether images of this server are kept: not at a price, since a download takes paid time."""
-    return context.config.image_cache_bytes > 0 and not server.offer.price_usd_per_hour
+    """Whether images of this server are kept: only those that this machine itself has built.
+
+    A name says what went into an image, and nothing can verify that another machine's image is
+    what its name says. That machine's owner would control the servers on which it is loaded.
+    """
+    return context.config.image_cache_bytes > 0 and server.provider == _OWN_MACHINE
 
 
 def start_save(context: LabContext, server: Server, wanted: str) -> None:
     """Start to keep an image that the server has just built, and to push it to the registry.
 
-    Returns when the process holds the lock that `wait_for_save` waits for.
+    If the image is kept, returns when the process holds the lock that `wait_for_save` waits for.
     """
     limit_bytes = context.config.image_cache_bytes if can_keep(context, server) else 0
     registry = context.config.image.registry
     if limit_bytes or registry:
         lock = _save_lock(context, wanted)
-        _start(_make_job(context, server, wanted, "save", lock, limit_bytes, registry), ready=True)
+        job = _make_job(context, server, wanted, "save", lock, limit_bytes, registry)
+        # Nobody waits for a push alone, which may follow that of another server for a long time.
+        _start(job, ready=bool(limit_bytes))
 
 
 def wait_for_save(context: LabContext, wanted: str) -> None:
@@ -171,10 +176,7 @@ def _load(job: ImageJob) -> None:
 
 
 def _save(job: ImageJob) -> None:
-    """Keep the image, unless the server's broker does not give it away."""
-    done = _run(job, f"{_NOT_BROKERED}{_PRESENT}{job.reference} || exit {_ABSENT}")
-    if done.returncode == _BROKERED:
-        return
+    done = _run(job, _PRESENT + job.reference)
     _require(done, "the server does not have the image any more")
     size, architecture = done.stdout.split()
     # An archive is a little larger than the files of its image: each has a header.

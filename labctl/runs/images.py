@@ -30,7 +30,9 @@ BUILT = "labctl/built"
 DIGEST_DIGITS = 16
 # seconds a second process waits while the first gets the same image onto the server
 IMAGE_S = 3600.0
-COPY = re.compile(r"^\s*(?:COPY|ADD)\s+(.*)$", re.IGNORECASE)
+COPY = re.compile(r"^\s*(?:ONBUILD\s+)?(?:COPY|ADD)\s+(.*)$", re.IGNORECASE)
+# A step that can read any file of the directory without copying it.
+MOUNT = re.compile(r"^\s*(?:ONBUILD\s+)?RUN\s.*--mount=(?!type=(?:cache|tmpfs|secret|ssh)\b)", re.I)
 
 
 def build_args(context: LabContext, image: ImageConfig) -> dict[str, str]:
@@ -46,7 +48,8 @@ def build_args(context: LabContext, image: ImageConfig) -> dict[str, str]:
 def image_reference(context: LabContext) -> str:
     """Return the image of a run. For a build, its tag is a hash of everything that goes into it.
 
-    The name has no lab in it, so labs with the same content share the image.
+    The name has no lab in it, so labs with the same content share the image. A registry that can
+    replace the image is part of the content: it decides for the labs that name it, and no others.
     """
     image = context.config.image
     if image.reference:
@@ -55,6 +58,8 @@ def image_reference(context: LabContext) -> str:
     # Files that are never pushed cannot be in the image: a pull must not change the tag.
     absent = NEVER_AT_TOP if directory == context.config.root else frozenset[str]()
     digest = content_hash(directory, build_args(context, image), absent)
+    if image.registry:
+        digest = hashlib.sha256(f"{digest}\0{image.registry}".encode()).hexdigest()
     return f"{BUILT}:{digest[:DIGEST_DIGITS]}"
 
 
@@ -82,16 +87,15 @@ def content_hash(
 
 
 def list_copied_files(directory: Path, dockerfile: str) -> set[Path]:
-    """Return the files of the context that the Dockerfile copies, without links and .git."""
+    """Return the files of the context that the Dockerfile copies, without links and .git.
+
+    These are all files if it also takes some in a way that is not understood here.
+    """
     matches: set[Path] = set()
     for line in dockerfile.replace("\\\n", " ").splitlines():
-        match = COPY.match(line)
-        if not match or "--from=" in line:
-            continue
-        words = [w for w in re.split(r"[\s,\[\]\"]+", match[1]) if w and not w.startswith("--")]
-        for word in words[:-1]:
-            pattern = "**" if "$" in word else word.strip("/").removeprefix("./")
-            for path in [directory] if pattern in ("", ".") else directory.glob(pattern):
+        for pattern in _list_patterns(line):
+            paths = [] if pattern in ("", ".") else list(directory.glob(pattern))
+            for path in paths or [directory]:
                 matches.update(p for p in (path.rglob("*") if path.is_dir() else [path]))
     return {
         p
@@ -100,6 +104,21 @@ def list_copied_files(directory: Path, dockerfile: str) -> set[Path]:
         and not p.is_symlink()
         and not {".git", ".labctl"} & {*p.relative_to(directory).parts}
     }
+
+
+def _list_patterns(line: str) -> list[str]:
+    """Return the names, perhaps with wildcards, that a line takes from the context; "" for all."""
+    if MOUNT.match(line):
+        return [""]
+    match = COPY.match(line)
+    if not match or "--from=" in line:
+        return []
+    words = [w for w in re.split(r"[\s,\[\]\"]+", match[1]) if w and not w.startswith("--")]
+    return [
+        "" if "$" in word else word.strip("/").removeprefix("./")
+        for word in words[:-1]
+        if "://" not in word and not word.startswith("<<")
+    ]
 
 
 def ensure_image(
@@ -144,8 +163,8 @@ def _build_once(
 ) -> None:
     """Build an image, unless another process of this machine builds it on another server.
 
-    Then wait for that one and load what it kept. Servers with a price build side by side: their
-    images are not kept.
+    Then wait for that one and load what it kept. Servers whose images are not kept build side by
+    side.
     """
     if not image_jobs.can_keep(context, server):
         _build(context, server, remote, wanted, of_run)

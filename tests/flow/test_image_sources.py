@@ -18,7 +18,7 @@ from test_run_start import Turn, Wire
 
 from labctl.errors import LinkLostError
 from labctl.lifecycle import up
-from labctl.model import Offer, Server, ServerFacts
+from labctl.model import Server, ServerFacts
 from labctl.runs import image_jobs, image_sources, images
 from labctl.runs.image_cache import CachedImage, ImageCache
 from labctl.servers.context import LabContext
@@ -61,6 +61,11 @@ class Sources:
         if wire is not None:
             made.connections.__dict__["machine"] = wire
         return made
+
+    @property
+    def local_server(self) -> Server:
+        """The server, as if it were a container on this machine."""
+        return msgspec.structs.replace(self.server, provider="local")
 
     @property
     def cache(self) -> ImageCache:
@@ -126,7 +131,7 @@ def test_a_damaged_archive_is_refused_deleted_and_the_image_built(sources: Sourc
     kept = sources.keep()
     path = sources.cache.path(kept)
     path.write_bytes(b"x" + path.read_bytes()[1:])
-    assert sources.ensure(BUILT) == ["build"]
+    assert sources.ensure(BUILT, server=sources.local_server) == ["build"]
     assert f"{path} is damaged" in sources.reporter.said
     loaded = sources.engine / "loaded"
     assert not loaded.exists() or loaded.read_bytes() == b""
@@ -178,24 +183,25 @@ def test_a_registry_comes_before_a_build(sources: Sources) -> None:
 
 def test_what_a_server_built_is_kept_and_the_next_server_loads_it(sources: Sources) -> None:
     (sources.engine / "there").write_text("2048 amd64\n")
-    assert sources.ensure(BUILT) == ["build"]
+    assert sources.ensure(BUILT, server=sources.local_server) == ["build"]
     image_jobs.wait_for_save(sources.context(), sources.wanted)
     assert sources.cache.take_failures() == []
     assert sources.ensure() == []
     assert (sources.engine / "loaded").read_bytes() == sources.archive
 
 
-def test_a_server_with_a_price_keeps_nothing_here(sources: Sources) -> None:
-    offer = Offer(provider="cloud", type="small", price_usd_per_hour=1.0)
-    paid = msgspec.structs.replace(sources.server, offer=offer)
-    assert sources.ensure(BUILT, server=paid) == ["build"]
+def test_what_another_machine_built_is_not_kept(sources: Sources) -> None:
+    """Its owner could put any program into the image, for whichever server loads it later."""
+    (sources.engine / "there").write_text("2048 amd64\n")
+    assert sources.server.offer.price_usd_per_hour == 0
+    assert sources.ensure(BUILT) == ["build"]
     image_jobs.wait_for_save(sources.context(), sources.wanted)
     assert sources.calls == ["here image inspect"]
     assert sources.cache.list_images() == []
 
 
 def test_why_an_image_was_not_kept_is_said_at_the_next_up(sources: Sources) -> None:
-    assert sources.ensure(BUILT) == ["build"]
+    assert sources.ensure(BUILT, server=sources.local_server) == ["build"]
     (sources.engine / "dead").touch()
     image_jobs.wait_for_save(sources.context(), sources.wanted)
     up.up(sources.context())

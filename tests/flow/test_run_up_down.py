@@ -243,7 +243,45 @@ def test_a_run_that_has_ended_is_not_paid_for_twice(job: Job) -> None:
     assert job.world.cloud.calls == ["create", "terminate"]
 
 
+def test_a_run_that_ended_with_its_server_is_not_paid_for_twice(job: Job) -> None:
+    """A watchdog has ended the server, and this machine has not noticed yet."""
+    assert job.run(UP_ONLY) == 0
+    (server_id,) = job.world.cloud.machines
+    job.world.cloud.terminate(server_id)
+    with pytest.raises(UsageError, match="already ended"):
+        job.run(NONE._replace(run_id="night"))
+    assert job.world.cloud.calls == ["create", "terminate"]
+
+
 # who else uses the server
+
+
+def test_a_server_that_does_not_answer_is_not_stopped_under_another_run(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(lab: Lab, started: list[Run]) -> Run:
+        add_active_run(job.world, "other")
+        run = job.train(lab, started)
+        job.world.machine.error = unreachable()
+        return run
+
+    assert job.run(NONE, work) == 255
+    assert job.world.cloud.calls == ["create"]
+    assert "other is still running on it" in capsys.readouterr().err
+
+
+def test_a_server_that_somebody_started_since_stays(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(lab: Lab, started: list[Run]) -> Run:
+        run = job.train(lab, started)
+        down.down(job.lab.context, discard=False, consent=lambda *_: None)
+        up.up(job.lab.context)
+        return run
+
+    job.run(NONE, work)
+    assert job.world.cloud.calls == ["create", "terminate", "create"]
+    assert "it is a new server" in capsys.readouterr().err
 
 
 def test_another_active_run_keeps_the_server(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
@@ -491,6 +529,21 @@ def test_ctrl_c_while_the_server_ends(job: Job, capsys: pytest.CaptureFixture[st
     assert caught.value.exit_code == 130
     assert "labctl down" in capsys.readouterr().err
     assert job.world.cloud.calls == ["create"]
+
+
+def test_ctrl_c_while_the_server_ends_after_a_failure(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def end(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lifecycle.run_server, "end_unused", end)
+    job.world.cloud.price = 1.0
+    with pytest.raises(UsageError, match="no") as caught:
+        job.run(NONE, fail(UsageError("no")))
+    assert "is still running" in caught.value.why
+    assert "was interrupted (Ctrl-C)" in capsys.readouterr().err
+    assert read_status(job.lab.context, refresh=False)["not_ended"].why == "Ctrl-C"
 
 
 def test_a_signal_that_is_ignored_stays_ignored(job: Job) -> None:

@@ -11,13 +11,14 @@ REFERENCE = "labctl/built:0123456789abcdef"
 
 
 def make_archive(
-    reference: str = REFERENCE, *, layers: tuple[bytes, ...] = (b"layer",), lost: bool = False
+    *references: str, layers: tuple[bytes, ...] = (b"layer",), lost: bool = False
 ) -> bytes:
-    """An archive with these layers; with `lost`, the first is named but not there."""
+    """An archive with these layers and names; with `lost`, the first is named but not there."""
     config = json.dumps({"layers": len(layers)}).encode()
     files = {f"{hashlib.sha256(config).hexdigest()}.json": config}
     files |= {f"{number}/layer.tar": layer for number, layer in enumerate(layers)}
-    entry = {"Config": next(iter(files)), "RepoTags": [reference], "Layers": [*files][1:]}
+    entry = {"Config": next(iter(files)), "Layers": [*files][1:]}
+    entry["RepoTags"] = [*references] or [REFERENCE]
     if lost:
         del files["0/layer.tar"]
     files["manifest.json"] = json.dumps([entry]).encode()

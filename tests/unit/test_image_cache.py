@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from labctl.runs import image_cache
 from labctl.runs.image_cache import DamagedArchiveError, ImageCache, read_verified
 
 OTHER = "labctl/built:fedcba9876543210"
-LIMIT = 10**6
+LIMIT = 10**7
 
 
 @pytest.fixture
@@ -48,8 +49,10 @@ def test_what_was_added_is_found_with_its_architecture_only(cache: ImageCache) -
         make_archive()[:600],
         make_archive(lost=True),
         make_archive(OTHER),
+        make_archive(REFERENCE, "python:3.12-slim"),
+        gzip.compress(make_archive()),
     ],
-    ids=["empty", "other", "cut", "layer", "name"],
+    ids=["empty", "other", "cut", "layer", "name", "names", "packed"],
 )
 def test_what_is_no_archive_of_the_image_leaves_nothing(cache: ImageCache, data: bytes) -> None:
     with pytest.raises(TransferError, match="no usable archive"):
@@ -81,10 +84,25 @@ def test_a_full_disk_leaves_nothing(cache: ImageCache, monkeypatch: pytest.Monke
     assert names(cache) == set()
 
 
+def test_an_archive_that_exceeds_the_limit_is_not_written_to_the_end(cache: ImageCache) -> None:
+    sent = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 4096
+            assert sent <= 2 * LIMIT
+            yield b"x" * 4096
+
+    with pytest.raises(DiskFullError, match="no room"):
+        cache.add(REFERENCE, "amd64", endless())
+    assert names(cache) == set()
+
+
 def test_what_a_killed_process_left_is_removed(cache: ImageCache) -> None:
     cache.directory.mkdir()
     (cache.directory / "0000-amd64.part").write_bytes(b"half")
-    (cache.directory / "0123456789abcdef-amd64.tar").write_bytes(b"without a record")
+    (cache.directory / "1111111111111111-amd64.tar").write_bytes(b"without a record")
     assert cache.list_images() == []
     cache.add(REFERENCE, "amd64", cut(make_archive()))
     assert names(cache) == {"0123456789abcdef-amd64.tar", "0123456789abcdef-amd64.json"}

@@ -35,7 +35,10 @@ def lab(tmp_path: Path) -> Path:
         ('COPY ["train.py", "/x/"]', {"train.py"}),
         ("COPY src \\\n  /src", {"src/a.py", "src/deep/b.py"}),
         ("COPY --from=build /out /out", set()),
-        ("COPY link.txt missing.txt /x/", set()),
+        ("COPY link.txt /x/", set()),
+        ("ONBUILD COPY train.py /x", {"train.py"}),
+        ("RUN --mount=type=cache,target=/c pip install x", set()),
+        ("COPY <<EOF /x", set()),
         ("RUN cp train.py /x", set()),
         ("# COPY train.py /x", set()),
         ("ADD https://example.org/x.tar /x/", set()),
@@ -46,7 +49,18 @@ def test_what_a_line_takes_in(lab: Path, line: str, expected: set[str]) -> None:
     assert {str(path.relative_to(lab)) for path in found} == expected
 
 
-@pytest.mark.parametrize("line", ["COPY . /x", "COPY ./ /x", "ADD $WHAT /x"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "COPY . /x",
+        "COPY ./ /x",
+        "ADD $WHAT /x",
+        'COPY ["the requirements.txt", "/x"]',
+        "COPY missing.txt /x",
+        "RUN --mount=type=bind,target=/x pip install -r /x/requirements.txt",
+        "RUN --mount=source=train.py,target=/x python /x",
+    ],
+)
 def test_everything_but_links_and_our_own(lab: Path, line: str) -> None:
     names = {str(path.relative_to(lab)) for path in list_copied_files(lab, line)}
     assert names == {

@@ -88,6 +88,30 @@ def test_an_error_cancels_the_others_and_all_have_ended_when_it_is_raised() -> N
     assert ended == ["last"]
 
 
+def test_what_cannot_be_ended_hides_no_error_and_keeps_no_other_part() -> None:
+    """The channel of a lost connection cannot be closed, and the other parts still wait."""
+    waiting = threading.Barrier(3, timeout=LONG_S)
+    ended = threading.Event()
+
+    def close() -> None:
+        raise EOFError
+
+    def wait(end: Callable[[], object]) -> None:
+        with on_cancel(end):
+            waiting.wait()
+            assert ended.wait(LONG_S)
+        raise LabError("cut off")
+
+    def fail() -> None:
+        waiting.wait()
+        raise PolicyError("refused")
+
+    started_s = time.monotonic()
+    with pytest.raises(PolicyError, match="refused"):
+        run_parts({"dead": lambda: wait(close), "open": lambda: wait(ended.set), "code": fail})
+    assert time.monotonic() - started_s < LONG_S / 2
+
+
 def test_of_several_errors_the_earliest_part_decides() -> None:
     def fail(name: str) -> None:
         raise LabError(name)
