@@ -128,7 +128,7 @@ class Lab:
         recover: bool = False,
         keeper: str = "",
     ) -> None:
-        """Raise what `run` would raise on this machine, while no server costs anything."""
+        """Raise the errors of `run` that this machine can find, before a server costs money."""
         from labctl.lifecycle import run_server
 
         self._require_trust()
@@ -191,7 +191,7 @@ class Lab:
             export_lab.check(self.context, keeper_host.KeeperHost(self.context, keeper), server)
         renew(self.context, server)
         spec = runs.build_spec(self.context, server, tuple(command), id or runs.make_run_id(), tty)
-        if push and first_run.has_run_here(self.context, server, spec.image):
+        if push and first_run.has_run_on_server(self.context, server, spec.image):
             self.push()
         elif push:
             first_run.push_with_image(self.context, server, spec.image)

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Stop the background forwards of this lab, or only those of SERVICES (names or IDs).",
 )
-@click.option("--all", "all_", is_flag=True, help="With --stop: those of all labs.")
+@click.option(
+    "--all", "all_", is_flag=True, help="With --stop: stop the background forwards of all labs."
+)
 @yes_option
 @json_option
 @click.pass_context
@@ -54,7 +56,11 @@ def forward_command(
     labctl forward --stop
     """
     if all_ and not (stop or list_):
-        raise UsageError("--all can only be used with --stop", hint="labctl forward --stop --all")
+        raise UsageError(
+            "--all can only be used with --stop",
+            why="it selects the background forwards to stop",
+            hint="labctl forward --stop --all",
+        )
     lab = open_lab(ctx, yes=yes, quiet=json_)
     if stop:
         _stop_forwards(lab, services, all_, json_)
@@ -103,12 +109,12 @@ def _list_forwards(lab: Lab, json_: bool) -> None:
 
 
 def _stop_forwards(lab: Lab, names: tuple[str, ...], every_lab: bool, json_: bool) -> None:
-    """Stop the named background forwards of this lab or of all labs; without names all of them."""
+    """Stop the background forwards of this lab or of all labs; with `names`, only those."""
     from labctl.services.background_forwards import find_forwards, list_forwards, stop_forward
 
     state = lab.context.state
-    own = None if every_lab else {one.id for one in state.list_servers(lab.context.lab_id)}
-    forwards = find_forwards(state, names, own)
+    server_ids = None if every_lab else {one.id for one in state.list_servers(lab.context.lab_id)}
+    forwards = find_forwards(state, names, server_ids)
     for forward in forwards:
         stop_forward(state, forward)
     if json_:
@@ -116,11 +122,11 @@ def _stop_forwards(lab: Lab, names: tuple[str, ...], every_lab: bool, json_: boo
         return
     if forwards:
         rows = [(one.id, one.service, "stopped") for one in forwards]
-        print_table(rows, ("ID", "SERVICE", "URL"))
+        print_table(rows, ("ID", "SERVICE", "STATE"))
         return
     click.echo("No background forwards.", err=True)
     if others := len(list_forwards(state)):
-        click.echo(f"Other labs have {others}: labctl forward --stop --all", err=True)
+        click.echo(f"Other labs have {others}. To stop all: labctl forward --stop --all", err=True)
 
 
 def _print_urls(urls: list[tuple[str, str]], open_: bool, json_: bool) -> None:

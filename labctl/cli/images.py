@@ -11,11 +11,13 @@ from labctl.text import bytes_text
 
 
 @click.command("images")
-@click.option("--remove", metavar="NAME", help="Remove this image from the list, or `all`.")
+@click.option(
+    "--remove", metavar="NAME", help="Delete this image (or `all`) from this machine's archives."
+)
 @json_option
 @click.pass_context
 def images_command(ctx: click.Context, remove: str | None, json_: bool) -> None:
-    """List the built images that this machine keeps for new servers.
+    """List the built images that this machine keeps, to load them on new servers.
 
     \b
     labctl images

@@ -56,7 +56,9 @@ SSH_JSON = click.option(
     "--json", "json_", is_flag=True, help="With several servers: print one JSON object."
 )
 TIMINGS = click.option(
-    "--timings", is_flag=True, help="Print when each part began and how long it took."
+    "--timings",
+    is_flag=True,
+    help="Print when each part (such as image, code, data) began and how long it took.",
 )
 FOLLOW = click.option("-f", "--follow", is_flag=True, help="Keep printing until the run ends.")
 TAIL = click.option(

@@ -1,4 +1,4 @@
-"""`run --up` and `run --down`: a server before the run, and its end after it."""
+"""`run --up` and `run --down`: start a server before the run, and remove it afterwards."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def require_compatible(options: RunOptions) -> None:
     if options.down and options.detach:
         raise UsageError(
             "--down cannot be combined with --detach",
-            why="to end the server after the run, labctl has to follow the run",
+            why="labctl must follow the run, to remove the server after it",
             hint="labctl up --idle 30m && labctl run --detach; "
             "or let a keeper watch over the lab: labctl run --recover --keeper HOST --detach",
         )
     if options.down and options.tty:
         raise UsageError(
             "--down cannot be combined with -it",
-            why="labctl hands the terminal over to ssh, and can do nothing after it",
+            why="with -it, ssh takes over, so labctl cannot remove the server afterwards",
             hint="labctl run --up -it; then labctl down",
         )
     if options.up and options.no_push:
@@ -72,7 +72,7 @@ def require_compatible(options: RunOptions) -> None:
 
 
 class ServerEnd(NamedTuple):
-    """What --down did: the `result` of removing the server, why it is `kept`, or the `error`."""
+    """The outcome of --down: the `result`, why the server is `kept`, or an `error`."""
 
     result: DownResult | None = None
     kept: str = ""
@@ -91,7 +91,7 @@ class SignalInterrupt(KeyboardInterrupt):
 def run_with_server(
     lab: Lab, options: RunOptions, started_runs: list[Run], work: Callable[[], Run | None]
 ) -> int:
-    """Start a server (--up), call `work`, end the server (--down); return the exit code.
+    """Start a server (--up), call `work`, remove the server (--down); return the exit code.
 
     `work` adds its run to `started_runs` once it has started.
     """
@@ -128,14 +128,14 @@ def run_with_server(
 
 
 def _check_run(lab: Lab, options: RunOptions) -> None:
-    """Raise what is wrong with the run, before a server costs anything."""
+    """Raise the errors of the run that this machine can find, before a server costs money."""
     lab.check_run(
         options.command, id=options.run_id, recover=options.recover, keeper=options.keeper
     )
 
 
 def _start_server(lab: Lab, on_create: Callable[[Server], None]) -> None:
-    """Do what `labctl up` does; the caller adds to an error what still costs money."""
+    """Do what `labctl up` does. The caller adds to an error what still costs money."""
     server = up(lab.context, explains_costs=False, on_create=on_create)
     price = server.offer.price_usd_per_hour
     cost = price_text(price) if price else "costs nothing"
@@ -148,7 +148,7 @@ def _stop_drawing() -> None:
 
 
 def _end_server(lab: Lab, run: Run | None, *, is_own: bool) -> ServerEnd:
-    """End the server unless something else uses it; the results of the run come home either way."""
+    """Remove the server unless something else uses it; download the results in either case."""
     server_id = run.server_id if run is not None else ""
     try:
         result = run_server.end_unused(lab.context, is_own=is_own, server_id=server_id)
@@ -171,7 +171,7 @@ def _pull(lab: Lab, run: Run | None) -> LabError | None:
 
 
 def _end_after_failure(lab: Lab, error: Exception, *, is_own: bool) -> None:
-    """End the server after the run could not be started or followed, and say so in the error."""
+    """Remove the server after the run could not be started or followed, and report that."""
     if isinstance(error, BuildError):
         run_server.save_build_log(lab.context, error)
     try:
@@ -214,7 +214,7 @@ def _finish(lab: Lab, run: Run | None, ending: ServerEnd | None, json_: bool) ->
 
 
 def _describe_end(ending: ServerEnd | None) -> Mapping[str, object]:
-    """Return what --json tells of the server's end."""
+    """Return what --json prints about the server's end."""
     if ending is None:
         return {}
     error = ending.error.what if ending.error else ""
@@ -237,7 +237,7 @@ def _print_server_left(lab: Lab) -> None:
     server = lab.context.state.get_lab_server(lab.id)
     if server is not None:
         cost = describe_cost(server)
-        click.echo(f"  {server.alias} is still there ({server.state}, {cost})", err=True)
+        click.echo(f"  {server.alias} still exists ({server.state}, {cost})", err=True)
         click.echo("  labctl down      download the results, then remove it", err=True)
 
 
@@ -248,14 +248,14 @@ def describe_cost(server: Server | None) -> str:
 
 
 def note_interrupt(lab: Lab, run_id: str, interrupt: BaseException) -> None:
-    """Record that --down was interrupted. After that, a lost terminal is no error."""
+    """Record that --down was interrupted, then say so. A lost terminal is no error."""
     name = str(interrupt) if isinstance(interrupt, SignalInterrupt) else "Ctrl-C"
     run_server.record_not_ended(lab.context, run_id, name)
     try:
         _stop_drawing()
         click.echo(f"\nlabctl run --down was interrupted ({name})", err=True)
     except OSError:
-        # The terminal is gone. What follows is written nowhere.
+        # The terminal is gone. Discard all later output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
@@ -271,7 +271,7 @@ def _exit_interrupted(lab: Lab, interrupt: BaseException) -> NoReturn:
 def _raise_on_signals() -> Iterator[None]:
     """Let SIGHUP and SIGTERM interrupt like Ctrl-C, so that labctl can say what still runs.
 
-    A signal that is ignored, as under nohup, stays so.
+    A signal that is ignored, as under nohup, stays ignored.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -111,8 +111,8 @@ def run_command(ctx: click.Context, /, yes: bool, timings: bool, **values: Any) 
 
     Ctrl-C stops following the log; the run continues. Exits with the command's exit code.
 
-    With --up and --down, one command is the whole job: a server, the run, its results, and the
-    server's end. --down keeps a server that other runs or forwards use.
+    With --up and --down, labctl starts a server, runs COMMAND, downloads the results and removes
+    the server. --down keeps a server that another run or forward uses.
 
     \b
     labctl run
@@ -157,7 +157,7 @@ def _require_compatible(options: RunOptions) -> None:
 def _start_and_follow(
     ctx: click.Context, lab: Lab, options: RunOptions, started_runs: list[Run]
 ) -> Run | None:
-    """Start the run and follow it; None if the probe was all. Ctrl-C ends labctl, not the run.
+    """Start the run and follow it; None if only the probe ran. Ctrl-C ends labctl, not the run.
 
     The run is added to `started_runs` once it has started.
     """

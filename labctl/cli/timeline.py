@@ -18,7 +18,7 @@ _WIDEST_BAR = 80
 
 
 class TimedPart(Value, frozen=True):
-    """A part, in seconds since the command began. A part that was interrupted is there twice."""
+    """A part, in seconds since the command began. An interrupted part has two entries."""
 
     name: str
     start_s: float
@@ -26,10 +26,10 @@ class TimedPart(Value, frozen=True):
 
 
 class Timings(Value, frozen=True):
-    """The parts in the order of their starts. They overlap where labctl does several at once.
+    """The parts in the order of their starts. They overlap if labctl does several at once.
 
-    `total_s` is the time to the end of the last one, and `ratio` that divided by the duration of
-    the part that took longest: at 1, everything else was done meanwhile.
+    `total_s` is the time to the end of the last one. `ratio` is `total_s` divided by the duration
+    of the longest part: at 1, all other parts ran at the same time as that one.
     """
 
     parts: tuple[TimedPart, ...]
@@ -39,9 +39,9 @@ class Timings(Value, frozen=True):
 
 
 class Timeline:
-    """A Reporter that notes when parts begin and end, and passes on everything.
+    """A Reporter that measures parts, and passes every event on.
 
-    The time that questions wait for an answer does not count.
+    The time that a question waits for its answer does not count.
     """
 
     def __init__(self, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,11 +60,11 @@ class Timeline:
         self._reporter.emit(event)
 
     def confirm(self, decision: Question) -> bool:
-        asked = self._clock()
+        asked_at = self._clock()
         try:
             return self._reporter.confirm(decision)
         finally:
-            self._zero += self._clock() - asked
+            self._zero += self._clock() - asked_at
 
     def _elapsed_s(self) -> float:
         return self._clock() - self._zero
@@ -91,9 +91,9 @@ class Timeline:
     def watch_log(
         self, on_log: Callable[[bytes], None], on_first: Callable[[], None]
     ) -> Callable[[bytes], None]:
-        """Return `on_log`, which ends the part FIRST_LINE and calls `on_first` at its first bytes.
+        """Return a function that calls `on_log`, and at the first bytes also `on_first`.
 
-        Only the first line that this command sees counts.
+        These bytes end the part FIRST_LINE. Only the first line that this command sees counts.
         """
 
         def pass_on(block: bytes) -> None:

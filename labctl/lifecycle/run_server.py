@@ -1,6 +1,6 @@
-"""The server of one `labctl run`: checks before it costs money, and its end after the run.
+"""The server of one `labctl run`: checks before it costs money, and its removal after the run.
 
-A server that something else uses does not end: `labctl run --down` of the last run ends it.
+A server that something else uses is kept. The `--down` of the last command removes it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def check_inputs(
 
 
 def require_not_ended(context: LabContext, run: Run) -> None:
-    """UsageError if this run has ended on an earlier server, so that its name would run twice."""
+    """UsageError if this run has ended on an earlier server, so that it would run a second time."""
     if run.has_ended and not _is_server_there(context, run):
         raise UsageError(
             f"run {run.id} has already ended: {run.summary}",
-            why="its server has ended too, so a new server would run it a second time",
+            why="its server is gone, so a new server would run it a second time",
             hint=f"labctl pull {run.id}   # its results; or choose another --id",
         )
 
@@ -62,7 +62,7 @@ def _is_server_there(context: LabContext, run: Run) -> bool:
 
 
 def end_unused(context: LabContext, *, is_own: bool, server_id: str = "") -> DownResult:
-    """Do what `down` does, without a question; ServerInUseError if something else uses the server.
+    """Do what `down` does without asking; ServerInUseError if something else uses the server.
 
     `is_own`: the caller created the server, so forwards to it are the caller's too. With
     `server_id`, no other server is ended.
@@ -105,14 +105,14 @@ def _list_uses(context: LabContext, server: Server, *, is_own: bool) -> list[str
     if is_own:
         return uses
     if open_forwards := [one.service for one in list_forwards(context.state, server.id)]:
-        uses.append(f"a forward in the background is open: {names_text(open_forwards, 5)}")
+        uses.append(f"a background forward is open: {names_text(open_forwards, 5)}")
     if is_used(context.state, context.lab_id, "forward"):
         uses.append("`labctl forward` or `labctl serve` is open in a terminal")
     return uses
 
 
 def save_build_log(context: LabContext, error: BuildError) -> None:
-    """Copy the log of a failed build here, and let the error name the copy."""
+    """Copy the log of a failed build to this machine, and name the copy in the error."""
     if not error.log_path:
         return
     directory = context.paths.log_dir
@@ -122,7 +122,7 @@ def save_build_log(context: LabContext, error: BuildError) -> None:
         transport = context.open_agent(context.get_server()).transport
         download_file(transport, error.log_path, copy, context.reporter)
     except (LabError, OSError) as failure:
-        text = f"the log of the build could not be saved: {failure}"
+        text = f"the build log could not be saved: {failure}"
         context.reporter.emit(Note(text=text, level="warning"))
         error.hint = "fix the Dockerfile, then labctl run --up --down"
         return

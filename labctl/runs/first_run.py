@@ -1,6 +1,6 @@
-"""The first run of an image on a server: code, data and the image travel side by side.
+"""The first run of an image on a server: get the image there while code and data are pushed.
 
-A later run pushes, then sends its request, which fails if the image is missing after all.
+A later run only pushes. If the image is missing after all, the agent's reply names it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from labctl.sync import lab_files
 from labctl.sync.transfer_lock import share_transfers
 
 
-def has_run_here(context: LabContext, server: Server, image: str) -> bool:
+def has_run_on_server(context: LabContext, server: Server, image: str) -> bool:
     """Return whether this machine's record has a run of the lab with this image on the server."""
     return any(
         run.image == image and run.server_id == server.id
@@ -23,9 +23,9 @@ def has_run_here(context: LabContext, server: Server, image: str) -> bool:
 
 
 def push_with_image(context: LabContext, server: Server, image: str) -> None:
-    """Push code and data, and get the run's image onto the server meanwhile.
+    """Push code and data, and get the run's image onto the server at the same time.
 
-    The first error stops everything. What was transferred by then is kept for the next push.
+    The first error stops everything. The next push continues from the files transferred by then.
     """
     with share_transfers():
         run_parts(

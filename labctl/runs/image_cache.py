@@ -4,8 +4,8 @@
     <digest>-<architecture>.json     its record: size, SHA-256, name and architecture of the image
     <digest>-<architecture>.error    why the image could not be kept
 
-An archive counts only with its record, which is written last. One process at a time adds archives,
-so an unfinished one that another process finds is from a process that has died.
+An archive without a record is ignored; the record is written last. Only one process at a time adds
+archives, so an unfinished one that it finds was left by a process that has died.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from labctl.text import bytes_text
 # free space that stays on the disk, whatever the limit is
 RESERVE_BYTES = 2 * 10**9
 CHUNK_BYTES = 1 << 20
-# seconds that one archive waits for others to be written
+# seconds that a process waits while others write archives
 WRITE_S = 3600.0
 _UNFINISHED = ".part"
 
@@ -51,7 +51,7 @@ class CachedImage(Value, frozen=True):
 
 
 class ImageCache:
-    """The archives in `directory`, which is created at the first `add`; 0 bytes keeps none."""
+    """The archives in `directory`, which the first `add` creates. A limit of 0 bytes keeps none."""
 
     def __init__(self, directory: Path, limit_bytes: int) -> None:
         self.directory = directory
@@ -61,7 +61,7 @@ class ImageCache:
         return self._stem(image.reference, image.architecture).with_suffix(".tar")
 
     def find(self, reference: str, architecture: str = "") -> CachedImage | None:
-        """Return the image for this architecture, "" for any; None if it is not here."""
+        """Return the image for this architecture ("" for any); None if it is not in the cache."""
         matches = [image for image in self.list_images() if image.reference == reference]
         return next((i for i in matches if architecture in ("", i.architecture)), None)
 
@@ -71,13 +71,13 @@ class ImageCache:
         return sorted(images, key=self.get_last_use)
 
     def get_last_use(self, image: CachedImage) -> float:
-        """Return when the archive was last loaded or saved; 0 if it has just been removed."""
+        """Return when the archive was last loaded or saved (Unix seconds); 0 if it was removed."""
         with suppress(FileNotFoundError):
             return self.path(image).stat().st_mtime
         return 0.0
 
     def add(self, reference: str, architecture: str, blocks: Iterable[bytes]) -> CachedImage:
-        """Store an archive, completely or not at all; `make_room` removes older ones before.
+        """Store an archive, completely or not at all. Call `make_room` first.
 
         TransferError if it is not the archive of this image, DiskFullError if the disk is full.
         """
@@ -122,17 +122,17 @@ class ImageCache:
             os.utime(self.path(image))
 
     def remove(self, image: CachedImage) -> None:
-        """Remove an archive; its record first, so that half of one never counts."""
+        """Remove an archive; its record first, so that an interrupted removal leaves none."""
         self.path(image).with_suffix(".json").unlink(missing_ok=True)
         self.path(image).unlink(missing_ok=True)
 
     def record_failure(self, reference: str, text: str) -> None:
-        """Store why an image could not be kept, for the next command that takes an interest."""
+        """Store why an image could not be kept, for the next `labctl up` or `labctl images`."""
         with suppress(OSError):  # a full disk has no room for its own message either
             write_private(self._stem(reference, "").with_suffix(".error"), text.encode())
 
     def take_failures(self) -> list[str]:
-        """Return the stored failures, and forget them."""
+        """Return the stored failures, and delete them."""
         texts = []
         for file in self._list("*.error"):
             with suppress(FileNotFoundError):
@@ -207,8 +207,8 @@ class ImageCache:
 def read_verified(path: Path, image: CachedImage) -> Iterator[bytes]:
     """Yield an archive's blocks; DamagedArchiveError before the last one if its hash differs.
 
-    A reader that needs the end of the archive, as `docker load` does, so never accepts a damaged
-    one, and the file is read only once.
+    `docker load` needs the end of the archive, so it never accepts a damaged one, although the file
+    is read only once.
     """
     digest, last = hashlib.sha256(), b""
     with path.open("rb") as file:
@@ -225,7 +225,7 @@ def read_verified(path: Path, image: CachedImage) -> Iterator[bytes]:
 
 
 def _require_image(archive: Path, reference: str) -> None:
-    """Raise TransferError unless the archive is whole and contains exactly this image.
+    """Raise TransferError unless the archive is complete and contains exactly this image.
 
     A second name in it would replace another image of each server that loads it.
     """
@@ -237,10 +237,11 @@ def _require_image(archive: Path, reference: str) -> None:
             config = tar.extractfile(entry["Config"])
             content = config.read() if config else b""
         digest = entry["Config"].rpartition("/")[2].removesuffix(".json")
-        whole = hashlib.sha256(content).hexdigest() == digest and names.issuperset(entry["Layers"])
-        named = entry["RepoTags"] == [reference]
+        has_config = hashlib.sha256(content).hexdigest() == digest
+        is_complete = has_config and names.issuperset(entry["Layers"])
+        is_named = entry["RepoTags"] == [reference]
     except (tarfile.TarError, ValueError, KeyError, TypeError) as error:
         raise TransferError("`docker save` sent no usable archive", why=str(error)) from error
-    if not whole or not named:
-        why = "a layer is missing" if not whole else f"it does not contain {reference} alone"
+    if not is_complete or not is_named:
+        why = "a layer is missing" if not is_complete else f"it does not contain {reference} alone"
         raise TransferError("`docker save` sent no usable archive", why=why)

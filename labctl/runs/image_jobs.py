@@ -1,8 +1,8 @@
 """Keep a built image, or load one before it is needed, in a process that outlives the command.
 
 `start_save` and `start_load` start that process: `python -m labctl.runs.image_jobs`, with an
-ImageJob as its argument. What fails there is stored in the cache, and `labctl up` and `labctl
-images` report it.
+ImageJob as its argument. It stores failures in the cache, and `labctl up` and `labctl images`
+report them.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _PRESENT = "docker image inspect --format '{{.Size}} {{.Architecture}}' "
 
 
 class ImageJob(Value, frozen=True):
-    """What the process does with the image `reference` on one server, while it holds `lock_file`.
+    """A job for the image `reference` on one server. The process holds `lock_file` meanwhile.
 
-    Saving keeps the image in the cache if `limit_bytes` is not 0, and pushes it to `registry` if
+    "save" keeps the image in the cache if `limit_bytes` is not 0, and pushes it to `registry` if
     that is not "".
     """
 
@@ -146,26 +146,25 @@ def _start(job: ImageJob, *, ready: bool) -> None:
 
 
 def run_job(job: ImageJob) -> None:
-    """Do a job. A failure is stored in the cache, except that a load does not need its server."""
+    """Do a job, and store its failure. `labctl run` reports a lost server, so a load does not."""
+    step = "loaded in advance" if job.action == "load" else "kept on this machine"
     try:
         if job.action == "load":
-            _load(job)
+            with suppress(LinkLostError):
+                _load(job)
             return
         if job.limit_bytes:
             _save(job)
         if job.registry:
+            step = f"pushed to {job.registry}"
             _push(job)
-    except LinkLostError as error:
-        if job.action == "save":
-            _record(job, error)
     except LabError as error:
-        _record(job, error)
+        _record(job, step, error)
 
 
-def _record(job: ImageJob, error: LabError) -> None:
-    verb = "kept on this machine" if job.action == "save" else "loaded in advance"
+def _record(job: ImageJob, step: str, error: LabError) -> None:
     why = f" ({error.why})" if error.why else ""
-    job.cache.record_failure(job.reference, f"{job.reference} was not {verb}: {error.what}{why}")
+    job.cache.record_failure(job.reference, f"{job.reference} was not {step}: {error.what}{why}")
 
 
 def _load(job: ImageJob) -> None:
@@ -177,7 +176,7 @@ def _load(job: ImageJob) -> None:
 
 def _save(job: ImageJob) -> None:
     done = _run(job, _PRESENT + job.reference)
-    _require(done, "the server does not have the image any more")
+    _require(done, "the server no longer has the image")
     size, architecture = done.stdout.split()
     # An archive is a little larger than the files of its image: each has a header.
     job.cache.make_room(int(int(size) * 1.05))
@@ -187,7 +186,7 @@ def _save(job: ImageJob) -> None:
 
 @contextmanager
 def _receive(argv: list[str]) -> Iterator[Iterator[bytes]]:
-    """Run a command over ssh and provide its output; the output ends with an error if it fails."""
+    """Run a command over ssh and yield its output, which raises at its end if the command fails."""
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
 
         def read() -> Iterator[bytes]:
@@ -209,7 +208,7 @@ def _push(job: ImageJob) -> None:
     reference = image_sources.registry_reference(job.registry, job.reference)
     tag = command("docker", "tag", job.reference, reference).render()
     push = command("docker", "push", "--quiet", reference).render()
-    what = f"the server could not push it to {job.registry}; is docker logged in there?"
+    what = f"the server could not push it to {job.registry}; try `docker login` on the server"
     _require(_run(job, f"{tag} && {push}"), what)
 
 
@@ -228,13 +227,13 @@ def _require(done: subprocess.CompletedProcess[str], what: str) -> None:
 
 
 def main() -> None:
-    """Do the job in argv; a line on standard output says that its lock is held."""
-    os.nice(10)  # the run that just started goes first
+    """Do the job in argv; print an empty line once its lock is held."""
+    os.nice(10)  # the run that has just started is more urgent
     job = msgspec.json.decode(sys.argv[1], type=ImageJob)
     what = f"{job.action} {job.reference}"
     try:
         with hold_lock(Path(job.lock_file), what, wait_s=SAVE_S):
-            with suppress(OSError):  # the command may have ended
+            with suppress(OSError):  # the command that waits for the line may have ended
                 os.write(1, b"\n")
             run_job(job)
     except Exception as error:

@@ -1,6 +1,6 @@
-"""Where a server gets an image from, without building it, the nearest place first.
+"""Get an image onto a server without a build, from the nearest place that has it.
 
-These are this machine's Docker Engine, the archives that this machine keeps, and a registry.
+The places are this machine's Docker Engine, the archives that this machine keeps, and a registry.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from labctl.servers.context import LabContext
 
 LOAD = "docker load --quiet"
-# exit code of ssh itself; docker's own are smaller
+# exit code of ssh itself; those of docker are smaller
 SSH_FAILED = 255
 # After this many seconds of sending, the remaining time is estimated from the speed so far. If it
 # is longer than a typical build, the server builds the image instead.
@@ -52,7 +52,7 @@ def open_cache(context: LabContext) -> ImageCache:
 
 
 def find_architecture(context: LabContext, server: Server) -> str:
-    """Return Docker's name of the server's architecture, "" if it is not known."""
+    """Return Docker's name for the server's architecture, "" if it is unknown."""
     arch = context.load_facts(server).arch
     return _ARCHITECTURES.get(arch, arch)
 
@@ -72,13 +72,14 @@ def load_built(context: LabContext, server: Server, remote: AgentClient, wanted:
 def load_archive(context: LabContext, server: Server, wanted: str) -> bool:
     """Load this machine's archive of an image on the server; False without a usable one.
 
-    LinkLostError if the server cannot be reached any more.
+    LinkLostError if the connection to the server is lost.
     """
     cache, architecture = open_cache(context), find_architecture(context, server)
     image = cache.find(wanted, architecture)
     if image is None:
         if other := cache.find(wanted):
-            text = f"{wanted} is kept here for {other.architecture}; the server is {architecture}"
+            kept = other.architecture
+            text = f"the archive of {wanted} is for {kept}; the server is {architecture}"
             context.reporter.emit(Note(text=text))
         return False
     argv = command_argv(
@@ -106,7 +107,7 @@ def send_archive(
 ) -> None:
     """Send an archive to `argv`, a `docker load` over ssh; delete the archive if it is damaged.
 
-    TransferError if the archive is damaged or gone, if it is refused, or if the link is too slow.
+    TransferError if the archive is damaged or gone, the server refuses it, or the link is too slow.
     """
     try:
         blocks = read_verified(cache.path(image), image)
@@ -120,19 +121,20 @@ def send_archive(
 
 
 def pull_built(context: LabContext, remote: AgentClient, wanted: str) -> bool:
-    """Pull a built image from the lab's registry; False without one, or if it lacks the image."""
+    """Pull a built image from the lab's registry; False without a registry or the image in it."""
     registry = context.config.image.registry
     if not registry:
         return False
-    closing = _pull_on_server(context, remote, registry_reference(registry, wanted), wanted)
+    reference = registry_reference(registry, wanted)
+    closing = _pull_on_server(context, remote, reference, wanted)
     if closing.code != 0:
-        text = f"{registry} does not give {wanted}: {'; '.join(closing.tail[-1:])}"
+        text = f"the server could not pull {reference}: {'; '.join(closing.tail[-1:])}"
         context.reporter.emit(Note(text=text))
     return closing.code == 0
 
 
 def registry_reference(registry: str, wanted: str) -> str:
-    """Return the name of a built image in a registry: the same tag."""
+    """Return the name of a built image in a registry, which has the same tag."""
     return f"{registry}:{wanted.rpartition(':')[2]}"
 
 
@@ -143,6 +145,7 @@ def provide_image(context: LabContext, server: Server, remote: AgentClient, want
 
 
 def pull(context: LabContext, remote: AgentClient, wanted: str) -> None:
+    """Pull an image on the server; LabError if that fails."""
     closing = _pull_on_server(context, remote, wanted)
     if closing.code != 0:
         raise LabError(
@@ -184,8 +187,9 @@ def send_local_image(
     if inspected.returncode != 0:
         return False
     size, architecture = inspected.stdout.split()
-    if find_architecture(context, server) not in ("", architecture):
-        text = f"this machine has {wanted} for {architecture} only"
+    needed = find_architecture(context, server)
+    if needed not in ("", architecture):
+        text = f"{wanted} on this machine is for {architecture}; the server is {needed}"
         context.reporter.emit(Note(text=text))
         return False
     name = f"sending {wanted}"
@@ -240,7 +244,7 @@ def send_blocks(argv: list[str], blocks: Iterable[bytes]) -> None:
 def pace(
     blocks: Iterable[bytes], total: int, most_s: float, on_sent: Callable[[int], None]
 ) -> Iterator[bytes]:
-    """Yield `blocks` and report the bytes sent; SlowLinkError if more than `most_s` remain."""
+    """Yield `blocks` and report the bytes sent; SlowLinkError if over `most_s` seconds remain."""
     started_s, sent = time.monotonic(), 0
     for block in blocks:
         yield block
@@ -249,7 +253,7 @@ def pace(
         elapsed_s = time.monotonic() - started_s
         remaining_s = (total - sent) * elapsed_s / max(sent, 1)
         if elapsed_s > MEASURE_S and remaining_s > most_s:
-            why = f"{remaining_s:.0f} s would remain, and a build is usually faster"
+            why = f"it would take {remaining_s:.0f} s more, and a build is usually faster"
             raise SlowLinkError("the link is too slow to send the image", why=why)
 
 

@@ -131,11 +131,11 @@ def ensure_image(
 ) -> None:
     """Make the image `wanted` present on the server, from the nearest place that has it.
 
-    These are the server, this machine's Docker Engine, the archives that this machine keeps, a
-    registry, and for a Dockerfile a build.
+    The places are the server, this machine's Docker Engine, the archives that this machine keeps,
+    and a registry. If none has it, a lab with a Dockerfile builds it.
 
     A build uses the pushed code, or the code snapshot of the run `of_run`; `before_build` is called
-    first. If another lab or process already works on the same image for this server, wait for it.
+    first. If another process already gets the same image for this server, wait for it.
     """
     image = context.config.image
     lock, what = lock_name(server, wanted), f"get the image {wanted}"
@@ -150,7 +150,7 @@ def ensure_image(
 
 
 def lock_name(server: Server, wanted: str) -> str:
-    """Return the name of the lock for one image on one server, whatever lab wants it."""
+    """Return the name of the lock for one image on one server. All labs use the same lock."""
     return "image-" + hashlib.sha256(f"{server.id}\0{wanted}".encode()).hexdigest()[:24]
 
 
@@ -161,10 +161,9 @@ def _build_once(
     wanted: str,
     of_run: str,
 ) -> None:
-    """Build an image, unless another process of this machine builds it on another server.
+    """Build an image. If another process of this machine builds it, wait, and load what it kept.
 
-    Then wait for that one and load what it kept. Servers whose images are not kept build side by
-    side.
+    Servers whose images are not kept do not wait for each other.
     """
     if not image_jobs.can_keep(context, server):
         _build(context, server, remote, wanted, of_run)

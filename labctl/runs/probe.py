@@ -105,7 +105,7 @@ def probe(
     """
     server = context.get_server()
     spec = runs.build_spec(context, server, command, f"probe-{runs.make_run_id()}", False)
-    if push and first_run.has_run_here(context, server, spec.image):
+    if push and first_run.has_run_on_server(context, server, spec.image):
         lab_files.push(context, server, force=False)
     elif push:
         first_run.push_with_image(context, server, spec.image)

@@ -127,7 +127,7 @@ def list_forwards(record: State, server_id: str | None = None) -> list[Forward]:
 def find_forwards(
     record: State, names: Sequence[str] = (), server_ids: Collection[str] | None = None
 ) -> list[Forward]:
-    """Find running background forwards: those with these ids or service names, without names all.
+    """Find running background forwards: all, or those whose id or service is in `names`.
 
     With `server_ids`, only forwards to these servers; an id is unique and finds any forward.
     NotFoundError if a name finds none.

@@ -69,7 +69,7 @@ def test_stop_ends_the_forwards_of_this_lab(
     assert list_open(held) == ["f2"]
     again = labctl("forward", "--stop")
     assert (again.code, again.out) == (0, "")
-    assert "Other labs have 1: labctl forward --stop --all" in again.err
+    assert "Other labs have 1. To stop all: labctl forward --stop --all" in again.err
 
 
 def test_stop_all_ends_the_forwards_of_every_lab(

@@ -38,6 +38,6 @@ def test_what_cannot_be_done_is_refused_before_a_server_exists(
 
 
 def test_the_help_names_both(labctl: Any) -> None:
-    told = labctl("run", "--help").out
-    assert "labctl run --up --down" in told
-    assert "Start a server first if the lab has none." in told
+    help_text = labctl("run", "--help").out
+    assert "labctl run --up --down" in help_text
+    assert "Start a server first if the lab has none." in help_text

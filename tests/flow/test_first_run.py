@@ -269,7 +269,7 @@ def test_only_a_run_on_this_server_makes_an_image_known(lab: World) -> None:
     context = lab.context()
     server = context.get_server()
     image = context.state.list_runs(LAB_ID)[0].image
-    assert first_run.has_run_here(context, server, image)
-    assert not first_run.has_run_here(context, server, "other:1")
+    assert first_run.has_run_on_server(context, server, image)
+    assert not first_run.has_run_on_server(context, server, "other:1")
     lab.cloud.add("srv-2", "digits", LAB_ID)
-    assert not first_run.has_run_here(context, lab.cloud.machines["srv-2"], image)
+    assert not first_run.has_run_on_server(context, lab.cloud.machines["srv-2"], image)
