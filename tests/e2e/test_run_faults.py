@@ -52,15 +52,18 @@ def test_ssh_sessions_and_sshd_die_and_the_follower_resumes(
 
 @contextmanager
 def black_hole(lab: LabDirectory) -> Iterator[None]:
-    """Packets of ssh vanish in the server's network namespace."""
+    """Packets of ssh vanish in the server's network namespace.
+
+    A busy engine may have a line run twice: see `inside`.
+    """
     rules = ("INPUT -p tcp --dport 22 -j DROP", "OUTPUT -p tcp --sport 22 -j DROP")
     for rule in rules:
-        lab.sh(f"iptables -I {rule}")
+        lab.sh(f"iptables -C {rule} 2>/dev/null || iptables -I {rule}")
     try:
         yield
     finally:
         for rule in rules:
-            lab.sh(f"iptables -D {rule}")
+            lab.sh(f"! iptables -C {rule} 2>/dev/null || iptables -D {rule}")
 
 
 def test_a_black_hole_is_noticed_and_the_follower_resumes(
