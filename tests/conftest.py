@@ -35,8 +35,11 @@ TOGETHER_LONGEST_FIRST = (
     "e2e/test_aws_kills e2e/test_aws_faults e2e/test_first_deadline",
     "e2e/test_course_budget_end",
     "e2e/test_aws_machines e2e/test_kept_disks e2e/test_reclaim e2e/test_keeper",
-    "template/test_template_kills",
-    "template/test_template_train",
+    # One process that has imported PyTorch, and all the digits.
+    "template/test_template_train template/test_template_kills template/test_template_checkpoints "
+    "template/test_template_profile template/test_template_batch_size "
+    "template/test_template_learner template/test_template_findings "
+    "template/test_template_predict template/test_template_prepare_data",
     "e2e/test_watchdog",
     "e2e/test_store e2e/test_recover",
     "e2e/test_connection_faults",
@@ -53,7 +56,6 @@ TOGETHER_LONGEST_FIRST = (
     "e2e/test_transports",
     "e2e/test_static_leases",
     "contract/test_local",
-    "template/test_template_checkpoints",
 )
 
 

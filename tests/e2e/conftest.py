@@ -7,9 +7,9 @@ from contextlib import ExitStack
 
 import lab_servers
 import pytest
-from lab_servers import GPU_CONTEXT, GPU_SETTINGS, LabServer
+from lab_servers import GPU_SETTINGS, LabServer
 
-from labctl.providers.local import LocalSettings, engine, image
+from labctl.providers.local import LocalSettings
 
 StartLabServer = Callable[..., LabServer]
 
@@ -26,22 +26,12 @@ def small_image() -> str:
 
 @pytest.fixture(scope="session")
 def server_image(base_image: str) -> str:
-    """The lab server's image, built if it is not there."""
-    around = lab_servers.context(base_image)
-    source = around.data_dir / "images" / "lab-server"
-    with engine.connect() as client:
-        return image.ensure(client, source, base_image, around.progress)
+    return lab_servers.build_server_image(base_image)
 
 
 @pytest.fixture(scope="session")
 def gpu_image(server_image: str) -> str:
-    """The same with a stand-in for two GPUs."""
-    tag = f"labctl-gpu-standin:{server_image.rpartition(':')[2]}"
-    with engine.connect() as client:
-        client.images.build(
-            path=str(GPU_CONTEXT), tag=tag, buildargs={"LAB_SERVER": server_image}, rm=True
-        )
-    return tag
+    return lab_servers.build_gpu_image(server_image)
 
 
 @pytest.fixture(scope="session")

@@ -21,11 +21,12 @@ import sshd_container
 
 from labctl.model import CreateServerRequest, Endpoint, Need, Server
 from labctl.providers import ProviderContext
-from labctl.providers.local import LocalProvider, LocalSettings, cache, engine
+from labctl.providers.local import LocalProvider, LocalSettings, cache, engine, image
 from labctl.servers.host_keys import make_key
 
 ROOT = Path(__file__).parents[2]
 GPU_CONTEXT = ROOT / "tests" / "gpu-standin"
+CLOCK_CONTEXT = ROOT / "tests" / "clock-standin"
 GPU_SETTINGS = {"extra_capabilities": ("SYS_PTRACE",)}
 _END = "~that was all~"
 MADE_BY_SCRIPT = "labctl-base:bookworm"
@@ -53,6 +54,34 @@ def base_image() -> str:
     with engine.connect() as docker:
         found = docker.images.list(name=MADE_BY_SCRIPT)
     return MADE_BY_SCRIPT if found else "debian:bookworm-slim"
+
+
+def build_server_image(base: str) -> str:
+    """The lab server's image, built if it is not there."""
+    around = context(base)
+    source = around.data_dir / "images" / "lab-server"
+    with engine.connect() as client:
+        return image.ensure(client, source, base, around.progress)
+
+
+def build_gpu_image(server_image: str) -> str:
+    """The same with a stand-in for two GPUs."""
+    return build_on(server_image, "labctl-gpu-standin", GPU_CONTEXT)
+
+
+def build_clock_image(server_image: str) -> str:
+    """The same with a clock that can be set."""
+    return build_on(server_image, "labctl-clock-standin", CLOCK_CONTEXT)
+
+
+def build_on(server_image: str, name: str, source: Path) -> str:
+    """The image `name` of a Dockerfile in `source` that stands on a lab server's image."""
+    tag = f"{name}:{server_image.rpartition(':')[2]}"
+    with engine.connect() as client:
+        client.images.build(
+            path=str(source), tag=tag, buildargs={"LAB_SERVER": server_image}, rm=True
+        )
+    return tag
 
 
 def small_image() -> str:
@@ -144,16 +173,16 @@ class LabServer:
         assert not check or code == 0, f"{line}: {text}"
         return text
 
-    def load(self, *images: str) -> None:
+    def load(self, *names: str) -> None:
         """Give the engine inside these images of the engine outside, unless it has them."""
-        for image in images:
+        for name in names:
             with engine.connect() as docker:
-                wanted = docker.images.get(image).id
-                line = f"docker image inspect --format '{{{{.Id}}}}' {shlex.quote(image)}"
+                wanted = docker.images.get(name).id
+                line = f"docker image inspect --format '{{{{.Id}}}}' {shlex.quote(name)}"
                 if self.ssh(line, check=False).stdout.strip() == wanted:
                     continue
                 saved = io.BytesIO()
-                for chunk in docker.images.get(image).save(named=image):
+                for chunk in docker.images.get(name).save(named=name):
                     saved.write(chunk)
             self.ssh("docker load --quiet", stdin=saved.getvalue())
 

@@ -44,6 +44,10 @@ done
 echo over"""
 
 
+def build_store_image() -> str:
+    return build("labctl-test-store", STORE_DOCKERFILE.format(base=build_image()))
+
+
 class StoreBox:
     """The machine with the store: the account student has it below ~/labs."""
 
@@ -157,8 +161,7 @@ def store_lab(folder: Path, base_image: str) -> Iterator[StoreLab]:
 @contextmanager
 def store_box(folder: Path, size: str) -> Iterator[tuple[StoreBox, str]]:
     """A machine with a store's disk of this size, and the agent that has the key to it."""
-    image = build("labctl-test-store", STORE_DOCKERFILE.format(base=build_image()))
-    box = start(image, folder / "id_ed25519", "--tmpfs", DISK.format(size=size))
+    box = start(build_store_image(), folder / "id_ed25519", "--tmpfs", DISK.format(size=size))
     try:
         with agent(box.key) as socket:
             yield StoreBox(box), socket

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lab_directory import LabDirectory, make_lab
-from lab_servers import ROOT, wait_for
+from lab_servers import GPU_CONTEXT, ROOT, build_on, wait_for
 from sshd_container import Sshd, docker, greets
 
 from labctl.providers.local import engine
@@ -31,9 +31,12 @@ CONTEXT = ROOT / "tests" / "systemd-machine"
 
 
 def build_image(server_image: str) -> str:
-    tag = f"labctl-test-systemd:{server_image.rpartition(':')[2]}"
-    docker("build", "-q", "-t", tag, "--build-arg", f"LAB_SERVER={server_image}", str(CONTEXT))
-    return tag
+    return build_on(server_image, "labctl-test-systemd", CONTEXT)
+
+
+def build_gpu_image(server_image: str) -> str:
+    """The same with a stand-in for two GPUs."""
+    return build_on(build_image(server_image), "labctl-test-systemd-gpu", GPU_CONTEXT)
 
 
 def _list_cgroup_options() -> list[str]:

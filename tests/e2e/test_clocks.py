@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 from lab_directory import LabDirectory
-from lab_servers import ROOT, LabServer, wait_for
+from lab_servers import LabServer, build_clock_image, wait_for
 from watch_lab import CHECKPOINT, FOREVER, WatchLab
 
-from labctl.providers.local import LocalSettings, engine
+from labctl.providers.local import LocalSettings
 
 pytest_plugins = ["lab_fixture"]
 pytestmark = pytest.mark.engine
@@ -29,14 +29,7 @@ SHIFTS = pytest.mark.parametrize("shift_s", [3 * DAY_S, -3 * DAY_S], ids=["ahead
 
 @pytest.fixture(scope="module")
 def clock_image(server_image: str) -> str:
-    """The lab server's image with a clock that can be set."""
-    tag = f"labctl-clock-standin:{server_image.rpartition(':')[2]}"
-    with engine.connect() as client:
-        context = ROOT / "tests" / "clock-standin"
-        client.images.build(
-            path=str(context), tag=tag, buildargs={"LAB_SERVER": server_image}, rm=True
-        )
-    return tag
+    return build_clock_image(server_image)
 
 
 @pytest.fixture(scope="module")

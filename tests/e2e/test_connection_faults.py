@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -22,7 +23,7 @@ from labctl.commands import ssh
 from labctl.errors import ConnectError, HostKeyError, LinkLostError
 from labctl.model import Endpoint, Server
 from labctl.servers.connections import Connections
-from labctl.transports import Transport
+from labctl.transports import Body, Transport
 from labctl.transports.fabric import FabricTransport
 from labctl.transports.openssh import OpenSshTransport
 
@@ -32,19 +33,40 @@ pytestmark = pytest.mark.engine
 Make = Callable[[Endpoint], Transport]
 
 
-@pytest.fixture(params=["openssh", "openssh without a master", "fabric"])
+KINDS = ("openssh", "openssh without a master", "fabric")
+
+
+def connect(kind: str, sshd: Sshd, connections: Connections) -> Transport:
+    made: Transport = connections.connect(sshd.endpoint())
+    assert isinstance(made, OpenSshTransport)
+    if kind == "fabric":
+        return FabricTransport(sshd.endpoint())
+    if kind == "openssh without a master":
+        config = made.config_path
+        return OpenSshTransport(config, config.parent.name, sshd.endpoint(), master=False)
+    return made
+
+
+@pytest.fixture(params=KINDS)
 def transport(
     request: pytest.FixtureRequest, sshd: Sshd, connections: Connections
 ) -> Iterator[Transport]:
-    made: Transport = connections.connect(sshd.endpoint())
-    assert isinstance(made, OpenSshTransport)
-    if request.param == "fabric":
-        made = FabricTransport(sshd.endpoint())
-    elif request.param == "openssh without a master":
-        config = made.config_path
-        made = OpenSshTransport(config, config.parent.name, sshd.endpoint(), master=False)
+    made = connect(request.param, sshd, connections)
     yield made
     made.close()
+
+
+@pytest.fixture
+def every_kind(sshd: Sshd, tmp_path: Path) -> Iterator[list[Transport]]:
+    """Two transports of each kind: for a command, and for much that is sent."""
+    made = [
+        connect(kind, sshd, Connections(tmp_path / f"{use}-{number}", None))
+        for use in ("command", "send")
+        for number, kind in enumerate(KINDS)
+    ]
+    yield made
+    for one in made:
+        one.close()
 
 
 @pytest.fixture
@@ -70,45 +92,48 @@ def master_pid(transport: OpenSshTransport) -> int:
     return int(said.partition("pid=")[2].partition(")")[0])
 
 
-def cut_at_first_output(sshd: Sshd, times: list[float]) -> Callable[[bytes], None]:
-    """On the first output: the link becomes a black hole, and the time is noted."""
+class Witness:
+    """One transport with a command that says a word, and when it noticed that the link is dead."""
 
-    def seen(_: bytes) -> None:
-        if not times:
-            sshd.black_hole()
-            times.append(time.monotonic())
+    def __init__(self, transport: Transport, line: str, stdin: Body = b"") -> None:
+        self.transport = transport
+        self.line, self.stdin = line, stdin
+        self.began = threading.Event()
 
-    return seen
-
-
-@pytest.mark.timed
-def test_a_black_hole_during_a_command_is_noticed(transport: Transport, sshd: Sshd) -> None:
-    times: list[float] = []
-    limit_s = dead_link_limit_s()
-    try:
+    def watch(self) -> tuple[float, LinkLostError]:
         with pytest.raises(LinkLostError) as caught:
-            transport.stream("echo on; sleep 60", on_stdout=cut_at_first_output(sshd, times))
-        assert time.monotonic() - times[0] < limit_s
-    finally:
-        sshd.mend()
-    assert "was lost" in caught.value.what
-    assert transport.run("echo back").stdout == "back\n"
+            self.transport.stream(self.line, stdin=self.stdin, on_stdout=lambda _: self.began.set())
+        return time.monotonic(), caught.value
+
+
+def without_end() -> Iterator[bytes]:
+    return itertools.repeat(bytes(1 << 20))
 
 
 @pytest.mark.timed
-def test_a_black_hole_while_much_is_sent_is_noticed(transport: Transport, sshd: Sshd) -> None:
-    times: list[float] = []
+def test_a_black_hole_is_noticed_by_every_kind_of_connection(
+    every_kind: list[Transport], sshd: Sshd
+) -> None:
+    """While a command runs, and while much is sent: all of them lose the same link at once."""
+    half = len(KINDS)
+    witnesses = [Witness(one, "echo on; sleep 60") for one in every_kind[:half]]
+    line = "echo on; cat >/dev/null"
+    witnesses += [Witness(one, line, without_end) for one in every_kind[half:]]
     limit_s = dead_link_limit_s()
-    try:
-        with pytest.raises(LinkLostError):
-            transport.stream(
-                "echo on; cat >/dev/null; sleep 60",
-                stdin=b"x" * 200_000_000,
-                on_stdout=cut_at_first_output(sshd, times),
-            )
-        assert time.monotonic() - times[0] < limit_s
-    finally:
-        sshd.mend()
+    with ThreadPoolExecutor(len(witnesses)) as pool:
+        noticed = [pool.submit(one.watch) for one in witnesses]
+        try:
+            assert all(one.began.wait(60) for one in witnesses)
+            sshd.black_hole()
+            cut = time.monotonic()
+            for future in noticed:
+                at, error = future.result()
+                assert at - cut < limit_s
+                assert "was lost" in error.what
+        finally:
+            sshd.mend()
+    for one in every_kind:
+        assert one.run("echo back").stdout == "back\n"
 
 
 def test_sessions_killed_with_sshd_are_told_and_what_runs_apart_goes_on(

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from calibration import dead_link_limit_s
+from calibration import DEAD_LINK_NOTICED_AMONG_OTHERS_S
 from service_lab import LAB, LAB_ID, Recorder, ServiceLab
 from sleeping import asleep, in_session
 from sshd_container import docker, greets, wait_for
@@ -104,20 +103,18 @@ def test_a_taken_port_stays_with_whoever_has_it(
             holder.accept()[0].close()
 
 
-@pytest.mark.timed
 def test_it_comes_back_after_the_link_was_cut(
     service_lab: ServiceLab, web: Service, recorder: Recorder
 ) -> None:
     with forwarded(service_lab, web, recorder) as forwarding:
-        limit_s = dead_link_limit_s()
-        began = time.monotonic()
         service_lab.box.black_hole()
         try:
-            wait_for(lambda: recorder.count("connection lost, reconnecting") == 1)
-            noticed_s = time.monotonic() - began
+            wait_for(
+                lambda: recorder.count("connection lost, reconnecting") == 1,
+                DEAD_LINK_NOTICED_AMONG_OTHERS_S,
+            )
         finally:
             service_lab.box.mend()
-        assert noticed_s < limit_s
         wait_for(lambda: recorder.count("reconnected") == 1, BACK_S)
         assert works(forwarding.local_port)
 

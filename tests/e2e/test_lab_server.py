@@ -6,6 +6,7 @@ import json
 import secrets
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -169,22 +170,7 @@ def test_reboot_is_one(loaded: LabServer, small_image: str) -> None:
     assert state_of(loaded, "catches")["Running"] is True
 
 
-def test_power_loss_leaves_a_server_that_boots(start_lab_server: Any, small_image: str) -> None:
-    server = start_lab_server("powerless")
-    server.load(small_image)
-    server.ssh(f"docker run --detach --name cut {small_image} sleep 600")
-    server.kill()
-    server.provider.start(server.server.id)
-    server.wait_until_ready()
-    state = state_of(server, "cut")
-    assert state["Status"] == "exited"
-    assert state["ExitCode"] != 0
-    server.ssh("docker start cut")
-    assert state_of(server, "cut")["Running"] is True
-    server.terminate()
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def own_pool(base_image: str) -> Iterator[str]:
     """An owner whose caches nobody else takes."""
     owner = f"tests-{secrets.token_hex(4)}"
@@ -192,76 +178,79 @@ def own_pool(base_image: str) -> Iterator[str]:
     drop_pool(base_image, owner)
 
 
+@pytest.fixture(scope="module")
+def limited(
+    own_pool: str, base_image: str, small_image: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LabServer]:
+    """A small server with a script for its first boot."""
+    settings = LocalSettings(memory_bytes=512 * 1024**2, cpus=0.5)
+    script = "#!/bin/sh\nid -un >> /var/lib/labctl/ran\n"
+    folder = tmp_path_factory.mktemp("small")
+    server = start(folder, base_image, "small", settings, own_pool, script)
+    try:
+        server.load(small_image)
+        yield server
+    finally:
+        server.terminate()
+
+
+def test_limits_of_the_settings_reach_the_engine(limited: LabServer, small_image: str) -> None:
+    host = limited.inspected()["HostConfig"]
+    assert (host["Memory"], host["NanoCpus"]) == (512 * 1024**2, 500_000_000)
+    # What runs inside counts as the server's own.
+    limited.ssh(f"docker run --name eater {small_image} {EAT_MEMORY}", check=False)
+    assert state_of(limited, "eater")["ExitCode"] == 137
+
+
+def test_power_loss_leaves_a_server_that_boots(limited: LabServer, small_image: str) -> None:
+    """What is for its first boot has run once."""
+    limited.ssh(f"docker run --detach --name cut {small_image} sleep 600")
+    limited.kill()
+    limited.provider.start(limited.server.id)
+    limited.wait_until_ready()
+    state = state_of(limited, "cut")
+    assert state["Status"] == "exited"
+    assert state["ExitCode"] != 0
+    limited.ssh("docker start cut")
+    assert state_of(limited, "cut")["Running"] is True
+    assert limited.ssh("cat /var/lib/labctl/ran").stdout == "root\n"
+
+
 def test_next_server_finds_the_images_and_nothing_else(
     own_pool: str, base_image: str, small_image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    """Whether the one before it was terminated, or just vanished with a container that restarts."""
+
     def one(lab: str) -> LabServer:
         return start(tmp_path_factory.mktemp(lab), base_image, lab, LocalSettings(), own_pool)
 
-    first = one("first")
-    try:
-        first.load(small_image)
-        first.ssh(f"docker run --detach --name old --volume old:/old {small_image} sleep 600")
-        first.ssh("docker network create old")
-    finally:
-        first.terminate()
-    second = one("second")
-    try:
-        assert (
-            small_image
-            in second.ssh("docker images --format '{{.Repository}}:{{.Tag}}'").stdout.split()
-        )
-        assert second.ssh("docker ps --all --quiet").stdout == ""
-        assert second.ssh("docker volume ls --quiet").stdout == ""
-        networks = second.ssh("docker network ls --format '{{.Name}}'").stdout.split()
+    def leave_all_kinds(server: LabServer) -> None:
+        words = f"--detach --restart always --name old --volume old:/old {small_image}"
+        server.ssh(f"docker run {words} sleep 600")
+        server.ssh("docker network create old")
+
+    def assert_clear(server: LabServer) -> None:
+        images = server.ssh("docker images --format '{{.Repository}}:{{.Tag}}'").stdout.split()
+        assert small_image in images
+        assert server.ssh("docker ps --all --quiet").stdout == ""
+        assert server.ssh("docker volume ls --quiet").stdout == ""
+        networks = server.ssh("docker network ls --format '{{.Name}}'").stdout.split()
         assert sorted(networks) == ["bridge", "host", "none"]
-    finally:
-        second.terminate()
 
-
-def test_cache_of_a_server_that_just_vanished_is_cleared_at_the_next_boot(
-    own_pool: str, base_image: str, small_image: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    first = start(tmp_path_factory.mktemp("a"), base_image, "a", LocalSettings(), own_pool)
-    first.load(small_image)
-    first.ssh(f"docker run --detach --restart always --name old {small_image} sleep 600")
-    first.vanish()
-    second = start(tmp_path_factory.mktemp("b"), base_image, "b", LocalSettings(), own_pool)
-    try:
-        assert second.ssh("docker ps --all --quiet").stdout == ""
-        assert second.ssh(f"docker image inspect {small_image}").returncode == 0
-    finally:
-        second.terminate()
-
-
-def test_first_boot_script_runs_once(
-    own_pool: str, base_image: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    script = "#!/bin/sh\nid -un >> /var/lib/labctl/ran\n"
-    server = start(
-        tmp_path_factory.mktemp("boot"), base_image, "boot", LocalSettings(), own_pool, script
-    )
-    try:
-        server.restart()
-        assert server.ssh("cat /var/lib/labctl/ran").stdout == "root\n"
-    finally:
-        server.terminate()
-
-
-def test_limits_of_the_settings_reach_the_engine(
-    own_pool: str, base_image: str, small_image: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    settings = LocalSettings(memory_bytes=512 * 1024**2, cpus=0.5)
-    server = start(tmp_path_factory.mktemp("small"), base_image, "small", settings, own_pool)
-    try:
-        host = server.inspected()["HostConfig"]
-        assert (host["Memory"], host["NanoCpus"]) == (512 * 1024**2, 500_000_000)
-        # What runs inside counts as the server's own.
-        server.load(small_image)
-        server.ssh(f"docker run --name eater {small_image} {EAT_MEMORY}", check=False)
-        assert state_of(server, "eater")["ExitCode"] == 137
-    finally:
-        server.terminate()
+    with ExitStack() as ends:
+        first = one("first")
+        ends.callback(first.terminate)
+        first.load(small_image)
+        leave_all_kinds(first)
+        first.terminate()
+        second = one("second")
+        ends.callback(second.terminate)
+        assert_clear(second)
+        leave_all_kinds(second)
+        second.vanish()
+        third = one("third")
+        ends.callback(third.terminate)
+        assert_clear(third)
 
 
 def test_listing_shows_servers_of_two_labs_side_by_side(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from calibration import dead_link_limit_s
+from calibration import DEAD_LINK_NOTICED_AMONG_OTHERS_S
 from lab_directory import COUNTING, UNTIL_GO, LabDirectory, Process
 from lab_servers import wait_for
 from sleeping import asleep, has_home
@@ -53,28 +52,27 @@ def test_ssh_sessions_and_sshd_die_and_the_follower_resumes(
 
 @contextmanager
 def black_hole(lab: LabDirectory) -> Iterator[None]:
-    """Packets of ssh vanish in the server's network namespace."""
+    """Packets of ssh vanish in the server's network namespace.
+
+    A busy engine may have a line run twice: see `inside`.
+    """
     rules = ("INPUT -p tcp --dport 22 -j DROP", "OUTPUT -p tcp --sport 22 -j DROP")
     for rule in rules:
-        lab.sh(f"iptables -I {rule}")
+        lab.sh(f"iptables -C {rule} 2>/dev/null || iptables -I {rule}")
     try:
         yield
     finally:
         for rule in rules:
-            lab.sh(f"iptables -D {rule}")
+            lab.sh(f"! iptables -C {rule} 2>/dev/null || iptables -D {rule}")
 
 
-@pytest.mark.timed
 def test_a_black_hole_is_noticed_and_the_follower_resumes(
     lab: LabDirectory, followed: Followed
 ) -> None:
     process = followed("hole")
     process.said("line 3\n")
-    limit_s = dead_link_limit_s()
-    begun = time.monotonic()
     with black_hole(lab):
-        process.said("reconnecting")
-        assert time.monotonic() - begun < limit_s
+        process.said("reconnecting", deadline_s=DEAD_LINK_NOTICED_AMONG_OTHERS_S)
     next_lines(lab, "hole", process)
     ends_whole(lab, "hole", process)
 

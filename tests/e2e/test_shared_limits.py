@@ -6,41 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import StartLabServer
-from lab_servers import GPU_SETTINGS, wait_for
-from shared_bed import IMAGE, SLEEP, Person, SharedServer, shared, small_shares
+from lab_servers import wait_for
+from shared_bed import IMAGE, SLEEP, Person, SharedServer, small_shares
 
 from labctl.agent.broker.calls import MOST_EXECS
 from labctl.errors import PolicyError
-from labctl.providers.local import LocalSettings
 
+pytest_plugins = ["shared_fixtures"]
 pytestmark = pytest.mark.engine
 REGISTRY = Path(__file__).with_name("registry.py")
 TINY = "127.0.0.1:5055/tiny:1"
 STUBBORN = """\
 trap 'touch /lab/run/ends; while [ ! -e /lab/run/go ]; do sleep 0.1; done; exit 0' TERM
 sleep 600 & wait"""
-
-
-@pytest.fixture(scope="module")
-def bed(
-    start_lab_server: StartLabServer,
-    gpu_image: str,
-    small_image: str,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> SharedServer:
-    host = start_lab_server("limits", LocalSettings(image=gpu_image, **GPU_SETTINGS))
-    return shared(host, tmp_path_factory.mktemp("limits"))
-
-
-@pytest.fixture
-def alice(bed: SharedServer) -> Person:
-    return bed.people["lab-alice"]
-
-
-@pytest.fixture
-def bob(bed: SharedServer) -> Person:
-    return bed.people["lab-bob"]
 
 
 def start_registry(bed: SharedServer) -> None:
@@ -64,7 +42,7 @@ def start_refused(person: Person, run: str, uuid: str) -> str:
 
 def test_a_gpu_goes_to_the_next_in_the_queue(alice: Person, bob: Person, bed: SharedServer) -> None:
     """Though the one whose lease ends asks again and again, and the broker starts again."""
-    alice.run("look", "true", gpus="all")  # the first question wakes the driver
+    alice.run("wakes-the-driver", "true", gpus="all")  # the first question wakes the driver
     uuid = list_gpus(alice)[0]["uuid"]
     with small_shares(bed, gpu_lease_s=1):
         alice.start("hog", STUBBORN, gpus=uuid)
@@ -101,14 +79,14 @@ def test_what_is_no_accounts_keeps_no_lease_from_ending(alice: Person, bed: Shar
     name = bed.host.sh(f"docker run -d {labels} {IMAGE} sleep 600").strip()
     try:
         with small_shares(bed, gpu_lease_s=1):
-            _, run = alice.run("short", SLEEP, gpus="all")
+            _, run = alice.run("ends-early", SLEEP, gpus="all")
         assert run.stopped_by == "GPU lease"
     finally:
         bed.host.sh(f"docker rm -f {name}")
 
 
 def test_commands_that_are_never_started_are_bounded(alice: Person) -> None:
-    alice.start("entered", SLEEP)
+    alice.start("filled", SLEEP)
     name = alice.said("docker ps --format '{{.Names}}'")
     asked = [("POST", f"/containers/{name}/exec", {"Cmd": ["true"]})] * (MOST_EXECS + 1)
     answers = alice.ask_all(asked)
@@ -118,7 +96,7 @@ def test_commands_that_are_never_started_are_bounded(alice: Person) -> None:
     made = answers[0][1]["Id"]
     assert alice.ask("POST", f"/exec/{made}/start", {"Detach": False})[0] == 200
     wait_for(lambda: alice.ask(*asked[0])[0] == 201)
-    alice.cancel("entered", grace_s=1)
+    alice.cancel("filled", grace_s=1)
 
 
 def test_what_a_container_prints_fills_no_disk(alice: Person, bed: SharedServer) -> None:

@@ -7,42 +7,20 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from conftest import StartLabServer
-from lab_servers import GPU_SETTINGS, wait_for
-from shared_bed import BROKER, IMAGE, SLEEP, Person, SharedServer, quoted, shared, small_shares
+from lab_servers import wait_for
+from shared_bed import BROKER, IMAGE, SLEEP, Person, SharedServer, quoted, small_shares
 
 from labctl.agent.broker.http import IDLE_S
 from labctl.errors import LabError, PolicyError
 from labctl.events import SilentReporter
-from labctl.providers.local import LocalSettings
 from labctl.servers.prepare import probe
 from labctl.services.port_forward import Forwarding, ForwardSpec
 from labctl.services.services import ensure_service, list_services, stop_service
 from labctl.wire.images import BUILD_IMAGE, BuildImageRequest
 from labctl.wire.services import ServiceRequest
 
+pytest_plugins = ["shared_fixtures"]
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(scope="module")
-def bed(
-    start_lab_server: StartLabServer,
-    gpu_image: str,
-    small_image: str,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> SharedServer:
-    host = start_lab_server("together", LocalSettings(image=gpu_image, **GPU_SETTINGS))
-    return shared(host, tmp_path_factory.mktemp("shared"))
-
-
-@pytest.fixture
-def alice(bed: SharedServer) -> Person:
-    return bed.people["lab-alice"]
-
-
-@pytest.fixture
-def bob(bed: SharedServer) -> Person:
-    return bed.people["lab-bob"]
 
 
 def test_a_run_is_its_accounts_own(alice: Person, bob: Person) -> None:

@@ -14,7 +14,7 @@ import pytest
 from lab_directory import UNTIL_GO
 from lab_servers import ROOT, wait_for
 from sshd_container import Sshd, docker
-from systemd_machine import build_image, lab_on, load_image, machine
+from systemd_machine import build_gpu_image, lab_on, load_image, machine
 
 from labctl.agent.host.gpu_access import EVERY_S, FIRST_S, STATE
 from labctl.agent.host.systemd_reload import PUT_OFF
@@ -54,11 +54,11 @@ REQUEST: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def box(
-    gpu_image: str, small_image: str, tmp_path_factory: pytest.TempPathFactory
+    server_image: str, small_image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Sshd]:
     folder = tmp_path_factory.mktemp("systemd-gpu")
     options = ("--cap-add", "SYS_PTRACE", "--device-cgroup-rule", f"c {FUSE} rwm")
-    with machine(build_image(gpu_image), folder, options) as made:
+    with machine(build_gpu_image(server_image), folder, options) as made:
         made.sh(CGROUP_DRIVER)
         load_image(made, small_image, folder)
         (folder / "program.zip").write_bytes(build_program())

@@ -2,7 +2,7 @@
 
     PYTHONPATH=templates/image-classifier python killed_training.py DATA FOLDER KILLS
 
-PyTorch is imported once; children are forks. Every second one gets SIGTERM first and NOTICE_S to
+Children are forks. Every second one gets SIGTERM first and NOTICE_S to
 end by itself, the others kill -9 alone; the last may go on to the end. FOLDER/killed is the run,
 FOLDER/whole one that nobody disturbed. Prints a JSON object.
 """

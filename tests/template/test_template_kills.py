@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import killed_training
 import pytest
-from template_project import TEMPLATE
+from template_project import run_script
 from test_template_train import SHORT, assert_same, load, newest, scalars, train
 
 pytestmark = pytest.mark.train
@@ -70,17 +68,11 @@ print(moment, halves, new)
 
 
 def test_a_kill_before_each_file_operation_leaves_whole_checkpoints(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", EVERY_MOMENT, str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(TEMPLATE), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "skipped" not in done.stderr
-    moments, halves, new = map(int, done.stdout.split())
+    script = tmp_path / "every_moment.py"
+    script.write_text(EVERY_MOMENT)
+    output = run_script(script, str(tmp_path), run=tmp_path)
+    assert "skipped" not in output
+    moments, halves, new = map(int, output.split())
     assert moments > 20
     assert halves > 10  # else no kill came in the middle of a write
     assert new > 2  # nor in the middle of the removal of older ones
@@ -90,19 +82,13 @@ def test_killed_at_random_moments_it_arrives_where_it_would_have(
     tmp_path: Path, small: Path
 ) -> None:
     """Half of the kills come with a notice: then no step is lost; else at most an interval's."""
-    program = [sys.executable, str(Path(__file__).with_name("killed_training.py"))]
-    done = subprocess.run(
-        [*program, str(small), str(tmp_path), str(KILLS)],
-        env=os.environ | {"PYTHONPATH": str(TEMPLATE), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60 + 10 * KILLS,
-        check=False,
-    )
+    program = Path(__file__).with_name("killed_training.py")
+    output = run_script(program, str(small), str(tmp_path), str(KILLS), run=tmp_path)
     log = (tmp_path / "killed.log").read_text()
-    assert done.returncode == 0, done.stderr + log
     assert "skipped" not in log  # nothing half-made ever bore a checkpoint's name
-    outcome = json.loads(done.stdout.splitlines()[-1])
+    assert "resuming from" in log
+    assert not list((tmp_path / "killed" / "checkpoints").glob(".*"))
+    outcome = json.loads(output.splitlines()[-1])
     killed, whole = outcome["killed"], outcome["whole"]
     assert killed["code"] == whole["code"] == 0
     assert killed["step"] == whole["step"] == STEPS

@@ -1,0 +1,46 @@
+"""Builds the images that the end-to-end tests start containers from, so that no test waits for one.
+
+scripts/test runs it beside the static checks. A test that finds its image missing builds it itself.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import bare_container
+import lab_servers
+import sshd_container
+import store_lab
+import sync_lab
+import systemd_machine
+
+from labctl.providers.local import engine
+from labctl.rehearsal.images import default_building, ensure_image
+
+
+def build_servers() -> None:
+    server = lab_servers.build_server_image(lab_servers.base_image())
+    lab_servers.build_gpu_image(server)
+    lab_servers.build_clock_image(server)
+    systemd_machine.build_gpu_image(server)
+    with engine.connect() as client:
+        ensure_image(client, default_building())
+
+
+def build_small() -> None:
+    """Each of the others stands on the one of `sshd_container`."""
+    sshd_container.build_image()
+    sync_lab.build_image()
+    store_lab.build_store_image()
+    bare_container.build_image()
+    lab_servers.small_image()
+
+
+def main() -> None:
+    with ThreadPoolExecutor() as pool:
+        for built in [pool.submit(build_servers), pool.submit(build_small)]:
+            built.result()
+
+
+if __name__ == "__main__":
+    main()
