@@ -129,6 +129,13 @@ class Stoppable(Protocol):
 
 
 @runtime_checkable
+class OnThisMachine(Protocol):
+    """Servers are containers on this machine, so nobody else controls them."""
+
+    on_this_machine: ClassVar[bool]
+
+
+@runtime_checkable
 class Leasable(Protocol):
     """A server is leased for a time, and work on it renews the lease."""
 

@@ -30,8 +30,6 @@ from labctl.state.locks import hold_lock
 _MODULE = "labctl.runs.image_jobs"
 # seconds that another process waits for an image that is being saved
 SAVE_S = 1800.0
-# The provider of servers that are containers on this machine.
-_OWN_MACHINE = "local"
 _PRESENT = "docker image inspect --format '{{.Size}} {{.Architecture}}' "
 
 
@@ -60,13 +58,13 @@ class ImageJob(Value, frozen=True):
         return command_argv(self.ssh_config, self.server_id, portable_line(line))
 
 
-def can_keep(context: LabContext, server: Server) -> bool:
-    """Whether images of this server are kept: only those that this machine itself has built.
+def can_keep(context: LabContext) -> bool:
+    """Whether images of the lab's server are kept: only those that this machine itself has built.
 
     A name says what went into an image, and nothing can verify that another machine's image is
     what its name says. That machine's owner would control the servers on which it is loaded.
     """
-    return context.config.image_cache_bytes > 0 and server.provider == _OWN_MACHINE
+    return context.config.image_cache_bytes > 0 and context.is_on_this_machine
 
 
 def start_save(context: LabContext, server: Server, wanted: str) -> None:
@@ -74,7 +72,7 @@ def start_save(context: LabContext, server: Server, wanted: str) -> None:
 
     If the image is kept, returns when the process holds the lock that `wait_for_save` waits for.
     """
-    limit_bytes = context.config.image_cache_bytes if can_keep(context, server) else 0
+    limit_bytes = context.config.image_cache_bytes if can_keep(context) else 0
     registry = context.config.image.registry
     if limit_bytes or registry:
         lock = _save_lock(context, wanted)

@@ -165,7 +165,7 @@ def _build_once(
 
     Servers whose images are not kept do not wait for each other.
     """
-    if not image_jobs.can_keep(context, server):
+    if not image_jobs.can_keep(context):
         _build(context, server, remote, wanted, of_run)
         image_jobs.start_save(context, server, wanted)
         return

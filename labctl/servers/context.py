@@ -15,7 +15,7 @@ from labctl.errors import ConnectError, NotFoundError
 from labctl.errors.subject import LAB, Subject
 from labctl.events import Note, Progress, Reporter
 from labctl.model import Endpoint, Server, ServerFacts
-from labctl.providers import Provider, ProviderContext, get_provider_class
+from labctl.providers import OnThisMachine, Provider, ProviderContext, get_provider_class
 from labctl.state import State
 from labctl.state.disks import list_kept_disks
 
@@ -96,6 +96,11 @@ class LabContext:
         if settings is None:
             settings = kind.settings_type()
         return kind(settings, self._build_provider_context())
+
+    @property
+    def is_on_this_machine(self) -> bool:
+        """Whether the lab's servers are on this machine, so that nobody else controls them."""
+        return isinstance(self.provider, OnThisMachine)
 
     def _build_provider_context(self) -> ProviderContext:
         import getpass

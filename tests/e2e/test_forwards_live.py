@@ -40,7 +40,7 @@ BACK_S = 300.0
 def get(url: str) -> str:
     """What a browser would get, "" where nothing answers."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as reply:
+        with urllib.request.urlopen(url, timeout=30) as reply:
             text: str = reply.read().decode()
             return text
     except (urllib.error.URLError, OSError):

@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 from lab_world import Recorded, World
 from test_run_start import Turn, Wire
 
 from labctl.errors import LinkLostError
 from labctl.lifecycle import up
-from labctl.model import Server, ServerFacts
+from labctl.model import ServerFacts
 from labctl.runs import image_jobs, image_sources, images
 from labctl.runs.image_cache import CachedImage, ImageCache
 from labctl.servers.context import LabContext
@@ -46,6 +45,7 @@ class Sources:
 
     def __init__(self, lab: World, engine: Path) -> None:
         self.engine = engine
+        self.is_on_this_machine = False
         self.reporter = Recorded()
         (lab.home / "lab" / "Dockerfile").write_text("FROM scratch\n")
         (lab.home / "lab" / "lab.yaml").write_text("lab: digits\nimage: {build: .}\n")
@@ -58,14 +58,11 @@ class Sources:
 
     def context(self, wire: Wire | None = None) -> LabContext:
         made = self.lab.context(self.reporter)
+        if self.is_on_this_machine:
+            made.provider.on_this_machine = True  # type: ignore[attr-defined]
         if wire is not None:
             made.connections.__dict__["machine"] = wire
         return made
-
-    @property
-    def local_server(self) -> Server:
-        """The server, as if it were a container on this machine."""
-        return msgspec.structs.replace(self.server, provider="local")
 
     @property
     def cache(self) -> ImageCache:
@@ -79,12 +76,12 @@ class Sources:
     def keep(self, architecture: str = "amd64") -> CachedImage:
         return self.cache.add(self.wanted, architecture, cut(self.archive))
 
-    def ensure(self, *turns: Turn, server: Server | None = None) -> list[str]:
+    def ensure(self, *turns: Turn) -> list[str]:
         """Ensure the image; return the agent's verbs after the one that finds it absent."""
         wire = Wire([Turn({"ids": {self.wanted: ""}}), *turns])
         context = self.context(wire)
-        chosen = server or self.server
-        images.ensure_image(context, chosen, context.open_agent(chosen), self.wanted)
+        remote = context.open_agent(self.server)
+        images.ensure_image(context, self.server, remote, self.wanted)
         assert wire.turns == []
         return [verb for verb, _ in wire.asked[1:]]
 
@@ -131,7 +128,8 @@ def test_a_damaged_archive_is_refused_deleted_and_the_image_built(sources: Sourc
     kept = sources.keep()
     path = sources.cache.path(kept)
     path.write_bytes(b"x" + path.read_bytes()[1:])
-    assert sources.ensure(BUILT, server=sources.local_server) == ["build"]
+    sources.is_on_this_machine = True
+    assert sources.ensure(BUILT) == ["build"]
     assert f"{path} is damaged" in sources.reporter.said
     loaded = sources.engine / "loaded"
     assert not loaded.exists() or loaded.read_bytes() == b""
@@ -183,7 +181,8 @@ def test_a_registry_comes_before_a_build(sources: Sources) -> None:
 
 def test_what_a_server_built_is_kept_and_the_next_server_loads_it(sources: Sources) -> None:
     (sources.engine / "there").write_text("2048 amd64\n")
-    assert sources.ensure(BUILT, server=sources.local_server) == ["build"]
+    sources.is_on_this_machine = True
+    assert sources.ensure(BUILT) == ["build"]
     image_jobs.wait_for_save(sources.context(), sources.wanted)
     assert sources.cache.take_failures() == []
     assert sources.ensure() == []
@@ -201,7 +200,8 @@ def test_what_another_machine_built_is_not_kept(sources: Sources) -> None:
 
 
 def test_why_an_image_was_not_kept_is_said_at_the_next_up(sources: Sources) -> None:
-    assert sources.ensure(BUILT, server=sources.local_server) == ["build"]
+    sources.is_on_this_machine = True
+    assert sources.ensure(BUILT) == ["build"]
     (sources.engine / "dead").touch()
     image_jobs.wait_for_save(sources.context(), sources.wanted)
     up.up(sources.context())

@@ -69,9 +69,10 @@ class LocalSettings(Value, frozen=True):
 
 
 class LocalProvider:
-    """A Provider, Stoppable, Reclaimable and a ConsoleSource. Its servers cost nothing."""
+    """A Provider, OnThisMachine, Stoppable, Reclaimable, ConsoleSource. Its servers are free."""
 
     name: ClassVar[str] = "local"
+    on_this_machine: ClassVar[bool] = True
     no_notice: ClassVar[str] = ""
     settings_type: ClassVar[type[Value]] = LocalSettings
     settle_s: float = 0.0
