@@ -133,8 +133,8 @@ def test_an_interrupt_ends_a_process_that_a_part_waits_for() -> None:
 
     def part() -> None:
         with subprocess.Popen(["sleep", str(LONG_S)]) as process:
-            started.append(process)
             with on_cancel(process.kill):
+                started.append(process)
                 process.wait()
 
     def interrupt() -> None:
