@@ -36,7 +36,7 @@ class Progress(Event, frozen=True):
 
 
 class Part(Event, frozen=True):
-    """A part of the way to a run's first line began, or ended (`done`). Screens do not draw it.
+    """A part of the way to a run's first line began, or ended (`done`). The screen ignores it.
 
     `name` is "boot", "prepare", "image", "code", "data" or "start". Parts may overlap.
     """
@@ -75,7 +75,7 @@ class Reporter(Protocol):
 
 @contextmanager
 def report_part(reporter: Reporter, name: str) -> Iterator[None]:
-    """Report that the Part `name` begins, and that it ends when this is left."""
+    """Report that the Part `name` begins, and at the end of the block that it ends."""
     reporter.emit(Part(name=name))
     try:
         yield

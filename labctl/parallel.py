@@ -1,7 +1,7 @@
 """Run the parts of a flow side by side, each in a thread, and end all of them together.
 
-A thread cannot be killed. So whatever a part waits for (a process, a lock, an answer) says with
-`on_cancel` or `is_canceled` how the wait ends. Outside of parts these do nothing.
+A thread cannot be killed. So code that waits in a part (for a process, a lock, an answer) uses
+`on_cancel` or `is_canceled` to end its wait. Outside of parts, both do nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class CanceledError(Exception):
 def run_parts(parts: Mapping[str, Callable[[], T]]) -> dict[str, T]:
     """Run named parts side by side; return their results by name once all of them have ended.
 
-    The first part that fails cancels the others, and its error is raised; of several, that of the
-    earliest in `parts`. An interrupt of the calling thread cancels all of them.
+    The first part that fails cancels the others, and its error is raised. If several fail at once,
+    the error of the earliest in `parts` is raised. An interrupt of the calling thread cancels all.
     """
     group = _Group()
     with on_cancel(group.cancel):
@@ -38,15 +38,15 @@ def wait_for(name: str) -> None:
     """Wait in a part until the part `name` has ended; CanceledError if that one failed."""
     group = _current.get()
     if group is None:
-        raise RuntimeError(f"{name} is waited for outside of parts")
+        raise RuntimeError(f"wait_for({name!r}) was called outside of run_parts")
     group.wait_for(name)
 
 
 @contextmanager
 def on_cancel(end: Callable[[], object]) -> Iterator[None]:
-    """Call `end`, in another thread, if the part of this thread is canceled inside.
+    """Call `end`, in another thread, if the part of this thread is canceled inside the block.
 
-    CanceledError if it was canceled before.
+    CanceledError if the part was canceled before.
     """
     group = _current.get()
     if group is None:
@@ -68,7 +68,7 @@ def is_canceled() -> bool:
 def call_in_caller(function: Callable[[], T]) -> T:
     """Call a function in the thread that waits for the parts, and return its result.
 
-    Questions are asked there, since Ctrl-C interrupts no other thread.
+    Questions to the user run there, since Ctrl-C interrupts no other thread.
     """
     group = _current.get()
     return function() if group is None else group.call_in_caller(function)
@@ -97,7 +97,7 @@ class _Group:
                     future.add_done_callback(lambda _: self._calls.put(None))
                 errors = self._serve_until_end()
             finally:
-                # Without an effect if all parts have ended.
+                # This has no effect if all parts have ended.
                 self.cancel()
         if errors:
             raise next((e for e in errors if not isinstance(e, CanceledError)), errors[0])
@@ -168,7 +168,7 @@ class _Group:
 
 
 def _make_queue() -> SimpleQueue[Any]:
-    # Imported late, as the rest: most commands import this module and run no parts.
+    # Imported late, like the rest: most commands import this module but run no parts.
     from queue import SimpleQueue
 
     return SimpleQueue()

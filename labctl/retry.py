@@ -57,7 +57,7 @@ def retry_on(
 
 
 def retry_rejected_logins(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function, again while sshd rejects its login for load, for about 3 s.
+    """Call a function, and repeat the call while sshd rejects its login for load, for about 3 s.
 
     Pauses stay short: whichever client sshd accepts next has waited about as long.
     """

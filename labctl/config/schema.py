@@ -61,7 +61,9 @@ def parse_repository(text: str) -> str:
         or not ("." in host or ":" in host or host == "localhost")
         or re.search("[:@]", name)
     ):
-        raise ValueError(f"{quote(text)} is not a repository: write registry.example/name, no tag")
+        raise ValueError(
+            f"{quote(text)} is not a repository: write registry.example/name without a tag"
+        )
     return text
 
 
@@ -186,8 +188,8 @@ class ImageConfig(Value, frozen=True):
 
 
 class ImageFile(Value, frozen=True):
-    """`image:` in lab.yaml as a mapping: the directory with the Dockerfile, its arguments, a
-    repository for what is built."""
+    """`image:` in lab.yaml as a mapping: the directory with the Dockerfile, its arguments, and a
+    repository for built images."""
 
     build: Annotated[str, Parsed(parse_inside)] = "."
     args: dict[EnvName, str] = msgspec.field(default_factory=dict)

@@ -34,7 +34,7 @@ FIX_FILES = (
     "or labctl down --discard to delete them"
 )
 
-# Raises PolicyError if this server, with these active runs, must stay; the last argument is
+# Raises PolicyError if this server, with these active runs, must stay. The last argument says
 # whether results that were not pulled would be lost.
 Consent = Callable[[LabContext, Server, list[str], bool], None]
 

@@ -135,7 +135,7 @@ def run_drill(context: LabContext, run_id: str, notice_s: float) -> Drill:
     active, or nothing is saved to recover it from.
     """
     server = context.get_server()
-    taker = _require_reclaimer(context)
+    reclaimer = _require_reclaimer(context)
     runs.refresh(context, server)
     run = _find_active_run(context, run_id)
     restore.read_saved_run(context, run.id)  # a run that could not be recovered is not killed
@@ -146,7 +146,7 @@ def run_drill(context: LabContext, run_id: str, notice_s: float) -> Drill:
     if notice_s and not (watch and watch.alive):
         guard.arm(context, server, always=True)
     began_at = time.time()
-    announced = _reclaim(context, server, taker, monitor, notice_s)
+    announced = _reclaim(context, server, reclaimer, monitor, notice_s)
     gone_at = _await_end(context, server)
     context.state.record("reclaimed", lab_id=context.lab_id, server_id=server.id, run_id=run.id)
     recovery = recover(context, run.id, reason=REASON)
@@ -167,8 +167,8 @@ def run_drill(context: LabContext, run_id: str, notice_s: float) -> Drill:
 
 
 def _require_reclaimer(context: LabContext) -> Reclaimer:
-    if taker := find_reclaimer(context):
-        return taker
+    if reclaimer := find_reclaimer(context):
+        return reclaimer
     raise UsageError(
         f"servers of {context.provider.name} are never reclaimed",
         why="a drill needs a provider that can take a server back",
@@ -231,18 +231,18 @@ def _describe_losses(context: LabContext, server: Server) -> str:
 
 
 def _reclaim(
-    context: LabContext, server: Server, taker: Reclaimer, monitor: _RunMonitor, notice_s: float
+    context: LabContext, server: Server, reclaimer: Reclaimer, monitor: _RunMonitor, notice_s: float
 ) -> bool:
     """Reclaim the server after the notice; return whether the provider itself gave the notice."""
     if not notice_s:
         monitor.poll()
-        taker.reclaim(server.id, 0)
+        reclaimer.reclaim(server.id, 0)
         return False
-    announced = taker.reclaim(server.id, notice_s)
+    announced = reclaimer.reclaim(server.id, notice_s)
     end = time.monotonic() + notice_s
     if not announced:
-        if taker.no_notice:
-            text = f"{taker.no_notice}: labctl sends one to the server's watchdog instead"
+        if reclaimer.no_notice:
+            text = f"{reclaimer.no_notice}: labctl sends one to the server's watchdog instead"
             context.reporter.emit(Note(text=text))
         request = ReclaimNoticeRequest(context.lab_id, notice_s, source="labctl's drill")
         context.open_agent(server).call(RECLAIM_NOTICE, request)
@@ -254,7 +254,7 @@ def _reclaim(
             time.sleep(min(SAMPLE_S, max(0.0, end - time.monotonic())))
     if not announced:
         try:
-            taker.reclaim(server.id, 0)
+            reclaimer.reclaim(server.id, 0)
         except (ProviderError, NotFoundError):
             # A process that follows the run may have seen the notice and terminated the server.
             if context.provider.find(server.id) is not None:

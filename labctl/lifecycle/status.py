@@ -24,7 +24,7 @@ NOT_ENDED = "not ended"
 class InterruptedDown(Value, frozen=True):
     """A `labctl run --down` that was interrupted at `at` (Unix seconds) by `why`, a signal's name.
 
-    `run` is "" if no run was followed then.
+    `run` is "" if labctl was not following a run.
     """
 
     run: str

@@ -34,7 +34,7 @@ def up(
 
     `listed` is the provider's list of servers, if the caller has just fetched it. Errors name what
     still costs money; with `explains_costs=False` they do not, for a caller that says it itself.
-    `on_create` gets a server that this call creates, before it is ready.
+    `on_create` is called with a server that this call creates, before the server is ready.
     """
     with context.state.lock(context.lab_id, "up"):
         try:

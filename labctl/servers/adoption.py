@@ -129,7 +129,7 @@ def is_fresh(context: LabContext, server: Server) -> bool:
 
 
 def is_leased(context: LabContext) -> bool:
-    """Whether the lab's server goes to another user after this one, as a leased machine does."""
+    """Whether other users get the lab's server after this one, as with a leased machine."""
     return isinstance(context.provider, Leasable)
 
 

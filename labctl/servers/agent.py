@@ -84,7 +84,8 @@ def list_program_files() -> tuple[tuple[str, bytes], ...]:
 def _read_sources(home: Path, package: str) -> Iterator[tuple[str, bytes]]:
     """Yield (path, content) of a package's files in a fixed order.
 
-    Every call of the agent reads them, to name its directory. Paths would double the time.
+    Every call of the agent reads them, to name its directory. With Path objects, that takes twice
+    as long.
     """
     for folder, below, files in os.walk(home / package):
         below.sort()

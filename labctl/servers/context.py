@@ -141,7 +141,7 @@ class LabContext:
         self.reporter.emit(Progress(name=text, done=done, total=total, unit="steps"))
 
     def announce_wait(self, holder: str) -> None:
-        """Say what a lock waits for."""
+        """Tell the user which command holds a lock that this one waits for."""
         self.reporter.emit(Note(text=f"{holder}; waiting for it to finish"))
 
     def get_server(self) -> Server:

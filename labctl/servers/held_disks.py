@@ -29,7 +29,7 @@ def can_server_keep(provider: Provider) -> bool:
 
 
 def keep_disk(context: LabContext, server: Server, until: float) -> list[Resource]:
-    """Have the provider keep the server's disks until then; return them, [] if it cannot."""
+    """Keep the server's disks until then (Unix seconds); return them, [] if this is impossible."""
     provider = context.provider
     return provider.keep_disk(server.id, until) if isinstance(provider, Keep) else []
 

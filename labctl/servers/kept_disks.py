@@ -29,7 +29,7 @@ def list_shown_disks(context: LabContext) -> list[Resource]:
 
 
 def attach(context: LabContext, disk: Resource, server: Server) -> str:
-    """Attach a kept disk; return its device there. Waits while another server still holds it."""
+    """Attach a kept disk; return its device. Waits while another server still has it attached."""
     if not isinstance(context.provider, Keep):
         raise PolicyError(
             f"{context.provider.name} cannot attach {get_id_without_region(disk)}",

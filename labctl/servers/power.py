@@ -10,7 +10,7 @@ from labctl.servers.context import LabContext
 
 
 def stop_server(context: LabContext, server: Server, *, keep_until: float) -> bool:
-    """Stop the server, and have no timer end its disk before `keep_until` (Unix seconds).
+    """Stop the server, and let no timer delete its disk before `keep_until` (Unix seconds).
 
     Returns False, and changes nothing, if this server cannot be stopped.
     """

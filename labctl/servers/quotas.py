@@ -1,4 +1,4 @@
-"""The quotas of an account, from providers that can be queried for them (`QuotaSource`)."""
+"""The quotas of an account, from providers that report them (`QuotaSource`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from labctl.providers import Provider, QuotaRoom, QuotaSource
 
 
 def has_quotas(provider: Provider) -> bool:
-    """Whether the provider limits how many servers an account may have, and tells the limit."""
+    """Whether the provider limits the servers of an account, and reports the limit."""
     return isinstance(provider, QuotaSource)
 
 

@@ -42,7 +42,7 @@ class RehearsalReply(Value, frozen=True):
 
 @dataclass(frozen=True)
 class Reclaimer:
-    """Takes servers back: the rehearsal at `address` its spot instances, the provider all others.
+    """Takes servers back. The rehearsal at `address` takes its spot instances, the provider others.
 
     `address` is "" without a rehearsal.
     """
@@ -52,7 +52,7 @@ class Reclaimer:
 
     @property
     def no_notice(self) -> str:
-        """Why no notice is given on request, for users; "" if that needs no reason."""
+        """Why the server gets no notice on request, as a text for users; "" without a reason."""
         return NOT_SPOT if self.address else self.provider.no_notice
 
     def reclaim(self, server_id: str, notice_s: float) -> bool:
@@ -66,7 +66,7 @@ class Reclaimer:
 
 
 def find_reclaimer(context: LabContext) -> Reclaimer | None:
-    """Find out what can take the lab's server back; None if nothing can."""
+    """Return the Reclaimer of the lab's server; None if nothing can take the server back."""
     if not isinstance(context.provider, Reclaimable):
         return None
     address = _find_rehearsal(context.get_server().id)

@@ -21,7 +21,7 @@ _MOST_INCLUDES = 16
 
 
 class UserSshConfig:
-    """The ssh_config at `path`; None reads nothing of the user's and leaves everything alone."""
+    """The ssh_config at `path`. With None, labctl reads and changes no file of the user."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -39,7 +39,7 @@ class UserSshConfig:
         return str(path)
 
     def has_line(self, line: str) -> bool:
-        """Whether the config has the line; True if it is to be left alone."""
+        """Whether the config has the line; True without a config, so that nothing is added."""
         return self.path is None or has_line(self.path, line)
 
     def add_first_line(self, line: str) -> None:

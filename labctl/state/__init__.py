@@ -292,7 +292,7 @@ class State:
             yield
 
     def find_lock(self, lab_id: str) -> Path:
-        """Return the file that `lock` locks, for another process that holds the same lock."""
+        """Return the file that `lock` locks, for a process that must hold the same lock."""
         if not NAME_PATTERN.fullmatch(lab_id):
             raise ValueError(f"not a lab id: {lab_id!r}")
         return self.path.parent / "locks" / f"{lab_id}.lock"

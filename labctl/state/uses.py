@@ -1,4 +1,4 @@
-"""Which commands of this machine use a lab's server now, as locks that end with their process."""
+"""Locks that say which commands of this machine use a lab's server. They end with the process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _LockFile:
 def hold_use(state: State, lab_id: str, use: Use) -> Iterator[None]:
     """Mark the lab's server as used until the block ends; any number of processes can do so."""
     with closing(_LockFile(state, lab_id, use)) as lock:
-        # On a file system without locks there is no mark; `State.lock` reports such a directory.
+        # A file system without locks leaves no mark; `State.lock` reports such a directory.
         with suppress(OSError):
             fcntl.flock(lock.descriptor, fcntl.LOCK_SH)
         yield

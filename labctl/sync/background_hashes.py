@@ -16,7 +16,7 @@ from labctl.sync.growing_hash import STEP_BYTES, GrowingFiles
 
 # A smaller file is hashed after the transfer: one syncfs for all is faster than an fsync for each.
 SMALLEST_BYTES = 4 * 1024**2
-# Seconds between two looks at the files that still grow.
+# seconds between two checks of the files that still grow
 POLL_S = 0.1
 
 
@@ -78,7 +78,7 @@ class BackgroundHasher:
         return None
 
     def get_hashed_bytes(self, path: str) -> int:
-        """Return how much of a file that still grows is hashed."""
+        """Return how many bytes of a file that still grows are hashed."""
         return self._growing.get_hashed_bytes(path)
 
     def _work(self) -> None:

@@ -1,4 +1,4 @@
-"""Hash files that are still being written, from what the disk holds of them."""
+"""Hash files while they are still being written, from their contents on the disk."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from pathlib import Path
 
 from labctl.sync.durability import drop_cache, sync_descriptor
 
-# Bytes that a step writes to the disk and reads back. Larger steps would leave more to the end,
-# and each step costs a commit of the file system's journal.
+# Bytes that a step flushes to the disk and reads back. Larger steps would leave more work for the
+# end; smaller ones would commit the file system's journal more often.
 STEP_BYTES = 32 * 1024**2
 BLOCK_BYTES = 1024**2
 
 
 class NotGrowingError(Exception):
-    """The file became shorter, so what was hashed of it may no longer be there."""
+    """The file became shorter, so its hash may cover bytes that are gone."""
 
 
 class GrowingFiles:
-    """The files of `paths` that do not exist yet, and will be written from start to end; `close`.
+    """The files of `paths` that do not exist yet, and will be written from start to end.
 
-    A file is hashed while it grows until `finish` is called, or until it cannot be read.
+    A file is hashed while it grows until `finish` is called, or until it cannot be read. Call
+    `close` at the end.
     """
 
     def __init__(self, folder: Path, paths: Iterable[str]) -> None:
@@ -34,7 +35,7 @@ class GrowingFiles:
         return len(self._paths)
 
     def get_hashed_bytes(self, path: str) -> int:
-        """Return how much of this file is hashed, 0 for one that is not followed."""
+        """Return how many bytes of this file are hashed, 0 if the file is not followed."""
         growing = self._hashes.get(path)
         return growing.hashed_bytes if growing is not None else 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,7 +105,7 @@ def _push_trees(
 
 
 def check_trees(context: LabContext) -> None:
-    """UsageError if a file of the code or the data cannot be pushed: its name, or no permission."""
+    """UsageError if a file of the code or the data cannot be pushed: bad name or no permission."""
     config = context.config
     inside = [data.path for data in config.data.values() if data.path and data.inside_lab]
     quiet = SilentReporter()
@@ -128,7 +129,7 @@ def _make_unreadable_error(path: str) -> UsageError:
     return UsageError(
         f"cannot read {path}",
         why="you have no permission to read it, so it cannot be sent to a server",
-        hint="chmod u+r it, or add it to .labignore",
+        hint=f"chmod u+r {shlex.quote(path)}   # or add it to .labignore",
     )
 
 

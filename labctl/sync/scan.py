@@ -44,8 +44,8 @@ REPORT_BYTES = 4 * 1024**2
 Found = tuple[str, os.stat_result]
 # Size, mtime_ns, inode, ctime_ns and the hash of the file that had them.
 Entry = tuple[int, int, int, int, str]
-# All sections are in one file, and trees are pushed side by side. Processes exclude each other by
-# the transfer lock.
+# Trees are pushed side by side, and one file has the sections of all. The transfer lock excludes
+# other processes.
 _saving = threading.Lock()
 
 

@@ -1,4 +1,4 @@
-"""The local files of a push: notice those that change during the transfer, and hash them.
+"""The local files of a push: find those that change during the transfer, and hash them.
 
 A first push has thousands of small files, so each system call for a file counts.
 """
@@ -43,13 +43,13 @@ class SourceFiles:
         user = os.geteuid()
         for entry in files:
             status = self.stats[entry.path]
-            # What the owner may read needs no system call. For others, groups and ACLs count.
+            # The user's own readable file needs no system call. For others, groups and ACLs count.
             if status.st_uid != user or not status.st_mode & stat.S_IRUSR:
                 with contextlib.suppress(*GONE):
                     os.close(os.open(f"{self._root}/{entry.path}", os.O_RDONLY))
 
     def list_changed(self) -> list[str]:
-        """List the paths of unchanged files that have changed since the start."""
+        """List the files of `stats` that have changed since the start."""
         return [path for path, before in self.stats.items() if not self._is_same(path, before)]
 
     def _is_same(self, path: str, before: os.stat_result) -> bool:

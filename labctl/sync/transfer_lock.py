@@ -21,9 +21,9 @@ WAIT_S = 6 * 3600.0
 
 @contextmanager
 def share_transfers() -> Iterator[None]:
-    """Let the parts that run inside transfer side by side: one lock for all that transfer now.
+    """Let the parts that run inside the block transfer side by side, under one lock.
 
-    Their targets on the server must differ, and so must the directories here.
+    They must not share a directory, neither on the server nor here.
     """
     token = _shared.set(_SharedLock())
     try:

@@ -119,7 +119,7 @@ class FabricTransport(BoundedTransport):
             with on_cancel(channel.close):
                 body_errors = _send(channel, stdin)
                 in_time = _drain(channel, out, err, deadline)
-                # The status comes after the output; -1 means that nobody knows it.
+                # The status comes after the output; -1 means that it is unknown.
                 in_time = in_time and channel.status_event.wait(_seconds_left(deadline))
             code = channel.exit_status
         if body_errors:

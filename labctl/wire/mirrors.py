@@ -183,7 +183,7 @@ class GetPartRequest(NamedTuple):
 
 
 class GatewayReply(NamedTuple):
-    """The reply of the gateway to any request: an `error` and why, or none.
+    """The reply of the gateway to any request; `error` and `why` are set if it failed.
 
     The errors are "name", "full", "bad" (the hash differs), "missing" and "io". `rsync`, whether
     the gateway accepts drafts by rsync, is None in earlier versions. `length` counts the bytes that

@@ -2,8 +2,8 @@
 
 A self-contained file (standard library only) that labctl runs there through the person's own login.
 
-    admit DIRECTORY LAB KEY    install the gateway on stdin, let KEY run it in DIRECTORY and nothing
-                               else, and remove the key that LAB had before
+    admit DIRECTORY LAB KEY    install the gateway from stdin, let KEY run only this
+                               gateway in DIRECTORY, and remove the key that LAB had before
     forget LAB                 remove LAB's key
 
 `admit` creates DIRECTORY. All other lines stay as they are.
@@ -72,7 +72,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def install_gateway(content: bytes) -> Path:
-    """Install the gateway beside those of other versions, which other keys may run."""
+    """Install the gateway beside those of other versions, which other keys may still run."""
     name = f"store-gateway-{hashlib.sha256(content).hexdigest()[:16]}.py"
     path = Path.home() / PROGRAMS / name
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -32,12 +32,12 @@ def find_path(key: str) -> Path:
     is_plain = len(parts) <= 32 and not {"", ".", ".."} & {*parts} and Path(parts[0]) not in OWN
     is_inside = is_printable and is_plain and Path.cwd() in path.resolve().parents
     if not is_inside or (path.exists() and not path.is_file()):
-        raise ValueError(f"the key {key!r} is not that of a file in this directory")
+        raise ValueError(f"the key {key!r} does not name a file in this directory")
     return path
 
 
 def hash_file(path: Path) -> str:
-    """Return the hash of a file, whose content is then on the disk."""
+    """Return the hash of a file, and flush the file to the disk."""
     digest = hashlib.sha256()
     with os.fdopen(os.open(path, os.O_NOFOLLOW), "rb") as file:
         while block := file.read(1024 * 1024):

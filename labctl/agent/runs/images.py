@@ -75,7 +75,7 @@ def build(request: BuildImageRequest) -> None:
 
 @contextmanager
 def _lock_build(name: str) -> Iterator[None]:
-    """Make a second build of the same image wait, also one for another lab or from elsewhere."""
+    """Let a second build of the same image wait, also if another lab or machine requested it."""
     folder = labctl_home() / ".cache" / "builds"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (folder / f"{name}.lock").open("w") as file:

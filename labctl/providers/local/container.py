@@ -29,7 +29,7 @@ LAB_ID_LABEL = "labctl.lab-id"
 OWNER_LABEL = "labctl.owner"
 IDENTITY_LABEL = "labctl.identity"
 CREATED_AT_LABEL = "labctl.created-at"
-# What `make_labels` gives every server. A container without them was made by somebody else.
+# Labels that `make_labels` gives every server. Other programs made a container without them.
 _SERVER_LABELS = {SERVER_LABEL, LAB_LABEL, LAB_ID_LABEL, IDENTITY_LABEL, CREATED_AT_LABEL}
 
 OFFER = Offer(provider="local", type="container")
