@@ -26,7 +26,7 @@ from labctl.lab import Lab
         (("--down",), "digits has no server", "labctl up"),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_a_server_exists(
+def test_options_that_conflict_are_refused_before_a_server_exists(
     labctl: Any, home: Path, words: tuple[str, ...], what: str, next_command: str
 ) -> None:
     refused = labctl("run", *words)
@@ -37,7 +37,7 @@ def test_what_cannot_be_done_is_refused_before_a_server_exists(
     assert "creating a server" not in refused.err
 
 
-def test_the_help_names_both(labctl: Any) -> None:
+def test_the_help_describes_up_and_down(labctl: Any) -> None:
     help_text = labctl("run", "--help").out
     assert "labctl run --up --down" in help_text
     assert "Start a server first if the lab has none." in help_text

@@ -181,7 +181,7 @@ def names_of(text: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("flows")
-def test_up_and_run_print_it_on_standard_error_only_where_it_is_wanted(labctl: Any) -> None:
+def test_up_and_run_print_timings_on_standard_error_only_with_the_option(labctl: Any) -> None:
     assert names_of(labctl("up", "--timings").err) == ["boot", "prepare", "total"]
     assert "total" not in labctl("up").err
     said = labctl("run", "--timings")

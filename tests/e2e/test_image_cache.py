@@ -75,7 +75,7 @@ def test_a_second_lab_on_a_new_server_loads_what_the_first_built(labs: TwoLabs) 
     assert len(ids) == 1
 
 
-def test_up_loads_in_advance(labs: TwoLabs) -> None:
+def test_up_loads_an_image_in_advance(labs: TwoLabs) -> None:
     labs.forget_image(labs.second)
     labs.second.labctl("up", "--yes")
     wait_for(lambda: labs.second.student(f"docker images -q {labs.image}"))
@@ -94,7 +94,7 @@ def test_a_damaged_archive_is_refused_and_the_image_built(labs: TwoLabs) -> None
 
 
 @pytest.mark.skipif(not shutil.which("docker-registry"), reason="needs docker-registry")
-def test_a_registry_gets_the_built_image_and_gives_it(labs: TwoLabs) -> None:
+def test_a_built_image_is_pushed_to_the_registry_and_pulled_from_it(labs: TwoLabs) -> None:
     lab = labs.second
     text = (lab.root / "lab.yaml").read_text()
     registry = "image: {build: ., registry: 127.0.0.1:5000/labs, args: {A: b}}"

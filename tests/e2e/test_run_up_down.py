@@ -43,7 +43,7 @@ def read_model(lab: LabDirectory, run: str) -> str:
     return (lab.root / "runs" / run / "checkpoints" / "model.pt").read_text()
 
 
-def test_a_job_brings_its_results_and_its_exit_code_and_leaves_no_server(
+def test_a_job_returns_results_and_exit_code_and_removes_its_server(
     lab: LabDirectory,
 ) -> None:
     done = lab.run(f"{LEAVES_MODEL}; exit 3", "--up", "--down", "--id", "job", code=3)
@@ -71,7 +71,7 @@ def test_the_last_of_two_jobs_ends_the_server(lab: LabDirectory) -> None:
     require_no_server(lab)
 
 
-def test_a_signal_leaves_run_and_server_and_the_next_job_ends_it(lab: LabDirectory) -> None:
+def test_a_signal_keeps_run_and_server_and_the_next_job_removes_it(lab: LabDirectory) -> None:
     job = start_job(lab, "night", "--up", "--down")
     lab.server_id = lab.json("status")["server"]["id"]
     job.popen.send_signal(signal.SIGTERM)

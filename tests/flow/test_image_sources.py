@@ -108,7 +108,7 @@ def sources(lab: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sour
     return made
 
 
-def test_what_this_machines_engine_has_is_sent_before_anything_else(sources: Sources) -> None:
+def test_the_local_engines_image_is_sent_first(sources: Sources) -> None:
     sources.keep()
     (sources.engine / "here").write_text("2048 amd64\n")
     assert sources.ensure() == []
@@ -143,7 +143,7 @@ def test_an_archive_for_another_architecture_is_named_and_not_loaded(sources: So
     assert not (sources.engine / "loaded").exists()
 
 
-def test_an_archive_that_goes_in_the_middle_leads_to_a_build(
+def test_an_archive_that_disappears_leads_to_a_build(
     sources: Sources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = sources.keep()
@@ -160,7 +160,7 @@ def test_a_server_that_does_not_load_it_builds_it(sources: Sources) -> None:
     assert "the server did not load the image" in sources.reporter.said
 
 
-def test_a_server_that_ends_meanwhile_is_named_with_what_to_type(sources: Sources) -> None:
+def test_a_lost_server_is_reported_with_the_next_command(sources: Sources) -> None:
     sources.keep()
     (sources.engine / "dead").touch()
     with pytest.raises(LinkLostError, match="lost the connection") as caught:
@@ -179,7 +179,7 @@ def test_a_registry_comes_before_a_build(sources: Sources) -> None:
     wait_for(lambda: "yes push --quiet" in sources.calls or sources.cache.take_failures())
 
 
-def test_what_a_server_built_is_kept_and_the_next_server_loads_it(sources: Sources) -> None:
+def test_a_built_image_is_kept_and_loaded_on_the_next_server(sources: Sources) -> None:
     (sources.engine / "there").write_text("2048 amd64\n")
     sources.is_on_this_machine = True
     assert sources.ensure(BUILT) == ["build"]
@@ -199,7 +199,7 @@ def test_what_another_machine_built_is_not_kept(sources: Sources) -> None:
     assert sources.cache.list_images() == []
 
 
-def test_why_an_image_was_not_kept_is_said_at_the_next_up(sources: Sources) -> None:
+def test_the_next_up_reports_why_an_image_was_not_kept(sources: Sources) -> None:
     sources.is_on_this_machine = True
     assert sources.ensure(BUILT) == ["build"]
     (sources.engine / "dead").touch()
@@ -208,7 +208,7 @@ def test_why_an_image_was_not_kept_is_said_at_the_next_up(sources: Sources) -> N
     assert f"{sources.wanted} was not kept on this machine" in sources.reporter.said
 
 
-def test_up_starts_to_load_what_is_kept(sources: Sources) -> None:
+def test_up_starts_to_load_a_kept_image(sources: Sources) -> None:
     sources.keep()
     (sources.engine / "there").unlink(missing_ok=True)
     up.up(sources.context())

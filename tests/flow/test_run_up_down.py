@@ -122,7 +122,7 @@ def fail(error: BaseException) -> Callable[[Lab, list[Run]], Run]:
 # the order
 
 
-def test_a_server_the_run_its_results_and_no_server(job: Job) -> None:
+def test_up_and_down_create_a_server_and_remove_it_after_the_pull(job: Job) -> None:
     job.code = 3
     events: list[str] = []
 
@@ -215,7 +215,7 @@ def break_dockerfile(world: World) -> None:
         (lambda world: None, UP_ONLY._replace(run_id="BAD NAME")),
     ],
 )
-def test_what_is_wrong_with_the_run_is_said_before_a_server_exists(
+def test_an_invalid_run_is_refused_before_a_server_exists(
     job: Job, spoil: Callable[[World], None], options: RunOptions
 ) -> None:
     job.world.cloud.price = 1.0
@@ -225,7 +225,7 @@ def test_what_is_wrong_with_the_run_is_said_before_a_server_exists(
     assert (job.world.cloud.tried, job.reporter.asked) == ([], [])
 
 
-def test_an_unreadable_file_is_said_before_a_server_exists(
+def test_an_unreadable_file_is_reported_before_a_server_exists(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (job.world.home / "lab" / "secret.txt").write_text("x")
@@ -389,7 +389,7 @@ def test_a_build_log_that_cannot_be_saved_keeps_no_server(
 
 
 @pytest.mark.parametrize("error", [UsageError("no"), ConnectError("cut"), ZeroDivisionError()])
-def test_whatever_stops_the_start_ends_only_the_own_server(job: Job, error: Exception) -> None:
+def test_a_failed_start_removes_only_the_commands_own_server(job: Job, error: Exception) -> None:
     up.up(job.lab.context)
     with pytest.raises(type(error)):
         job.run(NONE, fail(error))
@@ -427,7 +427,7 @@ def test_a_server_that_does_not_become_ready_is_ended(
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(0, 255), (3, 3)])
-def test_a_failed_end_is_loud_and_keeps_the_commands_code(
+def test_a_failed_removal_is_reported_and_keeps_the_exit_code(
     job: Job, code: int, exit_code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.code = code
@@ -445,7 +445,7 @@ def test_a_failed_end_is_loud_and_keeps_the_commands_code(
     assert "next: labctl up && labctl pull" in told
 
 
-def test_a_server_that_does_not_go_is_loud(
+def test_a_server_that_is_not_removed_is_reported(
     job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(end_server, "GONE_DEADLINE_S", 0.3)

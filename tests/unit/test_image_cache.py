@@ -29,7 +29,7 @@ def names(cache: ImageCache) -> set[str]:
     return {path.name for path in cache.directory.iterdir()} - {"write.lock"}
 
 
-def test_what_was_added_is_found_with_its_architecture_only(cache: ImageCache) -> None:
+def test_an_archive_is_found_with_its_architecture_only(cache: ImageCache) -> None:
     assert cache.find(REFERENCE) is None
     data = make_archive()
     added = cache.add(REFERENCE, "amd64", cut(data))
@@ -54,7 +54,7 @@ def test_what_was_added_is_found_with_its_architecture_only(cache: ImageCache) -
     ],
     ids=["empty", "other", "cut", "layer", "name", "names", "packed"],
 )
-def test_what_is_no_archive_of_the_image_leaves_nothing(cache: ImageCache, data: bytes) -> None:
+def test_an_invalid_archive_is_not_stored(cache: ImageCache, data: bytes) -> None:
     with pytest.raises(TransferError, match="no usable archive"):
         cache.add(REFERENCE, "amd64", cut(data))
     assert names(cache) == set()
@@ -99,7 +99,7 @@ def test_an_archive_that_exceeds_the_limit_is_not_written_to_the_end(cache: Imag
     assert names(cache) == set()
 
 
-def test_what_a_killed_process_left_is_removed(cache: ImageCache) -> None:
+def test_the_draft_of_a_killed_process_is_removed(cache: ImageCache) -> None:
     cache.directory.mkdir()
     (cache.directory / "0000-amd64.part").write_bytes(b"half")
     (cache.directory / "1111111111111111-amd64.tar").write_bytes(b"without a record")
