@@ -145,8 +145,12 @@ class SshLabStore:
         )
         if code:
             problem = "has no python3" if code == 127 else "cannot be used"
-            stderr = err.decode(errors="replace")
-            raise CommandError(f"{self.url} {problem}", code=code, stderr=stderr)
+            raise CommandError(
+                f"{self.url} {problem}",
+                code=code,
+                stderr=err.decode(errors="replace"),
+                hint="labctl config   # check store: its account needs a plain shell and python3",
+            )
         return bytes(out)
 
 
