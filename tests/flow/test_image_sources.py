@@ -179,6 +179,15 @@ def test_a_registry_comes_before_a_build(sources: Sources) -> None:
     wait_for(lambda: "yes push --quiet" in sources.calls or sources.cache.take_failures())
 
 
+def test_a_registry_decides_only_for_labs_that_name_it(sources: Sources) -> None:
+    lab_file = sources.lab.home / "lab" / "lab.yaml"
+    names = {sources.wanted}
+    for registry in ("registry.example/labs", "other.example/labs"):
+        lab_file.write_text(f"lab: digits\nimage: {{build: ., registry: {registry}}}\n")
+        names.add(images.image_reference(sources.context()))
+    assert len(names) == 3
+
+
 def test_a_built_image_is_kept_and_loaded_on_the_next_server(sources: Sources) -> None:
     (sources.engine / "there").write_text("2048 amd64\n")
     sources.is_on_this_machine = True
