@@ -132,10 +132,9 @@ def test_an_interrupt_ends_a_process_that_a_part_waits_for() -> None:
     started: list[subprocess.Popen[bytes]] = []
 
     def part() -> None:
-        with subprocess.Popen(["sleep", str(LONG_S)]) as process:
-            with on_cancel(process.kill):
-                started.append(process)
-                process.wait()
+        with subprocess.Popen(["sleep", str(LONG_S)]) as process, on_cancel(process.kill):
+            started.append(process)
+            process.wait()
 
     def interrupt() -> None:
         wait_until(lambda: started)
