@@ -126,36 +126,38 @@ def test_stopping_what_is_not_there_is_said(tmp_path: Path) -> None:
         assert find_forwards(state) == []
 
 
-def hold_forward(forward_id: str) -> subprocess.Popen[bytes]:
-    """A process whose command line is that of one that holds this forward."""
+@contextmanager
+def hold_forward(forward_id: str) -> Iterator[int]:
+    """The pid of a process whose command line is that of one that holds this forward."""
     words = [f"python -m labctl.services.background_forwards {forward_id}", "-c", "echo; read line"]
     pipe = subprocess.PIPE
-    process = subprocess.Popen(words, executable="/bin/sh", stdin=pipe, stdout=pipe)
-    assert process.stdout is not None
-    process.stdout.readline()  # the kernel shows no command line during the exec
-    return process
+    with subprocess.Popen(words, executable="/bin/sh", stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # the kernel shows no command line during the exec
+        try:
+            yield process.pid
+        finally:
+            process.kill()
 
 
 def test_forwards_are_found_by_name_in_a_lab_and_by_id_anywhere(tmp_path: Path) -> None:
-    held = [hold_forward("f1"), hold_forward("f2")]
-    try:
-        ours = forward(held[0].pid, "f1")
-        other = msgspec.structs.replace(forward(held[1].pid, "f2"), server_id="box-2")
-        with State(tmp_path / "labctl.db") as state:
-            state.save_forward(ours)
-            state.save_forward(other)
-            assert find_forwards(state) == [ours, other]
-            assert find_forwards(state, ["web"]) == [ours, other]
-            assert find_forwards(state, [], ["box-1"]) == [ours]
-            assert find_forwards(state, ["web", "f1"], ["box-1"]) == [ours]
-            assert find_forwards(state, ["f2"], ["box-1"]) == [other]
-            with pytest.raises(NotFoundError) as raised:
-                find_forwards(state, ["web"], ["box-3"])
-            assert raised.value.why == "only other labs have one"
-    finally:
-        for process in held:
-            process.kill()
-            process.wait()
+    with (
+        hold_forward("f1") as our_pid,
+        hold_forward("f2") as other_pid,
+        State(tmp_path / "labctl.db") as state,
+    ):
+        ours = forward(our_pid, "f1")
+        other = msgspec.structs.replace(forward(other_pid, "f2"), server_id="box-2")
+        state.save_forward(ours)
+        state.save_forward(other)
+        assert find_forwards(state) == [ours, other]
+        assert find_forwards(state, ["web"]) == [ours, other]
+        assert find_forwards(state, [], ["box-1"]) == [ours]
+        assert find_forwards(state, ["web", "f1"], ["box-1"]) == [ours]
+        assert find_forwards(state, ["f2"], ["box-1"]) == [other]
+        with pytest.raises(NotFoundError) as raised:
+            find_forwards(state, ["web"], ["box-3"])
+        assert raised.value.why == "only other labs have one"
 
 
 def test_a_forward_of_an_earlier_version_is_still_ours() -> None:
