@@ -84,7 +84,8 @@ def guard(request: GuardRequest) -> WatchReply:
         program = _install_program(directory)
         is_current = _ensure_watchdog(directory, program)
         if is_current:
-            _remove_earlier(directory, program)
+            for earlier in _list_earlier(directory, program):
+                shutil.rmtree(earlier, ignore_errors=True)
     version = program.name if is_current else ""
     return WatchReply(_wait_for_tick(directory, record.edition, version))
 
@@ -219,10 +220,8 @@ def _install_program(directory: Path) -> Path:
     return target
 
 
-def _remove_earlier(directory: Path, program: Path) -> None:
-    for earlier in directory.glob("remote-*"):
-        if earlier != program:
-            shutil.rmtree(earlier, ignore_errors=True)
+def _list_earlier(directory: Path, program: Path) -> list[Path]:
+    return [earlier for earlier in directory.glob("remote-*") if earlier != program]
 
 
 def _ensure_watchdog(directory: Path, program: Path) -> bool:
@@ -235,6 +234,9 @@ def _ensure_watchdog(directory: Path, program: Path) -> bool:
         wake_watchdog(directory)
         return True
     if pid:
+        # Its start script would otherwise restart it before the new one has the lock.
+        for earlier in _list_earlier(directory, program):
+            (earlier / "__main__.py").unlink(missing_ok=True)
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         _wait_until(lambda: not lock.holder(), "the previous watchdog did not stop")
