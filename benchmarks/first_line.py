@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lab_server import run_labctl
 from benchmarks.measure import Comparison, NotDoneError, Row, environment
 from benchmarks.settings import Settings
-from benchmarks.startup import LABCTL
 from labctl.providers.local.cache import LABEL
 
 TARGET, SECOND_LAB_LIMIT_S, JOB_LIMIT_S = 1.25, 15.0, 2.0
@@ -90,18 +90,7 @@ class _LocalLab:
 
     def labctl(self, *words: str) -> str:
         """Run labctl in the lab; return its standard output."""
-        done = subprocess.run(
-            [LABCTL, *words],
-            cwd=self.root,
-            env={**environment(self.home), "LOGNAME": OWNER},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode != 0:
-            message = done.stderr.strip()[-600:]
-            raise NotDoneError(f"labctl {' '.join(words)} exited with {done.returncode}: {message}")
-        return done.stdout
+        return run_labctl(self.root, {**environment(self.home), "LOGNAME": OWNER}, *words)
 
     def read_timings(self, *words: str, after: tuple[str, ...] = ()) -> dict[str, Any]:
         printed = self.labctl(*words, "--timings", "--json", *after)

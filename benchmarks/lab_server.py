@@ -26,18 +26,23 @@ class ReadyLab:
     host: str = ""
 
     def labctl(self, *words: str) -> str:
-        done = subprocess.run(
-            [LABCTL, *words],
-            cwd=self.root,
-            env=environment(self.home),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode != 0:
-            message = done.stderr.strip()[-600:]
-            raise NotDoneError(f"labctl {' '.join(words)} exited with {done.returncode}: {message}")
-        return done.stdout
+        return run_labctl(self.root, environment(self.home), *words)
+
+
+def run_labctl(root: Path, env: dict[str, str], *words: str) -> str:
+    """Run labctl in `root`; return its standard output. NotDoneError if it fails."""
+    done = subprocess.run(
+        [LABCTL, *words],
+        cwd=root,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        message = done.stderr.strip()[-600:]
+        raise NotDoneError(f"labctl {' '.join(words)} exited with {done.returncode}: {message}")
+    return done.stdout
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -181,3 +181,9 @@ def find_timeline(ctx: click.Context) -> Timeline | None:
     """Return the Timeline of the command's lab; None without --timings."""
     timeline: Timeline | None = ctx.meta.get(TIMELINE)
     return timeline
+
+
+def list_timings(ctx: click.Context) -> Mapping[str, object]:
+    """Return what --json adds with --timings."""
+    timeline = find_timeline(ctx)
+    return {"timings": timeline.summarize()} if timeline else {}

@@ -15,7 +15,7 @@ import click
 from labctl.cli import runs
 from labctl.cli.down_output import is_billing, print_down
 from labctl.cli.exit_codes import INTERRUPTED, OWN_FAILURE, clean, print_error
-from labctl.cli.options import stop_drawing
+from labctl.cli.options import list_timings, stop_drawing
 from labctl.cli.screen import print_json
 from labctl.errors import BuildError, InterruptError, LabError, UsageError
 from labctl.events import Note
@@ -113,7 +113,7 @@ def run_with_server(
             _exit_interrupted(lab, interrupt)
         except InterruptError as interrupt:
             if options.down:
-                run_server.record_not_ended(lab.context, "", interrupt.what)
+                run_server.record_interrupted_down(lab.context, "", interrupt.what)
             raise
         except click.exceptions.Exit:
             raise
@@ -198,7 +198,7 @@ def _finish(lab: Lab, run: Run | None, ending: ServerEnd | None, json_: bool) ->
     _stop_drawing()
     if json_ and run is not None:
         print_json(
-            {"run": run, **_describe_end(ending), **runs.list_timings(click.get_current_context())}
+            {"run": run, **_describe_end(ending), **list_timings(click.get_current_context())}
         )
     elif run is not None and (ending is None or ending.result is None):
         runs.print_new_files(run)
@@ -250,7 +250,7 @@ def describe_cost(server: Server | None) -> str:
 def note_interrupt(lab: Lab, run_id: str, interrupt: BaseException) -> None:
     """Record that --down was interrupted, then say so. A lost terminal is no error."""
     name = str(interrupt) if isinstance(interrupt, SignalInterrupt) else "Ctrl-C"
-    run_server.record_not_ended(lab.context, run_id, name)
+    run_server.record_interrupted_down(lab.context, run_id, name)
     try:
         _stop_drawing()
         click.echo(f"\nlabctl run --down was interrupted ({name})", err=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +17,7 @@ from labctl.cli.options import (
     TIMINGS,
     find_timeline,
     json_option,
+    list_timings,
     open_lab,
     stop_drawing,
     yes_option,
@@ -176,12 +177,6 @@ def _start_and_follow(
             event = "found" if found else "started"
             click.echo(f"run {run.id} {event}: {clean(shlex.join(run.command))}", err=True)
 
-    on_log: Callable[[bytes], None] = (lambda block: None) if options.json_ else write_log
-    timeline = find_timeline(ctx)
-    if timeline:
-        on_log = timeline.watch_log(
-            on_log, (lambda: None) if options.json_ else timeline.print_once
-        )
     try:
         run = lab.run(
             command,
@@ -192,7 +187,7 @@ def _start_and_follow(
             recover=options.recover,
             keeper=options.keeper,
             on_start=report_start,
-            on_log=on_log,
+            on_log=_make_log_writer(ctx, options.json_),
         ).last_known
     except KeyboardInterrupt as interrupt:
         if not started_runs:
@@ -203,11 +198,20 @@ def _start_and_follow(
             note_interrupt(lab, started_runs[0].id, interrupt)
         _print_still_running(lab, started_runs[0])
         ctx.exit(DETACHED)
-    if timeline and not options.json_:
+    if (timeline := find_timeline(ctx)) and not options.json_:
         timeline.print_once()
     if options.tty and not run.has_ended:
         replace_with_ssh(lab.context, f"docker attach {run.container}")
     return run
+
+
+def _make_log_writer(ctx: click.Context, json_: bool) -> Callable[[bytes], None]:
+    """Return the function that prints the log. With --timings, the table precedes the log."""
+    write: Callable[[bytes], None] = (lambda block: None) if json_ else write_log
+    timeline = find_timeline(ctx)
+    if timeline is None:
+        return write
+    return timeline.watch_log(write, (lambda: None) if json_ else timeline.print_once)
 
 
 def _make_recover_conflict_error() -> LabError:
@@ -242,12 +246,6 @@ def _finish(ctx: click.Context, run: Run, json_: bool) -> int:
         print_run(run)
         print_new_files(run)
     return find_exit_code(run) if run.has_ended else 0
-
-
-def list_timings(ctx: click.Context) -> Mapping[str, object]:
-    """Return what --json adds with --timings."""
-    timeline = find_timeline(ctx)
-    return {"timings": timeline.summarize()} if timeline else {}
 
 
 def print_run(run: Run) -> None:

@@ -13,6 +13,7 @@ from labctl.cli.options import (
     TIMINGS,
     find_timeline,
     json_option,
+    list_timings,
     need_options,
     open_lab,
     yes_option,
@@ -98,11 +99,10 @@ def up_command(
     need = lab.config.server.need
     need_without_deadline = msgspec.structs.replace(need, deadline=False) if no_deadline else None
     server = lab.up(need_without_deadline).server
-    timeline = find_timeline(ctx)
     if json_:
-        print_json({"server": server, **({"timings": timeline.summarize()} if timeline else {})})
+        print_json({"server": server, **list_timings(ctx)})
         return
-    if timeline:
+    if timeline := find_timeline(ctx):
         timeline.print_once()
     price = server.offer.price_usd_per_hour
     cost = price_text(price) if price else "costs nothing"

@@ -91,7 +91,7 @@ def _print_server(status: dict[str, Any], server: Server) -> None:
     cost = f"{cost_usd} so far at {price_text(price)}" if price else "no cost"
     click.echo(f"  up {duration_text(status['clocks']['up_s'])}, {cost}")
     _print_limits(status, price)
-    interrupted: InterruptedDown | None = status["not_ended"]
+    interrupted: InterruptedDown | None = status["interrupted_down"]
     if interrupted is not None:
         run = f" while it followed {interrupted.run}" if interrupted.run else ""
         text = f"labctl run --down was interrupted ({interrupted.why}){run}"

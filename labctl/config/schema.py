@@ -188,8 +188,7 @@ class ImageConfig(Value, frozen=True):
 
 
 class ImageFile(Value, frozen=True):
-    """`image:` in lab.yaml as a mapping: the directory with the Dockerfile, its arguments, and a
-    repository for built images."""
+    """`image:` in lab.yaml as a mapping, with the same keys as an ImageConfig for a build."""
 
     build: Annotated[str, Parsed(parse_inside)] = "."
     args: dict[EnvName, str] = msgspec.field(default_factory=dict)

@@ -12,7 +12,7 @@ from labctl.errors import BuildError, LabError, PolicyError, UsageError
 from labctl.events import Note
 from labctl.lifecycle.down import Consent, DownResult, down
 from labctl.lifecycle.keeper_host import KeeperHost
-from labctl.lifecycle.status import NOT_ENDED
+from labctl.lifecycle.status import INTERRUPTED_DOWN
 from labctl.model import Run, Server
 from labctl.runs import runs
 from labctl.servers.accounts import ENDED
@@ -130,12 +130,12 @@ def save_build_log(context: LabContext, error: BuildError) -> None:
     error.hint = f"less {copy}   # the full log"
 
 
-def record_not_ended(context: LabContext, run_id: str, reason: str) -> None:
+def record_interrupted_down(context: LabContext, run_id: str, reason: str) -> None:
     """Record that `--down` was interrupted, so that `labctl status` can say so."""
     server = context.state.get_lab_server(context.lab_id)
     if server is not None:
         context.state.record(
-            NOT_ENDED,
+            INTERRUPTED_DOWN,
             lab_id=context.lab_id,
             server_id=server.id,
             run_id=run_id,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # `status` without a refresh starts faster without them
     from labctl.wire.watchdog import WatchRecord
 
 # Kind of the ledger entry of a `labctl run --down` that was interrupted before it ended the server.
-NOT_ENDED = "not ended"
+INTERRUPTED_DOWN = "interrupted down"
 
 
 class InterruptedDown(Value, frozen=True):
@@ -38,10 +38,10 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     "keeper" is the host of the keeper that looks after the lab, "" if none does or without
     `refresh`. "server" is None if the lab has none. "reachable" is None without `refresh`. "watch"
     is the last report of the server's watchdog, {} before the first, and "watched_at" its Unix
-    second. "not_ended" is the last InterruptedDown on this server, or None. Costs come from the
-    ledger. "kept" lists the lab's disks that outlived a server. "ended" maps server ids to the
-    reason that the provider gave for their end. With `why`, "watch" includes the watchdog's last
-    "decisions".
+    second. "interrupted_down" is the last InterruptedDown on this server, or None. Costs come
+    from the ledger. "kept" lists the lab's disks that outlived a server. "ended" maps server ids to
+    the reason that the provider gave for their end. With `why`, "watch" includes the watchdog's
+    last "decisions".
     """
     machine: StatusReply | None = None
     reachable: bool | None = None
@@ -89,7 +89,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         "clocks": _clocks(context, server, watch, now) if server else {},
         "watch": watch,
         "watched_at": watched_at,
-        "not_ended": _find_not_ended(context, server) if server else None,
+        "interrupted_down": _find_interrupted_down(context, server) if server else None,
         "cost_usd": round(spent_usd(context.state, context.lab_id, now), 4),
         "kept": list_kept_disks(context.state, context.lab_id),
         "ended": _list_ends(context),
@@ -98,8 +98,8 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     }
 
 
-def _find_not_ended(context: LabContext, server: Server) -> InterruptedDown | None:
-    for line in context.state.list_events(server_id=server.id, kind=NOT_ENDED, limit=1):
+def _find_interrupted_down(context: LabContext, server: Server) -> InterruptedDown | None:
+    for line in context.state.list_events(server_id=server.id, kind=INTERRUPTED_DOWN, limit=1):
         return InterruptedDown(run=line.run_id, why=line.detail["why"], at=line.at)
     return None
 

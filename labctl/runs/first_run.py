@@ -1,6 +1,6 @@
-"""The first run of an image on a server: get the image there while code and data are pushed.
+"""The push before a run. If the run's image may be missing on the server, get it there meanwhile.
 
-A later run only pushes. If the image is missing after all, the agent's reply names it.
+A later run only pushes code and data. If the image is missing after all, the agent's reply says so.
 """
 
 from __future__ import annotations
@@ -12,6 +12,14 @@ from labctl.runs import images
 from labctl.servers.context import LabContext
 from labctl.sync import lab_files
 from labctl.sync.transfer_lock import share_transfers
+
+
+def push(context: LabContext, server: Server, image: str) -> None:
+    """Push code and data; before the first run of `image` on the server, provide that as well."""
+    if has_run_on_server(context, server, image):
+        lab_files.push(context, server, force=False)
+    else:
+        push_with_image(context, server, image)
 
 
 def has_run_on_server(context: LabContext, server: Server, image: str) -> bool:
@@ -38,9 +46,12 @@ def push_with_image(context: LabContext, server: Server, image: str) -> None:
 
 
 def _provide_image(context: LabContext, server: Server, image: str) -> None:
-    remote = context.open_agent(server)
-    if images.has_image(remote, image):
-        return
     with report_part(context.reporter, "image"):
-        # A build copies the code into the image; other sources of the image need not wait for it.
-        images.ensure_image(context, server, remote, image, before_build=lambda: wait_for("code"))
+        images.ensure_image(
+            context,
+            server,
+            context.open_agent(server),
+            image,
+            # A build copies the code into the image; other sources of the image need not wait.
+            before_build=lambda: wait_for("code"),
+        )

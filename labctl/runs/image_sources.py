@@ -89,9 +89,6 @@ def load_archive(context: LabContext, server: Server, wanted: str) -> bool:
     context.reporter.emit(Step(name=name))
     try:
         send_archive(cache, image, argv, _progress(context, name, image.size_bytes))
-    except LinkLostError as error:
-        error.hint = f"{context.subject.refresh}, then {context.subject.up}"
-        raise
     except TransferError as error:
         _note_failure(context, error)
         return False
@@ -236,7 +233,11 @@ def send_blocks(argv: list[str], blocks: Iterable[bytes]) -> None:
             process.kill()
             raise
     if process.returncode == SSH_FAILED:
-        raise LinkLostError("lost the connection to the server while sending an image", why=output)
+        raise LinkLostError(
+            "lost the connection to the server while sending an image",
+            why=output,
+            hint=lambda subject: f"{subject.refresh}, then {subject.up}",
+        )
     if process.returncode != 0:
         raise TransferError("the server did not load the image", why=output)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 from labctl.state import State
@@ -14,36 +14,35 @@ from labctl.state import State
 Use = Literal["run", "forward"]
 
 
-class _LockFile:
-    """The file of one use of one lab. Each user holds a shared lock on it."""
-
-    def __init__(self, state: State, lab_id: str, use: Use) -> None:
-        file = state.path.parent / "locks" / f"{lab_id}.{use}"
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self.descriptor = os.open(file, flags, 0o600)
-
-    def close(self) -> None:
-        os.close(self.descriptor)
+@contextmanager
+def _open_lock_file(state: State, lab_id: str, use: Use) -> Iterator[int]:
+    """Open the file of one use of one lab. Each user holds a shared lock on it."""
+    file = state.path.parent / "locks" / f"{lab_id}.{use}"
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
 def hold_use(state: State, lab_id: str, use: Use) -> Iterator[None]:
     """Mark the lab's server as used until the block ends; any number of processes can do so."""
-    with closing(_LockFile(state, lab_id, use)) as lock:
+    with _open_lock_file(state, lab_id, use) as descriptor:
         # A file system without locks leaves no mark; `State.lock` reports such a directory.
         with suppress(OSError):
-            fcntl.flock(lock.descriptor, fcntl.LOCK_SH)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
 
 
 def is_used(state: State, lab_id: str, use: Use) -> bool:
     """Whether any process of this machine holds this use now, the caller's own included."""
-    with closing(_LockFile(state, lab_id, use)) as lock:
+    with _open_lock_file(state, lab_id, use) as descriptor:
         try:
-            fcntl.flock(lock.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         except OSError:
-            return False
+            pass  # a file system without locks
         return False

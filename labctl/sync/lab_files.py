@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from labctl.config import LabConfig
 from labctl.errors import UsageError
-from labctl.events import Note, SilentReporter, report_part
+from labctl.events import Note, Reporter, SilentReporter, report_part
 from labctl.model import FileEntry, Server
 from labctl.parallel import run_parts
 from labctl.servers.context import LabContext
@@ -45,7 +46,7 @@ def push(context: LabContext, server: Server, *, force: bool) -> list[PushedTree
 def push_code(context: LabContext, server: Server, *, force: bool) -> PushedTree:
     """Push the lab's code. After new code, say which ignored files a run may miss."""
     root, reporter = context.config.root, context.reporter
-    inside = [data.path for data in context.config.data.values() if data.path and data.inside_lab]
+    inside = _list_data_inside(context.config)
     index = HashIndex(root, "code")
     ignored: list[IgnoredName] = []
     files: list[FileEntry] = []
@@ -74,13 +75,23 @@ def push_data(context: LabContext, server: Server, *, force: bool = False) -> li
 
 
 def _push_directories(context: LabContext, server: Server, *, force: bool) -> list[PushedTree]:
-    config, trees = context.config, []
+    trees = _scan_directories(context.config, context.reporter)
+    return _push_trees(context, server, trees, force=force) if trees else []
+
+
+def _scan_directories(config: LabConfig, reporter: Reporter) -> list[Tree]:
+    trees: list[Tree] = []
     for name, source in config.data.items():
         if source.path is not None:
             index = HashIndex(config.root, f"data/{name}")
-            files = scan_data(config.root, name, source.path, context.reporter, later=index)
+            files = scan_data(config.root, name, source.path, reporter, later=index)
             trees.append((f"data/{name}", source.path, files, index))
-    return _push_trees(context, server, trees, force=force) if trees else []
+    return trees
+
+
+def _list_data_inside(config: LabConfig) -> list[Path]:
+    """List the data directories that are inside the lab, and so not part of its code."""
+    return [data.path for data in config.data.values() if data.path and data.inside_lab]
 
 
 def _push_trees(
@@ -106,17 +117,13 @@ def _push_trees(
 
 def check_trees(context: LabContext) -> None:
     """UsageError if a file of the code or the data cannot be pushed: bad name or no permission."""
-    config = context.config
-    inside = [data.path for data in config.data.values() if data.path and data.inside_lab]
-    quiet = SilentReporter()
+    config, quiet = context.config, SilentReporter()
     try:
-        index = HashIndex(config.root, "code")
-        trees = [(config.root, scan_code(config.root, quiet, data=inside, later=index))]
-        for name, source in config.data.items():
-            if source.path is not None:
-                index = HashIndex(config.root, f"data/{name}")
-                files = scan_data(config.root, name, source.path, quiet, later=index)
-                trees.append((source.path, files))
+        inside, index = _list_data_inside(config), HashIndex(config.root, "code")
+        code = scan_code(config.root, quiet, data=inside, later=index)
+        trees: list[tuple[Path, Sequence[FileEntry]]] = [(config.root, code)]
+        for _, root, files, _ in _scan_directories(config, quiet):
+            trees.append((root, files() if callable(files) else files))
     except PermissionError as error:
         raise _make_unreadable_error(str(error.filename)) from error
     for root, files in trees:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import re
@@ -208,6 +210,27 @@ def test_a_draft_that_another_session_publishes_meanwhile_stops_nobody(
     monkeypatch.setattr(ssh_gateway, "INCOMING", listed)
     ssh_gateway.clear_drafts(0)
     assert not stale.exists()
+
+
+@pytest.mark.parametrize(("body", "is_kept"), [(b"", True), (b"new", False)])
+def test_a_full_disk_costs_drafts_only_if_a_file_needs_their_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: bytes, is_kept: bool
+) -> None:
+    """A draft that only lacks room to be published must not be sent again."""
+    draft = tmp_path / ".incoming" / "draft"
+    draft.parent.mkdir()
+    draft.write_text("most of a large file")
+    monkeypatch.chdir(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(ssh_gateway, "put_file", fail)
+    request = json.dumps({"do": "put", "key": "a", "length": len(body)}).encode() + b"\n" + body
+    out = io.BytesIO()
+    ssh_gateway.serve(io.BytesIO(request), out)
+    assert json.loads(out.getvalue())["error"] == "full"
+    assert draft.exists() == is_kept
 
 
 def test_drafts_that_nobody_finished_go_in_time(tmp_path: Path) -> None:

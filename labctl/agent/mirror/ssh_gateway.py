@@ -104,7 +104,7 @@ def serve(stream: BinaryIO, out: BinaryIO) -> None:
             reply = {"error": "name", "why": f"invalid request: {error}"}
         except OSError as error:
             reply = {"error": KINDS.get(error.errno or 0, "io"), "why": str(error)}
-            clear_drafts(0 if reply["error"] == "full" else STALE_S)
+            clear_drafts(0 if reply["error"] == "full" and length else STALE_S)
         out.write(json.dumps(reply).encode() + b"\n" + content)
         out.flush()
 
