@@ -487,6 +487,17 @@ def test_a_checkpoint_with_hashes_counts_as_soon_as_it_is_there(code: Path) -> N
     assert list_outputs().files == ()
 
 
+def test_a_checkpoint_in_a_hidden_directory_is_still_being_written(code: Path) -> None:
+    run = make_run(code, {}, ended=False)
+    staging = run / "checkpoints" / ".new"
+    staging.mkdir(parents=True)
+    for name, content in checkpoint(b"whole", b"whole").items():
+        (staging / Path(name).name).write_bytes(content)
+    assert list_outputs().files == ()
+    staging.rename(run / "checkpoints" / "s1")
+    assert len(list_outputs().files) == 2
+
+
 def test_all_brings_new_files_but_not_the_code_that_was_sent(code: Path) -> None:
     run = make_run(code, {"code/train.py": b"x", "code/model.pth": b"y", "z": b"z"}, ended=True)
     (run / ".labctl" / "code.json").write_text('["train.py"]')

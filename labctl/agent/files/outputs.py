@@ -200,7 +200,8 @@ class _RunScan:
         """Read the hashes in checkpoints' manifests into `promised`.
 
         If a manifest has a hash for every file, it and its files count at once, without waiting
-        until they stop changing: `proved`.
+        until they stop changing: `proved`. Not in a hidden directory: programs write a checkpoint
+        there first and then rename the directory.
         """
         for name in () if self.ended and not self.quick else names:
             if name.endswith("/" + MANIFEST):
@@ -208,7 +209,8 @@ class _RunScan:
                 top = name[: -len(MANIFEST)]
                 promised = {top + inner: sha256 for inner, sha256 in manifest.hashes.items()}
                 self.promised.update(promised)
-                if manifest.names and len(promised) == len(manifest.names):
+                is_complete = bool(manifest.names) and len(promised) == len(manifest.names)
+                if is_complete and not any(part.startswith(".") for part in top.split("/")):
                     self.proved |= {name, *promised}
 
     def _can_grow(self, name: str) -> bool:
