@@ -430,7 +430,10 @@ def test_a_checkpoint_counts_only_as_its_manifest_says(code: Path) -> None:
     }
 
 
-def test_a_checkpoint_whose_manifest_is_not_ready_waits(code: Path) -> None:
+def test_a_checkpoint_whose_manifest_is_not_ready_waits(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outputs, "SETTLED_S", 3600.0)  # a listing may take seconds
     run = make_run(code, checkpoint(b"whole", b"whole"), ended=False)
     manifest = run / "checkpoints" / "s1" / "manifest.json"
     assert len(list_outputs().files) == 2
@@ -487,7 +490,10 @@ def test_a_checkpoint_with_hashes_counts_as_soon_as_it_is_there(code: Path) -> N
     assert list_outputs().files == ()
 
 
-def test_a_checkpoint_in_a_hidden_directory_is_still_being_written(code: Path) -> None:
+def test_a_checkpoint_in_a_hidden_directory_is_still_being_written(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outputs, "SETTLED_S", 3600.0)  # a listing may take seconds
     run = make_run(code, {}, ended=False)
     staging = run / "checkpoints" / ".new"
     staging.mkdir(parents=True)
