@@ -20,6 +20,7 @@ from labctl.errors import (
     BusyError,
     CapacityError,
     ConnectError,
+    HostKeyError,
     LabError,
     NoOfferError,
     NotFoundError,
@@ -211,13 +212,16 @@ def check_and_recover(
         reason = known.summary
     except ServerGoneError as error:
         reason = error.what
-    except ConnectError:
+    except (ConnectError, HostKeyError) as error:
         try:
             if server is not None:
                 require_alive(context, server, silences or FailedChecks())
+                # A cloud gives the address of an ended server to another machine.
+                if isinstance(error, HostKeyError) and not runs.has_moved(context, server):
+                    raise
             return known
-        except ServerGoneError as error:
-            reason = error.what
+        except ServerGoneError as gone:
+            reason = gone.what
     with contextlib.suppress(RecoveryLockedError):
         return recover(context, run_id, reason=reason, wait=wait).run
     return runs.find_run(context, run_id)

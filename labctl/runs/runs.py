@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from labctl.config import copy_environment, read_secret_values
-from labctl.errors import ConnectError, LabError, NotFoundError, UsageError
+from labctl.errors import ConnectError, HostKeyError, LabError, NotFoundError, UsageError
 from labctl.events import Note, Part, report_part
 from labctl.model import NAME_PATTERN, Run, RunState, Server
 from labctl.runs import images, provenance
@@ -194,7 +194,8 @@ def watch(
     """Follow a run's log from byte `offset` (or `tail` lines before the end), and reconnect.
 
     `on_cut` is called at each lost connection: it records the server's address if that has changed,
-    and may raise to stop. Returns the run at the end of its log.
+    and may raise to stop. It is called for a wrong host key, too, since a cloud gives the address
+    of an ended server to another machine. Returns the run at the end of its log.
     """
     log = _LogStream(on_log, offset)
     pause_s, attempt = 0.5, ""
@@ -219,10 +220,12 @@ def watch(
             closing = context.open_agent(server).stream(
                 FOLLOW_RUN, request, on_reply=on_reply, on_bytes=log.feed
             )
-        except ConnectError as error:
+        except (ConnectError, HostKeyError) as error:
             if not follow:
                 raise
             on_cut(context, server)
+            if isinstance(error, HostKeyError) and not has_moved(context, server):
+                raise
             text = f"{error.what}; the run is still active, reconnecting in {pause_s:g} s"
             context.reporter.emit(Note(text=text, level="warning"))
             time.sleep(pause_s)
@@ -237,6 +240,12 @@ def _find_current_server(context: LabContext, server: Server, run_id: str) -> Se
     run = context.state.get_run(context.lab_id, run_id)
     moved = current and run and run.server_id == current.id
     return current if current and (moved or current.id == server.id) else server
+
+
+def has_moved(context: LabContext, server: Server) -> bool:
+    """Whether the recorded address of a server is no longer the one that `server` has."""
+    current = context.state.get_server(server.id)
+    return current is not None and current.endpoint != server.endpoint
 
 
 def record_address(context: LabContext, server: Server, current: Server) -> None:

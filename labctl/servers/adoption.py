@@ -23,10 +23,11 @@ LEASE_S = 24 * 3600
 def adopt(context: LabContext, listed: Sequence[Server] | None = None) -> Server | None:
     """Find the lab's server at its provider and record it; None if the lab has no server.
 
-    `listed` is the provider's list of servers, if the caller has just fetched it. PolicyError if
-    the recorded server belongs to another provider or account: only there can its state be found
-    out.
+    `listed` is the provider's list of servers, if the caller has just fetched it. Another process
+    may create, or get ready, the lab's server meanwhile: its newer record stays. PolicyError if the
+    recorded server belongs to another provider or account: only there can its state be found out.
     """
+    before = {server.id: server for server in context.state.list_servers(context.lab_id)}
     recorded = context.state.get_lab_server(context.lab_id)
     if recorded is not None and recorded.provider != context.provider.name:
         raise _make_other_provider_error(context, recorded)
@@ -42,7 +43,7 @@ def adopt(context: LabContext, listed: Sequence[Server] | None = None) -> Server
     if server is None:
         return None
     server = context.assign_alias(server, recorded)
-    context.state.save_server(server)
+    server = context.state.update_server(before.get(server.id), server)
     if server.account:
         with suppress(LabError):  # it only makes a later refusal more helpful
             accounts.note_profile(context, context.provider.get_account())
@@ -72,6 +73,8 @@ def _drop_ended(context: LabContext, alive: Server | None) -> None:
         shown = context.provider.find(recorded.id)
         if shown is None and not _is_gone(context, recorded, alive):
             continue
+        if alive is None and shown is not None and shown.state not in accounts.ENDED:
+            continue  # another process has just created it
         context.connections.close(recorded)
         context.connections.forget(recorded.id)  # the next server gets its name for ssh
         if shown is not None and shown.state != "terminated":
@@ -106,7 +109,9 @@ def _find_recorded(context: LabContext, recorded: Server) -> Server | None:
         if shown is not None or time.time() > deadline:
             return None
         time.sleep(POLL_S)
-    pinned, presented = _host_keys(recorded), _host_keys(shown)
+    # Read again: another process may just have replaced the server's first host key.
+    newest = context.state.get_server(recorded.id) or recorded
+    pinned, presented = _host_keys(newest), _host_keys(shown)
     if pinned and presented and not pinned & presented:
         raise HostKeyError(
             f"the host key of the server {recorded.id} is not the one that was pinned",

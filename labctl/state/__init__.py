@@ -99,6 +99,18 @@ class State:
             ),
         )
 
+    def update_server(self, before: Server | None, server: Server) -> Server:
+        """Store the server if its record is still `before`, None for no record; return the newest.
+
+        If another process has changed the record, that one stays. A dropped one is not recreated.
+        """
+        with self._transaction():
+            current = self.get_server(server.id)
+            if current != before:
+                return current or server
+            self.save_server(server)
+            return server
+
     def get_server(self, server_id: str) -> Server | None:
         return self._select_one(Server, "SELECT json FROM servers WHERE id = ?", (server_id,))
 

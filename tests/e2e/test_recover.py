@@ -9,6 +9,7 @@ from lab_directory import LabDirectory, make_lab
 from lab_servers import wait_for
 
 from labctl.providers.local import engine
+from labctl.providers.local.container import LAB_ID_LABEL
 
 pytestmark = pytest.mark.engine
 
@@ -102,7 +103,8 @@ def test_two_who_watch_one_run_recover_it_once(lab: LabDirectory) -> None:
         assert said.endswith("twice ends\n")
     assert "attempt 3" not in lab.log("twice")
     with engine.connect() as docker:
-        labeled = {"label": f"labctl.lab={lab.name}"}
+        labels = docker.containers.get(lab.server_id).labels
+        labeled = {"label": f"{LAB_ID_LABEL}={labels[LAB_ID_LABEL]}"}
         servers = [one.name for one in docker.containers.list(all=True, filters=labeled)]
     assert servers == [lab.server_id]
 

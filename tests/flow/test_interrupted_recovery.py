@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 from lab_world import LAB_ID, Cloud, World, world
 
-from labctl.errors import ConnectError, ThrottledError
+from labctl.errors import ConnectError, HostKeyError, ThrottledError
 from labctl.lifecycle import recover, server_loss
+from labctl.lifecycle.recovery_lock import RecoveryLockedError
 from labctl.model import Run, Server
 from labctl.runs import runs
 from labctl.servers.context import LabContext
@@ -140,3 +143,86 @@ def test_the_provider_is_asked_once_for_each_cut(
     assert run.state == "exited"
     assert requests == ["srv-new", "srv-new"]
     assert context.get_server().endpoint.host == shown.endpoint.host
+
+
+class OtherMachine:
+    """Another machine at the server's address: its host key is not the pinned one."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        self.meanwhile = meanwhile
+        self.answers = False
+
+    def stream(self, verb: object, request: object, **_: object) -> FollowRunOpening:
+        if self.answers:
+            return FollowRunOpening(RunRecord(id="night", lab_id=LAB_ID, state="exited"), 0)
+        self.answers = True
+        self.meanwhile()
+        raise HostKeyError("the host key is another one")
+
+    call = stream
+
+
+def watch_other_machine(
+    lab: World, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[Server], None]
+) -> tuple[LabContext, Server]:
+    context = lab.context()
+    server = lab.cloud.add("srv-night", "digits", LAB_ID)
+    context.state.save_server(server)
+    context.state.save_run(Run(id="night", lab_id=LAB_ID, server_id=server.id, state="running"))
+    other = OtherMachine(lambda: meanwhile(server))
+    monkeypatch.setattr(LabContext, "open_agent", lambda self, server: other)
+    monkeypatch.setattr(server_loss, "is_reachable", lambda endpoint, within_s: True)
+    monkeypatch.setattr("labctl.runs.runs.time.sleep", lambda pause_s: None)
+    return context, server
+
+
+def follow_night(context: LabContext, server: Server) -> Run:
+    on_cut = partial(server_loss.require_alive, silences=server_loss.FailedChecks())
+    return runs.watch(context, server, "night", on_log=lambda block: None, on_cut=on_cut)
+
+
+def test_an_address_that_a_cloud_gave_to_another_machine_means_a_lost_server(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, server = watch_other_machine(
+        lab, monkeypatch, lambda server: lab.cloud.terminate(server.id)
+    )
+    with pytest.raises(server_loss.ServerGoneError):
+        follow_night(context, server)
+
+
+def test_a_keeper_recovers_a_run_whose_address_another_machine_has(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, server = watch_other_machine(
+        lab, monkeypatch, lambda server: lab.cloud.terminate(server.id)
+    )
+    reasons: list[str] = []
+
+    def resume(_: LabContext, run_id: str, *, reason: str, wait: bool) -> None:
+        reasons.append(reason)
+        raise RecoveryLockedError("another watcher")
+
+    monkeypatch.setattr(recover, "recover", resume)
+    recover.check_and_recover(context, "night")
+    assert reasons == [f"the server {server.id} is gone"]
+
+
+def test_a_server_at_a_new_address_is_followed_there(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def move(server: Server) -> None:
+        endpoint = msgspec.structs.replace(server.endpoint, host="192.0.2.8")
+        lab.cloud.change(server.id, endpoint=endpoint)
+
+    context, server = watch_other_machine(lab, monkeypatch, move)
+    assert follow_night(context, server).state == "exited"
+    assert context.get_server().endpoint.host == "192.0.2.8"
+
+
+def test_a_wrong_host_key_of_a_live_server_stays_an_error(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, server = watch_other_machine(lab, monkeypatch, lambda server: None)
+    with pytest.raises(HostKeyError):
+        follow_night(context, server)
