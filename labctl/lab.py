@@ -191,8 +191,10 @@ class Lab:
             export_lab.check(self.context, keeper_host.KeeperHost(self.context, keeper), server)
         renew(self.context, server)
         spec = runs.build_spec(self.context, server, tuple(command), id or runs.make_run_id(), tty)
-        if push:
-            first_run.push(self.context, server, spec.image)
+        if push and first_run.has_run_on_server(self.context, server, spec.image):
+            self.push()
+        elif push:
+            first_run.push_with_image(self.context, server, spec.image)
         if recover:
             from labctl.lifecycle import restore
 

@@ -1,6 +1,6 @@
-"""The push before a run. If the run's image may be missing on the server, get it there meanwhile.
+"""The first run of an image on a server: get the image there while code and data are pushed.
 
-A later run only pushes code and data. If the image is missing after all, the agent's reply says so.
+A later run only pushes. If the image is missing after all, the agent's reply names it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,6 @@ from labctl.runs import images
 from labctl.servers.context import LabContext
 from labctl.sync import lab_files
 from labctl.sync.transfer_lock import share_transfers
-
-
-def push(context: LabContext, server: Server, image: str) -> None:
-    """Push code and data; before the first run of `image` on the server, provide that as well."""
-    if has_run_on_server(context, server, image):
-        lab_files.push(context, server, force=False)
-    else:
-        push_with_image(context, server, image)
 
 
 def has_run_on_server(context: LabContext, server: Server, image: str) -> bool:

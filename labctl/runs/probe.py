@@ -18,6 +18,7 @@ from labctl.model import Offer, Run, Server, Value
 from labctl.runs import first_run, runs
 from labctl.servers.context import LabContext
 from labctl.servers.watch_reports import parse_watch
+from labctl.sync import lab_files
 from labctl.text import duration_text
 from labctl.wire.runs import STATUS, StatusRequest
 from labctl.wire.watchdog import WatchRecord
@@ -104,8 +105,10 @@ def probe(
     """
     server = context.get_server()
     spec = runs.build_spec(context, server, command, f"probe-{runs.make_run_id()}", False)
-    if push:
-        first_run.push(context, server, spec.image)
+    if push and first_run.has_run_on_server(context, server, spec.image):
+        lab_files.push(context, server, force=False)
+    elif push:
+        first_run.push_with_image(context, server, spec.image)
     run = runs.start(
         context,
         server,
