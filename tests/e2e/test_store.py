@@ -52,9 +52,11 @@ def test_checkpoints_are_mirrored_while_the_run_goes_on(stored: StoreLab) -> Non
         assert not top.endswith(".new")
     shown = stored.shown(lambda mirror: mirror.at > 0)
     assert shown.failed == ""
-    about = stored.store.read(f"{stored.prefix}/runs/{RUN}/run.json")
+    # The first pass may have described the run before its container ran.
+    place = f"{stored.prefix}/runs/{RUN}/run.json"
+    wait_for(lambda: stored.store.read(place)["record"]["state"] == "running")
+    about = stored.store.read(place)
     assert about["spec"]["id"] == RUN
-    assert about["record"]["state"] == "running"
     code = stored.store.hashes(f"{stored.prefix}/runs/{RUN}")["code.tar"]
     assert about["code"]["sha256"] == code
     assert json.loads((stored.lab.labctl("status", "--refresh", "--json")).stdout)["runs"]
