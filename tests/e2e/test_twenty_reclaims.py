@@ -11,6 +11,7 @@ import json
 import os
 import random
 import re
+import secrets
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,7 +34,8 @@ EVERY, EPOCHS = 25, 20
 STEPS = 40 * EPOCHS
 NOTICE_S = 60.0
 MIRROR_S = 5.0
-OWNER = "tests-twenty"
+# An owner of its own, so that what an interrupted run left behind is not in the way.
+OWNER = f"tests-{secrets.token_hex(4)}"
 RUN = (
     "env OMP_NUM_THREADS=1 "  # on a busy machine two threads mostly wait for each other
     f"python train.py --epochs {EPOCHS} --checkpoint-every {EVERY} --log-every 1"
