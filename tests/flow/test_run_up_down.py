@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -470,6 +470,15 @@ def test_json_is_one_object(job: Job, capsys: pytest.CaptureFixture[str]) -> Non
 # interruptions
 
 
+@pytest.fixture
+def hangup_is_heeded() -> Iterator[None]:
+    """Undo `nohup`, under which labctl ignores SIGHUP, as it should."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup_is_heeded")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_before_the_run_leaves_the_server_and_says_so(
     job: Job, number: signal.Signals, capsys: pytest.CaptureFixture[str]
