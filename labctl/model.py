@@ -178,7 +178,8 @@ class CreateServerRequest(Value, frozen=True):
     `public_key` is the line for authorized_keys. `tags` must reach the provider in the same call.
     Servers of one `group` (such as a course; "" for the lab alone) share what the provider can
     share: a security group, a key pair. `first_boot` may hold the private half of `host_key`, which
-    is replaced at first contact.
+    is replaced at first contact. `image` is the image that the first run will use ("" if unknown),
+    for a provider that has it at hand.
     """
 
     lab: str
@@ -191,6 +192,7 @@ class CreateServerRequest(Value, frozen=True):
     group: str = ""
     host_key: str = ""
     first_boot: str = ""
+    image: str = ""
 
 
 class Boot(Value, frozen=True):

@@ -43,7 +43,8 @@ def up(
                 with report_part(context.reporter, "boot"):
                     server = adopt(context, listed)
                     if server is None:
-                        server = attempts.create_server(context, need)
+                        image = images.find_wanted_image(context)
+                        server = attempts.create_server(context, need, image)
                         on_create(server)
                 server = make_ready(context, server)
                 select_gpus(need, context.load_facts(server), context.reporter)

@@ -181,11 +181,18 @@ def _build_once(
         _build(context, server, remote, wanted, of_run)
 
 
+def find_wanted_image(context: LabContext) -> str:
+    """Return the image that a run would use now; "" if it is built and has no Dockerfile."""
+    image = context.config.image
+    if image.build and not (context.config.root / image.build / "Dockerfile").is_file():
+        return ""
+    return image_reference(context)
+
+
 def start_load(context: LabContext, server: Server) -> None:
     """Start to load the lab's image on a new server, if this machine keeps it."""
-    directory = context.config.image.build
-    if directory and (context.config.root / directory / "Dockerfile").is_file():
-        wanted = image_reference(context)
+    wanted = find_wanted_image(context)
+    if wanted and context.config.image.build:
         image_jobs.start_load(context, server, wanted, lock_name(server, wanted))
 
 

@@ -75,9 +75,10 @@ LOSS = (
 INCONCLUSIVE = (CredentialsError, DeniedError)
 
 
-def create_server(context: LabContext, need: Need) -> Server:
+def create_server(context: LabContext, need: Need, image: str = "") -> Server:
     """Create a server from the first offer that has capacity. Each offer is tried once.
 
+    `image` is the one that its first run will use, if that is known.
     PolicyError if the price is not confirmed, or the budget does not pay for one hour.
     """
     if server := _repeat_open_attempt(context):
@@ -88,7 +89,7 @@ def create_server(context: LabContext, need: Need) -> Server:
         context, need, kept_disks.sort_by_kept_disks(context, offers)[:MOST_OFFERS]
     ):
         try:
-            return _attempt(context, need, offer)
+            return _attempt(context, _build_request(context, need, offer, image), offer)
         except CapacityError as error:
             kind = f"{offer.type} {describe_market(offer)}".strip()
             zones_by_kind.setdefault(kind, []).append(offer.zone)
@@ -264,8 +265,7 @@ def confirm_unguarded_cost(context: LabContext, price_usd_per_hour: float) -> No
         )
 
 
-def _attempt(context: LabContext, need: Need, offer: Offer) -> Server:
-    request = _build_request(context, need, offer)
+def _attempt(context: LabContext, request: CreateServerRequest, offer: Offer) -> Server:
     account = context.provider.get_account()
     accounts.note_profile(context, account)
     context.state.begin_attempt(request.token, request, offer, account.id)
@@ -323,7 +323,9 @@ def _create(
     return policy(create)
 
 
-def _build_request(context: LabContext, need: Need, offer: Offer) -> CreateServerRequest:
+def _build_request(
+    context: LabContext, need: Need, offer: Offer, image: str
+) -> CreateServerRequest:
     identity = context.identity
     tags = {"labctl.lab-id": context.lab_id}
     left = budget_left_usd(context, need)
@@ -338,6 +340,7 @@ def _build_request(context: LabContext, need: Need, offer: Offer) -> CreateServe
         need=need,
         tags=tags,
         group=context.group,
+        image=image,
     )
     if not isinstance(context.provider, FirstBoot):
         return request

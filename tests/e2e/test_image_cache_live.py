@@ -16,6 +16,12 @@ from lab_servers import drop_pool, wait_for
 
 pytestmark = pytest.mark.engine
 
+# A later layer hides a file and replaces a directory.
+REPLACED = """\
+RUN mkdir /replaced && touch /replaced/old /removed
+RUN rm -r /removed /replaced && mkdir /replaced && touch /replaced/new
+"""
+
 
 @dataclass
 class TwoLabs:
@@ -50,7 +56,7 @@ def labs(
     first = make_lab(tmp_path_factory.mktemp("images"), "e2e-images", base_image)
     owner = f"tests-{secrets.token_hex(4)}"
     first.environ["LOGNAME"] = owner  # a pool of its own: its servers start without images
-    dockerfile = (first.root / "Dockerfile").read_text() + f"RUN echo {owner} > /owner\n"
+    dockerfile = (first.root / "Dockerfile").read_text() + f"RUN echo {owner} > /owner\n{REPLACED}"
     (first.root / "Dockerfile").write_text(dockerfile)
     second = copy_lab(first, "e2e-images-2")
     with ExitStack() as ended:
@@ -73,6 +79,22 @@ def test_a_second_lab_on_a_new_server_loads_what_the_first_built(labs: TwoLabs) 
     line = f"docker image inspect --format '{{{{.Id}}}}' {labs.image}"
     ids = {lab.student(line) for lab in (labs.first, labs.second)}
     assert len(ids) == 1
+
+
+def test_a_server_beside_another_one_starts_with_its_images(labs: TwoLabs) -> None:
+    third = copy_lab(labs.first, "e2e-images-3")
+    try:
+        third.server_id = third.json("up", "--yes")["server"]["id"]
+        line = f"docker image inspect --format '{{{{.Id}}}}' {labs.image}"
+        assert third.student(line) == labs.first.student(line)
+        ran = third.labctl(
+            "run", "--yes", "--", "sh", "-c", "cat /owner; ls -d /removed /replaced/*"
+        )
+        assert "loading" not in ran.stderr
+        assert "building" not in ran.stderr
+        assert ran.stdout.split() == [labs.first.environ["LOGNAME"], "/replaced/new"]
+    finally:
+        third.labctl("down", "--yes", "--discard")
 
 
 def test_up_loads_an_image_in_advance(labs: TwoLabs) -> None:

@@ -27,7 +27,7 @@ from labctl.model import (
     Value,
 )
 from labctl.providers import ProviderContext
-from labctl.providers.local import cache, checks, engine, image
+from labctl.providers.local import cache, checks, engine, image, image_copy
 from labctl.providers.local.container import (
     OFFER,
     SERVER_LABEL,
@@ -212,7 +212,13 @@ class LocalProvider:
                 cpus=self.settings.cpus,
             )
 
-        container = cache.claim(docker, self.context.owner, make)
+        def fill(volume: str) -> bool:
+            owner, wanted = self.context.owner, request.image
+            return bool(wanted) and image_copy.copy_images(
+                docker, server_image, owner, wanted, volume, self.context.progress
+            )
+
+        container = cache.claim(docker, self.context.owner, make, fill)
         try:
             if request.first_boot:
                 copy_first_boot_script(container, request.first_boot)

@@ -20,6 +20,7 @@ from labctl.providers.local import engine
 if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
+    from docker.models.volumes import Volume
 
 LABEL = "labctl.cache"
 MOUNT_POINT = "/var/lib/docker"
@@ -39,12 +40,21 @@ def list_free_volumes(docker: DockerClient, owner: str) -> list[str]:
     return [volume.name for volume in sorted(unused, key=lambda v: (v.attrs["CreatedAt"], v.name))]
 
 
-def claim(docker: DockerClient, owner: str, make: Callable[[str, str], Container]) -> Container:
-    """Create a container with `make(name, volume)` that is the only one with its volume."""
+def claim(
+    docker: DockerClient,
+    owner: str,
+    make: Callable[[str, str], Container],
+    fill: Callable[[str], bool] = lambda volume: False,
+) -> Container:
+    """Create a container with `make(name, volume)` that is the only one with its volume.
+
+    If no volume of the pool is free, `fill(volume)` may fill a new one with images. If it returns
+    False, another one is created, which is empty.
+    """
     from docker.errors import APIError
 
     # Another process may be faster, even with a new volume; each time one of the two succeeds.
-    for volume in chain(list_free_volumes(docker, owner), _new_volumes(docker, owner)):
+    for volume in chain(list_free_volumes(docker, owner), _new_volumes(docker, owner, fill)):
         try:
             container = make(volume + _SUFFIX, volume)
         except APIError as error:
@@ -62,11 +72,24 @@ def is_claim(container: Container) -> bool:
     return str(container.name).endswith(_SUFFIX)
 
 
-def _new_volumes(docker: DockerClient, owner: str) -> Iterator[str]:
+def get_volume(container: Container) -> str:
+    """Return the volume of a server's engine; "" if it has none."""
+    mounts = (mount for mount in container.attrs["Mounts"] if mount["Type"] == "volume")
+    return next((m["Name"] for m in mounts if m["Destination"] == MOUNT_POINT), "")
+
+
+def _new_volumes(docker: DockerClient, owner: str, fill: Callable[[str], bool]) -> Iterator[str]:
+    volume = _create_volume(docker, owner)
+    if fill(volume.name):
+        yield volume.name
+    else:
+        volume.remove()
     while True:
-        name = f"labctl-cache-{secrets.token_hex(4)}"
-        docker.volumes.create(name, labels={LABEL: owner})
-        yield name
+        yield _create_volume(docker, owner).name
+
+
+def _create_volume(docker: DockerClient, owner: str) -> Volume:
+    return docker.volumes.create(f"labctl-cache-{secrets.token_hex(4)}", labels={LABEL: owner})
 
 
 def _is_only_user(docker: DockerClient, container: Container, volume: str) -> bool:
