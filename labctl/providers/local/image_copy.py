@@ -101,5 +101,5 @@ def _find_volume_with(docker: DockerClient, owner: str, reference: str) -> str:
 
 
 def _has_image(server: Container, reference: str) -> bool:
-    found = server.exec_run(["docker", "image", "inspect", reference], stdout=False, stderr=False)
+    found = server.exec_run(["docker", "image", "inspect", reference])
     return bool(found.exit_code == 0)
