@@ -104,6 +104,11 @@ def _list_checkpoints(run: Path) -> str:
     return f"checkpoints of {run.name}: {', '.join(names[-5:])}" if names else ""
 
 
+def can_evaluate_here() -> bool:
+    """Whether this Python has PyTorch, which evaluate.py needs for most models."""
+    return importlib.util.find_spec("torch") is not None
+
+
 def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
     """Run evaluate.py here on pulled checkpoints; LabError if torch or the script is missing.
 
@@ -126,7 +131,7 @@ def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
     refuse_pickles(
         path, hint="labctl eval --on-server   # runs in a sandbox there, without network"
     )
-    if importlib.util.find_spec("torch") is None:
+    if not can_evaluate_here():
         raise LabError(
             "PyTorch is not installed in labctl's Python environment",
             why=f"evaluate.py runs with {sys.executable}",

@@ -59,6 +59,12 @@ def list_missing(context: LabContext, server: Server) -> tuple[MissingFile, ...]
     return transfer.verify(*source, [], context.config.root, everything=True)
 
 
+def list_new_checkpoints(context: LabContext, server: Server, run_id: str) -> tuple[str, ...]:
+    """List the whole checkpoints of a run that the server has and this machine has not."""
+    source = (context.open_agent(server), context.config.name, context.lab_id)
+    return transfer.list_new_checkpoints(*source, run_id, context.config.root)
+
+
 def follow_outputs(
     context: LabContext,
     run_id: str,

@@ -21,10 +21,12 @@ from labctl.sync.durability import sync_files
 from labctl.sync.file_transfer import RemoteFolder
 from labctl.sync.local_results import (
     PARTIAL,
+    RECORD,
     MissingFile,
     RunComparison,
     create_run_directory,
     place_files,
+    write_record,
 )
 from labctl.sync.transfer_lock import WAIT_S, hold_transfers
 from labctl.wire.files import (
@@ -37,6 +39,7 @@ from labctl.wire.files import (
     RunManifest,
 )
 
+CHECKPOINTS = "checkpoints"
 TRIES = 3
 LONG_S = 6 * 3600.0
 
@@ -132,6 +135,28 @@ def verify(
     return tuple(missing)
 
 
+def list_new_checkpoints(
+    remote: AgentClient, lab_name: str, lab_id: str, run_id: str, lab_root: Path
+) -> tuple[str, ...]:
+    """List the run's whole checkpoints on the server that this machine lacks, or has differently.
+
+    Large files are compared by size alone, so that the server need not read them.
+    """
+    request = ManifestRequest(lab_name, lab_id, only=(CHECKPOINTS,), quick=True)
+    manifest = _fetch_manifest(remote, request, [run_id])[run_id]
+    comparison = RunComparison(lab_root, run_id, manifest)
+    new_names = {
+        due.path.split("/")[1]
+        for due in comparison.list_missing()
+        if due.sha256 or not _has_size(comparison.home / due.path, due.size)
+    }
+    return tuple(sorted(new_names))
+
+
+def _has_size(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
+
+
 def _fetch_manifest(
     remote: AgentClient, request: ManifestRequest, run_ids: Sequence[str]
 ) -> Mapping[str, RunManifest]:
@@ -165,7 +190,7 @@ class _Pull:
 
     def run(self, manifest: RunManifest, record: Run | None) -> PulledRun:
         comparison = RunComparison(self.lab_root, self.name, manifest)
-        create_run_directory(comparison.home, record)
+        create_run_directory(comparison.home)
         files = size = 0
         for tries_left in reversed(range(TRIES)):
             due = comparison.list_missing()
@@ -195,6 +220,8 @@ class _Pull:
         self._report_local_files(comparison, remaining)
         skipped = [*comparison.skipped, *self._list_remaining(remaining, comparison.ended)]
         shutil.rmtree(comparison.home / PARTIAL, ignore_errors=True)
+        if not self.request.only or not (comparison.home / RECORD).exists():
+            write_record(comparison.home, record)
         return PulledRun(
             run=self.name,
             directory=str(comparison.home),
