@@ -47,7 +47,8 @@ LONG_S = 6 * 3600.0
 class PulledRun(Value, frozen=True):
     """The result of pulling one run. `files` and `bytes` count what this pull downloaded.
 
-    `complete` means that the run has ended and all of its outputs are on this machine.
+    `complete` means that the run has ended and all of its outputs are on this machine. `left` are
+    files that the run wrote outside its outputs, and that are only on the server.
     """
 
     run: str
@@ -56,6 +57,7 @@ class PulledRun(Value, frozen=True):
     bytes: int = 0
     skipped: tuple[MissingFile, ...] = ()
     complete: bool = False
+    left: tuple[MissingFile, ...] = ()
 
 
 class PullResult(Value, frozen=True):
@@ -143,14 +145,32 @@ def list_new_checkpoints(
     Large files are compared by size alone, so that the server need not read them.
     """
     request = ManifestRequest(lab_name, lab_id, only=(CHECKPOINTS,), quick=True)
+    files = _list_different(remote, request, run_id, lab_root)
+    return tuple(sorted({file.path.split("/")[1] for file in files}))
+
+
+def list_left_files(
+    remote: AgentClient, lab_name: str, lab_id: str, run_id: str, lab_root: Path
+) -> tuple[MissingFile, ...]:
+    """List what `pull --all` would download and a pull of the outputs did not.
+
+    Large files are compared by size alone, so that the server need not read them.
+    """
+    request = ManifestRequest(lab_name, lab_id, all=True, quick=True)
+    files = _list_different(remote, request, run_id, lab_root)
+    return tuple(MissingFile(run=run_id, path=file.path, size=file.size) for file in files)
+
+
+def _list_different(
+    remote: AgentClient, request: ManifestRequest, run_id: str, lab_root: Path
+) -> list[AnnouncedFile]:
     manifest = _fetch_manifest(remote, request, [run_id])[run_id]
     comparison = RunComparison(lab_root, run_id, manifest)
-    new_names = {
-        due.path.split("/")[1]
+    return [
+        due
         for due in comparison.list_missing()
         if due.sha256 or not _has_size(comparison.home / due.path, due.size)
-    }
-    return tuple(sorted(new_names))
+    ]
 
 
 def _has_size(path: Path, size: int) -> bool:
