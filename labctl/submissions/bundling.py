@@ -112,7 +112,7 @@ def collect_contents(
         notes=tuple(notes),
         stale=freshness.find_stale_results(on_server, home, chosen),
     )
-    _check_required(rules, result, run.id)
+    _check_required(rules, result, run.id, freshness.has_final_files(run, home))
     return result
 
 
@@ -220,10 +220,16 @@ def _note_doubts(run: Run, sources: list[BundleSource], notes: list[str]) -> Non
         notes.append(f"changed since the run began: {names_text(changed, 3)}")
 
 
-def _check_required(rules: Assignment, result: BundleContents, run_id: str) -> None:
+def _check_required(
+    rules: Assignment, result: BundleContents, run_id: str, has_all_files: bool
+) -> None:
+    """NotFoundError for a missing part; `has_all_files` if another pull would bring nothing."""
+    pull = f"labctl pull {run_id}"
     hints = {
-        "model": f"labctl pull {run_id}",
-        "logs": f"labctl pull {run_id}",
+        "model": "save the model in $LABCTL_CHECKPOINT_DIR in your code, then: labctl run"
+        if has_all_files
+        else pull,
+        "logs": pull,
         "report": f"labctl report {run_id}",
         "evaluation": f"labctl eval {run_id}",
         "code": "labctl -C DIR submit   # in the lab's directory",
