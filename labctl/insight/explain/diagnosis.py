@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from labctl.insight.explain import data, ending, gpu, gpu_loss, learning, losses, memory
+from labctl.insight.explain import (
+    data,
+    ending,
+    gpu,
+    gpu_loss,
+    learning,
+    losses,
+    memory,
+    missing_program,
+)
 from labctl.insight.explain.evidence import Finding, Rule, RunData, Unknown
 from labctl.model import Value
 
 RULES: tuple[Rule, ...] = (
     *gpu_loss.RULES,
+    *missing_program.RULES,
     *ending.RULES,
     *memory.RULES,
     *losses.RULES,
