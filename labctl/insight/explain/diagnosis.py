@@ -7,6 +7,7 @@ from labctl.insight.explain import (
     ending,
     gpu,
     gpu_loss,
+    host,
     learning,
     losses,
     memory,
@@ -21,6 +22,7 @@ RULES: tuple[Rule, ...] = (
     *ending.RULES,
     *memory.RULES,
     *losses.RULES,
+    *host.RULES,
     *gpu.RULES,
     *data.RULES,
     *learning.RULES,
@@ -28,7 +30,10 @@ RULES: tuple[Rule, ...] = (
 ORDER = ("problem", "advice", "good")
 # Finding -> findings that cover it, so that it is left out beside them.
 COVERED_BY = {
-    "data-wait": {"gpu-idle", "gpu-half-used", "gpu-fair"},
+    # On a busy server, the run's own loading and threads are not to blame.
+    "data-wait": {"gpu-idle", "gpu-half-used", "gpu-fair", "host-busy"},
+    "processor-idle": {"host-busy"},
+    "processor-one-core": {"host-busy"},
     "disk-full": {"shm-full"},
     "file-missing": {"file-ignored"},
 }
