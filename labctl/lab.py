@@ -330,11 +330,30 @@ class Lab:
 
         return write_report(self.context, run, out, version=__version__)
 
-    def submit(self, choice: SubmissionChoice | None = None) -> SubmitResult:
-        """Submit a run (default: the latest) for the lab's assignment; see docs/submit.md."""
+    def submit(
+        self, choice: SubmissionChoice | None = None, *, fresh: bool = False
+    ) -> SubmitResult:
+        """Submit a run (default: the latest) for the lab's assignment; see docs/submit.md.
+
+        With `fresh`, download, evaluate and report the run anew first.
+        """
         from labctl.submissions import submit
 
-        return submit.submit(self.context, choice or submit.SubmissionChoice())
+        choice = choice or submit.SubmissionChoice()
+        if fresh:
+            self.refresh_results(choice)
+        return submit.submit(self.context, choice)
+
+    def refresh_results(self, choice: SubmissionChoice) -> None:
+        """Download, evaluate and report the run that would be submitted."""
+        from labctl.submissions import bundling, freshness, submit
+
+        rules = submit.find_assignment(self.config.root, choice.assignment)
+        run = freshness.inspect_run(self.context, bundling.find_run(self.context, choice.run)).run
+        if not freshness.has_final_files(run, self.config.root / "runs" / run.id):
+            self.pull(run.id)
+        freshness.renew_evaluation(self.context, rules, run.id, choice.checkpoint)
+        self.report(run.id)
 
     @property
     def keeper(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -13,12 +14,15 @@ from labctl.cli.screen import print_json
 from labctl.config.scalars import parse_duration
 from labctl.errors import UsageError
 from labctl.runs.evaluation import confidence_interval
-from labctl.text import bytes_text
+from labctl.text import bytes_text, names_text
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
     from labctl.runs.evaluate import EvaluationResult
     from labctl.sync.pull import PulledRun
+
+
+MOST_NAMED = 5
 
 
 @click.command("pull")
@@ -75,6 +79,7 @@ def pull_command(
     for pulled in pulled_runs:
         if not follow:
             click.echo(_describe_pull(pulled))
+        print_left_files(lab, pulled)
         for missing in pulled.skipped:
             click.echo(f"  skipped: {clean(missing.path)}: {clean(missing.reason)}", err=True)
 
@@ -107,10 +112,32 @@ def _require_effect(
         )
 
 
-def _describe_pull(pulled: PulledRun) -> str:
+def print_left_files(lab: Lab, pulled: PulledRun) -> None:
+    """Name the files that a pull of the outputs leaves on the server, and how to get them."""
+    if not pulled.left:
+        return
+    names = [f"{clean(file.path)} ({bytes_text(file.size)})" for file in pulled.left]
+    verb = "was" if len(names) == 1 else "were"
+    text = f"{names_text(names, MOST_NAMED)} {verb} written outside outputs"
+    click.echo(f"  left on the server: {text}: labctl pull --all {pulled.run}", err=True)
+    print_outputs_line(lab, [file.path for file in pulled.left])
 
+
+def print_outputs_line(lab: Lab, files: Sequence[str]) -> None:
+    """Print the line of lab.yaml with which later runs' pulls include these files."""
+    from labctl.runs.outputs import extend_outputs
+
+    outputs = extend_outputs(lab.config.outputs, files)
+    if outputs != lab.config.outputs:
+        line = f"outputs: [{', '.join(outputs)}]"
+        click.echo(f"  to download such files of later runs too, in lab.yaml: {line}", err=True)
+
+
+def _describe_pull(pulled: PulledRun) -> str:
     files = f"{pulled.files} {'file' if pulled.files == 1 else 'files'}"
     rest = "everything is up to date." if pulled.complete else "more may follow."
+    if pulled.complete and pulled.left:
+        rest = "its outputs are up to date."
     return f"runs/{pulled.run}: Downloaded {files} ({bytes_text(pulled.bytes)}); {rest}"
 
 

@@ -201,7 +201,7 @@ def _finish(lab: Lab, run: Run | None, ending: ServerEnd | None, json_: bool) ->
             {"run": run, **_describe_end(ending), **list_timings(click.get_current_context())}
         )
     elif run is not None and (ending is None or ending.result is None):
-        runs.print_new_files(run)
+        runs.print_new_files(lab, run)
     code = runs.find_exit_code(run) if run is not None and run.has_ended else 0
     if ending is None:
         return code

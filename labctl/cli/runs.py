@@ -136,7 +136,7 @@ def run_command(ctx: click.Context, /, yes: bool, timings: bool, **values: Any) 
     with hold_use(lab.context.state, lab.id, "run"):
         run = work()
     if run is not None:
-        ctx.exit(_finish(ctx, run, options.json_))
+        ctx.exit(_finish(ctx, lab, run, options.json_))
 
 
 def _require_compatible(options: RunOptions) -> None:
@@ -238,13 +238,13 @@ def _make_probe_with_terminal_error() -> LabError:
     )
 
 
-def _finish(ctx: click.Context, run: Run, json_: bool) -> int:
+def _finish(ctx: click.Context, lab: Lab, run: Run, json_: bool) -> int:
     """Print how the run ended, and return the exit code."""
     if json_:
         print_json({"run": run, **list_timings(ctx)})
     else:
         print_run(run)
-        print_new_files(run)
+        print_new_files(lab, run)
     return find_exit_code(run) if run.has_ended else 0
 
 
@@ -265,11 +265,19 @@ def find_exit_code(run: Run) -> int:
     return OWN_FAILURE if run.exit_code is None else run.exit_code
 
 
-def print_new_files(run: Run) -> None:
-    """Name the run's new files that a plain `labctl pull` leaves on the server."""
-    if run.new_files:
-        names = names_text([clean(name) for name in run.new_files], 5)
-        click.echo(f"new files outside outputs: {names} (labctl pull --all)", err=True)
+def print_new_files(lab: Lab, run: Run) -> None:
+    """Name the run's new files that a plain `labctl pull` leaves on the server.
+
+    After the lab's first run, also print the line of lab.yaml that would include them.
+    """
+    if not run.new_files:
+        return
+    names = names_text([clean(name) for name in run.new_files], 5)
+    click.echo(f"new files outside outputs: {names} (labctl pull --all)", err=True)
+    if len(lab.context.state.list_runs(lab.id)) == 1:
+        from labctl.cli.results import print_outputs_line
+
+        print_outputs_line(lab, run.new_files)
 
 
 def write_log(block: bytes) -> None:

@@ -23,6 +23,8 @@ from labctl.submissions.receiver_host import public_key
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
+    from labctl.submissions.bundling import BundleContents
+    from labctl.submissions.submit import Terms
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -38,6 +40,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     metavar="NAME",
     help="Submit this checkpoint (default: the evaluated one, else the best, else the last).",
 )
+@click.option("--fresh", is_flag=True, help="First download, evaluate and report the run again.")
 @click.option("--dry-run", is_flag=True, help="Check the bundle and show the rules; send nothing.")
 @click.option(
     "--allow", multiple=True, metavar="PATH", help="Ignore secret-like text in this file."
@@ -65,6 +68,7 @@ def submit_command(
     run: str,
     assignment: Path | None,
     checkpoint: str,
+    fresh: bool,
     dry_run: bool,
     allow: tuple[str, ...],
     verify: str | None,
@@ -78,11 +82,13 @@ def submit_command(
     """Submit RUN (default: the latest run): model, logs, report, evaluation, code, and hashes.
 
     The results must be on this machine: labctl pull. labctl first shows the assignment's rules.
-    Then it checks the bundle's size, and looks for secrets and for files that run code when they
-    are loaded. An interrupted upload resumes where it stopped.
+    Then it checks the bundle's size, looks for secrets and for files that run code when they are
+    loaded, and says which results are older than others: --fresh brings them up to date. An
+    interrupted upload resumes where it stopped.
 
     \b
     labctl submit --dry-run
+    labctl submit --fresh
     labctl submit
     labctl submit --verify
     """
@@ -93,7 +99,7 @@ def submit_command(
         # This needs only the assignment's file, because a receipt outlives the lab.
         _verify_receipt(ctx, assignment, verify, bundle, json_)
         return
-    lab = open_lab(ctx, yes=yes, quiet=json_, record_only=True)
+    lab = open_lab(ctx, yes=yes, quiet=json_, record_only=not fresh)
     choice = submit.SubmissionChoice(
         run=run, checkpoint=checkpoint, assignment=assignment, allowed=allow
     )
@@ -101,10 +107,10 @@ def submit_command(
         _fetch_receipts(lab, choice, json_)
     elif grade:
         _fetch_grade(lab, choice, json_)
-    elif dry_run:
-        _rehearse(lab, choice, json_)
     else:
-        _submit(lab, choice, json_)
+        if fresh:
+            lab.refresh_results(choice)
+        (_rehearse if dry_run else _submit)(lab, choice, json_)
 
 
 def _print_public_key(json_: bool) -> None:
@@ -120,20 +126,26 @@ def _submit(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
     if json_:
         print_json({"handed_in": submit.submit(lab.context, choice)})
         return
-    result = submit.submit(
-        lab.context, choice, on_terms=print_terms, on_contents=print_bundle_contents
-    )
+
+    def print_contents(contents: BundleContents, terms: Terms) -> None:
+        print_bundle_contents(contents, terms, fresh_command=submit.fresh_command(choice))
+
+    result = submit.submit(lab.context, choice, on_terms=print_terms, on_contents=print_contents)
     print_done(result, lab.config.root)
 
 
 def _rehearse(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
     terms, contents = submit.rehearse(lab.context, choice)
     if json_:
-        details = {"bundle_bytes": contents.bundle_bytes, "notes": contents.notes}
+        details = {
+            "bundle_bytes": contents.bundle_bytes,
+            "notes": contents.notes,
+            "stale": contents.stale,
+        }
         print_json({"terms": terms, "manifest": contents.manifest, **details})
         return
     print_terms(terms, offline=True)
-    print_bundle_contents(contents, terms)
+    print_bundle_contents(contents, terms, fresh_command=submit.fresh_command(choice))
 
 
 def _verify_receipt(

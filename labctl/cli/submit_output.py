@@ -95,8 +95,11 @@ def time_text(at: float, like: str = "") -> str:
     return time.strftime(f"%a %d %b %Y %H:%M {offset}")
 
 
-def print_bundle_contents(contents: BundleContents, terms: Terms) -> None:
-    """Print the parts of the bundle with their sizes, and warnings."""
+def print_bundle_contents(contents: BundleContents, terms: Terms, *, fresh_command: str) -> None:
+    """Print the parts of the bundle with their sizes, and warnings.
+
+    `fresh_command` brings results up to date that are older than others.
+    """
     from labctl.submissions.bundling import SERVERS_EVALUATION
 
     click.echo()
@@ -114,10 +117,13 @@ def print_bundle_contents(contents: BundleContents, terms: Terms) -> None:
         ("bundle", bytes_text(contents.bundle_bytes), f"of at most {size_setting(terms.max_bytes)}")
     )
     print_table(rows, ("PART", "SIZE", f"OF RUN {contents.manifest.run}"))
-    for note in contents.notes:
+    for note in (*contents.notes, *contents.stale):
         width = shutil.get_terminal_size((100, 24)).columns
         for line in textwrap.wrap(f"! {clean(note)}", width, subsequent_indent="  "):
             click.echo(click.style(line, fg="yellow"))
+    if contents.stale:
+        click.echo("To bring all of them up to date and submit them:")
+        click.echo(f"  {clean(fresh_command)}")
     click.echo("checked: no pickle that runs code, no archive bomb, no secret found")
 
 

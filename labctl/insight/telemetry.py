@@ -52,7 +52,8 @@ class Sample(Value, frozen=True):
 
     `cpu_cores` is the number of cores busy since the previous sample, of `cores` that it may use.
     Disk and network are totals since the container's start. `attempt` counts the servers of a
-    recovered run, from 1. `gpus` are those of the run.
+    recovered run, from 1. `gpus` are those of the run. `host_cpu_cores` of the server's
+    `host_cores` were busy, with this run, and `other_runs` lived beside it.
     """
 
     at: Amount
@@ -69,6 +70,9 @@ class Sample(Value, frozen=True):
     net_out_bytes: Count | None = None
     processes: Count | None = None
     gpus: tuple[GpuSample, ...] = ()
+    host_cores: Amount | None = None
+    host_cpu_cores: Amount | None = None
+    other_runs: Count | None = None
 
 
 def read_samples(path: Path) -> tuple[Sample, ...]:

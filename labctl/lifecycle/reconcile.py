@@ -93,7 +93,8 @@ def pull(context: LabContext, run_ids: list[str], *, everything: bool) -> list[P
         held_disks.renew(context, server)
         if disk_restore.has_pending_disks(context, server):
             disk_restore.restore(context, server)
-        return outputs.pull(context, server, run_ids, everything=everything)
+        pulled = outputs.pull(context, server, run_ids, everything=everything)
+        return [outputs.add_left_files(context, server, run) for run in pulled]
     except (NotFoundError, ConnectError) as error:
         if not has_copies(context) or (isinstance(error, ConnectError) and _has_server(context)):
             raise _explain(context, error) from None

@@ -23,9 +23,11 @@ from labctl.events import Note, Step
 from labctl.model import NAME_PATTERN, Run, Value
 from labctl.runs import images, runs
 from labctl.runs.evaluation import FILE, Evaluation, parse_evaluation, read_evaluation
+from labctl.runs.missing_model import make_no_checkpoints_error, make_no_script_error
 from labctl.runs.pickle_check import refuse_pickles
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import select_gpus
+from labctl.shell import command
 from labctl.wire.sandbox import EVALUATE, EvaluateReply, EvaluateRequest
 
 ON_SERVER = "evaluation-on-server.json"
@@ -104,6 +106,11 @@ def _list_checkpoints(run: Path) -> str:
     return f"checkpoints of {run.name}: {', '.join(names[-5:])}" if names else ""
 
 
+def can_evaluate_here() -> bool:
+    """Whether this Python has PyTorch, which evaluate.py needs for most models."""
+    return importlib.util.find_spec("torch") is not None
+
+
 def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
     """Run evaluate.py here on pulled checkpoints; LabError if torch or the script is missing.
 
@@ -112,21 +119,13 @@ def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
     """
     choice = resolve_target(context, which)
     path = choice.directory / choice.path
-    if not path.is_dir():
-        raise NotFoundError(
-            f"run {choice.run.id} was not pulled to this machine",
-            hint=f"labctl pull {choice.run.id}",
-        )
     if not (context.config.root / "evaluate.py").is_file():
-        raise NotFoundError(
-            "this lab has no evaluate.py",
-            why="eval runs `python evaluate.py CHECKPOINTS` in the lab directory",
-            hint="see the sample project: labctl init digits",
-        )
-    refuse_pickles(
-        path, hint="labctl eval --on-server   # runs in a sandbox there, without network"
-    )
-    if importlib.util.find_spec("torch") is None:
+        raise make_no_script_error()
+    if not path.is_dir():
+        raise make_no_checkpoints_error(choice.run, choice.directory)
+    on_server = command("labctl", "eval", "--on-server", *([which] if which else []))
+    refuse_pickles(path, hint=f"{on_server}   # runs in a sandbox there, without network")
+    if not can_evaluate_here():
         raise LabError(
             "PyTorch is not installed in labctl's Python environment",
             why=f"evaluate.py runs with {sys.executable}",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
+
+import msgspec
 
 from labctl.errors import BusyError, NotFoundError
 from labctl.events import Note
@@ -16,6 +19,10 @@ from labctl.sync.local_results import MissingFile
 from labctl.sync.pull import PulledRun
 from labctl.sync.transfer_lock import WAIT_S
 
+CODE = "code"
+# An output that YAML reads as a text without quotes.
+PLAIN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._/-]*")
+MOST_ADDED = 5
 EVERY_S = 15.0
 LONGEST_PAUSE_S = 60.0
 # Seconds to wait for a lost run: `run --recover` or a keeper may resume it on another server.
@@ -53,10 +60,41 @@ def pull(
     return list(result.runs)
 
 
+def add_left_files(context: LabContext, server: Server, pulled: PulledRun) -> PulledRun:
+    """Add the files that an ended run wrote outside its outputs and that are not here."""
+    run = context.state.get_run(context.lab_id, pulled.run)
+    if run is None or not run.new_files:
+        return pulled
+    source = (context.open_agent(server), context.config.name, context.lab_id)
+    left = transfer.list_left_files(*source, run.id, context.config.root)
+    return msgspec.structs.replace(pulled, left=left)
+
+
+def extend_outputs(outputs: Sequence[str], files: Sequence[str]) -> tuple[str, ...]:
+    """Return `outputs` with what would include these files of a run.
+
+    That is the file itself, or its directory below the run's directory or its code. Names that
+    need quotes in lab.yaml are left out.
+    """
+    added: list[str] = []
+    for name in files:
+        parts = name.split("/")
+        output = "/".join(parts[: 2 if parts[0] == CODE else 1])
+        if PLAIN_NAME.fullmatch(output) and output not in (*outputs, *added):
+            added.append(output)
+    return (*outputs, *added[:MOST_ADDED])
+
+
 def list_missing(context: LabContext, server: Server) -> tuple[MissingFile, ...]:
     """List the files of runs that are on the server but not on this machine's disk."""
     source = (context.open_agent(server), context.config.name, context.lab_id)
     return transfer.verify(*source, [], context.config.root, everything=True)
+
+
+def list_new_checkpoints(context: LabContext, server: Server, run_id: str) -> tuple[str, ...]:
+    """List the whole checkpoints of a run that the server has and this machine has not."""
+    source = (context.open_agent(server), context.config.name, context.lab_id)
+    return transfer.list_new_checkpoints(*source, run_id, context.config.root)
 
 
 def follow_outputs(
@@ -75,7 +113,9 @@ def follow_outputs(
     while True:
         may_recover = time.monotonic() - last_active_s < RECOVERED_WITHIN_S
         try:
-            (pulled,) = pull(context, context.get_server(), [run_id])
+            server = context.get_server()
+            (pulled,) = pull(context, server, [run_id])
+            pulled = add_left_files(context, server, pulled)
         except (BusyError, NotFoundError) as error:
             if isinstance(error, NotFoundError) and not may_recover:
                 raise

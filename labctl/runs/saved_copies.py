@@ -31,6 +31,7 @@ from labctl.sync.local_results import (
     RunComparison,
     create_run_directory,
     place_files,
+    write_record,
 )
 from labctl.sync.pull import PulledRun
 from labctl.sync.scan import hash_file, scan_data
@@ -148,7 +149,7 @@ def _pull_files(
     manifest = RunManifest(files=entries, skipped=(), directory="", ended=ended)
     with hold_transfers(context.config.root, "pull", context.reporter):
         comparison = RunComparison(context.config.root, run_id, manifest)
-        create_run_directory(comparison.home, run)
+        create_run_directory(comparison.home)
         received, skipped = _fetch_files(context, comparison, run_id, fetch)
         good, corrupt = verify_files(comparison.home / PARTIAL, received)
         reason = "corrupted on this machine's disk; labctl pull downloads it again"
@@ -161,6 +162,8 @@ def _pull_files(
             comparison, good, [file for file in comparison.files.values() if file.path in missing]
         )
         shutil.rmtree(comparison.home / PARTIAL, ignore_errors=True)
+        if not skipped or not (comparison.home / RECORD).exists():
+            write_record(comparison.home, run)
     skipped += comparison.skipped
     return PulledRun(
         run=run_id,

@@ -19,7 +19,7 @@ from labctl.sync import lab_files
 from labctl.sync.push import push_tree
 from labctl.sync.scan import HashIndex, scan_data
 from labctl.sync.transfer_lock import hold_transfers
-from labctl.wire.services import ServedModel, ServiceRequest
+from labctl.wire.services import NEEDS_PREDICT, WRITE_PREDICT, ServedModel, ServiceRequest
 
 NAME = "serve"
 PORT = 8000
@@ -62,14 +62,19 @@ class _HealthReply(Value, frozen=True):
 def request_model(context: LabContext, server: Server, choice: ServeChoice) -> ServiceRequest:
     """Build the request for a service that serves a run's model; send code and checkpoints.
 
-    NotFoundError if the run is neither on the server nor on this machine, PolicyError if its pulled
-    checkpoints contain pickles.
+    NotFoundError if the run is neither on the server nor on this machine, or if the code on this
+    machine would load it and has no predict.py; PolicyError if its pulled checkpoints contain
+    pickles.
     """
     run = runs.find_run(context, choice.run)
     is_on_server = run.server_id == server.id
+    own_code = is_on_server and not choice.push
+    if not own_code and not (context.config.root / "predict.py").is_file():
+        raise NotFoundError(
+            "the lab's code has no predict.py", why=NEEDS_PREDICT, hint=WRITE_PREDICT
+        )
     if not is_on_server:
         _send_checkpoints(context, server, run)
-    own_code = is_on_server and not choice.push
     if not own_code:
         lab_files.push(context, server, force=False)
     model = ServedModel(

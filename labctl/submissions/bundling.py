@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,7 +12,7 @@ from labctl.errors import NotFoundError, PolicyError
 from labctl.model import Run, Value
 from labctl.runs import provenance, runs
 from labctl.servers.context import LabContext
-from labctl.submissions import ASSIGNMENT_FILE, manifest
+from labctl.submissions import ASSIGNMENT_FILE, freshness, manifest
 from labctl.submissions.assignment import Assignment
 from labctl.submissions.bundle import BundleSource, packed_bytes
 from labctl.submissions.manifest import BundleFile, BundleManifest, CodeCommit
@@ -21,6 +20,7 @@ from labctl.submissions.run_files import (
     find_best_checkpoint,
     hash_files,
     list_run_files,
+    read_pulled_run,
     require_complete_checkpoint,
 )
 from labctl.sync.local_results import RECORD
@@ -35,12 +35,16 @@ Sized = tuple[str, int]
 
 
 class BundleContents(Value, frozen=True):
-    """Everything that would be submitted. `notes` are for the student, one sentence each."""
+    """Everything that would be submitted. `notes` are for the student, one sentence each.
+
+    `stale` says which of the results are older than others, one sentence each.
+    """
 
     manifest: BundleManifest
     sources: tuple[BundleSource, ...]
     bundle_bytes: int
     notes: tuple[str, ...] = ()
+    stale: tuple[str, ...] = ()
 
     def list_part(self, part: str) -> tuple[BundleFile, ...]:
         """Return the files of one part: model, logs, code, report, evaluation."""
@@ -78,7 +82,8 @@ def collect_contents(
     checkpoint is incomplete, PolicyError if the bundle exceeds `most_bytes`: that is decided by the
     files' sizes, before any file is read.
     """
-    run = _find_run(context, run_id)
+    on_server = freshness.inspect_run(context, find_run(context, run_id))
+    run = on_server.run
     home = context.config.root / "runs" / run.id
     if not home.is_dir():
         raise NotFoundError(
@@ -101,9 +106,13 @@ def collect_contents(
     size = packed_bytes(built, sources)
     _check_size(rules, [(file.path, file.size) for file in built.files], most_bytes, size)
     result = BundleContents(
-        manifest=built, sources=tuple(sources), bundle_bytes=size, notes=tuple(notes)
+        manifest=built,
+        sources=tuple(sources),
+        bundle_bytes=size,
+        notes=tuple(notes),
+        stale=freshness.find_stale_results(on_server, home, chosen),
     )
-    _check_required(rules, result, run.id)
+    _check_required(rules, result, run.id, freshness.has_final_files(run, home))
     return result
 
 
@@ -145,24 +154,17 @@ def _check_size(
     )
 
 
-def _find_run(context: LabContext, run_id: str) -> Run:
+def find_run(context: LabContext, run_id: str) -> Run:
     """Return the recorded run; if the record is lost, from its downloaded results."""
     try:
         return runs.find_run(context, run_id)
     except NotFoundError:
         homes = context.config.root / "runs"
         files = [homes / run_id / RECORD] if run_id else list(homes.glob(f"*/{RECORD}"))
-        pulled = [run for file in files if (run := _read_pulled_run(file)) is not None]
+        pulled = [run for file in files if (run := read_pulled_run(file)) is not None]
         if not pulled:
             raise
         return max(pulled, key=lambda run: run.created_at)
-
-
-def _read_pulled_run(file: Path) -> Run | None:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=Run)
-    except (OSError, msgspec.MsgspecError):
-        return None
 
 
 def _read_origin(context: LabContext, run: Run) -> BundleOrigin:
@@ -200,7 +202,10 @@ def _list_code_files(context: LabContext, left_out: set[str]) -> Iterator[Bundle
 
 def _note_doubts(run: Run, sources: list[BundleSource], notes: list[str]) -> None:
     if not run.has_ended:
-        notes.append(f"run {run.id} has not ended (last known): labctl pull --follow")
+        notes.append(
+            f"run {run.id} has not ended (last known); to submit its end: "
+            "labctl pull --follow && labctl submit --fresh"
+        )
     elif run.exit_code:
         notes.append(f"run {run.id} ended with {run.exit_code}: {run.summary}")
     changed = [
@@ -215,10 +220,16 @@ def _note_doubts(run: Run, sources: list[BundleSource], notes: list[str]) -> Non
         notes.append(f"changed since the run began: {names_text(changed, 3)}")
 
 
-def _check_required(rules: Assignment, result: BundleContents, run_id: str) -> None:
+def _check_required(
+    rules: Assignment, result: BundleContents, run_id: str, has_all_files: bool
+) -> None:
+    """NotFoundError for a missing part; `has_all_files` if another pull would bring nothing."""
+    pull = f"labctl pull {run_id}"
     hints = {
-        "model": f"labctl pull {run_id}",
-        "logs": f"labctl pull {run_id}",
+        "model": "save the model in $LABCTL_CHECKPOINT_DIR in your code, then: labctl run"
+        if has_all_files
+        else pull,
+        "logs": pull,
         "report": f"labctl report {run_id}",
         "evaluation": f"labctl eval {run_id}",
         "code": "labctl -C DIR submit   # in the lab's directory",

@@ -12,6 +12,7 @@ from labctl.errors import DiskFullError, InterruptError, PolicyError, UsageError
 from labctl.events import Note, Progress, Question, Step
 from labctl.model import Value
 from labctl.servers.context import LabContext
+from labctl.shell import command
 from labctl.submissions import ASSIGNMENT_FILE, bundle, posting, receipt, receipts
 from labctl.submissions.assignment import Assignment, DeadlineStatus, judge, load_assignment
 from labctl.submissions.bundle_checks import require_no_hazards, require_no_secrets
@@ -59,13 +60,17 @@ class Terms(Value, frozen=True):
 
 
 class SubmitResult(Value, frozen=True):
-    """A submission. `signed` is None if it was posted to a bucket and is not collected yet."""
+    """A submission. `signed` is None if it was posted to a bucket and is not collected yet.
+
+    `stale` says which results were not up to date.
+    """
 
     signed: Signed | None
     receipt: str
     bundle: str
     sha256: str
     terms: Terms
+    stale: tuple[str, ...] = ()
 
 
 def submit(
@@ -90,9 +95,7 @@ def submit(
         _check_terms(context, terms)
         checked = check_contents(context, rules, terms, choice)
         on_contents(checked, terms)
-        question = f"submit {terms.assignment} to {rules.hand_in}?"
-        if not context.reporter.confirm(Question(question=question, default=True)):
-            raise PolicyError("nothing was submitted", hint="labctl submit --yes")
+        _confirm(context, rules, choice, checked)
         try:
             return _pack_and_send(context, rules, checked, host, terms)
         except KeyboardInterrupt:
@@ -101,6 +104,27 @@ def submit(
                 why="the part that has arrived is kept",
                 hint="labctl submit   # continues where this stopped",
             ) from None
+
+
+def _confirm(
+    context: LabContext, rules: Assignment, choice: SubmissionChoice, checked: BundleContents
+) -> None:
+    """Ask whether to submit; for results that are not up to date, the default is no."""
+    stale = " as they are, not up to date" if checked.stale else ""
+    question = f"submit {rules.name} to {rules.hand_in}{stale}?"
+    if context.reporter.confirm(Question(question=question, default=not checked.stale)):
+        return
+    hint = fresh_command(choice) if checked.stale else "labctl submit --yes"
+    raise PolicyError("nothing was submitted", hint=hint)
+
+
+def fresh_command(choice: SubmissionChoice) -> str:
+    """Return the command that brings the chosen run's results up to date and submits them."""
+    words = [choice.run] if choice.run else []
+    words += ["--checkpoint", choice.checkpoint] if choice.checkpoint else []
+    words += ["--assignment", str(choice.assignment)] if choice.assignment else []
+    words += [word for path in choice.allowed for word in ("--allow", path)]
+    return command("labctl", "submit", *words, "--fresh").render()
 
 
 def rehearse(context: LabContext, choice: SubmissionChoice) -> tuple[Terms, BundleContents]:
@@ -242,6 +266,7 @@ def _pack_and_send(
         bundle=str(bundle_path),
         sha256=sha256,
         terms=terms,
+        stale=result.stale,
     )
 
 

@@ -93,8 +93,8 @@ class RunComparison:
         return sha256 == due.sha256
 
 
-def create_run_directory(home: Path, record: Run | None) -> None:
-    """Create the run's directory and write its record; PolicyError if it is a link."""
+def create_run_directory(home: Path) -> None:
+    """Create the run's directory; PolicyError if it is a link."""
     if home.is_symlink():
         raise PolicyError(
             f"{home} is a symbolic link",
@@ -102,6 +102,14 @@ def create_run_directory(home: Path, record: Run | None) -> None:
             hint=f"mv {home} {home}.link, then labctl pull",
         )
     home.mkdir(parents=True, exist_ok=True)
+
+
+def write_record(home: Path, record: Run | None) -> None:
+    """Write the run's record beside its files.
+
+    Call this after all outputs are in place: whoever reads the record takes them to be as new as
+    it is.
+    """
     if record is not None:
         staging = home / f".{RECORD}.new"
         staging.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")

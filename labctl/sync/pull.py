@@ -21,10 +21,12 @@ from labctl.sync.durability import sync_files
 from labctl.sync.file_transfer import RemoteFolder
 from labctl.sync.local_results import (
     PARTIAL,
+    RECORD,
     MissingFile,
     RunComparison,
     create_run_directory,
     place_files,
+    write_record,
 )
 from labctl.sync.transfer_lock import WAIT_S, hold_transfers
 from labctl.wire.files import (
@@ -37,6 +39,7 @@ from labctl.wire.files import (
     RunManifest,
 )
 
+CHECKPOINTS = "checkpoints"
 TRIES = 3
 LONG_S = 6 * 3600.0
 
@@ -44,7 +47,8 @@ LONG_S = 6 * 3600.0
 class PulledRun(Value, frozen=True):
     """The result of pulling one run. `files` and `bytes` count what this pull downloaded.
 
-    `complete` means that the run has ended and all of its outputs are on this machine.
+    `complete` means that the run has ended and all of its outputs are on this machine. `left` are
+    files that the run wrote outside its outputs, and that are only on the server.
     """
 
     run: str
@@ -53,6 +57,7 @@ class PulledRun(Value, frozen=True):
     bytes: int = 0
     skipped: tuple[MissingFile, ...] = ()
     complete: bool = False
+    left: tuple[MissingFile, ...] = ()
 
 
 class PullResult(Value, frozen=True):
@@ -132,6 +137,46 @@ def verify(
     return tuple(missing)
 
 
+def list_new_checkpoints(
+    remote: AgentClient, lab_name: str, lab_id: str, run_id: str, lab_root: Path
+) -> tuple[str, ...]:
+    """List the run's whole checkpoints on the server that this machine lacks, or has differently.
+
+    Large files are compared by size alone, so that the server need not read them.
+    """
+    request = ManifestRequest(lab_name, lab_id, only=(CHECKPOINTS,), quick=True)
+    files = _list_different(remote, request, run_id, lab_root)
+    return tuple(sorted({file.path.split("/")[1] for file in files}))
+
+
+def list_left_files(
+    remote: AgentClient, lab_name: str, lab_id: str, run_id: str, lab_root: Path
+) -> tuple[MissingFile, ...]:
+    """List what `pull --all` would download and a pull of the outputs did not.
+
+    Large files are compared by size alone, so that the server need not read them.
+    """
+    request = ManifestRequest(lab_name, lab_id, all=True, quick=True)
+    files = _list_different(remote, request, run_id, lab_root)
+    return tuple(MissingFile(run=run_id, path=file.path, size=file.size) for file in files)
+
+
+def _list_different(
+    remote: AgentClient, request: ManifestRequest, run_id: str, lab_root: Path
+) -> list[AnnouncedFile]:
+    manifest = _fetch_manifest(remote, request, [run_id])[run_id]
+    comparison = RunComparison(lab_root, run_id, manifest)
+    return [
+        due
+        for due in comparison.list_missing()
+        if due.sha256 or not _has_size(comparison.home / due.path, due.size)
+    ]
+
+
+def _has_size(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
+
+
 def _fetch_manifest(
     remote: AgentClient, request: ManifestRequest, run_ids: Sequence[str]
 ) -> Mapping[str, RunManifest]:
@@ -165,7 +210,7 @@ class _Pull:
 
     def run(self, manifest: RunManifest, record: Run | None) -> PulledRun:
         comparison = RunComparison(self.lab_root, self.name, manifest)
-        create_run_directory(comparison.home, record)
+        create_run_directory(comparison.home)
         files = size = 0
         for tries_left in reversed(range(TRIES)):
             due = comparison.list_missing()
@@ -195,6 +240,8 @@ class _Pull:
         self._report_local_files(comparison, remaining)
         skipped = [*comparison.skipped, *self._list_remaining(remaining, comparison.ended)]
         shutil.rmtree(comparison.home / PARTIAL, ignore_errors=True)
+        if not self.request.only or not (comparison.home / RECORD).exists():
+            write_record(comparison.home, record)
         return PulledRun(
             run=self.name,
             directory=str(comparison.home),

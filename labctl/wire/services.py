@@ -5,6 +5,13 @@ from typing import Dict, NamedTuple, Optional, Tuple
 from .images import BuildResult
 from .verbs import LabRequest, StreamingVerb, Verb
 
+# Why a model without predict.py cannot be served, and the next step, which both sides say.
+NEEDS_PREDICT = (
+    "predict.py loads the model: it must define load(checkpoints), which returns an object with "
+    "`classes` and predict(images); see docs/serve.md"
+)
+WRITE_PREDICT = "write predict.py beside lab.yaml, then: labctl serve --push"
+
 
 class ServedModel(NamedTuple):
     """The model that labctl's own server program serves.

@@ -54,7 +54,11 @@ class ContainerUsageRecord(NamedTuple):
 
 
 class TelemetryRecord(NamedTuple):
-    """A line of a run's telemetry.jsonl: the usage of its container. `at` is Unix time."""
+    """A line of a run's telemetry.jsonl: the usage of its container. `at` is Unix time.
+
+    `host_cpu_cores` of the server's `host_cores` were busy since the reading before, with this run.
+    `other_runs` counts the runs of the same account that lived beside it.
+    """
 
     at: float
     attempt: int
@@ -70,6 +74,9 @@ class TelemetryRecord(NamedTuple):
     net_out_bytes: Optional[int] = None
     processes: Optional[int] = None
     gpus: Tuple[GpuRecord, ...] = ()
+    host_cores: Optional[float] = None
+    host_cpu_cores: Optional[float] = None
+    other_runs: Optional[int] = None
 
 
 class TopRequest(NamedTuple):

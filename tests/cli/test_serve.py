@@ -35,6 +35,7 @@ def lab(home: Path) -> Lab:
             created_at=float(at),
         )  # fmt: skip
         made.context.state.save_run(kept)
+    (home / "digits" / "predict.py").touch()
     folder = made.context.paths.ssh_dir / "box-1"
     folder.mkdir(parents=True)
     return made
@@ -87,6 +88,15 @@ def test_a_run_that_is_neither_there_nor_here_must_be_pulled(lab: Lab) -> None:
     assert missing.value.hint == "labctl pull old"
     with pytest.raises(NotFoundError, match="there is no run"):
         wanted(lab, "never")
+
+
+def test_a_lab_without_predict_py_sends_nothing(lab: Lab) -> None:
+    (lab.config.root / "predict.py").unlink()
+    for run, push in (("old", False), ("night", True)):
+        with pytest.raises(NotFoundError, match=r"the lab's code has no predict\.py") as missing:
+            wanted(lab, run, push=push)
+        assert "load(checkpoints)" in missing.value.why
+        assert missing.value.hint == "write predict.py beside lab.yaml, then: labctl serve --push"
 
 
 def test_pulled_checkpoints_with_a_pickle_are_never_sent(lab: Lab) -> None:

@@ -6,8 +6,10 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ import msgspec
 import pytest
 
 from labctl.events import Question, SilentReporter
+from labctl.lab import Lab
 from labctl.model import Run
 from labctl.submissions import receipt
 from labctl.submissions.assignment import Assignment, load_assignment
@@ -298,7 +301,6 @@ def handed(
     assigned: Callable[..., Assignment], home: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, Path]:
     """(receipt, bundle) as a hand-in leaves them, the receiver called without an ssh."""
-    from labctl.lab import Lab
     from labctl.submissions import submit
 
     assigned()
@@ -481,3 +483,96 @@ def test_the_signing_key_is_told_by_its_public_half_alone(labctl: Labctl, home: 
     public = json.loads(said.out)["receiver"]
     assert public == receipt.read_public_key(home / "drop" / "signing-key")
     assert (home / "drop" / "signing-key").read_text().strip() not in said.out + said.err
+
+
+@pytest.fixture
+def stale(home: Path, run: Path, assigned: Callable[..., Assignment]) -> Path:
+    """The run as `pull`, `eval` and `report` in its middle left it here, and its end on record."""
+    assigned()
+    recorded = msgspec.json.decode((run / "run.json").read_bytes(), type=Run)
+    running = msgspec.structs.replace(recorded, state="running", exit_code=None)
+    (run / "run.json").write_bytes(msgspec.json.encode(running))
+    lab = Lab.load(home / "digits", record_only=True)
+    ended = msgspec.structs.replace(recorded, lab_id=lab.id, ended_at=time.time())
+    lab.context.state.save_run(ended)
+    (run / "report.html").write_text("<h1>digits</h1>")
+    hour_ago = time.time() - 3600
+    os.utime(run / "report.html", (hour_ago, hour_ago))
+    write_evaluation(run / "evaluation.json", at=hour_ago - 60)
+    return run
+
+
+def write_evaluation(path: Path, at: float) -> None:
+    body = {
+        "checkpoint": "step-00000040", "classes": ["0", "1"], "confusion": [[1, 0], [0, 1]],
+        "accuracy": 1.0, "items": 2, "at": at,
+    }  # fmt: skip
+    path.write_text(json.dumps(body))
+
+
+def test_results_older_than_the_run_are_named_with_the_command_for_all_of_them(
+    labctl: Labctl, stale: Path
+) -> None:
+    said = labctl("submit", "--dry-run")
+    assert said.code == 0, said.err
+    text = " ".join(said.out.split())
+    assert re.search(rf"files on this machine \(.*\) were downloaded before run {RUN} ended", text)
+    assert re.search(r"the evaluation \(.*\) is older than the checkpoint step-\d+ \(downl", text)
+    assert re.search(r"the report \(.*\) is older than the evaluation \(", text)
+    assert said.out.count("labctl submit --fresh") == 1
+    assert len(dry(labctl)["stale"]) == 3
+    other = labctl("submit", "--dry-run", RUN, "--checkpoint", "step-00000080").out
+    assert "of the checkpoint step-00000040, but step-00000080" in " ".join(other.split())
+    assert f"  labctl submit {RUN} --checkpoint step-00000080 --fresh\n" in other
+
+
+def test_results_that_are_not_up_to_date_are_not_submitted_by_pressing_enter(
+    labctl: Labctl, stale: Path, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    from labctl.submissions import submit
+
+    receiver = Receiver(home / "drop")
+
+    @contextmanager
+    def opened(*_: object) -> Iterator[Any]:
+        yield Host(receiver)
+
+    monkeypatch.setattr(submit, "open_receiver", opened)
+    said = labctl("submit")
+    assert said.code == 3
+    assert "as they are, not up to date?" in said.err
+    assert "next: labctl submit --fresh" in said.err
+    said = labctl("submit", "--yes", "--json")
+    assert said.code == 0, said.err
+    assert len(json.loads(said.out)["handed_in"]["stale"]) == 3
+
+
+def test_fresh_evaluates_and_reports_before_it_submits(
+    labctl: Labctl, stale: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = msgspec.json.decode((stale / "run.json").read_bytes(), type=Run)
+    final = msgspec.structs.replace(record, state="exited", exit_code=0, ended_at=time.time() + 9)
+    (stale / "run.json").write_bytes(msgspec.json.encode(final))  # as `down` leaves it
+    monkeypatch.setattr("labctl.runs.evaluate.can_evaluate_here", lambda: True)
+    monkeypatch.setattr("labctl.submissions.freshness.can_evaluate_here", lambda: True)
+    body = (stale / "evaluation.json").read_text().replace("step-00000040", "step-00000080")
+    (home / "digits" / "evaluate.py").write_text(
+        "import json, os, pathlib\n"
+        f"pathlib.Path(os.environ['LABCTL_EVALUATION']).write_text({body!r})\n"
+        "print(json.dumps({'accuracy': 1.0, 'checkpoint': 'step-00000080'}))\n"
+    )
+    assert len(dry(labctl)["stale"]) == 2
+    said = labctl("submit", "--fresh", "--dry-run", "--json")
+    assert said.code == 0, said.err
+    result = json.loads(said.out)
+    assert result["stale"] == []
+    assert result["manifest"]["checkpoint"] == "step-00000080"
+    assert "<html" in (stale / "report.html").read_text()
+
+
+def test_fresh_needs_the_server_for_files_that_are_not_final(labctl: Labctl, stale: Path) -> None:
+    before = (stale / "report.html").read_text()
+    said = labctl("submit", "--fresh", "--yes")
+    assert said.code == 4
+    assert "has no server" in said.err
+    assert (stale / "report.html").read_text() == before

@@ -110,12 +110,19 @@ def test_new_files_outside_the_outputs_are_named_and_can_be_had(lab: LabDirector
     line = "echo m > model.pth; echo e > /lab/run/extra.bin; echo c > /lab/run/checkpoints/c"
     done = lab.run(line, "--id", "leaves")
     named = done.stderr.split("new files outside outputs: ")[1]
-    assert named.strip() == "code/model.pth, extra.bin (labctl pull --all)"
-    lab.labctl("pull", "leaves")
+    assert named.splitlines()[0] == "code/model.pth, extra.bin (labctl pull --all)"
+    pulled = lab.labctl("pull", "leaves")
+    assert "its outputs are up to date" in pulled.stdout
+    assert (
+        "left on the server: code/model.pth (2 B), extra.bin (2 B) were written outside outputs: "
+        "labctl pull --all leaves\n"
+    ) in pulled.stderr
+    assert "outputs: [checkpoints, logs, code/model.pth, extra.bin]\n" in pulled.stderr
     here = lab.root / "runs" / "leaves"
     assert (here / "checkpoints" / "c").read_text() == "c\n"
     assert not (here / "extra.bin").exists()
-    lab.labctl("pull", "leaves", "--all")
+    assert "everything is up to date" in lab.labctl("pull", "leaves", "--all").stdout
+    assert "left on the server" not in lab.labctl("pull", "leaves").stderr
     assert (here / "extra.bin").read_text() == "e\n"
     assert (here / "code" / "model.pth").read_text() == "m\n"
 

@@ -11,18 +11,26 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import pytest
 from directory_server import DirectoryServer, rsyncs, slow_down, wait_until
 
 from labctl.agent.files import outputs
 from labctl.errors import BusyError, DiskFullError, PolicyError, TransferError, UsageError
 from labctl.events import Event, Note, Progress, Reporter, SilentReporter
+from labctl.model import Run
 from labctl.servers.agent import AgentClient
 from labctl.sync import downloads, durability
 from labctl.sync.local_results import PARTIAL
-from labctl.sync.pull import PulledRun, pull, verify
+from labctl.sync.pull import (
+    PulledRun,
+    list_left_files,
+    list_new_checkpoints,
+    pull,
+    verify,
+)
 from labctl.sync.scan import file_identity
 from labctl.sync.transfer_lock import hold_transfers
 from labctl.wire.files import (
@@ -129,6 +137,57 @@ def test_large_files_are_hashed_on_their_way_and_never_again(
     again = bring(server, lab)
     assert (again.files, again.bytes, again.complete) == (0, 0, True)
     assert verify(AgentClient(server), *LAB, [], lab) == ()
+
+
+def test_files_outside_the_outputs_are_listed_until_they_are_here(
+    server: DirectoryServer, there: Path, lab: Path
+) -> None:
+    put(there, "checkpoints/a.bin", os.urandom(LARGE))
+    put(there, "code/model.pth", os.urandom(LARGE))
+    put(there, "code/train.py", b"sent")
+    (there / ".labctl" / "code.json").write_text('["train.py"]')
+    bring(server, lab)
+    source = (AgentClient(server), *LAB, "r1", lab)
+    assert [(file.path, file.size) for file in list_left_files(*source)] == [
+        ("code/model.pth", LARGE)
+    ]
+    pull(AgentClient(server), *LAB, ["r1"], lab, reporter=SilentReporter(), everything=True)
+    assert list_left_files(*source) == ()
+
+
+def test_checkpoints_that_are_newer_than_the_last_pull_are_listed(
+    server: DirectoryServer, there: Path, lab: Path
+) -> None:
+    checkpoint(there, b"one", b"one")
+    source = (AgentClient(server), *LAB, "r1", lab)
+    assert list_new_checkpoints(*source) == ("s1",)
+    bring(server, lab)
+    assert list_new_checkpoints(*source) == ()
+    put(there, "checkpoints/best.pth", os.urandom(LARGE))
+    assert list_new_checkpoints(*source) == ("best.pth",)
+
+
+def test_the_record_beside_the_files_is_not_newer_than_they_are(
+    with_rsync: DirectoryServer, there: Path, lab: Path
+) -> None:
+    def bring_record(state: Literal["running", "exited"], only: tuple[str, ...] = ()) -> Run:
+        record = Run(id="r1", lab_id=LAB[1], server_id="s", state=state)
+        pull(
+            AgentClient(with_rsync),
+            *LAB,
+            ["r1"],
+            lab,
+            reporter=SilentReporter(),
+            only=only,
+            records=[record],
+        )
+        return msgspec.json.decode((lab / "runs" / "r1" / "run.json").read_bytes(), type=Run)
+
+    put(there, "logs/run.log", b"one")
+    assert bring_record("running").state == "running"
+    put(there, "checkpoints/a", b"new")
+    assert bring_record("exited", only=("logs",)).state == "running"
+    assert bring_record("exited").state == "exited"
 
 
 def test_a_file_of_the_same_size_is_compared_and_only_what_differs_is_sent(

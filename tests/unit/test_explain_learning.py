@@ -334,3 +334,34 @@ def test_no_input_makes_a_rule_fail(
 def test_steps_may_be_anything() -> None:
     odd = Series(tag="train/loss", steps=(-5, 0, 2**62), values=(1.0, 2.0, 3.0), times=(0, 0, 0))
     diagnose(material(scalars=Scalars(series=(odd,))))
+
+
+@pytest.mark.parametrize(
+    ("command", "log", "program", "command_next"),
+    [
+        (("pyton", "train.py"), "entry.sh: 41: pyton: not found\n", "pyton",
+         "labctl run -- python train.py"),
+        (("torchrn", "train.py"), "", "torchrn", "labctl run -- torchrun train.py"),
+        (("python", "train.py"), "", "python", "labctl run -- python3 train.py"),
+        (("sh", "-c", "cd src && pyton 'a b.py'"), "x\nsh: 1: pyton: not found\n", "pyton",
+         """labctl run -- sh -c 'cd src && python '"'"'a b.py'"'"''"""),
+        (("bash", "-c", "zzzz9"), "bash: line 1: zzzz9: command not found\n", "zzzz9",
+         "install zzzz9 in the Dockerfile, or correct its name, then: labctl run"),
+    ],
+)  # fmt: skip
+def test_a_program_that_does_not_exist_is_named_with_the_one_that_was_meant(
+    command: tuple[str, ...], log: str, program: str, command_next: str
+) -> None:
+    found = findings(material(log=log, run=run(exit_code=127, command=command)))
+    finding = found["program-missing"]
+    assert finding.what.startswith(f"the program {program} was not found")
+    assert finding.next == command_next
+    assert not {"failed", "exception"} & set(found)
+
+
+def test_a_shell_that_says_nothing_of_a_program_ended_with_127_by_itself() -> None:
+    found = findings(
+        material(log="done\n", run=run(exit_code=127, command=("sh", "-c", "exit 127")))
+    )
+    assert "program-missing" not in found
+    assert "failed" in found

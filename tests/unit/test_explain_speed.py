@@ -346,3 +346,37 @@ def test_a_container_without_its_gpu_is_named(
     assert evidence in found["gpu-lost"].evidence[0].text
     assert "exception" not in found
     assert "gpu-lost" not in findings(material(log="epoch 3\n"))
+
+
+def test_other_work_on_the_server_is_blamed_before_the_data_pipeline() -> None:
+    waits = series("speed/data_wait_share", [0.6] * 30)
+    crowded: dict[str, Any] = {
+        "cpu_cores": 1.0,
+        "host_cores": 8.0,
+        "host_cpu_cores": 7.6,
+        "other_runs": 2,
+    }
+    found = findings(material(waits, samples=samples(**crowded)))
+    finding = found["host-busy"]
+    assert finding.what == "other work took 6.6 of the server's 8 cores"
+    assert "2 other runs of this account at the same time" in finding.evidence[2].text
+    assert not {"data-wait", "processor-one-core", "processor-idle"} & set(found)
+    idle = findings(material(waits, samples=samples(gpu(use_percent=5.0), **crowded)))
+    assert "other work on the server" in idle["gpu-idle"].why
+    assert "data-wait" not in idle
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        {},
+        {"host_cores": 8.0, "host_cpu_cores": 3.5},
+        {"host_cores": 8.0, "host_cpu_cores": 7.9, "cpu_cores": 7.5},
+        {"host_cores": 8.0},
+    ],
+)
+def test_without_other_work_the_run_itself_is_judged(load: dict[str, Any]) -> None:
+    waits = series("speed/data_wait_share", [0.6] * 30)
+    found = findings(material(waits, samples=samples(**load)))
+    assert "host-busy" not in found
+    assert "data-wait" in found

@@ -510,6 +510,8 @@ def test_new_files_are_those_outside_the_outputs(run_dir: Path) -> None:
     (run_dir / "link").symlink_to("/etc/passwd")
     write_json(run_dir / ".labctl" / "code.json", ["train.py"])
     assert run_state.list_new_files(run_dir, ["checkpoints"]) == ["code/made.csv", "stray.txt"]
+    assert run_state.list_new_files(run_dir, ["code/made.csv"]) == ["stray.txt"]
+    assert run_state.list_new_files(run_dir, ["code", "stray.txt"]) == []
 
 
 def test_cancelling_a_claim_ends_it_and_again_says_so(run_dir: Path, root: Path) -> None:

@@ -89,6 +89,16 @@ def test_a_checkpoint_and_the_code_can_be_chosen(root: Path) -> None:
     assert "LABCTL_SERVE_CHECKPOINTS=/lab/run/checkpoints/step-00000001" in body.Env
 
 
+def test_predict_py_is_missed_before_the_image(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "inspect_container", lambda name: None)
+    monkeypatch.setattr(services, "inspect_image", lambda name: pytest.fail("too late"))
+    with pytest.raises(Failure, match=r"the lab's code has no predict\.py") as missing:
+        services.start(request(model=NIGHT._replace(code="lab")))
+    assert (
+        missing.value.report.hint == "write predict.py beside lab.yaml, then: labctl serve --push"
+    )
+
+
 def test_what_was_pulled_is_served_from_its_own_place(root: Path) -> None:
     (root / "code" / "predict.py").touch()
     pulled = ServedModel("old", where="here", code="lab")

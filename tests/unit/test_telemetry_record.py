@@ -13,6 +13,7 @@ import pytest
 from labctl.agent.host import telemetry
 from labctl.agent.host.engine_objects import Container, MountPoint
 from labctl.agent.host.gpus import Gpus
+from labctl.agent.host.host_usage import HostUsageReader, load_psutil
 from labctl.agent.host.telemetry import (
     NAME,
     RecordedRun,
@@ -100,7 +101,7 @@ def test_a_run_that_begins_while_the_recorder_ends_is_recorded(
     run_lists = [none, none, none, {"a": run}, {"a": run}, none, none, none, none]
     due: list[int] = []
     monkeypatch.setattr(telemetry, "list_recorded", lambda before: run_lists.pop(0))
-    monkeypatch.setattr(telemetry, "write_due", lambda runs, gpus: due.append(len(runs)))
+    monkeypatch.setattr(telemetry, "write_due", lambda runs, gpus, host: due.append(len(runs)))
     monkeypatch.setattr(telemetry, "probe_gpus", lambda runs: None)
     telemetry.record(Empty())
     assert sum(due) == 1
@@ -142,11 +143,11 @@ def test_a_line_is_due_every_ten_seconds_and_later_every_minute(
         Readings(*[ContainerUsageRecord(2.0, processes=n) for n in range(99)]),
         monkeypatch,
     )
-    due = []
+    due, host = [], host_reader(tmp_path)
     for moment in (0, 5, 10, 15, 20, 6 * 3600 + 20, 6 * 3600 + 30, 6 * 3600 + 80):
         now[0] = 1000.0 + moment
         before = len(read_samples(tmp_path / "logs" / NAME))
-        write_due({"id": one}, Gpus(_no_library))
+        write_due({"id": one}, Gpus(_no_library), host)
         if len(read_samples(tmp_path / "logs" / NAME)) > before:
             due.append(moment)
     assert due == [0, 10, 20, 6 * 3600 + 20, 6 * 3600 + 80]
@@ -154,13 +155,13 @@ def test_a_line_is_due_every_ten_seconds_and_later_every_minute(
 
 def test_an_ended_container_leaves_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = recorded(tmp_path, Readings(), monkeypatch)
-    write_due({"id": one}, Gpus(_no_library))
+    write_due({"id": one}, Gpus(_no_library), host_reader(tmp_path))
     assert not (tmp_path / "logs" / NAME).exists()
 
 
 def test_a_line_names_its_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = recorded(tmp_path, Readings(ContainerUsageRecord(2.0, 1.5, 7)), monkeypatch)
-    write_due({"id": one}, Gpus(_no_library))
+    write_due({"id": one}, Gpus(_no_library), host_reader(tmp_path))
     (sample,) = read_samples(tmp_path / "logs" / NAME)
     assert (sample.attempt, sample.cpu_cores, sample.memory_bytes) == (3, 1.5, 7)
     assert json.loads((tmp_path / "logs" / NAME).read_text()).keys() == {
@@ -169,7 +170,28 @@ def test_a_line_names_its_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "cores",
         "cpu_cores",
         "memory_bytes",
+        "host_cores",
+        "other_runs",
     }
+
+
+def test_a_line_has_the_load_of_the_server_and_the_other_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = ContainerUsageRecord(2.0, 0.5)
+    one = recorded(tmp_path / "one", Readings(usage), monkeypatch)
+    two = recorded(tmp_path / "two", Readings(usage), monkeypatch)
+    host = host_reader(tmp_path)
+    host.read()
+    write_due({"1": one, "2": two}, Gpus(_no_library), host)
+    (sample,) = read_samples(tmp_path / "two" / "logs" / NAME)
+    assert (sample.host_cores, sample.other_runs) == (os.cpu_count(), 1)
+    assert sample.host_cpu_cores is not None
+    assert sample.host_cpu_cores >= 0
+
+
+def host_reader(disk: Path) -> HostUsageReader:
+    return HostUsageReader(disk, load_psutil())
 
 
 def _no_library() -> None:

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...wire.codec import to_json
-from ...wire.telemetry import GpuRecord, TelemetryRecord
+from ...wire.telemetry import GpuRecord, HostUsageRecord, TelemetryRecord
 from ...wire.verbs import Empty
 from ..reply import Failure
 from ..watchdog.activity import LabAccount
@@ -29,6 +29,7 @@ from .container_usage import ContainerUsageReader
 from .engine_objects import Container
 from .gpu_access import GpuProbe
 from .gpus import Gpus, select_given
+from .host_usage import HostUsageReader, load_psutil
 from .paths import labctl_home
 
 NAME = "telemetry.jsonl"
@@ -54,7 +55,9 @@ class RecordedRun:
         has_gpu = bool(container.HostConfig.DeviceRequests)
         self.probe = GpuProbe(container, self.directory) if has_gpu else None
 
-    def build_line(self, gpus: list[GpuRecord]) -> TelemetryRecord | None:
+    def build_line(
+        self, gpus: list[GpuRecord], host: HostUsageRecord, other_runs: int
+    ) -> TelemetryRecord | None:
         """Measure the container; None once it has ended."""
         usage = self.gauges.read()
         if usage is None:
@@ -65,6 +68,9 @@ class RecordedRun:
             gpus=tuple(
                 describe_gpu(gpu, gpus) for gpu in select_given(gpus, self.gauges.container)
             ),
+            host_cores=host.cores,
+            host_cpu_cores=host.cpu_cores,
+            other_runs=other_runs,
             **usage._asdict(),
         )
 
@@ -102,6 +108,7 @@ def record(request: Empty) -> None:
 
 def _record_until_idle() -> None:
     gpus = Gpus()
+    host = HostUsageReader(labctl_home(), load_psutil())
     recorded: dict[str, RecordedRun] = {}
     empty = 0
     while True:
@@ -110,7 +117,7 @@ def _record_until_idle() -> None:
         empty = 0 if recorded else empty + 1
         if empty == PATIENCE:
             return
-        write_due(recorded, gpus)
+        write_due(recorded, gpus, host)
         probe_gpus(recorded)
         time.sleep(max(0.1, POLL_S - (time.monotonic() - started)))
 
@@ -160,14 +167,14 @@ def list_running() -> list[str]:
     return [container.Id for container in engine.list_containers("labctl.run")]
 
 
-def write_due(recorded: dict[str, RecordedRun], gpus: Gpus) -> None:
+def write_due(recorded: dict[str, RecordedRun], gpus: Gpus, host: HostUsageReader) -> None:
     now = time.monotonic()
     due = [run for run in recorded.values() if run.due_s <= now + POLL_S / 2]
     if not due:
         return
-    gpu_readings = gpus.read(wait=True)
+    gpu_readings, host_usage = gpus.read(wait=True), host.read()
     for run in due:
-        line = run.build_line(gpu_readings)
+        line = run.build_line(gpu_readings, host_usage, len(recorded) - 1)
         every_s = LATER_S if now - run.began_s > LATER_AFTER_S else EVERY_S
         # A machine that was suspended does not make up for missed lines.
         run.due_s = run.due_s + every_s if run.due_s + every_s > now else now + every_s

@@ -332,8 +332,8 @@ def list_new_files(directory: Path, outputs: Sequence[str]) -> list[str]:
             continue
         name = "/".join(parts)
         is_code_copy = parts[0] == "code" and "/".join(parts[1:]) in code_files
-        is_output = parts[0] in output_names or any(name.startswith(f"{o}/") for o in outputs)
-        if not is_code_copy and (parts[0] == "code" or not is_output):
+        is_output = any(name == o or name.startswith(f"{o}/") for o in output_names)
+        if not is_code_copy and not is_output:
             files.append(name)
         if len(files) >= 200:
             break

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from ...wire.codec import to_json
-from ...wire.services import ServedModel, ServiceRequest
+from ...wire.services import NEEDS_PREDICT, WRITE_PREDICT, ServedModel, ServiceRequest
 from ...wire.verbs import HintPart
 from ..host.engine_objects import Mount, NewHostConfig
 from ..host.paths import drop_tree, require_name, resolve_inside, run_dir, write_text
@@ -32,6 +32,15 @@ def describe_model_settings(request: ServiceRequest) -> list[object]:
     if request.model is None:
         return []
     return [to_json(request.model), request.env, _digest(request.app)]
+
+
+def require_model(root: Path, model: ServedModel) -> None:
+    """Failure (missing) if the run, its checkpoint or predict.py is not on this server.
+
+    Call this before anything is built or installed for the model.
+    """
+    _find_code(root, model)
+    _find_checkpoints(root, model)
 
 
 def build_mounts(root: Path, model: ServedModel, app: dict[str, str]) -> list[Mount]:
@@ -83,9 +92,7 @@ def _find_code(root: Path, model: ServedModel) -> Path:
     code = run_dir(root, run) / "code" if model.code == "run" else root / "code"
     if not (code / "predict.py").is_file():
         whose = f"the code of run {run}" if model.code == "run" else "the lab's code"
-        hint = "labctl serve --push" if model.code == "run" else "labctl init example"
-        why = "predict.py defines how to load the model (docs/serve.md); the sample project has one"
-        raise Failure("missing", f"{whose} has no predict.py", why, hint)
+        raise Failure("missing", f"{whose} has no predict.py", NEEDS_PREDICT, WRITE_PREDICT)
     return code
 
 

@@ -73,6 +73,8 @@ def start(request: ServiceRequest) -> ServiceReply:
             if not (is_stale and request.replace):
                 service = _describe_service(root, _wait_until_ready(container, request), name)
                 return ServiceReply(*service, found=True, stale=is_stale)
+        if request.model is not None:
+            serve.require_model(root, request.model)
         base_image = inspect_image(request.image)
         if base_image is None:
             return ServiceReply(missing=request.image)

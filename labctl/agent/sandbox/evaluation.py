@@ -54,7 +54,8 @@ def evaluate(request: EvaluateRequest) -> EvaluateReply:
     spec = read_spec(directory)._replace(gpus=request.gpus)
     if not (directory / "code" / PROGRAM).is_file():
         what = f"the code of run {directory.name} has no {PROGRAM}"
-        raise Failure("missing", what, "an evaluation uses the run's own copy of the code")
+        why = "an evaluation on the server uses the run's own copy of the code"
+        raise Failure("missing", what, why, "write evaluate.py beside lab.yaml, then: labctl run")
     checkpoint = request.checkpoint or "checkpoints"
     if not resolve_inside(directory, checkpoint).is_dir():
         raise Failure("missing", f"run {directory.name} has no {checkpoint} on this server")

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from labctl.insight.explain import data, ending, gpu, gpu_loss, learning, losses, memory
+from labctl.insight.explain import (
+    data,
+    ending,
+    gpu,
+    gpu_loss,
+    host,
+    learning,
+    losses,
+    memory,
+    missing_program,
+)
 from labctl.insight.explain.evidence import Finding, Rule, RunData, Unknown
 from labctl.model import Value
 
 RULES: tuple[Rule, ...] = (
     *gpu_loss.RULES,
+    *missing_program.RULES,
     *ending.RULES,
     *memory.RULES,
     *losses.RULES,
+    *host.RULES,
     *gpu.RULES,
     *data.RULES,
     *learning.RULES,
@@ -18,7 +30,10 @@ RULES: tuple[Rule, ...] = (
 ORDER = ("problem", "advice", "good")
 # Finding -> findings that cover it, so that it is left out beside them.
 COVERED_BY = {
-    "data-wait": {"gpu-idle", "gpu-half-used", "gpu-fair"},
+    # On a busy server, the run's own loading and threads are not to blame.
+    "data-wait": {"gpu-idle", "gpu-half-used", "gpu-fair", "host-busy"},
+    "processor-idle": {"host-busy"},
+    "processor-one-core": {"host-busy"},
     "disk-full": {"shm-full"},
     "file-missing": {"file-ignored"},
 }

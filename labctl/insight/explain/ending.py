@@ -21,6 +21,7 @@ from labctl.insight.explain.evidence import (
 from labctl.insight.explain.gpu_loss import has_lost_gpu
 from labctl.insight.explain.losses import IN_LOG
 from labctl.insight.explain.memory import find_out_of_memory
+from labctl.insight.explain.missing_program import find_missing_program
 from labctl.insight.explain.samples import median_of
 from labctl.insight.explain.sources import (
     CUDA_NOTES,
@@ -272,7 +273,7 @@ def _is_explained(material: RunData) -> bool:
     """Whether another rule explains why the run ended."""
     last = material.log.rstrip().rpartition("\n")[2]
     is_known = any(message.pattern.search(material.log) for message in KNOWN_MESSAGES)
-    is_known = is_known or has_lost_gpu(material)
+    is_known = is_known or has_lost_gpu(material) or bool(find_missing_program(material))
     return is_known or find_out_of_memory(material) is not None or IN_LOG.search(last) is not None
 
 

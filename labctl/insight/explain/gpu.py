@@ -18,6 +18,7 @@ from labctl.insight.explain.evidence import (
     from_log,
     from_telemetry,
 )
+from labctl.insight.explain.host import find_other_load
 from labctl.insight.explain.samples import (
     LEAST,
     GpuSummary,
@@ -235,7 +236,14 @@ def _make_low_finding(
 
 
 def _cause(material: RunData, card: GpuSummary, waited: float | None) -> tuple[str, str]:
-    """Return (why, what to try). Data comes first: nothing else helps a GPU that waits for it."""
+    """Return (why, what to try).
+
+    Other work on the server comes first, because it slows loading too. Then data: nothing else
+    helps a GPU that waits for it.
+    """
+    if find_other_load(material.samples) is not None:
+        why = "other work on the server takes CPU time that loading data and launching kernels need"
+        return why, "labctl top   # shows what runs on the server now"
     processor = cpu_share(drop_start(material.samples))
     full = processor is not None and processor >= BUSY_PROCESSOR
     if waited is not None and waited >= WAITS:

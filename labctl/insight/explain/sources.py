@@ -46,6 +46,10 @@ FAQ = Reference(
     title="PyTorch, Frequently Asked Questions: do not accumulate history across the loop",
     url="https://docs.pytorch.org/docs/stable/notes/faq.html",
 )
+SHELL_CODES = Reference(
+    title="GNU Bash, Exit Status: 127 if a command is not found",
+    url="https://www.gnu.org/software/bash/manual/html_node/Exit-Status.html",
+)
 DOCKER_LIMITS = Reference(
     title="Docker, Resource constraints",
     url="https://docs.docker.com/engine/containers/resource_constraints/",

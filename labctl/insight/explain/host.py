@@ -1,0 +1,76 @@
+"""The rule about other work on the server, which takes CPU time from the run.
+
+The thresholds (85 % of the server's cores busy, a quarter of them with other work) are rules of
+thumb.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from labctl.insight.explain.evidence import Answer, Evidence, Finding, RunData, from_telemetry
+from labctl.insight.explain.samples import drop_start, median_of
+from labctl.insight.explain.sources import LABCTL
+from labctl.insight.explain.wording import number
+from labctl.insight.telemetry import Sample
+from labctl.model import Value
+
+BUSY = 0.85
+MUCH = 0.25
+
+
+class OtherLoad(Value, frozen=True):
+    """Medians while the run lived: cores busy with other work, with everything, and all cores."""
+
+    other_cores: float
+    busy_cores: float
+    host_cores: float
+    other_runs: int
+
+
+def find_other_load(samples: Sequence[Sample]) -> OtherLoad | None:
+    """Return the load by other work, if it kept the server's CPU from this run; else None."""
+    measured = [
+        sample
+        for sample in drop_start(samples)
+        if sample.host_cores and sample.host_cpu_cores is not None and sample.cpu_cores is not None
+    ]
+    host = median_of(sample.host_cores for sample in measured)
+    busy = median_of(sample.host_cpu_cores for sample in measured)
+    other = median_of(
+        max(0.0, (sample.host_cpu_cores or 0.0) - (sample.cpu_cores or 0.0)) for sample in measured
+    )
+    if host is None or busy is None or other is None:
+        return None
+    if busy < BUSY * host or other < MUCH * host:
+        return None
+    runs = median_of(sample.other_runs for sample in measured) or 0
+    return OtherLoad(other_cores=other, busy_cores=busy, host_cores=host, other_runs=round(runs))
+
+
+def check_other_load(material: RunData) -> Iterator[Answer]:
+    """Find other work that kept the server's CPU busy while the run lived."""
+    load = find_other_load(material.samples)
+    if load is None:
+        return
+    cores = number(load.host_cores)
+    evidence: list[Evidence] = [
+        from_telemetry(f"the server: {load.busy_cores:.1f} of {cores} cores busy (median)"),
+        from_telemetry(f"of these, {load.other_cores:.1f} cores were not busy with this run"),
+    ]
+    if load.other_runs:
+        count = "1 other run" if load.other_runs == 1 else f"{load.other_runs} other runs"
+        evidence.append(from_telemetry(f"{count} of this account at the same time (median)"))
+    yield Finding(
+        rule="host-busy",
+        level="problem",
+        what=f"other work took {load.other_cores:.1f} of the server's {cores} cores",
+        why="the run shares the CPU with it, so loading data and computing take longer",
+        evidence=tuple(evidence),
+        next="labctl top   # shows what runs there now; then run one at a time, or on another "
+        "server",
+        source=LABCTL,
+    )
+
+
+RULES = (check_other_load,)

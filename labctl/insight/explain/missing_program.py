@@ -1,0 +1,73 @@
+"""The rule about a command whose program does not exist in the image: exit code 127."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Iterator
+
+from labctl.insight.explain.evidence import (
+    Answer,
+    Evidence,
+    Finding,
+    RunData,
+    from_log,
+    from_record,
+)
+from labctl.insight.explain.sources import SHELL_CODES
+
+NOT_FOUND_CODE = 127
+# What a shell prints about a program that it does not find: "sh: 1: pyton: not found".
+NOT_FOUND = re.compile(r"^.*?([^\s:'\"]+): (?:command )?not found\s*$", re.MULTILINE)
+SHELLS = frozenset(("sh", "bash", "dash", "zsh"))
+# Programs that commands of training runs begin with.
+USUAL_PROGRAMS = (
+    "accelerate", "bash", "conda", "deepspeed", "env", "jupyter", "make", "nvidia-smi", "pip",
+    "pip3", "poetry", "pytest", "python", "python3", "sh", "torchrun", "uv",
+)  # fmt: skip
+
+
+def check_program(material: RunData) -> Iterator[Answer]:
+    """Name the program that does not exist, and a usual one with a similar name."""
+    program = find_missing_program(material)
+    if not program:
+        return
+    matches = [match for match in NOT_FOUND.finditer(material.log) if match[1] == program]
+    line: tuple[Evidence, ...] = (from_log(matches[-1][0].strip()[:240]),) if matches else ()
+    similar = difflib.get_close_matches(program, set(USUAL_PROGRAMS) - {program}, n=1)
+    yield Finding(
+        rule="program-missing",
+        level="problem",
+        what=f"the program {program} was not found"
+        + (f"; a usual one is called {similar[0]}" if similar else ""),
+        why="the name is misspelled, or the image does not contain this program",
+        evidence=(from_record(f"exit code {NOT_FOUND_CODE}"), *line),
+        next=_suggest_command(material, program, similar[0])
+        if similar
+        else f"install {program} in the Dockerfile, or correct its name, then: labctl run",
+        source=SHELL_CODES,
+    )
+
+
+def find_missing_program(material: RunData) -> str:
+    """Return the program that the run's command, or its shell, did not find; "" without one."""
+    run = material.run
+    if run.state != "exited" or run.exit_code != NOT_FOUND_CODE or not run.command:
+        return ""
+    program = run.command[0]
+    if program.rpartition("/")[2] not in SHELLS:
+        return program
+    names = NOT_FOUND.findall(material.log)
+    return str(names[-1]) if names else ""
+
+
+def _suggest_command(material: RunData, program: str, similar: str) -> str:
+    command = material.run.command
+    if command[0] == program:
+        return f"labctl run -- {shlex.join([similar, *command[1:]])}"
+    corrected = [re.sub(rf"(?<!\S){re.escape(program)}(?!\S)", similar, word) for word in command]
+    return f"labctl run -- {shlex.join(corrected)}"
+
+
+RULES = (check_program,)

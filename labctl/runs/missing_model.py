@@ -1,0 +1,76 @@
+"""What to say where `eval` lacks an evaluate.py, or a run's model: what is needed, and a way on."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+from labctl.errors import LabError, NotFoundError
+from labctl.model import Run
+from labctl.shell import command
+
+MODEL_SUFFIXES = frozenset(
+    (".ckpt", ".h5", ".joblib", ".keras", ".npz", ".onnx", ".pkl", ".pt", ".pth", ".safetensors")
+)
+# What programs save as pickles by default: `eval` does not load these on this machine.
+PICKLE_SUFFIXES = frozenset((".ckpt", ".joblib", ".pkl", ".pt", ".pth"))
+# An evaluate.py that would do: `build_model` and `test_batches` stand for the lab's own code.
+EXAMPLE = """\
+import json, sys
+from pathlib import Path
+from safetensors.torch import load_file
+from train import build_model, test_batches  # from your own code
+
+file = sorted(Path(sys.argv[1]).rglob("*.safetensors"))[-1]
+model = build_model()
+model.load_state_dict(load_file(file))
+right = [int(p == y) for x, ys in test_batches() for p, y in zip(model.eval()(x).argmax(1), ys)]
+accuracy = sum(right) / len(right)
+print(json.dumps({"accuracy": accuracy, "total": len(right), "checkpoint": file.name}))
+"""
+
+
+def make_no_script_error() -> LabError:
+    """Make the error for a lab without evaluate.py, with an example that would do."""
+    needs = (
+        "eval runs `python evaluate.py CHECKPOINTS` in the lab's directory; its last line of "
+        "output must be JSON with the accuracy, such as:"
+    )
+    return NotFoundError(
+        "this lab has no evaluate.py",
+        why=f"{needs}\n\n{EXAMPLE}",
+        hint="write evaluate.py beside lab.yaml, then: labctl eval",
+    )
+
+
+def make_no_checkpoints_error(run: Run, home: Path) -> LabError:
+    """Make the error for a run that has no checkpoints on this machine."""
+    if not home.is_dir():
+        return NotFoundError(
+            f"run {run.id} was not pulled to this machine",
+            hint=command("labctl", "pull", run.id).render(),
+        )
+    what = f"run {run.id} has no checkpoints on this machine"
+    if not run.has_ended:
+        return NotFoundError(
+            what,
+            why="it has not ended (last known), and may save its first one later",
+            hint=command("labctl", "pull", "--follow", run.id).render(),
+        )
+    needs = "eval needs what the run saves in the directory $LABCTL_CHECKPOINT_DIR"
+    model = _find_model_elsewhere(run)
+    if model is None:
+        return NotFoundError(
+            what, why=needs, hint="save the model there in your code, then: labctl run"
+        )
+    pull = command("labctl", "pull", "--all", run.id)
+    where = ["--on-server"] if model.suffix.lower() in PICKLE_SUFFIXES else []
+    evaluate = command("labctl", "eval", *where, f"runs/{run.id}/{model.parent}")
+    return NotFoundError(
+        what, why=f"{needs}; this run wrote {model} instead", hint=pull.chain(evaluate).render()
+    )
+
+
+def _find_model_elsewhere(run: Run) -> PurePosixPath | None:
+    """Return the first new file in a directory outside the outputs that looks like a model."""
+    files = [PurePosixPath(name) for name in run.new_files if "/" in name]
+    return next((file for file in files if file.suffix.lower() in MODEL_SUFFIXES), None)

@@ -1,0 +1,106 @@
+"""`labctl eval` in a project of one's own: what it needs, and that its advice leads somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from labctl.lab import Lab
+from labctl.model import Run
+from labctl.runs.missing_model import EXAMPLE
+
+Labctl = Callable[..., Any]
+TRAIN = """\
+import torch
+def build_model():
+    return torch.nn.Identity()
+def test_batches():
+    yield torch.eye(4), [0, 1, 2, 0]
+"""
+
+
+@pytest.fixture
+def run(home: Path) -> Run:
+    """A run that ended, pulled to this machine, without checkpoints."""
+    lab = Lab.load(home / "digits", record_only=True)
+    ended = Run(id="r1", lab_id=lab.id, server_id="s", state="exited", exit_code=0)
+    lab.context.state.save_run(ended)
+    (home / "digits" / "runs" / "r1" / "logs").mkdir(parents=True)
+    (home / "digits" / "evaluate.py").write_text("print('{\"accuracy\": 1}')\n")
+    return ended
+
+
+def save(home: Path, run: Run, **changes: Any) -> None:
+    state = Lab.load(home / "digits", record_only=True).context.state
+    state.save_run(msgspec.structs.replace(run, **changes))
+
+
+def test_a_lab_without_evaluate_py_gets_one_to_start_from(
+    labctl: Labctl, run: Run, home: Path
+) -> None:
+    (home / "digits" / "evaluate.py").unlink()
+    said = labctl("eval")
+    assert said.code == 4
+    assert "this lab has no evaluate.py" in said.err
+    for line in EXAMPLE.splitlines():
+        assert line in said.err
+    assert "next: write evaluate.py beside lab.yaml, then: labctl eval" in said.err
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="PyTorch is not installed: labctl[train]"
+)
+def test_the_example_evaluates(labctl: Labctl, run: Run, home: Path) -> None:
+    from safetensors.torch import save_file
+
+    (home / "digits" / "evaluate.py").write_text(EXAMPLE)
+    (home / "digits" / "train.py").write_text(TRAIN)
+    folder = home / "digits" / "runs" / "r1" / "checkpoints"
+    folder.mkdir()
+    save_file({}, folder / "model.safetensors")
+    said = labctl("eval", "--json")
+    assert said.code == 0, said.err
+    result = json.loads(said.out)["evaluation"]
+    assert (result["accuracy_local"], result["total"]) == (0.75, 4)
+    assert result["checkpoint"] == "model.safetensors"
+
+
+def test_a_run_without_checkpoints_is_not_pulled_once_more(
+    labctl: Labctl, run: Run, home: Path
+) -> None:
+    said = labctl("eval")
+    assert said.code == 4
+    assert "run r1 has no checkpoints on this machine" in said.err
+    assert "next: save the model there in your code, then: labctl run" in said.err
+    save(home, run, new_files=("code/out/w.safetensors", "extra.bin"))
+    said = labctl("eval")
+    assert "this run wrote code/out/w.safetensors instead" in said.err
+    assert "next: labctl pull --all r1 && labctl eval runs/r1/code/out" in said.err
+    save(home, run, new_files=("code/model.pth",))
+    said = labctl("eval")
+    assert "next: labctl pull --all r1 && labctl eval --on-server runs/r1/code" in said.err
+    save(home, run, state="running", exit_code=None)
+    assert "next: labctl pull --follow r1" in labctl("eval").err
+
+
+def test_a_run_that_is_not_here_is_pulled(labctl: Labctl, run: Run, home: Path) -> None:
+    (home / "digits" / "runs" / "r1" / "logs").rmdir()
+    (home / "digits" / "runs" / "r1").rmdir()
+    assert "next: labctl pull r1" in labctl("eval").err
+
+
+def test_a_pickle_is_evaluated_on_the_server_at_the_same_path(
+    labctl: Labctl, run: Run, home: Path
+) -> None:
+    folder = home / "digits" / "runs" / "r1" / "code"
+    folder.mkdir()
+    (folder / "model.pth").write_bytes(b"\x80\x04cos\nsystem\n")
+    said = labctl("eval", "runs/r1/code")
+    assert said.code == 3
+    assert "next: labctl eval --on-server runs/r1/code " in said.err

@@ -1,0 +1,79 @@
+"""`labctl pull`: what it says of files that it leaves on the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl.cli.runs import print_new_files
+from labctl.lab import Lab
+from labctl.model import Run
+from labctl.sync.local_results import MissingFile
+from labctl.sync.pull import PulledRun
+
+Labctl = Callable[..., Any]
+
+
+@pytest.fixture
+def pulled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`pulled("code/model.pth", ...)`: a pull leaves these files on the server."""
+
+    def leave(*names: str) -> None:
+        left = tuple(MissingFile(run="r1", path=name, size=81 * 1024**2) for name in names)
+        result = PulledRun(run="r1", directory="runs/r1", files=2, complete=True, left=left)
+        monkeypatch.setattr(Lab, "pull", lambda *_, **__: [result])
+
+    return leave
+
+
+def test_a_file_left_on_the_server_is_named_with_the_command_for_it(
+    labctl: Labctl, pulled: Callable[..., None]
+) -> None:
+    pulled("code/model.pth")
+    said = labctl("pull")
+    assert said.out == "runs/r1: Downloaded 2 files (0 B); its outputs are up to date.\n"
+    assert said.err == (
+        "  left on the server: code/model.pth (81.0 MiB) was written outside outputs: "
+        "labctl pull --all r1\n"
+        "  to download such files of later runs too, in lab.yaml: "
+        "outputs: [checkpoints, logs, code/model.pth]\n"
+    )
+
+
+def test_of_many_files_the_directories_are_suggested(
+    labctl: Labctl, pulled: Callable[..., None], home: Path
+) -> None:
+    pulled(*(f"code/results/{number}.csv" for number in range(7)), "code/a b", "weights/w.pt")
+    said = labctl("pull")
+    assert "and 4 more were written outside outputs: labctl pull --all r1" in said.err
+    assert "outputs: [checkpoints, logs, code/results, weights]" in said.err
+    text = "lab: digits\noutputs: [checkpoints, logs, code/results, weights]\n"
+    (home / "digits" / "lab.yaml").write_text(text)
+    assert "in lab.yaml" not in labctl("pull").err
+
+
+def test_without_such_files_everything_is_up_to_date(
+    labctl: Labctl, pulled: Callable[..., None]
+) -> None:
+    pulled()
+    said = labctl("pull")
+    assert "everything is up to date." in said.out
+    assert said.err == ""
+
+
+def test_the_first_run_of_a_lab_suggests_the_line_of_lab_yaml(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = Lab.load(home / "digits", record_only=True)
+    run = Run(id="r1", lab_id=lab.id, server_id="s", state="exited", new_files=("code/model.pth",))
+    lab.context.state.save_run(run)
+    print_new_files(lab, run)
+    assert "outputs: [checkpoints, logs, code/model.pth]" in capsys.readouterr().err
+    lab.context.state.save_run(Run(id="r2", lab_id=lab.id, server_id="s", state="exited"))
+    print_new_files(lab, run)
+    assert capsys.readouterr().err == (
+        "new files outside outputs: code/model.pth (labctl pull --all)\n"
+    )
