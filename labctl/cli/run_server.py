@@ -61,12 +61,6 @@ def require_compatible(options: RunOptions) -> None:
         raise UsageError(
             "-it needs a terminal", why="standard input is not one", hint="labctl run --up"
         )
-    if options.up and options.command and options.command[0].startswith("-"):
-        raise UsageError(
-            f"labctl run has no option {options.command[0]}",
-            why="with --up, the command must begin with a program",
-            hint="labctl run --up -- python train.py; see labctl run --help",
-        )
     if options.probe:
         parse_amount(options.probe)
 

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -22,6 +23,7 @@ from labctl.cli.options import (
     stop_drawing,
     yes_option,
 )
+from labctl.cli.own_command import EXAMPLE, OwnCommand, require_program
 from labctl.cli.plain_ssh import needs_tty, remote_line, replace_with_ssh
 from labctl.cli.probe import confirm_after_probe
 from labctl.cli.screen import print_json
@@ -74,7 +76,19 @@ class RunOptions(NamedTuple):
     command: tuple[str, ...]
 
 
-@click.command("run", context_settings={"ignore_unknown_options": True})
+class _RunCommand(OwnCommand):
+    """`labctl run`, whose command is `run` in lab.yaml if none is typed."""
+
+    def find_default(self, ctx: click.Context) -> tuple[str, ...]:
+        from labctl.config import load_lab
+
+        try:
+            return load_lab(Path(ctx.find_root().obj or ".")).run or EXAMPLE
+        except LabError:
+            return EXAMPLE
+
+
+@click.command("run", cls=_RunCommand)
 @click.option("--detach", "-d", is_flag=True, help="Start the run without following its log.")
 @click.option(
     "--id",
@@ -105,7 +119,7 @@ class RunOptions(NamedTuple):
 @TIMINGS
 @yes_option
 @json_option
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND]")
 @click.pass_context
 def run_command(ctx: click.Context, /, yes: bool, timings: bool, **values: Any) -> None:
     """Run COMMAND (default: `run` in lab.yaml) in a container on the server and follow its log.
@@ -141,6 +155,7 @@ def run_command(ctx: click.Context, /, yes: bool, timings: bool, **values: Any) 
 
 def _require_compatible(options: RunOptions) -> None:
     """UsageError for options that contradict each other."""
+    require_program("labctl run", options.command)
     if options.recover and (
         (options.detach and not options.keeper) or options.tty or options.no_push
     ):
@@ -297,12 +312,12 @@ def _print_still_running(lab: Lab, run: Run) -> None:
 @click.command(
     "ssh",
     # Everything after the first word of COMMAND belongs to COMMAND, even `--all`.
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
 )
 @click.option("--all", "all_", is_flag=True, help="Run COMMAND on the servers of all labs.")
 @SSH_AT_ONCE
 @SSH_JSON
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND]")
 @click.pass_context
 def ssh_command(
     ctx: click.Context, all_: bool, at_once: int, json_: bool, command: tuple[str, ...]

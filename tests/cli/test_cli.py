@@ -102,6 +102,49 @@ def test_own_failure_is_255_where_codes_pass_through(labctl: Any, words: tuple[s
     assert "labctl:" in said.err
 
 
+@pytest.mark.parametrize(
+    ("words", "what", "next_command"),
+    [
+        (
+            ("run", "--epochs", "3"),
+            "labctl run has no option --epochs\n",
+            "labctl run -- python train.py --epochs 3\n",
+        ),
+        (
+            ("run", "--id", "night", "--detatch"),
+            "no option --detatch; did you mean --detach?",
+            "labctl run --id night --detach; or, as an option of your command: "
+            "labctl run --id night -- python train.py --detatch\n",
+        ),
+        (
+            ("run", "-d", "python", "train.py", "--lr=1e-3"),
+            "labctl run has no option --lr\n",
+            "labctl run -d -- python train.py --lr=1e-3\n",
+        ),
+        (("run", "--lr", "--", "ls"), "labctl run has no option --lr\n", "labctl run -- ls --lr\n"),
+        (("exec", "ls", "-a"), "labctl exec has no option -a\n", "labctl exec -- ls -a\n"),
+        (("exec", "r1", "-a", "--", "ls"), "has no option -a\n", "labctl exec r1 -- ls -a\n"),
+        (("exec", "ls"), "labctl exec needs `--` before the command", "labctl exec -- ls\n"),
+        (("exec",), "labctl exec needs `--` before the command", "labctl exec -- bash\n"),
+    ],
+)
+def test_an_unknown_option_is_not_taken_for_a_command(
+    labctl: Any, words: tuple[str, ...], what: str, next_command: str
+) -> None:
+    said = labctl(*words)
+    assert said.code == 255
+    assert what in said.err
+    assert said.err.endswith(f"next: {next_command}")
+
+
+def test_exec_names_the_run_before_the_command(labctl: Any, home: Path) -> None:
+    lab = Lab.load(".")
+    lab.context.state.save_run(Run(id="r1", lab_id=lab.id, server_id="s1", state="running"))
+    assert labctl("exec", "r1").err.endswith("next: labctl exec r1 -- bash\n")
+    assert "there is no run r2" in labctl("exec", "r2", "--", "ls").err
+    assert "digits has no server" in labctl("exec", "r1", "--", "ls").err
+
+
 @pytest.mark.parametrize("words", [("pull",), ("logs",), ("cancel",), ("push",), ("inventory",)])
 def test_not_found_is_4_elsewhere(labctl: Any, words: tuple[str, ...]) -> None:
     said = labctl(*words)

@@ -18,6 +18,7 @@ from labctl.lab import Lab
         (("--up", "--no-push"), "--up cannot be combined with --no-push", "labctl run --up"),
         (("--up", "-it"), "-it needs a terminal", "labctl run --up"),
         (("--up", "--gpu", "T4"), "labctl run has no option --gpu", "labctl run --up -- python"),
+        (("--up", "--", "--lr", "1"), "--lr is not a program", "-- python train.py --lr 1"),
         (("--up", "--probe", "150%"), "--probe '150%' is not a valid amount", "--probe 1%"),
         (("--up", "--down", "--probe", "1%", "-it"), "--probe cannot be combined with -it", "run"),
         (("--up", "--down", "--recover", "--no-push"), "--recover cannot be combined", "--keeper"),

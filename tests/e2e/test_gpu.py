@@ -130,7 +130,7 @@ def test_a_container_that_loses_its_gpu_is_named_everywhere(gpu_lab: LabDirector
         wait_for(lambda: access().get("opened_at"), FIRST_S + 60)
         assert gpu_lab.json("status", "--refresh")["runs"][0]["gpu_lost_at"] is None
         take_gpu_away(gpu_lab, "bereft")
-        seen = gpu_lab.labctl("exec", "--run", "bereft", "--", "nvidia-smi", "-L", code=255)
+        seen = gpu_lab.labctl("exec", "bereft", "--", "nvidia-smi", "-L", code=255)
         assert "Failed to initialize NVML: Unknown Error" in seen.stdout
         wait_for(lambda: access().get("lost_at"), EVERY_S + 60)
         status = gpu_lab.labctl("status", "--refresh").stdout

@@ -210,9 +210,7 @@ def test_the_session_beside_a_run_can_be_killed_and_comes_back(
     assert lab.student(windows).split() == ["run", "gpu", "shell"]
     after = lab.inspected("seen")["State"]
     assert (after["Running"], after["Pid"]) == (True, before["Pid"])
-    inside = lab.labctl(
-        "exec", "--run", "seen", "--", "sh", "-c", "echo $LABCTL_RUN_ID; exit 5", code=5
-    )
+    inside = lab.labctl("exec", "seen", "--", "sh", "-c", "echo $LABCTL_RUN_ID; exit 5", code=5)
     assert inside.stdout == "seen\n"
     lab.let_go("seen")
     assert process.end(0).stdout == lab.log("seen")
@@ -252,7 +250,7 @@ def test_a_killed_labctl_leaves_a_run_that_the_same_command_finds(
     assert len(lab.containers("orphan")) == 1
     lab.let_go("orphan")
     assert again.end(0).stdout == lab.log("orphan")
-    refused = lab.labctl("exec", "--run", "orphan", "--", "true", code=255)
+    refused = lab.labctl("exec", "orphan", "--", "true", code=255)
     assert "run orphan has ended" in refused.stderr
 
 
