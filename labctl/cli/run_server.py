@@ -57,10 +57,6 @@ def require_compatible(options: RunOptions) -> None:
             why="a new server has no code yet",
             hint="labctl run --up",
         )
-    if options.up and options.tty and not sys.stdin.isatty():
-        raise UsageError(
-            "-it needs a terminal", why="standard input is not one", hint="labctl run --up"
-        )
     if options.probe:
         parse_amount(options.probe)
 

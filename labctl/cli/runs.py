@@ -164,6 +164,8 @@ def _require_compatible(options: RunOptions) -> None:
         raise _make_keeper_without_recover_error(options.keeper)
     if options.probe and options.tty:
         raise _make_probe_with_terminal_error()
+    if options.tty:
+        _require_terminal(options)
     if options.up or options.down:
         from labctl.cli.run_server import require_compatible
 
@@ -198,6 +200,7 @@ def _start_and_follow(
             id=options.run_id,
             follow=not options.detach and not options.tty,
             tty=options.tty,
+            held=options.tty,
             push=push,
             recover=options.recover,
             keeper=options.keeper,
@@ -216,7 +219,9 @@ def _start_and_follow(
     if (timeline := find_timeline(ctx)) and not options.json_:
         timeline.print_once()
     if options.tty and not run.has_ended:
-        replace_with_ssh(lab.context, f"docker attach {run.container}")
+        # A container that waits for its start is attached to before its command begins.
+        attach = "start --attach --interactive" if run.state == "starting" else "attach"
+        replace_with_ssh(lab.context, f"docker {attach} {run.container}")
     return run
 
 
@@ -251,6 +256,22 @@ def _make_probe_with_terminal_error() -> LabError:
         why="a probe run has no terminal attached",
         hint="labctl run --probe 1%",
     )
+
+
+def _require_terminal(options: RunOptions) -> None:
+    """UsageError if -it cannot attach a terminal. Called before the run exists."""
+    if options.detach:
+        raise UsageError(
+            "-it cannot be combined with --detach",
+            why="a detached run has no terminal attached",
+            hint="labctl run -it; or labctl run --detach, and then labctl attach",
+        )
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "-it needs a terminal",
+            why="standard input is not one",
+            hint="labctl run --up" if options.up else "labctl run",
+        )
 
 
 def _finish(ctx: click.Context, run: Run, json_: bool) -> int:

@@ -94,29 +94,32 @@ def start(
     wanted: RunSpec,
     *,
     follow: bool,
+    held: bool = False,
     on_start: Callable[[Run, bool], None],
     on_log: Callable[[bytes], None],
 ) -> Run:
     """Start (or find) the run, and with `follow` pass on its log until it ends.
 
-    After a lost connection, at whatever moment, this finds the same run again. KeyboardInterrupt
-    passes through and does not stop the run.
+    With `held`, its container is created and waits for `docker start`. After a lost connection, at
+    whatever moment, this finds the same run again. KeyboardInterrupt passes through and does not
+    stop the run.
     """
     with provenance.GitQuery(context.config.root) as git:
-        return _start(context, server, wanted, git, follow, on_start, on_log)
+        request = StartRunRequest(wanted, read_secrets(context), held)
+        return _start(context, server, request, git, follow, on_start, on_log)
 
 
 def _start(
     context: LabContext,
     server: Server,
-    wanted: RunSpec,
+    request: StartRunRequest,
     git: provenance.GitQuery,
     follow: bool,
     on_start: Callable[[Run, bool], None],
     on_log: Callable[[bytes], None],
 ) -> Run:
     remote = context.open_agent(server)
-    request = StartRunRequest(wanted, read_secrets(context))
+    wanted = request.spec
     log = _LogStream(on_log)
 
     def on_reply(reply: StartRunReply) -> None:

@@ -17,6 +17,8 @@ from labctl.lab import Lab
         (("--down", "-it"), "--down cannot be combined with -it", "labctl run --up -it"),
         (("--up", "--no-push"), "--up cannot be combined with --no-push", "labctl run --up"),
         (("--up", "-it"), "-it needs a terminal", "labctl run --up"),
+        (("-it",), "-it needs a terminal", "labctl run"),
+        (("-it", "-d"), "-it cannot be combined with --detach", "labctl run -it"),
         (("--up", "--gpu", "T4"), "labctl run has no option --gpu", "labctl run --up -- python"),
         (("--up", "--", "--lr", "1"), "--lr is not a program", "-- python train.py --lr 1"),
         (("--up", "--probe", "150%"), "--probe '150%' is not a valid amount", "--probe 1%"),

@@ -237,6 +237,15 @@ def test_a_run_with_a_terminal_asks_and_is_answered(lab: LabDirectory) -> None:
     assert "hello ada" in lab.labctl("logs", "asks").stdout
 
 
+def test_a_short_command_with_a_terminal_loses_nothing(lab: LabDirectory) -> None:
+    with lab.in_terminal(
+        "run", "-it", "--id", "brief", "--", "sh", "-c", "echo a b; exit 4"
+    ) as tty:
+        tty.said("a b")
+        assert tty.popen.wait(120) == 4
+    assert (lab.seen("brief")["state"], lab.seen("brief")["exit_code"]) == ("exited", 4)
+
+
 def test_a_killed_labctl_leaves_a_run_that_the_same_command_finds(
     lab: LabDirectory, followed: Followed
 ) -> None:
