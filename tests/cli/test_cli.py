@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
@@ -217,6 +218,39 @@ def test_status_draws_names_that_cannot_steer_a_terminal(labctl: Any, home: Path
     assert not {"\x1b", "\x07", "\u202e"} & {*said.out}
     assert "$1.00 so far at $0.50 an hour" in said.out
     assert "night" in said.out
+
+
+def test_a_stopped_server_is_the_last_known_state_only_without_refresh(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = msgspec.structs.replace(kept(home), state="stopped")
+    lab = Lab.load(".")
+    lab.context.state.save_server(server)
+    lab.context.state.close()
+    monkeypatch.setattr("labctl.servers.adoption.adopt", lambda context: server)
+    assert ": stopped (last known), " in labctl("status").out
+    assert ": stopped, " in labctl("status", "--refresh").out
+
+
+def test_old_runs_fold_away(labctl: Any, home: Path) -> None:
+    server = kept(home)
+    lab = Lab.load(".")
+    for number in range(9):
+        run = Run(
+            id=f"r{number}", lab_id=lab.id, server_id=server.id, created_at=1000.0 + number,
+            state="running" if number == 1 else "exited", exit_code=0,
+        )  # fmt: skip
+        lab.context.state.save_run(run)
+    lab.context.state.close()
+    said = labctl("status").out
+    shown = [line.split()[0] for line in said.splitlines() if "exited" in line or "running" in line]
+    assert {"night", "r8", "r7", "r6", "r5", "r1"} <= {*shown}
+    assert not {"r0", "r2", "r3", "r4"} & {*shown}
+    assert said.endswith("and 4 older runs: labctl status --all\n")
+    whole = labctl("status", "--all").out
+    assert "r0 " in whole
+    assert "older" not in whole
+    assert len(json.loads(labctl("status", "--json").out)["runs"]) == 10
 
 
 @pytest.mark.parametrize(
