@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from labctl.cli.exit_codes import clean
+from labctl.cli.first_output import FirstOutputLine
 from labctl.cli.options import (
+    SCREEN,
     SSH_AT_ONCE,
     SSH_JSON,
     TIMINGS,
@@ -187,27 +189,33 @@ def _start_and_follow(
             return None
         push = options.recover  # the probe has just pushed it
 
+    waiting = FirstOutputLine(ctx.meta[SCREEN])
+    follow = not options.detach and not options.tty
+
     def report_start(run: Run, found: bool) -> None:
         started_runs.append(run)
         stop_drawing(ctx)
         if not options.json_:
             event = "found" if found else "started"
             click.echo(f"run {run.id} {event}: {clean(shlex.join(run.command))}", err=True)
+            if follow:
+                waiting.start()
 
     try:
         run = lab.run(
             command,
             id=options.run_id,
-            follow=not options.detach and not options.tty,
+            follow=follow,
             tty=options.tty,
             held=options.tty,
             push=push,
             recover=options.recover,
             keeper=options.keeper,
             on_start=report_start,
-            on_log=_make_log_writer(ctx, options.json_),
+            on_log=waiting.watch_log(_make_log_writer(ctx, options.json_)),
         ).last_known
     except KeyboardInterrupt as interrupt:
+        waiting.stop()
         if not started_runs:
             raise
         if options.down:
@@ -216,6 +224,8 @@ def _start_and_follow(
             note_interrupt(lab, started_runs[0].id, interrupt)
         _print_still_running(lab, started_runs[0])
         ctx.exit(DETACHED)
+    finally:
+        waiting.stop()
     if (timeline := find_timeline(ctx)) and not options.json_:
         timeline.print_once()
     if options.tty and not run.has_ended:
