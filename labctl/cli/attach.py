@@ -33,10 +33,13 @@ def attach_command(ctx: click.Context, run: str) -> None:
     run_id = runs.find_run(lab.context, run).id
     server = lab.context.get_server()
     request = RunRequest(lab.config.name, lab.id, run_id)
-    session = lab.context.open_agent(server).call(OPEN_SESSION, request).session
-    replace_with_ssh(
-        lab.context, words("exec", "tmux", "attach-session", "-t", f"={session}").render()
-    )
+    reply = lab.context.open_agent(server).call(OPEN_SESSION, request)
+    line = ["exec", "tmux", "attach-session", "-t", f"={reply.session}"]
+    if reply.ended:  # the session ends with its viewer, as nothing else would end it
+        line += [";", "set-option", "-t", f"={reply.session}:", "destroy-unattached", "on"]
+    effect = "" if reply.ended else "; the run continues"
+    click.echo(f"The session of run {run_id}. Leave it with Ctrl-b d{effect}.", err=True)
+    replace_with_ssh(lab.context, words(*line).render())
 
 
 class _ExecCommand(OwnCommand):

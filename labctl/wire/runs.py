@@ -273,9 +273,10 @@ class ClearRunsReply(NamedTuple):
 
 
 class SessionReply(NamedTuple):
-    """The name of the run's tmux session."""
+    """The name of the run's tmux session, and whether the run has ended."""
 
     session: str
+    ended: bool = False
 
 
 START_RUN = Verb("start", StartRunRequest, StartRunReply)

@@ -289,7 +289,8 @@ def _session_words(run_id: str, directory: Path, container: str) -> list[str]:
         *("new-session", "-d", "-s", name, "-n", "run", "-c", str(directory)),
         *("-x", "200", "-y", "50", f"exec tail -n +1 -F {shlex.quote(str(log))}", ";"),
         *("new-window", "-d", "-t", f"={name}:", "-n", "gpu", gpu, ";"),
-        *("new-window", "-d", "-t", f"={name}:", "-n", "shell", shell),
+        *("new-window", "-d", "-t", f"={name}:", "-n", "shell", shell, ";"),
+        *("set-option", "-t", f"={name}:", "status-right", " leave: Ctrl-b d "),
     ]
 
 
@@ -297,8 +298,9 @@ def session(request: RunRequest) -> SessionReply:
     """Return the name of a run's tmux session, created again if it is gone."""
     directory = require_run_directory(request.lab, request.lab_id, request.run)
     container = read_last_attempt(directory).container
+    has_ended = inspect_run(directory, {}).state not in UNENDED
     run_tmux(*_session_words(directory.name, directory, container))
-    return SessionReply(f"labctl-{directory.name}")
+    return SessionReply(f"labctl-{directory.name}", has_ended)
 
 
 def cancel(request: CancelRunRequest) -> CancelRunReply:
