@@ -16,7 +16,7 @@ from labctl.model import NAME_PATTERN, Run, RunState, Server
 from labctl.runs import images, provenance
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
-from labctl.servers.gpus import select_gpus
+from labctl.servers.gpus import select_server_gpus
 from labctl.wire.runs import (
     CANCEL_RUN,
     FOLLOW_RUN,
@@ -63,7 +63,7 @@ def build_spec(
         env=config.env,
         secrets=config.secrets,
         outputs=config.outputs,
-        gpus=select_gpus(config.server.need, context.load_facts(server), context.reporter),
+        gpus=select_server_gpus(context, server),
         memory_bytes=config.limits.memory_bytes,
         cpus=config.limits.cpus,
         shm_bytes=config.limits.shm_bytes,

@@ -30,10 +30,11 @@ from labctl.cli.screen import (
 )
 from labctl.config import find_paths
 from labctl.errors import ConfigError, InterruptError, LabError, PolicyError, Problem
-from labctl.events import Progress, Question, SharedReporter, Step
+from labctl.events import Event, Progress, Question, SharedReporter, SilentReporter, Step
 from labctl.lab import Lab
 from labctl.model import Check, Endpoint, Offer, Run, Server
 from labctl.parallel import run_parts
+from labctl.servers.gpus import select_server_gpus
 from labctl.wire.watchdog import WatchRecord
 
 NAMES = list(COMMANDS)
@@ -230,6 +231,19 @@ def test_a_stopped_server_is_the_last_known_state_only_without_refresh(
     monkeypatch.setattr("labctl.servers.adoption.adopt", lambda context: server)
     assert ": stopped (last known), " in labctl("status").out
     assert ": stopped, " in labctl("status", "--refresh").out
+
+
+def test_a_missing_gpu_is_noted_once_for_each_server(home: Path) -> None:
+    class Notes(SilentReporter):
+        def emit(self, event: Event) -> None:
+            noted.append(getattr(event, "text", ""))
+
+    noted: list[str] = []
+    lab = Lab.load(".", reporter=Notes())
+    first = kept(home)
+    for server in (first, first, msgspec.structs.replace(first, id="box-2"), first):
+        assert select_server_gpus(lab.context, server) == ""
+    assert noted == ["No GPU on this server; using the CPU."] * 2
 
 
 def test_old_runs_fold_away(labctl: Any, home: Path) -> None:
