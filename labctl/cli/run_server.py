@@ -30,13 +30,13 @@ from labctl.state.uses import hold_use
 from labctl.text import price_text
 
 if TYPE_CHECKING:
-    from labctl.cli.runs import RunOptions
+    from labctl.cli.run_options import RunOptions
 
 # Sent when a terminal closes, and by `kill` and batch systems.
 END_SIGNALS = (signal.SIGHUP, signal.SIGTERM)
 
 
-def require_compatible(options: RunOptions) -> None:
+def require_server_options(options: RunOptions) -> None:
     """UsageError for options that contradict --up or --down, before anything costs money."""
     if options.down and options.detach:
         raise UsageError(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,9 +25,10 @@ from labctl.cli.options import (
     stop_drawing,
     yes_option,
 )
-from labctl.cli.own_command import EXAMPLE, OwnCommand, require_program
+from labctl.cli.own_command import EXAMPLE, OwnCommand
 from labctl.cli.plain_ssh import needs_tty, remote_line, replace_with_ssh
 from labctl.cli.probe import confirm_after_probe
+from labctl.cli.run_options import RunOptions, require_compatible
 from labctl.cli.screen import print_json
 from labctl.errors import LabError, UsageError
 from labctl.state.uses import hold_use
@@ -60,22 +61,6 @@ def push_command(ctx: click.Context, force: bool, yes: bool, json_: bool) -> Non
     for push in pushes:
         uploaded = f"{push.sent} uploaded ({bytes_text(push.sent_bytes)})"
         click.echo(f"{push.target}: {uploaded}, {push.unchanged} unchanged")
-
-
-class RunOptions(NamedTuple):
-    """The options of `run`; "" means not given."""
-
-    detach: bool
-    run_id: str
-    tty: bool
-    no_push: bool
-    up: bool
-    down: bool
-    recover: bool
-    keeper: str
-    probe: str
-    json_: bool
-    command: tuple[str, ...]
 
 
 class _RunCommand(OwnCommand):
@@ -141,7 +126,7 @@ def run_command(ctx: click.Context, /, yes: bool, timings: bool, **values: Any) 
     labctl run --recover --keeper HOST --detach
     """
     options = RunOptions(**values)
-    _require_compatible(options)
+    require_compatible(options)
     lab = open_lab(ctx, yes=yes, quiet=options.json_, timings=timings)
     started_runs: list[Run] = []
     work = partial(_start_and_follow, ctx, lab, options, started_runs)
@@ -153,25 +138,6 @@ def run_command(ctx: click.Context, /, yes: bool, timings: bool, **values: Any) 
         run = work()
     if run is not None:
         ctx.exit(_finish(ctx, run, options.json_))
-
-
-def _require_compatible(options: RunOptions) -> None:
-    """UsageError for options that contradict each other."""
-    require_program("labctl run", options.command)
-    if options.recover and (
-        (options.detach and not options.keeper) or options.tty or options.no_push
-    ):
-        raise _make_recover_conflict_error()
-    if options.keeper and not options.recover:
-        raise _make_keeper_without_recover_error(options.keeper)
-    if options.probe and options.tty:
-        raise _make_probe_with_terminal_error()
-    if options.tty:
-        _require_terminal(options)
-    if options.up or options.down:
-        from labctl.cli.run_server import require_compatible
-
-        require_compatible(options)
 
 
 def _start_and_follow(
@@ -242,46 +208,6 @@ def _make_log_writer(ctx: click.Context, json_: bool) -> Callable[[bytes], None]
     if timeline is None:
         return write
     return timeline.watch_log(write, (lambda: None) if json_ else timeline.print_once)
-
-
-def _make_recover_conflict_error() -> LabError:
-    return UsageError(
-        "--recover cannot be combined with --detach, -it or --no-push",
-        why="it follows the run, and keeps the code that it sends for a new server",
-        hint="labctl run --recover; with --keeper HOST, --detach is allowed",
-    )
-
-
-def _make_keeper_without_recover_error(keeper: str) -> LabError:
-    return UsageError(
-        "--keeper needs --recover",
-        why="a keeper recovers the runs that are handed over to it",
-        hint=f"labctl run --recover --keeper {keeper}",
-    )
-
-
-def _make_probe_with_terminal_error() -> LabError:
-    return UsageError(
-        "--probe cannot be combined with -it",
-        why="a probe run has no terminal attached",
-        hint="labctl run --probe 1%",
-    )
-
-
-def _require_terminal(options: RunOptions) -> None:
-    """UsageError if -it cannot attach a terminal. Called before the run exists."""
-    if options.detach:
-        raise UsageError(
-            "-it cannot be combined with --detach",
-            why="a detached run has no terminal attached",
-            hint="labctl run -it; or labctl run --detach, and then labctl attach",
-        )
-    if not sys.stdin.isatty():
-        raise UsageError(
-            "-it needs a terminal",
-            why="standard input is not one",
-            hint="labctl run --up" if options.up else "labctl run",
-        )
 
 
 def _finish(ctx: click.Context, run: Run, json_: bool) -> int:
