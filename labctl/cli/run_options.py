@@ -36,12 +36,12 @@ def require_compatible(options: RunOptions) -> None:
         raise _make_keeper_without_recover_error(options.keeper)
     if options.probe and options.tty:
         raise _make_probe_with_terminal_error()
-    if options.tty:
-        _require_terminal(options)
     if options.up or options.down:
         from labctl.cli.run_server import require_server_options
 
         require_server_options(options)
+    if options.tty:
+        _require_terminal(options)
 
 
 def _require_terminal(options: RunOptions) -> None:

@@ -414,8 +414,8 @@ def test_a_wrong_switch_is_not_blamed_on_lab_yaml(lab_home: LabHome) -> None:
 
     assert fail(gpu="T4:x").what == "--gpu is not valid"
     both = fail(ttl="8", gpu_memory="x")
-    assert both.what == "--min-gpu-memory and --ttl are not valid"
-    assert both.hint == "labctl up --help   # describes --min-gpu-memory, --ttl"
+    assert both.what == "--ttl and --min-gpu-memory are not valid"
+    assert both.hint == "labctl up --help   # describes --ttl, --min-gpu-memory"
     lab_home.environ["LABCTL_TTL"] = "8"
     assert (fail().what, fail().hint) == ("LABCTL_TTL is not valid", "unset LABCTL_TTL")
     lab_home.write("lab: a\nrum: x\n")
