@@ -157,6 +157,7 @@ class Lab:
         id: str = "",
         follow: bool = False,
         tty: bool = False,
+        held: bool = False,
         push: bool = True,
         recover: bool = False,
         keeper: str = "",
@@ -167,7 +168,8 @@ class Lab:
 
         With `recover`, the run resumes on a new server if its server ends first. This works while
         this process follows the run, or through the `keeper` ("host" or "user@host:port") that the
-        lab is handed over to.
+        lab is handed over to. With `held`, the run's container is created and waits for the caller
+        to start it, so that a terminal can attach first: `docker start --attach --interactive`.
         """
         from labctl.runs import first_run, runs
         from labctl.servers.adoption import renew
@@ -204,6 +206,7 @@ class Lab:
             server,
             spec,
             follow=follow and not recover,
+            held=held,
             on_start=on_start,
             on_log=on_log,
         )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import click
 
 from labctl.cli.options import open_lab
+from labctl.cli.own_command import OwnCommand, require_program, split_words
 from labctl.cli.plain_ssh import replace_with_ssh
-from labctl.errors import NotFoundError
+from labctl.errors import NotFoundError, UsageError
 from labctl.shell import command as words
 from labctl.wire.runs import OPEN_SESSION, RunRequest
 
@@ -31,27 +33,44 @@ def attach_command(ctx: click.Context, run: str) -> None:
     run_id = runs.find_run(lab.context, run).id
     server = lab.context.get_server()
     request = RunRequest(lab.config.name, lab.id, run_id)
-    session = lab.context.open_agent(server).call(OPEN_SESSION, request).session
-    replace_with_ssh(
-        lab.context, words("exec", "tmux", "attach-session", "-t", f"={session}").render()
-    )
+    reply = lab.context.open_agent(server).call(OPEN_SESSION, request)
+    line = ["exec", "tmux", "attach-session", "-t", f"={reply.session}"]
+    if reply.ended:  # the session ends with its viewer, as nothing else would end it
+        line += [";", "set-option", "-t", f"={reply.session}:", "destroy-unattached", "on"]
+    effect = "" if reply.ended else "; the run continues"
+    click.echo(f"The session of run {run_id}. Leave it with Ctrl-b d{effect}.", err=True)
+    replace_with_ssh(lab.context, words(*line).render())
 
 
-@click.command("exec", context_settings={"ignore_unknown_options": True})
-@click.option("--run", "run_id", default="", help="Use this run's container (default: the latest).")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+class _ExecCommand(OwnCommand):
+    """`labctl exec`: the word before `--` is a run."""
+
+    def parse_words(self, ctx: click.Context, args: list[str]) -> list[str]:
+        before, command = split_words(args)
+        rest = super().parse_words(ctx, before)
+        ctx.params["command"] = tuple(command)
+        return rest
+
+
+@click.command("exec", cls=_ExecCommand)
+@click.argument("typed", nargs=-1, type=click.UNPROCESSED, metavar="[RUN] -- COMMAND")
 @click.pass_context
-def exec_command(ctx: click.Context, run_id: str, command: tuple[str, ...]) -> None:
-    """Run COMMAND inside the container of a run that is running.
+def exec_command(ctx: click.Context, typed: tuple[str, ...], command: tuple[str, ...]) -> None:
+    """Run COMMAND inside the container of RUN (default: the latest run), which must be running.
 
     \b
     labctl exec -- nvidia-smi
     labctl exec -- bash
+    labctl exec night -- bash
     """
     from labctl.runs import runs
 
     lab = open_lab(ctx)
-    run = runs.find_run(lab.context, run_id)
+    require_program(f"labctl exec {' '.join(typed[:1])}".rstrip(), command)
+    if not command or len(typed) > 1:
+        is_run = len(typed) == 1 and lab.context.state.get_run(lab.id, typed[0]) is not None
+        raise _make_no_command_error(typed, is_run)
+    run = runs.find_run(lab.context, typed[0] if typed else "")
     runs.refresh(lab.context, lab.context.get_server())
     run = runs.find_run(lab.context, run.id)
     if run.has_ended:
@@ -63,3 +82,13 @@ def exec_command(ctx: click.Context, run_id: str, command: tuple[str, ...]) -> N
     inner = ("sh", "/lab/run/.labctl/entry.sh", *command)
     line = words("exec", "docker", "exec", *flags, "-e", "LABCTL_ENTER=1", run.container, *inner)
     replace_with_ssh(lab.context, line.render(), tty=tty)
+
+
+def _make_no_command_error(typed: Sequence[str], is_run: bool) -> UsageError:
+    command = "bash" if is_run or not typed else words(*typed).render()
+    run = f"{typed[0]} " if is_run else ""
+    return UsageError(
+        "labctl exec needs `--` before the command",
+        why="a word before `--` is the name of a run; without one, it is the latest run",
+        hint=f"labctl exec {run}-- {command}",
+    )

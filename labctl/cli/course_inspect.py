@@ -132,7 +132,7 @@ def _activity_text(seat: SeatStatus) -> str:
 @click.command(
     "ssh",
     # Everything after the first word of COMMAND belongs to COMMAND.
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
 )
 @click.option("--all", "all_", is_flag=True, help="Run COMMAND on every server.")
 @only_options

@@ -30,13 +30,13 @@ from labctl.state.uses import hold_use
 from labctl.text import price_text
 
 if TYPE_CHECKING:
-    from labctl.cli.runs import RunOptions
+    from labctl.cli.run_options import RunOptions
 
 # Sent when a terminal closes, and by `kill` and batch systems.
 END_SIGNALS = (signal.SIGHUP, signal.SIGTERM)
 
 
-def require_compatible(options: RunOptions) -> None:
+def require_server_options(options: RunOptions) -> None:
     """UsageError for options that contradict --up or --down, before anything costs money."""
     if options.down and options.detach:
         raise UsageError(
@@ -56,16 +56,6 @@ def require_compatible(options: RunOptions) -> None:
             "--up cannot be combined with --no-push",
             why="a new server has no code yet",
             hint="labctl run --up",
-        )
-    if options.up and options.tty and not sys.stdin.isatty():
-        raise UsageError(
-            "-it needs a terminal", why="standard input is not one", hint="labctl run --up"
-        )
-    if options.up and options.command and options.command[0].startswith("-"):
-        raise UsageError(
-            f"labctl run has no option {options.command[0]}",
-            why="with --up, the command must begin with a program",
-            hint="labctl run --up -- python train.py; see labctl run --help",
         )
     if options.probe:
         parse_amount(options.probe)

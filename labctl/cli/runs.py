@@ -6,12 +6,15 @@ import shlex
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from labctl.cli.exit_codes import clean
+from labctl.cli.first_output import FirstOutputLine
 from labctl.cli.options import (
+    SCREEN,
     SSH_AT_ONCE,
     SSH_JSON,
     TIMINGS,
@@ -22,8 +25,10 @@ from labctl.cli.options import (
     stop_drawing,
     yes_option,
 )
+from labctl.cli.own_command import EXAMPLE, OwnCommand
 from labctl.cli.plain_ssh import needs_tty, remote_line, replace_with_ssh
 from labctl.cli.probe import confirm_after_probe
+from labctl.cli.run_options import RunOptions, require_compatible
 from labctl.cli.screen import print_json
 from labctl.errors import LabError, UsageError
 from labctl.state.uses import hold_use
@@ -58,23 +63,19 @@ def push_command(ctx: click.Context, force: bool, yes: bool, json_: bool) -> Non
         click.echo(f"{push.target}: {uploaded}, {push.unchanged} unchanged")
 
 
-class RunOptions(NamedTuple):
-    """The options of `run`; "" means not given."""
+class _RunCommand(OwnCommand):
+    """`labctl run`, whose command is `run` in lab.yaml if none is typed."""
 
-    detach: bool
-    run_id: str
-    tty: bool
-    no_push: bool
-    up: bool
-    down: bool
-    recover: bool
-    keeper: str
-    probe: str
-    json_: bool
-    command: tuple[str, ...]
+    def find_default(self, ctx: click.Context) -> tuple[str, ...]:
+        from labctl.config import load_lab
+
+        try:
+            return load_lab(Path(ctx.find_root().obj or ".")).run or EXAMPLE
+        except LabError:
+            return EXAMPLE
 
 
-@click.command("run", context_settings={"ignore_unknown_options": True})
+@click.command("run", cls=_RunCommand)
 @click.option("--detach", "-d", is_flag=True, help="Start the run without following its log.")
 @click.option(
     "--id",
@@ -105,7 +106,7 @@ class RunOptions(NamedTuple):
 @TIMINGS
 @yes_option
 @json_option
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND]")
 @click.pass_context
 def run_command(ctx: click.Context, /, yes: bool, timings: bool, **values: Any) -> None:
     """Run COMMAND (default: `run` in lab.yaml) in a container on the server and follow its log.
@@ -125,7 +126,7 @@ def run_command(ctx: click.Context, /, yes: bool, timings: bool, **values: Any) 
     labctl run --recover --keeper HOST --detach
     """
     options = RunOptions(**values)
-    _require_compatible(options)
+    require_compatible(options)
     lab = open_lab(ctx, yes=yes, quiet=options.json_, timings=timings)
     started_runs: list[Run] = []
     work = partial(_start_and_follow, ctx, lab, options, started_runs)
@@ -137,22 +138,6 @@ def run_command(ctx: click.Context, /, yes: bool, timings: bool, **values: Any) 
         run = work()
     if run is not None:
         ctx.exit(_finish(ctx, lab, run, options.json_))
-
-
-def _require_compatible(options: RunOptions) -> None:
-    """UsageError for options that contradict each other."""
-    if options.recover and (
-        (options.detach and not options.keeper) or options.tty or options.no_push
-    ):
-        raise _make_recover_conflict_error()
-    if options.keeper and not options.recover:
-        raise _make_keeper_without_recover_error(options.keeper)
-    if options.probe and options.tty:
-        raise _make_probe_with_terminal_error()
-    if options.up or options.down:
-        from labctl.cli.run_server import require_compatible
-
-        require_compatible(options)
 
 
 def _start_and_follow(
@@ -170,26 +155,33 @@ def _start_and_follow(
             return None
         push = options.recover  # the probe has just pushed it
 
+    waiting = FirstOutputLine(ctx.meta[SCREEN])
+    follow = not options.detach and not options.tty
+
     def report_start(run: Run, found: bool) -> None:
         started_runs.append(run)
         stop_drawing(ctx)
         if not options.json_:
             event = "found" if found else "started"
             click.echo(f"run {run.id} {event}: {clean(shlex.join(run.command))}", err=True)
+            if follow:
+                waiting.start()
 
     try:
         run = lab.run(
             command,
             id=options.run_id,
-            follow=not options.detach and not options.tty,
+            follow=follow,
             tty=options.tty,
+            held=options.tty,
             push=push,
             recover=options.recover,
             keeper=options.keeper,
             on_start=report_start,
-            on_log=_make_log_writer(ctx, options.json_),
+            on_log=waiting.watch_log(_make_log_writer(ctx, options.json_)),
         ).last_known
     except KeyboardInterrupt as interrupt:
+        waiting.stop()
         if not started_runs:
             raise
         if options.down:
@@ -198,10 +190,14 @@ def _start_and_follow(
             note_interrupt(lab, started_runs[0].id, interrupt)
         _print_still_running(lab, started_runs[0])
         ctx.exit(DETACHED)
+    finally:
+        waiting.stop()
     if (timeline := find_timeline(ctx)) and not options.json_:
         timeline.print_once()
     if options.tty and not run.has_ended:
-        replace_with_ssh(lab.context, f"docker attach {run.container}")
+        # A container that waits for its start is attached to before its command begins.
+        attach = "start --attach --interactive" if run.state == "starting" else "attach"
+        replace_with_ssh(lab.context, f"docker {attach} {run.container}")
     return run
 
 
@@ -212,30 +208,6 @@ def _make_log_writer(ctx: click.Context, json_: bool) -> Callable[[bytes], None]
     if timeline is None:
         return write
     return timeline.watch_log(write, (lambda: None) if json_ else timeline.print_once)
-
-
-def _make_recover_conflict_error() -> LabError:
-    return UsageError(
-        "--recover cannot be combined with --detach, -it or --no-push",
-        why="it follows the run, and keeps the code that it sends for a new server",
-        hint="labctl run --recover; with --keeper HOST, --detach is allowed",
-    )
-
-
-def _make_keeper_without_recover_error(keeper: str) -> LabError:
-    return UsageError(
-        "--keeper needs --recover",
-        why="a keeper recovers the runs that are handed over to it",
-        hint=f"labctl run --recover --keeper {keeper}",
-    )
-
-
-def _make_probe_with_terminal_error() -> LabError:
-    return UsageError(
-        "--probe cannot be combined with -it",
-        why="a probe run has no terminal attached",
-        hint="labctl run --probe 1%",
-    )
 
 
 def _finish(ctx: click.Context, lab: Lab, run: Run, json_: bool) -> int:
@@ -305,12 +277,12 @@ def _print_still_running(lab: Lab, run: Run) -> None:
 @click.command(
     "ssh",
     # Everything after the first word of COMMAND belongs to COMMAND, even `--all`.
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
 )
 @click.option("--all", "all_", is_flag=True, help="Run COMMAND on the servers of all labs.")
 @SSH_AT_ONCE
 @SSH_JSON
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND]")
 @click.pass_context
 def ssh_command(
     ctx: click.Context, all_: bool, at_once: int, json_: bool, command: tuple[str, ...]

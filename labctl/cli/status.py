@@ -22,22 +22,28 @@ if TYPE_CHECKING:
     from labctl.wire.watchdog import MirrorStateRecord, WatchRecord
 
 
+# runs that have ended, in the list without --all
+SHOWN_ENDED = 5
+
+
 @click.command("status")
 @click.option("--refresh", "-r", is_flag=True, help="Query the provider and the server now.")
+@click.option("--all", "all_", is_flag=True, help="List all runs, not only the newest ones.")
 @click.option("--why", is_flag=True, help="List the watchdog's last decisions and their reasons.")
 @json_option
 @click.pass_context
-def status_command(ctx: click.Context, refresh: bool, why: bool, json_: bool) -> None:
+def status_command(ctx: click.Context, refresh: bool, all_: bool, why: bool, json_: bool) -> None:
     """Show the server, its runs, time limits and cost.
 
-    It shows the last known state. With --refresh or --why, or if a keeper watches over the lab,
+    It lists the runs that have not ended and the newest of the others; --all lists all of them. It
+    shows the last known state. With --refresh or --why, or if a keeper watches over the lab,
     labctl queries the provider and the server first.
 
     \b
     labctl status --refresh
     labctl status --why
     """
-    status = _read_status(ctx, refresh or why, why, json_)
+    status, is_current = _read_status(ctx, refresh or why, why, json_)
     if json_:
         print_json(status)
         return
@@ -47,7 +53,7 @@ def status_command(ctx: click.Context, refresh: bool, why: bool, json_: bool) ->
         for reason in list(status["ended"].values())[:1]:
             click.echo(f"  its last server ended: {reason}")
     else:
-        _print_server(status, server)
+        _print_server(status, server, is_current)
     if status["keeper"]:
         click.echo(f"  watched by the keeper at {status['keeper']}")
     _print_kept(status["kept"])
@@ -56,20 +62,27 @@ def status_command(ctx: click.Context, refresh: bool, why: bool, json_: bool) ->
 
         _print_decisions(parse_watch(status["watch"]))
     elif status["runs"]:
-        _print_runs(status["runs"], server, status["now"], status["ended"])
+        runs, hidden = _select_runs(status["runs"], server, all_)
+        _print_runs(runs, server, status["now"], status["ended"])
+        if hidden:
+            older = "1 older run" if hidden == 1 else f"{hidden} older runs"
+            click.echo(f"and {older}: labctl status --all")
 
 
-def _read_status(ctx: click.Context, refresh: bool, why: bool, json_: bool) -> dict[str, Any]:
+def _read_status(
+    ctx: click.Context, refresh: bool, why: bool, json_: bool
+) -> tuple[dict[str, Any], bool]:
+    """Return the status, and whether the provider was queried for it."""
     lab = open_lab(ctx, quiet=json_, record_only=not refresh)
     if refresh or not lab.keeper:
-        return lab.status(refresh=refresh, why=why)
+        return lab.status(refresh=refresh, why=why), refresh
     # A keeper acts on the lab, so this machine's record may be out of date.
     lab = open_lab(ctx, quiet=json_)
     try:
-        return lab.status(refresh=True)
+        return lab.status(refresh=True), True
     except (BusyError, ProviderError) as error:
         click.echo(f"showing the last known state: {clean(error.what)}", err=True)
-        return {**lab.status(), "keeper": lab.keeper}
+        return {**lab.status(), "keeper": lab.keeper}, False
 
 
 def _print_kept(disks: list[KeptDisk]) -> None:
@@ -80,10 +93,12 @@ def _print_kept(disks: list[KeptDisk]) -> None:
             click.echo(f"  {clean(describe_kept_disk(disk))}")
 
 
-def _print_server(status: dict[str, Any], server: Server) -> None:
-    state = {True: server.state, False: "NOT REACHABLE", None: f"{server.state} (last known)"}
+def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> None:
+    state = server.state if is_current else f"{server.state} (last known)"
+    if status["reachable"] is False:
+        state = "NOT REACHABLE"
     kind = clean(f"{server.provider} {server.offer.type}")
-    click.echo(f"{clean(server.alias)}: {state[status['reachable']]}, {kind}")
+    click.echo(f"{clean(server.alias)}: {state}, {kind}")
     if status["why"]:
         click.echo(f"  {clean(status['why'])}")
     price = server.offer.price_usd_per_hour
@@ -160,9 +175,22 @@ def _print_decisions(watch: WatchRecord | None) -> None:
         click.echo("The watchdog has taken no action.")
 
 
+def _select_runs(runs: list[Run], server: Server | None, all_: bool) -> tuple[list[Run], int]:
+    """Return the runs to list, the newest first, and the number of the others."""
+    if all_:
+        return runs, 0
+    ended = [run for run in runs if not _is_active(run, server)]
+    hidden = {run.id for run in ended[SHOWN_ENDED:]}
+    return [run for run in runs if run.id not in hidden], len(hidden)
+
+
+def _is_active(run: Run, server: Server | None) -> bool:
+    return not run.has_ended and server is not None and run.server_id == server.id
+
+
 def _print_runs(runs: list[Run], server: Server | None, now: float, ended: dict[str, str]) -> None:
     def make_row(run: Run) -> tuple[str, ...]:
-        if run.has_ended or (server is not None and run.server_id == server.id):
+        if run.has_ended or _is_active(run, server):
             result = run.summary or shlex.join(run.command)
             return run.id, run.state, _steps_text(run), _elapsed_text(run, now), result
         elapsed = _elapsed_text(run, run.seen_at or now)
@@ -170,12 +198,9 @@ def _print_runs(runs: list[Run], server: Server | None, now: float, ended: dict[
         result = f"its server ended: {why}" if why else "its server ended for an unknown reason"
         return run.id, "unknown", _steps_text(run), elapsed, result
 
-    rows = [make_row(run) for run in runs[:15]]
     click.echo()
-    print_table(rows, ("RUN", "STATE", "STEPS", "TIME", "RESULT"))
-    if len(runs) > 15:
-        click.echo(f"and {len(runs) - 15} earlier (--json lists all)")
-    for run in runs[:15]:
+    print_table([make_row(run) for run in runs], ("RUN", "STATE", "STEPS", "TIME", "RESULT"))
+    for run in runs:
         if run.state == "running" and run.gpu_lost_at is not None:
             text = f"{run.id} has lost its GPU; next: labctl explain {run.id}"
             click.echo(click.style(text, fg="red"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
     from labctl.errors import LabError
     from labctl.lab import Lab
 
-FOOT = "Ctrl-C closes this view; runs continue"
+FOOT = "q quits; ? lists the keys; runs continue"
+KEYS = "q or Ctrl-C: quit; runs continue    ?: hide this list"
 
 
 @click.command("top")
@@ -29,6 +32,8 @@ FOOT = "Ctrl-C closes this view; runs continue"
 @click.pass_context
 def top_command(ctx: click.Context, once: bool, json_: bool) -> None:
     """Show the server live: CPU, memory, disk, network, GPUs, runs, and processes with their users.
+
+    Press q to quit. The bars of disk and network are relative to the `max` beside them.
 
     \b
     labctl top
@@ -62,6 +67,7 @@ def _show_live(lab: Lab) -> None:
     from rich.console import Console
     from rich.live import Live
 
+    from labctl.cli.keys import read_keys
     from labctl.cli.top_screen import About, render_server
 
     console = Console(highlight=False)
@@ -73,8 +79,18 @@ def _show_live(lab: Lab) -> None:
         bars=_choose_bars(console.encoding),
     )
 
+    foot = FOOT
+
+    def handle_key(key: str) -> None:
+        nonlocal foot
+        if key == "q":  # the main thread waits for the server: end that as Ctrl-C does
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        elif key == "?":
+            foot = KEYS if foot == FOOT else FOOT
+            update_screen()
+
     def update_screen(cut: str = "") -> None:
-        shown_about = msgspec.structs.replace(about, cut=cut) if cut else about
+        shown_about = msgspec.structs.replace(about, cut=cut, foot=foot)
         live.update(
             render_server(history, shown_about, console.width, console.height), refresh=True
         )
@@ -91,7 +107,8 @@ def _show_live(lab: Lab) -> None:
     with Live(console=console, screen=True, auto_refresh=False) as live:
         update_screen()
         try:
-            follow(lab.context, add_sample, on_cut=show_cut)
+            with read_keys(handle_key):
+                follow(lab.context, add_sample, on_cut=show_cut)
         except KeyboardInterrupt:
             return
 

@@ -67,6 +67,11 @@ class History:
             return None
         return max(0.0, run.total_steps - last) * (last_at - first_at) / (last - first)
 
+    def find_highest(self, name: str, width: int) -> float | None:
+        """Return the largest of the last `width` figures; None without any."""
+        figures = list(self._figures.get(name, ()))[-width:]
+        return max((figure for figure in figures if figure is not None), default=None)
+
     def render_line(
         self, name: str, width: int, most: float | None = None, bars: str = BARS
     ) -> str:

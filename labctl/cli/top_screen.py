@@ -100,6 +100,11 @@ def _render_machine(now: ServerMetrics, history: History, about: About, width: i
         line = history.render_line(key, bars, maximum, about.bars)
         table.add_row(name, Text(line, "cyan"), figure, Text(note, HEADING))
 
+    def scale(key: str) -> str:
+        """Write what the highest bar stands for, where that is no known limit."""
+        highest = history.find_highest(key, bars)
+        return f"max {rate_text(highest)}" if bars and highest else ""
+
     busy = (
         "not measured" if now.cpu_cores is None else f"{now.cpu_cores:.1f} of {now.cores:g} cores"
     )
@@ -112,9 +117,9 @@ def _render_machine(now: ServerMetrics, history: History, about: About, width: i
         now.memory_total_bytes,
     )
     read, written = rate_text(now.disk_read_bytes_per_s), rate_text(now.disk_write_bytes_per_s)
-    add_row("disk", f"{read} read, {written} written", "", "disk", None)
+    add_row("disk", f"{read} read, {written} written", scale("disk"), "disk", None)
     received, sent = rate_text(now.net_in_bytes_per_s), rate_text(now.net_out_bytes_per_s)
-    add_row("network", f"{received} in, {sent} out", "", "network", None)
+    add_row("network", f"{received} in, {sent} out", scale("network"), "network", None)
     table.add_row("space", "", f"{amount_text(now.disk_free_bytes, now.disk_total_bytes)} free")
     return table
 

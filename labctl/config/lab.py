@@ -107,7 +107,16 @@ def load_lab(
 
 def _make_config_error(path: Path, problems: list[Problem]) -> ConfigError:
     hint = "labctl config   # after you fix these lines"
-    return make_problems_error(escape(str(path)), problems, hint=hint)
+    origins = list(dict.fromkeys(problem.origin for problem in problems))
+    if all(origin.startswith("--") for origin in origins):
+        hint = f"labctl up --help   # describes {', '.join(origins)}"
+    elif all(origin.startswith("LABCTL_") for origin in origins):
+        hint = f"unset {' '.join(origins)}"
+    else:
+        where = escape(str(path)) if "" in origins else " and ".join(origins)
+        return make_problems_error(where, problems, hint=hint)
+    names, verb = " and ".join(origins), "is" if len(origins) == 1 else "are"
+    return ConfigError(f"{names} {verb} not valid", tuple(dict.fromkeys(problems)), hint=hint)
 
 
 def _lab_file(path_or_dir: Path) -> Path:

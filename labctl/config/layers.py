@@ -40,6 +40,8 @@ SWITCHES = {
 # LABCTL_SERVER_AWS_PROFILE sets server.aws.profile.
 PROVIDER_VARIABLE = r"LABCTL_SERVER_([A-Z0-9]+)_([A-Z0-9_]+)"
 
+# Short names whose flag has another name.
+_FLAGS = {"gpu_memory": "min_gpu_memory"}
 _NOT_FROM_ENVIRONMENT = frozenset({"name"})
 
 
@@ -89,7 +91,7 @@ def build_switch_layers(overrides: Mapping[str, str], environ: Mapping[str, str]
             provider, key = (part.lower() for part in match.groups())
             yield _nest(f"server.{provider}.{key}", text, variable)
     for key, text in overrides.items():
-        flag = f"--{key.replace('_', '-')}" if key in SWITCHES else key
+        flag = f"--{_FLAGS.get(key, key).replace('_', '-')}" if key in SWITCHES else key
         yield _nest(SWITCHES.get(key, key), text, flag)
 
 

@@ -43,7 +43,7 @@ def make_problem(node: Node, path: str, message: str) -> Problem:
     """Return a Problem at `node`; for a node that is not from lab.yaml it names the origin."""
     if node.origin == LAB_FILE or not node.origin:
         return Problem(path, node.line, message)
-    return Problem(path, 0, f"{message} (from {escape(node.location)})")
+    return Problem(path, 0, f"{message} (from {escape(node.location)})", escape(node.origin))
 
 
 def find_nearest(word: str, known: Iterable[str]) -> str:

@@ -84,11 +84,15 @@ class UsageError(LabError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in a file: where (dotted path of the key, line from 1) and what."""
+    """One mistake in a file: where (dotted path of the key, line from 1) and what.
+
+    `origin` is the option, variable or other file that the value came from, "" for the file itself.
+    """
 
     path: str
     line: int
     message: str
+    origin: str = ""
 
 
 class ConfigError(LabError):

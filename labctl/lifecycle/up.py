@@ -15,7 +15,7 @@ from labctl.runs import images, provenance
 from labctl.servers import attempts, deadlines, first_contact, guard, held_disks
 from labctl.servers.adoption import adopt
 from labctl.servers.context import LabContext
-from labctl.servers.gpus import select_gpus
+from labctl.servers.gpus import select_server_gpus
 from labctl.servers.open_costs import explain_open_costs
 from labctl.servers.prepare import prepare, probe
 from labctl.servers.reachability import reach
@@ -47,7 +47,7 @@ def up(
                         server = attempts.create_server(context, need, image)
                         on_create(server)
                 server = make_ready(context, server)
-                select_gpus(need, context.load_facts(server), context.reporter)
+                select_server_gpus(context, server)
                 images.start_load(context, server)
                 return server
         except KeyboardInterrupt:

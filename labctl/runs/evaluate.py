@@ -170,7 +170,7 @@ def evaluate_on_server(
         lab_id=context.lab_id,
         run=choice.run.id,
         checkpoint=choice.path,
-        gpus=select_gpus(context.config.server.need, context.load_facts(server), None),
+        gpus=select_gpus(context.config.server.need, context.load_facts(server)),
         deadline_s=time_limit_s,
     )
     remote = context.open_agent(server)

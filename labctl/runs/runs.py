@@ -16,7 +16,7 @@ from labctl.model import NAME_PATTERN, Run, RunState, Server
 from labctl.runs import images, provenance
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
-from labctl.servers.gpus import select_gpus
+from labctl.servers.gpus import select_server_gpus
 from labctl.wire.runs import (
     CANCEL_RUN,
     FOLLOW_RUN,
@@ -63,7 +63,7 @@ def build_spec(
         env=config.env,
         secrets=config.secrets,
         outputs=config.outputs,
-        gpus=select_gpus(config.server.need, context.load_facts(server), context.reporter),
+        gpus=select_server_gpus(context, server),
         memory_bytes=config.limits.memory_bytes,
         cpus=config.limits.cpus,
         shm_bytes=config.limits.shm_bytes,
@@ -94,29 +94,32 @@ def start(
     wanted: RunSpec,
     *,
     follow: bool,
+    held: bool = False,
     on_start: Callable[[Run, bool], None],
     on_log: Callable[[bytes], None],
 ) -> Run:
     """Start (or find) the run, and with `follow` pass on its log until it ends.
 
-    After a lost connection, at whatever moment, this finds the same run again. KeyboardInterrupt
-    passes through and does not stop the run.
+    With `held`, its container is created and waits for `docker start`. After a lost connection, at
+    whatever moment, this finds the same run again. KeyboardInterrupt passes through and does not
+    stop the run.
     """
     with provenance.GitQuery(context.config.root) as git:
-        return _start(context, server, wanted, git, follow, on_start, on_log)
+        request = StartRunRequest(wanted, read_secrets(context), held)
+        return _start(context, server, request, git, follow, on_start, on_log)
 
 
 def _start(
     context: LabContext,
     server: Server,
-    wanted: RunSpec,
+    request: StartRunRequest,
     git: provenance.GitQuery,
     follow: bool,
     on_start: Callable[[Run, bool], None],
     on_log: Callable[[bytes], None],
 ) -> Run:
     remote = context.open_agent(server)
-    request = StartRunRequest(wanted, read_secrets(context))
+    wanted = request.spec
     log = _LogStream(on_log)
 
     def on_reply(reply: StartRunReply) -> None:

@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from labctl.commands.probe import list_missing
 from labctl.errors import LabError, PolicyError
 from labctl.errors.subject import Subject
-from labctl.events import Note, Reporter, SilentReporter
-from labctl.model import GpuNeed, Need, ServerFacts
+from labctl.events import Note
+from labctl.model import GpuNeed, Need, Server, ServerFacts
 from labctl.text import bytes_text
 
+if TYPE_CHECKING:
+    from labctl.servers.context import LabContext
+
+# Kind of the ledger entry of a note that was shown about a server's GPUs.
+GPU_NOTE = "gpu note"
 # A card sold as 24 GB shows 22.5 GiB: drivers and ECC use the rest.
 _SOLD_SIZE_SLACK = 0.07
 _NO_RUNTIME = "the NVIDIA Container Toolkit is not installed there"
 
 
-def select_gpus(need: Need, facts: ServerFacts, reporter: Reporter | None = None) -> str:
+def select_server_gpus(context: LabContext, server: Server) -> str:
+    """Do `select_gpus` for the lab's need. A note is shown once for each server."""
+
+    def show_once(note: Note) -> None:
+        notes = context.state.list_events(server_id=server.id, kind=GPU_NOTE, limit=1)
+        if not notes or notes[-1].detail.get("text") != note.text:
+            context.reporter.emit(note)
+            context.state.record(
+                GPU_NOTE, lab_id=context.lab_id, server_id=server.id, detail={"text": note.text}
+            )
+
+    return select_gpus(context.config.server.need, context.load_facts(server), show_once)
+
+
+def select_gpus(
+    need: Need, facts: ServerFacts, on_note: Callable[[Note], None] = lambda note: None
+) -> str:
     """Return the value of `--gpus` for this need on this server: "" (none) or "all".
 
     PolicyError if the lab requires a GPU that the server cannot provide. `auto` without a GPU
-    returns "" and emits a Note, since training on the CPU is slow.
+    returns "" and passes a Note to `on_note`, since training on the CPU is slow.
     """
     gpu = need.gpu
-    reporter = reporter or SilentReporter()
     if gpu.kind == "none":
         return ""
     fitting = [g for g in facts.gpus if _is_enough(gpu, g.name, g.memory_bytes)]
@@ -31,14 +54,14 @@ def select_gpus(need: Need, facts: ServerFacts, reporter: Reporter | None = None
     if gpu.is_required:
         raise _make_no_gpu_error(gpu, facts, usable)
     if not facts.gpus:
-        reporter.emit(Note(text="No GPU on this server; using the CPU."))
+        on_note(Note(text="No GPU on this server; using the CPU."))
     elif not facts.nvidia_runtime:
         gpus = _describe_gpus(facts)
         text = f"{gpus}, but containers cannot use it ({_NO_RUNTIME}); using the CPU."
-        reporter.emit(Note(text=text, level="warning"))
+        on_note(Note(text=text, level="warning"))
     else:
         text = f"{_describe_gpus(facts)}, not {_describe_need(gpu)}; using the CPU."
-        reporter.emit(Note(text=text))
+        on_note(Note(text=text))
     return ""
 
 

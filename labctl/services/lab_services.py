@@ -62,7 +62,7 @@ def _build_request(context: LabContext, server: Server, name: str) -> ServiceReq
         image=images.image_reference(context),
         command=own.command if own else (),
         port=port,
-        gpus=select_gpus(config.server.need, context.load_facts(server), None),
+        gpus=select_gpus(config.server.need, context.load_facts(server)),
         args=images.build_args(context, config.image),
         wheelhouse=bool(config.wheelhouse),
     )

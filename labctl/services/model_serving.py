@@ -179,7 +179,7 @@ def _base_request(
         lab_id=context.lab_id,
         name=name,
         image="",
-        gpus=select_gpus(context.config.server.need, context.load_facts(server), None),
+        gpus=select_gpus(context.config.server.need, context.load_facts(server)),
         env=env,
         replace=True,
         deadline_s=loading_s,

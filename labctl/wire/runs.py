@@ -139,10 +139,15 @@ class RunRequest(NamedTuple):
 
 
 class StartRunRequest(NamedTuple):
-    """Start a run. `secrets` are the values of the spec's secrets by name."""
+    """Start a run. `secrets` are the values of the spec's secrets by name.
+
+    With `held`, its container is only created. The caller starts it by attaching a terminal, so
+    that the terminal has all of the output, and the command's exit code.
+    """
 
     spec: RunSpec
     secrets: Dict[str, str] = {}
+    held: bool = False
 
 
 class StartRunReply(NamedTuple):
@@ -268,9 +273,10 @@ class ClearRunsReply(NamedTuple):
 
 
 class SessionReply(NamedTuple):
-    """The name of the run's tmux session."""
+    """The name of the run's tmux session, and whether the run has ended."""
 
     session: str
+    ended: bool = False
 
 
 START_RUN = Verb("start", StartRunRequest, StartRunReply)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
@@ -29,10 +30,11 @@ from labctl.cli.screen import (
 )
 from labctl.config import find_paths
 from labctl.errors import ConfigError, InterruptError, LabError, PolicyError, Problem
-from labctl.events import Progress, Question, SharedReporter, Step
+from labctl.events import Event, Progress, Question, SharedReporter, SilentReporter, Step
 from labctl.lab import Lab
 from labctl.model import Check, Endpoint, Offer, Run, Server
 from labctl.parallel import run_parts
+from labctl.servers.gpus import select_server_gpus
 from labctl.wire.watchdog import WatchRecord
 
 NAMES = list(COMMANDS)
@@ -100,6 +102,49 @@ def test_own_failure_is_255_where_codes_pass_through(labctl: Any, words: tuple[s
     said = labctl(*words)
     assert said.code == 255
     assert "labctl:" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "next_command"),
+    [
+        (
+            ("run", "--epochs", "3"),
+            "labctl run has no option --epochs\n",
+            "labctl run -- python train.py --epochs 3\n",
+        ),
+        (
+            ("run", "--id", "night", "--detatch"),
+            "no option --detatch; did you mean --detach?",
+            "labctl run --id night --detach; or, as an option of your command: "
+            "labctl run --id night -- python train.py --detatch\n",
+        ),
+        (
+            ("run", "-d", "python", "train.py", "--lr=1e-3"),
+            "labctl run has no option --lr\n",
+            "labctl run -d -- python train.py --lr=1e-3\n",
+        ),
+        (("run", "--lr", "--", "ls"), "labctl run has no option --lr\n", "labctl run -- ls --lr\n"),
+        (("exec", "ls", "-a"), "labctl exec has no option -a\n", "labctl exec -- ls -a\n"),
+        (("exec", "r1", "-a", "--", "ls"), "has no option -a\n", "labctl exec r1 -- ls -a\n"),
+        (("exec", "ls"), "labctl exec needs `--` before the command", "labctl exec -- ls\n"),
+        (("exec",), "labctl exec needs `--` before the command", "labctl exec -- bash\n"),
+    ],
+)
+def test_an_unknown_option_is_not_taken_for_a_command(
+    labctl: Any, words: tuple[str, ...], what: str, next_command: str
+) -> None:
+    said = labctl(*words)
+    assert said.code == 255
+    assert what in said.err
+    assert said.err.endswith(f"next: {next_command}")
+
+
+def test_exec_names_the_run_before_the_command(labctl: Any, home: Path) -> None:
+    lab = Lab.load(".")
+    lab.context.state.save_run(Run(id="r1", lab_id=lab.id, server_id="s1", state="running"))
+    assert labctl("exec", "r1").err.endswith("next: labctl exec r1 -- bash\n")
+    assert "there is no run r2" in labctl("exec", "r2", "--", "ls").err
+    assert "digits has no server" in labctl("exec", "r1", "--", "ls").err
 
 
 @pytest.mark.parametrize("words", [("pull",), ("logs",), ("cancel",), ("push",), ("inventory",)])
@@ -174,6 +219,52 @@ def test_status_draws_names_that_cannot_steer_a_terminal(labctl: Any, home: Path
     assert not {"\x1b", "\x07", "\u202e"} & {*said.out}
     assert "$1.00 so far at $0.50 an hour" in said.out
     assert "night" in said.out
+
+
+def test_a_stopped_server_is_the_last_known_state_only_without_refresh(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = msgspec.structs.replace(kept(home), state="stopped")
+    lab = Lab.load(".")
+    lab.context.state.save_server(server)
+    lab.context.state.close()
+    monkeypatch.setattr("labctl.servers.adoption.adopt", lambda context: server)
+    assert ": stopped (last known), " in labctl("status").out
+    assert ": stopped, " in labctl("status", "--refresh").out
+
+
+def test_a_missing_gpu_is_noted_once_for_each_server(home: Path) -> None:
+    class Notes(SilentReporter):
+        def emit(self, event: Event) -> None:
+            noted.append(getattr(event, "text", ""))
+
+    noted: list[str] = []
+    lab = Lab.load(".", reporter=Notes())
+    first = kept(home)
+    for server in (first, first, msgspec.structs.replace(first, id="box-2"), first):
+        assert select_server_gpus(lab.context, server) == ""
+    assert noted == ["No GPU on this server; using the CPU."] * 2
+
+
+def test_old_runs_fold_away(labctl: Any, home: Path) -> None:
+    server = kept(home)
+    lab = Lab.load(".")
+    for number in range(9):
+        run = Run(
+            id=f"r{number}", lab_id=lab.id, server_id=server.id, created_at=1000.0 + number,
+            state="running" if number == 1 else "exited", exit_code=0,
+        )  # fmt: skip
+        lab.context.state.save_run(run)
+    lab.context.state.close()
+    said = labctl("status").out
+    shown = [line.split()[0] for line in said.splitlines() if "exited" in line or "running" in line]
+    assert {"night", "r8", "r7", "r6", "r5", "r1"} <= {*shown}
+    assert not {"r0", "r2", "r3", "r4"} & {*shown}
+    assert said.endswith("and 4 older runs: labctl status --all\n")
+    whole = labctl("status", "--all").out
+    assert "r0 " in whole
+    assert "older" not in whole
+    assert len(json.loads(labctl("status", "--json").out)["runs"]) == 10
 
 
 @pytest.mark.parametrize(

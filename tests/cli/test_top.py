@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
+import sys
+import termios
+from queue import Queue
 from typing import Any
 
 import msgspec
 import pytest
 from rich.console import Console
 
+from labctl.cli.keys import read_keys
 from labctl.cli.top_history import BARS, KEPT, PLAIN_BARS, History, render_sparkline
 from labctl.cli.top_screen import About, render_server
 from labctl.insight.top import GpuMetrics, GpuUse, ProcessNow, RunNow, ServerMetrics
@@ -138,6 +144,32 @@ def test_everything_is_said_within_the_width(width: int) -> None:
     ):
         assert said in text, said
     assert ("1100/1590 MHz" in text) == (width == 140)
+
+
+def test_bars_without_a_known_limit_say_what_the_highest_one_is() -> None:
+    busier = msgspec.structs.replace(NOW, net_in_bytes_per_s=3 * 1024**2)
+    lines = drawn(seen(NOW, busier, NOW), 80).splitlines()
+    (disk,) = (line for line in lines if line.startswith("disk"))
+    (network,) = (line for line in lines if line.startswith("network"))
+    assert "900 MiB/s read, 1000 B/s written  max 900 MiB/s" in disk
+    assert network.rstrip().endswith("max 4.0 MiB/s")
+    assert "max" not in drawn(seen(NOW), 80)
+
+
+def test_keys_arrive_one_by_one_and_the_terminal_is_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        before = termios.tcgetattr(terminal)
+        keys: Queue[str] = Queue()
+        with read_keys(keys.put):
+            os.write(ours, b"?q")
+            assert [keys.get(timeout=20), keys.get(timeout=20)] == ["?", "q"]
+            assert termios.tcgetattr(terminal) != before
+        assert termios.tcgetattr(terminal) == before
+    os.close(ours)
 
 
 @pytest.mark.parametrize("width", [40, 60])

@@ -217,9 +217,7 @@ def test_the_session_beside_a_run_can_be_killed_and_comes_back(
     assert lab.student(windows).split() == ["run", "gpu", "shell"]
     after = lab.inspected("seen")["State"]
     assert (after["Running"], after["Pid"]) == (True, before["Pid"])
-    inside = lab.labctl(
-        "exec", "--run", "seen", "--", "sh", "-c", "echo $LABCTL_RUN_ID; exit 5", code=5
-    )
+    inside = lab.labctl("exec", "seen", "--", "sh", "-c", "echo $LABCTL_RUN_ID; exit 5", code=5)
     assert inside.stdout == "seen\n"
     lab.let_go("seen")
     assert process.end(0).stdout == lab.log("seen")
@@ -246,6 +244,15 @@ def test_a_run_with_a_terminal_asks_and_is_answered(lab: LabDirectory) -> None:
     assert "hello ada" in lab.labctl("logs", "asks").stdout
 
 
+def test_a_short_command_with_a_terminal_loses_nothing(lab: LabDirectory) -> None:
+    with lab.in_terminal(
+        "run", "-it", "--id", "brief", "--", "sh", "-c", "echo a b; exit 4"
+    ) as tty:
+        tty.said("a b")
+        assert tty.popen.wait(120) == 4
+    assert (lab.seen("brief")["state"], lab.seen("brief")["exit_code"]) == ("exited", 4)
+
+
 def test_a_killed_labctl_leaves_a_run_that_the_same_command_finds(
     lab: LabDirectory, followed: Followed
 ) -> None:
@@ -259,7 +266,7 @@ def test_a_killed_labctl_leaves_a_run_that_the_same_command_finds(
     assert len(lab.containers("orphan")) == 1
     lab.let_go("orphan")
     assert again.end(0).stdout == lab.log("orphan")
-    refused = lab.labctl("exec", "--run", "orphan", "--", "true", code=255)
+    refused = lab.labctl("exec", "orphan", "--", "true", code=255)
     assert "run orphan has ended" in refused.stderr
 
 

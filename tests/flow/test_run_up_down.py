@@ -18,7 +18,7 @@ from lab_world import LAB_ID, Recorded, World, unreachable
 from labctl import Lab, lifecycle
 from labctl.cli import run_server
 from labctl.cli.options import SCREEN
-from labctl.cli.runs import RunOptions
+from labctl.cli.run_options import RunOptions
 from labctl.cli.screen import Screen
 from labctl.config import trust
 from labctl.errors import (

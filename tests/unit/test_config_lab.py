@@ -404,6 +404,24 @@ def test_a_wrong_switch_is_named(lab_home: LabHome) -> None:
     assert {each.line for each in found.values()} == {0}
 
 
+def test_a_wrong_switch_is_not_blamed_on_lab_yaml(lab_home: LabHome) -> None:
+    lab_home.write("lab: a\n")
+
+    def fail(**overrides: str) -> ConfigError:
+        with pytest.raises(ConfigError) as caught:
+            load_lab(lab_home.root, environ=lab_home.environ, overrides=overrides)
+        return caught.value
+
+    assert fail(gpu="T4:x").what == "--gpu is not valid"
+    both = fail(ttl="8", gpu_memory="x")
+    assert both.what == "--ttl and --min-gpu-memory are not valid"
+    assert both.hint == "labctl up --help   # describes --ttl, --min-gpu-memory"
+    lab_home.environ["LABCTL_TTL"] = "8"
+    assert (fail().what, fail().hint) == ("LABCTL_TTL is not valid", "unset LABCTL_TTL")
+    lab_home.write("lab: a\nrum: x\n")
+    assert fail().what.endswith("lab.yaml has 2 problems")
+
+
 def test_switches_of_the_machine(lab_home: LabHome) -> None:
     lab_home.write_user_file("wheelhouse: ~/wheels\nbase_image: debian:12\n")
     lab_home.environ["LABCTL_PACKAGE_INDEX"] = "https://me:pw@index.example/simple"

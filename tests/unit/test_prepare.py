@@ -52,19 +52,19 @@ def with_gpus(*gpus: Gpu, runtime: bool = True) -> ServerFacts:
 
 def test_auto_on_a_cpu_server_says_so() -> None:
     reporter = Recorded()
-    assert select_gpus(Need(), CPU, reporter) == ""
+    assert select_gpus(Need(), CPU, reporter.emit) == ""
     assert [note.text for note in reporter.notes] == ["No GPU on this server; using the CPU."]
 
 
 def test_auto_takes_a_gpu_without_a_word() -> None:
     reporter = Recorded()
-    assert select_gpus(Need(), with_gpus(T4), reporter) == "all"
+    assert select_gpus(Need(), with_gpus(T4), reporter.emit) == "all"
     assert reporter.events == []
 
 
 def test_auto_with_a_gpu_that_containers_cannot_use() -> None:
     reporter = Recorded()
-    assert select_gpus(Need(), with_gpus(T4, runtime=False), reporter) == ""
+    assert select_gpus(Need(), with_gpus(T4, runtime=False), reporter.emit) == ""
     (note,) = reporter.notes
     assert note.level == "warning"
     assert "Tesla T4" in note.text
@@ -73,7 +73,7 @@ def test_auto_with_a_gpu_that_containers_cannot_use() -> None:
 
 def test_none_never_takes_one() -> None:
     reporter = Recorded()
-    assert select_gpus(need("none", 0), with_gpus(T4), reporter) == ""
+    assert select_gpus(need("none", 0), with_gpus(T4), reporter.emit) == ""
     assert reporter.events == []
 
 

@@ -83,6 +83,14 @@ def test_a_command_that_is_not_there(shell: str, run: Path) -> None:
     assert "no-such-program" in log(run)
 
 
+def test_a_container_that_is_started_again_does_not_run_its_command_again(
+    shell: str, run: Path
+) -> None:
+    assert begin(shell, run, "sh", "-c", "echo once; exit 7").wait(120) == 7
+    assert begin(shell, run, "sh", "-c", "echo once; exit 7").wait(120) == 125
+    assert (log(run), ended(run)["code"]) == ("once\n", 7)
+
+
 def test_words_arrive_whole_and_both_outputs_are_logged(shell: str, run: Path) -> None:
     (run / "logs" / "run.log").write_text("before\n")
     line = 'printf "<%s>" "$@"; echo; echo wrong >&2'

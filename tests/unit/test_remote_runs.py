@@ -209,6 +209,29 @@ def test_a_start_makes_and_starts_one_container_and_asks_no_more(
     assert f"new-session -d -s labctl-night -n run -c {root}/runs/night" in asked_of_tmux
 
 
+def test_a_held_container_is_created_once_and_started_by_its_caller(
+    root: Path, engine: EngineSocket
+) -> None:
+    made: list[str] = []
+
+    def answer(method: str, path: str, body: Any) -> Answer | None:
+        if path.endswith("/containers/digits-night-1/json") and made:
+            return 200, {"Name": "/digits-night-1", "State": {"Status": "created"}}
+        made.extend([path] if "/containers/create" in path else [])
+        return Containers()(method, path, body)
+
+    engine.answers = answer
+    request = StartRunRequest(SPEC._replace(tty=True), held=True)
+    first, again = runs.start(request), runs.start(request)
+    assert first.run
+    assert again.run
+    assert (first.run.state, first.found) == ("claimed", False)
+    assert (again.run.state, again.found) == ("claimed", True)
+    assert first.run.container == again.run.container == "digits-night-1"
+    assert made == ["/v1.41/containers/create?name=digits-night-1"]
+    assert not [path for _, path, _ in engine.asked if path.endswith("/start")]
+
+
 @pytest.mark.parametrize(
     ("refusal", "kind"),
     [

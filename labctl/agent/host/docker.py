@@ -58,6 +58,12 @@ def run_tmux(*args: str) -> CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
+def end_session(run_id: str) -> None:
+    """End the tmux session of a run that has ended: now, or once its last viewer has left it."""
+    with suppress(FileNotFoundError):
+        run_tmux("set-option", "-t", f"=labctl-{run_id}:", "destroy-unattached", "on")
+
+
 def spawn_tmux(*args: str) -> None:
     """Run tmux without waiting for it: people open the session later than the reply arrives."""
     null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]

@@ -26,6 +26,7 @@ from ..watchdog.activity import LabAccount
 from ..watchdog.notify import notify
 from . import engine
 from .container_usage import ContainerUsageReader
+from .docker import end_session
 from .engine_objects import Container
 from .gpu_access import GpuProbe
 from .gpus import Gpus, select_given
@@ -113,7 +114,9 @@ def _record_until_idle() -> None:
     empty = 0
     while True:
         started = time.monotonic()
-        recorded = list_recorded(recorded)
+        before, recorded = recorded, list_recorded(recorded)
+        for container_id in before.keys() - recorded.keys():
+            end_session(before[container_id].directory.name)
         empty = 0 if recorded else empty + 1
         if empty == PATIENCE:
             return

@@ -13,6 +13,8 @@ umask 022
 if [ -n "$LABCTL_ENTER" ]; then
   exec "$@"
 fi
+# Two terminals may start the same container, one after its command has ended: it runs once.
+[ ! -e "$run/.labctl/exit.json" ] || exit 125
 if [ ! -t 0 ]; then
   exec >>"$run/logs/run.log" 2>&1
 fi

@@ -22,7 +22,7 @@ from ...wire.runs import (
 )
 from ...wire.verbs import STATUS_COMMAND
 from ..broker.detection import LEASE
-from ..host.docker import run_docker
+from ..host.docker import end_session, run_docker
 from ..host.engine import inspect_container, inspect_containers
 from ..host.engine_objects import Container, ContainerState
 from ..host.gpu_access import find_loss_time
@@ -121,6 +121,7 @@ def inspect_run(directory: Path, inspected: dict[str, Container]) -> RunRecord:
         new_files = tuple(list_new_files(directory, spec.outputs))
         record = record._replace(new_files=new_files, progress=_read_progress(directory))
         drop_secrets(directory.name)
+        end_session(directory.name)
         try:
             _save_console(directory, spec, name, container)
             write_final_record(directory, record)

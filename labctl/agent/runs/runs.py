@@ -97,17 +97,25 @@ def _launch_claimed(
     if run.state != "claimed":
         # Launched before, or by a call that found our claim and was quicker.
         return StartRunReply(run, found=True, directory=str(directory))
+    if request.held and _is_held(run.container):
+        # Created by a call whose terminal was lost before it started the container.
+        return StartRunReply(run, found=True, directory=str(directory))
     image = image or engine.inspect_image(spec.image)
     if image is None:
         return StartRunReply(missing=spec.image)
     try:
-        inspected = launch(root, directory, spec, image, request.secrets)
+        inspected = launch(root, directory, spec, image, request.secrets, held=request.held)
     except Failure:
         if not existed:
             drop_tree(directory)
         secrets_tmpfs.remove_secrets(spec.id)
         raise
     return StartRunReply(inspect_run(directory, inspected), existed, str(directory))
+
+
+def _is_held(container: str) -> bool:
+    inspected = engine.inspect_container(container) if container else None
+    return inspected is not None and inspected.State.Status == "created"
 
 
 def _claim(directory: Path, spec: RunSpec) -> bool:
@@ -141,8 +149,10 @@ def launch(
     spec: RunSpec,
     image: Image,
     secrets: dict[str, str],
+    *,
+    held: bool = False,
 ) -> dict[str, Container]:
-    """Start the container of the next attempt.
+    """Start the container of the next attempt; with `held`, only create it.
 
     Returns the container by its name, as the engine would show it now.
     """
@@ -163,12 +173,15 @@ def launch(
     )
     write_attempt(directory, attempt, record)
     secrets_tmpfs.write_secrets(spec.id, secrets)
-    inspected = _start_container(container, spec, build_run_body(root, directory, spec, image))
+    body = build_run_body(root, directory, spec, image)
+    inspected = _start_container(container, spec, body, held)
+    _start_recorder()
+    if held:  # `labctl attach` opens its session: a shell in the container needs a running one
+        return inspected
     # The run has started: even if it has filled the disk by now, its start is not a failure.
     with suppress(OSError):
         write_attempt(directory, attempt, record._replace(launched=True))
     spawn_tmux(*_session_words(spec.id, directory, container))
-    _start_recorder()
     return inspected
 
 
@@ -185,11 +198,18 @@ def _start_recorder() -> None:
         os.posix_spawnp(words[0], words, os.environ, file_actions=null, setsid=True)
 
 
-def _start_container(container: str, spec: RunSpec, body: NewContainer) -> dict[str, Container]:
-    """Create and start the container. If it exists, it belongs to this attempt: leave it alone."""
+def _start_container(
+    container: str, spec: RunSpec, body: NewContainer, held: bool
+) -> dict[str, Container]:
+    """Create the container, and start it unless it is `held`.
+
+    If it exists, it belongs to this attempt: leave it alone.
+    """
     try:
         if not engine.create_container(container, body):
             return {}
+        if held:
+            return {container: Container(Name=container, State=ContainerState("created"))}
         engine.start_container(container)
     except engine.EngineRequestError as refused:
         engine.remove_container(container)
@@ -269,7 +289,8 @@ def _session_words(run_id: str, directory: Path, container: str) -> list[str]:
         *("new-session", "-d", "-s", name, "-n", "run", "-c", str(directory)),
         *("-x", "200", "-y", "50", f"exec tail -n +1 -F {shlex.quote(str(log))}", ";"),
         *("new-window", "-d", "-t", f"={name}:", "-n", "gpu", gpu, ";"),
-        *("new-window", "-d", "-t", f"={name}:", "-n", "shell", shell),
+        *("new-window", "-d", "-t", f"={name}:", "-n", "shell", shell, ";"),
+        *("set-option", "-t", f"={name}:", "status-right", " leave: Ctrl-b d "),
     ]
 
 
@@ -277,8 +298,9 @@ def session(request: RunRequest) -> SessionReply:
     """Return the name of a run's tmux session, created again if it is gone."""
     directory = require_run_directory(request.lab, request.lab_id, request.run)
     container = read_last_attempt(directory).container
+    has_ended = inspect_run(directory, {}).state not in UNENDED
     run_tmux(*_session_words(directory.name, directory, container))
-    return SessionReply(f"labctl-{directory.name}")
+    return SessionReply(f"labctl-{directory.name}", has_ended)
 
 
 def cancel(request: CancelRunRequest) -> CancelRunReply:

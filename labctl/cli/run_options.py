@@ -1,0 +1,84 @@
+"""The options of `labctl run`, and which of them go together."""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+from labctl.cli.own_command import require_program
+from labctl.errors import LabError, UsageError
+
+
+class RunOptions(NamedTuple):
+    """The options of `run`; "" means not given."""
+
+    detach: bool
+    run_id: str
+    tty: bool
+    no_push: bool
+    up: bool
+    down: bool
+    recover: bool
+    keeper: str
+    probe: str
+    json_: bool
+    command: tuple[str, ...]
+
+
+def require_compatible(options: RunOptions) -> None:
+    """UsageError for options that contradict each other."""
+    require_program("labctl run", options.command)
+    if options.recover and (
+        (options.detach and not options.keeper) or options.tty or options.no_push
+    ):
+        raise _make_recover_conflict_error()
+    if options.keeper and not options.recover:
+        raise _make_keeper_without_recover_error(options.keeper)
+    if options.probe and options.tty:
+        raise _make_probe_with_terminal_error()
+    if options.up or options.down:
+        from labctl.cli.run_server import require_server_options
+
+        require_server_options(options)
+    if options.tty:
+        _require_terminal(options)
+
+
+def _require_terminal(options: RunOptions) -> None:
+    """UsageError if -it cannot attach a terminal. Called before the run exists."""
+    if options.detach:
+        raise UsageError(
+            "-it cannot be combined with --detach",
+            why="a detached run has no terminal attached",
+            hint="labctl run -it; or labctl run --detach, and then labctl attach",
+        )
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "-it needs a terminal",
+            why="standard input is not one",
+            hint="labctl run --up" if options.up else "labctl run",
+        )
+
+
+def _make_recover_conflict_error() -> LabError:
+    return UsageError(
+        "--recover cannot be combined with --detach, -it or --no-push",
+        why="it follows the run, and keeps the code that it sends for a new server",
+        hint="labctl run --recover; with --keeper HOST, --detach is allowed",
+    )
+
+
+def _make_keeper_without_recover_error(keeper: str) -> LabError:
+    return UsageError(
+        "--keeper needs --recover",
+        why="a keeper recovers the runs that are handed over to it",
+        hint=f"labctl run --recover --keeper {keeper}",
+    )
+
+
+def _make_probe_with_terminal_error() -> LabError:
+    return UsageError(
+        "--probe cannot be combined with -it",
+        why="a probe run has no terminal attached",
+        hint="labctl run --probe 1%",
+    )
