@@ -6,9 +6,17 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from labctl.errors import EngineError, HostKeyError, LabError, PolicyError
+from labctl.errors import (
+    AuthenticationError,
+    ConnectError,
+    EngineError,
+    HostKeyError,
+    LabError,
+    PolicyError,
+)
 from labctl.events import Note, Question, Step
 from labctl.lifecycle import reconcile, up
+from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.lifecycle.server_loss import PUT_DOWN
 from labctl.model import Resource, Server, Value
 from labctl.runs import outputs, runs
@@ -40,13 +48,17 @@ Consent = Callable[[LabContext, Server, list[str], bool], None]
 
 
 class DownResult(Value, frozen=True):
-    """What `down` did and what remains. If `servers_left` is empty, no server bills."""
+    """What `down` did and what remains. If `servers_left` is empty, no server bills.
+
+    `unchecked` says why the machines of a lab without a server on record could not be checked.
+    """
 
     removed: str = ""
     pulled_files: int = 0
     saved_edits: int = 0
     servers_left: tuple[Server, ...] = ()
     leftovers: tuple[Resource, ...] = ()
+    unchecked: str = ""
 
 
 def down(
@@ -60,7 +72,10 @@ def down(
     lock = context.state.lock(context.lab_id, "down", wait_s=wait_s)
     with lock, explain_open_costs(context):
         reconcile.merge_keeper_records(context)
-        server = _find_server(context, discard) or _await_unconfirmed(context)
+        try:
+            server = _find_server(context, discard) or _await_unconfirmed(context)
+        except (AuthenticationError, ConnectError) as error:
+            return _forget_attempts(context, error)
         if server is None:
             reconcile.release_keeper(context, discard=discard)
             ending = context.state.get_lab_server(context.lab_id)
@@ -136,6 +151,22 @@ def _await_unconfirmed(context: LabContext) -> Server | None:
         if attempt.provider == context.provider.name:
             context.state.end_attempt(attempt.token, "never seen")
     return None
+
+
+def _forget_attempts(context: LabContext, error: LabError) -> DownResult:
+    """Close the attempts at leased machines that cannot be reached; `error` says why.
+
+    Raises it again if a server is on record or a keeper has the lab, or if a server could cost
+    money. A machine that such an attempt leased, with its reply lost, costs nothing, and its lease
+    ends by itself.
+    """
+    may_exist = context.state.list_servers(context.lab_id) or find_keeper(context)
+    if may_exist or not adoption.is_leased(context):
+        raise error
+    for attempt in context.state.list_open_attempts(context.lab_id):
+        if attempt.provider == context.provider.name:
+            context.state.end_attempt(attempt.token, "unreachable")
+    return DownResult(unchecked=error.what)
 
 
 def _list_running(

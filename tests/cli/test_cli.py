@@ -31,8 +31,9 @@ from labctl.config import find_paths
 from labctl.errors import ConfigError, InterruptError, LabError, PolicyError, Problem
 from labctl.events import Progress, Question, SharedReporter, Step
 from labctl.lab import Lab
-from labctl.model import Check, Endpoint, Offer, Run, Server
+from labctl.model import Check, CreateServerRequest, Endpoint, Need, Offer, Run, Server
 from labctl.parallel import run_parts
+from labctl.state import State
 from labctl.wire.watchdog import WatchRecord
 
 NAMES = list(COMMANDS)
@@ -285,6 +286,25 @@ def test_config_tells_where_each_setting_comes_from(
     assert "LABCTL_BASE_IMAGE" in rows["base_image"]["origin"]
     assert rows["server.provider"]["origin"] == "default"
     assert "lab.yaml:2" in labctl("config").out
+
+
+def test_down_after_a_failed_up_on_an_unreachable_machine_forgets_the_attempt(
+    labctl: Any, home: Path
+) -> None:
+    config = "lab: digits\nserver: {provider: static, static: {hosts: ['ann@127.0.0.1:9']}}\n"
+    (home / "digits" / "lab.yaml").write_text(config)
+    assert labctl("up", "--yes").code == 75
+    lab_id = json.loads((home / "digits" / ".labctl" / "lab.json").read_text())["id"]
+    request = CreateServerRequest(
+        lab="digits", lab_id=lab_id, token="c0ffee", public_key="", identity="", need=Need()
+    )
+    state = State(find_paths().database)
+    state.begin_attempt("c0ffee", request, Offer(provider="static", type="127.0.0.1"), "")
+    said = labctl("down")
+    assert (said.code, state.list_open_attempts(lab_id)) == (0, [])
+    assert "digits has no server on record; nothing was removed." in said.out
+    assert "127.0.0.1 refuses connections to port 9" in said.out
+    assert json.loads(labctl("down", "--json").out)["unchecked"]
 
 
 def test_a_lab_that_wants_what_is_yours_is_approved_first(labctl: Any, home: Path) -> None:
