@@ -33,6 +33,7 @@ from labctl.events import Progress, Question, SharedReporter, Step
 from labctl.lab import Lab
 from labctl.model import Check, CreateServerRequest, Endpoint, Need, Offer, Run, Server
 from labctl.parallel import run_parts
+from labctl.providers.local import LocalProvider
 from labctl.state import State
 from labctl.wire.watchdog import WatchRecord
 
@@ -305,6 +306,26 @@ def test_down_after_a_failed_up_on_an_unreachable_machine_forgets_the_attempt(
     assert "digits has no server on record; nothing was removed." in said.out
     assert "127.0.0.1 refuses connections to port 9" in said.out
     assert json.loads(labctl("down", "--json").out)["unchecked"]
+
+
+def test_orphans_counts_the_servers_of_others_and_lists_them_only_when_asked(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(
+        id="labctl-words-1", provider="local", lab="words", lab_id="b", alias="words",
+        endpoint=Endpoint(host="127.0.0.1", port=1, user="student", identity="/home/ann/key"),
+        offer=Offer(provider="local", type="container"),
+        created_at=time.time(), state="running", owner="ann",
+    )  # fmt: skip
+    monkeypatch.setattr(LocalProvider, "servers", lambda self: [server])
+    monkeypatch.setattr(LocalProvider, "leftovers", lambda self: [])
+    said = labctl("orphans", "--terminate", "--yes")
+    assert (said.code, said.out) == (0, "Found nothing that labctl created for you.\n")
+    assert "not listed: 1 server of other users; labctl orphans --everyone" in said.err
+    assert json.loads(labctl("orphans", "--json").out)["orphans"]["others"] == []
+    said = labctl("orphans", "--everyone", "--terminate", "--yes")
+    assert "to terminate the servers of ann, type ann: no (not a terminal" in said.err
+    assert "running, of ann" in said.out
 
 
 def test_a_lab_that_wants_what_is_yours_is_approved_first(labctl: Any, home: Path) -> None:
