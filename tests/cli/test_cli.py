@@ -328,6 +328,19 @@ def test_orphans_counts_the_servers_of_others_and_lists_them_only_when_asked(
     assert "running, of ann" in said.out
 
 
+def test_up_without_credentials_fails_before_it_asks_anything(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    (home / "digits" / "lab.yaml").write_text("lab: digits\nserver: {provider: aws}\n")
+    said = labctl("up")
+    assert said.code == 1
+    assert "approve this lab.yaml?" not in said.err
+    assert "credentials" in said.err.splitlines()[0]
+
+
 def test_a_lab_that_wants_what_is_yours_is_approved_first(labctl: Any, home: Path) -> None:
     lab = home / "digits" / "lab.yaml"
     lab.write_text("lab: digits\nrun: [python, train.py]\nsecrets: [TOKEN]\n")
