@@ -29,6 +29,9 @@ def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
         edits = f", {result.saved_edits} edited files to server-edits/"
         text = f"downloaded {result.pulled_files} files to runs/"
         click.echo(text + (edits if result.saved_edits else ""), err=err)
+    if result.home_files:
+        files = "1 file" if result.home_files == 1 else f"{result.home_files} files"
+        click.echo(f"downloaded {files} from the home directory to server-home/", err=err)
     removed = f"removed {result.removed}" if result.removed else f"{lab.config.name} had no server"
     click.echo(removed, err=err)
     for server in result.servers_left:
