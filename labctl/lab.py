@@ -112,6 +112,9 @@ class Lab:
         """Return the lab's server, and start one if it has none. `need` overrides lab.yaml."""
         from labctl.lifecycle.up import up
 
+        if not is_trusted(self.context.paths, self.config):
+            # Report missing credentials before the question about the file.
+            self.context.provider.get_account()
         self._require_trust()
         check_files(self.config)
         if need is not None:

@@ -155,7 +155,8 @@ class Server(Value, frozen=True):
     """A machine that labctl reaches over SSH. `alias` is its name in ssh_config.
 
     `account` is the id of the `ProviderAccount` that owns it, "" if the provider has no accounts
-    or an earlier labctl recorded the server.
+    or an earlier labctl recorded the server. `owner` is the user who created it, if users share the
+    provider without accounts (a Docker Engine); "" otherwise.
     """
 
     id: str
@@ -169,6 +170,7 @@ class Server(Value, frozen=True):
     state: ServerState = "starting"
     deadline_at: float | None = None
     account: str = ""
+    owner: str = ""
 
 
 class CreateServerRequest(Value, frozen=True):

@@ -32,6 +32,7 @@ VERBS = {
     "plan": "files.files.plan",
     "commit": "files.files.commit",
     "edits": "files.edits.edits",
+    "home-files": "files.home_files.list_home_files",
     "hashes": "files.content_hashes.hashes",
     "manifest": "files.outputs.manifest",
     "image": "runs.images.find",

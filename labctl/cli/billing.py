@@ -1,4 +1,4 @@
-"""The commands offers, extend, cost, down and orphans: what is rented and what it costs."""
+"""The commands offers, extend, cost and down: what is rented and what it costs."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.options import (
     DISCARD,
     FORGET,
-    PROVIDER,
     json_option,
     need_options,
     open_lab,
     yes_option,
 )
-from labctl.cli.screen import age_text, print_json, print_table
+from labctl.cli.screen import print_json, print_table
 from labctl.config import parse_duration
 from labctl.errors import NoOfferError, UsageError
-from labctl.text import bytes_text, dollars_text, duration_text, optional_text, price_text
+from labctl.text import bytes_text, dollars_text, duration_text, optional_text
 from labctl.wire.codec import to_json
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
     from labctl.model import Offer
     from labctl.servers.cost import Costs
-    from labctl.servers.leftovers import Orphans
     from labctl.state.disks import KeptDisk
     from labctl.wire.watchdog import WatchRecord
 
@@ -253,91 +251,3 @@ def _forget(lab: Lab, json_: bool) -> None:
     for name in names:
         click.echo(f"forgotten: {name}")
     click.echo("Anything that still exists keeps billing.")
-
-
-@click.command("orphans")
-@PROVIDER
-@click.option("--all-regions", is_flag=True, help="Search every region of the account.")
-@click.option(
-    "--terminate",
-    is_flag=True,
-    help="Terminate every listed server, even one in use, and remove the other resources, except "
-    "kept disks that have not expired. Unsaved results are lost.",
-)
-@click.option(
-    "--kept-too",
-    is_flag=True,
-    help="With --terminate: also remove kept disks that have not expired.",
-)
-@yes_option
-@json_option
-@click.pass_context
-def orphans_command(
-    ctx: click.Context,
-    provider: str | None,
-    all_regions: bool,
-    terminate: bool,
-    kept_too: bool,
-    yes: bool,
-    json_: bool,
-) -> None:
-    """List everything at the provider that labctl created, including servers in use.
-
-    That includes what was created on other machines and for other labs.
-
-    Exits with 1 if one of them costs money.
-
-    \b
-    labctl orphans --provider aws --all-regions
-    labctl orphans --terminate
-    """
-    from labctl.servers.leftovers import end_orphans, find_orphans
-
-    overrides = {"provider": provider} if provider else {}
-    lab = open_lab(
-        ctx, yes=yes, quiet=json_, overrides=overrides, needs_file=False, everywhere=all_regions
-    )
-    resources = find_orphans(lab.context)
-    if terminate:
-        resources = end_orphans(lab.context, resources, kept_too=kept_too)
-    if json_:
-        print_json({"orphans": resources, "billing": resources.is_billing})
-    else:
-        _print_orphans(resources)
-    ctx.exit(1 if resources.is_billing else 0)
-
-
-def _print_orphans(orphans: Orphans) -> None:
-    from labctl.servers.disks import cost_text, get_id_without_region
-
-    if not orphans.servers and not orphans.resources:
-        scope = " with these credentials" if orphans.elsewhere else ""
-        click.echo(f"Found nothing that labctl created{scope}.")
-        return
-    now = time.time()
-    rows = [
-        (
-            "server",
-            server.id,
-            server.lab,
-            price_text(server.offer.price_usd_per_hour),
-            age_text(server.created_at, now),
-            f"{server.state}{', on record here' if server.id in orphans.here else ''}",
-        )
-        for server in orphans.servers
-    ]
-    rows += [
-        (
-            resource.kind,
-            resource.id,
-            resource.lab,
-            f"{dollars_text(resource.price_usd_per_month)} a month",
-            age_text(resource.created_at, now),
-            "kept" if resource.expires_at else resource.note,
-        )
-        for resource in orphans.resources
-    ]
-    print_table(rows, ("KIND", "ID", "LAB", "PRICE", "AGE", ""))
-    for resource in orphans.resources:
-        if resource.expires_at:
-            click.echo(f"kept disk {get_id_without_region(resource)}: {cost_text(resource)}")

@@ -20,10 +20,18 @@ def is_billing(result: DownResult) -> bool:
 
 def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
     """Print what was downloaded and removed and what is left; with `err` to standard error."""
+    if result.unchecked:
+        click.echo(f"{lab.config.name} has no server on record; nothing was removed.", err=err)
+        click.echo(f"Its machines could not be checked: {result.unchecked}", err=err)
+        click.echo("If an interrupted up leased one of them, that lease ends by itself.", err=err)
+        return
     if result.pulled_files or result.saved_edits:
         edits = f", {result.saved_edits} edited files to server-edits/"
         text = f"downloaded {result.pulled_files} files to runs/"
         click.echo(text + (edits if result.saved_edits else ""), err=err)
+    if result.home_files:
+        files = "1 file" if result.home_files == 1 else f"{result.home_files} files"
+        click.echo(f"downloaded {files} from the home directory to server-home/", err=err)
     removed = f"removed {result.removed}" if result.removed else f"{lab.config.name} had no server"
     click.echo(removed, err=err)
     for server in result.servers_left:

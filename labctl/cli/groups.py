@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "estimate": ("estimate", "Plan and pay", "Estimate memory, hours and dollars for a model."),
     "cost": ("billing", "Plan and pay", "Show hours and dollars of servers and runs."),
     "extend": ("billing", "Plan and pay", "Extend the server's lifetime, within its limits."),
-    "orphans": ("billing", "Plan and pay", "List everything at the provider that labctl created."),
+    "orphans": ("orphans", "Plan and pay", "List everything at the provider that labctl created."),
     "report": ("report", "Submit and present", "Write the results as one HTML page."),
     "serve": ("serve", "Submit and present", "Serve the model as POST /predict on localhost."),
     "submit": ("submit", "Submit and present", "Submit one verified bundle."),

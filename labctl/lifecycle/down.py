@@ -6,9 +6,17 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from labctl.errors import EngineError, HostKeyError, LabError, PolicyError
+from labctl.errors import (
+    AuthenticationError,
+    ConnectError,
+    EngineError,
+    HostKeyError,
+    LabError,
+    PolicyError,
+)
 from labctl.events import Note, Question, Step
-from labctl.lifecycle import reconcile, up
+from labctl.lifecycle import home_files, reconcile, up
+from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.lifecycle.server_loss import PUT_DOWN
 from labctl.model import Resource, Server, Value
 from labctl.runs import outputs, runs
@@ -40,13 +48,27 @@ Consent = Callable[[LabContext, Server, list[str], bool], None]
 
 
 class DownResult(Value, frozen=True):
-    """What `down` did and what remains. If `servers_left` is empty, no server bills."""
+    """What `down` did and what remains. If `servers_left` is empty, no server bills.
+
+    `home_files` counts the files that were downloaded from the server's home directory.
+    `unchecked` says why the machines of a lab without a server on record could not be checked.
+    """
 
     removed: str = ""
     pulled_files: int = 0
     saved_edits: int = 0
+    home_files: int = 0
     servers_left: tuple[Server, ...] = ()
     leftovers: tuple[Resource, ...] = ()
+    unchecked: str = ""
+
+
+class _Saved(Value, frozen=True):
+    """How many files `_save` downloaded."""
+
+    results: int = 0
+    edits: int = 0
+    home_files: int = 0
 
 
 def down(
@@ -60,14 +82,13 @@ def down(
     lock = context.state.lock(context.lab_id, "down", wait_s=wait_s)
     with lock, explain_open_costs(context):
         reconcile.merge_keeper_records(context)
-        server = _find_server(context, discard) or _await_unconfirmed(context)
+        try:
+            server = _find_server(context, discard) or _await_unconfirmed(context)
+        except (AuthenticationError, ConnectError) as error:
+            return _forget_attempts(context, error)
         if server is None:
             reconcile.release_keeper(context, discard=discard)
-            ending = context.state.get_lab_server(context.lab_id)
-            rest = end_server.sweep(context, ending.id if ending else "")
-            return DownResult(
-                removed=rest.server_id, servers_left=rest.survivors, leftovers=rest.leftovers
-            )
+            return _sweep(context)
         discard = discard or adoption.is_fresh(context, server)
         running = []
         if server.state != "stopped":
@@ -76,19 +97,27 @@ def down(
         # A process that follows one of its runs must not mistake this for a lost server.
         context.state.record(PUT_DOWN, lab_id=context.lab_id, server_id=server.id)
         lab_services.stop_forwards(context, server)
-        files = edits = 0
+        saved = _Saved()
         if not discard:
-            files, edits = _save(context, server, running)
+            saved = _save(context, server, running, asks_for_home=consent is None)
         reconcile.release_keeper(context, discard=discard)
         rest = end_server.remove(context, server)
         _close_store(context)
         return DownResult(
             removed=rest.server_id,
-            pulled_files=files,
-            saved_edits=edits,
+            pulled_files=saved.results,
+            saved_edits=saved.edits,
+            home_files=saved.home_files,
             servers_left=rest.survivors,
             leftovers=rest.leftovers,
         )
+
+
+def _sweep(context: LabContext) -> DownResult:
+    """Remove what is left of a lab without a live server."""
+    ending = context.state.get_lab_server(context.lab_id)
+    rest = end_server.sweep(context, ending.id if ending else "")
+    return DownResult(removed=rest.server_id, servers_left=rest.survivors, leftovers=rest.leftovers)
 
 
 def drain_server(context: LabContext, server: Server, *, discard: bool) -> tuple[int, int]:
@@ -101,7 +130,8 @@ def drain_server(context: LabContext, server: Server, *, discard: bool) -> tuple
     running = [] if server.state == "stopped" else _list_running(context, server, discard)
     context.state.record(PUT_DOWN, lab_id=context.lab_id, server_id=server.id)
     lab_services.stop_forwards(context, server)
-    return (0, 0) if discard else _save(context, server, running)
+    saved = _Saved() if discard else _save(context, server, running)
+    return saved.results, saved.edits
 
 
 def _close_store(context: LabContext) -> None:
@@ -138,6 +168,22 @@ def _await_unconfirmed(context: LabContext) -> Server | None:
     return None
 
 
+def _forget_attempts(context: LabContext, error: LabError) -> DownResult:
+    """Close the attempts at leased machines that cannot be reached; `error` says why.
+
+    Raises it again if a server is on record or a keeper has the lab, or if a server could cost
+    money. A machine that such an attempt leased, with its reply lost, costs nothing, and its lease
+    ends by itself.
+    """
+    may_exist = context.state.list_servers(context.lab_id) or find_keeper(context)
+    if may_exist or not adoption.is_leased(context):
+        raise error
+    for attempt in context.state.list_open_attempts(context.lab_id):
+        if attempt.provider == context.provider.name:
+            context.state.end_attempt(attempt.token, "unreachable")
+    return DownResult(unchecked=error.what)
+
+
 def _list_running(
     context: LabContext, server: Server, discard: bool, consent: Consent | None = None
 ) -> list[str]:
@@ -172,18 +218,25 @@ def _ask_for_consent(
         )
 
 
-def _save(context: LabContext, server: Server, running: list[str]) -> tuple[int, int]:
-    """Stop what runs, pull everything and verify it; return (files pulled, edits saved)."""
+def _save(
+    context: LabContext, server: Server, running: list[str], *, asks_for_home: bool | None = None
+) -> _Saved:
+    """Stop what runs, pull everything and verify it.
+
+    Files in the home directory are downloaded too: if the user agrees with `asks_for_home`, always
+    if that is False, and never if it is None.
+    """
     if server.state == "stopped":
         server = up.make_ready(context, server)
+    home = None
     try:
-        for run_id in running:
-            run, _ = runs.cancel(context, server, run_id, GRACE_S)
-            context.reporter.emit(Note(text=f"{run.id}: {run.summary}"))
-        # A file that a notebook saves after the pull would be lost with the server.
-        _stop_services(context, server)
+        if asks_for_home is not None:
+            home = home_files.choose_home_files(context, server, asks=asks_for_home)
+        _end_work(context, server, running)
         pulled = outputs.pull(context, server, [], everything=True)
         edits = lab_files.save_edits(context, server)
+        if home:
+            home_files.pull_home_files(context, server, home)
         unsaved = [
             *(_describe_missing(file) for file in outputs.list_missing(context, server)),
             *(f"code/{skipped}" for skipped in edits.skipped),
@@ -193,19 +246,31 @@ def _save(context: LabContext, server: Server, running: list[str]) -> tuple[int,
     if unsaved:
         raise stop_and_keep_disk(context, server, _make_unsaved_error(unsaved), hint=FIX_FILES)
     kept_disks.note_saved(context, server)
+    _remove_containers(context, server)
+    return _Saved(
+        results=sum(run.files for run in pulled),
+        edits=len(edits.saved),
+        home_files=len(home.files) if home else 0,
+    )
+
+
+def _end_work(context: LabContext, server: Server, running: list[str]) -> None:
+    """Cancel these runs and stop the lab's services. Without an engine none of them can run."""
+    for run_id in running:
+        run, _ = runs.cancel(context, server, run_id, GRACE_S)
+        context.reporter.emit(Note(text=f"{run.id}: {run.summary}"))
+    # A file that a notebook saves after the pull would be lost with the server.
+    with suppress(EngineError):
+        lab_services.stop_services(context, server)
+
+
+def _remove_containers(context: LabContext, server: Server) -> None:
     try:
         lab_services.remove_containers(context, server)
     except EngineError:
         # A deleted machine loses its containers. A leased one must not pass them to the next user.
         if adoption.is_leased(context):
             raise
-    return sum(run.files for run in pulled), len(edits.saved)
-
-
-def _stop_services(context: LabContext, server: Server) -> None:
-    """Stop the lab's services. Without an engine none can run; `_save` handles that case."""
-    with suppress(EngineError):
-        lab_services.stop_services(context, server)
 
 
 def _describe_missing(file: MissingFile) -> str:

@@ -20,7 +20,7 @@ from labctl.wire.runs import RunSpec
 CODE = "code"
 GIT_S = 5.0
 MOST_CHANGED = 20
-NOT_CODE = ("runs/", ".labctl/", "server-edits/")
+NOT_CODE = ("runs/", ".labctl/", "server-edits/", "server-home/")
 SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
 # Settings of a repository with which `git status` starts, or may start, programs.
 PROGRAMS = re.compile(rb"^\s*\[\s*(filter|include|includeif)\b|fsmonitor", re.IGNORECASE | re.M)

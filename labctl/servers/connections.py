@@ -80,17 +80,31 @@ class Connections:
         path = self._describe(self._server_dir(server.id), server.id, server.alias, server.endpoint)
         line = ssh.include_line(str(self._dir), "*/config")
         included = self._dir / "config"
-        include = ssh.include_line(str(self._dir), "config")
-        if has_line(included, line) and self.user_config.has_line(include):
+        if has_line(included, line) and self.user_config.has_line(self._include):
             return path  # as nearly always: a lock on the path of every command takes 10 ms
         with hold_lock(self._dir / ".lock", "write ssh_config", wait_s=LOCK_WAIT_S):
             _write_if_changed(included, line + "\n")
-            self.user_config.add_first_line(include)
+            self.user_config.add_first_line(self._include)
         return path
 
     def forget(self, server_id: str) -> None:
-        """Remove what `write` wrote for this server, if anything."""
+        """Remove what `write` wrote for this server; with the last one, the user's Include too."""
         shutil.rmtree(self._server_dir(server_id), ignore_errors=True)
+        if not self._dir.is_dir() or self._has_servers():
+            return
+        with hold_lock(self._dir / ".lock", "write ssh_config", wait_s=LOCK_WAIT_S):
+            self.user_config.remove_line(self._include)
+            # Another process may have written a server's config and seen the line before.
+            if self._has_servers():
+                self.user_config.add_first_line(self._include)
+
+    @property
+    def _include(self) -> str:
+        """The line of the user's config that includes all servers."""
+        return ssh.include_line(str(self._dir), "config")
+
+    def _has_servers(self) -> bool:
+        return any(config.parent.name != "endpoints" for config in self._dir.glob("*/config"))
 
     def forget_unrecorded(self, list_recorded_ids: Callable[[], Iterable[str]]) -> None:
         """Remove the files of all servers except those on record: a killed process may leave some.

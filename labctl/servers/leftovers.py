@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from labctl.errors import PolicyError
 from labctl.events import Note, Question, Step
@@ -13,19 +14,22 @@ from labctl.servers.open_costs import explain_open_costs
 
 # Kind of a resource that is free and makes the next server start faster: it is never removed.
 CACHE = "cache"
+OTHERS_LOSS = "Runs on them end, and results that were not downloaded are lost. Ask the user first."
 
 
 class Orphans(Value, frozen=True):
     """What exists at a provider. `here` are the ids of servers that this machine has on record.
 
     `elsewhere` names what this machine has on record in other accounts of the provider: servers,
-    and what interrupted `up`s may have created.
+    and what interrupted `up`s may have created. `others` are servers of other users who share the
+    provider without accounts, as on one Docker Engine.
     """
 
     servers: tuple[Server, ...]
     resources: tuple[Resource, ...]
     here: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
+    others: tuple[Server, ...] = ()
 
     @property
     def is_billing(self) -> bool:
@@ -90,12 +94,25 @@ def _list_shown(context: LabContext) -> Orphans:
         one for one in others if one.kind != CACHE and (one.expires_at or one.server_id not in ids)
     ]
     recorded = {server.id for server in context.state.list_servers()}
+    own = [one for one in servers if one.id in recorded or _is_own(context, one)]
     return Orphans(
-        servers=tuple(servers),
+        servers=tuple(own),
         resources=tuple(resources),
         here=tuple(sorted(ids & recorded)),
         elsewhere=tuple(_list_elsewhere(context)),
+        others=tuple(one for one in servers if one not in own),
     )
+
+
+def _is_own(context: LabContext, server: Server) -> bool:
+    """Whether this user created it, as far as the provider can tell its users apart.
+
+    A login name is not enough: in containers that share an engine, everybody may be root. The key
+    of a server is in the directory of the user who created it.
+    """
+    if not server.owner:
+        return True
+    return Path(server.endpoint.identity).is_relative_to(context.paths.keys_dir.parent)
 
 
 def end_orphans(context: LabContext, listed: Orphans, *, kept_too: bool) -> Orphans:
@@ -132,6 +149,23 @@ def end_orphans(context: LabContext, listed: Orphans, *, kept_too: bool) -> Orph
         return [one for one in _list_shown(context).resources if kept_too or _is_unneeded(one)]
 
     end_server.remove_resources(context, list_removable(), list_removable)
+    return _list_shown(context)
+
+
+def end_others(context: LabContext, listed: Orphans) -> Orphans:
+    """Terminate the servers of each other user whose name is typed; return what is left."""
+    for owner in sorted({server.owner for server in listed.others}):
+        servers = [server for server in listed.others if server.owner == owner]
+        lines = [f"  {server.id} ({server.lab}, {server.state})" for server in servers]
+        decision = Question(
+            question=f"to terminate the servers of {owner}, type {owner}",
+            detail="\n".join([f"Another user, {owner}, created:", *lines, OTHERS_LOSS]),
+            typed=owner,
+        )
+        if context.reporter.confirm(decision):
+            end_server.end(context, servers)
+        else:
+            context.reporter.emit(Note(text=f"the servers of {owner} were not terminated"))
     return _list_shown(context)
 
 

@@ -52,6 +52,15 @@ class UserSshConfig:
         mode = path.stat().st_mode & 0o777 if old else 0o600
         replace_file(path, line.encode() + b"\n" + old, mode=mode)
 
+    def remove_line(self, line: str) -> None:
+        """Remove a line that `add_first_line` added; leave all other bytes as they are."""
+        if self.path is None or not has_line(self.path, line):
+            return
+        path = self.path.resolve()
+        lines = path.read_bytes().splitlines(keepends=True)
+        rest = b"".join(each for each in lines if each.strip() != line.encode())
+        replace_file(path, rest, mode=path.stat().st_mode & 0o777)
+
     def list_hosts(self, *, skip: Path) -> set[str]:
         """List the exact Host names of the config, except those in files at or below `skip`."""
         return set() if self.path is None else list_hosts(self.path, skip=skip)

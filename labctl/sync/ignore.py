@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 IGNORE_FILES = (".gitignore", ".labignore")
 NEVER_ANYWHERE = frozenset({".git", ".venv", "__pycache__", ".ipynb_checkpoints"})
-NEVER_AT_TOP = frozenset({".labctl", "runs", "server-edits", "assignment.yaml"})
+NEVER_AT_TOP = frozenset({".labctl", "runs", "server-edits", "server-home", "assignment.yaml"})
 
 
 class IgnoreRule(NamedTuple):

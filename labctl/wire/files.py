@@ -121,13 +121,39 @@ class FilePart(NamedTuple):
     size: int
 
 
+@as_array
+class HomeFile(NamedTuple):
+    path: str
+    size: int
+    sha256: str
+
+
+class HomeFilesRequest(NamedTuple):
+    """List the files that appeared in the home directory since `since`, in Unix seconds."""
+
+    since: float
+
+
+class HomeFilesReply(NamedTuple):
+    """Files outside labctl's directories, below `root`, and those that cannot be read.
+
+    `rsync` is the output of `rsync --version`.
+    """
+
+    files: Tuple[HomeFile, ...]
+    skipped: Tuple[SkippedFile, ...]
+    root: str
+    rsync: str
+
+
 class PartsRequest(NamedTuple):
-    """Parts of the files of a run; `run` "" means the lab's code."""
+    """Parts of the files of a run; `run` "" means the lab's code, or with `home` the home."""
 
     lab: str
     lab_id: str
     run: str
     parts: Tuple[FilePart, ...] = ()
+    home: bool = False
 
 
 class HashesReply(NamedTuple):
@@ -305,6 +331,7 @@ class BucketRecord(NamedTuple):
 PLAN = Verb("plan", PlanRequest, PlanReply)
 COMMIT = Verb("commit", CommitRequest, CommitReply)
 EDITS = Verb("edits", LabRequest, EditsReply)
+HOME_FILES = Verb("home-files", HomeFilesRequest, HomeFilesReply)
 HASHES = Verb("hashes", PartsRequest, HashesReply)
 SEND = StreamingVerb("send", PartsRequest, Empty, Empty)
 MANIFEST = Verb("manifest", ManifestRequest, ManifestReply)

@@ -32,9 +32,11 @@ from labctl.config import find_paths
 from labctl.errors import ConfigError, InterruptError, LabError, PolicyError, Problem
 from labctl.events import Event, Progress, Question, SharedReporter, SilentReporter, Step
 from labctl.lab import Lab
-from labctl.model import Check, Endpoint, Offer, Run, Server
+from labctl.model import Check, CreateServerRequest, Endpoint, Need, Offer, Run, Server
 from labctl.parallel import run_parts
+from labctl.providers.local import LocalProvider
 from labctl.servers.gpus import select_server_gpus
+from labctl.state import State
 from labctl.wire.watchdog import WatchRecord
 
 NAMES = list(COMMANDS)
@@ -376,6 +378,58 @@ def test_config_tells_where_each_setting_comes_from(
     assert "LABCTL_BASE_IMAGE" in rows["base_image"]["origin"]
     assert rows["server.provider"]["origin"] == "default"
     assert "lab.yaml:2" in labctl("config").out
+
+
+def test_down_after_a_failed_up_on_an_unreachable_machine_forgets_the_attempt(
+    labctl: Any, home: Path
+) -> None:
+    config = "lab: digits\nserver: {provider: static, static: {hosts: ['ann@127.0.0.1:9']}}\n"
+    (home / "digits" / "lab.yaml").write_text(config)
+    assert labctl("up", "--yes").code == 75
+    lab_id = json.loads((home / "digits" / ".labctl" / "lab.json").read_text())["id"]
+    request = CreateServerRequest(
+        lab="digits", lab_id=lab_id, token="c0ffee", public_key="", identity="", need=Need()
+    )
+    state = State(find_paths().database)
+    state.begin_attempt("c0ffee", request, Offer(provider="static", type="127.0.0.1"), "")
+    said = labctl("down")
+    assert (said.code, state.list_open_attempts(lab_id)) == (0, [])
+    assert "digits has no server on record; nothing was removed." in said.out
+    assert "127.0.0.1 refuses connections to port 9" in said.out
+    assert json.loads(labctl("down", "--json").out)["unchecked"]
+
+
+def test_orphans_counts_the_servers_of_others_and_lists_them_only_when_asked(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(
+        id="labctl-words-1", provider="local", lab="words", lab_id="b", alias="words",
+        endpoint=Endpoint(host="127.0.0.1", port=1, user="student", identity="/home/ann/key"),
+        offer=Offer(provider="local", type="container"),
+        created_at=time.time(), state="running", owner="ann",
+    )  # fmt: skip
+    monkeypatch.setattr(LocalProvider, "servers", lambda self: [server])
+    monkeypatch.setattr(LocalProvider, "leftovers", lambda self: [])
+    said = labctl("orphans", "--terminate", "--yes")
+    assert (said.code, said.out) == (0, "Found nothing that labctl created for you.\n")
+    assert "not listed: 1 server of other users; labctl orphans --everyone" in said.err
+    assert json.loads(labctl("orphans", "--json").out)["orphans"]["others"] == []
+    said = labctl("orphans", "--everyone", "--terminate", "--yes")
+    assert "to terminate the servers of ann, type ann: no (not a terminal" in said.err
+    assert "running, of ann" in said.out
+
+
+def test_up_without_credentials_fails_before_it_asks_anything(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    (home / "digits" / "lab.yaml").write_text("lab: digits\nserver: {provider: aws}\n")
+    said = labctl("up")
+    assert said.code == 1
+    assert "approve this lab.yaml?" not in said.err
+    assert "credentials" in said.err.splitlines()[0]
 
 
 def test_a_lab_that_wants_what_is_yours_is_approved_first(labctl: Any, home: Path) -> None:

@@ -45,6 +45,19 @@ def test_results_are_home_before_the_server_is_gone(ready: World) -> None:
     assert not (ready.places.ssh_dir / ending.removed).exists()
 
 
+@pytest.mark.parametrize(("answers", "count"), [([True, True], 1), ([True, False], 0)])
+def test_files_in_the_home_directory_are_offered_before_the_server_ends(
+    ready: World, answers: list[bool], count: int
+) -> None:
+    (ready.machine.home / "notes.txt").write_text("by hand")
+    reporter = Recorded(answers=answers)
+    ending = end(ready, reporter)
+    assert (ending.home_files, ready.cloud.machines) == (count, {})
+    assert "notes.txt" in reporter.asked[1].detail
+    saved = [path.read_text() for path in (ready.home / "lab" / "server-home").rglob("notes.txt")]
+    assert saved == ["by hand"] * count
+
+
 def test_without_a_server_it_says_so_and_asks_nothing(lab: World) -> None:
     reporter = Recorded()
     assert end(lab, reporter) == DownResult()

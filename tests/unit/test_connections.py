@@ -97,6 +97,39 @@ def test_the_users_config_keeps_every_byte(connections: Connections, user_config
     assert mode(user_config) == 0o640
 
 
+def test_the_include_goes_with_the_last_server(connections: Connections, user_config: Path) -> None:
+    user_config.parent.mkdir(parents=True)
+    theirs = b"# caf\xe9\r\nHost *\r\n\tUser me  \r\nHost last"
+    user_config.write_bytes(theirs)
+    user_config.chmod(0o640)
+    connections.write(server())
+    connections.write(server("box-2", "letters"))
+    connections.forget("box-1")
+    assert user_config.read_bytes() != theirs
+    connections.forget("box-2")
+    assert (user_config.read_bytes(), mode(user_config)) == (theirs, 0o640)
+    connections.write(server())
+    assert connections.user_config.resolve_alias("digits").port == 2222
+
+
+def test_the_include_stays_if_a_server_appears_meanwhile(
+    connections: Connections, user_config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections.write(server())
+    remove = connections.user_config.remove_line
+
+    def remove_late(line: str) -> None:
+        """Another process writes a server, and sees the Include that is removed then."""
+        Connections(connections.config_path("x").parents[1], user_config).write(
+            server("box-2", "letters")
+        )
+        remove(line)
+
+    monkeypatch.setattr(connections.user_config, "remove_line", remove_late)
+    connections.forget("box-1")
+    assert connections.user_config.resolve_alias("letters").port == 2222
+
+
 def test_a_symbolic_link_to_dotfiles_stays_one(
     connections: Connections, user_config: Path, tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ def send(request: PartsRequest) -> None:
 def _base_directory(request: PartsRequest) -> Path:
     root = lab_dir(request.lab, request.lab_id)
     base = run_dir(root, request.run) if request.run else root / "code"
+    base = Path.home() if request.home else base
     for part in request.parts:
         resolve_inside(base, part.path)
     return base

@@ -30,6 +30,7 @@ from labctl.providers import ProviderContext
 from labctl.providers.local import cache, checks, engine, image, image_copy
 from labctl.providers.local.container import (
     OFFER,
+    OWNER_LABEL,
     SERVER_LABEL,
     STOP_TIMEOUT_S,
     TOKEN_LABEL,
@@ -146,7 +147,10 @@ class LocalProvider:
         """
         with engine.connect() as docker:
             volumes = cache.list_free_volumes(docker, self.context.owner)
-            claims = [c for c in list_labeled(docker, SERVER_LABEL) if cache.is_claim(c)]
+            owner = self.context.owner
+            every = list_labeled(docker, SERVER_LABEL)
+            owned = [one for one in every if one.labels.get(OWNER_LABEL, owner) == owner]
+            claims = [container for container in owned if cache.is_claim(container)]
             images = image.list_unused_images(docker)
         return [
             *(

@@ -170,6 +170,7 @@ def parse_server(container: Container) -> Server:
         state=_STATES[container.status],
         offer=OFFER,
         created_at=float(labels[CREATED_AT_LABEL]),
+        owner=labels.get(OWNER_LABEL, ""),
     )
 
 

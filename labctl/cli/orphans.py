@@ -1,0 +1,125 @@
+"""The command orphans: everything at a provider that labctl created, on record here or not."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from labctl.cli.options import PROVIDER, json_option, open_lab, yes_option
+from labctl.cli.screen import age_text, print_json, print_table
+from labctl.text import dollars_text, price_text
+
+if TYPE_CHECKING:
+    from labctl.servers.leftovers import Orphans
+
+
+@click.command("orphans")
+@PROVIDER
+@click.option("--all-regions", is_flag=True, help="Search every region of the account.")
+@click.option(
+    "--terminate",
+    is_flag=True,
+    help="Terminate every listed server, even one in use, and remove the other resources, except "
+    "kept disks that have not expired. Unsaved results are lost.",
+)
+@click.option(
+    "--kept-too",
+    is_flag=True,
+    help="With --terminate: also remove kept disks that have not expired.",
+)
+@click.option(
+    "--everyone",
+    is_flag=True,
+    help="Include servers of other users of the same Docker Engine. With --terminate: terminate "
+    "those of each user whose name you type.",
+)
+@yes_option
+@json_option
+@click.pass_context
+def orphans_command(
+    ctx: click.Context,
+    provider: str | None,
+    all_regions: bool,
+    terminate: bool,
+    kept_too: bool,
+    everyone: bool,
+    yes: bool,
+    json_: bool,
+) -> None:
+    """List everything at the provider that labctl created, including servers in use.
+
+    That includes what was created on other machines and for other labs. Servers of other users of
+    the same Docker Engine are counted, and listed only with --everyone.
+
+    Exits with 1 if one of them costs money.
+
+    \b
+    labctl orphans --provider aws --all-regions
+    labctl orphans --terminate
+    """
+    from labctl.servers.leftovers import end_orphans, end_others, find_orphans
+
+    overrides = {"provider": provider} if provider else {}
+    lab = open_lab(
+        ctx, yes=yes, quiet=json_, overrides=overrides, needs_file=False, everywhere=all_regions
+    )
+    resources = find_orphans(lab.context)
+    if terminate:
+        resources = end_orphans(lab.context, resources, kept_too=kept_too)
+        resources = end_others(lab.context, resources) if everyone else resources
+    if json_:
+        others = resources.others if everyone else ()
+        shown = msgspec.structs.replace(resources, others=others)
+        print_json({"orphans": shown, "billing": resources.is_billing})
+    else:
+        _print_orphans(resources, everyone)
+    ctx.exit(1 if resources.is_billing else 0)
+
+
+def _print_orphans(orphans: Orphans, everyone: bool) -> None:
+    from labctl.servers.disks import cost_text, get_id_without_region
+
+    others = orphans.others if everyone else ()
+    if orphans.others and not everyone:
+        _print_others_count(len(orphans.others))
+    if not orphans.servers and not orphans.resources and not others:
+        scope = " with these credentials" if orphans.elsewhere else ""
+        scope += " for you" if orphans.others else ""
+        click.echo(f"Found nothing that labctl created{scope}.")
+        return
+    now = time.time()
+    rows = [
+        (
+            "server",
+            server.id,
+            server.lab,
+            price_text(server.offer.price_usd_per_hour),
+            age_text(server.created_at, now),
+            f"{server.state}{', on record here' if server.id in orphans.here else ''}"
+            f"{f', of {server.owner}' if server in others else ''}",
+        )
+        for server in (*orphans.servers, *others)
+    ]
+    rows += [
+        (
+            resource.kind,
+            resource.id,
+            resource.lab,
+            f"{dollars_text(resource.price_usd_per_month)} a month",
+            age_text(resource.created_at, now),
+            "kept" if resource.expires_at else resource.note,
+        )
+        for resource in orphans.resources
+    ]
+    print_table(rows, ("KIND", "ID", "LAB", "PRICE", "AGE", ""))
+    for resource in orphans.resources:
+        if resource.expires_at:
+            click.echo(f"kept disk {get_id_without_region(resource)}: {cost_text(resource)}")
+
+
+def _print_others_count(count: int) -> None:
+    servers = "1 server" if count == 1 else f"{count} servers"
+    click.echo(f"not listed: {servers} of other users; labctl orphans --everyone", err=True)
