@@ -89,6 +89,14 @@ class Screen:
             self.live = None
             self.tasks.clear()
 
+    def print_data(self, text: str) -> None:
+        """Print a line on standard output, above what is being drawn."""
+        if self.live is not None:
+            self.live.stop()
+        click.echo(text)
+        if self.live is not None:
+            self.live.start()
+
     def _print_note(self, note: Note) -> None:
         if note.level == "detail":
             if self.live is None and not self.quiet and not sys.stderr.isatty():
