@@ -42,14 +42,14 @@ def require_compatible(options: RunOptions) -> None:
         raise UsageError(
             "--down cannot be combined with --detach",
             why="labctl must follow the run, to remove the server after it",
-            hint="labctl up --idle 30m && labctl run --detach; "
-            "or let a keeper watch over the lab: labctl run --recover --keeper HOST --detach",
+            hint="labctl up --idle 30m\nlabctl run --detach   # or with a keeper: "
+            "labctl run --recover --keeper HOST --detach",
         )
     if options.down and options.tty:
         raise UsageError(
             "--down cannot be combined with -it",
             why="with -it, ssh takes over, so labctl cannot remove the server afterwards",
-            hint="labctl run --up -it; then labctl down",
+            hint="labctl run --up -it\nlabctl down",
         )
     if options.up and options.no_push:
         raise UsageError(
@@ -65,7 +65,7 @@ def require_compatible(options: RunOptions) -> None:
         raise UsageError(
             f"labctl run has no option {options.command[0]}",
             why="with --up, the command must begin with a program",
-            hint="labctl run --up -- python train.py; see labctl run --help",
+            hint="labctl run --up -- python train.py",
         )
     if options.probe:
         parse_amount(options.probe)
