@@ -37,8 +37,13 @@ def print_error(error: LabError) -> None:
             click.echo(f"  {clean(line_number + path + problem.message)}", err=True)
     for line in clean(error.why).splitlines():
         click.echo(f"  {line}", err=True)
+    print_next(error.hint)
+
+
+def print_next(hint: str) -> None:
+    """Print the commands of a hint on standard error."""
     label = click.style("next:", bold=True)
-    for number, line in enumerate(format_next(error.hint)):
+    for number, line in enumerate(format_next(hint)):
         click.echo(f"  {label if number == 0 else ' ' * len('next:')} {line}", err=True)
 
 
