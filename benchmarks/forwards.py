@@ -15,7 +15,7 @@ from benchmarks.measure import Comparison, NotDoneError, Row
 from benchmarks.settings import Settings
 from labctl.events import SilentReporter
 from labctl.model import Service
-from labctl.services.port_forward import Forwarding, ForwardSpec, find_free_port, is_answering
+from labctl.services.port_forward import Forwarding, ForwardSpec, find_free_port, probe_port
 
 PORT = 9000
 BLOCK_BYTES = 1024 * 1024
@@ -76,7 +76,7 @@ def doors(made: Boxes, box: Box) -> Iterator[dict[str, int]]:
 
 def _wait(name: str, port: int) -> None:
     deadline = time.monotonic() + READY_S
-    while not is_answering(port, "/0"):
+    while probe_port(port, "/0") != "answering":
         if time.monotonic() > deadline:
             raise NotDoneError(f"{name} does not answer")
         time.sleep(0.02)

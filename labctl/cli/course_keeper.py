@@ -159,7 +159,7 @@ def _dispatch_command(
         raise PolicyError(
             f"{command[:80]!a} cannot be run here",
             why="this key can only request servers and submit work",
-            hint="labctl up, labctl submit",
+            hint="labctl up\nlabctl submit",
         )
 
 

@@ -10,7 +10,7 @@ import click
 from labctl.cli.course import open_course
 from labctl.cli.course_options import WHY, make_staff, only_options, select_seats
 from labctl.cli.course_table import ClassScreen
-from labctl.cli.exit_codes import clean
+from labctl.cli.exit_codes import clean, print_next
 from labctl.cli.fan_out import exit_code, summary_text
 from labctl.cli.options import DISCARD, FORGET, SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json
@@ -123,8 +123,7 @@ def _print_failures(outcomes: list[SeatOutcome] | list[SeatEnding]) -> None:
         )
         for line in why.replace(SEAT, subject).splitlines():
             click.echo(f"  {clean(line)}", err=True)
-        command = clean(hint.replace(SEAT, ",".join(seats)))
-        click.echo(f"  {click.style('next:', bold=True)} {command}", err=True)
+        print_next(hint.replace(SEAT, ",".join(seats)))
 
 
 @click.command("down")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -36,8 +37,26 @@ def print_error(error: LabError) -> None:
             click.echo(f"  {clean(line_number + path + problem.message)}", err=True)
     for line in clean(error.why).splitlines():
         click.echo(f"  {line}", err=True)
-    if error.hint:
-        click.echo(f"  {click.style('next:', bold=True)} {clean(error.hint)}", err=True)
+    print_next(error.hint)
+
+
+def print_next(hint: str) -> None:
+    """Print the commands of a hint on standard error."""
+    label = click.style("next:", bold=True)
+    for number, line in enumerate(format_next(hint)):
+        click.echo(f"  {label if number == 0 else ' ' * len('next:')} {line}", err=True)
+
+
+def format_next(hint: str) -> list[str]:
+    """Return the lines that show a hint: each command alone on its line, to be copied as it is.
+
+    A comment goes below its command, in parentheses, because zsh would pass it on as arguments.
+    """
+    shown = []
+    for line in clean(hint).splitlines():
+        command, *comment = re.split(r" {2,}# ", line, maxsplit=1)
+        shown += [command, *(f"({text})" for text in comment)]
+    return shown
 
 
 def run_and_exit(cli: Callable[..., Any]) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from labctl.cli.exit_codes import clean
+from labctl.cli.exit_codes import clean, format_next
 from labctl.cli.options import json_option, open_lab, stop_drawing
 from labctl.cli.screen import print_json, print_table
 from labctl.text import duration_text, timing_text
@@ -146,7 +146,9 @@ def _print_labeled(label: str, text: str, *, bold: bool = False, dim: bool = Fal
     start = f"{INDENT}{label:<{LABEL}}"
     if text.startswith("labctl "):
         # Commands are not wrapped: people copy them from the terminal as one line.
-        click.echo(start + click.style(clean(text), bold=bold))
+        for number, line in enumerate(format_next(text)):
+            before = " " * len(start) if number else start
+            click.echo(before + click.style(line, bold=bold and number == 0))
         return
     _print_wrapped(text, first=start, indent=" " * len(start), dim=dim)
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
+import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from labctl.cli.options import json_option, open_lab, yes_option
+from labctl.cli.options import SCREEN, json_option, open_lab, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from labctl.cli.screen import Screen
     from labctl.lab import Lab
+    from labctl.services.port_forward import Forwarding
+    from labctl.services.several_forwards import ReadyForward
+
+# What is printed about a forward that another process holds.
+_HOLDERS = {
+    "background": "{0} is open in the background; to close it: labctl forward --stop {0}",
+    "terminal": "{0} is open in another terminal, until Ctrl-C there",
+}
 
 
 @click.command("forward")
@@ -74,30 +84,68 @@ def forward_command(
         raise UsageError(
             "--port can be used with a single service only", hint=f"labctl forward {services[0]}"
         )
+    ready = _ReadyUrls(ctx.meta[SCREEN], open_, json_)
     if detach:
-        from labctl.services.lab_services import forward_detached
+        from labctl.services.several_forwards import detach_forwards
 
-        detached = [forward_detached(lab.context, name, port) for name in services]
-        _print_urls([(forward.service, forward.url) for forward in detached], open_, json_)
-    else:
-        from labctl.state.uses import hold_use
+        detach_forwards(lab.context, services, port, ready.add)
+        ready.print_json()
+        return
+    from labctl.services.several_forwards import open_forwards
+    from labctl.state.uses import hold_use
 
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(hold_use(lab.context.state, lab.id, "forward"))
-            forwards = [stack.enter_context(lab.forward(name, port=port)) for name in services]
-            _print_urls([(one.service.name, one.url) for one in forwards], open_, json_)
+    with (
+        hold_use(lab.context.state, lab.id, "forward"),
+        open_forwards(lab.context, services, port, ready.add) as forwards,
+    ):
+        _wait(forwards, ready)
+
+
+def _wait(forwards: Sequence[Forwarding], ready: _ReadyUrls) -> None:
+    """Keep the forwards open until Ctrl-C."""
+    try:
+        ready.print_json()
+        if forwards:
             click.echo("Press Ctrl-C to close; --detach keeps forwards open", err=True)
-            with contextlib.suppress(KeyboardInterrupt):
-                for forward in forwards:
-                    forward.wait()
+        for forward in forwards:
+            forward.wait()
+    except KeyboardInterrupt:
+        # The terminal has written ^C into the line that the shell's prompt comes to.
+        end = "\n" if sys.stderr.isatty() else ""
+        click.echo(f"{end}closed", err=True)
+
+
+class _ReadyUrls:
+    """Prints each URL as soon as it is ready; --json prints all of them together at the end."""
+
+    def __init__(self, screen: Screen, opens: bool, as_json: bool) -> None:
+        self._screen = screen
+        self._opens = opens
+        self._as_json = as_json
+        self._ready: list[ReadyForward] = []
+
+    def add(self, ready: ReadyForward) -> None:
+        self._ready.append(ready)
+        if not self._as_json:
+            self._screen.print_data(f"{ready.service}: {ready.url}")
+            if text := _HOLDERS.get(ready.holder):
+                click.echo(text.format(ready.service), err=True)
+        if self._opens:
+            click.launch(ready.url)
+
+    def print_json(self) -> None:
+        if self._as_json:
+            rows = [{"service": one.service, "url": one.url} for one in self._ready]
+            print_json({"forwards": rows})
 
 
 def _list_forwards(lab: Lab, json_: bool) -> None:
-    """List the background forwards of all labs."""
+    """List the background forwards of all labs, each with the URL that opens it."""
     from labctl.services.background_forwards import list_forwards
+    from labctl.services.several_forwards import add_tokens
 
     state = lab.context.state
-    forwards = list_forwards(state)
+    forwards = add_tokens(lab.context, list_forwards(state))
     if json_:
         print_json({"forwards": forwards})
     elif forwards:
@@ -127,13 +175,3 @@ def _stop_forwards(lab: Lab, names: tuple[str, ...], every_lab: bool, json_: boo
     click.echo("No background forwards.", err=True)
     if others := len(list_forwards(state)):
         click.echo(f"Other labs have {others}. To stop all: labctl forward --stop --all", err=True)
-
-
-def _print_urls(urls: list[tuple[str, str]], open_: bool, json_: bool) -> None:
-    if json_:
-        print_json({"forwards": [{"service": name, "url": url} for name, url in urls]})
-    for name, url in urls:
-        if not json_:
-            click.echo(f"{name}: {url}")
-        if open_:
-            click.launch(url)

@@ -16,6 +16,7 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab, stop_drawing, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.config import parse_duration
+from labctl.config.installation import install_command
 from labctl.errors import LabError, UsageError
 from labctl.rehearsal.scenario import load_scenario
 from labctl.text import dollars_text, duration_text, optional_text
@@ -84,7 +85,7 @@ def _aws(
         raise LabError(
             "the rehearse extra is not installed",
             why=f"the module {error.name} is missing",
-            hint="pip install 'labctl[rehearse]'",
+            hint=install_command("rehearse"),
         ) from error
     with (
         _catch_signals() as wakeup,

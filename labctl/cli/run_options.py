@@ -64,7 +64,7 @@ def _make_recover_conflict_error() -> LabError:
     return UsageError(
         "--recover cannot be combined with --detach, -it or --no-push",
         why="it follows the run, and keeps the code that it sends for a new server",
-        hint="labctl run --recover; with --keeper HOST, --detach is allowed",
+        hint="labctl run --recover   # with --keeper HOST, --detach is allowed",
     )
 
 

@@ -14,7 +14,7 @@ import click
 
 from labctl.cli import runs
 from labctl.cli.down_output import is_billing, print_down
-from labctl.cli.exit_codes import INTERRUPTED, OWN_FAILURE, clean, print_error
+from labctl.cli.exit_codes import INTERRUPTED, OWN_FAILURE, clean, format_next, print_error
 from labctl.cli.options import list_timings, stop_drawing
 from labctl.cli.screen import print_json
 from labctl.errors import BuildError, InterruptError, LabError, UsageError
@@ -42,14 +42,14 @@ def require_server_options(options: RunOptions) -> None:
         raise UsageError(
             "--down cannot be combined with --detach",
             why="labctl must follow the run, to remove the server after it",
-            hint="labctl up --idle 30m && labctl run --detach; "
-            "or let a keeper watch over the lab: labctl run --recover --keeper HOST --detach",
+            hint="labctl up --idle 30m\nlabctl run --detach   # or with a keeper: "
+            "labctl run --recover --keeper HOST --detach",
         )
     if options.down and options.tty:
         raise UsageError(
             "--down cannot be combined with -it",
             why="with -it, ssh takes over, so labctl cannot remove the server afterwards",
-            hint="labctl run --up -it; then labctl down",
+            hint="labctl run --up -it\nlabctl down",
         )
     if options.up and options.no_push:
         raise UsageError(
@@ -168,7 +168,8 @@ def _end_after_failure(lab: Lab, error: Exception, *, is_own: bool) -> None:
         result = run_server.end_unused(lab.context, is_own=is_own)
     except LabError as failure:
         note = f"--down did not remove the server: {failure.what}\n{failure.why}".strip()
-        lab.context.reporter.emit(Note(text=f"{note}\nnext: {failure.hint}", level="warning"))
+        commands = "\n      ".join(format_next(failure.hint))
+        lab.context.reporter.emit(Note(text=f"{note}\nnext: {commands}", level="warning"))
         return
     except KeyboardInterrupt as interrupt:
         # The error still says why the run failed, and what costs money now.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from labctl.cli.exit_codes import clean
+from labctl.cli.exit_codes import clean, format_next
 from labctl.events import Event, Note, Progress, Question, Step
 from labctl.text import bytes_text, duration_text
 
@@ -88,6 +88,14 @@ class Screen:
             self.live.stop()
             self.live = None
             self.tasks.clear()
+
+    def print_data(self, text: str) -> None:
+        """Print a line on standard output, above what is being drawn."""
+        if self.live is not None:
+            self.live.stop()
+        click.echo(text)
+        if self.live is not None:
+            self.live.start()
 
     def _print_note(self, note: Note) -> None:
         if note.level == "detail":
@@ -218,8 +226,8 @@ def print_checks(checks: Sequence[Check], width: int = 0) -> None:
         if wraps:
             text = "\n    ".join(wrap_text(text, 4, width))
         click.echo(f"{mark}  {text}")
-        if check.next:
-            click.echo(f"      next: {clean(check.next)}")
+        for number, line in enumerate(format_next(check.next)):
+            click.echo(f"      {'' if number else 'next:':<5} {line}")
 
 
 def print_json(report: Struct | Mapping[str, object]) -> None:

@@ -135,7 +135,7 @@ def bring_up_servers(
         raise InterruptError(
             "interrupted while servers were being created",
             why="servers that were started exist, and may cost money",
-            hint="labctl course up continues, labctl course down ends them",
+            hint="labctl course up   # continues\nlabctl course down   # ends them",
         ) from None
     _record_refusals(staff, by_lab, outcomes)
     return [

@@ -112,7 +112,7 @@ def require_consistent(plan: ModelPlan) -> ModelPlan:
         raise UsageError(
             "there is no model to estimate",
             why="labctl needs the number of its parameters, or a function that builds it",
-            hint="labctl estimate --params 8B, or labctl estimate train.py:build_model --batch 64",
+            hint="labctl estimate --params 8B\nlabctl estimate train.py:build_model --batch 64",
         )
     _check_precision(plan)
     _check_shape(plan)

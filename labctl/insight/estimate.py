@@ -187,13 +187,13 @@ def _check_amount(plan: ModelPlan, amount: Workload) -> None:
         raise UsageError(
             "--requests-per-day cannot be combined with --train",
             why="requests are served by a trained model",
-            hint="labctl estimate ... --serve --requests-per-day 10k   # without --train",
+            hint="labctl estimate --params 8B --serve --requests-per-day 10k   # without --train",
         )
     if amount.items and plan.measured is None:
         raise UsageError(
             "--items needs a model from code",
             why="the cost of one item cannot be derived from the model's size",
-            hint="labctl estimate train.py:build_model --items 60k, or --tokens 100M",
+            hint="labctl estimate train.py:build_model --items 60k   # or --tokens 100M",
         )
     if amount.tokens and plan.measured is not None and not amount.per_second:
         raise UsageError(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from labctl.config.installation import install_command
 from labctl.errors import InterruptError, LabError, NotFoundError, UsageError
 from labctl.estimate.plan import ModelMeasurement, ModelPlan
 from labctl.events import Reporter, Step
@@ -203,11 +204,11 @@ def _explain_refusal(source: ModelSource, python: str, refusal: _MeasureRefusal)
     name, why = f"{source.file.name}:{source.function}", refusal.why
     if refusal.error == "torch":
         own = python == sys.executable
-        install = "pip install 'labctl[train]'" if own else f"{python} -m pip install torch"
+        install = install_command("train") if own else f"{python} -m pip install torch"
         return LabError(
             f"PyTorch is not installed in {python}",
             why=f"labctl imports {source.file.name} there to build and measure the model",
-            hint=f"{install}; or set --python PATH; or {BY_SIZE}",
+            hint=f"{install}   # or set --python PATH\n{BY_SIZE}",
         )
     if refusal.error == "function":
         return NotFoundError(

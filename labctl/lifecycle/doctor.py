@@ -20,7 +20,7 @@ def run_doctor(context: LabContext) -> list[Check]:
 def _check_ssh() -> list[Check]:
     if not shutil.which("ssh"):
         detail = "not found; forwards, attach and quick commands need it"
-        fix = "sudo apt-get install openssh-client   (macOS: brew install openssh)"
+        fix = "sudo apt-get install openssh-client   # macOS: brew install openssh"
         return [Check(name="ssh", ok=False, detail=detail, next=fix)]
     done = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=False)
     version = (done.stdout or done.stderr).strip().splitlines()[0][:60]

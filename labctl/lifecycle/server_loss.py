@@ -73,7 +73,7 @@ def require_not_removed(context: LabContext, server: Server | None) -> None:
         raise ServerRemovedError(
             f"the server {removals[0].server_id} was removed by `labctl down`",
             why="labctl does not replace a server that you removed",
-            hint="labctl up && labctl run --recover --id RUN   # resumes from what is saved",
+            hint="labctl up\nlabctl run --recover --id RUN   # resumes from what is saved",
         )
 
 

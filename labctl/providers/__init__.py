@@ -320,8 +320,12 @@ def get_provider_class(name: str) -> type[Provider]:
     for entry in entry_points(group="labctl.providers", name=name):
         loaded: type[Provider] = entry.load()
         return loaded
+    from labctl.config.reader import find_nearest
+
+    names = list_provider_names()
+    near = find_nearest(name, names)
     raise UsageError(
         f"there is no provider called {name!r}",
-        why=f"installed: {', '.join(list_provider_names())}",
+        why=f"{f'did you mean {near}? ' if near else ''}installed: {', '.join(names)}",
         hint="labctl config",
     )

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from labctl.config import copy_environment
+from labctl.config.installation import install_command
 from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.events import Note, Step
 from labctl.model import NAME_PATTERN, Run, Value
@@ -97,7 +98,7 @@ def resolve_target(context: LabContext, which: str) -> EvaluationTarget:
     raise NotFoundError(
         f"no run or checkpoint called {which} on this machine",
         why=_list_checkpoints(runs_dir / latest.id),
-        hint="labctl status, labctl pull",
+        hint="labctl status\nlabctl pull",
     )
 
 
@@ -129,7 +130,7 @@ def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
         raise LabError(
             "PyTorch is not installed in labctl's Python environment",
             why=f"evaluate.py runs with {sys.executable}",
-            hint="pip install 'labctl[train]'; or labctl eval --on-server",
+            hint=f"labctl eval --on-server\n{install_command('train')}",
         )
     context.reporter.emit(Step(name="evaluating"))
     staging = choice.directory / f".{FILE}.{secrets.token_hex(4)}"

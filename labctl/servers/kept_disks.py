@@ -98,5 +98,5 @@ def explain_missing_server(context: LabContext, error: NotFoundError) -> NotFoun
         error.why = "\n".join(
             f"its results are on {get_id_without_region(d)}: {cost_text(d)}" for d in kept
         )
-        error.hint = "labctl up && labctl pull"
+        error.hint = "labctl up\nlabctl pull"
     return error

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from labctl.config import KNOWN_SERVICE_PORTS, parse_port
+from labctl.config.reader import find_nearest
 from labctl.errors import UsageError
 from labctl.model import Forward, Server, Service
 from labctl.runs import images
@@ -28,19 +29,12 @@ from labctl.wire.verbs import LabRequest
 
 def forward(context: LabContext, server: Server, name: str, port: int) -> Forwarding:
     """Start a service and open a forward to it, which reconnects after a lost connection."""
-    wanted = _build_request(context, server, name)
+    wanted = build_request(context, server, name)
     service = ensure(context, server, wanted)
     return open_forward(context, server, service, port, lambda now: ensure(context, now, wanted))
 
 
-def forward_detached(context: LabContext, service_name: str, port: int) -> Forward:
-    """Start a service and a background forward to it, which outlives this process."""
-    server = context.get_server()
-    wanted = _build_request(context, server, service_name)
-    return detach_forward(context, server, ensure(context, server, wanted), wanted, port)
-
-
-def _build_request(context: LabContext, server: Server, name: str) -> ServiceRequest:
+def build_request(context: LabContext, server: Server, name: str) -> ServiceRequest:
     """Build the request for TensorBoard, Jupyter, a service of lab.yaml, or a port number."""
     config = context.config
     own = config.services.get(name)
@@ -49,12 +43,7 @@ def _build_request(context: LabContext, server: Server, name: str) -> ServiceReq
         try:
             port = parse_port(name)
         except ValueError:
-            known = ", ".join(dict.fromkeys([*KNOWN_SERVICE_PORTS, *config.services]))
-            raise UsageError(
-                f"unknown service {name!r}",
-                why=f"available: {known}, or any port number of the server",
-                hint="add it to services: in lab.yaml",
-            ) from None
+            raise _make_unknown_error(name, [*KNOWN_SERVICE_PORTS, *config.services]) from None
     return ServiceRequest(
         lab=config.name,
         lab_id=context.lab_id,
@@ -65,6 +54,18 @@ def _build_request(context: LabContext, server: Server, name: str) -> ServiceReq
         gpus=select_gpus(config.server.need, context.load_facts(server)),
         args=images.build_args(context, config.image),
         wheelhouse=bool(config.wheelhouse),
+    )
+
+
+def _make_unknown_error(name: str, known: Sequence[str]) -> UsageError:
+    near = find_nearest(name, known)
+    question = f"did you mean {near}? " if near else ""
+    listed = ", ".join(dict.fromkeys(known))
+    return UsageError(
+        f"unknown service {name!r}",
+        why=f"{question}available: {listed}, and any port number of the server; "
+        "services: in lab.yaml adds others",
+        hint=f"labctl forward {near or known[0]}",
     )
 
 

@@ -17,16 +17,20 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 from labctl.commands.ssh import forward_argv
 from labctl.errors import AuthenticationError, ConnectError, HostKeyError, LabError, NotFoundError
 from labctl.events import Note, Reporter, SilentReporter
 from labctl.model import Endpoint, Service, Value
+from labctl.parallel import on_cancel
 from labctl.retry import retry_on
 from labctl.services.services import usual_port
 from labctl.transports import failures
 
 READY_S = 20.0
+# How long the server's port may refuse: labctl opens a forward once the service answers there.
+REFUSED_S = 1.0
 HEALTHCHECK_EVERY_S = 10.0
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
@@ -35,6 +39,8 @@ FATAL = (HostKeyError, AuthenticationError)
 
 # Updates the server's ssh_config and restarts the service; called before a retry.
 Refresh = Callable[[], Service]
+# What a local port does: nobody listens, it drops connections at once, or the service is there.
+PortState = Literal["closed", "refused", "answering"]
 
 
 class ForwardSpec(Value, frozen=True, kw_only=True):
@@ -93,11 +99,12 @@ class Forwarding:
         self.local_port = find_free_port(wanted)
         if self.local_port != wanted:
             self._report(f"local port {wanted} is in use; {self.service.name} is at {self.url}")
-        try:
-            self._connect()
-        except _PortTakenError:
-            self.local_port = find_free_port(0)
-            self._connect()
+        with on_cancel(self._closing.set):
+            try:
+                self._connect()
+            except _PortTakenError:
+                self.local_port = find_free_port(0)
+                self._connect()
         self._thread.start()
         return self
 
@@ -144,16 +151,15 @@ class Forwarding:
                 return
             self._ssh = ssh = _Ssh(argv)
         deadline = time.monotonic() + READY_S
-        while not is_answering(self.local_port, self.service.path):
+        is_refused = False
+        while (state := probe_port(self.local_port, self.service.path)) != "answering":
             if ssh.process.poll() is not None:
                 raise self._make_exit_error(ssh)
+            if state == "refused" and not is_refused:
+                is_refused, deadline = True, time.monotonic() + REFUSED_S
             if time.monotonic() > deadline:
                 self._drop()
-                raise ConnectError(
-                    f"{self.service.name} does not answer through the forward",
-                    why=f"nothing listens on port {self.service.port} of the server",
-                    hint=f"labctl forward {self.service.name}",
-                )
+                raise _make_silent_error(self.service)
             if self._closing.wait(0.1):
                 return
         if ssh.process.poll() is not None:
@@ -262,27 +268,46 @@ def find_free_port(wanted: int) -> int:
     raise LabError("this machine has no free port", hint="labctl forward --list")
 
 
-def is_answering(port: int, path: str, *, timeout_s: float = 5.0) -> bool:
-    """Whether a request to a local port reaches the service, even if that sends no reply.
+def _make_silent_error(service: Service) -> ConnectError:
+    """Return the error for a service whose port refuses connections."""
+    if service.container:
+        return ConnectError(
+            f"{service.name} does not answer through the forward",
+            why=f"nothing listens on port {service.port} of the server any more",
+            hint=f"labctl forward {service.name}",
+        )
+    return ConnectError(
+        f"nothing listens on port {service.port} of the server",
+        why="the next command lists the ports that are open there\n"
+        "a program inside a run has none: add it to services: in lab.yaml, with command and port",
+        hint="labctl ssh -- ss -ltn",
+    )
+
+
+def probe_port(port: int, path: str, *, timeout_s: float = 5.0) -> PortState:
+    """Check whether a request to a local port reaches the service, even if that sends no reply.
 
     ssh accepts every connection, and drops it at once if the server's port refuses.
     """
     request = f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n\r\n"
-    return _check_health(port, request.encode(), timeout_s)
+    return _probe(port, request.encode(), timeout_s)
 
 
 def _is_refused(port: int) -> bool:
-    return not _check_health(port, b"", 0.5)
+    return _probe(port, b"", 0.5) != "answering"
 
 
-def _check_health(port: int, request: bytes, timeout_s: float) -> bool:
+def _probe(port: int, request: bytes, timeout_s: float) -> PortState:
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=2.0) as connection:
+        connection = socket.create_connection(("127.0.0.1", port), timeout=2.0)
+    except OSError:
+        return "closed"
+    with connection:
+        try:
             connection.sendall(request)
             connection.settimeout(timeout_s)
-            try:
-                return bool(connection.recv(1))
-            except TimeoutError:
-                return True
-    except OSError:
-        return False
+            return "answering" if connection.recv(1) else "refused"
+        except TimeoutError:
+            return "answering"
+        except OSError:
+            return "refused"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from labctl.config import KNOWN_SERVICE_PORTS, find_data_dir
@@ -25,6 +27,10 @@ from labctl.wire.verbs import LabRequest
 
 # Longer than the time that the agent waits for a service to answer.
 START_TIMEOUT_S = 180.0
+# The name of the service whose URL contains a token.
+WITH_TOKEN = "jupyter"
+# Services that start side by side need the same image: the first one provides it, the others wait.
+_image_lock = threading.Lock()
 
 
 def ensure_service(
@@ -49,16 +55,24 @@ def ensure_service(
     reporter.emit(Step(name=step))
     request = _add_files(wanted)
     timeout_s = START_TIMEOUT_S + wanted.deadline_s
-    reply = remote.call(START_SERVICE, request, timeout_s=timeout_s)
-    if reply.missing and provide_image is not None:
-        provide_image()
-        reply = remote.call(START_SERVICE, request, timeout_s=timeout_s)
-    if reply.missing:
-        raise NotFoundError(f"the server does not have the image {wanted.image}", hint="labctl run")
-    if reply.lacks:
-        provide_wheels()
-        _extend(remote, request, reporter)
-        reply = remote.call(START_SERVICE, request, timeout_s=timeout_s)
+
+    def start() -> ServiceReply:
+        return remote.call(START_SERVICE, request, timeout_s=timeout_s)
+
+    reply = start()
+    if reply.missing or reply.lacks:
+        with _hold_image_lock() as has_waited:
+            reply = start() if has_waited else reply
+            if reply.missing and provide_image is not None:
+                provide_image()
+                reply = start()
+            if reply.missing:
+                what = f"the server does not have the image {wanted.image}"
+                raise NotFoundError(what, hint="labctl run")
+            if reply.lacks:
+                provide_wheels()
+                _extend(remote, request, reporter)
+                reply = start()
     if reply.stale:
         text = f"{wanted.name} is running with earlier settings; stop it to apply the new ones"
         reporter.emit(Note(text=text, level="warning"))
@@ -68,6 +82,18 @@ def ensure_service(
     detail = f"{wanted.name} is already running" if reply.found else ""
     reporter.emit(Step(name=step, done=True, detail=detail))
     return _to_service(reply)
+
+
+@contextmanager
+def _hold_image_lock() -> Iterator[bool]:
+    """Hold the lock for the image; the value is whether another service held it before."""
+    has_waited = not _image_lock.acquire(blocking=False)
+    if has_waited:
+        _image_lock.acquire()
+    try:
+        yield has_waited
+    finally:
+        _image_lock.release()
 
 
 def list_services(remote: AgentClient, lab: str, lab_id: str) -> list[Service]:

@@ -15,8 +15,8 @@ Use = Literal["run", "forward"]
 
 
 @contextmanager
-def _open_lock_file(state: State, lab_id: str, use: Use) -> Iterator[int]:
-    """Open the file of one use of one lab. Each user holds a shared lock on it."""
+def _open_lock_file(state: State, lab_id: str, use: str) -> Iterator[int]:
+    """Open the file of one use of one lab. Its users hold a lock on it."""
     file = state.path.parent / "locks" / f"{lab_id}.{use}"
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -46,3 +46,29 @@ def is_used(state: State, lab_id: str, use: Use) -> bool:
         except OSError:
             pass  # a file system without locks
         return False
+
+
+@contextmanager
+def hold_forward(state: State, lab_id: str, service: str, local_port: int) -> Iterator[None]:
+    """Let other processes find an open forward of this one until the block ends.
+
+    If another process has such a forward, that one is found.
+    """
+    with _open_lock_file(state, lab_id, f"forward.{service}") as descriptor:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(local_port).encode(), 0)
+        yield
+
+
+def find_forward_port(state: State, lab_id: str, service: str) -> int:
+    """Find the local port of a forward that another process has open; 0 without one."""
+    with _open_lock_file(state, lab_id, f"forward.{service}") as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return int(os.pread(descriptor, 8, 0) or b"0")
+        except OSError:
+            pass  # a file system without locks
+        return 0

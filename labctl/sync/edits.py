@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -187,7 +188,7 @@ def _inside(root: Path, name: str) -> Path:
             raise PolicyError(
                 f"{path} is a symbolic link",
                 why=f"labctl does not write the server's {name} through links",
-                hint=f"rm {path}, then labctl pull --code",
+                hint=f"rm {shlex.quote(str(path))}\nlabctl pull --code",
             )
     return path
 

@@ -6,6 +6,7 @@ Nothing is written through links, and every hash in the index was verified on th
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def create_run_directory(home: Path) -> None:
         raise PolicyError(
             f"{home} is a symbolic link",
             why="labctl does not write results through links",
-            hint=f"mv {home} {home}.link, then labctl pull",
+            hint=f"{_move_away(home, '.link')}\nlabctl pull",
         )
     home.mkdir(parents=True, exist_ok=True)
 
@@ -125,7 +126,7 @@ def resolve_inside(home: Path, name: str) -> Path:
             raise PolicyError(
                 f"{path} is a symbolic link",
                 why="labctl does not write results through links",
-                hint=f"mv {path} {path}.link, then labctl pull",
+                hint=f"{_move_away(path, '.link')}\nlabctl pull",
             )
     return home / name
 
@@ -188,5 +189,10 @@ def _move(arrived: Path, target: Path) -> None:
     except (FileExistsError, IsADirectoryError, NotADirectoryError):
         raise PolicyError(
             f"{target} cannot be written: a file and a directory have the same name",
-            hint=f"mv {target} {target}.old, then labctl pull",
+            hint=f"{_move_away(target, '.old')}\nlabctl pull",
         ) from None
+
+
+def _move_away(path: Path, ending: str) -> str:
+    """Return the command that gives a file or directory another name."""
+    return shlex.join(["mv", str(path), f"{path}{ending}"])

@@ -294,7 +294,7 @@ def _make_conflict_error(names: Sequence[str]) -> PolicyError:
     return PolicyError(
         "files were changed on the server since the last push",
         why=f"a push would overwrite them:\n{shown}{more}",
-        hint="labctl pull --code  copies them here; labctl push --force  discards them",
+        hint="labctl pull --code   # copies them here\nlabctl push --force   # discards them",
     )
 
 

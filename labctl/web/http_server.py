@@ -10,6 +10,7 @@ import threading
 import time
 
 from labctl.config import Paths
+from labctl.config.installation import install_command
 from labctl.courses.records.folder import CourseFolder
 from labctl.errors import BusyError, LabError, UsageError
 from labctl.state import State
@@ -42,7 +43,7 @@ def serve_dashboard(
         raise LabError(
             "the dashboard needs the extra labctl[web]",
             why=f"not installed: {', '.join(missing)}",
-            hint="pip install 'labctl[web]'",
+            hint=install_command("web"),
         )
     import uvicorn
 

@@ -500,13 +500,14 @@ def test_what_a_check_found_breaks_no_word_at_80_columns(
         Check(name="students' keys", ok=False, detail="0 of 30 have joined", next=command),
     ]
     print_checks(found, 80)
-    *first, second, third = capsys.readouterr().out.splitlines()
+    *first, second, third, fourth = capsys.readouterr().out.splitlines()
     assert max(map(len, first)) < 80
     assert " ".join(" ".join(first).split()) == f"ok deadline at AWS: {found[0].detail}".strip()
     assert second == "!!  students' keys: 0 of 30 have joined"
-    assert third == f"      next: {command}"  # to be copied
+    assert third == "      next: labctl course invite --all"  # to be copied
+    assert fourth.startswith("            (then hand out the files, each to one")
     print_checks(found)  # piped: a line each
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert len(capsys.readouterr().out.splitlines()) == 4
 
 
 def test_what_may_be_lost_is_not_shown_as_ok(capsys: pytest.CaptureFixture[str]) -> None:

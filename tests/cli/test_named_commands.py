@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
+import shutil
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import labctl.errors
+from labctl.cli.exit_codes import format_next
 from labctl.cli.groups import cli
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +28,7 @@ PAGES = [
 ]
 GROUPS = ("course", "receive", "rehearse", "secret")
 # Where a command ends in a sentence or on a shell's line.
-END = re.compile(r"""["`;|>)]|&&|\s#| {2,}|, (?!-)|\.(\s|"|$)|: | or | then """)
+END = re.compile(r"""["`;|>)]|\\n|&&|\s#| {2,}|, (?!-)|\.(\s|"|$)|: | or | then """)
 HINT = re.compile(r'hint=f?"(labctl [^"]*)"')
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
 SCRIPT = re.compile(r"(?<![\w./-])((?:scripts/[a-z-]+|docs/[a-z-]+\.[a-z]+))\b")
@@ -100,6 +104,60 @@ def test_every_next_command_is_one_that_labctl_takes() -> None:
         hint: amiss(words, sure=True) for hint in hints for words in [next(calls(hint), ["?"])]
     }
     assert {hint: why for hint, why in wrong.items() if why} == {}
+
+
+def fill_in(node: ast.expr) -> Iterator[str]:
+    """The texts that an expression can be, with X for each value that is filled in."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.JoinedStr):
+        parts = [part.value if isinstance(part, ast.Constant) else "X" for part in node.values]
+        yield "".join(str(part) for part in parts)
+    elif isinstance(node, ast.IfExp):
+        yield from fill_in(node.body)
+        yield from fill_in(node.orelse)
+
+
+def list_next_lines(file: Path) -> Iterator[str]:
+    """Each line of a hint that the screen shows as a command of labctl."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.keyword):
+            name = node.arg or ""
+        elif isinstance(node, ast.Assign):
+            name = ast.unparse(node.targets[0])
+        else:
+            continue
+        if name in ("hint", "next", "fix"):
+            for text in fill_in(node.value):
+                yield from (line for line in format_next(text) if line.startswith("labctl "))
+
+
+# Prints the words of each call, and a mark after each line that was pasted.
+PASTE = r"""
+labctl() { printf '%s\037' "$@"; printf '\035'; }
+while IFS= read -r line; do eval "$line" || :; printf '\036'; done
+"""
+
+
+def test_every_next_command_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    lines = sorted({line for file in SOURCES for line in list_next_lines(file)})
+    assert len(lines) > 120
+    words = [shutil.which("bash") or "bash", "--norc", "-c", PASTE]
+    pasted = subprocess.run(
+        words, input="\n".join(lines) + "\n", cwd=tmp_path,
+        env={"PATH": "", "HOME": str(tmp_path)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    outputs = pasted.stdout.split("\036")[:-1]
+    assert len(outputs) == len(lines)
+    wrong = {}
+    for line, output in zip(lines, outputs, strict=True):
+        received = [call.split("\037")[:-1] for call in output.split("\035")[:-1]]
+        intended = shlex.split(line.replace(" ~/", f" {tmp_path}/"))[1:]
+        prose = [word for word in intended if word in ("or", "then", "and") or word[-1:] in ",;"]
+        if received != [intended] or prose or amiss(intended, sure=True):
+            wrong[line] = amiss(intended, sure=True) or received
+    assert wrong == {}
+    assert pasted.stderr == ""
 
 
 def test_every_failure_of_what_people_call_first_has_a_next_command() -> None:

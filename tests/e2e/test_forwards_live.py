@@ -156,12 +156,13 @@ def test_it_comes_back_after_the_server_restarted_at_another_port(
     assert service_lab.box.port != before
 
 
-def test_a_service_that_is_not_there_is_said_to_be_silent(
-    service_lab: ServiceLab, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+def test_a_port_without_a_listener_is_soon_an_error(
+    service_lab: ServiceLab, recorder: Recorder
 ) -> None:
-    monkeypatch.setattr("labctl.services.port_forward.READY_S", 1.0)
-    with pytest.raises(ConnectError, match="nothing does not answer"):
-        Forwarding(service_lab.spec(Service(name="nothing", port=1)), recorder).open()
+    with pytest.raises(ConnectError, match="nothing listens on port 1 of the server") as caught:
+        Forwarding(service_lab.spec(Service(name="1", port=1)), recorder).open()
+    assert caught.value.hint == "labctl ssh -- ss -ltn"
+    service_lab.box.sh("ss -ltn")  # the server has the program of the hint
 
 
 def test_a_changed_host_key_ends_it(

@@ -104,7 +104,7 @@ def test_results_that_are_nowhere_else_outlive_the_server_and_come_home(
     assert "kept disk vol-" in lab.labctl("orphans", code=1)
     said = lab.labctl("pull", code=4)
     assert "its results are on vol-" in said
-    assert "next: labctl up && labctl pull" in said
+    assert "next: labctl up\n        labctl pull" in said
     # Neither ends it: its time is not over, and what is on it is nowhere else.
     assert "kept disk vol-" in lab.labctl("orphans", "--terminate", "--yes", code=1)
     assert "left: volume vol-" in lab.labctl("down", "--yes", code=1)

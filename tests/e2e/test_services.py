@@ -43,7 +43,8 @@ def test_tensorboard_is_added_to_an_image_without_it_and_found_again(
     seen = service_lab.inspect(first.container)
     assert seen["Config"]["User"] == "1000:1000"
     assert seen["HostConfig"]["SecurityOpt"] == ["no-new-privileges"]
-    assert seen["HostConfig"]["PortBindings"]["6006/tcp"][0]["HostIp"] == "127.0.0.1"
+    published = seen["HostConfig"]["PortBindings"]["6006/tcp"][0]
+    assert (published["HostIp"], published["HostPort"], first.port) == ("127.0.0.1", "6006", 6006)
     read_only = {m["Destination"]: not m["RW"] for m in seen["Mounts"]}
     assert read_only["/lab/runs"]
     assert read_only["/lab/data"]

@@ -185,7 +185,7 @@ def test_an_interrupted_class_says_so_and_goes_on_with_the_same_command(ml: Clas
     ml.reporter.on_event = interrupt
     with pytest.raises(InterruptError) as stopped:
         bring_up_servers(ml.staff(), ml.folder.list_seats(), at_once=1)
-    assert "labctl course up continues" in stopped.value.hint
+    assert "labctl course up   # continues" in stopped.value.hint
     assert "once what has started is finished" in ml.reporter.said
     assert len(ml.cloud.machines) < 3
     ml.reporter.on_event = lambda event: None

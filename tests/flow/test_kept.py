@@ -218,7 +218,7 @@ def test_nothing_to_pull_from_says_where_the_results_are(lab: World) -> None:
         lab.context().get_server()
     told = kept_disks.explain_missing_server(lab.context(), found.value)
     assert "its results are on vol-1: $8.00 a month" in told.why
-    assert told.hint == "labctl up && labctl pull"
+    assert told.hint == "labctl up\nlabctl pull"
 
 
 def seen_before_its_end(lab: World) -> None:

@@ -21,7 +21,7 @@ from labctl.services.port_forward import (
     ForwardSpec,
     build_url,
     find_free_port,
-    is_answering,
+    probe_port,
 )
 from labctl.services.services import usual_port
 from labctl.state import State
@@ -79,16 +79,16 @@ def test_a_free_port_is_taken_as_wanted_and_another_one_else() -> None:
 def test_who_answers_or_listens_in_silence_is_there() -> None:
     heard: list[bytes] = []
     with listener(lambda wire: wire.sendall(b"x")) as port:
-        assert is_answering(port, "/")
+        assert probe_port(port, "/") == "answering"
     with listener(lambda wire: heard.append(wire.recv(100) + wire.recv(1))) as port:
-        assert is_answering(port, "/lab", timeout_s=0.2)
+        assert probe_port(port, "/lab", timeout_s=0.2) == "answering"
     assert heard[0].startswith(b"GET /lab HTTP/1.0\r\n")
 
 
 def test_who_hangs_up_or_is_absent_is_not_there() -> None:
     with listener(lambda _: None) as port:
-        assert not is_answering(port, "/")
-    assert not is_answering(find_free_port(0), "/")
+        assert probe_port(port, "/") == "refused"
+    assert probe_port(find_free_port(0), "/") == "closed"
 
 
 def test_without_ssh_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

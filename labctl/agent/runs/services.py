@@ -51,6 +51,7 @@ from .containers import (
 from .healthcheck import is_http_ready, is_listening
 from .images import run_build
 from .known_services import KNOWN, TOKEN_FILE
+from .service_ports import create_and_start
 
 # How long a service may take until its port answers, unless the request has a deadline.
 READY_S = 90.0
@@ -221,11 +222,8 @@ def _has_other_settings(inspected: Container, request: ServiceRequest) -> bool:
 
 def _launch(container: str, body: NewContainer, request: ServiceRequest) -> None:
     try:
-        if not engine.create_container(container, body):
-            raise engine.EngineRequestError(409, f"a container named {container} already exists")
-        engine.start_container(container)
+        create_and_start(container, body, _get_port(request))
     except engine.EngineRequestError as refused:
-        engine.remove_container(container)
         message = f"the service {request.name} did not start"
         raise Failure("docker", message, refused.message[-1500:], "labctl doctor") from None
 

@@ -254,7 +254,7 @@ def explain_end(material: RunData) -> Iterator[Answer]:
             what="it was killed (SIGKILL)",
             why="a user killed it, or the server ran out of memory and the kernel did",
             evidence=(from_record(run.summary),),
-            next="labctl ssh -- dmesg | tail   # shows whether memory ran out on the server",
+            next="labctl ssh -- dmesg   # shows whether memory ran out on the server",
             source=LAB_FILE,
         )
     else:
