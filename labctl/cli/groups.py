@@ -96,7 +96,7 @@ class LazyCommands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="A first run:  labctl init digits && cd digits && labctl up && labctl run",
 )
-@click.option("-C", "directory", default=".", metavar="DIR", help="Use the lab in DIR.")
+@click.option("-C", "directory", default=".", metavar="DIR", help="Use the lab that contains DIR.")
 @click.version_option(__version__, prog_name="labctl")
 @click.pass_context
 def cli(ctx: click.Context, directory: str) -> None:

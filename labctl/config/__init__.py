@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
     from labctl.config.file_checks import check_files
     from labctl.config.identity import ensure_lab_id, read_lab_id
-    from labctl.config.lab import load_lab
+    from labctl.config.lab import find_lab, load_lab
     from labctl.config.layers import SWITCHES
     from labctl.config.reader import LAB_FILE
     from labctl.config.scalars import (
@@ -64,7 +64,7 @@ _MODULES = {
         "read_lab_id",
         "ensure_lab_id",
     ),
-    "lab": ("load_lab",),
+    "lab": ("find_lab", "load_lab"),
     "layers": ("SWITCHES",),
     "directories": (
         "Paths",
@@ -127,6 +127,7 @@ __all__ = [
     "ensure_lab_id",
     "expand",
     "find_data_dir",
+    "find_lab",
     "find_paths",
     "gpu_text",
     "is_trusted",

@@ -110,13 +110,30 @@ def _make_config_error(path: Path, problems: list[Problem]) -> ConfigError:
     return make_problems_error(escape(str(path)), problems, hint=hint)
 
 
+def find_lab(path_or_dir: Path) -> Path:
+    """Return the directory with a lab.yaml that is the nearest above a directory, or is it.
+
+    Return `path_or_dir` itself if it is a file or no lab is found. A lab.yaml of another user does
+    not count, unless that user owns `path_or_dir` too: in a shared place such as /tmp, a stranger
+    could otherwise put a lab above yours.
+    """
+    if not path_or_dir.is_dir() or (path_or_dir / LAB_FILE).exists():
+        return path_or_dir
+    owners = {os.geteuid(), path_or_dir.stat().st_uid}
+    for directory in path_or_dir.resolve().parents:
+        file = directory / LAB_FILE
+        if file.is_file() and file.stat().st_uid in owners:
+            return directory
+    return path_or_dir
+
+
 def _lab_file(path_or_dir: Path) -> Path:
     path = path_or_dir.absolute()
     return path / LAB_FILE if path.is_dir() else path
 
 
 def _missing_hint(path: Path) -> str:
-    """Suggest the sample project, or a directory above that is a lab."""
+    """Suggest the sample project, or a directory above that is a lab of somebody else."""
     for parent in path.parents[1:]:
         if (parent / LAB_FILE).is_file():
             return f"labctl -C {escape(str(parent))} ..."
