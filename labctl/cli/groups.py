@@ -11,7 +11,7 @@ from labctl import __version__
 EVERYDAY = "Everyday commands"
 COMMANDS: dict[str, tuple[str, str, str]] = {
     # name: (module, heading, one line for --help)
-    "init": ("setup", EVERYDAY, "Create a sample project that trains an image classifier."),
+    "init": ("setup", EVERYDAY, "Make a lab of the code here, or create a sample project."),
     "join": ("join", EVERYDAY, "Join a course with the file or address from your instructor."),
     "up": ("setup", EVERYDAY, "Start the lab's server, or use the one that it has."),
     "run": ("runs", EVERYDAY, "Run a command in a container on the server."),

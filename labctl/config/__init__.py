@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         size_setting,
     )
     from labctl.config.schema import (
+        DEFAULT_PYTHON,
         KNOWN_SERVICE_PORTS,
         ContainerLimits,
         DataSource,
@@ -89,6 +90,7 @@ _MODULES = {
         "size_setting",
     ),
     "schema": (
+        "DEFAULT_PYTHON",
         "DataSource",
         "ImageConfig",
         "KNOWN_SERVICE_PORTS",
@@ -108,6 +110,7 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "COURSE_FILE",
+    "DEFAULT_PYTHON",
     "KNOWN_SERVICE_PORTS",
     "LAB_FILE",
     "SWITCHES",

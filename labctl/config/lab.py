@@ -32,6 +32,7 @@ from labctl.config.schema import (
     DEFAULT_IMAGE,
     DEFAULT_MIRROR_S,
     DEFAULT_PROVIDER,
+    DEFAULT_PYTHON,
     KNOWN_SERVICE_PORTS,
     MACHINE_KEYS,
     DataSource,
@@ -48,7 +49,7 @@ from labctl.errors import ConfigError, NotFoundError, Problem, UsageError
 from labctl.model import Need
 
 SAMPLE = (
-    "labctl init digits && cd digits   # a sample; for your own code: a lab.yaml with lab: NAME"
+    "labctl init digits && cd digits   # a sample; in a directory with your own code: labctl init"
 )
 
 SettingsType = Callable[[str], type[msgspec.Struct] | None]
@@ -117,13 +118,15 @@ def find_lab(path_or_dir: Path) -> Path:
     not count, unless that user owns `path_or_dir` too: in a shared place such as /tmp, a stranger
     could otherwise put a lab above yours.
     """
-    if not path_or_dir.is_dir() or (path_or_dir / LAB_FILE).exists():
+    if not path_or_dir.is_dir() or os.path.lexists(path_or_dir / LAB_FILE):
         return path_or_dir
     owners = {os.geteuid(), path_or_dir.stat().st_uid}
     for directory in path_or_dir.resolve().parents:
-        file = directory / LAB_FILE
-        if file.is_file() and file.stat().st_uid in owners:
-            return directory
+        try:
+            if (directory / LAB_FILE).stat().st_uid in owners:
+                return directory
+        except OSError:
+            continue  # it has none, or may not be searched
     return path_or_dir
 
 
@@ -328,8 +331,15 @@ class LabConfigReader:
     def choose_image(self, file: LabFile) -> ImageConfig:
         """Return the configured image, else the lab's own Dockerfile, else plain Python."""
         if isinstance(file.image, ImageFile):
+            image = file.image
+            is_environment = bool(image.requirements or image.conda)
             return ImageConfig(
-                build=file.image.build, args=file.image.args, registry=file.image.registry
+                build="" if is_environment else image.build or ".",
+                requirements=image.requirements,
+                python=(image.python or DEFAULT_PYTHON) if image.requirements else "",
+                conda=image.conda,
+                args=image.args,
+                registry=image.registry,
             )
         if file.image:
             return ImageConfig(reference=file.image)
