@@ -47,7 +47,7 @@ def describe_install(command: Sequence[str], price_usd_per_hour: float | None) -
     rate = f" at {price_text(price_usd_per_hour)}" if price_usd_per_hour else ""
     cost = f"pays for it again{rate}" if rate else "waits for it again"
     return (
-        f"the run begins with `{match[0]}`, and every run {cost}. To install the packages once, "
+        f"the run's command has `{match[0]}`, and every run {cost}. To install the packages once, "
         'list them in requirements.txt and write in lab.yaml: image: {python: "3.12", '
         "requirements: requirements.txt}"
     )
