@@ -27,6 +27,7 @@ from labctl.config import (
     check_files,
     copy_environment,
     ensure_lab_id,
+    find_lab,
     find_paths,
     is_trusted,
     list_trust_questions,
@@ -80,6 +81,8 @@ class Lab:
     ) -> Lab:
         """Load the lab of a directory or a lab.yaml. ConfigError lists all problems in the file.
 
+        The lab of a directory without lab.yaml is that of the nearest directory above with one.
+
         With `record_only`, the providers' sections are not read and no provider is loaded; this is
         enough for `status` without refresh, and for nothing else. Without `needs_file`, the
         directory need not be a lab; commands that list everything at the provider work there.
@@ -89,7 +92,7 @@ class Lab:
         variables = copy_environment() if environ is None else environ
         user_paths: Paths = find_paths(variables)
         config = load_lab(
-            Path(path),
+            find_lab(Path(path)),
             overrides=overrides,
             environ=variables,
             settings_type=None

@@ -11,7 +11,7 @@ from labctl import __version__
 EVERYDAY = "Everyday commands"
 COMMANDS: dict[str, tuple[str, str, str]] = {
     # name: (module, heading, one line for --help)
-    "init": ("setup", EVERYDAY, "Create a sample project that trains an image classifier."),
+    "init": ("setup", EVERYDAY, "Make a lab of the code here, or create a sample project."),
     "join": ("join", EVERYDAY, "Join a course with the file or address from your instructor."),
     "up": ("setup", EVERYDAY, "Start the lab's server, or use the one that it has."),
     "run": ("runs", EVERYDAY, "Run a command in a container on the server."),
@@ -96,7 +96,7 @@ class LazyCommands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="A first run:  labctl init digits && cd digits && labctl up && labctl run",
 )
-@click.option("-C", "directory", default=".", metavar="DIR", help="Use the lab in DIR.")
+@click.option("-C", "directory", default=".", metavar="DIR", help="Use the lab that contains DIR.")
 @click.version_option(__version__, prog_name="labctl")
 @click.pass_context
 def cli(ctx: click.Context, directory: str) -> None:

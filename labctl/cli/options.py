@@ -122,7 +122,7 @@ def open_lab(
     everywhere: bool = False,
     timings: bool = False,
 ) -> Lab:
-    """Load the lab in -C's directory, with events drawn on the screen.
+    """Load the lab of -C's directory or of one above it, with events drawn on the screen.
 
     With `timings`, `find_timeline` has the times of its parts.
 

@@ -36,7 +36,7 @@ class DeferredScreen:
 
 
 def try_plain_ssh(words: Sequence[str]) -> None:
-    """Replace this process with ssh to the server of the lab in this directory.
+    """Replace this process with ssh to the server of the lab that this directory is in.
 
     `words` follow `labctl ssh`. Returns if they have an option of labctl, if the lab needs more
     than its record (an expired disk, a firewall), or if anything is wrong: the command itself then

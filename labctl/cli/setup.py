@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import (
     PROVIDER,
     TIMINGS,
@@ -19,7 +20,7 @@ from labctl.cli.options import (
     yes_option,
 )
 from labctl.cli.screen import Screen, print_checks, print_json
-from labctl.config import find_data_dir
+from labctl.config import find_data_dir, load_lab
 from labctl.errors import UsageError
 from labctl.providers import list_provider_names
 from labctl.text import price_text
@@ -33,17 +34,54 @@ PROVIDERS = {
 
 
 @click.command("init")
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", required=False, type=click.Path(path_type=Path))
 @click.option("--provider", help="Get servers from this provider: local, static, aws, ...")
 @click.pass_context
-def init_command(ctx: click.Context, directory: Path, provider: str | None) -> None:
-    """Create a sample project in DIRECTORY that trains an image classifier.
+def init_command(ctx: click.Context, directory: Path | None, provider: str | None) -> None:
+    """Make a lab of the code in DIRECTORY (default: here), or create a sample project there.
+
+    In a directory with code, labctl looks at its files, its lists of packages and its imports, and
+    writes a lab.yaml with a comment on each guess. In a new directory, it creates a sample project
+    that trains an image classifier.
 
     \b
+    cd my-project && labctl init
     labctl init digits && cd digits && labctl up
     """
+    target = Path(ctx.find_root().obj or ".") / (directory or ".")
+    if directory is None or (target.is_dir() and any(target.iterdir())):
+        _adopt(target, provider)
+        enter = f"  cd {directory}\n" if directory else ""
+        click.echo(
+            f"\nThe file explains each guess. Check it, then:\n\n{enter}  labctl up\n  labctl run"
+        )
+        return
     from labctl.lifecycle.sample_project import create_project
 
+    provider = _choose_provider(provider)
+    create_project(find_data_dir() / "templates", target, provider, Screen())
+    click.echo(f"{directory} is ready. Next:\n\n  cd {directory}\n  labctl up\n  labctl run")
+
+
+def _adopt(target: Path, provider: str | None) -> None:
+    """Write a lab.yaml for the code in `target`, and print what it sets."""
+    from labctl.lifecycle import lab_draft
+
+    facts = lab_draft.scan_candidate(target)
+    own = load_lab(target, overrides={"name": "new"}, needs_file=False)
+    if provider is None and "server.provider" in own.origins:
+        chosen = ""  # config.yaml or the environment says it
+    else:
+        chosen = _choose_provider(provider)
+    files = lab_draft.adopt_project(target, facts, chosen)
+    click.echo(f"{' and '.join(clean(str(file)) for file in files)} written. The settings:\n")
+    for line in files[-1].read_text(encoding="utf-8").splitlines():
+        if line and not line.lstrip().startswith("#"):
+            click.echo(f"  {clean(line)}")
+
+
+def _choose_provider(provider: str | None) -> str:
+    """Return the provider; ask for it on a terminal. UsageError for an unknown one."""
     names = list_provider_names()
     if provider is None and sys.stdin.isatty():
         click.echo("Where should labctl get servers?", err=True)
@@ -55,11 +93,9 @@ def init_command(ctx: click.Context, directory: Path, provider: str | None) -> N
         raise UsageError(
             f"there is no provider {provider!r}",
             why=f"the providers are {', '.join(names)}",
-            hint="labctl init digits --provider local",
+            hint="labctl init --provider local   # in another directory: labctl init DIRECTORY ...",
         )
-    target = Path(ctx.find_root().obj or ".") / directory
-    create_project(find_data_dir() / "templates", target, provider, Screen())
-    click.echo(f"{directory} is ready. Next:\n\n  cd {directory}\n  labctl up\n  labctl run")
+    return provider
 
 
 @click.command("up")

@@ -17,7 +17,7 @@ from labctl.cli.submit_output import (
     print_terms,
     print_verified,
 )
-from labctl.config import find_paths
+from labctl.config import find_lab, find_paths
 from labctl.submissions import receipts, submit
 from labctl.submissions.receiver_host import public_key
 
@@ -151,7 +151,7 @@ def _rehearse(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
 def _verify_receipt(
     ctx: click.Context, assignment: Path | None, path: str, bundle: Path | None, json_: bool
 ) -> None:
-    root = Path(ctx.find_root().obj or ".").resolve()
+    root = find_lab(Path(ctx.find_root().obj or ".")).resolve()
     rules = submit.find_assignment(root, assignment)
     receipt = Path(path) if path else receipts.find_last_receipt(root, rules)
     verified = receipts.verify(receipt, rules.receiver, bundle)

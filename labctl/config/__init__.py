@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
     from labctl.config.file_checks import check_files
     from labctl.config.identity import ensure_lab_id, read_lab_id
-    from labctl.config.lab import load_lab
+    from labctl.config.lab import find_lab, load_lab
     from labctl.config.layers import SWITCHES
     from labctl.config.reader import LAB_FILE
     from labctl.config.scalars import (
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         size_setting,
     )
     from labctl.config.schema import (
+        DEFAULT_PYTHON,
         KNOWN_SERVICE_PORTS,
         ContainerLimits,
         DataSource,
@@ -64,7 +65,7 @@ _MODULES = {
         "read_lab_id",
         "ensure_lab_id",
     ),
-    "lab": ("load_lab",),
+    "lab": ("find_lab", "load_lab"),
     "layers": ("SWITCHES",),
     "directories": (
         "Paths",
@@ -89,6 +90,7 @@ _MODULES = {
         "size_setting",
     ),
     "schema": (
+        "DEFAULT_PYTHON",
         "DataSource",
         "ImageConfig",
         "KNOWN_SERVICE_PORTS",
@@ -108,6 +110,7 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "COURSE_FILE",
+    "DEFAULT_PYTHON",
     "KNOWN_SERVICE_PORTS",
     "LAB_FILE",
     "SWITCHES",
@@ -127,6 +130,7 @@ __all__ = [
     "ensure_lab_id",
     "expand",
     "find_data_dir",
+    "find_lab",
     "find_paths",
     "gpu_text",
     "is_trusted",

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from labctl.config.document import escape, quote
+from labctl.config.packages import find_problem
 from labctl.config.reader import LAB_FILE
 from labctl.config.schema import LabConfig
 from labctl.errors import ConfigError, Problem
@@ -32,6 +33,8 @@ def check_files(config: LabConfig) -> None:
 
 
 def _check_image(config: LabConfig) -> list[Problem]:
+    if config.image.environment_file:
+        return _check_packages(config)
     if not config.image.build:
         return []
     key = "image.build"
@@ -43,6 +46,19 @@ def _check_image(config: LabConfig) -> list[Problem]:
         message = f"{quote(config.image.build)} leads out of the lab through a link"
     elif not (directory / "Dockerfile").is_file():
         message = f"there is no Dockerfile in {quote(config.image.build)}"
+    return [Problem(key, config.lines.get(key, 0), message)] if message else []
+
+
+def _check_packages(config: LabConfig) -> list[Problem]:
+    name = config.image.environment_file
+    key = "image.requirements" if config.image.requirements else "image.conda"
+    file = config.root / name
+    if not file.is_file():
+        message = f"there is no file {quote(name)} in the lab"
+    elif not is_inside(file, config.root):
+        message = f"{quote(name)} leads out of the lab through a link"
+    else:
+        message = find_problem(file)
     return [Problem(key, config.lines.get(key, 0), message)] if message else []
 
 

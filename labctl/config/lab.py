@@ -32,6 +32,7 @@ from labctl.config.schema import (
     DEFAULT_IMAGE,
     DEFAULT_MIRROR_S,
     DEFAULT_PROVIDER,
+    DEFAULT_PYTHON,
     KNOWN_SERVICE_PORTS,
     MACHINE_KEYS,
     DataSource,
@@ -48,7 +49,7 @@ from labctl.errors import ConfigError, NotFoundError, Problem, UsageError
 from labctl.model import Need
 
 SAMPLE = (
-    "labctl init digits && cd digits   # a sample; for your own code: a lab.yaml with lab: NAME"
+    "labctl init digits && cd digits   # a sample; in a directory with your own code: labctl init"
 )
 
 SettingsType = Callable[[str], type[msgspec.Struct] | None]
@@ -119,13 +120,32 @@ def _make_config_error(path: Path, problems: list[Problem]) -> ConfigError:
     return ConfigError(f"{names} {verb} not valid", tuple(dict.fromkeys(problems)), hint=hint)
 
 
+def find_lab(path_or_dir: Path) -> Path:
+    """Return the directory with a lab.yaml that is the nearest above a directory, or is it.
+
+    Return `path_or_dir` itself if it is a file or no lab is found. A lab.yaml of another user does
+    not count, unless that user owns `path_or_dir` too: in a shared place such as /tmp, a stranger
+    could otherwise put a lab above yours.
+    """
+    if not path_or_dir.is_dir() or os.path.lexists(path_or_dir / LAB_FILE):
+        return path_or_dir
+    owners = {os.geteuid(), path_or_dir.stat().st_uid}
+    for directory in path_or_dir.resolve().parents:
+        try:
+            if (directory / LAB_FILE).stat().st_uid in owners:
+                return directory
+        except OSError:
+            continue  # it has none, or may not be searched
+    return path_or_dir
+
+
 def _lab_file(path_or_dir: Path) -> Path:
     path = path_or_dir.absolute()
     return path / LAB_FILE if path.is_dir() else path
 
 
 def _missing_hint(path: Path) -> str:
-    """Suggest the sample project, or a directory above that is a lab."""
+    """Suggest the sample project, or a directory above that is a lab of somebody else."""
     for parent in path.parents[1:]:
         if (parent / LAB_FILE).is_file():
             return f"labctl -C {escape(str(parent))} ..."
@@ -320,8 +340,15 @@ class LabConfigReader:
     def choose_image(self, file: LabFile) -> ImageConfig:
         """Return the configured image, else the lab's own Dockerfile, else plain Python."""
         if isinstance(file.image, ImageFile):
+            image = file.image
+            is_environment = bool(image.requirements or image.conda)
             return ImageConfig(
-                build=file.image.build, args=file.image.args, registry=file.image.registry
+                build="" if is_environment else image.build or ".",
+                requirements=image.requirements,
+                python=(image.python or DEFAULT_PYTHON) if image.requirements else "",
+                conda=image.conda,
+                args=image.args,
+                registry=image.registry,
             )
         if file.image:
             return ImageConfig(reference=file.image)

@@ -27,7 +27,8 @@ from labctl.model import GpuNeed, Need, Spot, Value, Work
 from labctl.wire.containment import is_contained
 
 DEFAULT_PROVIDER = "local"
-DEFAULT_IMAGE = "python:3.12-slim"
+DEFAULT_PYTHON = "3.12"
+DEFAULT_IMAGE = f"python:{DEFAULT_PYTHON}-slim"
 DEFAULT_OUTPUTS = ("checkpoints", "logs")
 DEFAULT_SHM_BYTES = 2 * 10**9
 DEFAULT_IMAGE_CACHE_BYTES = 20 * 10**9
@@ -45,6 +46,7 @@ _SSH_STORE = re.compile(
     r"(?::(?P<port>[0-9]{1,5}))?/(?P<place>[A-Za-z0-9._+@~/-]*[A-Za-z0-9._+@~-])/?"
 )
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_GOOGLE_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
 def parse_reference(text: str) -> str:
@@ -77,6 +79,34 @@ def parse_inside(text: str) -> str:
     return path
 
 
+def parse_packages_file(text: str) -> str:
+    """Parse the path of a file of packages in the lab. A Dockerfile names it, so without spaces."""
+    path = parse_inside(text)
+    if not re.fullmatch(r"[A-Za-z0-9._/+-]+", path):
+        raise ValueError(f"{quote(text)}: use only letters, digits and ._+- in this path")
+    return path
+
+
+def parse_requirements(text: str) -> str:
+    path = parse_packages_file(text)
+    if not path.endswith(".txt") and Path(path).name != "pyproject.toml":
+        raise ValueError(f"{quote(text)} is neither a requirements.txt nor a pyproject.toml")
+    return path
+
+
+def parse_conda_file(text: str) -> str:
+    path = parse_packages_file(text)
+    if not path.endswith((".yml", ".yaml")):
+        raise ValueError(f"{quote(text)} is not an environment.yml")
+    return path
+
+
+def parse_python(text: str) -> str:
+    if not re.fullmatch(r"3\.[0-9]{1,2}(\.[0-9]{1,2})?", text):
+        raise ValueError(f"{quote(text)} is not a version of Python: write 3.12")
+    return text
+
+
 def parse_output(text: str) -> str:
     path = parse_inside(text)
     if path == ".":
@@ -85,7 +115,7 @@ def parse_output(text: str) -> str:
 
 
 def parse_source(text: str) -> str:
-    """Parse the source of a data set: a directory, https:// or s3://bucket/path."""
+    """Parse the source of a data set: a directory, https://, or s3:// or gs://bucket/path."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         if text.startswith("/") or text == "~" or text.startswith("~/"):
@@ -93,9 +123,11 @@ def parse_source(text: str) -> str:
         return parse_inside(text)
     if scheme == "s3":
         return parse_bucket(text)
+    if scheme == "gs":
+        return parse_bucket(text, "gs", _GOOGLE_BUCKET)
     if scheme != "https":
         raise ValueError(
-            f"{quote(text)}: expected a directory, https:// or s3://, got {quote(scheme)}"
+            f"{quote(text)}: expected a directory, https://, s3:// or gs://, got {quote(scheme)}"
         )
     host = re.split("[/?#]", rest)[0]
     if not re.fullmatch(r"[A-Za-z0-9.-]+(:[0-9]{1,5})?", host) or re.search(r"\s", rest):
@@ -103,12 +135,12 @@ def parse_source(text: str) -> str:
     return text
 
 
-def parse_bucket(text: str) -> str:
+def parse_bucket(text: str, scheme: str = "s3", name: re.Pattern[str] = _BUCKET) -> str:
     """Parse `s3://bucket/prefix`; return it without a trailing slash."""
-    bucket, _, prefix = text.removeprefix("s3://").partition("/")
+    bucket, _, prefix = text.removeprefix(f"{scheme}://").partition("/")
     parts = prefix.rstrip("/").split("/")
-    if not text.startswith("s3://") or not _BUCKET.fullmatch(bucket):
-        raise ValueError(f"{quote(text)} is not a bucket: write s3://bucket/folder")
+    if not text.startswith(f"{scheme}://") or not name.fullmatch(bucket):
+        raise ValueError(f"{quote(text)} is not a bucket: write {scheme}://bucket/folder")
     if re.search(r"\s", prefix) or ".." in parts or "" in parts[:-1]:
         raise ValueError(f"{quote(text)}: the folder may not contain spaces, `..` or `//`")
     return text.rstrip("/")
@@ -176,23 +208,47 @@ class ContainerLimits(Value, frozen=True):
 
 
 class ImageConfig(Value, frozen=True):
-    """Either `reference`, or `build`: a directory with a Dockerfile, relative to the lab.
+    """One of `reference`, `build`, `requirements` and `conda`; the last three are built.
 
-    Built images are pulled from the repository `registry` and pushed there, if it is not "".
+    `build` is a directory with a Dockerfile. `requirements` is a file for pip, with the version
+    `python`, and `conda` one for conda. All are relative to the lab. Built images are pulled from
+    the repository `registry` and pushed there, if it is not "".
     """
 
     reference: str = ""
     build: str = ""
+    requirements: str = ""
+    python: str = ""
+    conda: str = ""
     args: dict[str, str] = msgspec.field(default_factory=dict)
     registry: str = ""
+
+    @property
+    def environment_file(self) -> str:
+        """The file of packages; "" if the image is not made of packages only."""
+        return self.requirements or self.conda
+
+    @property
+    def is_built(self) -> bool:
+        return bool(self.build or self.environment_file)
 
 
 class ImageFile(Value, frozen=True):
     """`image:` in lab.yaml as a mapping, with the same keys as an ImageConfig for a build."""
 
-    build: Annotated[str, Parsed(parse_inside)] = "."
+    build: Annotated[str, Parsed(parse_inside)] = ""
+    requirements: Annotated[str, Parsed(parse_requirements)] = ""
+    python: Annotated[str, Parsed(parse_python)] = ""
+    conda: Annotated[str, Parsed(parse_conda_file)] = ""
     args: dict[EnvName, str] = msgspec.field(default_factory=dict)
     registry: Annotated[str, Parsed(parse_repository)] = ""
+
+    def __post_init__(self) -> None:
+        named = [key for key in ("build", "requirements", "conda") if getattr(self, key)]
+        if len(named) > 1:
+            raise ValueError(f"{' and '.join(named)}: an image is made from one of them")
+        if self.python and not self.requirements:
+            raise ValueError("python goes with requirements; a Dockerfile or conda sets its own")
 
 
 class ServiceConfig(Value, frozen=True):

@@ -27,8 +27,10 @@ def list_settings(config: LabConfig) -> list[tuple[str, str, str]]:
 def _rows(config: LabConfig) -> Iterator[tuple[str, str]]:
     yield "lab", config.name
     yield from _server_rows(config)
-    if config.image.build:
-        yield "image.build", config.image.build
+    if config.image.is_built:
+        for key in ("build", "requirements", "python", "conda"):
+            if text := getattr(config.image, key):
+                yield f"image.{key}", text
         yield from ((f"image.args.{key}", text) for key, text in config.image.args.items())
         yield "image.registry", config.image.registry
     else:

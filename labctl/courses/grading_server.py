@@ -95,7 +95,7 @@ class GradingServer:
         reference = images.image_reference(self.context)
         remote = self.remote()
         if not images.has_image(remote, reference):
-            if self.context.config.image.build:
+            if self.context.config.image.is_built:
                 root = self.context.config.root
                 self._upload("code", root, scan_code(root, self.context.reporter))
             images.ensure_image(self.context, self.server, remote, reference)
@@ -195,7 +195,7 @@ def _build_grading_config(staff: CourseOperator, lab: LabConfig) -> LabConfig:
     image = lab.image if sets_image else folder.config.lab.image
     root = folder.path / PRIVATE / "grading"
     root.mkdir(mode=0o700, exist_ok=True)
-    if image.build:
+    if image.is_built:
         root = folder.path / image.build
         if root.resolve() == folder.path.resolve():
             raise ConfigError(

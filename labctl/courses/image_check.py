@@ -21,7 +21,7 @@ TRIED = 3
 def judge_name(staff: CourseOperator) -> Check | None:
     """Judge the image by its reference alone; None if a server has to try it."""
     image = staff.folder.config.lab.image
-    if image.build:
+    if image.is_built:
         detail = "each server builds it, so the first run of a class has to wait"
         fix = "push it to a registry and name it in course.yaml, then labctl course bake"
         return Check(name=NAME, ok=False, detail=detail, next=fix)

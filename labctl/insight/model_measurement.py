@@ -41,14 +41,19 @@ class ModelSource(Value, frozen=True):
 
 
 def parse_target(text: str, root: Path) -> tuple[Path, str]:
-    """Parse `train.py:build_model`, a file in the lab or absolute. UsageError, NotFoundError."""
+    """Parse `train.py:build_model`. UsageError, NotFoundError.
+
+    The file is absolute, or relative to the current directory if that is in the lab, or to the lab.
+    """
     name, colon, function = text.rpartition(":")
     if not colon or not name or not function.isidentifier():
         raise UsageError(
             f"{text!r} does not name a function in a file",
             hint="labctl estimate train.py:build_model",
         )
-    file = (root / name).resolve()
+    here = Path.cwd()
+    is_here = here.is_relative_to(root.resolve()) and (here / name).is_file()
+    file = ((here if is_here else root) / name).resolve()
     if not file.is_file():
         raise NotFoundError(
             f"{root} has no file {name}",

@@ -97,7 +97,7 @@ def _install(context: LabContext, server: Server, transport: Transport) -> Serve
 
 
 def _is_boto3_needed(context: LabContext) -> bool:
-    """Whether the server needs boto3: it keeps its own disk at its end, or uses S3."""
+    """Whether the server needs boto3: it keeps its own disk at its end, or reads a bucket."""
     addresses = [context.config.store, *(source.url for source in context.config.data.values())]
     keeps_disk = held_disks.can_server_keep(context.provider)
-    return keeps_disk or any(address.startswith("s3:") for address in addresses)
+    return keeps_disk or any(address.startswith(("s3:", "gs:")) for address in addresses)

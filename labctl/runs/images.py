@@ -11,7 +11,7 @@ from labctl.config import ImageConfig
 from labctl.errors import BuildError
 from labctl.events import Step
 from labctl.model import Server
-from labctl.runs import image_jobs, image_sources
+from labctl.runs import environment, image_jobs, image_sources
 from labctl.runs.build_output import BuildLines
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
@@ -25,7 +25,7 @@ from labctl.wire.images import (
     FindImagesRequest,
 )
 
-# The repository of all images that labctl builds from a Dockerfile.
+# The repository of all images that labctl builds for labs.
 BUILT = "labctl/built"
 DIGEST_DIGITS = 16
 # seconds a second process waits while the first gets the same image onto the server
@@ -54,10 +54,24 @@ def image_reference(context: LabContext) -> str:
     image = context.config.image
     if image.reference:
         return image.reference
+    args = _list_all_args(context)
+    if image.environment_file:
+        digest = environment.hash_environment(context.config.root, image, args)
+        return _name_image(digest, image)
     directory = context.config.root / image.build
     # Files that are never pushed cannot be in the image: a pull must not change the tag.
     absent = NEVER_AT_TOP if directory == context.config.root else frozenset[str]()
-    digest = content_hash(directory, build_args(context, image), absent)
+    return _name_image(content_hash(directory, args, absent), image)
+
+
+def _list_all_args(context: LabContext) -> dict[str, str]:
+    """Return the build arguments of the lab's own image."""
+    image = context.config.image
+    defaults = environment.list_args(image) if image.environment_file else {}
+    return {**defaults, **build_args(context, image)}
+
+
+def _name_image(digest: str, image: ImageConfig) -> str:
     if image.registry:
         digest = hashlib.sha256(f"{digest}\0{image.registry}".encode()).hexdigest()
     return f"{BUILT}:{digest[:DIGEST_DIGITS]}"
@@ -132,7 +146,7 @@ def ensure_image(
     """Make the image `wanted` present on the server, from the nearest place that has it.
 
     The places are the server, this machine's Docker Engine, the archives that this machine keeps,
-    and a registry. If none has it, a lab with a Dockerfile builds it.
+    and a registry. If none has it, the server builds it, unless the image is a reference.
 
     A build uses the pushed code, or the code snapshot of the run `of_run`; `before_build` is called
     first. If another process already gets the same image for this server, wait for it.
@@ -142,7 +156,7 @@ def ensure_image(
     with context.state.lock(lock, what, wait_s=IMAGE_S, on_wait=context.announce_wait):
         if has_image(remote, wanted):
             return
-        if not image.build:
+        if not image.is_built:
             image_sources.provide_image(context, server, remote, wanted)
         elif not image_sources.load_built(context, server, remote, wanted):
             before_build()
@@ -182,9 +196,10 @@ def _build_once(
 
 
 def find_wanted_image(context: LabContext) -> str:
-    """Return the image that a run would use now; "" if it is built and has no Dockerfile."""
+    """Return the image that a run would use now; "" if the file that it is built from is missing."""
     image = context.config.image
-    if image.build and not (context.config.root / image.build / "Dockerfile").is_file():
+    source = image.environment_file or f"{image.build}/Dockerfile"
+    if image.is_built and not (context.config.root / source).is_file():
         return ""
     return image_reference(context)
 
@@ -192,7 +207,7 @@ def find_wanted_image(context: LabContext) -> str:
 def start_load(context: LabContext, server: Server) -> None:
     """Start to load the lab's image on a new server, if this machine keeps it."""
     wanted = find_wanted_image(context)
-    if wanted and context.config.image.build:
+    if wanted and context.config.image.is_built:
         image_jobs.start_load(context, server, wanted, lock_name(server, wanted))
 
 
@@ -204,7 +219,6 @@ def _build(
     of_run: str,
 ) -> None:
     image = context.config.image
-    args = build_args(context, image)
     base = context.config.base_image
     if base and not has_image(remote, base):
         image_sources.provide_image(context, server, remote, base)
@@ -220,8 +234,10 @@ def _build(
             directory=image.build,
             tag=wanted,
             run=of_run,
-            args=args,
+            args=_list_all_args(context),
             wheelhouse=bool(context.config.wheelhouse),
+            dockerfile=environment.read_dockerfile(image) if image.environment_file else "",
+            file=image.environment_file,
         ),
         on_reply=lambda _: None,
         on_bytes=lines.feed,

@@ -14,6 +14,7 @@ from labctl.errors import ConnectError, HostKeyError, LabError, NotFoundError, U
 from labctl.events import Note, Part, report_part
 from labctl.model import NAME_PATTERN, Run, RunState, Server
 from labctl.runs import images, provenance
+from labctl.runs.environment import describe_install
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import select_server_gpus
@@ -104,6 +105,8 @@ def start(
     whatever moment, this finds the same run again. KeyboardInterrupt passes through and does not
     stop the run.
     """
+    if text := describe_install(wanted.command, server.offer.price_usd_per_hour):
+        context.reporter.emit(Note(text=text))
     with provenance.GitQuery(context.config.root) as git:
         request = StartRunRequest(wanted, read_secrets(context), held)
         return _start(context, server, request, git, follow, on_start, on_log)

@@ -23,7 +23,10 @@ class PullImageRequest(NamedTuple):
 
 
 class BuildImageRequest(NamedTuple):
-    """Build `directory` of the lab's code, or of the code of the run `run`, as `tag`."""
+    """Build `directory` of the lab's code, or of the code of the run `run`, as `tag`.
+
+    With `dockerfile`, its text, the build gets only the file `file` of that code.
+    """
 
     lab: str
     lab_id: str
@@ -32,6 +35,8 @@ class BuildImageRequest(NamedTuple):
     args: Dict[str, str]
     run: str = ""
     wheelhouse: bool = False
+    dockerfile: str = ""
+    file: str = ""
 
 
 class BuildOpening(NamedTuple):

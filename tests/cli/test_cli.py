@@ -341,7 +341,7 @@ def test_init_refuses_names_that_no_lab_can_have(labctl: Any, home: Path, name: 
 def test_init_writes_only_into_what_is_empty(labctl: Any, home: Path) -> None:
     said = labctl("init", str(home / "digits"))
     assert said.code == 3
-    assert "is not empty" in said.err
+    assert "is already a lab" in said.err
     assert [p.name for p in (home / "digits").iterdir()] == ["lab.yaml"]
     assert labctl("init", str(home / "x"), "--provider", "nowhere").code == 2
     assert not (home / "x").exists()

@@ -207,3 +207,39 @@ def test_the_light_names_do_not_load_the_heavy_ones() -> None:
         [sys.executable, "-c", line], capture_output=True, text=True, check=True, env=environ
     )
     assert said.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("requirements.txt", "torch==2.8.0  # see -r other\n--index-url https://x.org\n", ""),
+        ("requirements.txt", "numpy\n-r base.txt\n", "line 2 of 'requirements.txt' reads another"),
+        ("requirements.txt", "-cconstraints.txt\n", "reads another file"),
+        ("requirements.txt", "-e .\n", "installs a directory ('-e .')"),
+        ("requirements.txt", ".[dev]\n", "installs a directory"),
+        ("requirements.txt", "./wheels/a.whl\n", "installs a directory"),
+        ("requirements.txt", "x @ file:///a\n", "installs a directory"),
+        ("pyproject.toml", "[project]\nname = 'a'\ndependencies = ['torch']\n", ""),
+        ("pyproject.toml", "[tool.poetry]\nname = 'a'\n", "has no [project] table"),
+        ("pyproject.toml", "[project]\ndynamic = ['dependencies']\n", "dynamic dependencies"),
+        ("pyproject.toml", "[project\n", "not valid TOML"),
+        ("environment.yml", "dependencies:\n  - python=3.11\n  - pip: [torch]\n", ""),
+        ("environment.yml", "dependencies:\n  - pip:\n    - -r requirements.txt\n", "line 3"),
+        ("requirements.txt", "#" * 1024 * 1024 + "#", "at most 1 MiB"),
+    ],
+)
+def test_a_list_of_packages_is_one_file(root: Path, name: str, text: str, told: str) -> None:
+    key = "conda" if name.endswith("yml") else "requirements"
+    (root / name).write_text(text)
+    lab = load(root, f"image: {{{key}: {name}}}\n")
+    if told:
+        (problem,) = file_problems(lab)
+        assert (problem.path, problem.line) == (f"image.{key}", 1)
+        assert told in problem.message
+    else:
+        check_files(lab)
+
+
+def test_a_missing_list_of_packages(root: Path) -> None:
+    (problem,) = file_problems(load(root, "image: {requirements: requirements.txt}\n"))
+    assert "no file 'requirements.txt' in the lab" in problem.message

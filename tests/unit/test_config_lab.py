@@ -106,6 +106,15 @@ def test_a_dockerfile_beside_it_is_the_image(lab_home: LabHome) -> None:
     assert lab_home.load("image: python:3.12").image.reference == "python:3.12"
 
 
+def test_a_list_of_packages_is_an_image(lab_home: LabHome) -> None:
+    (lab_home.root / "Dockerfile").write_text("FROM scratch\n")
+    pip = lab_home.load('image: {python: "3.10", requirements: deps/requirements.txt}').image
+    assert (pip.python, pip.environment_file, pip.build) == ("3.10", "deps/requirements.txt", "")
+    assert lab_home.load("image: {requirements: pyproject.toml}").image.python == "3.12"
+    conda = lab_home.load("image: {conda: environment.yml}").image
+    assert (conda.python, conda.environment_file, conda.is_built) == ("", "environment.yml", True)
+
+
 def test_a_directory_whose_name_will_not_do(lab_home: LabHome) -> None:
     lab_home.root = lab_home.root.rename(lab_home.home / "My Project")
     found = lab_home.only_problem("run: a")
@@ -183,11 +192,20 @@ def test_everything_wrong_is_told_at_once_in_the_order_of_its_lines(lab_home: La
         ("data: {a: -rf}", "data.a", "not a path"),
         ("data: {'../a': x}", "data.../a", "is not a valid name"),
         ("data: {a: 's3://B/x'}", "data.a", "bucket"),
+        ("data: {a: 'gs://B/x'}", "data.a", "write gs://bucket/folder"),
         ("outputs: [.]", "outputs[0]", "below /lab/run"),
         ("outputs: [a/../..]", "outputs[0]", "is outside the lab"),
         ("outputs: [a, a]", "outputs", "is listed twice"),
         ("image: {build: ../other}", "image.build", "is outside the lab"),
         ("image: {build: /etc}", "image.build", "is outside the lab"),
+        ("image: {conda: a.yml, build: .}", "image", "made from one of them"),
+        ("image: {requirements: a.txt, conda: b.yml}", "image", "made from one of them"),
+        ("image: {python: '3.12'}", "image", "python goes with requirements"),
+        ("image: {requirements: setup.py}", "image.requirements", "neither a requirements.txt"),
+        ("image: {requirements: ../r.txt}", "image.requirements", "is outside the lab"),
+        ("image: {requirements: 'my list.txt'}", "image.requirements", "only letters"),
+        ("image: {requirements: r.txt, python: '2.7'}", "image.python", "write 3.12"),
+        ("image: {conda: env.json}", "image.conda", "not an environment.yml"),
         ("image: {biuld: .}", "image.biuld", "did you mean build?"),
         ("image: '-v'", "image", "not an image"),
         ("image: [a]", "image", "a text or a mapping"),

@@ -154,6 +154,21 @@ def test_a_private_bucket_is_read_with_the_servers_own_keys(
     assert fetch(server, url, "s3://bucket/sets/digits")[0].files == 3
 
 
+def test_a_bucket_of_google_is_read_only_if_it_is_public(
+    cloud: tuple[Guard, str], server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard, url = cloud
+    assert fetch(server, url, "gs://bucket/sets/digits")[0].files == 3
+    assert fetch(server, url, "gs://bucket/sets/digits")[0].unchanged
+    guard.public = ""
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)  # AWS's, which are not sent to Google
+    with pytest.raises(Failure) as raised:
+        fetch(server, url, "gs://bucket/single.bin")
+    assert raised.value.report.kind == "policy"
+    assert "only public buckets" in raised.value.report.why
+
+
 @pytest.mark.parametrize("key", ["../../x", "/x", "./x", "a\x1b"])
 def test_keys_that_lead_elsewhere_are_refused(key: str) -> None:
     with pytest.raises(Failure):
@@ -204,7 +219,7 @@ def test_a_server_without_root_gets_a_venv_of_its_own_or_is_told(
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     assert boto3_python.provide_python() == ""
     monkeypatch.setattr(fetch_verb, "has_boto3", lambda: False)
-    with pytest.raises(Failure, match="cannot fetch data from S3") as raised:
+    with pytest.raises(Failure, match="cannot fetch data from a bucket") as raised:
         fetch_verb.fetch_data_sets(FetchRequest(**REQUEST, sources={"set": "s3://bucket/x"}))
     assert raised.value.report.why == boto3_python.LACKING
     assert list((server / ".local/share/labctl").iterdir()) == []

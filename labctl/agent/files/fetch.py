@@ -1,4 +1,4 @@
-"""Data sets that the server downloads: https:// in fetch_https.py, s3:// in fetch_s3.py.
+"""Data sets that the server downloads: https:// in fetch_https.py, s3:// and gs:// in fetch_s3.py.
 
 Files are staged in `.labctl/.fetch-<name>` until the data set is complete, which is then renamed
 to `data/<name>`. An interrupted download resumes where it stopped. labctl sends no credentials.
@@ -21,13 +21,14 @@ from ..mirror.boto3_python import LACKING, become_boto3_python, has_boto3
 from ..reply import Failure, send_closing_reply, send_reply
 from .files import RESERVE_BYTES
 
+BUCKETS = ("s3://", "gs://")
 # seconds between two progress lines
 TELL_EVERY_S = 0.5
 
 
 def fetch_data_sets(request: FetchRequest) -> None:
     """Fetch data sets to the lab's data directory."""
-    if any(address.startswith("s3://") for address in request.sources.values()):
+    if any(address.startswith(BUCKETS) for address in request.sources.values()):
         _require_boto3(encode(request).encode() + b"\n")
     lab = lab_dir(request.lab, request.lab_id)
     send_reply(Empty())
@@ -35,7 +36,7 @@ def fetch_data_sets(request: FetchRequest) -> None:
     for name, address in sorted(request.sources.items()):
         dataset = DataSetFetch(lab, require_name(name), address)
         # Imported here, to spare every other verb the HTTP libraries.
-        if address.startswith("s3://"):
+        if address.startswith(BUCKETS):
             from .fetch_s3 import fetch_bucket
 
             sets[name] = fetch_bucket(dataset, request.s3_endpoint)
@@ -53,7 +54,7 @@ def _require_boto3(request: bytes) -> None:
     become_boto3_python("fetch", request)
     raise Failure(
         "missing",
-        "the server cannot fetch data from S3",
+        "the server cannot fetch data from a bucket",
         LACKING,
         "download the data and put its directory under data:, or use an https:// address",
     )

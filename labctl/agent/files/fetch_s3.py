@@ -1,4 +1,8 @@
-"""Data sets from S3: unsigned for a public bucket, otherwise with the server's credentials."""
+"""Data sets from buckets: S3, and Google Cloud Storage through its endpoint for S3 clients.
+
+A public bucket is read unsigned. For S3, the server's own credentials are tried then; Google
+does not know those.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +22,26 @@ from .curl import RESUME, check_address
 from .fetch import DataSetFetch, check_room
 
 THREADS = 8
+GOOGLE = "https://storage.googleapis.com"
+GOOGLE_SCHEME = "gs://"
 
 
 def fetch_bucket(dataset: DataSetFetch, endpoint: str) -> FetchedSet:
-    """Fetch all objects below s3://bucket/prefix, except those that are here unchanged."""
+    """Fetch all objects below s3:// or gs://bucket/prefix, except those that are here unchanged."""
+    is_google = dataset.address.startswith(GOOGLE_SCHEME)
+    url = "s3://" + dataset.address.partition("://")[2]
     if endpoint:
         check_address(endpoint)
-    bucket = S3(dataset.address, credentials=Credentials.NONE, endpoint=endpoint)
+    elif is_google:
+        endpoint = GOOGLE
+    bucket = S3(url, credentials=Credentials.NONE, endpoint=endpoint)
     try:
         try:
             return _fetch_objects(dataset, bucket, _list_objects(bucket))
         except S3Error as error:
-            if error.problem is not S3Problem.DENIED:
+            if error.problem is not S3Problem.DENIED or is_google:
                 raise
-            bucket = S3(dataset.address, endpoint=endpoint)
+            bucket = S3(url, endpoint=endpoint)
             return _fetch_objects(dataset, bucket, _list_objects(bucket))
     except S3Error as error:
         raise _describe(dataset.address, error) from None
@@ -42,6 +52,13 @@ def _describe(address: str, error: S3Error) -> Failure:
     if error.problem in (S3Problem.MISSING, S3Problem.NO_BUCKET):
         hint = ("correct data: in ", CONFIG_FILE)
         return Failure("missing", f"{address} does not exist", error.why, hint)
+    if error.problem is S3Problem.DENIED and address.startswith(GOOGLE_SCHEME):
+        return Failure(
+            "policy",
+            f"{address} cannot be read without an account",
+            "labctl reads only public buckets of Google Cloud Storage",
+            "download the data and put its directory under data:, or make it public",
+        )
     if error.problem is S3Problem.NO_CREDENTIALS:
         return Failure(
             "policy",

@@ -25,7 +25,7 @@ from ...wire.verbs import PUSH_COMMAND, Empty
 from ..broker.detection import is_brokered
 from ..host import rootless
 from ..host.engine import inspect_image
-from ..host.paths import lab_dir, labctl_home, resolve_inside, run_dir
+from ..host.paths import lab_dir, labctl_home, resolve_inside, run_dir, write_text
 from ..reply import Failure, send_closing_reply, send_reply
 
 # Fixed, since the address is a build argument and so part of Docker's layer cache key.
@@ -52,11 +52,13 @@ def build(request: BuildImageRequest) -> None:
     """Build an image; stream and log the output of docker."""
     lab = lab_dir(request.lab, request.lab_id)
     context = run_dir(lab, request.run) / "code" if request.run else lab / "code"
-    if request.directory not in ("", "."):
+    name = request.tag.replace("/", "-").replace(":", "-")
+    if request.dockerfile:
+        context = _write_context(request, context, lab / "builds" / f"{name}.context")
+    elif request.directory not in ("", "."):
         context = resolve_inside(context, request.directory)
     if not (context / "Dockerfile").is_file():
         raise Failure("missing", f"no Dockerfile in {context} on the server", "", PUSH_COMMAND)
-    name = request.tag.replace("/", "-").replace(":", "-")
     log = lab / "builds" / f"{name}.log"
     log.parent.mkdir(exist_ok=True)
     if is_brokered():
@@ -71,6 +73,19 @@ def build(request: BuildImageRequest) -> None:
         else:
             words = ["docker", "build", "--progress", "plain", "--tag", request.tag]
             run_build(words, request.args, request.wheelhouse, log, context)
+
+
+def _write_context(request: BuildImageRequest, code: Path, target: Path) -> Path:
+    """Create the directory of a build that needs only one file of the code."""
+    source = resolve_inside(code, request.file)
+    if not source.is_file():
+        what = f"{request.file} is not in the lab's code on the server"
+        raise Failure("missing", what, ".labignore or .gitignore may exclude it", PUSH_COMMAND)
+    copy = resolve_inside(target, request.file)
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_bytes(source.read_bytes())
+    write_text(target / "Dockerfile", request.dockerfile)
+    return target
 
 
 @contextmanager

@@ -1,0 +1,153 @@
+"""Write a lab.yaml for a directory that already has code, with a comment on each guess."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from labctl.config import DEFAULT_PYTHON, LAB_FILE, clean_name
+from labctl.errors import NotFoundError, PolicyError
+from labctl.lifecycle.project_scan import GPU_IMPORTS, ProjectFacts, scan_project
+
+CONDA = (".yml", ".yaml")
+
+
+def scan_candidate(root: Path) -> ProjectFacts:
+    """Return what is known of a directory that may become a lab.
+
+    PolicyError if it is a lab already, NotFoundError if there is no code.
+    """
+    if (root / LAB_FILE).exists():
+        raise PolicyError(
+            f"{root.absolute()} is already a lab",
+            why=f"it has a {LAB_FILE}, which labctl init never changes",
+            hint="labctl config   # shows its settings",
+        )
+    facts = scan_project(root)
+    if not facts.has_code:
+        raise NotFoundError(
+            f"there is no code in {root.absolute()}",
+            why="labctl looked for Python files, notebooks, a Dockerfile and lists of packages",
+            hint="labctl init digits   # a new directory with a sample project",
+        )
+    return facts
+
+
+def adopt_project(root: Path, facts: ProjectFacts, provider: str) -> list[Path]:
+    """Write a lab.yaml for the code in `root`; return the files written. Changes no existing file.
+
+    If nothing lists the packages that the code imports, write a requirements.txt too. Without
+    `provider`, the user's own configuration names one.
+    """
+    written = []
+    if facts.packages and not (facts.has_dockerfile or facts.package_file):
+        written.append(_create(root / "requirements.txt", _draft_requirements(facts)))
+    name = clean_name(root.absolute().name)
+    written.append(_create(root / LAB_FILE, draft_lab_file(facts, name, provider)))
+    return written
+
+
+def _create(file: Path, text: str) -> Path:
+    with file.open("x", encoding="utf-8") as stream:
+        stream.write(text)
+    return file
+
+
+def _draft_requirements(facts: ProjectFacts) -> str:
+    head = "# Written by labctl init from the imports in the code. Check the names, add versions.\n"
+    return head + "".join(f"{name}\n" for name in facts.packages)
+
+
+def draft_lab_file(facts: ProjectFacts, name: str, provider: str) -> str:
+    """Return the text of a lab.yaml for these facts."""
+    return "\n".join(
+        [
+            "# Written by labctl init from what it found in this directory. Check each guess.",
+            "# `labctl config` shows every setting and where it comes from.",
+            f'lab: "{name}"',
+            "",
+            *_draft_server(facts, provider),
+            "",
+            *_draft_image(facts),
+            "",
+            *_draft_run(facts),
+            "",
+            *_draft_data(facts),
+            "",
+            "# `labctl pull` downloads these. Write checkpoints to $LABCTL_CHECKPOINT_DIR and logs",
+            "# to $LABCTL_LOG_DIR. `labctl pull --all` downloads other new files too.",
+            "outputs: [checkpoints, logs]",
+            *_draft_secrets(facts),
+            "",
+        ]
+    )
+
+
+def _draft_server(facts: ProjectFacts, provider: str) -> list[str]:
+    lines = ["server:"]
+    if provider:
+        lines.append(f"  provider: {provider}")
+    else:
+        lines.append(
+            "  # The provider is that of your own configuration: `labctl config` shows it."
+        )
+    used = sorted(GPU_IMPORTS & facts.imports)
+    if used:
+        lines.append(
+            f"  # The code imports {' and '.join(used)}. To require a GPU: any, T4, A100:2"
+        )
+    return [*lines, "  gpu: auto"]
+
+
+def _draft_image(facts: ProjectFacts) -> list[str]:
+    file = facts.package_file or ("requirements.txt" if facts.packages else "")
+    if facts.has_dockerfile:
+        return ["# This directory has a Dockerfile.", "image: {build: .}"]
+    if file.endswith(CONDA):
+        return [f"# The packages of {file}, installed once.", f"image: {{conda: {file}}}"]
+    python = facts.python or DEFAULT_PYTHON
+    source = f": {facts.python_source}" if facts.python_source else " is a guess"
+    if not file:
+        reason = "The code imports only Python's own modules." if facts.sources else ""
+        note = f"# {reason or 'Nothing here lists packages.'} Python {python}{source}."
+        return [note, f"image: python:{python}-slim"]
+    return [
+        f"# The packages of {file}, installed once. Python {python}{source}.",
+        f'image: {{python: "{python}", requirements: {file}}}',
+    ]
+
+
+def _draft_run(facts: ProjectFacts) -> list[str]:
+    if not facts.script:
+        lines = ["# No program was found. For example:", "# run: python train.py"]
+        if facts.has_notebooks:
+            lines.append("# For the notebooks: labctl up, then labctl forward jupyter")
+        return lines
+    others = f"; also found: {', '.join(facts.other_scripts)}" if facts.other_scripts else ""
+    return [f"# The likeliest program{others}.", f"run: [python, {_quote(facts.script)}]"]
+
+
+def _draft_data(facts: ProjectFacts) -> list[str]:
+    if not facts.data:
+        return ["# Directories or addresses that a run reads below $LABCTL_DATA_DIR:", "# data: {}"]
+    name = facts.data[0]
+    return [
+        f"# {name}/ is sent as a part of the code, unless .gitignore or .labignore excludes it.",
+        "# Large data is better sent once, as below; the code then reads it from",
+        f"# $LABCTL_DATA_DIR/{name}:",
+        f"# data: {{{name}: ./{name}}}",
+    ]
+
+
+def _draft_secrets(facts: ProjectFacts) -> list[str]:
+    if "wandb" not in facts.imports:
+        return []
+    return [
+        "",
+        "# The code imports wandb. Store your key with `labctl secret set WANDB_API_KEY`, then:",
+        "# secrets: [WANDB_API_KEY]",
+    ]
+
+
+def _quote(text: str) -> str:
+    """Return a text as a YAML string in double quotes."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,53 @@
+"""An image that is only a list of packages: its Dockerfile is labctl's own, its content one file.
+
+The file goes to uv (requirements.txt, pyproject.toml) or micromamba (environment.yml) in the build.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from labctl.config import ImageConfig, find_data_dir
+from labctl.text import price_text
+
+_INSTALL = re.compile(r"\b(?:pip3?|conda|mamba)\s+install\b")
+
+
+def read_dockerfile(image: ImageConfig) -> str:
+    """Return labctl's Dockerfile for the environment."""
+    name = "conda" if image.conda else "pip"
+    path = find_data_dir() / "images" / "environment" / f"{name}.Dockerfile"
+    return path.read_text(encoding="utf-8")
+
+
+def list_args(image: ImageConfig) -> dict[str, str]:
+    """Return that Dockerfile's arguments, which lab.yaml and this machine may override."""
+    args = {"FILE": image.environment_file}
+    if image.requirements:
+        args |= {"PYTHON": image.python, "BASE": f"python:{image.python}-slim"}
+    return args
+
+
+def hash_environment(root: Path, image: ImageConfig, args: Mapping[str, str]) -> str:
+    """Hash the Dockerfile, the build arguments and the file with the packages."""
+    digest = hashlib.sha256(repr(sorted(args.items())).encode())
+    digest.update(read_dockerfile(image).encode())
+    digest.update(b"\0" + (root / image.environment_file).read_bytes())
+    return digest.hexdigest()
+
+
+def describe_install(command: Sequence[str], price_usd_per_hour: float | None) -> str:
+    """Say what it costs that a command installs packages; "" if it installs none."""
+    match = _INSTALL.search(" ".join(command))
+    if match is None:
+        return ""
+    rate = f" at {price_text(price_usd_per_hour)}" if price_usd_per_hour else ""
+    cost = f"pays for it again{rate}" if rate else "waits for it again"
+    return (
+        f"the run's command has `{match[0]}`, and every run {cost}. To install the packages once, "
+        'list them in requirements.txt and write in lab.yaml: image: {python: "3.12", '
+        "requirements: requirements.txt}"
+    )
