@@ -196,7 +196,7 @@ def _build_once(
 
 
 def find_wanted_image(context: LabContext) -> str:
-    """Return the image that a run would use now; "" if the file that it is built from is missing."""
+    """Return the image that a run would use now; "" if its Dockerfile or list is missing."""
     image = context.config.image
     source = image.environment_file or f"{image.build}/Dockerfile"
     if image.is_built and not (context.config.root / source).is_file():

@@ -141,7 +141,7 @@ def _price_lines(seat: SeatView, machine: ServerView, span_s: int, now: float) -
 
 def _hourly_price_text(seat: SeatView) -> str:
     price = seat.machine.usd_per_hour if seat.machine else 0.0
-    return f", at {usd(price)} an hour" if price else ""
+    return f", at {usd(price)}/h" if price else ""
 
 
 def parse_span(text: str) -> int:

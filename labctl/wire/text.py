@@ -64,8 +64,8 @@ def dollars_text(usd: float) -> str:
 
 
 def price_text(usd_per_hour: float) -> str:
-    """Write a price per hour: $2.40 an hour. Below a dollar, up to four decimals: $0.0316."""
+    """Write a price per hour: $2.40/h. Below a dollar, up to four decimals: $0.0316."""
     if 0.00005 <= usd_per_hour < 0.995:
         whole, _, decimals = f"{usd_per_hour:.4f}".partition(".")
-        return f"${whole}.{decimals.rstrip('0').ljust(2, '0')} an hour"
-    return f"{dollars_text(usd_per_hour)} an hour"
+        return f"${whole}.{decimals.rstrip('0').ljust(2, '0')}/h"
+    return f"{dollars_text(usd_per_hour)}/h"

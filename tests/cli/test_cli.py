@@ -219,7 +219,7 @@ def test_status_draws_names_that_cannot_steer_a_terminal(labctl: Any, home: Path
     assert said.code == 0
     assert "\\x1b[2Jbig" in said.out
     assert not {"\x1b", "\x07", "\u202e"} & {*said.out}
-    assert "$1.00 so far at $0.50 an hour" in said.out
+    assert "$1.00 so far at $0.50/h" in said.out
     assert "night" in said.out
 
 
@@ -538,9 +538,9 @@ def test_without_a_terminal_the_answer_is_no_and_yes_is_yes(
 def test_a_plan_that_costs_money_is_shown_even_where_yes_is_said_beforehand(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    plan = Question(question="start it?", detail="g5.xlarge: $0.34 an hour", about="price")
+    plan = Question(question="start it?", detail="g5.xlarge: $0.34/h", about="price")
     assert Screen(yes=True).confirm(plan) is True
-    assert "$0.34 an hour" in capsys.readouterr().err
+    assert "$0.34/h" in capsys.readouterr().err
     assert Screen(yes=True, quiet=True).confirm(plan) is True
     assert capsys.readouterr().err == ""
 

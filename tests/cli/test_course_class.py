@@ -321,7 +321,7 @@ def test_servers_that_are_up_and_not_ready_are_told_with_their_price(
     _print_up([*failed, SeatOutcome(seat="eve", students=(), error="no machine")])
     said = capsys.readouterr()
     assert said.out.startswith("0 of 3 seats are ready")
-    assert "2 servers are up without being ready, at $1.00 an hour" in said.err
+    assert "2 servers are up without being ready, at $1.00/h" in said.err
     assert "to remove servers: labctl course down" in said.err
 
 

@@ -44,7 +44,7 @@ def test_json_has_its_four_answers(labctl: Any) -> None:
 def test_a_price_of_ones_own_makes_a_row(labctl: Any) -> None:
     (cost,) = asked(labctl, *EXAMPLE, "--price", "15")["costs"]
     assert cost["usd"] == pytest.approx(711, abs=1)
-    assert "$711.11 at $15.00 an hour" in labctl("estimate", *EXAMPLE, "--price", "15").out
+    assert "$711.11 at $15.00/h" in labctl("estimate", *EXAMPLE, "--price", "15").out
 
 
 def test_the_whole_answer_in_words(labctl: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ GROUPS = ("course", "receive", "rehearse", "secret")
 END = re.compile(r"""["`;|>)]|\\n|&&|\s#| {2,}|, (?!-)|\.(\s|"|$)|: | or | then """)
 HINT = re.compile(r'hint=f?"(labctl [^"]*)"')
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
-SCRIPT = re.compile(r"(?<![\w./-])((?:scripts/[a-z-]+|docs/[a-z-]+\.[a-z]+))\b")
+SCRIPT = re.compile(r"(?<![\w./-])((?:scripts/[a-z-]+(?:\.py)?|docs/[a-z-]+\.[a-z]+))\b")
 
 
 @cache

@@ -119,7 +119,7 @@ def test_everything_is_said_within_the_width(width: int) -> None:
     text = drawn(seen(NOW, NOW), width)
     assert max(map(len, text.splitlines())) <= width
     for said in (
-        "digits  aws g4dn.12xlarge us-east-1a, up 12 min, $1.17 an hour",
+        "digits  aws g4dn.12xlarge us-east-1a, up 12 min, $1.17/h",
         "7.2 of 48 cores",
         "20.0 of 186 GiB",
         "900 MiB/s read",

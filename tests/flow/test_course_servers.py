@@ -107,7 +107,7 @@ def test_a_class_is_one_question_and_a_server_each(ml: Class) -> None:
     assert len(ml.cloud.machines) == 3
     (asked_once,) = [one for one in ml.reporter.asked if one.about == "price"]
     assert "3 servers" in asked_once.question
-    assert "$1.50 an hour" in asked_once.question
+    assert "$1.50/h" in asked_once.question
     assert "$12.00 at most" in asked_once.detail
     done = [event.seat for event in ml.reporter.events if isinstance(event, SeatDone)]
     assert sorted(done) == list(NAMES)
@@ -498,7 +498,7 @@ def test_the_check_names_quota_and_disks(ml: Class, monkeypatch: pytest.MonkeyPa
     assert not found["quota"].ok
     assert found["quota"].next == "ask"
     assert "3 x small" in found["quota"].detail
-    assert "$1.50 an hour" in found["prices"].detail
+    assert "$1.50/h" in found["prices"].detail
     assert not found["image"].ok  # it is built on each server
     ml.cloud.most = 3
     started(ml)

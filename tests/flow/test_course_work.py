@@ -115,7 +115,7 @@ def test_a_server_from_before_that_fails_goes_on_and_its_student_is_told_so(
         work.create_server(seat)
     assert list(course.cloud.machines) == [server.id]
     assert failed.value.why == (
-        f"{server.id} is still running (last known), at $1.00 an hour until labctl down"
+        f"{server.id} is still running (last known), at $1.00/h until labctl down"
     )
 
 

@@ -496,7 +496,7 @@ def test_a_signal_before_the_run_leaves_the_server_and_says_so(
     assert caught.value.exit_code == 130
     assert job.world.cloud.calls == ["create"]
     told = capsys.readouterr().err
-    assert "$0.50 an hour" in told or "0.50" in told
+    assert "$0.50/h" in told or "0.50" in told
     assert "labctl down" in told
     assert before == [signal.getsignal(one) for one in run_server.END_SIGNALS]
     recorded = read_status(job.lab.context, refresh=False)["interrupted_down"]

@@ -204,7 +204,7 @@ def test_a_price_above_the_ceiling(lab: World) -> None:
     lab.cloud.price = 0.75
     with pytest.raises(ProviderError) as caught:
         up(lab, Need(max_price_usd_per_hour=0.5))
-    assert "$0.75 an hour, above max_price" in caught.value.why
+    assert "$0.75/h, above max_price" in caught.value.why
     assert lab.cloud.calls == []
     up(lab, Need(max_price_usd_per_hour=0.75))
 
@@ -328,8 +328,8 @@ def test_a_dearer_offer_is_asked_about_again(lab: World, monkeypatch: pytest.Mon
     with pytest.raises(PolicyError, match="nothing was started"):
         up(lab, reporter=reporter)
     assert [decision.question for decision in reporter.asked] == [
-        "start full on demand for $0.40 an hour?",
-        "start dear on demand for $2.00 an hour?",
+        "start full on demand for $0.40/h?",
+        "start dear on demand for $2.00/h?",
     ]
     assert [kind for kind, _ in lab.cloud.tried] == ["full", "near"]
 

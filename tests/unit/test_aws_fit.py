@@ -195,7 +195,7 @@ def test_nothing_that_fits_says_which_condition_ruled_out_what_and_the_nearest_m
         "an unknown price",
         "max_price 0.1",
     ]
-    assert lines[-1].endswith("the cheapest is g4dn.xlarge spot in us-east-1b, $0.16 an hour")
+    assert lines[-1].endswith("the cheapest is g4dn.xlarge spot in us-east-1b, $0.16/h")
 
 
 def test_unknown_gpu_is_told_what_there_is() -> None:

@@ -95,7 +95,7 @@ def test_a_figure_says_what_it_is_where_a_phone_leaves_no_headings(
 
 
 def test_more_time_says_what_it_comes_to_before_it_is_given(bed: Bed, visitor: Visitor) -> None:
-    """Up: 2 h at $0.53, 5 h to go, $25 in all; the third costs $3.06 an hour and has spent $17."""
+    """Up: 2 h at $0.53, 5 h to go, $25 in all; the third costs $3.06/h and has spent $17."""
     ask = {n: visitor.ask(f"/seats/{bed.seat(n).pseudonym}/extend?by=2h")[2] for n in (0, 2, 4)}
     assert "This costs at most $1.06." in ask[0]
     assert "of $25.00 is spent." in ask[0]
@@ -107,7 +107,7 @@ def test_more_time_says_what_it_comes_to_before_it_is_given(bed: Bed, visitor: V
     assert "no running server" in ask[4]
     assert 'class="confirm"' not in ask[4]
     run = f"/seats/{bed.seat(0).pseudonym}/runs/1120-100000-bbbb/cancel"
-    assert "keeps running, at $0.53 an hour" in visitor.ask(run)[2].replace("\n", " ")
+    assert "keeps running, at $0.53/h" in visitor.ask(run)[2].replace("\n", " ")
 
 
 def test_what_was_taken_back_is_no_nothing(bed: Bed) -> None:

@@ -123,13 +123,13 @@ def test_dollars_have_cents(usd: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("usd_per_hour", "text"),
     [
-        (0.00001, "< $0.01 an hour"),
-        (0.0316, "$0.0316 an hour"),
-        (0.5, "$0.50 an hour"),
-        (0.526, "$0.526 an hour"),
-        (0.9951, "$1.00 an hour"),
-        (2.4, "$2.40 an hour"),
-        (1234.5, "$1,234.50 an hour"),
+        (0.00001, "< $0.01/h"),
+        (0.0316, "$0.0316/h"),
+        (0.5, "$0.50/h"),
+        (0.526, "$0.526/h"),
+        (0.9951, "$1.00/h"),
+        (2.4, "$2.40/h"),
+        (1234.5, "$1,234.50/h"),
     ],
 )
 def test_a_low_price_has_more_digits(usd_per_hour: float, text: str) -> None:

@@ -279,4 +279,4 @@ def test_words_for_people() -> None:
     told = limits_text(
         ServerLimits(ttl_s=HOUR, idle_s=600.0, budget_usd=5.0, price_usd_per_hour=0.5)
     )
-    assert told == "ttl 1 h, idle 10 min, budget $5.00 at $0.50 an hour"
+    assert told == "ttl 1 h, idle 10 min, budget $5.00 at $0.50/h"

@@ -1,0 +1,30 @@
+"""The transcripts of the student guide that need no server, replayed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from guide_session import GUIDE, make_guide_session
+from transcripts import list_steps, matches, parse_steps, replay
+
+
+def test_the_guide_shows_what_labctl_prints(tmp_path: Path) -> None:
+    assert "\n".join(replay(GUIDE, "here", make_guide_session(tmp_path))) == ""
+
+
+def test_every_transcript_of_the_guide_is_replayed() -> None:
+    # Guards the replay: a pattern that finds no transcript would let it pass.
+    text = GUIDE.read_text()
+    assert len(list_steps(GUIDE, "here")) > 5
+    assert text.count("```console\n") == text.count("<!-- transcript: here -->\n")
+
+
+def test_a_transcript_is_commands_and_what_varies() -> None:
+    (first, second) = parse_steps("$ cat <<END\n> text\n> END\ntext\n$ true\n")
+    assert (first.command, first.output) == ("cat <<END\ntext\nEND\n", "text\n")
+    assert (second.command, second.output) == ("true\n", "")
+    assert matches("run …: done\n…\nend\n", "run r1: done\nmore\nand more\nend\n")
+    assert matches("…\nend\n", "end\n")
+    assert not matches("run …: done\n", "run r1: failed\n")
+    assert not matches("run …\n", "run r1\nmore\n")
+    assert not matches("", "more\n")

@@ -1,0 +1,1 @@
+"""Stands for a student's own training script."""

@@ -1,0 +1,63 @@
+"""The project, the home and the runs in which the student guide's commands are typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from transcripts import Session, make_session
+
+from labctl.config import ensure_lab_id, find_paths
+from labctl.insight.telemetry import TELEMETRY_FILE, GpuSample, Sample
+from labctl.model import Run
+from labctl.state import State
+
+ROOT = Path(__file__).parents[1]
+GUIDE = ROOT / "docs" / "student.md"
+PROJECT = ROOT / "tests" / "guide" / "birds"
+GIB = 1024**3
+OUT_OF_MEMORY = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.25 GiB. GPU 0 has a total "
+    "capacity of 14.56 GiB of which 1.31 GiB is free.\n"
+)
+
+
+def make_guide_session(folder: Path) -> Session:
+    """A project with two pulled runs of an earlier server: one left the GPU idle, one filled it."""
+    made = make_session(folder, PROJECT, {})
+    lab_id = ensure_lab_id(made.directory)
+    idle = GpuSample(
+        uuid="GPU-1", name="T4", use_percent=4.0, memory_bytes=GIB, memory_total_bytes=16 * GIB
+    )
+    save_run(made, lab_id, "slow", 0, "epoch 1\n", idle)
+    full = msgspec.structs.replace(idle, use_percent=90.0, memory_bytes=15 * GIB)
+    save_run(made, lab_id, "big", 1, OUT_OF_MEMORY, full)
+    return made
+
+
+def save_run(
+    session: Session, lab_id: str, run_id: str, code: int, log: str, gpu: GpuSample
+) -> None:
+    run = Run(
+        id=run_id,
+        lab_id=lab_id,
+        server_id="gone",
+        state="exited",
+        exit_code=code,
+        summary=f"failed with exit code {code}" if code else "done",
+        command=("python", "train.py", "--batch-size", "64"),
+        started_at=1000.0,
+        ended_at=1600.0,
+        created_at=1000.0,
+    )
+    with State(find_paths({"HOME": session.environ["HOME"]}).database) as state:
+        state.save_run(run)
+    logs = session.directory / "runs" / run_id / "logs"
+    logs.mkdir(parents=True)
+    samples = (
+        Sample(at=1000.0 + 10 * n, cpu_cores=1.0, cores=8.0, memory_bytes=2 * GIB, gpus=(gpu,))
+        for n in range(60)
+    )
+    lines = [msgspec.json.encode(sample).decode() for sample in samples]
+    (logs / TELEMETRY_FILE).write_text("\n".join(lines) + "\n")
+    (logs / "run.log").write_text(log)

@@ -1,0 +1,43 @@
+"""The documentation builds as a site, and a dead link stops the build."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+    words += ["--config-file", str(config), "--site-dir", str(site)]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_every_page_is_built_and_found_by_the_search(tmp_path: Path) -> None:
+    done = build(ROOT / "mkdocs.yml", tmp_path)
+    assert done.returncode == 0, done.stderr
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    missing = {name for name in pages if not (tmp_path / name / "index.html").exists()}
+    assert missing == set()
+    index = (tmp_path / "search" / "search_index.json").read_text()
+    assert "I closed the laptop" in index
+    home = (tmp_path / "index.html").read_text()
+    assert 'href="student/"' in home
+
+
+def test_dead_links_and_pages_without_a_menu_stop_the_build(tmp_path: Path) -> None:
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    settings |= {"hooks": [], "docs_dir": "docs", "nav": [{"Home": "index.md"}]}
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "index.md").write_text("# Home\n\n[page](nowhere.md) [section](#nowhere-else)\n")
+    (docs / "other.md").write_text("# Other\n")
+    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(settings))
+    done = build(tmp_path / "mkdocs.yml", tmp_path / "site")
+    assert done.returncode == 1
+    for words in ("nowhere.md", "#nowhere-else", "other.md"):
+        assert words in done.stderr
