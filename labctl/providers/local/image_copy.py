@@ -62,7 +62,7 @@ def copy_images(
 ) -> bool:
     """Copy the images of a running server of `owner` that has the image `reference`.
 
-    Returns False if there is none, or if the copy failed; then `volume` must not be used.
+    Returns False without such a server, or if the copy failed; then `volume` must not be used.
     """
     from requests.exceptions import RequestException
 
@@ -93,7 +93,7 @@ def copy_images(
 
 
 def _find_volume_with(docker: DockerClient, owner: str, reference: str) -> str:
-    """Return the volume of a running server that has the image; "" if there is none."""
+    """Return the volume of a running server that has the image; "" without such a server."""
     for server in list_labeled(docker, f"{OWNER_LABEL}={owner}"):
         if server.status == "running" and _has_image(server, reference):
             return cache.get_volume(server)
