@@ -50,7 +50,7 @@ def _require_terminal(options: RunOptions) -> None:
         raise UsageError(
             "-it cannot be combined with --detach",
             why="a detached run has no terminal attached",
-            hint="labctl run -it; or labctl run --detach, and then labctl attach",
+            hint="labctl run -it",
         )
     if not sys.stdin.isatty():
         raise UsageError(

@@ -332,7 +332,7 @@ class SharedSeats:
         return PolicyError(
             f"all {count * places} places on the course's shared servers are taken",
             why=f"no other server can be created: {error.what}: {error.why}",
-            hint="labctl course down --only NAME   # frees a place; or raise "
+            hint="labctl course down --only NAME   # frees a place. Or raise "
             "shared.accounts_per_server in course.yaml",
         )
 

@@ -141,7 +141,7 @@ def _check_precision(plan: ModelPlan) -> None:
         raise UsageError(
             f"a model built from code is not measured in {plan.precision}",
             why="PyTorch would need layers of another library for it",
-            hint="use --precision fp32, tf32, fp16 or bf16; or labctl estimate --params 8B",
+            hint="labctl estimate --params 8B   # or use --precision fp32, tf32, fp16 or bf16",
         )
 
 

@@ -36,10 +36,12 @@ KEPT_S = 30 * DAY_S
 NAMED_AT_MOST = 20
 # seconds to wait for another command that works on the lab
 WAIT_S = 10.0
-PULL_AGAIN = "labctl up && labctl pull; or, to delete the unsaved files, labctl down --discard"
+PULL_AGAIN = (
+    "labctl up && labctl pull\nlabctl down --discard   # instead, to delete the unsaved files"
+)
 FIX_FILES = (
-    "labctl up && labctl ssh   # rename them or make them readable, then labctl down; "
-    "or labctl down --discard to delete them"
+    "labctl up && labctl ssh   # rename them or make them readable, then labctl down\n"
+    "labctl down --discard   # instead, to delete them"
 )
 
 # Raises PolicyError if this server, with these active runs, must stay. The last argument says

@@ -229,8 +229,8 @@ def release_keeper(context: LabContext, *, discard: bool) -> None:
             raise PolicyError(
                 f"cannot reach the keeper at {host}: {error.what}",
                 why="it would replace the removed server with a new one, which costs money",
-                hint="labctl down   # again, once the keeper is reachable; "
-                "or labctl down --discard",
+                hint="labctl down   # again, once the keeper is reachable\n"
+                "labctl down --discard   # instead, if the keeper is gone for good",
             ) from error
         text = f"cannot reach the keeper at {host} ({error.what}); it may create another server"
         hint = f"labctl keep --drop {context.config.name}"

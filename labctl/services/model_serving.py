@@ -27,7 +27,7 @@ PORT = 8000
 PACKAGES = "fastapi uvicorn python-multipart prometheus-client pillow"
 # default limit in seconds for loading a model
 LOADING_S = 600.0
-NEXT = "labctl serve --stop, then labctl serve"
+NEXT = "labctl serve --stop && labctl serve"
 LARGEST_REPLY_BYTES = 1 << 20
 
 

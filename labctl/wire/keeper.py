@@ -121,6 +121,7 @@ class SeatServerRecord(NamedTuple):
     state: str = "starting"
     deadline_at: Optional[float] = None
     account: str = ""
+    owner: str = ""
 
 
 class ListOffersRequest(NamedTuple):

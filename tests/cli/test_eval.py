@@ -103,4 +103,4 @@ def test_a_pickle_is_evaluated_on_the_server_at_the_same_path(
     (folder / "model.pth").write_bytes(b"\x80\x04cos\nsystem\n")
     said = labctl("eval", "runs/r1/code")
     assert said.code == 3
-    assert "next: labctl eval --on-server runs/r1/code " in said.err
+    assert "next: labctl eval --on-server runs/r1/code\n" in said.err

@@ -442,8 +442,7 @@ def test_a_failed_removal_is_reported_and_keeps_the_exit_code(
     told = capsys.readouterr().err
     assert "was not removed: not everything on it could be saved" in told
     assert "its disk kept" in told
-    assert "next: labctl up\n" in told
-    assert told.rstrip().endswith("labctl pull")
+    assert "next: labctl up && labctl pull\n        labctl down --discard\n" in told
 
 
 def test_a_server_that_is_not_removed_is_reported(

@@ -44,7 +44,7 @@ def test_the_first_makes_a_server_and_the_second_finds_it(lab: World) -> None:
     assert context.load_facts(first).docker == "27.3.1"
     assert context.state.list_open_attempts() == []
     kinds = [line.kind for line in context.state.list_events(lab_id=LAB_ID)]
-    assert kinds == ["attempt", "created", "ready", "ready"]
+    assert kinds == ["attempt", "created", "ready", "gpu note", "ready"], "one note, not two"
 
 
 def test_the_intent_is_on_disk_before_the_provider_is_asked(lab: World) -> None:

@@ -76,5 +76,5 @@ def test_a_run_that_installs_packages_is_told_what_it_costs(
     assert told in describe_install(command, 0.5)
     assert bool(describe_install(command, 0.5)) == bool(told)
     if told:
-        assert "pays for it again at $0.50 an hour" in describe_install(command, 0.5)
+        assert "pays for it again at $0.50/h" in describe_install(command, 0.5)
         assert "waits for it again" in describe_install(command, None)

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,7 +96,7 @@ def test_a_run_that_begins_while_the_recorder_ends_is_recorded(
     monkeypatch.setattr(telemetry, "LOCKS", tmp_path)
     monkeypatch.setattr(telemetry, "labctl_home", lambda: tmp_path / "labctl")
     monkeypatch.setattr(telemetry.time, "sleep", lambda s: None)
-    run: Any = object()
+    run: Any = SimpleNamespace(directory=tmp_path / "night-3")
     none: dict[str, Any] = {}
     # It ends after three empty lists; the fourth is after it has let go of the lock.
     run_lists = [none, none, none, {"a": run}, {"a": run}, none, none, none, none]
@@ -103,8 +104,11 @@ def test_a_run_that_begins_while_the_recorder_ends_is_recorded(
     monkeypatch.setattr(telemetry, "list_recorded", lambda before: run_lists.pop(0))
     monkeypatch.setattr(telemetry, "write_due", lambda runs, gpus, host: due.append(len(runs)))
     monkeypatch.setattr(telemetry, "probe_gpus", lambda runs: None)
+    sessions_ended: list[str] = []
+    monkeypatch.setattr(telemetry, "end_session", sessions_ended.append)
     telemetry.record(Empty())
     assert sum(due) == 1
+    assert sessions_ended == ["night-3"]
     assert run_lists == []
 
 
