@@ -134,6 +134,7 @@ def list_next_lines(file: Path) -> Iterator[str]:
 
 # Prints the words of each call, and a mark after each line that was pasted.
 PASTE = r"""
+cd() { :; }
 labctl() { printf '%s\037' "$@"; printf '\035'; }
 while IFS= read -r line; do eval "$line" || :; printf '\036'; done
 """
