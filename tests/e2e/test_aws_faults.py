@@ -45,7 +45,7 @@ def test_no_credentials(bed: Bed, command: tuple[str, ...]) -> None:
 def test_expired_credentials(bed: Bed) -> None:
     with bed.set(expired=True), bed.changes() as made:
         said = bed.lab().labctl(*UP, code=1)
-    told(said, "the AWS credentials have expired", "RequestExpired", "next: aws sso login")
+    told(said, "the AWS credentials have expired", "(ExpiredToken)", "next: aws sso login")
     assert not made
 
 
@@ -92,8 +92,8 @@ def test_a_wrong_setting(
             3,
             ("has $0.05 left; one hour costs", "does not pay for one hour", "labctl cost"),
         ),
-        (("--ttl", "9h"), 2, ("server.ttl: is longer than max_ttl (8h)", "labctl config")),
-        (("--ttl", "0h"), 2, ("server.ttl: '0h' is out of range", "labctl config")),
+        (("--ttl", "9h"), 2, ("server.ttl: is longer than max_ttl (8h)", "labctl up --help")),
+        (("--ttl", "0h"), 2, ("server.ttl: '0h' is out of range", "labctl up --help")),
     ],
 )
 def test_a_need_that_cannot_be_met(
@@ -246,7 +246,7 @@ def test_credentials_expire_midway(bed: Bed, command: tuple[str, ...]) -> None:
             said,
             "credentials have expired",
             f"{instance}.us-east-1 is still running",
-            " an hour",
+            "/h until labctl down",
         )
         assert lab.json("status")["server"]["id"] == f"{instance}.us-east-1"
     lab.labctl(*DOWN)
@@ -261,7 +261,7 @@ def test_a_lost_reply_and_then_no_credentials_is_no_refusal(bed: Bed) -> None:
         wait_for(lambda: bed.rehearsal.held_calls.get("RunInstances", 0) > held)
         bed.rehearsal.change(expired=True)
         assert command.wait() == 1
-    told(command.said, "have expired", "may have created a", " an hour")
+    told(command.said, "have expired", "may have created a", "/h")
     with State(lab.state / "labctl.db", read_only=True) as state:
         assert len(state.list_open_attempts(lab.id)) == 1
     lab.up_until_ssh()
