@@ -112,11 +112,7 @@ def can_start(program: str) -> bool:
 def find_pythons() -> Iterator[str]:
     for version in PYTHONS:
         name = f"python{version}"
-        # A version manager has programs of versions that it does not run here.
-        if (
-            shutil.which(name)
-            and subprocess.run([name, "-c", ""], capture_output=True).returncode == 0
-        ):
+        if can_start(name):
             yield name
         elif version == OLDEST_PYTHON:
             raise ReleaseError(f"{name} is not installed, and labctl supports it")

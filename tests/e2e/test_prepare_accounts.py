@@ -81,6 +81,7 @@ def test_account_without_sudo_gets_the_exact_words(untouched: Sshd, tmp_path: Pa
     bob.transport.close()
 
 
+@pytest.mark.long
 def test_what_the_administrator_is_told_to_type_is_enough(untouched: Sshd, tmp_path: Path) -> None:
     """The lines are typed literally, by root; afterwards only the daemon is not running."""
     bob = bench(untouched, tmp_path, "bob")
@@ -117,6 +118,7 @@ def test_failing_task_is_named_with_its_message_and_the_log(
     alice.transport.close()
 
 
+@pytest.mark.long
 def test_root_without_a_sudo_program(untouched: Sshd, tmp_path: Path) -> None:
     """What many clouds hand out: nothing is asked of a sudo that is not there."""
     untouched.sh("rm /usr/bin/sudo && cp -r /home/alice/.ssh /root && chown -R root /root/.ssh")

@@ -191,6 +191,7 @@ def share(box: Sshd, folder: Path, memory: str) -> tuple[str, int]:
 NOTICE = "systemd has not reloaded its changed files"
 
 
+@pytest.mark.long
 def test_a_shared_servers_role_puts_its_reload_off(
     box: Sshd, tmp_path: Path, small_image: str
 ) -> None:

@@ -78,6 +78,7 @@ def test_a_kill_before_each_file_operation_leaves_whole_checkpoints(tmp_path: Pa
     assert new > 2  # nor in the middle of the removal of older ones
 
 
+@pytest.mark.long
 def test_killed_at_random_moments_it_arrives_where_it_would_have(
     tmp_path: Path, small: Path
 ) -> None:
