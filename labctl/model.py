@@ -17,6 +17,8 @@ from labctl.wire.codec import Message, MessageError, from_json, to_json
 
 # Valid names of labs, runs, data sets and services.
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
+# How the names of auxiliary runs begin.
+PROFILE_PREFIX, PROBE_PREFIX = "profile-", "probe-"
 
 GIB = 1024**3
 
@@ -319,6 +321,11 @@ class Run(Value, frozen=True):
     @property
     def has_ended(self) -> bool:
         return self.state in ("exited", "lost", "cancelled")
+
+    @property
+    def is_auxiliary(self) -> bool:
+        """Whether it profiles or probes the lab's command, and never counts as the latest run."""
+        return self.id.startswith((PROFILE_PREFIX, PROBE_PREFIX))
 
 
 class FileEntry(Value, frozen=True):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import click
 
 from labctl.cli.options import open_lab
 from labctl.cli.own_command import OwnCommand, require_program, split_words
-from labctl.cli.plain_ssh import replace_with_ssh
+from labctl.cli.plain_ssh import replace_with_exec, replace_with_ssh
 from labctl.errors import NotFoundError, UsageError
 from labctl.shell import command as words
 from labctl.wire.runs import OPEN_SESSION, RunRequest
@@ -77,11 +76,7 @@ def exec_command(ctx: click.Context, typed: tuple[str, ...], command: tuple[str,
         raise NotFoundError(
             f"run {run.id} has ended", why=run.summary, hint="labctl run -it -- bash"
         )
-    tty = sys.stdin.isatty() and sys.stdout.isatty()
-    flags = ("-it",) if tty else ("-i",)
-    inner = ("sh", "/lab/run/.labctl/entry.sh", *command)
-    line = words("exec", "docker", "exec", *flags, "-e", "LABCTL_ENTER=1", run.container, *inner)
-    replace_with_ssh(lab.context, line.render(), tty=tty)
+    replace_with_exec(lab.context, run, command)
 
 
 def _make_no_command_error(typed: Sequence[str], is_run: bool) -> UsageError:

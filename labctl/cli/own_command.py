@@ -65,7 +65,7 @@ class OwnCommand(click.Command):
             return UsageError(what, why=why, hint=as_own)
         words = [similar + w[len(option) :] if w.startswith(option) else w for w in before]
         meant = _render(*call, *words, *([SEPARATOR, *after] if after else []))
-        hint = f"{meant}; or, as an option of your command: {as_own}"
+        hint = f"{meant}\n{as_own}   # instead, for an option of your command"
         return UsageError(f"{what}; did you mean {similar}?", why=why, hint=hint)
 
 

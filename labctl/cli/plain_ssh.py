@@ -1,4 +1,4 @@
-"""`labctl ssh` in its plain form, without click and without what other commands need.
+"""`labctl ssh` and `labctl exec` in their plain forms, without click and what others need.
 
 A warm connection answers in about 15 ms, so most of such a call is Python's start-up.
 """
@@ -18,7 +18,19 @@ from labctl.shell import command as render_words
 from labctl.shell import portable_line
 
 if TYPE_CHECKING:
+    from labctl.lab import Lab
+    from labctl.model import Run
     from labctl.servers.context import LabContext
+
+# Replaces the remote shell with `docker exec`. Docker's own error for a container that has ended
+# would exit with 1, as the user's command may.
+_EXEC = """\
+if [ "$(docker inspect --format '{{{{.State.Running}}}}' {container})" = true ]
+then {exec}
+fi
+printf 'labctl: %s\\n  next: labctl status --refresh\\n' {message} >&2
+exit 255
+"""
 
 
 class DeferredScreen:
@@ -45,18 +57,48 @@ def try_plain_ssh(words: Sequence[str]) -> None:
     command = parse_plain_command(words)
     if command is None:
         return
+    try:
+        lab = _load_reachable_lab()
+        if lab is not None:
+            replace_with_ssh(lab.context, remote_line(command), tty=needs_tty(command))
+    except LabError:
+        return
+
+
+def try_plain_exec(words: Sequence[str]) -> None:
+    """Replace this process with ssh that runs a command in a run's container.
+
+    `words` follow `labctl exec`. Returns, as `try_plain_ssh` does, if the command itself must look;
+    also for a run that is not recorded as running.
+    """
+    call = parse_plain_exec(words)
+    if call is None:
+        return
+    name, command = call
+    try:
+        lab = _load_reachable_lab()
+        if lab is None:
+            return
+        state = lab.context.state
+        run = state.get_run(lab.id, name) if name else state.get_latest_run(lab.id)
+        if run is None or run.state != "running" or not run.container:
+            return
+        if name or not run.is_auxiliary:
+            replace_with_exec(lab.context, run, command)
+    except LabError:
+        return
+
+
+def _load_reachable_lab() -> Lab | None:
+    """Load the lab that this directory is in; None if reaching its server needs more than ssh."""
     from labctl.lab import Lab
     from labctl.servers.gate import has_gate
     from labctl.state.disks import has_expired
 
-    try:
-        lab = Lab.load(".", reporter=DeferredScreen(), record_only=True, in_process=False)
-        if has_expired(lab.context.state, lab.id, lab.config.server.provider):
-            return
-        if not has_gate(lab.context.get_server()):
-            replace_with_ssh(lab.context, remote_line(command), tty=needs_tty(command))
-    except LabError:
-        return
+    lab = Lab.load(".", reporter=DeferredScreen(), record_only=True, in_process=False)
+    if has_expired(lab.context.state, lab.id, lab.config.server.provider):
+        return None
+    return None if has_gate(lab.context.get_server()) else lab
 
 
 def parse_plain_command(words: Sequence[str]) -> tuple[str, ...] | None:
@@ -64,6 +106,25 @@ def parse_plain_command(words: Sequence[str]) -> tuple[str, ...] | None:
     if words and words[0] == "--":
         return tuple(words[1:])
     return None if words and words[0].startswith("-") else tuple(words)
+
+
+def parse_plain_exec(words: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
+    """Return run ("" for the latest) and command of `labctl exec [RUN] -- COMMAND`.
+
+    None for anything else, which is an option or a mistake.
+    """
+    before, separator, command = _split(words)
+    if not separator or len(before) > 1 or not command:
+        return None
+    if any(word.startswith("-") for word in (*before, command[0])):
+        return None
+    return (before[0] if before else ""), command
+
+
+def _split(words: Sequence[str]) -> tuple[tuple[str, ...], bool, tuple[str, ...]]:
+    """Return the words before `--`, whether it is there, and the words after it."""
+    cut = words.index("--") if "--" in words else len(words)
+    return tuple(words[:cut]), cut < len(words), tuple(words[cut + 1 :])
 
 
 def remote_line(command: Sequence[str]) -> str:
@@ -76,6 +137,19 @@ def remote_line(command: Sequence[str]) -> str:
 
 def needs_tty(command: Sequence[str]) -> bool:
     return not command or (sys.stdin.isatty() and sys.stdout.isatty())
+
+
+def replace_with_exec(context: LabContext, run: Run, command: Sequence[str]) -> None:
+    """Replace this process with ssh that runs `command` in the container of `run`."""
+    tty = needs_tty(command)
+    inner = ("sh", "/lab/run/.labctl/entry.sh", *command)
+    flags = ("-it" if tty else "-i", "-e", "LABCTL_ENTER=1")
+    line = _EXEC.format(
+        container=render_words(run.container).render(),
+        exec=render_words("exec", "docker", "exec", *flags, run.container, *inner).render(),
+        message=render_words(f"the container of run {run.id} is not running").render(),
+    )
+    replace_with_ssh(context, line, tty=tty)
 
 
 def replace_with_ssh(context: LabContext, line: str, *, tty: bool = True) -> None:

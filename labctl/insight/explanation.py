@@ -20,8 +20,7 @@ from labctl.insight.explain.memory import OutOfMemory, find_out_of_memory
 from labctl.insight.model_measurement import ModelSource, measure_model
 from labctl.insight.scalars import Flaw, Scalars, read_scalars
 from labctl.insight.telemetry import TELEMETRY_FILE, read_samples
-from labctl.model import Run, Value
-from labctl.runs import runs
+from labctl.model import PROFILE_PREFIX, Run, Value
 from labctl.servers.context import LabContext
 from labctl.sync.ignore import find_ignored_name, rule_text
 
@@ -63,7 +62,7 @@ class Explanation(Value, frozen=True):
 
 def explain(context: LabContext, run: Run) -> Explanation:
     """Apply the rules to a run, from its files on this machine."""
-    if run.id.startswith(runs.PROFILES):
+    if run.id.startswith(PROFILE_PREFIX):
         from labctl.insight.profile import unwrap_command
 
         run = unwrap_command(run)

@@ -19,7 +19,7 @@ from labctl.errors import InterruptError, LabError, NotFoundError, UsageError
 from labctl.events import Note, Step
 from labctl.insight.explain.evidence import Finding
 from labctl.insight.explain.profile import Profile, advise, read_profile
-from labctl.model import Run, Server, Service, Value
+from labctl.model import PROFILE_PREFIX, Run, Server, Service, Value
 from labctl.runs import images, outputs, runs
 from labctl.servers.adoption import renew
 from labctl.servers.context import LabContext
@@ -29,7 +29,6 @@ from labctl.sync import lab_files
 from labctl.wire.runs import RunSpec
 from labctl.wire.services import ServiceRequest
 
-PREFIX = runs.PROFILES
 STEPS, WARMUP = 5, 10
 LEAST_WARMUP = 3
 MOST_STEPS = 50
@@ -74,11 +73,11 @@ def profile(
             why=f"allowed are 1 to {MOST_STEPS} steps, after at least {LEAST_WARMUP}",
             hint="labctl profile --steps 5 --warmup 10",
         )
-    if run_id.startswith(PREFIX):
+    if run_id.startswith(PROFILE_PREFIX):
         return _load_earlier(context, runs.find_run(context, run_id))
     server = context.get_server()
     wanted = runs.build_spec(
-        context, server, _find_command(context, run_id), PREFIX + runs.make_run_id(), False
+        context, server, _find_command(context, run_id), PROFILE_PREFIX + runs.make_run_id(), False
     )
     settings = {"LABCTL_PROFILE_STEPS": str(steps), "LABCTL_PROFILE_WARMUP": str(warmup)}
     env = {**wanted.env, **settings, "LABCTL_PROFILER": pack_profiler()}

@@ -14,7 +14,7 @@ from labctl.errors import BusyError, LabError, NoOfferError, UsageError
 from labctl.estimate.cards import find_peak_speed
 from labctl.estimate.pace import PredictedTime, StepCount, StepPace, compute_pace, predict_time
 from labctl.events import Note, Progress
-from labctl.model import Offer, Run, Server, Value
+from labctl.model import PROBE_PREFIX, Offer, Run, Server, Value
 from labctl.runs import first_run, runs
 from labctl.servers.context import LabContext
 from labctl.servers.watch_reports import parse_watch
@@ -104,7 +104,7 @@ def probe(
     after an error or an interruption.
     """
     server = context.get_server()
-    spec = runs.build_spec(context, server, command, f"probe-{runs.make_run_id()}", False)
+    spec = runs.build_spec(context, server, command, PROBE_PREFIX + runs.make_run_id(), False)
     if push and first_run.has_run_on_server(context, server, spec.image):
         lab_files.push(context, server, force=False)
     elif push:

@@ -36,9 +36,6 @@ from labctl.wire.runs import (
 )
 
 LONGEST_PAUSE_S = 10.0
-PROFILES = "profile-"
-# Name prefixes of auxiliary runs, which never count as the latest run.
-AUXILIARY = (PROFILES, "probe-")
 
 
 def make_run_id() -> str:
@@ -338,9 +335,7 @@ def find_run(context: LabContext, run_id: str = "") -> Run:
 
 def _find_latest(context: LabContext) -> Run | None:
     newest = context.state.get_latest_run(context.lab_id)
-    if newest is None or not newest.id.startswith(AUXILIARY):
+    if newest is None or not newest.is_auxiliary:
         return newest
-    normal = [
-        run for run in context.state.list_runs(context.lab_id) if not run.id.startswith(AUXILIARY)
-    ]
+    normal = [run for run in context.state.list_runs(context.lab_id) if not run.is_auxiliary]
     return normal[-1] if normal else None

@@ -117,8 +117,9 @@ def test_own_failure_is_255_where_codes_pass_through(labctl: Any, words: tuple[s
         (
             ("run", "--id", "night", "--detatch"),
             "no option --detatch; did you mean --detach?",
-            "labctl run --id night --detach; or, as an option of your command: "
-            "labctl run --id night -- python train.py --detatch\n",
+            "labctl run --id night --detach\n"
+            "        labctl run --id night -- python train.py --detatch\n"
+            "        (instead, for an option of your command)\n",
         ),
         (
             ("run", "-d", "python", "train.py", "--lr=1e-3"),

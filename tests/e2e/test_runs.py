@@ -270,6 +270,13 @@ def test_a_killed_labctl_leaves_a_run_that_the_same_command_finds(
     assert "run orphan has ended" in refused.stderr
 
 
+def test_exec_in_a_run_that_ended_unseen_does_not_look_like_the_command(lab: LabDirectory) -> None:
+    lab.labctl("run", "--detach", "--id", "short", "--", "sleep", "1")
+    wait_for(lambda: not lab.inspected("short")["State"]["Running"])
+    refused = lab.labctl("exec", "short", "--", "true", code=255)
+    assert "the container of run short is not running" in refused.stderr
+
+
 def test_json_is_one_object_and_keeps_the_code(lab: LabDirectory) -> None:
     words = ("run", "--json", "--id", "told", "--", "sh", "-c", "echo noise; exit 3")
     said = json.loads(lab.labctl(*words, code=3).stdout)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from labctl.cli.plain_ssh import parse_plain_command
+from labctl.cli.plain_ssh import parse_plain_command, parse_plain_exec
 from labctl.shell import portable_line
 
 # All of labctl that `labctl --help` may import; beyond it click and the standard library.
@@ -165,7 +165,9 @@ def lab(tmp_path: Path) -> Path:
     )
     with State(find_paths({"HOME": str(tmp_path)}).database) as state:
         state.save_server(server)
-        state.save_run(Run(id="first", lab_id=identity, server_id=server.id, state="running"))
+        state.save_run(
+            Run(id="first", lab_id=identity, server_id=server.id, state="running", container="c")
+        )
     return root
 
 
@@ -230,6 +232,22 @@ def test_a_plain_ssh_does_not_read_the_providers_settings(lab: Path, tmp_path: P
 @pytest.mark.parametrize("words", [("--alll",), ("--json",), ("-C", ".")])
 def test_options_of_ssh_are_left_to_click(words: tuple[str, ...]) -> None:
     assert parse_plain_command(words) is None
+
+
+@pytest.mark.parametrize("words", [("exec", "--", "df", "-h"), ("exec", "first", "--", "df", "-h")])
+def test_a_plain_exec_needs_no_click(words: tuple[str, ...], lab: Path, tmp_path: Path) -> None:
+    plain_ssh("ssh", cwd=lab, home=tmp_path)
+    argv, modules = plain_ssh(*words, cwd=lab, home=tmp_path)
+    assert argv[0] == "ssh"
+    assert {"click", "labctl.runs", "labctl.lifecycle", *HEAVY} & set(modules) == set()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("first",), ("first", "df"), ("--", "-h"), ("a", "b", "--", "df"), ("--json", "--", "df"), ()],
+)
+def test_a_mistake_of_exec_is_left_to_click(words: tuple[str, ...]) -> None:
+    assert parse_plain_exec(words) is None
 
 
 def plain_ssh(*words: str, cwd: Path, home: Path) -> tuple[list[str], list[str]]:
