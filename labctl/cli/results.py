@@ -116,11 +116,12 @@ def print_left_files(lab: Lab, pulled: PulledRun) -> None:
     """Name the files that a pull of the outputs leaves on the server, and how to get them."""
     if not pulled.left:
         return
-    names = [f"{clean(file.path)} ({bytes_text(file.size)})" for file in pulled.left]
+    left = sorted(pulled.left, key=lambda file: (-file.size, file.path))
+    names = [f"{clean(file.path)} ({bytes_text(file.size)})" for file in left]
     verb = "was" if len(names) == 1 else "were"
     text = f"{names_text(names, MOST_NAMED)} {verb} written outside outputs"
     click.echo(f"  left on the server: {text}: labctl pull --all {pulled.run}", err=True)
-    print_outputs_line(lab, [file.path for file in pulled.left])
+    print_outputs_line(lab, [file.path for file in left])
 
 
 def print_outputs_line(lab: Lab, files: Sequence[str]) -> None:
