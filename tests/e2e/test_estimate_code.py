@@ -99,7 +99,9 @@ def test_resnet_50_has_its_published_size() -> None:
     assert found.item_flops == pytest.approx(3 * 8.2e9, rel=0.03)
 
 
-@pytest.mark.parametrize("function", ["resnet50", "transformer"])
+@pytest.mark.parametrize(
+    "function", [pytest.param("resnet50", marks=pytest.mark.long), "transformer"]
+)
 def test_activations_are_what_autograd_saves_and_little_more(function: str) -> None:
     """More, since outputs and gradients are alive while the backward pass begins."""
     found = count(function)
@@ -109,6 +111,7 @@ def test_activations_are_what_autograd_saves_and_little_more(function: str) -> N
     assert each <= found.item_bytes <= 1.25 * each
 
 
+@pytest.mark.long
 def test_bf16_by_autocast_takes_less() -> None:
     full, half = count("transformer"), count("transformer", precision="bf16")
     assert half.autocast
