@@ -251,7 +251,7 @@ def _list_labs(context: KeepContext, json_: bool) -> None:
         print_json({"running": running, "labs": labs})
         return
     if not running:
-        click.echo("No keeper is running here; next: labctl keep, or labctl keep --install")
+        click.echo("No keeper is running here.\n  next: labctl keep --install")
     if not labs:
         click.echo("No lab was handed over to this machine.")
         return

@@ -28,7 +28,8 @@ _EXEC = """\
 if [ "$(docker inspect --format '{{{{.State.Running}}}}' {container})" = true ]
 then {exec}
 fi
-printf 'labctl: %s\\n  next: labctl status --refresh\\n' {message} >&2
+echo {message} >&2
+echo {next} >&2
 exit 255
 """
 
@@ -147,7 +148,8 @@ def replace_with_exec(context: LabContext, run: Run, command: Sequence[str]) -> 
     line = _EXEC.format(
         container=render_words(run.container).render(),
         exec=render_words("exec", "docker", "exec", *flags, run.container, *inner).render(),
-        message=render_words(f"the container of run {run.id} is not running").render(),
+        message=render_words(f"labctl: the container of run {run.id} is not running").render(),
+        next=render_words("  next: labctl status --refresh").render(),
     )
     replace_with_ssh(context, line, tty=tty)
 

@@ -45,7 +45,7 @@ class Subject:
     @property
     def raise_budget(self) -> str:
         if self.kind == "lab":
-            return "labctl cost; then raise `budget:` in lab.yaml, or labctl up --budget 5"
+            return "labctl cost\nlabctl up --budget 5   # or raise `budget:` in lab.yaml"
         return f"labctl course budget {self.seat or 'NAME'} +5   # then {self.up}"
 
     def ssh(self, line: str) -> str:

@@ -132,6 +132,21 @@ def list_next_lines(file: Path) -> Iterator[str]:
                 yield from (line for line in format_next(text) if line.startswith("labctl "))
 
 
+def test_no_command_is_shown_in_the_middle_of_a_sentence() -> None:
+    """A line that begins with a command is that command alone, and its comment follows after spaces."""
+    texts = {
+        re.split(" {2,}", line)[0]
+        for file in SOURCES
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant | ast.JoinedStr)
+        for text in fill_in(node)
+        for line in text.splitlines()
+        if re.match("labctl [a-z]", line) and command_of((line.split()[1],)) is not None
+    }
+    assert len(texts) > 200
+    assert [text for text in sorted(texts) if re.search(r"[,;] (or|and|then|to)\b", text)] == []
+
+
 # Prints the words of each call, and a mark after each line that was pasted.
 PASTE = r"""
 cd() { :; }

@@ -177,7 +177,7 @@ ERRORS: dict[str, tuple[Callable[[], LabError], str, str]] = {
     ),
     "local, no GPU": (
         lambda: caught(lambda: LocalProvider.offers(Mock(), NEED)),
-        "labctl up --gpu auto, or --provider static with this machine as a host",
+        "labctl up --gpu auto\nlabctl up --provider static   # with this machine as a host",
         "change `gpu:` under `server:` in course.yaml",
     ),
     "AWS, quota": (

@@ -250,7 +250,7 @@ class LocalProvider:
 def _render_gpu_hint(subject: Subject) -> str:
     if subject.kind != "lab":
         return f"change `gpu:` under `server:` in {subject.config_file}"
-    return "labctl up --gpu auto, or --provider static with this machine as a host"
+    return "labctl up --gpu auto\nlabctl up --provider static   # with this machine as a host"
 
 
 def _get_container(docker: DockerClient, server_id: str) -> Container:
