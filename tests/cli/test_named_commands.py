@@ -133,7 +133,7 @@ def list_next_lines(file: Path) -> Iterator[str]:
 
 
 def test_no_command_is_shown_in_the_middle_of_a_sentence() -> None:
-    """A line that begins with a command is that command alone, and its comment follows after spaces."""
+    """A line that begins with a command has nothing else, but for a comment after spaces."""
     texts = {
         re.split(" {2,}", line)[0]
         for file in SOURCES

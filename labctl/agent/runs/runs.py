@@ -138,7 +138,8 @@ def _claim(directory: Path, spec: RunSpec) -> bool:
                 "policy",
                 f'A run named "{spec.id}" already exists on this server.',
                 "its command, image or settings differ",
-                f"labctl run --id ANOTHER-NAME\nlabctl logs -f {spec.id}   # instead, to follow that run",
+                "labctl run --id ANOTHER-NAME\n"
+                f"labctl logs -f {spec.id}   # instead, to follow that run",
             ) from None
         return False
 
