@@ -145,7 +145,8 @@ def _test_access(context: LabContext, parcel: LabExport, staging: Path) -> Serve
     key = staging / "lab-key"
     if parcel.key:
         replace_file(key, parcel.key.encode())
-    _log_in(context, server, server.endpoint.identity or (str(key) if parcel.key else ""))
+    has_own_key = bool(parcel.key) and not context.logs_in_as_user
+    _log_in(context, server, server.endpoint.identity or (str(key) if has_own_key else ""))
     if context.config.store:
         context.reporter.emit(Step(name=f"testing {context.config.store}"))
         store = open_lab_store(context)

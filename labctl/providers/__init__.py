@@ -136,6 +136,13 @@ class OnThisMachine(Protocol):
 
 
 @runtime_checkable
+class LogsInAsUser(Protocol):
+    """labctl logs in to the servers as the user's own ssh does, without a key pair of its own."""
+
+    logs_in_as_user: ClassVar[bool]
+
+
+@runtime_checkable
 class Leasable(Protocol):
     """A server is leased for a time, and work on it renews the lease."""
 

@@ -15,7 +15,13 @@ from labctl.errors import ConnectError, NotFoundError
 from labctl.errors.subject import LAB, Subject
 from labctl.events import Note, Progress, Reporter
 from labctl.model import Endpoint, Server, ServerFacts
-from labctl.providers import OnThisMachine, Provider, ProviderContext, get_provider_class
+from labctl.providers import (
+    LogsInAsUser,
+    OnThisMachine,
+    Provider,
+    ProviderContext,
+    get_provider_class,
+)
 from labctl.state import State
 from labctl.state.disks import list_kept_disks
 
@@ -102,6 +108,11 @@ class LabContext:
         """Whether the lab's servers are on this machine, so that nobody else controls them."""
         return isinstance(self.provider, OnThisMachine)
 
+    @property
+    def logs_in_as_user(self) -> bool:
+        """Whether labctl uses the keys of the user's ssh where the provider names no key."""
+        return isinstance(self.provider, LogsInAsUser)
+
     def _build_provider_context(self) -> ProviderContext:
         import getpass
 
@@ -165,7 +176,7 @@ class LabContext:
         return server
 
     def assign_alias(self, server: Server, recorded: Server | None) -> Server:
-        """Add our login key and a unique alias to a server as its provider shows it.
+        """Add a unique alias, and our login key if it is used, to a server of the provider.
 
         `recorded` is the same server as this machine has it on record, None for a new one.
         """
@@ -175,7 +186,7 @@ class LabContext:
             if recorded is None or recorded.alias != alias:
                 text = f"ssh already knows a host {self.config.name}; this one is called {alias}"
                 self.reporter.emit(Note(text=text))
-        identity = server.endpoint.identity or str(self.identity)
+        identity = server.endpoint.identity or ("" if self.logs_in_as_user else str(self.identity))
         endpoint = msgspec.structs.replace(server.endpoint, identity=identity)
         return msgspec.structs.replace(server, alias=alias, endpoint=endpoint)
 

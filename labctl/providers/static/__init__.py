@@ -52,6 +52,7 @@ class StaticProvider:
 
     name: ClassVar[str] = PROVIDER
     settings_type: ClassVar[type[Value]] = StaticSettings
+    logs_in_as_user: ClassVar[bool] = True
     settle_s: float = 0.0
 
     def __init__(self, settings: StaticSettings, context: ProviderContext) -> None:
