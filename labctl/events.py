@@ -8,10 +8,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from labctl.model import Value
 from labctl.parallel import call_in_caller
+from labctl.shell import Secret
 
 
 class Event(Value, frozen=True):
@@ -73,6 +74,23 @@ class Reporter(Protocol):
     def confirm(self, decision: Question) -> bool: ...
 
 
+# Asks for a password with this prompt. What the user types is not shown.
+AskPassword = Callable[[str], Secret]
+
+
+@runtime_checkable
+class PasswordSource(Protocol):
+    """A Reporter that may have a terminal on which its user can type a password."""
+
+    def find_password_prompt(self) -> AskPassword | None:
+        """Return the function that asks for a password; None without a terminal."""
+
+
+def find_password_prompt(reporter: Reporter) -> AskPassword | None:
+    """Return the function that asks the reporter's user for a password; None if nobody can."""
+    return reporter.find_password_prompt() if isinstance(reporter, PasswordSource) else None
+
+
 @contextmanager
 def report_part(reporter: Reporter, name: str) -> Iterator[None]:
     """Report that the Part `name` begins, and at the end of the block that it ends."""
@@ -128,6 +146,9 @@ class PolicyReporter:
             return True
         return self._ask is not None and self._ask.confirm(decision)
 
+    def find_password_prompt(self) -> AskPassword | None:
+        return find_password_prompt(self._ask) if self._ask is not None else None
+
 
 class SilentReporter:
     """A Reporter that draws nothing and answers every question with its default."""
@@ -156,6 +177,17 @@ class SharedReporter:
 
     def confirm(self, decision: Question) -> bool:
         return call_in_caller(lambda: self._confirm_here(decision))
+
+    def find_password_prompt(self) -> AskPassword | None:
+        ask = find_password_prompt(self._reporter)
+        if ask is None:
+            return None
+
+        def ask_here(prompt: str) -> Secret:
+            with self._lock:
+                return ask(prompt)
+
+        return lambda prompt: call_in_caller(lambda: ask_here(prompt))
 
     def _confirm_here(self, decision: Question) -> bool:
         with self._lock:

@@ -17,7 +17,8 @@ import click
 import msgspec
 
 from labctl.cli.exit_codes import clean, format_next
-from labctl.events import Event, Note, Progress, Question, Step
+from labctl.events import AskPassword, Event, Note, Progress, Question, Step
+from labctl.shell import Secret
 from labctl.text import bytes_text, duration_text
 
 if TYPE_CHECKING:
@@ -81,6 +82,13 @@ class Screen:
             clean(decision.question), default="", show_default=False, type=str, err=True
         )
         return str(answer).strip() == decision.typed
+
+    def find_password_prompt(self) -> AskPassword | None:
+        return self._ask_password if sys.stdin.isatty() else None
+
+    def _ask_password(self, prompt: str) -> Secret:
+        self.stop_drawing()
+        return Secret(click.prompt(clean(prompt), hide_input=True, prompt_suffix="", err=True))
 
     def stop_drawing(self) -> None:
         """Remove live drawing from the screen before anything else writes there."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import click
 
-from labctl.events import Event, Part, Question, Reporter
+from labctl.events import AskPassword, Event, Part, Question, Reporter, find_password_prompt
 from labctl.model import Value
+from labctl.shell import Secret
 
 FIRST_LINE = "first line"
 # Columns for the name, the start and the duration of a part.
@@ -60,9 +62,26 @@ class Timeline:
         self._reporter.emit(event)
 
     def confirm(self, decision: Question) -> bool:
+        with self._pause():
+            return self._reporter.confirm(decision)
+
+    def find_password_prompt(self) -> AskPassword | None:
+        ask = find_password_prompt(self._reporter)
+        if ask is None:
+            return None
+
+        def ask_paused(prompt: str) -> Secret:
+            with self._pause():
+                return ask(prompt)
+
+        return ask_paused
+
+    @contextmanager
+    def _pause(self) -> Iterator[None]:
+        """Stop the clock while the user answers."""
         asked_at = self._clock()
         try:
-            return self._reporter.confirm(decision)
+            yield
         finally:
             self._zero += self._clock() - asked_at
 

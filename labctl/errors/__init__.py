@@ -42,8 +42,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from labctl.errors.subject import LAB, Hint, Subject
+
+if TYPE_CHECKING:
+    from labctl.model import Endpoint
 
 
 class LabError(Exception):
@@ -158,7 +162,13 @@ class LinkLostError(ConnectError):
 
 
 class AuthenticationError(LabError):
-    pass
+    """The server does not accept our key. `endpoint` is where the login failed, if known."""
+
+    def __init__(
+        self, what: str, *, endpoint: Endpoint | None = None, why: str = "", hint: Hint = ""
+    ) -> None:
+        super().__init__(what, why=why, hint=hint)
+        self.endpoint = endpoint
 
 
 class CommandError(LabError):

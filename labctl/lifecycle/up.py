@@ -16,6 +16,7 @@ from labctl.servers import attempts, deadlines, first_contact, guard, held_disks
 from labctl.servers.adoption import adopt
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import select_server_gpus
+from labctl.servers.key_setup import call_with_key_setup
 from labctl.servers.open_costs import explain_open_costs
 from labctl.servers.prepare import prepare, probe
 from labctl.servers.reachability import reach
@@ -41,7 +42,7 @@ def up(
             with explain_open_costs(context, LabError) if explains_costs else nullcontext():
                 need = context.config.server.need
                 with report_part(context.reporter, "boot"):
-                    server = adopt(context, listed)
+                    server = call_with_key_setup(context, lambda: adopt(context, listed))
                     if server is None:
                         image = images.find_wanted_image(context)
                         server = attempts.create_server(context, need, image)

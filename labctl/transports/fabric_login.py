@@ -11,7 +11,7 @@ import subprocess
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import fabric
 import paramiko
@@ -60,13 +60,23 @@ class Login:
             self.jump.close()
 
 
+class LoginStrategy(Protocol):
+    """Authenticates on a connection whose host key is verified; paramiko calls it."""
+
+    def authenticate(self, transport: paramiko.Transport) -> None: ...
+
+
 @dataclass(frozen=True)
 class _Keys:
-    """The keys to log in with: one private key, those of the user's agent, those in ~/.ssh."""
+    """The keys to log in with: one private key, those of the user's agent, those in ~/.ssh.
+
+    `strategy` replaces all of them.
+    """
 
     private: paramiko.PKey | None = None
     use_agent: bool = False
     use_home: bool = False
+    strategy: LoginStrategy | None = None
 
 
 class _PinnedKeys(paramiko.MissingHostKeyPolicy):
@@ -99,6 +109,13 @@ def log_in(endpoint: Endpoint, known_hosts: Path | None = None) -> Login:
     return retry_rejected_logins(_log_in, endpoint, known_hosts)
 
 
+def log_in_by(strategy: LoginStrategy, endpoint: Endpoint, known_hosts: Path | None) -> Login:
+    """Connect, compare the host key, and have `strategy` authenticate. Raises what it raises."""
+    if not endpoint.host_key:
+        raise failures.make_unpinned_host_key_error(endpoint)
+    return retry_rejected_logins(_log_in, endpoint, known_hosts, _Keys(strategy=strategy))
+
+
 def fetch_host_key(endpoint: Endpoint, known_hosts: Path | None = None) -> str:
     """Return the key ("ssh-ed25519 AAAA...") that the server presents, without logging in.
 
@@ -123,10 +140,10 @@ def fetch_host_key(endpoint: Endpoint, known_hosts: Path | None = None) -> str:
     return retry_rejected_logins(fetch)
 
 
-def _log_in(endpoint: Endpoint, known_hosts: Path | None) -> Login:
+def _log_in(endpoint: Endpoint, known_hosts: Path | None, keys: _Keys | None = None) -> Login:
     jump = _log_in_to_jump_host(endpoint, known_hosts)
     pinned = _PinnedKeys(endpoint)
-    connection = _make_connection(endpoint, jump, pinned, _read_keys(endpoint))
+    connection = _make_connection(endpoint, jump, pinned, keys or _read_keys(endpoint))
     try:
         _open(connection, endpoint, pinned)
     except BaseException:
@@ -160,6 +177,7 @@ def _make_connection(
             "pkey": keys.private,
             "allow_agent": keys.use_agent,
             "look_for_keys": keys.use_home,
+            "auth_strategy": keys.strategy,
             **own_socket,
         },
     )
@@ -290,7 +308,7 @@ def can_log_in(endpoint: Endpoint) -> bool:
     if _OTHER_TOKEN.search(endpoint.proxy_command.replace("%%", "")):
         return False
     try:
-        return bool(endpoint.identity) and _load_key(Path(endpoint.identity)) is not None
+        return bool(endpoint.identity) and load_key(Path(endpoint.identity)) is not None
     except (OSError, ValueError, paramiko.SSHException):
         return False
 
@@ -304,7 +322,7 @@ def _read_keys(endpoint: Endpoint) -> _Keys:
         return _Keys(use_agent=True, use_home=True)
     path = Path(endpoint.identity)
     try:
-        key = _load_key(path)
+        key = load_key(path)
     except (OSError, ValueError, paramiko.SSHException) as error:
         raise LabError(
             f"the key {path} cannot be read", why=_reason(error), hint=f"ls -l {path}"
@@ -312,7 +330,7 @@ def _read_keys(endpoint: Endpoint) -> _Keys:
     return _Keys(use_agent=True) if key is None else _Keys(private=key)
 
 
-def _load_key(path: Path) -> paramiko.PKey | None:
+def load_key(path: Path) -> paramiko.PKey | None:
     """Load a private key; None if it has a passphrase."""
     try:
         return paramiko.PKey.from_path(path)

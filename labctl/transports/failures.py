@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from labctl.errors import (
     AuthenticationError,
@@ -74,13 +75,19 @@ def make_authentication_error(endpoint: Endpoint, why: str) -> AuthenticationErr
     key = f"the key {endpoint.identity}" if endpoint.identity else "any of your keys"
     return AuthenticationError(
         f"{endpoint_text(endpoint)} does not accept {key}",
+        endpoint=endpoint,
         why=why,
-        hint=(
-            f"ssh-copy-id -i {endpoint.identity} -p {endpoint.port} {endpoint.user}@{endpoint.host}"
-            if endpoint.identity
-            else "ssh-add -l shows the keys that your agent offers"
-        ),
+        hint=copy_key_command(endpoint, endpoint.identity),
     )
+
+
+def copy_key_command(endpoint: Endpoint, key: str) -> str:
+    """Return the command that sets up a key with a password; ssh-copy-id finds a key for ""."""
+    words = ["ssh-copy-id"]
+    words += ["-i", key] if key else []
+    words += ["-p", str(endpoint.port)] if endpoint.port != 22 else []
+    words += ["-o", f"ProxyJump={endpoint.jump}"] if endpoint.jump else []
+    return shlex.join([*words, f"{endpoint.user}@{endpoint.host}"])
 
 
 def make_wrong_host_key_error(endpoint: Endpoint, why: str) -> HostKeyError:

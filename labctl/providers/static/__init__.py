@@ -1,7 +1,7 @@
 """Existing lab machines, reached by ssh and shared by leases that are stored on the machines.
 
-labctl logs in like the user (their key, agent, ssh_config) and installs no key. Nothing here powers
-a machine on or off.
+labctl logs in like the user (their key, agent, ssh_config). Nothing here powers a machine on or
+off.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from labctl.commands import lease, ssh
 from labctl.commands.lease import Holder, MachineLease
-from labctl.errors import ConnectError, LabError, PolicyError, ProviderError
+from labctl.errors import AuthenticationError, ConnectError, LabError, PolicyError, ProviderError
 from labctl.errors.subject import Subject
 from labctl.model import (
     Check,
@@ -204,7 +204,9 @@ def _query_lease(machine: ConfiguredMachine, token: str) -> MachineLease | LabEr
 def _raise_if_all_failed(answers: list[LeaseAnswer]) -> None:
     failures = [answer for _, answer in answers if isinstance(answer, LabError)]
     if len(failures) == len(answers):
-        raise failures[0]
+        # The user can set up a key, but not repair the network.
+        refused = [error for error in failures if isinstance(error, AuthenticationError)]
+        raise (refused or failures)[0]
 
 
 def _is_suitable(offer: Offer, need: Need) -> bool:
