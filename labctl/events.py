@@ -28,12 +28,16 @@ class Step(Event, frozen=True):
 
 
 class Progress(Event, frozen=True):
-    """The progress of a step. `unit` is "bytes", "steps" or "files"; `total` is 0 if unknown."""
+    """The progress of a step. `unit` is "bytes", "steps" or "files"; `total` is 0 if unknown.
+
+    `detail` says what happens at this moment, in words that also say how far it is.
+    """
 
     name: str
     done: float
     total: float
     unit: str
+    detail: str = ""
 
 
 class Part(Event, frozen=True):

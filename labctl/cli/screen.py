@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,22 +27,39 @@ if TYPE_CHECKING:
 
     from labctl.model import Check
 
-# Columns beside the name and the bar: "999 MiB of 1023 MiB, 1023 KiB/s", the time, the spinner.
-_AMOUNT_WIDTH = 45
+# Columns of "999 MiB of 1023 MiB, 1023 KiB/s", and of the spinner, the time and the gaps.
+_BYTES_WIDTH = 32
+_TIME_WIDTH = 13
+
+
+@dataclass
+class Bar:
+    """A bar on the screen: rich's task, and when it began in seconds of the monotonic clock."""
+
+    task: Any
+    started_at: float
+    name: str
+    detail: str = ""
+    amount_width: int = 0
+
+    def describe(self, width: int) -> str:
+        """Return name and detail; where they do not fit, the detail says more than the name."""
+        text = f"{self.name}: {self.detail}" if self.detail else self.name
+        return text if len(text) <= width else _shorten(self.detail or self.name, width)
 
 
 class Screen:
     """A Reporter that draws events on standard error and asks questions there.
 
-    `tasks` holds the bar of each progress and its start, `begun` the start of each step, both in
-    seconds of the monotonic clock. Bars are removed when they are done.
+    `bars` holds the bar of each progress, `begun` the start of each step in seconds of the
+    monotonic clock. Bars are removed when they are done.
     """
 
     def __init__(self, *, yes: bool = False, quiet: bool = False) -> None:
         self.yes = yes
         self.quiet = quiet
         self.live: Any = None
-        self.tasks: dict[str, tuple[Any, float]] = {}
+        self.bars: dict[str, Bar] = {}
         self.begun: dict[str, float] = {}
 
     def emit(self, event: Event) -> None:
@@ -95,7 +113,7 @@ class Screen:
         if self.live is not None:
             self.live.stop()
             self.live = None
-            self.tasks.clear()
+            self.bars.clear()
 
     def print_data(self, text: str) -> None:
         """Print a line on standard output, above what is being drawn."""
@@ -123,7 +141,7 @@ class Screen:
         if not step.done:
             self.begun[step.name] = time.monotonic()
             if sys.stderr.isatty():
-                self._update_bar(step.name, 0.0, 0.0, "steps")
+                self._update_bar(Progress(name=step.name, done=0.0, total=0.0, unit="steps"))
             else:
                 self._print(f"  {clean(step.name)}")
             return
@@ -135,34 +153,55 @@ class Screen:
     def _update_progress(self, progress: Progress) -> None:
         if not sys.stderr.isatty():
             return
-        self._update_bar(progress.name, progress.done, progress.total, progress.unit)
-        if progress.total and progress.done >= progress.total and progress.unit == "bytes":
+        self._update_bar(progress)
+        is_over = progress.total and progress.done >= progress.total and progress.unit == "bytes"
+        if is_over and progress.name not in self.begun:
             self._remove_bar(progress.name)
 
-    def _update_bar(self, name: str, done: float, total: float, unit: str) -> None:
+    def _update_bar(self, progress: Progress) -> None:
         if self.live is None:
             self.live = _make_progress_bars()
             self.live.start()
-        if name not in self.tasks:
-            width = self.live.console.width
-            text = _shorten(clean(name), width - _choose_bar_width(width) - _AMOUNT_WIDTH)
-            new_task = self.live.add_task(text, total=total or None, amount="")
-            self.tasks[name] = (new_task, time.monotonic())
-        task, started_at = self.tasks[name]
-        amount = ""
-        if unit == "bytes" and done:
-            rate = done / max(time.monotonic() - started_at, 0.01)
-            amount = f"{bytes_text(done)} of {bytes_text(total)}, {bytes_text(rate)}/s"
-        elif total:
-            amount = f"{done:.0f}/{total:.0f}"
-        self.live.update(task, completed=done, total=total or None, amount=amount)
+        if progress.name not in self.bars:
+            new_task = self.live.add_task("", total=None, amount="")
+            self.bars[progress.name] = Bar(new_task, time.monotonic(), clean(progress.name))
+        bar = self.bars[progress.name]
+        amount = _describe_amount(progress, time.monotonic() - bar.started_at)
+        bar.detail = clean(progress.detail)
+        bar.amount_width = _BYTES_WIDTH if progress.unit == "bytes" else len(amount)
+        total = progress.total or None
+        self.live.update(bar.task, completed=progress.done, total=total, amount=amount)
+        self._fit_texts()
+
+    def _fit_texts(self) -> None:
+        """Shorten the texts of all bars to what the other columns leave."""
+        width = self.live.console.width
+        amounts = max(bar.amount_width for bar in self.bars.values())
+        room = width - _choose_bar_width(width) - _TIME_WIDTH - amounts
+        for bar in self.bars.values():
+            self.live.update(bar.task, description=bar.describe(room))
 
     def _remove_bar(self, name: str) -> None:
-        task, _ = self.tasks.pop(name, (None, 0.0))
-        if task is not None and self.live is not None:
-            self.live.remove_task(task)
-            if not self.tasks:
+        bar = self.bars.pop(name, None)
+        if bar is not None and self.live is not None:
+            self.live.remove_task(bar.task)
+            if self.bars:
+                self._fit_texts()
+            else:
                 self.stop_drawing()
+
+
+def _describe_amount(progress: Progress, elapsed_s: float) -> str:
+    """Say how far it is, beside the bar; "" if the detail says it."""
+    if progress.unit == "bytes":
+        if not progress.done:
+            return ""
+        rate = progress.done / max(elapsed_s, 0.01)
+        done, total = bytes_text(progress.done), bytes_text(progress.total)
+        return f"{done} of {total}, {bytes_text(rate)}/s"
+    if progress.total and not progress.detail:
+        return f"{progress.done:.0f}/{progress.total:.0f}"
+    return ""
 
 
 def _make_progress_bars() -> Any:

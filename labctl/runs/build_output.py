@@ -1,4 +1,8 @@
-"""Progress of `docker build` from its output, for the classic builder and BuildKit."""
+"""Progress of `docker build` and `docker pull`, from their output, in words for people.
+
+The output is meant for a log and has no other form that every version of Docker offers. Nothing is
+decided by it: what is not recognized is not shown, and the log on the server has all of it.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,29 @@ import re
 
 from labctl.events import Note, Progress, Reporter
 
+# The classic builder, and BuildKit with the name of a stage in front of the number.
 STEP = re.compile(r"^(?:Step (\d+)/(\d+) : (.*)|#\d+ \[[^\]]*?(\d+)/(\d+)\] (.*))")
+EXPORT = re.compile(r"^#\d+ exporting to ")
+# A layer in the output of the engine, and of BuildKit with its bytes.
+LAYER = re.compile(r"^([0-9a-f]{12}): (Pulling fs layer|Already exists|Pull complete)$")
+LAYER_BYTES = re.compile(r"^#\d+ (sha256:[0-9a-f]{64}) ([\d.]+)([kMG]?B) / ([\d.]+)([kMG]?B)")
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+# What a RUN does. The first line that matches counts: it takes the longest.
+_ACTIONS = (
+    (r"\b(?:pip[\d.]*|uv|poetry)\s+(?:-\S+\s+)*(?:install|sync)\b", "installing Python packages"),
+    (r"\b(?:conda|mamba|micromamba)\b", "installing conda packages"),
+    (r"\b(?:apt-get|apt|apk|dnf|yum|microdnf|zypper)\b", "installing system packages"),
+    (r"\b(?:npm|yarn|pnpm)\b", "installing Node packages"),
+    (r"\b(?:git clone|curl|wget)\b", "downloading files"),
+    (r"\b(?:make|cmake|ninja|gcc|g\+\+|nvcc|cargo|go) ", "compiling"),
+    (r"-m venv\b|\bvirtualenv\b", "creating a Python environment"),
+    (r"\b(?:useradd|adduser|groupadd|usermod)\b", "creating a user"),
+    (r"\bpython[\d.]*\s", "running Python"),
+)
 
 
-class BuildLines:
-    """Takes a build's output in pieces of any size, and reports each step that begins."""
+class OutputLines:
+    """Takes a program's output in pieces of any size, and reads it line by line."""
 
     def __init__(self, reporter: Reporter, name: str) -> None:
         self._reporter = reporter
@@ -19,10 +41,105 @@ class BuildLines:
 
     def feed(self, block: bytes) -> None:
         *lines, self._rest = (self._rest + block).split(b"\n")
-        for raw in lines:
-            if match := STEP.match(raw.decode(errors="replace")):
-                step, total = match[1] or match[4], match[2] or match[5]
-                event = Progress(name=self._name, done=int(step), total=int(total), unit="steps")
-                self._reporter.emit(event)
-                text = f"{step}/{total} {match[3] or match[6]}"
-                self._reporter.emit(Note(text=text, level="detail"))
+        for line in lines:
+            self.read_line(line.decode(errors="replace").rstrip("\r"))
+
+    def read_line(self, line: str) -> None:
+        raise NotImplementedError
+
+    def _show(self, done: int, total: int, detail: str) -> None:
+        event = Progress(name=self._name, done=done, total=total, unit="steps", detail=detail)
+        self._reporter.emit(event)
+
+
+class BuildLines(OutputLines):
+    """Reports each step of a build that begins, and the layers of the image that it starts from."""
+
+    def __init__(self, reporter: Reporter, name: str) -> None:
+        super().__init__(reporter, name)
+        self._step, self._total, self._action = 0, 0, ""
+        self._layers = Layers()
+
+    def read_line(self, line: str) -> None:
+        if match := STEP.match(line):
+            step, total = int(match[1] or match[4]), int(match[2] or match[5])
+            action = describe_instruction(match[3] or match[6])
+            if (step, total, action) == (self._step, self._total, self._action):
+                return  # BuildKit repeats the line when it continues a step
+            self._step, self._total, self._action = step, total, action
+            self._layers = Layers()
+            self._show(step - 1, total, f"step {step} of {total}, {action}")
+            self._reporter.emit(Note(text=f"step {step} of {total}: {action}", level="detail"))
+        elif EXPORT.match(line) and self._total:
+            self._show(self._total, self._total, "storing the image")
+        elif self._layers.read_line(line):
+            detail = f"step {self._step} of {self._total}, {self._action}, {self._layers.text}"
+            self._show(max(self._step - 1, 0), self._total, detail)
+
+
+class PullLines(OutputLines):
+    """Reports the layers of an image that the engine pulls."""
+
+    def __init__(self, reporter: Reporter, name: str) -> None:
+        super().__init__(reporter, name)
+        self._layers = Layers()
+
+    def read_line(self, line: str) -> None:
+        if self._layers.read_line(line):
+            self._show(self._layers.done, self._layers.total, self._layers.text)
+
+
+class Layers:
+    """The layers of an image on their way to the server."""
+
+    def __init__(self) -> None:
+        self._complete: dict[str, bool] = {}
+        self._bytes: dict[str, tuple[float, float]] = {}
+
+    @property
+    def done(self) -> int:
+        return sum(self._complete.values())
+
+    @property
+    def total(self) -> int:
+        return len(self._complete)
+
+    @property
+    def text(self) -> str:
+        if self._complete:
+            return f"{self.done} of {self.total} layers"
+        here, size = (sum(column) / 10**6 for column in zip(*self._bytes.values(), strict=True))
+        return f"{here:.0f} of {size:.0f} MB"
+
+    def read_line(self, line: str) -> bool:
+        """Note what a line says; return whether it is about a layer."""
+        if match := LAYER.match(line):
+            self._complete[match[1]] = match[2] != "Pulling fs layer"
+        elif match := LAYER_BYTES.match(line):
+            here, size = float(match[2]) * _UNITS[match[3]], float(match[4]) * _UNITS[match[5]]
+            self._bytes[match[1]] = here, size
+        return match is not None
+
+
+def describe_instruction(text: str) -> str:
+    """Say in words what an instruction of a Dockerfile does."""
+    keyword, _, rest = text.strip().partition(" ")
+    match keyword.upper():
+        case "FROM":
+            image = next((word for word in rest.split() if not word.startswith("--")), "")
+            return f"getting {image.partition('@')[0].rpartition('/')[2]}"
+        case "RUN":
+            return describe_command(rest)
+        case "COPY" | "ADD":
+            return "copying files"
+    return "setting options of the image"
+
+
+def describe_command(line: str) -> str:
+    """Say in words what a RUN does, or name its first program."""
+    for pattern, action in _ACTIONS:
+        if re.search(pattern, line):
+            return action
+    words = [word for word in line.split() if not word.startswith(("-", "set"))]
+    program = next((word for word in words if re.fullmatch(r"[\w./+-]+", word)), "")
+    return f"running {program.rpartition('/')[2]}" if program else "running a command"

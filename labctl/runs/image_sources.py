@@ -16,7 +16,7 @@ from labctl.commands.ssh import command_argv
 from labctl.errors import LabError, LinkLostError, TransferError
 from labctl.events import Note, Progress, Step
 from labctl.parallel import on_cancel
-from labctl.runs.build_output import BuildLines
+from labctl.runs.build_output import PullLines
 from labctl.runs.image_cache import (
     CHUNK_BYTES,
     CachedImage,
@@ -162,7 +162,7 @@ def _pull_on_server(
         PULL_IMAGE,
         PullImageRequest(reference, tag),
         on_reply=lambda _: None,
-        on_bytes=BuildLines(context.reporter, name).feed,
+        on_bytes=PullLines(context.reporter, name).feed,
     )
     if closing.code == 0:
         context.reporter.emit(Step(name=name, done=True))
@@ -260,7 +260,9 @@ def pace(
 
 def _progress(context: LabContext, name: str, total: int) -> Callable[[int], None]:
     def report(sent: int) -> None:
-        event = Progress(name=name, done=sent, total=max(total, sent), unit="bytes")
+        # The engine unpacks what has arrived, which takes as long again.
+        detail = "unpacking" if sent >= total else ""
+        event = Progress(name=name, done=sent, total=max(total, sent), unit="bytes", detail=detail)
         context.reporter.emit(event)
 
     return report

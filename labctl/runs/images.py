@@ -223,7 +223,7 @@ def _build(
     if base and not has_image(remote, base):
         image_sources.provide_image(context, server, remote, base)
     push_wheelhouse(context, server, remote)
-    name = f"building {wanted}"
+    name = "building the image"
     context.reporter.emit(Step(name=name))
     lines = BuildLines(context.reporter, name)
     closing = remote.stream(
@@ -249,7 +249,7 @@ def _build(
             why="\n".join(closing.tail),
             hint=context.subject.ssh(f"cat {closing.log}   # the full log"),
         )
-    context.reporter.emit(Step(name=name, done=True))
+    context.reporter.emit(Step(name=name, done=True, detail=wanted))
 
 
 def push_wheelhouse(context: LabContext, server: Server, remote: AgentClient) -> None:

@@ -613,6 +613,46 @@ def test_two_transfers_at_once_fit_on_the_screen(
     assert (f"digits:{'0' * 16}" in lines[1]) == (columns == 120)
 
 
+@pytest.mark.parametrize(
+    ("columns", "beside_push"),
+    [(80, "step 4 of 9, installing Py…"), (120, "step 4 of 9, installing Python packages")],
+)
+def test_a_build_says_in_words_what_it_does(
+    columns: int, beside_push: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    screen = Screen()
+
+    def draw() -> str:
+        drawn = io.StringIO()
+        Console(width=columns, file=drawn).print(screen.live.get_renderable())
+        return drawn.getvalue()
+
+    name, words = "building the image", "step 4 of 9, installing Python packages"
+    build = Progress(name=name, done=3, total=9, unit="steps", detail=words)
+    screen.emit(Step(name=name))
+    screen.emit(build)
+    assert f"{name}: {words} " in draw()
+    screen.emit(Progress(name="pushing data", done=1e9, total=1e10, unit="bytes"))
+    assert f"{beside_push} " in draw()
+    screen.emit(Progress(name="pushing data", done=1e10, total=1e10, unit="bytes"))
+    assert f"{name}: {words} " in draw(), "the other bar is gone"
+    assert max(map(len, draw().splitlines())) <= columns
+    screen.stop_drawing()
+
+
+def test_a_bar_of_bytes_stays_until_its_step_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server unpacks an image after its last byte has arrived."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    screen = Screen()
+    screen.emit(Step(name="sending x"))
+    screen.emit(Progress(name="sending x", done=9, total=9, unit="bytes", detail="unpacking"))
+    assert screen.bars["sending x"].describe(40) == "sending x: unpacking"
+    screen.emit(Step(name="sending x", done=True))
+    assert screen.live is None
+
+
 def test_init_tells_of_every_provider_that_can_be_answered(
     labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

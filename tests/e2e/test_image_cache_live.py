@@ -65,8 +65,8 @@ def labs(
             ended.callback(lab.labctl, "down", "--yes", "--discard")
             lab.server_id = lab.json("up", "--yes")["server"]["id"]
         ran = first.labctl("run", "--yes", "--", "cat", "/owner")
-        assert "building labctl/built:" in ran.stderr
-        image = ran.stderr.split("building ")[1].split()[0]
+        assert "building the image (labctl/built:" in ran.stderr
+        image = ran.stderr.split("building the image (")[1].split(")")[0]
         wait_for(lambda: first.json("images")["images"])
         yield TwoLabs(first, second, image)
 
@@ -110,7 +110,7 @@ def test_a_damaged_archive_is_refused_and_the_image_built(labs: TwoLabs) -> None
         file.write(secrets.token_bytes(64))
     ran = labs.second.labctl("run", "--yes", "--", "cat", "/owner")
     assert f"{archive} is damaged" in ran.stderr
-    assert f"building {labs.image}" in ran.stderr
+    assert f"building the image ({labs.image})" in ran.stderr
     wait_for(lambda: labs.second.json("images")["images"])
 
 
@@ -122,7 +122,7 @@ def test_a_built_image_is_pushed_to_the_registry_and_pulled_from_it(labs: TwoLab
     (lab.root / "lab.yaml").write_text(text.replace("image: {build: .}", registry))
     start_registry(lab)
     ran = lab.labctl("run", "--yes", "--", "cat", "/owner")
-    image = ran.stderr.split("building ")[1].split()[0]
+    image = ran.stderr.split("building the image (")[1].split(")")[0]
     catalog = "curl -s http://127.0.0.1:5000/v2/labs/tags/list"
     wait_for(lambda: image.partition(":")[2] in lab.student(catalog))
     wait_for(lambda: image in str(lab.json("images")))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from labctl.runs.build_output import STEP
 from labctl.runs.images import content_hash, list_copied_files
 
 
@@ -96,18 +95,3 @@ def test_the_tag_changes_with_what_is_copied_and_with_nothing_else(lab: Path) ->
     (lab / ".dockerignore").write_text("src/new.py\n")
     seen.add(content_hash(lab, {"A": "1", "B": "2"}))
     assert len(seen) == 8
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("Step 2/9 : RUN x", ("2", "9", "RUN x")),
-        ("#7 [3/5] RUN y", ("3", "5", "RUN y")),
-        ("#7 [train 3/5] COPY . .", ("3", "5", "COPY . .")),
-    ],
-)
-def test_steps_of_both_builders(line: str, told: tuple[str, str, str]) -> None:
-    match = STEP.match(line)
-    assert match
-    assert tuple(group for group in match.groups() if group) == told
-    assert not STEP.match("#7 0.5 Step 1/2 : no")

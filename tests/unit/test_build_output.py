@@ -1,0 +1,115 @@
+"""What a build and a pull show, from the output of both builders and of the engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from labctl.events import Event, Note, Progress, Question
+from labctl.runs.build_output import BuildLines, OutputLines, PullLines, describe_instruction
+
+CLASSIC = """Sending build context to Docker daemon  3.072kB
+Step 1/3 : FROM docker.io/library/python:3.12-slim
+3.12-slim: Pulling from library/python
+0123456789ab: Pulling fs layer
+ba9876543210: Already exists
+0123456789ab: Download complete
+0123456789ab: Pull complete
+Step 2/3 : RUN echo Step 9/9 : FROM nowhere
+ ---> Running in 606e68297bd1
+Step 3/3 : CMD ["python"]
+Successfully built 92fd4407f416
+"""
+BUILDKIT = f"""#1 [internal] load build definition from Dockerfile
+#4 [1/2] FROM docker.io/library/python:3.12@sha256:{"0" * 64}
+#4 sha256:{"a" * 64} 5.24MB / 30.25MB 0.3s
+#4 sha256:{"b" * 64} 500kB / 10MB 0.3s
+#4 sha256:{"a" * 64} 30.25MB / 30.25MB 0.9s done
+#4 extracting sha256:{"a" * 64}
+#5 [train 2/2] RUN python -m pip install torch
+#5 1.207 Collecting torch
+#5 [train 2/2] RUN python -m pip install torch
+#6 exporting to image
+"""
+
+
+class Events:
+    """A Reporter that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[float, float, str]] = []
+        self.notes: list[str] = []
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, Progress):
+            self.shown.append((event.done, event.total, event.detail))
+        elif isinstance(event, Note):
+            self.notes.append(event.text)
+
+    def confirm(self, decision: Question) -> bool:
+        raise AssertionError(decision)
+
+
+def feed(kind: type[OutputLines], text: str, size: int = 7) -> Events:
+    events = Events()
+    lines = kind(events, "building the image")
+    data = text.encode()
+    for start in range(0, len(data), size):
+        lines.feed(data[start : start + size])
+    return events
+
+
+def test_the_classic_builder() -> None:
+    events = feed(BuildLines, CLASSIC)
+    base = "step 1 of 3, getting python:3.12-slim"
+    assert events.shown == [
+        (0, 3, base),
+        (0, 3, f"{base}, 0 of 1 layers"),
+        (0, 3, f"{base}, 1 of 2 layers"),
+        (0, 3, f"{base}, 2 of 2 layers"),
+        (1, 3, "step 2 of 3, running echo"),
+        (2, 3, "step 3 of 3, setting options of the image"),
+    ]
+    assert events.notes[1] == "step 2 of 3: running echo"
+
+
+def test_buildkit() -> None:
+    events = feed(BuildLines, BUILDKIT)
+    assert events.shown == [
+        (0, 2, "step 1 of 2, getting python:3.12"),
+        (0, 2, "step 1 of 2, getting python:3.12, 5 of 30 MB"),
+        (0, 2, "step 1 of 2, getting python:3.12, 6 of 40 MB"),
+        (0, 2, "step 1 of 2, getting python:3.12, 31 of 40 MB"),
+        (1, 2, "step 2 of 2, installing Python packages"),
+        (2, 2, "storing the image"),
+    ]
+    assert len(events.notes) == 2, "a line that BuildKit repeats is shown once"
+
+
+def test_the_layers_of_a_pull() -> None:
+    assert feed(PullLines, CLASSIC).shown == [
+        (0, 1, "0 of 1 layers"),
+        (1, 2, "1 of 2 layers"),
+        (2, 2, "2 of 2 layers"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("instruction", "words"),
+    [
+        ("FROM --platform=linux/amd64 nvcr.io/nvidia/pytorch:25.01 AS base", "pytorch:25.01"),
+        ("RUN --mount=type=cache,target=/c pip install -r x.txt", "installing Python packages"),
+        ("RUN set -eu; if ! python3 -c 'import venv'; then apt-get update; fi", "system packages"),
+        ("RUN uv sync --frozen", "installing Python packages"),
+        ("RUN pip --version && apt-get install -y git", "installing system packages"),
+        ("RUN micromamba create -f environment.yml", "installing conda packages"),
+        ("RUN curl -LO https://example.org/x && make -j", "downloading files"),
+        ("RUN set -eu; python3 -m venv /opt/venv", "creating a Python environment"),
+        ("RUN --mount=type=cache,target=/c /opt/setup/prepare.sh now", "running prepare.sh"),
+        ('RUN ["python", "setup.py"]', "running a command"),
+        ("RUN", "running a command"),
+        ("copy . /lab", "copying files"),
+        ("ENV A=1", "setting options of the image"),
+    ],
+)
+def test_an_instruction_in_words(instruction: str, words: str) -> None:
+    assert describe_instruction(instruction).endswith(words)
