@@ -56,8 +56,9 @@ def init_command(ctx: click.Context, directory: Path | None, provider: str | Non
             f"\nThe file explains each guess. Check it, then:\n\n{enter}  labctl up\n  labctl run"
         )
         return
-    from labctl.lifecycle.sample_project import create_project
+    from labctl.lifecycle.sample_project import check_new_directory, create_project
 
+    check_new_directory(target)  # before a question whose answer would be lost
     provider = _choose_provider(provider)
     create_project(find_data_dir() / "templates", target, provider, Screen())
     click.echo(f"{directory} is ready. Next:\n\n  cd {directory}\n  labctl up\n  labctl run")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
 
 from labctl.config import DEFAULT_PYTHON, LAB_FILE, clean_name
@@ -14,7 +16,7 @@ CONDA = (".yml", ".yaml")
 def scan_candidate(root: Path) -> ProjectFacts:
     """Return what is known of a directory that may become a lab.
 
-    PolicyError if it is a lab already, NotFoundError if there is no code.
+    PolicyError if it is a lab already or nobody may write there, NotFoundError if there is no code.
     """
     if (root / LAB_FILE).exists():
         raise PolicyError(
@@ -29,7 +31,25 @@ def scan_candidate(root: Path) -> ProjectFacts:
             why="labctl looked for Python files, notebooks, a Dockerfile and lists of packages",
             hint="labctl init digits   # a new directory with a sample project",
         )
+    require_writable(root.absolute())
     return facts
+
+
+def require_writable(directory: Path) -> None:
+    """Raise PolicyError if this user cannot create files in `directory`, or create it first."""
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not existing.is_dir():
+        raise PolicyError(
+            f"{existing} is a file",
+            why="labctl cannot create a directory in it",
+            hint="labctl init digits   # a new directory here",
+        )
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PolicyError(
+            f"you may not create files in {existing}",
+            why="labctl init writes a lab.yaml",
+            hint=f"ls -ld {shlex.quote(str(existing))}   # shows its owner and permissions",
+        )
 
 
 def adopt_project(root: Path, facts: ProjectFacts, provider: str) -> list[Path]:

@@ -12,17 +12,18 @@ from pathlib import Path
 from labctl.config import parse_name
 from labctl.errors import LabError, PolicyError, UsageError
 from labctl.events import Note, Reporter, Step
+from labctl.lifecycle.lab_draft import require_writable
 
 CUDA_BASE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
 CPU_BASE = "python:3.11-slim"
 SKIPPED = {"__pycache__", "ruff.toml", ".ruff_cache", ".mypy_cache"}
 
 
-def create_project(templates: Path, target: Path, provider: str, reporter: Reporter) -> Path:
-    """Copy the sample project to `target` and return its lab.yaml. Changes no existing file.
+def check_new_directory(target: Path) -> str:
+    """Return the name of the lab that a sample project in `target` would be.
 
-    UsageError for an invalid lab name, PolicyError if `target` is not empty. The data set is
-    created here if scikit-learn and Pillow are installed; otherwise the first run creates it.
+    UsageError for an invalid lab name, PolicyError if `target` is not a new or empty directory, or
+    cannot be created.
     """
     try:
         name = parse_name(target.absolute().name)
@@ -30,12 +31,29 @@ def create_project(templates: Path, target: Path, provider: str, reporter: Repor
         raise UsageError(
             f"{target.name!r} is not a valid lab name", why=str(error), hint="labctl init digits"
         ) from None
+    if target.exists() and not target.is_dir():
+        raise PolicyError(
+            f"{target} is a file",
+            why="a sample project is only written into a new directory",
+            hint=f"labctl init {name}-lab",
+        )
     if target.exists() and any(target.iterdir()):
         raise PolicyError(
             f"{target} is not empty",
             why="a sample project is only written into a new directory",
             hint=f"labctl init {name}-2",
         )
+    require_writable(target.absolute().parent)
+    return name
+
+
+def create_project(templates: Path, target: Path, provider: str, reporter: Reporter) -> Path:
+    """Copy the sample project to `target` and return its lab.yaml. Changes no existing file.
+
+    Raises the errors of `check_new_directory`. The data set is created here if scikit-learn and
+    Pillow are installed; otherwise the first run creates it.
+    """
+    name = check_new_directory(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
     try:

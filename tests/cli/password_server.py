@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import paramiko
+from paramiko.common import AUTH_FAILED, AUTH_SUCCESSFUL
 
 PASSWORD = "correct horse"
 
@@ -26,10 +27,10 @@ class PasswordServer(paramiko.ServerInterface):
 
     def check_auth_password(self, username: str, password: str) -> int:
         self.passwords.append(password)
-        return paramiko.AUTH_SUCCESSFUL if password == PASSWORD else paramiko.AUTH_FAILED
+        return AUTH_SUCCESSFUL if password == PASSWORD else AUTH_FAILED
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
-        return paramiko.AUTH_FAILED
+        return AUTH_FAILED
 
 
 @contextmanager

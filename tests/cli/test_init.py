@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from labctl.cli.exit_codes import run_and_exit
+from labctl.cli.groups import cli
 from labctl.config import check_files, load_lab
 from labctl.lifecycle.project_scan import _is_allowed, scan_project
 
@@ -122,3 +126,49 @@ def test_hidden_and_installed_code_does_not_count(tmp_path: Path) -> None:
 )
 def test_requires_python(version: str, wanted: str, allowed: bool) -> None:
     assert _is_allowed(version, wanted) == allowed
+
+
+class Terminal(io.StringIO):
+    """Standard input that is a terminal on which nobody answers."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "what"),
+    [
+        (["Bad_Name"], 2, "is not a valid lab name"),
+        (["notes.txt"], 2, "is not a valid lab name"),
+        (["notes"], 3, "notes is a file"),
+        (["notes/digits"], 3, "notes is a file"),
+        (["digits"], 3, "is already a lab"),
+        (["papers"], 4, "there is no code in"),
+        (["locked"], 3, "you may not create files in"),
+        (["code"], 3, "you may not create files in"),
+    ],
+)
+def test_every_check_comes_before_the_question(
+    home: Path, words: list[str], code: int, what: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (home / "notes").touch()
+    (home / "papers").mkdir()
+    (home / "papers" / "paper.tex").touch()
+    (home / "code").mkdir()
+    (home / "code" / "train.py").touch()
+    denied = {home / "code"}
+    if words == ["locked"]:
+        denied.add(home)
+    # Root may write everywhere, and tests may run as root.
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) not in denied)
+    os.chdir(home)
+    monkeypatch.setattr(sys, "argv", ["labctl", "init", *words])
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    before = sorted(home.rglob("*"))
+    assert run_and_exit(cli) == code
+    error = capsys.readouterr().err
+    assert what in error
+    assert "\n  next: " in error
+    assert "Where should labctl get servers?" not in error
+    assert sorted(home.rglob("*")) == before
