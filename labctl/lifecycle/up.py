@@ -7,7 +7,8 @@ from contextlib import nullcontext
 
 import msgspec
 
-from labctl.errors import InterruptError, LabError
+from labctl.errors import InterruptError, LabError, NotFoundError, PolicyError, UsageError
+from labctl.errors.replies import describe_error
 from labctl.events import Note, report_part
 from labctl.lifecycle import disk_restore
 from labctl.model import Server
@@ -48,6 +49,7 @@ def up(
                         on_create(server)
                 server = make_ready(context, server)
                 select_server_gpus(context, server)
+                _note_missing_data(context, server)
                 images.start_load(context, server)
                 return server
         except KeyboardInterrupt:
@@ -56,6 +58,19 @@ def up(
                 why="the server may already exist and bill",
                 hint=f"{context.subject.up} to continue, or {context.subject.down} to remove it",
             ) from None
+
+
+def _note_missing_data(context: LabContext, server: Server) -> None:
+    """Warn if the server lacks a directory of `server:` data: it can be made there before a run."""
+    if not context.config.server_data:
+        return
+    from labctl.sync.lab_files import check_server_data
+
+    try:
+        check_server_data(context, server)
+    except (NotFoundError, PolicyError, UsageError) as error:
+        text = f"no run can start yet: {describe_error(error)}\n  next: {error.hint}"
+        context.reporter.emit(Note(text=text, level="warning"))
 
 
 def make_ready(context: LabContext, server: Server) -> Server:
