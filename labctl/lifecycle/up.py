@@ -47,17 +47,22 @@ def up(
                         image = images.find_wanted_image(context)
                         server = attempts.create_server(context, need, image)
                         on_create(server)
-                server = make_ready(context, server)
-                select_server_gpus(context, server)
-                _note_missing_data(context, server)
-                images.start_load(context, server)
-                return server
+                return use_server(context, server)
         except KeyboardInterrupt:
             raise InterruptError(
                 "interrupted while the server was being created",
                 why="the server may already exist and bill",
                 hint=f"{context.subject.up} to continue, or {context.subject.down} to remove it",
             ) from None
+
+
+def use_server(context: LabContext, server: Server) -> Server:
+    """Get the lab's server ready for runs, and check that it has what the lab needs."""
+    server = make_ready(context, server)
+    select_server_gpus(context, server)
+    _note_missing_data(context, server)
+    images.start_load(context, server)
+    return server
 
 
 def _note_missing_data(context: LabContext, server: Server) -> None:

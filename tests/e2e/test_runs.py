@@ -380,3 +380,16 @@ def test_single_files_are_copied_both_ways(lab: LabDirectory, tmp_path: Path) ->
     assert (tmp_path / "back.txt").read_text() == "from there\n"
     missing = lab.labctl("cp", f"{lab.name}:none.txt", str(tmp_path), code=4)
     assert "there is no none.txt" in missing.stderr
+
+
+def test_stop_keeps_the_disk_and_start_continues_with_it(lab: LabDirectory) -> None:
+    lab.run("echo kept > /lab/run/checkpoints/c", "--id", "kept")
+    stopped = lab.labctl("stop", "--yes")
+    assert "labctl start      start it again" in stopped.stdout
+    refused = lab.run("true", code=255)
+    assert "is stopped" in refused.stderr
+    assert "next: labctl start" in refused.stderr
+    assert lab.json("status")["stopped"]["usd_per_month"] == 0.0
+    assert "is ready" in lab.labctl("start").stdout
+    assert lab.student(f"cat {lab.place('kept')}/checkpoints/c") == "kept\n"
+    assert lab.run("echo again").stdout == "again\n"
