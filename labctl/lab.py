@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from labctl.insight.top import ServerMetrics
     from labctl.lifecycle.down import DownResult
     from labctl.lifecycle.forget import UnconfirmedRecords
+    from labctl.lifecycle.stop import StopResult
     from labctl.runs.probe import ProbeResult
     from labctl.services.port_forward import Forwarding
     from labctl.submissions.submit import SubmissionChoice, SubmitResult
@@ -288,6 +289,23 @@ class Lab:
         from labctl.lifecycle.down import down
 
         return down(self.context, discard=discard)
+
+    def stop(self) -> StopResult:
+        """Cancel the server's runs and stop it. Its disk is kept, and may cost money.
+
+        PolicyError if its provider cannot stop servers.
+        """
+        from labctl.lifecycle.stop import stop
+
+        return stop(self.context)
+
+    def start(self) -> LabServer:
+        """Start the lab's stopped server and wait until it is ready; never creates a server."""
+        from labctl.lifecycle.stop import start
+
+        self._require_trust()
+        check_files(self.config)
+        return LabServer(self, start(self.context))
 
     def forget(self) -> UnconfirmedRecords:
         """Drop the records of servers that these credentials do not show; terminate nothing."""

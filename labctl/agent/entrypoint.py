@@ -29,6 +29,7 @@ VERBS = {
     "grade": "sandbox.grading.grade",
     "grade-check": "sandbox.grading.check",
     "grade-clear": "sandbox.grading.clear",
+    "check-data": "host.server_data.check_data",
     "plan": "files.files.plan",
     "commit": "files.files.commit",
     "edits": "files.edits.edits",

@@ -34,6 +34,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "offers": ("billing", "Plan and pay", "List the servers that fit the need, with prices."),
     "estimate": ("estimate", "Plan and pay", "Estimate memory, hours and dollars for a model."),
     "cost": ("billing", "Plan and pay", "Show hours and dollars of servers and runs."),
+    "stop": ("power", "Plan and pay", "Stop the server and keep its disk; cancels runs."),
+    "start": ("power", "Plan and pay", "Start the stopped server again."),
     "extend": ("billing", "Plan and pay", "Extend the server's lifetime, within its limits."),
     "orphans": ("orphans", "Plan and pay", "List everything at the provider that labctl created."),
     "report": ("report", "Submit and present", "Write the results as one HTML page."),

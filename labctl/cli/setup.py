@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -24,6 +25,9 @@ from labctl.config import find_data_dir, load_lab
 from labctl.errors import UsageError
 from labctl.providers import list_provider_names
 from labctl.text import price_text
+
+if TYPE_CHECKING:
+    from labctl.model import Server
 
 PROVIDERS = {
     "local": "a container on this machine (needs Docker; no GPU)",
@@ -141,6 +145,11 @@ def up_command(
         return
     if timeline := find_timeline(ctx):
         timeline.print_once()
+    print_ready(server)
+
+
+def print_ready(server: Server) -> None:
+    """Print that the server is ready, its price, and what to do next."""
     price = server.offer.price_usd_per_hour
     cost = price_text(price) if price else "costs nothing"
     click.echo(f"{server.alias} is ready ({server.provider}, {cost}).")

@@ -111,6 +111,11 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
         run = f" while it followed {interrupted.run}" if interrupted.run else ""
         text = f"labctl run --down was interrupted ({interrupted.why}){run}"
         click.echo(f"  {clean(text)}; to remove the server: labctl down")
+    if status["stopped"] is not None:
+        from labctl.servers.disks import describe_stopped_disk
+
+        click.echo(f"  {describe_stopped_disk(status['stopped'])}; to use it: labctl start")
+        return
     if status["disk"]:
         click.echo(f"  disk {bytes_text(status['disk']['free_bytes'])} free")
     click.echo(f"  ssh {server.alias}")

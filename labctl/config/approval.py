@@ -20,8 +20,8 @@ from labctl.config.show import list_settings
 def list_trust_questions(config: LabConfig) -> list[str]:
     """List what lab.yaml itself would do with the user's own data and accounts, a phrase each.
 
-    Empty if it names no secrets, no store, no registry, no directory outside the lab, no provider
-    other than the built-in one and no settings of the provider in use.
+    Empty if it names no secrets, no store, no registry, no directory outside the lab or
+    on the server, no provider other than the built-in one and no settings of the provider in use.
     """
     from_lab = {key for key, origin in config.origins.items() if origin.startswith(f"{LAB_FILE}:")}
     questions = []
@@ -42,6 +42,10 @@ def list_trust_questions(config: LabConfig) -> list[str]:
         f"have the server read {escape(source.url)}"
         for source in config.data.values()
         if source.url.startswith("s3://")
+    ]
+    questions += [
+        f"let its programs read {escape(directory)} on the server"
+        for directory in config.server_data.values()
     ]
     return questions + _describe_server_use(config, from_lab)
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from labctl.config.document import quote
+from labctl.config.locations import parse_inside
 from labctl.config.reader import Parsed
 from labctl.config.scalars import (
     parse_duration,
@@ -20,7 +21,7 @@ from labctl.config.scalars import (
     parse_price,
     parse_size,
 )
-from labctl.config.schema import LabConfig, parse_inside
+from labctl.config.schema import LabConfig
 from labctl.config.times import (
     DEFAULT_MAX_BYTES,
     Moment,

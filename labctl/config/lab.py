@@ -19,6 +19,7 @@ from labctl.config.layers import (
     read_file_layer,
     read_user_layer,
 )
+from labctl.config.locations import ON_SERVER
 from labctl.config.reader import (
     LAB_FILE,
     as_plain,
@@ -357,6 +358,8 @@ class LabConfigReader:
         return ImageConfig(reference=DEFAULT_IMAGE)
 
     def make_source(self, text: str) -> DataSource:
+        if text.startswith(ON_SERVER):
+            return DataSource(written=text, server_directory=text.removeprefix(ON_SERVER))
         if "://" in text:
             return DataSource(written=text, url=text)
         if text.startswith(("/", "~")):

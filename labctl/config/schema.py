@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
@@ -10,6 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from labctl.config.document import quote
+from labctl.config.locations import parse_inside, parse_place, parse_source, parse_store
 from labctl.config.reader import Parsed, PlainYaml
 from labctl.config.scalars import (
     parse_cpus,
@@ -24,7 +24,6 @@ from labctl.config.scalars import (
     parse_size,
 )
 from labctl.model import GpuNeed, Need, Spot, Value, Work
-from labctl.wire.containment import is_contained
 
 DEFAULT_PROVIDER = "local"
 DEFAULT_PYTHON = "3.12"
@@ -41,12 +40,6 @@ _REFERENCE = re.compile(
     r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?/)?"
     rf"{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?"
 )
-_SSH_STORE = re.compile(
-    r"ssh://(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9._+-]*)@)?(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]*)"
-    r"(?::(?P<port>[0-9]{1,5}))?/(?P<place>[A-Za-z0-9._+@~/-]*[A-Za-z0-9._+@~-])/?"
-)
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_GOOGLE_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
 def parse_reference(text: str) -> str:
@@ -67,16 +60,6 @@ def parse_repository(text: str) -> str:
             f"{quote(text)} is not a repository: write registry.example/name without a tag"
         )
     return text
-
-
-def parse_inside(text: str) -> str:
-    """Parse a path below some directory and normalize it: never absolute, never above it."""
-    if not text or text.startswith("-") or "\n" in text:
-        raise ValueError(f"{quote(text)} is not a path")
-    path = os.path.normpath(text)
-    if path.startswith("~") or not (path == "." or is_contained(path)):
-        raise ValueError(f"{quote(text)} is outside the lab; give a path inside it")
-    return path
 
 
 def parse_packages_file(text: str) -> str:
@@ -114,66 +97,11 @@ def parse_output(text: str) -> str:
     return path
 
 
-def parse_source(text: str) -> str:
-    """Parse the source of a data set: a directory, https://, or s3:// or gs://bucket/path."""
-    scheme, separator, rest = text.partition("://")
-    if not separator:
-        if text.startswith("/") or text == "~" or text.startswith("~/"):
-            return os.path.normpath(text)
-        return parse_inside(text)
-    if scheme == "s3":
-        return parse_bucket(text)
-    if scheme == "gs":
-        return parse_bucket(text, "gs", _GOOGLE_BUCKET)
-    if scheme != "https":
-        raise ValueError(
-            f"{quote(text)}: expected a directory, https://, s3:// or gs://, got {quote(scheme)}"
-        )
-    host = re.split("[/?#]", rest)[0]
-    if not re.fullmatch(r"[A-Za-z0-9.-]+(:[0-9]{1,5})?", host) or re.search(r"\s", rest):
-        raise ValueError(f"{quote(text)} is not an address without a user and without spaces")
-    return text
-
-
-def parse_bucket(text: str, scheme: str = "s3", name: re.Pattern[str] = _BUCKET) -> str:
-    """Parse `s3://bucket/prefix`; return it without a trailing slash."""
-    bucket, _, prefix = text.removeprefix(f"{scheme}://").partition("/")
-    parts = prefix.rstrip("/").split("/")
-    if not text.startswith(f"{scheme}://") or not name.fullmatch(bucket):
-        raise ValueError(f"{quote(text)} is not a bucket: write {scheme}://bucket/folder")
-    if re.search(r"\s", prefix) or ".." in parts or "" in parts[:-1]:
-        raise ValueError(f"{quote(text)}: the folder may not contain spaces, `..` or `//`")
-    return text.rstrip("/")
-
-
-def parse_store(text: str) -> str:
-    """Parse a store: `s3://bucket/prefix`, or `ssh://[user@]host[:port]/directory`.
-
-    A directory that starts with `/~/` is below the home directory there.
-    """
-    if not text.startswith("ssh://"):
-        return parse_bucket(text)
-    match = _SSH_STORE.fullmatch(text)
-    if match is None or ".." in text.split("/"):
-        form = "write ssh://user@host:22/directory, with only letters, digits and ._+@~-"
-        raise ValueError(f"{quote(text)} is not a directory on an SSH server: {form}")
-    if match["port"] and not 0 < int(match["port"]) < 65536:
-        raise ValueError(f"{quote(text)}: ports go from 1 to 65535")
-    return text.rstrip("/")
-
-
 def parse_interval(text: str) -> int | None:
     seconds = parse_duration(text)
     if seconds < MIN_MIRROR_S:
         raise ValueError(f"{quote(text)} is too short: the minimum is {MIN_MIRROR_S}s")
     return seconds
-
-
-def parse_place(text: str) -> str:
-    """Parse a directory on this machine: absolute or below the home directory."""
-    if not text.startswith(("/", "~/")):
-        raise ValueError(f"{quote(text)}: give the full path, starting with / or ~/")
-    return os.path.normpath(text)
 
 
 def parse_index(text: str) -> str:
@@ -302,12 +230,16 @@ USER_KEYS = ("server", "image", "store", "mirror", "limits", *MACHINE_KEYS)
 
 
 class DataSource(Value, frozen=True):
-    """The source of a data set: a directory on this machine (`path`), or a URL (`url`)."""
+    """The source of a data set: a directory on this machine (`path`), or a URL (`url`).
+
+    `server_directory` is a full path on the server, where the data set already is.
+    """
 
     written: str
     path: Path | None = None
     url: str = ""
     inside_lab: bool = False
+    server_directory: str = ""
 
 
 # The section of one provider: an instance of its settings type, or plain where it is not read.
@@ -348,3 +280,9 @@ class LabConfig(Value, frozen=True):
     origins: dict[str, str] = msgspec.field(default_factory=dict)
     lines: dict[str, int] = msgspec.field(default_factory=dict)
     beside: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def server_data(self) -> dict[str, str]:
+        """The full path on the server of each data set that is already there, by its name."""
+        sources = self.data.items()
+        return {name: each.server_directory for name, each in sources if each.server_directory}

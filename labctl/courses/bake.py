@@ -85,7 +85,7 @@ def bake(staff: CourseOperator) -> BakedImage:
         image_id=image_id,
         at=time.time(),
         image=context.config.image.reference,
-        data=tuple(context.config.data),
+        data=tuple(name for name in context.config.data if name not in context.config.server_data),
         usd_per_month=sum(
             resource.price_usd_per_month for resource in resources if resource.lab == name
         ),

@@ -305,8 +305,11 @@ def stop_and_keep_disk(
 
 def _stop_server(context: LabContext, server: Server) -> str:
     """Stop the server and say so in a sentence; "" if this server cannot be stopped."""
-    is_stopped = power.stop_server(context, server, keep_until=time.time() + KEPT_S)
-    return "the server was stopped and its disk kept" if is_stopped else ""
+    try:
+        power.stop_server(context, server, keep_until=time.time() + KEPT_S)
+    except power.CannotStopError:
+        return ""
+    return "the server was stopped and its disk kept"
 
 
 def _keep_disk(context: LabContext, server: Server) -> str:

@@ -10,7 +10,7 @@ from labctl.model import Server, Value
 from labctl.servers.context import LabContext
 from labctl.servers.cost import spent_usd
 from labctl.servers.watch_reports import parse_watch
-from labctl.state.disks import list_kept_disks
+from labctl.state.disks import find_stopped_disk, list_kept_disks
 from labctl.wire.codec import to_json
 
 if TYPE_CHECKING:  # `status` without a refresh starts faster without them
@@ -38,10 +38,10 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     "keeper" is the host of the keeper that looks after the lab, "" if none does or without
     `refresh`. "server" is None if the lab has none. "reachable" is None without `refresh`. "watch"
     is the last report of the server's watchdog, {} before the first, and "watched_at" its Unix
-    second. "interrupted_down" is the last InterruptedDown on this server, or None. Costs come
-    from the ledger. "kept" lists the lab's disks that outlived a server. "ended" maps server ids to
-    the reason that the provider gave for their end. With `why`, "watch" includes the watchdog's
-    last "decisions".
+    second. "interrupted_down" is the last InterruptedDown on this server, or None. "stopped"
+    is the disk of a server that is stopped, or None. Costs come from the ledger. "kept" lists the
+    lab's disks that outlived a server. "ended" maps server ids to the reason that the provider gave
+    for their end. With `why`, "watch" includes the watchdog's last "decisions".
     """
     machine: StatusReply | None = None
     reachable: bool | None = None
@@ -91,6 +91,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         "watched_at": watched_at,
         "interrupted_down": _find_interrupted_down(context, server) if server else None,
         "cost_usd": round(spent_usd(context.state, context.lab_id, now), 4),
+        "stopped": find_stopped_disk(context.state, server),
         "kept": list_kept_disks(context.state, context.lab_id),
         "ended": _list_ends(context),
         "runs": list(reversed(context.state.list_runs(context.lab_id))),

@@ -7,7 +7,8 @@ from contextlib import nullcontext
 
 import msgspec
 
-from labctl.errors import InterruptError, LabError
+from labctl.errors import InterruptError, LabError, NotFoundError, PolicyError, UsageError
+from labctl.errors.replies import describe_error
 from labctl.events import Note, report_part
 from labctl.lifecycle import disk_restore
 from labctl.model import Server
@@ -47,16 +48,35 @@ def up(
                         image = images.find_wanted_image(context)
                         server = attempts.create_server(context, need, image)
                         on_create(server)
-                server = make_ready(context, server)
-                select_server_gpus(context, server)
-                images.start_load(context, server)
-                return server
+                return use_server(context, server)
         except KeyboardInterrupt:
             raise InterruptError(
                 "interrupted while the server was being created",
                 why="the server may already exist and bill",
                 hint=f"{context.subject.up} to continue, or {context.subject.down} to remove it",
             ) from None
+
+
+def use_server(context: LabContext, server: Server) -> Server:
+    """Get the lab's server ready for runs, and check that it has what the lab needs."""
+    server = make_ready(context, server)
+    select_server_gpus(context, server)
+    _note_missing_data(context, server)
+    images.start_load(context, server)
+    return server
+
+
+def _note_missing_data(context: LabContext, server: Server) -> None:
+    """Warn if the server lacks a directory of `server:` data: it can be made there before a run."""
+    if not context.config.server_data:
+        return
+    from labctl.sync.lab_files import check_server_data
+
+    try:
+        check_server_data(context, server)
+    except (NotFoundError, PolicyError, UsageError) as error:
+        text = f"no run can start yet: {describe_error(error)}\n  next: {error.hint}"
+        context.reporter.emit(Note(text=text, level="warning"))
 
 
 def make_ready(context: LabContext, server: Server) -> Server:

@@ -66,6 +66,7 @@ def build_spec(
         cpus=config.limits.cpus,
         shm_bytes=config.limits.shm_bytes,
         tty=tty,
+        data=config.server_data,
     )
 
 

@@ -170,8 +170,8 @@ class LabContext:
         if server.state == "stopped":
             raise NotFoundError(
                 f"the server of {self.name} is stopped",
-                why="its disk is kept",
-                hint=self.subject.up,
+                why="its disk is kept, with everything on it",
+                hint="labctl start" if self.subject.kind == "lab" else self.subject.up,
             )
         return server
 

@@ -11,10 +11,10 @@ import time
 from labctl.model import Server, Value
 from labctl.servers.context import LabContext
 from labctl.state import LedgerEntry, State
-from labctl.state.disks import KeptDisk, list_kept_disks
+from labctl.state.disks import STOPPED, KeptDisk, list_kept_disks
 
 HOUR_S = 3600.0
-ENDS = ("terminated", "gone", "stopped")
+ENDS = ("terminated", "gone", STOPPED)
 # "created" is written when we create a server, "adopted" when we find it by its tags.
 BEGINS = ("created", "adopted")
 
@@ -90,6 +90,18 @@ def spent_usd(state: State, lab_id: str, now: float, but: str = "") -> float:
     """Sum the known dollars of one lab's servers up to `now`, without the server `but`."""
     servers = list_server_costs(state, lab_id, now)
     return sum(server.cost_usd or 0.0 for server in servers if server.server_id != but)
+
+
+def sum_stopped_s(state: State, server_id: str) -> float:
+    """Sum the seconds that a server was stopped before its last start."""
+    total_s, stopped_at = 0.0, 0.0
+    for line in state.list_events(server_id=server_id):
+        if line.kind == STOPPED:
+            stopped_at = line.at
+        elif line.kind == "started" and stopped_at:
+            total_s += max(0.0, line.at - stopped_at)
+            stopped_at = 0.0
+    return total_s
 
 
 def list_server_costs(state: State, lab_id: str | None, now: float) -> list[ServerCost]:

@@ -129,10 +129,14 @@ def is_timer_denied(context: LabContext, server: Server) -> bool:
     return bool(events) and not _parse_at(events[0])
 
 
-def postpone(context: LabContext, server: Server, at: float) -> None:
-    """Move the provider's timer to `at` for a server that is off, to keep its disk until then."""
+def postpone(context: LabContext, server: Server, at: float) -> float:
+    """Move the provider's timer to `at` for a server that is off, to keep its disk until then.
+
+    Returns when the timer fires now; 0.0 if the server has none.
+    """
     if _get_timer_at(context, server):
         _set_timer(context, server, at)
+    return _get_timer_at(context, server) or 0.0
 
 
 def list_armed_guards(context: LabContext, server: Server, watch: WatchRecord) -> list[str]:

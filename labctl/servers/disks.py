@@ -15,7 +15,15 @@ from labctl.events import Note
 from labctl.model import Resource
 from labctl.servers import accounts
 from labctl.servers.context import LabContext
-from labctl.state.disks import MISSED, REMOVED, SEEN, KeptDisk, is_expired, list_kept_disks
+from labctl.state.disks import (
+    MISSED,
+    REMOVED,
+    SEEN,
+    KeptDisk,
+    StoppedDisk,
+    is_expired,
+    list_kept_disks,
+)
 from labctl.text import dollars_text
 
 
@@ -110,3 +118,13 @@ def describe_kept_disk(kept: KeptDisk) -> str:
     """Describe a recorded kept disk in one line."""
     text = f"kept disk {get_id_without_region(kept.disk)}: {cost_text(kept.disk)}"
     return f"{text}; no longer listed by {kept.disk.provider}" if kept.missed_at else text
+
+
+def describe_stopped_disk(disk: StoppedDisk) -> str:
+    """Describe the disk of a stopped server, its price, and what removes it when."""
+    price = disk.usd_per_month
+    cost = f"costs {dollars_text(price)} a month" if price else "keeps everything on it"
+    if not disk.until:
+        return f"its disk {cost} until labctl down removes it; nothing else does"
+    day = day_text(disk.until)
+    return f"its disk {cost}; the provider's timer removes it on {day} unless you start it before"

@@ -9,7 +9,7 @@ import time
 
 from labctl.model import Need, Server
 from labctl.providers import Guarded, Keep, Leasable, Provider, Stoppable
-from labctl.servers import deadlines, held_disks
+from labctl.servers import cost, deadlines, held_disks
 from labctl.servers.context import LabContext
 from labctl.wire.codec import to_json
 from labctl.wire.watchdog import (
@@ -64,6 +64,7 @@ def arm(
         limits=limits,
         ending=_describe_ending(context, server, disk),
         elapsed_s=max(0.0, time.time() - server.created_at),
+        stopped_s=cost.sum_stopped_s(context.state, server.id),
         store=context.config.store,
         mirror_s=context.config.mirror_s,
     )

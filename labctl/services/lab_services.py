@@ -54,6 +54,7 @@ def build_request(context: LabContext, server: Server, name: str) -> ServiceRequ
         gpus=select_gpus(config.server.need, context.load_facts(server)),
         args=images.build_args(context, config.image),
         wheelhouse=bool(config.wheelhouse),
+        data=config.server_data,
     )
 
 

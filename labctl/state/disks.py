@@ -6,11 +6,39 @@ import time
 
 import msgspec
 
-from labctl.model import Resource, Value
+from labctl.model import Resource, Server, Value
 from labctl.state import State
 
 # Kinds of the ledger's lines about a kept disk.
 SEEN, MISSED, REMOVED, RESTORED = "kept", "kept-missed", "removed", "restored"
+
+
+# Kind of the ledger's line about a server that was stopped, and keeps its disk.
+STOPPED = "stopped"
+
+
+class StoppedDisk(Value, frozen=True):
+    """The disk of a server that was stopped at `at` (Unix seconds).
+
+    `usd_per_month` is 0.0 if the provider showed no price. `until` is when the provider's timer
+    removes the server; 0.0 if nothing does.
+    """
+
+    at: float
+    usd_per_month: float = 0.0
+    until: float = 0.0
+
+
+def find_stopped_disk(state: State, server: Server | None) -> StoppedDisk | None:
+    """Find the disk of a server that labctl stopped; None if the server is not stopped."""
+    if server is None or server.state != "stopped":
+        return None
+    lines = state.list_events(server_id=server.id, kind=STOPPED, limit=1)
+    if not lines:
+        return None
+    detail = lines[0].detail
+    price, until = detail.get("usd_per_month", 0.0), detail.get("until", 0.0)
+    return StoppedDisk(at=lines[0].at, usd_per_month=price, until=until)
 
 
 class KeptDisk(Value, frozen=True):

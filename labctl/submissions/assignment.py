@@ -12,9 +12,9 @@ from typing import Annotated
 import msgspec
 
 from labctl.config.document import escape, parse, quote, read_bytes
+from labctl.config.locations import parse_bucket
 from labctl.config.reader import Parsed, make_problem, read
 from labctl.config.scalars import parse_name, parse_size, size_setting
-from labctl.config.schema import parse_bucket
 from labctl.config.times import (
     ANY_S,
     DEFAULT_MAX_BYTES,

@@ -21,6 +21,7 @@ from labctl.sync.ignored_files import describe_ignored
 from labctl.sync.push import Files, PushedTree
 from labctl.sync.scan import HashIndex, scan_code, scan_data
 from labctl.sync.transfer_lock import hold_transfers, share_transfers
+from labctl.wire.files import CHECK_DATA, CheckDataRequest
 
 if TYPE_CHECKING:  # a push starts faster without the modules for downloads
     from labctl.sync.edits import EditsResult
@@ -63,8 +64,12 @@ def push_code(context: LabContext, server: Server, *, force: bool) -> PushedTree
 
 
 def push_data(context: LabContext, server: Server, *, force: bool = False) -> list[PushedTree]:
-    """Push only the data directories; the server fetches data with an address."""
+    """Push only the data directories; the server fetches data with an address.
+
+    Raises if the server lacks a directory that it should have by itself.
+    """
     with report_part(context.reporter, "data"):
+        check_server_data(context, server)
         pushed = _push_directories(context, server, force=force)
         config = context.config
         urls = {name: source.url for name, source in config.data.items() if source.url}
@@ -72,6 +77,15 @@ def push_data(context: LabContext, server: Server, *, force: bool = False) -> li
             remote = context.open_agent(server)
             fetch_data(remote, config.name, context.lab_id, urls, context.reporter)
     return pushed
+
+
+def check_server_data(context: LabContext, server: Server) -> None:
+    """NotFoundError if a directory of `server:` data is not on the server.
+
+    PolicyError if a run may not read it there.
+    """
+    if directories := context.config.server_data:
+        context.open_agent(server).call(CHECK_DATA, CheckDataRequest(directories))
 
 
 def _push_directories(context: LabContext, server: Server, *, force: bool) -> list[PushedTree]:

@@ -246,6 +246,12 @@ class FetchRequest(NamedTuple):
     s3_endpoint: str = ""
 
 
+class CheckDataRequest(NamedTuple):
+    """Check that each of `directories` (name -> full path) is on the server and may be mounted."""
+
+    directories: Dict[str, str]
+
+
 class FetchedSet(NamedTuple):
     """A data set on the server. `unchanged` means that nothing had to be fetched."""
 
@@ -336,5 +342,6 @@ HASHES = Verb("hashes", PartsRequest, HashesReply)
 SEND = StreamingVerb("send", PartsRequest, Empty, Empty)
 MANIFEST = Verb("manifest", ManifestRequest, ManifestReply)
 PULLED = Verb("pulled", PulledRequest, Empty)
+CHECK_DATA = Verb("check-data", CheckDataRequest, Empty)
 FETCH = StreamingVerb("fetch", FetchRequest, Empty, FetchReply)
 RESTORE_DISK = Verb("restore", RestoreDiskRequest, RestoreDiskReply)

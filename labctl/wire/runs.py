@@ -13,7 +13,8 @@ class RunSpec(NamedTuple):
 
     The hash of its JSON claims the run's id. `command` is argv for the container. `image` is a
     reference that exists on the server. `gpus` is "" (no GPU), "all" or device UUIDs joined by
-    commas. Sizes are in bytes; 0 is no limit.
+    commas. Sizes are in bytes; 0 is no limit. `data` has the full path on the server of each data
+    set that is already there, by its name.
     """
 
     id: str
@@ -29,6 +30,7 @@ class RunSpec(NamedTuple):
     cpus: float = 0.0
     shm_bytes: int = 0
     tty: bool = False
+    data: Dict[str, str] = {}
 
 
 class ClaimRecord(NamedTuple):

@@ -35,7 +35,7 @@ class ServiceRequest(NamedTuple):
     that adds them, and `app` has the files of the model server by name. With `as_is`, the image's
     own entrypoint runs, followed by `command`. A running service with other settings is kept,
     unless `replace` is set. `deadline_s` is how long it may take until it answers, 0 for the usual
-    time. The limits apply to a `model` and to `as_is`; 0 means no limit.
+    time. The limits apply to a `model` and to `as_is`; 0 means no limit. `data` is that of RunSpec.
     """
 
     lab: str
@@ -57,6 +57,7 @@ class ServiceRequest(NamedTuple):
     shm_bytes: int = 0
     dockerfile: str = ""
     app: Dict[str, str] = {}
+    data: Dict[str, str] = {}
 
 
 class ServiceReply(NamedTuple):

@@ -18,6 +18,7 @@ class ServerLimits(NamedTuple):
 
     `from_s` (elapsed) is when the ttl began, 0 but for a server that was off at its deadline and
     was started again. Until `held_until_s` (elapsed) an extension keeps idleness from ending it.
+    `stopped_s` is how long it was stopped, which the budget does not pay for.
     """
 
     ttl_s: Optional[float] = None
@@ -28,6 +29,7 @@ class ServerLimits(NamedTuple):
     extended_s: float = 0.0
     from_s: float = 0.0
     held_until_s: float = 0.0
+    stopped_s: float = 0.0
 
     @property
     def deadline_s(self) -> Optional[float]:
@@ -41,7 +43,7 @@ class ServerLimits(NamedTuple):
         """Elapsed time at which the budget is spent."""
         if self.budget_usd is None or self.price_usd_per_hour <= 0:
             return None
-        return self.budget_usd / self.price_usd_per_hour * 3600
+        return self.budget_usd / self.price_usd_per_hour * 3600 + self.stopped_s
 
     @property
     def latest_s(self) -> Optional[float]:
@@ -227,7 +229,7 @@ class WatchRecord(NamedTuple):
 
 
 class GuardRequest(NamedTuple):
-    """Arm the watchdog of a server that is `elapsed_s` old.
+    """Arm the watchdog of a server that is `elapsed_s` old, and was stopped for `stopped_s` of it.
 
     `uid`, `gid` and `home` are of the account that owns the lab, once root repeats the request.
     """
@@ -240,6 +242,7 @@ class GuardRequest(NamedTuple):
     elapsed_s: float = 0.0
     store: str = ""
     mirror_s: float = 0.0
+    stopped_s: float = 0.0
     uid: Optional[int] = None
     gid: int = 0
     home: str = ""

@@ -182,6 +182,34 @@ def test_a_runs_container_is_limited_and_the_students(
     assert process.stdout.splitlines()[:5] == ["lab", "1000", "7 yes limited", "/lab/code", "home"]
 
 
+def test_data_on_the_server_is_mounted_read_only(lab: LabDirectory) -> None:
+    lab.sh("mkdir -p /datasets/v1 && echo owl > /datasets/v1/a && ln -sfn v1 /datasets/birds")
+    lab.sh("chmod -R a+rwX /datasets && ln -sfn /etc /datasets/system")
+    before = (lab.root / "lab.yaml").read_text()
+    with lab.holding("lab.yaml", before + "data: {birds: server:/datasets/birds}\n"):
+        refused = lab.run("true", code=255)
+        assert "let its programs read /datasets/birds on the server" in refused.stderr
+        lab.labctl("trust")
+        line = "cat $LABCTL_DATA_DIR/birds/a; touch /lab/data/birds/new || echo refused"
+        done = lab.run(line, "--id", "birds")
+        assert done.stdout.splitlines()[0] == "owl"
+        assert "Read-only file system" in done.stdout
+        assert done.stdout.endswith("refused\n")
+        assert lab.sh("ls /datasets/v1") == "a\n"
+    for name, why, hint in (
+        ("none", "the server has no directory /datasets/none", "labctl ssh -- ls /datasets\n"),
+        ("system", "/datasets/system, which leads to /etc on the server,", "fix data: in lab.yaml"),
+        ("v1/a", "/datasets/v1/a on the server is not a directory", "fix data: in lab.yaml"),
+    ):
+        with lab.holding("lab.yaml", before + f"data: {{birds: server:/datasets/{name}}}\n"):
+            lab.labctl("trust")
+            failed = lab.run("true", code=255)
+            assert why in failed.stderr
+            assert hint in failed.stderr
+            pushless = lab.run("true", "--no-push", code=255)
+            assert why in pushless.stderr
+
+
 def test_cancel_lets_it_write_first(lab: LabDirectory, followed: Followed) -> None:
     saves = "trap 'echo saved > /lab/run/checkpoints/last; exit 4' TERM"
     process = followed("saves", f"{saves}; echo ready; while :; do sleep 0.02; done")
@@ -352,3 +380,16 @@ def test_single_files_are_copied_both_ways(lab: LabDirectory, tmp_path: Path) ->
     assert (tmp_path / "back.txt").read_text() == "from there\n"
     missing = lab.labctl("cp", f"{lab.name}:none.txt", str(tmp_path), code=4)
     assert "there is no none.txt" in missing.stderr
+
+
+def test_stop_keeps_the_disk_and_start_continues_with_it(lab: LabDirectory) -> None:
+    lab.run("echo kept > /lab/run/checkpoints/c", "--id", "kept")
+    stopped = lab.labctl("stop", "--yes")
+    assert "labctl start      start it again" in stopped.stdout
+    refused = lab.run("true", code=255)
+    assert "is stopped" in refused.stderr
+    assert "next: labctl start" in refused.stderr
+    assert lab.json("status")["stopped"]["usd_per_month"] == 0.0
+    assert "is ready" in lab.labctl("start").stdout
+    assert lab.student(f"cat {lab.place('kept')}/checkpoints/c") == "kept\n"
+    assert lab.run("echo again").stdout == "again\n"

@@ -35,6 +35,25 @@ def test_a_run_is_its_accounts_own(alice: Person, bob: Person) -> None:
     assert log.split() == [bob.said("id -u")]
 
 
+def test_data_on_the_server_is_what_staff_provides(alice: Person, bed: SharedServer) -> None:
+    bed.host.sh("mkdir -p /srv/labctl/birds /datasets && echo owl > /srv/labctl/birds/a")
+    bed.host.sh("chmod -R a+rwX /srv/labctl /datasets")
+    source = "/srv/labctl/birds"
+    try:
+        shell = "cat /lab/data/birds/a; touch /lab/data/birds/new"
+        log, _ = alice.run("birds", shell, data={"birds": source})
+        assert log.startswith("owl\n")
+        assert "Read-only file system" in log
+        with pytest.raises(PolicyError, match="this server is shared"):
+            alice.start("others", "id", data={"birds": "/datasets"})
+        mount = {"Type": "bind", "Source": source, "Target": "/lab/data/birds"}
+        body = {"Image": IMAGE, "Cmd": ["id"], "HostConfig": {"Mounts": [mount]}}
+        status, said = alice.ask("POST", "/containers/create", body)
+        assert (status, "read-only" in said["message"]) == (403, True)
+    finally:
+        bed.host.sh("rm -rf /srv/labctl /datasets")
+
+
 FORBIDDEN = {
     "Privileged": True,
     "PidMode": "host",

@@ -257,6 +257,8 @@ def test_stopped_server_starts_again(aws: AwsProvider, tmp_path: Path) -> None:
     stopped = aws.find(server.id)
     assert stopped is not None
     assert stopped.state == "stopped"
+    own = [one for one in aws.leftovers() if one.server_id == server.id]
+    assert sum(one.price_usd_per_month for one in own) > 0, "`labctl stop` names the disk's price"
     aws.start(server.id)
     again = aws.find(server.id)
     assert again is not None

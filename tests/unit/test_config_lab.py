@@ -193,6 +193,18 @@ def test_everything_wrong_is_told_at_once_in_the_order_of_its_lines(lab_home: La
         ("data: {'../a': x}", "data.../a", "is not a valid name"),
         ("data: {a: 's3://B/x'}", "data.a", "bucket"),
         ("data: {a: 'gs://B/x'}", "data.a", "write gs://bucket/folder"),
+        ("data: {a: server:datasets}", "data.a", "not a full path"),
+        ("data: {a: server:~/datasets}", "data.a", "not a full path"),
+        ("data: {a: server:/}", "data.a", "the whole server"),
+        ("data: {a: server:/datasets/../etc}", "data.a", "without `..`"),
+        ("data: {a: server://datasets}", "data.a", "without `..` and `//`"),
+        ("data: {a: server:/root}", "data.a", "/root belongs to the system"),
+        ("data: {a: server:/etc/ssl}", "data.a", "/etc belongs to the system"),
+        ("data: {a: server:/var/run/docker.sock}", "data.a", "/var belongs to the system"),
+        ("data: {a: server:/proc/1/root}", "data.a", "/proc belongs to the system"),
+        ("data: {a: server:/opt}", "data.a", "it contains /opt/labctl"),
+        ("data: {a: server:/home/ann/.ssh}", "data.a", "hidden directories"),
+        ('data: {a: "server:/x\\ty"}', "data.a", "cannot be data"),
         ("outputs: [.]", "outputs[0]", "below /lab/run"),
         ("outputs: [a/../..]", "outputs[0]", "is outside the lab"),
         ("outputs: [a, a]", "outputs", "is listed twice"),
@@ -386,6 +398,13 @@ def test_sources_of_data(lab_home: LabHome) -> None:
     assert lab.data["c"].path == lab_home.home / "c"
     assert lab.data["d"].url == "https://x.org/d.zip"
     assert lab.data["e"].url == "s3://bucket/e"
+
+
+def test_data_that_is_already_on_the_server(lab_home: LabHome) -> None:
+    lab = lab_home.load("data: {birds: server:/datasets/birds/, 'a': ./set, b: server:/home/ann/b}")
+    assert lab.server_data == {"birds": "/datasets/birds", "b": "/home/ann/b"}
+    birds = lab.data["birds"]
+    assert (birds.path, birds.url, birds.written) == (None, "", "server:/datasets/birds")
 
 
 def test_flags_win_over_environment_over_lab_over_user_file_over_default(lab_home: LabHome) -> None:

@@ -64,6 +64,7 @@ def test_a_lab_that_touches_nothing_of_yours_needs_no_trust(
         ("store: s3://bucket/labs", "copy results to s3://bucket/labs"),
         ("data: {keys: ~/.ssh}", "/.ssh to the server"),
         ("data: {all: /}", "send / to the server"),
+        ("data: {a: server:/datasets/a}", "let its programs read /datasets/a on the server"),
         ("data: {a: 's3://private/x'}", "read s3://private/x"),
         ("server: {provider: static, static: {hosts: [gpu1, gpu2]}}", "hosts gpu1, gpu2"),
         ("server: {provider: aws, gpu: 'H100:8', max_price: 90}", "gpu H100:8; max_price 90"),

@@ -45,6 +45,7 @@ STATUS_MODULES = {
     "labctl.wire",
     "labctl.wire.codec",
     "labctl.wire.containment",
+    "labctl.wire.server_paths",
     "labctl.wire.text",
     "labctl.wire.verbs",
     "labctl.wire.watchdog",

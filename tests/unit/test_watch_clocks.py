@@ -35,6 +35,7 @@ LIMITS = st.builds(
     extended_s=SPANS,
     from_s=SPANS,
     held_until_s=SPANS,
+    stopped_s=SPANS,
 )
 
 

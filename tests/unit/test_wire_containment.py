@@ -20,7 +20,7 @@ from labctl.agent.files import fetch_https, fetch_s3, unpack
 from labctl.agent.host.paths import CheckedPaths, resolve_inside
 from labctl.agent.mirror import ssh_gateway
 from labctl.agent.reply import Failure
-from labctl.config.schema import parse_inside
+from labctl.config.locations import parse_inside
 from labctl.errors import LabError, NotFoundError, PolicyError, TransferError
 from labctl.submissions.manifest import check_path
 from labctl.submissions.run_files import _list_model

@@ -1,8 +1,8 @@
 """Mounts of accounts, pinned so that swapping a symlink afterwards has no effect.
 
 Each directory is opened from the root, one name at a time and never through a link, must belong to
-the account, and is bind-mounted below a directory that only root can change. The engine gets that
-path, never the account's own path.
+the account or, read-only, to the data sets that staff shares, and is bind-mounted below a directory
+that only root can change. The engine gets that path, never the account's own path.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,14 +19,12 @@ from ..host.engine_objects import Mount
 from ..host.paths import drop_tree
 from .http import HttpRefusal
 from .rules import BindMount, BrokerAccount
+from .shared_data import SHARED, SHARED_TARGET
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 1, 2, 4, 32, 4096
 MS_PRIVATE = 1 << 18
 MNT_DETACH = 2
 PLACE = Path("/run/labctl/mounts")
-# Data sets that staff shares with every account, mounted read-only at SHARED_TARGET.
-SHARED = Path("/srv/labctl")
-SHARED_TARGET = "/lab/shared"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -42,6 +41,36 @@ def open_owned_path(account: BrokerAccount, path: str) -> int:
     """
     if not any(path == root or path.startswith(root + "/") for root in list_roots(account)):
         raise HttpRefusal(403, f"{path[:200]!r} is not below the account's ~/labctl")
+
+    def check(status: os.stat_result) -> None:
+        if status.st_uid not in (0, account.uid):
+            raise HttpRefusal(403, f"{path[:200]!r} passes through a directory of another account")
+
+    descriptor = _open_path(path, check)
+    status = os.fstat(descriptor)
+    if status.st_uid != account.uid or not _is_mountable(status.st_mode):
+        os.close(descriptor)
+        raise HttpRefusal(403, f"{path[:200]!r} does not belong to {account.name}")
+    return descriptor
+
+
+def open_shared_path(bind: BindMount) -> int:
+    """Return a descriptor, for bind mounts only, of a directory that staff shares.
+
+    Every container has all of SHARED read-only, so its parts need no check of their owner. Refusal
+    (403) for a mount that could write there, for a link, and for anything but a directory.
+    """
+    if not bind.read_only:
+        raise HttpRefusal(403, f"{bind.source[:200]!r} is shared data, which is read-only")
+    descriptor = _open_path(bind.source, lambda status: None)
+    if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise HttpRefusal(403, f"{bind.source[:200]!r} is not a directory")
+    return descriptor
+
+
+def _open_path(path: str, check: Callable[[os.stat_result], None]) -> int:
+    """Open a path from the root without following links; `check` may refuse each part."""
     if not is_contained(path[1:]):
         raise HttpRefusal(403, f"{path[:200]!r} is not a plain path")
     descriptor = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -52,10 +81,10 @@ def open_owned_path(account: BrokerAccount, path: str) -> int:
             )
             os.close(descriptor)
             descriptor = next_descriptor
-            _check_component(account, os.fstat(descriptor), path)
-        status = os.fstat(descriptor)
-        if status.st_uid != account.uid or not _is_mountable(status.st_mode):
-            raise HttpRefusal(403, f"{path[:200]!r} does not belong to {account.name}")
+            status = os.fstat(descriptor)
+            if stat.S_ISLNK(status.st_mode):
+                raise HttpRefusal(403, f"{path[:200]!r} contains a symbolic link")
+            check(status)
     except OSError as error:
         os.close(descriptor)
         raise HttpRefusal(400, f"bind source path does not exist: {path[:200]}: {error}") from None
@@ -63,13 +92,6 @@ def open_owned_path(account: BrokerAccount, path: str) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _check_component(account: BrokerAccount, status: os.stat_result, path: str) -> None:
-    if stat.S_ISLNK(status.st_mode):
-        raise HttpRefusal(403, f"{path[:200]!r} contains a symbolic link")
-    if status.st_uid not in (0, account.uid):
-        raise HttpRefusal(403, f"{path[:200]!r} passes through a directory of another account")
 
 
 def _is_mountable(mode: int) -> bool:
@@ -105,7 +127,10 @@ def bind_mounts(account: BrokerAccount, name: str, binds: list[BindMount]) -> li
 
 
 def _bind(account: BrokerAccount, bind: BindMount, path: Path) -> None:
-    source = open_owned_path(account, bind.source)
+    if bind.source.startswith(f"{SHARED}/"):
+        source = open_shared_path(bind)
+    else:
+        source = open_owned_path(account, bind.source)
     try:
         if stat.S_ISDIR(os.fstat(source).st_mode):
             path.mkdir(mode=0o700)

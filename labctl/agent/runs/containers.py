@@ -16,7 +16,8 @@ from ..host.engine_objects import (
     NewContainer,
     NewHostConfig,
 )
-from ..host.paths import labctl_home
+from ..host.paths import labctl_home, require_name, resolve_inside
+from ..host.server_data import resolve_all
 from . import secrets_tmpfs
 
 HOME_ENV = {
@@ -37,7 +38,7 @@ def build_run_body(root: Path, directory: Path, spec: RunSpec, image: Image) -> 
         secrets_directory = secrets_tmpfs.secrets_directory(spec.id)
         mounts.append(build_mount(secrets_directory, "/run/labctl-secrets", read_only=True))
     env = {**build_run_env(spec.id), **spec.env}
-    lab = ContainerLab(spec.lab, spec.lab_id, spec.gpus)
+    lab = ContainerLab(spec.lab, spec.lab_id, spec.gpus, spec.data)
     container = build_lab_container(root, lab, image, mounts, env, {"labctl.run": spec.id})
     entrypoint = image.config.Entrypoint or ()
     limits = ResourceLimits(spec.memory_bytes, spec.cpus, spec.shm_bytes)
@@ -52,11 +53,15 @@ def build_run_body(root: Path, directory: Path, spec: RunSpec, image: Image) -> 
 
 
 class ContainerLab(NamedTuple):
-    """The lab of a container. `gpus` is "", "all" or device UUIDs joined by commas."""
+    """The lab of a container. `gpus` is "", "all" or device UUIDs joined by commas.
+
+    `data` has the full path on the server of each data set that is already there.
+    """
 
     name: str
     id: str
     gpus: str = ""
+    data: dict[str, str] = {}  # noqa: RUF012
 
 
 class ResourceLimits(NamedTuple):
@@ -81,6 +86,7 @@ def build_lab_container(
     passwd = make_passwd_file(image.Id, labctl_home() / ".passwd")
     lab_mounts = [
         build_mount(root / "data", "/lab/data", read_only=True),
+        *build_server_data_mounts(root, lab.data),
         build_mount(labctl_home() / ".cache", "/lab/cache"),
         build_mount(passwd, "/etc/passwd", read_only=True),
     ]
@@ -99,6 +105,15 @@ def build_lab_container(
             DeviceRequests=build_device_requests(lab.gpus),
         ),
     )
+
+
+def build_server_data_mounts(root: Path, data: dict[str, str]) -> list[Mount]:
+    """Mount data sets of the server beside the pushed ones, each on an empty directory there."""
+    mounts = []
+    for name, directory in resolve_all(data).items():
+        resolve_inside(root / "data", require_name(name)).mkdir(exist_ok=True)
+        mounts.append(build_mount(directory, f"/lab/data/{name}", read_only=True))
+    return mounts
 
 
 def build_mount(source: Path, target: str, read_only: bool = False) -> Mount:

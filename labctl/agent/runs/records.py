@@ -60,7 +60,10 @@ def write_spec_and_claim(directory: Path, spec: RunSpec, created_at: float) -> C
 
 def encode_spec(spec: RunSpec) -> str:
     """Encode a specification as it is stored and hashed: other bytes would be another claim."""
-    return json.dumps(to_json(spec), sort_keys=True)
+    body = to_json(spec)
+    if not spec.data:  # so that runs that an earlier version claimed keep their hash
+        del body["data"]
+    return json.dumps(body, sort_keys=True)
 
 
 def read_exit(directory: Path) -> ExitRecord | None:

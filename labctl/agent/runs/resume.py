@@ -14,6 +14,7 @@ from ...wire.runs import (
 )
 from ..host import engine
 from ..host.paths import LIMIT, lab_dir, require_name, run_dir, write_json
+from ..host.server_data import resolve_all
 from ..reply import Failure
 from ..watchdog.reclaim_record import find_newest_complete
 from .records import (
@@ -37,6 +38,7 @@ def resume(request: ResumeRunRequest) -> ResumeRunReply:
     """
     spec = request.spec
     directory = require_run_directory(spec.lab, spec.lab_id, spec.id)
+    resolve_all(spec.data)  # before anything is changed
     image = engine.inspect_image(spec.image)
     if image is None:
         return ResumeRunReply(missing=spec.image)

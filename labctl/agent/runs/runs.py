@@ -32,6 +32,7 @@ from ..host.background import build_scope_words
 from ..host.docker import run_docker, run_tmux, spawn_tmux
 from ..host.engine_objects import Container, ContainerState, Image, NewContainer
 from ..host.paths import drop_tree, lab_dir, resolve_inside, run_dir, write_json, write_text
+from ..host.server_data import resolve_all
 from ..program import PROGRAM
 from ..reply import Failure
 from . import secrets_tmpfs
@@ -55,7 +56,10 @@ def start(request: StartRunRequest) -> StartRunReply:
     spec = request.spec
     root = lab_dir(spec.lab, spec.lab_id)
     directory = run_dir(root, spec.id)
-    image = engine.inspect_image(spec.image) if not directory.exists() else None
+    image = None
+    if not directory.exists():
+        resolve_all(spec.data)  # a missing directory is reported before an image is built
+        image = engine.inspect_image(spec.image)
     if image is None and not directory.exists():
         return StartRunReply(missing=spec.image)
     existed = not _claim(directory, spec)

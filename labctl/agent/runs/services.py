@@ -212,6 +212,7 @@ def _build_argv(request: ServiceRequest) -> list[str]:
 def _hash_settings(request: ServiceRequest) -> str:
     settings = [request.image, _build_argv(request), _get_port(request), request.gpus]
     settings += serve.describe_model_settings(request) or ([request.env] if request.env else [])
+    settings += [request.data] if request.data else []
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
 
@@ -242,7 +243,7 @@ def _build_container(root: Path, image: Image, request: ServiceRequest) -> NewCo
         env["JUPYTER_TOKEN_FILE"] = TOKEN_FILE
     labels = {"labctl.service": name, "labctl.service-port": str(port)}
     labels["labctl.service-wish"] = _hash_settings(request)
-    lab = ContainerLab(request.lab, request.lab_id, request.gpus)
+    lab = ContainerLab(request.lab, request.lab_id, request.gpus, request.data)
     container = build_lab_container(root, lab, image, mounts, env, labels)
     published = (PortBinding(HostIp="127.0.0.1"),)
     config = container.HostConfig._replace(Init=True, PortBindings={f"{port}/tcp": published})

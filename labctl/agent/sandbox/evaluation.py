@@ -119,7 +119,7 @@ def build_evaluation_container(
         "LABCTL_EVALUATION": f"{OUT_DIRECTORY}/{OUT}",
     }
     labels = {"labctl.runs.evaluation": spec.id}
-    lab = ContainerLab(spec.lab, spec.lab_id, spec.gpus)
+    lab = ContainerLab(spec.lab, spec.lab_id, spec.gpus, spec.data)
     container = build_lab_container(root, lab, image, mounts, env, labels)
     limits = ResourceLimits(spec.memory_bytes, spec.cpus, spec.shm_bytes)
     config = restrict(limit(container.HostConfig, limits), {"/tmp": "mode=1777"})

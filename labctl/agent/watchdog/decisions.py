@@ -59,7 +59,10 @@ def list_clocks(
 ) -> dict[str, LimitClock]:
     """Return the clocks that run. The idle clock runs only while there is no activity."""
     running = {}
-    ends = (("ttl", limits.deadline_s, limits.from_s), ("budget", limits.budget_end_s, 0.0))
+    ends = (
+        ("ttl", limits.deadline_s, limits.from_s),
+        ("budget", limits.budget_end_s, limits.stopped_s),
+    )
     for name, end, start in ends:
         if end is not None:
             left_s = end - elapsed_s

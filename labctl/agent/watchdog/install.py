@@ -160,6 +160,7 @@ def _merge_limits(recorded: LimitsRecord | None, request: GuardRequest) -> Limit
         extended_s=previous.extended_s,
         from_s=_find_ttl_start_s(recorded, requested, elapsed_s),
         held_until_s=previous.held_until_s,
+        stopped_s=max(previous.stopped_s, request.stopped_s),
     )
     return LimitsRecord(
         edition=edition,

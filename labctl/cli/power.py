@@ -1,0 +1,65 @@
+"""The commands stop and start: pause the server, and keep its disk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from labctl.cli.exit_codes import clean
+from labctl.cli.options import json_option, open_lab, yes_option
+from labctl.cli.screen import print_json
+from labctl.cli.setup import print_ready
+
+if TYPE_CHECKING:
+    from labctl.lifecycle.stop import StopResult
+
+
+@click.command("stop")
+@yes_option
+@json_option
+@click.pass_context
+def stop_command(ctx: click.Context, yes: bool, json_: bool) -> None:
+    """Stop the server and keep its disk: its computing costs nothing until `labctl start`.
+
+    Active runs are canceled, after a confirmation. Results, data and images stay on the disk. Where
+    the provider cannot stop servers, use `labctl down`.
+
+    \b
+    labctl stop
+    labctl start
+    """
+    result = open_lab(ctx, yes=yes, quiet=json_).stop()
+    if json_:
+        print_json(result)
+    else:
+        _print_stopped(result)
+
+
+def _print_stopped(result: StopResult) -> None:
+    from labctl.servers.disks import describe_stopped_disk
+
+    state = "was stopped already" if result.was_stopped else "is stopped"
+    click.echo(f"{clean(result.server.alias)} {state}.")
+    if result.disk is not None:
+        text = describe_stopped_disk(result.disk)
+        click.echo(f"  {text[0].upper()}{text[1:]}.")
+    click.echo("  labctl start      start it again")
+    click.echo("  labctl down       download new results, then remove the server and its disk")
+
+
+@click.command("start")
+@yes_option
+@json_option
+@click.pass_context
+def start_command(ctx: click.Context, yes: bool, json_: bool) -> None:
+    """Start the server that `labctl stop` stopped. It never creates a new one.
+
+    \b
+    labctl start
+    """
+    server = open_lab(ctx, yes=yes, quiet=json_).start().server
+    if json_:
+        print_json({"server": server})
+    else:
+        print_ready(server)

@@ -1,0 +1,47 @@
+"""A lab whose data is already on the server: a missing directory is named before a run begins."""
+
+from __future__ import annotations
+
+import pytest
+from lab_world import Recorded, World
+
+from labctl.errors import NotFoundError
+from labctl.lifecycle.up import up
+from labctl.sync import lab_files
+
+GONE = "the server has no directory /no-datasets/birds"
+
+
+@pytest.fixture
+def birds(lab: World) -> World:
+    text = "lab: digits\nrun: [python, train.py]\ndata: {birds: server:/no-datasets/birds}\n"
+    (lab.home / "lab" / "lab.yaml").write_text(text)
+    return lab
+
+
+def test_up_warns_and_the_server_can_be_used(birds: World) -> None:
+    reporter = Recorded()
+    server = up(birds.context(reporter))
+    assert server.state == "running"
+    assert f"no run can start yet: {GONE}" in reporter.said
+    assert "next: labctl ssh -- ls /   # then fix data: in lab.yaml" in reporter.said
+
+
+def test_a_push_fails_before_it_sends_the_data(birds: World) -> None:
+    up(birds.context())
+    context = birds.context()
+    server = context.get_server()
+    with pytest.raises(NotFoundError) as raised:
+        lab_files.push_data(context, server)
+    assert raised.value.what == GONE
+    assert "the data set birds is expected there" in raised.value.why
+    assert raised.value.hint == "labctl ssh -- ls /   # then fix data: in lab.yaml"
+    assert not (birds.machine.home / "labctl/digits/data").exists()
+
+
+def test_a_lab_without_such_data_makes_no_call_for_it(lab: World) -> None:
+    up(lab.context())
+    lab.machine.lines.clear()
+    context = lab.context()
+    lab_files.check_server_data(context, context.get_server())
+    assert lab.machine.lines == []
