@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Callable
 
-from ...wire.codec import to_json
 from ...wire.text import duration_text
 from ...wire.verbs import UP_COMMAND, HintPart
 from ...wire.watchdog import (
@@ -49,6 +48,7 @@ from .limits import LimitsFile
 from .state_files import (
     ROOT_DIR,
     Lock,
+    encode_limits,
     ensure_directory,
     find_directory,
     lock_limits,
@@ -80,7 +80,7 @@ def guard(request: GuardRequest) -> WatchReply:
     directory = ensure_directory(own_directory())
     with lock_limits(directory):
         record = _merge_limits(read_limits(directory), request)
-        write_json(directory / "limits.json", to_json(record), _choose_mode())
+        write_json(directory / "limits.json", encode_limits(record), _choose_mode())
         program = _install_program(directory)
         is_current = _ensure_watchdog(directory, program)
         if is_current:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...wire.codec import to_json
 from ...wire.verbs import UP_COMMAND
 from ...wire.watchdog import LimitsRecord, ServerLimits
 from ..host.paths import read_json, write_json
 from ..reply import Failure
 from .activity import LabAccount
 from .shutdown import GRACE_S, ShutdownPlan
-from .state_files import lock_limits, read_limits, report_unwritten
+from .state_files import encode_limits, lock_limits, read_limits, report_unwritten
 
 
 class LimitsFile:
@@ -48,7 +47,7 @@ class LimitsFile:
 
     def write(self, record: LimitsRecord, mode: int = 0o644) -> None:
         """Write the file. What only a newer labctl knows of it stays."""
-        write_json(self.path, keep_unknown(read_json(self.path), to_json(record)), mode)
+        write_json(self.path, keep_unknown(read_json(self.path), encode_limits(record)), mode)
 
     def restart_ttl(self, elapsed_s: float) -> None:
         """Have the ttl begin now, without extensions."""

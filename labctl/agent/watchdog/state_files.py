@@ -79,6 +79,18 @@ def read_limits(directory: Path) -> LimitsRecord | None:
         raise Failure("server", what, str(error), "labctl doctor") from None
 
 
+def encode_limits(record: LimitsRecord) -> object:
+    """Return the limits as limits.json has them.
+
+    The first version refuses keys of limits that it does not know, so `stopped_s` is written only
+    for a server that was stopped.
+    """
+    body = to_json(record)
+    if not record.limits.stopped_s:
+        del body["limits"]["stopped_s"]
+    return body
+
+
 def read_boottime_s() -> float:
     """Return the seconds since boot, including time asleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
