@@ -43,6 +43,7 @@ from labctl.retry import retry_on
 from labctl.runs import images, outputs, runs
 from labctl.servers import adoption
 from labctl.servers.context import LabContext
+from labctl.servers.open_costs import explain_open_costs
 from labctl.sync import lab_files
 from labctl.wire.runs import RESUME_RUN, ResumeRunReply, ResumeRunRequest, RunRecord, RunSpec
 
@@ -282,7 +283,9 @@ def recover(
         turn.renew()
         server = up.up(make_recovery_context(context, run_id))
         spec, files = _restore_run(context, server, run_id)
-        lab_files.push_data(context, server)
+        # The new server may lack a directory that the lab's data is in, and costs money already.
+        with explain_open_costs(context, (NotFoundError, PolicyError)):
+            lab_files.push_data(context, server)
         context.reporter.emit(Step(name=f"resuming {run_id}"))
         reply, resumed = _resume(context, server, spec, reason, turn)
         run = runs.record_run(context, server, resumed)

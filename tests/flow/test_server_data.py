@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from lab_world import Recorded, World
+from lab_world import LAB_ID, Recorded, World
 
 from labctl.errors import NotFoundError
+from labctl.lifecycle import recover, restore
 from labctl.lifecycle.up import up
 from labctl.sync import lab_files
+from labctl.wire.runs import RunSpec
 
 GONE = "the server has no directory /no-datasets/birds"
 
@@ -45,3 +47,18 @@ def test_a_lab_without_such_data_makes_no_call_for_it(lab: World) -> None:
     context = lab.context()
     lab_files.check_server_data(context, context.get_server())
     assert lab.machine.lines == []
+
+
+def test_a_recovery_says_that_the_new_server_lacks_the_directory_and_what_it_costs(
+    birds: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    birds.cloud.price = 0.5
+    spec = RunSpec("night", "digits", LAB_ID, command=("true",), image="x", env={})
+    saved = restore.SavedRun(spec=spec, run=None)
+    monkeypatch.setattr(restore, "read_saved_run", lambda context, run_id: saved)
+    monkeypatch.setattr(restore, "restore", lambda context, server, run_id: 1)
+    monkeypatch.setattr(recover.runs, "fetch_run", lambda context, server, run_id: None)
+    with pytest.raises(NotFoundError) as raised:
+        recover.recover(birds.context(), "night")
+    assert raised.value.what == GONE
+    assert "is still running (last known), at $0.50/h until labctl down" in raised.value.why
