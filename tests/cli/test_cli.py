@@ -663,6 +663,24 @@ def test_init_tells_of_every_provider_that_can_be_answered(
     assert {"aws", "course", "local", "static"} <= {*told}
 
 
+@pytest.mark.parametrize(("words", "is_down_named"), [(["init", "x"], False), (["up"], True)])
+def test_an_interruption_names_down_only_if_there_may_be_a_server(
+    home: Path,
+    words: list[str],
+    is_down_named: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupt(**options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["labctl", *words])
+    assert run_and_exit(interrupt) == 130
+    shown = capsys.readouterr().err
+    assert "labctl: interrupted" in shown
+    assert ("labctl down " in shown) == is_down_named
+
+
 def process(home: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
     environ = {"PATH": os.environ["PATH"], "HOME": str(home)}
     return subprocess.run(
