@@ -593,6 +593,18 @@ def test_a_question_of_a_part_is_asked_in_the_main_thread_and_the_others_wait(
     assert capsys.readouterr().err == "answered\n  sending data\n"
 
 
+@pytest.mark.parametrize(("took_s", "shown"), [(1.04, "1.0 s"), (297.5, "5 min")])
+def test_a_step_ends_with_its_duration(
+    took_s: float, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter((100.0, 100.0 + took_s, 100.0 + took_s))
+    monkeypatch.setattr("labctl.cli.screen.time.monotonic", lambda: next(now))
+    screen = Screen()
+    screen.emit(Step(name="building x"))
+    screen.emit(Step(name="building x", done=True))
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"building x {shown}")
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_two_transfers_at_once_fit_on_the_screen(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
