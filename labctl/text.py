@@ -17,6 +17,7 @@ __all__ = [
     "duration_text",
     "names_text",
     "optional_text",
+    "price_or_free_text",
     "price_text",
     "timing_text",
 ]
@@ -27,6 +28,11 @@ T = TypeVar("T")
 def optional_text(value: T | None, write: Callable[[T], str], missing: str = "-") -> str:
     """Write a value with `write`, None as `missing`."""
     return missing if value is None else write(value)
+
+
+def price_or_free_text(usd_per_hour: float) -> str:
+    """Write a price per hour, 0 as "free"."""
+    return price_text(usd_per_hour) if usd_per_hour else "free"
 
 
 def timing_text(seconds: float) -> str:

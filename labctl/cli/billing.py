@@ -21,7 +21,13 @@ from labctl.cli.options import (
 from labctl.cli.screen import print_json, print_table
 from labctl.config import parse_duration
 from labctl.errors import NoOfferError, UsageError
-from labctl.text import bytes_text, dollars_text, duration_text, optional_text
+from labctl.text import (
+    bytes_text,
+    dollars_text,
+    duration_text,
+    optional_text,
+    price_or_free_text,
+)
 from labctl.wire.codec import to_json
 
 if TYPE_CHECKING:
@@ -63,7 +69,7 @@ def _print_offers(offers: Sequence[Offer], total: int) -> None:
             offer.type,
             _format_gpu(offer),
             offer.zone or "-",
-            f"{offer.price_usd_per_hour:.4f}",
+            f"{offer.price_usd_per_hour:.4f}" if offer.price_usd_per_hour else "free",
             _week_range_text(offer),
             f"{offer.on_demand_usd_per_hour:.4f}" if offer.on_demand_usd_per_hour else "-",
             _market_text(offer),
@@ -140,7 +146,7 @@ def _earlier_limits(watch: WatchRecord, ttl_left_s: float) -> str:
 @json_option
 @click.pass_context
 def cost_command(ctx: click.Context, all_: bool, json_: bool) -> None:
-    """Show hours and dollars of each server and run, from the ledger.
+    """Show the time and cost of each server and run, from the ledger.
 
     Disks and traffic are not included. Unknown amounts are shown as a question mark.
 
@@ -171,15 +177,15 @@ def _print_costs(costs: Costs, every_lab: bool) -> None:
         (
             _id_without_region(server.server_id),
             f"{server.lab or '?'}: {server.type}" if every_lab else server.type,
-            f"{server.hours:.2f}{' up' if server.running else ''}",
-            "?" if server.price_usd_per_hour is None else f"{server.price_usd_per_hour:.4f}",
-            optional_text(server.cost_usd, dollars_text, "?"),
+            f"{duration_text(server.hours * 3600)}{', up' if server.running else ''}",
+            optional_text(server.price_usd_per_hour, price_or_free_text, "?"),
+            _cost_text(server.cost_usd),
             (optional_text(server.spot_saved_usd, dollars_text, "?") if server.spot else "-"),
             "?" if server.idle_share is None else f"{server.idle_share:.0%}",
         )
         for server in costs.servers
     ]
-    print_table(rows, ("SERVER", "TYPE", "HOURS", "USD/H", "COST", "SAVED", "IDLE"))
+    print_table(rows, ("SERVER", "TYPE", "TIME", "PRICE", "COST", "SAVED", "IDLE"))
     for server in costs.servers:
         if server.note:
             click.echo(f"{_id_without_region(server.server_id)}: {server.note}")
@@ -189,16 +195,20 @@ def _print_costs(costs: Costs, every_lab: bool) -> None:
             (
                 run.run_id,
                 _id_without_region(run.server_id),
-                f"{run.hours:.2f}",
-                optional_text(run.cost_usd, dollars_text, "?"),
+                duration_text(run.hours * 3600),
+                _cost_text(run.cost_usd),
             )
             for run in costs.runs
         ]
-        print_table(runs, ("RUN", "SERVER", "HOURS", "COST"))
+        print_table(runs, ("RUN", "SERVER", "TIME", "COST"))
     partial = "" if costs.complete else " without unknown amounts (?)"
     saved = f"; spot saved {dollars_text(costs.spot_saved_usd)}" if costs.spot_saved_usd else ""
-    click.echo(f"\ntotal{partial}: {dollars_text(costs.total_usd)}{saved}")
+    click.echo(f"\ntotal{partial}: {_cost_text(costs.total_usd)}{saved}")
     _print_kept(costs.kept)
+
+
+def _cost_text(usd: float | None) -> str:
+    return "?" if usd is None else dollars_text(usd) if usd else "nothing"
 
 
 def _print_kept(disks: Sequence[KeptDisk]) -> None:

@@ -26,12 +26,14 @@ def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
         click.echo("If an interrupted up leased one of them, that lease ends by itself.", err=err)
         return
     if result.pulled_files or result.saved_edits:
-        edits = f", {result.saved_edits} edited files to server-edits/"
-        text = f"downloaded {result.pulled_files} files to runs/"
+        edits = f", {_count_files(result.saved_edits, 'edited file')} to server-edits/"
+        text = f"downloaded {_count_files(result.pulled_files)} to runs/"
         click.echo(text + (edits if result.saved_edits else ""), err=err)
     if result.home_files:
-        files = "1 file" if result.home_files == 1 else f"{result.home_files} files"
-        click.echo(f"downloaded {files} from the home directory to server-home/", err=err)
+        click.echo(
+            f"downloaded {_count_files(result.home_files)} from the home directory to server-home/",
+            err=err,
+        )
     removed = f"removed {result.removed}" if result.removed else f"{lab.config.name} had no server"
     click.echo(removed, err=err)
     for server in result.servers_left:
@@ -44,6 +46,10 @@ def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
         caches = [one for one in result.leftovers if one.kind == "cache"]
         kept_caches = f" Image caches kept for the next up: {len(caches)}." if caches else ""
         click.echo(f"Nothing is left running or billing.{kept_caches}", err=err)
+
+
+def _count_files(count: int, name: str = "file") -> str:
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
 
 
 def print_disk_commands(*, err: bool = False) -> None:

@@ -251,7 +251,7 @@ class EstimateOptions(NamedTuple):
 @json_option
 @click.pass_context
 def estimate_command(ctx: click.Context, /, json_: bool, **values: Any) -> None:
-    """Estimate memory, hours and dollars for a model, and list the GPUs that it fits on.
+    """Estimate the memory, time and cost of a model, and list the GPUs that it fits on.
 
     With FILE.py:FUNCTION, your code builds the model in the lab's own Python, which needs PyTorch.
     labctl then counts the parameters and measures the activations. docs/estimate.md has the

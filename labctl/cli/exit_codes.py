@@ -18,6 +18,11 @@ BUG = 70
 # always OWN_FAILURE, as with ssh.
 PASSES_CODES = {"run", "exec", "ssh", "attach", "course ssh"}
 OWN_FAILURE = 255
+# After an interruption, nothing of these commands is on a server or costs money.
+WITHOUT_SERVER = {
+    *("config", "cost", "doctor", "estimate", "images", "init", "inventory", "join"),
+    *("offers", "report", "secret", "trust"),
+}
 
 
 def clean(text: str) -> str:
@@ -67,13 +72,7 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except (click.Abort, KeyboardInterrupt):
-        is_course = _parse_command_name(sys.argv[1:]).startswith("course ")
-        program = "labctl course" if is_course else "labctl"
-        click.echo(
-            f"\nlabctl: interrupted\n  {program} status  shows what is running\n"
-            f"  {program} down    removes it",
-            err=True,
-        )
+        _print_interrupted(_parse_command_name(sys.argv[1:]))
         return INTERRUPTED
     except click.ClickException as error:
         error.show()
@@ -89,6 +88,17 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
         raise
     except Exception as error:  # a bug: print one line, keep the traceback in a file
         return _own_code(_report_bug(error))
+
+
+def _print_interrupted(command: str) -> None:
+    """Print that the command was interrupted and, if it may have left a server, how to go on."""
+    click.echo("\nlabctl: interrupted", err=True)
+    if command in WITHOUT_SERVER:
+        return
+    course = command.startswith("course ")
+    program, left = ("labctl course", "all servers") if course else ("labctl", "the server")
+    click.echo(f"  {program} status    show what is running", err=True)
+    click.echo(f"  {program} down      download new results and remove {left}", err=True)
 
 
 def _own_code(code: int) -> int:

@@ -151,7 +151,7 @@ def _list_forwards(lab: Lab, json_: bool) -> None:
     elif forwards:
         labs = {server.id: server.lab for server in state.list_servers()}
         rows = [(one.id, labs.get(one.server_id, ""), one.service, one.url) for one in forwards]
-        print_table(rows, ("ID", "LAB", "SERVICE", "URL"))
+        print_table(rows, ("ID", "LAB", "SERVICE", "URL"), cut=False)  # a token is at its end
     else:
         click.echo("No background forwards.", err=True)
 

@@ -10,7 +10,7 @@ import msgspec
 
 from labctl.cli.options import PROVIDER, json_option, open_lab, yes_option
 from labctl.cli.screen import age_text, print_json, print_table
-from labctl.text import dollars_text, price_text
+from labctl.text import dollars_text, price_or_free_text
 
 if TYPE_CHECKING:
     from labctl.servers.leftovers import Orphans
@@ -96,9 +96,9 @@ def _print_orphans(orphans: Orphans, everyone: bool) -> None:
             "server",
             server.id,
             server.lab,
-            price_text(server.offer.price_usd_per_hour),
+            price_or_free_text(server.offer.price_usd_per_hour),
             age_text(server.created_at, now),
-            f"{server.state}{', on record here' if server.id in orphans.here else ''}"
+            f"{server.state}{' (on record)' if server.id in orphans.here else ''}"
             f"{f', of {server.owner}' if server in others else ''}",
         )
         for server in (*orphans.servers, *others)
@@ -114,7 +114,7 @@ def _print_orphans(orphans: Orphans, everyone: bool) -> None:
         )
         for resource in orphans.resources
     ]
-    print_table(rows, ("KIND", "ID", "LAB", "PRICE", "AGE", ""))
+    print_table(rows, ("KIND", "ID", "LAB", "PRICE", "AGE", "STATE"))
     for resource in orphans.resources:
         if resource.expires_at:
             click.echo(f"kept disk {get_id_without_region(resource)}: {cost_text(resource)}")

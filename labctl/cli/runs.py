@@ -32,7 +32,7 @@ from labctl.cli.run_options import RunOptions, require_compatible
 from labctl.cli.screen import print_json
 from labctl.errors import LabError, UsageError
 from labctl.state.uses import hold_use
-from labctl.text import bytes_text, names_text, price_text
+from labctl.text import bytes_text, names_text, price_or_free_text
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
@@ -261,7 +261,7 @@ def write_log(block: bytes) -> None:
 def _print_still_running(lab: Lab, run: Run) -> None:
     server = lab.context.state.get_lab_server(lab.id)
     price = server.offer.price_usd_per_hour if server else 0.0
-    cost = price_text(price) if price else "free"
+    cost = price_or_free_text(price)
     click.echo(f"\nrun {run.id} is still running ({cost})", err=True)
     if lab.keeper:
         note = f"The keeper at {lab.keeper} watches over it; you can turn this machine off."

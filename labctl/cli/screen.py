@@ -148,7 +148,8 @@ class Screen:
         took_s = time.monotonic() - self.begun.pop(step.name, time.monotonic())
         self._remove_bar(step.name)
         detail = f" ({clean(step.detail)})" if step.detail else ""
-        self._print(f"{click.style('✓', fg='green')} {clean(step.name)}{detail} {took_s:.1f} s")
+        took = f"{took_s:.1f} s" if took_s < 120 else duration_text(took_s)
+        self._print(f"{click.style('✓', fg='green')} {clean(step.name)}{detail} {took}")
 
     def _update_progress(self, progress: Progress) -> None:
         if not sys.stderr.isatty():
@@ -243,8 +244,17 @@ def wrap_text(text: str, indent: int = 0, width: int = 0) -> list[str]:
     return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
 
 
-def print_table(rows: Sequence[tuple[str, ...]], headings: tuple[str, ...], width: int = 0) -> None:
-    """Print a table. Columns are as wide as their content; the last is cut at the screen's edge."""
+def print_table(
+    rows: Sequence[tuple[str, ...]],
+    headings: tuple[str, ...],
+    width: int = 0,
+    *,
+    cut: bool = True,
+) -> None:
+    """Print a table with columns as wide as their content.
+
+    The last column is cut at the screen's edge, unless it is for copying (`cut=False`).
+    """
     import shutil
 
     width = width or shutil.get_terminal_size((100, 24)).columns
@@ -252,7 +262,7 @@ def print_table(rows: Sequence[tuple[str, ...]], headings: tuple[str, ...], widt
     widths = [max(len(row[i]) for row in [headings, *cells]) for i in range(len(headings))]
     room = width - sum(w + 2 for w in widths[:-1])
     for index, row in enumerate([headings, *cells]):
-        last = _shorten(row[-1], room)
+        last = _shorten(row[-1], room) if cut else row[-1]
         line = "  ".join([*(c.ljust(w) for c, w in zip(row[:-1], widths, strict=False)), last])
         click.echo(click.style(line, dim=True) if index == 0 else line)
 

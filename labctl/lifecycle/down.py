@@ -27,7 +27,7 @@ from labctl.services import lab_services
 from labctl.stores import lab_store
 from labctl.sync import lab_files
 from labctl.sync.local_results import MissingFile
-from labctl.text import dollars_text, price_text
+from labctl.text import dollars_text, price_or_free_text
 
 GRACE_S = 60
 DAY_S = 86_400
@@ -214,8 +214,8 @@ def _ask_for_consent(
     if not context.reporter.confirm(Question(question=question)):
         raise PolicyError(
             "nothing was removed",
-            why=f"{server.alias} is still running, "
-            f"at {price_text(server.offer.price_usd_per_hour)}",
+            why=f"{server.alias} is still running "
+            f"({price_or_free_text(server.offer.price_usd_per_hour)})",
             hint="labctl down --yes",
         )
 

@@ -82,7 +82,12 @@ def _render(directory: Path, name: str, provider: str, has_dataset: bool) -> Non
     )
     base = CPU_BASE if provider == "local" else CUDA_BASE
     text = template.render(
-        lab=name, provider=provider, base_image=base, has_dataset=has_dataset, cpu=base == CPU_BASE
+        lab=name,
+        provider=provider,
+        base_image=base,
+        has_dataset=has_dataset,
+        cpu=base == CPU_BASE,
+        cuda_base=CUDA_BASE,
     )
     (directory / "lab.yaml").write_text(text)
     source.unlink()

@@ -270,7 +270,7 @@ def _attempt(context: LabContext, request: CreateServerRequest, offer: Offer) ->
     accounts.note_profile(context, account)
     context.state.begin_attempt(request.token, request, offer, account.id)
     context.state.record("attempt", lab_id=context.lab_id, detail={"token": request.token})
-    step = Step(name=f"creating a server ({context.provider.name} {describe_offer(offer)})")
+    step = Step(name=f"creating a server: {context.provider.name} {describe_offer(offer)}")
     context.reporter.emit(step)
     server = _complete_attempt(context, offer, request)
     context.reporter.emit(msgspec.structs.replace(step, done=True, detail=server.id))

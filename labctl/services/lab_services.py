@@ -43,6 +43,8 @@ def build_request(context: LabContext, server: Server, name: str) -> ServiceRequ
         try:
             port = parse_port(name)
         except ValueError:
+            if name.lstrip("-").isdecimal():
+                raise _make_port_error(name) from None
             raise _make_unknown_error(name, [*KNOWN_SERVICE_PORTS, *config.services]) from None
     return ServiceRequest(
         lab=config.name,
@@ -55,6 +57,14 @@ def build_request(context: LabContext, server: Server, name: str) -> ServiceRequ
         args=images.build_args(context, config.image),
         wheelhouse=bool(config.wheelhouse),
         data=config.server_data,
+    )
+
+
+def _make_port_error(port: str) -> UsageError:
+    return UsageError(
+        f"{port} is not a port",
+        why="ports are numbers from 1 to 65535",
+        hint="labctl forward 8000",
     )
 
 

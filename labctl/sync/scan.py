@@ -294,10 +294,11 @@ class _Walk:
         if self._code and (entry.name in NEVER_ANYWHERE or name in NEVER_AT_TOP):
             return True
         is_folder = entry.is_dir(follow_symlinks=False)
+        # Before the rules: a data directory is sent as data, so a rule leaves nothing out.
+        if is_folder and self._root / name in self._excluded:
+            return True
         if rule := find_rule(ignore, name, is_folder=is_folder):
             self._ignored.append(IgnoredName(name, is_folder, rule))
-            return True
-        if is_folder and self._root / name in self._excluded:
             return True
         if not entry.name.isascii() and not _is_utf8(entry.name):
             self._odd.append(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import shlex
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -28,8 +29,8 @@ def upload_file(transport: Transport, source: Path, target: str, reporter: Repor
     if not source.is_file():
         raise NotFoundError(
             f"there is no file {source}",
-            why="it is a directory" if source.is_dir() else "",
-            hint="labctl push   # for the lab's code and data",
+            why="it is a directory; labctl cp copies one file" if source.is_dir() else "",
+            hint=_list_command(source),
         )
     with _open_sftp(transport, target) as sftp:
         if target.endswith("/") or _is_directory(sftp, target):
@@ -39,6 +40,14 @@ def upload_file(transport: Transport, source: Path, target: str, reporter: Repor
         sftp.chmod(staged, stat.S_IMODE(source.stat().st_mode))
         sftp.posix_rename(staged, target)
     return sent.st_size or 0
+
+
+def _list_command(source: Path) -> str:
+    """Return the command that shows what could be copied instead of `source`."""
+    if source.is_dir():
+        return "labctl push   # sends the code and data of the lab"
+    near = next(path for path in (source.parent, *source.parents) if path.is_dir())
+    return f"ls {shlex.quote(str(near))}   # shows the files that exist"
 
 
 def download_file(transport: Transport, source: str, target: Path, reporter: Reporter) -> int:

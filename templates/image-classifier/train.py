@@ -266,10 +266,12 @@ class Training:
 
     def _say_what(self) -> None:
         parameters = sum(parameter.numel() for parameter in self.learner.model.parameters())
+        number = str(self.learner.precision or torch.float32).removeprefix("torch.")
+        added = f" x {self.options.accumulate}" if self.options.accumulate > 1 else ""
         print(
-            f"run {self.here.run_id}: {len(self.images)} images of {self.data}, "
-            f"{parameters} parameters, {self.device}, {self.learner.precision or torch.float32}, "
-            f"batches of {self.batch_size} x {self.options.accumulate}",
+            f"run {self.here.run_id}: {len(self.images):,} images of {self.data}, "
+            f"{parameters:,} parameters, {self.device}, {number}, "
+            f"batches of {self.batch_size}{added}",
             flush=True,
         )
 

@@ -593,6 +593,18 @@ def test_a_question_of_a_part_is_asked_in_the_main_thread_and_the_others_wait(
     assert capsys.readouterr().err == "answered\n  sending data\n"
 
 
+@pytest.mark.parametrize(("took_s", "shown"), [(1.04, "1.0 s"), (297.5, "5 min")])
+def test_a_step_ends_with_its_duration(
+    took_s: float, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter((100.0, 100.0 + took_s, 100.0 + took_s))
+    monkeypatch.setattr("labctl.cli.screen.time.monotonic", lambda: next(now))
+    screen = Screen()
+    screen.emit(Step(name="building x"))
+    screen.emit(Step(name="building x", done=True))
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"building x {shown}")
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_two_transfers_at_once_fit_on_the_screen(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -661,6 +673,24 @@ def test_init_tells_of_every_provider_that_can_be_answered(
     run_and_exit(cli)
     told = [line.split()[0] for line in capsys.readouterr().err.splitlines() if line[:2] == "  "]
     assert {"aws", "course", "local", "static"} <= {*told}
+
+
+@pytest.mark.parametrize(("words", "is_down_named"), [(["init", "x"], False), (["up"], True)])
+def test_an_interruption_names_down_only_if_there_may_be_a_server(
+    home: Path,
+    words: list[str],
+    is_down_named: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupt(**options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["labctl", *words])
+    assert run_and_exit(interrupt) == 130
+    shown = capsys.readouterr().err
+    assert "labctl: interrupted" in shown
+    assert ("labctl down " in shown) == is_down_named
 
 
 def process(home: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:

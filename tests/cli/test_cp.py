@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from labctl.errors import NotFoundError
+from labctl.events import SilentReporter
+from labctl.sync.single_file import upload_file
+
 
 @pytest.mark.parametrize(
     "words",
@@ -24,3 +28,17 @@ def test_without_a_server_the_next_command_is_up(home: Path, labctl: Callable[..
     (home / "digits" / "a").write_text("a")
     done = labctl("cp", "a", "digits:")
     assert (done.code, "labctl up" in done.err) == (4, True)
+
+
+def test_a_missing_file_is_named_with_a_command_that_shows_what_exists(
+    home: Path,
+) -> None:
+    transport: Any = None  # neither file is looked for on the server
+    with pytest.raises(NotFoundError, match="there is no file notes/a") as caught:
+        upload_file(transport, Path("notes/a"), ".", SilentReporter())
+    assert caught.value.hint.startswith("ls . ")
+    (home / "digits" / "notes").mkdir()
+    with pytest.raises(NotFoundError) as caught:
+        upload_file(transport, Path("notes"), ".", SilentReporter())
+    assert "copies one file" in caught.value.why
+    assert caught.value.hint.startswith("labctl push ")

@@ -85,6 +85,13 @@ def test_stop_all_ends_the_forwards_of_every_lab(
     assert labctl("forward", "--list").err == "No background forwards.\n"
 
 
+def test_the_list_shows_the_whole_url_on_a_narrow_screen(
+    labctl: Any, home: Path, held: dict[str, subprocess.Popen[bytes]], monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    assert "http://127.0.0.1:8000/" in labctl("forward", "--list").out
+
+
 def test_an_id_names_a_forward_of_any_lab(
     labctl: Any, held: dict[str, subprocess.Popen[bytes]]
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_refusal_changes_nothing(ready: World) -> None:
     with pytest.raises(PolicyError, match="nothing was removed") as caught:
         end(ready, reporter)
     assert caught.value.exit_code == 3
+    assert caught.value.why.endswith("is still running (free)")
     assert caught.value.hint == "labctl down --yes"
     assert len(ready.cloud.machines) == 1
     assert "LOST" not in reporter.asked[0].question

@@ -55,6 +55,13 @@ def test_a_push_counts_the_files_of_an_ignored_directory(there: World) -> None:
     assert "data/ (3 files, 3.0 KiB; /data/ in .gitignore)" in text
 
 
+def test_a_push_does_not_name_ignored_directories_that_are_sent_as_data(there: World) -> None:
+    root = there.context().config.root
+    (root / ".labignore").write_text("/data/words/\n")
+    (root / "lab.yaml").write_text("lab: digits\ndata: {words: ./data/words}\n")
+    assert push_notes(there) == []
+
+
 @pytest.mark.parametrize(
     ("rules", "missing", "next_"),
     [

@@ -128,7 +128,7 @@ def test_up_and_down_create_a_server_and_remove_it_after_the_pull(job: Job) -> N
 
     def note(event: Event) -> None:
         if isinstance(event, Step) and event.done:
-            events.append(event.name.split(" (")[0])
+            events.append(event.name.split(":")[0])
 
     job.reporter.on_event = note
     assert job.run() == 3

@@ -346,7 +346,9 @@ def test_steps_may_be_anything() -> None:
         (("sh", "-c", "cd src && pyton 'a b.py'"), "x\nsh: 1: pyton: not found\n", "pyton",
          """labctl run -- sh -c 'cd src && python '"'"'a b.py'"'"''"""),
         (("bash", "-c", "zzzz9"), "bash: line 1: zzzz9: command not found\n", "zzzz9",
-         "install zzzz9 in the Dockerfile, or correct its name, then: labctl run"),
+         "choose an image that has zzzz9, or correct its name, then: labctl run"),
+        (("python3", "train.py"), "", "python3",
+         "choose an image that has python3, or correct its name, then: labctl run"),
     ],
 )  # fmt: skip
 def test_a_program_that_does_not_exist_is_named_with_the_one_that_was_meant(

@@ -295,7 +295,9 @@ def _session_words(run_id: str, directory: Path, container: str) -> list[str]:
         *("-x", "200", "-y", "50", f"exec tail -n +1 -F {shlex.quote(str(log))}", ";"),
         *("new-window", "-d", "-t", f"={name}:", "-n", "gpu", gpu, ";"),
         *("new-window", "-d", "-t", f"={name}:", "-n", "shell", shell, ";"),
-        *("set-option", "-t", f"={name}:", "status-right", " leave: Ctrl-b d "),
+        *("set-option", "-t", f"={name}:", "status-right", " leave: Ctrl-b d ", ";"),
+        # tmux cuts the name of the session, which has the run's id, after 10 characters.
+        *("set-option", "-t", f"={name}:", "status-left-length", "40"),
     ]
 
 

@@ -35,19 +35,31 @@ def check_program(material: RunData) -> Iterator[Answer]:
         return
     matches = [match for match in NOT_FOUND.finditer(material.log) if match[1] == program]
     line: tuple[Evidence, ...] = (from_log(matches[-1][0].strip()[:240]),) if matches else ()
-    similar = difflib.get_close_matches(program, set(USUAL_PROGRAMS) - {program}, n=1)
+    similar = _find_similar(program)
     yield Finding(
         rule="program-missing",
         level="problem",
         what=f"the program {program} was not found"
         + (f"; a usual one is called {similar[0]}" if similar else ""),
-        why="the name is misspelled, or the image does not contain this program",
+        why="the image does not contain this program"
+        if program in USUAL_PROGRAMS
+        else "the name is misspelled, or the image does not contain this program",
         evidence=(from_record(f"exit code {NOT_FOUND_CODE}"), *line),
         next=_suggest_command(material, program, similar[0])
         if similar
-        else f"install {program} in the Dockerfile, or correct its name, then: labctl run",
+        else f"choose an image that has {program}, or correct its name, then: labctl run",
         source=SHELL_CODES,
     )
+
+
+def _find_similar(program: str) -> list[str]:
+    """Find the usual program that was probably meant; none for one that is spelled correctly.
+
+    Debian's images call Python only python3.
+    """
+    if program in USUAL_PROGRAMS:
+        return ["python3"] if program == "python" else []
+    return difflib.get_close_matches(program, USUAL_PROGRAMS, n=1)
 
 
 def find_missing_program(material: RunData) -> str:

@@ -1,0 +1,29 @@
+"""The last lines of `labctl down`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from labctl import Lab
+from labctl.cli.down_output import print_down
+from labctl.lifecycle.down import DownResult
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (1, "downloaded 1 file to runs/, 1 edited file to server-edits/\n"),
+        (1200, "downloaded 1,200 files to runs/, 1,200 edited files to server-edits/\n"),
+    ],
+)
+def test_one_file_is_no_plural(
+    home: Path, count: int, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = Lab.load(home / "digits", environ={"HOME": str(home)})
+    print_down(lab, DownResult(removed="box", pulled_files=count, saved_edits=count, home_files=1))
+    out = capsys.readouterr().out
+    assert out.startswith(shown)
+    assert "downloaded 1 file from the home directory to server-home/" in out
+    lab.context.state.close()
