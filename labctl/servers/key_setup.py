@@ -6,6 +6,7 @@ the password on a terminal; without one, the error names the command of OpenSSH 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -55,7 +56,7 @@ def _set_up_key(context: LabContext, endpoint: Endpoint, refusal: Authentication
         raise refusal
     refusal.hint = failures.copy_key_command(endpoint, key.path)
     if not key.public_line:
-        refusal.hint = f"ssh-keygen -t ed25519 -f {key.path} && {refusal.hint}"
+        refusal.hint = f"{key.create_command} && {refusal.hint}"
     ask = find_password_prompt(context.reporter)
     if ask is None:
         refusal.why = "the machine accepts a password, but labctl has no terminal to ask for it"
@@ -86,8 +87,7 @@ def _make_question(name: str, key: LoginKey) -> Question:
     return Question(
         question="Set up the key there now?",
         detail=f"{first}\nThe machine accepts a password. labctl can log in with it once and add "
-        "the key to\n~/.ssh/authorized_keys there, as ssh-copy-id does. labctl does not store "
-        "the password.",
+        "the key\nto ~/.ssh/authorized_keys there, as ssh-copy-id does. It stores no password.",
         default=True,
     )
 
@@ -113,21 +113,23 @@ def _try_passwords(context: LabContext, endpoint: Endpoint, authorize: Callable[
 
 def _describe_public_key(key: LoginKey) -> str:
     """Return the command that shows the key which an administrator has to add."""
-    shown = f"cat {key.path}.pub" if key.path else "ssh-add -L"
+    shown = shlex.join(["cat", f"{key.path}.pub"]) if key.path else "ssh-add -L"
     if not key.public_line:
-        shown = f"ssh-keygen -t ed25519 -f {key.path} && {shown}"
+        shown = f"{key.create_command} && {shown}"
     return f"{shown}   # send this public key to the machine's administrator"
 
 
 def _make_still_refused_error(endpoint: Endpoint, key: LoginKey) -> LabError:
     from labctl.transports import failures
 
-    port = f" -p {endpoint.port}" if endpoint.port != 22 else ""
-    identity = f" -i {key.path}" if key.path else ""
+    words = ["ssh", "-v", *(("-i", key.path) if key.path else ())]
+    words += ["-p", str(endpoint.port)] if endpoint.port != 22 else []
+    words += ["-J", endpoint.jump] if endpoint.jump else []
+    shown = shlex.join([*words, f"{endpoint.user}@{endpoint.host}"])
     return AuthenticationError(
         f"{failures.endpoint_text(endpoint)} still does not accept your key {key.name}",
         endpoint=endpoint,
         why="the key is in ~/.ssh/authorized_keys there; sshd may ignore the file because other "
         "users may write to the home directory, or because keys are kept elsewhere",
-        hint=f"ssh -v{identity}{port} {endpoint.user}@{endpoint.host}   # shows what sshd refuses",
+        hint=f"{shown}   # shows which keys are refused",
     )

@@ -27,6 +27,11 @@ class LoginKey(Value, frozen=True):
         """The key's name in messages."""
         return self.path or "of your SSH agent"
 
+    @property
+    def create_command(self) -> str:
+        """The command that creates the key."""
+        return shlex.join(["ssh-keygen", "-t", "ed25519", "-f", self.path])
+
     def create_if_new(self) -> str:
         """Return the public line; create the key pair first if it does not exist."""
         return self.public_line or make_key(Path(self.path))
@@ -55,7 +60,7 @@ def choose_login_key(identity: str, ssh_dir: Path) -> LoginKey:
         raise NotFoundError(
             f"the key {identity} does not exist",
             why="lab.yaml or your ssh_config names it as the machine's identity",
-            hint=shlex.join(["ssh-keygen", "-t", "ed25519", "-f", identity]),
+            hint=LoginKey(path=identity).create_command,
         )
     return LoginKey(path=str(paths[0]))
 
