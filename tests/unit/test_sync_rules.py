@@ -237,7 +237,11 @@ def test_whoever_does_not_push_gets_every_hash(tmp_path: Path, section: str) -> 
     assert entry.sha256 == hash_file(tmp_path / "large")
 
 
-WORD = st.text(alphabet="ab*?.", min_size=1, max_size=4).filter(lambda w: w not in (".", ".."))
+# git reads `.**/` otherwise than its manual: it compares the part before the first wildcard by
+# itself, and then finds `**/` at the start of the rest. So `**` is only a word of its own.
+WORD = st.text(alphabet="ab*?.", min_size=1, max_size=4).filter(
+    lambda w: w not in (".", "..") and "**" not in w
+)
 RULE = st.builds(
     lambda sign, front, words, back: sign + front + "/".join(words) + back,
     st.sampled_from(["", "", "!"]),
