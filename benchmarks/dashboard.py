@@ -85,7 +85,7 @@ def keep(bed: Bed, stop: Any) -> None:
         begun = time.monotonic()
         step += 1
         for server in bed.state.list_servers():
-            bed.watch(server, busy=(f"GPU 0 is at {int(step) % 100} %",))
+            bed.watch(server, busy=(f"GPU 0 is at {int(step) % 100}%",))
             run = next(
                 (one for one in bed.state.list_runs(server.lab_id) if not one.has_ended), None
             )
@@ -206,7 +206,7 @@ def main() -> int:
     slowest = max(one["p95_ms"] for one in found["pages"].values())
     met = {
         f"pages under {TARGET_PAGE_MS:g} ms (95th of 100)": slowest < TARGET_PAGE_MS,
-        f"watchers under {TARGET_CPU_PERCENT:g} % of a core": found["cpu_percent_of_a_core"]
+        f"watchers under {TARGET_CPU_PERCENT:g}% of a core": found["cpu_percent_of_a_core"]
         < TARGET_CPU_PERCENT,
         f"memory under {TARGET_RSS_MB:g} MB": found["rss_watched_mb"] < TARGET_RSS_MB,
     }

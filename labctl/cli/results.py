@@ -225,7 +225,7 @@ def _print_evaluation(result: EvaluationResult) -> None:
         return
     low, high = confidence_interval(evaluation.correct, evaluation.items) or (0.0, 1.0)
     score = f"{evaluation.correct} of {evaluation.items} on {evaluation.split}"
-    click.echo(f"{'correct:':<15}{clean(score)}; 95 % interval {low:.4f} to {high:.4f}")
+    click.echo(f"{'correct:':<15}{clean(score)}; 95% interval {low:.4f} to {high:.4f}")
     if evaluation.baseline_accuracy is not None:
         baseline = f"{evaluation.baseline_accuracy:.4f}, always predicting the majority class"
         click.echo(f"{'baseline:':<15}{baseline}")

@@ -154,7 +154,7 @@ def _gpu_use_text(gpu: GpuMetrics, line: str) -> Text:
     if gpu.parent:
         return Text("see its card", HEADING)
     use = Text().append(line, "green")
-    return use.append(f" {gpu.use_percent:3.0f} %" if gpu.use_percent is not None else "     -")
+    return use.append(f" {gpu.use_percent:3.0f}%" if gpu.use_percent is not None else "    -")
 
 
 def _temperature_text(gpu: GpuMetrics) -> Text:

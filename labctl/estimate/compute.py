@@ -42,7 +42,7 @@ def flops(plan: ModelPlan, amount: Workload) -> float:
     """Compute the operations of a training or of inference.
 
     Training: 6 N D (2 forward, 4 backward: Scaling, section 2.1), with checkpointing another
-    forward pass, 8 N D: 33 % more (Megatron, appendix). Inference: 2 N D. From code: as counted.
+    forward pass, 8 N D: 33% more (Megatron, appendix). Inference: 2 N D. From code: as counted.
     Attention's own share, about seq / (6 x hidden) of it (PaLM, appendix B), is left out.
     """
     recomputation = 4 / 3 if plan.training and plan.checkpointing else 1.0

@@ -25,7 +25,7 @@ OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 
 # Per parameter. TF32 is how tensor cores read fp32, which stays as it is in memory (NVIDIA A100
 # white paper, 2020). The scales that int8 and int4 keep per group are left out: 16 bits for each
-# 128 weights, as AWQ (arXiv:2306.00978) has them, add 3 % to int4.
+# 128 weights, as AWQ (arXiv:2306.00978) has them, add 3% to int4.
 BYTES: dict[str, float] = {
     "fp32": 4,
     "tf32": 4,
@@ -61,8 +61,8 @@ HEAD_WIDTH = 128
 # shows 1.3 GB.
 OVERHEAD_BYTES = 1024**3
 
-# Assumption: the share of a GPU's peak that training reaches. Published: GPT-3 21 %, Gopher 33 %,
-# PaLM 46 % (PaLM, table 3), Megatron 44 to 52 %, Llama 3 38 to 43 % (arXiv:2407.21783, table 4).
+# Assumption: the share of a GPU's peak that training reaches. Published: GPT-3 21%, Gopher 33%,
+# PaLM 46% (PaLM, table 3), Megatron 44 to 52%, Llama 3 38 to 43% (arXiv:2407.21783, table 4).
 # Small networks and slow data loading reach far less.
 UTILIZATION = 0.40
 

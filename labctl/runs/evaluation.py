@@ -111,7 +111,7 @@ def parse_evaluation(text: bytes, what: str = FILE) -> Evaluation:
 def confidence_interval(correct: int, items: int) -> tuple[float, float] | None:
     """Return Wilson's interval for the share `correct` / `items`; None for 0 items.
 
-    Unlike p ± z * sqrt(p(1-p)/n) it stays between 0 and 1, and is not empty at 100 %.
+    Unlike p ± z * sqrt(p(1-p)/n) it stays between 0 and 1, and is not empty at 100%.
     Source: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927) 209; L. D. Brown, T. T. Cai, A. DasGupta,
     Statistical Science 16 (2001) 101, who recommend it.
     """

@@ -10,7 +10,7 @@ import time
 
 from markupsafe import Markup
 
-from labctl.insight.report.formatting import SPACE, size, visible
+from labctl.insight.report.formatting import size, visible
 from labctl.insight.report.formatting import span as report_span
 from labctl.text import dollars_text, optional_text
 
@@ -23,7 +23,7 @@ def usd(value: float | None) -> str:
 
 def percent(value: float | None) -> str:
     """Write percent, with `-` for None; the value is 0 to 100, not a share."""
-    return "-" if value is None else f"{value:.0f}{SPACE}%"
+    return "-" if value is None else f"{value:.0f}%"
 
 
 def span(seconds: float | None) -> str:

@@ -19,7 +19,7 @@ SEAT_MARKS = (
     ("up", "up"),
     ("running", "running"),
     ("idle", "idle"),
-    ("budget", "80 % spent"),
+    ("budget", "80% spent"),
     ("trouble", "problem"),
 )
 PERSON_MARKS = (("missing", "missing"), ("late", "late"), ("ungraded", "not graded"))

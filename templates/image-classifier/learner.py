@@ -40,7 +40,7 @@ def mixed_precision(wish: str, device: torch.device) -> torch.dtype | None:
 
 
 def learning_rate(step: int, total_steps: int, peak: float) -> float:
-    """Return the rate of step 1..total_steps: a linear rise over the first 5 %, then half a cosine.
+    """Return the rate of step 1..total_steps: a linear rise over the first 5%, then half a cosine.
 
     It depends only on the step, so that a resumed run needs no state of a scheduler.
     """

@@ -152,7 +152,7 @@ def test_a_profile_is_shown_again_without_its_server(labctl: Any, logs: Path) ->
     lines = said.out.splitlines()
     assert lines[0] == "1 step of train.py"
     assert any(line.startswith("getting the next batch") and "900 us" in line for line in lines)
-    assert "✗ 60 % of a step is spent getting the next batch" in lines
+    assert "✗ 60% of a step is spent getting the next batch" in lines
     assert lines[-1] == f"page: {folder}/index.html"
     assert "\x1b" not in said.out
     body = json.loads(labctl("profile", "profile-1", "--json").out)

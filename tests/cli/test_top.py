@@ -123,7 +123,7 @@ def test_everything_is_said_within_the_width(width: int) -> None:
         "7.2 of 48 cores",
         "20.0 of 186 GiB",
         "900 MiB/s read",
-        "87 %",
+        "87%",
         "15.0/15.5 GiB",
         "61/70 W",
         "84 °C",
@@ -187,7 +187,7 @@ def test_a_server_without_a_gpu_says_nothing_of_gpus() -> None:
 def test_what_was_not_measured_is_no_zero() -> None:
     text = drawn(seen(ServerMetrics(at=1.0, cores=2, gpus=(GpuMetrics(index="0"),))), 80)
     assert "not measured" in text
-    assert "0 %" not in text
+    assert "0%" not in text
 
 
 def test_names_do_not_steer_the_terminal() -> None:

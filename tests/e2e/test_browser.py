@@ -155,7 +155,7 @@ def test_a_profile_shows_where_a_step_goes_and_hands_its_trace_on(
         expect(browser_page.get_by_role("heading", level=1)).to_have_text(
             "1 step of train.py </script>"
         )
-        expect(browser_page.locator("#phases")).to_contain_text("getting the next batch300 µs33 %")
+        expect(browser_page.locator("#phases")).to_contain_text("getting the next batch300 µs33%")
         expect(browser_page.locator("#step svg")).to_contain_text("mul")
         keep(browser_page, "profile")
 

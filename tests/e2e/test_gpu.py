@@ -88,7 +88,7 @@ def test_what_the_gpus_do_is_kept_with_a_run_and_shown_live(gpu_lab: LabDirector
     (process,) = [one for one in now["processes"] if one["gpus"]]
     assert (process["pid"], process["run"], process["command"]) == (int(pid), "gauged", "sleep 600")
     assert process["gpus"] == [{"uuid": CARD, "memory_bytes": 1480 * 1024**2}]
-    for said in ("gauged", "T4", "37 %", "1.4 GiB", "sleep 600", "heat"):
+    for said in ("gauged", "T4", "37%", "1.4 GiB", "sleep 600", "heat"):
         assert said in drawn
     gpu_lab.labctl("logs", "-f", "gauged")
     gpu_lab.labctl("pull", "gauged")

@@ -186,7 +186,7 @@ SIGNS = [
     (rsync, "rsync transfers"),
     (sftp, "sftp transfers"),
     (our_program, "labctl plan transfers"),
-    (a_gpu, "GPU 0 is at 63 %"),
+    (a_gpu, "GPU 0 is at 63%"),
     (a_broken_gpu, "the GPU cannot be read, which counts as work (nvidia-smi: exit 15, lost)"),
 ]
 

@@ -184,7 +184,7 @@ def fill(bed: Bed) -> Bed:
             bed.run(server, f"1120-0900{number % 60:02}-aaaa", "exited", code=number % 2)
         else:
             used = 90 - number % 40
-            bed.watch(server, busy=(f"GPU 0 is at {used} %", "a run"), gpu_percent=used)
+            bed.watch(server, busy=(f"GPU 0 is at {used}%", "a run"), gpu_percent=used)
             bed.run(server, f"1120-1000{number % 60:02}-bbbb")
     last = bed.folder.list_seats()[-2]
     bed.folder.ledger.append("refused", seat=last.name, why="the budget is spent: $20.00 of $20.00")

@@ -56,7 +56,7 @@ def test_each_offer_has_its_hours_and_dollars_the_cheapest_that_fits_first(on_aw
     fitting = [cost.usd for cost in found.costs if cost.fits and cost.usd is not None]
     assert fitting == sorted(fitting)
     assert found.cheapest == found.costs[0]
-    # 6 N D at 40 % of the card's peak, by hand
+    # 6 N D at 40% of the card's peak, by hand
     for gpu, peak in (("T4", 65e12), ("A10G", 70e12)):
         hours = {cost.hours for cost in found.costs if cost.gpu == gpu}
         assert [*hours] == [pytest.approx(6 * 110e6 * 1e9 / (peak * 0.4) / 3600)]

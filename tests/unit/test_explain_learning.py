@@ -99,7 +99,7 @@ def test_a_loss_that_fell_to_no_more_than_guessing() -> None:
     fast = run(command=("python", "train.py", "--lr", "30"))
     found = findings(material(*curves, run=fast))["loss-guesses"]
     assert "guesses among 10" in found.what
-    assert "10 % right; accuracy 10 %" in found.evidence[1].text
+    assert "10% right; accuracy 10%" in found.evidence[1].text
     assert found.next == "labctl run -- python train.py --lr 0.1"
     assert "loss-falls" not in findings(material(*curves, run=fast))
     percents = series("val/accuracy", [9.0, 11.0, 10.0])

@@ -19,7 +19,7 @@ def test_a_busy_gpu_is_praised_and_nothing_else_said() -> None:
     made = material(IN_TIME, samples=samples(gpu()))
     found = findings(made)
     assert set(found) == {"gpu-good", "data-in-time"}
-    assert "90 %" in found["gpu-good"].what
+    assert "90%" in found["gpu-good"].what
     assert {line.source for line in found["gpu-good"].evidence} == {
         "logs/telemetry.jsonl",
         "TensorBoard",
@@ -42,7 +42,7 @@ def test_a_busy_gpu_is_praised_and_nothing_else_said() -> None:
 def test_the_bands_of_use(use: float, rule: str, level: str) -> None:
     found = findings(material(IN_TIME, samples=samples(gpu(use_percent=use))))
     assert found[rule].level == level
-    assert f"{use:.0f} %" in found[rule].what
+    assert f"{use:.0f}%" in found[rule].what
     assert not {"gpu-idle", "gpu-half-used", "gpu-fair", "gpu-good"} - {rule} & set(found)
 
 
@@ -97,13 +97,13 @@ def test_several_gpus_alike_are_told_once_by_the_least_used() -> None:
     others = [gpu(uuid=f"GPU-{n}", use_percent=20.0 + n) for n in range(4)]
     found = [f for f in findings(material(samples=samples(*others))).values() if "gpu" in f.rule]
     assert [one.rule for one in found] == ["gpu-half-used"]
-    assert "20 %" in found[0].what
+    assert "20%" in found[0].what
 
 
 def test_busy_at_low_power() -> None:
     assert "gpu-low-power" not in findings(material(samples=samples(gpu())))
     found = findings(material(samples=samples(gpu(power_w=25.0))))["gpu-low-power"]
-    assert "36 %" in found.what
+    assert "36%" in found.what
     assert "25 W of 70 W" in found.evidence[0].text
     silent = material(samples=samples(gpu(power_w=None)))
     assert "gpu-low-power" not in findings(silent)
@@ -122,7 +122,7 @@ def test_throttling(reason: str, rule: str, level: str) -> None:
     hot = samples(change=lambda n: {"gpus": (gpu(throttle=(reason,) if n % 2 else ()),)})
     found = findings(material(samples=hot))[rule]
     assert found.level == level
-    assert "50 %" in found.evidence[0].text
+    assert "50%" in found.evidence[0].text
     rare = samples(change=lambda n: {"gpus": (gpu(throttle=(reason,) if n == 20 else ()),)})
     assert rule not in findings(material(samples=rare))
 
@@ -227,7 +227,7 @@ def test_a_new_attempt_begins_its_memory_anew() -> None:
 
 def test_memory_that_is_nearly_full() -> None:
     made = material(samples=samples(memory_bytes=int(7.8 * GIB)))
-    assert "97 %" in findings(made)["memory-nearly-full"].evidence[0].text
+    assert "97%" in findings(made)["memory-nearly-full"].evidence[0].text
 
 
 CUDA = (

@@ -78,7 +78,7 @@ def test_a_figure_that_never_changes_is_a_line_in_the_middle() -> None:
 
 def test_shares_are_told_in_percent_and_their_axis_reaches_100() -> None:
     drawn = one(0.5, 0.996, share=True, high=1.0)
-    assert (drawn.unit, drawn.y_ticks[-1].text, drawn.lines[0].value) == ("%", "100", "99.6\u00a0%")
+    assert (drawn.unit, drawn.y_ticks[-1].text, drawn.lines[0].value) == ("%", "100", "99.6%")
 
 
 def test_the_alternative_text_says_the_curve() -> None:

@@ -63,10 +63,10 @@ def read(found: ReportFacts) -> Reader:
 
 def test_it_says_what_was_measured_first() -> None:
     said = read(facts()).words
-    assert "90.0 % of the test set classified correctly" in said
-    assert "18 of 20 items. The 95 % confidence interval is 69.9 to 97.2 % (Wilson)." in said
-    assert "always predicting the majority class would get 50.0 %" in said
-    assert "after 3 epochs: 90.0 % on validation, the best of the saved checkpoints" in said
+    assert "90.0% of the test set classified correctly" in said
+    assert "18 of 20 items. The 95% confidence interval is 69.9 to 97.2% (Wilson)." in said
+    assert "always predicting the majority class would get 50.0%" in said
+    assert "after 3 epochs: 90.0% on validation, the best of the saved checkpoints" in said
 
 
 def test_it_says_what_it_ran_on_and_cost() -> None:
@@ -74,11 +74,11 @@ def test_it_says_what_it_ran_on_and_cost() -> None:
     assert rows["Server"] == "aws g4dn.xlarge (spot)"
     assert rows["GPU"] == "NVIDIA T4 (16.0 GiB)"
     assert rows["GPU driver"] == "550.90"
-    assert rows["GPU use"].startswith("80 % busy, 60 W, memory up to 8.0 GiB of 16.0 GiB")
+    assert rows["GPU use"].startswith("80% busy, 60 W, memory up to 8.0 GiB of 16.0 GiB")
     assert rows["GPU energy"] == "9.8 Wh, by the GPU's own counter"
     assert (rows["Cost of this run"], rows["Server idle"]) == (
         "$0.03",
-        "25.0 %",
+        "25.0%",
     )
     assert (
         "taken back; resumed from step 20 (5 steps were repeated), 95 s later"
@@ -252,7 +252,7 @@ def test_confusions_are_counted_where_they_are_not_all_shown() -> None:
 def test_a_matrix_shows_counts_and_shares() -> None:
     first = build_page(facts()).matrix[0]
     cells = [(cell.count, cell.share.replace("\u00a0", " "), cell.right) for cell in first.cells]
-    assert cells == [("8", "80 %", True), ("2", "20 %", False)]
+    assert cells == [("8", "80%", True), ("2", "20%", False)]
     assert first.items == "10"
 
 

@@ -63,6 +63,6 @@ def test_the_use_of_gpus_is_a_number_beside_the_sentences(
 def test_the_load_of_a_server_is_the_mean_of_its_gpus(
     reported: float | None, shown: int | None
 ) -> None:
-    watch = heard({"watch": {"gpu_percent": reported, "busy": ["GPU 0 is at 9 %"]}}).watch
+    watch = heard({"watch": {"gpu_percent": reported, "busy": ["GPU 0 is at 9%"]}}).watch
     load = load_from_watchdog(TWO_GPUS, watch.gpu_percent, 5.0)
     assert (load.gpu_percent if load else None) == shown

@@ -187,7 +187,7 @@ def read_gpu_signs() -> list[ActivitySign]:
         if not percent.strip().replace(".", "").isdigit():
             return _gpu_processes(words)  # a partitioned GPU reports no utilization
         if float(percent) > GPU_PERCENT:
-            text = f"GPU {index.strip()} is at {percent.strip()} %"
+            text = f"GPU {index.strip()} is at {percent.strip()}%"
             signs.append(ActivitySign(text, gpu_percent=float(percent)))
     return signs
 

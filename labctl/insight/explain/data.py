@@ -1,6 +1,6 @@
 """Rules about data loading: waiting, workers, /dev/shm, and the CPU of runs without a GPU.
 
-The thresholds for waiting (20 and 50 %), busy cores (85 %) and /dev/shm (90 %) are rules of thumb.
+The thresholds for waiting (20 and 50%), busy cores (85%) and /dev/shm (90%) are rules of thumb.
 """
 
 from __future__ import annotations

@@ -311,7 +311,7 @@ def detect_stuck(material: RunData) -> Iterator[Answer]:
         what=f"no progress for {duration_text(quiet_s)}",
         why="it probably waits for a lock, a download, or another process",
         evidence=(
-            from_telemetry(f"cores busy: {cores}; GPU: {use or 0:.0f} %"),
+            from_telemetry(f"cores busy: {cores}; GPU: {use or 0:.0f}%"),
             _progress_evidence(quiet_s),
         ),
         next=f"labctl logs {run.id} -n 40   # to look inside: labctl attach; to stop it: labctl "

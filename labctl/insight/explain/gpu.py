@@ -1,6 +1,6 @@
 """Rules about GPUs: their utilization, power and clocks, and idle ones.
 
-The bands of utilization (to 10, to 50, from 80 %) and half of the power limit are rules of thumb.
+The bands of utilization (to 10, to 50, from 80%) and half of the power limit are rules of thumb.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _make_idle_gpus_finding(
         what=f"{idle} of {len(gpus)} GPUs did nothing",
         why="the code does not use the other GPUs, which cost money all the same",
         evidence=tuple(
-            from_telemetry(f"{card.name} {number}: {card.use_percent or 0:.0f} % in use (median)")
+            from_telemetry(f"{card.name} {number}: {card.use_percent or 0:.0f}% in use (median)")
             for number, card in enumerate(gpus)
         ),
         next=f"{command}   # one process per GPU; or {fewer}" if command else fewer,
@@ -184,7 +184,7 @@ def _evidence(material: RunData, card: GpuSummary, waited: float | None) -> tupl
     samples = drop_start(material.samples)
     lines = [
         from_telemetry(
-            f"{card.name}: {card.use_percent:.0f} % in use (median of {card.count} samples "
+            f"{card.name}: {card.use_percent:.0f}% in use (median of {card.count} samples "
             f"over {duration_text(span_s(samples))})"
         )
     ]
@@ -227,7 +227,7 @@ def _make_low_finding(
     return Finding(
         rule=rule,
         level="problem" if level == "problem" else "advice",
-        what=f"the {card.name} was {how}: {card.use_percent:.0f} %",
+        what=f"the {card.name} was {how}: {card.use_percent:.0f}%",
         why=why,
         evidence=evidence,
         next=next_,
@@ -278,7 +278,7 @@ def _make_good_finding(card: GpuSummary, evidence: tuple[Evidence, ...]) -> Find
     return Finding(
         rule="gpu-good",
         level="good",
-        what=f"the {card.name} was busy: {card.use_percent:.0f} %",
+        what=f"the {card.name} was busy: {card.use_percent:.0f}%",
         why="a kernel was running nearly all the time",
         evidence=evidence,
         next="for more speed: mixed precision, torch.compile; labctl profile shows where",
@@ -308,7 +308,7 @@ def check_power(material: RunData) -> Iterator[Answer]:
                 "for the launch of the next small kernel, or for I/O",
                 evidence=(
                     from_telemetry(
-                        f"{card.use_percent:.0f} % in use, {card.power_w:.0f} W of "
+                        f"{card.use_percent:.0f}% in use, {card.power_w:.0f} W of "
                         f"{card.power_limit_w:.0f} W (medians)"
                     ),
                 ),

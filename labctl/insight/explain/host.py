@@ -1,6 +1,6 @@
 """The rule about other work on the server, which takes CPU time from the run.
 
-The thresholds (85 % of the server's cores busy, a quarter of them with other work) are rules of
+The thresholds (85% of the server's cores busy, a quarter of them with other work) are rules of
 thumb.
 """
 

@@ -33,7 +33,7 @@ def too_few_samples_text(count: int, least: int) -> str:
 
 
 def percent(share: float) -> str:
-    return f"{share:.0%}".replace("%", " %")
+    return f"{share:.0%}"
 
 
 def number(value: float) -> str:

@@ -19,7 +19,7 @@ HARMLESS = "\n\t\u200c\u200d"
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """Format 0.9963 as 99.6 %. Only 1 becomes 100 %, and only 0 becomes 0 %."""
+    """Format 0.9963 as 99.6%. Only 1 becomes 100%, and only 0 becomes 0%."""
     if share is None:
         return NOT_MEASURED
     step = 10.0**-digits
@@ -27,12 +27,12 @@ def percent(share: float | None, digits: int = 1) -> str:
     if 0 < share < 1:
         value = min(max(value, step), 100 - step)
     text = f"{value:.{digits}f}"
-    return f"{text.removesuffix('.' + '0' * digits) if share in (0, 1) else text}{SPACE}%"
+    return f"{text.removesuffix('.' + '0' * digits) if share in (0, 1) else text}%"
 
 
 def bare_percent(share: float, digits: int = 1) -> str:
     """Format a percentage without its sign, for the lower end of a range."""
-    return percent(share, digits).removesuffix(f"{SPACE}%")
+    return percent(share, digits).removesuffix("%")
 
 
 def count(number: float, one: str, many: str = "") -> str:

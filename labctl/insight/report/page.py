@@ -10,7 +10,6 @@ from labctl.insight.report.curves import draw_logged, draw_telemetry
 from labctl.insight.report.facts import ReportFacts
 from labctl.insight.report.formatting import (
     NOT_MEASURED,
-    SPACE,
     bare_percent,
     count,
     date,
@@ -176,7 +175,7 @@ def _lead(evaluation: Evaluation | None) -> str:
     text = f"{evaluation.correct:,} of {count(evaluation.items, 'item')}."
     if bounds := confidence_interval(evaluation.correct, evaluation.items):
         low, high = bounds
-        text += f" The 95{SPACE}% confidence interval is {bare_percent(low)} to {percent(high)}"
+        text += f" The 95% confidence interval is {bare_percent(low)} to {percent(high)}"
         text += " (Wilson)."
     if evaluation.baseline_accuracy is None:
         return f"{text} Baseline: {NOT_MEASURED}."
@@ -199,7 +198,7 @@ def _scale(evaluation: Evaluation | None) -> Scale | None:
         low=low * 100,
         high=high * 100,
         baseline=None if base is None else base * 100,
-        alt=alt + ", on a scale from 0 to 100 %.",
+        alt=alt + ", on a scale from 0 to 100%.",
     )
 
 
@@ -236,7 +235,7 @@ def _machine_tile(facts: ReportFacts, used: Use) -> Tile:
 def _busy_tile(used: Use) -> Tile:
     if used.gpu_use_percent is not None:
         period = f"mean over {span(used.measured_s)}"
-        return Tile(name="GPU busy", value=f"{used.gpu_use_percent:.0f}{SPACE}%", note=period)
+        return Tile(name="GPU busy", value=f"{used.gpu_use_percent:.0f}%", note=period)
     if used.cpu_cores is not None:
         of = f"of {used.cores:g}" if used.cores else ""
         return Tile(name="CPU cores busy", value=f"{used.cpu_cores:.1f}", note=of)

@@ -83,7 +83,7 @@ def _system(machine: ServerHardware) -> str:
 def _gpu_use(facts: ReportFacts, used: Use) -> str:
     if used.gpu_use_percent is None:
         return _absent(facts)
-    parts = [f"{used.gpu_use_percent:.0f}{SPACE}% busy"]
+    parts = [f"{used.gpu_use_percent:.0f}% busy"]
     if used.gpu_power_w is not None:
         parts.append(f"{used.gpu_power_w:.0f}{SPACE}W")
     if used.gpu_memory_bytes is not None:
