@@ -93,13 +93,38 @@ class LazyCommands(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def _print_version(ctx: click.Context, option: click.Parameter, wanted: bool) -> None:
+    """Print the version; for a clone also its commit, since many commits have one version."""
+    if not wanted or ctx.resilient_parsing:
+        return
+    from labctl.config.installation import find_commit
+
+    commit = find_commit()
+    click.echo(f"labctl {__version__}{f' (commit {commit})' if commit else ''}")
+    ctx.exit()
+
+
 @click.group(
     cls=LazyCommands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="A first run:  labctl init digits && cd digits && labctl up && labctl run",
 )
-@click.option("-C", "directory", default=".", metavar="DIR", help="Use the lab that contains DIR.")
-@click.version_option(__version__, prog_name="labctl")
+@click.option(
+    "-C",
+    "directory",
+    default=".",
+    metavar="DIR",
+    type=click.Path(),
+    help="Use the lab that contains DIR.",
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version, and in a clone of the repository its commit.",
+)
 @click.pass_context
 def cli(ctx: click.Context, directory: str) -> None:
     """Run your container on a GPU server, open Jupyter on localhost, and download the results."""
