@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
 import click
 
 from labctl import __version__
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 EVERYDAY = "Everyday commands"
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -44,6 +48,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "receive": ("receive", "Teach", "Accept submissions and sign a receipt for each."),
     "course": ("course", "Teach", "Manage a course: roster, servers, grades and costs."),
     "rehearse": ("rehearse", "Teach", "Simulate a cloud on this machine: no account, no cost."),
+    "completion": ("completion", "Other", "Make the Tab key complete labctl's command lines."),
     "config": ("settings", "Other", "Show every setting, its value and where it comes from."),
     "images": ("images", "Other", "List or remove the built images that this machine keeps."),
     "keep": ("keep", "Other", "Run a keeper, which watches over labs of other machines."),
@@ -77,6 +82,17 @@ class LazyCommands(click.Group):
                 formatter.write_dl(
                     [(name, line) for name, (_, heading, line) in commands if heading == title]
                 )
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """Offer the commands without importing their modules, and the group's options."""
+        from click.shell_completion import CompletionItem
+
+        commands = [
+            CompletionItem(name, help=line)
+            for name, (_, heading, line) in self.table.items()
+            if heading and name.startswith(incomplete)
+        ]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

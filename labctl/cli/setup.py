@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from labctl.cli.completion_values import complete_providers
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import (
     PROVIDER,
@@ -39,7 +40,11 @@ PROVIDERS = {
 
 @click.command("init")
 @click.argument("directory", required=False, type=click.Path(path_type=Path))
-@click.option("--provider", help="Get servers from this provider: local, static, aws, ...")
+@click.option(
+    "--provider",
+    shell_complete=complete_providers,
+    help="Get servers from this provider: local, static, aws, ...",
+)
 @click.pass_context
 def init_command(ctx: click.Context, directory: Path | None, provider: str | None) -> None:
     """Make a lab of the code in DIRECTORY (default: here), or create a sample project there.
