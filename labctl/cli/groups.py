@@ -23,7 +23,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "forward": ("forward", EVERYDAY, "Open TensorBoard, Jupyter or any port on localhost."),
     "pull": ("results", EVERYDAY, "Download checkpoints and logs, and verify them."),
     "down": ("billing", EVERYDAY, "Download new results, then remove the server."),
-    "doctor": ("setup", "Start", "Check this machine, the provider and the server."),
+    "doctor": ("doctor", "Start", "Check this machine, the provider and the server."),
     "push": ("runs", "Work", "Send code and data to the server."),
     "attach": ("attach", "Work", "Open the tmux session beside a run."),
     "exec": ("attach", "Work", "Run a command inside a run's container."),
