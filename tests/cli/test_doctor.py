@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from labctl.cli.doctor_report import mask
 from labctl.lifecycle import machine_checks
 from labctl.lifecycle.doctor import check_own_keeper
 from labctl.lifecycle.machine_checks import check_clock
@@ -23,7 +25,9 @@ from labctl.providers.aws.account import has_credentials
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 REFUSAL = b"""<ErrorResponse><Error><Type>Sender</Type><Code>InvalidClientTokenId</Code>
-<Message>The security token included in the request is invalid.</Message></Error></ErrorResponse>"""
+<Message>The key AKIAIOSFODNN7EXAMPLE of arn:aws:iam::123456789012:user/alice at 192.0.2.7 is
+unknown to ops@corp.example in 123456789012 (profile corp-admin)</Message></Error>
+</ErrorResponse>"""
 
 
 class Internet(ThreadingHTTPServer):
@@ -154,3 +158,79 @@ def test_a_machine_that_keeps_no_lab_needs_no_keeper(home: Path) -> None:
     from labctl.config import find_paths
 
     assert check_own_keeper(find_paths(), lambda paths: False) == []
+
+
+SECRETS = {
+    "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
+    "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    "AWS_PROFILE": "corp-admin",
+    "HF_TOKEN": "hf_abcdefghijklmnopqrstuvwxyz0123456789",
+    "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
+    "MY_PASSWORD": "hunter2hunter2",
+}
+CONFIG = """\
+lab: cancer-study
+env: {DB: "postgres://bob:s3cretpass@db.corp.example/x", CODE: opensesame}
+store: s3://corp-bucket-9/results
+server:
+  static: {hosts: [carol@gpu7.corp.example]}
+  aws: {profile: lab-yaml-profile}
+"""
+CREDENTIALS = """\
+[lab-yaml-profile]
+aws_access_key_id = AKIAI44QH8DHBEXAMPLE
+aws_secret_access_key = je7MtGbClwBF/2Zp9Utk/h3yCo8nvbEXAMPLEKEY
+aws_session_token = FwoGZXIvYXdzEBYaDExampleSessionToken0123456789
+account_id = 123456789012
+"""
+HIDDEN = (
+    *SECRETS.values(), "bob", "s3cretpass", "db.corp", "opensesame", "corp-bucket-9", "carol",
+    "gpu7", "lab-yaml-profile", "cancer-study", "AKIAI44QH8DHBEXAMPLE", "je7MtGbClwBF",
+    "FwoGZXIvYXdz", "123456789012", "alice", "192.0.2.7", "ops@corp",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("provider", ["local", "aws", "static"])
+def test_the_report_has_no_secrets(
+    provider: str, labctl: Any, home: Path, internet: Internet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / ".aws").mkdir()
+    (home / ".aws" / "credentials").write_text(CREDENTIALS)
+    (home / "digits" / "lab.yaml").write_text(CONFIG)
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", internet.url)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(home / "absent"))
+    monkeypatch.setenv("LOGNAME", "dave-the-user")
+    monkeypatch.setattr(socket, "gethostname", lambda: "daves-laptop")
+    done = labctl("doctor", "--report", "report.txt", "--provider", provider)
+    assert "wrote report.txt" in done.err
+    report = (home / "digits" / "report.txt").read_text()
+    assert [text for text in (*HIDDEN, "dave", str(home)) if text in report] == []
+    assert "ok       rsync: rsync" in report
+    assert "credentials: " in report
+    assert "The key <" in report, "the answer of AWS is in the report, masked"
+
+
+def test_a_mistake_in_lab_yaml_is_in_the_report_without_its_value(
+    labctl: Any, home: Path, internet: Internet
+) -> None:
+    (home / "digits" / "lab.yaml").write_text("lab: digits\nmirror: hunter2hunter2\n")
+    labctl("doctor", "--report")
+    report = (home / "digits" / "labctl-report.txt").read_text()
+    assert "error    lab.yaml: 1 problem in line 2" in report
+    assert "hunter2" not in report
+
+
+def test_a_report_replaces_no_file(labctl: Any, home: Path) -> None:
+    (home / "digits" / "train.py").write_text("work")
+    done = labctl("doctor", "--report", "train.py")
+    assert (done.code, (home / "digits" / "train.py").read_text()) == (2, "work")
+    assert "train.py exists already" in done.err
+
+
+def test_forms_are_masked_and_instructions_are_not() -> None:
+    masked = mask("gpu.uni.de fe80::1:2 /home/eve/x i-0123456789abcdef0 bob", ["bob"])
+    assert masked == "<host> <address> ~/x <id> <masked>"
+    kept = "see docs/aws.md, lab.yaml, server.aws.scheduler_role, https://docs.docker.com/engine/"
+    assert mask(kept, ()) == kept
