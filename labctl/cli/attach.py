@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
+from labctl.cli.completion_values import complete_files, complete_runs
 from labctl.cli.options import open_lab
-from labctl.cli.own_command import OwnCommand, require_program, split_words
+from labctl.cli.own_command import SEPARATOR, OwnCommand, require_program, split_words
 from labctl.cli.plain_ssh import replace_with_exec, replace_with_ssh
 from labctl.errors import NotFoundError, UsageError
 from labctl.shell import command as words
 from labctl.wire.runs import OPEN_SESSION, RunRequest
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+# key in click's context: whether the words of `labctl exec` contain `--`
+HAS_SEPARATOR = "labctl.has_separator"
+
 
 @click.command("attach")
-@click.argument("run", default="")
+@click.argument("run", default="", shell_complete=complete_runs)
 @click.pass_context
 def attach_command(ctx: click.Context, run: str) -> None:
     """Open the tmux session beside RUN (default: the latest run).
@@ -41,18 +49,33 @@ def attach_command(ctx: click.Context, run: str) -> None:
     replace_with_ssh(lab.context, words(*line).render())
 
 
+def _complete_run_or_command(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Offer runs before `--`, and files after it: the lab's code is in the container too."""
+    complete = complete_files if ctx.meta.get(HAS_SEPARATOR) else complete_runs
+    return complete(ctx, param, incomplete)
+
+
 class _ExecCommand(OwnCommand):
     """`labctl exec`: the word before `--` is a run."""
 
     def parse_words(self, ctx: click.Context, args: list[str]) -> list[str]:
         before, command = split_words(args)
+        ctx.meta[HAS_SEPARATOR] = SEPARATOR in args
         rest = super().parse_words(ctx, before)
         ctx.params["command"] = tuple(command)
         return rest
 
 
 @click.command("exec", cls=_ExecCommand)
-@click.argument("typed", nargs=-1, type=click.UNPROCESSED, metavar="[RUN] -- COMMAND")
+@click.argument(
+    "typed",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="[RUN] -- COMMAND",
+    shell_complete=_complete_run_or_command,
+)
 @click.pass_context
 def exec_command(ctx: click.Context, typed: tuple[str, ...], command: tuple[str, ...]) -> None:
     """Run COMMAND inside the container of RUN (default: the latest run), which must be running.

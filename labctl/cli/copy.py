@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from labctl.cli.completion_values import complete_files
 from labctl.cli.options import json_option, open_lab
 from labctl.cli.screen import print_json
 from labctl.errors import UsageError
@@ -15,8 +16,8 @@ from labctl.text import bytes_text
 
 @click.command("cp")
 @json_option
-@click.argument("source")
-@click.argument("target")
+@click.argument("source", shell_complete=complete_files)
+@click.argument("target", shell_complete=complete_files)
 @click.pass_context
 def cp_command(ctx: click.Context, source: str, target: str, json_: bool) -> None:
     """Copy one file to or from the lab's server.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import click
 
+from labctl.cli.completion_values import complete_files
 from labctl.cli.estimate_output import print_estimate
 from labctl.cli.options import json_option, need_options, open_lab
 from labctl.cli.screen import print_json
@@ -243,7 +244,7 @@ class EstimateOptions(NamedTuple):
 
 
 @click.command("estimate")
-@click.argument("target", default="", metavar="[FILE.py:FUNCTION]")
+@click.argument("target", default="", metavar="[FILE.py:FUNCTION]", shell_complete=complete_files)
 @model_options
 @amount_options
 @code_options

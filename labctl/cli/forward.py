@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from labctl.cli.completion_values import complete_services
 from labctl.cli.options import SCREEN, json_option, open_lab, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.errors import UsageError
@@ -26,7 +27,7 @@ _HOLDERS = {
 
 
 @click.command("forward")
-@click.argument("services", nargs=-1)
+@click.argument("services", nargs=-1, shell_complete=complete_services)
 @click.option("--port", default=0, help="Use this local port; only with a single service.")
 @click.option("--detach", "-d", is_flag=True, help="Keep the forward open in the background.")
 @click.option("--open", "open_", is_flag=True, help="Open the service in the browser.")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
 import click
 
 from labctl import __version__
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 EVERYDAY = "Everyday commands"
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -19,7 +23,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "forward": ("forward", EVERYDAY, "Open TensorBoard, Jupyter or any port on localhost."),
     "pull": ("results", EVERYDAY, "Download checkpoints and logs, and verify them."),
     "down": ("billing", EVERYDAY, "Download new results, then remove the server."),
-    "doctor": ("setup", "Start", "Check this machine, the provider and the server."),
+    "doctor": ("doctor", "Start", "Check this machine, the provider and the server."),
     "push": ("runs", "Work", "Send code and data to the server."),
     "attach": ("attach", "Work", "Open the tmux session beside a run."),
     "exec": ("attach", "Work", "Run a command inside a run's container."),
@@ -44,6 +48,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "receive": ("receive", "Teach", "Accept submissions and sign a receipt for each."),
     "course": ("course", "Teach", "Manage a course: roster, servers, grades and costs."),
     "rehearse": ("rehearse", "Teach", "Simulate a cloud on this machine: no account, no cost."),
+    "completion": ("completion", "Other", "Make the Tab key complete labctl's command lines."),
     "config": ("settings", "Other", "Show every setting, its value and where it comes from."),
     "images": ("images", "Other", "List or remove the built images that this machine keeps."),
     "keep": ("keep", "Other", "Run a keeper, which watches over labs of other machines."),
@@ -78,6 +83,17 @@ class LazyCommands(click.Group):
                     [(name, line) for name, (_, heading, line) in commands if heading == title]
                 )
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """Offer the commands without importing their modules, and the group's options."""
+        from click.shell_completion import CompletionItem
+
+        commands = [
+            CompletionItem(name, help=line)
+            for name, (_, heading, line) in self.table.items()
+            if heading and name.startswith(incomplete)
+        ]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -93,13 +109,38 @@ class LazyCommands(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def _print_version(ctx: click.Context, option: click.Parameter, wanted: bool) -> None:
+    """Print the version; for a clone also its commit, since many commits have one version."""
+    if not wanted or ctx.resilient_parsing:
+        return
+    from labctl.config.installation import find_commit
+
+    commit = find_commit()
+    click.echo(f"labctl {__version__}{f' (commit {commit})' if commit else ''}")
+    ctx.exit()
+
+
 @click.group(
     cls=LazyCommands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="A first run:  labctl init digits && cd digits && labctl up && labctl run",
 )
-@click.option("-C", "directory", default=".", metavar="DIR", help="Use the lab that contains DIR.")
-@click.version_option(__version__, prog_name="labctl")
+@click.option(
+    "-C",
+    "directory",
+    default=".",
+    metavar="DIR",
+    type=click.Path(),
+    help="Use the lab that contains DIR.",
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version, and in a clone of the repository its commit.",
+)
 @click.pass_context
 def cli(ctx: click.Context, directory: str) -> None:
     """Run your container on a GPU server, open Jupyter on localhost, and download the results."""

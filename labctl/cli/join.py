@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from labctl.cli.completion_values import complete_files
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, yes_option
 from labctl.cli.screen import Screen, print_json
@@ -14,7 +15,7 @@ from labctl.courses.join import fetch_join_file, join_course, result_as_json
 
 
 @click.command("join")
-@click.argument("place", metavar="FILE-OR-URL")
+@click.argument("place", metavar="FILE-OR-URL", shell_complete=complete_files)
 @click.option(
     "--into",
     type=click.Path(file_okay=False, path_type=Path),

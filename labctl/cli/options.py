@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from labctl.cli.completion_values import complete_providers
 from labctl.cli.screen import Screen
 from labctl.errors import LabError
 from labctl.events import Note, Reporter
@@ -21,7 +22,11 @@ SCREEN = "labctl.screen"
 # key of the Timeline of a command with --timings
 TIMELINE = "labctl.timeline"
 F = TypeVar("F", bound=Callable[..., Any])
-PROVIDER = click.option("--provider", help="Overrides server.provider in lab.yaml.")
+PROVIDER = click.option(
+    "--provider",
+    shell_complete=complete_providers,
+    help="Overrides server.provider in lab.yaml.",
+)
 AUTHORIZED_KEYS = click.option(
     "--authorized-keys",
     "keys_file",

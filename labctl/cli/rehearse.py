@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from labctl.cli.completion_values import complete_runs
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab, stop_drawing, yes_option
 from labctl.cli.screen import print_json, print_table
@@ -101,7 +102,7 @@ def _aws(
 
 
 @rehearse_command.command("reclaim", short_help="Interrupt the lab's server on purpose.")
-@click.argument("run", default="")
+@click.argument("run", default="", shell_complete=complete_runs)
 @click.option("--without-notice", is_flag=True, help="Terminate the server without a notice.")
 @click.option(
     "--notice", default="120s", metavar="SPAN", help="Time to the termination (default: 120s)."

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from labctl.cli.completion_values import complete_runs
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab
 from labctl.cli.screen import print_json
@@ -13,7 +14,7 @@ from labctl.text import bytes_text
 
 
 @click.command("report")
-@click.argument("run", default="")
+@click.argument("run", default="", shell_complete=complete_runs)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
 @click.option("--open", "open_", is_flag=True, help="Open the report in the browser.")
 @json_option

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl import shell
+from labctl.cli.completion_values import complete_runs
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab
 from labctl.cli.screen import print_json
@@ -26,7 +27,7 @@ MOST_NAMED = 5
 
 
 @click.command("pull")
-@click.argument("run", default="")
+@click.argument("run", default="", shell_complete=complete_runs)
 @click.option(
     "--all",
     "everything",
@@ -155,7 +156,7 @@ def _follow_outputs(lab: Lab, run: str, json_: bool) -> PulledRun:
 
 
 @click.command("eval")
-@click.argument("checkpoint", default="")
+@click.argument("checkpoint", default="", shell_complete=complete_runs)
 @click.option(
     "--on-server",
     is_flag=True,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from labctl.cli.completion_values import complete_files, complete_runs
 from labctl.cli.exit_codes import clean
 from labctl.cli.first_output import FirstOutputLine
 from labctl.cli.options import (
@@ -81,6 +82,7 @@ class _RunCommand(OwnCommand):
     "--id",
     "run_id",
     default="",
+    shell_complete=complete_runs,
     help="Name of the run. If it exists already, labctl follows it and starts no second one.",
 )
 @click.option("-it", "tty", is_flag=True, help="Attach a terminal, for interactive programs.")
@@ -106,7 +108,13 @@ class _RunCommand(OwnCommand):
 @TIMINGS
 @yes_option
 @json_option
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND]")
+@click.argument(
+    "command",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="[-- COMMAND]",
+    shell_complete=complete_files,
+)
 @click.pass_context
 def run_command(ctx: click.Context, /, yes: bool, timings: bool, **values: Any) -> None:
     """Run COMMAND (default: `run` in lab.yaml) in a container on the server and follow its log.
@@ -312,7 +320,7 @@ def ssh_command(
 
 
 @click.command("cancel")
-@click.argument("run", default="")
+@click.argument("run", default="", shell_complete=complete_runs)
 @click.option("--grace", default=60, show_default=True, help="Seconds between SIGTERM and SIGKILL.")
 @json_option
 @click.pass_context

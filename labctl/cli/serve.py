@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
+from labctl.cli.completion_values import complete_runs
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab, yes_option
 from labctl.cli.screen import print_json
@@ -37,7 +38,7 @@ class ServeOptions(NamedTuple):
 
 
 @click.command("serve")
-@click.argument("words", nargs=-1, metavar="[RUN] [-- ARGS...]")
+@click.argument("words", nargs=-1, metavar="[RUN] [-- ARGS...]", shell_complete=complete_runs)
 @click.option("--checkpoint", default="", metavar="NAME", help="Serve this checkpoint of the run.")
 @click.option("--push", is_flag=True, help="Use the code on this machine instead of the run's.")
 @click.option(

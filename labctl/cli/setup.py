@@ -1,4 +1,4 @@
-"""The commands init, up and doctor."""
+"""The commands init and up."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from labctl.cli.completion_values import complete_providers
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import (
-    PROVIDER,
     TIMINGS,
     find_timeline,
     json_option,
@@ -20,7 +20,7 @@ from labctl.cli.options import (
     open_lab,
     yes_option,
 )
-from labctl.cli.screen import Screen, print_checks, print_json
+from labctl.cli.screen import Screen, print_json
 from labctl.config import find_data_dir, load_lab
 from labctl.errors import UsageError
 from labctl.providers import list_provider_names
@@ -39,7 +39,11 @@ PROVIDERS = {
 
 @click.command("init")
 @click.argument("directory", required=False, type=click.Path(path_type=Path))
-@click.option("--provider", help="Get servers from this provider: local, static, aws, ...")
+@click.option(
+    "--provider",
+    shell_complete=complete_providers,
+    help="Get servers from this provider: local, static, aws, ...",
+)
 @click.pass_context
 def init_command(ctx: click.Context, directory: Path | None, provider: str | None) -> None:
     """Make a lab of the code in DIRECTORY (default: here), or create a sample project there.
@@ -156,24 +160,3 @@ def print_ready(server: Server) -> None:
     click.echo("  labctl run        start the training")
     click.echo(f"  ssh {server.alias:<14}open a shell on the server")
     click.echo("  labctl down       remove the server when you are done")
-
-
-@click.command("doctor")
-@PROVIDER
-@json_option
-@click.pass_context
-def doctor_command(ctx: click.Context, provider: str | None, json_: bool) -> None:
-    """Check this machine, the provider and the server. Exits with 1 if a check fails.
-
-    \b
-    labctl doctor
-    """
-    from labctl.lifecycle.doctor import run_doctor
-
-    overrides = {"provider": provider} if provider else {}
-    checks = run_doctor(open_lab(ctx, quiet=json_, overrides=overrides).context)
-    if json_:
-        print_json({"checks": checks})
-    else:
-        print_checks(checks)
-    ctx.exit(0 if all(check.ok for check in checks) else 1)

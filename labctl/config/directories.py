@@ -37,6 +37,11 @@ class Paths(Value, frozen=True):
         return self.keys_dir.parent / "keep"
 
     @property
+    def completion_dir(self) -> Path:
+        """The scripts with which shells complete labctl's command lines."""
+        return self.keys_dir.parent / "completion"
+
+    @property
     def database(self) -> Path:
         return self.state_dir / "labctl.db"
 

@@ -1,10 +1,52 @@
-"""How this labctl was installed, and the command that adds one of its extras."""
+"""How this labctl was installed: its commit, and the command that adds one of its extras."""
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from pathlib import Path
+
+# as long as the commits that GitHub shows
+COMMIT_DIGITS = 7
+
+
+def find_commit(clone: Path | None = None) -> str:
+    """Return the short commit of the git clone that labctl runs from; "" for an installed package.
+
+    git's files are read without git, which may be absent and takes longer than `--version`.
+    """
+    clone = clone or Path(__file__).parents[2]
+    if not (clone / "pyproject.toml").is_file():
+        return ""
+    try:
+        commit = _read_commit(_find_git_dir(clone))
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return commit[:COMMIT_DIGITS] if re.fullmatch("[0-9a-f]{40,64}", commit) else ""
+
+
+def _find_git_dir(clone: Path) -> Path:
+    """Return the directory with HEAD; in a worktree, .git is a file that names it."""
+    path = clone / ".git"
+    if path.is_dir():
+        return path
+    return clone / path.read_text().strip().removeprefix("gitdir: ")
+
+
+def _read_commit(git_dir: Path) -> str:
+    """Return the commit of HEAD; "" for a branch without a commit."""
+    head = (git_dir / "HEAD").read_text().strip()
+    reference = head.removeprefix("ref: ")
+    if reference == head:
+        return head
+    shared = git_dir / "commondir"  # a worktree's branches are in the clone that it belongs to
+    common_dir = git_dir / shared.read_text().strip() if shared.exists() else git_dir
+    if (common_dir / reference).is_file():
+        return (common_dir / reference).read_text().strip()
+    packed = (common_dir / "packed-refs").read_text().splitlines()
+    lines = (line.partition(" ") for line in packed)
+    return next((commit for commit, _, name in lines if name == reference), "")
 
 
 def install_command(extra: str) -> str:

@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
+from collections.abc import Callable
 
 from labctl.commands.probe import list_missing
+from labctl.commands.systemd import UNIT
+from labctl.config import Paths
 from labctl.errors import LabError, NotFoundError
+from labctl.errors.replies import describe_error
+from labctl.lifecycle.keeper_host import KeeperHost
+from labctl.lifecycle.kept_labs import list_kept_labs
+from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.model import Check
 from labctl.servers.context import LabContext
 from labctl.servers.prepare import probe
+from labctl.servers.unused_providers import list_unused_provider_checks
 
 
-def run_doctor(context: LabContext) -> list[Check]:
-    """Check this machine, the provider, and the server if there is one."""
-    return [*_check_ssh(), *_check_provider(context), *_check_server(context)]
+def list_lab_checks(context: LabContext) -> list[Check]:
+    """Check the providers, the lab's server if there is one, and the lab's keeper."""
+    providers = [*_check_provider(context), *list_unused_provider_checks(context)]
+    if not context.config.path.exists():
+        start = "labctl init digits && cd digits"
+        return [*providers, Check(name="lab", ok=True, detail="none here", next=start)]
+    return [
+        *providers,
+        *_check_server(context),
+        *_check_lab_keeper(context),
+    ]
 
 
-def _check_ssh() -> list[Check]:
-    if not shutil.which("ssh"):
-        detail = "not found; forwards, attach and quick commands need it"
-        fix = "sudo apt-get install openssh-client   # macOS: brew install openssh"
-        return [Check(name="ssh", ok=False, detail=detail, next=fix)]
-    done = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=False)
-    version = (done.stdout or done.stderr).strip().splitlines()[0][:60]
-    return [Check(name="ssh", ok=True, detail=version)]
+def check_own_keeper(paths: Paths, is_running: Callable[[Paths], bool]) -> list[Check]:
+    """Check the keeper of this machine; nothing if no lab was handed over to it."""
+    labs = list_kept_labs(paths)
+    if not labs:
+        return []
+    count = f"{len(labs)} lab{'s' if len(labs) > 1 else ''}"
+    if is_running(paths):
+        return [Check(name="keeper here", ok=True, detail=f"watches over {count}")]
+    return [
+        Check(
+            name="keeper here",
+            ok=False,
+            detail=f"not running, although it has to watch over {count}",
+            next=f"systemctl --user enable --now {UNIT}  # without a unit: labctl keep --install",
+        )
+    ]
 
 
 def _check_provider(context: LabContext) -> list[Check]:
@@ -50,3 +72,18 @@ def _check_server(context: LabContext) -> list[Check]:
         for lack in list_missing(facts)
     ]
     return [Check(name=server.alias, ok=not failures, detail=summary), *failures]
+
+
+def _check_lab_keeper(context: LabContext) -> list[Check]:
+    """Check that the keeper that the lab was handed over to answers."""
+    host = find_keeper(context)
+    if not host:
+        detail = "no keeper watches over this lab; runs are recovered while this machine is on"
+        return [Check(name="keeper", ok=True, detail=detail)]
+    try:
+        info = KeeperHost(context, host).fetch_inventory()
+    except LabError as error:
+        return [
+            Check(name="keeper", ok=False, detail=describe_error(error), next=error.hint),
+        ]
+    return [Check(name="keeper", ok=True, detail=f"{host} answers, labctl {info.version}")]

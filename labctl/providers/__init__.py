@@ -143,6 +143,18 @@ class LogsInAsUser(Protocol):
 
 
 @runtime_checkable
+class CredentialSource(Protocol):
+    """The provider needs credentials, which this machine may have."""
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether this machine has credentials for the provider. Contacts nobody."""
+
+    def check_credentials(self) -> Check:
+        """Check that they work, and nothing else."""
+
+
+@runtime_checkable
 class Leasable(Protocol):
     """A server is leased for a time, and work on it renews the lease."""
 

@@ -96,7 +96,10 @@ class LabContext:
 
     @functools.cached_property
     def provider(self) -> Provider:
-        name = self.config.server.provider
+        return self.make_provider(self.config.server.provider)
+
+    def make_provider(self, name: str) -> Provider:
+        """Create the provider `name` with the lab's settings for it, or else its defaults."""
         kind = get_provider_class(name)
         settings = self.config.server.provider_settings.get(name)
         if settings is None:

@@ -26,7 +26,7 @@ from labctl.model import (
 )
 from labctl.providers import ProviderContext, QuotaRoom
 from labctl.providers.aws import account, baking, deadline, disks, gate, instances, leftovers, tags
-from labctl.providers.aws.checks import compute_room, run_checks
+from labctl.providers.aws.checks import check_credentials, compute_room, run_checks
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.launch import Launcher
 from labctl.providers.aws.offers import offers
@@ -38,7 +38,7 @@ __all__ = ["AwsProvider", "AwsSettings"]
 
 class AwsProvider:
     """A Provider that is also Stoppable, FirstBoot, Gate, Deadline, EndsBilling, Keep,
-    Reclaimable, QuotaSource, Bake and ConsoleSource."""
+    Reclaimable, QuotaSource, Bake, ConsoleSource and CredentialSource."""
 
     name: ClassVar[str] = "aws"
     no_notice: ClassVar[str] = "only AWS itself, or its Fault Injection Service, gives spot notices"
@@ -63,6 +63,14 @@ class AwsProvider:
         """Check the quotas of the need, or without one those of the smallest GPU machine."""
         need = need or Need(gpu=GpuNeed(kind="any", count=1))
         return run_checks(self.clients, self.settings, self._configured, need, self._list_offers)
+
+    @property
+    def has_credentials(self) -> bool:
+        return account.has_credentials(self.settings.profile, copy_environment())
+
+    def check_credentials(self) -> Check:
+        region = account.resolve_home_region(self.settings.profile, copy_environment())
+        return check_credentials(self.clients, region, "aws credentials")
 
     def _list_offers(self, need: Need) -> list[Offer]:
         with assign_subject(self.context.subject):

@@ -11,6 +11,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 DEFAULT_REGION = "us-east-1"
+# Each of these variables makes boto3 find credentials.
+CREDENTIAL_VARIABLES = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_PROFILE",
+    "AWS_DEFAULT_PROFILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
+# Settings in ~/.aws/config that name credentials. A region alone does not.
+CREDENTIAL_KEYS = ("aws_access_key_id", "sso_", "role_arn", "credential_process", "login_session")
 
 
 def resolve_profile_name(profile: str, environ: Mapping[str, str]) -> str:
@@ -23,6 +34,19 @@ def resolve_profile_name(profile: str, environ: Mapping[str, str]) -> str:
         return named
     files = (_config_file(environ), _credentials_file(environ))
     return "default" if any(path.is_file() for path in files) else ""
+
+
+def has_credentials(profile: str, environ: Mapping[str, str]) -> bool:
+    """Whether the user has set up credentials. A machine's own role does not count."""
+    if profile or any(environ.get(name) for name in CREDENTIAL_VARIABLES):
+        return True
+    if _credentials_file(environ).is_file():
+        return True
+    try:
+        text = _config_file(environ).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    return any(key in text for key in CREDENTIAL_KEYS)
 
 
 def resolve_home_region(profile: str, environ: Mapping[str, str]) -> str:

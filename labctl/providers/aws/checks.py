@@ -34,7 +34,7 @@ def run_checks(
 ) -> list[Check]:
     """Run all checks. Credentials that do not work are the only result then."""
     region = regions[0]
-    identity = _run_check("credentials", lambda: _get_identity(clients, region))
+    identity = check_credentials(clients, region, "credentials")
     if not identity.ok:
         return [identity]
     with ThreadPoolExecutor(3) as threads:
@@ -53,6 +53,11 @@ def run_checks(
         *quotas,
         *_check_guard_settings(settings),
     ]
+
+
+def check_credentials(clients: Clients, region: str, name: str) -> Check:
+    """Check that AWS accepts the credentials; `name` is the name of the check."""
+    return _run_check(name, lambda: _get_identity(clients, region))
 
 
 def _run_check(name: str, probe: Callable[[], str]) -> Check:

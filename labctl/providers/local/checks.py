@@ -17,7 +17,12 @@ FREE_LAYERS = "docker volume rm $(docker volume ls -q --filter label=labctl.cach
 
 def list_engine_checks(info: EngineInfo, *, built: bool) -> list[Check]:
     """Check a running engine by its `info`; `built` says whether the lab server image exists."""
-    return [_check_engine(info), *_check_disk(info), _check_image(built)]
+    return [
+        _check_engine(info),
+        _check_cgroup(info.cgroup_version),
+        *_check_disk(info),
+        _check_image(built),
+    ]
 
 
 def make_no_engine_checks(error: EngineError) -> list[Check]:
@@ -27,13 +32,25 @@ def make_no_engine_checks(error: EngineError) -> list[Check]:
 
 
 def _check_engine(info: EngineInfo) -> Check:
-    version = f"{info.version}, cgroup v{info.cgroup_version}"
+    version = info.version
     linux = info.os == "linux"
     return Check(
         name="Docker Engine",
         ok=linux,
         detail=version if linux else f"{version}, runs {info.os} containers",
         next="" if linux else "switch Docker to Linux containers",
+    )
+
+
+def _check_cgroup(version: str) -> Check:
+    """Check the version of cgroup; with version 1, servers see the limits of this machine."""
+    old = version == "1"
+    return Check(
+        name="cgroup",
+        ok=True,
+        warning=old,
+        detail=f"v{version}{', which Docker and systemd no longer develop' if old else ''}",
+        next="boot Linux with systemd.unified_cgroup_hierarchy=1" if old else "",
     )
 
 

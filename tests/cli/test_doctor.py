@@ -1,0 +1,236 @@
+"""`labctl doctor` on a newcomer's machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from labctl.cli.doctor_report import mask
+from labctl.lifecycle import machine_checks
+from labctl.lifecycle.doctor import check_own_keeper
+from labctl.lifecycle.machine_checks import check_clock
+from labctl.providers.aws.account import has_credentials
+
+# docker leaves its socket open where no engine answers
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+REFUSAL = b"""<ErrorResponse><Error><Type>Sender</Type><Code>InvalidClientTokenId</Code>
+<Message>The key AKIAIOSFODNN7EXAMPLE of arn:aws:iam::123456789012:user/alice at 192.0.2.7 is
+unknown to ops@corp.example in 123456789012 (profile corp-admin)</Message></Error>
+</ErrorResponse>"""
+
+
+class Internet(ThreadingHTTPServer):
+    """Tells the time, `ahead_s` from ours, and refuses AWS's calls."""
+
+    ahead_s = 0.0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Internet
+
+    def do_HEAD(self) -> None:
+        self.send_response_only(405)
+        self.send_header("Date", formatdate(time.time() + self.server.ahead_s, usegmt=True))
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(REFUSAL)))
+        self.end_headers()
+        self.wfile.write(REFUSAL)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def internet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Internet]:
+    with Internet(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(machine_checks.check_clock, "__defaults__", (server.url,))
+        for name in [each for each in os.environ if each.startswith("AWS_")]:
+            monkeypatch.delenv(name)
+        yield server
+        server.shutdown()
+
+
+def run_doctor(labctl: Any, *words: str) -> dict[str, dict[str, Any]]:
+    done = labctl("doctor", "--json", *words)
+    return {check["name"]: check for check in json.loads(done.out)["checks"]}
+
+
+def test_a_machine_without_a_lab_is_checked(
+    labctl: Any, home: Path, internet: Internet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "empty").mkdir()
+    monkeypatch.chdir(home / "empty")
+    checks = run_doctor(labctl)
+    assert {"labctl", "ssh", "rsync", "disk", "clock", "Docker Engine", "lab"} <= set(checks)
+    assert checks["clock"]["detail"] == "right"
+    assert checks["lab"]["next"] == "labctl init digits && cd digits"
+    assert "aws credentials" not in checks
+    assert list((home / "empty").iterdir()) == []
+
+
+def test_missing_programs_come_with_the_command_that_installs_them(
+    labctl: Any, home: Path, internet: Internet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(home))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{home}/absent.sock")
+    done = labctl("doctor")
+    assert done.code == 1
+    assert "!!  ssh: not found" in done.out
+    assert "next: sudo apt-get install openssh-client" in done.out
+    assert "!   rsync: not found" in done.out
+    assert "next: sudo apt-get install rsync" in done.out
+
+
+def test_an_unused_engine_and_unused_credentials_are_warnings(
+    labctl: Any, home: Path, internet: Internet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{home}/absent.sock")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7EXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", internet.url)
+    checks = run_doctor(labctl, "--provider", "course")
+    for name in ("Docker Engine", "aws credentials"):
+        assert (checks[name]["ok"], checks[name]["warning"]) == (True, True)
+        assert checks[name]["detail"].endswith("(this lab does not need it)")
+        assert checks[name]["next"]
+
+
+def test_the_values_in_a_wrong_lab_yaml_are_not_shown(
+    labctl: Any, home: Path, internet: Internet
+) -> None:
+    (home / "digits" / "lab.yaml").write_text("lab: digits\nmirror: hunter2\nrunn: x\n")
+    check = run_doctor(labctl)["lab.yaml"]
+    assert (check["ok"], check["detail"]) == (False, "2 problems in line 2, 3")
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "ok", "warning", "detail"),
+    [(0, True, False, "right"), (100, True, True, "behind"), (-3600, False, True, "ahead")],
+)
+def test_a_wrong_clock_is_noticed(
+    internet: Internet, ahead_s: float, ok: bool, warning: bool, detail: str
+) -> None:
+    internet.ahead_s = ahead_s
+    check = check_clock(internet.url)
+    assert (check.ok, check.warning) == (ok, warning)
+    assert detail in check.detail
+    assert ok != ("set-ntp" in check.next) or warning
+
+
+def test_without_a_network_the_clock_is_not_checked() -> None:
+    assert check_clock("http://127.0.0.1:9/").skipped
+
+
+def test_a_region_alone_is_no_credential(tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path)}
+    (tmp_path / ".aws").mkdir()
+    config = tmp_path / ".aws" / "config"
+    config.write_text("[default]\nregion = eu-west-1\n")
+    assert not has_credentials("", environ)
+    config.write_text("[default]\nsso_session = work\n")
+    assert has_credentials("", environ)
+    config.unlink()
+    (tmp_path / ".aws" / "credentials").write_text("[default]\n")
+    assert has_credentials("", environ)
+
+
+def test_a_machine_that_keeps_no_lab_needs_no_keeper(home: Path) -> None:
+    from labctl.config import find_paths
+
+    assert check_own_keeper(find_paths(), lambda paths: False) == []
+
+
+SECRETS = {
+    "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
+    "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    "AWS_PROFILE": "corp-admin",
+    "HF_TOKEN": "hf_abcdefghijklmnopqrstuvwxyz0123456789",
+    "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
+    "MY_PASSWORD": "hunter2hunter2",
+}
+CONFIG = """\
+lab: cancer-study
+env: {DB: "postgres://bob:s3cretpass@db.corp.example/x", CODE: opensesame}
+store: s3://corp-bucket-9/results
+server:
+  static: {hosts: [carol@gpu7.corp.example]}
+  aws: {profile: lab-yaml-profile}
+"""
+CREDENTIALS = """\
+[lab-yaml-profile]
+aws_access_key_id = AKIAI44QH8DHBEXAMPLE
+aws_secret_access_key = je7MtGbClwBF/2Zp9Utk/h3yCo8nvbEXAMPLEKEY
+aws_session_token = FwoGZXIvYXdzEBYaDExampleSessionToken0123456789
+account_id = 123456789012
+"""
+HIDDEN = (
+    *SECRETS.values(), "bob", "s3cretpass", "db.corp", "opensesame", "corp-bucket-9", "carol",
+    "gpu7", "lab-yaml-profile", "cancer-study", "AKIAI44QH8DHBEXAMPLE", "je7MtGbClwBF",
+    "FwoGZXIvYXdz", "123456789012", "alice", "192.0.2.7", "ops@corp",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("provider", ["local", "aws", "static"])
+def test_the_report_has_no_secrets(
+    provider: str, labctl: Any, home: Path, internet: Internet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / ".aws").mkdir()
+    (home / ".aws" / "credentials").write_text(CREDENTIALS)
+    (home / "digits" / "lab.yaml").write_text(CONFIG)
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", internet.url)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(home / "absent"))
+    monkeypatch.setenv("LOGNAME", "dave-the-user")
+    monkeypatch.setattr(socket, "gethostname", lambda: "daves-laptop")
+    done = labctl("doctor", "--report", "report.txt", "--provider", provider)
+    assert "wrote report.txt" in done.err
+    report = (home / "digits" / "report.txt").read_text()
+    assert [text for text in (*HIDDEN, "dave", str(home)) if text in report] == []
+    assert "ok       rsync: rsync" in report
+    assert "credentials: " in report
+    assert "The key <" in report, "the answer of AWS is in the report, masked"
+
+
+def test_a_mistake_in_lab_yaml_is_in_the_report_without_its_value(
+    labctl: Any, home: Path, internet: Internet
+) -> None:
+    (home / "digits" / "lab.yaml").write_text("lab: digits\nmirror: hunter2hunter2\n")
+    labctl("doctor", "--report")
+    report = (home / "digits" / "labctl-report.txt").read_text()
+    assert "error    lab.yaml: 1 problem in line 2" in report
+    assert "hunter2" not in report
+
+
+def test_a_report_replaces_no_file(labctl: Any, home: Path) -> None:
+    (home / "digits" / "train.py").write_text("work")
+    done = labctl("doctor", "--report", "train.py")
+    assert (done.code, (home / "digits" / "train.py").read_text()) == (2, "work")
+    assert "train.py exists already" in done.err
+
+
+def test_forms_are_masked_and_instructions_are_not() -> None:
+    masked = mask("gpu.uni.de fe80::1:2 /home/eve/x i-0123456789abcdef0 bob", ["bob"])
+    assert masked == "<host> <address> ~/x <id> <masked>"
+    kept = "see docs/aws.md, lab.yaml, server.aws.scheduler_role, https://docs.docker.com/engine/"
+    assert mask(kept, ()) == kept
