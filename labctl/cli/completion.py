@@ -124,7 +124,7 @@ def _make_write_error(file: Path, error: OSError, shell: str) -> LabError:
     return LabError(
         f"cannot write {file}",
         why=f"{error.strerror}; completion can also be switched on for a single shell",
-        hint="labctl completion fish | source"
+        hint="labctl completion fish   # and pipe it into `source`"
         if shell == "fish"
         else f'eval "$(labctl completion {shell})"',
     )
