@@ -571,6 +571,7 @@ def test_a_pushed_run_is_lost_and_its_next_attempt_begins_where_the_log_was_cut(
     log = (root / "runs" / "night" / "logs" / "run.log").read_text()
     assert "its server was lost; resuming here (attempt 3) ---\n" in log
     assert (root / "runs" / "night" / ".labctl" / "ended-2-record.json").exists()
+    assert "new-session -d -s labctl-night" in (tmp_path / "tmux.said").read_text()
 
 
 def test_status_lists_every_run_of_the_lab(run_dir: Path) -> None:
