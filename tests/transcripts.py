@@ -115,16 +115,25 @@ def replay(page: Path, place: str, session: Session) -> list[str]:
 
 def make_session(folder: Path, project: Path, environ: Mapping[str, str]) -> Session:
     """Make a session in a copy of `project`, with a home and a `labctl` of its own in `folder`."""
-    home, programs = folder / "home", folder / "bin"
+    home = folder / "home"
     directory = home / project.name
-    for path in (home, programs):
-        path.mkdir()
+    home.mkdir()
     subprocess.run(["cp", "-r", str(project), str(directory)], check=True)
-    # An entry point, so that messages speak of `labctl` and not of `python -m labctl`.
+    programs = make_program(folder)
+    kept = {name: os.environ[name] for name in ("PYTHONPATH", "TMPDIR") if name in os.environ}
+    mine = {"HOME": str(home), "LANG": "C.UTF-8", "PATH": f"{programs}:{os.environ['PATH']}"}
+    return Session(directory, {**kept, **mine, **environ})
+
+
+def make_program(folder: Path) -> Path:
+    """Make a program `labctl` in a directory below `folder`; return that directory.
+
+    Its messages speak of `labctl`, and not of `python -m labctl`.
+    """
+    programs = folder / "bin"
+    programs.mkdir()
     start = "import sys; from labctl.cli import main; sys.argv[0] = 'labctl'; sys.exit(main())"
     program = programs / "labctl"
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c "{start}" "$@"\n')
     program.chmod(0o755)
-    kept = {name: os.environ[name] for name in ("PYTHONPATH", "TMPDIR") if name in os.environ}
-    mine = {"HOME": str(home), "LANG": "C.UTF-8", "PATH": f"{programs}:{os.environ['PATH']}"}
-    return Session(directory, {**kept, **mine, **environ})
+    return programs

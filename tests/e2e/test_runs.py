@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from guide_session import GUIDE
 from lab_directory import TOKEN, UNTIL_GO, LabDirectory, Process
 from lab_servers import wait_for
+from transcripts import Session, make_program, replay
 
 pytest_plugins = ["lab_fixture"]
 pytestmark = pytest.mark.engine
@@ -303,6 +305,13 @@ def test_exec_in_a_run_that_ended_unseen_does_not_look_like_the_command(lab: Lab
     wait_for(lambda: not lab.inspected("short")["State"]["Running"])
     refused = lab.labctl("exec", "short", "--", "true", code=255)
     assert "the container of run short is not running" in refused.stderr
+
+
+def test_the_guide_shows_what_labctl_prints_about_a_server(
+    lab: LabDirectory, tmp_path: Path
+) -> None:
+    environ = {**lab.environ, "PATH": f"{make_program(tmp_path)}:{lab.environ['PATH']}"}
+    assert "\n".join(replay(GUIDE, "server", Session(lab.root, environ))) == ""
 
 
 def test_json_is_one_object_and_keeps_the_code(lab: LabDirectory) -> None:
