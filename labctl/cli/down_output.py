@@ -44,7 +44,9 @@ def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
         print_disk_commands(err=err)
     if not is_billing(result):
         caches = [one for one in result.leftovers if one.kind == "cache"]
-        kept_caches = f" Image caches kept for the next up: {len(caches)}." if caches else ""
+        kept_caches = (
+            f" Image caches kept for the next up: {len(caches)} (labctl orphans)." if caches else ""
+        )
         click.echo(f"Nothing is left running or billing.{kept_caches}", err=err)
 
 

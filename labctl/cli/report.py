@@ -44,6 +44,9 @@ def report_command(
     for missing in report.lacks:
         click.echo(clean(missing), err=True)
     click.echo(f"{clean(_relative_path(Path(report.file)))} ({bytes_text(report.bytes)})")
+    if not open_:
+        call = " ".join(filter(None, ["labctl report", run, "--open"]))
+        click.echo(f"{clean(call)}   shows it in your browser", err=True)
 
 
 def _relative_path(file: Path) -> str:

@@ -7,6 +7,7 @@ decided by it: what is not recognized is not shown, and the log on the server ha
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from labctl.events import Note, Progress, Reporter
 
@@ -29,6 +30,13 @@ _ACTIONS = (
     (r"\b(?:useradd|adduser|groupadd|usermod)\b", "creating a user"),
     (r"\bpython[\d.]*\s", "running Python"),
 )
+
+
+def join_plain(lines: Sequence[str]) -> str:
+    """Join lines of a program's output, without the colors that it has for a terminal."""
+    from rich.text import Text  # needed only for an error
+
+    return "\n".join(Text.from_ansi(line.rstrip("\r")).plain for line in lines)
 
 
 class OutputLines:

@@ -16,7 +16,7 @@ from labctl.commands.ssh import command_argv
 from labctl.errors import LabError, LinkLostError, TransferError
 from labctl.events import Note, Progress, Step
 from labctl.parallel import on_cancel
-from labctl.runs.build_output import PullLines
+from labctl.runs.build_output import PullLines, join_plain
 from labctl.runs.image_cache import (
     CHUNK_BYTES,
     CachedImage,
@@ -147,7 +147,7 @@ def pull(context: LabContext, remote: AgentClient, wanted: str) -> None:
     if closing.code != 0:
         raise LabError(
             f"the server cannot pull {wanted}",
-            why="\n".join(closing.tail[-3:]),
+            why=join_plain(closing.tail[-3:]),
             hint=f"check `image:` in {context.subject.config_file}, "
             "or set a base image with LABCTL_BASE_IMAGE",
         )

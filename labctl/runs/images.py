@@ -12,7 +12,7 @@ from labctl.errors import BuildError
 from labctl.events import Step
 from labctl.model import Server
 from labctl.runs import environment, image_jobs, image_sources
-from labctl.runs.build_output import BuildLines
+from labctl.runs.build_output import BuildLines, join_plain
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
 from labctl.sync.ignore import NEVER_AT_TOP
@@ -246,7 +246,7 @@ def _build(
         raise BuildError(
             "the image build failed",
             log_path=closing.log,
-            why="\n".join(closing.tail),
+            why=join_plain(closing.tail),
             hint=context.subject.ssh(f"cat {closing.log}   # the full log"),
         )
     context.reporter.emit(Step(name=name, done=True, detail=wanted))

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 # Kind of the ledger entry of a note that was shown about a server's GPUs.
 GPU_NOTE = "gpu note"
+# where `--gpu` was typed, and the lab has a server already
+OTHER_SERVER = (
+    "labctl up   # uses the server as it is\nlabctl down   # first, to get a server with that GPU"
+)
 # A card sold as 24 GB shows 22.5 GiB: drivers and ECC use the rest.
 _SOLD_SIZE_SLACK = 0.07
 _NO_RUNTIME = "the NVIDIA Container Toolkit is not installed there"
@@ -33,16 +37,22 @@ def select_server_gpus(context: LabContext, server: Server) -> str:
                 GPU_NOTE, lab_id=context.lab_id, server_id=server.id, detail={"text": note.text}
             )
 
-    return select_gpus(context.config.server.need, context.load_facts(server), show_once)
+    is_typed = context.config.origins.get("server.gpu") == "--gpu"
+    hint = OTHER_SERVER if is_typed else ""
+    return select_gpus(context.config.server.need, context.load_facts(server), show_once, hint)
 
 
 def select_gpus(
-    need: Need, facts: ServerFacts, on_note: Callable[[Note], None] = lambda note: None
+    need: Need,
+    facts: ServerFacts,
+    on_note: Callable[[Note], None] = lambda note: None,
+    hint: str = "",
 ) -> str:
     """Return the value of `--gpus` for this need on this server: "" (none) or "all".
 
     PolicyError if the lab requires a GPU that the server cannot provide. `auto` without a GPU
-    returns "" and passes a Note to `on_note`, since training on the CPU is slow.
+    returns "" and passes a Note to `on_note`, since training on the CPU is slow. `hint` replaces
+    the error's command, which is to change lab.yaml.
     """
     gpu = need.gpu
     if gpu.kind == "none":
@@ -52,7 +62,7 @@ def select_gpus(
     if usable and facts.nvidia_runtime:
         return "all"
     if gpu.is_required:
-        raise _make_no_gpu_error(gpu, facts, usable)
+        raise _make_no_gpu_error(gpu, facts, usable, hint)
     if not facts.gpus:
         on_note(Note(text="No GPU on this server; using the CPU."))
     elif not facts.nvidia_runtime:
@@ -65,7 +75,7 @@ def select_gpus(
     return ""
 
 
-def _make_no_gpu_error(gpu: GpuNeed, facts: ServerFacts, usable: bool) -> LabError:
+def _make_no_gpu_error(gpu: GpuNeed, facts: ServerFacts, usable: bool, hint: str) -> LabError:
     what, why = f"this lab needs {_describe_need(gpu)}", _describe_gpus(facts)
     fix = ""
     if usable:
@@ -74,7 +84,7 @@ def _make_no_gpu_error(gpu: GpuNeed, facts: ServerFacts, usable: bool) -> LabErr
         fix = "; ".join(lack.command for lack in list_missing(facts) if lack.optional)
     else:
         what += ", which this server does not have" if facts.gpus else ", and the server has none"
-    return PolicyError(what, why=why, hint=fix or _change_gpu)
+    return PolicyError(what, why=why, hint=fix or hint or _change_gpu)
 
 
 def _change_gpu(subject: Subject) -> str:

@@ -38,13 +38,13 @@ def reach(context: LabContext, server: Server) -> tuple[Server, Transport]:
     """
     fresh = is_fresh(context, server)
     try:
-        context.reporter.emit(Step(name="waiting for its sshd"))
+        context.reporter.emit(Step(name="connecting over SSH"))
         server = _wait_until_running(context, server)
         deadlines.set_first_timer(context, server)
         if not fresh:
             admit(context, server)
         transport = context.connections.wait_for_ssh(server, SSH_DEADLINE_S, context.name)
-        context.reporter.emit(Step(name="waiting for its sshd", done=True))
+        context.reporter.emit(Step(name="connecting over SSH", done=True))
     except (CredentialsError, ThrottledError):
         # Not the server's fault, and the provider would not accept its removal either.
         raise

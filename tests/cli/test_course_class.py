@@ -217,7 +217,7 @@ def test_the_live_table_counts_and_fits(monkeypatch: pytest.MonkeyPatch) -> None
     screen = ClassScreen(Screen(quiet=True), [f"s{n:03}" for n in range(300)])
     for number in range(40):
         screen.emit(SeatDone(seat=f"s{number:03}", error="" if number else "no machine left " * 9))
-    screen.emit(SeatNews(seat="s040", text="waiting for its sshd"))
+    screen.emit(SeatNews(seat="s040", text="connecting over SSH"))
     console = Console(width=80, file=io.StringIO())
     console.print(screen._make_table())
     assert isinstance(console.file, io.StringIO)

@@ -186,11 +186,11 @@ def test_what_is_not_shown_yet_is_waited_for(bed: Bed, command: tuple[str, ...])
 def test_two_at_once_give_one_server(bed: Bed) -> None:
     lab = bed.lab()
     both = [lab.start(*UP), lab.start(*UP)]
-    wait_for(lambda: any("waiting for its sshd" in one.said for one in both))
-    first = next(one for one in both if "waiting for its sshd" in one.said)
+    wait_for(lambda: any("connecting over SSH" in one.said for one in both))
+    first = next(one for one in both if "connecting over SSH" in one.said)
     first.kill()
     second = both[1 - both.index(first)]
-    wait_for(lambda: "waiting for its sshd" in second.said)
+    wait_for(lambda: "connecting over SSH" in second.said)
     assert "creating a server" not in second.said
     second.kill()
     assert len(bed.living()) == 1

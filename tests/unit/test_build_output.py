@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from labctl.events import Event, Note, Progress, Question
-from labctl.runs.build_output import BuildLines, OutputLines, PullLines, describe_instruction
+from labctl.runs.build_output import (
+    BuildLines,
+    OutputLines,
+    PullLines,
+    describe_instruction,
+    join_plain,
+)
 
 CLASSIC = """Sending build context to Docker daemon  3.072kB
 Step 1/3 : FROM docker.io/library/python:3.12-slim
@@ -113,3 +119,7 @@ def test_the_layers_of_a_pull() -> None:
 )
 def test_an_instruction_in_words(instruction: str, words: str) -> None:
     assert describe_instruction(instruction).endswith(words)
+
+
+def test_the_colors_of_a_terminal_are_left_out() -> None:
+    assert join_plain(["\x1b[91mE: no space\x1b[0m", "left\r"]) == "E: no space\nleft"

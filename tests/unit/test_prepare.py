@@ -12,7 +12,7 @@ from labctl.commands.probe import NOT_INSTALLED, SCRIPT
 from labctl.errors import LabError, PolicyError
 from labctl.events import Event, Note, Question, SilentReporter
 from labctl.model import Endpoint, Gpu, GpuNeed, Need, Offer, Server, ServerFacts
-from labctl.servers.gpus import is_gpu_model, select_gpus
+from labctl.servers.gpus import OTHER_SERVER, is_gpu_model, select_gpus
 from labctl.servers.playbooks import read_event, run_playbook
 from labctl.servers.prepare import playbook_hash, prepare
 from labctl.transports import Result
@@ -307,3 +307,9 @@ def test_a_server_that_is_ended_beneath_its_preparation_is_named(tmp_path: Path)
     with pytest.raises(LabError, match="i-1 was removed while it was being prepared"):
         run_playbook(host, tmp_path, SilentReporter())
     assert not gone.exists()
+
+
+def test_an_option_is_not_blamed_on_lab_yaml() -> None:
+    with pytest.raises(PolicyError) as caught:
+        select_gpus(need("A100", 1), with_gpus(T4), hint=OTHER_SERVER)
+    assert caught.value.hint == OTHER_SERVER
