@@ -13,7 +13,7 @@ from labctl.events import Note, Progress, Reporter
 
 # The classic builder, and BuildKit with the name of a stage in front of the number.
 STEP = re.compile(r"^(?:Step (\d+)/(\d+) : (.*)|#\d+ \[[^\]]*?(\d+)/(\d+)\] (.*))")
-EXPORT = re.compile(r"^#\d+ exporting to ")
+EXPORT = re.compile(r"^(?:#\d+ exporting to |Successfully built )")
 # A layer in the output of the engine, and of BuildKit with its bytes.
 LAYER = re.compile(r"^([0-9a-f]{12}): (Pulling fs layer|Already exists|Pull complete)$")
 LAYER_BYTES = re.compile(r"^#\d+ (sha256:[0-9a-f]{64}) ([\d.]+)([kMG]?B) / ([\d.]+)([kMG]?B)")

@@ -121,7 +121,7 @@ def test_without_capacity_the_next_zone_then_type_then_on_demand(bed: Bed) -> No
     with bed.set(capacity=full), bed.changes() as made:
         said = lab.labctl(*UP, code=75, settings=QUICK)
     tried = [
-        line.split("(aws ")[1].split(")")[0] for line in said.splitlines() if "  creating" in line
+        line.split(": aws ")[1].split(" (")[0] for line in said.splitlines() if "  creating" in line
     ]
     assert tried == list(dict.fromkeys(tried)), "one zone was asked twice"
     order = list(dict.fromkeys((words.split()[0], words.split(None, 3)[3]) for words in tried))

@@ -74,6 +74,7 @@ def test_the_classic_builder() -> None:
         (0, 3, f"{base}, 2 of 2 layers"),
         (1, 3, "step 2 of 3, running echo"),
         (2, 3, "step 3 of 3, setting options of the image"),
+        (3, 3, "storing the image"),
     ]
     assert events.notes[1] == "step 2 of 3: running echo"
 
