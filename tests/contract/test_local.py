@@ -57,6 +57,31 @@ def test_claims_at_once_get_a_volume_each(local_provider: LocalProvider, server_
 
 
 @pytest.mark.engine
+def test_a_volume_that_is_being_filled_is_not_claimed(server_image: str) -> None:
+    owner = f"filling-{secrets.token_hex(4)}"
+    with engine.connect() as docker:
+
+        def make(name: str, volume: str) -> Any:
+            return never_started(docker, server_image, name, volume)
+
+        def fill(name: str, volume: str) -> None:
+            helper = make(name, volume)
+            meanwhile = cache.claim(docker, owner, make)
+            claimed.append(cache.get_volume(meanwhile))
+            for container in (meanwhile, helper):
+                container.remove(force=True)
+            assert claimed != [volume]
+
+        claimed: list[str] = []
+        made = cache.claim(docker, owner, make, fill)
+        claimed.append(cache.get_volume(made))
+        made.remove(force=True)
+        assert len(claimed) == 2
+        for volume in cache.list_free_volumes(docker, owner):
+            docker.volumes.get(volume).remove()
+
+
+@pytest.mark.engine
 def test_freed_volume_is_taken_again(local_provider: LocalProvider, server_image: str) -> None:
     def claim_and_free() -> str:
         with engine.connect() as docker:

@@ -216,11 +216,10 @@ class LocalProvider:
                 cpus=self.settings.cpus,
             )
 
-        def fill(volume: str) -> bool:
-            owner, wanted = self.context.owner, request.image
-            return bool(wanted) and image_copy.copy_images(
-                docker, server_image, owner, wanted, volume, self.context.progress
-            )
+        def fill(name: str, volume: str) -> None:
+            owner, wanted, progress = self.context.owner, request.image, self.context.progress
+            if wanted:
+                image_copy.copy_images(docker, server_image, owner, wanted, name, volume, progress)
 
         container = cache.claim(docker, self.context.owner, make, fill)
         try:

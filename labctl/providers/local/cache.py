@@ -20,7 +20,6 @@ from labctl.providers.local import engine
 if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
-    from docker.models.volumes import Volume
 
 LABEL = "labctl.cache"
 MOUNT_POINT = "/var/lib/docker"
@@ -44,12 +43,12 @@ def claim(
     docker: DockerClient,
     owner: str,
     make: Callable[[str, str], Container],
-    fill: Callable[[str], bool] = lambda volume: False,
+    fill: Callable[[str, str], None] = lambda name, volume: None,
 ) -> Container:
     """Create a container with `make(name, volume)` that is the only one with its volume.
 
-    If no volume of the pool is free, `fill(volume)` may fill a new one with images. If it returns
-    False, another one is created, which is empty.
+    If no volume of the pool is free, `fill(name, volume)` may put images into a new one. It works
+    in a container of that name, so that no other process claims the volume meanwhile.
     """
     from docker.errors import APIError
 
@@ -61,7 +60,7 @@ def claim(
             if error.status_code == engine.CONFLICT:
                 continue
             raise
-        if _is_only_user(docker, container, volume):
+        if is_only_user(docker, container, volume):
             return container
         container.remove(force=True)
     raise AssertionError("there is always one more new volume")
@@ -78,20 +77,23 @@ def get_volume(container: Container) -> str:
     return next((m["Name"] for m in mounts if m["Destination"] == MOUNT_POINT), "")
 
 
-def _new_volumes(docker: DockerClient, owner: str, fill: Callable[[str], bool]) -> Iterator[str]:
-    volume = _create_volume(docker, owner)
-    if fill(volume.name):
-        yield volume.name
-    else:
-        volume.remove()
+def _new_volumes(
+    docker: DockerClient, owner: str, fill: Callable[[str, str], None]
+) -> Iterator[str]:
+    first = _create_volume(docker, owner)
+    fill(first + _SUFFIX, first)
+    yield first
     while True:
-        yield _create_volume(docker, owner).name
+        yield _create_volume(docker, owner)
 
 
-def _create_volume(docker: DockerClient, owner: str) -> Volume:
-    return docker.volumes.create(f"labctl-cache-{secrets.token_hex(4)}", labels={LABEL: owner})
+def _create_volume(docker: DockerClient, owner: str) -> str:
+    name = f"labctl-cache-{secrets.token_hex(4)}"
+    docker.volumes.create(name, labels={LABEL: owner})
+    return name
 
 
-def _is_only_user(docker: DockerClient, container: Container, volume: str) -> bool:
+def is_only_user(docker: DockerClient, container: Container, volume: str) -> bool:
+    """Whether no other container has the volume."""
     users = docker.containers.list(all=True, sparse=True, filters={"volume": volume})
     return all(user.id == container.id for user in users)

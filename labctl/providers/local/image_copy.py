@@ -7,10 +7,17 @@ copy has not started yet, so copying its files is enough.
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from labctl.providers.local import cache
-from labctl.providers.local.container import OWNER_LABEL, list_labeled
+from labctl.providers.local import cache, engine
+from labctl.providers.local.container import (
+    CREATED_AT_LABEL,
+    OWNER_LABEL,
+    SERVER_LABEL,
+    list_labeled,
+)
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -27,7 +34,8 @@ _STEP = "images from another server on this machine"
 
 # Copies the images and their layers from /from to /to, and nothing of any container. What names
 # others is read before what it names, and moved into place after it: the new engine finds whole
-# images or none. If an image was added or removed meanwhile, the script fails.
+# images or none. If an image was added or removed meanwhile, the script fails. A copy that is cut
+# off costs disk space only.
 _SCRIPT = f"""
 set -eu
 copy() {{ cp -R --no-dereference --preserve=mode,ownership,timestamps,links,xattr "$@"; }}
@@ -37,6 +45,7 @@ free=$(($(stat -f -c '%a * %S' /to)))
 test "$bytes" -le {MOST_BYTES}
 test $((bytes + {SPARE_BYTES})) -le "$free"
 staged=/to/.copying
+trap 'rm -rf $staged' EXIT
 mkdir -p $staged/image/overlay2/layerdb $staged/overlay2
 copy repositories.json $staged/image/overlay2/
 copy imagedb $staged/image/overlay2/
@@ -48,7 +57,6 @@ done
 cmp repositories.json $staged/image/overlay2/repositories.json
 mv $staged/overlay2 /to/
 mv $staged/image /to/
-rmdir $staged
 """
 
 
@@ -57,24 +65,49 @@ def copy_images(
     helper_image: str,
     owner: str,
     reference: str,
+    name: str,
     volume: str,
     progress: Progress,
-) -> bool:
+) -> None:
     """Copy the images of a running server of `owner` that has the image `reference`.
 
-    Returns False without such a server, or if the copy failed; then `volume` must not be used.
+    The copying container is called `name`, which claims `volume`. Without such a server, if another
+    process has the volume, or if the copy fails, there are no images in it.
     """
+    from docker.errors import APIError
     from requests.exceptions import RequestException
 
     source = _find_volume_with(docker, owner, reference)
     if not source:
-        return False
+        return
+    try:
+        helper = _create_helper(docker, helper_image, owner, name, source, volume)
+    except APIError as error:
+        if error.status_code == engine.CONFLICT:
+            return
+        raise
     progress(_STEP, 0, 1)
-    helper = docker.containers.run(
-        helper_image,
+    try:
+        if cache.is_only_user(docker, helper, volume):
+            helper.start()
+            with suppress(RequestException):  # the time is over
+                helper.wait(timeout=LONGEST_S)
+    finally:
+        helper.remove(force=True)
+        progress(_STEP, 1, 1)
+
+
+def _create_helper(
+    docker: DockerClient, image: str, owner: str, name: str, source: str, volume: str
+) -> Container:
+    """Create the copying container, with the labels by which a leftover of it is found."""
+    labels = {SERVER_LABEL: name, OWNER_LABEL: owner, CREATED_AT_LABEL: str(time.time())}
+    return docker.containers.create(
+        image,
         ["-c", _SCRIPT],
+        name=name,
+        labels=labels,
         entrypoint="sh",
-        detach=True,
         network_mode="none",
         # To copy the attributes "trusted.overlay.*", which mark directories as replaced.
         cap_add=["SYS_ADMIN"],
@@ -83,19 +116,14 @@ def copy_images(
             volume: {"bind": "/to", "mode": "rw"},
         },
     )
-    try:
-        return bool(helper.wait(timeout=LONGEST_S)["StatusCode"] == 0)
-    except RequestException:  # the time is over
-        return False
-    finally:
-        helper.remove(force=True, v=True)
-        progress(_STEP, 1, 1)
 
 
 def _find_volume_with(docker: DockerClient, owner: str, reference: str) -> str:
     """Return the volume of a running server that has the image; "" without such a server."""
     for server in list_labeled(docker, f"{OWNER_LABEL}={owner}"):
-        if server.status == "running" and _has_image(server, reference):
+        if cache.is_claim(server) or server.status != "running":
+            continue
+        if _has_image(server, reference):
             return cache.get_volume(server)
     return ""
 
