@@ -119,6 +119,7 @@ def take_gpu_away(lab: LabDirectory, run: str) -> None:
         lab.sh(f"nsenter --target {pid} --mount -- sh -c 'chmod 0 /dev/nvidia*'")
 
 
+@pytest.mark.long
 def test_a_container_that_loses_its_gpu_is_named_everywhere(gpu_lab: LabDirectory) -> None:
     gpu_lab.labctl("run", "--detach", "--id", "bereft", "--", "sh", "-c", UNTIL_GO)
     file = f"{gpu_lab.place('bereft')}/.labctl/{STATE}"

@@ -102,6 +102,7 @@ def test_up_loads_an_image_in_advance(labs: TwoLabs) -> None:
     wait_for(lambda: labs.second.student(f"docker images -q {labs.image}"))
 
 
+@pytest.mark.long
 def test_a_damaged_archive_is_refused_and_the_image_built(labs: TwoLabs) -> None:
     labs.forget_image(labs.second)
     archive = labs.archive()

@@ -124,6 +124,7 @@ def test_by_hand_on_the_printed_inventory_changes_nothing(
     assert changed == 0, output
 
 
+@pytest.mark.long
 def test_by_hand_with_a_sudo_password(
     prepared: tuple[Bench, ServerFacts, ServerFacts], folder: Path, tmp_path: Path
 ) -> None:

@@ -187,6 +187,7 @@ def recoverable(lab: LabDirectory, run: str) -> None:
     lab.labctl("pull", run)
 
 
+@pytest.mark.long
 def test_drills_ask_first_and_tell_what_they_cost(drilled: LabDirectory) -> None:
     recoverable(drilled, "killed")
     refused = drilled.labctl("rehearse", "reclaim", code=3)

@@ -57,6 +57,7 @@ def test_a_job_returns_results_and_exit_code_and_removes_its_server(
     assert lab.labctl("logs", "job").stdout == "out\n"
 
 
+@pytest.mark.long
 def test_the_last_of_two_jobs_ends_the_server(lab: LabDirectory) -> None:
     first = start_job(lab, "first", "--up", "--down")
     lab.server_id = lab.json("status")["server"]["id"]

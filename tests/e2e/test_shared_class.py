@@ -86,6 +86,7 @@ def whoami(bed: CourseBed, student: str, lab: Path) -> str:
     return bed.labctl(student, "ssh", "--", "id", "-un", cwd=lab)[0].strip()
 
 
+@pytest.mark.long
 def test_a_class_of_four_with_one_who_joins_late(
     bed: CourseBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,6 +144,7 @@ def test_a_reload_of_units_is_put_off_and_made_up_for(box: Sshd, gpu_container: 
     box.sh(f"test ! -e {PUT_OFF}")
 
 
+@pytest.mark.long
 def test_a_gpu_that_a_reload_takes_is_noticed(
     box: Sshd, tmp_path: Path, base_image: str, small_image: str
 ) -> None:
