@@ -26,7 +26,11 @@ def render(*, has_dataset: bool) -> dict[str, object]:
     source = (TEMPLATE / "lab.yaml.j2").read_text()
     template = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
     text = template.from_string(source).render(
-        lab="digits", provider="local", base_image="python:3.11-slim", has_dataset=has_dataset
+        lab="digits",
+        provider="local",
+        base_image="python:3.11-slim",
+        cpu=True,
+        has_dataset=has_dataset,
     )
     lab: dict[str, object] = yaml.safe_load(text)
     return lab
