@@ -30,6 +30,7 @@ def render(*, has_dataset: bool) -> dict[str, object]:
         provider="local",
         base_image="python:3.11-slim",
         cpu=True,
+        cuda_base="nvidia",
         has_dataset=has_dataset,
     )
     lab: dict[str, object] = yaml.safe_load(text)
