@@ -135,6 +135,8 @@ def describe_instruction(text: str) -> str:
     match keyword.upper():
         case "FROM":
             image = next((word for word in rest.split() if not word.startswith("--")), "")
+            if "$" in image:  # an argument of the build
+                return "getting the base image"
             return f"getting {image.partition('@')[0].rpartition('/')[2]}"
         case "RUN":
             return describe_command(rest)

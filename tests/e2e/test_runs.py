@@ -307,11 +307,12 @@ def test_exec_in_a_run_that_ended_unseen_does_not_look_like_the_command(lab: Lab
     assert "the container of run short is not running" in refused.stderr
 
 
-def test_the_guide_shows_what_labctl_prints_about_a_server(
+def test_the_guide_shows_what_labctl_prints_with_a_server(
     lab: LabDirectory, tmp_path: Path
 ) -> None:
     environ = {**lab.environ, "PATH": f"{make_program(tmp_path)}:{lab.environ['PATH']}"}
-    assert "\n".join(replay(GUIDE, "server", Session(lab.root, environ))) == ""
+    with lab.holding("train.sh", "echo trained\n"):
+        assert "\n".join(replay(GUIDE, "server", Session(lab.root, environ))) == ""
 
 
 def test_json_is_one_object_and_keeps_the_code(lab: LabDirectory) -> None:

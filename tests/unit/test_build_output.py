@@ -104,6 +104,7 @@ def test_the_layers_of_a_pull() -> None:
     ("instruction", "words"),
     [
         ("FROM --platform=linux/amd64 nvcr.io/nvidia/pytorch:25.01 AS base", "pytorch:25.01"),
+        ("FROM ${BASE}", "getting the base image"),
         ("RUN --mount=type=cache,target=/c pip install -r x.txt", "installing Python packages"),
         ("RUN set -eu; if ! python3 -c 'import venv'; then apt-get update; fi", "system packages"),
         ("RUN uv sync --frozen", "installing Python packages"),
