@@ -1,4 +1,4 @@
-"""The project, the home and the runs in which the student guide's commands are typed."""
+"""The project, the home and the runs in which the commands of docs/own-project.md are typed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labctl.model import Run
 from labctl.state import State
 
 ROOT = Path(__file__).parents[1]
-GUIDE = ROOT / "docs" / "student.md"
+GUIDE = ROOT / "docs" / "own-project.md"
 PROJECT = ROOT / "tests" / "guide" / "birds"
 GIB = 1024**3
 OUT_OF_MEMORY = (

@@ -1,4 +1,4 @@
-"""The transcripts of the student guide that need no server, replayed."""
+"""The transcripts of docs/own-project.md that need no server, replayed."""
 
 from __future__ import annotations
 
