@@ -26,7 +26,10 @@ TOGETHER_LONGEST_FIRST = (
     # One lab with services, and what a browser shows of them.
     "e2e/test_forwards_live e2e/test_services e2e/test_serve_live e2e/test_browser "
     "e2e/test_watchdog_jupyter",
+    "e2e/test_image_cache_live",
+    "e2e/test_run_up_down_live",
     "e2e/test_prepare_live",
+    "e2e/test_evaluation_there",
     "e2e/test_shared_server e2e/test_shared_limits",
     "e2e/test_shared_class",
     "e2e/test_dashboard_browser",

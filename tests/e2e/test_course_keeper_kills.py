@@ -87,7 +87,7 @@ def going_up(bed: CourseBed, lab: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-@pytest.mark.parametrize("reached", [attempted, containers])
+@pytest.mark.parametrize("reached", [attempted, pytest.param(containers, marks=pytest.mark.long)])
 def test_a_keeper_killed_inside_a_create_leaves_one_server(
     reached: Callable[[CourseBed], object], bed: CourseBed, lab: Path, log: IO[str]
 ) -> None:

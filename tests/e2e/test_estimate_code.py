@@ -6,6 +6,7 @@ the allocator's own peak over whole training steps.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ TEMPLATE = HERE.parents[1] / "templates" / "image-classifier"
 pytestmark = pytest.mark.train
 
 
+@functools.cache
 def count(function: str, precision: Any = "fp32", optimizer: Any = "adamw") -> ModelMeasurement:
     file = TEMPLATE / "train.py" if function == "build_model" else HERE / "estimate_models.py"
     source = ModelSource(file=file, function=function, root=file.parent)
@@ -90,6 +92,7 @@ def test_the_sample_project_builds_its_own() -> None:
     assert found.parameters == by_layer
 
 
+@pytest.mark.long
 def test_resnet_50_has_its_published_size() -> None:
     """25.6 million parameters; 4.1e9 multiplications and additions forward, so 8.2e9 operations
     (arXiv:1512.03385, table 1, has 3.8e9 with the stride elsewhere)."""

@@ -77,7 +77,7 @@ def test_a_black_hole_is_noticed_and_the_follower_resumes(
     ends_whole(lab, "hole", process)
 
 
-@pytest.mark.parametrize("link", ["kept", "lost"])
+@pytest.mark.parametrize("link", [pytest.param("kept", marks=pytest.mark.long), "lost"])
 def test_a_follower_that_slept_resumes(lab: LabDirectory, followed: Followed, link: str) -> None:
     """Suspended longer than the keep-alives; its network may be gone for as long."""
     run = f"slept-{link}"
@@ -178,7 +178,7 @@ def test_a_disk_that_fills_during_a_run_is_survived(lab: LabDirectory) -> None:
         assert lab.run("echo room").stdout == "room\n"
 
 
-@pytest.mark.parametrize("how", ["reboot", "power loss"])
+@pytest.mark.parametrize("how", [pytest.param("reboot", marks=pytest.mark.long), "power loss"])
 def test_a_restarted_server_is_found_again_and_the_run_told_as_lost(
     lab: LabDirectory, followed: Followed, how: str
 ) -> None:

@@ -91,6 +91,7 @@ def test_a_signal_keeps_run_and_server_and_the_next_job_removes_it(lab: LabDirec
     require_no_server(lab)
 
 
+@pytest.mark.long
 def test_a_failed_build_leaves_its_log_here_and_no_server(lab: LabDirectory) -> None:
     dockerfile = (lab.root / "Dockerfile").read_text()
     with lab.holding("Dockerfile", dockerfile + "RUN echo no such thing; false\n"):

@@ -128,6 +128,16 @@ def assert_resumed(box: Box, lab: Path) -> None:
     assert box.hashes("code") == local_hashes(lab)
 
 
+# Both signals and both sides; the other two pairs only with --long.
+KILLED_PROGRAMS = pytest.mark.parametrize(
+    ("side", "number"),
+    [
+        pytest.param("here", signal.SIGKILL, id="here-19"),
+        pytest.param("there", signal.SIGTERM, id="there-20"),
+        pytest.param("here", signal.SIGTERM, id="here-20", marks=pytest.mark.long),
+        pytest.param("there", signal.SIGKILL, id="there-19", marks=pytest.mark.long),
+    ],
+)
 TRANSFERRING = "pgrep -f 'rsync --serve[r]' || true"
 
 
@@ -149,8 +159,7 @@ def test_18_a_link_cut_during_a_push_is_noticed_and_the_transfer_goes_on(
     assert_resumed(box, lab)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["19", "20"])
-@pytest.mark.parametrize("side", ["here", "there"])
+@KILLED_PROGRAMS
 def test_19_20_a_push_whose_program_is_killed_loses_nothing(
     box: Box, lab: Path, slow: None, side: str, number: signal.Signals
 ) -> None:
@@ -206,8 +215,7 @@ def test_18_a_link_cut_during_a_pull_is_noticed_and_the_transfer_goes_on(
     assert_pull_resumed(box, lab, model)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["19", "20"])
-@pytest.mark.parametrize("side", ["here", "there"])
+@KILLED_PROGRAMS
 def test_19_20_a_pull_whose_program_is_killed_loses_nothing(
     box: Box, lab: Path, slow: None, side: str, number: signal.Signals
 ) -> None:
@@ -441,7 +449,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-@pytest.mark.parametrize("end", ["goes on", "is killed"])
+@pytest.mark.parametrize("end", ["is killed", pytest.param("goes on", marks=pytest.mark.long)])
 def test_41_of_two_pulls_at_once_one_waits_and_the_result_is_whole(
     box: Box, lab: Path, end: str
 ) -> None:

@@ -27,7 +27,7 @@ from labctl.lab import Lab
 from labctl.providers.local import cache, engine
 from labctl.wire.watchdog import RECLAIM_NOTICE, ReclaimNoticeRequest
 
-pytestmark = [pytest.mark.engine, pytest.mark.train]
+pytestmark = [pytest.mark.engine, pytest.mark.train, pytest.mark.long]
 
 RECLAIMS = int(os.environ.get("LABCTL_RECLAIMS", "2"))
 EVERY, EPOCHS = 25, 20
