@@ -14,6 +14,7 @@ from course_context import Class, ClassCloud, StoppableCloud, a_class, roster
 from lab_world import Machine, Recorded, unreachable
 
 from labctl.course import Course
+from labctl.courses import broadcast
 from labctl.courses.broadcast import extend_server, find_run, push_handouts, send_message
 from labctl.courses.context import build_own_context, build_seat_contexts
 from labctl.courses.leftovers import list_leftovers
@@ -454,7 +455,20 @@ def test_the_courses_own_folder_is_never_handed_out(ml: Class, tmp_path: Path) -
         add_handouts(ml.folder, [tmp_path / "none"])
 
 
-def test_a_message_is_text_and_no_command(ml: Class) -> None:
+@pytest.fixture
+def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only terminal of the servers: without it, messages appear in those of this machine."""
+    terminals = tmp_path / "pts"
+    terminals.mkdir()
+    (terminals / "1").touch()
+    script = broadcast._SHOW_SCRIPT.replace("/dev/pts", str(terminals))
+    monkeypatch.setattr(
+        broadcast, "_SHOW_SCRIPT", script.replace("/tmp/tmux-", f"{tmp_path}/tmux-")
+    )
+    return terminals / "1"
+
+
+def test_a_message_is_text_and_no_command(ml: Class, terminal: Path) -> None:
     started(ml)
     text = "room '204'; $(touch pwned) `id` 100%"
     answers = send_message(ml.staff(), ml.folder.list_seats(), text)
@@ -462,6 +476,7 @@ def test_a_message_is_text_and_no_command(ml: Class) -> None:
     home = ml.machine("alice").home
     assert (home / "labctl" / "messages.txt").read_text().endswith(f" {text}\n")
     assert not list(ml.root.rglob("pwned"))
+    assert f"*** course: {text} ***" in terminal.read_text()
     for bad in ("", "\x1b[2J", "two\nlines", "x" * 501):
         with pytest.raises(UsageError):
             send_message(ml.staff(), ml.folder.list_seats(), bad)
@@ -751,7 +766,9 @@ def test_errors_of_a_command_for_one_seat_are_the_courses(
     assert raised.value.hint == "labctl course status --only alice --refresh"
 
 
-def test_a_server_that_a_message_does_not_reach_is_named_by_its_seat(ml: Class) -> None:
+def test_a_server_that_a_message_does_not_reach_is_named_by_its_seat(
+    ml: Class, terminal: Path
+) -> None:
     started(ml)
     ml.machine("bob").error = make_link_lost_error(LOST, "")
     answers = send_message(ml.staff(), ml.folder.list_seats(), "hello")

@@ -79,4 +79,4 @@ EARLY_STOPPING = Reference(
     url="https://www.deeplearningbook.org/contents/regularization.html",
 )
 LAB_FILE = Reference(title="labctl, the commented lab.yaml", url="docs/lab.yaml")
-LABCTL = Reference(title="labctl, error messages", url="docs/errors.md")
+LABCTL = Reference(title="labctl, the rules of explain", url="docs/explain.md")
