@@ -29,6 +29,7 @@ from pathlib import Path
 
 BLOCK = re.compile(r"<!-- transcript: (\w+) -->\n```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ANYTHING = "…"
+FIGURE = re.compile(r"\d+")
 DEADLINE_S = 300.0
 
 
@@ -84,13 +85,18 @@ def list_steps(page: Path, place: str) -> list[Step]:
     return [step for name, block in blocks if name == place for step in parse_steps(block)]
 
 
-def matches(promised: str, printed: str) -> bool:
-    """Whether `printed` is what the page promises; `…` stands for text that varies."""
+def matches(promised: str, printed: str, *, figures_vary: bool = False) -> bool:
+    """Whether `printed` is what the page promises; `…` stands for text that varies.
+
+    With `figures_vary`, any number may stand for a number.
+    """
     pattern = "".join(
         r"(?:.*\n)*" if line.strip() == ANYTHING else
         ".*".join(map(re.escape, line.split(ANYTHING)))
         for line in promised.splitlines(keepends=True)
     )  # fmt: skip
+    if figures_vary:
+        pattern = FIGURE.sub(lambda figure: FIGURE.pattern, pattern)
     return re.fullmatch(pattern, printed) is not None
 
 

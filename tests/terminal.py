@@ -1,0 +1,85 @@
+"""A person's terminal: a shell in a tmux server of its own, typed to and read from the screen."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+PROMPT = "$"
+QUESTION = re.compile(r"\]:$")
+# rows of the screen; what scrolls out stays in tmux's history
+ROWS = 40
+POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """A running terminal. `tmux` are the words that reach its server."""
+
+    tmux: tuple[str, ...]
+
+    def run(self, line: str, answers: Sequence[str], timeout_s: float) -> str:
+        """Type `line`, answer each question in turn, and return what the screen shows below it.
+
+        Lines that the terminal has wrapped are joined, and have no trailing spaces.
+        """
+        self._clear()
+        self._type(line)
+        waiting = list(answers)
+        deadline = time.monotonic() + timeout_s
+        while (last := self._read_lines()[-1]) != PROMPT:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{line!r} still runs:\n" + "\n".join(self._read_lines()))
+            if QUESTION.search(last) and waiting:
+                self._type(waiting.pop(0))
+            time.sleep(POLL_S)
+        assert not waiting, f"{line!r} did not ask for {waiting}"
+        shown = self._read_lines()[:-1]
+        assert shown, f"{line!r} was not typed"
+        assert shown[0] == f"{PROMPT} {line}", shown[0]
+        return "".join(f"{text}\n" for text in shown[1:])
+
+    def _type(self, line: str) -> None:
+        self._call("send-keys", "-l", "--", line)
+        self._call("send-keys", "Enter")
+
+    def _clear(self) -> None:
+        self._call("send-keys", "-R", "C-l")
+        self._call("clear-history")
+        deadline = time.monotonic() + 10
+        while self._read_lines() != [PROMPT]:
+            assert time.monotonic() < deadline, self._read_lines()
+            time.sleep(POLL_S)
+
+    def _read_lines(self) -> list[str]:
+        """Return the lines of the history and the screen that are not empty; at least one."""
+        text = self._call("capture-pane", "-p", "-J", "-S", "-")
+        return [line.rstrip() for line in text.splitlines() if line.strip()] or [""]
+
+    def _call(self, *words: str) -> str:
+        done = subprocess.run([*self.tmux, *words], check=True, capture_output=True, text=True)
+        return done.stdout
+
+
+@contextmanager
+def open_terminal(directory: Path, environ: Mapping[str, str], columns: int) -> Iterator[Terminal]:
+    """Open a terminal in `directory` with this environment alone."""
+    tmux = ("tmux", "-f", "/dev/null", "-L", f"labctl-tests-{secrets.token_hex(4)}")
+    size = ("-x", str(columns), "-y", str(ROWS))
+    shell = f"PS1='{PROMPT} ' exec bash --norc --noprofile"
+    subprocess.run(
+        [*tmux, "new-session", "-d", *size, shell],
+        check=True,
+        cwd=directory,
+        env={"LANG": "C.UTF-8", **environ},
+    )
+    try:
+        yield Terminal(tmux)
+    finally:
+        subprocess.run([*tmux, "kill-server"], check=False)
