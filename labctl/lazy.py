@@ -12,8 +12,9 @@ Python 3.15 has this as `lazy from labctl.lifecycle import down, up`.
 from __future__ import annotations
 
 import builtins
+import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
@@ -40,6 +41,22 @@ class LazyModule(ModuleType):
 
 def _load(module: LazyModule) -> ModuleType:
     return import_module(ModuleType.__getattribute__(module, "__name__"))
+
+
+def offer_names(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
+    """Return the `__getattr__` of a package: it takes each name from its module at the first use.
+
+    `modules` has the module, inside the package, of each name.
+    """
+
+    def load_name(name: str) -> object:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value: object = getattr(import_module(f"{package}.{modules[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return load_name
 
 
 @contextmanager
