@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from labctl.errors import BusyError, CapacityError, LabError, ProviderError, QuotaError, UsageError
 from labctl.errors.subject import Subject
+from labctl.lazy import lazy_imports
 from labctl.model import GIB, CreateServerRequest, Offer, Server
 from labctl.providers.aws import tags
 from labctl.providers.aws.clients import Clients
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 
     from labctl.providers.aws.settings import AwsSettings
     from labctl.providers.aws.tags import OwnedInstance
+
+with lazy_imports(__name__):
+    from botocore import exceptions as boto_errors
 
 # AWS's limit, counted before base64.
 USER_DATA_BYTES = 16 * 1024
@@ -98,14 +102,12 @@ class Launcher:
     def _run(
         self, offer: Offer, request: CreateServerRequest, call: RunInstancesRequestTypeDef
     ) -> OwnedInstance:
-        from botocore.exceptions import ClientError
-
         ec2 = self._clients.get_ec2(offer.region, once=True)
         with translate_errors():
             try:
                 answer = ec2.run_instances(**call)
                 return tags.with_owner(answer["Instances"][0], answer)
-            except ClientError as error:
+            except boto_errors.ClientError as error:
                 code = get_code(error)
                 if code == "IdempotentParameterMismatch":
                     return self._find_by_token(offer.region, request.token, error)
