@@ -35,6 +35,7 @@ from labctl.errors import (
     TransferError,
     UsageError,
 )
+from labctl.lazy import lazy_imports
 from labctl.model import Value
 from labctl.submissions import feedback, receipt
 from labctl.submissions.assignment import Assignment, DeadlineStatus, judge, load_assignment
@@ -43,6 +44,9 @@ from labctl.submissions.feedback import Feedback
 from labctl.submissions.intake import Arrived, Expected, check_arrived, stamp
 from labctl.submissions.receipt import Receipt, Signed
 from labctl.text import bytes_text
+
+with lazy_imports(__name__):
+    import filelock
 
 KEY = "signing-key"
 LOG = "receipts.jsonl"
@@ -361,11 +365,9 @@ class Receiver:
         """Let one process in at a time; a cut connection may still finish its last request."""
         if not folder.is_dir():
             raise TransferError("this bundle was not announced", hint=AGAIN)
-        # Imported late, since students import this module for its values. Not state.locks, which
-        # writes a note: on a full disk that would fail before the receiver can say so.
-        from filelock import FileLock
-
-        with FileLock(folder / ".lock", mode=0o600, fallback_to_soft=False):
+        # Not state.locks, which writes a note: on a full disk that would fail before the receiver
+        # can say so.
+        with filelock.FileLock(folder / ".lock", mode=0o600, fallback_to_soft=False):
             yield
 
 

@@ -13,7 +13,13 @@ from labctl.config import Paths
 from labctl.config.installation import install_command
 from labctl.courses.records.folder import CourseFolder
 from labctl.errors import BusyError, LabError, UsageError
+from labctl.lazy import lazy_imports
 from labctl.state import State
+
+with lazy_imports(__name__):
+    import uvicorn
+
+    from labctl.web import factory
 
 HOST = "127.0.0.1"
 PORT = 8600
@@ -45,12 +51,8 @@ def serve_dashboard(
             why=f"not installed: {', '.join(missing)}",
             hint=install_command("web"),
         )
-    import uvicorn
-
-    from labctl.web.factory import build_dashboard
-
     listener = _open_listener(port)
-    board = build_dashboard(folder.path, folder.id, paths, state, url_file=URL_FILE)
+    board = factory.build_dashboard(folder.path, folder.id, paths, state, url_file=URL_FILE)
     ready = threading.Event()
     board.on_start.append(ready.set)
     server = uvicorn.Server(
