@@ -10,7 +10,6 @@ from labctl.lazy import lazy_imports
 from labctl.providers.aws.request_batcher import Answer, RequestBatcher
 
 if TYPE_CHECKING:
-    import boto3
     from mypy_boto3_ec2 import EC2Client
     from mypy_boto3_pricing import PricingClient
     from mypy_boto3_scheduler import EventBridgeSchedulerClient
@@ -19,7 +18,8 @@ if TYPE_CHECKING:
     from mypy_boto3_sts import STSClient
 
 with lazy_imports(__name__):
-    from botocore import config
+    import boto3
+    from botocore import config as boto_config
 
     from labctl.providers.aws import errors
 
@@ -118,7 +118,7 @@ class Clients:
             return session.client(
                 service,
                 region_name=region,
-                config=config.Config(  # type: ignore[call-arg] # the stubs lack user_agent_appid
+                config=boto_config.Config(  # type: ignore[call-arg] # the stubs lack user_agent_appid
                     connect_timeout=CONNECT_TIMEOUT_S,
                     read_timeout=READ_TIMEOUT_S,
                     retries={"mode": "standard", "total_max_attempts": attempts},

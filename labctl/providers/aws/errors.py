@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from botocore.exceptions import BotoCoreError, ClientError
 
 with lazy_imports(__name__):
-    from botocore import exceptions, parsers
     from botocore import exceptions as boto_errors
+    from botocore import parsers
 
 POLICY_PAGE = "docs/aws.md"
 QUOTAS_LINK = "https://console.aws.amazon.com/servicequotas/home/services/ec2/quotas"
@@ -193,26 +193,28 @@ def _make_denied_error(call: str, code: str, message: str) -> DeniedError:
 def translate_boto_error(error: BotoCoreError) -> LabError:
     """Turn an error that boto3 itself raised, mostly without a reply, into labctl's own error."""
     why = str(error)
-    if isinstance(error, exceptions.ProfileNotFound):
+    if isinstance(error, boto_errors.ProfileNotFound):
         return CredentialsError("the AWS configuration has no such profile", why=why, hint=SIGN_IN)
     if isinstance(
         error,
-        exceptions.NoCredentialsError
-        | exceptions.PartialCredentialsError
-        | exceptions.NoAuthTokenError,
+        boto_errors.NoCredentialsError
+        | boto_errors.PartialCredentialsError
+        | boto_errors.NoAuthTokenError,
     ):
         return CredentialsError("no AWS credentials were found", why=why, hint=SIGN_IN)
     if isinstance(
         error,
-        exceptions.CredentialRetrievalError
-        | exceptions.SSOError
-        | exceptions.TokenRetrievalError
-        | exceptions.RefreshWithMFAUnsupportedError,
+        boto_errors.CredentialRetrievalError
+        | boto_errors.SSOError
+        | boto_errors.TokenRetrievalError
+        | boto_errors.RefreshWithMFAUnsupportedError,
     ):
         return CredentialsError("the AWS credentials cannot be loaded", why=why, hint=SIGN_IN)
     if isinstance(
         error,
-        exceptions.HTTPClientError | exceptions.ConnectionError | exceptions.ConnectionClosedError,
+        boto_errors.HTTPClientError
+        | boto_errors.ConnectionError
+        | boto_errors.ConnectionClosedError,
     ):
         return ConnectError(
             "AWS does not answer",
