@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from labctl.submissions.submit import SubmissionChoice, SubmitResult
     from labctl.sync.pull import PulledRun
     from labctl.sync.push import PushedTree
+    from labctl.wire.runs import RunSpec
 
 with lazy_imports(__name__):
     from labctl.insight import explanation, run_report, top
@@ -201,11 +202,7 @@ class Lab:
         self._require_trust()
         check_files(self.config)
         if recover and (follow or keeper) and id and self._is_unfinished(id):
-            # None if another machine started it.
-            recorded = self.context.state.get_run(self.id, id)
-            if recorded is not None:
-                _require_same_command(recorded, tuple(command))
-                on_start(recorded, True)
+            self._report_found(id, tuple(command), on_start)
             self._hand_over(keeper, id)
             if follow:
                 return self._follow_and_recover(id, on_log)
@@ -215,10 +212,8 @@ class Lab:
             export_lab.check(self.context, keeper_host.KeeperHost(self.context, keeper), server)
         adoption.renew(self.context, server)
         spec = runs.build_spec(self.context, server, tuple(command), id or runs.make_run_id(), tty)
-        if push and first_run.has_run_on_server(self.context, server, spec.image):
-            self.push()
-        elif push:
-            first_run.push_with_image(self.context, server, spec.image)
+        if push:
+            self._push_for_run(server, spec)
         if recover:
             restore.keep_code(self.context, spec)
         run = runs.start(
@@ -236,6 +231,22 @@ class Lab:
         if recover and follow:
             return self._follow_and_recover(run.id, on_log)
         return LabRun(self, run)
+
+    def _report_found(
+        self, run_id: str, command: tuple[str, ...], on_start: Callable[[Run, bool], None]
+    ) -> None:
+        """Report the run to resume; this machine has no record of it if another one started it."""
+        recorded = self.context.state.get_run(self.id, run_id)
+        if recorded is not None:
+            _require_same_command(recorded, command)
+            on_start(recorded, True)
+
+    def _push_for_run(self, server: Server, spec: RunSpec) -> None:
+        """Push code and data; before the first run of an image, side by side with the image."""
+        if first_run.has_run_on_server(self.context, server, spec.image):
+            self.push()
+        else:
+            first_run.push_with_image(self.context, server, spec.image)
 
     def _is_unfinished(self, run_id: str) -> bool:
         return recover.is_unfinished(self.context, run_id)
