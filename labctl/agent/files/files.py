@@ -13,7 +13,7 @@ import shutil
 import stat
 import subprocess
 from pathlib import Path
-from typing import Callable, Iterator, Sequence, Tuple
+from typing import Callable, Iterator, NamedTuple, Sequence, Tuple
 
 from ...wire.files import CommitReply, CommitRequest, PlanReply, PlanRequest, PushedFile
 from ...wire.verbs import HintPart
@@ -37,17 +37,59 @@ def plan(request: PlanRequest) -> PlanReply:
     If all that is needed came with the request, it is committed at once.
     """
     target = PushTarget(request.lab, request.lab_id, request.target)
-    force = request.force
     _drop_fetched(target)
-    removed, conflicts = _find_removed(target, {entry.path for entry in request.files}, force)
-    needed, unsure = [], []
-    for entry in request.files:
+    comparison = _compare(target, request.files, request.force)
+    needed = comparison.needed
+    complete, staged_bytes = _inspect_staged(target, needed)
+    free = count_free_bytes(target.root)
+    missing_bytes = sum(entry.size for entry in needed) - staged_bytes
+    short_bytes = missing_bytes + RESERVE_BYTES - free if needed else 0
+    reply = PlanReply(
+        needed=tuple(entry.path for entry in needed),
+        whole=tuple(complete),
+        staged_bytes=staged_bytes,
+        unsure=tuple(comparison.unsure),
+        conflicts=tuple(sorted(set(comparison.conflicts))),
+        removed=tuple(comparison.removed),
+        short_bytes=max(0, short_bytes),
+        free_bytes=free,
+        staging=str(target.staging),
+    )
+    try:
+        if reply.conflicts or reply.unsure or reply.short_bytes:
+            return reply
+        if needed:
+            return _stage_or_commit(target, needed, request, reply)
+        target.root.mkdir(parents=True, exist_ok=True)
+        _remove(target, comparison.removed)
+        return reply
+    finally:
+        target.save()
+
+
+class _Comparison(NamedTuple):
+    """What a push would do to the tree: send `needed`, remove `removed`, overwrite `conflicts`.
+
+    The client has to hash the files of `unsure` first. All but `needed` are paths.
+    """
+
+    needed: list[PushedFile]
+    unsure: list[str]
+    conflicts: list[str]
+    removed: list[str]
+
+
+def _compare(target: PushTarget, files: Sequence[PushedFile], force: bool) -> _Comparison:
+    """Compare the client's files with the tree; of equal files, adjust record and mode."""
+    removed, conflicts = _find_removed(target, {entry.path for entry in files}, force)
+    comparison = _Comparison([], [], conflicts, removed)
+    for entry in files:
         present, present_stat = target.inspect_file(entry.path)
         if present == NOT_A_FILE:
             conflicts += _list_obstacles(Path(target.at(entry.path)), target.root, removed, force)
             present = ""
         elif not entry.sha256 and present_stat is not None and present_stat.st_size == entry.size:
-            unsure.append(entry.path)
+            comparison.unsure.append(entry.path)
             continue
         elif present == entry.sha256 and present_stat is not None:
             if target.is_edited(entry.path, present):
@@ -57,38 +99,22 @@ def plan(request: PlanRequest) -> PlanReply:
             continue
         if target.is_edited(entry.path, present) and not force:
             conflicts.append(entry.path)
-            continue
-        needed.append(entry)
-    complete, staged_bytes = _inspect_staged(target, needed)
-    free = count_free_bytes(target.root)
-    missing_bytes = sum(entry.size for entry in needed) - staged_bytes
-    short_bytes = missing_bytes + RESERVE_BYTES - free if needed else 0
-    refused = bool(conflicts or unsure or short_bytes > 0)
-    reply = PlanReply(
-        needed=tuple(entry.path for entry in needed),
-        whole=tuple(complete),
-        staged_bytes=staged_bytes,
-        unsure=tuple(unsure),
-        conflicts=tuple(sorted(set(conflicts))),
-        removed=tuple(removed),
-        short_bytes=max(0, short_bytes),
-        free_bytes=free,
-        staging=str(target.staging),
-    )
-    try:
-        if needed and not refused:
-            _stage(target, needed)
-            committed = _commit_inline(target, needed, request.contents or {}, reply.removed, force)
-            if committed:
-                return reply._replace(bad=committed.bad, conflicts=committed.conflicts)
-            basis = str(target.root) if target.root.is_dir() else ""
-            return reply._replace(basis=basis, rsync=read_rsync_version())
-        if not refused:
-            target.root.mkdir(parents=True, exist_ok=True)
-            _remove(target, removed)
-        return reply
-    finally:
-        target.save()
+        else:
+            comparison.needed.append(entry)
+    return comparison
+
+
+def _stage_or_commit(
+    target: PushTarget, needed: list[PushedFile], request: PlanRequest, reply: PlanReply
+) -> PlanReply:
+    """Commit the needed files if they came with the request; else prepare their transfer."""
+    _stage(target, needed)
+    contents = request.contents or {}
+    committed = _commit_inline(target, needed, contents, reply.removed, request.force)
+    if committed:
+        return reply._replace(bad=committed.bad, conflicts=committed.conflicts)
+    basis = str(target.root) if target.root.is_dir() else ""
+    return reply._replace(basis=basis, rsync=read_rsync_version())
 
 
 def _commit_inline(
