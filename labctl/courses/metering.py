@@ -220,39 +220,50 @@ def draft_lines(
             before = LedgerServer(
                 seat, server.created_at, server.created_at, price, account=server.account
             )
-        # An earlier version recorded no account.
-        has_new_account = bool(server.account) and not before.account
-        if snapshot.at - before.until >= (0.0 if has_new_account else LEAST_S):
-            if server.state == "stopped":
-                before.price = 0.0
-            idle_s = snapshot.idle_s.get(server.id, 0.0)
-            drafts.append(
-                _cost_line(
-                    server.id,
-                    before,
-                    snapshot.at,
-                    idle_s,
-                    server.account if has_new_account else "",
-                )
-            )
+        drafts += _draft_cost(server, before, snapshot)
     for server_id, before in servers.items():
-        if server_id in listed_ids or server_id in snapshot.in_progress or before.ended:
-            continue
-        if snapshot.at - before.up_at < snapshot.settle_s:
-            continue
-        if before.provider and snapshot.provider not in ("", before.provider):
-            continue  # another provider answered, which cannot know of its end
-        if _is_unknown(server_id, before, snapshot):
-            continue
-        if snapshot.at > before.until:
-            drafts.append(_cost_line(server_id, before, snapshot.at, 0.0))
-        why = f"{UNSEEN}: its hours count until that was noticed"
-        reason = snapshot.endings.get(server_id)
-        detail = {"server_id": server_id, "unseen": True}
-        if reason:
-            detail["reason"] = reason
-        drafts.append(CourseLedgerDraft(kind="down", seat=before.seat, why=why, detail=detail))
+        if server_id not in listed_ids and _has_ended(server_id, before, snapshot):
+            drafts += _draft_unseen_end(server_id, before, snapshot)
     return drafts
+
+
+def _draft_cost(
+    server: Server, before: LedgerServer, snapshot: ServerSnapshot
+) -> Iterator[CourseLedgerDraft]:
+    """Yield the line of a listed server's cost, if enough time has passed since the last one."""
+    # An earlier version recorded no account.
+    has_new_account = bool(server.account) and not before.account
+    if snapshot.at - before.until < (0.0 if has_new_account else LEAST_S):
+        return
+    if server.state == "stopped":
+        before.price = 0.0
+    idle_s = snapshot.idle_s.get(server.id, 0.0)
+    account = server.account if has_new_account else ""
+    yield _cost_line(server.id, before, snapshot.at, idle_s, account)
+
+
+def _has_ended(server_id: str, before: LedgerServer, snapshot: ServerSnapshot) -> bool:
+    """Tell whether a server that the provider did not list must have ended."""
+    if server_id in snapshot.in_progress or before.ended:
+        return False
+    if snapshot.at - before.up_at < snapshot.settle_s:
+        return False
+    if before.provider and snapshot.provider not in ("", before.provider):
+        return False  # another provider answered, which cannot know of its end
+    return not _is_unknown(server_id, before, snapshot)
+
+
+def _draft_unseen_end(
+    server_id: str, before: LedgerServer, snapshot: ServerSnapshot
+) -> Iterator[CourseLedgerDraft]:
+    """Yield the lines of an end that nobody saw: the cost until now, and the end itself."""
+    if snapshot.at > before.until:
+        yield _cost_line(server_id, before, snapshot.at, 0.0)
+    why = f"{UNSEEN}: its hours count until that was noticed"
+    detail: dict[str, object] = {"server_id": server_id, "unseen": True}
+    if reason := snapshot.endings.get(server_id):
+        detail["reason"] = reason
+    yield CourseLedgerDraft(kind="down", seat=before.seat, why=why, detail=detail)
 
 
 def _is_unknown(server_id: str, before: LedgerServer, snapshot: ServerSnapshot) -> bool:
