@@ -11,6 +11,7 @@ from labctl.courses import metering
 from labctl.courses.context import build_seat_contexts
 from labctl.courses.records.folder import Seat
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
+from labctl.courses.records.ledger_servers import read_servers
 from labctl.courses.records.spending import SeatSpending, allowance_usd, compute_spending
 from labctl.courses.seat_reporter import label_events
 from labctl.courses.server_contents import list_labs
@@ -141,7 +142,7 @@ def _with_ledger_server(row: SeatStatus, entries: Iterable[CourseLedgerEntry]) -
     """Show a server that only the ledger knows: another machine created it, such as the keeper."""
     open_servers = [
         (server_id, server)
-        for server_id, server in metering.read_servers(entries).items()
+        for server_id, server in read_servers(entries).items()
         if not server.ended
     ]
     if not open_servers:
@@ -263,7 +264,7 @@ def find_server(staff: CourseOperator, seat: Seat) -> Server:
     """Return the seat's recorded server; NotFoundError says how to create one."""
     found = staff.state.get_lab_server(seat.lab_id)
     if found is None or found.state in (*ENDED, "stopped"):
-        known = metering.read_servers(staff.folder.ledger.list_entries(seat=seat.name))
+        known = read_servers(staff.folder.ledger.list_entries(seat=seat.name))
         elsewhere = any(not server.ended for server in known.values())
         raise NotFoundError(
             f"{seat.name} has no server" + (" in this machine's records" if elsewhere else ""),
