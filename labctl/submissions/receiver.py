@@ -190,37 +190,47 @@ class Receiver:
         with self._lock(staged.parent):
             if (earlier := self._find_repeated(name, student, sha256)) is not None:
                 return earlier
-            if size > rules.max_size:
-                raise PolicyError(
-                    f"the bundle is too large: {size} bytes",
-                    why=f"{name} accepts at most {rules.max_size} bytes",
-                    hint="labctl submit --dry-run   # lists the sizes",
-                )
-            self._check_open(name, student, self.now() if at is None else at)
-            if len(self.receipts(name, student)) >= MOST_SUBMISSIONS:
-                raise PolicyError(
-                    f"{student} has submitted {name} {MOST_SUBMISSIONS} times",
-                    hint="labctl submit --receipts   # lists them; then ask your instructor",
-                )
+            self._require_permitted(rules, name, student, size, at)
             for other in staged.parent.iterdir():
                 if other != staged and not other.name.startswith("."):
                     other.unlink()
             arrived = staged.stat().st_size if staged.exists() else 0
-            free = shutil.disk_usage(self.directory).free - (size - arrived)
-            if free < RESERVE_BYTES:
-                raise DiskFullError(
-                    "the receiver's disk is full",
-                    why="tell your instructor",
-                    hint="labctl submit   # again, once there is space",
-                )
-            if free < (used_bytes := self._count_bytes(student)):
-                raise DiskFullError(
-                    f"the receiver's disk has no more space for {student}",
-                    why=f"their submissions take {bytes_text(used_bytes)}, more than is left",
-                    hint="submit a smaller checkpoint, or tell your instructor",
-                )
+            self._require_space(student, size - arrived)
             staged.touch(mode=0o600)
         return arrived
+
+    def _require_permitted(
+        self, rules: Assignment, name: str, student: str, size: int, at: float | None
+    ) -> None:
+        """PolicyError if the rules allow no upload of this size now."""
+        if size > rules.max_size:
+            raise PolicyError(
+                f"the bundle is too large: {size} bytes",
+                why=f"{name} accepts at most {rules.max_size} bytes",
+                hint="labctl submit --dry-run   # lists the sizes",
+            )
+        self._check_open(name, student, self.now() if at is None else at)
+        if len(self.receipts(name, student)) >= MOST_SUBMISSIONS:
+            raise PolicyError(
+                f"{student} has submitted {name} {MOST_SUBMISSIONS} times",
+                hint="labctl submit --receipts   # lists them; then ask your instructor",
+            )
+
+    def _require_space(self, student: str, missing_bytes: int) -> None:
+        """DiskFullError if the disk, or the student's share of it, has no room for the rest."""
+        free = shutil.disk_usage(self.directory).free - missing_bytes
+        if free < RESERVE_BYTES:
+            raise DiskFullError(
+                "the receiver's disk is full",
+                why="tell your instructor",
+                hint="labctl submit   # again, once there is space",
+            )
+        if free < (used_bytes := self._count_bytes(student)):
+            raise DiskFullError(
+                f"the receiver's disk has no more space for {student}",
+                why=f"their submissions take {bytes_text(used_bytes)}, more than is left",
+                hint="submit a smaller checkpoint, or tell your instructor",
+            )
 
     def write(
         self, name: str, student: str, sha256: str, size: int, offset: int, part: bytes
