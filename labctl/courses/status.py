@@ -87,36 +87,35 @@ def read_recorded_status(
     now = time.time()
     entries = staff.folder.ledger.list_entries()
     spent = compute_spending(entries, now)
-    servers: dict[str, Server] = {}
-    for server in staff.state.list_servers():
-        servers[server.lab_id] = server  # the newest comes last
-    newest_runs: dict[str, Run] = {}
-    for run in staff.state.list_runs():
-        newest_runs[run.server_id] = run
+    # Of each lab and server, the newest comes last.
+    servers = {server.lab_id: server for server in staff.state.list_servers()}
+    newest_runs = {run.server_id: run for run in staff.state.list_runs()}
     entries_by_seat: dict[str, list[CourseLedgerEntry]] = {}
     for entry in entries:
         entries_by_seat.setdefault(entry.seat, []).append(entry)
     watched = _read_watch_reports(staff, {server.id for server in servers.values()})
     budget_usd = staff.folder.config.lab.server.need.budget_usd
-    rows = []
-    for seat in seats:
+
+    def describe_seat(seat: Seat) -> SeatStatus:
         own_entries = entries_by_seat.get(seat.name, [])
+        spending = spent.get(seat.name, SeatSpending())
         row = SeatStatus(
             seat=seat.name,
             students=seat.students,
-            spent_usd=spent.get(seat.name, SeatSpending()).usd,
-            hours=spent.get(seat.name, SeatSpending()).hours,
+            spent_usd=spending.usd,
+            hours=spending.hours,
             budget_usd=allowance_usd(own_entries, seat.name, budget_usd),
             error=errors.get(seat.name, ""),
         )
-        server_here = servers.get(seat.lab_id)
-        if server_here is None:
-            rows.append(_with_ledger_server(row, own_entries))
-            continue
-        row = _with_server(row, server_here, now)
-        if (report := watched.get(server_here.id)) is not None:
+        server = servers.get(seat.lab_id)
+        if server is None:
+            return _with_ledger_server(row, own_entries)
+        row = _with_server(row, server, now)
+        if (report := watched.get(server.id)) is not None:
             row = _with_watch(row, report, now)
-        rows.append(msgspec.structs.replace(row, run=newest_runs.get(server_here.id)))
+        return msgspec.structs.replace(row, run=newest_runs.get(server.id))
+
+    rows = [describe_seat(seat) for seat in seats]
     running = [row for row in rows if row.state in ("running", "starting")]
     return CourseStatus(
         course=staff.folder.config.name,

@@ -55,21 +55,13 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     failure = ""
     keeper = ""
     if refresh:
-        if context.state.list_events(lab_id=context.lab_id, kind=ledgers.HANDED, limit=1):
-            keeper = reconcile.merge_keeper_records(context)
-        with open_costs.explain_open_costs(context):
-            adopted = adoption.adopt(context)
-            if adopted is not None and adopted.state == "running":
-                gate.admit(context, adopted)
-            kept_disks.list_shown_disks(context)
+        keeper = _refresh_records(context)
     server = context.state.get_lab_server(context.lab_id)
     if refresh and server is not None and server.state == "running":
         held_disks.renew(context, server)
         try:
-            machine = runs.refresh(context, server)
+            machine = _query_server(context, server, why)
             reachable = True
-            reported = parse_watch(machine.watch)
-            record_watch(context, server, guard.watch(context, server) if why else reported)
         except ConnectError as error:
             reachable, failure = False, error.what
     now = time.time()
@@ -93,6 +85,27 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         "runs": list(reversed(context.state.list_runs(context.lab_id))),
         "now": now,
     }
+
+
+def _refresh_records(context: LabContext) -> str:
+    """Merge what the keeper and the provider know into the records; return the keeper's host."""
+    keeper = ""
+    if context.state.list_events(lab_id=context.lab_id, kind=ledgers.HANDED, limit=1):
+        keeper = reconcile.merge_keeper_records(context)
+    with open_costs.explain_open_costs(context):
+        adopted = adoption.adopt(context)
+        if adopted is not None and adopted.state == "running":
+            gate.admit(context, adopted)
+        kept_disks.list_shown_disks(context)
+    return keeper
+
+
+def _query_server(context: LabContext, server: Server, why: bool) -> StatusReply:
+    """Record the server's runs and its watchdog's report, and return its reply."""
+    machine = runs.refresh(context, server)
+    reported = parse_watch(machine.watch)
+    record_watch(context, server, guard.watch(context, server) if why else reported)
+    return machine
 
 
 def _find_interrupted_down(context: LabContext, server: Server) -> InterruptedDown | None:
