@@ -62,6 +62,7 @@ with lazy_imports(__name__):
     from labctl.lifecycle import (
         down,
         export_lab,
+        follow,
         forget,
         keeper_host,
         reconcile,
@@ -257,7 +258,7 @@ class Lab:
             export_lab.export_lab(self.context, host, self.context.get_server(), run_id)
 
     def _follow_and_recover(self, run_id: str, on_log: Callable[[bytes], None]) -> LabRun:
-        return LabRun(self, recover.follow(self.context, run_id, on_log=on_log))
+        return LabRun(self, follow.follow(self.context, run_id, on_log=on_log))
 
     def pull(
         self, run: LabRun | str | None = None, *, everything: bool = False, all_runs: bool = False
