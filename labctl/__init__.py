@@ -9,8 +9,9 @@
 Public names are imported at their first use, so `import labctl` alone is fast.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from labctl.lazy import offer_names
 
 if TYPE_CHECKING:
     from labctl.course import Course
@@ -88,20 +89,14 @@ __all__ = [
 ]
 
 _MODULES = {
+    **dict.fromkeys(__all__, "errors"),
     "Course": "course",
     "GpuNeed": "model",
     "Lab": "lab",
     "Need": "model",
-    "Problem": "errors",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = offer_names(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

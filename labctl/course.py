@@ -20,6 +20,7 @@ from labctl.config import CourseConfig, Paths, find_paths
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.student import Student
 from labctl.events import Reporter, SilentReporter
+from labctl.lazy import lazy_imports
 from labctl.state import State
 
 if TYPE_CHECKING:
@@ -31,9 +32,26 @@ if TYPE_CHECKING:
     from labctl.courses.records.cost_report import CourseCosts
     from labctl.courses.records.gradebook import Grade
     from labctl.courses.release import ReleaseResult
-    from labctl.courses.servers import CourseOperator, SeatOutcome
+    from labctl.courses.servers import SeatOutcome
     from labctl.courses.status import CourseStatus
     from labctl.courses.teardown import SeatEnding
+
+with lazy_imports(__name__):
+    from labctl.courses import (
+        allowances,
+        collect,
+        costs,
+        creation,
+        grades,
+        grading_run,
+        plan,
+        publish,
+        release,
+        servers,
+        status,
+        teardown,
+    )
+    from labctl.courses import keys as course_keys
 
 
 class Course:
@@ -70,15 +88,11 @@ class Course:
 
     def up(self, seats: Sequence[Seat] | None = None) -> list[SeatOutcome]:
         """Start a server for each seat (default: all seats); the outcomes name each failure."""
-        from labctl.courses.servers import bring_up_servers
-
-        return bring_up_servers(self.staff(), self.seats() if seats is None else seats)
+        return servers.bring_up_servers(self.staff(), self.seats() if seats is None else seats)
 
     def status(self, *, refresh: bool = False) -> CourseStatus:
         """Return the state of every seat as recorded; with `refresh`, query the servers first."""
-        from labctl.courses.status import read_status
-
-        return read_status(self.staff(), self.seats(), refresh=refresh)
+        return status.read_status(self.staff(), self.seats(), refresh=refresh)
 
     def down(
         self, seats: Sequence[Seat] | None = None, *, discard: bool = False
@@ -88,30 +102,23 @@ class Course:
         Without `seats`, this includes the seats of students who left or joined a team. The results
         name each failure.
         """
-        from labctl.courses.teardown import end_seats
-
         all_seats = self.folder.list_seats(active_only=False, former=True)
-        return end_seats(self.staff(), all_seats if seats is None else seats, discard=discard)
+        return teardown.end_seats(
+            self.staff(), all_seats if seats is None else seats, discard=discard
+        )
 
     def collect(self, assignment: str) -> Collection:
         """Fetch the submissions, verify their receipts, and return the one that counts per seat."""
-        from labctl.courses.collect import collect
-
-        return collect(self.folder, assignment)
+        return collect.collect(self.folder, assignment)
 
     def grade(self, assignment: str, *, again: bool = False) -> GradingResult:
         """Grade the submissions on the grading server of course.yaml; see docs/grading.md."""
-        from labctl.courses.grading_run import grade_assignment
-        from labctl.courses.servers import CourseOperator
-
-        staff = CourseOperator(self.folder, self.paths, self.state, self.reporter)
-        return grade_assignment(staff, assignment, again=again)
+        staff = servers.CourseOperator(self.folder, self.paths, self.state, self.reporter)
+        return grading_run.grade_assignment(staff, assignment, again=again)
 
     def release(self, assignment: str) -> ReleaseResult:
         """Let students read their feedback. Asks before it changes a released score."""
-        from labctl.courses.release import release_grades
-
-        return release_grades(self.folder, assignment, reporter=self.reporter)
+        return release.release_grades(self.folder, assignment, reporter=self.reporter)
 
     def invite(
         self,
@@ -126,39 +133,29 @@ class Course:
 
         Each file works once, for `valid_s` seconds.
         """
-        from labctl.courses.keys import AuthorizedKeys
-        from labctl.courses.publish import invite_all
+        keys = course_keys.AuthorizedKeys(self.folder, authorized_keys)
+        return publish.invite_all(
+            self.folder, students, into, keys, host_key=host_key, valid_s=valid_s
+        )
 
-        keys = AuthorizedKeys(self.folder, authorized_keys)
-        return invite_all(self.folder, students, into, keys, host_key=host_key, valid_s=valid_s)
-
-    def staff(self) -> CourseOperator:
+    def staff(self) -> servers.CourseOperator:
         """Return the course with the person who runs this program, for the ledger."""
-        from labctl.courses.creation import current_user
-        from labctl.courses.servers import CourseOperator
-
-        return CourseOperator(self.folder, self.paths, self.state, self.reporter, by=current_user())
+        return servers.CourseOperator(
+            self.folder, self.paths, self.state, self.reporter, by=creation.current_user()
+        )
 
     def plan(self, *, offline: bool = False) -> CoursePlan:
         """Return the servers to create, their cost and the quota. It creates nothing."""
-        from labctl.courses.plan import compute_plan
-
-        return compute_plan(self.staff(), offline=offline)
+        return plan.compute_plan(self.staff(), offline=offline)
 
     def costs(self, *, refresh: bool = False) -> CourseCosts:
         """Return the cost so far; with `refresh`, query the provider first."""
-        from labctl.courses.costs import compute_costs
-
-        return compute_costs(self.staff(), refresh=refresh)
+        return costs.compute_costs(self.staff(), refresh=refresh)
 
     def change_budget(self, student: str, amount: str, why: str = "") -> BudgetChange:
         """Change the budget of a student's seat: "+5" adds five dollars, "25" sets it to 25."""
-        from labctl.courses.allowances import change_budget
-
-        return change_budget(self.staff(), self.folder.find_seat(student), amount, why)
+        return allowances.change_budget(self.staff(), self.folder.find_seat(student), amount, why)
 
     def grades(self, assignment: str) -> list[Grade]:
         """Return a grade for every active student."""
-        from labctl.courses.grades import list_grades
-
-        return list_grades(self.folder, assignment)
+        return grades.list_grades(self.folder, assignment)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from labctl import __version__
 from labctl.config import (
     Paths,
     check_files,
@@ -36,6 +37,7 @@ from labctl.config import (
 )
 from labctl.errors import PolicyError, UsageError
 from labctl.events import Note, Question, Reporter, SharedReporter, SilentReporter
+from labctl.lazy import lazy_imports
 from labctl.model import Need, Run, Server
 from labctl.providers import get_provider_class
 from labctl.servers.context import LabContext
@@ -53,6 +55,32 @@ if TYPE_CHECKING:
     from labctl.submissions.submit import SubmissionChoice, SubmitResult
     from labctl.sync.pull import PulledRun
     from labctl.sync.push import PushedTree
+    from labctl.wire.runs import RunSpec
+
+with lazy_imports(__name__):
+    from labctl.insight import explanation, run_report, top
+    from labctl.lifecycle import (
+        down,
+        export_lab,
+        follow,
+        forget,
+        keeper_host,
+        reconcile,
+        recover,
+        recovery_lock,
+        restore,
+        run_server,
+        spending_policy,
+        status,
+        stop,
+        up,
+    )
+    from labctl.runs import first_run, probe, runs
+    from labctl.servers import adoption
+    from labctl.services import lab_services, model_serving
+    from labctl.state import ledgers
+    from labctl.submissions import bundling, freshness, submit
+    from labctl.sync import lab_files
 
 
 # lab id outside of any lab; no server or run has it
@@ -114,8 +142,6 @@ class Lab:
 
     def up(self, need: Need | None = None) -> LabServer:
         """Return the lab's server, and start one if it has none. `need` overrides lab.yaml."""
-        from labctl.lifecycle.up import up
-
         if not is_trusted(self.context.paths, self.config):
             # Report missing credentials before the question about the file.
             self.context.provider.get_account()
@@ -125,7 +151,7 @@ class Lab:
             server_config = msgspec.structs.replace(self.config.server, need=need)
             self.config = msgspec.structs.replace(self.config, server=server_config)
             self.context = dataclasses.replace(self.context, config=self.config)
-        return LabServer(self, up(self.context))
+        return LabServer(self, up.up(self.context))
 
     def check_run(
         self,
@@ -136,8 +162,6 @@ class Lab:
         keeper: str = "",
     ) -> None:
         """Raise the errors of `run` that this machine can find, before a server costs money."""
-        from labctl.lifecycle import run_server
-
         self._require_trust()
         check_files(self.config)
         recorded = self.context.state.get_run(self.id, id) if id else None
@@ -152,10 +176,8 @@ class Lab:
 
         PolicyError if files were edited on the server, unless `force` is set.
         """
-        from labctl.sync.lab_files import push
-
         check_files(self.config)
-        return push(self.context, self.context.get_server(), force=force)
+        return lab_files.push(self.context, self.context.get_server(), force=force)
 
     def run(
         self,
@@ -178,35 +200,22 @@ class Lab:
         lab is handed over to. With `held`, the run's container is created and waits for the caller
         to start it, so that a terminal can attach first: `docker start --attach --interactive`.
         """
-        from labctl.runs import first_run, runs
-        from labctl.servers.adoption import renew
-
         self._require_trust()
         check_files(self.config)
         if recover and (follow or keeper) and id and self._is_unfinished(id):
-            # None if another machine started it.
-            recorded = self.context.state.get_run(self.id, id)
-            if recorded is not None:
-                _require_same_command(recorded, tuple(command))
-                on_start(recorded, True)
+            self._report_found(id, tuple(command), on_start)
             self._hand_over(keeper, id)
             if follow:
                 return self._follow_and_recover(id, on_log)
             return LabRun(self, runs.find_run(self.context, id))
         server = self.context.get_server()
         if keeper:
-            from labctl.lifecycle import export_lab, keeper_host
-
             export_lab.check(self.context, keeper_host.KeeperHost(self.context, keeper), server)
-        renew(self.context, server)
+        adoption.renew(self.context, server)
         spec = runs.build_spec(self.context, server, tuple(command), id or runs.make_run_id(), tty)
-        if push and first_run.has_run_on_server(self.context, server, spec.image):
-            self.push()
-        elif push:
-            first_run.push_with_image(self.context, server, spec.image)
+        if push:
+            self._push_for_run(server, spec)
         if recover:
-            from labctl.lifecycle import restore
-
             restore.keep_code(self.context, spec)
         run = runs.start(
             self.context,
@@ -218,31 +227,38 @@ class Lab:
             on_log=on_log,
         )
         if recover:
-            from labctl.lifecycle import spending_policy
-
             spending_policy.record_price_limit(self.context, server, run.id)
         self._hand_over(keeper, run.id)
         if recover and follow:
             return self._follow_and_recover(run.id, on_log)
         return LabRun(self, run)
 
-    def _is_unfinished(self, run_id: str) -> bool:
-        from labctl.lifecycle.recover import is_unfinished
+    def _report_found(
+        self, run_id: str, command: tuple[str, ...], on_start: Callable[[Run, bool], None]
+    ) -> None:
+        """Report the run to resume; this machine has no record of it if another one started it."""
+        recorded = self.context.state.get_run(self.id, run_id)
+        if recorded is not None:
+            _require_same_command(recorded, command)
+            on_start(recorded, True)
 
-        return is_unfinished(self.context, run_id)
+    def _push_for_run(self, server: Server, spec: RunSpec) -> None:
+        """Push code and data; before the first run of an image, side by side with the image."""
+        if first_run.has_run_on_server(self.context, server, spec.image):
+            self.push()
+        else:
+            first_run.push_with_image(self.context, server, spec.image)
+
+    def _is_unfinished(self, run_id: str) -> bool:
+        return recover.is_unfinished(self.context, run_id)
 
     def _hand_over(self, keeper: str, run_id: str) -> None:
         if keeper:
-            from labctl.lifecycle.export_lab import export_lab
-            from labctl.lifecycle.keeper_host import KeeperHost
-
-            host = KeeperHost(self.context, keeper)
-            export_lab(self.context, host, self.context.get_server(), run_id)
+            host = keeper_host.KeeperHost(self.context, keeper)
+            export_lab.export_lab(self.context, host, self.context.get_server(), run_id)
 
     def _follow_and_recover(self, run_id: str, on_log: Callable[[bytes], None]) -> LabRun:
-        from labctl.lifecycle.recover import follow
-
-        return LabRun(self, follow(self.context, run_id, on_log=on_log))
+        return LabRun(self, follow.follow(self.context, run_id, on_log=on_log))
 
     def pull(
         self, run: LabRun | str | None = None, *, everything: bool = False, all_runs: bool = False
@@ -252,9 +268,6 @@ class Lab:
         With `everything`, also new files outside `outputs`; with `all_runs`, every run. If the
         server has ended, the files come from the lab's store or from its keeper's copy.
         """
-        from labctl.lifecycle import reconcile
-        from labctl.runs import runs
-
         if reconcile.has_copies(self.context):
             self._require_trust()
         reconcile.reconcile(self.context)
@@ -264,17 +277,13 @@ class Lab:
 
     def forward(self, service: str, *, port: int = 0) -> Forwarding:
         """Open a local port to a service, and start the service if needed; a context manager."""
-        from labctl.services.lab_services import forward
-
-        return forward(self.context, self.context.get_server(), service, port)
+        return lab_services.forward(self.context, self.context.get_server(), service, port)
 
     def serve(self, run: str = "", *, checkpoint: str = "", port: int = 0) -> Forwarding:
         """Serve the model of a run (default: the latest) as POST /predict on a local port.
 
         The result is a context manager, like that of `forward`.
         """
-        from labctl.services import model_serving
-
         server = self.context.get_server()
         choice = model_serving.ServeChoice(run=run, checkpoint=checkpoint)
         return model_serving.forward(
@@ -286,38 +295,28 @@ class Lab:
 
         With `discard`, nothing is downloaded.
         """
-        from labctl.lifecycle.down import down
-
-        return down(self.context, discard=discard)
+        return down.down(self.context, discard=discard)
 
     def stop(self) -> StopResult:
         """Cancel the server's runs and stop it. Its disk is kept, and may cost money.
 
         PolicyError if its provider cannot stop servers.
         """
-        from labctl.lifecycle.stop import stop
-
-        return stop(self.context)
+        return stop.stop(self.context)
 
     def start(self) -> LabServer:
         """Start the lab's stopped server and wait until it is ready; never creates a server."""
-        from labctl.lifecycle.stop import start
-
         self._require_trust()
         check_files(self.config)
-        return LabServer(self, start(self.context))
+        return LabServer(self, stop.start(self.context))
 
     def forget(self) -> UnconfirmedRecords:
         """Drop the records of servers that these credentials do not show; terminate nothing."""
-        from labctl.lifecycle.forget import forget
-
-        return forget(self.context)
+        return forget.forget(self.context)
 
     def status(self, *, refresh: bool = False, why: bool = False) -> dict[str, Any]:
         """Return the lab's record; with `refresh`, query the provider and the server first."""
-        from labctl.lifecycle.status import read_status
-
-        return read_status(self.context, refresh=refresh, why=why)
+        return status.read_status(self.context, refresh=refresh, why=why)
 
     def probe(
         self,
@@ -328,8 +327,6 @@ class Lab:
         on_start: Callable[[Run], None] = lambda run: None,
     ) -> ProbeResult:
         """Run `command` for a share (`1%`) or a number of steps (`200`) and estimate the whole."""
-        from labctl.runs import probe
-
         parsed_amount = probe.parse_amount(amount)
         self._require_trust()
         check_files(self.config)
@@ -339,23 +336,15 @@ class Lab:
 
     def top(self) -> ServerMetrics:
         """Return one sample of the server: GPUs, CPU, memory, and the runs of all its users."""
-        from labctl.insight.top import measure_now
-
-        return measure_now(self.context)
+        return top.measure_now(self.context)
 
     def explain(self, run: str = "") -> Explanation:
         """Explain why a run (default: the latest) is slow or wrong, with evidence and advice."""
-        from labctl.insight.explanation import explain
-        from labctl.lifecycle.reconcile import fetch_logs
-
-        return explain(self.context, fetch_logs(self.context, run))
+        return explanation.explain(self.context, reconcile.fetch_logs(self.context, run))
 
     def report(self, run: str = "", out: Path | None = None) -> Report:
         """Write the results of a run (default: the latest) as one HTML file; see docs/report.md."""
-        from labctl import __version__
-        from labctl.insight.run_report import write_report
-
-        return write_report(self.context, run, out, version=__version__)
+        return run_report.write_report(self.context, run, out, version=__version__)
 
     def submit(
         self, choice: SubmissionChoice | None = None, *, fresh: bool = False
@@ -364,8 +353,6 @@ class Lab:
 
         With `fresh`, download, evaluate and report the run anew first.
         """
-        from labctl.submissions import submit
-
         choice = choice or submit.SubmissionChoice()
         if fresh:
             self.refresh_results(choice)
@@ -373,8 +360,6 @@ class Lab:
 
     def refresh_results(self, choice: SubmissionChoice) -> None:
         """Download, evaluate and report the run that would be submitted."""
-        from labctl.submissions import bundling, freshness, submit
-
         rules = submit.find_assignment(self.config.root, choice.assignment)
         run = freshness.inspect_run(self.context, bundling.find_run(self.context, choice.run)).run
         if not freshness.has_final_files(run, self.config.root / "runs" / run.id):
@@ -385,13 +370,9 @@ class Lab:
     @property
     def keeper(self) -> str:
         """The host whose keeper watches over the lab, or "" without one."""
-        from labctl.state.ledgers import HANDED
-
-        if not self.context.state.list_events(lab_id=self.id, kind=HANDED, limit=1):
+        if not self.context.state.list_events(lab_id=self.id, kind=ledgers.HANDED, limit=1):
             return ""
-        from labctl.lifecycle.recovery_lock import find_keeper
-
-        return find_keeper(self.context)
+        return recovery_lock.find_keeper(self.context)
 
     def _require_trust(self) -> None:
         questions = list_trust_questions(self.config)
@@ -461,8 +442,6 @@ class LabRun:
 
     def wait(self, on_log: Callable[[bytes], None] = lambda block: None) -> Run:
         """Follow the run to its end, reconnecting if needed, and return it with its exit code."""
-        from labctl.runs.runs import watch
-
         context = self.lab.context
-        self.last_known = watch(context, context.get_server(), self.id, on_log=on_log)
+        self.last_known = runs.watch(context, context.get_server(), self.id, on_log=on_log)
         return self.last_known

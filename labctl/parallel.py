@@ -12,9 +12,14 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from labctl.lazy import lazy_imports
+
 if TYPE_CHECKING:
     from concurrent.futures import Future
-    from queue import SimpleQueue
+
+with lazy_imports(__name__):
+    import queue
+    from concurrent import futures
 
 T = TypeVar("T")
 
@@ -83,12 +88,10 @@ class _Group:
         self._hooks: dict[object, Callable[[], object]] = {}
         self._futures: dict[str, Future[Any]] = {}
         # Functions for the calling thread; None says that a part has ended.
-        self._calls: SimpleQueue[Callable[[], None] | None] = _make_queue()
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def run(self, parts: Mapping[str, Callable[[], T]]) -> dict[str, T]:
-        from concurrent.futures import ThreadPoolExecutor
-
-        with ThreadPoolExecutor(len(parts), "labctl-part") as threads:
+        with futures.ThreadPoolExecutor(len(parts), "labctl-part") as threads:
             try:
                 with self._lock:
                     for name, part in parts.items():
@@ -147,9 +150,7 @@ class _Group:
             raise CanceledError
 
     def call_in_caller(self, function: Callable[[], T]) -> T:
-        from concurrent.futures import CancelledError, Future
-
-        answer: Future[T] = Future()
+        answer: futures.Future[T] = futures.Future()
 
         def call() -> None:
             if not answer.set_running_or_notify_cancel():
@@ -163,15 +164,8 @@ class _Group:
             self._calls.put(call)
             try:
                 return answer.result()
-            except CancelledError:
+            except futures.CancelledError:
                 raise CanceledError from None
-
-
-def _make_queue() -> SimpleQueue[Any]:
-    # Imported late, like the rest: most commands import this module but run no parts.
-    from queue import SimpleQueue
-
-    return SimpleQueue()
 
 
 _current: ContextVar[_Group | None] = ContextVar("labctl_parts", default=None)

@@ -13,10 +13,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from labctl.errors import ThrottledError, TurnedAwayError
+from labctl.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState, Retrying
     from tenacity.wait import WaitBaseT
+
+with lazy_imports(__name__):
+    import tenacity
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,7 +44,6 @@ def retry_on(
     would begin after `deadline_s` seconds, or when all `tries` are used. `before_pause` is called
     with each error that is followed by another try.
     """
-    import tenacity
 
     def announce(state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
@@ -82,7 +85,5 @@ def retry_throttled_calls() -> Retrying:
 
 
 def _build_wait(first_s: float, longest_s: float | None) -> WaitBaseT:
-    from tenacity import wait_exponential, wait_random_exponential
-
     half, most = first_s / 2, (first_s if longest_s is None else longest_s) / 2
-    return wait_exponential(half, most) + wait_random_exponential(half, most)
+    return tenacity.wait_exponential(half, most) + tenacity.wait_random_exponential(half, most)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Count violations of the naming rules of CONTRIBUTING.md; fail if a count grew.
+"""Count violations of the rules of CONTRIBUTING.md for names and imports; fail if a count grew.
 
 usage: check_wording.py [--list]
 
@@ -55,7 +55,7 @@ def list_tracked(*patterns: str) -> Iterator[tuple[str, str]]:
 
 
 def check_source(findings: Findings, name: str, text: str) -> None:
-    """Check names of modules, functions and classes, untyped dictionaries, and misused strings."""
+    """Check names, untyped dictionaries, misused strings, and imports inside functions."""
     places = findings.places
     if Path(name).stem.strip("_") in VAGUE_MODULES:
         places["vague_modules"].append(name)
@@ -64,11 +64,22 @@ def check_source(findings: Findings, name: str, text: str) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             if node.name.strip("_") in NO_VERBS:
                 places["functions_without_verb"].append(f"{name}:{node.lineno}: {node.name}")
+            places["indented_imports"] += [f"{name}:{line}" for line in find_imports(node)]
         elif isinstance(node, ast.ClassDef):
             findings.classes[node.name.strip("_")].add(name)
         places["strings_below_constants"] += [
             f"{name}:{line}" for line in find_strings_below_constants(node)
         ]
+
+
+def find_imports(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[int]:
+    """Yield the lines of a function's imports, without those of functions inside it."""
+    nodes: list[ast.AST] = [*function.body]
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node.lineno
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            nodes += ast.iter_child_nodes(node)
 
 
 def find_strings_below_constants(node: ast.AST) -> Iterator[int]:

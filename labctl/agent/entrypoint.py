@@ -31,7 +31,7 @@ VERBS = {
     "grade-clear": "sandbox.grading.clear",
     "check-data": "host.server_data.check_data",
     "plan": "files.files.plan",
-    "commit": "files.files.commit",
+    "commit": "files.commit.commit",
     "edits": "files.edits.edits",
     "home-files": "files.home_files.list_home_files",
     "hashes": "files.content_hashes.hashes",

@@ -12,26 +12,24 @@ from __future__ import annotations
 import gc
 import sys
 
+from labctl.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    from labctl.cli import completion_values, exit_codes, groups, plain_ssh
+    from labctl.config import user_shell
+
 
 def main() -> None:
     """Run the command on the command line and exit with its code."""
     # Imported modules are never garbage. Collecting while they load, and again at exit, would
     # cost a short command 20 ms.
     gc.set_threshold(50_000)
-    if sys.argv[1:2] in (["ssh"], ["exec"]):
-        from labctl.cli.plain_ssh import try_plain_exec, try_plain_ssh
-
-        (try_plain_ssh if sys.argv[1] == "ssh" else try_plain_exec)(sys.argv[2:])
-    if len(sys.argv) == 1:
-        from labctl.config.user_shell import is_completion_request
-
-        if is_completion_request():
-            from labctl.cli.completion_values import answer_shell
-
-            sys.exit(answer_shell())
-    from labctl.cli.exit_codes import run_and_exit
-    from labctl.cli.groups import cli
-
-    code = run_and_exit(cli)
+    if sys.argv[1:2] == ["ssh"]:
+        plain_ssh.try_plain_ssh(sys.argv[2:])
+    if sys.argv[1:2] == ["exec"]:
+        plain_ssh.try_plain_exec(sys.argv[2:])
+    if len(sys.argv) == 1 and user_shell.is_completion_request():
+        sys.exit(completion_values.answer_shell())
+    code = exit_codes.run_and_exit(groups.cli)
     gc.freeze()
     sys.exit(code)

@@ -12,11 +12,15 @@ from labctl.cli.options import open_lab
 from labctl.cli.own_command import SEPARATOR, OwnCommand, require_program, split_words
 from labctl.cli.plain_ssh import replace_with_exec, replace_with_ssh
 from labctl.errors import NotFoundError, UsageError
+from labctl.lazy import lazy_imports
 from labctl.shell import command as words
 from labctl.wire.runs import OPEN_SESSION, RunRequest
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+with lazy_imports(__name__):
+    from labctl.runs import runs
 
 # key in click's context: whether the words of `labctl exec` contain `--`
 HAS_SEPARATOR = "labctl.has_separator"
@@ -34,8 +38,6 @@ def attach_command(ctx: click.Context, run: str) -> None:
     \b
     labctl attach
     """
-    from labctl.runs import runs
-
     lab = open_lab(ctx)
     run_id = runs.find_run(lab.context, run).id
     server = lab.context.get_server()
@@ -85,8 +87,6 @@ def exec_command(ctx: click.Context, typed: tuple[str, ...], command: tuple[str,
     labctl exec -- bash
     labctl exec night -- bash
     """
-    from labctl.runs import runs
-
     lab = open_lab(ctx)
     require_program(f"labctl exec {' '.join(typed[:1])}".rstrip(), command)
     if not command or len(typed) > 1:

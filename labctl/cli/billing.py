@@ -21,6 +21,7 @@ from labctl.cli.options import (
 from labctl.cli.screen import print_json, print_table
 from labctl.config import parse_duration
 from labctl.errors import NoOfferError, UsageError
+from labctl.lazy import lazy_imports
 from labctl.text import (
     bytes_text,
     dollars_text,
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
     from labctl.servers.cost import Costs
     from labctl.state.disks import KeptDisk
     from labctl.wire.watchdog import WatchRecord
+
+with lazy_imports(__name__):
+    from labctl.lifecycle import extend, reconcile
+    from labctl.servers import cost
+    from labctl.servers import disks as server_disks
 
 MAX_OFFERS_SHOWN = 20
 
@@ -114,13 +120,11 @@ def extend_command(ctx: click.Context, span: str, json_: bool) -> None:
     \b
     labctl extend 30m
     """
-    from labctl.lifecycle.extend import extend
-
     try:
         span_s = parse_duration(span)
     except ValueError as error:
         raise UsageError(str(error), hint="labctl extend 30m") from None
-    watch = extend(open_lab(ctx, quiet=json_).context, span_s)
+    watch = extend.extend(open_lab(ctx, quiet=json_).context, span_s)
     if json_:
         print_json({"watch": to_json(watch) if watch else {}})
     elif watch and watch.ttl_left_s is not None:
@@ -154,14 +158,10 @@ def cost_command(ctx: click.Context, all_: bool, json_: bool) -> None:
     labctl cost
     labctl cost --all --json
     """
-    from labctl.servers.cost import compute_costs
-
     lab = open_lab(ctx, quiet=json_, record_only=True, needs_file=not all_)
     if lab.keeper:
-        from labctl.lifecycle.reconcile import merge_keeper_records
-
-        merge_keeper_records(lab.context)
-    lab_costs = compute_costs(lab.context, every_lab=all_)
+        reconcile.merge_keeper_records(lab.context)
+    lab_costs = cost.compute_costs(lab.context, every_lab=all_)
     if json_:
         print_json({"costs": lab_costs})
     else:
@@ -213,10 +213,8 @@ def _cost_text(usd: float | None) -> str:
 
 def _print_kept(disks: Sequence[KeptDisk]) -> None:
     """Print the disks that outlived their servers, their price, and how to use or remove them."""
-    from labctl.servers.disks import describe_kept_disk
-
     for disk in disks:
-        click.echo(clean(describe_kept_disk(disk)))
+        click.echo(clean(server_disks.describe_kept_disk(disk)))
     if disks:
         print_disk_commands()
 

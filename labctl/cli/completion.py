@@ -16,9 +16,15 @@ from labctl.config.user_shell import (
     find_startup_file,
 )
 from labctl.errors import LabError, UsageError
+from labctl.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+with lazy_imports(__name__):
+    from click import shell_completion
+
+    from labctl.cli import groups
 
 SHELLS = ("bash", "zsh", "fish")
 # What precedes click's script in the file that a startup file reads: older ones of bash lack an
@@ -56,14 +62,10 @@ def completion_command(shell: str | None, install: bool) -> None:
 
 def build_script(shell: str) -> str:
     """Return click's script, which asks labctl for the completions of a command line."""
-    from click.shell_completion import get_completion_class
-
-    from labctl.cli.groups import cli
-
-    kind = get_completion_class(shell)
+    kind = shell_completion.get_completion_class(shell)
     if kind is None:
         raise ValueError(f"click does not know {shell}")
-    return kind(cli, {}, "labctl", COMPLETE_VARIABLE).source()
+    return kind(groups.cli, {}, "labctl", COMPLETE_VARIABLE).source()
 
 
 def _find_own_shell(environ: Mapping[str, str]) -> str:

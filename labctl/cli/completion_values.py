@@ -12,12 +12,19 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.errors import LabError
+from labctl.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from labctl.model import Forward, Run
-    from labctl.state import State
+
+with lazy_imports(__name__):
+    from click import shell_completion
+
+    from labctl import config, providers, state
+    from labctl.cli import exit_codes, groups
+    from labctl.config import user_shell
 
 
 def answer_shell() -> int:
@@ -25,11 +32,10 @@ def answer_shell() -> int:
 
     A failure means no completions: a message would end up in the line that the user types.
     """
-    from labctl.cli.groups import cli
-    from labctl.config.user_shell import COMPLETE_VARIABLE
-
     try:
-        cli.main(standalone_mode=False, prog_name="labctl", complete_var=COMPLETE_VARIABLE)
+        groups.cli.main(
+            standalone_mode=False, prog_name="labctl", complete_var=user_shell.COMPLETE_VARIABLE
+        )
     except SystemExit as end:  # how click ends after its reply
         return end.code if isinstance(end.code, int) else 0
     except (Exception, KeyboardInterrupt):
@@ -43,10 +49,8 @@ def complete_runs(
     """Offer the lab's runs on record, the newest first. A second word is no run."""
     if ctx.params.get(param.name or "") and param.nargs == -1:
         return []
-    from labctl.cli.exit_codes import clean
-
     runs = reversed(_list_runs(ctx))
-    helps = {run.id: clean(" ".join(run.summary.split())) for run in runs}
+    helps = {run.id: exit_codes.clean(" ".join(run.summary.split())) for run in runs}
     return _match(helps, incomplete, helps)
 
 
@@ -67,27 +71,21 @@ def complete_providers(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """Offer the installed providers."""
-    from labctl.providers import list_provider_names
-
-    return _match(list_provider_names(), incomplete)
+    return _match(providers.list_provider_names(), incomplete)
 
 
 def complete_files(
     ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem[str]]:
+) -> list[shell_completion.CompletionItem[str]]:
     """Let the shell offer files, as it does for commands that it has no completions for."""
-    from click.shell_completion import CompletionItem
-
-    return [CompletionItem(incomplete, type="file")]
+    return [shell_completion.CompletionItem(incomplete, type="file")]
 
 
 def _match(
     names: Iterable[str], incomplete: str, helps: dict[str, str] | None = None
-) -> list[CompletionItem[str]]:
-    from click.shell_completion import CompletionItem
-
+) -> list[shell_completion.CompletionItem[str]]:
     return [
-        CompletionItem(name, help=(helps or {}).get(name) or None)
+        shell_completion.CompletionItem(name, help=(helps or {}).get(name) or None)
         for name in names
         if name.startswith(incomplete)
     ]
@@ -95,23 +93,16 @@ def _match(
 
 def _find_lab_dir(ctx: click.Context) -> Path:
     """Return the directory of the lab. The callback that sets ctx.obj is not called here."""
-    from labctl.config import find_lab
-
-    path = find_lab(Path(ctx.find_root().params.get("directory") or "."))
+    path = config.find_lab(Path(ctx.find_root().params.get("directory") or "."))
     return path if path.is_dir() else path.parent
 
 
-def _open_state() -> State:
-    from labctl.config import find_paths
-    from labctl.state import State
-
-    return State(find_paths().database, read_only=True)
+def _open_state() -> state.State:
+    return state.State(config.find_paths().database, read_only=True)
 
 
 def _list_runs(ctx: click.Context) -> list[Run]:
-    from labctl.config import read_lab_id
-
-    lab_id = read_lab_id(_find_lab_dir(ctx))
+    lab_id = config.read_lab_id(_find_lab_dir(ctx))
     if not lab_id:
         return []
     with _open_state() as state:
@@ -120,9 +111,7 @@ def _list_runs(ctx: click.Context) -> list[Run]:
 
 def _list_forwards(ctx: click.Context) -> list[Forward]:
     """List the background forwards of the lab; with --all those of all labs."""
-    from labctl.config import read_lab_id
-
-    lab_id = "" if ctx.params.get("all_") else read_lab_id(_find_lab_dir(ctx))
+    lab_id = "" if ctx.params.get("all_") else config.read_lab_id(_find_lab_dir(ctx))
     with _open_state() as state:
         servers = {server.id for server in state.list_servers(lab_id or None)}
         return [one for one in state.list_forwards() if one.server_id in servers]
@@ -130,10 +119,8 @@ def _list_forwards(ctx: click.Context) -> list[Forward]:
 
 def _list_services(ctx: click.Context) -> list[str]:
     """List the services of lab.yaml and those that every lab has."""
-    from labctl.config import KNOWN_SERVICE_PORTS, load_lab
-
     try:
-        own = load_lab(_find_lab_dir(ctx)).services
+        own = config.load_lab(_find_lab_dir(ctx)).services
     except LabError:  # no lab, or a lab.yaml with mistakes, which other commands report
         own = {}
-    return [*own, *(name for name in KNOWN_SERVICE_PORTS if name not in own)]
+    return [*own, *(name for name in config.KNOWN_SERVICE_PORTS if name not in own)]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from labctl.cli.groups import LazyCommands
 from labctl.errors import assign_subject
 from labctl.errors.subject import COURSE
+from labctl.lazy import lazy_imports
 
-if TYPE_CHECKING:
-    from labctl.course import Course
+with lazy_imports(__name__):
+    from labctl import course as course_module
+    from labctl.cli import options
+    from labctl.cli import screen as cli_screen
 
 BEGIN, SERVERS, HAND_IN, MONEY, KEEPER = (
     "Set up",
@@ -77,13 +80,11 @@ def course_command() -> None:
     """
 
 
-def open_course(ctx: click.Context, *, yes: bool = False, quiet: bool = False) -> Course:
+def open_course(
+    ctx: click.Context, *, yes: bool = False, quiet: bool = False
+) -> course_module.Course:
     """Load the course in -C's directory, with events drawn on the screen."""
-    from labctl.cli.options import SCREEN
-    from labctl.cli.screen import Screen
-    from labctl.course import Course
-
-    screen = Screen(yes=yes, quiet=quiet)
-    ctx.meta[SCREEN] = screen
+    screen = cli_screen.Screen(yes=yes, quiet=quiet)
+    ctx.meta[options.SCREEN] = screen
     ctx.call_on_close(screen.stop_drawing)
-    return Course.load(Path(ctx.find_root().obj or "."), reporter=screen)
+    return course_module.Course.load(Path(ctx.find_root().obj or "."), reporter=screen)

@@ -10,7 +10,11 @@ from labctl.cli.course import open_course
 from labctl.cli.course_options import make_staff, only_options, select_seats
 from labctl.cli.options import AUTHORIZED_KEYS, json_option, stop_drawing, yes_option
 from labctl.cli.screen import print_checks, print_json
+from labctl.lazy import lazy_imports
 from labctl.text import dollars_text
+
+with lazy_imports(__name__):
+    from labctl.courses import bake, preflight
 
 
 @click.command("check")
@@ -42,11 +46,9 @@ def check_command(
     labctl course check
     labctl course check --boot
     """
-    from labctl.courses.preflight import check_course
-
     course = open_course(ctx, yes=yes, quiet=json_)
     seats = select_seats(course, only, group)
-    checks = check_course(make_staff(course), seats, boot=boot, keys_file=keys_file)
+    checks = preflight.check_course(make_staff(course), seats, boot=boot, keys_file=keys_file)
     stop_drawing(ctx)
     if json_:
         print_json({"checks": checks})
@@ -71,12 +73,9 @@ def bake_command(ctx: click.Context, drop: bool, yes: bool, json_: bool) -> None
     labctl course bake
     labctl course bake --drop
     """
-    from labctl.courses.bake import bake
-    from labctl.courses.bake import drop_images as remove_image
-
     course = open_course(ctx, yes=yes, quiet=json_)
     if drop:
-        removed = remove_image(make_staff(course))
+        removed = bake.drop_images(make_staff(course))
         if json_:
             print_json({"removed": removed})
         else:
@@ -85,7 +84,7 @@ def bake_command(ctx: click.Context, drop: bool, yes: bool, json_: bool) -> None
                 "servers boot from the provider's own image."
             )
         return
-    image = bake(make_staff(course))
+    image = bake.bake(make_staff(course))
     if json_:
         print_json({"baked": image})
         return

@@ -13,11 +13,15 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
 from labctl.cli.screen import print_json, print_table, wrap_text
 from labctl.courses.costs import compute_costs, format_csv
+from labctl.lazy import lazy_imports
 from labctl.text import dollars_text, optional_text
 
 if TYPE_CHECKING:
     from labctl.courses.records.cost_report import CourseCosts, Forecast, SeatCost
     from labctl.courses.records.folder import CourseFolder
+
+with lazy_imports(__name__):
+    from labctl.courses import allowances
 
 MAX_IDLE_ROWS = 5
 
@@ -169,12 +173,10 @@ def budget_command(
     labctl course budget
     labctl course budget alice +5 --why "second topic"
     """
-    from labctl.courses.allowances import change_budget
-
     course = open_course(ctx, quiet=json_)
     staff = make_staff(course)
     seat = course.folder.find_seat(student) if student else None
-    changed = change_budget(staff, seat, amount, why) if seat and amount else None
+    changed = allowances.change_budget(staff, seat, amount, why) if seat and amount else None
     all_seats = [one for one in compute_costs(staff).seats if not one.seat.startswith(".")]
     seat_costs = [one for one in all_seats if seat is None or one.seat == seat.name]
     if json_:

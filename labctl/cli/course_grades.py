@@ -17,11 +17,16 @@ from labctl.courses.grades import export_grades, list_grades
 from labctl.courses.records.gradebook import Grade, points_text
 from labctl.courses.records.released_grades import change_text
 from labctl.courses.release import release_grades
+from labctl.lazy import lazy_imports
 from labctl.model import Value
 from labctl.text import duration_text
 
 if TYPE_CHECKING:
     from labctl.course import Course
+
+with lazy_imports(__name__):
+    from labctl.cli import submit_output
+    from labctl.courses import allowances
 
 FORMATS = ("own", "canvas", "moodle", "classroom", "nbgrader", "csv")
 
@@ -61,18 +66,17 @@ def due_command(
     \b
     labctl course due hw3 alice +3d --why "ill, with a note"
     """
-    from labctl.cli.submit_output import time_text
-    from labctl.courses.allowances import extend_due_time
-
     folder = open_course(ctx, quiet=json_).folder
-    moved = extend_due_time(folder, assignment, student, time, by=current_user(), why=why)
+    moved = allowances.extend_due_time(
+        folder, assignment, student, time, by=current_user(), why=why
+    )
     if json_:
         print_json({"due": moved})
         return
-    closes = f"; it closes {time_text(moved.closes_at, str(moved.due))}" if moved.closes_at else ""
-    click.echo(
-        f"{assignment} is due for {student} on {time_text(moved.due.at, str(moved.due))}{closes}"
-    )
+    due = submit_output.time_text(moved.due.at, str(moved.due))
+    closes = submit_output.time_text(moved.closes_at, str(moved.due)) if moved.closes_at else ""
+    text = f"{assignment} is due for {student} on {due}"
+    click.echo(f"{text}; it closes {closes}" if closes else text)
 
 
 @click.command("grades", short_help="Show grades, or export them in the roster's format.")

@@ -17,10 +17,14 @@ from labctl.courses import collect
 from labctl.courses.grades import list_grades
 from labctl.courses.grading.results import late_text
 from labctl.courses.release import release_grades
+from labctl.lazy import lazy_imports
 from labctl.text import bytes_text
 
 if TYPE_CHECKING:
     from labctl.courses.grading_run import GradingResult, SeatGrade
+
+with lazy_imports(__name__):
+    from labctl.courses import grading_run
 
 TEMPORARY = 75
 STATES = {
@@ -135,14 +139,12 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
     labctl course grade hw3 --only alice --again
     labctl course grade hw3 --release
     """
-    from labctl.courses.grading_run import grade_assignment
-
     name, json_ = options["name"], options["json_"]
     course = open_course(ctx, yes=options["yes"], quiet=json_)
     staff = make_staff(course, ctx.meta[SCREEN])
     only, group = options["only"], options["group"]
     seats = select_seats(course, only, group, name) if only or group else ()
-    grading = grade_assignment(
+    grading = grading_run.grade_assignment(
         staff,
         name,
         seats,

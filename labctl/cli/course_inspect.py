@@ -19,6 +19,7 @@ from labctl.cli.plain_ssh import replace_with_ssh
 from labctl.cli.runs import write_log
 from labctl.cli.screen import print_json, print_table
 from labctl.errors import UsageError, assign_subject
+from labctl.lazy import lazy_imports
 from labctl.text import dollars_text, duration_text, optional_text, price_text
 
 if TYPE_CHECKING:
@@ -26,6 +27,13 @@ if TYPE_CHECKING:
 
     from labctl.courses.records.folder import Seat
     from labctl.courses.status import CourseStatus, SeatStatus
+
+with lazy_imports(__name__):
+    from labctl.cli import explain
+    from labctl.courses import broadcast, context, status
+    from labctl.insight import explanation as explanations
+    from labctl.lifecycle import reconcile
+    from labctl.runs import runs
 
 # columns from which the table has the server's type
 WIDE = 100
@@ -46,12 +54,10 @@ def status_command(ctx: click.Context, only: str, group: str, refresh: bool, jso
     labctl course status
     labctl course status --refresh --group lab-1
     """
-    from labctl.courses.status import read_status
-
     course = open_course(ctx, quiet=json_)
     unneeded = () if only or group else course.folder.list_unneeded_seats()
     seats = [*select_seats(course, only, group), *unneeded]
-    course_now = read_status(make_staff(course), seats, refresh=refresh)
+    course_now = status.read_status(make_staff(course), seats, refresh=refresh)
     stop_drawing(ctx)
     if json_:
         print_json(course_now)
@@ -171,17 +177,15 @@ def ssh_command(
             "--json needs --all, --only or --group",
             hint="labctl course ssh --all --json -- COMMAND",
         )
-    from labctl.courses.status import build_seat_context, find_server
-
     course = open_course(ctx)
     staff = make_staff(course)
     seat = course.folder.find_seat(words[0])
-    find_server(staff, seat)
+    status.find_server(staff, seat)
     command = words[1:]
     if command[:1] == ("--",):
         command = command[1:]
     tty = not command or (sys.stdin.isatty() and sys.stdout.isatty())
-    context = build_seat_context(staff, seat)
+    context = status.build_seat_context(staff, seat)
     with assign_subject(context.subject):
         replace_with_ssh(context, _command_line(command), tty=tty)
 
@@ -204,13 +208,10 @@ def _command_line(words: tuple[str, ...]) -> str:
 def _run_on_all(
     ctx: click.Context, only: str, group: str, at_once: int, json_: bool, words: tuple[str, ...]
 ) -> int:
-    from labctl.courses.context import make_subject
-    from labctl.courses.status import list_running_servers
-
     course = open_course(ctx, quiet=json_)
-    pairs = list_running_servers(make_staff(course), select_seats(course, only, group))
+    pairs = status.list_running_servers(make_staff(course), select_seats(course, only, group))
     named = [(seat.name, server) for seat, server in pairs]
-    subjects = [make_subject(seat) for seat, _ in pairs]
+    subjects = [context.make_subject(seat) for seat, _ in pairs]
     return run_on_servers(course.paths, named, _command_line(words), at_once, json_, subjects)
 
 
@@ -227,11 +228,8 @@ def logs_command(ctx: click.Context, name: str, run: str, follow: bool, tail: in
     labctl course logs alice
     labctl course logs alice -f
     """
-    from labctl.courses.broadcast import find_run
-    from labctl.runs import runs
-
     course = open_course(ctx)
-    lab, server, latest = find_run(make_staff(course), course.folder.find_seat(name), run)
+    lab, server, latest = broadcast.find_run(make_staff(course), course.folder.find_seat(name), run)
     write = make_safe_log_writer()
     try:
         with assign_subject(lab.subject):
@@ -272,17 +270,12 @@ def explain_command(ctx: click.Context, name: str, run: str, everything: bool, j
     \b
     labctl course explain alice
     """
-    from labctl.cli.explain import print_explanation
-    from labctl.courses.broadcast import find_run
-    from labctl.insight.explanation import explain
-    from labctl.lifecycle.reconcile import fetch_logs
-
     course = open_course(ctx, quiet=json_)
-    lab, _, latest = find_run(make_staff(course), course.folder.find_seat(name), run)
+    lab, _, latest = broadcast.find_run(make_staff(course), course.folder.find_seat(name), run)
     with assign_subject(lab.subject):
-        explanation = explain(lab, fetch_logs(lab, latest.id))
+        explanation = explanations.explain(lab, reconcile.fetch_logs(lab, latest.id))
     stop_drawing(ctx)
     if json_:
         print_json(explanation)
     else:
-        print_explanation(explanation, everything)
+        explain.print_explanation(explanation, everything)

@@ -19,6 +19,7 @@ from labctl.cli.screen import print_json, print_table
 from labctl.commands.systemd import course_unit
 from labctl.config import copy_environment, parse_duration
 from labctl.errors import BusyError, PolicyError, UsageError
+from labctl.lazy import lazy_imports
 from labctl.submissions import REQUEST as SUBMIT_REQUEST
 from labctl.submissions.confinement import UNCONFINED, has_filter, limit_memory
 
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from labctl.courses.records.folder import CourseFolder
+
+with lazy_imports(__name__):
+    from labctl.courses import keys, requests, rpc, seat_operations
+    from labctl.courses import scheduler as course_scheduler
+    from labctl.courses.records import folder as course_folder
+    from labctl.providers import course
+    from labctl.submissions import connection_limits, receiver, service
+    from labctl.web import http_server
 
 # seconds without data after which a student's connection is closed
 IDLE_S = 600
@@ -91,8 +100,6 @@ def invite_command(
 def _select_students(
     folder: CourseFolder, names: tuple[str, ...], everybody: bool, keys_file: Path
 ) -> list[str]:
-    from labctl.courses.keys import AuthorizedKeys
-
     if bool(names) == everybody:
         raise UsageError(
             "no students were named" if not names else "names cannot be combined with --all",
@@ -101,7 +108,7 @@ def _select_students(
         )
     if not everybody:
         return list(names)
-    joined = set(AuthorizedKeys(folder, keys_file).list_students())
+    joined = set(keys.AuthorizedKeys(folder, keys_file).list_students())
     return [student.id for student in folder.list_students() if student.id not in joined]
 
 
@@ -111,12 +118,9 @@ def _select_students(
 @click.option("--joining", type=click.Path(dir_okay=False, path_type=Path))
 def door_command(directory: Path, student: str, joining: Path | None) -> None:
     """Serve one student's connection; sshd runs this for the student's key or join file."""
-    from labctl.courses.records.folder import CourseFolder
-    from labctl.submissions.connection_limits import MAX_MEMORY_BYTES, hold_connection
-
     os.umask(0o077)
     os.nice(NICE)
-    limit_memory(MAX_MEMORY_BYTES)
+    limit_memory(connection_limits.MAX_MEMORY_BYTES)
     command = copy_environment().get("SSH_ORIGINAL_COMMAND", "")
 
     def restart_idle_timer() -> None:
@@ -124,37 +128,33 @@ def door_command(directory: Path, student: str, joining: Path | None) -> None:
         signal.alarm(IDLE_S)
 
     restart_idle_timer()
-    folder = CourseFolder(directory)
-    from labctl.courses.keys import CHECKER, keeper_dir
-    from labctl.courses.rpc import send_error
-
+    folder = course_folder.CourseFolder(directory)
     # A check belongs to no student; its slots are apart from those of a student with its name.
-    kind, name = ("checks", "check") if student == CHECKER else ("doors", student)
+    kind, name = ("checks", "check") if student == keys.CHECKER else ("doors", student)
     try:
-        with hold_connection(keeper_dir(folder) / kind, name):
+        with connection_limits.hold_connection(keys.keeper_dir(folder) / kind, name):
             if joining is not None:
                 _enroll(folder, student, command, joining)
             else:
                 _dispatch_command(folder, student, command, restart_idle_timer)
     except BusyError as error:
-        send_error(sys.stdout.buffer, error)
+        rpc.send_error(sys.stdout.buffer, error)
 
 
 def _dispatch_command(
     folder: CourseFolder, student: str, command: str, restart_idle_timer: Callable[[], None]
 ) -> None:
-    from labctl.providers.course import REQUEST as KEEPER_REQUEST
-
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    if command == KEEPER_REQUEST:
-        from labctl.courses.rpc import relay
-
-        relay(folder.id, student, source, sink, restart_idle_timer)
+    if command == course.REQUEST:
+        rpc.relay(folder.id, student, source, sink, restart_idle_timer)
     elif command in ("", SUBMIT_REQUEST):
-        from labctl.submissions.receiver import Receiver, check_name
-        from labctl.submissions.service import serve
-
-        serve(Receiver(folder.drop), check_name(student), source, sink, restart_idle_timer)
+        service.serve(
+            receiver.Receiver(folder.drop),
+            receiver.check_name(student),
+            source,
+            sink,
+            restart_idle_timer,
+        )
     else:
         raise PolicyError(
             f"{command[:80]!a} cannot be run here",
@@ -164,17 +164,16 @@ def _dispatch_command(
 
 
 def _enroll(folder: CourseFolder, student: str, command: str, keys_file: Path) -> None:
-    from labctl.courses.keys import JOIN_REQUEST, AuthorizedKeys
-    from labctl.courses.rpc import answer_enrollment
-
-    if command != JOIN_REQUEST:
+    if command != keys.JOIN_REQUEST:
         raise PolicyError(
             f"{command[:80]!a} cannot be run here",
             why="this join file can only register one key",
             hint="labctl join FILE",
         )
     line = sys.stdin.buffer.readline(32 * 1024)
-    reply = answer_enrollment(folder, student, line, AuthorizedKeys(folder, keys_file), time.time())
+    reply = rpc.answer_enrollment(
+        folder, student, line, keys.AuthorizedKeys(folder, keys_file), time.time()
+    )
     click.echo(reply)
 
 
@@ -209,34 +208,32 @@ def serve_command(
 
 
 def _run_keeper(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> None:
-    from labctl.courses.keys import AuthorizedKeys
-    from labctl.courses.requests import RequestHandler
-    from labctl.courses.rpc import RpcServer, hold_keeper_lock
-    from labctl.courses.scheduler import CourseScheduler, make_course_log_reporter
-    from labctl.courses.seat_operations import CachingCourseOperator, SeatOperations
-
     course = open_course(ctx)
     folder = course.folder
-    staff = CachingCourseOperator(
-        folder, course.paths, course.state, make_course_log_reporter(log_lines), by="keeper"
+    staff = seat_operations.CachingCourseOperator(
+        folder,
+        course.paths,
+        course.state,
+        course_scheduler.make_course_log_reporter(log_lines),
+        by="keeper",
     )
-    with hold_keeper_lock(folder, course.paths):
-        request_handler = RequestHandler(folder, SeatOperations(staff), tell=log_lines)
-        scheduler = CourseScheduler(
-            staff, request_handler, AuthorizedKeys(folder, keys_file), tell=log_lines
+    with rpc.hold_keeper_lock(folder, course.paths):
+        request_handler = requests.RequestHandler(
+            folder, seat_operations.SeatOperations(staff), tell=log_lines
+        )
+        scheduler = course_scheduler.CourseScheduler(
+            staff, request_handler, keys.AuthorizedKeys(folder, keys_file), tell=log_lines
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: scheduler.stop.set())
         scheduler.restore()
-        with RpcServer(request_handler):
+        with rpc.RpcServer(request_handler):
             seats = len(folder.list_seats())
             log_lines("", f"the keeper of {folder.config.name} started with {seats} seats")
             if not has_filter():
                 log_lines("", f"warning: {UNCONFINED}")
             if dashboard:
-                from labctl.web.http_server import serve_dashboard
-
-                url = serve_dashboard(
+                url = http_server.serve_dashboard(
                     folder, course.paths, course.state, port=port, stop=scheduler.stop
                 )
                 log_lines("", f"dashboard: {url}")

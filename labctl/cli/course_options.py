@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from labctl.errors import NotFoundError, UsageError
+from labctl.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from labctl.course import Course
     from labctl.courses.records.folder import Seat
-    from labctl.courses.servers import CourseOperator
     from labctl.events import Reporter
+
+with lazy_imports(__name__):
+    from labctl.courses import assignment_seats, creation, servers
 
 F = TypeVar("F", bound=Callable[..., Any])
 WHY = click.option("--why", default="", help="Reason, recorded in the ledger.")
@@ -45,13 +48,11 @@ def select_seats(course: Course, only: str, group: str, assignment: str = "") ->
     With `assignment`, they are selected from its seats, which stay as they were when it closed.
     NotFoundError, with the known names, for an unknown name or section.
     """
-    from labctl.courses.assignment_seats import list_assignment_seats
-
     folder = course.folder
     names = [name.strip() for name in only.split(",") if name.strip()]
     if only and not names:
         raise UsageError("--only has no names", hint="--only alice,bob")
-    candidates = list_assignment_seats(folder, assignment) if assignment else None
+    candidates = assignment_seats.list_assignment_seats(folder, assignment) if assignment else None
     seats = list(folder.choose_seats(names, candidates))
     if group:
         members = {student.id for student in folder.list_students() if student.section == group}
@@ -71,11 +72,12 @@ def select_seats(course: Course, only: str, group: str, assignment: str = "") ->
     return seats
 
 
-def make_staff(course: Course, reporter: Reporter | None = None) -> CourseOperator:
+def make_staff(course: Course, reporter: Reporter | None = None) -> servers.CourseOperator:
     """Return the course with the acting person; events go to `reporter`, else to the course's."""
-    from labctl.courses.creation import current_user
-    from labctl.courses.servers import CourseOperator
-
-    return CourseOperator(
-        course.folder, course.paths, course.state, reporter or course.reporter, by=current_user()
+    return servers.CourseOperator(
+        course.folder,
+        course.paths,
+        course.state,
+        reporter or course.reporter,
+        by=creation.current_user(),
     )

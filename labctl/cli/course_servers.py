@@ -16,6 +16,7 @@ from labctl.cli.options import DISCARD, FORGET, SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json
 from labctl.config import parse_duration
 from labctl.errors import UsageError
+from labctl.lazy import lazy_imports
 from labctl.text import dollars_text, duration_text, names_text, price_text
 from labctl.wire.codec import to_json
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from labctl.courses.servers import SeatOutcome
     from labctl.courses.teardown import EndProof, SeatEnding
     from labctl.model import Server
+
+with lazy_imports(__name__):
+    from labctl.courses import broadcast, end_of_term, forget, material, servers, teardown
 
 # placeholder for a seat's name, so that equal messages of several seats compare equal
 SEAT = "\0"
@@ -63,12 +67,10 @@ def up_command(
     labctl course up --only alice,bob
     labctl course up --group lab-1
     """
-    from labctl.courses.servers import bring_up_servers
-
     course = open_course(ctx, yes=yes, quiet=json_)
     seats = select_seats(course, only, group)
     with ClassScreen(ctx.meta[SCREEN], [seat.name for seat in seats]) as screen:
-        outcomes = bring_up_servers(
+        outcomes = servers.bring_up_servers(
             make_staff(course, screen), seats, login_only=login_only, at_once=at_once
         )
     if json_:
@@ -169,14 +171,12 @@ def down_command(
     if end_of_term:
         _end_term(ctx, discard, yes, json_)
         return
-    from labctl.courses.teardown import end_seats
-
     course = open_course(ctx, yes=yes, quiet=json_)
     # Without a selection, include the seats of students who left or joined a team.
     all_seats = list(course.folder.list_seats(active_only=False, former=True))
     seats = select_seats(course, only, group) if only or group else all_seats
     with ClassScreen(ctx.meta[SCREEN], [], done="saved") as screen:
-        endings = end_seats(make_staff(course, screen), seats, discard=discard)
+        endings = teardown.end_seats(make_staff(course, screen), seats, discard=discard)
     if json_:
         print_json({"seats": endings})
     else:
@@ -195,10 +195,8 @@ def _print_down(endings: list[SeatEnding]) -> None:
 
 
 def _forget(ctx: click.Context, yes: bool, json_: bool) -> None:
-    from labctl.courses.forget import forget_lost
-
     course = open_course(ctx, yes=yes, quiet=json_)
-    names = forget_lost(course.staff())
+    names = forget.forget_lost(course.staff())
     if json_:
         print_json({"forgotten": names})
         return
@@ -208,14 +206,14 @@ def _forget(ctx: click.Context, yes: bool, json_: bool) -> None:
 
 
 def _end_term(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> None:
-    from labctl.courses.end_of_term import make_collector, make_revoker
-    from labctl.courses.teardown import end_of_term
-
     course = open_course(ctx, yes=yes, quiet=json_)
     with ClassScreen(ctx.meta[SCREEN], [], done="saved") as screen:
         staff = make_staff(course, screen)
-        proof = end_of_term(
-            staff, collect=make_collector(staff), revoke=make_revoker(staff), discard=discard
+        proof = teardown.end_of_term(
+            staff,
+            collect=end_of_term.make_collector(staff),
+            revoke=end_of_term.make_revoker(staff),
+            discard=discard,
         )
     if json_:
         print_json({"clean": proof.is_clean, "proof": proof})
@@ -258,8 +256,6 @@ def _owner_text(left: ProviderLeftovers, lab_id: str) -> str:
 
 def _next_commands(proof: EndProof) -> list[str]:
     """Return the commands that remove what is left; a repetition does not remove everything."""
-    from labctl.courses.teardown import GIVE_UP
-
     commands = []
     for left in proof.left:
         if left.former and left.has_costs:
@@ -269,9 +265,9 @@ def _next_commands(proof: EndProof) -> list[str]:
         seats = {left.seats.get(lab_id, "") for lab_id in disk_labs} - {""}
         if seats and not left.former:
             up = f"labctl course up --only {','.join(sorted(seats))}"
-            commands.append(f"{up} attaches kept disks again\n        {GIVE_UP}")
+            commands.append(f"{up} attaches kept disks again\n        {teardown.GIVE_UP}")
         elif disk_labs and not left.former:
-            commands.append(GIVE_UP)
+            commands.append(teardown.GIVE_UP)
     return commands or ["labctl course down --end-of-term   # again"]
 
 
@@ -291,14 +287,11 @@ def push_command(
     \b
     labctl course push slides.pdf starter/
     """
-    from labctl.courses.broadcast import push_handouts
-    from labctl.courses.material import add_handouts
-
     course = open_course(ctx, yes=yes, quiet=json_)
     seats = select_seats(course, only, group)
-    names = add_handouts(course.folder, files)
+    names = material.add_handouts(course.folder, files)
     with ClassScreen(ctx.meta[SCREEN], [], done="has them") as screen:
-        outcomes = push_handouts(make_staff(course, screen), seats)
+        outcomes = broadcast.push_handouts(make_staff(course, screen), seats)
     if json_:
         print_json({"files": names, "seats": outcomes})
     else:
@@ -320,10 +313,8 @@ def message_command(ctx: click.Context, text: str, only: str, group: str, json_:
     labctl course message "lab starts at 10"
     labctl course message --group lab-1 "room 204 today"
     """
-    from labctl.courses.broadcast import send_message
-
     course = open_course(ctx, quiet=json_)
-    answers = send_message(make_staff(course), select_seats(course, only, group), text)
+    answers = broadcast.send_message(make_staff(course), select_seats(course, only, group), text)
     if json_:
         print_json({"servers": answers})
     else:
@@ -345,15 +336,13 @@ def extend_command(ctx: click.Context, name: str, span: str, why: str, json_: bo
     \b
     labctl course extend alice 2h --why "long training"
     """
-    from labctl.courses.broadcast import extend_server
-
     course = open_course(ctx, quiet=json_)
     try:
         span_s = parse_duration(span)
     except ValueError as error:
         raise UsageError(str(error), hint=f"labctl course extend {name} 2h") from None
     seat = course.folder.find_seat(name)
-    watch = extend_server(make_staff(course), seat, span_s, why)
+    watch = broadcast.extend_server(make_staff(course), seat, span_s, why)
     left_s = watch.ttl_left_s if watch else None
     if json_:
         print_json({"seat": seat.name, "watch": to_json(watch) if watch else {}})

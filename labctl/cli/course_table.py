@@ -20,7 +20,14 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.screen import Screen
 from labctl.courses.seat_reporter import SeatDone, SeatEvent, SeatNews
 from labctl.events import Event, Note, Question
+from labctl.lazy import lazy_imports
 from labctl.text import duration_text
+
+with lazy_imports(__name__):
+    from rich import console as rich_console
+    from rich import live as rich_live
+    from rich import table as rich_table
+    from rich import text as rich_text
 
 # rows of the terminal that the table leaves free
 ROWS_KEPT_FREE = 6
@@ -121,12 +128,9 @@ class ClassScreen:
 
     def _update_table(self) -> None:
         if self._live is None:
-            from rich.console import Console
-            from rich.live import Live
-
             self._screen.stop_drawing()
-            self._live = Live(
-                console=Console(stderr=True),
+            self._live = rich_live.Live(
+                console=rich_console.Console(stderr=True),
                 get_renderable=self._make_table,
                 refresh_per_second=4,
                 transient=True,
@@ -134,13 +138,11 @@ class ClassScreen:
             self._live.start()
 
     def _make_table(self) -> Any:
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
         with self._rows_lock:
             columns, lines = shutil.get_terminal_size((100, 24))
-            table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), width=columns - 1)
+            table = rich_table.Table(
+                box=None, show_header=False, padding=(0, 2, 0, 0), width=columns - 1
+            )
             table.add_column(no_wrap=True)
             table.add_column(no_wrap=True)
             table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
@@ -149,11 +151,13 @@ class ClassScreen:
             for seat, row in rows[:max_rows]:
                 state = self._done if row.state == "done" else row.state
                 table.add_row(
-                    clean(seat), Text(state, style=STYLES[row.state]), Text(clean(row.text))
+                    clean(seat),
+                    rich_text.Text(state, style=STYLES[row.state]),
+                    rich_text.Text(clean(row.text)),
                 )
             if len(rows) > max_rows:
                 table.add_row(f"and {len(rows) - max_rows} more", "", "")
-            return Group(table, Text(), Text(self._summary_text()))
+            return rich_console.Group(table, rich_text.Text(), rich_text.Text(self._summary_text()))
 
     def _summary_text(self) -> str:
         counts = dict.fromkeys(ORDER, 0)

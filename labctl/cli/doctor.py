@@ -10,7 +10,13 @@ from labctl.cli.options import PROVIDER, json_option, open_lab
 from labctl.cli.screen import print_checks, print_json
 from labctl.config import find_lab, find_paths
 from labctl.errors import ConfigError, LabError, UsageError
+from labctl.lazy import lazy_imports
 from labctl.model import Check
+
+with lazy_imports(__name__):
+    from labctl.cli import doctor_report
+    from labctl.keeper import labs
+    from labctl.lifecycle import doctor, machine_checks
 
 
 @click.command("doctor")
@@ -55,9 +61,7 @@ def doctor_command(
 
 
 def _write_report(ctx: click.Context, file: Path, checks: list[Check]) -> None:
-    from labctl.cli.doctor_report import build_report
-
-    text = build_report(checks, find_lab(Path(ctx.find_root().obj or ".")))
+    text = doctor_report.build_report(checks, find_lab(Path(ctx.find_root().obj or ".")))
     try:
         with file.open("x", encoding="utf-8") as stream:
             stream.write(text)
@@ -71,21 +75,17 @@ def _write_report(ctx: click.Context, file: Path, checks: list[Check]) -> None:
 
 
 def _run_checks(ctx: click.Context, provider: str | None, *, quiet: bool) -> list[Check]:
-    from labctl.keeper.labs import is_running
-    from labctl.lifecycle.doctor import check_own_keeper, list_lab_checks
-    from labctl.lifecycle.machine_checks import list_machine_checks
-
     overrides = {"provider": provider} if provider else {}
-    checks = list_machine_checks(find_paths())
+    checks = machine_checks.list_machine_checks(find_paths())
     try:
-        checks += list_lab_checks(
+        checks += doctor.list_lab_checks(
             open_lab(ctx, quiet=quiet, overrides=overrides, needs_file=False).context
         )
     except ConfigError as error:
         checks.append(_describe_config_error(error))
     except LabError as error:
         checks.append(Check(name="lab", ok=False, detail=error.what, next=error.hint))
-    return checks + check_own_keeper(find_paths(), is_running)
+    return checks + doctor.check_own_keeper(find_paths(), labs.is_running)
 
 
 def _describe_config_error(error: ConfigError) -> Check:

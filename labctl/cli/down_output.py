@@ -6,10 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from labctl.lazy import lazy_imports
+
 if TYPE_CHECKING:
     from labctl.lab import Lab
     from labctl.lifecycle.down import DownResult
     from labctl.model import Resource
+
+with lazy_imports(__name__):
+    from labctl.servers import disks
 
 
 def is_billing(result: DownResult) -> bool:
@@ -61,8 +66,6 @@ def print_disk_commands(*, err: bool = False) -> None:
 
 
 def _describe_leftover(resource: Resource) -> str:
-    from labctl.servers.disks import cost_text, get_id_without_region
-
-    name = get_id_without_region(resource) if resource.expires_at else resource.id
+    name = disks.get_id_without_region(resource) if resource.expires_at else resource.id
     note = f" ({resource.note})" if resource.note and not resource.expires_at else ""
-    return f"left: {resource.kind} {name}: {cost_text(resource)}{note}"
+    return f"left: {resource.kind} {name}: {disks.cost_text(resource)}{note}"

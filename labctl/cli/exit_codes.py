@@ -11,6 +11,12 @@ from typing import Any
 import click
 
 from labctl.errors import ConfigError, InterruptError, LabError
+from labctl.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    import traceback
+
+    from labctl import config
 
 INTERRUPTED = 130
 BUG = 70
@@ -123,11 +129,7 @@ def _parse_command_name(words: list[str]) -> str:
 
 
 def _report_bug(error: Exception) -> int:
-    import traceback
-
-    from labctl.config import find_paths
-
-    directory = find_paths().log_dir
+    directory = config.find_paths().log_dir
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     log = directory / f"bug-{time.strftime('%Y%m%d-%H%M%S')}.log"
     log.write_text("".join(traceback.format_exception(error)))

@@ -14,6 +14,7 @@ from labctl.cli.completion_values import complete_runs
 from labctl.cli.exit_codes import clean, format_next
 from labctl.cli.options import json_option, open_lab, stop_drawing
 from labctl.cli.screen import print_json, print_table
+from labctl.lazy import lazy_imports
 from labctl.text import duration_text, timing_text
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from labctl.insight.profile import ProfileResult
     from labctl.lab import Lab
     from labctl.model import Run
+
+with lazy_imports(__name__):
+    from labctl.insight import profile
 
 MAX_WIDTH = 110
 INDENT = "  "
@@ -225,8 +229,6 @@ def profile_command(
     labctl profile night --steps 3 --open
     labctl profile --no-page --json
     """
-    from labctl.insight import profile
-
     lab = open_lab(ctx, quiet=json_)
     profiled = profile.profile(lab.context, run, steps=steps, warmup=warmup)
     stop_drawing(ctx)
@@ -293,8 +295,6 @@ def _bar_text(share: float) -> str:
 
 
 def _show_page(lab: Lab, profiled: ProfileResult, port: int, open_: bool) -> None:
-    from labctl.insight import profile
-
     with profile.open_page(lab.context, profiled, port) as forward:
         click.echo(f"profile: {forward.url}")
         click.echo(

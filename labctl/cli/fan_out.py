@@ -10,23 +10,25 @@ import click
 from labctl.cli.exit_codes import clean
 from labctl.cli.screen import print_json
 from labctl.config import Paths, find_paths
+from labctl.lazy import lazy_imports
+from labctl.state import State
 
 if TYPE_CHECKING:
     from labctl.errors.subject import Subject
     from labctl.model import Server
     from labctl.servers.fan_out import ServerResult
 
+with lazy_imports(__name__):
+    from labctl.servers import connections, fan_out
+
 OWN_FAILURE = 255
 
 
 def run_on_all_servers(line: str, at_once: int, json_: bool) -> int:
     """Run `line` on the servers of all labs and return the exit code. It needs no lab directory."""
-    from labctl.servers.fan_out import list_running_servers
-    from labctl.state import State
-
     user_paths = find_paths()
     with State(user_paths.database) as state:
-        servers = [(server.alias, server) for server in list_running_servers(state)]
+        servers = [(server.alias, server) for server in fan_out.list_running_servers(state)]
     return run_on_servers(user_paths, servers, line, at_once, json_)
 
 
@@ -39,12 +41,9 @@ def run_on_servers(
     subjects: Sequence[Subject] = (),
 ) -> int:
     """Run `line` on these servers, print the results after their names, return the exit code."""
-    from labctl.servers.connections import Connections
-    from labctl.servers.fan_out import run_on_all
-
     width = max(len(name) for name, _ in named)
-    answers = run_on_all(
-        Connections(user_paths.ssh_dir, user_paths.user_ssh_config),
+    answers = fan_out.run_on_all(
+        connections.Connections(user_paths.ssh_dir, user_paths.user_ssh_config),
         [server for _, server in named],
         line,
         names=[name for name, _ in named],

@@ -12,12 +12,17 @@ from labctl.cli.completion_values import complete_services
 from labctl.cli.options import SCREEN, json_option, open_lab, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.errors import UsageError
+from labctl.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from labctl.cli.screen import Screen
     from labctl.lab import Lab
     from labctl.services.port_forward import Forwarding
     from labctl.services.several_forwards import ReadyForward
+
+with lazy_imports(__name__):
+    from labctl.services import background_forwards, several_forwards
+    from labctl.state import uses
 
 # What is printed about a forward that another process holds.
 _HOLDERS = {
@@ -87,17 +92,12 @@ def forward_command(
         )
     ready = _ReadyUrls(ctx.meta[SCREEN], open_, json_)
     if detach:
-        from labctl.services.several_forwards import detach_forwards
-
-        detach_forwards(lab.context, services, port, ready.add)
+        several_forwards.detach_forwards(lab.context, services, port, ready.add)
         ready.print_json()
         return
-    from labctl.services.several_forwards import open_forwards
-    from labctl.state.uses import hold_use
-
     with (
-        hold_use(lab.context.state, lab.id, "forward"),
-        open_forwards(lab.context, services, port, ready.add) as forwards,
+        uses.hold_use(lab.context.state, lab.id, "forward"),
+        several_forwards.open_forwards(lab.context, services, port, ready.add) as forwards,
     ):
         _wait(forwards, ready)
 
@@ -142,11 +142,8 @@ class _ReadyUrls:
 
 def _list_forwards(lab: Lab, json_: bool) -> None:
     """List the background forwards of all labs, each with the URL that opens it."""
-    from labctl.services.background_forwards import list_forwards
-    from labctl.services.several_forwards import add_tokens
-
     state = lab.context.state
-    forwards = add_tokens(lab.context, list_forwards(state))
+    forwards = several_forwards.add_tokens(lab.context, background_forwards.list_forwards(state))
     if json_:
         print_json({"forwards": forwards})
     elif forwards:
@@ -159,13 +156,11 @@ def _list_forwards(lab: Lab, json_: bool) -> None:
 
 def _stop_forwards(lab: Lab, names: tuple[str, ...], every_lab: bool, json_: bool) -> None:
     """Stop the background forwards of this lab or of all labs; with `names`, only those."""
-    from labctl.services.background_forwards import find_forwards, list_forwards, stop_forward
-
     state = lab.context.state
     server_ids = None if every_lab else {one.id for one in state.list_servers(lab.context.lab_id)}
-    forwards = find_forwards(state, names, server_ids)
+    forwards = background_forwards.find_forwards(state, names, server_ids)
     for forward in forwards:
-        stop_forward(state, forward)
+        background_forwards.stop_forward(state, forward)
     if json_:
         print_json({"forwards": forwards})
         return
@@ -174,5 +169,5 @@ def _stop_forwards(lab: Lab, names: tuple[str, ...], every_lab: bool, json_: boo
         print_table(rows, ("ID", "SERVICE", "STATE"))
         return
     click.echo("No background forwards.", err=True)
-    if others := len(list_forwards(state)):
+    if others := len(background_forwards.list_forwards(state)):
         click.echo(f"Other labs have {others}. To stop all: labctl forward --stop --all", err=True)

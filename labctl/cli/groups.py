@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
 import click
 
 from labctl import __version__
+from labctl.lazy import lazy_imports
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
+with lazy_imports(__name__):
+    import difflib
+
+    from click import shell_completion
+
+    from labctl.config import installation
 
 EVERYDAY = "Everyday commands"
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -83,12 +87,12 @@ class LazyCommands(click.Group):
                     [(name, line) for name, (_, heading, line) in commands if heading == title]
                 )
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+    def shell_complete(
+        self, ctx: click.Context, incomplete: str
+    ) -> list[shell_completion.CompletionItem[str]]:
         """Offer the commands without importing their modules, and the group's options."""
-        from click.shell_completion import CompletionItem
-
         commands = [
-            CompletionItem(name, help=line)
+            shell_completion.CompletionItem(name, help=line)
             for name, (_, heading, line) in self.table.items()
             if heading and name.startswith(incomplete)
         ]
@@ -99,8 +103,6 @@ class LazyCommands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if name not in self.list_commands(ctx) and not name.startswith("-"):
-            import difflib
-
             similar = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
             advice = (
                 f"Did you mean {similar[0]}?" if similar else f"See labctl {self.prefix}--help."
@@ -113,9 +115,7 @@ def _print_version(ctx: click.Context, option: click.Parameter, wanted: bool) ->
     """Print the version; for a clone also its commit, since many commits have one version."""
     if not wanted or ctx.resilient_parsing:
         return
-    from labctl.config.installation import find_commit
-
-    commit = find_commit()
+    commit = installation.find_commit()
     click.echo(f"labctl {__version__}{f' (commit {commit})' if commit else ''}")
     ctx.exit()
 

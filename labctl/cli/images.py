@@ -7,7 +7,11 @@ import click
 from labctl.cli.options import json_option, open_lab
 from labctl.cli.screen import age_text, print_json, print_table
 from labctl.errors import NotFoundError
+from labctl.lazy import lazy_imports
 from labctl.text import bytes_text
+
+with lazy_imports(__name__):
+    from labctl.runs import image_sources
 
 
 @click.command("images")
@@ -23,10 +27,8 @@ def images_command(ctx: click.Context, remove: str | None, json_: bool) -> None:
     labctl images
     labctl images --remove all
     """
-    from labctl.runs.image_sources import open_cache
-
     lab = open_lab(ctx, quiet=json_, record_only=True, needs_file=False)
-    cache = open_cache(lab.context)
+    cache = image_sources.open_cache(lab.context)
     if remove:
         chosen = [i for i in cache.list_images() if remove in ("all", i.reference)]
         if not chosen and remove != "all":

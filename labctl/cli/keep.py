@@ -19,6 +19,7 @@ from labctl.config import Paths, copy_environment, find_paths
 from labctl.errors import LabError, UsageError
 from labctl.errors.replies import as_reply
 from labctl.keeper.workers import RecoveryWorkers
+from labctl.lazy import lazy_imports
 from labctl.lifecycle import kept_labs
 from labctl.model import make_record
 from labctl.state import State
@@ -37,6 +38,12 @@ from labctl.wire.mirrors import StoredFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+with lazy_imports(__name__):
+    from labctl.keeper import labs as keeper_labs
+    from labctl.keeper import recovery_worker
+    from labctl.lifecycle import import_lab, keeper_host
+    from labctl.runs import saved_copies
 
 
 @click.command("keep")
@@ -115,11 +122,9 @@ class KeepContext:
 
 
 def _run_keeper(context: KeepContext) -> None:
-    from labctl.keeper.labs import Keeper, only_keeper
-
     recovery_workers = RecoveryWorkers()
-    with only_keeper(context.paths):
-        keeper = Keeper(
+    with keeper_labs.only_keeper(context.paths):
+        keeper = keeper_labs.Keeper(
             context.paths,
             context.state,
             context.environ,
@@ -136,38 +141,31 @@ def _run_keeper(context: KeepContext) -> None:
 
 
 def _describe_keeper(context: KeepContext, name: str) -> GreetLabKeeperReply:
-    from labctl.keeper.labs import is_running
-    from labctl.lifecycle.import_lab import describe_keeper
-
-    return GreetLabKeeperReply(describe_keeper(context.paths, name, is_running(context.paths)))
+    return GreetLabKeeperReply(
+        import_lab.describe_keeper(context.paths, name, keeper_labs.is_running(context.paths))
+    )
 
 
 def _import_lab(context: KeepContext) -> ImportLabReply:
-    from labctl.keeper.labs import is_running, make_log_reporter
-    from labctl.lifecycle.import_lab import import_lab
-
-    journal = make_log_reporter(lambda name, text: click.echo(text, err=True), "")
-    taken = import_lab(
+    journal = keeper_labs.make_log_reporter(lambda name, text: click.echo(text, err=True), "")
+    taken = import_lab.import_lab(
         sys.stdin.buffer,
         context.paths,
         context.state,
         context.environ,
         journal,
-        running=is_running(context.paths),
+        running=keeper_labs.is_running(context.paths),
     )
     return ImportLabReply(taken)
 
 
 def _describe_lab(context: KeepContext, name: str) -> DescribeKeptLabReply:
-    from labctl.keeper.labs import is_running
-    from labctl.lifecycle.keeper_host import KeeperReport
-
     lab = kept_labs.find_kept_lab(context.paths, name)
-    report = KeeperReport(
+    report = keeper_host.KeeperReport(
         lines=tuple(list_lines(context.state, lab.lab_id)),
         runs=tuple(kept_labs.list_recorded_runs(context.state, lab)),
         round=kept_labs.read_checks(context.paths).get(lab.name),
-        running=is_running(context.paths),
+        running=keeper_labs.is_running(context.paths),
     )
     return DescribeKeptLabReply(make_record(KeeperReportRecord, report))
 
@@ -177,15 +175,13 @@ def _send_run_files(context: KeepContext, name: str, run: str) -> None:
 
     Standard input names the files that the other side has: one JSON object, path -> SHA-256.
     """
-    from labctl.runs.saved_copies import list_outputs, write_tar
-
     out = sys.stdout.buffer
     try:
         sha256_by_path = _parse_hashes(sys.stdin.buffer.readline() or b"{}")
         root = kept_labs.lab_directory(
             context.paths, kept_labs.find_kept_lab(context.paths, name).name
         )
-        files = list_outputs(root, run)
+        files = saved_copies.list_outputs(root, run)
     except LabError as error:
         out.write(encode(as_reply(error)).encode() + b"\n")
         context.code = error.exit_code
@@ -193,7 +189,7 @@ def _send_run_files(context: KeepContext, name: str, run: str) -> None:
     index = {file.path: StoredFile(file.size, file.sha256) for file in files}
     out.write(encode(SendRunReply(index)).encode() + b"\n")
     missing_files = [file for file in files if sha256_by_path.get(file.path) != file.sha256]
-    write_tar(root, run, missing_files, out)
+    saved_copies.write_tar(root, run, missing_files, out)
     out.flush()
 
 
@@ -206,8 +202,6 @@ def _parse_hashes(line: bytes) -> dict[str, str]:
 
 def _recover_runs(context: KeepContext, name: str) -> RecoverRunsReply:
     """Recover a lab's run in this process, which ends when the keeper does."""
-    from labctl.keeper.labs import make_log_reporter
-    from labctl.keeper.recovery_worker import recover_lab
 
     def exit_with_keeper() -> None:
         # Read the descriptor: the lock of sys.stdin must be free when the interpreter exits.
@@ -221,8 +215,8 @@ def _recover_runs(context: KeepContext, name: str) -> RecoverRunsReply:
     if not sys.stdin.isatty():
         threading.Thread(target=exit_with_keeper, daemon=True).start()
     lab = kept_labs.find_kept_lab(context.paths, name)
-    journal = make_log_reporter(log_lines, lab.name)
-    recover_lab(
+    journal = keeper_labs.make_log_reporter(log_lines, lab.name)
+    recovery_worker.recover_lab(
         kept_labs.make_context(lab, context.paths, context.state, journal, context.environ), lab
     )
     return RecoverRunsReply()
@@ -244,9 +238,10 @@ def _install_unit(context: KeepContext) -> None:
 
 
 def _list_labs(context: KeepContext, json_: bool) -> None:
-    from labctl.keeper.labs import describe_kept_labs, is_running
-
-    labs, running = describe_kept_labs(context.paths, context.state), is_running(context.paths)
+    labs, running = (
+        keeper_labs.describe_kept_labs(context.paths, context.state),
+        keeper_labs.is_running(context.paths),
+    )
     if json_:
         print_json({"running": running, "labs": labs})
         return

@@ -12,10 +12,17 @@ from labctl.cli.completion_values import complete_providers
 from labctl.cli.screen import Screen
 from labctl.errors import LabError
 from labctl.events import Note, Reporter
+from labctl.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from labctl.cli.timeline import Timeline
     from labctl.lab import Lab
+
+with lazy_imports(__name__):
+    from labctl import lab as lab_module
+    from labctl.cli import timeline
+    from labctl.servers import kept_disks
+    from labctl.state import disks
 
 # key of the command's Screen in click's context
 SCREEN = "labctl.screen"
@@ -126,7 +133,7 @@ def open_lab(
     needs_file: bool = True,
     everywhere: bool = False,
     timings: bool = False,
-) -> Lab:
+) -> lab_module.Lab:
     """Load the lab of -C's directory or of one above it, with events drawn on the screen.
 
     With `timings`, `find_timeline` has the times of its parts.
@@ -134,18 +141,14 @@ def open_lab(
     An override that is None leaves lab.yaml's value. Expired disks are removed on the way, unless
     only the record is read.
     """
-    from labctl.lab import Lab
-
     set_overrides = {k: v for k, v in (overrides or {}).items() if v is not None}
     screen = Screen(yes=yes, quiet=quiet)
     ctx.meta[SCREEN] = screen
     ctx.call_on_close(screen.stop_drawing)
     reporter: Reporter = screen
     if timings:
-        from labctl.cli.timeline import Timeline
-
-        reporter = ctx.meta[TIMELINE] = Timeline(screen)
-    lab = Lab.load(
+        reporter = ctx.meta[TIMELINE] = timeline.Timeline(screen)
+    lab = lab_module.Lab.load(
         ctx.find_root().obj or ".",
         overrides=set_overrides,
         reporter=reporter,
@@ -164,12 +167,8 @@ def _remove_expired(lab: Lab) -> None:
 
     It must not stop the command that was called.
     """
-    from labctl.state.disks import has_expired
-
-    if not has_expired(lab.context.state, lab.id, lab.config.server.provider):
+    if not disks.has_expired(lab.context.state, lab.id, lab.config.server.provider):
         return
-    from labctl.servers import kept_disks
-
     try:
         kept_disks.remove_expired(lab.context)
     except LabError as error:

@@ -10,10 +10,14 @@ import msgspec
 
 from labctl.cli.options import PROVIDER, json_option, open_lab, yes_option
 from labctl.cli.screen import age_text, print_json, print_table
+from labctl.lazy import lazy_imports
 from labctl.text import dollars_text, price_or_free_text
 
 if TYPE_CHECKING:
     from labctl.servers.leftovers import Orphans
+
+with lazy_imports(__name__):
+    from labctl.servers import disks, leftovers
 
 
 @click.command("orphans")
@@ -60,16 +64,14 @@ def orphans_command(
     labctl orphans --provider aws --all-regions
     labctl orphans --terminate
     """
-    from labctl.servers.leftovers import end_orphans, end_others, find_orphans
-
     overrides = {"provider": provider} if provider else {}
     lab = open_lab(
         ctx, yes=yes, quiet=json_, overrides=overrides, needs_file=False, everywhere=all_regions
     )
-    resources = find_orphans(lab.context)
+    resources = leftovers.find_orphans(lab.context)
     if terminate:
-        resources = end_orphans(lab.context, resources, kept_too=kept_too)
-        resources = end_others(lab.context, resources) if everyone else resources
+        resources = leftovers.end_orphans(lab.context, resources, kept_too=kept_too)
+        resources = leftovers.end_others(lab.context, resources) if everyone else resources
     if json_:
         others = resources.others if everyone else ()
         shown = msgspec.structs.replace(resources, others=others)
@@ -80,8 +82,6 @@ def orphans_command(
 
 
 def _print_orphans(orphans: Orphans, everyone: bool) -> None:
-    from labctl.servers.disks import cost_text, get_id_without_region
-
     others = orphans.others if everyone else ()
     if orphans.others and not everyone:
         _print_others_count(len(orphans.others))
@@ -117,7 +117,9 @@ def _print_orphans(orphans: Orphans, everyone: bool) -> None:
     print_table(rows, ("KIND", "ID", "LAB", "PRICE", "AGE", "STATE"))
     for resource in orphans.resources:
         if resource.expires_at:
-            click.echo(f"kept disk {get_id_without_region(resource)}: {cost_text(resource)}")
+            click.echo(
+                f"kept disk {disks.get_id_without_region(resource)}: {disks.cost_text(resource)}"
+            )
 
 
 def _print_others_count(count: int) -> None:

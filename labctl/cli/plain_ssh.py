@@ -14,13 +14,20 @@ from typing import TYPE_CHECKING
 from labctl.commands.ssh import interactive_argv
 from labctl.errors import LabError
 from labctl.events import Event, Question
+from labctl.lazy import lazy_imports
 from labctl.shell import command as render_words
 from labctl.shell import portable_line
 
 if TYPE_CHECKING:
-    from labctl.lab import Lab
     from labctl.model import Run
     from labctl.servers.context import LabContext
+
+with lazy_imports(__name__):
+    from labctl import lab as lab_module
+    from labctl.cli import screen
+    from labctl.servers import gate
+    from labctl.state import disks
+    from labctl.transports import ssh_client
 
 # Replaces the remote shell with `docker exec`. Docker's own error for a container that has ended
 # would exit with 1, as the user's command may.
@@ -38,14 +45,10 @@ class DeferredScreen:
     """A Reporter that creates the screen, which needs click, when there is something to show."""
 
     def emit(self, event: Event) -> None:
-        from labctl.cli.screen import Screen
-
-        Screen().emit(event)
+        screen.Screen().emit(event)
 
     def confirm(self, decision: Question) -> bool:
-        from labctl.cli.screen import Screen
-
-        return Screen().confirm(decision)
+        return screen.Screen().confirm(decision)
 
 
 def try_plain_ssh(words: Sequence[str]) -> None:
@@ -90,16 +93,12 @@ def try_plain_exec(words: Sequence[str]) -> None:
         return
 
 
-def _load_reachable_lab() -> Lab | None:
+def _load_reachable_lab() -> lab_module.Lab | None:
     """Load the lab that this directory is in; None if reaching its server needs more than ssh."""
-    from labctl.lab import Lab
-    from labctl.servers.gate import has_gate
-    from labctl.state.disks import has_expired
-
-    lab = Lab.load(".", reporter=DeferredScreen(), record_only=True, in_process=False)
-    if has_expired(lab.context.state, lab.id, lab.config.server.provider):
+    lab = lab_module.Lab.load(".", reporter=DeferredScreen(), record_only=True, in_process=False)
+    if disks.has_expired(lab.context.state, lab.id, lab.config.server.provider):
         return None
-    return None if has_gate(lab.context.get_server()) else lab
+    return None if gate.has_gate(lab.context.get_server()) else lab
 
 
 def parse_plain_command(words: Sequence[str]) -> tuple[str, ...] | None:
@@ -159,12 +158,9 @@ def replace_with_ssh(context: LabContext, line: str, *, tty: bool = True) -> Non
 
     `line` is for the shell on the server; "" opens a login shell.
     """
-    from labctl.servers.gate import admit_if_unreachable, has_gate
-    from labctl.transports.ssh_client import find_quick_login_options
-
     server = context.get_server()
-    if has_gate(server):
-        admit_if_unreachable(context, server)
+    if gate.has_gate(server):
+        gate.admit_if_unreachable(context, server)
     config = context.connections.write(server)
     if not shutil.which("ssh"):
         raise LabError(
@@ -175,7 +171,7 @@ def replace_with_ssh(context: LabContext, line: str, *, tty: bool = True) -> Non
         server.alias,
         portable_line(line) if line else "",
         tty=tty,
-        login=find_quick_login_options(),
+        login=ssh_client.find_quick_login_options(),
     )
     sys.stdout.flush()
     os.execvp(argv[0], argv)

@@ -10,9 +10,13 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab, yes_option
 from labctl.cli.screen import print_json
 from labctl.cli.setup import print_ready
+from labctl.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from labctl.lifecycle.stop import StopResult
+
+with lazy_imports(__name__):
+    from labctl.servers import disks
 
 
 @click.command("stop")
@@ -37,12 +41,10 @@ def stop_command(ctx: click.Context, yes: bool, json_: bool) -> None:
 
 
 def _print_stopped(result: StopResult) -> None:
-    from labctl.servers.disks import describe_stopped_disk
-
     state = "was stopped already" if result.was_stopped else "is stopped"
     click.echo(f"{clean(result.server.alias)} {state}.")
     if result.disk is not None:
-        text = describe_stopped_disk(result.disk)
+        text = disks.describe_stopped_disk(result.disk)
         click.echo(f"  {text[0].upper()}{text[1:]}.")
     click.echo("  labctl start      start it again")
     click.echo("  labctl down       download new results, then remove the server and its disk")

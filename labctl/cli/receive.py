@@ -15,11 +15,16 @@ from labctl.cli.options import AUTHORIZED_KEYS, PROFILE, json_option
 from labctl.cli.screen import print_json, print_table
 from labctl.config import copy_environment
 from labctl.errors import BusyError
+from labctl.lazy import lazy_imports
 from labctl.submissions.confinement import UNCONFINED, has_filter, limit_memory
 from labctl.submissions.connection_limits import MAX_MEMORY_BYTES, hold_connection
 from labctl.submissions.receipt import Receipt
 from labctl.submissions.receiver import Receiver
 from labctl.text import bytes_text, duration_text
+
+with lazy_imports(__name__):
+    from labctl.cli import submit_output
+    from labctl.submissions import bundle, receive, service
 
 DIRECTORY = click.argument(
     "directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path)
@@ -102,9 +107,7 @@ def _write_assignment(directory: Path, name: str, place: str, **options: object)
         --late 48h --penalty 10 --max-size 200MB \\
         --at ssh://drop@course.example > hw3.yaml
     """
-    from labctl.submissions.receive import write_assignment
-
-    click.echo(write_assignment(_open_receiver(directory), name, place, options), nl=False)
+    click.echo(receive.write_assignment(_open_receiver(directory), name, place, options), nl=False)
 
 
 @receive_command.command("admit", short_help="Allow a student's key to submit.")
@@ -121,9 +124,7 @@ def _admit(directory: Path, student: str, key: TextIO, keys_file: Path) -> None:
     \b
     labctl receive admit ~/drop alice alice.pub
     """
-    from labctl.submissions.receive import admit
-
-    line = admit(_open_receiver(directory), student, key.read(), keys_file.expanduser())
+    line = receive.admit(_open_receiver(directory), student, key.read(), keys_file.expanduser())
     click.echo(line)
     click.echo(f"written to {keys_file}; {student} can submit", err=True)
 
@@ -137,9 +138,7 @@ def _expel(student: str, keys_file: Path) -> None:
     \b
     labctl receive expel alice
     """
-    from labctl.submissions.receive import expel
-
-    had_key = expel(student, keys_file.expanduser())
+    had_key = receive.expel(student, keys_file.expanduser())
     click.echo(f"{student} {'can no longer submit' if had_key else f'had no key in {keys_file}'}")
 
 
@@ -154,14 +153,11 @@ def _extend(directory: Path, name: str, student: str, time: str) -> None:
     \b
     labctl receive extend ~/drop hw3 alice 3d
     """
-    from labctl.cli.submit_output import time_text
-    from labctl.submissions.receive import extend
-
-    standing, due = extend(_open_receiver(directory), name, student, time)
+    standing, due = receive.extend(_open_receiver(directory), name, student, time)
     if standing.due_at is None:
         click.echo(f"{name} has no due time")
         return
-    click.echo(f"{name} is due for {student} on {time_text(standing.due_at, due)}")
+    click.echo(f"{name} is due for {student} on {submit_output.time_text(standing.due_at, due)}")
 
 
 @receive_command.command("list")
@@ -252,10 +248,8 @@ def _open(directory: Path, name: str, student: str, number: int | None, into: Pa
     \b
     labctl receive open ~/drop hw3 alice --into ./alice-hw3
     """
-    from labctl.submissions.bundle import unpack
-
     with _open_receiver(directory).find_bundle(name, student, number or 0).open("rb") as file:
-        manifest = unpack(file, into)
+        manifest = bundle.unpack(file, into)
     click.echo(f"{into}: {len(manifest.files)} files of run {manifest.run}")
 
 
@@ -279,9 +273,9 @@ def _ticket(
     \b
     labctl receive ticket ~/drop hw3 alice bob --into ./tickets
     """
-    from labctl.submissions.receive import write_tickets
-
-    for path in write_tickets(_open_receiver(directory), name, students, valid, into, profile):
+    for path in receive.write_tickets(
+        _open_receiver(directory), name, students, valid, into, profile
+    ):
         click.echo(f"{path}   # send only to this student, as assignment.yaml")
 
 
@@ -296,9 +290,7 @@ def _collect(directory: Path, name: str, profile: str, json_: bool) -> None:
     \b
     labctl receive collect ~/drop hw3
     """
-    from labctl.submissions.receive import collect_posts
-
-    posts = collect_posts(_open_receiver(directory), name, profile)
+    posts = receive.collect_posts(_open_receiver(directory), name, profile)
     if json_:
         print_json({"collected": posts})
         return
@@ -315,11 +307,9 @@ def _collect(directory: Path, name: str, profile: str, json_: bool) -> None:
 @click.argument("student")
 def _serve(directory: Path, student: str) -> None:
     """Serve one student's connection; `admit` writes this as the forced command."""
-    from labctl.submissions.service import check_request, refuse, serve
-
     os.umask(0o077)
     limit_memory(MAX_MEMORY_BYTES)
-    check_request(copy_environment().get("SSH_ORIGINAL_COMMAND", ""))
+    service.check_request(copy_environment().get("SSH_ORIGINAL_COMMAND", ""))
 
     def restart_idle_timer() -> None:
         """Kill this process IDLE_S seconds after the last data arrived."""
@@ -330,6 +320,6 @@ def _serve(directory: Path, student: str) -> None:
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     try:
         with hold_connection(receiver.directory / "connections", student):
-            serve(receiver, student, source, sink, restart_idle_timer)
+            service.serve(receiver, student, source, sink, restart_idle_timer)
     except BusyError as error:
-        refuse(sink, error)
+        service.refuse(sink, error)

@@ -19,11 +19,15 @@ from labctl.cli.screen import print_json, print_table
 from labctl.config import parse_duration
 from labctl.config.installation import install_command
 from labctl.errors import LabError, UsageError
+from labctl.lazy import lazy_imports
 from labctl.rehearsal.scenario import load_scenario
 from labctl.text import dollars_text, duration_text, optional_text
 
 if TYPE_CHECKING:
     from labctl.lifecycle.reclaim import Drill
+
+with lazy_imports(__name__):
+    from labctl.lifecycle import reclaim
 
 
 @click.group("rehearse")
@@ -123,14 +127,12 @@ def _reclaim(
     labctl rehearse reclaim --notice 30s
     labctl rehearse reclaim --without-notice --json
     """
-    from labctl.lifecycle.reclaim import run_drill
-
     try:
         notice_s = 0 if without_notice else parse_duration(notice)
     except ValueError as error:
         raise UsageError(str(error), hint="labctl rehearse reclaim --notice 30s") from None
     lab = open_lab(ctx, yes=yes, quiet=json_)
-    result = run_drill(lab.context, run, notice_s)
+    result = reclaim.run_drill(lab.context, run, notice_s)
     if json_:
         print_json({"drill": result})
     else:

@@ -14,6 +14,7 @@ from labctl.cli.options import json_option, open_lab
 from labctl.cli.screen import print_json
 from labctl.config.scalars import parse_duration
 from labctl.errors import UsageError
+from labctl.lazy import lazy_imports
 from labctl.runs.evaluation import confidence_interval
 from labctl.text import bytes_text, names_text
 
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from labctl.lab import Lab
     from labctl.runs.evaluate import EvaluationResult
     from labctl.sync.pull import PulledRun
+
+with lazy_imports(__name__):
+    from labctl.runs import evaluate, runs
+    from labctl.runs import outputs as run_outputs
+    from labctl.sync import lab_files
 
 
 MOST_NAMED = 5
@@ -59,12 +65,10 @@ def pull_command(
     labctl pull --follow
     labctl pull --code
     """
-    from labctl.sync.lab_files import pull_code
-
     _require_effect(run, everything=everything, all_runs=all_runs, code=code, follow=follow)
     lab = open_lab(ctx, quiet=json_)
     if code:
-        edits = pull_code(lab.context, lab.context.get_server())
+        edits = lab_files.pull_code(lab.context, lab.context.get_server())
         if json_:
             print_json({"edits": edits})
         for name in [] if json_ else edits:
@@ -127,9 +131,7 @@ def print_left_files(lab: Lab, pulled: PulledRun) -> None:
 
 def print_outputs_line(lab: Lab, files: Sequence[str]) -> None:
     """Print the line of lab.yaml with which later runs' pulls include these files."""
-    from labctl.runs.outputs import extend_outputs
-
-    outputs = extend_outputs(lab.config.outputs, files)
+    outputs = run_outputs.extend_outputs(lab.config.outputs, files)
     if outputs != lab.config.outputs:
         line = f"outputs: [{', '.join(outputs)}]"
         click.echo(f"  to download such files of later runs too, in lab.yaml: {line}", err=True)
@@ -145,14 +147,14 @@ def _describe_pull(pulled: PulledRun) -> str:
 
 def _follow_outputs(lab: Lab, run: str, json_: bool) -> PulledRun:
     """Pull until the run has ended; print a line for each round that downloaded something."""
-    from labctl.runs import runs
-    from labctl.runs.outputs import follow_outputs
 
     def print_round(pulled: PulledRun) -> None:
         if not json_ and (pulled.files or pulled.complete):
             click.echo(_describe_pull(pulled))
 
-    return follow_outputs(lab.context, runs.find_run(lab.context, run).id, on_round=print_round)
+    return run_outputs.follow_outputs(
+        lab.context, runs.find_run(lab.context, run).id, on_round=print_round
+    )
 
 
 @click.command("eval")
@@ -187,14 +189,12 @@ def eval_command(
     labctl eval runs/1121-070314-8f3a/checkpoints/step-00000320
     labctl eval --on-server
     """
-    from labctl.runs.evaluate import evaluate, evaluate_on_server
-
     limit_s = _parse_time_limit_s(time_limit)
     lab = open_lab(ctx, quiet=json_)
     if on_server:
-        result = evaluate_on_server(lab.context, checkpoint, time_limit_s=limit_s)
+        result = evaluate.evaluate_on_server(lab.context, checkpoint, time_limit_s=limit_s)
     else:
-        result = evaluate(lab.context, checkpoint)
+        result = evaluate.evaluate(lab.context, checkpoint)
     if json_:
         print_json({"evaluation": result})
     else:

@@ -7,6 +7,10 @@ from typing import NamedTuple
 
 from labctl.cli.own_command import require_program
 from labctl.errors import LabError, UsageError
+from labctl.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    from labctl.cli import run_server
 
 
 class RunOptions(NamedTuple):
@@ -37,9 +41,7 @@ def require_compatible(options: RunOptions) -> None:
     if options.probe and options.tty:
         raise _make_probe_with_terminal_error()
     if options.up or options.down:
-        from labctl.cli.run_server import require_server_options
-
-        require_server_options(options)
+        run_server.require_server_options(options)
     if options.tty:
         _require_terminal(options)
 

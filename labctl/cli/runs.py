@@ -32,6 +32,7 @@ from labctl.cli.probe import confirm_after_probe
 from labctl.cli.run_options import RunOptions, require_compatible
 from labctl.cli.screen import print_json
 from labctl.errors import LabError, UsageError
+from labctl.lazy import lazy_imports
 from labctl.state.uses import hold_use
 from labctl.text import bytes_text, names_text, price_or_free_text
 
@@ -39,6 +40,11 @@ if TYPE_CHECKING:
     from labctl.lab import Lab
     from labctl.model import Run
     from labctl.servers.context import LabContext
+
+with lazy_imports(__name__):
+    from labctl import config
+    from labctl.cli import fan_out, results, run_server
+    from labctl.runs import runs
 
 OWN_FAILURE = 255
 DETACHED = 130
@@ -68,10 +74,8 @@ class _RunCommand(OwnCommand):
     """`labctl run`, whose command is `run` in lab.yaml if none is typed."""
 
     def find_default(self, ctx: click.Context) -> tuple[str, ...]:
-        from labctl.config import load_lab
-
         try:
-            return load_lab(Path(ctx.find_root().obj or ".")).run or EXAMPLE
+            return config.load_lab(Path(ctx.find_root().obj or ".")).run or EXAMPLE
         except LabError:
             return EXAMPLE
 
@@ -139,9 +143,7 @@ def run_command(ctx: click.Context, /, yes: bool, timings: bool, **values: Any) 
     started_runs: list[Run] = []
     work = partial(_start_and_follow, ctx, lab, options, started_runs)
     if options.up or options.down:
-        from labctl.cli.run_server import run_with_server
-
-        ctx.exit(run_with_server(lab, options, started_runs, work))
+        ctx.exit(run_server.run_with_server(lab, options, started_runs, work))
     with hold_use(lab.context.state, lab.id, "run"):
         run = work()
     if run is not None:
@@ -193,9 +195,7 @@ def _start_and_follow(
         if not started_runs:
             raise
         if options.down:
-            from labctl.cli.run_server import note_interrupt
-
-            note_interrupt(lab, started_runs[0].id, interrupt)
+            run_server.note_interrupt(lab, started_runs[0].id, interrupt)
         _print_still_running(lab, started_runs[0])
         ctx.exit(DETACHED)
     finally:
@@ -255,9 +255,7 @@ def print_new_files(lab: Lab, run: Run) -> None:
     names = names_text([clean(name) for name in run.new_files], 5)
     click.echo(f"new files outside outputs: {names} (labctl pull --all)", err=True)
     if len(lab.context.state.list_runs(lab.id)) == 1:
-        from labctl.cli.results import print_outputs_line
-
-        print_outputs_line(lab, run.new_files)
+        results.print_outputs_line(lab, run.new_files)
 
 
 def write_log(block: bytes) -> None:
@@ -314,9 +312,7 @@ def ssh_command(
         replace_with_ssh(open_lab(ctx).context, line, tty=needs_tty(command))
     if not command:
         raise UsageError("--all needs a command", hint="labctl ssh --all -- uptime")
-    from labctl.cli.fan_out import run_on_all_servers
-
-    ctx.exit(run_on_all_servers(line, at_once, json_))
+    ctx.exit(fan_out.run_on_all_servers(line, at_once, json_))
 
 
 @click.command("cancel")
@@ -330,8 +326,6 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
     \b
     labctl cancel
     """
-    from labctl.runs import runs
-
     lab = open_lab(ctx, quiet=json_)
     context: LabContext = lab.context
     run_id = runs.find_run(context, run).id

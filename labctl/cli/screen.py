@@ -19,6 +19,7 @@ import msgspec
 
 from labctl.cli.exit_codes import clean, format_next
 from labctl.events import AskPassword, Event, Note, Progress, Question, Step
+from labctl.lazy import lazy_imports
 from labctl.shell import Secret
 from labctl.text import bytes_text, duration_text
 
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     from msgspec import Struct
 
     from labctl.model import Check
+
+with lazy_imports(__name__):
+    import shutil
+
+    from rich import console as rich_console
+    from rich import progress as rich_progress
 
 # Columns of "999 MiB of 1023 MiB, 1023 KiB/s", and of the spinner, the time and the gaps.
 _BYTES_WIDTH = 32
@@ -206,16 +213,13 @@ def _describe_amount(progress: Progress, elapsed_s: float) -> str:
 
 
 def _make_progress_bars() -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=_choose_bar_width(console.width)),
-        TextColumn("{task.fields[amount]}"),
-        TimeElapsedColumn(),
+    console = rich_console.Console(stderr=True)
+    return rich_progress.Progress(
+        rich_progress.SpinnerColumn(),
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.BarColumn(bar_width=_choose_bar_width(console.width)),
+        rich_progress.TextColumn("{task.fields[amount]}"),
+        rich_progress.TimeElapsedColumn(),
         console=console,
         transient=True,
     )
@@ -238,8 +242,6 @@ def age_text(moment: float | None, now: float | None = None) -> str:
 
 def wrap_text(text: str, indent: int = 0, width: int = 0) -> list[str]:
     """Wrap text into lines that fit the screen after the indent; words are never broken."""
-    import shutil
-
     width = (width or shutil.get_terminal_size((100, 24)).columns) - indent
     return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
 
@@ -255,8 +257,6 @@ def print_table(
 
     The last column is cut at the screen's edge, unless it is for copying (`cut=False`).
     """
-    import shutil
-
     width = width or shutil.get_terminal_size((100, 24)).columns
     cells = [tuple(clean(c).replace("\n", " ") for c in row) for row in rows]
     widths = [max(len(row[i]) for row in [headings, *cells]) for i in range(len(headings))]

@@ -13,12 +13,16 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab, yes_option
 from labctl.cli.screen import print_json
 from labctl.errors import UsageError
+from labctl.lazy import lazy_imports
 from labctl.state.uses import hold_use
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
     from labctl.model import Server
     from labctl.wire.services import ServiceRequest
+
+with lazy_imports(__name__):
+    from labctl.services import model_serving
 
 
 class ServeOptions(NamedTuple):
@@ -81,8 +85,6 @@ def serve_command(
 
 
 def _stop(lab: Lab, server: Server, json_: bool) -> None:
-    from labctl.services import model_serving
-
     stopped = model_serving.stop(lab.context, server)
     if json_:
         print_json({"stopped": stopped})
@@ -94,8 +96,6 @@ def _stop(lab: Lab, server: Server, json_: bool) -> None:
 def _build_request(
     lab: Lab, server: Server, words: tuple[str, ...], options: ServeOptions
 ) -> ServiceRequest:
-    from labctl.services import model_serving
-
     env = dict(_parse_assignment(text) for text in options.env)
     if options.image:
         if not 0 < options.port < 65536:
@@ -137,8 +137,6 @@ def _parse_assignment(text: str) -> tuple[str, str]:
 def _serve(
     lab: Lab, server: Server, request: ServiceRequest, options: ServeOptions, json_: bool
 ) -> None:
-    from labctl.services import model_serving
-
     port = options.local_port
     if options.detach:
         detached = model_serving.forward_detached(lab.context, server, request, port)
@@ -155,8 +153,6 @@ def _serve(
 
 
 def _print_address(request: ServiceRequest, url: str, port: int, json_: bool) -> None:
-    from labctl.services import model_serving
-
     url = url.rstrip("/")
     report = {"service": request.name, "url": url}
     if request.model is None:

@@ -23,11 +23,15 @@ from labctl.cli.options import (
 from labctl.cli.screen import Screen, print_json
 from labctl.config import find_data_dir, load_lab
 from labctl.errors import UsageError
+from labctl.lazy import lazy_imports
 from labctl.providers import list_provider_names
 from labctl.text import price_text
 
 if TYPE_CHECKING:
     from labctl.model import Server
+
+with lazy_imports(__name__):
+    from labctl.lifecycle import lab_draft, sample_project
 
 PROVIDERS = {
     "local": "a container on this machine (needs Docker; no GPU)",
@@ -64,18 +68,14 @@ def init_command(ctx: click.Context, directory: Path | None, provider: str | Non
             f"\nThe file explains each guess. Check it, then:\n\n{enter}  labctl up\n  labctl run"
         )
         return
-    from labctl.lifecycle.sample_project import check_new_directory, create_project
-
-    check_new_directory(target)  # before a question whose answer would be lost
+    sample_project.check_new_directory(target)  # before a question whose answer would be lost
     provider = _choose_provider(provider)
-    create_project(find_data_dir() / "templates", target, provider, Screen())
+    sample_project.create_project(find_data_dir() / "templates", target, provider, Screen())
     click.echo(f"{directory} is ready. Next:\n\n  cd {directory}\n  labctl up\n  labctl run")
 
 
 def _adopt(target: Path, provider: str | None) -> None:
     """Write a lab.yaml for the code in `target`, and print what it sets."""
-    from labctl.lifecycle import lab_draft
-
     facts = lab_draft.scan_candidate(target)
     own = load_lab(target, overrides={"name": "new"}, needs_file=False)
     if provider is None and "server.provider" in own.origins:

@@ -13,6 +13,7 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.options import FOLLOW, TAIL, json_option, open_lab
 from labctl.cli.screen import age_text, print_json, print_table
 from labctl.errors import BusyError, NotFoundError, ProviderError
+from labctl.lazy import lazy_imports
 from labctl.text import bytes_text, dollars_text, duration_text, price_text
 
 if TYPE_CHECKING:
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
     from labctl.model import Run, Server
     from labctl.state.disks import KeptDisk
     from labctl.wire.watchdog import MirrorStateRecord, WatchRecord
+
+with lazy_imports(__name__):
+    from labctl.cli import runs as run_commands
+    from labctl.lifecycle import reconcile
+    from labctl.runs import runs
+    from labctl.servers import disks as server_disks
+    from labctl.servers import watch_reports
 
 
 # runs that have ended, in the list without --all
@@ -59,9 +67,7 @@ def status_command(ctx: click.Context, refresh: bool, all_: bool, why: bool, jso
         click.echo(f"  watched by the keeper at {status['keeper']}")
     _print_kept(status["kept"])
     if why:
-        from labctl.servers.watch_reports import parse_watch
-
-        _print_decisions(parse_watch(status["watch"]))
+        _print_decisions(watch_reports.parse_watch(status["watch"]))
     elif status["runs"]:
         runs, hidden = _select_runs(status["runs"], server, all_)
         _print_runs(runs, server, status["now"], status["ended"])
@@ -88,10 +94,8 @@ def _read_status(
 
 def _print_kept(disks: list[KeptDisk]) -> None:
     if disks:
-        from labctl.servers.disks import describe_kept_disk
-
         for disk in disks:
-            click.echo(f"  {clean(describe_kept_disk(disk))}")
+            click.echo(f"  {clean(server_disks.describe_kept_disk(disk))}")
 
 
 def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> None:
@@ -113,9 +117,9 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
         text = f"labctl run --down was interrupted ({interrupted.why}){run}"
         click.echo(f"  {clean(text)}; to remove the server: labctl down")
     if status["stopped"] is not None:
-        from labctl.servers.disks import describe_stopped_disk
-
-        click.echo(f"  {describe_stopped_disk(status['stopped'])}; to use it: labctl start")
+        click.echo(
+            f"  {server_disks.describe_stopped_disk(status['stopped'])}; to use it: labctl start"
+        )
         return
     if status["disk"]:
         click.echo(f"  disk {bytes_text(status['disk']['free_bytes'])} free")
@@ -124,9 +128,7 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
 
 def _print_limits(status: dict[str, Any], price: float) -> None:
     """Print the time and money left as the watchdog reported them, and what it cannot do."""
-    from labctl.servers.watch_reports import parse_watch
-
-    watch, clocks = parse_watch(status["watch"]), status["clocks"]
+    watch, clocks = watch_reports.parse_watch(status["watch"]), status["clocks"]
     if watch is None:
         if any(clocks[key] for key in ("ttl_s", "idle_s", "budget_usd")):
             click.echo("  time left is unknown; next: labctl status --refresh")
@@ -240,20 +242,17 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
     labctl logs -f
     labctl logs -n 50
     """
-    from labctl.cli.runs import write_log
-    from labctl.runs import runs
-
     lab = open_lab(ctx)
     server = _find_server_for_logs(lab, run)
     run_id = runs.find_run(lab.context, run).id
     if server is None:
-        from labctl.lifecycle.reconcile import read_saved_log
-
-        write_log(_last_lines(read_saved_log(lab.context, run_id), tail))
+        run_commands.write_log(_last_lines(reconcile.read_saved_log(lab.context, run_id), tail))
         click.echo("the server has ended; this is the log that was saved or pulled", err=True)
         return
     try:
-        shown = runs.watch(lab.context, server, run_id, tail=tail, follow=follow, on_log=write_log)
+        shown = runs.watch(
+            lab.context, server, run_id, tail=tail, follow=follow, on_log=run_commands.write_log
+        )
     except KeyboardInterrupt:
         text = f"Run {run_id} is still running. To stop it: labctl cancel {run_id}"
         click.echo(f"\n{text}", err=True)
@@ -265,16 +264,13 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
 def _find_server_for_logs(lab: Lab, run: str) -> Server | None:
     """Return the lab's server; None if it has ended and the run's log was saved or pulled."""
     if lab.keeper:
-        from labctl.lifecycle.reconcile import reconcile
-
-        reconcile(lab.context)
+        reconcile.reconcile(lab.context)
     try:
         return lab.context.get_server()
     except NotFoundError:
-        from labctl.lifecycle.reconcile import local_log_path
-        from labctl.runs import runs
-
-        was_pulled = local_log_path(lab.context, runs.find_run(lab.context, run).id).is_file()
+        was_pulled = reconcile.local_log_path(
+            lab.context, runs.find_run(lab.context, run).id
+        ).is_file()
         if not (was_pulled or lab.keeper or lab.config.store):
             raise
         return None

@@ -13,6 +13,7 @@ import click
 from labctl.cli.exit_codes import clean
 from labctl.cli.screen import print_table
 from labctl.config.scalars import size_setting
+from labctl.lazy import lazy_imports
 from labctl.text import bytes_text, duration_text
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from labctl.submissions.receipt import Receipt
     from labctl.submissions.receipts import Verified
     from labctl.submissions.submit import SubmitResult, Terms
+
+with lazy_imports(__name__):
+    from labctl.submissions import bundling
 
 PARTS = ("model", "logs", "report", "evaluation", "code")
 # characters of a SHA-256 in a table
@@ -100,8 +104,6 @@ def print_bundle_contents(contents: BundleContents, terms: Terms, *, fresh_comma
 
     `fresh_command` brings results up to date that are older than others.
     """
-    from labctl.submissions.bundling import SERVERS_EVALUATION
-
     click.echo()
     rows = []
     for part in PARTS:
@@ -111,7 +113,7 @@ def print_bundle_contents(contents: BundleContents, terms: Terms, *, fresh_comma
             detail = f"{count}{_version_text(contents, part)}"
             rows.append((part, bytes_text(sum(file.size for file in files)), detail))
         elif part in ("model", "logs", "report", "evaluation"):
-            in_logs = part == "evaluation" and contents.has_file(SERVERS_EVALUATION)
+            in_logs = part == "evaluation" and contents.has_file(bundling.SERVERS_EVALUATION)
             rows.append((part, "-", "the server's, in the logs" if in_logs else "missing"))
     rows.append(
         ("bundle", bytes_text(contents.bundle_bytes), f"of at most {size_setting(terms.max_bytes)}")

@@ -15,10 +15,17 @@ from labctl.cli.options import json_option, open_lab
 from labctl.cli.screen import print_json
 from labctl.cli.top_history import BARS, PLAIN_BARS, History
 from labctl.insight.top import ServerMetrics, follow
+from labctl.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from labctl.errors import LabError
     from labctl.lab import Lab
+
+with lazy_imports(__name__):
+    from rich import console as rich_console
+    from rich import live as rich_live
+
+    from labctl.cli import keys, top_screen
 
 FOOT = "q quits; ? lists the keys; runs continue"
 KEYS = "q or Ctrl-C: quit; runs continue    ?: hide this list"
@@ -50,29 +57,19 @@ def top_command(ctx: click.Context, once: bool, json_: bool) -> None:
 
 
 def _print_once(lab: Lab, now: ServerMetrics) -> None:
-    from rich.console import Console
-
-    from labctl.cli.top_screen import About, render_server
-
-    console = Console(highlight=False)
+    console = rich_console.Console(highlight=False)
     history = History()
     history.add(now)
-    about = About(
+    about = top_screen.About(
         server=lab.context.get_server(), lab_id=lab.id, bars=_choose_bars(console.encoding)
     )
-    console.print(render_server(history, about, console.width))
+    console.print(top_screen.render_server(history, about, console.width))
 
 
 def _show_live(lab: Lab) -> None:
-    from rich.console import Console
-    from rich.live import Live
-
-    from labctl.cli.keys import read_keys
-    from labctl.cli.top_screen import About, render_server
-
-    console = Console(highlight=False)
+    console = rich_console.Console(highlight=False)
     history = History()
-    about = About(
+    about = top_screen.About(
         server=lab.context.get_server(),
         lab_id=lab.id,
         foot=FOOT,
@@ -92,7 +89,8 @@ def _show_live(lab: Lab) -> None:
     def update_screen(cut: str = "") -> None:
         shown_about = msgspec.structs.replace(about, cut=cut, foot=foot)
         live.update(
-            render_server(history, shown_about, console.width, console.height), refresh=True
+            top_screen.render_server(history, shown_about, console.width, console.height),
+            refresh=True,
         )
 
     def add_sample(now: ServerMetrics) -> None:
@@ -104,10 +102,10 @@ def _show_live(lab: Lab) -> None:
         when = time.strftime("%H:%M:%S")
         update_screen(f"{when} {error.what}; runs continue; retrying in {pause_s:g} s")
 
-    with Live(console=console, screen=True, auto_refresh=False) as live:
+    with rich_live.Live(console=console, screen=True, auto_refresh=False) as live:
         update_screen()
         try:
-            with read_keys(handle_key):
+            with keys.read_keys(handle_key):
                 follow(lab.context, add_sample, on_cut=show_cut)
         except KeyboardInterrupt:
             return

@@ -6,8 +6,9 @@ Every public name is loaded at its first use, so that a command that needs only 
 May import: model, errors, shell and the layers below.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from labctl.lazy import offer_names
 
 if TYPE_CHECKING:
     from labctl.config.approval import is_trusted, list_trust_questions, trust
@@ -106,7 +107,6 @@ _MODULES = {
     ),
     "show": ("list_settings",),
 }
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "COURSE_FILE",
@@ -154,10 +154,6 @@ __all__ = [
     "trust",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = offer_names(
+    __name__, {name: module for module, names in _MODULES.items() for name in names}
+)

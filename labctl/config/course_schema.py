@@ -30,7 +30,11 @@ from labctl.config.times import (
     parse_part,
     parse_penalty,
 )
+from labctl.lazy import lazy_imports
 from labctl.model import Value
+
+with lazy_imports(__name__):
+    import zoneinfo
 
 # Days of the week, Monday first, as `date.weekday` counts them.
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -64,11 +68,9 @@ def parse_date(text: str) -> date:
 
 
 def parse_zone(text: str) -> str:
-    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
-
     try:
-        ZoneInfo(text)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
+        zoneinfo.ZoneInfo(text)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         raise ValueError(
             f"this machine has no time zone {quote(text)}: write Europe/Berlin or UTC"
         ) from None

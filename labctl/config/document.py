@@ -14,10 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labctl.errors import ConfigError, LabError, Problem
+from labctl.lazy import lazy_imports
 from labctl.model import Value
 
 if TYPE_CHECKING:
     from yaml.nodes import Node as YamlNode
+
+with lazy_imports(__name__):
+    import yaml
+    from yaml import composer, events, nodes
 
 MAX_FILE_BYTES = 64 * 1024
 MAX_DEPTH = 12
@@ -95,12 +100,10 @@ def parse(data: bytes, origin: str, problems: list[Problem]) -> Node | None:
     text = _decode(data, problems)
     if text is None:
         return None
-    from yaml import YAMLError
-
     loader = _loader_type()(text)
     try:
         top = loader.get_single_node()
-    except YAMLError as error:
+    except yaml.YAMLError as error:
         problems.extend(loader.problems)
         problems.append(_syntax_problem(error, text))
         return None
@@ -144,26 +147,22 @@ def _syntax_problem(error: Exception, text: str) -> Problem:
 @cache
 def _loader_type() -> type:
     """Define the loader at its first use: importing yaml takes longer than all of labctl.config."""
-    from yaml import SafeLoader
-    from yaml.composer import ComposerError
-    from yaml.events import AliasEvent
-    from yaml.nodes import ScalarNode
 
-    class Loader(SafeLoader):
+    class Loader(yaml.SafeLoader):
         def __init__(self, text: str) -> None:
             super().__init__(text)
             self.problems: list[Problem] = []
             self._depth = 0
 
         def compose_node(self, parent: YamlNode | None, index: int) -> YamlNode | None:
-            is_alias = self.check_event(AliasEvent)
+            is_alias = self.check_event(events.AliasEvent)
             event = self.current_event
             line = event.start_mark.line + 1
             if is_alias:
                 self.current_event = None
                 self.problems.append(Problem("", line, "aliases (`*`) are not allowed: repeat it"))
                 mark = event.start_mark
-                return ScalarNode("tag:yaml.org,2002:null", "", mark, mark)
+                return nodes.ScalarNode("tag:yaml.org,2002:null", "", mark, mark)
             if event.anchor is not None:
                 self.problems.append(Problem("", line, "anchors (`&`) are not allowed"))
                 event.anchor = None
@@ -172,7 +171,7 @@ def _loader_type() -> type:
                 event.tag = None
             if self._depth >= MAX_DEPTH:
                 message = f"nested deeper than {MAX_DEPTH} levels"
-                raise ComposerError(None, None, message, event.start_mark)
+                raise composer.ComposerError(None, None, message, event.start_mark)
             self._depth += 1
             node: YamlNode | None = super().compose_node(parent, index)
             self._depth -= 1

@@ -7,6 +7,13 @@ import shlex
 import sys
 from pathlib import Path
 
+from labctl.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    import json
+    from importlib import metadata
+    from urllib import parse
+
 # as long as the commits that GitHub shows
 COMMIT_DIGITS = 7
 
@@ -65,16 +72,12 @@ def install_command(extra: str) -> str:
 
 def _find_source() -> str:
     """Return the directory that labctl was installed from; its name if it came from an index."""
-    import json
-    from importlib.metadata import PackageNotFoundError, distribution
-    from urllib.parse import unquote, urlsplit
-
     clone = Path(__file__).parents[2]
     if (clone / "pyproject.toml").exists():
         return str(clone)
     try:
-        origin = json.loads(distribution("labctl").read_text("direct_url.json") or "{}")
-    except (PackageNotFoundError, ValueError):
+        origin = json.loads(metadata.distribution("labctl").read_text("direct_url.json") or "{}")
+    except (metadata.PackageNotFoundError, ValueError):
         return "labctl"
-    address = urlsplit(str(origin.get("url", "")))
-    return unquote(address.path) if address.scheme == "file" else "labctl"
+    address = parse.urlsplit(str(origin.get("url", "")))
+    return parse.unquote(address.path) if address.scheme == "file" else "labctl"

@@ -47,7 +47,11 @@ from labctl.config.schema import (
     ServiceConfig,
 )
 from labctl.errors import ConfigError, NotFoundError, Problem, UsageError
+from labctl.lazy import lazy_imports
 from labctl.model import Need
+
+with lazy_imports(__name__):
+    import hashlib
 
 SAMPLE = (
     "labctl init digits && cd digits   # a sample; in a directory with your own code: labctl init"
@@ -97,10 +101,8 @@ def load_lab(
         *build_switch_layers(overrides or {}, variables),
     ]
     top = reduce(merge, layers, Node({}, 0, LAB_FILE))
-    from hashlib import sha256
-
     config = LabConfigReader(path, own_paths.home, top, settings_type, problems).build_config(
-        sha256(data).hexdigest()
+        hashlib.sha256(data).hexdigest()
     )
     if config is None:
         raise _make_config_error(path, problems)

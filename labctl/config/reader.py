@@ -14,6 +14,10 @@ import msgspec
 
 from labctl.config.document import Node, escape, quote
 from labctl.errors import Problem
+from labctl.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    import difflib
 
 LAB_FILE = "lab.yaml"
 # A part of a file without positions and without a type.
@@ -48,9 +52,7 @@ def make_problem(node: Node, path: str, message: str) -> Problem:
 
 def find_nearest(word: str, known: Iterable[str]) -> str:
     """Return the known word that is most similar to `word`, or "" if none is."""
-    from difflib import get_close_matches
-
-    return next(iter(get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)), "")
+    return next(iter(difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)), "")
 
 
 def make_unknown_key_problem(

@@ -7,7 +7,11 @@ from datetime import UTC, datetime, timedelta, timezone
 
 from labctl.config.document import quote
 from labctl.config.scalars import duration_setting, parse_duration
+from labctl.lazy import lazy_imports
 from labctl.model import Value
+
+with lazy_imports(__name__):
+    import zoneinfo
 
 DEFAULT_MAX_BYTES = 500 * 10**6
 # The late rule "any": submissions are accepted however late they are.
@@ -60,11 +64,9 @@ def parse_moment(text: str) -> Moment:
 
 def _resolve_in_zone(text: str, local: datetime, name: str) -> datetime:
     """Find the one moment at which clocks in a zone show this time; ValueError if not just one."""
-    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
-
     try:
-        zone = ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
+        zone = zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         raise ValueError(
             f"{quote(text)}: this machine has no time zone {quote(name)}; write an offset: +01:00"
         ) from None

@@ -20,9 +20,13 @@ from labctl.courses.assignment_seats import choose_seats, list_assignment_seats
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.ledger_entries import CourseLedgerDraft
 from labctl.errors import NotFoundError
+from labctl.lazy import lazy_imports
 from labctl.model import Value
 from labctl.submissions.receipt import Receipt
 from labctl.submissions.receiver import Receiver
+
+with lazy_imports(__name__):
+    from labctl.submissions import receive
 
 State = Literal["in", "missing", "damaged", "closed"]
 
@@ -124,9 +128,7 @@ def find_rules(folder: CourseFolder, name: str) -> AssignmentConfig:
 def _fetch_posts(receiver: Receiver, name: str, profile: str) -> tuple[int, tuple[str, ...]]:
     if not receiver.load_rules(name).hand_in.startswith("s3://"):
         return 0, ()
-    from labctl.submissions.receive import collect_posts
-
-    posts = collect_posts(receiver, name, profile)
+    posts = receive.collect_posts(receiver, name, profile)
     refused = tuple(f"{post.student}: {post.why}" for post in posts if post.signed is None)
     return len(posts) - len(refused), refused
 

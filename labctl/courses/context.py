@@ -20,11 +20,15 @@ from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.spending import SeatSpending, allowance_usd, compute_spending
 from labctl.errors.subject import COURSE, Subject
 from labctl.events import Reporter
+from labctl.lazy import lazy_imports
 from labctl.model import Need, Server, Value
 from labctl.servers import machine_images
 from labctl.servers.context import LabContext
 from labctl.servers.cost import list_server_costs
 from labctl.state import State
+
+with lazy_imports(__name__):
+    from labctl.courses import shared_servers
 
 BAKED = "baked.json"
 # Each seat has a directory below it, as a lab has one: results are downloaded there.
@@ -64,9 +68,7 @@ def build_course_context(
     )
     if plain or folder.config.shared is None:
         return course
-    from labctl.courses.shared_servers import build_shared_context
-
-    return build_shared_context(folder, course)
+    return shared_servers.build_shared_context(folder, course)
 
 
 def build_seat_contexts(

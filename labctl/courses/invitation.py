@@ -22,11 +22,16 @@ from labctl.courses.keys import AuthorizedKeys, keeper_dir, make_join_file_inval
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.gitignore import JOIN_FILES, ignore_in_git
 from labctl.errors import ConfigError, PolicyError, UsageError
+from labctl.lazy import lazy_imports
 from labctl.model import NAME_PATTERN, Value
 from labctl.submissions.assignment import SSH_PLACE
 from labctl.submissions.receipt import is_signed, sign_bytes, utc_text
 from labctl.submissions.receiver import Receiver
 from labctl.submissions.untrusted_json import UPGRADE, decode_json, is_newer_version
+
+with lazy_imports(__name__):
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ed25519
 
 KIND = "labctl-join"
 VERSION = 1
@@ -204,12 +209,9 @@ def read_join(data: bytes, *, key: str = "", now: float | None = None) -> JoinIn
 
 def derive_enrollment_key(join: JoinInvitation) -> tuple[bytes, str]:
     """Derive the code's key pair: the private key in OpenSSH's format, and the public line."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
     message = f"labctl join 1 {join.course_id} {join.student}".encode()
     seed = hmac.new(join.code.encode(), message, hashlib.sha256).digest()
-    private = Ed25519PrivateKey.from_private_bytes(seed)
+    private = ed25519.Ed25519PrivateKey.from_private_bytes(seed)
     text = private.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.OpenSSH,

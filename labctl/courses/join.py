@@ -25,6 +25,7 @@ from labctl.errors import (
 )
 from labctl.errors.replies import decode_reply
 from labctl.events import Question, Reporter
+from labctl.lazy import lazy_imports
 from labctl.model import NAME_PATTERN, Endpoint, Value
 from labctl.providers import get_provider_class
 from labctl.providers.course import REQUEST as KEEPER_REQUEST
@@ -43,6 +44,11 @@ from labctl.wire.keeper import (
 )
 from labctl.wire.line_requests import encode_request
 from labctl.wire.verbs import Reply, Request, Verb
+
+with lazy_imports(__name__):
+    from http import client as http_client
+    from urllib import error as url_error
+    from urllib import request as url_request
 
 URL_S = 20.0
 MOST_ASSIGNMENTS, MOST_TEXT = 100, 64 * 1024
@@ -85,12 +91,8 @@ def fetch_join_file(place: str) -> bytes:
 
 
 def _download(place: str) -> bytes:
-    import http.client
-    import urllib.error
-    import urllib.request
-
     try:
-        with urllib.request.urlopen(place, timeout=URL_S) as response:
+        with url_request.urlopen(place, timeout=URL_S) as response:
             if not response.url.startswith(("https://", "http://127.0.0.1", "http://localhost")):
                 raise PolicyError(
                     f"{place} redirects to an address without https",
@@ -99,14 +101,14 @@ def _download(place: str) -> bytes:
                 )
             data: bytes = response.read(MOST_BYTES + 1)
             return data
-    except urllib.error.HTTPError as error:
+    except url_error.HTTPError as error:
         error.close()
         raise NotFoundError(
             f"no join file at {place}",
             why=f"{error}",
             hint="ask your instructor for another: labctl course invite",
         ) from None
-    except (OSError, ValueError, http.client.HTTPException) as error:
+    except (OSError, ValueError, http_client.HTTPException) as error:
         raise ConnectError(
             f"{place} cannot be read",
             why=str(error),

@@ -9,6 +9,7 @@ import msgspec
 from labctl.courses import metering
 from labctl.courses.context import OWN, build_own_seat
 from labctl.courses.grading_server import build_other_grading_context
+from labctl.courses.records.ledger_servers import read_servers
 from labctl.courses.seat_accounts import MOST_HOSTS
 from labctl.courses.servers import CourseOperator
 from labctl.courses.shared_servers import SharedServers
@@ -96,7 +97,7 @@ def list_leftovers(staff: CourseOperator) -> list[ProviderLeftovers]:
     course = staff.course(everywhere=True, plain=True)
     former = {
         server.provider
-        for server in metering.read_servers(staff.folder.ledger.list_entries()).values()
+        for server in read_servers(staff.folder.ledger.list_entries()).values()
         if server.provider not in ("", course.provider.name) and (server.price or not server.ended)
     }
     for name in sorted(former - {result.provider for result in results}):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from labctl.courses.context import OWN, build_own_seat
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry
+from labctl.courses.records.ledger_servers import UNSEEN, LedgerServer, read_servers, up_line
 from labctl.errors import BusyError
 from labctl.model import Server
 from labctl.servers import accounts
@@ -25,7 +26,6 @@ HOUR_S = 3600.0
 # in a term, instead of ten times as many with a line a minute. Sums include the time since the last
 # line.
 LEAST_S = 600.0
-UNSEEN = "ended unseen"
 # Seconds to wait for one seat's lock: longer than `_is_ending` holds it.
 SEAT_LOCK_S = 0.2
 # Seconds to wait for all seats together: another process that ends a class holds every lock.
@@ -38,23 +38,6 @@ WATCHDOG_WORDS = {
 }
 # Seconds for which a new server that is missing from the list may just not be listed yet.
 YOUNG_S = 60.0
-
-
-@dataclass
-class LedgerServer:
-    """A server in the ledger: until when its cost is recorded, and whether its end is."""
-
-    seat: str
-    since: float
-    until: float
-    price: float
-    idle_s: float = 0.0
-    ended: bool = False
-    up_at: float = 0.0
-    # "" in lines from before the provider was recorded.
-    provider: str = ""
-    # "" if its provider has no accounts, and in lines from before the account was recorded.
-    account: str = ""
 
 
 @dataclass(frozen=True)
@@ -220,39 +203,50 @@ def draft_lines(
             before = LedgerServer(
                 seat, server.created_at, server.created_at, price, account=server.account
             )
-        # An earlier version recorded no account.
-        has_new_account = bool(server.account) and not before.account
-        if snapshot.at - before.until >= (0.0 if has_new_account else LEAST_S):
-            if server.state == "stopped":
-                before.price = 0.0
-            idle_s = snapshot.idle_s.get(server.id, 0.0)
-            drafts.append(
-                _cost_line(
-                    server.id,
-                    before,
-                    snapshot.at,
-                    idle_s,
-                    server.account if has_new_account else "",
-                )
-            )
+        drafts += _draft_cost(server, before, snapshot)
     for server_id, before in servers.items():
-        if server_id in listed_ids or server_id in snapshot.in_progress or before.ended:
-            continue
-        if snapshot.at - before.up_at < snapshot.settle_s:
-            continue
-        if before.provider and snapshot.provider not in ("", before.provider):
-            continue  # another provider answered, which cannot know of its end
-        if _is_unknown(server_id, before, snapshot):
-            continue
-        if snapshot.at > before.until:
-            drafts.append(_cost_line(server_id, before, snapshot.at, 0.0))
-        why = f"{UNSEEN}: its hours count until that was noticed"
-        reason = snapshot.endings.get(server_id)
-        detail = {"server_id": server_id, "unseen": True}
-        if reason:
-            detail["reason"] = reason
-        drafts.append(CourseLedgerDraft(kind="down", seat=before.seat, why=why, detail=detail))
+        if server_id not in listed_ids and _has_ended(server_id, before, snapshot):
+            drafts += _draft_unseen_end(server_id, before, snapshot)
     return drafts
+
+
+def _draft_cost(
+    server: Server, before: LedgerServer, snapshot: ServerSnapshot
+) -> Iterator[CourseLedgerDraft]:
+    """Yield the line of a listed server's cost, if enough time has passed since the last one."""
+    # An earlier version recorded no account.
+    has_new_account = bool(server.account) and not before.account
+    if snapshot.at - before.until < (0.0 if has_new_account else LEAST_S):
+        return
+    if server.state == "stopped":
+        before.price = 0.0
+    idle_s = snapshot.idle_s.get(server.id, 0.0)
+    account = server.account if has_new_account else ""
+    yield _cost_line(server.id, before, snapshot.at, idle_s, account)
+
+
+def _has_ended(server_id: str, before: LedgerServer, snapshot: ServerSnapshot) -> bool:
+    """Tell whether a server that the provider did not list must have ended."""
+    if server_id in snapshot.in_progress or before.ended:
+        return False
+    if snapshot.at - before.up_at < snapshot.settle_s:
+        return False
+    if before.provider and snapshot.provider not in ("", before.provider):
+        return False  # another provider answered, which cannot know of its end
+    return not _is_unknown(server_id, before, snapshot)
+
+
+def _draft_unseen_end(
+    server_id: str, before: LedgerServer, snapshot: ServerSnapshot
+) -> Iterator[CourseLedgerDraft]:
+    """Yield the lines of an end that nobody saw: the cost until now, and the end itself."""
+    if snapshot.at > before.until:
+        yield _cost_line(server_id, before, snapshot.at, 0.0)
+    why = f"{UNSEEN}: its hours count until that was noticed"
+    detail: dict[str, object] = {"server_id": server_id, "unseen": True}
+    if reason := snapshot.endings.get(server_id):
+        detail["reason"] = reason
+    yield CourseLedgerDraft(kind="down", seat=before.seat, why=why, detail=detail)
 
 
 def _is_unknown(server_id: str, before: LedgerServer, snapshot: ServerSnapshot) -> bool:
@@ -264,68 +258,6 @@ def _is_unknown(server_id: str, before: LedgerServer, snapshot: ServerSnapshot) 
     ):
         return False
     return bool(before.account or before.price)
-
-
-def up_line(seat: str, server: Server, by: str = "") -> CourseLedgerDraft:
-    """Return the ledger line of a server's start, from its tags."""
-    offer = server.offer
-    return CourseLedgerDraft(
-        kind="up",
-        seat=seat,
-        by=by,
-        detail={
-            "server_id": server.id,
-            "usd_per_hour": offer.price_usd_per_hour,
-            "spot": offer.spot,
-            "type": offer.type,
-            "provider": server.provider,
-            "created_at": server.created_at,
-            "account": server.account,
-        },
-    )
-
-
-def read_servers(entries: Iterable[CourseLedgerEntry]) -> dict[str, LedgerServer]:
-    """Return every server that the ledger mentions, by id."""
-    servers: dict[str, LedgerServer] = {}
-    for entry in entries:
-        detail = entry.detail
-        server_id = str(detail.get("server_id", ""))
-        if not server_id:
-            continue
-        before = servers.get(server_id)
-        if entry.kind == "up":
-            since = float(detail.get("created_at", entry.at))
-            until = max(since, before.until if before else since)
-            price = float(detail.get("usd_per_hour", 0.0))
-            idle_s = before.idle_s if before else 0.0
-            servers[server_id] = LedgerServer(
-                entry.seat,
-                since,
-                until,
-                price,
-                idle_s,
-                up_at=entry.at,
-                provider=str(detail.get("provider", "")),
-                account=str(detail.get("account", "")),
-            )
-        elif before is not None and entry.kind == "cost":
-            before.account = before.account or str(detail.get("account", ""))
-            before.until = max(before.until, float(detail.get("until", entry.at)))
-            before.idle_s += float(detail.get("idle_s", 0.0))
-        elif before is not None and entry.kind == "down":
-            before.ended = True
-    return servers
-
-
-def is_unseen_end(entry: CourseLedgerEntry) -> bool:
-    """Whether a `down` line is of a server that was found gone: nobody saw its end.
-
-    Lines of earlier versions have no field for it. They are recognized by their text, which new
-    lines keep for earlier versions.
-    """
-    unseen = entry.detail.get("unseen")
-    return entry.why.startswith(UNSEEN) if unseen is None else bool(unseen)
 
 
 def record_ends(

@@ -9,10 +9,10 @@ import msgspec
 
 from labctl.config import CourseConfig
 from labctl.config.identity import write_private
-from labctl.courses.metering import read_servers
 from labctl.courses.records import plan_changes, timetable
 from labctl.courses.records.cost_report import CourseCosts, compute_course_costs
 from labctl.courses.records.folder import Seat
+from labctl.courses.records.ledger_servers import read_servers
 from labctl.courses.records.plan_changes import KeyChange, PlanSnapshot
 from labctl.courses.servers import ENDED, CourseOperator
 from labctl.errors import LabError

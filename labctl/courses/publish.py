@@ -11,9 +11,13 @@ from labctl.courses.invitation import VALID_S, Invitation, invite, keeper_addres
 from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.records.folder import CourseFolder
 from labctl.errors import ConnectError, NotFoundError
+from labctl.lazy import lazy_imports
 from labctl.model import Endpoint
 from labctl.submissions.assignment import SSH_PLACE, Assignment, assignment_text
 from labctl.submissions.receiver import Receiver
+
+with lazy_imports(__name__):
+    from labctl.transports import fabric_login
 
 
 def publish_assignments(folder: CourseFolder, host_key: str) -> list[str]:
@@ -72,11 +76,9 @@ def _read_host_key(folder: CourseFolder) -> str:
     except NotFoundError:
         place = SSH_PLACE.fullmatch(keeper_address(folder))
     assert place is not None
-    from labctl.transports.fabric_login import fetch_host_key
-
     endpoint = Endpoint(host=place["host"], port=int(place["port"] or 22), user=place["user"])
     try:
-        return fetch_host_key(endpoint)
+        return fabric_login.fetch_host_key(endpoint)
     except ConnectError as error:
         key = "/etc/ssh/ssh_host_ed25519_key.pub"
         error.hint = f'labctl course invite ... --host-key "$(cat {key})"   # on the keeper'

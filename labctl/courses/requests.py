@@ -29,8 +29,8 @@ import msgspec
 from labctl.courses.claims import SeatClaim, ServerActions, SharedSeatServer
 from labctl.courses.context import build_own_seat
 from labctl.courses.keys import CHECKER, keeper_dir, parse_key
-from labctl.courses.metering import is_unseen_end
 from labctl.courses.records.folder import CourseFolder, Seat
+from labctl.courses.records.ledger_servers import is_unseen_end
 from labctl.courses.seat_operations import SeatMoney
 from labctl.errors import NotFoundError, PolicyError, UsageError
 from labctl.errors.replies import as_reply

@@ -6,7 +6,7 @@ a whole class.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +18,7 @@ from labctl.courses.context import build_course_context, build_seat_contexts, fi
 from labctl.courses.material import CourseMaterial, collect_material, push_material
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.ledger_entries import CourseLedgerDraft
+from labctl.courses.records.ledger_servers import read_servers, up_line
 from labctl.courses.seat_reporter import make_done_notifier, make_seat_reporter, report_stopping
 from labctl.errors import InterruptError, PolicyError
 from labctl.events import Question, Reporter
@@ -96,19 +97,8 @@ def bring_up_servers(
     course = staff.course()
     listed = course.provider.servers()
     metering.record_costs(staff.folder, course, listed)
-    contexts = build_seat_contexts(
-        staff.folder, staff.paths, staff.state, staff.reporter, seats, course=course, listed=listed
-    )
     before = {server.lab_id: server for server in listed if server.state not in ENDED}
-    need = require_price_consent(
-        course, [context for context in contexts if context.lab_id not in before]
-    )
-    if need is not None:
-        _require_loss_consent(staff)
-    prepared = [
-        _prepare_context(context, make_seat_reporter(seat.name, staff.reporter, agreed=True), need)
-        for context, seat in zip(contexts, seats, strict=True)
-    ]
+    contexts = _prepare_seats(staff, course, seats, listed, before.keys())
     by_lab = {seat.lab_id: seat for seat in seats}
     was_baked = find_baked_image(staff.folder) is not None
     files = CourseMaterial() if login_only else collect_material(staff.folder, staff.reporter)
@@ -125,7 +115,7 @@ def bring_up_servers(
 
     try:
         outcomes = fleet.run_for_each(
-            prepared,
+            contexts,
             bring_up,
             at_once=at_once,
             tell=make_done_notifier(staff.reporter, by_lab),
@@ -140,6 +130,28 @@ def bring_up_servers(
     _record_refusals(staff, by_lab, outcomes)
     return [
         _describe_outcome(by_lab[outcome.context.lab_id], outcome, before) for outcome in outcomes
+    ]
+
+
+def _prepare_seats(
+    staff: CourseOperator,
+    course: LabContext,
+    seats: Sequence[Seat],
+    listed: Sequence[Server],
+    served: Collection[str],
+) -> list[LabContext]:
+    """Build the seats' contexts, and get consent for those whose lab is not in `served`."""
+    contexts = build_seat_contexts(
+        staff.folder, staff.paths, staff.state, staff.reporter, seats, course=course, listed=listed
+    )
+    need = require_price_consent(
+        course, [context for context in contexts if context.lab_id not in served]
+    )
+    if need is not None:
+        _require_loss_consent(staff)
+    return [
+        _prepare_context(context, make_seat_reporter(seat.name, staff.reporter, agreed=True), need)
+        for context, seat in zip(contexts, seats, strict=True)
     ]
 
 
@@ -171,11 +183,9 @@ def _record_start(staff: CourseOperator, seat: Seat, context: LabContext) -> Non
     server = context.state.get_lab_server(context.lab_id)
     if server is None or server.state in ENDED:
         return
-    recorded = metering.read_servers(staff.folder.ledger.list_entries(seat=seat.name)).get(
-        server.id
-    )
+    recorded = read_servers(staff.folder.ledger.list_entries(seat=seat.name)).get(server.id)
     if recorded is None or recorded.ended:
-        staff.folder.ledger.append_all([metering.up_line(seat.name, server, staff.by)])
+        staff.folder.ledger.append_all([up_line(seat.name, server, staff.by)])
 
 
 def _record_refusals(

@@ -11,6 +11,7 @@ from labctl.courses import metering
 from labctl.courses.context import build_seat_contexts
 from labctl.courses.records.folder import Seat
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
+from labctl.courses.records.ledger_servers import read_servers
 from labctl.courses.records.spending import SeatSpending, allowance_usd, compute_spending
 from labctl.courses.seat_reporter import label_events
 from labctl.courses.server_contents import list_labs
@@ -86,36 +87,35 @@ def read_recorded_status(
     now = time.time()
     entries = staff.folder.ledger.list_entries()
     spent = compute_spending(entries, now)
-    servers: dict[str, Server] = {}
-    for server in staff.state.list_servers():
-        servers[server.lab_id] = server  # the newest comes last
-    newest_runs: dict[str, Run] = {}
-    for run in staff.state.list_runs():
-        newest_runs[run.server_id] = run
+    # Of each lab and server, the newest comes last.
+    servers = {server.lab_id: server for server in staff.state.list_servers()}
+    newest_runs = {run.server_id: run for run in staff.state.list_runs()}
     entries_by_seat: dict[str, list[CourseLedgerEntry]] = {}
     for entry in entries:
         entries_by_seat.setdefault(entry.seat, []).append(entry)
     watched = _read_watch_reports(staff, {server.id for server in servers.values()})
     budget_usd = staff.folder.config.lab.server.need.budget_usd
-    rows = []
-    for seat in seats:
+
+    def describe_seat(seat: Seat) -> SeatStatus:
         own_entries = entries_by_seat.get(seat.name, [])
+        spending = spent.get(seat.name, SeatSpending())
         row = SeatStatus(
             seat=seat.name,
             students=seat.students,
-            spent_usd=spent.get(seat.name, SeatSpending()).usd,
-            hours=spent.get(seat.name, SeatSpending()).hours,
+            spent_usd=spending.usd,
+            hours=spending.hours,
             budget_usd=allowance_usd(own_entries, seat.name, budget_usd),
             error=errors.get(seat.name, ""),
         )
-        server_here = servers.get(seat.lab_id)
-        if server_here is None:
-            rows.append(_with_ledger_server(row, own_entries))
-            continue
-        row = _with_server(row, server_here, now)
-        if (report := watched.get(server_here.id)) is not None:
+        server = servers.get(seat.lab_id)
+        if server is None:
+            return _with_ledger_server(row, own_entries)
+        row = _with_server(row, server, now)
+        if (report := watched.get(server.id)) is not None:
             row = _with_watch(row, report, now)
-        rows.append(msgspec.structs.replace(row, run=newest_runs.get(server_here.id)))
+        return msgspec.structs.replace(row, run=newest_runs.get(server.id))
+
+    rows = [describe_seat(seat) for seat in seats]
     running = [row for row in rows if row.state in ("running", "starting")]
     return CourseStatus(
         course=staff.folder.config.name,
@@ -141,7 +141,7 @@ def _with_ledger_server(row: SeatStatus, entries: Iterable[CourseLedgerEntry]) -
     """Show a server that only the ledger knows: another machine created it, such as the keeper."""
     open_servers = [
         (server_id, server)
-        for server_id, server in metering.read_servers(entries).items()
+        for server_id, server in read_servers(entries).items()
         if not server.ended
     ]
     if not open_servers:
@@ -263,7 +263,7 @@ def find_server(staff: CourseOperator, seat: Seat) -> Server:
     """Return the seat's recorded server; NotFoundError says how to create one."""
     found = staff.state.get_lab_server(seat.lab_id)
     if found is None or found.state in (*ENDED, "stopped"):
-        known = metering.read_servers(staff.folder.ledger.list_entries(seat=seat.name))
+        known = read_servers(staff.folder.ledger.list_entries(seat=seat.name))
         elsewhere = any(not server.ended for server in known.values())
         raise NotFoundError(
             f"{seat.name} has no server" + (" in this machine's records" if elsewhere else ""),

@@ -21,6 +21,7 @@ from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.leftovers import remove_expired_disks
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
+from labctl.courses.records.ledger_servers import is_unseen_end
 from labctl.courses.records.spending import allowance_usd, compute_spending
 from labctl.courses.records.timetable import Lesson, find_just_ended, find_phase
 from labctl.courses.requests import RequestHandler
@@ -219,7 +220,7 @@ class CourseTasks:
             seat
             for seat in self.staff.folder.list_seats()
             if seat.lab_id not in snapshot.servers
-            and (seat.name not in last or metering.is_unseen_end(last[seat.name]))
+            and (seat.name not in last or is_unseen_end(last[seat.name]))
         ]
         if not missing:
             return

@@ -20,12 +20,16 @@ from labctl.insight.explain.memory import OutOfMemory, find_out_of_memory
 from labctl.insight.model_measurement import ModelSource, measure_model
 from labctl.insight.scalars import Flaw, Scalars, read_scalars
 from labctl.insight.telemetry import TELEMETRY_FILE, read_samples
+from labctl.lazy import lazy_imports
 from labctl.model import PROFILE_PREFIX, Run, Value
 from labctl.servers.context import LabContext
 from labctl.sync.ignore import find_ignored_name, rule_text
 
 if TYPE_CHECKING:
     from labctl.estimate.constants import Precision
+
+with lazy_imports(__name__):
+    from labctl.insight import profile
 
 LOG_TAIL_BYTES = 256 * 1024
 # Reading more bytes of event files than this takes about a second, so progress is shown.
@@ -63,9 +67,7 @@ class Explanation(Value, frozen=True):
 def explain(context: LabContext, run: Run) -> Explanation:
     """Apply the rules to a run, from its files on this machine."""
     if run.id.startswith(PROFILE_PREFIX):
-        from labctl.insight.profile import unwrap_command
-
-        run = unwrap_command(run)
+        run = profile.unwrap_command(run)
     material = _load_material(context, run)
     failure = find_out_of_memory(material)
     if failure is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from labctl import estimate
 from labctl.config.installation import install_command
 from labctl.errors import InterruptError, LabError, NotFoundError, UsageError
 from labctl.estimate.plan import ModelMeasurement, ModelPlan
@@ -124,9 +125,7 @@ def _build_request(source: ModelSource, plan: ModelPlan) -> _MeasurementRequest:
 def _run_program(
     source: ModelSource, python: str, request: _MeasurementRequest
 ) -> ModelMeasurement:
-    import labctl.estimate
-
-    program = Path(labctl.estimate.__file__).with_name("measure.py").read_text()
+    program = Path(estimate.__file__).with_name("measure.py").read_text()
     try:
         child = subprocess.Popen(
             [python, "-B", "-c", program],

@@ -17,6 +17,7 @@ import msgspec
 from labctl.config import find_data_dir
 from labctl.errors import InterruptError, LabError, NotFoundError, UsageError
 from labctl.events import Note, Step
+from labctl.insight import profiler
 from labctl.insight.explain.evidence import Finding
 from labctl.insight.explain.profile import Profile, advise, read_profile
 from labctl.model import PROFILE_PREFIX, Run, Server, Service, Value
@@ -106,9 +107,7 @@ def unwrap_command(run: Run) -> Run:
 
 def pack_profiler() -> str:
     """Build the zip that the container's Python imports from, in base64. Deterministic."""
-    import labctl.insight.profiler
-
-    source = Path(labctl.insight.profiler.__file__).parent
+    source = Path(profiler.__file__).parent
     content = {
         "sitecustomize.py": (source / "sitecustomize.py").read_text(encoding="utf-8"),
         "labctl_trace.py": (source / "trace.py").read_text(encoding="utf-8"),
@@ -129,9 +128,7 @@ def read_page() -> str:
 
 def page_server_command() -> tuple[str, ...]:
     """Return the command of the container that serves the profiles of a lab's runs."""
-    import labctl.insight.profiler
-
-    program = Path(labctl.insight.profiler.__file__).with_name("trace_server.py")
+    program = Path(profiler.__file__).with_name("trace_server.py")
     return ("sh", "-c", SHOW, program.read_text(encoding="utf-8"))
 
 

@@ -19,11 +19,15 @@ import msgspec
 from labctl.config import LabConfig, Paths, load_lab
 from labctl.errors import BusyError, LabError, NotFoundError
 from labctl.events import Reporter
+from labctl.lazy import lazy_imports
 from labctl.model import NAME_PATTERN, Run, Value
 from labctl.providers import get_provider_class
 from labctl.servers.context import LabContext
 from labctl.state import State
 from labctl.state.locks import hold_lock
+
+with lazy_imports(__name__):
+    from labctl.servers import connections as server_connections
 
 RECORD = "keep.json"
 CHECKS_FILE = ".rounds.json"
@@ -223,9 +227,7 @@ def drop(paths: Paths, state: State, name: str) -> KeptLab:
 
 def _forget(paths: Paths, state: State, lab: KeptLab) -> None:
     """Delete the records of the lab's servers, and the key that logs in to them."""
-    from labctl.servers.connections import Connections
-
-    connections = Connections(paths.ssh_dir, None)
+    connections = server_connections.Connections(paths.ssh_dir, None)
     for server in state.list_servers(lab.lab_id):
         connections.close(server)
         connections.forget(server.id)

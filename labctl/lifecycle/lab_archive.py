@@ -17,11 +17,15 @@ from typing import BinaryIO
 import msgspec
 
 from labctl.errors import DiskFullError, TransferError
+from labctl.lazy import lazy_imports
 from labctl.lifecycle.kept_labs import KeptLab
 from labctl.model import Run, Server, Value
 from labctl.state.ledgers import LedgerLine
 from labctl.sync.containment import require_contained
 from labctl.text import bytes_text
+
+with lazy_imports(__name__):
+    from importlib import metadata
 
 HEAD = "parcel.json"
 FILES = "files/"
@@ -32,9 +36,7 @@ CHUNK_BYTES = 1024 * 1024
 
 def labctl_version() -> str:
     """Return labctl's version: the exporting and the importing side must have the same."""
-    from importlib.metadata import version as installed
-
-    return installed("labctl")
+    return metadata.version("labctl")
 
 
 class LabExport(Value, frozen=True):

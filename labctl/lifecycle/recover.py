@@ -7,27 +7,18 @@ that ended by itself is never recovered: another server would not help it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
 
 import msgspec
 
 from labctl.errors import (
-    BusyError,
-    CapacityError,
     ConnectError,
     HostKeyError,
     LabError,
-    NoOfferError,
     NotFoundError,
     PolicyError,
-    ThrottledError,
 )
-from labctl.events import Note, SilentReporter, Step
+from labctl.events import Step
 from labctl.lifecycle import restore, up
 from labctl.lifecycle.recovery_lock import RecoveryLock, RecoveryLockedError, hold_recovery_lock
 from labctl.lifecycle.server_loss import (
@@ -35,12 +26,10 @@ from labctl.lifecycle.server_loss import (
     ServerGoneError,
     make_room,
     require_alive,
-    require_not_removed,
 )
 from labctl.lifecycle.spending_policy import make_recovery_context
 from labctl.model import Run, Server, Value
-from labctl.retry import retry_on
-from labctl.runs import images, outputs, runs
+from labctl.runs import images, runs
 from labctl.servers import adoption
 from labctl.servers.context import LabContext
 from labctl.servers.open_costs import explain_open_costs
@@ -49,12 +38,6 @@ from labctl.wire.runs import RESUME_RUN, ResumeRunReply, ResumeRunRequest, RunRe
 
 # consecutive recoveries of one run from the same checkpoint, at most
 MOST_IN_VAIN = 5
-# seconds between two pulls of a followed run's outputs
-MIRROR_S = 20.0
-# Errors that pass: no capacity, no offer at the agreed price, another recovery, no network.
-TEMPORARY = (BusyError, CapacityError, NoOfferError, ThrottledError)
-FIRST_PAUSE_S = 2.0
-LONGEST_PAUSE_S = 120.0
 # States in which a run can be in need of recovery. "unknown" is in the store's copy if its server
 # could not ask its Docker Engine.
 UNFINISHED = ("claimed", "starting", "running", "lost", "unknown")
@@ -87,108 +70,6 @@ class Recovery(Value, frozen=True):
     files: int = 0
     log_offset: int = 0
     reason: str = msgspec.field(default="", name="told")
-
-
-def follow(
-    context: LabContext, run_id: str, *, on_log: Callable[[bytes], None], offset: int = 0
-) -> Run:
-    """Follow a run's log until the run ends, across as many servers as that takes.
-
-    A run that a limit stopped (`Run.stopped_by`) has ended too: money was its limit. PolicyError
-    if budget or price rule out another server, or after MOST_IN_VAIN recoveries without progress.
-    """
-    with _mirror_outputs(context, run_id):
-        return _follow_attempts(context, run_id, on_log, offset)
-
-
-def _follow_attempts(
-    context: LabContext, run_id: str, on_log: Callable[[bytes], None], at: int
-) -> Run:
-    silences = FailedChecks()
-    while True:
-        # The provider may be asked here, and may be busy: that must not end the run's follower.
-        server = retry_on(TEMPORARY, pause_s=FIRST_PAUSE_S, longest_pause_s=LONGEST_PAUSE_S)(
-            _get_addressed_server, context
-        )
-        try:
-            if server is None:
-                raise ServerGoneError("the lab no longer has a server")
-            run = runs.watch(
-                context,
-                server,
-                run_id,
-                offset=at,
-                on_log=on_log,
-                on_cut=partial(require_alive, silences=silences),
-            )
-        except ServerGoneError as error:
-            reason = error.what
-        except NotFoundError:  # a newer server, to which the run was not restored
-            reason = "the lab's server does not have this run"
-        else:
-            if run.state != "lost" or run.stopped_by:
-                return run
-            reason = run.summary
-        require_not_removed(context, server)
-        context.reporter.emit(Note(text=f"{run_id}: {reason}", level="warning"))
-        try:
-            at = _recover_or_wait(context, run_id, reason)
-        except EndedError as error:
-            log_offset = _find_other_recovery(context, run_id)
-            if log_offset is None:
-                return error.run
-            at = log_offset
-
-
-def _get_addressed_server(context: LabContext) -> Server | None:
-    """Return the recorded server, with its address; None without a server.
-
-    A recovery that was ended before its new server ran has left that server on record without one.
-    """
-    server = context.state.get_lab_server(context.lab_id)
-    return server if server is None or server.endpoint.host else adoption.adopt(context)
-
-
-def _recover_or_wait(context: LabContext, run_id: str, reason: str) -> int:
-    """Wait until the run is resumed, here or by a keeper; return where its log resumes (bytes)."""
-    announced = ""
-
-    def announce(message: str) -> None:
-        nonlocal announced
-        if message != announced:
-            context.reporter.emit(Note(text=message, level="warning"))
-            announced = message
-
-    def resume() -> int:
-        if (at := _find_other_recovery(context, run_id)) is not None:
-            return at
-        return recover(context, run_id, reason=reason).log_offset
-
-    while_others_recover = retry_on(
-        RecoveryLockedError,
-        pause_s=FIRST_PAUSE_S,
-        before_pause=lambda error: announce(f"{error}; waiting for that recovery"),
-    )
-    until_possible = retry_on(
-        TEMPORARY,
-        pause_s=FIRST_PAUSE_S,
-        longest_pause_s=LONGEST_PAUSE_S,
-        before_pause=lambda error: announce(f"{run_id} cannot resume yet: {error}; trying again"),
-    )
-    offset: int = until_possible(while_others_recover, resume)
-    return offset
-
-
-def _find_other_recovery(context: LabContext, run_id: str) -> int | None:
-    """Return where the log resumes if another process has recovered the run, else None."""
-    with contextlib.suppress(LabError):
-        server = adoption.adopt(context)
-        record = None if server is None else runs.fetch_run(context, server, run_id)
-        if server is not None and record is not None:
-            run = runs.record_run(context, server, record)
-            if run.state != "lost" or run.stopped_by:
-                return record.log_offset
-    return None
 
 
 def check_and_recover(
@@ -234,33 +115,6 @@ def _refresh_run(context: LabContext, server: Server, run_id: str) -> Run:
     if record is None:
         raise ServerGoneError(f"the server {server.id} does not have this run")
     return runs.record_run(context, server, record)
-
-
-@contextmanager
-def _mirror_outputs(context: LabContext, run_id: str) -> Iterator[None]:
-    """Pull the run's outputs regularly while it is followed, if the lab has no store."""
-    if context.config.store:
-        yield
-        return
-    ended = threading.Event()
-    quiet = dataclasses.replace(context, reporter=SilentReporter())
-
-    def keep_up() -> None:
-        while not ended.wait(MIRROR_S):
-            # The next round or the recovery reports a lasting error. With wait_s=0, the end of
-            # the run does not wait in silence for another process's transfer.
-            with contextlib.suppress(LabError):
-                server = quiet.state.get_lab_server(quiet.lab_id)
-                if server is not None:
-                    outputs.pull(quiet, server, [run_id], wait_s=0.0)
-
-    thread = threading.Thread(target=keep_up, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def recover(

@@ -20,9 +20,13 @@ from typing import Any
 
 from labctl.errors import BusyError, LabError
 from labctl.events import Note
+from labctl.lazy import lazy_imports
 from labctl.servers.context import LabContext
 from labctl.state.ledgers import BACK, HANDED
 from labctl.stores import LabStore
+
+with lazy_imports(__name__):
+    from labctl.stores import lab_store
 
 BEAT_S = 15.0
 STALE_S = 60.0
@@ -157,9 +161,7 @@ def _lock_store(context: LabContext, run_id: str, wait: bool) -> Iterator[Recove
             )
         yield RecoveryLock(None, "")
         return
-    from labctl.stores.lab_store import open_lab_store
-
-    turn = RecoveryLock(open_lab_store(context), f"runs/{run_id}/watch.json")
+    turn = RecoveryLock(lab_store.open_lab_store(context), f"runs/{run_id}/watch.json")
     holder = turn.try_acquire()
     if holder and not wait:
         raise RecoveryLockedError(f"{_host(holder)} is recovering {run_id}", hint="labctl status")

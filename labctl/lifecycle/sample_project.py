@@ -12,7 +12,11 @@ from pathlib import Path
 from labctl.config import parse_name
 from labctl.errors import LabError, PolicyError, UsageError
 from labctl.events import Note, Reporter, Step
+from labctl.lazy import lazy_imports
 from labctl.lifecycle.lab_draft import require_writable
+
+with lazy_imports(__name__):
+    import jinja2
 
 CUDA_BASE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
 CPU_BASE = "python:3.11-slim"
@@ -74,12 +78,10 @@ def create_project(templates: Path, target: Path, provider: str, reporter: Repor
 
 
 def _render(directory: Path, name: str, provider: str, has_dataset: bool) -> None:
-    from jinja2 import Environment, StrictUndefined
-
     source = directory / "lab.yaml.j2"
-    template = Environment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(
-        source.read_text()
-    )
+    template = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+    ).from_string(source.read_text())
     base = CPU_BASE if provider == "local" else CUDA_BASE
     text = template.render(
         lab=name,

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from labctl.errors import ConnectError
+from labctl.lazy import lazy_imports
 from labctl.model import Server, Value
 from labctl.servers.context import LabContext
 from labctl.servers.cost import spent_usd
@@ -16,6 +17,12 @@ from labctl.wire.codec import to_json
 if TYPE_CHECKING:  # `status` without a refresh starts faster without them
     from labctl.wire.runs import StatusReply
     from labctl.wire.watchdog import WatchRecord
+
+with lazy_imports(__name__):
+    from labctl.lifecycle import reconcile
+    from labctl.runs import runs
+    from labctl.servers import adoption, gate, guard, held_disks, kept_disks, open_costs
+    from labctl.state import ledgers
 
 # Kind of the ledger entry of a `labctl run --down` that was interrupted before it ended the server.
 INTERRUPTED_DOWN = "interrupted down"
@@ -48,32 +55,13 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     failure = ""
     keeper = ""
     if refresh:
-        from labctl.servers.adoption import adopt
-        from labctl.servers.gate import admit
-        from labctl.servers.kept_disks import list_shown_disks
-        from labctl.servers.open_costs import explain_open_costs
-        from labctl.state.ledgers import HANDED
-
-        if context.state.list_events(lab_id=context.lab_id, kind=HANDED, limit=1):
-            from labctl.lifecycle.reconcile import merge_keeper_records
-
-            keeper = merge_keeper_records(context)
-        with explain_open_costs(context):
-            adopted = adopt(context)
-            if adopted is not None and adopted.state == "running":
-                admit(context, adopted)
-            list_shown_disks(context)
+        keeper = _refresh_records(context)
     server = context.state.get_lab_server(context.lab_id)
     if refresh and server is not None and server.state == "running":
-        from labctl.runs import runs
-        from labctl.servers import guard, held_disks
-
         held_disks.renew(context, server)
         try:
-            machine = runs.refresh(context, server)
+            machine = _query_server(context, server, why)
             reachable = True
-            reported = parse_watch(machine.watch)
-            record_watch(context, server, guard.watch(context, server) if why else reported)
         except ConnectError as error:
             reachable, failure = False, error.what
     now = time.time()
@@ -97,6 +85,27 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         "runs": list(reversed(context.state.list_runs(context.lab_id))),
         "now": now,
     }
+
+
+def _refresh_records(context: LabContext) -> str:
+    """Merge what the keeper and the provider know into the records; return the keeper's host."""
+    keeper = ""
+    if context.state.list_events(lab_id=context.lab_id, kind=ledgers.HANDED, limit=1):
+        keeper = reconcile.merge_keeper_records(context)
+    with open_costs.explain_open_costs(context):
+        adopted = adoption.adopt(context)
+        if adopted is not None and adopted.state == "running":
+            gate.admit(context, adopted)
+        kept_disks.list_shown_disks(context)
+    return keeper
+
+
+def _query_server(context: LabContext, server: Server, why: bool) -> StatusReply:
+    """Record the server's runs and its watchdog's report, and return its reply."""
+    machine = runs.refresh(context, server)
+    reported = parse_watch(machine.watch)
+    record_watch(context, server, guard.watch(context, server) if why else reported)
+    return machine
 
 
 def _find_interrupted_down(context: LabContext, server: Server) -> InterruptedDown | None:

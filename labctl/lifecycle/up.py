@@ -10,6 +10,7 @@ import msgspec
 from labctl.errors import InterruptError, LabError, NotFoundError, PolicyError, UsageError
 from labctl.errors.replies import describe_error
 from labctl.events import Note, report_part
+from labctl.lazy import lazy_imports
 from labctl.lifecycle import disk_restore
 from labctl.model import Server
 from labctl.runs import images, provenance
@@ -23,6 +24,9 @@ from labctl.servers.prepare import prepare, probe
 from labctl.servers.reachability import reach
 from labctl.stores.lab_store import prepare_store
 from labctl.transports import Transport
+
+with lazy_imports(__name__):
+    from labctl.sync import lab_files
 
 
 def up(
@@ -70,10 +74,8 @@ def _note_missing_data(context: LabContext, server: Server) -> None:
     """Warn if the server lacks a directory of `server:` data: it can be made there before a run."""
     if not context.config.server_data:
         return
-    from labctl.sync.lab_files import check_server_data
-
     try:
-        check_server_data(context, server)
+        lab_files.check_server_data(context, server)
     except (NotFoundError, PolicyError, UsageError) as error:
         text = f"no run can start yet: {describe_error(error)}\n  next: {error.hint}"
         context.reporter.emit(Note(text=text, level="warning"))

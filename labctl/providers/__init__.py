@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from labctl.errors import UsageError
 from labctl.errors.subject import LAB, Subject
+from labctl.lazy import lazy_imports
 from labctl.model import (
     Boot,
     Check,
@@ -29,6 +30,11 @@ from labctl.model import (
     Server,
     Value,
 )
+
+with lazy_imports(__name__):
+    from importlib import metadata
+
+    from labctl.config import reader
 
 
 class ProviderContext(Value, frozen=True):
@@ -323,9 +329,7 @@ BUILT_IN = {
 
 def list_provider_names() -> list[str]:
     """List the names of all installed providers."""
-    from importlib.metadata import entry_points
-
-    return sorted(entry.name for entry in entry_points(group="labctl.providers"))
+    return sorted(entry.name for entry in metadata.entry_points(group="labctl.providers"))
 
 
 def get_provider_class(name: str) -> type[Provider]:
@@ -334,15 +338,11 @@ def get_provider_class(name: str) -> type[Provider]:
         module, _, attribute = BUILT_IN[name].partition(":")
         built_in: type[Provider] = getattr(import_module(module), attribute)
         return built_in
-    from importlib.metadata import entry_points
-
-    for entry in entry_points(group="labctl.providers", name=name):
+    for entry in metadata.entry_points(group="labctl.providers", name=name):
         loaded: type[Provider] = entry.load()
         return loaded
-    from labctl.config.reader import find_nearest
-
     names = list_provider_names()
-    near = find_nearest(name, names)
+    near = reader.find_nearest(name, names)
     raise UsageError(
         f"there is no provider called {name!r}",
         why=f"{f'did you mean {near}? ' if near else ''}installed: {', '.join(names)}",

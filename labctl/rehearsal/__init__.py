@@ -8,8 +8,9 @@ May import: courses and the layers below.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from labctl.lazy import offer_names
 from labctl.rehearsal.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -18,14 +19,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Building", "Rehearsal", "Scenario"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "Building":
-        from labctl.rehearsal.images import Building
-
-        return Building
-    if name == "Rehearsal":
-        from labctl.rehearsal.simulation import Rehearsal
-
-        return Rehearsal
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = offer_names(__name__, {"Building": "images", "Rehearsal": "simulation"})

@@ -17,6 +17,7 @@ from moto import settings
 from moto.backends import get_backend
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
+from labctl.lazy import lazy_imports
 from labctl.rehearsal.calls import Call, HttpReply
 from labctl.rehearsal.scenario import Scenario
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from moto.ec2.models import EC2Backend
     from moto.ec2.models.instances import Instance
     from mypy_boto3_ec2.type_defs import InstanceTypeInfoTypeDef
+
+with lazy_imports(__name__):
+    from moto.ec2.models import instance_types
 
 # Large responses that never change. They are cached, since moto takes seconds to build them.
 STATIC = ("DescribeInstanceTypes", "DescribeInstanceTypeOfferings")
@@ -76,16 +80,12 @@ class Backend:
 
     def describe_type(self, name: str) -> InstanceTypeInfoTypeDef:
         """Return EC2's description of an instance type; {} if it does not exist."""
-        from moto.ec2.models.instance_types import INSTANCE_TYPES
-
-        description: InstanceTypeInfoTypeDef = INSTANCE_TYPES.get(name, {})
+        description: InstanceTypeInfoTypeDef = instance_types.INSTANCE_TYPES.get(name, {})
         return description
 
     def list_zones(self, region: str, name: str) -> list[str]:
         """Return the zones of a region that offer a type."""
-        from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
-
-        offered = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, [])
+        offered = instance_types.INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, [])
         return sorted(entry["Location"] for entry in offered if entry["InstanceType"] == name)
 
     def _call_moto(self, call: Call) -> HttpReply:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from werkzeug.serving import BaseWSGIServer
 
+from labctl.lazy import lazy_imports
 from labctl.model import Value
 from labctl.rehearsal import imds, ingress
 from labctl.rehearsal.backend import Backend
@@ -26,6 +27,10 @@ from labctl.rehearsal.scenario import Scenario
 if TYPE_CHECKING:
     from moto.ec2.models.instances import Instance
     from moto.ec2.models.security_groups import SecurityGroup
+
+with lazy_imports(__name__):
+    from docker import errors as docker_errors
+    from moto.ec2.models import instances
 
 PENDING, RUNNING, SHUTTING_DOWN = (0, "pending"), (16, "running"), (32, "shutting-down")
 TERMINATED, STOPPING, STOPPED = (48, "terminated"), (64, "stopping"), (80, "stopped")
@@ -204,8 +209,6 @@ class Fleet:
 
     def _boot(self, record: InstanceRecord) -> None:
         """Start the machine, then set the instance to running."""
-        from docker.errors import DockerException
-
         with record.machine:
             with self._backend.lock():
                 if self.state(record) != PENDING:
@@ -213,7 +216,7 @@ class Fleet:
                 rules = self._rules(record)
             try:
                 self._ensure_machine(record, rules)
-            except (DockerException, OSError) as error:
+            except (docker_errors.DockerException, OSError) as error:
                 self._report(f"could not create the machine of {record.id}: {error}")
                 self.terminate(record, FAILED)
                 return
@@ -289,15 +292,13 @@ class Fleet:
             self.stop(record, OWN_SHUTDOWN)
 
     def _set_state(self, record: InstanceRecord, state: State, reason: str = "") -> None:
-        from moto.ec2.models.instances import StateReason
-
         instance = self.instance(record)
         instance._state.code, instance._state.name = state
         when_text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         by_user = f"User initiated ({when_text})" if reason == USER_SHUTDOWN else ""
         instance._reason = by_user or (f"{reason} ({when_text})" if reason else "")
         message = f"{reason}: {REASONS[reason]}" if reason else ""
-        instance.state_reason = StateReason(message, reason)
+        instance.state_reason = instances.StateReason(message, reason)
         with record.changed:
             record.states.append((time.monotonic(), state))
             record.changed.notify_all()

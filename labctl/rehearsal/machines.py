@@ -19,6 +19,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from labctl.errors import EngineError
+from labctl.lazy import lazy_imports
 from labctl.providers.local import engine
 from labctl.providers.local.container import CAPABILITIES, list_labeled
 
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
     from docker.models.networks import Network
     from docker.types import HostConfig
+
+with lazy_imports(__name__):
+    from docker import errors as docker_errors
+    from docker import types as docker_types
 
 LABEL = "labctl.rehearsal"
 PID_LABEL = "labctl.rehearsal-pid"
@@ -129,12 +134,10 @@ class Machines:
 
         With `politely` its processes may end first.
         """
-        from docker.errors import APIError, NotFound
-
         container = self._container(instance_id)
         if container is None:
             return
-        with suppress(NotFound):
+        with suppress(docker_errors.NotFound):
             if politely or disk:
                 container.stop(timeout=SHUTDOWN_S if politely else 0)
             if disk:
@@ -142,7 +145,7 @@ class Machines:
                 return
             try:
                 container.remove(force=True, v=True)
-            except APIError as error:
+            except docker_errors.APIError as error:
                 if error.status_code != HTTP_CONFLICT:
                     raise
 
@@ -164,8 +167,6 @@ class Machines:
 
         A container cannot get a block device, so the machine's `mount` handles this name.
         """
-        from docker.errors import NotFound
-
         machine, disk = self._container(instance_id), self._container(volume_id)
         if machine is None or not self.has_cloud_init:
             return
@@ -175,7 +176,7 @@ class Machines:
         machine.exec_run(["sh", "-c", f"{command} && ln -sfn {mountpoint} {device}-part1"])
         for path in KEPT if disk is not None else ():
             assert disk is not None
-            with suppress(NotFound):
+            with suppress(docker_errors.NotFound):
                 parts, _ = disk.get_archive(path)
                 parent = f"{mountpoint}{path.rpartition('/')[0]}"
                 machine.exec_run(["mkdir", "-p", parent])
@@ -202,11 +203,9 @@ class Machines:
         self._docker.close()
 
     def _container(self, instance_id: str) -> Container | None:
-        from docker.errors import NotFound
-
         try:
             return self._docker.containers.get(f"{self.name}-{instance_id}")
-        except NotFound:
+        except docker_errors.NotFound:
             return None
 
     def _write_rules(self, instance_id: str, rules: list[str]) -> None:
@@ -269,15 +268,14 @@ def _network(docker: DockerClient, name: str) -> tuple[Network, Iterator[ipaddre
 
     Returns it and its addresses, the gateway's first.
     """
-    from docker.errors import APIError
-    from docker.types import IPAMConfig, IPAMPool
-
     parts = list(ipaddress.IPv4Network(ADDRESSES).subnets(new_prefix=24))
     for part in random.sample(parts, 20):
-        ipam = IPAMConfig(pool_configs=[IPAMPool(subnet=str(part), gateway=str(part[1]))])
+        ipam = docker_types.IPAMConfig(
+            pool_configs=[docker_types.IPAMPool(subnet=str(part), gateway=str(part[1]))]
+        )
         try:
             made = docker.networks.create(name, driver="bridge", ipam=ipam, labels=_labels(name))
-        except APIError as error:
+        except docker_errors.APIError as error:
             # Docker answers 403 for other errors of a network too.
             if "overlaps" in str(error.explanation):
                 continue
@@ -289,11 +287,9 @@ def _network(docker: DockerClient, name: str) -> tuple[Network, Iterator[ipaddre
 
 
 def _remove_all(docker: DockerClient, label: str) -> None:
-    from docker.errors import APIError, NotFound
-
     for container in list_labeled(docker, label):
-        with suppress(NotFound, APIError):
+        with suppress(docker_errors.NotFound, docker_errors.APIError):
             container.remove(force=True, v=True)
     for network in docker.networks.list(filters={"label": label}):
-        with suppress(NotFound):
+        with suppress(docker_errors.NotFound):
             network.remove()

@@ -13,6 +13,7 @@ from moto.moto_server.werkzeug_app import MotoRequestHandler
 from werkzeug.serving import BaseWSGIServer, make_server
 
 from labctl.errors import EngineError, NotFoundError
+from labctl.lazy import lazy_imports
 from labctl.model import Value
 from labctl.providers.local import engine
 from labctl.rehearsal import amis, images, imds, roles
@@ -26,6 +27,9 @@ from labctl.rehearsal.metadata import build_metadata
 from labctl.rehearsal.reclaims import SpotReclaims
 from labctl.rehearsal.scenario import Scenario, override_scenario
 from labctl.rehearsal.schedules import Schedules
+
+with lazy_imports(__name__):
+    import docker
 
 LOOPBACK = "127.0.0.1"
 KEY = "AKIAREHEARSAL0000000"
@@ -232,8 +236,6 @@ class Rehearsal:
         self._servers.append(listener)
 
     def _create_machines(self) -> Machines:
-        import docker
-
         with engine.connect() as client:
             sweep(client)
             image = images.ensure_image(

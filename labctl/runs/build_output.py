@@ -10,6 +10,10 @@ import re
 from collections.abc import Sequence
 
 from labctl.events import Note, Progress, Reporter
+from labctl.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    from rich import text as rich_text
 
 # The classic builder, and BuildKit with the name of a stage in front of the number.
 STEP = re.compile(r"^(?:Step (\d+)/(\d+) : (.*)|#\d+ \[[^\]]*?(\d+)/(\d+)\] (.*))")
@@ -34,9 +38,7 @@ _ACTIONS = (
 
 def join_plain(lines: Sequence[str]) -> str:
     """Join lines of a program's output, without the colors that it has for a terminal."""
-    from rich.text import Text  # needed only for an error
-
-    return "\n".join(Text.from_ansi(line.rstrip("\r")).plain for line in lines)
+    return "\n".join(rich_text.Text.from_ansi(line.rstrip("\r")).plain for line in lines)
 
 
 class OutputLines:

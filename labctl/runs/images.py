@@ -10,6 +10,7 @@ from pathlib import Path
 from labctl.config import ImageConfig
 from labctl.errors import BuildError
 from labctl.events import Step
+from labctl.lazy import lazy_imports
 from labctl.model import Server
 from labctl.runs import environment, image_jobs, image_sources
 from labctl.runs.build_output import BuildLines, join_plain
@@ -24,6 +25,9 @@ from labctl.wire.images import (
     BuildImageRequest,
     FindImagesRequest,
 )
+
+with lazy_imports(__name__):
+    from labctl.sync import push
 
 # The repository of all images that labctl builds for labs.
 BUILT = "labctl/built"
@@ -254,8 +258,6 @@ def _build(
 
 def push_wheelhouse(context: LabContext, server: Server, remote: AgentClient) -> None:
     """Push this machine's wheelhouse, for pip in a build; do nothing if none is configured."""
-    from labctl.sync.push import push_tree
-
     if not context.config.wheelhouse:
         return
     root, wheels = context.config.root, Path(context.config.wheelhouse)
@@ -263,7 +265,7 @@ def push_wheelhouse(context: LabContext, server: Server, remote: AgentClient) ->
     files = scan_data(root, "wheelhouse", wheels, context.reporter, later=index)
     target = (remote, context.config.name, context.lab_id, "wheelhouse")
     with hold_transfers(context.config.root, "push", context.reporter):
-        push_tree(*target, wheels, files, context.reporter, index=index)
+        push.push_tree(*target, wheels, files, context.reporter, index=index)
 
 
 def has_image(remote: AgentClient, reference: str) -> bool:

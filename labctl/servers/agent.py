@@ -20,10 +20,14 @@ from labctl.errors import (
 )
 from labctl.errors.replies import make_error
 from labctl.errors.subject import Hint, Subject
+from labctl.lazy import lazy_imports
 from labctl.servers.vendored import read_vendored_files
 from labctl.transports import Body, Transport
 from labctl.wire.codec import Message, MessageError, encode, from_json
 from labctl.wire.verbs import ErrorReply, Opening, Reply, Request, StreamingVerb, Verb
+
+with lazy_imports(__name__):
+    import zipfile
 
 MARK = b"\x1elabctl "
 # Limits a streaming verb's first reply, and how much of its standard error is kept.
@@ -107,8 +111,6 @@ def program_name() -> str:
 
 def build_program() -> bytes:
     """Build a zip of the agent's files, byte for byte reproducible."""
-    import zipfile  # only needed to install the agent
-
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, content in list_program_files():

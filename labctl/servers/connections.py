@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,6 +29,7 @@ from labctl.errors import (
     UsageError,
 )
 from labctl.events import Reporter
+from labctl.lazy import lazy_imports
 from labctl.model import Endpoint, Server
 from labctl.retry import retry_on
 from labctl.servers.host_keys import confirm_host_key
@@ -38,9 +38,8 @@ from labctl.state.locks import hold_lock
 from labctl.transports import Transport
 from labctl.transports.ssh_client import runtime_dir
 
-if TYPE_CHECKING:
-    from labctl.transports.forced_command import LineChannel
-    from labctl.transports.openssh import OpenSshTransport
+with lazy_imports(__name__):
+    from labctl.transports import fabric, fabric_login, forced_command, openssh
 
 # seconds to wait for another process that writes the ssh_config
 LOCK_WAIT_S = 60.0
@@ -145,15 +144,13 @@ class Connections:
         folder, name = self._endpoint_dir(endpoint)
         return self._describe(folder, name, name, endpoint), name
 
-    def open_line_channel(self, endpoint: Endpoint, request: str) -> LineChannel:
+    def open_line_channel(self, endpoint: Endpoint, request: str) -> forced_command.LineChannel:
         """Return a line-by-line channel to the program that answers `request` there.
 
         It connects when it is used.
         """
-        from labctl.transports.forced_command import LineChannel
-
         config, name = self.describe_endpoint(endpoint)
-        return LineChannel(ssh.command_argv(str(config), name, request), endpoint)
+        return forced_command.LineChannel(ssh.command_argv(str(config), name, request), endpoint)
 
     def close(self, server: Server) -> None:
         """Close labctl's connections to `server`: this process's own, and the user's ssh's."""
@@ -228,9 +225,7 @@ class Connections:
         key = confirmed.read_text().strip() if confirmed.exists() else ""
         key = key or self.user_config.find_known_key(endpoint)
         if not key:
-            from labctl.transports.fabric_login import fetch_host_key
-
-            key = fetch_host_key(self.user_config.replace_jump(endpoint))
+            key = fabric_login.fetch_host_key(self.user_config.replace_jump(endpoint))
             confirm_host_key(endpoint, key, reporter)
             _make_private(folder)
             replace_file(confirmed, (key + "\n").encode())
@@ -246,22 +241,19 @@ class Connections:
                 self._pool[server_id] = endpoint, shared
             return shared
 
-    def _make_openssh(self, config: Path, server_id: str, endpoint: Endpoint) -> OpenSshTransport:
-        from labctl.transports.openssh import OpenSshTransport
-
-        return OpenSshTransport(config, server_id, endpoint)
+    def _make_openssh(
+        self, config: Path, server_id: str, endpoint: Endpoint
+    ) -> openssh.OpenSshTransport:
+        return openssh.OpenSshTransport(config, server_id, endpoint)
 
     def _make_shared(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
         """Make the transport that all commands of this process to one server share."""
-        from labctl.transports.fabric import FabricTransport
-        from labctl.transports.fabric_login import can_log_in
-
         openssh = None
         if shutil.which("ssh"):
             openssh = self._make_openssh(config, server_id, endpoint)
-            if not can_log_in(endpoint):
+            if not fabric_login.can_log_in(endpoint):
                 return openssh
-        return FabricTransport(
+        return fabric.FabricTransport(
             self.user_config.replace_jump(endpoint),
             known_hosts=self.user_config.known_hosts,
             openssh=openssh,

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,6 +13,7 @@ from labctl.config import LabConfig, Paths, student_key
 from labctl.errors import ConnectError, NotFoundError
 from labctl.errors.subject import LAB, Subject
 from labctl.events import Note, Progress, Reporter
+from labctl.lazy import lazy_imports
 from labctl.model import Endpoint, Server, ServerFacts
 from labctl.providers import (
     LogsInAsUser,
@@ -25,9 +25,10 @@ from labctl.providers import (
 from labctl.state import State
 from labctl.state.disks import list_kept_disks
 
-if TYPE_CHECKING:
-    from labctl.servers.agent import AgentClient
-    from labctl.servers.connections import Connections
+with lazy_imports(__name__):
+    import getpass
+
+    from labctl.servers import agent, connections
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,8 @@ class LabContext:
         return self.subject.seat or self.config.name
 
     @functools.cached_property
-    def connections(self) -> Connections:
-        from labctl.servers.connections import Connections
-
-        return Connections(
+    def connections(self) -> connections.Connections:
+        return connections.Connections(
             self.paths.ssh_dir, self.paths.user_ssh_config, in_process=self.in_process
         )
 
@@ -117,8 +116,6 @@ class LabContext:
         return isinstance(self.provider, LogsInAsUser)
 
     def _build_provider_context(self) -> ProviderContext:
-        import getpass
-
         return ProviderContext(
             data_dir=self.paths.data_dir,
             owner=self.owner or getpass.getuser(),
@@ -198,19 +195,17 @@ class LabContext:
         """The private key that labctl logs in with, unless the provider names another one."""
         return self.paths.keys_dir / (self.group or self.lab_id) / "id_ed25519"
 
-    def open_agent(self, server: Server) -> AgentClient:
+    def open_agent(self, server: Server) -> agent.AgentClient:
         """Return a client of the agent on the server, over labctl's shared connection.
 
         ConnectError if the server has been removed meanwhile, perhaps by another process: its
         ssh_config must not be written again.
         """
-        from labctl.servers.agent import AgentClient
-
         if self.state.get_server(server.id) is None:
             raise ConnectError(
                 f"the server {server.id} has been removed", hint=self.subject.refresh
             )
-        return AgentClient(self.connections.open(server))
+        return agent.AgentClient(self.connections.open(server))
 
     def save_facts(self, server: Server, facts: ServerFacts) -> None:
         """Store the ServerFacts of a server for `load_facts`."""

@@ -72,15 +72,19 @@ def arm(
     if not before:
         detail = {"limits": to_json(limits)}
         context.state.record(EVENT, lab_id=context.lab_id, server_id=server.id, detail=detail)
-    if _can_lose_disk(context):
-        held_disks.release(context, server)  # only now does its watchdog know who saves its results
-    elif held_disks.is_held(context, server):
-        _keep_disk_past(
-            context, server, deadlines.list_seconds_left(watch)
-        )  # others may have extended it
+    _settle_disk(context, server, watch)
     if not deadlines.is_timer_denied(context, server):
         deadlines.follow(context, server, watch)
     return watch
+
+
+def _settle_disk(context: LabContext, server: Server, watch: WatchRecord | None) -> None:
+    """Let the disk go with the server, or keep it past the watchdog's deadline."""
+    if _can_lose_disk(context):
+        held_disks.release(context, server)  # only now does its watchdog know who saves its results
+    elif held_disks.is_held(context, server):
+        # Others may have extended the deadline.
+        _keep_disk_past(context, server, deadlines.list_seconds_left(watch))
 
 
 def _derive_limits(

@@ -14,7 +14,12 @@ from labctl.commands.ssh import known_hosts_name
 from labctl.config.identity import replace_file
 from labctl.errors import HostKeyError, LabError, PolicyError
 from labctl.events import Question, Reporter
+from labctl.lazy import lazy_imports
 from labctl.model import Endpoint
+
+with lazy_imports(__name__):
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ed25519
 
 _KEY_TYPES = (
     "ssh-ed25519",
@@ -111,10 +116,7 @@ def make_key(path: Path) -> str:
 
 
 def _new_private_key() -> bytes:
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    return Ed25519PrivateKey.generate().private_bytes(
+    return ed25519.Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.OpenSSH,
         serialization.NoEncryption(),
@@ -122,8 +124,6 @@ def _new_private_key() -> bytes:
 
 
 def _read_public_line(path: Path) -> str:
-    from cryptography.hazmat.primitives import serialization
-
     try:
         private = serialization.load_ssh_private_key(path.read_bytes(), password=None)
     except ValueError as error:

@@ -14,9 +14,13 @@ import msgspec
 
 from labctl.errors import AuthenticationError, LabError
 from labctl.events import Note, Question, Step, find_password_prompt
+from labctl.lazy import lazy_imports
 from labctl.model import Endpoint
 from labctl.servers.context import LabContext
 from labctl.servers.login_key import LoginKey, choose_login_key
+
+with lazy_imports(__name__):
+    from labctl.transports import failures, password_login
 
 T = TypeVar("T")
 MOST_PASSWORDS = 3
@@ -43,8 +47,6 @@ def call_with_key_setup(context: LabContext, function: Callable[[], T]) -> T:
 
 def _set_up_key(context: LabContext, endpoint: Endpoint, refusal: AuthenticationError) -> LoginKey:
     """Authorize one of the user's keys with their password, and return the key."""
-    from labctl.transports import failures, password_login
-
     user_config = context.connections.user_config
     if user_config.path is None:
         raise refusal
@@ -120,8 +122,6 @@ def _describe_public_key(key: LoginKey) -> str:
 
 
 def _make_still_refused_error(endpoint: Endpoint, key: LoginKey) -> LabError:
-    from labctl.transports import failures
-
     words = ["ssh", "-v", *(("-i", key.path) if key.path else ())]
     words += ["-p", str(endpoint.port)] if endpoint.port != 22 else []
     words += ["-J", endpoint.jump] if endpoint.jump else []

@@ -6,8 +6,14 @@ import shlex
 from pathlib import Path
 
 from labctl.errors import LabError, NotFoundError
+from labctl.lazy import lazy_imports
 from labctl.model import Value
 from labctl.servers.host_keys import make_key
+
+with lazy_imports(__name__):
+    import paramiko
+
+    from labctl.transports import fabric_login
 
 # ssh offers these without being told to. The first is also the name of a new key.
 DEFAULT_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
@@ -67,8 +73,6 @@ def choose_login_key(identity: str, ssh_dir: Path) -> LoginKey:
 
 def _list_agent_keys() -> list[str]:
     """Return the public keys that the user's SSH agent offers, "type base64" each."""
-    import paramiko
-
     agent = paramiko.Agent()
     try:
         return [f"{key.get_name()} {key.get_base64()}" for key in agent.get_keys()]
@@ -78,15 +82,11 @@ def _list_agent_keys() -> list[str]:
 
 def _read_public_line(path: Path, agent: list[str]) -> str:
     """Return the public line of a key that ssh can use; "" if it needs a passphrase."""
-    from paramiko import SSHException
-
-    from labctl.transports.fabric_login import load_key
-
     public = path.with_name(path.name + ".pub")
     noted = public.read_text(errors="replace").strip() if public.is_file() else ""
     try:
-        private = load_key(path)
-    except (OSError, ValueError, SSHException):
+        private = fabric_login.load_key(path)
+    except (OSError, ValueError, paramiko.SSHException):
         return ""  # of a kind that only OpenSSH reads, or damaged
     if private is None:
         return noted if _key_of(noted) in agent else ""

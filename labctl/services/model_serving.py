@@ -7,6 +7,7 @@ import http.client
 import msgspec
 
 from labctl.errors import LabError, NotFoundError, PolicyError
+from labctl.lazy import lazy_imports
 from labctl.model import Forward, Run, Server, Service, Value
 from labctl.runs import image_sources, images, runs
 from labctl.servers.context import LabContext
@@ -20,6 +21,9 @@ from labctl.sync.push import push_tree
 from labctl.sync.scan import HashIndex, scan_data
 from labctl.sync.transfer_lock import hold_transfers
 from labctl.wire.services import NEEDS_PREDICT, WRITE_PREDICT, ServedModel, ServiceRequest
+
+with lazy_imports(__name__):
+    from labctl.services.model_server import checkpoint, refusals
 
 NAME = "serve"
 PORT = 8000
@@ -211,9 +215,6 @@ def _ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Serv
 
 def _send_checkpoints(context: LabContext, server: Server, run: Run) -> None:
     """Send the pulled checkpoints to a server that does not have the run."""
-    from labctl.services.model_server.checkpoint import check
-    from labctl.services.model_server.refusals import ModelError
-
     checkpoints = context.config.root / "runs" / run.id / "checkpoints"
     if not checkpoints.is_dir():
         raise NotFoundError(
@@ -222,8 +223,8 @@ def _send_checkpoints(context: LabContext, server: Server, run: Run) -> None:
             hint=f"labctl pull {run.id}",
         )
     try:
-        check(checkpoints)
-    except ModelError as error:
+        checkpoint.check(checkpoints)
+    except refusals.ModelError as error:
         raise PolicyError(
             f"the checkpoints of run {run.id} are refused",
             why=str(error),

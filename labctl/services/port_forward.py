@@ -22,11 +22,15 @@ from typing import Literal
 from labctl.commands.ssh import forward_argv
 from labctl.errors import AuthenticationError, ConnectError, HostKeyError, LabError, NotFoundError
 from labctl.events import Note, Reporter, SilentReporter
+from labctl.lazy import lazy_imports
 from labctl.model import Endpoint, Service, Value
 from labctl.parallel import on_cancel
 from labctl.retry import retry_on
 from labctl.services.services import usual_port
 from labctl.transports import failures
+
+with lazy_imports(__name__):
+    import tenacity
 
 READY_S = 20.0
 # How long the server's port may refuse: labctl opens a forward once the service answers there.
@@ -207,7 +211,6 @@ class Forwarding:
         Usually only the connection was lost, so the service itself is checked on the server (`ask`)
         only after a first retry has failed.
         """
-        from tenacity import sleep_using_event
 
         def connect() -> bool:
             nonlocal ask
@@ -226,7 +229,7 @@ class Forwarding:
             return not self._closing.is_set()
 
         policy = retry_on(LabError, pause_s=FIRST_PAUSE_S, longest_pause_s=LONGEST_PAUSE_S)
-        return policy.copy(sleep=sleep_using_event(self._closing))(connect)
+        return policy.copy(sleep=tenacity.sleep_using_event(self._closing))(connect)
 
 
 class _PortTakenError(LabError):

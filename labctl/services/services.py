@@ -59,29 +59,47 @@ def ensure_service(
     def start() -> ServiceReply:
         return remote.call(START_SERVICE, request, timeout_s=timeout_s)
 
+    def provide_extension() -> None:
+        provide_wheels()
+        _extend(remote, request, reporter)
+
     reply = start()
     if reply.missing or reply.lacks:
-        with _hold_image_lock() as has_waited:
-            reply = start() if has_waited else reply
-            if reply.missing and provide_image is not None:
-                provide_image()
-                reply = start()
-            if reply.missing:
-                what = f"the server does not have the image {wanted.image}"
-                raise NotFoundError(what, hint="labctl run")
-            if reply.lacks:
-                provide_wheels()
-                _extend(remote, request, reporter)
-                reply = start()
-    if reply.stale:
-        text = f"{wanted.name} is running with earlier settings; stop it to apply the new ones"
-        reporter.emit(Note(text=text, level="warning"))
-    if reply.replaced:
-        text = f"stopped the running {wanted.name}, which had other settings"
-        reporter.emit(Note(text=text))
+        reply = _start_with_image(start, reply, wanted.image, provide_image, provide_extension)
+    _report_other_settings(reply, wanted.name, reporter)
     detail = f"{wanted.name} is already running" if reply.found else ""
     reporter.emit(Step(name=step, done=True, detail=detail))
     return _to_service(reply)
+
+
+def _start_with_image(
+    start: Callable[[], ServiceReply],
+    reply: ServiceReply,
+    image: str,
+    provide_image: Callable[[], None] | None,
+    provide_extension: Callable[[], None],
+) -> ServiceReply:
+    """Provide the image, or what it lacks, and start the service again."""
+    with _hold_image_lock() as has_waited:
+        reply = start() if has_waited else reply
+        if reply.missing and provide_image is not None:
+            provide_image()
+            reply = start()
+        if reply.missing:
+            raise NotFoundError(f"the server does not have the image {image}", hint="labctl run")
+        if reply.lacks:
+            provide_extension()
+            reply = start()
+    return reply
+
+
+def _report_other_settings(reply: ServiceReply, name: str, reporter: Reporter) -> None:
+    if reply.stale:
+        text = f"{name} is running with earlier settings; stop it to apply the new ones"
+        reporter.emit(Note(text=text, level="warning"))
+    if reply.replaced:
+        text = f"stopped the running {name}, which had other settings"
+        reporter.emit(Note(text=text))
 
 
 @contextmanager

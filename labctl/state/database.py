@@ -13,7 +13,11 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from labctl.errors import BusyError, DiskFullError, LabError
+from labctl.lazy import lazy_imports
 from labctl.state.locks import hold_lock
+
+with lazy_imports(__name__):
+    import subprocess
 
 SCHEMA_VERSION = 2
 BUSY_TIMEOUT_S = 10.0
@@ -320,8 +324,6 @@ def _read_mounts() -> dict[str, str]:
         with suppress(OSError):
             return parse_linux_mounts(Path("/proc/self/mounts").read_text(errors="surrogateescape"))
         return {}
-    import subprocess
-
     with suppress(OSError, subprocess.SubprocessError):
         result = subprocess.run(["mount"], capture_output=True, text=True, timeout=5, check=True)
         return parse_bsd_mounts(result.stdout)

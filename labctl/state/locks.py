@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labctl.errors import LabError, LockHeldError
+from labctl.lazy import lazy_imports
 from labctl.parallel import CanceledError, is_canceled
 
 if TYPE_CHECKING:
     from filelock import FileLock
+
+with lazy_imports(__name__):
+    import filelock
 
 # Seconds before a wait is announced: by then the holder has written its note, and a shorter wait
 # needs no message.
@@ -56,10 +60,8 @@ def hold_lock(
         lock.release()
 
 
-def _make_lock(file: Path, what: str, *, inheritable: bool) -> FileLock:
+def _make_lock(file: Path, what: str, *, inheritable: bool) -> filelock.FileLock:
     """Create a lock for one call only, so that threads exclude each other; any can release it."""
-    # Imported late: `labctl status` locks nothing.
-    from filelock import FileLock
 
     def write_note(descriptor: int) -> None:
         note = json.dumps({"pid": os.getpid(), "what": what, "since": time.time()})
@@ -68,20 +70,18 @@ def _make_lock(file: Path, what: str, *, inheritable: bool) -> FileLock:
         os.set_inheritable(descriptor, inheritable)
 
     # A different kind of lock would not exclude processes that use this one.
-    return FileLock(
+    return filelock.FileLock(
         file, mode=0o600, thread_local=False, fallback_to_soft=False, on_acquired=write_note
     )
 
 
 def _acquire(lock: FileLock, wait_s: float) -> bool:
     """Acquire a lock within `wait_s` seconds; False if it is not free, LabError if that fails."""
-    from filelock import Timeout
-
     file = Path(lock.lock_file)
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock.acquire(timeout=wait_s, cancel_check=is_canceled)
-    except Timeout:
+    except filelock.Timeout:
         if is_canceled():
             raise CanceledError from None
         return False

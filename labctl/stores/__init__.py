@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from labctl.errors import TransferError, UsageError
+from labctl.lazy import lazy_imports
 from labctl.model import Endpoint, Value
+
+with lazy_imports(__name__):
+    import hashlib
+
+    from labctl.stores import s3, ssh
 
 
 class StoreContext(Value, frozen=True):
@@ -66,13 +72,9 @@ class LabStore(Protocol):
 def open_store(url: str, prefix: str, around: StoreContext) -> LabStore:
     """Open the store at `url`, below `prefix` ("<lab>-<lab id>")."""
     if url.startswith("s3://"):
-        from labctl.stores.s3 import S3LabStore
-
-        return S3LabStore(url, prefix, around)
+        return s3.S3LabStore(url, prefix, around)
     if url.startswith("ssh://"):
-        from labctl.stores.ssh import SshLabStore
-
-        return SshLabStore(url, prefix, around)
+        return ssh.SshLabStore(url, prefix, around)
     raise UsageError(
         f"{url!a} is not a valid store", hint="set store: s3://... or ssh://... in lab.yaml"
     )
@@ -80,8 +82,6 @@ def open_store(url: str, prefix: str, around: StoreContext) -> LabStore:
 
 def write_verified(path: Path, size: int, sha256: str, write: Callable[[Path], None]) -> None:
     """Let `write` fill a draft of `path`, verify its first `size` bytes, and rename it."""
-    import hashlib
-
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.arriving")
     try:

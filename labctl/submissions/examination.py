@@ -23,12 +23,16 @@ from typing import BinaryIO
 import msgspec
 
 from labctl.errors import LabError, TransferError
+from labctl.lazy import lazy_imports
 from labctl.model import Value
 from labctl.submissions.confinement import confine, end_with_parent
 from labctl.submissions.intake import Examined, Expected, examine
 from labctl.submissions.manifest import make_refusal_error
 from labctl.submissions.untrusted_json import decode_json
 from labctl.wire.judge import judge_file
+
+with lazy_imports(__name__):
+    import filelock
 
 MEMORY_BYTES = 1024**3
 CPU_S = 300
@@ -97,10 +101,7 @@ def examine_confined(path: Path, expected: Expected, slots: Path) -> Examined:
 @contextmanager
 def _hold_slot(directory: Path, student: str) -> Iterator[None]:
     """Hold one of the slots for examining bundles; wait if all are in use."""
-    # Imported late: the confined process, which also runs this module, needs no lock. Not
-    # state.locks, which writes a note: on a full disk that would fail.
-    from filelock import FileLock, Timeout
-
+    # Not state.locks, which writes a note: on a full disk that would fail.
     count = min(MAX_AT_ONCE, os.cpu_count() or 1)
     first = zlib.crc32(student.encode()) % count
     with ExitStack() as held:
@@ -108,8 +109,10 @@ def _hold_slot(directory: Path, student: str) -> Iterator[None]:
             # If all are in use, wait for the student's own slot.
             timeout_s = 0.0 if attempt < count else -1.0
             file = directory / f".examining.{(first + attempt) % count}"
-            with suppress(Timeout):
-                held.enter_context(FileLock(file, timeout_s, mode=0o600, fallback_to_soft=False))
+            with suppress(filelock.Timeout):
+                held.enter_context(
+                    filelock.FileLock(file, timeout_s, mode=0o600, fallback_to_soft=False)
+                )
                 break
         yield
 

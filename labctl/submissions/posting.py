@@ -25,6 +25,7 @@ from labctl.errors import (
     NotFoundError,
     PolicyError,
 )
+from labctl.lazy import lazy_imports
 from labctl.model import Value
 from labctl.retry import retry_on
 from labctl.submissions.assignment import Ticket
@@ -34,6 +35,13 @@ from labctl.submissions.untrusted_json import decode_json
 if TYPE_CHECKING:
     from requests import Session
     from requests_toolbelt import MultipartEncoderMonitor
+
+with lazy_imports(__name__):
+    import ssl
+
+    import requests
+    import requests_toolbelt
+    from requests import adapters
 
 TIMEOUT_S = 60.0
 TRIES = 3
@@ -162,14 +170,12 @@ def _build_form(
     file: BinaryIO,
     span: tuple[int, int],
     on_bytes: Callable[[int], None],
-) -> MultipartEncoderMonitor:
+) -> requests_toolbelt.MultipartEncoderMonitor:
     """Build a form with one part of a file, which is read while it is sent."""
-    from requests_toolbelt import MultipartEncoder, MultipartEncoderMonitor
-
     start, length = span
     part = ("part", _UploadPart(file, start, length), "application/octet-stream")
-    return MultipartEncoderMonitor(
-        MultipartEncoder({**fields, "file": part}),
+    return requests_toolbelt.MultipartEncoderMonitor(
+        requests_toolbelt.MultipartEncoder({**fields, "file": part}),
         lambda monitor: on_bytes(start + min(monitor.bytes_read, length)),
     )
 
@@ -199,12 +205,8 @@ def _send_request(
 
 def _open_session() -> Session:
     """Open a session that trusts this machine's CAs and sends no stored password."""
-    import ssl
 
-    import requests
-    from requests.adapters import HTTPAdapter
-
-    class SystemTrust(HTTPAdapter):
+    class SystemTrust(adapters.HTTPAdapter):
         def init_poolmanager(self, *words: Any, **more: Any) -> None:
             super().init_poolmanager(*words, ssl_context=ssl.create_default_context(), **more)
 

@@ -14,8 +14,13 @@ from pathlib import Path
 import msgspec
 
 from labctl.errors import LabError, NotFoundError, PolicyError
+from labctl.lazy import lazy_imports
 from labctl.model import Value
 from labctl.submissions.untrusted_json import UPGRADE, decode_json, is_newer_version
+
+with lazy_imports(__name__):
+    from cryptography import exceptions as crypto_errors
+    from cryptography.hazmat.primitives.asymmetric import ed25519
 
 KIND = "labctl-receipt"
 VERSION = 1
@@ -64,12 +69,10 @@ def make_signing_key(path: Path) -> str:
 
     Returns the public key.
     """
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
     if not path.exists():
         text = (
             "ed25519-private:"
-            + base64.b64encode(Ed25519PrivateKey.generate().private_bytes_raw()).decode()
+            + base64.b64encode(ed25519.Ed25519PrivateKey.generate().private_bytes_raw()).decode()
         )
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with os.fdopen(os.open(path, flags, 0o600), "w") as file:
@@ -81,10 +84,8 @@ def make_signing_key(path: Path) -> str:
 
 def read_public_key(path: Path) -> str:
     """Return the public key of the private key at `path`, as `ed25519:...`."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
     raw = (
-        Ed25519PrivateKey.from_private_bytes(_read_private_key(path))
+        ed25519.Ed25519PrivateKey.from_private_bytes(_read_private_key(path))
         .public_key()
         .public_bytes_raw()
     )
@@ -99,22 +100,17 @@ def sign(receipt: Receipt, key: Path) -> Signed:
 
 def sign_bytes(data: bytes, key: Path) -> str:
     """Return the signature of `data` by the private key at `key`, in base64."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    signature = Ed25519PrivateKey.from_private_bytes(_read_private_key(key)).sign(data)
+    signature = ed25519.Ed25519PrivateKey.from_private_bytes(_read_private_key(key)).sign(data)
     return base64.b64encode(signature).decode()
 
 
 def is_signed(data: bytes, signature: str, public: str) -> bool:
     """Tell whether `public` (`ed25519:...`) signed exactly these bytes."""
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
     try:
         raw = base64.b64decode(public.removeprefix("ed25519:"), validate=True)
         signature_bytes = base64.b64decode(signature, validate=True)
-        Ed25519PublicKey.from_public_bytes(raw).verify(signature_bytes, data)
-    except (InvalidSignature, ValueError):
+        ed25519.Ed25519PublicKey.from_public_bytes(raw).verify(signature_bytes, data)
+    except (crypto_errors.InvalidSignature, ValueError):
         return False
     return True
 

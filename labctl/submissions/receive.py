@@ -16,6 +16,7 @@ from labctl.config.identity import write_draft
 from labctl.config.scalars import parse_duration
 from labctl.config.times import parse_moment
 from labctl.errors import ConfigError, ConnectError, PolicyError, Problem, UsageError
+from labctl.lazy import lazy_imports
 from labctl.model import Endpoint
 from labctl.submissions.assignment import (
     SSH_PLACE,
@@ -27,6 +28,9 @@ from labctl.submissions.assignment import (
 from labctl.submissions.buckets import LONGEST_S, Bucket
 from labctl.submissions.collect import CollectedPost, collect_bucket
 from labctl.submissions.receiver import Receiver, check_name
+
+with lazy_imports(__name__):
+    from labctl.transports import fabric_login
 
 KEY_LINE = re.compile(
     r"(ssh-ed25519|ecdsa-sha2-nistp(?:256|384|521)|ssh-rsa|sk-ssh-ed25519@openssh\.com) "
@@ -183,14 +187,14 @@ def _bucket_url(rules: Assignment) -> str:
 
 def _read_host_key(place: str) -> str:
     """Read the host key that the SSH server shows to this machine."""
-    from labctl.transports.fabric_login import fetch_host_key
-
     match = SSH_PLACE.fullmatch(place)
     if match is None:
         return ""
     port = int(match["port"] or 22)
     try:
-        return fetch_host_key(Endpoint(host=match["host"], port=port, user=match["user"]))
+        return fabric_login.fetch_host_key(
+            Endpoint(host=match["host"], port=port, user=match["user"])
+        )
     except ConnectError as error:
         error.hint = "--host-key 'ssh-ed25519 AAAA...'   # from /etc/ssh/ssh_host_ed25519_key.pub"
         raise

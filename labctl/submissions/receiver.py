@@ -35,6 +35,7 @@ from labctl.errors import (
     TransferError,
     UsageError,
 )
+from labctl.lazy import lazy_imports
 from labctl.model import Value
 from labctl.submissions import feedback, receipt
 from labctl.submissions.assignment import Assignment, DeadlineStatus, judge, load_assignment
@@ -43,6 +44,9 @@ from labctl.submissions.feedback import Feedback
 from labctl.submissions.intake import Arrived, Expected, check_arrived, stamp
 from labctl.submissions.receipt import Receipt, Signed
 from labctl.text import bytes_text
+
+with lazy_imports(__name__):
+    import filelock
 
 KEY = "signing-key"
 LOG = "receipts.jsonl"
@@ -186,37 +190,47 @@ class Receiver:
         with self._lock(staged.parent):
             if (earlier := self._find_repeated(name, student, sha256)) is not None:
                 return earlier
-            if size > rules.max_size:
-                raise PolicyError(
-                    f"the bundle is too large: {size} bytes",
-                    why=f"{name} accepts at most {rules.max_size} bytes",
-                    hint="labctl submit --dry-run   # lists the sizes",
-                )
-            self._check_open(name, student, self.now() if at is None else at)
-            if len(self.receipts(name, student)) >= MOST_SUBMISSIONS:
-                raise PolicyError(
-                    f"{student} has submitted {name} {MOST_SUBMISSIONS} times",
-                    hint="labctl submit --receipts   # lists them; then ask your instructor",
-                )
+            self._require_permitted(rules, name, student, size, at)
             for other in staged.parent.iterdir():
                 if other != staged and not other.name.startswith("."):
                     other.unlink()
             arrived = staged.stat().st_size if staged.exists() else 0
-            free = shutil.disk_usage(self.directory).free - (size - arrived)
-            if free < RESERVE_BYTES:
-                raise DiskFullError(
-                    "the receiver's disk is full",
-                    why="tell your instructor",
-                    hint="labctl submit   # again, once there is space",
-                )
-            if free < (used_bytes := self._count_bytes(student)):
-                raise DiskFullError(
-                    f"the receiver's disk has no more space for {student}",
-                    why=f"their submissions take {bytes_text(used_bytes)}, more than is left",
-                    hint="submit a smaller checkpoint, or tell your instructor",
-                )
+            self._require_space(student, size - arrived)
             staged.touch(mode=0o600)
         return arrived
+
+    def _require_permitted(
+        self, rules: Assignment, name: str, student: str, size: int, at: float | None
+    ) -> None:
+        """PolicyError if the rules allow no upload of this size now."""
+        if size > rules.max_size:
+            raise PolicyError(
+                f"the bundle is too large: {size} bytes",
+                why=f"{name} accepts at most {rules.max_size} bytes",
+                hint="labctl submit --dry-run   # lists the sizes",
+            )
+        self._check_open(name, student, self.now() if at is None else at)
+        if len(self.receipts(name, student)) >= MOST_SUBMISSIONS:
+            raise PolicyError(
+                f"{student} has submitted {name} {MOST_SUBMISSIONS} times",
+                hint="labctl submit --receipts   # lists them; then ask your instructor",
+            )
+
+    def _require_space(self, student: str, missing_bytes: int) -> None:
+        """DiskFullError if the disk, or the student's share of it, has no room for the rest."""
+        free = shutil.disk_usage(self.directory).free - missing_bytes
+        if free < RESERVE_BYTES:
+            raise DiskFullError(
+                "the receiver's disk is full",
+                why="tell your instructor",
+                hint="labctl submit   # again, once there is space",
+            )
+        if free < (used_bytes := self._count_bytes(student)):
+            raise DiskFullError(
+                f"the receiver's disk has no more space for {student}",
+                why=f"their submissions take {bytes_text(used_bytes)}, more than is left",
+                hint="submit a smaller checkpoint, or tell your instructor",
+            )
 
     def write(
         self, name: str, student: str, sha256: str, size: int, offset: int, part: bytes
@@ -361,11 +375,9 @@ class Receiver:
         """Let one process in at a time; a cut connection may still finish its last request."""
         if not folder.is_dir():
             raise TransferError("this bundle was not announced", hint=AGAIN)
-        # Imported late, since students import this module for its values. Not state.locks, which
-        # writes a note: on a full disk that would fail before the receiver can say so.
-        from filelock import FileLock
-
-        with FileLock(folder / ".lock", mode=0o600, fallback_to_soft=False):
+        # Not state.locks, which writes a note: on a full disk that would fail before the receiver
+        # can say so.
+        with filelock.FileLock(folder / ".lock", mode=0o600, fallback_to_soft=False):
             yield
 
 

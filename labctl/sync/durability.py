@@ -10,6 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from labctl.errors import DiskFullError, TransferError
+from labctl.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    import ctypes
 
 # Errors with which a kernel, a sandbox or a file system says that it lacks a call.
 NOT_OFFERED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
@@ -81,8 +85,6 @@ def _sync_filesystem(folder: Path) -> bool:
     """Call syncfs; False if the system has none, OSError if it reports a disk error."""
     if sys.platform != "linux":
         return False
-    import ctypes
-
     syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
     if syncfs is None:
         return False

@@ -7,6 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from labctl.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    import pathspec
+
 IGNORE_FILES = (".gitignore", ".labignore")
 NEVER_ANYWHERE = frozenset({".git", ".venv", "__pycache__", ".ipynb_checkpoints"})
 NEVER_AT_TOP = frozenset({".labctl", "runs", "server-edits", "server-home", "assignment.yaml"})
@@ -58,15 +63,13 @@ def read_rules(root: Path, prefix: str, names: Iterable[str]) -> DirectoryRules:
 
 def parse_rules(lines: Iterable[str], file: str = IGNORE_FILES[0]) -> DirectoryRules:
     """Parse the lines of one ignore file."""
-    from pathspec import GitIgnoreSpec
-
     rules: list[IgnoreRule] = []
     invalid: list[str] = []
     for line in lines:
         # In git, `a/**` is everything inside `a`, but not `a` itself, so that `!a/keep` can follow.
         read = re.sub(r"/\*\*(/?)\s*$", r"/**/*\1", line)
         try:
-            parsed = GitIgnoreSpec.from_lines([read]).patterns
+            parsed = pathspec.GitIgnoreSpec.from_lines([read]).patterns
         except ValueError:
             invalid.append(f"{file}: {line}")
             continue

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from labctl.config import LabConfig
 from labctl.errors import UsageError
 from labctl.events import Note, Reporter, SilentReporter, report_part
+from labctl.lazy import lazy_imports
 from labctl.model import FileEntry, Server
 from labctl.parallel import run_parts
 from labctl.servers.context import LabContext
@@ -25,6 +26,9 @@ from labctl.wire.files import CHECK_DATA, CheckDataRequest
 
 if TYPE_CHECKING:  # a push starts faster without the modules for downloads
     from labctl.sync.edits import EditsResult
+
+with lazy_imports(__name__):
+    from labctl.sync import edits
 
 # Target on the server, local directory, its files, and the index of their hashes.
 Tree = tuple[str, Path, Files, HashIndex]
@@ -156,15 +160,11 @@ def _make_unreadable_error(path: str) -> UsageError:
 
 def save_edits(context: LabContext, server: Server) -> EditsResult:
     """Save files that were edited on the server to `<lab>/server-edits/`."""
-    from labctl.sync.edits import pull_edits
-
-    return _run_edits(context, server, pull_edits)
+    return _run_edits(context, server, edits.pull_edits)
 
 
 def pull_code(context: LabContext, server: Server) -> list[str]:
     """Copy files that were edited on the server into the lab; return the paths of all of them."""
-    from labctl.sync import edits
-
     result = _run_edits(context, server, edits.pull_code)
     return [*result.brought, *(f"{result.directory}/{name}" for name in result.saved)]
 

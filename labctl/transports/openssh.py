@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from labctl.commands import ssh
 from labctl.errors import LabError
+from labctl.lazy import lazy_imports
 from labctl.model import Endpoint
 from labctl.parallel import on_cancel
 from labctl.retry import retry_rejected_logins
@@ -33,6 +34,11 @@ from labctl.transports.ssh_client import find_quick_login_options, runtime_dir
 
 if TYPE_CHECKING:
     from paramiko import SFTPClient
+
+with lazy_imports(__name__):
+    import tempfile
+
+    import paramiko
 
 LOGIN_TIMEOUT_S = 20.0
 _LOGIN_TIMED_OUT = f"the login took longer than {LOGIN_TIMEOUT_S:g} s"
@@ -73,8 +79,6 @@ class OpenSshTransport(BoundedTransport):
     @contextlib.contextmanager
     def open_sftp(self) -> Iterator[SFTPClient]:
         """SFTP over the shared connection: paramiko's client speaks through an `ssh -s` process."""
-        import paramiko
-
         shell = self.remote_shell()
         ours, theirs = socket.socketpair()
         with theirs:
@@ -165,8 +169,6 @@ class OpenSshTransport(BoundedTransport):
             self._start_master(path)
 
     def _start_master(self, path: str) -> None:
-        import tempfile  # not needed if a master is running
-
         # A file, not a pipe: the master in the background would hold a pipe open.
         with tempfile.TemporaryFile() as stderr:
             argv = ssh.master_argv(self._config, self._server_id, path, find_quick_login_options())

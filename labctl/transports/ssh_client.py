@@ -10,6 +10,10 @@ from pathlib import Path
 
 from labctl.commands import ssh
 from labctl.errors import PolicyError
+from labctl.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    import subprocess
 
 
 def runtime_dir(parent: Path = Path("/tmp")) -> Path:
@@ -55,7 +59,5 @@ def find_quick_login_options() -> tuple[str, ...]:
 
 
 def _read_version(program: str) -> str:
-    import subprocess  # not needed if the version is cached
-
     result = subprocess.run([program, "-V"], stdin=subprocess.DEVNULL, capture_output=True)
     return result.stderr.decode(errors="replace")

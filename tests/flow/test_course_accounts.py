@@ -17,8 +17,8 @@ from labctl.courses.costs import compute_costs
 from labctl.courses.forget import forget_lost
 from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.leftovers import list_leftovers
-from labctl.courses.metering import read_servers
 from labctl.courses.records.folder import CourseFolder
+from labctl.courses.records.ledger_servers import read_servers
 from labctl.courses.requests import RequestHandler
 from labctl.courses.seat_operations import SeatOperations
 from labctl.courses.servers import CourseOperator, bring_up_servers

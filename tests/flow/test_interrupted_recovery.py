@@ -11,7 +11,7 @@ import pytest
 from lab_world import LAB_ID, Cloud, World, world
 
 from labctl.errors import ConnectError, HostKeyError, ThrottledError
-from labctl.lifecycle import recover, server_loss
+from labctl.lifecycle import follow, recover, server_loss
 from labctl.lifecycle.recovery_lock import RecoveryLockedError
 from labctl.model import Run, Server
 from labctl.runs import runs
@@ -83,8 +83,8 @@ def test_a_provider_that_is_busy_does_not_end_the_follower(
 
     monkeypatch.setattr(lab.cloud, "find", find_later)
     monkeypatch.setattr("labctl.runs.runs.watch", watch)
-    monkeypatch.setattr(recover, "FIRST_PAUSE_S", 0.01)
-    run = recover.follow(context, "night", on_log=lambda block: None)
+    monkeypatch.setattr(follow, "FIRST_PAUSE_S", 0.01)
+    run = follow.follow(context, "night", on_log=lambda block: None)
     assert (run.state, watched, replies) == ("exited", [server.endpoint.host], [])
 
 
@@ -137,7 +137,7 @@ def test_the_provider_is_asked_once_for_each_cut(
     monkeypatch.setattr(server_loss, "is_reachable", lambda endpoint, within_s: True)
     monkeypatch.setattr("labctl.runs.runs.time.sleep", lambda _: None)
     if is_recovering:
-        run = recover.follow(context, "night", on_log=lambda block: None)
+        run = follow.follow(context, "night", on_log=lambda block: None)
     else:
         run = runs.watch(context, context.get_server(), "night", on_log=lambda block: None)
     assert run.state == "exited"

@@ -14,6 +14,7 @@ from labctl import Lab
 from labctl.agent import reply
 from labctl.config import load_lab, set_secret, trust
 from labctl.errors import ConnectError, LabError, LinkLostError, PolicyError, UsageError
+from labctl.lifecycle import follow as follow_flow
 from labctl.lifecycle import recover, up
 from labctl.model import Endpoint, Run, Server
 from labctl.runs import images, runs
@@ -266,7 +267,7 @@ class UnfinishedRun:
         self.lab = Lab(started.context(Wire([])))
         self.followed: list[str] = []
         monkeypatch.setattr(recover, "is_unfinished", lambda context, run_id: run_id == "night")
-        monkeypatch.setattr(recover, "follow", self._follow)
+        monkeypatch.setattr(follow_flow, "follow", self._follow)
         monkeypatch.setattr(self.lab, "_require_trust", lambda: None)
 
     def _follow(self, context: LabContext, run_id: str, **_: object) -> Run:

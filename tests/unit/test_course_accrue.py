@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labctl.courses.context import sum_staff_extensions_s
-from labctl.courses.metering import ServerSnapshot, draft_lines, read_servers
+from labctl.courses.metering import ServerSnapshot, draft_lines
 from labctl.courses.records.folder import Seat
 from labctl.courses.records.ledger_entries import (
     CourseLedgerDraft,
     CourseLedgerEntry,
     merge_cost_entries,
 )
+from labctl.courses.records.ledger_servers import read_servers
 from labctl.courses.records.spending import spent_usd
 from labctl.model import Endpoint, Offer, Server, ServerState
 

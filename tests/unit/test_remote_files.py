@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from labctl.agent.files import checkpoints, edits, files, outputs, push_target, unpack
+from labctl.agent.files import checkpoints, commit, edits, files, outputs, push_target, unpack
 from labctl.agent.reply import Failure
 from labctl.wire.codec import from_json, to_json
 from labctl.wire.files import (
@@ -55,7 +55,7 @@ def plan_push(body: dict[str, Any]) -> PlanReply:
 
 
 def commit_push(body: dict[str, Any]) -> CommitReply:
-    return files.commit(from_json(CommitRequest, to_json(body)))
+    return commit.commit(from_json(CommitRequest, to_json(body)))
 
 
 def send(contents: dict[str, bytes], **more: Any) -> PlanReply | CommitReply:

@@ -27,6 +27,7 @@ HELP_MODULES = {
     "labctl.cli.groups",
     "labctl.errors",
     "labctl.errors.subject",
+    "labctl.lazy",
 }
 # `labctl --version` looks for the commit of a clone.
 VERSION_MODULES = HELP_MODULES | {"labctl.config", "labctl.config.installation"}

@@ -18,7 +18,7 @@ from engine_socket import Answer, engine_socket
 from shell_store import shell_store
 from store_bed import ABOUT, LAB_ID, PREFIX, DirectStore, Lab, metadata_service, sha256, tree
 
-from labctl.agent.mirror import boto3_python, restore, store
+from labctl.agent.mirror import boto3_python, restore, run_pass, store
 from labctl.agent.mirror import mirror as store_mirror
 from labctl.agent.reply import Failure
 from labctl.agent.watchdog import mirroring
@@ -241,7 +241,7 @@ def test_a_run_that_deletes_checkpoints_before_they_are_sent_keeps_one_in_the_st
     mirrored()
     shutil.rmtree(run.directory / first)
     second = run.checkpoint(20)
-    list_outputs = store_mirror._RunPass._list_outputs
+    list_outputs = run_pass.RunPass._list_outputs
 
     def list_and_delete(run_pass: Any) -> Any:
         files = list_outputs(run_pass)
@@ -249,7 +249,7 @@ def test_a_run_that_deletes_checkpoints_before_they_are_sent_keeps_one_in_the_st
         return files
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_mirror._RunPass, "_list_outputs", list_and_delete)
+        patch.setattr(run_pass.RunPass, "_list_outputs", list_and_delete)
         mirrored()
     indexed = json.loads(held(s3)[f"{KEY}index.json"])["files"]
     assert {f"{first}/model", f"{first}/manifest.json"} <= set(indexed)
@@ -312,9 +312,9 @@ def test_a_file_that_was_being_replaced_is_either_of_the_two(s3: Any, lab: Lab) 
         raise DiedError
 
     with pytest.MonkeyPatch.context() as patch:
-        real = store_mirror._RunPass._put_index
+        real = run_pass.RunPass._put_index
         patch.setattr(
-            store_mirror._RunPass,
+            run_pass.RunPass,
             "_put_index",
             lambda run, pending: real(run, pending) if pending else die(),
         )

@@ -1,7 +1,7 @@
 """Uploads to the server: a good file is never replaced by one that did not arrive complete.
 
 `plan` lists what is needed and what was edited on the server, and changes nothing that counts.
-rsync or tar fills the staging directory. `commit` checks what arrived and renames it. Downloads
+rsync or tar fills the staging directory. commit.py checks what arrived and renames it. Downloads
 are in outputs.py.
 """
 
@@ -13,22 +13,16 @@ import shutil
 import stat
 import subprocess
 from pathlib import Path
-from typing import Callable, Iterator, Sequence, Tuple
+from typing import Callable, Iterator, NamedTuple, Sequence
 
-from ...wire.files import CommitReply, CommitRequest, PlanReply, PlanRequest, PushedFile
-from ...wire.verbs import HintPart
-from ..host.paths import count_free_bytes, resolve_inside
-from ..reply import Failure
+from ...wire.files import CommitReply, PlanReply, PlanRequest, PushedFile
+from ..host.paths import count_free_bytes
+from .commit import BYTECODE, commit_staged, normalize_mode, note_due, remove_files
 from .push_target import NOT_A_FILE, PushTarget, stat_or_none
-from .records import write_records
 
 # Bytes that a transfer leaves free: a full disk stops Docker and sshd too.
 RESERVE_BYTES = 64 * 1024 * 1024
 UNREADABLE = "this user may not read it"
-BYTECODE = "__pycache__"
-
-# path, sha256, mode, and the stat of the staged file
-Ready = Tuple[str, str, int, os.stat_result]
 
 
 def plan(request: PlanRequest) -> PlanReply:
@@ -37,58 +31,84 @@ def plan(request: PlanRequest) -> PlanReply:
     If all that is needed came with the request, it is committed at once.
     """
     target = PushTarget(request.lab, request.lab_id, request.target)
-    force = request.force
     _drop_fetched(target)
-    removed, conflicts = _find_removed(target, {entry.path for entry in request.files}, force)
-    needed, unsure = [], []
-    for entry in request.files:
-        present, present_stat = target.inspect_file(entry.path)
-        if present == NOT_A_FILE:
-            conflicts += _list_obstacles(Path(target.at(entry.path)), target.root, removed, force)
-            present = ""
-        elif not entry.sha256 and present_stat is not None and present_stat.st_size == entry.size:
-            unsure.append(entry.path)
-            continue
-        elif present == entry.sha256 and present_stat is not None:
-            if target.is_edited(entry.path, present):
-                target.record_file(entry.path, entry.sha256, present_stat)
-            if (present_stat.st_mode ^ entry.mode) & 0o100:
-                Path(target.at(entry.path)).chmod(_normalize_mode(entry.mode))
-            continue
-        if target.is_edited(entry.path, present) and not force:
-            conflicts.append(entry.path)
-            continue
-        needed.append(entry)
+    comparison = _compare(target, request.files, request.force)
+    needed = comparison.needed
     complete, staged_bytes = _inspect_staged(target, needed)
     free = count_free_bytes(target.root)
     missing_bytes = sum(entry.size for entry in needed) - staged_bytes
     short_bytes = missing_bytes + RESERVE_BYTES - free if needed else 0
-    refused = bool(conflicts or unsure or short_bytes > 0)
     reply = PlanReply(
         needed=tuple(entry.path for entry in needed),
         whole=tuple(complete),
         staged_bytes=staged_bytes,
-        unsure=tuple(unsure),
-        conflicts=tuple(sorted(set(conflicts))),
-        removed=tuple(removed),
+        unsure=tuple(comparison.unsure),
+        conflicts=tuple(sorted(set(comparison.conflicts))),
+        removed=tuple(comparison.removed),
         short_bytes=max(0, short_bytes),
         free_bytes=free,
         staging=str(target.staging),
     )
     try:
-        if needed and not refused:
-            _stage(target, needed)
-            committed = _commit_inline(target, needed, request.contents or {}, reply.removed, force)
-            if committed:
-                return reply._replace(bad=committed.bad, conflicts=committed.conflicts)
-            basis = str(target.root) if target.root.is_dir() else ""
-            return reply._replace(basis=basis, rsync=read_rsync_version())
-        if not refused:
-            target.root.mkdir(parents=True, exist_ok=True)
-            _remove(target, removed)
+        if reply.conflicts or reply.unsure or reply.short_bytes:
+            return reply
+        if needed:
+            return _stage_or_commit(target, needed, request, reply)
+        target.root.mkdir(parents=True, exist_ok=True)
+        remove_files(target, comparison.removed)
         return reply
     finally:
         target.save()
+
+
+class _Comparison(NamedTuple):
+    """What a push would do to the tree: send `needed`, remove `removed`, overwrite `conflicts`.
+
+    The client has to hash the files of `unsure` first. All but `needed` are paths.
+    """
+
+    needed: list[PushedFile]
+    unsure: list[str]
+    conflicts: list[str]
+    removed: list[str]
+
+
+def _compare(target: PushTarget, files: Sequence[PushedFile], force: bool) -> _Comparison:
+    """Compare the client's files with the tree; of equal files, adjust record and mode."""
+    removed, conflicts = _find_removed(target, {entry.path for entry in files}, force)
+    comparison = _Comparison([], [], conflicts, removed)
+    for entry in files:
+        present, present_stat = target.inspect_file(entry.path)
+        if present == NOT_A_FILE:
+            conflicts += _list_obstacles(Path(target.at(entry.path)), target.root, removed, force)
+            present = ""
+        elif not entry.sha256 and present_stat is not None and present_stat.st_size == entry.size:
+            comparison.unsure.append(entry.path)
+            continue
+        elif present == entry.sha256 and present_stat is not None:
+            if target.is_edited(entry.path, present):
+                target.record_file(entry.path, entry.sha256, present_stat)
+            if (present_stat.st_mode ^ entry.mode) & 0o100:
+                Path(target.at(entry.path)).chmod(normalize_mode(entry.mode))
+            continue
+        if target.is_edited(entry.path, present) and not force:
+            conflicts.append(entry.path)
+        else:
+            comparison.needed.append(entry)
+    return comparison
+
+
+def _stage_or_commit(
+    target: PushTarget, needed: list[PushedFile], request: PlanRequest, reply: PlanReply
+) -> PlanReply:
+    """Commit the needed files if they came with the request; else prepare their transfer."""
+    _stage(target, needed)
+    contents = request.contents or {}
+    committed = _commit_inline(target, needed, contents, reply.removed, request.force)
+    if committed:
+        return reply._replace(bad=committed.bad, conflicts=committed.conflicts)
+    basis = str(target.root) if target.root.is_dir() else ""
+    return reply._replace(basis=basis, rsync=read_rsync_version())
 
 
 def _commit_inline(
@@ -103,7 +123,7 @@ def _commit_inline(
         return None
     for entry in needed:
         _write_staged(target, entry.path, base64.b64decode(contents[entry.path]))
-    return _commit(target, needed, removed, force)
+    return commit_staged(target, needed, removed, force)
 
 
 def read_rsync_version() -> str:
@@ -143,10 +163,6 @@ def _list_obstacles(path: Path, root: Path, removed: list[str], force: bool) -> 
     return [name for name in files if name not in removed_names]
 
 
-def _normalize_mode(mode: int) -> int:
-    return 0o755 if mode & 0o100 else 0o644
-
-
 def _inspect_staged(target: PushTarget, needed: list[PushedFile]) -> tuple[list[str], int]:
     """Return (needed paths staged complete by an earlier try, bytes of those and of parts)."""
     complete: list[str] = []
@@ -177,14 +193,7 @@ def _stage(target: PushTarget, needed: list[PushedFile]) -> None:
                 staged.unlink()
     target.staging.mkdir(parents=True, exist_ok=True)
     target.staging.chmod(0o700)
-    _note_due(target, needed)
-
-
-def _note_due(target: PushTarget, entries: Sequence[PushedFile]) -> None:
-    due = {entry.path: entry.sha256 for entry in entries}
-    if target.due != due or not target.due_path.exists():
-        target.due = due
-        write_records(target.due_path, due)
+    note_due(target, needed)
 
 
 def _write_staged(target: PushTarget, path: str, content: bytes) -> None:
@@ -192,133 +201,6 @@ def _write_staged(target: PushTarget, path: str, content: bytes) -> None:
     staged.parent.mkdir(parents=True, exist_ok=True)
     staged.unlink(missing_ok=True)
     staged.write_bytes(content)
-
-
-def _remove(target: PushTarget, paths: list[str]) -> None:
-    """Remove files that pushes brought, and directories that this leaves empty."""
-    for path in paths:
-        file = resolve_inside(target.root, path)
-        if file.is_file() and not file.is_symlink():
-            file.unlink()
-        target.record.pop(path, None)
-        for parent in file.parents:
-            if parent == target.root or not _clear_if_empty(parent):
-                break
-
-
-def _clear_if_empty(directory: Path) -> bool:
-    """Remove a directory that is empty or holds only bytecode; return whether it is gone."""
-    if not directory.is_dir() or directory.is_symlink():
-        return not directory.exists()
-    if any(inner.name != BYTECODE for inner in directory.iterdir()):
-        return False
-    shutil.rmtree(directory)
-    return True
-
-
-def commit(request: CommitRequest) -> CommitReply:
-    """Remove what is `removed`, check the staged files and rename each into place.
-
-    Repeating it is safe: its work is done already.
-    """
-    target = PushTarget(request.lab, request.lab_id, request.target)
-    _note_due(target, request.files)
-    try:
-        return _commit(target, request.files, request.removed, request.force)
-    finally:
-        target.save()
-
-
-def _commit(
-    target: PushTarget, entries: Sequence[PushedFile], removed: tuple[str, ...], force: bool
-) -> CommitReply:
-    bad: list[str] = []
-    ready: list[Ready] = []
-    for entry in entries:
-        staged_stat = target.find_staged(entry) if entry.sha256 else None
-        if staged_stat is not None:
-            ready.append((entry.path, entry.sha256, entry.mode, staged_stat))
-        elif not entry.sha256 or target.hash_present(entry.path) != entry.sha256:
-            bad.append(entry.path)
-    to_remove: list[str] = []
-    conflicts: list[str] = []
-    for path in removed:
-        present = target.hash_present(path)
-        edited = present != NOT_A_FILE and target.is_edited(path, present)
-        (conflicts if edited and not force else to_remove).append(path)
-    _remove(target, to_remove)
-    if not _publish_staging(target, ready):
-        conflicts += _rename_each(target, ready, force)
-    if not bad:
-        shutil.rmtree(target.staging, ignore_errors=True)
-    return CommitReply(len(ready), tuple(bad), tuple(conflicts))
-
-
-def _publish_staging(target: PushTarget, ready: list[Ready]) -> bool:
-    """Rename the staging directory to the tree, in one step, if there is no tree yet.
-
-    Returns False, and changes nothing, where that is not possible.
-    """
-    staged_count = sum(len(names) for _, _, names in os.walk(target.staging))
-    if os.path.lexists(target.root) or not ready or staged_count != len(ready):
-        return False
-    for path, _, mode, staged_stat in ready:
-        _give_mode(target.staged_at(path), mode, staged_stat)
-    target.root.parent.mkdir(parents=True, exist_ok=True)
-    target.staging.chmod(0o755)
-    target.staging.rename(target.root)
-    for path, sha256, _, staged_stat in ready:
-        target.record_file(path, sha256, staged_stat)
-    return True
-
-
-def _rename_each(target: PushTarget, ready: list[Ready], force: bool) -> list[str]:
-    """Rename each file into place; return the paths left alone because they were edited here."""
-    conflicts: list[str] = []
-    known_parents: set[str] = set()
-    for path, sha256, mode, staged_stat in ready:
-        present, present_stat = target.inspect_file(path)
-        if target.is_edited(path, present) and not force:
-            conflicts += [] if present == sha256 else [path]
-            continue
-        if present_stat is not None and not stat.S_ISREG(present_stat.st_mode):
-            _clear_path(target, path)
-        _rename_into_place(target, path, sha256, mode, staged_stat, known_parents)
-    return conflicts
-
-
-def _clear_path(target: PushTarget, path: str) -> None:
-    target_path = resolve_inside(target.root, path)
-    if target_path.is_dir() and not target_path.is_symlink() and not _clear_if_empty(target_path):
-        raise Failure("policy", f"{target_path} is a directory on the server but a file locally")
-
-
-def _rename_into_place(
-    target: PushTarget,
-    path: str,
-    sha256: str,
-    mode: int,
-    staged_stat: os.stat_result,
-    known_parents: set[str],
-) -> None:
-    """Rename a staged file into place; `known_parents` are directories known to exist."""
-    final, staged = target.at(path), target.staged_at(path)
-    parent = final.rpartition("/")[0]
-    if parent not in known_parents:
-        try:
-            Path(parent).mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            what = f"{parent} is a file on the server but a directory locally"
-            raise Failure("policy", what, "", HintPart("ssh", f"rm {parent}")) from None
-        known_parents.add(parent)
-    _give_mode(staged, mode, staged_stat)
-    os.replace(staged, final)  # noqa: PTH105 (building a Path for each file is slow)
-    target.record_file(path, sha256, staged_stat)
-
-
-def _give_mode(staged: str, mode: int, staged_stat: os.stat_result) -> None:
-    if stat.S_IMODE(staged_stat.st_mode) != _normalize_mode(mode):
-        Path(staged).chmod(_normalize_mode(mode))
 
 
 def is_by_product(name: str) -> bool:

@@ -40,7 +40,7 @@ from ..host.paths import (
 from ..reply import Failure
 from ..runs.records import write_attempt, write_final_record, write_spec_and_claim
 from ..runs.run_state import inspect_run
-from .mirror import SENT
+from .run_pass import SENT
 from .store import MirrorStore, StoreError, can_use_store, open_store, read_config, rerun_with_boto3
 from .store_index import Files, build_key, find_damage, group_by_checkpoint
 

@@ -170,17 +170,32 @@ def _determine_state(
     if exit_record:
         return _describe_exit(directory, spec, exit_record, cancelled, rebooted, record)
     if rebooted:
-        restored_container = read_restored_container(directory)
-        was_restored = restored_container and restored_container == attempt.container
-        what_happened = "ended" if was_restored else "restarted"
-        summary = f"lost: the server {what_happened} while it ran; its outputs up to then are kept"
-        return record._replace(state="lost", told=summary)
+        return _describe_reboot(directory, attempt, record)
     if container is None:
-        # Another call may have claimed the run this second and still be starting its container.
-        recent = time.time() - (attempt.started_at or 0) < 30
-        if recent and not attempt.launched:
-            return record._replace(state="starting")
-        return record._replace(state="lost", told="lost: its container was removed")
+        return _describe_missing_container(attempt, record)
+    return _describe_killed_container(directory, spec, status, cancelled, record)
+
+
+def _describe_reboot(directory: Path, attempt: AttemptRecord, record: RunRecord) -> RunRecord:
+    restored_container = read_restored_container(directory)
+    was_restored = restored_container and restored_container == attempt.container
+    what_happened = "ended" if was_restored else "restarted"
+    summary = f"lost: the server {what_happened} while it ran; its outputs up to then are kept"
+    return record._replace(state="lost", told=summary)
+
+
+def _describe_missing_container(attempt: AttemptRecord, record: RunRecord) -> RunRecord:
+    # Another call may have claimed the run this second and still be starting its container.
+    recent = time.time() - (attempt.started_at or 0) < 30
+    if recent and not attempt.launched:
+        return record._replace(state="starting")
+    return record._replace(state="lost", told="lost: its container was removed")
+
+
+def _describe_killed_container(
+    directory: Path, spec: RunSpec, status: ContainerState, cancelled: bool, record: RunRecord
+) -> RunRecord:
+    """Describe how a container ended whose entry script wrote no record, from Docker's state."""
     code = status.ExitCode
     if status.OOMKilled:
         summary = describe_exit(code=137, oom_kills=1, memory_bytes=spec.memory_bytes)

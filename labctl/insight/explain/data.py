@@ -230,27 +230,35 @@ def check_cpu(material: RunData) -> Iterator[Answer]:
     if share >= BUSY:
         yield _make_busy_finding(share, evidence)
     elif have >= 2 and 0.9 <= busy <= 1.2:
-        yield Finding(
-            rule="processor-one-core",
-            level="advice",
-            what=f"one core of {number(have)} does the work",
-            why="the code runs in one thread: OMP_NUM_THREADS=1, Python loops, or batches too "
-            "small to split",
-            evidence=evidence,
-            next="unset OMP_NUM_THREADS (env: in lab.yaml), or use larger batches or DataLoader "
-            "workers",
-            source=TUNING,
-        )
+        yield _make_one_core_finding(have, evidence)
     elif share < 0.5:
-        yield Finding(
-            rule="processor-idle",
-            level="advice",
-            what=f"only {percent(share)} of the CPU was used",
-            why="the run waits for files, for the network, or for single-threaded code",
-            evidence=evidence,
-            next="labctl profile   # shows what a step waits for",
-            source=TUNING,
-        )
+        yield _make_idle_finding(share, evidence)
+
+
+def _make_one_core_finding(have: float, evidence: tuple[Evidence, ...]) -> Finding:
+    return Finding(
+        rule="processor-one-core",
+        level="advice",
+        what=f"one core of {number(have)} does the work",
+        why="the code runs in one thread: OMP_NUM_THREADS=1, Python loops, or batches too small to "
+        "split",
+        evidence=evidence,
+        next="unset OMP_NUM_THREADS (env: in lab.yaml), or use larger batches or DataLoader "
+        "workers",
+        source=TUNING,
+    )
+
+
+def _make_idle_finding(share: float, evidence: tuple[Evidence, ...]) -> Finding:
+    return Finding(
+        rule="processor-idle",
+        level="advice",
+        what=f"only {percent(share)} of the CPU was used",
+        why="the run waits for files, for the network, or for single-threaded code",
+        evidence=evidence,
+        next="labctl profile   # shows what a step waits for",
+        source=TUNING,
+    )
 
 
 def _make_busy_finding(share: float, evidence: tuple[Evidence, ...]) -> Finding:

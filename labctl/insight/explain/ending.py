@@ -233,12 +233,15 @@ def explain_end(material: RunData) -> Iterator[Answer]:
             source=LABCTL,
         )
         return
-    if run.state != "exited" or run.exit_code in (0, None) or _is_explained(material):
-        return
-    code = run.exit_code or 0
+    if run.state == "exited" and run.exit_code not in (0, None) and not _is_explained(material):
+        yield _explain_failure(material, run.exit_code or 0)
+
+
+def _explain_failure(material: RunData, code: int) -> Finding:
+    run = material.run
     last = _find_last_error(material.log)
     if last:
-        yield Finding(
+        return Finding(
             rule="exception",
             level="problem",
             what=f"it failed with an error: {last[:160]}",
@@ -247,8 +250,8 @@ def explain_end(material: RunData) -> Iterator[Answer]:
             next=f"labctl logs {run.id} -n 40",
             source=LABCTL,
         )
-    elif code == 137:
-        yield Finding(
+    if code == 137:
+        return Finding(
             rule="killed",
             level="problem",
             what="it was killed (SIGKILL)",
@@ -257,16 +260,15 @@ def explain_end(material: RunData) -> Iterator[Answer]:
             next="labctl ssh -- dmesg   # shows whether memory ran out on the server",
             source=LAB_FILE,
         )
-    else:
-        yield Finding(
-            rule="failed",
-            level="problem",
-            what=f"it failed with exit code {code}",
-            why="Check the end of the log.",
-            evidence=(from_record(run.summary or f"exit code {code}"), *_last_line(material)),
-            next=f"labctl logs {run.id} -n 40",
-            source=LABCTL,
-        )
+    return Finding(
+        rule="failed",
+        level="problem",
+        what=f"it failed with exit code {code}",
+        why="Check the end of the log.",
+        evidence=(from_record(run.summary or f"exit code {code}"), *_last_line(material)),
+        next=f"labctl logs {run.id} -n 40",
+        source=LABCTL,
+    )
 
 
 def _is_explained(material: RunData) -> bool:

@@ -7,7 +7,7 @@ has risen by a tenth of its fall is overfitting, and so is an accuracy that lags
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 from labctl.insight.explain.curves import (
@@ -164,10 +164,16 @@ def check_learning_rate(material: RunData) -> Iterator[Answer]:
         what = f"the learning rate is 0 for the last {percent(idle)} of the run"
         yield _make_zero_rate_finding(series, what, f"{series.tag}: 0 after step {step}")
         return
+    steady = max(values) - min(values) <= 1e-3 * max(values)
+    if steady and len(values) >= LEAST_POINTS:
+        yield from _check_constant_rate(material, f"{series.tag}: {number(values[-1])} throughout")
+
+
+def _check_constant_rate(material: RunData, rate: str) -> Iterator[Finding]:
+    """Find a loss that fell at first, and stopped falling at a constant learning rate."""
     loss = find_train_loss(material.scalars)
     trend = summarize_trend(loss) if loss is not None else None
-    steady = max(values) - min(values) <= 1e-3 * max(values)
-    if loss is None or trend is None or not steady or len(values) < LEAST_POINTS:
+    if loss is None or trend is None:
         return
     fell = trend.first - trend.last > 3 * trend.noise
     if fell and trend.medians[6] - trend.last < 3 * trend.noise:
@@ -177,7 +183,7 @@ def check_learning_rate(material: RunData) -> Iterator[Answer]:
             what="the learning rate never changes, and the loss has stopped falling",
             why="with a decaying learning rate, the loss can fall further",
             evidence=(
-                from_events(f"{series.tag}: {number(values[-1])} throughout"),
+                from_events(rate),
                 from_events(
                     f"{loss.tag}: {number(trend.medians[6])} at two thirds, "
                     f"{number(trend.last)} at the end"
@@ -201,6 +207,28 @@ def _make_zero_rate_finding(series: Series, what: str, text: str) -> Finding:
     )
 
 
+def _make_no_overfitting_finding(tag: str, points: Sequence[tuple[int, float]]) -> Finding:
+    best = min(points, key=lambda point: point[1])
+    little = points[-1][1] - best[1] > LITTLE * abs(best[1])
+    return Finding(
+        rule="no-overfitting",
+        level="good",
+        what=f"hardly any overfitting, since step {best[0]}"
+        if little
+        else "no sign of overfitting",
+        why="the model generalizes to data that it was not trained on"
+        + (", though slightly less than at its best" if little else ""),
+        evidence=(
+            from_events(
+                f"{tag}: lowest at step {best[0]} ({number(best[1])}), "
+                f"{number(points[-1][1])} at the end"
+            ),
+        ),
+        next="nothing to do",
+        source=EARLY_STOPPING,
+    )
+
+
 def check_overfitting(material: RunData) -> Iterator[Answer]:
     """Detect overfitting: the held-out loss rises again, or the held-out accuracy lags."""
     loss = find_held_out_loss(material.scalars)
@@ -221,25 +249,7 @@ def check_overfitting(material: RunData) -> Iterator[Answer]:
         return
     points = finite_points(loss) if loss is not None else []
     if loss is not None and len(points) >= LEAST_EPOCHS:
-        best = min(points, key=lambda point: point[1])
-        little = points[-1][1] - best[1] > LITTLE * abs(best[1])
-        yield Finding(
-            rule="no-overfitting",
-            level="good",
-            what=f"hardly any overfitting, since step {best[0]}"
-            if little
-            else "no sign of overfitting",
-            why="the model generalizes to data that it was not trained on"
-            + (", though slightly less than at its best" if little else ""),
-            evidence=(
-                from_events(
-                    f"{loss.tag}: lowest at step {best[0]} ({number(best[1])}), "
-                    f"{number(points[-1][1])} at the end"
-                ),
-            ),
-            next="nothing to do",
-            source=EARLY_STOPPING,
-        )
+        yield _make_no_overfitting_finding(loss.tag, points)
     elif loss is not None and len(points) == len(loss.values):
         yield Unknown(
             rule="overfitting",

@@ -166,51 +166,61 @@ def _check_gpu(profile: Profile) -> Iterator[Finding]:
         if profile.operations:
             yield _make_processor_finding(profile)
         return
-    waiting = profile.phases.get("waiting", 0.0)
     if profile.syncs >= 1 and profile.gpu_busy < BUSY:
-        yield Finding(
-            rule="step-syncs",
-            level="advice",
-            what=f"each step waits {profile.syncs:.0f} times for a value from the GPU",
-            why=".item(), float(loss), print(tensor) and `if tensor` stop the program until the "
-            "GPU is done, and nothing is queued meanwhile",
-            evidence=(
-                _from_profile(
-                    f"{profile.syncs:.1f} per step; synchronization takes {percent(waiting)} of it"
-                ),
-            ),
-            next="keep tensors (loss.detach()) and read them every 100 steps",
-            source=CUDA_NOTES,
-        )
+        yield _make_syncs_finding(profile)
     if profile.kernel_us < SMALL_KERNEL_US and profile.kernel_count > MANY_KERNELS:
-        yield Finding(
-            rule="step-small-kernels",
-            level="advice",
-            what=f"{profile.kernel_count:.0f} small kernels per step",
-            why="a launch takes about 5 microseconds, as long as such a kernel runs",
-            evidence=(
-                _from_profile(f"half of the kernels take less than {profile.kernel_us:.1f} us"),
-            ),
-            next="use a larger batch, torch.compile (which fuses kernels), or CUDA graphs",
-            source=GPU_BACKGROUND,
-        )
+        yield _make_small_kernels_finding(profile)
     copying = profile.copies_us / profile.step_us if profile.step_us else 0.0
     if copying >= MUCH_COPYING:
-        yield Finding(
-            rule="step-copies",
-            level="advice",
-            what=f"{percent(copying)} of a step is spent copying to or from the GPU",
-            why="copies from memory that is not pinned cannot overlap with computation",
-            evidence=(
-                _from_profile(
-                    f"memory copies: {_us_text(profile.copies_us)} of {_us_text(profile.step_us)}"
-                ),
-            ),
-            next="use DataLoader(pin_memory=True) and .to(device, non_blocking=True); copy bytes "
-            "instead of floats",
-            source=TUNING,
-        )
+        yield _make_copies_finding(profile, copying)
     yield from _check_kernels(profile)
+
+
+def _make_syncs_finding(profile: Profile) -> Finding:
+    waiting = profile.phases.get("waiting", 0.0)
+    return Finding(
+        rule="step-syncs",
+        level="advice",
+        what=f"each step waits {profile.syncs:.0f} times for a value from the GPU",
+        why=".item(), float(loss), print(tensor) and `if tensor` stop the program until the "
+        "GPU is done, and nothing is queued meanwhile",
+        evidence=(
+            _from_profile(
+                f"{profile.syncs:.1f} per step; synchronization takes {percent(waiting)} of it"
+            ),
+        ),
+        next="keep tensors (loss.detach()) and read them every 100 steps",
+        source=CUDA_NOTES,
+    )
+
+
+def _make_small_kernels_finding(profile: Profile) -> Finding:
+    return Finding(
+        rule="step-small-kernels",
+        level="advice",
+        what=f"{profile.kernel_count:.0f} small kernels per step",
+        why="a launch takes about 5 microseconds, as long as such a kernel runs",
+        evidence=(_from_profile(f"half of the kernels take less than {profile.kernel_us:.1f} us"),),
+        next="use a larger batch, torch.compile (which fuses kernels), or CUDA graphs",
+        source=GPU_BACKGROUND,
+    )
+
+
+def _make_copies_finding(profile: Profile, copying: float) -> Finding:
+    return Finding(
+        rule="step-copies",
+        level="advice",
+        what=f"{percent(copying)} of a step is spent copying to or from the GPU",
+        why="copies from memory that is not pinned cannot overlap with computation",
+        evidence=(
+            _from_profile(
+                f"memory copies: {_us_text(profile.copies_us)} of {_us_text(profile.step_us)}"
+            ),
+        ),
+        next="use DataLoader(pin_memory=True) and .to(device, non_blocking=True); copy bytes "
+        "instead of floats",
+        source=TUNING,
+    )
 
 
 def _check_kernels(profile: Profile) -> Iterator[Finding]:

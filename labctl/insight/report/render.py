@@ -7,23 +7,25 @@ from typing import Any
 
 from labctl.insight.report.formatting import visible
 from labctl.insight.report.page import Page
+from labctl.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    import jinja2
+    import markupsafe
 
 
 def render(page: Page, templates: Path) -> str:
     """Render the report. `templates` holds report.html.j2 and report.css. All text is escaped."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(
-        loader=FileSystemLoader(templates),
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates),
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=jinja2.StrictUndefined,
         finalize=_make_visible,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     # Our own file, and the only text that is inserted without escaping.
-    style = Markup((templates / "report.css").read_text(encoding="utf-8"))
+    style = markupsafe.Markup((templates / "report.css").read_text(encoding="utf-8"))
     return environment.get_template("report.html.j2").render(page=page, style=style)
 
 

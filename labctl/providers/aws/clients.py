@@ -6,16 +6,22 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from labctl.lazy import lazy_imports
 from labctl.providers.aws.request_batcher import Answer, RequestBatcher
 
 if TYPE_CHECKING:
-    import boto3
     from mypy_boto3_ec2 import EC2Client
     from mypy_boto3_pricing import PricingClient
     from mypy_boto3_scheduler import EventBridgeSchedulerClient
     from mypy_boto3_service_quotas import ServiceQuotasClient
     from mypy_boto3_ssm import SSMClient
     from mypy_boto3_sts import STSClient
+
+with lazy_imports(__name__):
+    import boto3
+    from botocore import config as boto_config
+
+    from labctl.providers.aws import errors
 
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
@@ -83,10 +89,8 @@ class Clients:
 
     def get_account_id(self, region: str) -> str:
         """Return the account of the session's current credentials; one call of AWS for each."""
-        from labctl.providers.aws.errors import translate_errors
-
         sts = self.get_sts(region)
-        with translate_errors():
+        with errors.translate_errors():
             credentials = self._session.get_credentials() if self._session else None
             access_key = credentials.get_frozen_credentials().access_key if credentials else ""
             key = (access_key, str(sts.meta.endpoint_url))
@@ -104,25 +108,17 @@ class Clients:
 
     def _ensure_session(self) -> boto3.session.Session:
         if self._session is None:
-            import boto3
-
-            from labctl.providers.aws.errors import translate_errors
-
-            with translate_errors():
+            with errors.translate_errors():
                 self._session = boto3.session.Session(profile_name=self._profile or None)
         return self._session
 
     def _create_client(self, service: str, region: str, attempts: int) -> Any:
         session = self._ensure_session()
-        from botocore.config import Config
-
-        from labctl.providers.aws.errors import translate_errors
-
-        with translate_errors():
+        with errors.translate_errors():
             return session.client(
                 service,
                 region_name=region,
-                config=Config(  # type: ignore[call-arg] # the stubs lack user_agent_appid
+                config=boto_config.Config(  # type: ignore[call-arg] # the stubs lack user_agent_appid
                     connect_timeout=CONNECT_TIMEOUT_S,
                     read_timeout=READ_TIMEOUT_S,
                     retries={"mode": "standard", "total_max_attempts": attempts},

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from labctl.errors import DeniedError
+from labctl.lazy import lazy_imports
 from labctl.providers.aws import instances, tags
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.errors import POLICY_PAGE, get_code, translate_errors
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from mypy_boto3_scheduler.type_defs import CreateScheduleInputTypeDef
 
     from labctl.providers.aws.tags import OwnedInstance
+
+with lazy_imports(__name__):
+    from botocore import exceptions as boto_errors
 
 PREFIX = "labctl-"
 RETRY_S = 3600
@@ -72,12 +76,10 @@ def _build_schedule(
 def _save_schedule(
     scheduler: EventBridgeSchedulerClient, schedule: CreateScheduleInputTypeDef
 ) -> None:
-    from botocore.exceptions import ClientError
-
     with translate_errors():
         try:
             scheduler.create_schedule(**schedule)
-        except ClientError as error:
+        except boto_errors.ClientError as error:
             if get_code(error) != "ConflictException":
                 raise
             scheduler.update_schedule(**schedule)

@@ -18,9 +18,14 @@ from labctl.errors import (
     QuotaError,
     ThrottledError,
 )
+from labctl.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from botocore.exceptions import BotoCoreError, ClientError
+
+with lazy_imports(__name__):
+    from botocore import exceptions as boto_errors
+    from botocore import parsers
 
 POLICY_PAGE = "docs/aws.md"
 QUOTAS_LINK = "https://console.aws.amazon.com/servicequotas/home/services/ec2/quotas"
@@ -121,16 +126,13 @@ def is_absent(error: ClientError) -> bool:
 @contextmanager
 def translate_errors() -> Iterator[None]:
     """Turn errors of AWS and boto3 that are raised inside into labctl's own."""
-    from botocore.exceptions import BotoCoreError, ClientError
-    from botocore.parsers import ResponseParserError
-
     try:
         yield
-    except ClientError as error:
+    except boto_errors.ClientError as error:
         raise translate_client_error(error) from error
-    except BotoCoreError as error:
+    except boto_errors.BotoCoreError as error:
         raise translate_boto_error(error) from error
-    except ResponseParserError as error:
+    except parsers.ResponseParserError as error:
         raise ConnectError(
             "AWS's reply cannot be read", why=str(error), hint="run the same command again"
         ) from error
@@ -190,29 +192,29 @@ def _make_denied_error(call: str, code: str, message: str) -> DeniedError:
 
 def translate_boto_error(error: BotoCoreError) -> LabError:
     """Turn an error that boto3 itself raised, mostly without a reply, into labctl's own error."""
-    from botocore import exceptions
-
     why = str(error)
-    if isinstance(error, exceptions.ProfileNotFound):
+    if isinstance(error, boto_errors.ProfileNotFound):
         return CredentialsError("the AWS configuration has no such profile", why=why, hint=SIGN_IN)
     if isinstance(
         error,
-        exceptions.NoCredentialsError
-        | exceptions.PartialCredentialsError
-        | exceptions.NoAuthTokenError,
+        boto_errors.NoCredentialsError
+        | boto_errors.PartialCredentialsError
+        | boto_errors.NoAuthTokenError,
     ):
         return CredentialsError("no AWS credentials were found", why=why, hint=SIGN_IN)
     if isinstance(
         error,
-        exceptions.CredentialRetrievalError
-        | exceptions.SSOError
-        | exceptions.TokenRetrievalError
-        | exceptions.RefreshWithMFAUnsupportedError,
+        boto_errors.CredentialRetrievalError
+        | boto_errors.SSOError
+        | boto_errors.TokenRetrievalError
+        | boto_errors.RefreshWithMFAUnsupportedError,
     ):
         return CredentialsError("the AWS credentials cannot be loaded", why=why, hint=SIGN_IN)
     if isinstance(
         error,
-        exceptions.HTTPClientError | exceptions.ConnectionError | exceptions.ConnectionClosedError,
+        boto_errors.HTTPClientError
+        | boto_errors.ConnectionError
+        | boto_errors.ConnectionClosedError,
     ):
         return ConnectError(
             "AWS does not answer",

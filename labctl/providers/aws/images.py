@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from labctl.errors import UsageError
+from labctl.lazy import lazy_imports
 from labctl.model import Offer, Value
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.errors import get_message, is_absent, translate_errors
 
 if TYPE_CHECKING:
     from labctl.providers.aws.settings import AwsSettings
+
+with lazy_imports(__name__):
+    from botocore import exceptions as boto_errors
 
 # AWS's Deep Learning Base OSS Nvidia Driver GPU AMI: driver, Docker, the container toolkit.
 GPU_PARAMETER = (
@@ -45,12 +49,10 @@ def find_image(clients: Clients, settings: AwsSettings, offer: Offer) -> Machine
 
 
 def _resolve_parameter(clients: Clients, name: str, region: str) -> str:
-    from botocore.exceptions import ClientError
-
     with translate_errors():
         try:
             answer = clients.get_ssm(region).get_parameter(Name=name)
-        except ClientError as error:
+        except boto_errors.ClientError as error:
             if not is_absent(error):
                 raise
             raise _make_absent_error(name, region, get_message(error)) from error
@@ -58,12 +60,10 @@ def _resolve_parameter(clients: Clients, name: str, region: str) -> str:
 
 
 def _describe_image(clients: Clients, ami: str, region: str) -> MachineImage:
-    from botocore.exceptions import ClientError
-
     with translate_errors():
         try:
             images = clients.get_ec2(region).describe_images(ImageIds=[ami])["Images"]
-        except ClientError as error:
+        except boto_errors.ClientError as error:
             if not is_absent(error):
                 raise
             images = []

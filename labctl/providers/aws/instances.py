@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from labctl.errors import NotFoundError
+from labctl.lazy import lazy_imports
 from labctl.model import Server
 from labctl.providers.aws import tags
 from labctl.providers.aws.clients import Clients
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from mypy_boto3_ec2.type_defs import FilterTypeDef
 
     from labctl.providers.aws.tags import OwnedInstance
+
+with lazy_imports(__name__):
+    from botocore import exceptions as boto_errors
 
 LISTED = ("pending", "running", "shutting-down", "stopping", "stopped")
 MOST_REGIONS_AT_ONCE = 16
@@ -96,12 +100,10 @@ def terminate(clients: Clients, server_id: str) -> None:
 
 def _terminate(ec2: EC2Client, ids: list[str]) -> dict[str, bool]:
     """Terminate instances. AWS terminates none if it does not know one: then one at a time."""
-    from botocore.exceptions import ClientError
-
     with translate_errors():
         try:
             ec2.terminate_instances(InstanceIds=ids)
-        except ClientError as error:
+        except boto_errors.ClientError as error:
             if not is_absent(error):
                 raise
             if len(ids) > 1:
@@ -127,8 +129,6 @@ def start(clients: Clients, server_id: str) -> None:
 
 def read_console(clients: Clients, server_id: str) -> str:
     """Return the last 64 KB of the console's output; "" if AWS has none yet."""
-    from botocore.exceptions import ClientError
-
     parts = tags.split_id(server_id)
     if parts is None:
         return ""
@@ -137,7 +137,7 @@ def read_console(clients: Clients, server_id: str) -> str:
     with translate_errors():
         try:
             answer = ec2.get_console_output(InstanceId=instance_id, Latest=True)
-        except ClientError as error:
+        except boto_errors.ClientError as error:
             if is_absent(error):
                 return ""
             # Instance types before Nitro do not support `Latest`.

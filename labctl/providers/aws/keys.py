@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from labctl.lazy import lazy_imports
 from labctl.providers.aws import tags
 from labctl.providers.aws.errors import get_code, translate_errors
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
+
+with lazy_imports(__name__):
+    from botocore import exceptions as boto_errors
 
 
 def key_name(lab_id: str) -> str:
@@ -17,13 +21,11 @@ def key_name(lab_id: str) -> str:
 
 def ensure_key(ec2: EC2Client, public_key: str, lab_tags: dict[str, str]) -> str:
     """Create or replace the lab's key pair so that it has this key; return its name."""
-    from botocore.exceptions import ClientError
-
     name = key_name(lab_tags[tags.LAB_ID])
     with translate_errors():
         try:
             _import(ec2, name, public_key, lab_tags)
-        except ClientError as error:
+        except boto_errors.ClientError as error:
             if get_code(error) != "InvalidKeyPair.Duplicate":
                 raise
             if not _is_same(ec2, name, public_key):

@@ -6,10 +6,11 @@ import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from labctl.errors import BusyError, CapacityError, LabError, ProviderError, QuotaError, UsageError
 from labctl.errors.subject import Subject
+from labctl.lazy import lazy_imports
 from labctl.model import GIB, CreateServerRequest, Offer, Server
 from labctl.providers.aws import tags
 from labctl.providers.aws.clients import Clients
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from labctl.providers.aws.settings import AwsSettings
     from labctl.providers.aws.tags import OwnedInstance
 
+with lazy_imports(__name__):
+    from botocore import exceptions as boto_errors
+
 # AWS's limit, counted before base64.
 USER_DATA_BYTES = 16 * 1024
 GONE = ("shutting-down", "terminated")
@@ -57,6 +61,15 @@ VANISHED = frozenset(
         "InvalidSubnetID.NotFound",
     }
 )
+
+
+class LaunchParts(NamedTuple):
+    """What a server is launched with: image, name of the key pair, subnet, id of the group."""
+
+    image: MachineImage
+    key: str
+    subnet: Subnet
+    group: str
 
 
 class Launcher:
@@ -98,14 +111,12 @@ class Launcher:
     def _run(
         self, offer: Offer, request: CreateServerRequest, call: RunInstancesRequestTypeDef
     ) -> OwnedInstance:
-        from botocore.exceptions import ClientError
-
         ec2 = self._clients.get_ec2(offer.region, once=True)
         with translate_errors():
             try:
                 answer = ec2.run_instances(**call)
                 return tags.with_owner(answer["Instances"][0], answer)
-            except ClientError as error:
+            except boto_errors.ClientError as error:
                 code = get_code(error)
                 if code == "IdempotentParameterMismatch":
                     return self._find_by_token(offer.region, request.token, error)
@@ -134,45 +145,32 @@ class Launcher:
     ) -> RunInstancesRequestTypeDef:
         """Build the arguments of RunInstances, only from the offer, the request and settings."""
         lab_tags = tags.make_lab_tags(request.lab, request.lab_id, self._owner)
-        shared_tags = lab_tags
-        if request.group:
-            shared_tags = tags.make_lab_tags(request.group, request.group, self._owner)
-        ec2 = self._clients.get_ec2(offer.region)
-        with ThreadPoolExecutor(3) as threads:
-            image = threads.submit(self._find_image, offer)
-            networks = threads.submit(self._list_networks)
-            subnet = self._find_subnet(ec2, offer)
-            # Nothing is created before the image to boot is known to exist.
-            image.result(), networks.result()
-            key = threads.submit(
-                self._ensure_key, ec2, offer.region, request.public_key, shared_tags
-            )
-            group = self._ensure_group(ec2, subnet.vpc, networks.result(), shared_tags)
-            call: RunInstancesRequestTypeDef = {
-                "ImageId": image.result().id,
-                "InstanceType": cast("InstanceTypeType", offer.type),
-                "InstanceInitiatedShutdownBehavior": "terminate",
-                "BlockDeviceMappings": self._build_disks(image.result()),
-                "MetadataOptions": {
-                    "HttpEndpoint": "enabled",
-                    "HttpTokens": "required",
-                    "HttpPutResponseHopLimit": 1,
-                },
-                "MinCount": 1,
-                "MaxCount": 1,
-                "ClientToken": request.token,
-                "KeyName": key.result(),
-                "NetworkInterfaces": [
-                    {
-                        "DeviceIndex": 0,
-                        "SubnetId": subnet.subnet,
-                        "Groups": [group],
-                        "AssociatePublicIpAddress": True,
-                        "DeleteOnTermination": True,
-                    }
-                ],
-                "TagSpecifications": self._build_tags(offer, request, lab_tags),
-            }
+        parts = self._ensure_parts(offer, request, lab_tags)
+        call: RunInstancesRequestTypeDef = {
+            "ImageId": parts.image.id,
+            "InstanceType": cast("InstanceTypeType", offer.type),
+            "InstanceInitiatedShutdownBehavior": "terminate",
+            "BlockDeviceMappings": self._build_disks(parts.image),
+            "MetadataOptions": {
+                "HttpEndpoint": "enabled",
+                "HttpTokens": "required",
+                "HttpPutResponseHopLimit": 1,
+            },
+            "MinCount": 1,
+            "MaxCount": 1,
+            "ClientToken": request.token,
+            "KeyName": parts.key,
+            "NetworkInterfaces": [
+                {
+                    "DeviceIndex": 0,
+                    "SubnetId": parts.subnet.subnet,
+                    "Groups": [parts.group],
+                    "AssociatePublicIpAddress": True,
+                    "DeleteOnTermination": True,
+                }
+            ],
+            "TagSpecifications": self._build_tags(offer, request, lab_tags),
+        }
         if profile := self._settings.instance_profile:
             is_arn = profile.startswith("arn:")
             call["IamInstanceProfile"] = {"Arn": profile} if is_arn else {"Name": profile}
@@ -187,6 +185,26 @@ class Launcher:
         if request.first_boot:
             call["UserData"] = request.first_boot
         return call
+
+    def _ensure_parts(
+        self, offer: Offer, request: CreateServerRequest, lab_tags: dict[str, str]
+    ) -> LaunchParts:
+        """Find image and subnet, and create what is missing of key and security group."""
+        shared_tags = lab_tags
+        if request.group:
+            shared_tags = tags.make_lab_tags(request.group, request.group, self._owner)
+        ec2 = self._clients.get_ec2(offer.region)
+        with ThreadPoolExecutor(3) as threads:
+            image = threads.submit(self._find_image, offer)
+            networks = threads.submit(self._list_networks)
+            subnet = self._find_subnet(ec2, offer)
+            # Nothing is created before the image to boot is known to exist.
+            image.result(), networks.result()
+            key = threads.submit(
+                self._ensure_key, ec2, offer.region, request.public_key, shared_tags
+            )
+            group = self._ensure_group(ec2, subnet.vpc, networks.result(), shared_tags)
+            return LaunchParts(image.result(), key.result(), subnet, group)
 
     def _build_disks(self, machine_image: MachineImage) -> list[BlockDeviceMappingTypeDef]:
         gib = max(math.ceil(self._settings.disk_bytes / GIB), machine_image.gib)

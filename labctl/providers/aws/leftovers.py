@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from labctl.errors import BusyError, DeniedError
+from labctl.lazy import lazy_imports
 from labctl.model import Resource
 from labctl.providers.aws import instances, tags
 from labctl.providers.aws.clients import Clients
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from mypy_boto3_ec2.type_defs import VolumeTypeDef
 
     from labctl.providers.aws.tags import OwnedInstance, Tagged
+
+with lazy_imports(__name__):
+    from botocore import exceptions as boto_errors
 
 # EBS list prices of us-east-1 (aws.amazon.com/ebs/pricing); other regions cost up to twice that.
 USD_PER_GB_MONTH = {
@@ -300,8 +304,6 @@ _DELETE: dict[str, Callable[[EC2Client, str], object]] = {
 
 def remove(clients: Clients, resource: Resource) -> None:
     """Remove a resource. An absent one counts as success; BusyError while something uses it."""
-    from botocore.exceptions import ClientError
-
     native_id, dot, region = resource.id.rpartition(".")
     if not dot or (resource.kind != "schedule" and resource.kind not in _DELETE):
         return
@@ -311,7 +313,7 @@ def remove(clients: Clients, resource: Resource) -> None:
                 clients.get_scheduler(region).delete_schedule(Name=native_id)
             else:
                 _DELETE[resource.kind](clients.get_ec2(region), native_id)
-        except ClientError as error:
+        except boto_errors.ClientError as error:
             in_use = resource.kind == "network-interface" and get_code(error) == IN_USE
             if in_use or get_code(error) == SNAPSHOT_IN_USE:
                 raise BusyError(

@@ -7,6 +7,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from labctl.errors import BusyError, CapacityError, ConnectError, UsageError
+from labctl.lazy import lazy_imports
 from labctl.model import Value
 from labctl.providers.aws import tags
 from labctl.providers.aws.errors import get_code, is_absent, translate_errors
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
     from mypy_boto3_ec2.type_defs import IpPermissionTypeDef, SecurityGroupTypeDef
 
     from labctl.providers.aws.settings import AwsSettings
+
+with lazy_imports(__name__):
+    from http import client as http_client
+    from urllib import request as url_request
+
+    from botocore import exceptions as boto_errors
 
 ADDRESS_TIMEOUT_S = 5.0
 LONGEST_ADDRESS = 64
@@ -31,8 +38,6 @@ class Subnet(Value, frozen=True):
 
 def find_subnet(ec2: EC2Client, settings: AwsSettings, zone: str) -> Subnet:
     """Find the configured subnet, else the zone's default subnet. Raises an error without one."""
-    from botocore.exceptions import ClientError
-
     with translate_errors():
         try:
             subnets = (
@@ -45,7 +50,7 @@ def find_subnet(ec2: EC2Client, settings: AwsSettings, zone: str) -> Subnet:
                     ]
                 )
             )["Subnets"]
-        except ClientError as error:
+        except boto_errors.ClientError as error:
             if not is_absent(error):
                 raise
             subnets = []
@@ -85,15 +90,12 @@ def find_caller_network(settings: AwsSettings) -> str:
 
     ConnectError if the address service does not answer.
     """
-    from http.client import HTTPException
-    from urllib.request import Request, urlopen
-
-    request = Request(settings.address_from, headers={"User-Agent": "labctl"})
+    request = url_request.Request(settings.address_from, headers={"User-Agent": "labctl"})
     try:
-        with urlopen(request, timeout=ADDRESS_TIMEOUT_S) as response:
+        with url_request.urlopen(request, timeout=ADDRESS_TIMEOUT_S) as response:
             text = response.read(LONGEST_ADDRESS).decode("ascii").strip()
         address = ip_address(text)
-    except (OSError, HTTPException, ValueError) as error:
+    except (OSError, http_client.HTTPException, ValueError) as error:
         raise ConnectError(
             "this machine's own address could not be found",
             why=f"{settings.address_from}: {error}",
@@ -108,8 +110,6 @@ def group_name(lab_id: str) -> str:
 
 def ensure_group(ec2: EC2Client, vpc: str, lab_tags: dict[str, str]) -> SecurityGroupTypeDef:
     """Return the lab's security group in a network, as AWS describes it; create it if missing."""
-    from botocore.exceptions import ClientError
-
     name = group_name(lab_tags[tags.LAB_ID])
     with translate_errors():
         try:
@@ -122,7 +122,7 @@ def ensure_group(ec2: EC2Client, vpc: str, lab_tags: dict[str, str]) -> Security
                 ],
             )
             return {"GroupId": created["GroupId"], "IpPermissions": []}
-        except ClientError as error:
+        except boto_errors.ClientError as error:
             if get_code(error) != "InvalidGroup.Duplicate":
                 raise
         groups = ec2.describe_security_groups(
@@ -181,12 +181,10 @@ def admit_networks(
 def _change_rules(
     call: Callable[..., object], group: SecurityGroupTypeDef, rules: list[IpPermissionTypeDef]
 ) -> None:
-    from botocore.exceptions import ClientError
-
     with translate_errors():
         try:
             call(GroupId=group["GroupId"], IpPermissions=rules)
-        except ClientError as error:
+        except boto_errors.ClientError as error:
             # The same owner is doing this in another process at the same time.
             if get_code(error) not in ("InvalidPermission.Duplicate", "InvalidPermission.NotFound"):
                 raise

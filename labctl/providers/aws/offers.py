@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labctl.errors import NoOfferError
+from labctl.lazy import lazy_imports
 from labctl.model import Need, Offer
 from labctl.providers.aws import fit
 from labctl.providers.aws.catalog import CatalogCache
@@ -16,6 +17,9 @@ from labctl.providers.aws.scores import add_scores
 
 if TYPE_CHECKING:
     from labctl.providers.aws.settings import AwsSettings
+
+with lazy_imports(__name__):
+    from labctl.providers.aws import network
 
 
 def offers(
@@ -49,6 +53,4 @@ def _find_zone(clients: Clients, settings: AwsSettings, regions: Sequence[str]) 
     """Return the zone of the configured subnet; "" without one."""
     if not settings.subnet:
         return ""
-    from labctl.providers.aws.network import find_subnet
-
-    return find_subnet(clients.get_ec2(regions[0]), settings, "").zone
+    return network.find_subnet(clients.get_ec2(regions[0]), settings, "").zone

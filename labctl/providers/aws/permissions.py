@@ -6,12 +6,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, cast
 
+from labctl.lazy import lazy_imports
 from labctl.providers.aws.errors import DENIED, get_code, translate_errors
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
     from mypy_boto3_ec2 import EC2Client
     from mypy_boto3_ec2.literals import InstanceTypeType
+
+with lazy_imports(__name__):
+    from botocore import exceptions as boto_errors
 
 INSTANCE = "i-00000000000000000"
 GROUP = "sg-00000000000000000"
@@ -65,8 +69,6 @@ def count_checked_actions() -> int:
 
 def require_run_permission(ec2: EC2Client, ami: str, instance_type: str, subnet: str) -> None:
     """Raise DeniedError if these credentials may not launch such a machine."""
-    from botocore.exceptions import ClientError
-
     with translate_errors():
         try:
             ec2.run_instances(
@@ -77,18 +79,16 @@ def require_run_permission(ec2: EC2Client, ami: str, instance_type: str, subnet:
                 MinCount=1,
                 MaxCount=1,
             )
-        except ClientError as error:
+        except boto_errors.ClientError as error:
             if get_code(error) != "DryRunOperation":
                 raise
 
 
 def _is_dry_run_denied(ec2: EC2Client, action: str) -> bool:
-    from botocore.exceptions import ClientError
-
     with translate_errors():
         try:
             _DRY[action](ec2)
-        except ClientError as error:
+        except boto_errors.ClientError as error:
             if _is_other_trouble(error):
                 raise
             return get_code(error) in DENIED

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from labctl.errors import UsageError
+from labctl.lazy import lazy_imports
 from labctl.model import Boot
 
-if TYPE_CHECKING:
-    from jinja2 import Environment
+with lazy_imports(__name__):
+    import jinja2
 
 # AWS's limit on user data, counted before base64.
 LIMIT_BYTES = 16 * 1024
@@ -19,12 +19,12 @@ LONGEST_HOSTNAME = 63
 
 
 @functools.cache
-def _load_environment(templates: Path) -> Environment:
+def _load_environment(templates: Path) -> jinja2.Environment:
     """Load the templates; cached, so that they are compiled only once for many servers."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    return Environment(
-        loader=FileSystemLoader(templates), undefined=StrictUndefined, keep_trailing_newline=True
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
     )
 
 

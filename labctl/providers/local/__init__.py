@@ -16,6 +16,7 @@ from labctl.config.scalars import parse_cpus
 from labctl.config.schema import Reference, Size
 from labctl.errors import EngineError, NoOfferError, ProviderError
 from labctl.errors.subject import Subject
+from labctl.lazy import lazy_imports
 from labctl.model import (
     Check,
     CreateServerRequest,
@@ -50,6 +51,9 @@ from labctl.providers.local.container import (
 if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
+
+with lazy_imports(__name__):
+    from docker import errors as docker_errors
 
 # A claim becomes a server within a second; after this many seconds its creator has died.
 CLAIM_S = 60
@@ -125,17 +129,15 @@ class LocalProvider:
             return list_servers(docker, SERVER_LABEL)
 
     def terminate(self, server_id: str) -> None:
-        from docker.errors import APIError, NotFound
-
         with engine.connect() as docker:
             container = find_labeled(docker, SERVER_LABEL, server_id)
             if container is None:
                 return
-            with suppress(NotFound):
+            with suppress(docker_errors.NotFound):
                 clear_and_stop(container)
                 try:
                     container.remove(force=True, v=True)
-                except APIError as error:
+                except docker_errors.APIError as error:
                     # Another process is removing it at this moment.
                     if error.status_code != engine.CONFLICT:
                         raise
@@ -166,9 +168,7 @@ class LocalProvider:
         ]
 
     def remove(self, resource: Resource) -> None:
-        from docker.errors import NotFound
-
-        with engine.connect() as docker, suppress(NotFound):
+        with engine.connect() as docker, suppress(docker_errors.NotFound):
             if resource.kind == "container":
                 docker.containers.get(resource.id).remove(force=True)
             elif resource.id.startswith(f"{image.REPOSITORY}:"):
@@ -199,8 +199,6 @@ class LocalProvider:
 
     def _create_container(self, docker: DockerClient, request: CreateServerRequest) -> Container:
         """Create the container of this attempt under its own name, without starting it."""
-        from docker.errors import APIError
-
         server_image = self._ensure_image(docker)
 
         def make(name: str, volume: str) -> Container:
@@ -226,7 +224,7 @@ class LocalProvider:
             if request.first_boot:
                 copy_first_boot_script(container, request.first_boot)
             container.rename(make_server_id(request))
-        except APIError:
+        except docker_errors.APIError:
             container.remove(force=True)
             # A second process with the same attempt was faster; any other error is raised.
             if (twin := find_labeled(docker, TOKEN_LABEL, request.token)) is not None:

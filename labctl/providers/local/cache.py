@@ -15,11 +15,15 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from labctl.lazy import lazy_imports
 from labctl.providers.local import engine
 
 if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
+
+with lazy_imports(__name__):
+    from docker import errors as docker_errors
 
 LABEL = "labctl.cache"
 MOUNT_POINT = "/var/lib/docker"
@@ -50,13 +54,11 @@ def claim(
     If no volume of the pool is free, `fill(name, volume)` may put images into a new one. It works
     in a container of that name, so that no other process claims the volume meanwhile.
     """
-    from docker.errors import APIError
-
     # Another process may be faster, even with a new volume; each time one of the two succeeds.
     for volume in chain(list_free_volumes(docker, owner), _new_volumes(docker, owner, fill)):
         try:
             container = make(volume + _SUFFIX, volume)
-        except APIError as error:
+        except docker_errors.APIError as error:
             if error.status_code == engine.CONFLICT:
                 continue
             raise

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from labctl.lazy import lazy_imports
 from labctl.model import CreateServerRequest, Endpoint, Offer, Server, ServerState
 from labctl.providers.local import cache
 from labctl.providers.local.engine import inspect_engine
@@ -19,6 +20,9 @@ from labctl.retry import retry_on
 if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
+
+with lazy_imports(__name__):
+    from docker import errors as docker_errors
 
 T = TypeVar("T")
 
@@ -137,9 +141,7 @@ def _read_again(read: Callable[[], list[T]]) -> list[T]:
     The engine fails to inspect a container whose removal has begun, and to read a file in it
     (moby/moby#49227: status 500). A moment later the list no longer has it.
     """
-    from docker.errors import APIError
-
-    return retry_on(APIError, pause_s=0.2, longest_pause_s=1.0, tries=6)(read)
+    return retry_on(docker_errors.APIError, pause_s=0.2, longest_pause_s=1.0, tries=6)(read)
 
 
 def find_labeled(docker: DockerClient, label: str, value: str) -> Container | None:
@@ -176,11 +178,9 @@ def parse_server(container: Container) -> Server:
 
 def start(container: Container) -> None:
     """Start a container; remove it if the engine cannot start it."""
-    from docker.errors import APIError
-
     try:
         container.start()
-    except APIError:
+    except docker_errors.APIError:
         container.remove(force=True)
         raise
     container.reload()
@@ -217,11 +217,9 @@ def _get_published_port(container: Container) -> int:
 
 def _read_host_key(container: Container) -> str:
     """Read the server's public key through the engine; "" until its first boot has created it."""
-    from docker.errors import NotFound
-
     try:
         chunks, _ = container.get_archive("/etc/ssh/ssh_host_ed25519_key.pub")
-    except NotFound:
+    except docker_errors.NotFound:
         return ""
     with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
         file = archive.extractfile(archive.next() or "")

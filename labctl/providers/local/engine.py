@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from labctl.errors import EngineError, ProviderError
+from labctl.lazy import lazy_imports
 from labctl.model import Value
 
 if TYPE_CHECKING:
     from docker import DockerClient
+
+with lazy_imports(__name__):
+    import docker
+    from docker import errors as docker_errors
+    from requests import exceptions
 
 # HTTP status of the engine's API if another process has done or is doing the same.
 CONFLICT = 409
@@ -43,23 +49,19 @@ def connect() -> Iterator[DockerClient]:
 
     Raises EngineError if no engine answers, ProviderError with its message if it refuses.
     """
-    import docker
-    from docker.errors import APIError, DockerException
-    from requests.exceptions import RequestException
-
     try:
         client = docker.from_env(timeout=TIMEOUT_S)
-    except DockerException as error:
+    except docker_errors.DockerException as error:
         raise make_unusable_error(error) from error
     try:
         yield client
-    except APIError as error:
+    except docker_errors.APIError as error:
         raise ProviderError(
             "Docker Engine refused the request",
             why=error.explanation or str(error),
             hint="labctl doctor",
         ) from error
-    except (DockerException, RequestException) as error:
+    except (docker_errors.DockerException, exceptions.RequestException) as error:
         raise make_unusable_error(error) from error
     finally:
         client.close()

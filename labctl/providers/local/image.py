@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from labctl.errors import BuildError, ProviderError
+from labctl.lazy import lazy_imports
 from labctl.model import Value
 
 if TYPE_CHECKING:
     from docker import DockerClient
+
+with lazy_imports(__name__):
+    from docker import errors as docker_errors
 
 REPOSITORY = "labctl-lab-server"
 DEFAULT_BASE = "debian:bookworm-slim"
@@ -48,11 +52,9 @@ def reference(source: Path, base: str = "") -> str:
 
 
 def has_image(docker: DockerClient, image: str) -> bool:
-    from docker.errors import ImageNotFound
-
     try:
         docker.images.get(image)
-    except ImageNotFound:
+    except docker_errors.ImageNotFound:
         return False
     return True
 

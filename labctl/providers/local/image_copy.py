@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from labctl.lazy import lazy_imports
 from labctl.providers.local import cache, engine
 from labctl.providers.local.container import (
     CREATED_AT_LABEL,
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
     from labctl.providers.local.image import Progress
+
+with lazy_imports(__name__):
+    from docker import errors as docker_errors
+    from requests import exceptions
 
 # All images of a server together; more would take longer to copy than one image takes to load.
 MOST_BYTES = 6 * 1024**3
@@ -74,15 +79,12 @@ def copy_images(
     The copying container is called `name`, which claims `volume`. Without such a server, if another
     process has the volume, or if the copy fails, there are no images in it.
     """
-    from docker.errors import APIError
-    from requests.exceptions import RequestException
-
     source = _find_volume_with(docker, owner, reference)
     if not source:
         return
     try:
         helper = _create_helper(docker, helper_image, owner, name, source, volume)
-    except APIError as error:
+    except docker_errors.APIError as error:
         if error.status_code == engine.CONFLICT:
             return
         raise
@@ -90,7 +92,7 @@ def copy_images(
     try:
         if cache.is_only_user(docker, helper, volume):
             helper.start()
-            with suppress(RequestException):  # the time is over
+            with suppress(exceptions.RequestException):  # the time is over
                 helper.wait(timeout=LONGEST_S)
     finally:
         helper.remove(force=True)
