@@ -37,8 +37,8 @@ from labctl.config import (
 from labctl.errors import PolicyError, UsageError
 from labctl.events import Note, Question, Reporter, SharedReporter, SilentReporter
 from labctl.model import Need, Run, Server
-from labctl.providers import get_provider_class
 from labctl.servers.context import LabContext
+from labctl.servers.provider_traits import read_provider_traits
 from labctl.state import State
 
 if TYPE_CHECKING:
@@ -96,9 +96,7 @@ class Lab:
             find_lab(Path(path)),
             overrides=overrides,
             environ=variables,
-            settings_type=None
-            if record_only
-            else lambda name: get_provider_class(name).settings_type,
+            find_provider=None if record_only else read_provider_traits,
             needs_file=needs_file,
         )
         state = State(user_paths.database)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         size_setting,
     )
     from labctl.config.schema import (
+        DEFAULT_PROVIDER,
         DEFAULT_PYTHON,
         KNOWN_SERVICE_PORTS,
         ContainerLimits,
@@ -90,6 +91,7 @@ _MODULES = {
         "size_setting",
     ),
     "schema": (
+        "DEFAULT_PROVIDER",
         "DEFAULT_PYTHON",
         "DataSource",
         "ImageConfig",
@@ -110,6 +112,7 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "COURSE_FILE",
+    "DEFAULT_PROVIDER",
     "DEFAULT_PYTHON",
     "KNOWN_SERVICE_PORTS",
     "LAB_FILE",

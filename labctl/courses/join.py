@@ -26,10 +26,10 @@ from labctl.errors import (
 from labctl.errors.replies import decode_reply
 from labctl.events import Question, Reporter
 from labctl.model import NAME_PATTERN, Endpoint, Value
-from labctl.providers import get_provider_class
 from labctl.providers.course import REQUEST as KEEPER_REQUEST
 from labctl.servers.connections import Connections
 from labctl.servers.host_keys import fingerprint, make_key
+from labctl.servers.provider_traits import read_provider_traits
 from labctl.submissions.assignment import SSH_PLACE
 from labctl.submissions.receipt import utc_text
 from labctl.transports.forced_command import LineChannel
@@ -145,7 +145,7 @@ def join_course(
     names = _write_assignments(target, description.assignments or {})
     section = _write_lab(target, invitation, description.image)
     if not section:
-        config = load_lab(target, settings_type=lambda name: get_provider_class(name).settings_type)
+        config = load_lab(target, find_provider=read_provider_traits)
         trust(paths, config)
     return JoinResult(
         course=invitation.course,

@@ -13,6 +13,7 @@ from labctl.config import parse_name
 from labctl.errors import LabError, PolicyError, UsageError
 from labctl.events import Note, Reporter, Step
 from labctl.lifecycle.lab_draft import require_writable
+from labctl.servers.provider_traits import read_provider_traits
 
 CUDA_BASE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
 CPU_BASE = "python:3.11-slim"
@@ -80,7 +81,8 @@ def _render(directory: Path, name: str, provider: str, has_dataset: bool) -> Non
     template = Environment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(
         source.read_text()
     )
-    base = CPU_BASE if provider == "local" else CUDA_BASE
+    # Containers on this machine have no GPU.
+    base = CPU_BASE if read_provider_traits(provider).on_this_machine else CUDA_BASE
     text = template.render(
         lab=name,
         provider=provider,

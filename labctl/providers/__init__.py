@@ -319,6 +319,12 @@ BUILT_IN = {
     "local": "labctl.providers.local:LocalProvider",
     "static": "labctl.providers.static:StaticProvider",
 }
+SUMMARIES = {
+    "aws": "the cheapest fitting instance at AWS; costs money",
+    "course": "the server that your course gives you; use labctl join FILE instead",
+    "local": "a container on this machine (needs Docker; no GPU)",
+    "static": "existing machines that you reach with ssh",
+}
 
 
 def list_provider_names() -> list[str]:
@@ -326,6 +332,11 @@ def list_provider_names() -> list[str]:
     from importlib.metadata import entry_points
 
     return sorted(entry.name for entry in entry_points(group="labctl.providers"))
+
+
+def describe_provider(name: str) -> str:
+    """Describe in a few words where the provider's servers come from."""
+    return SUMMARIES.get(name, "from a plugin package")
 
 
 def get_provider_class(name: str) -> type[Provider]:

@@ -27,7 +27,7 @@ from labctl.courses.records.spending import RunningServer
 from labctl.courses.records.student import Student
 from labctl.errors import ConfigError, LabError, NotFoundError
 from labctl.model import NAME_PATTERN, Server, Value
-from labctl.providers import get_provider_class
+from labctl.servers.provider_traits import read_provider_traits
 
 PRIVATE = ".course"
 MOST_NAME = 39
@@ -66,9 +66,7 @@ class CourseFolder:
     @functools.cached_property
     def config(self) -> CourseConfig:
         """course.yaml; ConfigError lists everything wrong in it, also for its providers."""
-        return load_course(
-            self.path, settings_type=lambda name: get_provider_class(name).settings_type
-        )
+        return load_course(self.path, find_provider=read_provider_traits)
 
     @property
     def id(self) -> str:
