@@ -7,7 +7,6 @@ last. The course's folder records which lab has which account.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import threading
@@ -53,11 +52,7 @@ NO_OTHER = (CapacityError, NoOfferError, PolicyError, QuotaError)
 
 def build_shared_context(folder: CourseFolder, course: LabContext) -> LabContext:
     """Return the course's context with accounts instead of servers."""
-    context = dataclasses.replace(course)
-    context.__dict__.update(
-        connections=course.connections, provider=SharedSeats(SharedServers(folder, course))
-    )
-    return context
+    return course.replace_provider(SharedSeats(SharedServers(folder, course)))
 
 
 def _make_quiet_reporter(reporter: Reporter) -> Reporter:
@@ -233,6 +228,10 @@ class SharedSeats:
 
     def get_account(self) -> ProviderAccount:
         return self.inner.get_account()
+
+    @property
+    def s3_profile(self) -> str:
+        return accounts.find_s3_profile(self.inner)
 
     def check(self, need: Need | None = None) -> list[Check]:
         return self.inner.check(need)

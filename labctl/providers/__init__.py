@@ -155,6 +155,15 @@ class CredentialSource(Protocol):
 
 
 @runtime_checkable
+class OpensBuckets(Protocol):
+    """The provider's credentials also open S3 buckets."""
+
+    @property
+    def s3_profile(self) -> str:
+        """The profile of ~/.aws/config that selects them; "" for those that AWS's tools use."""
+
+
+@runtime_checkable
 class Leasable(Protocol):
     """A server is leased for a time, and work on it renews the lease."""
 

@@ -43,6 +43,7 @@ class LabContext:
     what the server cannot save by itself; 0 without a keeper. `has_results` is False for a server
     whose files are not needed, such as a server for grading. `in_process` keeps connections to
     servers inside this process. `subject` knows the commands that the user of this context types.
+    `shared_provider` and `shared_connections` are those of another context, used by this one too.
     """
 
     config: LabConfig
@@ -58,6 +59,14 @@ class LabContext:
     has_results: bool = True
     in_process: bool = False
     subject: Subject = LAB
+    shared_provider: Provider | None = None
+    shared_connections: Connections | None = None
+
+    def replace_provider(self, provider: Provider) -> LabContext:
+        """Return this context with another provider and the same connections."""
+        return dataclasses.replace(
+            self, shared_provider=provider, shared_connections=self.connections
+        )
 
     def make_sibling(
         self,
@@ -69,17 +78,16 @@ class LabContext:
         subject: Subject | None = None,
     ) -> LabContext:
         """Return the context of another lab that shares this provider, state and connections."""
-        sibling = dataclasses.replace(
+        return dataclasses.replace(
             self,
             config=config,
             lab_id=lab_id,
             reporter=reporter or self.reporter,
             has_results=has_results and self.has_results,
             subject=subject or self.subject,
+            shared_provider=self.provider,
+            shared_connections=self.connections,
         )
-        # A cached_property keeps its value in the instance's dictionary.
-        sibling.__dict__.update(provider=self.provider, connections=self.connections)
-        return sibling
 
     @property
     def name(self) -> str:
@@ -88,6 +96,8 @@ class LabContext:
 
     @functools.cached_property
     def connections(self) -> Connections:
+        if self.shared_connections is not None:
+            return self.shared_connections
         from labctl.servers.connections import Connections
 
         return Connections(
@@ -96,6 +106,8 @@ class LabContext:
 
     @functools.cached_property
     def provider(self) -> Provider:
+        if self.shared_provider is not None:
+            return self.shared_provider
         return self.make_provider(self.config.server.provider)
 
     def make_provider(self, name: str) -> Provider:

@@ -38,7 +38,7 @@ __all__ = ["AwsProvider", "AwsSettings"]
 
 class AwsProvider:
     """A Provider that is also Stoppable, FirstBoot, Gate, Deadline, EndsBilling, Keep,
-    Reclaimable, QuotaSource, Bake, ConsoleSource and CredentialSource."""
+    Reclaimable, QuotaSource, Bake, ConsoleSource, CredentialSource and OpensBuckets."""
 
     name: ClassVar[str] = "aws"
     no_notice: ClassVar[str] = "only AWS itself, or its Fault Injection Service, gives spot notices"
@@ -71,6 +71,10 @@ class AwsProvider:
     def check_credentials(self) -> Check:
         region = account.resolve_home_region(self.settings.profile, copy_environment())
         return check_credentials(self.clients, region, "aws credentials")
+
+    @property
+    def s3_profile(self) -> str:
+        return self.settings.profile
 
     def _list_offers(self, need: Need) -> list[Offer]:
         with assign_subject(self.context.subject):
