@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labctl.config import CourseConfig, Paths, find_paths
+from labctl.config import CourseConfig, Paths, find_paths, find_user_name
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.student import Student
 from labctl.events import Reporter, SilentReporter
@@ -134,10 +134,11 @@ class Course:
 
     def staff(self) -> CourseOperator:
         """Return the course with the person who runs this program, for the ledger."""
-        from labctl.courses.creation import current_user
         from labctl.courses.servers import CourseOperator
 
-        return CourseOperator(self.folder, self.paths, self.state, self.reporter, by=current_user())
+        return CourseOperator(
+            self.folder, self.paths, self.state, self.reporter, by=find_user_name()
+        )
 
     def plan(self, *, offline: bool = False) -> CoursePlan:
         """Return the servers to create, their cost and the quota. It creates nothing."""

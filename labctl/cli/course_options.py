@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from labctl.config import find_user_name
 from labctl.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -73,9 +74,8 @@ def select_seats(course: Course, only: str, group: str, assignment: str = "") ->
 
 def make_staff(course: Course, reporter: Reporter | None = None) -> CourseOperator:
     """Return the course with the acting person; events go to `reporter`, else to the course's."""
-    from labctl.courses.creation import current_user
     from labctl.courses.servers import CourseOperator
 
     return CourseOperator(
-        course.folder, course.paths, course.state, reporter or course.reporter, by=current_user()
+        course.folder, course.paths, course.state, reporter or course.reporter, by=find_user_name()
     )

@@ -13,7 +13,7 @@ import click
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import AUTHORIZED_KEYS, PROFILE, json_option
 from labctl.cli.screen import print_json, print_table
-from labctl.config import copy_environment
+from labctl.config import copy_environment, expand_user
 from labctl.errors import BusyError
 from labctl.submissions.confinement import UNCONFINED, has_filter, limit_memory
 from labctl.submissions.connection_limits import MAX_MEMORY_BYTES, hold_connection
@@ -43,7 +43,7 @@ def receive_command() -> None:
 
 
 def _open_receiver(directory: Path) -> Receiver:
-    return Receiver(directory.expanduser().absolute())
+    return Receiver(expand_user(directory).absolute())
 
 
 @receive_command.command("init")
@@ -123,7 +123,7 @@ def _admit(directory: Path, student: str, key: TextIO, keys_file: Path) -> None:
     """
     from labctl.submissions.receive import admit
 
-    line = admit(_open_receiver(directory), student, key.read(), keys_file.expanduser())
+    line = admit(_open_receiver(directory), student, key.read(), expand_user(keys_file))
     click.echo(line)
     click.echo(f"written to {keys_file}; {student} can submit", err=True)
 
@@ -139,7 +139,7 @@ def _expel(student: str, keys_file: Path) -> None:
     """
     from labctl.submissions.receive import expel
 
-    had_key = expel(student, keys_file.expanduser())
+    had_key = expel(student, expand_user(keys_file))
     click.echo(f"{student} {'can no longer submit' if had_key else f'had no key in {keys_file}'}")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.config import Paths, load_lab, student_key, trust
+from labctl.config import Paths, expand_user, load_lab, student_key, trust
 from labctl.config.identity import replace_file, write_private
 from labctl.courses.invitation import MOST_BYTES, JoinInvitation, derive_enrollment_key, read_join
 from labctl.courses.keys import JOIN_REQUEST
@@ -69,7 +69,7 @@ def fetch_join_file(place: str) -> bytes:
     """Read a join file from a path or an https:// address; NotFoundError if it does not exist."""
     if "://" not in place:
         try:
-            with Path(place).expanduser().open("rb") as file:
+            with expand_user(place).open("rb") as file:
                 return file.read(MOST_BYTES + 1)
         except OSError as error:
             raise NotFoundError(

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from labctl.config import expand_user
 from labctl.config.identity import write_draft
 from labctl.courses.records.folder import CourseFolder
 from labctl.errors import LabError, PolicyError, UsageError
@@ -39,7 +40,7 @@ class AuthorizedKeys:
 
     def __init__(self, folder: CourseFolder, file: Path) -> None:
         self.folder = folder
-        self.file = Path(os.path.realpath(file.expanduser()))
+        self.file = Path(os.path.realpath(expand_user(file)))
 
     def admit(self, student: str, public: str, *, instead_of: str = "") -> None:
         """Authorize a student's key, replacing their previous one.

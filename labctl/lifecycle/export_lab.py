@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import mmap
 import socket
 import tempfile
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.config import LAB_FILE, LabConfig, copy_environment, read_secret_values
+from labctl.config import LAB_FILE, LabConfig, copy_environment, find_user_name, read_secret_values
 from labctl.errors import NotFoundError, UsageError
 from labctl.events import Note, Step
 from labctl.lifecycle import restore
@@ -144,7 +143,7 @@ def _make_parcel(
     kept_lab = KeptLab(
         lab=config.name,
         lab_id=context.lab_id,
-        by=f"{context.owner or getpass.getuser()}@{socket.gethostname()}",
+        by=f"{context.owner or find_user_name()}@{socket.gethostname()}",
         at=time.time(),
         runs=(run_id,),
         settings=_settings(config),

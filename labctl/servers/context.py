@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from labctl.config import LabConfig, Paths, student_key
+from labctl.config import LabConfig, Paths, find_user_name, student_key
 from labctl.errors import ConnectError, NotFoundError
 from labctl.errors.subject import LAB, Subject
 from labctl.events import Note, Progress, Reporter
@@ -129,11 +129,9 @@ class LabContext:
         return isinstance(self.provider, LogsInAsUser)
 
     def _build_provider_context(self) -> ProviderContext:
-        import getpass
-
         return ProviderContext(
             data_dir=self.paths.data_dir,
-            owner=self.owner or getpass.getuser(),
+            owner=self.owner or find_user_name(),
             place=self.place,
             connect=self.connections.connect,
             settle_host_key=self._settle_host_key,

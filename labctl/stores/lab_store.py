@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
 from pathlib import Path
 
+from labctl.config import find_user_name
 from labctl.errors import LabError, NotFoundError
 from labctl.events import Note
 from labctl.model import Endpoint, Server
@@ -120,7 +120,7 @@ def _context(context: LabContext) -> StoreContext:
         try:
             return context.connections.user_config.resolve_alias(host)
         except LabError:
-            return Endpoint(host=host, port=22, user=getpass.getuser())
+            return Endpoint(host=host, port=22, user=find_user_name())
 
     return StoreContext(
         connect=context.connections.connect,

@@ -134,3 +134,50 @@ def test_only_providers_branch_on_a_providers_name() -> None:
         and (branches := list_name_branches(ast.parse(path.read_text()), names))
     }
     assert not wrong
+
+
+# Programs that run elsewhere, or in an environment that labctl made for them.
+OWN_ENVIRONMENT = (
+    "agent/",
+    "services/model_server/",
+    "insight/profiler/",
+    "estimate/measure.py",
+)
+ENVIRONMENT_READERS = re.compile(
+    r"os\.(environb?|getenv)|os\.path\.expandvars|getpass\.getuser|Path\.home|(?s:.*)\.expanduser"
+)
+
+
+def list_environment_reads(tree: ast.Module) -> list[str]:
+    """List the names and calls with which a module reads the process's environment."""
+    reads = [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ENVIRONMENT_READERS.fullmatch(ast.unparse(node))
+    ]
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return reads + [
+        alias.name
+        for node in imports
+        for alias in node.names
+        if ENVIRONMENT_READERS.fullmatch(f"{node.module}.{alias.name}")
+    ]
+
+
+def test_only_config_reads_the_environment() -> None:
+    for read in (
+        "os.environ['A']",
+        "from os import environ",
+        "Path('~').expanduser()",
+        "Path.home()",
+        "getpass.getuser()",
+    ):
+        assert list_environment_reads(ast.parse(read)), read
+    wrong = {
+        name: reads
+        for path in sorted((ROOT / "labctl").rglob("*.py"))
+        if not (name := str(path.relative_to(ROOT / "labctl"))).startswith("config/")
+        and not name.startswith(OWN_ENVIRONMENT)
+        and (reads := list_environment_reads(ast.parse(path.read_text())))
+    }
+    assert not wrong

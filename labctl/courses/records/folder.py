@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.config import CourseConfig, load_course
+from labctl.config import CourseConfig, expand_user, load_course
 from labctl.config.document import escape, make_read_error
 from labctl.config.identity import write_private
 from labctl.config.reader import find_nearest
@@ -60,7 +60,7 @@ class CourseFolder:
     """The folder of one course."""
 
     def __init__(self, path: Path, *, tell: Callable[[str], None] = lambda text: None) -> None:
-        self.path = path.expanduser().absolute()
+        self.path = expand_user(path).absolute()
         self.tell = tell
 
     @functools.cached_property
