@@ -221,9 +221,9 @@ def _run_keeper(ctx: click.Context, dashboard: bool, port: int, keys_file: Path)
         folder, course.paths, course.state, make_course_log_reporter(log_lines), by="keeper"
     )
     with hold_keeper_lock(folder, course.paths):
-        request_handler = RequestHandler(folder, SeatOperations(staff), tell=log_lines)
+        request_handler = RequestHandler(folder, SeatOperations(staff), notify=log_lines)
         scheduler = CourseScheduler(
-            staff, request_handler, AuthorizedKeys(folder, keys_file), tell=log_lines
+            staff, request_handler, AuthorizedKeys(folder, keys_file), notify=log_lines
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: scheduler.stop.set())

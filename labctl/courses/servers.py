@@ -128,7 +128,7 @@ def bring_up_servers(
             prepared,
             bring_up,
             at_once=at_once,
-            tell=make_done_notifier(staff.reporter, by_lab),
+            on_result=make_done_notifier(staff.reporter, by_lab),
             stopping=partial(report_stopping, staff.reporter),
         )
     except KeyboardInterrupt:

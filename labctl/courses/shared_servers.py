@@ -11,6 +11,7 @@ import functools
 import hashlib
 import threading
 import time
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -41,6 +42,9 @@ from labctl.servers import accounts, adoption, deadlines, end_server, guard
 from labctl.servers.context import LabContext
 from labctl.servers.shared_server import SharedAccount, Sharing, share
 
+if TYPE_CHECKING:
+    from labctl.providers import Provider
+
 # Seconds for which one list of the shared servers counts as current.
 FRESH_S = 5.0
 # Seconds to wait for more simultaneous requests: a playbook takes seconds even for one account.
@@ -52,7 +56,8 @@ NO_OTHER = (CapacityError, NoOfferError, PolicyError, QuotaError)
 
 def build_shared_context(folder: CourseFolder, course: LabContext) -> LabContext:
     """Return the course's context with accounts instead of servers."""
-    return course.replace_provider(SharedSeats(SharedServers(folder, course)))
+    # A cast, since its name is not that of a class: it is the inner provider's.
+    return course.replace_provider(cast("Provider", SharedSeats(SharedServers(folder, course))))
 
 
 def _make_quiet_reporter(reporter: Reporter) -> Reporter:

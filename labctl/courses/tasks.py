@@ -60,12 +60,12 @@ class CourseSnapshot:
 
 @dataclass
 class CourseTasks:
-    """The periodic tasks of one course. `tell` takes a seat's name ("" for none) and a message."""
+    """The periodic tasks of a course. `notify` takes a seat's name ("" for none) and a message."""
 
     staff: CourseOperator
     request_handler: RequestHandler
     keys: AuthorizedKeys
-    tell: Callable[[str, str], None]
+    notify: Callable[[str, str], None]
     now: Callable[[], float] = time.time
     _seen: tuple[int, ...] = ()
     _ends: dict[str, threading.Thread] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class CourseTasks:
         active = {student.id for student in folder.list_students()}
         inactive = [student for student in self.keys.list_students() if student not in active]
         for student in self.keys.expel(inactive) if inactive else []:
-            self.tell(student, "has left the course: the key was revoked")
+            self.notify(student, "has left the course: the key was revoked")
         for seat_server in self.request_handler.list_seat_servers():
             holders = {claim.student for claim in seat_server.claims if not claim.leaving}
             former = {
@@ -113,7 +113,7 @@ class CourseTasks:
         fresh.config, fresh.list_students()  # a ConfigError changes nothing
         folder.refresh()
         if self._seen:
-            self.tell("", "course.yaml and the roster were reloaded")
+            self.notify("", "course.yaml and the roster were reloaded")
         self._seen = seen
 
     def apply_class_hours(self, snapshot: CourseSnapshot) -> None:
@@ -177,7 +177,7 @@ class CourseTasks:
     def _start_rescue(
         self, seat: Seat, server: Server, usd: float, allowance: float | None
     ) -> bool:
-        """Start saving a server's results if its end is near; tell whether they are being saved.
+        """Start saving a server's results if its end is near; return whether they are being saved.
 
         The sweep does not wait for it. If the watchdog is silent, the ledger decides.
         """
@@ -224,10 +224,10 @@ class CourseTasks:
         if not missing:
             return
         count = "1 server" if len(missing) == 1 else f"{len(missing)} servers"
-        self.tell("", f"class starts soon: bringing up {count}")
+        self.notify("", f"class starts soon: bringing up {count}")
         for outcome in servers.bring_up_servers(self.staff, missing):
             if outcome.error:
-                self.tell(outcome.seat, ": ".join(filter(None, [outcome.error, outcome.why])))
+                self.notify(outcome.seat, ": ".join(filter(None, [outcome.error, outcome.why])))
 
     def _end_after_class(self, snapshot: CourseSnapshot, since_s: float) -> None:
         for seat in self.staff.folder.list_seats():
@@ -260,7 +260,7 @@ class CourseTasks:
                 try:
                     action()
                 except Exception as error:
-                    self.tell(name, as_lab_error(error, partial(self.tell, name)).what)
+                    self.notify(name, as_lab_error(error, partial(self.notify, name)).what)
 
         self._ends[name] = threading.Thread(target=run, name="seat-end", daemon=True)
         self._ends[name].start()
@@ -309,7 +309,7 @@ class CourseTasks:
             percent=step,
             allowance_usd=round(allowance, 2),
         )
-        self.tell(seat.name, text)
+        self.notify(seat.name, text)
         if server is not None and server.state == "running":
             self._start_thread(seat.name, partial(self._show_on_server, seat, text))
 
@@ -317,7 +317,7 @@ class CourseTasks:
         try:
             broadcast.send_message(self.staff, [seat], text)
         except LabError as error:
-            self.tell(seat.name, f"could not show the warning on the server: {error.what}")
+            self.notify(seat.name, f"could not show the warning on the server: {error.what}")
 
     def _find_end_reason(
         self,
@@ -359,7 +359,7 @@ class CourseTasks:
             )
         except LabError as error:
             result = error
-        self.tell(seat.name, f"{result.what}: " + "; ".join(result.why.splitlines()))
+        self.notify(seat.name, f"{result.what}: " + "; ".join(result.why.splitlines()))
 
     def _save_and_end(self, seat: Seat, why: Reason) -> None:
         """Save everything, then end the server. A failure is reported, and tried again later."""
@@ -369,15 +369,15 @@ class CourseTasks:
             "left": "its students left the course or changed teams",
             "class": "class is over and nothing runs there",
         }
-        self.tell(seat.name, f"ending its server: {words[why]}")
+        self.notify(seat.name, f"ending its server: {words[why]}")
         try:
             outcomes = teardown.end_seats(replace(self.staff, why=words[why]), [seat])
         except LabError as error:
-            self.tell(seat.name, ": ".join(filter(None, [error.what, error.why])))
+            self.notify(seat.name, ": ".join(filter(None, [error.what, error.why])))
             return
         for ending in outcomes:
             if ending.error:
-                self.tell(seat.name, ": ".join(filter(None, [ending.error, ending.why])))
+                self.notify(seat.name, ": ".join(filter(None, [ending.error, ending.why])))
 
 
 def _is_final_warning(entry: CourseLedgerEntry, allowance: float) -> bool:

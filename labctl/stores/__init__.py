@@ -63,16 +63,16 @@ class LabStore(Protocol):
         """
 
 
-def open_store(url: str, prefix: str, around: StoreContext) -> LabStore:
+def open_store(url: str, prefix: str, context: StoreContext) -> LabStore:
     """Open the store at `url`, below `prefix` ("<lab>-<lab id>")."""
     if url.startswith("s3://"):
         from labctl.stores.s3 import S3LabStore
 
-        return S3LabStore(url, prefix, around)
+        return S3LabStore(url, prefix, context)
     if url.startswith("ssh://"):
         from labctl.stores.ssh import SshLabStore
 
-        return SshLabStore(url, prefix, around)
+        return SshLabStore(url, prefix, context)
     raise UsageError(
         f"{url!a} is not a valid store", hint="set store: s3://... or ssh://... in lab.yaml"
     )

@@ -50,19 +50,19 @@ def serve_dashboard(
     from labctl.web.factory import build_dashboard
 
     listener = _open_listener(port)
-    board = build_dashboard(folder.path, folder.id, paths, state, url_file=URL_FILE)
+    dashboard = build_dashboard(folder.path, folder.id, paths, state, url_file=URL_FILE)
     ready = threading.Event()
-    board.on_start.append(ready.set)
+    dashboard.on_start.append(ready.set)
     server = uvicorn.Server(
         uvicorn.Config(
-            board.app,
+            dashboard.app,
             log_level="critical",
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=2,
         )
     )
-    url = board.link.open(f"http://{HOST}:{listener.getsockname()[1]}")
+    url = dashboard.link.open(f"http://{HOST}:{listener.getsockname()[1]}")
 
     def run_server() -> None:
         with contextlib.suppress(SystemExit):  # what uvicorn raises if the start fails
@@ -74,11 +74,11 @@ def serve_dashboard(
     def wait_and_close() -> None:
         stop.wait()
         with contextlib.suppress(RuntimeError):  # the server's loop has ended already
-            board.feed.close()
+            dashboard.feed.close()
         server.should_exit = True
         thread.join(END_S)
         listener.close()
-        board.link.close()
+        dashboard.link.close()
 
     closer = threading.Thread(target=wait_and_close, name="labctl-dashboard-end", daemon=True)
     closer.start()
@@ -89,7 +89,7 @@ def serve_dashboard(
             closer.join(END_S)
             raise LabError(
                 "the dashboard did not start",
-                why=repr(board.start_error) if board.start_error else "",
+                why=repr(dashboard.start_error) if dashboard.start_error else "",
                 hint="labctl course serve --dashboard",
             )
     return url

@@ -78,11 +78,11 @@ class TarStream:
                 raise TarError("a file in it has a negative size")
             self._left = member.size
             yield member
-            while self.read(MOST_HEADER_BYTES):
+            while self.read():
                 pass
             self._take(padding_bytes(member.size))
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int = MOST_HEADER_BYTES) -> bytes:
         """Return up to `size` bytes of the present file; none at its end."""
         block = self._take(min(size, self._left))
         self._left -= len(block)

@@ -55,12 +55,12 @@ class Kept:
         self.at = time.time()
         course.folder.ledger.now = lambda: self.at
         self.busy = WatchRecord()
-        staff = course.staff(make_course_log_reporter(self._tell))
+        staff = course.staff(make_course_log_reporter(self._notify))
         self.work = Pretended(course.folder)
         self.request_handler = RequestHandler(course.folder, self.work)
         self.keys = AuthorizedKeys(course.folder, course.folder.path / "authorized_keys")
         self.tasks = CourseTasks(
-            staff, self.request_handler, self.keys, self._tell, now=lambda: self.at
+            staff, self.request_handler, self.keys, self._notify, now=lambda: self.at
         )
 
         def message(staff: object, seats: Any, text: str) -> list[Any]:
@@ -70,7 +70,7 @@ class Kept:
         monkeypatch.setattr(course_tasks.broadcast, "send_message", message)
         monkeypatch.setattr(guard, "watch", lambda *_: self.busy)
 
-    def _tell(self, name: str, text: str) -> None:
+    def _notify(self, name: str, text: str) -> None:
         self.told.append((name, text))
 
     def round(self) -> None:
@@ -92,7 +92,7 @@ def test_a_deed_that_nobody_expected_to_fail_comes_again(
 ) -> None:
     """And what a round does apart for one seat is told as well."""
     course_scheduler = CourseScheduler(
-        kept.tasks.staff, kept.request_handler, kept.keys, tell=kept._tell
+        kept.tasks.staff, kept.request_handler, kept.keys, notify=kept._notify
     )
     task = course_scheduler.scheduler.tasks["roster"]
     course_scheduler.scheduler.tasks = {"roster": task}
@@ -131,7 +131,7 @@ def test_what_a_task_fails_with_names_the_command_of_the_course(
         raise make_refused_error(Endpoint(host="192.0.2.1"), "")
 
     scheduler = CourseScheduler(
-        kept.tasks.staff, kept.request_handler, kept.keys, tell=kept._tell
+        kept.tasks.staff, kept.request_handler, kept.keys, notify=kept._notify
     ).scheduler
     scheduler.tasks = {"sweep": scheduler.tasks["sweep"]}
     monkeypatch.setattr(kept.course.cloud, "servers", servers)

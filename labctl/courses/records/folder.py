@@ -59,9 +59,9 @@ class _Identity(Value, frozen=True):
 class CourseFolder:
     """The folder of one course."""
 
-    def __init__(self, path: Path, *, tell: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, path: Path, *, notify: Callable[[str], None] = lambda text: None) -> None:
         self.path = expand_user(path).absolute()
-        self.tell = tell
+        self.notify = notify
 
     @functools.cached_property
     def config(self) -> CourseConfig:
@@ -96,7 +96,7 @@ class CourseFolder:
 
     @functools.cached_property
     def ledger(self) -> Ledger:
-        return Ledger(self.private / "ledger.jsonl", tell=self.tell)
+        return Ledger(self.private / "ledger.jsonl", notify=self.notify)
 
     @functools.cached_property
     def _roster(self) -> tuple[Student, ...]:
