@@ -19,10 +19,10 @@ from labctl.estimate.cards import Card, find_card
 from labctl.estimate.compute import (
     Load,
     Workload,
+    compute_cost_usd,
     compute_hours,
     compute_load,
     cpu_seconds,
-    dollars,
     flops,
     measured_hours,
     request_seconds,
@@ -287,7 +287,7 @@ def _compute_cost(
         price_usd_per_hour=offer.price_usd_per_hour,
         fits=fit,
         hours=hours,
-        usd=dollars(hours, price, amount),
+        usd=compute_cost_usd(hours, price, amount),
         always_on_usd=_always_on(plan, amount, hours, price),
     )
 
@@ -325,7 +325,7 @@ def _stated_cost(
         price_usd_per_hour=price,
         fits=True,
         hours=hours,
-        usd=dollars(hours, price, amount),
+        usd=compute_cost_usd(hours, price, amount),
         always_on_usd=_always_on(plan, amount, hours, price),
     )
 

@@ -155,6 +155,11 @@ def compute_age_s(moment_s: float) -> float:
     return abs(time.time() - moment_s)
 
 
+def read_boottime_s() -> float:
+    """Return the seconds since boot, including time asleep."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def is_going_down() -> bool:
     """Return whether this machine is shutting down or restarting.
 
