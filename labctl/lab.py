@@ -195,7 +195,9 @@ class Lab:
         if keeper:
             from labctl.lifecycle import export_lab, keeper_host
 
-            export_lab.check(self.context, keeper_host.KeeperHost(self.context, keeper), server)
+            export_lab.check_export(
+                self.context, keeper_host.KeeperHost(self.context, keeper), server
+            )
         renew(self.context, server)
         spec = runs.build_spec(self.context, server, tuple(command), id or runs.make_run_id(), tty)
         if push and first_run.has_run_on_server(self.context, server, spec.image):

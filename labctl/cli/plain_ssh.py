@@ -93,13 +93,13 @@ def try_plain_exec(words: Sequence[str]) -> None:
 def _load_reachable_lab() -> Lab | None:
     """Load the lab that this directory is in; None if reaching its server needs more than ssh."""
     from labctl.lab import Lab
-    from labctl.servers.gate import has_gate
+    from labctl.servers.firewall import has_firewall
     from labctl.state.disks import has_expired
 
     lab = Lab.load(".", reporter=DeferredScreen(), record_only=True, in_process=False)
     if has_expired(lab.context.state, lab.id, lab.config.server.provider):
         return None
-    return None if has_gate(lab.context.get_server()) else lab
+    return None if has_firewall(lab.context.get_server()) else lab
 
 
 def parse_plain_command(words: Sequence[str]) -> tuple[str, ...] | None:
@@ -159,11 +159,11 @@ def replace_with_ssh(context: LabContext, line: str, *, tty: bool = True) -> Non
 
     `line` is for the shell on the server; "" opens a login shell.
     """
-    from labctl.servers.gate import admit_if_unreachable, has_gate
+    from labctl.servers.firewall import admit_if_unreachable, has_firewall
     from labctl.transports.ssh_client import find_quick_login_options
 
     server = context.get_server()
-    if has_gate(server):
+    if has_firewall(server):
         admit_if_unreachable(context, server)
     config = context.connections.write(server)
     if not shutil.which("ssh"):

@@ -23,7 +23,7 @@ from labctl.rehearsal.scenario import load_scenario
 from labctl.text import dollars_text, duration_text, optional_text
 
 if TYPE_CHECKING:
-    from labctl.lifecycle.reclaim import Drill
+    from labctl.lifecycle.reclaim_drill import Drill
 
 
 @click.group("rehearse")
@@ -123,7 +123,7 @@ def _reclaim(
     labctl rehearse reclaim --notice 30s
     labctl rehearse reclaim --without-notice --json
     """
-    from labctl.lifecycle.reclaim import run_drill
+    from labctl.lifecycle.reclaim_drill import run_drill
 
     try:
         notice_s = 0 if without_notice else parse_duration(notice)

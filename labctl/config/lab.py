@@ -54,7 +54,7 @@ SAMPLE = (
     "labctl init digits && cd digits   # a sample; in a directory with your own code: labctl init"
 )
 
-# Returns the traits of the provider with a name; None, or an error, if there is none.
+# Returns the traits of the provider with a name; None, or an error, if it is not installed.
 ProviderFinder = Callable[[str], ProviderTraits | None]
 
 

@@ -325,7 +325,7 @@ class SharedSeats:
         if sitting and host:
             context = self.hosts.build_context(sitting.host)
             server = context.assign_alias(host, None)
-            deadlines.follow(context, server, guard.extend(context, server, span_s))
+            deadlines.move_timer(context, server, guard.extend(context, server, span_s))
 
     def _as_full_error(self, error: LabError) -> LabError:
         """Turn the reason why no other server can be created into "all places are taken"."""

@@ -15,7 +15,7 @@ from functools import partial
 from math import inf
 from typing import Literal
 
-from labctl.courses import broadcast, metering, rescue, servers, teardown
+from labctl.courses import broadcast, metering, server_shutdown, servers, teardown
 from labctl.courses.context import SAVER_S, sum_staff_extensions_s
 from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.leftovers import remove_expired_disks
@@ -190,11 +190,11 @@ class CourseTasks:
         left_s = inf
         if allowance is not None and price > 0:
             left_s = (allowance - usd) / price * 3600 - SAVER_S
-        if not rescue.is_near_end(self.staff.state, server, self.now(), left_s):
+        if not server_shutdown.is_near_end(self.staff.state, server, self.now(), left_s):
             return False
 
         def save() -> None:
-            limit = rescue.await_end(
+            limit = server_shutdown.await_shutdown(
                 build_seat_context(self.staff, seat), self._find_recorded(server)
             )
             if limit is not None:
@@ -275,7 +275,9 @@ class CourseTasks:
     def _is_busy(self, seat: Seat, server: Server) -> bool:
         """Tell whether the server is in use; True if its watchdog does not answer."""
         try:
-            report = guard.watch(build_seat_context(self.staff, seat), self._find_recorded(server))
+            report = guard.read_watchdog(
+                build_seat_context(self.staff, seat), self._find_recorded(server)
+            )
         except LabError:
             return True
         return report is None or bool(report.busy)

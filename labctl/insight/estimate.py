@@ -85,7 +85,7 @@ class CostEstimate(Value, frozen=True):
     always_on_usd: float | None = None
 
 
-class Details(Value, frozen=True):
+class EstimateDetails(Value, frozen=True):
     """Details behind an estimate.
 
     `time_on` is the GPU (or the measurement) that `time` is for. `kv_cache_all_heads_bytes` uses
@@ -126,7 +126,7 @@ class Estimate(Value, frozen=True):
     gpu: GpuVerdict
     cheapest: CostEstimate | None
     ways: tuple[Suggestion, ...]
-    details: Details
+    details: EstimateDetails
 
 
 def estimate(
@@ -358,10 +358,10 @@ def _compute_time(
 
 def _details(
     plan: ModelPlan, amount: Workload, needed: MemoryEstimate, on: Card, time_on: str, note: str
-) -> Details:
+) -> EstimateDetails:
     is_serving = not plan.training and plan.kind == "network"
     bandwidth = amount.bandwidth_bytes_per_s or on.bandwidth_gb_per_s * 1e9
-    return Details(
+    return EstimateDetails(
         gpus=plan.gpus,
         largest_term=largest(needed),
         simple_rule_leaves_out=why_simple_differs(plan, needed),

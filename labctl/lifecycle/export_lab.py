@@ -35,7 +35,7 @@ MACHINE_SETTINGS = ("wheelhouse",)
 Files = dict[str, tuple[Path, int, str]]
 
 
-def check(context: LabContext, keeper: KeeperHost, server: Server) -> KeeperInfo:
+def check_export(context: LabContext, keeper: KeeperHost, server: Server) -> KeeperInfo:
     """Check that the keeper answers, has our version, and can reach such a server.
 
     Runs before anything is started, while a failure costs nothing.
@@ -63,7 +63,7 @@ def export_lab(context: LabContext, keeper: KeeperHost, server: Server, run_id: 
 
     If the keeper lacks something, that is an error, and nothing was exported.
     """
-    known = check(context, keeper, server)
+    known = check_export(context, keeper, server)
     step = Step(name=f"exporting {context.config.name} to {keeper.host}")
     context.reporter.emit(step)
     files, data = _list_files(context, run_id)

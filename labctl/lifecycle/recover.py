@@ -33,9 +33,9 @@ from labctl.lifecycle.recovery_lock import RecoveryLock, RecoveryLockedError, ho
 from labctl.lifecycle.server_loss import (
     FailedChecks,
     ServerGoneError,
-    make_room,
     require_alive,
     require_not_removed,
+    save_and_terminate,
 )
 from labctl.lifecycle.spending_policy import make_recovery_context
 from labctl.model import Run, Server, Value
@@ -279,7 +279,7 @@ def recover(
         # Check first: for a run that cannot resume, no server is created or ended.
         _require_progress(context, run_id)
         _require_unfinished(context, run_id, restore.read_saved_run(context, run_id).run)
-        make_room(context, run_id)
+        save_and_terminate(context, run_id)
         lock.renew()
         server = up.up(make_recovery_context(context, run_id))
         spec, files = _restore_run(context, server, run_id)

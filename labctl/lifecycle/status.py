@@ -49,7 +49,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     keeper = ""
     if refresh:
         from labctl.servers.adoption import adopt
-        from labctl.servers.gate import admit
+        from labctl.servers.firewall import admit
         from labctl.servers.kept_disks import list_shown_disks
         from labctl.servers.open_costs import explain_open_costs
         from labctl.state.ledgers import HANDED
@@ -66,14 +66,14 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     server = context.state.get_lab_server(context.lab_id)
     if refresh and server is not None and server.state == "running":
         from labctl.runs import runs
-        from labctl.servers import guard, held_disks
+        from labctl.servers import disk_retention, guard
 
-        held_disks.renew(context, server)
+        disk_retention.renew(context, server)
         try:
             machine = runs.refresh(context, server)
             reachable = True
             reported = parse_watch(machine.watch)
-            record_watch(context, server, guard.watch(context, server) if why else reported)
+            record_watch(context, server, guard.read_watchdog(context, server) if why else reported)
         except ConnectError as error:
             reachable, failure = False, error.what
     now = time.time()

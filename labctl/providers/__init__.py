@@ -220,7 +220,7 @@ class FirstBoot(Protocol):
 
 
 @runtime_checkable
-class Gate(Protocol):
+class Firewall(Protocol):
     """The provider admits ssh only from known addresses."""
 
     def admit(self, server_id: str) -> str:

@@ -68,7 +68,7 @@ class Kept:
             return []
 
         monkeypatch.setattr(course_tasks.broadcast, "send_message", message)
-        monkeypatch.setattr(guard, "watch", lambda *_: self.busy)
+        monkeypatch.setattr(guard, "read_watchdog", lambda *_: self.busy)
 
     def _notify(self, name: str, text: str) -> None:
         self.told.append((name, text))
@@ -229,8 +229,8 @@ def test_results_that_never_end_outlast_no_budget(
     never = threading.Event()
     monkeypatch.setattr(course_tasks.teardown, "end_seats", lambda *_: never.wait(30) and [])
     monkeypatch.setattr(course_tasks, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(course_tasks.rescue, "is_near_end", lambda *_: rescued)
-    monkeypatch.setattr(course_tasks.rescue, "await_end", lambda *_: "budget")
+    monkeypatch.setattr(course_tasks.server_shutdown, "is_near_end", lambda *_: rescued)
+    monkeypatch.setattr(course_tasks.server_shutdown, "await_shutdown", lambda *_: "budget")
     kept.at += GRACE_S + 60
     kept.round()
     kept.at += course_tasks.SAVE_S

@@ -25,7 +25,16 @@ from labctl.model import (
     Value,
 )
 from labctl.providers import ProviderContext, QuotaRoom
-from labctl.providers.aws import account, baking, deadline, disks, gate, instances, leftovers, tags
+from labctl.providers.aws import (
+    account,
+    baking,
+    deadline,
+    disks,
+    firewall,
+    instances,
+    leftovers,
+    tags,
+)
 from labctl.providers.aws.checks import check_credentials, compute_room, run_checks
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.launch import Launcher
@@ -37,7 +46,7 @@ __all__ = ["AwsProvider", "AwsSettings"]
 
 
 class AwsProvider:
-    """A Provider that is also Stoppable, FirstBoot, Gate, Deadline, EndsBilling, Keep,
+    """A Provider that is also Stoppable, FirstBoot, Firewall, Deadline, EndsBilling, Keep,
     Reclaimable, QuotaSource, Bake, ConsoleSource, CredentialSource and OpensBuckets."""
 
     name: ClassVar[str] = "aws"
@@ -133,7 +142,7 @@ class AwsProvider:
         return instances.read_console(self.clients, server_id)
 
     def admit(self, server_id: str) -> str:
-        return gate.admit(self.clients, self.settings, self._owner, server_id)
+        return firewall.admit(self.clients, self.settings, self._owner, server_id)
 
     def compute_room(self, offer: Offer) -> QuotaRoom:
         return compute_room(self.clients, offer)
