@@ -171,7 +171,7 @@ def _make_and_end(count: int, home: Path) -> dict[str, float]:
     def reach(context: LabContext) -> Server:
         need = context.config.server.need
         server = adoption.adopt(context, listed) or attempts.create_server(context, need)
-        return reachability.reach(context, server)[0]
+        return reachability.wait_until_reachable(context, server)[0]
 
     made = fleet.run_for_each(contexts, reach)
     for outcome in made:

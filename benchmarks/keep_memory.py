@@ -114,7 +114,7 @@ def measured(home: Path, rounds: int, labs: int) -> dict[str, Any]:
         if len(closer) % 3 == 0:
             raise LabError("the provider refused", hint="labctl doctor")
 
-    keeper = Keeper(places, state, environ, tell=lambda *_: None, attend=attend, context=context)
+    keeper = Keeper(places, state, environ, notify=lambda *_: None, attend=attend, context=context)
     before = resource.getrusage(resource.RUSAGE_SELF)
     early = 0.0
     looks = 0

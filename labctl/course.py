@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labctl.config import CourseConfig, Paths, find_paths
+from labctl.config import CourseConfig, Paths, find_paths, find_user_name
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.student import Student
 from labctl.events import Reporter, SilentReporter
@@ -41,7 +41,6 @@ with lazy_imports(__name__):
         allowances,
         collect,
         costs,
-        creation,
         grades,
         grading_run,
         plan,
@@ -141,7 +140,7 @@ class Course:
     def staff(self) -> servers.CourseOperator:
         """Return the course with the person who runs this program, for the ledger."""
         return servers.CourseOperator(
-            self.folder, self.paths, self.state, self.reporter, by=creation.current_user()
+            self.folder, self.paths, self.state, self.reporter, by=find_user_name()
         )
 
     def plan(self, *, offline: bool = False) -> CoursePlan:

@@ -39,8 +39,8 @@ from labctl.errors import PolicyError, UsageError
 from labctl.events import Note, Question, Reporter, SharedReporter, SilentReporter
 from labctl.lazy import lazy_imports
 from labctl.model import Need, Run, Server
-from labctl.providers import get_provider_class
 from labctl.servers.context import LabContext
+from labctl.servers.provider_traits import read_provider_traits
 from labctl.state import State
 
 if TYPE_CHECKING:
@@ -124,9 +124,7 @@ class Lab:
             find_lab(Path(path)),
             overrides=overrides,
             environ=variables,
-            settings_type=None
-            if record_only
-            else lambda name: get_provider_class(name).settings_type,
+            find_provider=None if record_only else read_provider_traits,
             needs_file=needs_file,
         )
         state = State(user_paths.database)
@@ -210,7 +208,8 @@ class Lab:
             return LabRun(self, runs.find_run(self.context, id))
         server = self.context.get_server()
         if keeper:
-            export_lab.check(self.context, keeper_host.KeeperHost(self.context, keeper), server)
+            host = keeper_host.KeeperHost(self.context, keeper)
+            export_lab.check_export(self.context, host, server)
         adoption.renew(self.context, server)
         spec = runs.build_spec(self.context, server, tuple(command), id or runs.make_run_id(), tty)
         if push:

@@ -12,7 +12,7 @@ from labctl.cli.course_options import WHY
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
-from labctl.courses.creation import current_user
+from labctl.config import find_user_name
 from labctl.courses.grades import export_grades, list_grades
 from labctl.courses.records.gradebook import Grade, points_text
 from labctl.courses.records.released_grades import change_text
@@ -68,7 +68,7 @@ def due_command(
     """
     folder = open_course(ctx, quiet=json_).folder
     moved = allowances.extend_due_time(
-        folder, assignment, student, time, by=current_user(), why=why
+        folder, assignment, student, time, by=find_user_name(), why=why
     )
     if json_:
         print_json({"due": moved})
@@ -160,7 +160,9 @@ def print_unreleased(assignment: str, grades: list[Grade]) -> None:
 
 
 def _release(ctx: click.Context, course: Course, assignment: str) -> None:
-    result = release_grades(course.folder, assignment, by=current_user(), reporter=ctx.meta[SCREEN])
+    result = release_grades(
+        course.folder, assignment, by=find_user_name(), reporter=ctx.meta[SCREEN]
+    )
     for change in result.changes:
         click.echo(f"changed: {clean(change)}", err=True)
     waiting = f"; without a grade: {', '.join(result.waiting)}" if result.waiting else ""

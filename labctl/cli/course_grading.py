@@ -152,7 +152,7 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
         keep=options["keep_server"],
         at_once=options["at_once"],
         profile=options["profile"],
-        tell=(lambda _: None) if json_ else _print_grade,
+        on_result=(lambda _: None) if json_ else _print_grade,
     )
     ctx.meta[SCREEN].stop_drawing()
     if not json_:

@@ -17,7 +17,7 @@ from labctl.cli.keeper_process import install_unit, log_lines
 from labctl.cli.options import AUTHORIZED_KEYS, INSTALL, json_option
 from labctl.cli.screen import print_json, print_table
 from labctl.commands.systemd import course_unit
-from labctl.config import copy_environment, parse_duration
+from labctl.config import copy_environment, expand_user, parse_duration
 from labctl.errors import BusyError, PolicyError, UsageError
 from labctl.lazy import lazy_imports
 from labctl.submissions import REQUEST as SUBMIT_REQUEST
@@ -219,10 +219,10 @@ def _run_keeper(ctx: click.Context, dashboard: bool, port: int, keys_file: Path)
     )
     with rpc.hold_keeper_lock(folder, course.paths):
         request_handler = requests.RequestHandler(
-            folder, seat_operations.SeatOperations(staff), tell=log_lines
+            folder, seat_operations.SeatOperations(staff), notify=log_lines
         )
         scheduler = course_scheduler.CourseScheduler(
-            staff, request_handler, keys.AuthorizedKeys(folder, keys_file), tell=log_lines
+            staff, request_handler, keys.AuthorizedKeys(folder, keys_file), notify=log_lines
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: scheduler.stop.set())
@@ -245,7 +245,7 @@ def _install_unit(ctx: click.Context, dashboard: bool, port: int, keys_file: Pat
     course = open_course(ctx)
     name = f"labctl-course-{course.config.name}"
     words = [sys.executable, "-m", "labctl", "-C", str(course.folder.path), "course", "serve"]
-    words += ["--authorized-keys", str(keys_file.expanduser())]
+    words += ["--authorized-keys", str(expand_user(keys_file))]
     words += ["--dashboard", "--port", str(port)] if dashboard else []
     install_unit(
         course.paths,

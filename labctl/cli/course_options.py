@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from labctl.config import find_user_name
 from labctl.errors import NotFoundError, UsageError
 from labctl.lazy import lazy_imports
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from labctl.events import Reporter
 
 with lazy_imports(__name__):
-    from labctl.courses import assignment_seats, creation, servers
+    from labctl.courses import assignment_seats, servers
 
 F = TypeVar("F", bound=Callable[..., Any])
 WHY = click.option("--why", default="", help="Reason, recorded in the ledger.")
@@ -79,5 +80,5 @@ def make_staff(course: Course, reporter: Reporter | None = None) -> servers.Cour
         course.paths,
         course.state,
         reporter or course.reporter,
-        by=creation.current_user(),
+        by=find_user_name(),
     )

@@ -6,7 +6,6 @@ with the form of a key, an account, an address or a person is masked.
 
 from __future__ import annotations
 
-import getpass
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 import yaml
 
 from labctl.cli.exit_codes import clean
-from labctl.config import copy_environment, find_paths
+from labctl.config import copy_environment, find_paths, find_user_name
 from labctl.model import Check
 from labctl.submissions.leaks import SHAPES
 
@@ -94,7 +93,7 @@ def _list_known_values(lab_dir: Path) -> list[str]:
     """List names of the machine and user, secrets in the environment, and lab.yaml's values."""
     environ = copy_environment()
     paths = find_paths(environ)
-    values = [str(paths.home), paths.home.name, getpass.getuser(), socket.gethostname()]
+    values = [str(paths.home), paths.home.name, find_user_name(), socket.gethostname()]
     values += [value for name, value in environ.items() if SECRET_NAMES.search(name)]
     for file in (lab_dir / "lab.yaml", paths.config_file):
         try:

@@ -49,7 +49,7 @@ def run_on_servers(
         names=[name for name, _ in named],
         subjects=subjects,
         at_once=at_once,
-        tell=(lambda answer: None) if json_ else (lambda answer: print_answer(answer, width)),
+        on_result=(lambda answer: None) if json_ else (lambda answer: print_answer(answer, width)),
     )
     if json_:
         print_json({"servers": answers})

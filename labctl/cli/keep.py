@@ -128,7 +128,7 @@ def _run_keeper(context: KeepContext) -> None:
             context.paths,
             context.state,
             context.environ,
-            tell=log_lines,
+            notify=log_lines,
             attend=recovery_workers.run_worker,
         )
         for number in (signal.SIGTERM, signal.SIGINT):

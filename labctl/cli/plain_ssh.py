@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 with lazy_imports(__name__):
     from labctl import lab as lab_module
     from labctl.cli import screen
-    from labctl.servers import gate
+    from labctl.servers import firewall
     from labctl.state import disks
     from labctl.transports import ssh_client
 
@@ -98,7 +98,7 @@ def _load_reachable_lab() -> lab_module.Lab | None:
     lab = lab_module.Lab.load(".", reporter=DeferredScreen(), record_only=True, in_process=False)
     if disks.has_expired(lab.context.state, lab.id, lab.config.server.provider):
         return None
-    return None if gate.has_gate(lab.context.get_server()) else lab
+    return None if firewall.has_firewall(lab.context.get_server()) else lab
 
 
 def parse_plain_command(words: Sequence[str]) -> tuple[str, ...] | None:
@@ -159,8 +159,8 @@ def replace_with_ssh(context: LabContext, line: str, *, tty: bool = True) -> Non
     `line` is for the shell on the server; "" opens a login shell.
     """
     server = context.get_server()
-    if gate.has_gate(server):
-        gate.admit_if_unreachable(context, server)
+    if firewall.has_firewall(server):
+        firewall.admit_if_unreachable(context, server)
     config = context.connections.write(server)
     if not shutil.which("ssh"):
         raise LabError(

@@ -13,7 +13,7 @@ import click
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import AUTHORIZED_KEYS, PROFILE, json_option
 from labctl.cli.screen import print_json, print_table
-from labctl.config import copy_environment
+from labctl.config import copy_environment, expand_user
 from labctl.errors import BusyError
 from labctl.lazy import lazy_imports
 from labctl.submissions.confinement import UNCONFINED, has_filter, limit_memory
@@ -48,7 +48,7 @@ def receive_command() -> None:
 
 
 def _open_receiver(directory: Path) -> Receiver:
-    return Receiver(directory.expanduser().absolute())
+    return Receiver(expand_user(directory).absolute())
 
 
 @receive_command.command("init")
@@ -124,7 +124,7 @@ def _admit(directory: Path, student: str, key: TextIO, keys_file: Path) -> None:
     \b
     labctl receive admit ~/drop alice alice.pub
     """
-    line = receive.admit(_open_receiver(directory), student, key.read(), keys_file.expanduser())
+    line = receive.admit(_open_receiver(directory), student, key.read(), expand_user(keys_file))
     click.echo(line)
     click.echo(f"written to {keys_file}; {student} can submit", err=True)
 
@@ -138,7 +138,7 @@ def _expel(student: str, keys_file: Path) -> None:
     \b
     labctl receive expel alice
     """
-    had_key = receive.expel(student, keys_file.expanduser())
+    had_key = receive.expel(student, expand_user(keys_file))
     click.echo(f"{student} {'can no longer submit' if had_key else f'had no key in {keys_file}'}")
 
 

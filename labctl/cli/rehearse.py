@@ -24,10 +24,10 @@ from labctl.rehearsal.scenario import load_scenario
 from labctl.text import dollars_text, duration_text, optional_text
 
 if TYPE_CHECKING:
-    from labctl.lifecycle.reclaim import Drill
+    from labctl.lifecycle.reclaim_drill import Drill
 
 with lazy_imports(__name__):
-    from labctl.lifecycle import reclaim
+    pass
 
 
 @click.group("rehearse")
@@ -132,7 +132,7 @@ def _reclaim(
     except ValueError as error:
         raise UsageError(str(error), hint="labctl rehearse reclaim --notice 30s") from None
     lab = open_lab(ctx, yes=yes, quiet=json_)
-    result = reclaim.run_drill(lab.context, run, notice_s)
+    result = reclaim_drill.run_drill(lab.context, run, notice_s)
     if json_:
         print_json({"drill": result})
     else:

@@ -21,10 +21,10 @@ from labctl.cli.options import (
     yes_option,
 )
 from labctl.cli.screen import Screen, print_json
-from labctl.config import find_data_dir, load_lab
+from labctl.config import DEFAULT_PROVIDER, find_data_dir, load_lab
 from labctl.errors import UsageError
 from labctl.lazy import lazy_imports
-from labctl.providers import list_provider_names
+from labctl.providers import describe_provider, list_provider_names
 from labctl.text import price_text
 
 if TYPE_CHECKING:
@@ -32,13 +32,6 @@ if TYPE_CHECKING:
 
 with lazy_imports(__name__):
     from labctl.lifecycle import lab_draft, sample_project
-
-PROVIDERS = {
-    "local": "a container on this machine (needs Docker; no GPU)",
-    "static": "existing machines that you reach with ssh",
-    "aws": "the cheapest fitting instance at AWS; costs money",
-    "course": "the server that your course gives you; use labctl join FILE instead",
-}
 
 
 @click.command("init")
@@ -95,9 +88,11 @@ def _choose_provider(provider: str | None) -> str:
     if provider is None and sys.stdin.isatty():
         click.echo("Where should labctl get servers?", err=True)
         for name in names:
-            click.echo(f"  {name:<8}{PROVIDERS.get(name, 'from a plugin package')}", err=True)
-        provider = click.prompt("provider", default="local", type=click.Choice(names), err=True)
-    provider = provider or "local"
+            click.echo(f"  {name:<8}{describe_provider(name)}", err=True)
+        provider = click.prompt(
+            "provider", default=DEFAULT_PROVIDER, type=click.Choice(names), err=True
+        )
+    provider = provider or DEFAULT_PROVIDER
     if provider not in names:
         raise UsageError(
             f"there is no provider {provider!r}",

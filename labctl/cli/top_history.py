@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from labctl.insight.top import RunNow, ServerMetrics
+from labctl.insight.top import ContainerMetrics, ServerMetrics
 
 # samples of each figure: five minutes at one per second
 KEPT = 300
@@ -48,7 +48,7 @@ class History:
         """Whether there is only one sample, which is too little for a bar chart."""
         return len(self._figures.get("cpu", ())) < 2
 
-    def _note_steps(self, at: float, run: RunNow) -> None:
+    def _note_steps(self, at: float, run: ContainerMetrics) -> None:
         if run.step is None:
             return
         steps = self._steps.setdefault(run.name, deque(maxlen=KEPT))
@@ -57,7 +57,7 @@ class History:
         if not steps or run.step > steps[-1][1]:
             steps.append((at, run.step))
 
-    def estimate_left_s(self, run: RunNow) -> float | None:
+    def estimate_left_s(self, run: ContainerMetrics) -> float | None:
         """Return the seconds left at the run's pace since the view began; None if unknown."""
         steps = self._steps.get(run.name)
         if not steps or not run.total_steps:

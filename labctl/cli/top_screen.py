@@ -11,7 +11,7 @@ from rich.text import Text
 
 from labctl.cli.exit_codes import clean
 from labctl.cli.top_history import BARS, History
-from labctl.insight.top import GpuMetrics, ProcessNow, RunNow, ServerMetrics
+from labctl.insight.top import ContainerMetrics, GpuMetrics, ProcessMetrics, ServerMetrics
 from labctl.model import Server, Value
 from labctl.text import bytes_text, duration_text, price_text
 
@@ -185,14 +185,14 @@ def _render_runs(now: ServerMetrics, history: History, about: About, width: int)
     return table
 
 
-def container_name(run: RunNow | ProcessNow, lab_id: str) -> str:
+def container_name(run: ContainerMetrics | ProcessMetrics, lab_id: str) -> str:
     """Name a run by its id, with its lab if that is another; a service or container by its name."""
     if run.run:
         return run.run if run.lab_id == lab_id else f"{run.lab or run.lab_id[:6]}/{run.run}"
     return f"{run.service} (service)" if run.service else run.name
 
 
-def _steps_text(run: RunNow, bars: str, width: int) -> Text:
+def _steps_text(run: ContainerMetrics, bars: str, width: int) -> Text:
     if run.step is None:
         return Text("-")
     if not run.total_steps:
@@ -204,7 +204,7 @@ def _steps_text(run: RunNow, bars: str, width: int) -> Text:
     return text.append(f" {run.step:.0f}/{run.total_steps:.0f}")
 
 
-def _render_processes(processes: Sequence[ProcessNow], about: About, width: int) -> Table:
+def _render_processes(processes: Sequence[ProcessMetrics], about: About, width: int) -> Table:
     gpus = any(process.gpus for process in processes)
     names = ("PID", "WHO", "IN", "CORES", "MEMORY", *(("GPU MEM",) if gpus else ()), "COMMAND")
     table = _make_table(*names, last_grows=True)
@@ -224,7 +224,7 @@ def _render_processes(processes: Sequence[ProcessNow], about: About, width: int)
     return table
 
 
-def _gpu_memory(processes: Iterable[ProcessNow]) -> str:
+def _gpu_memory(processes: Iterable[ProcessMetrics]) -> str:
     amounts = [use.memory_bytes for process in processes for use in process.gpus]
     known = [amount for amount in amounts if amount is not None]
     return bytes_text(sum(known)) if known else ("unknown" if amounts else "-")

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
         Paths,
         copy_environment,
         expand,
+        expand_user,
         find_data_dir,
+        find_home,
         find_paths,
+        find_user_name,
         student_key,
     )
     from labctl.config.file_checks import check_files
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
         size_setting,
     )
     from labctl.config.schema import (
+        DEFAULT_PROVIDER,
         DEFAULT_PYTHON,
         KNOWN_SERVICE_PORTS,
         ContainerLimits,
@@ -73,7 +77,10 @@ _MODULES = {
         "find_data_dir",
         "copy_environment",
         "expand",
+        "expand_user",
+        "find_home",
         "find_paths",
+        "find_user_name",
         "student_key",
     ),
     "reader": ("LAB_FILE",),
@@ -91,6 +98,7 @@ _MODULES = {
         "size_setting",
     ),
     "schema": (
+        "DEFAULT_PROVIDER",
         "DEFAULT_PYTHON",
         "DataSource",
         "ImageConfig",
@@ -110,6 +118,7 @@ _MODULES = {
 
 __all__ = [
     "COURSE_FILE",
+    "DEFAULT_PROVIDER",
     "DEFAULT_PYTHON",
     "KNOWN_SERVICE_PORTS",
     "LAB_FILE",
@@ -129,9 +138,12 @@ __all__ = [
     "duration_setting",
     "ensure_lab_id",
     "expand",
+    "expand_user",
     "find_data_dir",
+    "find_home",
     "find_lab",
     "find_paths",
+    "find_user_name",
     "gpu_text",
     "is_trusted",
     "list_secret_names",

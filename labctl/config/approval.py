@@ -13,7 +13,7 @@ from labctl.config.directories import Paths
 from labctl.config.document import escape, make_read_error
 from labctl.config.identity import write_private
 from labctl.config.reader import LAB_FILE
-from labctl.config.schema import DEFAULT_PROVIDER, LabConfig
+from labctl.config.schema import LabConfig
 from labctl.config.show import list_settings
 
 
@@ -21,7 +21,7 @@ def list_trust_questions(config: LabConfig) -> list[str]:
     """List what lab.yaml itself would do with the user's own data and accounts, a phrase each.
 
     Empty if it names no secrets, no store, no registry, no directory outside the lab or
-    on the server, no provider other than the built-in one and no settings of the provider in use.
+    on the server, no provider of other machines and no settings of the provider in use.
     """
     from_lab = {key for key, origin in config.origins.items() if origin.startswith(f"{LAB_FILE}:")}
     questions = []
@@ -59,7 +59,7 @@ def _describe_server_use(config: LabConfig, from_lab: set[str]) -> list[str]:
     provider = config.server.provider
     section = f"server.{provider}."
     named_keys = {key for key in from_lab if key.startswith(section)}
-    if provider != DEFAULT_PROVIDER:
+    if not config.server.on_this_machine:
         named_keys = {key for key in from_lab if key.startswith("server.")}
     details = [
         f"{key.removeprefix(section).removeprefix('server.')} {value}"

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from labctl.config.course_schema import (
-    PROVIDERS_WITH_STUDENTS,
     AssignmentConfig,
     CourseConfig,
     CourseFile,
@@ -19,7 +18,7 @@ from labctl.config.course_schema import (
 from labctl.config.directories import copy_environment
 from labctl.config.directories import find_paths as standard_paths
 from labctl.config.document import Node, escape, make_problems_error, quote, read_bytes
-from labctl.config.lab import LabConfigReader, SettingsType
+from labctl.config.lab import LabConfigReader, ProviderFinder
 from labctl.config.layers import (
     build_switch_layers,
     iterate_leaves,
@@ -28,7 +27,7 @@ from labctl.config.layers import (
     read_user_layer,
 )
 from labctl.config.reader import LAB_FILE, list_keys, make_problem, read_struct
-from labctl.config.schema import MACHINE_KEYS, LabConfig
+from labctl.config.schema import MACHINE_KEYS, LabConfig, ProviderTraits
 from labctl.errors import ConfigError, NotFoundError, Problem, UsageError
 
 COURSE_FILE = "course.yaml"
@@ -40,11 +39,11 @@ def load_course(
     path_or_dir: Path,
     *,
     environ: dict[str, str] | None = None,
-    settings_type: SettingsType | None = None,
+    find_provider: ProviderFinder | None = None,
 ) -> CourseConfig:
     """Load the course of a folder or a course.yaml; ConfigError with every problem of the file.
 
-    `settings_type` as in `load_lab`: without it the providers' sections stay unchecked.
+    `find_provider` as in `load_lab`: without it the providers' sections stay unchecked.
     """
     path = path_or_dir.absolute()
     path = path / COURSE_FILE if path.is_dir() else path
@@ -55,7 +54,7 @@ def load_course(
     top = read_file_layer(data, LAB_FILE, [*list_keys(CourseFile), *LAB_KEYS], problems)
     if problems and not top.value:
         raise _make_error(path, problems)
-    loading = _CourseConfigReader(path, top, environ, settings_type, problems)
+    loading = _CourseConfigReader(path, top, environ, find_provider, problems)
     config = loading.build_config(sha256(data).hexdigest())
     if config is None:
         raise _make_error(path, problems)
@@ -84,13 +83,13 @@ class _CourseConfigReader:
         path: Path,
         top: Node,
         environ: dict[str, str] | None,
-        settings_type: SettingsType | None,
+        find_provider: ProviderFinder | None,
         problems: list[Problem],
     ) -> None:
         assert isinstance(top.value, dict)
         self.path = path
         self.nodes = top.value
-        self.settings_type = settings_type
+        self.find_provider = find_provider
         self.problems = problems
         own_paths = standard_paths(environ)
 
@@ -142,7 +141,7 @@ class _CourseConfigReader:
         entries = {**self.add_networks(file, nodes), "lab": Node(file.course)}
         layers = [self.below, Node(entries, 0, LAB_FILE), *self.above]
         top = reduce(merge, layers, Node({}, 0, LAB_FILE))
-        loading = LabConfigReader(self.path, self.home, top, self.settings_type, self.problems)
+        loading = LabConfigReader(self.path, self.home, top, self.find_provider, self.problems)
         lab = loading.build_config("")
         if lab is None:
             return None
@@ -168,11 +167,15 @@ class _CourseConfigReader:
         return {**nodes, "server": new_server}
 
     def has_networks_setting(self, provider: str) -> bool:
+        traits = self.find_traits(provider)
+        return traits is not None and "ssh_from" in list_keys(traits.settings_type)
+
+    def find_traits(self, provider: str) -> ProviderTraits | None:
+        """Return a provider's traits; None if it is unknown, which reading the lab reports."""
         try:
-            kind = self.settings_type(provider) if self.settings_type else None
+            return self.find_provider(provider) if self.find_provider else None
         except (UsageError, NotFoundError):
-            return False
-        return kind is not None and "ssh_from" in list_keys(kind)
+            return None
 
     def read_grading(self, file: CourseFile) -> GradingConfig | None:
         """Read `grading`, the lab in which submissions are graded; it has no students' data."""
@@ -184,6 +187,7 @@ class _CourseConfigReader:
             self.problems.append(make_problem(node, "grading", message))
             return None
         before = len(self.problems)
+        self.check_provider(node.value, "grading.server.provider")
         known_keys = ("server", "image", "limits")
         for key, item in node.value.items():
             if key not in known_keys:
@@ -193,7 +197,7 @@ class _CourseConfigReader:
         inner: list[Problem] = []
         named = Node({**entries, "lab": Node("grading")}, 0, LAB_FILE)
         top = reduce(merge, [self.below, named, *self.above], Node({}, 0, LAB_FILE))
-        lab = LabConfigReader(self.path, self.home, top, self.settings_type, inner).build_config("")
+        lab = LabConfigReader(self.path, self.home, top, self.find_provider, inner).build_config("")
         self.problems += [Problem(f"grading.{p.path}", p.line, p.message) for p in inner]
         return None if lab is None or len(self.problems) > before else GradingConfig(lab=lab)
 
@@ -207,16 +211,21 @@ class _CourseConfigReader:
         limits = file.per_student
         if limits.ttl and limits.max_ttl and limits.ttl > limits.max_ttl:
             self.add_problem("per_student", "ttl is longer than max_ttl")
-        server = self.nodes.get("server", Node({})).value
-        provider = server.get("provider", Node(None)) if isinstance(server, dict) else Node(None)
-        if isinstance(provider.value, str) and provider.value in PROVIDERS_WITH_STUDENTS:
-            message = (
-                f"{quote(provider.value)} is the provider of students; "
-                "name the provider that the course's servers come from"
-            )
-            self.problems.append(make_problem(provider, "server.provider", message))
+        self.check_provider(self.nodes, "server.provider")
         for name, assignment in file.assignments.items():
             self.check_assignment(name, assignment)
+
+    def check_provider(self, nodes: dict[str, Node], path: str) -> None:
+        """Refuse the provider of students: the course would request servers from itself."""
+        server = nodes.get("server", Node({})).value
+        provider = server.get("provider", Node(None)) if isinstance(server, dict) else Node(None)
+        traits = self.find_traits(provider.value) if isinstance(provider.value, str) else None
+        if traits is not None and traits.for_students:
+            message = (
+                f"{quote(str(provider.value))} is the provider of students; "
+                "name the provider that the course's servers come from"
+            )
+            self.problems.append(make_problem(provider, path, message))
 
     def check_assignment(self, name: str, assignment: AssignmentConfig) -> None:
         if assignment.late and assignment.due is None:

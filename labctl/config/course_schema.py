@@ -39,8 +39,6 @@ with lazy_imports(__name__):
 # Days of the week, Monday first, as `date.weekday` counts them.
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 DEFAULT_PREWARM_S = 20 * 60
-# Providers for a student's lab.yaml only: a course with one would request servers from itself.
-PROVIDERS_WITH_STUDENTS = ("course",)
 _EMAIL = re.compile(r"[^\s@,;<>()\"'\\]+@[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,63}")

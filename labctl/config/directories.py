@@ -56,10 +56,22 @@ def copy_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def find_user_name() -> str:
+    """Return the name of the user of this process."""
+    import getpass
+
+    return getpass.getuser()
+
+
+def find_home(environ: Mapping[str, str]) -> Path:
+    """Return the user's home directory in an environment."""
+    return Path(environ.get("HOME") or Path.home())
+
+
 def find_paths(environ: Mapping[str, str] | None = None) -> Paths:
     """Return the paths for an environment: LABCTL_STATE_DIR, the XDG directories, the defaults."""
     variables = os.environ if environ is None else environ
-    home = Path(variables.get("HOME") or Path.home())
+    home = find_home(variables)
     base = home / ".config"
     config_dir = _resolve_xdg_directory(variables.get("XDG_CONFIG_HOME", ""), base) / "labctl"
     data_home = _resolve_xdg_directory(
@@ -96,6 +108,11 @@ def expand(text: str, home: Path) -> Path:
     if text == "~" or text.startswith("~/"):
         return home / text[2:]
     return Path(text).absolute()
+
+
+def expand_user(path: str | Path) -> Path:
+    """Return a path as a shell reads it: a leading `~` or `~NAME` is a home directory."""
+    return Path(path).expanduser()
 
 
 def _resolve_xdg_directory(text: str, default: Path) -> Path:

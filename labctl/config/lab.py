@@ -42,6 +42,7 @@ from labctl.config.schema import (
     LabConfig,
     LabFile,
     ProviderSettings,
+    ProviderTraits,
     ServerConfig,
     ServerFile,
     ServiceConfig,
@@ -57,7 +58,8 @@ SAMPLE = (
     "labctl init digits && cd digits   # a sample; in a directory with your own code: labctl init"
 )
 
-SettingsType = Callable[[str], type[msgspec.Struct] | None]
+# Returns the traits of the provider with a name; None, or an error, if it is not installed.
+ProviderFinder = Callable[[str], ProviderTraits | None]
 
 
 def load_lab(
@@ -65,16 +67,16 @@ def load_lab(
     *,
     overrides: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
-    settings_type: SettingsType | None = None,
+    find_provider: ProviderFinder | None = None,
     needs_file: bool = True,
 ) -> LabConfig:
     """Load the lab at a directory or lab.yaml, without checking the files that it names.
 
-    `overrides` are flags, by short name or dotted key. `settings_type` returns a provider's
-    settings type, or None (or raises UsageError, NotFoundError) for an unknown provider; without
-    it the providers' sections stay plain and unchecked, which loads no provider. Without
-    `needs_file` a directory without lab.yaml is read like one with an empty lab.yaml, whatever its
-    name is. Raises ConfigError with every problem of lab.yaml, config.yaml and the switches.
+    `overrides` are flags, by short name or dotted key. `find_provider` returns the traits of a
+    provider, or None (or raises UsageError, NotFoundError) for an unknown one; without it the
+    providers' sections stay plain and unchecked, which loads no provider. Without `needs_file` a
+    directory without lab.yaml is read like one with an empty lab.yaml, whatever its name is.
+    Raises ConfigError with every problem of lab.yaml, config.yaml and the switches.
     """
     path = _lab_file(path_or_dir)
     own_paths = standard_paths(environ)
@@ -101,7 +103,7 @@ def load_lab(
         *build_switch_layers(overrides or {}, variables),
     ]
     top = reduce(merge, layers, Node({}, 0, LAB_FILE))
-    config = LabConfigReader(path, own_paths.home, top, settings_type, problems).build_config(
+    config = LabConfigReader(path, own_paths.home, top, find_provider, problems).build_config(
         hashlib.sha256(data).hexdigest()
     )
     if config is None:
@@ -170,7 +172,7 @@ class LabConfigReader:
         path: Path,
         home: Path,
         top: Node,
-        settings_type: SettingsType | None,
+        find_provider: ProviderFinder | None,
         problems: list[Problem],
     ) -> None:
         assert isinstance(top.value, dict)
@@ -178,7 +180,8 @@ class LabConfigReader:
         self.home = home
         self.nodes = top.value
         self.leaves = dict(iterate_leaves(top))
-        self.settings_type = settings_type
+        self.find_provider = find_provider
+        self.traits: dict[str, ProviderTraits] = {}
         self.problems = problems
         self.providers = ""
 
@@ -202,6 +205,7 @@ class LabConfigReader:
                 provider=file.server.provider,
                 need=_need(file.server),
                 provider_settings=settings,
+                on_this_machine=self.is_on_this_machine(file.server.provider),
             ),
             image=self.choose_image(file),
             run=file.run,
@@ -225,6 +229,9 @@ class LabConfigReader:
                 if node.origin != LAB_FILE and (text := _as_text(node))
             },
         )
+
+    def is_on_this_machine(self, provider: str) -> bool:
+        return provider in self.traits and self.traits[provider].on_this_machine
 
     def split_server(self) -> tuple[dict[str, ProviderSettings], Node]:
         """Return the providers' settings, and `server` without their sections."""
@@ -250,19 +257,22 @@ class LabConfigReader:
         self, provider: str, node: Node, settings: dict[str, ProviderSettings]
     ) -> bool:
         """Read one provider's section into `settings`; False for an unknown provider."""
-        if self.settings_type is None:
+        if self.find_provider is None:
             settings[provider] = as_plain(node) or {}
             return True
-        kind = self.find_settings_type(provider)
-        if kind is not None:
-            settings[provider] = read(node, kind, f"server.{escape(provider)}", self.problems)
-        return kind is not None
+        traits = self.find_traits(provider)
+        if traits is None:
+            return False
+        self.traits[provider] = traits
+        path = f"server.{escape(provider)}"
+        settings[provider] = read(node, traits.settings_type, path, self.problems)
+        return True
 
-    def find_settings_type(self, provider: str) -> type[msgspec.Struct] | None:
-        """Return a provider's settings type; None, and note which are installed, if unknown."""
+    def find_traits(self, provider: str) -> ProviderTraits | None:
+        """Return a provider's traits; None, and note which are installed, if it is unknown."""
         try:
             parse_name(provider)
-            return self.settings_type(provider) if self.settings_type else None
+            return self.find_provider(provider) if self.find_provider else None
         except ValueError:
             return None
         except (UsageError, NotFoundError) as error:
@@ -276,7 +286,7 @@ class LabConfigReader:
         default = Node(DEFAULT_PROVIDER, server.line, server.origin)
         selected = entries.get("provider", default)
         name = default.value if selected.value is None else selected.value
-        if not isinstance(name, str) or name in settings or self.settings_type is None:
+        if not isinstance(name, str) or name in settings or self.find_provider is None:
             return
         if name in entries and name not in list_keys(ServerFile):
             return

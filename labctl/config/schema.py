@@ -246,10 +246,25 @@ class DataSource(Value, frozen=True):
 ProviderSettings: TypeAlias = "msgspec.Struct | PlainYaml"
 
 
+class ProviderTraits(Value, frozen=True):
+    """The properties of a provider that decide how a configuration is read.
+
+    `on_this_machine`: its servers are containers on this machine. `for_students`: a course grants
+    its servers, so the servers of a course cannot come from it.
+    """
+
+    settings_type: type[msgspec.Struct]
+    on_this_machine: bool = False
+    for_students: bool = False
+
+
 class ServerConfig(Value, frozen=True):
+    """The configuration of the lab's server; `on_this_machine` as in ProviderTraits."""
+
     provider: str
     need: Need
     provider_settings: dict[str, ProviderSettings] = msgspec.field(default_factory=dict)
+    on_this_machine: bool = False
 
 
 class LabConfig(Value, frozen=True):

@@ -91,7 +91,7 @@ def push_handouts(staff: CourseOperator, seats: Sequence[Seat]) -> list[SeatOutc
         return server
 
     outcomes = fleet.run_for_each(
-        reporting, push_to_seat, tell=make_done_notifier(staff.reporter, by_lab)
+        reporting, push_to_seat, on_result=make_done_notifier(staff.reporter, by_lab)
     )
     return [
         SeatOutcome(

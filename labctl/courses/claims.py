@@ -77,10 +77,10 @@ class SharedSeatServer:
         file: Path,
         *,
         begin: Callable[[Callable[[], None]], None],
-        tell: Callable[[str], None] = lambda text: None,
+        notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.seat = seat
-        self._work, self._file, self._begin, self._notify = work, file, begin, tell
+        self._work, self._file, self._begin, self._notify = work, file, begin, notify
         self._changed = threading.Condition()
         self._busy = self._again = False
         self._errors: dict[str, LabError] = {}

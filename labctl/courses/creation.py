@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import getpass
 import re
 import time
 from pathlib import Path
 
-from labctl.config import COURSE_FILE, parse_name
+from labctl.config import COURSE_FILE, find_user_name, parse_name
 from labctl.config.identity import write_draft, write_private
 from labctl.courses.assignment_seats import freeze_closed
 from labctl.courses.records.folder import CourseFolder, make_private
@@ -36,11 +35,6 @@ class CourseCreation(Value, frozen=True):
     path: Path
     made: bool
     diff: RosterDiff
-
-
-def current_user() -> str:
-    """Return the name of this machine's user, for the ledger."""
-    return getpass.getuser()
 
 
 def init_course(
@@ -122,7 +116,7 @@ def import_roster(
         save_keys(folder.private, diff.keys)
         return diff
     if folder.roster_file.exists():
-        freeze_closed(folder, by=current_user())  # while the roster still has the old teams
+        freeze_closed(folder, by=find_user_name())  # while the roster still has the old teams
     write_roster(folder.roster_file, diff.students)
     save_keys(folder.private, diff.keys)
     folder.refresh()
@@ -147,7 +141,7 @@ def _note_idle_seat(folder: CourseFolder, student: str, reporter: Reporter) -> N
 
 
 def _ledger_lines(diff: RosterDiff) -> list[CourseLedgerDraft]:
-    by = current_user()
+    by = find_user_name()
     detail = {
         "format": diff.format,
         "added": [student.id for student in diff.added],

@@ -100,9 +100,9 @@ def grade_assignment(
     keep: bool = False,
     at_once: int = 1,
     profile: str = "",
-    tell: Callable[[SeatGrade], None] = lambda graded: None,
+    on_result: Callable[[SeatGrade], None] = lambda graded: None,
 ) -> GradingResult:
-    """Grade the submissions of these seats, by default all; call `tell` with each grade.
+    """Grade the submissions of these seats, by default all; call `on_result` with each grade.
 
     No server is created if there is nothing to run. PolicyError if students' code must not run on
     the configured grading server.
@@ -116,7 +116,7 @@ def grade_assignment(
         )
     collection = collecting.collect(staff.folder, name, seats, profile=profile, by=staff.by)
     batch = _Batch(
-        staff, name, rules, rules.grade, collection, tell, again=again, all_seats=not seats
+        staff, name, rules, rules.grade, collection, on_result, again=again, all_seats=not seats
     )
     # A second grading would clear the server while this one uses it.
     with staff.state.lock(f"{staff.folder.id}-grade", "course grade", wait_s=0.5):

@@ -1,6 +1,6 @@
 """The server that grades submissions: adopted or created, checked, filled, cleared, ended.
 
-Students' code runs there. So it is never this machine, never a `local` server (a container is not a
+Students' code runs there. So it is never this machine, never a container on it (which is not a
 boundary), and never a machine that holds credentials. It receives hashes, no names.
 """
 
@@ -42,8 +42,6 @@ LONGEST_S = 12 * 3600
 # Seconds to wait for a server that cannot be reached before the grading is given up.
 AGAIN_S = 120.0
 PURPOSE = "grading"
-NO_BOUNDARY = ("local",)
-NO_ASSIGNMENT = ("course",)
 
 
 def _make_upload_reporter(reporter: Reporter) -> Reporter:
@@ -151,16 +149,10 @@ def build_grading_context(staff: CourseOperator) -> LabContext:
             "grading: {server: {provider: static, static: {hosts: [grader.example.edu]}}}",
         )
     lab = folder.config.grading.lab
-    provider = lab.server.provider
-    if provider in NO_BOUNDARY:
+    if lab.server.on_this_machine:
         raise PolicyError(
-            f"submissions cannot be graded on a {provider} server",
+            f"submissions cannot be graded on a {lab.server.provider} server",
             why="its container shares this machine and can reach it: it is not a boundary",
-            hint="grading.server in course.yaml: provider: static, or a cloud",
-        )
-    if provider in NO_ASSIGNMENT:
-        raise ConfigError(
-            f"grading.server: provider {provider} is for students",
             hint="grading.server in course.yaml: provider: static, or a cloud",
         )
     owner = f"{folder.config.name}-{folder.id[:6]}"
@@ -180,7 +172,7 @@ def build_grading_context(staff: CourseOperator) -> LabContext:
 def build_other_grading_context(staff: CourseOperator) -> LabContext | None:
     """Return the grading server's context if the course's provider does not list that server."""
     config = staff.folder.config
-    if config.grading is None or config.grading.lab.server.provider in NO_BOUNDARY:
+    if config.grading is None or config.grading.lab.server.on_this_machine:
         return None
     ours, its = config.lab.server, config.grading.lab.server
     name = its.provider

@@ -18,7 +18,7 @@ NAME = "image"
 TRIED = 3
 
 
-def judge_name(staff: CourseOperator) -> Check | None:
+def check_reference(staff: CourseOperator) -> Check | None:
     """Judge the image by its reference alone; None if a server has to try it."""
     image = staff.folder.config.lab.image
     if image.is_built:
@@ -35,7 +35,7 @@ def judge_name(staff: CourseOperator) -> Check | None:
 
 def check_image(staff: CourseOperator, up: Sequence[tuple[Seat, Server]]) -> Check:
     """Pull or load the image on one of the running servers; "not checked" without one."""
-    if (judged := judge_name(staff)) is not None:
+    if (judged := check_reference(staff)) is not None:
         return judged
     for seat, server in up[:TRIED]:
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.config import Paths, load_lab, student_key, trust
+from labctl.config import Paths, expand_user, load_lab, student_key, trust
 from labctl.config.identity import replace_file, write_private
 from labctl.courses.invitation import MOST_BYTES, JoinInvitation, derive_enrollment_key, read_join
 from labctl.courses.keys import JOIN_REQUEST
@@ -27,10 +27,10 @@ from labctl.errors.replies import decode_reply
 from labctl.events import Question, Reporter
 from labctl.lazy import lazy_imports
 from labctl.model import NAME_PATTERN, Endpoint, Value
-from labctl.providers import get_provider_class
 from labctl.providers.course import REQUEST as KEEPER_REQUEST
 from labctl.servers.connections import Connections
 from labctl.servers.host_keys import fingerprint, make_key
+from labctl.servers.provider_traits import read_provider_traits
 from labctl.submissions.assignment import SSH_PLACE
 from labctl.submissions.receipt import utc_text
 from labctl.transports.forced_command import LineChannel
@@ -75,7 +75,7 @@ def fetch_join_file(place: str) -> bytes:
     """Read a join file from a path or an https:// address; NotFoundError if it does not exist."""
     if "://" not in place:
         try:
-            with Path(place).expanduser().open("rb") as file:
+            with expand_user(place).open("rb") as file:
                 return file.read(MOST_BYTES + 1)
         except OSError as error:
             raise NotFoundError(
@@ -147,7 +147,7 @@ def join_course(
     names = _write_assignments(target, description.assignments or {})
     section = _write_lab(target, invitation, description.image)
     if not section:
-        config = load_lab(target, settings_type=lambda name: get_provider_class(name).settings_type)
+        config = load_lab(target, find_provider=read_provider_traits)
         trust(paths, config)
     return JoinResult(
         course=invitation.course,

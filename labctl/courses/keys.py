@@ -13,19 +13,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from labctl.config import expand_user
 from labctl.config.identity import write_draft
 from labctl.courses.records.folder import CourseFolder
 from labctl.errors import LabError, PolicyError, UsageError
-from labctl.providers.course import REQUEST as KEEPER_REQUEST
 from labctl.state.locks import hold_lock
-from labctl.submissions import REQUEST as SUBMIT_REQUEST
 from labctl.submissions.receive import KEY_LINE, labctl_argv
 from labctl.submissions.receive import MARK as SUBMIT_MARK
 from labctl.submissions.receiver import check_name
 
 # The only request that an invitation's key may send.
 JOIN_REQUEST = "labctl-join"
-REQUESTS = (SUBMIT_REQUEST, KEEPER_REQUEST)
 DEFAULT_FILE = "~/.ssh/authorized_keys"
 MARK, JOIN_MARK, CHECK_MARK = "labctl-course:", "labctl-join:", "labctl-check:"
 # Owner of the key of a check: never a student, since no name begins with a dot.
@@ -39,7 +37,7 @@ class AuthorizedKeys:
 
     def __init__(self, folder: CourseFolder, file: Path) -> None:
         self.folder = folder
-        self.file = Path(os.path.realpath(file.expanduser()))
+        self.file = Path(os.path.realpath(expand_user(file)))
 
     def admit(self, student: str, public: str, *, instead_of: str = "") -> None:
         """Authorize a student's key, replacing their previous one.

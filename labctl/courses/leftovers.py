@@ -16,7 +16,7 @@ from labctl.courses.shared_servers import SharedServers
 from labctl.errors import LabError
 from labctl.events import Step
 from labctl.model import Resource, Server, Value
-from labctl.servers import disks, held_disks, leftovers
+from labctl.servers import disk_retention, disks, leftovers
 from labctl.servers.context import LabContext
 from labctl.state.disks import is_expired
 
@@ -37,7 +37,7 @@ def remove_expired_disks(staff: CourseOperator) -> list[Resource]:
     A baked image belongs to the course and is not touched.
     """
     course = staff.course(plain=True)
-    if not held_disks.can_keep(course.provider):
+    if not disk_retention.can_keep(course.provider):
         return []
     labs = list_lab_ids(staff) - {staff.folder.id}
     resources = [resource for resource in course.provider.leftovers() if resource.lab_id in labs]

@@ -13,7 +13,7 @@ from pathlib import Path
 from labctl.courses.broadcast import run_on_seats
 from labctl.courses.context import build_own_context
 from labctl.courses.image_check import NAME as IMAGE
-from labctl.courses.image_check import check_image, judge_name, load_image
+from labctl.courses.image_check import check_image, check_reference, load_image
 from labctl.courses.keeper_check import check_keeper
 from labctl.courses.key_check import find_rejected_students
 from labctl.courses.keys import DEFAULT_FILE, AuthorizedKeys
@@ -319,11 +319,11 @@ def _check_boot(staff: CourseOperator, course: LabContext) -> list[Check]:
             server = adoption.adopt(context) or attempts.create_server(
                 context, need or context.config.server.need
             )
-            reachability.reach(context, server)
+            reachability.wait_until_reachable(context, server)
             record("first login")
             server = server_up.make_ready(context, server)
             record("ready")
-            if judge_name(staff) is None:
+            if check_reference(staff) is None:
                 images.append(load_image(context, server, "the test server"))
                 record("image loaded" if images[0].ok else "no image")
             total_s = time.monotonic() - started_at

@@ -127,11 +127,11 @@ class RequestHandler:
         folder: CourseFolder,
         work: SeatActions,
         *,
-        tell: Callable[[str, str], None] = lambda name, text: None,
+        notify: Callable[[str, str], None] = lambda name, text: None,
     ) -> None:
         self.folder = folder
         self.work = work
-        self._tell = tell
+        self._notify = notify
         self._seats: dict[str, SharedSeatServer] = {}
         self._refused: dict[str, float] = {}
         self._guard = threading.Lock()
@@ -146,7 +146,7 @@ class RequestHandler:
                     self.work,
                     keeper_dir(self.folder) / "seats" / f"{seat.name}.json",
                     begin=self._begin,
-                    tell=lambda text: self._tell(seat.name, text),
+                    notify=lambda text: self._notify(seat.name, text),
                 )
             return self._seats[seat.name]
 
@@ -176,7 +176,7 @@ class RequestHandler:
             self._record_refusal(student, error)
             return encode(as_reply(error)).encode()
         except Exception as error:
-            reply = as_reply(as_lab_error(error, partial(self._tell, student)))
+            reply = as_reply(as_lab_error(error, partial(self._notify, student)))
             return encode(reply).encode()
 
     def _seat_of(self, student: str, do: str) -> Seat:

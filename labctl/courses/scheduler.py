@@ -34,7 +34,7 @@ EVERY_S = {
 }
 
 
-def make_course_log_reporter(tell: Report) -> PolicyReporter:
+def make_course_log_reporter(notify: Report) -> PolicyReporter:
     """Return a reporter that writes warnings to the keeper's log, and agrees to everything.
 
     course.yaml has settled prices, limits and times. If no guard at the provider ends billing, the
@@ -43,9 +43,9 @@ def make_course_log_reporter(tell: Report) -> PolicyReporter:
 
     def show(event: Event) -> None:
         if isinstance(event, SeatNews) and event.warning:
-            tell(event.seat, event.text)
+            notify(event.seat, event.text)
         elif isinstance(event, Note) and event.level == "warning":
-            tell("", event.text)
+            notify("", event.text)
 
     return PolicyReporter(show, AGREE_TO_ALL)
 
@@ -59,11 +59,11 @@ class CourseScheduler:
         request_handler: RequestHandler,
         keys: AuthorizedKeys,
         *,
-        tell: Report,
+        notify: Report,
     ) -> None:
-        self.tasks = CourseTasks(staff, request_handler, keys, tell)
+        self.tasks = CourseTasks(staff, request_handler, keys, notify)
         self._staff, self._request_handler = staff, request_handler
-        self._keys, self._tell = keys, tell
+        self._keys, self._notify = keys, notify
         self._backup: LedgerBackup | None = None
         work = {
             "sweep": self._sweep,
@@ -86,7 +86,7 @@ class CourseScheduler:
         if store is not None:
             self._backup = LedgerBackup(self._staff.folder, store)
             if count := self._backup.restore():
-                self._tell("", f"restored {count} ledger lines from {store.url}")
+                self._notify("", f"restored {count} ledger lines from {store.url}")
         for seat_server in self._request_handler.list_seat_servers():
             seat_server.resume()
 
@@ -94,7 +94,7 @@ class CourseScheduler:
         self.scheduler.run()
 
     def _report(self, task: str, text: str) -> None:
-        self._tell("", f"{task}: {text}")
+        self._notify("", f"{task}: {text}")
 
     def _sweep(self) -> None:
         snapshot = self.tasks.take_snapshot()
@@ -107,7 +107,7 @@ class CourseScheduler:
 
     def _withdraw_invitations(self) -> None:
         for student in withdraw_expired(self._staff.folder, self._keys, time.time()):
-            self._tell(student, "the join file has expired")
+            self._notify(student, "the join file has expired")
 
     def _publish_assignments(self) -> None:
         freeze_closed(self._staff.folder, by="keeper")
@@ -116,4 +116,4 @@ class CourseScheduler:
         except NotFoundError:
             return  # nobody was invited yet
         for name in publish_assignments(self._staff.folder, host_key):
-            self._tell("", f"{name}: published as in course.yaml")
+            self._notify("", f"{name}: published as in course.yaml")

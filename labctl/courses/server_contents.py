@@ -65,7 +65,7 @@ class LabOnSeat(LabContext):
 def _nested_context(context: LabContext, name: str, lab_id: str) -> LabContext:
     root = context.config.root / LABS / f"{name}-{lab_id[:6]}"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    nested = LabOnSeat(
+    return LabOnSeat(
         msgspec.structs.replace(context.config, name=name, root=root),
         lab_id,
         context.paths,
@@ -75,10 +75,10 @@ def _nested_context(context: LabContext, name: str, lab_id: str) -> LabContext:
         owner=context.owner,
         place=context.place,
         subject=context.subject,
+        shared_provider=context.provider,
+        shared_connections=context.connections,
         seat_lab_id=context.lab_id,
     )
-    nested.__dict__.update(provider=context.provider, connections=context.connections)
-    return nested
 
 
 def save_server(context: LabContext, server: Server, *, discard: bool) -> SavedSeat:

@@ -28,7 +28,7 @@ from labctl.model import Need, Offer, Server, Value
 from labctl.runs import images
 from labctl.servers import adoption, attempts, deadlines, guard, reachability
 from labctl.servers.context import LabContext
-from labctl.servers.held_disks import KEPT_S
+from labctl.servers.disk_retention import KEPT_S
 from labctl.state import State
 from labctl.text import dollars_text, duration_text, price_text
 
@@ -118,7 +118,7 @@ def bring_up_servers(
             contexts,
             bring_up,
             at_once=at_once,
-            tell=make_done_notifier(staff.reporter, by_lab),
+            on_result=make_done_notifier(staff.reporter, by_lab),
             stopping=partial(report_stopping, staff.reporter),
         )
     except KeyboardInterrupt:
@@ -159,7 +159,7 @@ def _create_reachable(context: LabContext, listed: Sequence[Server]) -> Server:
     with context.state.lock(context.lab_id, "course up"):
         need = context.config.server.need
         server = adoption.adopt(context, listed) or attempts.create_server(context, need)
-        server = reachability.reach(context, server)[0]
+        server = reachability.wait_until_reachable(context, server)[0]
         if adoption.is_fresh(context, server):
             # Students may work there from now on, so their files must be saved at its end.
             detail = {"login_only": True}

@@ -7,11 +7,11 @@ last. The course's folder records which lab has which account.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import threading
 import time
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -42,6 +42,9 @@ from labctl.servers import accounts, adoption, deadlines, end_server, guard
 from labctl.servers.context import LabContext
 from labctl.servers.shared_server import SharedAccount, Sharing, share
 
+if TYPE_CHECKING:
+    from labctl.providers import Provider
+
 # Seconds for which one list of the shared servers counts as current.
 FRESH_S = 5.0
 # Seconds to wait for more simultaneous requests: a playbook takes seconds even for one account.
@@ -53,11 +56,8 @@ NO_OTHER = (CapacityError, NoOfferError, PolicyError, QuotaError)
 
 def build_shared_context(folder: CourseFolder, course: LabContext) -> LabContext:
     """Return the course's context with accounts instead of servers."""
-    context = dataclasses.replace(course)
-    context.__dict__.update(
-        connections=course.connections, provider=SharedSeats(SharedServers(folder, course))
-    )
-    return context
+    # A cast, since its name is not that of a class: it is the inner provider's.
+    return course.replace_provider(cast("Provider", SharedSeats(SharedServers(folder, course))))
 
 
 def _make_quiet_reporter(reporter: Reporter) -> Reporter:
@@ -234,6 +234,10 @@ class SharedSeats:
     def get_account(self) -> ProviderAccount:
         return self.inner.get_account()
 
+    @property
+    def s3_profile(self) -> str:
+        return accounts.find_s3_profile(self.inner)
+
     def check(self, need: Need | None = None) -> list[Check]:
         return self.inner.check(need)
 
@@ -321,7 +325,7 @@ class SharedSeats:
         if sitting and host:
             context = self.hosts.build_context(sitting.host)
             server = context.assign_alias(host, None)
-            deadlines.follow(context, server, guard.extend(context, server, span_s))
+            deadlines.move_timer(context, server, guard.extend(context, server, span_s))
 
     def _as_full_error(self, error: LabError) -> LabError:
         """Turn the reason why no other server can be created into "all places are taken"."""

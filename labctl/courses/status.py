@@ -16,7 +16,7 @@ from labctl.courses.records.spending import SeatSpending, allowance_usd, compute
 from labctl.courses.seat_reporter import label_events
 from labctl.courses.server_contents import list_labs
 from labctl.courses.servers import ENDED, CourseOperator
-from labctl.courses.watch_reports import HeardReport, read_report
+from labctl.courses.watch_reports import DatedWatchReport, read_report
 from labctl.errors import NotFoundError
 from labctl.lifecycle import fleet
 from labctl.lifecycle import status as one_lab
@@ -127,9 +127,9 @@ def read_recorded_status(
     )
 
 
-def _read_watch_reports(staff: CourseOperator, ids: set[str]) -> dict[str, HeardReport]:
+def _read_watch_reports(staff: CourseOperator, ids: set[str]) -> dict[str, DatedWatchReport]:
     """Return each server's last watchdog report."""
-    reports_by_id: dict[str, HeardReport] = {}
+    reports_by_id: dict[str, DatedWatchReport] = {}
     for server_id in ids:
         reports = staff.state.list_events(server_id=server_id, kind="watch", limit=1)
         if reports:
@@ -166,7 +166,7 @@ def _with_server(row: SeatStatus, server: Server, now: float) -> SeatStatus:
     )
 
 
-def _with_watch(row: SeatStatus, report: HeardReport, now: float) -> SeatStatus:
+def _with_watch(row: SeatStatus, report: DatedWatchReport, now: float) -> SeatStatus:
     ttl_left_s = report.watch.ttl_left_s
     return msgspec.structs.replace(
         row,

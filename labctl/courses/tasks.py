@@ -15,7 +15,7 @@ from functools import partial
 from math import inf
 from typing import Literal
 
-from labctl.courses import broadcast, metering, rescue, servers, teardown
+from labctl.courses import broadcast, metering, server_shutdown, servers, teardown
 from labctl.courses.context import SAVER_S, sum_staff_extensions_s
 from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.leftovers import remove_expired_disks
@@ -61,12 +61,12 @@ class CourseSnapshot:
 
 @dataclass
 class CourseTasks:
-    """The periodic tasks of one course. `tell` takes a seat's name ("" for none) and a message."""
+    """The periodic tasks of a course. `notify` takes a seat's name ("" for none) and a message."""
 
     staff: CourseOperator
     request_handler: RequestHandler
     keys: AuthorizedKeys
-    tell: Callable[[str, str], None]
+    notify: Callable[[str, str], None]
     now: Callable[[], float] = time.time
     _seen: tuple[int, ...] = ()
     _ends: dict[str, threading.Thread] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class CourseTasks:
         active = {student.id for student in folder.list_students()}
         inactive = [student for student in self.keys.list_students() if student not in active]
         for student in self.keys.expel(inactive) if inactive else []:
-            self.tell(student, "has left the course: the key was revoked")
+            self.notify(student, "has left the course: the key was revoked")
         for seat_server in self.request_handler.list_seat_servers():
             holders = {claim.student for claim in seat_server.claims if not claim.leaving}
             former = {
@@ -114,7 +114,7 @@ class CourseTasks:
         fresh.config, fresh.list_students()  # a ConfigError changes nothing
         folder.refresh()
         if self._seen:
-            self.tell("", "course.yaml and the roster were reloaded")
+            self.notify("", "course.yaml and the roster were reloaded")
         self._seen = seen
 
     def apply_class_hours(self, snapshot: CourseSnapshot) -> None:
@@ -178,7 +178,7 @@ class CourseTasks:
     def _start_rescue(
         self, seat: Seat, server: Server, usd: float, allowance: float | None
     ) -> bool:
-        """Start saving a server's results if its end is near; tell whether they are being saved.
+        """Start saving a server's results if its end is near; return whether they are being saved.
 
         The sweep does not wait for it. If the watchdog is silent, the ledger decides.
         """
@@ -191,11 +191,11 @@ class CourseTasks:
         left_s = inf
         if allowance is not None and price > 0:
             left_s = (allowance - usd) / price * 3600 - SAVER_S
-        if not rescue.is_near_end(self.staff.state, server, self.now(), left_s):
+        if not server_shutdown.is_near_end(self.staff.state, server, self.now(), left_s):
             return False
 
         def save() -> None:
-            limit = rescue.await_end(
+            limit = server_shutdown.await_shutdown(
                 build_seat_context(self.staff, seat), self._find_recorded(server)
             )
             if limit is not None:
@@ -225,10 +225,10 @@ class CourseTasks:
         if not missing:
             return
         count = "1 server" if len(missing) == 1 else f"{len(missing)} servers"
-        self.tell("", f"class starts soon: bringing up {count}")
+        self.notify("", f"class starts soon: bringing up {count}")
         for outcome in servers.bring_up_servers(self.staff, missing):
             if outcome.error:
-                self.tell(outcome.seat, ": ".join(filter(None, [outcome.error, outcome.why])))
+                self.notify(outcome.seat, ": ".join(filter(None, [outcome.error, outcome.why])))
 
     def _end_after_class(self, snapshot: CourseSnapshot, since_s: float) -> None:
         for seat in self.staff.folder.list_seats():
@@ -261,7 +261,7 @@ class CourseTasks:
                 try:
                     action()
                 except Exception as error:
-                    self.tell(name, as_lab_error(error, partial(self.tell, name)).what)
+                    self.notify(name, as_lab_error(error, partial(self.notify, name)).what)
 
         self._ends[name] = threading.Thread(target=run, name="seat-end", daemon=True)
         self._ends[name].start()
@@ -276,7 +276,9 @@ class CourseTasks:
     def _is_busy(self, seat: Seat, server: Server) -> bool:
         """Tell whether the server is in use; True if its watchdog does not answer."""
         try:
-            report = guard.watch(build_seat_context(self.staff, seat), self._find_recorded(server))
+            report = guard.read_watchdog(
+                build_seat_context(self.staff, seat), self._find_recorded(server)
+            )
         except LabError:
             return True
         return report is None or bool(report.busy)
@@ -310,7 +312,7 @@ class CourseTasks:
             percent=step,
             allowance_usd=round(allowance, 2),
         )
-        self.tell(seat.name, text)
+        self.notify(seat.name, text)
         if server is not None and server.state == "running":
             self._start_thread(seat.name, partial(self._show_on_server, seat, text))
 
@@ -318,7 +320,7 @@ class CourseTasks:
         try:
             broadcast.send_message(self.staff, [seat], text)
         except LabError as error:
-            self.tell(seat.name, f"could not show the warning on the server: {error.what}")
+            self.notify(seat.name, f"could not show the warning on the server: {error.what}")
 
     def _find_end_reason(
         self,
@@ -360,7 +362,7 @@ class CourseTasks:
             )
         except LabError as error:
             result = error
-        self.tell(seat.name, f"{result.what}: " + "; ".join(result.why.splitlines()))
+        self.notify(seat.name, f"{result.what}: " + "; ".join(result.why.splitlines()))
 
     def _save_and_end(self, seat: Seat, why: Reason) -> None:
         """Save everything, then end the server. A failure is reported, and tried again later."""
@@ -370,15 +372,15 @@ class CourseTasks:
             "left": "its students left the course or changed teams",
             "class": "class is over and nothing runs there",
         }
-        self.tell(seat.name, f"ending its server: {words[why]}")
+        self.notify(seat.name, f"ending its server: {words[why]}")
         try:
             outcomes = teardown.end_seats(replace(self.staff, why=words[why]), [seat])
         except LabError as error:
-            self.tell(seat.name, ": ".join(filter(None, [error.what, error.why])))
+            self.notify(seat.name, ": ".join(filter(None, [error.what, error.why])))
             return
         for ending in outcomes:
             if ending.error:
-                self.tell(seat.name, ": ".join(filter(None, [ending.error, ending.why])))
+                self.notify(seat.name, ": ".join(filter(None, [ending.error, ending.why])))
 
 
 def _is_final_warning(entry: CourseLedgerEntry, allowance: float) -> bool:

@@ -144,7 +144,7 @@ def _save_all(
         reporting,
         save_seat,
         at_once=AT_ONCE,
-        tell=make_done_notifier(staff.reporter, by_lab),
+        on_result=make_done_notifier(staff.reporter, by_lab),
         stopping=partial(report_stopping, staff.reporter),
     )
 

@@ -18,14 +18,14 @@ class WatchReport(Value, frozen=True):
     gpu_percent: int | float | None = None
 
 
-class HeardReport(Value, frozen=True):
+class DatedWatchReport(Value, frozen=True):
     """A report, and when it arrived."""
 
     watch: WatchReport
     at: float
 
 
-def read_report(event: LedgerEntry) -> HeardReport:
+def read_report(event: LedgerEntry) -> DatedWatchReport:
     """Return the report in a recorded event of the kind "watch".
 
     It is not trusted: a student who is root on the server may forge it. One of another shape says
@@ -35,4 +35,4 @@ def read_report(event: LedgerEntry) -> HeardReport:
         watch = msgspec.convert(event.detail.get("watch") or {}, WatchReport)
     except msgspec.ValidationError:
         watch = WatchReport()
-    return HeardReport(watch=watch, at=event.at)
+    return DatedWatchReport(watch=watch, at=event.at)

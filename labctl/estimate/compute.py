@@ -133,7 +133,9 @@ def compute_load(amount: Workload, seconds: float | None) -> Load | None:
     )
 
 
-def dollars(hours: float | None, price_usd_per_hour: float, amount: Workload) -> float | None:
+def compute_cost_usd(
+    hours: float | None, price_usd_per_hour: float, amount: Workload
+) -> float | None:
     """Compute the cost of the training, or of the busy hours of 30 days of requests."""
     if hours is None:
         return None

@@ -19,10 +19,10 @@ from labctl.estimate.cards import Card, find_card
 from labctl.estimate.compute import (
     Load,
     Workload,
+    compute_cost_usd,
     compute_hours,
     compute_load,
     cpu_seconds,
-    dollars,
     flops,
     measured_hours,
     request_seconds,
@@ -85,7 +85,7 @@ class CostEstimate(Value, frozen=True):
     always_on_usd: float | None = None
 
 
-class Details(Value, frozen=True):
+class EstimateDetails(Value, frozen=True):
     """Details behind an estimate.
 
     `time_on` is the GPU (or the measurement) that `time` is for. `kv_cache_all_heads_bytes` uses
@@ -126,7 +126,7 @@ class Estimate(Value, frozen=True):
     gpu: GpuVerdict
     cheapest: CostEstimate | None
     ways: tuple[Suggestion, ...]
-    details: Details
+    details: EstimateDetails
 
 
 def estimate(
@@ -287,7 +287,7 @@ def _compute_cost(
         price_usd_per_hour=offer.price_usd_per_hour,
         fits=fit,
         hours=hours,
-        usd=dollars(hours, price, amount),
+        usd=compute_cost_usd(hours, price, amount),
         always_on_usd=_always_on(plan, amount, hours, price),
     )
 
@@ -325,7 +325,7 @@ def _stated_cost(
         price_usd_per_hour=price,
         fits=True,
         hours=hours,
-        usd=dollars(hours, price, amount),
+        usd=compute_cost_usd(hours, price, amount),
         always_on_usd=_always_on(plan, amount, hours, price),
     )
 
@@ -358,10 +358,10 @@ def _compute_time(
 
 def _details(
     plan: ModelPlan, amount: Workload, needed: MemoryEstimate, on: Card, time_on: str, note: str
-) -> Details:
+) -> EstimateDetails:
     is_serving = not plan.training and plan.kind == "network"
     bandwidth = amount.bandwidth_bytes_per_s or on.bandwidth_gb_per_s * 1e9
-    return Details(
+    return EstimateDetails(
         gpus=plan.gpus,
         largest_term=largest(needed),
         simple_rule_leaves_out=why_simple_differs(plan, needed),

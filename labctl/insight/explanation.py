@@ -24,6 +24,7 @@ from labctl.lazy import lazy_imports
 from labctl.model import PROFILE_PREFIX, Run, Value
 from labctl.servers.context import LabContext
 from labctl.sync.ignore import find_ignored_name, rule_text
+from labctl.wire.containment import is_contained
 
 if TYPE_CHECKING:
     from labctl.estimate.constants import Precision
@@ -151,9 +152,11 @@ def _read_scripts(root: Path) -> dict[str, str]:
 def _find_ignored_file(root: Path, missing: str) -> IgnoredFile | None:
     """Return the file that the run did not find, if it exists here and a rule leaves it out."""
     path = PurePosixPath(CODE_DIRECTORY, missing)
-    if not missing or ".." in path.parts or not path.is_relative_to(CODE_DIRECTORY):
+    if not path.is_relative_to(CODE_DIRECTORY):
         return None
     name = str(path.relative_to(CODE_DIRECTORY))
+    if not is_contained(name):
+        return None
     ignored = find_ignored_name(root, name) if (root / name).is_file() else None
     if ignored is None:
         return None

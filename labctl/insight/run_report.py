@@ -68,7 +68,7 @@ def write_report(
     NotFoundError if the run was not pulled. `version` is labctl's, shown on the page.
     """
     context.reporter.emit(Step(name="writing the report"))
-    facts = gather(context, run_id, version)
+    facts = collect_facts(context, run_id, version)
     text = render(build_page(facts), context.paths.data_dir / "templates" / "report").encode()
     file = out or context.config.root / "runs" / facts.run.id / REPORT
     _write(file, text)
@@ -91,7 +91,7 @@ def _write(file: Path, text: bytes) -> None:
         ) from error
 
 
-def gather(context: LabContext, run_id: str = "", version: str = "") -> ReportFacts:
+def collect_facts(context: LabContext, run_id: str = "", version: str = "") -> ReportFacts:
     """Gather everything that this machine knows about a run."""
     runs_dir = (context.config.root / "runs").resolve()
     run = _find_run(context, runs_dir, run_id)

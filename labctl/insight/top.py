@@ -33,7 +33,7 @@ class GpuUse(Value, frozen=True):
     memory_bytes: int | None = None
 
 
-class RunNow(Value, frozen=True):
+class ContainerMetrics(Value, frozen=True):
     """One container: a run of any user of the server, a service, or another container.
 
     At most one of `run` and `service` is set. `person` is the account that it runs as. `gpus` are
@@ -71,7 +71,7 @@ class RunNow(Value, frozen=True):
             return None
 
 
-class ProcessNow(Value, frozen=True):
+class ProcessMetrics(Value, frozen=True):
     """A process that uses a CPU or a GPU; `name` is that of its container, "" for none."""
 
     pid: int
@@ -103,8 +103,8 @@ class ServerMetrics(Value, frozen=True):
     net_in_bytes_per_s: float | None = None
     net_out_bytes_per_s: float | None = None
     gpus: tuple[GpuMetrics, ...] = ()
-    runs: tuple[RunNow, ...] = ()
-    processes: tuple[ProcessNow, ...] = ()
+    runs: tuple[ContainerMetrics, ...] = ()
+    processes: tuple[ProcessMetrics, ...] = ()
 
 
 def measure_now(context: LabContext) -> ServerMetrics:

@@ -36,15 +36,15 @@ WELL, ENDED, SWEPT, TROUBLE = "well", "ended", "swept", "trouble"
 Attend = Callable[[str], None]
 
 
-def make_log_reporter(tell: Report, name: str) -> PolicyReporter:
+def make_log_reporter(notify: Report, name: str) -> PolicyReporter:
     """Return a reporter that writes the keeper's log. It agrees to prices: kept labs limit them."""
 
     def show(event: Event) -> None:
         if isinstance(event, Note) and event.level != "detail":
-            tell(name, event.text)
+            notify(name, event.text)
         elif isinstance(event, Step):
             detail = f" ({event.detail})" if event.detail else ""
-            tell(name, f"{event.name}: done{detail}" if event.done else event.name)
+            notify(name, f"{event.name}: done{detail}" if event.done else event.name)
 
     return PolicyReporter(show, AGREE_TO_PRICES)
 
@@ -83,15 +83,15 @@ class Keeper:
         state: State,
         environ: Mapping[str, str],
         *,
-        tell: Report,
+        notify: Report,
         attend: Attend,
         context: Callable[[KeptLab], LabContext] | None = None,
     ) -> None:
         self.checks: dict[str, KeeperCheck] = {}
-        self._scheduler = Scheduler(tell, at_once=AT_ONCE, on_done=self._note)
+        self._scheduler = Scheduler(notify, at_once=AT_ONCE, on_done=self._note)
         self.stop = self._scheduler.stop
         self._places, self._state, self._environ = places, state, environ
-        self._tell, self._attend = tell, attend
+        self._notify, self._attend = notify, attend
         self._context = context or self._build_context
         # The labs in its care, by name: when each was handed over, as its record's time of change.
         self._handed_over: dict[str, int] = {}
@@ -124,7 +124,7 @@ class Keeper:
             except FileNotFoundError:
                 continue
         for name in self._handed_over.keys() - labs.keys():
-            self._tell(name, "is no longer kept")
+            self._notify(name, "is no longer kept")
             self._scheduler.remove(name)
             self.checks.pop(name, None)
         for name, changed in labs.items():
@@ -132,7 +132,7 @@ class Keeper:
                 check = partial(self._check, name)
                 self._scheduler.add(Task(name, check, EVERY_S, LONGEST_PAUSE_S))
                 if self._begun:
-                    self._tell(name, "was handed over")
+                    self._notify(name, "was handed over")
         self._begun = True
         if self._handed_over != labs:
             self._handed_over = labs
@@ -152,7 +152,9 @@ class Keeper:
         state = check_lab(context, kept_lab, swept=self._is_swept(name))
         if state == TROUBLE:
             if _open_runs(context, kept_lab):
-                self._tell(name, "its server does not answer, or has lost a run: starting recovery")
+                self._notify(
+                    name, "its server does not answer, or has lost a run: starting recovery"
+                )
             self._attend(name)
             all_over = not _open_runs(context, kept_lab)
             has_no_server = context.state.get_lab_server(context.lab_id) is None
@@ -161,7 +163,7 @@ class Keeper:
             self._attend(name)
         for run_id, text in _describe_states(context, kept_lab).items():
             if before.get(run_id) != text:
-                self._tell(name, f"{run_id}: {text}")
+                self._notify(name, f"{run_id}: {text}")
         return state
 
     def _note(self, task: Task, error: LabError | None, pause_s: float) -> None:

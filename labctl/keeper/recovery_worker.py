@@ -20,7 +20,7 @@ from labctl.servers import end_server, kept_disks
 from labctl.servers.accounts import ENDED
 from labctl.servers.adoption import adopt
 from labctl.servers.context import LabContext
-from labctl.servers.gate import admit_if_unreachable
+from labctl.servers.firewall import admit_if_unreachable
 from labctl.state.disks import list_kept_disks
 
 POLL_S = 10.0

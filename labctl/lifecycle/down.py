@@ -20,7 +20,7 @@ from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.lifecycle.server_loss import PUT_DOWN
 from labctl.model import Resource, Server, Value
 from labctl.runs import outputs, runs
-from labctl.servers import adoption, attempts, end_server, held_disks, kept_disks, power
+from labctl.servers import adoption, attempts, disk_retention, end_server, kept_disks, power
 from labctl.servers.context import LabContext
 from labctl.servers.open_costs import explain_open_costs
 from labctl.services import lab_services
@@ -314,7 +314,7 @@ def _stop_server(context: LabContext, server: Server) -> str:
 
 def _keep_disk(context: LabContext, server: Server) -> str:
     """Terminate the server but keep its disk, and say so; "" if the provider cannot keep disks."""
-    disks = held_disks.keep_disk(context, server, time.time() + KEPT_S)
+    disks = disk_retention.keep_disk(context, server, time.time() + KEPT_S)
     if not disks:
         return ""
     end_server.remove(context, server, keep_disks=True)

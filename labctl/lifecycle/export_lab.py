@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import mmap
 import socket
 import tempfile
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.config import LAB_FILE, LabConfig, copy_environment, read_secret_values
+from labctl.config import LAB_FILE, LabConfig, copy_environment, find_user_name, read_secret_values
 from labctl.errors import NotFoundError, UsageError
 from labctl.events import Note, Step
 from labctl.lifecycle import restore
@@ -36,7 +35,7 @@ MACHINE_SETTINGS = ("wheelhouse",)
 Files = dict[str, tuple[Path, int, str]]
 
 
-def check(context: LabContext, keeper: KeeperHost, server: Server) -> KeeperInfo:
+def check_export(context: LabContext, keeper: KeeperHost, server: Server) -> KeeperInfo:
     """Check that the keeper answers, has our version, and can reach such a server.
 
     Runs before anything is started, while a failure costs nothing.
@@ -64,7 +63,7 @@ def export_lab(context: LabContext, keeper: KeeperHost, server: Server, run_id: 
 
     If the keeper lacks something, that is an error, and nothing was exported.
     """
-    known = check(context, keeper, server)
+    known = check_export(context, keeper, server)
     step = Step(name=f"exporting {context.config.name} to {keeper.host}")
     context.reporter.emit(step)
     files, data = _list_files(context, run_id)
@@ -144,7 +143,7 @@ def _make_parcel(
     kept_lab = KeptLab(
         lab=config.name,
         lab_id=context.lab_id,
-        by=f"{context.owner or getpass.getuser()}@{socket.gethostname()}",
+        by=f"{context.owner or find_user_name()}@{socket.gethostname()}",
         at=time.time(),
         runs=(run_id,),
         settings=_settings(config),

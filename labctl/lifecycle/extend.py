@@ -25,5 +25,5 @@ def extend(
     left_s = reported if reported is not None and math.isfinite(reported) else None
     detail = {"span_s": span_s, "ttl_left_s": left_s}
     context.state.record("extended", lab_id=context.lab_id, server_id=server.id, detail=detail)
-    deadlines.follow(context, server, watch, latest_at=latest_at)
+    deadlines.move_timer(context, server, watch, latest_at=latest_at)
     return watch

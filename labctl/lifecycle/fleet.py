@@ -34,13 +34,13 @@ def run_for_each(
     action: Callable[[LabContext], T],
     *,
     at_once: int = AT_ONCE,
-    tell: Callable[[LabOutcome[T]], None] = lambda outcome: None,
+    on_result: Callable[[LabOutcome[T]], None] = lambda outcome: None,
     stopping: Callable[[], None] = lambda: None,
 ) -> list[LabOutcome[T]]:
     """Call `action` for every lab, `at_once` at a time; return outcomes in the order of the labs.
 
-    `tell` is called with each outcome, in the thread that produced it. When interrupted, this calls
-    `stopping`, starts no further lab, and waits for those in progress.
+    `on_result` is called with each outcome, in the thread that produced it. When interrupted, this
+    calls `stopping`, starts no further lab, and waits for those in progress.
     """
 
     def run_one(context: LabContext) -> LabOutcome[T]:
@@ -50,7 +50,7 @@ def run_for_each(
             failure = as_lab_error(error, partial(_log, context))
             failure.subject = context.subject
             outcome = LabOutcome(context, error=failure)
-        tell(outcome)
+        on_result(outcome)
         return outcome
 
     with ThreadPoolExecutor(at_once) as threads:

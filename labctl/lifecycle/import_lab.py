@@ -25,7 +25,7 @@ from labctl.servers import accounts
 from labctl.servers.accounts import ENDED
 from labctl.servers.context import LabContext
 from labctl.servers.cost import record_start
-from labctl.servers.gate import admit
+from labctl.servers.firewall import admit
 from labctl.servers.host_keys import make_key
 from labctl.state import State, ledgers
 from labctl.stores.lab_store import open_lab_store

@@ -111,7 +111,7 @@ class KeeperHost:
 
     def fetch_report(self) -> KeeperReport:
         """Fetch what the keeper knows of this lab; NotFoundError if it does not keep the lab."""
-        record = self._request(DESCRIBE_KEPT_LAB, KeptLabRequest(self.name)).told
+        record = self._request(DESCRIBE_KEPT_LAB, KeptLabRequest(self.name)).report
         try:
             return parse_record(KeeperReport, record)
         except MessageError as error:

@@ -21,8 +21,8 @@ from labctl.errors import BusyError, LabError, NotFoundError
 from labctl.events import Reporter
 from labctl.lazy import lazy_imports
 from labctl.model import NAME_PATTERN, Run, Value
-from labctl.providers import get_provider_class
 from labctl.servers.context import LabContext
+from labctl.servers.provider_traits import read_provider_traits
 from labctl.state import State
 from labctl.state.locks import hold_lock
 
@@ -146,9 +146,7 @@ def _config(lab: KeptLab, root: Path, environ: Mapping[str, str], record_only: b
             root,
             overrides={**overrides, "lab": lab.lab},
             environ=environ,
-            settings_type=None
-            if record_only
-            else lambda name: get_provider_class(name).settings_type,
+            find_provider=None if record_only else read_provider_traits,
         )
 
     # This machine's own settings override those of the laptop.

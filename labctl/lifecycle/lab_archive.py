@@ -23,6 +23,7 @@ from labctl.model import Run, Server, Value
 from labctl.state.ledgers import LedgerLine
 from labctl.sync.containment import require_contained
 from labctl.text import bytes_text
+from labctl.wire.tar import TarError, TarStream
 
 with lazy_imports(__name__):
     from importlib import metadata
@@ -87,14 +88,14 @@ class LabExportReader:
     """
 
     def __init__(self, stream: BinaryIO) -> None:
+        self._stream = TarStream(stream)
+        self._members = iter(self._stream)
         try:
-            self._archive = tarfile.open(fileobj=stream, mode="r|")  # noqa: SIM115 (read in parts)
-            member = self._archive.next()
+            member = next(self._members, None)
             if member is None or member.name != HEAD or not 0 < member.size <= MOST_HEAD_BYTES:
                 raise TransferError("the received archive is not an exported lab")
-            head = self._archive.extractfile(member)
-            self.parcel = msgspec.json.decode(head.read() if head else b"", type=LabExport)
-        except (tarfile.TarError, msgspec.MsgspecError) as error:
+            self.parcel = msgspec.json.decode(self._stream.read(member.size), type=LabExport)
+        except (TarError, msgspec.MsgspecError) as error:
             raise TransferError(
                 "the received archive is not an exported lab", why=str(error)
             ) from error
@@ -107,29 +108,29 @@ class LabExportReader:
         announced = self.parcel.kept_lab.files
         written: set[str] = set()
         try:
-            while (member := self._archive.next()) is not None:
+            for member in self._members:
                 path = require_contained(member.name.removeprefix(FILES))
-                if not member.isreg() or not member.name.startswith(FILES) or path not in announced:
+                is_file = member.kind == tarfile.REGTYPE and member.name.startswith(FILES)
+                if not is_file or path not in announced:
                     raise TransferError(
                         f"the archive contains {member.name!a} without announcing it"
                     )
                 _require_space(staging, member.size)
-                self._extract(member, staging / path, announced[path])
+                self._extract(path, staging / path, announced[path])
                 written.add(path)
-        except tarfile.TarError as error:
+        except TarError as error:
             raise TransferError("the received archive is incomplete", why=str(error)) from error
         return written
 
-    def _extract(self, member: tarfile.TarInfo, target: Path, announced: tuple[int, str]) -> None:
-        source, digest, size = self._archive.extractfile(member), hashlib.sha256(), 0
-        assert source is not None
+    def _extract(self, path: str, target: Path, announced: tuple[int, str]) -> None:
+        digest, size = hashlib.sha256(), 0
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb") as file:
-            while block := source.read(CHUNK_BYTES):
+            while block := self._stream.read(CHUNK_BYTES):
                 digest.update(block)
                 size += file.write(block)
         if (size, digest.hexdigest()) != announced:
-            raise _make_changed_error(member.name.removeprefix(FILES))
+            raise _make_changed_error(path)
 
 
 def _require_space(staging: Path, size: int) -> None:

@@ -22,7 +22,7 @@ from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.model import Run
 from labctl.runs import outputs, runs
 from labctl.runs.saved_copies import list_outputs, pull_from_store
-from labctl.servers import adoption, held_disks, kept_disks
+from labctl.servers import adoption, disk_retention, kept_disks
 from labctl.servers.context import LabContext
 from labctl.state import ledgers
 from labctl.state.ledgers import BACK
@@ -90,7 +90,7 @@ def pull(context: LabContext, run_ids: list[str], *, everything: bool) -> list[P
     """
     try:
         server = context.get_server()
-        held_disks.renew(context, server)
+        disk_retention.renew(context, server)
         if disk_restore.has_pending_disks(context, server):
             disk_restore.restore(context, server)
         pulled = outputs.pull(context, server, run_ids, everything=everything)

@@ -24,8 +24,8 @@ from labctl.lifecycle.recovery_lock import RecoveryLock, RecoveryLockedError, ho
 from labctl.lifecycle.server_loss import (
     FailedChecks,
     ServerGoneError,
-    make_room,
     require_alive,
+    save_and_terminate,
 )
 from labctl.lifecycle.spending_policy import make_recovery_context
 from labctl.model import Run, Server, Value
@@ -129,19 +129,19 @@ def recover(
     started_s = time.monotonic()
     recorded = context.state.get_run(context.lab_id, run_id)
     last_step = recorded.progress.get("step") if recorded else None
-    with hold_recovery_lock(context, run_id, wait=wait) as turn:
+    with hold_recovery_lock(context, run_id, wait=wait) as lock:
         # Check first: for a run that cannot resume, no server is created or ended.
         _require_progress(context, run_id)
         _require_unfinished(context, run_id, restore.read_saved_run(context, run_id).run)
-        make_room(context, run_id)
-        turn.renew()
+        save_and_terminate(context, run_id)
+        lock.renew()
         server = up.up(make_recovery_context(context, run_id))
         spec, files = _restore_run(context, server, run_id)
         # The new server may lack a directory that the lab's data is in, and costs money already.
         with explain_open_costs(context, (NotFoundError, PolicyError)):
             lab_files.push_data(context, server)
         context.reporter.emit(Step(name=f"resuming {run_id}"))
-        reply, resumed = _resume(context, server, spec, reason, turn)
+        reply, resumed = _resume(context, server, spec, reason, lock)
         run = runs.record_run(context, server, resumed)
         recovery = Recovery(
             run=run,
@@ -194,14 +194,14 @@ def _require_progress(context: LabContext, run_id: str) -> None:
 
 
 def _resume(
-    context: LabContext, server: Server, spec: RunSpec, reason: str, turn: RecoveryLock
+    context: LabContext, server: Server, spec: RunSpec, reason: str, lock: RecoveryLock
 ) -> tuple[ResumeRunReply, RunRecord]:
     """Start the next attempt exactly once; return the reply, and its run."""
     remote = context.open_agent(server)
     secrets = runs.read_secrets(context)
-    request = ResumeRunRequest(spec, secrets, told=f"{reason}; resuming here")
+    request = ResumeRunRequest(spec, secrets, reason=f"{reason}; resuming here")
     for _ in range(2):
-        turn.renew()
+        lock.renew()
         reply = remote.call(RESUME_RUN, request)
         if reply.run is not None:
             return reply, reply.run

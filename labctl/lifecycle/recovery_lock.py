@@ -161,27 +161,27 @@ def _lock_store(context: LabContext, run_id: str, wait: bool) -> Iterator[Recove
             )
         yield RecoveryLock(None, "")
         return
-    turn = RecoveryLock(lab_store.open_lab_store(context), f"runs/{run_id}/watch.json")
-    holder = turn.try_acquire()
+    lock = RecoveryLock(lab_store.open_lab_store(context), f"runs/{run_id}/watch.json")
+    holder = lock.try_acquire()
     if holder and not wait:
         raise RecoveryLockedError(f"{_host(holder)} is recovering {run_id}", hint="labctl status")
     if holder:
         text = f"{_host(holder)} is recovering {run_id}; waiting for it to finish"
         context.reporter.emit(Note(text=text))
-        _await_lock(turn)
-    with turn.hold():
-        yield turn
+        _await_lock(lock)
+    with lock.hold():
+        yield lock
 
 
-def _await_lock(turn: RecoveryLock) -> None:
+def _await_lock(lock: RecoveryLock) -> None:
     """Wait until the lock is released, or its holder was silent for too long; then take it."""
-    last, since = turn.read_record(), time.monotonic()
-    while turn.try_acquire():
+    last, since = lock.read_record(), time.monotonic()
+    while lock.try_acquire():
         time.sleep(POLL_S)
-        now = turn.read_record()
+        now = lock.read_record()
         if now != last:
             last, since = now, time.monotonic()
-        elif now is not None and time.monotonic() - since > STALE_S and turn.take_over(now):
+        elif now is not None and time.monotonic() - since > STALE_S and lock.take_over(now):
             return
 
 

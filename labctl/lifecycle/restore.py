@@ -109,7 +109,7 @@ def _make_record(run: Run) -> RunRecord:
         started_at=run.started_at,
         ended_at=run.ended_at,
         exit_code=run.exit_code,
-        told=run.summary,
+        summary=run.summary,
         container=run.container,
         image_id=run.image_id,
         image_digest=run.image_digest,

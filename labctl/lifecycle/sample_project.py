@@ -14,6 +14,7 @@ from labctl.errors import LabError, PolicyError, UsageError
 from labctl.events import Note, Reporter, Step
 from labctl.lazy import lazy_imports
 from labctl.lifecycle.lab_draft import require_writable
+from labctl.servers.provider_traits import read_provider_traits
 
 with lazy_imports(__name__):
     import jinja2
@@ -82,7 +83,8 @@ def _render(directory: Path, name: str, provider: str, has_dataset: bool) -> Non
     template = jinja2.Environment(
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     ).from_string(source.read_text())
-    base = CPU_BASE if provider == "local" else CUDA_BASE
+    # Containers on this machine have no GPU.
+    base = CPU_BASE if read_provider_traits(provider).on_this_machine else CUDA_BASE
     text = template.render(
         lab=name,
         provider=provider,

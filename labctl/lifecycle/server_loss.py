@@ -10,7 +10,7 @@ from labctl.events import Note, Step
 from labctl.model import Server, Value
 from labctl.runs import outputs
 from labctl.runs.runs import record_address
-from labctl.servers import accounts, adoption, attempts, end_server, held_disks
+from labctl.servers import accounts, adoption, attempts, disk_retention, end_server
 from labctl.servers.connections import is_reachable
 from labctl.servers.context import LabContext
 from labctl.servers.watch_reports import parse_watch
@@ -104,9 +104,9 @@ def require_alive(context: LabContext, server: Server, silences: FailedChecks) -
 
 def _terminate_dead(context: LabContext, server: Server) -> bool:
     """Terminate a dead server, which still bills; False if it may hold the only copy of results."""
-    is_kept = held_disks.keep_disk(context, server, time.time() + held_disks.KEPT_S)
+    is_kept = disk_retention.keep_disk(context, server, time.time() + disk_retention.KEPT_S)
     if not (is_kept or context.config.store):
-        why = "its disk cannot be kept and " if held_disks.can_keep(context.provider) else ""
+        why = "its disk cannot be kept and " if disk_retention.can_keep(context.provider) else ""
         text = f"{server.id} does not answer. labctl keeps it running, because {why}the lab has no "
         text += "store for its results. To remove it: labctl down --discard"
         context.reporter.emit(Note(text=text, level="warning"))
@@ -116,7 +116,7 @@ def _terminate_dead(context: LabContext, server: Server) -> bool:
     return True
 
 
-def make_room(context: LabContext, run_id: str) -> None:
+def save_and_terminate(context: LabContext, run_id: str) -> None:
     """Make room for another server: save a server that is being reclaimed, then terminate it.
 
     Records its zone, so that the next server is requested there last.

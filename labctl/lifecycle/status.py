@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # `status` without a refresh starts faster without them
 with lazy_imports(__name__):
     from labctl.lifecycle import reconcile
     from labctl.runs import runs
-    from labctl.servers import adoption, gate, guard, held_disks, kept_disks, open_costs
+    from labctl.servers import adoption, disk_retention, firewall, guard, kept_disks, open_costs
     from labctl.state import ledgers
 
 # Kind of the ledger entry of a `labctl run --down` that was interrupted before it ended the server.
@@ -58,7 +58,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         keeper = _refresh_records(context)
     server = context.state.get_lab_server(context.lab_id)
     if refresh and server is not None and server.state == "running":
-        held_disks.renew(context, server)
+        disk_retention.renew(context, server)
         try:
             machine = _query_server(context, server, why)
             reachable = True
@@ -95,7 +95,7 @@ def _refresh_records(context: LabContext) -> str:
     with open_costs.explain_open_costs(context):
         adopted = adoption.adopt(context)
         if adopted is not None and adopted.state == "running":
-            gate.admit(context, adopted)
+            firewall.admit(context, adopted)
         kept_disks.list_shown_disks(context)
     return keeper
 
@@ -104,7 +104,7 @@ def _query_server(context: LabContext, server: Server, why: bool) -> StatusReply
     """Record the server's runs and its watchdog's report, and return its reply."""
     machine = runs.refresh(context, server)
     reported = parse_watch(machine.watch)
-    record_watch(context, server, guard.watch(context, server) if why else reported)
+    record_watch(context, server, guard.read_watchdog(context, server) if why else reported)
     return machine
 
 

@@ -14,14 +14,14 @@ from labctl.lazy import lazy_imports
 from labctl.lifecycle import disk_restore
 from labctl.model import Server
 from labctl.runs import images, provenance
-from labctl.servers import attempts, deadlines, first_contact, guard, held_disks
+from labctl.servers import attempts, deadlines, disk_retention, first_contact, guard
 from labctl.servers.adoption import adopt
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import select_server_gpus
 from labctl.servers.key_setup import call_with_key_setup
 from labctl.servers.open_costs import explain_open_costs
 from labctl.servers.prepare import prepare, probe
-from labctl.servers.reachability import reach
+from labctl.servers.reachability import wait_until_reachable
 from labctl.stores.lab_store import prepare_store
 from labctl.transports import Transport
 
@@ -85,7 +85,7 @@ def make_ready(context: LabContext, server: Server) -> Server:
     """Wait for the machine and its sshd, then install what labctl needs on it."""
     deadlines.note_declined(context, server)
     with report_part(context.reporter, "boot"):
-        server, transport = reach(context, server)
+        server, transport = wait_until_reachable(context, server)
     with report_part(context.reporter, "prepare"):
         server, transport = first_contact.replace_first_host_key(context, server, transport)
         return _install(context, server, transport)
@@ -122,5 +122,5 @@ def _install(context: LabContext, server: Server, transport: Transport) -> Serve
 def _is_boto3_needed(context: LabContext) -> bool:
     """Whether the server needs boto3: it keeps its own disk at its end, or reads a bucket."""
     addresses = [context.config.store, *(source.url for source in context.config.data.values())]
-    keeps_disk = held_disks.can_server_keep(context.provider)
+    keeps_disk = disk_retention.can_server_keep(context.provider)
     return keeps_disk or any(address.startswith(("s3:", "gs:")) for address in addresses)

@@ -161,6 +161,15 @@ class CredentialSource(Protocol):
 
 
 @runtime_checkable
+class OpensBuckets(Protocol):
+    """The provider's credentials also open S3 buckets."""
+
+    @property
+    def s3_profile(self) -> str:
+        """The profile of ~/.aws/config that selects them; "" for those that AWS's tools use."""
+
+
+@runtime_checkable
 class Leasable(Protocol):
     """A server is leased for a time, and work on it renews the lease."""
 
@@ -217,7 +226,7 @@ class FirstBoot(Protocol):
 
 
 @runtime_checkable
-class Gate(Protocol):
+class Firewall(Protocol):
     """The provider admits ssh only from known addresses."""
 
     def admit(self, server_id: str) -> str:
@@ -325,11 +334,22 @@ BUILT_IN = {
     "local": "labctl.providers.local:LocalProvider",
     "static": "labctl.providers.static:StaticProvider",
 }
+SUMMARIES = {
+    "aws": "the cheapest fitting instance at AWS; costs money",
+    "course": "the server that your course gives you; use labctl join FILE instead",
+    "local": "a container on this machine (needs Docker; no GPU)",
+    "static": "existing machines that you reach with ssh",
+}
 
 
 def list_provider_names() -> list[str]:
     """List the names of all installed providers."""
     return sorted(entry.name for entry in metadata.entry_points(group="labctl.providers"))
+
+
+def describe_provider(name: str) -> str:
+    """Describe in a few words where the provider's servers come from."""
+    return SUMMARIES.get(name, "from a plugin package")
 
 
 def get_provider_class(name: str) -> type[Provider]:

@@ -307,7 +307,7 @@ def to_run(record: RunRecord, server_id: str) -> Run:
         command=record.command,
         image=record.image,
         exit_code=record.exit_code,
-        summary=record.told,
+        summary=record.summary,
         created_at=record.created_at,
         started_at=record.started_at,
         ended_at=record.ended_at,

@@ -40,6 +40,7 @@ from labctl.wire.codec import Message, MessageError, decode
 from labctl.wire.files import CompleteFile, RunManifest
 from labctl.wire.mirrors import IndexRecord, StoredRunRecord
 from labctl.wire.runs import RunRecord
+from labctl.wire.tar import TarError, TarStream
 
 # Writes one verified file to a path, by rename; raises TransferError or NotFoundError.
 Fetch = Callable[[AnnouncedFile, Path], None]
@@ -84,14 +85,14 @@ def pull_from_keeper(
         dir=_make_directory(context.config.root / ".labctl")
     ) as folder:
         received = Path(folder)
-        with tarfile.open(fileobj=archive, mode="r|") as tar:
-            for member in tar:
-                target = received / require_contained(member.name)
-                source = tar.extractfile(member) if member.isreg() else None
-                if source is not None:
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    with target.open("wb") as file:
-                        shutil.copyfileobj(source, file)
+        try:
+            _extract_files(archive, received)
+        except TarError as error:
+            raise TransferError(
+                "the keeper's copy was not fully received",
+                why=str(error),
+                hint="labctl pull   # again",
+            ) from error
 
         def fetch(due: AnnouncedFile, path: Path) -> None:
             target = received / due.path
@@ -103,6 +104,16 @@ def pull_from_keeper(
             target.replace(path)
 
         return _pull_files(context, run_id, files, fetch, run)
+
+
+def _extract_files(archive: BinaryIO, directory: Path) -> None:
+    stream = TarStream(archive)
+    for member in stream:
+        target = directory / require_contained(member.name)
+        if member.kind == tarfile.REGTYPE:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("wb") as file:
+                shutil.copyfileobj(stream, file)
 
 
 def list_outputs(root: Path, run_id: str) -> tuple[FileEntry, ...]:

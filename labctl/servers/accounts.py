@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from labctl.errors import LabError, PolicyError
 from labctl.model import CreateServerRequest, ProviderAccount, Server
+from labctl.providers import OpensBuckets, Provider
 from labctl.servers.context import LabContext
 from labctl.state import Attempt
 from labctl.text import price_text
@@ -117,6 +118,11 @@ def find_profile(context: LabContext, account_id: str) -> str:
         if (line.detail["provider"], line.detail["id"]) == account:
             return str(line.detail["profile"])
     return ""
+
+
+def find_s3_profile(provider: Provider) -> str:
+    """Return the profile of ~/.aws/config with which the user opens buckets; "" for the default."""
+    return provider.s3_profile if isinstance(provider, OpensBuckets) else ""
 
 
 def describe(provider: str, account: ProviderAccount) -> str:

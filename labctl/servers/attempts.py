@@ -36,7 +36,7 @@ from labctl.retry import retry_on
 from labctl.servers import accounts, deadlines, end_server, guard, kept_disks
 from labctl.servers.context import LabContext
 from labctl.servers.cost import record_start, spent_usd
-from labctl.servers.held_disks import KEPT_S
+from labctl.servers.disk_retention import KEPT_S
 from labctl.servers.host_keys import make_key
 from labctl.servers.plan import describe_market, describe_offer, describe_plan
 from labctl.state import Attempt

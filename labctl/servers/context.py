@@ -6,10 +6,11 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from labctl.config import LabConfig, Paths, student_key
+from labctl.config import LabConfig, Paths, find_user_name, student_key
 from labctl.errors import ConnectError, NotFoundError
 from labctl.errors.subject import LAB, Subject
 from labctl.events import Note, Progress, Reporter
@@ -25,9 +26,10 @@ from labctl.providers import (
 from labctl.state import State
 from labctl.state.disks import list_kept_disks
 
-with lazy_imports(__name__):
-    import getpass
+if TYPE_CHECKING:
+    from labctl.servers.connections import Connections
 
+with lazy_imports(__name__):
     from labctl.servers import agent, connections
 
 
@@ -44,6 +46,7 @@ class LabContext:
     what the server cannot save by itself; 0 without a keeper. `has_results` is False for a server
     whose files are not needed, such as a server for grading. `in_process` keeps connections to
     servers inside this process. `subject` knows the commands that the user of this context types.
+    `shared_provider` and `shared_connections` are those of another context, used by this one too.
     """
 
     config: LabConfig
@@ -59,6 +62,14 @@ class LabContext:
     has_results: bool = True
     in_process: bool = False
     subject: Subject = LAB
+    shared_provider: Provider | None = None
+    shared_connections: Connections | None = None
+
+    def replace_provider(self, provider: Provider) -> LabContext:
+        """Return this context with another provider and the same connections."""
+        return dataclasses.replace(
+            self, shared_provider=provider, shared_connections=self.connections
+        )
 
     def make_sibling(
         self,
@@ -70,17 +81,16 @@ class LabContext:
         subject: Subject | None = None,
     ) -> LabContext:
         """Return the context of another lab that shares this provider, state and connections."""
-        sibling = dataclasses.replace(
+        return dataclasses.replace(
             self,
             config=config,
             lab_id=lab_id,
             reporter=reporter or self.reporter,
             has_results=has_results and self.has_results,
             subject=subject or self.subject,
+            shared_provider=self.provider,
+            shared_connections=self.connections,
         )
-        # A cached_property keeps its value in the instance's dictionary.
-        sibling.__dict__.update(provider=self.provider, connections=self.connections)
-        return sibling
 
     @property
     def name(self) -> str:
@@ -88,13 +98,17 @@ class LabContext:
         return self.subject.seat or self.config.name
 
     @functools.cached_property
-    def connections(self) -> connections.Connections:
+    def connections(self) -> Connections:
+        if self.shared_connections is not None:
+            return self.shared_connections
         return connections.Connections(
             self.paths.ssh_dir, self.paths.user_ssh_config, in_process=self.in_process
         )
 
     @functools.cached_property
     def provider(self) -> Provider:
+        if self.shared_provider is not None:
+            return self.shared_provider
         return self.make_provider(self.config.server.provider)
 
     def make_provider(self, name: str) -> Provider:
@@ -118,7 +132,7 @@ class LabContext:
     def _build_provider_context(self) -> ProviderContext:
         return ProviderContext(
             data_dir=self.paths.data_dir,
-            owner=self.owner or getpass.getuser(),
+            owner=self.owner or find_user_name(),
             place=self.place,
             connect=self.connections.connect,
             settle_host_key=self._settle_host_key,

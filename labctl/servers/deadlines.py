@@ -94,7 +94,7 @@ def set_first_timer(context: LabContext, server: Server) -> None:
         _set_timer(context, server, at)
 
 
-def follow(
+def move_timer(
     context: LabContext,
     server: Server,
     watch: WatchRecord | None,

@@ -14,7 +14,7 @@ from labctl.errors import BusyError, LabError, ThrottledError
 from labctl.events import Step
 from labctl.model import Resource, Server, Value
 from labctl.retry import retry_on, retry_throttled_calls
-from labctl.servers import accounts, disks, held_disks, kept_disks
+from labctl.servers import accounts, disk_retention, disks, kept_disks
 from labctl.servers.context import LabContext
 from labctl.state.disks import is_expired
 
@@ -85,7 +85,7 @@ def end(context: LabContext, servers: Iterable[Server], *, keep_disks: bool = Fa
     def terminate(server: Server) -> None:
         context.connections.close(server)
         if not keep_disks:
-            held_disks.release(context, server)
+            disk_retention.release(context, server)
         retry_throttled_calls()(context.provider.terminate, server.id)
         context.state.record("terminating", lab_id=server.lab_id, server_id=server.id)
 

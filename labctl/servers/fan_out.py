@@ -61,14 +61,14 @@ def run_on_all(
     subjects: Sequence[Subject] = (),
     at_once: int = AT_ONCE,
     timeout_s: float | None = None,
-    tell: Callable[[ServerResult], None] = lambda answer: None,
+    on_result: Callable[[ServerResult], None] = lambda answer: None,
 ) -> list[ServerResult]:
     """Run `line` in a POSIX shell on each server; return the results in the order of `servers`.
 
     Results have the servers' aliases, or `names`, one for each server. `subjects` are those of the
-    errors in the same order, by default a lab. `tell` is called in this thread with each result, in
-    that order too, as soon as all earlier ones are there. A server that fails does not stop the
-    others. After an interrupt no further server is started.
+    errors in the same order, by default a lab. `on_result` is called in this thread with each
+    result, in that order too, as soon as all earlier ones are there. A server that fails does not
+    stop the others. After an interrupt no further server is started.
     """
     login_limiter = LoginLimiter(servers)
 
@@ -89,7 +89,7 @@ def run_on_all(
         ]
         for future in futures:
             answers.append(future.result())
-            tell(answers[-1])
+            on_result(answers[-1])
     return answers
 
 

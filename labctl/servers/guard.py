@@ -9,7 +9,7 @@ import time
 
 from labctl.model import Need, Server
 from labctl.providers import Guarded, Keep, Leasable, Provider, Stoppable
-from labctl.servers import cost, deadlines, held_disks
+from labctl.servers import cost, deadlines, disk_retention
 from labctl.servers.context import LabContext
 from labctl.wire.codec import to_json
 from labctl.wire.watchdog import (
@@ -74,15 +74,17 @@ def arm(
         context.state.record(EVENT, lab_id=context.lab_id, server_id=server.id, detail=detail)
     _settle_disk(context, server, watch)
     if not deadlines.is_timer_denied(context, server):
-        deadlines.follow(context, server, watch)
+        deadlines.move_timer(context, server, watch)
     return watch
 
 
 def _settle_disk(context: LabContext, server: Server, watch: WatchRecord | None) -> None:
     """Let the disk go with the server, or keep it past the watchdog's deadline."""
     if _can_lose_disk(context):
-        held_disks.release(context, server)  # only now does its watchdog know who saves its results
-    elif held_disks.is_held(context, server):
+        disk_retention.release(
+            context, server
+        )  # only now does its watchdog know who saves its results
+    elif disk_retention.is_kept(context, server):
         # Others may have extended the deadline.
         _keep_disk_past(context, server, deadlines.list_seconds_left(watch))
 
@@ -101,7 +103,9 @@ def _derive_limits(
     )
 
 
-def watch(context: LabContext, server: Server, *, decisions: int = DECISIONS) -> WatchRecord | None:
+def read_watchdog(
+    context: LabContext, server: Server, *, decisions: int = DECISIONS
+) -> WatchRecord | None:
     """Return the watchdog's report now, with the last `decisions`; None if none was armed."""
     request = WatchRequest(_find_guarded_lab_id(context, server), decisions)
     return context.open_agent(server).call(WATCH, request).watch
@@ -114,7 +118,7 @@ def extend(context: LabContext, server: Server, span_s: int) -> WatchRecord | No
     """
     if isinstance(context.provider, Guarded):
         context.provider.extend_life(server.id, span_s)
-        return watch(context, server)
+        return read_watchdog(context, server)
     request = ExtendRequest(_find_guarded_lab_id(context, server), span_s)
     extended = context.open_agent(server).call(EXTEND, request).watch
     if _should_hold_disk(context, server):
@@ -127,7 +131,7 @@ def _watch_foreign(context: LabContext, server: Server, provider: Guarded) -> Wa
     if not context.state.list_events(server_id=server.id, kind=EVENT, limit=1):
         detail = {"as": provider.get_guarded_lab_id(server.id)}
         context.state.record(EVENT, lab_id=context.lab_id, server_id=server.id, detail=detail)
-    return watch(context, server)
+    return read_watchdog(context, server)
 
 
 def _find_guarded_lab_id(context: LabContext, server: Server) -> str:
@@ -168,7 +172,7 @@ def _should_hold_disk(context: LabContext, server: Server) -> bool:
     """
     if _can_lose_disk(context) or not isinstance(context.provider, Keep):
         return False
-    return should_keep_disk(context) or held_disks.is_held(context, server)
+    return should_keep_disk(context) or disk_retention.is_kept(context, server)
 
 
 def _decide_disk(context: LabContext, server: Server, span_s: float | None) -> str:
@@ -178,7 +182,7 @@ def _decide_disk(context: LabContext, server: Server, span_s: float | None) -> s
     """
     if _should_hold_disk(context, server):
         ends_at = time.time() + (NO_DEADLINE_S if span_s is None else span_s)
-        if held_disks.keep_until(context, server, ends_at):
+        if disk_retention.keep_until(context, server, ends_at):
             return "stays"
     return _disk_at_end(context.provider)
 
@@ -186,7 +190,7 @@ def _decide_disk(context: LabContext, server: Server, span_s: float | None) -> s
 def _keep_disk_past(context: LabContext, server: Server, left_s: list[float]) -> None:
     """Have the disk kept past the server's end, which is the first of these limits."""
     if left_s:
-        held_disks.keep_until(context, server, time.time() + min(left_s))
+        disk_retention.keep_until(context, server, time.time() + min(left_s))
 
 
 def _describe_ending(context: LabContext, server: Server, disk: str) -> EndingRecord:

@@ -6,7 +6,7 @@ from labctl.errors import PolicyError, ProviderError
 from labctl.errors.subject import Subject
 from labctl.model import Server
 from labctl.providers import Stoppable
-from labctl.servers import deadlines, held_disks
+from labctl.servers import deadlines, disk_retention
 from labctl.servers.context import LabContext
 from labctl.state.disks import STOPPED
 
@@ -65,8 +65,8 @@ def stop_server(
     until = deadlines.postpone(context, server, keep_until)
     detail = {"usd_per_month": usd_per_month, "until": until}
     context.state.record(STOPPED, lab_id=context.lab_id, server_id=server.id, detail=detail)
-    if held_disks.is_held(context, server):
-        held_disks.keep_until(context, server, keep_until)
+    if disk_retention.is_kept(context, server):
+        disk_retention.keep_until(context, server, keep_until)
 
 
 def start_if_stopped(context: LabContext, server: Server) -> None:

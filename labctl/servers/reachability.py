@@ -20,7 +20,7 @@ from labctl.servers import deadlines, end_server
 from labctl.servers.accounts import ENDED
 from labctl.servers.adoption import is_fresh
 from labctl.servers.context import LabContext
-from labctl.servers.gate import admit
+from labctl.servers.firewall import admit
 from labctl.servers.power import start_if_stopped
 from labctl.transports import Transport
 
@@ -30,7 +30,7 @@ SSH_DEADLINE_S = 120.0
 POLL_S = 0.25
 
 
-def reach(context: LabContext, server: Server) -> tuple[Server, Transport]:
+def wait_until_reachable(context: LabContext, server: Server) -> tuple[Server, Transport]:
     """Wait for a server; return it and a transport on which a login has worked.
 
     A new server that cannot be reached, or that refuses the login, is removed again, after its

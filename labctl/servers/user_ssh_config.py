@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from labctl.commands import ssh
+from labctl.config import expand_user
 from labctl.config.identity import replace_file
 from labctl.errors import LabError, NotFoundError
 from labctl.model import Endpoint
@@ -34,7 +35,7 @@ class UserSshConfig:
     def jump_config(self) -> str:
         """The config file for jump hosts; "" for ssh's default, which adds the system's."""
         path = self.path
-        if path is None or not path.exists() or path == Path("~/.ssh/config").expanduser():
+        if path is None or not path.exists() or path == expand_user("~/.ssh/config"):
             return ""
         return str(path)
 
@@ -76,7 +77,7 @@ class UserSshConfig:
             (
                 str(path)
                 for name in options.get("identityfile", [])
-                if name not in defaults and (path := Path(name).expanduser()).is_file()
+                if name not in defaults and (path := expand_user(name)).is_file()
             ),
             "",
         )
@@ -90,7 +91,7 @@ class UserSshConfig:
             identity=identity,
             jump=_none_to_empty(options.get("proxyjump", [""])[0]),
             proxy_command=_none_to_empty(options.get("proxycommand", [""])[0]),
-            host_key=find_known_key(name, tuple(Path(file).expanduser() for file in files)),
+            host_key=find_known_key(name, tuple(expand_user(file) for file in files)),
         )
 
     def find_known_key(self, endpoint: Endpoint) -> str:
@@ -145,7 +146,7 @@ def list_hosts(config: Path, *, skip: Path, depth: int = 0) -> set[str]:
     hosts, includes = ssh.parse_host_patterns(config.read_text(errors="replace"))
     names = set(hosts)
     for include in includes:
-        pattern = Path(include).expanduser()
+        pattern = expand_user(include)
         absolute = pattern if pattern.is_absolute() else config.parent / pattern
         root = Path(absolute.anchor)
         for path in root.glob(str(absolute.relative_to(root))):

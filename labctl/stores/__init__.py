@@ -69,12 +69,12 @@ class LabStore(Protocol):
         """
 
 
-def open_store(url: str, prefix: str, around: StoreContext) -> LabStore:
+def open_store(url: str, prefix: str, context: StoreContext) -> LabStore:
     """Open the store at `url`, below `prefix` ("<lab>-<lab id>")."""
     if url.startswith("s3://"):
-        return s3.S3LabStore(url, prefix, around)
+        return s3.S3LabStore(url, prefix, context)
     if url.startswith("ssh://"):
-        return ssh.SshLabStore(url, prefix, around)
+        return ssh.SshLabStore(url, prefix, context)
     raise UsageError(
         f"{url!a} is not a valid store", hint="set store: s3://... or ssh://... in lab.yaml"
     )

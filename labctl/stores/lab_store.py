@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 from pathlib import Path
 
+from labctl.config import find_user_name
 from labctl.errors import LabError, NotFoundError
 from labctl.events import Note
 from labctl.model import Endpoint, Server
+from labctl.servers.accounts import find_s3_profile
 from labctl.servers.context import LabContext
 from labctl.stores import LabStore, StoreContext, open_store
 from labctl.stores.ssh import SshLabStore
@@ -111,8 +112,6 @@ def _find_detour(endpoint: Endpoint) -> str:
 
 def _context(context: LabContext) -> StoreContext:
     mirror = Path(__file__).parents[1] / "agent" / "mirror"
-    config = context.config.server
-    settings = config.provider_settings.get(config.provider)
 
     def settle_host_key(endpoint: Endpoint) -> Endpoint:
         return context.connections.settle_host_key(endpoint, context.reporter)
@@ -121,7 +120,7 @@ def _context(context: LabContext) -> StoreContext:
         try:
             return context.connections.user_config.resolve_alias(host)
         except LabError:
-            return Endpoint(host=host, port=22, user=getpass.getuser())
+            return Endpoint(host=host, port=22, user=find_user_name())
 
     return StoreContext(
         connect=context.connections.connect,
@@ -129,5 +128,5 @@ def _context(context: LabContext) -> StoreContext:
         resolve_alias=resolve_alias,
         gateway=(mirror / "ssh_gateway.py").read_bytes(),
         keys=(mirror / "authorized_keys.py").read_bytes(),
-        profile=getattr(settings, "profile", ""),
+        profile=find_s3_profile(context.provider),
     )

@@ -9,9 +9,9 @@ from labctl.stores.bucket import open_folder
 
 
 class S3LabStore:
-    def __init__(self, url: str, prefix: str, around: StoreContext) -> None:
+    def __init__(self, url: str, prefix: str, context: StoreContext) -> None:
         self.url = url
-        self._folder = open_folder(url, prefix, around.profile)
+        self._folder = open_folder(url, prefix, context.profile)
 
     def read(self, key: str) -> bytes | None:
         return self._folder.read(key)

@@ -34,9 +34,9 @@ FULL_HINT = "labctl config   # shows the store; free space there, then run the s
 
 
 class SshLabStore:
-    def __init__(self, url: str, prefix: str, around: StoreContext) -> None:
+    def __init__(self, url: str, prefix: str, context: StoreContext) -> None:
         self.url = url
-        self._around = around
+        self._context = context
         self._parts = urllib.parse.urlsplit(url)
         path = f"{self._parts.path.rstrip('/')}/{prefix}"
         self._directory = _check_directory(path.removeprefix("/~/"))
@@ -46,22 +46,22 @@ class SshLabStore:
     def endpoint(self) -> Endpoint:
         """Resolve the address by the user's own ssh_config, and pin its host key."""
         if self._endpoint is None:
-            alias = self._around.resolve_alias(self._parts.hostname or "")
+            alias = self._context.resolve_alias(self._parts.hostname or "")
             port, user = self._parts.port or alias.port, self._parts.username or alias.user
             # Another port is another sshd, which may have another key.
             host_key = alias.host_key if port == alias.port else ""
             endpoint = msgspec.structs.replace(alias, port=port, user=user, host_key=host_key)
-            self._endpoint = self._around.settle_host_key(endpoint)
+            self._endpoint = self._context.settle_host_key(endpoint)
         return self._endpoint
 
     def grant_access(self, lab: str, key: str) -> None:
         """Give `key` access to this prefix, replacing the lab's earlier key."""
-        gateway = self._around.gateway
-        self._run_program(self._around.keys, "admit", self._directory, lab, key, stdin=gateway)
+        gateway = self._context.gateway
+        self._run_program(self._context.keys, "admit", self._directory, lab, key, stdin=gateway)
 
     def revoke_access(self, lab: str) -> None:
         """Revoke the access of the lab's key. What it wrote stays."""
-        self._run_program(self._around.keys, "forget", lab)
+        self._run_program(self._context.keys, "forget", lab)
 
     def read(self, key: str) -> bytes | None:
         try:
@@ -109,7 +109,7 @@ class SshLabStore:
     ) -> tuple[GatewayReply, bytes]:
         """Send a request to the gateway; return (reply, the bytes that follow it)."""
         stdin = encode(request).encode() + b"\n" + body
-        output = self._run_program(self._around.gateway, "serve", self._directory, stdin=stdin)
+        output = self._run_program(self._context.gateway, "serve", self._directory, stdin=stdin)
         head, _, rest = output.partition(b"\n")
         try:
             reply = decode(GatewayReply, head)
@@ -133,7 +133,7 @@ class SshLabStore:
     def _run_program(self, program: bytes, *words: str, stdin: bytes = b"") -> bytes:
         """Run a Python program there, which arrives before its own input; return its output."""
         if self._transport is None:
-            self._transport = self._around.connect(self.endpoint())
+            self._transport = self._context.connect(self.endpoint())
         loader = f"import sys; exec(sys.stdin.buffer.read({len(program)}))"
         line = command("python3", "-I", "-S", "-c", loader, *words).render()
         out, err = bytearray(), bytearray()

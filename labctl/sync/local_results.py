@@ -19,6 +19,7 @@ from labctl.sync.downloads import AnnouncedFile, rename_stable_identity
 from labctl.sync.durability import hash_on_disk, sync_directories
 from labctl.sync.scan import HashIndex
 from labctl.wire.checkpoints import MANIFEST, find_checkpoint, list_checkpoints
+from labctl.wire.containment import find_link_on_way
 from labctl.wire.files import RunManifest
 
 PARTIAL = ".labctl-partial"
@@ -72,13 +73,13 @@ class RunComparison:
     def list_local_files(self) -> Iterator[Path]:
         """Yield local files that have the name of a file on the server, whatever their content."""
         for due in self.files.values():
-            path = resolve_inside(self.home, due.path)
+            path = resolve_result(self.home, due.path)
             if path.is_file() and not path.is_symlink():
                 yield path
 
     def _is_local(self, due: AnnouncedFile) -> bool:
         """Whether the local file has the server's content, by index or by reading it."""
-        path = resolve_inside(self.home, due.path)
+        path = resolve_result(self.home, due.path)
         if not due.sha256 or not path.is_file() or path.is_symlink():
             return False
         status = path.lstat()
@@ -117,17 +118,15 @@ def write_record(home: Path, record: Run | None) -> None:
         staging.replace(home / RECORD)
 
 
-def resolve_inside(home: Path, name: str) -> Path:
+def resolve_result(home: Path, name: str) -> Path:
     """Return `home/name`; PolicyError if a directory on the way is a link."""
-    path = home
-    for part in name.split("/")[:-1]:
-        path = path / part
-        if path.is_symlink():
-            raise PolicyError(
-                f"{path} is a symbolic link",
-                why="labctl does not write results through links",
-                hint=f"{_move_away(path, '.link')}\nlabctl pull",
-            )
+    link = find_link_on_way(home, name)
+    if link is not None:
+        raise PolicyError(
+            f"{link} is a symbolic link",
+            why="labctl does not write results through links",
+            hint=f"{_move_away(link, '.link')}\nlabctl pull",
+        )
     return home / name
 
 
@@ -144,14 +143,14 @@ def place_files(
     good = [file for file in confirmed if find_checkpoint(file.path, tops) not in incomplete]
     count = 0
     for top, members in _group(good, tops).items():
-        target = resolve_inside(comparison.home, top.rstrip("/")) if top else comparison.home
+        target = resolve_result(comparison.home, top.rstrip("/")) if top else comparison.home
         if top and not target.exists() and len(members) == _count_members(comparison.files, top):
             _delete_all_except(partial / top, {partial / file.path for file in members})
             target.parent.mkdir(parents=True, exist_ok=True)
             (partial / top).rename(target)
         else:
             for file in sorted(members, key=lambda file: file.path == top + MANIFEST):
-                _move(partial / file.path, resolve_inside(comparison.home, file.path))
+                _move(partial / file.path, resolve_result(comparison.home, file.path))
         count += len(members)
     sync_directories([comparison.home / file.path for file in good], comparison.home.parent.parent)
     for file in good:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -84,10 +84,8 @@ class FakeTransport:
     def remote_shell(self) -> RemoteShell | None:
         return self.shell
 
-    @contextmanager
-    def open_sftp(self) -> Iterator[SFTPClient]:
+    def open_sftp(self) -> AbstractContextManager[SFTPClient]:
         raise AssertionError("the script has no files")
-        yield
 
     def close(self) -> None:
         self.closed = True

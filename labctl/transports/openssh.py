@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from labctl.commands import ssh
+from labctl.config import copy_environment
 from labctl.errors import LabError
 from labctl.lazy import lazy_imports
 from labctl.model import Endpoint
@@ -220,7 +221,7 @@ def _spawn(
             stdout=quiet,
             stderr=stderr or quiet,
             # Passed on unread. LC_ALL: `failures` recognizes ssh's messages in English.
-            env={**os.environ, "LC_ALL": "C"},
+            env={**copy_environment(), "LC_ALL": "C"},
         )
     except FileNotFoundError:
         raise LabError(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from labctl.commands import rsync
+from labctl.config import copy_environment
 from labctl.errors import LabError, TransferError
 from labctl.model import Endpoint, Value
 from labctl.parallel import on_cancel
@@ -137,7 +138,7 @@ def _make_cut_short_error(code: int, stderr: str) -> LabError:
 
 def _copy_environment_without_rsync() -> dict[str, str]:
     """Return this environment without the user's rsync settings, in the C locale for parsing."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith("RSYNC_")}
+    env = {key: value for key, value in copy_environment().items() if not key.startswith("RSYNC_")}
     return {**env, "LC_ALL": "C"}
 
 

@@ -74,12 +74,12 @@ class Dashboard:
         pages: Pages,
         link: LoginLink,
         actions: CourseActions,
-        gauges: LoadReader,
+        load_reader: LoadReader,
         drop: Path,
         middleware: Sequence[Middleware],
     ) -> None:
         self.feed = feed
-        self.gauges = gauges
+        self.load_reader = load_reader
         self.pages = pages
         self.link = link
         self.actions = actions
@@ -126,7 +126,7 @@ class Dashboard:
     async def _run_tasks(self, _: FastAPI) -> AsyncIterator[None]:
         tasks = [
             asyncio.create_task(self.feed.run()),
-            asyncio.create_task(self.gauges.run(self.feed)),
+            asyncio.create_task(self.load_reader.run(self.feed)),
         ]
         try:
             # Draw the first page in advance, so that nobody waits for it.

@@ -86,7 +86,7 @@ class LoginLink:
         with self._lock:
             return self._format_url()
 
-    def spend(self, token: str) -> bool:
+    def redeem(self, token: str) -> bool:
         """Check a token. A correct one returns True and becomes invalid."""
         with self._lock:
             if not self._token or not hmac.compare_digest(token.encode(), self._token.encode()):
@@ -139,7 +139,7 @@ class RequireSession:
 
     def _sign_in(self, scope: Scope) -> Response:
         token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if not self._link.spend(token):
+        if not self._link.redeem(token):
             return refuse(
                 "this URL was already used or has expired; "
                 f"the current URL is in the file {self._link.file}"

@@ -35,8 +35,8 @@ def build_dashboard(
     """Build the dashboard of the course at `path`, with its own CourseFolder for its thread."""
     folder = CourseFolder(path)
     actions = CourseActions(path, paths, state)
-    gauges = LoadReader(actions.read_load)
-    snapshot_taker = SnapshotTaker(folder, state, gauges.recent_loads)
+    load_reader = LoadReader(actions.read_load)
+    snapshot_taker = SnapshotTaker(folder, state, load_reader.recent_loads)
     private = folder.private / "keeper"
     link = LoginLink(private / url_file)
     key = read_or_create_key(private / KEY_FILE)
@@ -45,7 +45,7 @@ def build_dashboard(
         Pages(paths.data_dir / "templates" / "dashboard"),
         link,
         actions,
-        gauges,
+        load_reader,
         folder.drop,
         build_middleware(link, key, f"labctl-{course_id[:8]}"),
     )

@@ -37,21 +37,21 @@ class ActionForms:
         app.add_api_route(cancel, self.cancel, methods=["POST"], response_class=Response)
 
     async def ask_extend(self, request: Request, key: str, by: str = "1h") -> Response:
-        board = self._dashboard
-        snapshot = await board.feed.read_snapshot()
-        seat = board.find_seat(snapshot, key)
+        dashboard = self._dashboard
+        snapshot = await dashboard.feed.read_snapshot()
+        seat = dashboard.find_seat(snapshot, key)
         span_s = parse_span(by)
         name = pseudonyms_of(request).seat(snapshot, seat)
         if seat.machine is None or seat.machine.state != "running":
             lines = [f"{name} has no running server to extend."]
             title = "No running server"
-            return board.render_page(request, snapshot, "message", title=title, lines=lines)
+            return dashboard.render_page(request, snapshot, "message", title=title, lines=lines)
         lines = [
             f"The server will stop {span(span_s)} later, even beyond the course's max_ttl. "
             "During this time, it does not stop when it is idle.",
             *_price_lines(seat, seat.machine, span_s, snapshot.at),
         ]
-        return board.render_page(
+        return dashboard.render_page(
             request,
             snapshot,
             "confirm",
@@ -66,12 +66,12 @@ class ActionForms:
 
     async def extend(self, request: Request, key: str) -> Response:
         form = form_of(request)
-        board = self._dashboard
-        seat = board.find_seat(await board.feed.read_snapshot(), key)
+        dashboard = self._dashboard
+        seat = dashboard.find_seat(await dashboard.feed.read_snapshot(), key)
         span_s = parse_span(form.get("by", ""))
         why = "".join(c for c in form.get("why", "") if c.isprintable())[:MAX_WHY]
         try:
-            watch = await asyncio.to_thread(board.actions.extend, seat.name, span_s, why)
+            watch = await asyncio.to_thread(dashboard.actions.extend, seat.name, span_s, why)
         except LabError as error:
             return await self._redirect_with_message(request, key, "bad", _error_text(error))
         message = f"Extended by {span(span_s)}."
@@ -80,13 +80,13 @@ class ActionForms:
         return await self._redirect_with_message(request, key, "good", message)
 
     async def ask_cancel(self, request: Request, key: str, run: str) -> Response:
-        board = self._dashboard
-        snapshot = await board.feed.read_snapshot()
-        seat = board.find_seat(snapshot, key)
+        dashboard = self._dashboard
+        snapshot = await dashboard.feed.read_snapshot()
+        seat = dashboard.find_seat(snapshot, key)
         if not any(one.id == run for one in seat.runs):
             raise NotFoundError("this seat has no run with this id")
         name = pseudonyms_of(request).seat(snapshot, seat)
-        return board.render_page(
+        return dashboard.render_page(
             request,
             snapshot,
             "confirm",
@@ -103,10 +103,10 @@ class ActionForms:
         )
 
     async def cancel(self, request: Request, key: str, run: str) -> Response:
-        board = self._dashboard
-        seat = board.find_seat(await board.feed.read_snapshot(), key)
+        dashboard = self._dashboard
+        seat = dashboard.find_seat(await dashboard.feed.read_snapshot(), key)
         try:
-            ended_run, had_ended = await asyncio.to_thread(board.actions.cancel, seat.name, run)
+            ended_run, had_ended = await asyncio.to_thread(dashboard.actions.cancel, seat.name, run)
         except LabError as error:
             return await self._redirect_with_message(request, key, "bad", _error_text(error))
         event = f"Run {run} had already ended" if had_ended else f"Run {run} was canceled"
@@ -116,9 +116,9 @@ class ActionForms:
     async def _redirect_with_message(
         self, request: Request, key: str, kind: str, text: str
     ) -> Response:
-        board = self._dashboard
-        board.messages.setdefault(session_of(request).id, []).append((kind, text))
-        await board.feed.renew()
+        dashboard = self._dashboard
+        dashboard.messages.setdefault(session_of(request).id, []).append((kind, text))
+        await dashboard.feed.renew()
         return RedirectResponse(f"/seats/{key}", 303)
 
 

@@ -14,7 +14,7 @@ from labctl.courses.records.folder import Seat as CourseSeat
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.spending import RunningServer, read_due_extensions
 from labctl.courses.records.student import Student
-from labctl.courses.watch_reports import HeardReport, WatchReport, read_report
+from labctl.courses.watch_reports import DatedWatchReport, WatchReport, read_report
 from labctl.model import Run, Server
 from labctl.state import State
 from labctl.web.grades import Grades, find_frozen_seats, find_released
@@ -73,19 +73,19 @@ class _RosterCache:
 class SnapshotTaker:
     """Takes snapshots, in one thread. No other thread may use `folder` at the same time.
 
-    `gauges` returns the recent load of servers by the keys of their seats.
+    `read_loads` returns the recent load of servers by the keys of their seats.
     """
 
     def __init__(
         self,
         folder: CourseFolder,
         state: State,
-        gauges: Callable[[], dict[str, ServerLoad]] = dict,
+        read_loads: Callable[[], dict[str, ServerLoad]] = dict,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._folder = folder
         self._state = state
-        self._gauges = gauges
+        self._read_loads = read_loads
         self._now = now
         self._hand_ins = SubmissionList(folder.drop, folder.pseudonym)
         self._grades = Grades(folder.grades)
@@ -95,8 +95,8 @@ class SnapshotTaker:
         self._stamps: tuple[tuple[int, int], ...] = ()
         # notes of the folder and the ledger during the last snapshot
         self._notes: list[str] = []
-        folder.tell = self._notes.append
-        folder.ledger.tell = self._notes.append
+        folder.notify = self._notes.append
+        folder.ledger.notify = self._notes.append
 
     def take(self) -> Snapshot:
         """Take a snapshot of the course. LabError if its folder cannot be read."""
@@ -150,7 +150,7 @@ class SnapshotTaker:
             self._stamps = stamps
         return self._roster
 
-    def _read_watches(self, servers: int) -> dict[str, HeardReport]:
+    def _read_watches(self, servers: int) -> dict[str, DatedWatchReport]:
         """Return server id -> the watchdog's last report."""
         events = self._state.list_events(kind="watch", limit=4 * servers + 50) if servers else []
         return {event.server_id: read_report(event) for event in events}
@@ -159,7 +159,7 @@ class SnapshotTaker:
         self,
         seat: CourseSeat,
         servers: dict[str, Server],
-        watches: dict[str, HeardReport],
+        watches: dict[str, DatedWatchReport],
         runs: dict[str, list[Run]],
         spent: dict[str, float],
     ) -> SeatView:
@@ -201,13 +201,15 @@ class SnapshotTaker:
                 runs.setdefault(owner, []).append(run)
         return runs
 
-    def _make_machine(self, key: str, server: Server, report: HeardReport | None) -> ServerView:
+    def _make_machine(
+        self, key: str, server: Server, report: DatedWatchReport | None
+    ) -> ServerView:
         offer = server.offer
         deadline_at = server.deadline_at
         watch = report.watch if report else WatchReport()
         if report and watch.ttl_left_s is not None:
             deadline_at = round(report.at + watch.ttl_left_s, -1)
-        gauge = self._gauges().get(key)
+        gauge = self._read_loads().get(key)
         if gauge is None and report and server.state == "running":
             gauge = load_from_watchdog(offer, watch.gpu_percent, report.at)
         count = f"{offer.gpu_count} × " if offer.gpu_count > 1 else ""

@@ -12,6 +12,7 @@ types at run time, and write `Optional[int]` and `Tuple[str, ...]` as Python 3.8
 import json
 from typing import (
     Any,
+    Callable,
     Dict,
     Iterable,
     List,
@@ -29,6 +30,8 @@ Message = TypeVar("Message", bound=NamedTuple)
 Value = TypeVar("Value")
 # Each class that is an array in JSON, with the types of its fields.
 _ARRAYS: Dict[Any, Tuple[Any, ...]] = {}
+# Each class with fields whose keys in JSON are other names: the keys by field.
+_KEYS: Dict[Any, Dict[str, str]] = {}
 
 
 class MessageError(ValueError):
@@ -42,6 +45,19 @@ def as_array(kind: Type[Message]) -> Type[Message]:
     """
     _ARRAYS[kind] = tuple(kind.__annotations__.values())
     return kind
+
+
+def with_keys(**keys: str) -> Callable[[Type[Message]], Type[Message]]:
+    """Give fields of a class of messages other keys in JSON, those of earlier versions.
+
+    A decorator.
+    """
+
+    def register(kind: Type[Message]) -> Type[Message]:
+        _KEYS[kind] = keys
+        return kind
+
+    return register
 
 
 def encode(message: NamedTuple) -> str:
@@ -74,8 +90,9 @@ def to_json(value: Any, drop_defaults: bool = False) -> Any:
 
 def _message_to_json(message: Any, drop_defaults: bool) -> Dict[str, Any]:
     defaults = message._field_defaults if drop_defaults else {}
+    keys = _KEYS.get(type(message), {})
     return {
-        name: to_json(field, drop_defaults)
+        keys.get(name, name): to_json(field, drop_defaults)
         for name, field in zip(message._fields, message)
         if name not in defaults or field != defaults[name]
     }
@@ -114,11 +131,13 @@ def _convert_message(kind: Any, value: Any, path: str) -> Any:
         return _convert_array(kind, value, path)
     _require(value, dict, path)
     fields: Dict[str, Any] = {}
+    keys = _KEYS.get(kind, {})
     for name, each in kind.__annotations__.items():
-        if name in value:
-            fields[name] = _convert(each, value[name], f"{path}.{name}")
+        key = keys.get(name, name)
+        if key in value:
+            fields[name] = _convert(each, value[key], f"{path}.{key}")
         elif name not in kind._field_defaults:
-            raise MessageError(f"{path}.{name}".lstrip(".") + " is missing")
+            raise MessageError(f"{path}.{key}".lstrip(".") + " is missing")
     return kind(**fields)
 
 

@@ -3,6 +3,8 @@
 Names in archives, in buckets and in messages use the first check, paths on this disk the second.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 
 _ODD_PARTS = frozenset(("", ".", ".."))
@@ -15,6 +17,19 @@ def is_contained(path: str) -> bool:
     may still lead outside.
     """
     return "\0" not in path and _ODD_PARTS.isdisjoint(path.split("/"))
+
+
+def find_link_on_way(directory: Path, path: str) -> Path | None:
+    """Return the first directory on the way to `directory/path` that is a link; None without one.
+
+    The last part of `path` may be a link.
+    """
+    parent = directory
+    for part in path.split("/")[:-1]:
+        parent = parent / part
+        if parent.is_symlink():
+            return parent
+    return None
 
 
 def is_inside(path: Path, directory: Path) -> bool:

@@ -7,6 +7,7 @@ named by its name and id, as in digits-0f1e2d3c4b5a. The reply is one line of JS
 
 from typing import Dict, NamedTuple, Optional, Tuple
 
+from .codec import with_keys
 from .mirrors import StoredFile
 from .verbs import Empty, Verb
 
@@ -54,6 +55,7 @@ class LedgerLineRecord(NamedTuple):
     detail: Dict[str, object] = {}
 
 
+@with_keys(summary="told")
 class KeptRunRecord(NamedTuple):
     """A run as the keeper last saw it; see `labctl.model.Run`."""
 
@@ -64,7 +66,7 @@ class KeptRunRecord(NamedTuple):
     command: Tuple[str, ...] = ()
     image: str = ""
     exit_code: Optional[int] = None
-    told: str = ""
+    summary: str = ""
     created_at: float = 0.0
     started_at: Optional[float] = None
     ended_at: Optional[float] = None
@@ -98,8 +100,9 @@ class KeeperReportRecord(NamedTuple):
     running: bool = False
 
 
+@with_keys(report="told")
 class DescribeKeptLabReply(NamedTuple):
-    told: KeeperReportRecord
+    report: KeeperReportRecord
     version: int = 1
 
 

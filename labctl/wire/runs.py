@@ -5,6 +5,7 @@ Times are Unix seconds of the server's clock, sizes are in bytes.
 
 from typing import Dict, NamedTuple, Optional, Tuple, Union
 
+from .codec import with_keys
 from .verbs import LabRequest, StreamingVerb, Verb
 
 
@@ -88,11 +89,12 @@ class DiskRestoreRecord(NamedTuple):
     container: str = ""
 
 
+@with_keys(summary="told")
 class RunRecord(NamedTuple):
     """The state of a run; of one that has ended, its final record (record.json).
 
     `state` is "claimed" (no container yet), "starting", "running", "exited", "lost" or
-    "cancelled"; the store's copy may have "unknown". `told` is a text for users: how the run
+    "cancelled"; the store's copy may have "unknown". `summary` is a text for users: how the run
     ended, or what is wrong while it runs. `progress` are the numbers in logs/progress.json, which
     was written at `progress_at`. `log_offset` is the byte of the log at which the last attempt
     began. `new_files` were made outside of the outputs. `exit_code` is null while the run is
@@ -110,7 +112,7 @@ class RunRecord(NamedTuple):
     started_at: Optional[float] = None
     ended_at: Optional[float] = None
     exit_code: Optional[int] = None
-    told: str = ""
+    summary: str = ""
     container: str = ""
     image_id: str = ""
     image_digest: str = ""
@@ -234,12 +236,13 @@ class CancelRunReply(NamedTuple):
     already: bool
 
 
+@with_keys(reason="told")
 class ResumeRunRequest(NamedTuple):
-    """Start the next attempt of a lost run. `told` is written to its log where the gap is."""
+    """Start the next attempt of a lost run. `reason` is written to its log where the gap is."""
 
     spec: RunSpec
     secrets: Dict[str, str] = {}
-    told: str = ""
+    reason: str = ""
 
 
 class ResumeRunReply(NamedTuple):

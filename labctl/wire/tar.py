@@ -1,15 +1,14 @@
-"""The headers of a tar archive from elsewhere.
+"""The headers of a tar archive from elsewhere, and its files as a stream.
 
 `tarfile` loads a header of any length into memory, keeps a record of every file, and obeys headers
-about links and sparse files. This reads headers of a limited length, one file at a time, and leaves
-the content to the caller.
+about links and sparse files. This reads headers of a limited length, one file at a time.
 """
 
 from __future__ import annotations
 
 import re
 import tarfile
-from typing import Callable, Iterator, NamedTuple
+from typing import BinaryIO, Callable, Iterator, NamedTuple
 
 BLOCK_BYTES = tarfile.BLOCKSIZE
 MOST_HEADER_BYTES = 64 * 1024
@@ -60,6 +59,43 @@ def read_tar_members(take: Callable[[int], bytes], *, plain: bool = False) -> It
         name, link = settings.get("path", header.name), settings.get("linkpath", header.linkname)
         settings = {}
         yield TarMember(name, size, header.type, link)
+
+
+class TarStream:
+    """An archive that is read once, from its start: iterate over its files, and `read` each.
+
+    What the caller leaves unread of a file is skipped. Raises TarError, also where the stream ends
+    too early.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._left = 0  # bytes of the present file that are still unread
+
+    def __iter__(self) -> Iterator[TarMember]:
+        for member in read_tar_members(self._take):
+            if member.size < 0:
+                raise TarError("a file in it has a negative size")
+            self._left = member.size
+            yield member
+            while self.read():
+                pass
+            self._take(padding_bytes(member.size))
+
+    def read(self, size: int = MOST_HEADER_BYTES) -> bytes:
+        """Return up to `size` bytes of the present file; none at its end."""
+        block = self._take(min(size, self._left))
+        self._left -= len(block)
+        return block
+
+    def _take(self, size: int) -> bytes:
+        block = b""
+        while len(block) < size:
+            part = self._stream.read(size - len(block))
+            if not part:
+                raise TarError("it is truncated")
+            block += part
+        return block
 
 
 def _parse_header(block: bytes, plain: bool) -> tarfile.TarInfo:

@@ -182,7 +182,7 @@ def test_every_next_command_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
 def test_every_failure_of_what_people_call_first_has_a_next_command() -> None:
     errors = {name for name in vars(labctl.errors) if name.endswith("Error")}
     flows = (
-        "courses/join insight/run_report lifecycle/reclaim lifecycle/restore"
+        "courses/join insight/run_report lifecycle/reclaim_drill lifecycle/restore"
         " lifecycle/sample_project lifecycle/up providers/static/machines runs/evaluate"
         " runs/saved_copies services/background_forwards services/model_serving"
         " submissions/posting sync/pull"

@@ -17,7 +17,7 @@ from rich.console import Console
 from labctl.cli.keys import read_keys
 from labctl.cli.top_history import BARS, KEPT, PLAIN_BARS, History, render_sparkline
 from labctl.cli.top_screen import About, render_server
-from labctl.insight.top import GpuMetrics, GpuUse, ProcessNow, RunNow, ServerMetrics
+from labctl.insight.top import ContainerMetrics, GpuMetrics, GpuUse, ProcessMetrics, ServerMetrics
 from labctl.model import Endpoint, Offer, Server
 
 GIB = 1024**3
@@ -52,7 +52,7 @@ PART = GpuMetrics(
     uuid="MIG-1", index="1:0", parent="GPU-1", name="A100 MIG 1g.5gb", memory_bytes=GIB,
     memory_total_bytes=5 * GIB,
 )  # fmt: skip
-RUN = RunNow(
+RUN = ContainerMetrics(
     name="digits-night-1",
     run="night",
     lab="digits",
@@ -66,9 +66,11 @@ RUN = RunNow(
     step=100,
     total_steps=400,
 )
-OTHER = RunNow(name="cifar-x-1", run="x", lab="cifar", lab_id=THEIRS, person="bob")
-SERVICE = RunNow(name="digits-svc-tensorboard", service="tensorboard", lab_id=OURS, person="me")
-PROCESS = ProcessNow(
+OTHER = ContainerMetrics(name="cifar-x-1", run="x", lab="cifar", lab_id=THEIRS, person="bob")
+SERVICE = ContainerMetrics(
+    name="digits-svc-tensorboard", service="tensorboard", lab_id=OURS, person="me"
+)
+PROCESS = ProcessMetrics(
     pid=4242,
     person="student",
     command="python train.py --epochs 20 --a-long-option " + "x" * 90,
@@ -95,7 +97,7 @@ NOW = ServerMetrics(
     net_out_bytes_per_s=1023.9 * 1024,
     gpus=(T4, PART),
     runs=(RUN, OTHER, SERVICE),
-    processes=(PROCESS, ProcessNow(pid=7, person="bob", command="blender", memory_bytes=GIB)),
+    processes=(PROCESS, ProcessMetrics(pid=7, person="bob", command="blender", memory_bytes=GIB)),
 )
 
 

@@ -54,7 +54,7 @@ def test_seats_keep_the_names_by_which_their_servers_are_found(
 
 def test_the_ledger_is_read_whole_and_gone_on_with(folder: CourseFolder) -> None:
     told: list[str] = []
-    folder.ledger.tell = told.append
+    folder.ledger.notify = told.append
     entries = folder.ledger.list_entries()
     assert told == []
     assert {one.kind for one in entries} >= {

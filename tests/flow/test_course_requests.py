@@ -110,7 +110,7 @@ def test_what_nobody_expected_is_logged_told_and_stops_nothing(work: Pretended) 
     """A file that staff took away beneath it, a full disk, a bug."""
     log: list[tuple[str, str]] = []
     request_handler = RequestHandler(
-        work.folder, work, tell=lambda name, text: log.append((name, text))
+        work.folder, work, notify=lambda name, text: log.append((name, text))
     )
     work.error = FileNotFoundError(2, "No such file or directory", "/keeper/ssh/i-1/prepare.log")
     made = create(request_handler, "alice")
@@ -166,7 +166,7 @@ def test_a_log_that_cannot_be_written_leaves_no_seat_busy(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    request_handler = RequestHandler(work.folder, work, tell=full)
+    request_handler = RequestHandler(work.folder, work, notify=full)
     work.error = OSError("gone")
     made = create(request_handler, "alice")
     assert request_handler.wait(60)

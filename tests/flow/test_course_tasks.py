@@ -55,12 +55,12 @@ class Kept:
         self.at = time.time()
         course.folder.ledger.now = lambda: self.at
         self.busy = WatchRecord()
-        staff = course.staff(make_course_log_reporter(self._tell))
+        staff = course.staff(make_course_log_reporter(self._notify))
         self.work = Pretended(course.folder)
         self.request_handler = RequestHandler(course.folder, self.work)
         self.keys = AuthorizedKeys(course.folder, course.folder.path / "authorized_keys")
         self.tasks = CourseTasks(
-            staff, self.request_handler, self.keys, self._tell, now=lambda: self.at
+            staff, self.request_handler, self.keys, self._notify, now=lambda: self.at
         )
 
         def message(staff: object, seats: Any, text: str) -> list[Any]:
@@ -68,9 +68,9 @@ class Kept:
             return []
 
         monkeypatch.setattr(course_tasks.broadcast, "send_message", message)
-        monkeypatch.setattr(guard, "watch", lambda *_: self.busy)
+        monkeypatch.setattr(guard, "read_watchdog", lambda *_: self.busy)
 
-    def _tell(self, name: str, text: str) -> None:
+    def _notify(self, name: str, text: str) -> None:
         self.told.append((name, text))
 
     def round(self) -> None:
@@ -92,7 +92,7 @@ def test_a_deed_that_nobody_expected_to_fail_comes_again(
 ) -> None:
     """And what a round does apart for one seat is told as well."""
     course_scheduler = CourseScheduler(
-        kept.tasks.staff, kept.request_handler, kept.keys, tell=kept._tell
+        kept.tasks.staff, kept.request_handler, kept.keys, notify=kept._notify
     )
     task = course_scheduler.scheduler.tasks["roster"]
     course_scheduler.scheduler.tasks = {"roster": task}
@@ -131,7 +131,7 @@ def test_what_a_task_fails_with_names_the_command_of_the_course(
         raise make_refused_error(Endpoint(host="192.0.2.1"), "")
 
     scheduler = CourseScheduler(
-        kept.tasks.staff, kept.request_handler, kept.keys, tell=kept._tell
+        kept.tasks.staff, kept.request_handler, kept.keys, notify=kept._notify
     ).scheduler
     scheduler.tasks = {"sweep": scheduler.tasks["sweep"]}
     monkeypatch.setattr(kept.course.cloud, "servers", servers)
@@ -229,8 +229,8 @@ def test_results_that_never_end_outlast_no_budget(
     never = threading.Event()
     monkeypatch.setattr(course_tasks.teardown, "end_seats", lambda *_: never.wait(30) and [])
     monkeypatch.setattr(course_tasks, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(course_tasks.rescue, "is_near_end", lambda *_: rescued)
-    monkeypatch.setattr(course_tasks.rescue, "await_end", lambda *_: "budget")
+    monkeypatch.setattr(course_tasks.server_shutdown, "is_near_end", lambda *_: rescued)
+    monkeypatch.setattr(course_tasks.server_shutdown, "await_shutdown", lambda *_: "budget")
     kept.at += GRACE_S + 60
     kept.round()
     kept.at += course_tasks.SAVE_S

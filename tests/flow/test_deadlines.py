@@ -175,14 +175,14 @@ def test_the_timer_at_the_provider_follows_the_watchdog(lab: World) -> None:
     cloud, server = cloud_of(lab), up(lab)
     context = lab.context()
     first = cloud.timers[server.id]
-    deadlines.follow(context, server, WatchRecord(ttl_left_s=DEFAULT_TTL_S + 30.0))
+    deadlines.move_timer(context, server, WatchRecord(ttl_left_s=DEFAULT_TTL_S + 30.0))
     assert cloud.timers[server.id] == first  # close enough
     watch = WatchRecord(ttl_left_s=20 * HOUR_S, budget_left_s=18 * HOUR_S)
-    deadlines.follow(context, server, watch)
+    deadlines.move_timer(context, server, watch)
     assert cloud.timers[server.id] == pytest.approx(time.time() + 18 * HOUR_S + MARGIN_S, abs=5)
-    deadlines.follow(context, server, WatchRecord(ttl_left_s=-50.0))
+    deadlines.move_timer(context, server, WatchRecord(ttl_left_s=-50.0))
     assert cloud.timers[server.id] == pytest.approx(time.time() + LEAST_S, abs=5)
-    deadlines.follow(context, server, WatchRecord(ttl_left_s=None))
+    deadlines.move_timer(context, server, WatchRecord(ttl_left_s=None))
     assert cloud.timers[server.id] > time.time() + 365 * 86400
 
 
@@ -192,10 +192,10 @@ def test_a_watchdog_moves_no_timer_beyond_what_is_known_here(lab: World) -> None
     context = lab.context(need=need)
     for said in (1e12, float("inf"), float("nan")):
         forged = WatchRecord(ttl_left_s=said, budget_left_s=said)
-        deadlines.follow(context, server, forged)
+        deadlines.move_timer(context, server, forged)
         assert cloud.timers[server.id] <= time.time() + 3 * HOUR_S + MARGIN_S
     latest = time.time() + HOUR_S
-    deadlines.follow(context, server, WatchRecord(ttl_left_s=1e12), latest_at=latest)
+    deadlines.move_timer(context, server, WatchRecord(ttl_left_s=1e12), latest_at=latest)
     assert cloud.timers[server.id] == pytest.approx(latest + MARGIN_S)
 
 
@@ -208,7 +208,7 @@ def test_a_refused_timer_is_said_and_not_counted(lab: World) -> None:
     said = deadlines.describe(lab.context(), server, watch)
     assert said == "digits ends in 5 h at the latest; armed: watchdog, first-boot timer"
     cloud.denies = False
-    deadlines.follow(lab.context(), server, watch)
+    deadlines.move_timer(lab.context(), server, watch)
     said = deadlines.describe(lab.context(), server, watch)
     assert said.endswith("armed: watchdog, first-boot timer, timer at cloud")
 
@@ -224,12 +224,12 @@ def test_a_timer_that_stays_behind_is_told_with_its_time(
         raise error
 
     monkeypatch.setattr(cloud, "set_deadline", fails)
-    deadlines.follow(lab.context(reporter), server, WatchRecord(ttl_left_s=20 * HOUR_S))
+    deadlines.move_timer(lab.context(reporter), server, WatchRecord(ttl_left_s=20 * HOUR_S))
     assert f"the timer at cloud was not moved: {error.what}" in reporter.said
     text = "it ends the server in 12 h 2 min without saving results; next: labctl up"
     assert text in reporter.said
     monkeypatch.undo()
-    deadlines.follow(lab.context(), server, WatchRecord(ttl_left_s=20 * HOUR_S))
+    deadlines.move_timer(lab.context(), server, WatchRecord(ttl_left_s=20 * HOUR_S))
     assert cloud.timers[server.id] == pytest.approx(time.time() + 20 * HOUR_S + MARGIN_S, abs=5)
 
 

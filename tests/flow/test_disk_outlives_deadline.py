@@ -19,13 +19,13 @@ from labctl.errors import (
     PolicyError,
     ThrottledError,
 )
-from labctl.lifecycle import reclaim, reconcile, server_loss
+from labctl.lifecycle import reclaim_drill, reconcile, server_loss
 from labctl.lifecycle import up as provision
 from labctl.lifecycle.down import down
 from labctl.lifecycle.extend import extend
 from labctl.lifecycle.status import read_status
 from labctl.model import Need, Resource, Run, Server
-from labctl.servers import guard, held_disks
+from labctl.servers import disk_retention, guard
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
 from labctl.servers.leftovers import end_orphans, find_orphans
@@ -212,7 +212,7 @@ def test_a_look_renews_the_expiry_that_a_server_without_deadline_comes_near(
     server = up(lab, Need(deadline=False))
     context = lab.context()
     soon = {"expires_at": time.time() + DAY_S}
-    context.state.record(held_disks.HELD, lab_id=LAB_ID, server_id=server.id, detail=soon)
+    context.state.record(disk_retention.HELD, lab_id=LAB_ID, server_id=server.id, detail=soon)
     for _ in range(2):
         if command == "status":
             read_status(lab.context(), refresh=True)
@@ -304,8 +304,8 @@ def test_a_drill_says_that_a_held_disk_stays(lab: World) -> None:
     lab.machine.run_with("night", model="weights")
     context = lab.context(reporter)
     night = Run(id="night", lab_id=LAB_ID, server_id=server.id, state="running")
-    reclaim._require_consent(
-        context, server, night, reclaim._RunMonitor(context, server, "night"), 30.0
+    reclaim_drill._require_consent(
+        context, server, night, reclaim_drill._RunMonitor(context, server, "night"), 30.0
     )
     [asked] = reporter.asked
     assert asked.question.endswith("its disk is kept?")
@@ -351,7 +351,7 @@ def test_the_disk_of_a_server_that_is_taken_back_stays_where_not_all_is_here(
     server = up(lab)
     lab.machine.run_with("night").joinpath("checkpoints", file).write_text("weights")
     cloud_of(lab).takes_back = True
-    server_loss.make_room(lab.context(), "night")
+    server_loss.save_and_terminate(lab.context(), "night")
     assert cloud_of(lab).machines == {}
     assert (server.id in cloud_of(lab).kept_until) == is_kept
 
@@ -364,7 +364,7 @@ def test_what_was_edited_on_a_server_that_is_taken_back_is_here(lab: World) -> N
     (lab.machine.home / "labctl" / "digits" / "code" / "train.py").write_text("print(2)")
     cloud_of(lab).takes_back = True
     lab.machine.run_with("night", model="weights")
-    server_loss.make_room(lab.context(), "night")
+    server_loss.save_and_terminate(lab.context(), "night")
     [saved] = (lab.home / "lab" / "server-edits").glob("*/train.py")
     assert saved.read_text() == "print(2)"
 

@@ -77,7 +77,7 @@ def test_answers_come_in_order_though_the_first_is_the_last_to_end(tmp_path: Pat
         return said
 
     told: list[ServerResult] = []
-    answers = run_on_all(Wires(tmp_path, reply), servers, "hostname", tell=told.append)
+    answers = run_on_all(Wires(tmp_path, reply), servers, "hostname", on_result=told.append)
     assert [one.stdout for one in answers] == [f"{one.id}\n" for one in servers]
     assert told == answers
 
@@ -161,7 +161,7 @@ def test_interrupted_it_begins_on_no_further_server(tmp_path: Path) -> None:
 
     servers = [server(number) for number in range(200)]
     with pytest.raises(KeyboardInterrupt):
-        run_on_all(wires, servers, "true", at_once=1, tell=leave)
+        run_on_all(wires, servers, "true", at_once=1, on_result=leave)
     assert 0 < len(wires.lines) < len(servers)
 
 

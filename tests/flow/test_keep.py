@@ -48,7 +48,7 @@ class Kept:
             two.places,
             two.state,
             two.environ,
-            tell=lambda name, text: self.log.append(f"{name}: {text}"),
+            notify=lambda name, text: self.log.append(f"{name}: {text}"),
             attend=self._attend,
             context=lambda one: self.contexts(one),
         )

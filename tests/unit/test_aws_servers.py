@@ -24,7 +24,7 @@ from labctl.errors import (
     UsageError,
 )
 from labctl.model import CreateServerRequest
-from labctl.providers import ConsoleSource, Deadline, FirstBoot, Gate, Keep, Provider, Stoppable
+from labctl.providers import ConsoleSource, Deadline, Firewall, FirstBoot, Keep, Provider, Stoppable
 from labctl.providers.aws import AwsProvider, AwsSettings
 
 
@@ -49,7 +49,7 @@ def described(server_id: str) -> dict[str, Any]:
 def test_it_can_do_all_that_a_provider_may(aws: AwsProvider) -> None:
     as_provider: Provider = aws
     assert as_provider.name == "aws"
-    for ability in (Stoppable, FirstBoot, Gate, Deadline, Keep, ConsoleSource):
+    for ability in (Stoppable, FirstBoot, Firewall, Deadline, Keep, ConsoleSource):
         assert isinstance(aws, ability)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from labctl.config import LabConfig, list_settings, load_lab
 from labctl.config.document import MAX_FILE_BYTES
+from labctl.config.schema import ProviderTraits
 from labctl.errors import ConfigError, Problem, UsageError
 from labctl.model import GpuNeed, Value
 
@@ -33,10 +34,10 @@ class LocalSettings(Value, frozen=True):
 SETTINGS: dict[str, type[Value]] = {"static": StaticSettings, "local": LocalSettings}
 
 
-def settings_type(name: str) -> type[Value]:
+def find_provider(name: str) -> ProviderTraits:
     if name not in SETTINGS:
         raise UsageError(f"no provider {name}", why="installed: local, static")
-    return SETTINGS[name]
+    return ProviderTraits(SETTINGS[name])
 
 
 class LabHome:
@@ -62,7 +63,7 @@ class LabHome:
         if text is not None:
             self.write(text)
         return load_lab(
-            self.root, overrides=overrides, environ=self.environ, settings_type=settings_type
+            self.root, overrides=overrides, environ=self.environ, find_provider=find_provider
         )
 
     def problems(self, text: str | bytes, **overrides: str) -> list[Problem]:

@@ -12,7 +12,7 @@ from labctl.config import SWITCHES, list_settings, load_lab
 from labctl.config.document import parse
 from labctl.config.reader import as_plain, list_keys
 from labctl.config.schema import MACHINE_KEYS, LabFile
-from labctl.providers import get_provider_class
+from labctl.servers.provider_traits import read_provider_traits
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "lab.yaml"
 
@@ -49,7 +49,7 @@ def test_the_reference_loads_without_a_problem(tmp_path: Path) -> None:
     lab = load_lab(
         REFERENCE,
         environ={"HOME": str(tmp_path)},
-        settings_type=lambda name: get_provider_class(name).settings_type,
+        find_provider=read_provider_traits,
     )
     assert lab.name == "digits"
     assert lab.server.need.budget_usd == 5.0

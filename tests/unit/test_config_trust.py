@@ -19,7 +19,9 @@ from labctl.config import (
     set_secret,
     trust,
 )
+from labctl.config.schema import ProviderTraits
 from labctl.errors import LabError, PolicyError, UsageError
+from labctl.servers.provider_traits import read_provider_traits
 from labctl.shell import Secret
 
 LAB_ID = "0123456789ab"
@@ -38,7 +40,12 @@ def places(home: Path) -> Paths:
 
 def load(home: Path, text: str, **overrides: str) -> LabConfig:
     (home / "digits" / "lab.yaml").write_text(text)
-    return load_lab(home / "digits", overrides=overrides, environ={"HOME": str(home)})
+    return load_lab(
+        home / "digits",
+        overrides=overrides,
+        environ={"HOME": str(home)},
+        find_provider=read_provider_traits,
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,7 +207,9 @@ def test_machines_written_as_mappings_are_named_too(home: Path) -> None:
     text = f"server: {{provider: static, static: {{hosts: [gpu1, {machine}]}}}}\n"
     (home / "digits" / "lab.yaml").write_text(text)
     lab = load_lab(
-        home / "digits", environ={"HOME": str(home)}, settings_type=lambda name: StaticSettings
+        home / "digits",
+        environ={"HOME": str(home)},
+        find_provider=lambda name: ProviderTraits(StaticSettings),
     )
     (question,) = list_trust_questions(lab)
     assert all(said in question for said in ("gpu1", "10.0.0.7", "eve@gate.example"))

@@ -15,7 +15,7 @@ from labctl.config.course_schema import CourseFile
 from labctl.config.document import parse
 from labctl.config.reader import as_plain, list_keys
 from labctl.errors import ConfigError
-from labctl.providers import get_provider_class
+from labctl.servers.provider_traits import read_provider_traits
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "course.yaml"
 TEMPLATE = Path(__file__).parents[2] / "templates" / "course" / "course.yaml"
@@ -29,7 +29,7 @@ def load(tmp_path: Path) -> Load:
         return load_course(
             tmp_path,
             environ={"HOME": str(tmp_path)},
-            settings_type=lambda name: get_provider_class(name).settings_type,
+            find_provider=read_provider_traits,
         )
 
     return loaded
@@ -138,6 +138,11 @@ assignments:
     [
         ("course: a\nserver: {budget: 5}\n", "2 server.budget", "belongs at per_student.budget"),
         ("course: a\nserver: {provider: course}\n", "2 server.provider", "provider of students"),
+        (
+            "course: a\ngrading: {server: {provider: course}}\n",
+            "2 grading.server.provider",
+            "provider of students",
+        ),
         ("course: a\nserver: {provider: nope}\n", "2 server.provider", "no provider called"),
         ("course: a\nserver: {aws: {regoin: x}}\n", "2 server.aws.regoin", "did you mean"),
         ("course: a\nper_student: {ttl: 9h, max_ttl: 8h}\n", "2 per_student", "longer than"),

@@ -118,7 +118,7 @@ def test_torn_at_any_byte_the_rest_stays_and_the_end_is_put_aside_and_said(path:
     for cut in range(len(first), len(whole)):
         path.write_bytes(whole[:cut])
         said: list[str] = []
-        ledger = Ledger(path, tell=said.append)
+        ledger = Ledger(path, notify=said.append)
         before = [one.kind for one in ledger.list_entries()]
         made = ledger.append("down", seat="ada")
         kinds = [one.kind for one in Ledger(path).list_entries()]
@@ -160,7 +160,7 @@ def test_a_line_in_the_middle_that_cannot_be_read_is_told_and_stops_nothing(path
     with path.open("ab") as file:
         file.write(b"{garbage\n")
     said: list[str] = []
-    again = Ledger(path, tell=said.append)
+    again = Ledger(path, notify=said.append)
     again.append("down", seat="ada")
     assert [(one.n, one.kind) for one in again.list_entries()] == [(1, "up"), (2, "down")]
     assert len(said) == 1

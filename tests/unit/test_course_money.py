@@ -214,7 +214,7 @@ def test_what_may_not_be_meant_is_said(config: CourseConfig, tmp_path: Path) -> 
     assert any(
         "assignments.hw1.template has no effect" in c for c in list_cautions(with_template, 0.0)
     )
-    local = msgspec.structs.replace(config.lab.server, provider="local")
+    local = msgspec.structs.replace(config.lab.server, provider="local", on_this_machine=True)
     grading = GradingConfig(lab=msgspec.structs.replace(config.lab, server=local))
     told = list_cautions(msgspec.structs.replace(config, grading=grading), 0.0)
     assert "grading.server is local" in " ".join(told)

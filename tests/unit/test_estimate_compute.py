@@ -1,4 +1,4 @@
-"""Operations, hours and dollars, against published figures."""
+"""Operations, hours and compute_cost_usd, against published figures."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from labctl.estimate.advice import judge_gpu, list_suggestions, why_simple_diffe
 from labctl.estimate.cards import Card, find_card
 from labctl.estimate.compute import (
     Workload,
+    compute_cost_usd,
     compute_hours,
     compute_load,
-    dollars,
     flops,
     measured_hours,
     peak_flops,
@@ -71,7 +71,7 @@ def test_512m_tokens_at_3000_a_second_are_47_hours_and_700_dollars() -> None:
     hours = measured_hours(amount)
     assert hours == pytest.approx(47.4, abs=0.05)
     assert compute_hours(A100, SHAPED, amount) == hours
-    assert dollars(hours, 15, amount) == pytest.approx(700, rel=0.02)
+    assert compute_cost_usd(hours, 15, amount) == pytest.approx(700, rel=0.02)
 
 
 def test_10000_requests_of_7_s_are_19_4_hours_a_day_and_17500_dollars_a_month() -> None:
@@ -80,7 +80,7 @@ def test_10000_requests_of_7_s_are_19_4_hours_a_day_and_17500_dollars_a_month() 
     assert found is not None
     assert found.gpu_hours_per_day == pytest.approx(19.4, abs=0.05)
     assert found.gpus == 1
-    assert dollars(found.gpu_hours_per_day, 30, amount) == pytest.approx(17_500)
+    assert compute_cost_usd(found.gpu_hours_per_day, 30, amount) == pytest.approx(17_500)
     double = compute_load(Workload(requests_per_day=20_000, seconds_per_request=7), 7)
     assert double is not None
     assert double.gpus == 2
@@ -236,4 +236,4 @@ def test_no_amount_no_hours() -> None:
     assert compute_hours(A100, SHAPED, nothing) is None
     assert measured_hours(nothing) is None
     assert compute_load(nothing, 7) is None
-    assert dollars(None, 15, nothing) is None
+    assert compute_cost_usd(None, 15, nothing) is None

@@ -92,3 +92,92 @@ def test_only_servers_know_what_providers_can_optionally_do() -> None:
         and (names := protocols & list_names(ast.parse(path.read_text())))
     }
     assert not wrong
+
+
+def list_name_branches(tree: ast.Module, names: set[str]) -> list[str]:
+    """List the comparisons of a provider with its name, also with one in a constant above."""
+    constants = {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+        and names & {inner.value for inner in ast.walk(node) if isinstance(inner, ast.Constant)}
+    }
+    constants |= {"DEFAULT_PROVIDER", "PROVIDER"}
+    return [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        and "provider" in ast.unparse(node).lower()
+        and any(
+            (isinstance(inner, ast.Constant) and inner.value in names)
+            or (isinstance(inner, ast.Name) and inner.id in constants)
+            for inner in ast.walk(node)
+        )
+    ]
+
+
+def test_only_providers_branch_on_a_providers_name() -> None:
+    names = {*providers.BUILT_IN, "slurm"}
+    for branch in (
+        'if server.provider == "local": pass',
+        'if provider in ("aws", "static"): pass',
+        'OWN = ("local",)\nif config.server.provider not in OWN: pass',
+        "if provider != DEFAULT_PROVIDER: pass",
+    ):
+        assert list_name_branches(ast.parse(branch), names), branch
+    wrong = {
+        str(path.relative_to(ROOT)): branches
+        for path in sorted((ROOT / "labctl").rglob("*.py"))
+        if path.relative_to(ROOT / "labctl").parts[0] not in ("providers", "rehearsal")
+        and (branches := list_name_branches(ast.parse(path.read_text()), names))
+    }
+    assert not wrong
+
+
+# Programs that run elsewhere, or in an environment that labctl made for them.
+OWN_ENVIRONMENT = (
+    "agent/",
+    "services/model_server/",
+    "insight/profiler/",
+    "estimate/measure.py",
+)
+ENVIRONMENT_READERS = re.compile(
+    r"os\.(environb?|getenv)|os\.path\.expandvars|getpass\.getuser|Path\.home|(?s:.*)\.expanduser"
+)
+
+
+def list_environment_reads(tree: ast.Module) -> list[str]:
+    """List the names and calls with which a module reads the process's environment."""
+    reads = [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ENVIRONMENT_READERS.fullmatch(ast.unparse(node))
+    ]
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return reads + [
+        alias.name
+        for node in imports
+        for alias in node.names
+        if ENVIRONMENT_READERS.fullmatch(f"{node.module}.{alias.name}")
+    ]
+
+
+def test_only_config_reads_the_environment() -> None:
+    for read in (
+        "os.environ['A']",
+        "from os import environ",
+        "Path('~').expanduser()",
+        "Path.home()",
+        "getpass.getuser()",
+    ):
+        assert list_environment_reads(ast.parse(read)), read
+    wrong = {
+        name: reads
+        for path in sorted((ROOT / "labctl").rglob("*.py"))
+        if not (name := str(path.relative_to(ROOT / "labctl"))).startswith("config/")
+        and not name.startswith(OWN_ENVIRONMENT)
+        and (reads := list_environment_reads(ast.parse(path.read_text())))
+    }
+    assert not wrong

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from labctl.errors import UsageError
-from labctl.lifecycle import reclaim
+from labctl.lifecycle import reclaim_drill
 from labctl.servers.reclaimer import Reclaimer, find_reclaimer
 
 
@@ -79,4 +79,4 @@ def test_the_provider_reclaims_all_others(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.usefixtures("endpoint")
 def test_a_provider_that_never_reclaims_has_no_drill() -> None:
     with pytest.raises(UsageError, match="never reclaimed"):
-        reclaim._require_reclaimer(lab_on(SimpleNamespace(name="static"), "i-1"))
+        reclaim_drill._require_reclaimer(lab_on(SimpleNamespace(name="static"), "i-1"))

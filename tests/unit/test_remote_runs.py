@@ -474,7 +474,7 @@ def test_endings_that_the_container_could_not_write(
         (run_dir / ".labctl" / "cancel").touch()
     found = run_state.inspect_run(run_dir, seen)
     assert (found.state, found.exit_code) == expected[:2]
-    assert expected[2] in found.told
+    assert expected[2] in found.summary
     assert (found.oom_limit_bytes is not None) == (expected[2] == "out of memory")
     assert (
         run_state.inspect_run(run_dir, state("running"))
@@ -489,7 +489,7 @@ def test_a_reboot_is_told_by_the_boot_token(run_dir: Path) -> None:
     launched(run_dir, boot="another boot")
     found = run_state.inspect_run(run_dir, state("exited", 137))
     assert (found.state, found.exit_code) == ("lost", None)
-    assert "restarted" in found.told
+    assert "restarted" in found.summary
 
 
 def test_what_the_command_wrote_goes_before_a_reboot_and_a_removed_container(
@@ -562,7 +562,7 @@ def test_a_pushed_run_is_lost_and_its_next_attempt_begins_where_the_log_was_cut(
 
     engine.answers = calls = Containers()
     os.mkfifo(tmp_path / "tmux.said")
-    request = ResumeRunRequest(SPEC, told="its server was lost; resuming here")
+    request = ResumeRunRequest(SPEC, reason="its server was lost; resuming here")
     reply = resume.resume(request)
     assert reply.run is not None
     assert (reply.run.state, reply.run.container) == ("running", "digits-night-3")

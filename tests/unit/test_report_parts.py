@@ -6,7 +6,7 @@ import pytest
 from report_facts import BEGAN, data_uri, png, sample
 
 from labctl.insight.report import formatting, pictures
-from labctl.insight.report.utilization import summarize_use
+from labctl.insight.report.utilization import summarize_utilization
 
 # A JPEG's first bytes: 7 by 9 pixels.
 JPEG = bytes.fromhex("ffd8ffe000104a46494600010100000100010000ffc0000b08") + bytes(
@@ -93,7 +93,7 @@ def test_other_pictures_are_not(picture: str, why: str) -> None:
 
 
 def test_means_are_weighted_with_time_and_gaps_do_not_count() -> None:
-    found = summarize_use(
+    found = summarize_utilization(
         [
             sample(0, gpu={"use_percent": 100.0}),
             sample(10, gpu={"use_percent": 100.0}),
@@ -107,17 +107,19 @@ def test_means_are_weighted_with_time_and_gaps_do_not_count() -> None:
 
 def test_energy_is_what_the_counter_grew_by_on_each_server() -> None:
     counters = [(0, 1, 7200.0), (10, 1, 10800.0), (20, 2, 100.0), (30, 2, 3700.0), (40, 2, 10.0)]
-    found = summarize_use([sample(at, attempt=a, gpu={"energy_j": j}) for at, a, j in counters])
+    found = summarize_utilization(
+        [sample(at, attempt=a, gpu={"energy_j": j}) for at, a, j in counters]
+    )
     assert found.energy_wh == pytest.approx(2.0)
 
 
 def test_without_a_counter_energy_is_an_estimate() -> None:
-    found = summarize_use([sample(10 * n, gpu={"power_w": 36.0}) for n in range(11)])
+    found = summarize_utilization([sample(10 * n, gpu={"power_w": 36.0}) for n in range(11)])
     assert found.energy_wh is None
     assert found.energy_estimate_wh == pytest.approx(1.0)
 
 
 def test_of_no_samples_nothing_is_known() -> None:
-    found = summarize_use([])
+    found = summarize_utilization([])
     assert (found.gpu_use_percent, found.energy_wh, found.energy_estimate_wh) == (None, None, None)
     assert (found.cpu_cores, found.memory_bytes, found.gpus) == (None, None, ())

@@ -67,13 +67,13 @@ def test_a_run_that_was_never_seen_to_end_is_told_as_ended_with_its_server(
     assert take().runs == ("night",)
     found = inspect_run(tmp_path / "here" / "runs" / "night", {})
     assert found.state == "lost"
-    assert found.told.startswith("lost: the server ended while it ran")
+    assert found.summary.startswith("lost: the server ended while it ran")
     # One that went on here, and was cut short here, is another matter.
     again = tmp_path / "here" / "runs" / "night" / ".labctl"
     (again / "record.json").unlink()
     attempt = {"container": "night-2", "boot": f"{read_boot_token()}0", "started_at": 2.0}
     (again / "attempt-2").write_text(json.dumps(attempt))
-    assert "restarted" in inspect_run(tmp_path / "here" / "runs" / "night", {}).told
+    assert "restarted" in inspect_run(tmp_path / "here" / "runs" / "night", {}).summary
 
 
 def test_what_is_here_already_stays_as_it_is(take: Take, tmp_path: Path) -> None:

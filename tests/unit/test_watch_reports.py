@@ -10,7 +10,7 @@ import pytest
 from labctl.agent.watchdog import activity
 from labctl.agent.watchdog.activity import ActivitySnapshot, read_gpu_signs
 from labctl.agent.watchdog.processes import ActivitySign
-from labctl.courses.watch_reports import HeardReport, WatchReport, read_report
+from labctl.courses.watch_reports import DatedWatchReport, WatchReport, read_report
 from labctl.model import Offer
 from labctl.state import LedgerEntry
 from labctl.web.server_load import load_from_watchdog
@@ -18,13 +18,13 @@ from labctl.web.server_load import load_from_watchdog
 TWO_GPUS = Offer(provider="aws", type="g5.12xlarge", gpu_count=2)
 
 
-def heard(detail: dict[str, object]) -> HeardReport:
+def heard(detail: dict[str, object]) -> DatedWatchReport:
     return read_report(LedgerEntry(number=1, at=5.0, kind="watch", detail=detail))
 
 
 def test_a_report_is_read_as_far_as_staff_is_shown_it() -> None:
     watch = {"alive": True, "ttl_left_s": 60, "idle_for_s": 1.5, "busy": ["a run"], "pid": 7}
-    assert heard({"watch": watch, "idle_share": None}) == HeardReport(
+    assert heard({"watch": watch, "idle_share": None}) == DatedWatchReport(
         watch=WatchReport(alive=True, ttl_left_s=60, idle_for_s=1.5, busy=("a run",)), at=5.0
     )
 
@@ -33,7 +33,7 @@ def test_a_report_is_read_as_far_as_staff_is_shown_it() -> None:
     "watch", [None, {}, [1], "x", {"ttl_left_s": "soon"}, {"busy": {"a": 1}}, {"alive": 1}]
 )
 def test_a_forged_report_stops_nothing(watch: object) -> None:
-    assert heard({"watch": watch}) == HeardReport(watch=WatchReport(), at=5.0)
+    assert heard({"watch": watch}) == DatedWatchReport(watch=WatchReport(), at=5.0)
 
 
 def test_a_report_without_an_end_is_one() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from labctl.agent.host.paths import read_boottime_s
 from labctl.agent.watchdog.boot_timer import CLOSE_S, LATER_S, update_timer
-from labctl.agent.watchdog.state_files import read_boottime_s
 from labctl.servers import deadlines
 from labctl.wire.watchdog import ServerLimits
 

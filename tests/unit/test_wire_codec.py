@@ -10,7 +10,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 import pytest
-from wire_messages import Address, Parcel, Point, Polygon, Route
+from wire_messages import Address, Outcome, Parcel, Point, Polygon, Route
 
 from labctl import wire
 from labctl.agent import entrypoint
@@ -140,3 +140,12 @@ def test_messages_load_without_slow_modules() -> None:
 
 
 ROOT = Path(wire.__path__[0]).parents[1]
+
+
+def test_a_field_can_have_another_key_in_json() -> None:
+    outcome = Outcome(code=3, summary="failed")
+    assert to_json(outcome) == {"code": 3, "told": "failed"}
+    assert from_json(Outcome, {"code": 3, "told": "failed", "summary": "ignored"}) == outcome
+    assert to_json(Outcome(code=0), drop_defaults=True) == {"code": 0}
+    with pytest.raises(MessageError, match="told: expected str, got int"):
+        from_json(Outcome, {"code": 3, "told": 5})

@@ -71,9 +71,10 @@ def test_a_record_has_the_fields_and_the_defaults_of_its_value(
     record: Any, value: type[Value]
 ) -> None:
     fields = msgspec.structs.fields(value)
-    assert record._fields == tuple(field.encode_name for field in fields)
+    assert record._fields == tuple(field.name for field in fields)
+    assert list(to_json(record._make(record._fields))) == [field.encode_name for field in fields]
     defaults = {
-        field.encode_name: field.default
+        field.name: field.default
         if field.default_factory is msgspec.NODEFAULT
         else field.default_factory()
         for field in fields

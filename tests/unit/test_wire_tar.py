@@ -13,6 +13,7 @@ from labctl.wire.tar import (
     MOST_HEADER_BYTES,
     TarError,
     TarMember,
+    TarStream,
     padding_bytes,
     read_tar_members,
 )
@@ -158,3 +159,46 @@ def test_an_extended_header_counts_for_one_file_only() -> None:
     linked = header("K", 3, b"K", tarfile.GNU_FORMAT) + padded(b"../")
     [member] = read(named + linked + header(kind=b"2") + END)
     assert (member.name, member.link) == ("b/c", "../")
+
+
+def write_archive(**contents: bytes) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w|") as tar:
+        for name, content in contents.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return packed.getvalue()
+
+
+class Trickle(io.BytesIO):
+    """A connection: it returns a few bytes at a time."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        return super().read(min(size or 0, 100))
+
+
+def test_a_stream_yields_each_file_and_skips_what_is_not_read() -> None:
+    long = bytes(range(256)) * 1000
+    stream = TarStream(Trickle(write_archive(one=b"1", skipped=long, two=long, empty=b"")))
+    contents = {}
+    for member in stream:
+        if member.name != "skipped":
+            contents[member.name] = b"".join(iter(lambda: stream.read(70_000), b""))
+    assert contents == {"one": b"1", "two": long, "empty": b""}
+
+
+@pytest.mark.parametrize("length", [1, 511, 512, 600, 1024, 1500])
+def test_a_stream_that_ends_too_early_is_refused(length: int) -> None:
+    data = write_archive(one=b"1" * 700)[:length]
+    with pytest.raises(TarError, match="truncated"):
+        list(TarStream(io.BytesIO(data)))
+
+
+def test_a_stream_with_a_negative_size_is_refused() -> None:
+    block = bytearray(header("a"))
+    block[124:136] = b"\xff" * 12
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    with pytest.raises(TarError, match="negative size"):
+        list(TarStream(io.BytesIO(bytes(block) + bytes(1024))))

@@ -2,7 +2,7 @@
 
 from typing import Dict, NamedTuple, Optional, Tuple  # noqa: UP035
 
-from labctl.wire.codec import as_array
+from labctl.wire.codec import as_array, with_keys
 
 
 class Address(NamedTuple):
@@ -33,3 +33,9 @@ class Polygon(NamedTuple):
 
 class Route(NamedTuple):
     stops: Tuple[Address, ...] = ()  # noqa: UP006
+
+
+@with_keys(summary="told")
+class Outcome(NamedTuple):
+    code: int
+    summary: str = ""

@@ -21,13 +21,13 @@ from ..host.engine_objects import (
     NewContainer,
     StartExec,
 )
-from ..host.paths import read_text
+from ..host.paths import read_boottime_s, read_text
 from . import account_images, cgroup, image_archive, networks
 from . import mounts as broker_mounts
 from .account_containers import list_containers
 from .claims import ContainerClaim
 from .concurrency import AccountLimit
-from .gpu_leases import GpuReader, find_holder, list_leases, list_node_groups, read_boottime_s
+from .gpu_leases import GpuReader, find_holder, list_leases, list_node_groups
 from .housekeeping import Housekeeping
 from .http import UPLOAD_IDLE_S, HttpRefusal, LimitRefusal, Request, send_response
 from .image_disk import ImageDisk

@@ -13,16 +13,9 @@ from dataclasses import dataclass, field
 from typing import Callable, Iterator, NamedTuple
 
 from ..host import engine
+from ..host.paths import read_boottime_s
 from .account_containers import AccountContainer, list_containers
-from .gpu_leases import (
-    GpuIdentity,
-    GpuLease,
-    GpusBusy,
-    find_free,
-    lend_gpus,
-    list_leases,
-    read_boottime_s,
-)
+from .gpu_leases import GpuIdentity, GpuLease, GpusBusy, find_free, lend_gpus, list_leases
 from .gpu_queue import TURN_S, GpuQueue
 from .http import HttpRefusal, LimitRefusal
 from .rules import BrokerAccount

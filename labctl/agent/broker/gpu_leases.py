@@ -40,10 +40,6 @@ class GpuIdentity(NamedTuple):
     name: str
 
 
-def read_boottime_s() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 class GpuReader:
     """A reader of this machine's GPUs that any thread may use."""
 

@@ -15,12 +15,13 @@ from typing import Callable, Iterator
 
 from ..host import engine
 from ..host.engine_objects import CreatedObject, ExecState, NewExec, StartExec
+from ..host.paths import read_boottime_s
 from ..reply import Failure
 from . import mounts
 from .account_containers import AccountContainer, list_rows, read_containers
 from .claims import ENDED_KEPT, Claims
 from .detection import LEASE
-from .gpu_leases import list_leases, read_boottime_s
+from .gpu_leases import list_leases
 from .networks import MOST_CARRIED, PLACE, ServiceRelay
 from .rules import GPUS, SOCKET
 from .settings import BrokerSettings

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...wire.codec import Message, MessageError, from_json
-from ...wire.containment import is_contained
+from ...wire.containment import find_link_on_way, is_contained
 from ..reply import Failure
 
 NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
@@ -60,14 +60,11 @@ def resolve_inside(root: Path, relative: str) -> Path:
     """
     if not is_contained(relative):
         raise Failure("usage", f"the path {relative!r} leaves its directory")
-    parent = root
-    parts = relative.split("/")
-    for part in parts[:-1]:
-        parent = parent / part
-        if parent.is_symlink():
-            what = f"{parent} is a symbolic link"
-            raise Failure("policy", what, "labctl does not follow links in a lab's directories")
-    return parent / parts[-1]
+    link = find_link_on_way(root, relative)
+    if link is not None:
+        what = f"{link} is a symbolic link"
+        raise Failure("policy", what, "labctl does not follow links in a lab's directories")
+    return root / relative
 
 
 class CheckedPaths:
@@ -156,6 +153,11 @@ def compute_age_s(moment_s: float) -> float:
     A time in the future was recorded before the clock was set back, so it is not recent either.
     """
     return abs(time.time() - moment_s)
+
+
+def read_boottime_s() -> float:
+    """Return the seconds since boot, including time asleep."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def is_going_down() -> bool:

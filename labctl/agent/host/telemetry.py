@@ -50,7 +50,7 @@ class RecordedRun:
 
     def __init__(self, container: Container) -> None:
         self.directory = Path(container.sources["/lab/run"])
-        self.gauges = ContainerUsageReader(container)
+        self.usage_reader = ContainerUsageReader(container)
         self.attempt = int(container.Name.rpartition("-")[2])
         self.began_s = self.due_s = time.monotonic()
         has_gpu = bool(container.HostConfig.DeviceRequests)
@@ -60,14 +60,14 @@ class RecordedRun:
         self, gpus: list[GpuRecord], host: HostUsageRecord, other_runs: int
     ) -> TelemetryRecord | None:
         """Measure the container; None once it has ended."""
-        usage = self.gauges.read()
+        usage = self.usage_reader.read()
         if usage is None:
             return None
         return TelemetryRecord(
             at=round(time.time(), 3),
             attempt=self.attempt,
             gpus=tuple(
-                describe_gpu(gpu, gpus) for gpu in select_given(gpus, self.gauges.container)
+                describe_gpu(gpu, gpus) for gpu in select_given(gpus, self.usage_reader.container)
             ),
             host_cores=host.cores,
             host_cpu_cores=host.cpu_cores,

@@ -140,7 +140,7 @@ class TopContainer:
 
     def __init__(self, container: Container, processes: ProcessUsage) -> None:
         labels = container.labels
-        self.gauges = ContainerUsageReader(container)
+        self.usage_reader = ContainerUsageReader(container)
         directory = container.sources.get("/lab/run")
         self.progress = Path(directory) / PROGRESS if directory else None
         self.owner = ContainerOwnerRecord(
@@ -149,18 +149,18 @@ class TopContainer:
             service=labels.get("labctl.service", ""),
             lab=container.Config.Hostname if "labctl.run" in labels else "",
             lab_id=labels.get("labctl.lab-id", ""),
-            person=processes.find_person(self.gauges.pid),
+            person=processes.find_person(self.usage_reader.pid),
         )
         self.started_at = container.State.StartedAt
 
     def build_row(self, gpus: list[GpuRecord]) -> TopContainerRecord | None:
         """Measure the container; None once it has ended."""
-        usage = self.gauges.read()
+        usage = self.usage_reader.read()
         if usage is None:
             return None
         return TopContainerRecord(
             started_at=self.started_at,
-            gpus=tuple(gpu.uuid for gpu in select_given(gpus, self.gauges.container)),
+            gpus=tuple(gpu.uuid for gpu in select_given(gpus, self.usage_reader.container)),
             step=self._read_progress("step"),
             total_steps=self._read_progress("total_steps"),
             **self.owner._asdict(),

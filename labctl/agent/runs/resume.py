@@ -52,12 +52,12 @@ def resume(request: ResumeRunRequest) -> ResumeRunReply:
             raise Failure(
                 "policy",
                 f"run {spec.id} ended by itself, so it cannot be resumed",
-                run.told,
+                run.summary,
                 f"labctl logs {spec.id}",
             )
         _archive_last_attempt(directory)
         step = _find_last_step(directory)
-        offset = _mark_gap(directory, request.told or "resumed")
+        offset = _mark_gap(directory, request.reason or "resumed")
         root = lab_dir(spec.lab, spec.lab_id)
         inspected = launch(root, directory, spec, image, request.secrets)
     return reply._replace(run=inspect_run(directory, inspected), offset=offset, step=step)

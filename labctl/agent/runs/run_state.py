@@ -129,7 +129,7 @@ def inspect_run(directory: Path, inspected: dict[str, Container]) -> RunRecord:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             # Reported all the same; recorded by the first call that finds room.
-            record = record._replace(told=f"{record.told}; the server's disk is full")
+            record = record._replace(summary=f"{record.summary}; the server's disk is full")
     return record
 
 
@@ -142,8 +142,8 @@ def _describe_gpu_loss(directory: Path, record: RunRecord) -> RunRecord:
     if record.state == "running":
         summary = "its container has lost access to its GPU"
     else:
-        summary = f"{record.told}; its container had lost access to its GPU".lstrip("; ")
-    return record._replace(gpu_lost_at=lost_since, told=summary)
+        summary = f"{record.summary}; its container had lost access to its GPU".lstrip("; ")
+    return record._replace(gpu_lost_at=lost_since, summary=summary)
 
 
 def _determine_state(
@@ -181,7 +181,7 @@ def _describe_reboot(directory: Path, attempt: AttemptRecord, record: RunRecord)
     was_restored = restored_container and restored_container == attempt.container
     what_happened = "ended" if was_restored else "restarted"
     summary = f"lost: the server {what_happened} while it ran; its outputs up to then are kept"
-    return record._replace(state="lost", told=summary)
+    return record._replace(state="lost", summary=summary)
 
 
 def _describe_missing_container(attempt: AttemptRecord, record: RunRecord) -> RunRecord:
@@ -189,7 +189,7 @@ def _describe_missing_container(attempt: AttemptRecord, record: RunRecord) -> Ru
     recent = time.time() - (attempt.started_at or 0) < 30
     if recent and not attempt.launched:
         return record._replace(state="starting")
-    return record._replace(state="lost", told="lost: its container was removed")
+    return record._replace(state="lost", summary="lost: its container was removed")
 
 
 def _describe_killed_container(
@@ -214,7 +214,7 @@ def _describe_killed_container(
         state="cancelled" if cancelled else "exited",
         exit_code=code,
         ended_at=_parse_docker_time(status.FinishedAt),
-        told=summary,
+        summary=summary,
         oom_limit_bytes=spec.memory_bytes if status.OOMKilled else None,
     )
 
@@ -226,7 +226,7 @@ def _describe_limit(
     ended = record._replace(
         state="lost",
         stopped_by=limit,
-        told=f"stopped: {reached}; the outputs saved by then are kept",
+        summary=f"stopped: {reached}; the outputs saved by then are kept",
     )
     if exit_record:
         return ended._replace(exit_code=exit_record.code, ended_at=exit_record.ended_at)
@@ -252,7 +252,7 @@ def _describe_exit(
     if not cancelled and exit_record.asked and (rebooted or was_reclaimed or is_going_down()):
         cause = "taken back by its provider" if was_reclaimed else "shut down"
         summary = f"lost: the server was {cause} while it ran (exit code {code})"
-        return ended._replace(state="lost", told=summary)
+        return ended._replace(state="lost", summary=summary)
     summary = describe_exit(
         code,
         oom_kills=exit_record.oom_kills,
@@ -263,7 +263,7 @@ def _describe_exit(
     return ended._replace(
         state="cancelled" if cancelled else "exited",
         exit_code=code,
-        told=summary,
+        summary=summary,
         oom_limit_bytes=spec.memory_bytes if exit_record.oom_kills > 0 and code != 0 else None,
     )
 

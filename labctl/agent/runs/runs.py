@@ -321,7 +321,7 @@ def cancel(request: CancelRunRequest) -> CancelRunReply:
         run_docker("stop", "--time", str(request.grace_s), before.container, check=False)
     after = inspect_run(directory, {})
     if after.state == "claimed":
-        after = after._replace(state="cancelled", told="canceled before it started")
+        after = after._replace(state="cancelled", summary="canceled before it started")
         write_final_record(directory, after)
     run_tmux("kill-session", "-t", f"=labctl-{directory.name}")
     return CancelRunReply(after, already=False)

@@ -21,11 +21,10 @@ from typing import Callable, NamedTuple
 from ...wire.codec import from_json
 from ..host import engine
 from ..host.engine_objects import ContainerRow
-from ..host.paths import compute_age_s, labctl_home, read_text
+from ..host.paths import compute_age_s, labctl_home, read_boottime_s, read_text
 from ..reply import Failure
 from .jupyter_objects import JupyterKernel
 from .processes import ActivitySign, ProcessActivity, read_terminals, read_tmux_clients
-from .state_files import read_boottime_s
 
 CONTAINER_CORES = 0.05
 # cores: an unused service computes a little; more than this is a person's work

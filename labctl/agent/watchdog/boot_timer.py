@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 
 from ...wire.watchdog import ServerLimits
-from ..host.paths import read_text, write_text
-from .state_files import read_boottime_s
+from ..host.paths import read_boottime_s, read_text, write_text
 
 FILE = Path("/var/lib/labctl/ttl")
 # The watchdog acts first: it saves results and stops runs. The timer only ends the machine.

@@ -32,7 +32,7 @@ from ...wire.watchdog import (
     WatchReply,
 )
 from ..host.background import ask_to_linger, build_scope_words
-from ..host.paths import read_record, write_json, write_text
+from ..host.paths import read_boottime_s, read_record, write_json, write_text
 from ..host.sudo import call_as_root, can_sudo
 from ..program import PROGRAM
 from ..reply import Failure
@@ -54,7 +54,6 @@ from .state_files import (
     lock_limits,
     own_directory,
     read_boot_id,
-    read_boottime_s,
     read_limits,
     read_status,
     record_decision,

@@ -9,11 +9,10 @@ import threading
 from pathlib import Path
 
 from ...wire.text import duration_text
-from ..host.paths import read_json
+from ..host.paths import read_boottime_s, read_json
 from ..reply import Failure
 from .decisions import SETTLE_S
 from .shutdown import Say, ShutdownPlan, WindDownOutcome, should_end, wind_down
-from .state_files import read_boottime_s
 
 POWER_OFF_AGAIN_S = 30.0
 LEASES = Path("/var/tmp/labctl-leases")

@@ -26,7 +26,7 @@ from ...wire.watchdog import (
 )
 from ..host.engine_objects import ContainerRow
 from ..host.imds import Imds
-from ..host.paths import read_record, write_json
+from ..host.paths import read_boottime_s, read_record, write_json
 from ..host.sudo import call_as_root
 from ..reply import Failure
 from .imds_notices import has_reclaim_notices, read_notices
@@ -43,7 +43,7 @@ from .provider_notice import (
 from .reclaim_record import ReclaimedRun
 from .saved_results import list_unsaved
 from .shutdown import Say, ShutdownPlan, list_live_runs, list_running_containers
-from .state_files import ROOT_DIR, Lock, find_directory, read_boot_id, read_boottime_s
+from .state_files import ROOT_DIR, Lock, find_directory, read_boot_id
 from .wakeup import wake_watchdog
 
 POLL_S = 5.0

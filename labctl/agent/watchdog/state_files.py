@@ -30,7 +30,7 @@ from ...wire.watchdog import (
     WatchReply,
     WatchRequest,
 )
-from ..host.paths import read_json, read_record, write_json, write_text
+from ..host.paths import read_boottime_s, read_json, read_record, write_json, write_text
 from ..reply import Failure
 
 ROOT_DIR = Path("/var/lib/labctl/watchdog")
@@ -89,11 +89,6 @@ def encode_limits(record: LimitsRecord) -> object:
     if not record.limits.stopped_s:
         del body["limits"]["stopped_s"]
     return body
-
-
-def read_boottime_s() -> float:
-    """Return the seconds since boot, including time asleep."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def read_boot_id() -> str:

@@ -18,7 +18,7 @@ from ...wire.text import dollars_text, duration_text
 from ...wire.verbs import Empty
 from ...wire.watchdog import ElapsedTimeRecord, StateRecord, UnsavedCountRecord, WatchRecord
 from ..host.imds import Imds
-from ..host.paths import read_record
+from ..host.paths import read_boottime_s, read_record
 from ..program import PROGRAM
 from .activity import ActivityReader, ActivitySnapshot, ActivityWatcher
 from .boot_timer import is_armed, update_timer
@@ -41,15 +41,7 @@ from .reclaim import ReclaimHandler
 from .recorder import Recorder
 from .saved_results import estimate_unsaved
 from .shutdown import ShutdownPlan, find_unsavable, list_live_runs
-from .state_files import (
-    FRESH_S,
-    Lock,
-    read_boot_id,
-    read_boottime_s,
-    read_limits,
-    record_decision,
-    write_state,
-)
+from .state_files import FRESH_S, Lock, read_boot_id, read_limits, record_decision, write_state
 from .wakeup import WakeupSocket, wake_watchdog
 
 # seconds between ticks: usually, and in the last LAST_S before an end

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.config import CourseConfig, load_course
+from labctl.config import CourseConfig, expand_user, load_course
 from labctl.config.document import escape, make_read_error
 from labctl.config.identity import write_private
 from labctl.config.reader import find_nearest
@@ -27,7 +27,7 @@ from labctl.courses.records.spending import RunningServer
 from labctl.courses.records.student import Student
 from labctl.errors import ConfigError, LabError, NotFoundError
 from labctl.model import NAME_PATTERN, Server, Value
-from labctl.providers import get_provider_class
+from labctl.servers.provider_traits import read_provider_traits
 
 PRIVATE = ".course"
 MOST_NAME = 39
@@ -59,16 +59,14 @@ class _Identity(Value, frozen=True):
 class CourseFolder:
     """The folder of one course."""
 
-    def __init__(self, path: Path, *, tell: Callable[[str], None] = lambda text: None) -> None:
-        self.path = path.expanduser().absolute()
-        self.tell = tell
+    def __init__(self, path: Path, *, notify: Callable[[str], None] = lambda text: None) -> None:
+        self.path = expand_user(path).absolute()
+        self.notify = notify
 
     @functools.cached_property
     def config(self) -> CourseConfig:
         """course.yaml; ConfigError lists everything wrong in it, also for its providers."""
-        return load_course(
-            self.path, settings_type=lambda name: get_provider_class(name).settings_type
-        )
+        return load_course(self.path, find_provider=read_provider_traits)
 
     @property
     def id(self) -> str:
@@ -98,7 +96,7 @@ class CourseFolder:
 
     @functools.cached_property
     def ledger(self) -> Ledger:
-        return Ledger(self.private / "ledger.jsonl", tell=self.tell)
+        return Ledger(self.private / "ledger.jsonl", notify=self.notify)
 
     @functools.cached_property
     def _roster(self) -> tuple[Student, ...]:

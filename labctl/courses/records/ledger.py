@@ -27,18 +27,18 @@ TAIL_BYTES = 64 * 1024
 
 
 class Ledger:
-    """The ledger of one course. `tell` is called with a message about any damage in the file."""
+    """The ledger of one course. `notify` is called with a message about any damage in the file."""
 
     def __init__(
         self,
         path: Path,
         *,
         now: Callable[[], float] = time.time,
-        tell: Callable[[str], None] = lambda text: None,
+        notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.path = path
         self.now = now
-        self.tell = tell
+        self.notify = notify
         self._known: list[CourseLedgerEntry] = []
         self._open: dict[tuple[str, str], int] = {}
         self._read_to = 0
@@ -125,13 +125,13 @@ class Ledger:
 
     def _read_line(self, line: bytes) -> None:
         if not line.endswith(b"\n"):
-            self.tell(f"{self.path}: the last line is incomplete; it is ignored")
+            self.notify(f"{self.path}: the last line is incomplete; it is ignored")
             return
         self._read_to += len(line)
         if (entry := _decode(line)) is not None:
             self._store(entry)
         elif line.strip():
-            self.tell(f"{self.path}: a line after number {self._last} cannot be read")
+            self.notify(f"{self.path}: a line after number {self._last} cannot be read")
 
     def _store(self, entry: CourseLedgerEntry) -> None:
         """Store a line, or merge it into the one that it continues."""
@@ -189,7 +189,7 @@ class Ledger:
             detail={"bytes": len(torn), "kept": aside.name},
         )
         _write(file, msgspec.json.encode(entry) + b"\n")
-        self.tell(f"{self.path}: the last line was incomplete; it was moved to {aside.name}")
+        self.notify(f"{self.path}: the last line was incomplete; it was moved to {aside.name}")
         return entry.n
 
 

@@ -70,13 +70,16 @@ def list_cautions(config: CourseConfig, now: float) -> list[str]:
         messages.append("no store: results and the ledger are only on this machine and the servers")
     if config.lab.server.need.idle_s is None:
         messages.append("no server.idle: an idle server runs until its ttl")
-    if config.shared and config.lab.server.provider == "local":
+    server = config.lab.server
+    if config.shared and server.on_this_machine:
         messages.append(
-            "shared servers with provider local are containers on this machine, for trials only"
+            f"shared servers with provider {server.provider} are containers on this machine, "
+            "for trials only"
         )
-    if config.grading and config.grading.lab.server.provider == "local":
+    if config.grading and config.grading.lab.server.on_this_machine:
         messages.append(
-            "grading.server is local: submissions cannot be graded there, choose another provider"
+            f"grading.server is {config.grading.lab.server.provider}: submissions cannot be graded "
+            "there, choose another provider"
         )
     return [*messages, *_assignment_cautions(config, now)]
 

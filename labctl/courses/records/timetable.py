@@ -23,8 +23,8 @@ class Lesson(Value, frozen=True):
     ends: float
 
 
-def list_lessons(hours: Iterable[ClassHours], term: Term | None, around: float) -> list[Lesson]:
-    """Return the meetings from two days before to eight days after `around`, in order.
+def list_lessons(hours: Iterable[ClassHours], term: Term | None, at: float) -> list[Lesson]:
+    """Return the meetings from two days before to eight days after `at`, in order.
 
     When clocks change, an hour that is skipped starts after the change, and of an hour that occurs
     twice the first one counts.
@@ -32,7 +32,7 @@ def list_lessons(hours: Iterable[ClassHours], term: Term | None, around: float) 
     meetings = []
     for slot in hours:
         zone = ZoneInfo(slot.zone)
-        today = datetime.fromtimestamp(around, zone).date()
+        today = datetime.fromtimestamp(at, zone).date()
         for shift in range(-2, 9):
             day = today + timedelta(days=shift)
             if DAYS[day.weekday()] in slot.days and _is_in_term(day, term):
@@ -90,10 +90,10 @@ def class_hours(
     Overlapping lessons count once.
     """
     upcoming: set[Lesson] = set()
-    around = since
-    while around < until + WEEK_S:
-        upcoming.update(list_lessons(hours, term, around))
-        around += WEEK_S
+    at = since
+    while at < until + WEEK_S:
+        upcoming.update(list_lessons(hours, term, at))
+        at += WEEK_S
     total, at = 0.0, since
     for lesson in sorted(upcoming, key=lambda lesson: (lesson.warm, lesson.ends)):
         begin, end = max(lesson.warm, at), min(lesson.ends, until)

@@ -92,10 +92,10 @@ def write_back(
     return GradeExport(data=table.shape.write(rows), format=to, notes=tuple(notes))
 
 
-def _find_column(table: Table, assignment: str, around: str) -> int:
-    """Return the index of the assignment's only column, or -1; `around` is a pattern with NAME."""
+def _find_column(table: Table, assignment: str, name_pattern: str) -> int:
+    """Return the index of the assignment's only column, or -1; `name_pattern` contains NAME."""
     words = r"[\s_-]*".join(re.findall(r"[a-z]+|[0-9]+", assignment))
-    pattern = re.compile(around.replace("NAME", words), re.IGNORECASE)
+    pattern = re.compile(name_pattern.replace("NAME", words), re.IGNORECASE)
     fits = [i for i, head in enumerate(table.header) if pattern.fullmatch(head)]
     return fits[0] if len(fits) == 1 else -1
 

@@ -162,11 +162,11 @@ def summarize_trend(series: Series) -> Trend | None:
 
 
 class Spike(Value, frozen=True):
-    """A point far above its neighbors. `around` is their median."""
+    """A point far above its neighbors. `baseline` is their median."""
 
     step: int
     value: float
-    around: float
+    baseline: float
 
 
 def find_spikes(series: Series, times: float, least: float = 0.0) -> list[Spike]:
@@ -182,10 +182,10 @@ def find_spikes(series: Series, times: float, least: float = 0.0) -> list[Spike]
         if len(neighbors) < REACH:
             continue
         values = [value for _, value in neighbors]
-        around = median(values)
-        scatter = median(abs(value - around) for value in values)
+        baseline = median(values)
+        scatter = median(abs(value - baseline) for value in values)
         step, value = points[index]
-        above = value - around
-        if around > 0 and value > times * around and above > max(least, 8 * scatter):
-            result.append(Spike(step=step, value=value, around=around))
+        above = value - baseline
+        if baseline > 0 and value > times * baseline and above > max(least, 8 * scatter):
+            result.append(Spike(step=step, value=value, baseline=baseline))
     return result

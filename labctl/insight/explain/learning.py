@@ -93,7 +93,7 @@ def check_gradients(material: RunData) -> Iterator[Answer]:
             why="a single batch has a large gradient; without clipping, such a step can undo much",
             evidence=(
                 from_events(
-                    f"{series.tag}: {number(top.value)} at step {top.step}, {number(top.around)} "
+                    f"{series.tag}: {number(top.value)} at step {top.step}, {number(top.baseline)} "
                     "around it"
                 ),
             ),

@@ -259,7 +259,7 @@ def check_spikes(material: RunData) -> Iterator[Answer]:
         evidence.append(
             from_events(
                 f"{series.tag}: {number(spike.value)} at step {spike.step}, "
-                f"{number(spike.around)} around it{norm_text}"
+                f"{number(spike.baseline)} around it{norm_text}"
             )
         )
     many = len(found) > MANY_SPIKES * len(series.values)

@@ -18,7 +18,7 @@ from labctl.insight.report.formatting import (
     span,
 )
 from labctl.insight.report.rows import TableRow, provenance_rows, server_rows, versus_rows
-from labctl.insight.report.utilization import Use, summarize_use
+from labctl.insight.report.utilization import Utilization, summarize_utilization
 from labctl.model import Value
 from labctl.runs.evaluation import Evaluation, compute_class_metrics, confidence_interval
 from labctl.text import price_text
@@ -129,7 +129,7 @@ class Page(Value, frozen=True):
 
 def build_page(facts: ReportFacts) -> Page:
     """Write the report's text from the facts. Pure: the same facts give the same page."""
-    evaluation, used = facts.evaluation, summarize_use(facts.samples)
+    evaluation, used = facts.evaluation, summarize_utilization(facts.samples)
     charts, charts_note = draw_logged(facts)
     agreement, rows = versus_rows(facts)
     return Page(
@@ -202,7 +202,7 @@ def _scale(evaluation: Evaluation | None) -> Scale | None:
     )
 
 
-def _tiles(facts: ReportFacts, used: Use) -> tuple[Tile, ...]:
+def _tiles(facts: ReportFacts, used: Utilization) -> tuple[Tile, ...]:
     run, bill = facts.run, facts.bill
     took_s = run.ended_at - run.started_at if run.ended_at and run.started_at else None
     price = bill.price_usd_per_hour
@@ -219,7 +219,7 @@ def _tiles(facts: ReportFacts, used: Use) -> tuple[Tile, ...]:
     )
 
 
-def _machine_tile(facts: ReportFacts, used: Use) -> Tile:
+def _machine_tile(facts: ReportFacts, used: Utilization) -> Tile:
     machine = facts.machine
     names = (
         used.gpus or tuple(gpu.name for gpu in machine.gpus if gpu.name) if machine else used.gpus
@@ -232,7 +232,7 @@ def _machine_tile(facts: ReportFacts, used: Use) -> Tile:
     return Tile(name="Ran on", value=cores or NOT_MEASURED, note="no GPU")
 
 
-def _busy_tile(used: Use) -> Tile:
+def _busy_tile(used: Utilization) -> Tile:
     if used.gpu_use_percent is not None:
         period = f"mean over {span(used.measured_s)}"
         return Tile(name="GPU busy", value=f"{used.gpu_use_percent:.0f}%", note=period)

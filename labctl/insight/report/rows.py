@@ -13,7 +13,7 @@ from labctl.insight.report.formatting import (
     size,
     span,
 )
-from labctl.insight.report.utilization import Use
+from labctl.insight.report.utilization import Utilization
 from labctl.model import Value
 from labctl.runs.evaluation import Evaluation
 from labctl.runs.provenance import ServerHardware
@@ -31,7 +31,7 @@ class TableRow(Value, frozen=True):
     exact: bool = False
 
 
-def server_rows(facts: ReportFacts, used: Use) -> tuple[TableRow, ...]:
+def server_rows(facts: ReportFacts, used: Utilization) -> tuple[TableRow, ...]:
     """List hardware, driver, utilization, energy, costs, and lost servers."""
     bill, machine = facts.bill, facts.machine or ServerHardware()
     kind = " ".join(filter(None, [bill.provider, bill.type, "(spot)" if bill.spot else ""]))
@@ -55,7 +55,7 @@ def server_rows(facts: ReportFacts, used: Use) -> tuple[TableRow, ...]:
     )
 
 
-def _gpus(facts: ReportFacts, used: Use) -> str:
+def _gpus(facts: ReportFacts, used: Utilization) -> str:
     if facts.machine is None:
         return " + ".join(used.gpus) or NOT_MEASURED
     known = [
@@ -80,7 +80,7 @@ def _system(machine: ServerHardware) -> str:
     return ", ".join(filter(None, [machine.os, kernel, docker])) or NOT_MEASURED
 
 
-def _gpu_use(facts: ReportFacts, used: Use) -> str:
+def _gpu_use(facts: ReportFacts, used: Utilization) -> str:
     if used.gpu_use_percent is None:
         return _absent(facts)
     parts = [f"{used.gpu_use_percent:.0f}% busy"]
@@ -96,14 +96,14 @@ def _gpu_use(facts: ReportFacts, used: Use) -> str:
     return ", ".join(parts) + f" ({_over(used)})"
 
 
-def _cpu_use(used: Use) -> str:
+def _cpu_use(used: Utilization) -> str:
     if used.cpu_cores is None:
         return NOT_MEASURED
     of = f" of {used.cores:g}" if used.cores else ""
     return f"{used.cpu_cores:.1f}{of} cores busy ({_over(used)})"
 
 
-def _over(used: Use) -> str:
+def _over(used: Utilization) -> str:
     if used.measured_s <= 0:
         return count(used.samples, "sample")
     return f"mean over {span(used.measured_s)}, {count(used.samples, 'sample')}"
@@ -113,7 +113,7 @@ def _of_limit(value: float | None, limit: float | None) -> str:
     return size(value) + (f" of {size(limit)}" if value is not None and limit else "")
 
 
-def _energy(facts: ReportFacts, used: Use) -> str:
+def _energy(facts: ReportFacts, used: Utilization) -> str:
     if used.energy_wh is not None:
         return f"{used.energy_wh:.1f}{SPACE}Wh, by the GPU's own counter"
     if used.energy_estimate_wh is not None:

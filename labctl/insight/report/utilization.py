@@ -14,7 +14,7 @@ LONGEST_GAP_S = 130.0
 JOULES_PER_WH = 3600.0
 
 
-class Use(Value, frozen=True):
+class Utilization(Value, frozen=True):
     """Means over the measured time, None where not measured. Percent, watts, bytes, cores.
 
     `energy_wh` is the growth of the GPUs' own counters; `energy_estimate_wh` is power times time,
@@ -37,12 +37,12 @@ class Use(Value, frozen=True):
     throttled: tuple[str, ...] = ()
 
 
-def summarize_use(samples: Sequence[Sample]) -> Use:
+def summarize_utilization(samples: Sequence[Sample]) -> Utilization:
     """Summarize the samples, each weighted by the time that it covers."""
     weights = _compute_sample_spans_s(samples)
     joules, estimate = _sum_metered_energy_j(samples), _sum_estimated_j(samples, weights)
     cards = [gpu for sample in samples for gpu in sample.gpus]
-    return Use(
+    return Utilization(
         samples=len(samples),
         measured_s=sum(weights),
         gpus=tuple(sorted({gpu.name for gpu in cards if gpu.name})),

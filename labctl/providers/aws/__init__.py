@@ -25,7 +25,16 @@ from labctl.model import (
     Value,
 )
 from labctl.providers import ProviderContext, QuotaRoom
-from labctl.providers.aws import account, baking, deadline, disks, gate, instances, leftovers, tags
+from labctl.providers.aws import (
+    account,
+    baking,
+    deadline,
+    disks,
+    firewall,
+    instances,
+    leftovers,
+    tags,
+)
 from labctl.providers.aws.checks import check_credentials, compute_room, run_checks
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.launch import Launcher
@@ -37,8 +46,8 @@ __all__ = ["AwsProvider", "AwsSettings"]
 
 
 class AwsProvider:
-    """A Provider that is also Stoppable, FirstBoot, Gate, Deadline, EndsBilling, Keep,
-    Reclaimable, QuotaSource, Bake, ConsoleSource and CredentialSource."""
+    """A Provider that is also Stoppable, FirstBoot, Firewall, Deadline, EndsBilling, Keep,
+    Reclaimable, QuotaSource, Bake, ConsoleSource, CredentialSource and OpensBuckets."""
 
     name: ClassVar[str] = "aws"
     no_notice: ClassVar[str] = "only AWS itself, or its Fault Injection Service, gives spot notices"
@@ -71,6 +80,10 @@ class AwsProvider:
     def check_credentials(self) -> Check:
         region = account.resolve_home_region(self.settings.profile, copy_environment())
         return check_credentials(self.clients, region, "aws credentials")
+
+    @property
+    def s3_profile(self) -> str:
+        return self.settings.profile
 
     def _list_offers(self, need: Need) -> list[Offer]:
         with assign_subject(self.context.subject):
@@ -129,7 +142,7 @@ class AwsProvider:
         return instances.read_console(self.clients, server_id)
 
     def admit(self, server_id: str) -> str:
-        return gate.admit(self.clients, self.settings, self._owner, server_id)
+        return firewall.admit(self.clients, self.settings, self._owner, server_id)
 
     def compute_room(self, offer: Offer) -> QuotaRoom:
         return compute_room(self.clients, offer)

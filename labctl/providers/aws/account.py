@@ -10,6 +10,8 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from labctl.config import expand_user, find_home
+
 DEFAULT_REGION = "us-east-1"
 # Each of these variables makes boto3 find credentials.
 CREDENTIAL_VARIABLES = (
@@ -87,13 +89,9 @@ def fingerprint(profile: str, environ: Mapping[str, str]) -> str:
 
 def _config_file(environ: Mapping[str, str]) -> Path:
     path = environ.get("AWS_CONFIG_FILE", "")
-    return Path(path).expanduser() if path else _home_dir(environ) / ".aws" / "config"
+    return expand_user(path) if path else find_home(environ) / ".aws" / "config"
 
 
 def _credentials_file(environ: Mapping[str, str]) -> Path:
     path = environ.get("AWS_SHARED_CREDENTIALS_FILE", "")
-    return Path(path).expanduser() if path else _home_dir(environ) / ".aws" / "credentials"
-
-
-def _home_dir(environ: Mapping[str, str]) -> Path:
-    return Path(environ.get("HOME") or Path.home())
+    return expand_user(path) if path else find_home(environ) / ".aws" / "credentials"

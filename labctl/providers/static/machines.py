@@ -6,12 +6,12 @@ import re
 import time
 from collections.abc import Callable
 from functools import cached_property
-from pathlib import Path
 
 import msgspec
 
 from labctl.commands import lease, ssh
 from labctl.commands.lease import Holder, MachineLease
+from labctl.config import expand_user
 from labctl.errors import UsageError
 from labctl.model import Endpoint, Offer, Server, Value
 from labctl.providers import ProviderContext
@@ -164,7 +164,7 @@ def _make_endpoint_finder(entry: HostEntry, context: ProviderContext) -> Callabl
         resolved = Endpoint(host=entry.host, user=entry.user or context.owner)
         if context.resolve_alias is not None:
             resolved = context.resolve_alias(name)
-        identity = str(Path(entry.identity).expanduser()) if entry.identity else resolved.identity
+        identity = str(expand_user(entry.identity)) if entry.identity else resolved.identity
         endpoint = msgspec.structs.replace(
             resolved,
             host=entry.host if entry.host and entry.alias else resolved.host,

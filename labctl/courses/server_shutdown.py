@@ -38,7 +38,7 @@ def is_near_end(state: State, server: Server, now: float, left_s: float) -> bool
     return watch.ending in LIMITS or ends_in_s < NEAR_S
 
 
-def await_end(context: LabContext, server: Server) -> Limit | None:
+def await_shutdown(context: LabContext, server: Server) -> Limit | None:
     """Wait until the watchdog stops the runs; return its limit, or None if the end was postponed.
 
     A watchdog that is silent or was stopped is not waited for beyond the limit.
@@ -47,7 +47,7 @@ def await_end(context: LabContext, server: Server) -> Limit | None:
     give_up = time.monotonic() + NEAR_S + context.saver_s / 2
     while time.monotonic() < give_up:
         try:
-            watch = guard.watch(context, server)
+            watch = guard.read_watchdog(context, server)
         except LabError:
             watch = None
         if watch is not None:

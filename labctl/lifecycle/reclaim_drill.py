@@ -21,7 +21,7 @@ from labctl.lifecycle import restore
 from labctl.lifecycle.recover import recover
 from labctl.model import Run, Server, Value
 from labctl.runs import runs
-from labctl.servers import guard, held_disks
+from labctl.servers import disk_retention, guard
 from labctl.servers.accounts import ENDED
 from labctl.servers.context import LabContext
 from labctl.servers.reclaimer import Reclaimer, find_reclaimer
@@ -142,7 +142,7 @@ def run_drill(context: LabContext, run_id: str, notice_s: float) -> Drill:
     monitor = _RunMonitor(context, server, run.id)
     _measure_speed(context, monitor)
     _require_consent(context, server, run, monitor, notice_s)
-    watch = guard.watch(context, server) if notice_s else None
+    watch = guard.read_watchdog(context, server) if notice_s else None
     if notice_s and not (watch and watch.alive):
         guard.arm(context, server, always=True)
     began_at = time.time()
@@ -206,7 +206,7 @@ def _measure_speed(context: LabContext, monitor: _RunMonitor) -> None:
 def _require_consent(
     context: LabContext, server: Server, run: Run, monitor: _RunMonitor, notice_s: float
 ) -> None:
-    keeps_disk = held_disks.is_held(context, server)
+    keeps_disk = disk_retention.is_kept(context, server)
     lost = "" if context.config.store or keeps_disk else _describe_losses(context, server)
     step = "" if monitor.step is None else f" at step {monitor.step:.0f}"
     when = f"{notice_s:.0f} s after a notice" if notice_s else "without notice"

@@ -93,7 +93,7 @@ def release(context: LabContext, server: Server) -> None:
     _record_held(context, server, 0.0)
 
 
-def is_held(context: LabContext, server: Server) -> bool:
+def is_kept(context: LabContext, server: Server) -> bool:
     """Whether the server's disk will outlive it, as far as this machine knows."""
     return bool(_held_until(context, server))
 
