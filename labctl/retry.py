@@ -1,16 +1,17 @@
-"""Retry policies over tenacity.
+"""Retry and polling policies over tenacity.
 
-Half of each pause is random, so that a whole class that was rejected at the same moment does not
-come back at the same moment. tenacity takes 10 ms to import, so a login imports it only after a
-first rejection.
+Half of each pause between two tries is random, so that a whole class that was rejected at the same
+moment does not come back at the same moment. tenacity takes 10 ms to import, so a login imports it
+only after a first rejection, and a poll only after a first check.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from labctl.errors import ThrottledError, TurnedAwayError
 
@@ -79,6 +80,41 @@ def retry_throttled_calls() -> Retrying:
     return retry_on(
         ThrottledError, pause_s=THROTTLED_PAUSE_S, longest_pause_s=5.0, deadline_s=120.0
     )
+
+
+def poll_until(
+    check: Callable[[], T],
+    *,
+    pause_s: float,
+    longest_pause_s: float | None = None,
+    deadline_s: float = math.inf,
+) -> T:
+    """Call `check` until it returns a true value, or until `deadline_s` seconds have passed.
+
+    Returns the last call's value, which is false only after the deadline. `check` is called at
+    least once. Pauses double up to `longest_pause_s`; without it all pauses are equal. An error of
+    `check` ends the polling.
+    """
+    began_s = time.monotonic()
+    results = [check()]
+    if results[0]:
+        return results[0]
+    import tenacity
+
+    def repeat() -> T:
+        return results.pop() if results else check()
+
+    policy = tenacity.Retrying(
+        retry=tenacity.retry_if_not_result(bool),
+        wait=tenacity.wait_exponential(pause_s, longest_pause_s or pause_s),
+        stop=tenacity.stop_after_delay(deadline_s - (time.monotonic() - began_s)),
+        retry_error_callback=_return_last_result,
+    )
+    return policy(repeat)
+
+
+def _return_last_result(state: RetryCallState) -> Any:
+    return state.outcome.result() if state.outcome else None
 
 
 def _build_wait(first_s: float, longest_s: float | None) -> WaitBaseT:

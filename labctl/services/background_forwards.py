@@ -24,6 +24,7 @@ from labctl import errors
 from labctl.errors import ConnectError, LabError, NotFoundError
 from labctl.events import Event, Note, PolicyReporter, Reporter, SilentReporter
 from labctl.model import Forward, Service, Value
+from labctl.retry import poll_until
 from labctl.servers.agent import AgentClient
 from labctl.services.port_forward import FATAL, Forwarding, ForwardSpec, Refresh, build_url
 from labctl.services.services import ensure_service
@@ -154,12 +155,11 @@ def find_forwards(
 def stop_forward(record: State, forward: Forward) -> None:
     """End the process that holds a background forward, and its record. Touches no other process."""
     for number, patience_s in ((signal.SIGTERM, 8.0), (signal.SIGKILL, 2.0)):
-        deadline = time.monotonic() + patience_s
         with contextlib.suppress(ProcessLookupError):
             if is_ours(forward):
                 os.kill(forward.pid, number)
-        while is_ours(forward) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        if poll_until(lambda: not is_ours(forward), pause_s=0.05, deadline_s=patience_s):
+            break
     record.drop_forward(forward.id)
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from labctl.errors import BusyError, ConnectError, LabError, ThrottledError, TurnedAwayError
-from labctl.retry import retry_on, retry_rejected_logins, retry_throttled_calls
+from labctl.retry import poll_until, retry_on, retry_rejected_logins, retry_throttled_calls
 
 
 @pytest.fixture
@@ -117,3 +117,67 @@ def test_a_login_that_is_not_rejected_does_not_import_tenacity() -> None:
     words = [sys.executable, "-c", "\n".join(lines)]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["2", "False"]
+
+
+def test_a_poll_that_succeeds_at_once_neither_waits_nor_imports_tenacity(
+    pauses: list[float],
+) -> None:
+    assert poll_until(lambda: "yes", pause_s=1.0) == "yes"
+    assert pauses == []
+    lines = (
+        "import sys",
+        "from labctl.retry import poll_until",
+        "print(poll_until(lambda: 2, pause_s=1.0), 'tenacity' in sys.modules)",
+    )
+    words = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "False"]
+
+
+def test_a_poll_calls_the_check_once_after_each_pause(pauses: list[float]) -> None:
+    values = [0, None, "", "yes", "later"]
+    assert poll_until(lambda: values.pop(0), pause_s=1.0) == "yes"
+    assert pauses == [1.0, 1.0, 1.0]
+    assert values == ["later"]
+
+
+def test_the_pauses_of_a_poll_double_up_to_the_longest(pauses: list[float]) -> None:
+    values = iter([False] * 6 + [True])
+    assert poll_until(lambda: next(values), pause_s=1.0, longest_pause_s=6.0)
+    assert pauses == [1.0, 2.0, 4.0, 6.0, 6.0, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "expected"), [(3.0, [1.0] * 3), (2.5, [1.0] * 3), (0.0, []), (-5.0, [])]
+)
+def test_a_poll_returns_the_last_value_once_the_deadline_has_passed(
+    pauses: list[float], deadline_s: float, expected: list[float]
+) -> None:
+    values = iter(["", None, 0, False, "no more"])
+    last = poll_until(lambda: next(values), pause_s=1.0, deadline_s=deadline_s)
+    assert last == ("" if deadline_s <= 0 else False)
+    assert pauses == expected
+
+
+def test_the_time_of_the_first_check_counts(pauses: list[float]) -> None:
+    def check() -> bool:
+        pauses.append(4.0)  # seconds that one check takes
+        return False
+
+    assert not poll_until(check, pause_s=1.0, deadline_s=8.0)
+    assert pauses == [4.0, 1.0, 4.0]
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_an_error_of_the_check_ends_the_poll(pauses: list[float], before: int) -> None:
+    error = BusyError("later")
+
+    def check() -> bool:
+        if len(pauses) == before:
+            raise error
+        return False
+
+    with pytest.raises(BusyError) as caught:
+        poll_until(check, pause_s=1.0)
+    assert caught.value is error
+    assert len(pauses) == before
