@@ -13,6 +13,7 @@ from labctl.config import copy_environment, read_secret_values
 from labctl.errors import ConnectError, HostKeyError, LabError, NotFoundError, UsageError
 from labctl.events import Note, Part, report_part
 from labctl.model import NAME_PATTERN, Run, RunState, Server
+from labctl.retry import ReconnectPolicy
 from labctl.runs import images, provenance
 from labctl.runs.environment import describe_install
 from labctl.servers.agent import AgentClient
@@ -34,8 +35,6 @@ from labctl.wire.runs import (
     StatusReply,
     StatusRequest,
 )
-
-LONGEST_PAUSE_S = 10.0
 
 
 def make_run_id() -> str:
@@ -202,8 +201,17 @@ def watch(
     of an ended server to another machine. Returns the run at the end of its log.
     """
     log = _LogStream(on_log, offset)
-    pause_s, attempt = 0.5, ""
-    while True:
+    attempt = ""
+
+    def on_reply(reply: FollowRunOpening) -> None:
+        nonlocal tail, attempt
+        policy.reset()
+        log.offset, tail = reply.offset, 0
+        attempt = record_run(context, server, reply.run).container
+
+    def stream_log() -> Run:
+        nonlocal server
+        server = _find_current_server(context, server, run_id)
         request = FollowRunRequest(
             context.config.name,
             context.lab_id,
@@ -213,29 +221,20 @@ def watch(
             wait=follow,
             attempt=attempt,
         )
-        server = _find_current_server(context, server, run_id)
-
-        def on_reply(reply: FollowRunOpening, server: Server = server) -> None:
-            nonlocal tail, pause_s, attempt
-            log.offset, tail, pause_s = reply.offset, 0, 0.5
-            attempt = record_run(context, server, reply.run).container
-
-        try:
-            closing = context.open_agent(server).stream(
-                FOLLOW_RUN, request, on_reply=on_reply, on_bytes=log.feed
-            )
-        except (ConnectError, HostKeyError) as error:
-            if not follow:
-                raise
-            on_cut(context, server)
-            if isinstance(error, HostKeyError) and not has_moved(context, server):
-                raise
-            text = f"{error.what}; the run is still active, reconnecting in {pause_s:g} s"
-            context.reporter.emit(Note(text=text, level="warning"))
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-            continue
+        closing = context.open_agent(server).stream(
+            FOLLOW_RUN, request, on_reply=on_reply, on_bytes=log.feed
+        )
         return record_run(context, server, closing.run)
+
+    def handle_cut(error: LabError, pause_s: float) -> None:
+        on_cut(context, server)
+        if isinstance(error, HostKeyError) and not has_moved(context, server):
+            raise error
+        text = f"{error.what}; the run is still active, reconnecting in {pause_s:g} s"
+        context.reporter.emit(Note(text=text, level="warning"))
+
+    policy = ReconnectPolicy((ConnectError, HostKeyError), on_cut=handle_cut)
+    return policy(stream_log) if follow else stream_log()
 
 
 def _find_current_server(context: LabContext, server: Server, run_id: str) -> Server:
