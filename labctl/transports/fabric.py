@@ -24,11 +24,12 @@ from labctl.transports import Body, RemoteShell, failures, iterate_blocks
 from labctl.transports.bounded_output import BoundedTransport
 from labctl.transports.fabric_login import STEP_TIMEOUT_S, Login, log_in
 from labctl.transports.framing import MarkedOutputParser, frame
+from labctl.transports.sftp import open_sftp_client
 
 if TYPE_CHECKING:
     from labctl.transports.openssh import OpenSshTransport
 
-# sshd allows ten sessions on a connection; SFTP has one of them.
+# sshd allows ten sessions on a connection.
 MOST_CHANNELS = 8
 MOST_CHUNKS = 64
 _CHUNK_BYTES = 64 * 1024
@@ -42,8 +43,9 @@ PAUSE_S = 0.05
 class FabricTransport(BoundedTransport):
     """One connection, made by the first command and again after it was lost.
 
-    Threads may share it: at most 8 commands run at once, others wait. `known_hosts` is the user's
-    file, for the keys of jump hosts. `openssh` lends its connection to rsync.
+    Threads may share it: at most 8 commands and SFTP clients run at once, others wait.
+    `known_hosts` is the user's file, for the keys of jump hosts. `openssh` lends its connection to
+    rsync.
     """
 
     def __init__(
@@ -64,11 +66,13 @@ class FabricTransport(BoundedTransport):
 
     @contextmanager
     def open_sftp(self) -> Iterator[paramiko.SFTPClient]:
-        login = self._connect()
-        try:
-            yield login.connection.sftp()
-        except (paramiko.SSHException, EOFError) as error:
-            raise failures.make_link_lost_error(self.endpoint, str(error)) from error
+        with self._slots, self._open_channel() as channel:
+            try:
+                channel.invoke_subsystem("sftp")
+            except _NETWORK_ERRORS as error:
+                raise failures.make_link_lost_error(self.endpoint, str(error)) from error
+            with open_sftp_client(self.endpoint, channel) as client:
+                yield client
 
     def remote_shell(self) -> RemoteShell | None:
         return None if self._openssh is None else self._openssh.remote_shell()

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from labctl.commands import ssh
 from labctl.errors import LabError
@@ -73,7 +73,7 @@ class OpenSshTransport(BoundedTransport):
     @contextlib.contextmanager
     def open_sftp(self) -> Iterator[SFTPClient]:
         """SFTP over the shared connection: paramiko's client speaks through an `ssh -s` process."""
-        import paramiko
+        from labctl.transports.sftp import open_sftp_client
 
         shell = self.remote_shell()
         ours, theirs = socket.socketpair()
@@ -82,13 +82,9 @@ class OpenSshTransport(BoundedTransport):
             process = subprocess.Popen(
                 words, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.DEVNULL
             )
-        # The client takes a channel, and needs no more of it than a socket and a name.
-        channel: Any = _SftpSocket(fileno=ours.detach())
         try:
-            with channel, contextlib.closing(paramiko.SFTPClient(channel)) as sftp:
-                yield sftp
-        except (paramiko.SSHException, EOFError) as error:
-            raise failures.make_link_lost_error(self.endpoint, str(error)) from error
+            with ours, open_sftp_client(self.endpoint, ours) as client:
+                yield client
         finally:
             process.terminate()
             process.wait()
@@ -198,13 +194,6 @@ class OpenSshTransport(BoundedTransport):
                 process.kill()
                 process.wait()
         return failures.parse_ssh_error(self.endpoint, stderr.decode(errors="replace"))
-
-
-class _SftpSocket(socket.socket):
-    """A socket with the one method of a paramiko channel that its SFTP client calls beside."""
-
-    def get_name(self) -> str:
-        return "sftp"
 
 
 def _spawn(
