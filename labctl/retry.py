@@ -1,16 +1,17 @@
-"""Retry policies over tenacity.
+"""Retry, reconnect and polling policies over tenacity.
 
-Half of each pause is random, so that a whole class that was rejected at the same moment does not
-come back at the same moment. tenacity takes 10 ms to import, so a login imports it only after a
-first rejection.
+Half of each pause between two tries is random, so that a whole class that was rejected at the same
+moment does not come back at the same moment. tenacity takes 10 ms to import, so a login imports it
+only after a first rejection, and a poll only after a first check.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from labctl.errors import ThrottledError, TurnedAwayError
 from labctl.lazy import lazy_imports
@@ -24,6 +25,7 @@ with lazy_imports(__name__):
 
 P = ParamSpec("P")
 T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
 THROTTLED_PAUSE_S = 0.25
 Errors = type[Exception] | tuple[type[Exception], ...]
 
@@ -64,17 +66,11 @@ def retry_rejected_logins(function: Callable[P, T], *args: P.args, **kwargs: P.k
 
     Pauses stay short: whichever client sshd accepts next has waited about as long.
     """
-    try:
-        return function(*args, **kwargs)
-    except TurnedAwayError as error:
-        rejections = [error]
-
-    def repeat() -> T:
-        if rejections:
-            raise rejections.pop()  # of the call above, which counts as the first try
-        return function(*args, **kwargs)
-
-    return retry_on(TurnedAwayError, pause_s=0.3, longest_pause_s=2.4, tries=5)(repeat)
+    return _retry_lazily(
+        lambda: function(*args, **kwargs),
+        TurnedAwayError,
+        lambda: retry_on(TurnedAwayError, pause_s=0.3, longest_pause_s=2.4, tries=5),
+    )
 
 
 def retry_throttled_calls() -> Retrying:
@@ -82,6 +78,104 @@ def retry_throttled_calls() -> Retrying:
     return retry_on(
         ThrottledError, pause_s=THROTTLED_PAUSE_S, longest_pause_s=5.0, deadline_s=120.0
     )
+
+
+class ReconnectPolicy(Generic[E]):
+    """Calls a function again while it raises one of these errors, for as long as that takes.
+
+    Pauses double from `pause_s` up to `longest_pause_s`; `reset` makes the next one the first
+    again. `on_cut` is called with each error and the seconds until the next try, and may raise to
+    stop.
+    """
+
+    def __init__(
+        self,
+        errors: type[E] | tuple[type[E], ...],
+        *,
+        on_cut: Callable[[E, float], None],
+        pause_s: float = 0.5,
+        longest_pause_s: float = 10.0,
+    ) -> None:
+        self._errors = errors
+        self._on_cut = on_cut
+        self._first_pause_s = min(pause_s, longest_pause_s)
+        self._longest_pause_s = longest_pause_s
+        self._pause_s = self._first_pause_s
+
+    def reset(self) -> None:
+        """Start over with the shortest pause: call it once the connection works."""
+        self._pause_s = self._first_pause_s
+
+    def __call__(self, function: Callable[[], T]) -> T:
+        self.reset()
+        return _retry_lazily(function, self._errors, self._build)
+
+    def _build(self) -> Retrying:
+        import tenacity
+
+        return tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(self._errors),
+            wait=lambda state: self._pause_s,
+            before_sleep=self._announce,
+            reraise=True,
+        )
+
+    def _announce(self, state: RetryCallState) -> None:
+        error: Any = state.outcome.exception() if state.outcome else None
+        self._on_cut(error, self._pause_s)
+        self._pause_s = min(2 * self._pause_s, self._longest_pause_s)
+
+
+def poll_until(
+    check: Callable[[], T],
+    *,
+    pause_s: float,
+    longest_pause_s: float | None = None,
+    deadline_s: float = math.inf,
+) -> T:
+    """Call `check` until it returns a true value, or until `deadline_s` seconds have passed.
+
+    Returns the last call's value, which is false only after the deadline. `check` is called at
+    least once. Pauses double up to `longest_pause_s`; without it all pauses are equal. An error of
+    `check` ends the polling.
+    """
+    began_s = time.monotonic()
+    results = [check()]
+    if results[0]:
+        return results[0]
+    import tenacity
+
+    def repeat() -> T:
+        return results.pop() if results else check()
+
+    policy = tenacity.Retrying(
+        retry=tenacity.retry_if_not_result(bool),
+        wait=tenacity.wait_exponential(pause_s, longest_pause_s or pause_s),
+        stop=tenacity.stop_after_delay(deadline_s - (time.monotonic() - began_s)),
+        retry_error_callback=_return_last_result,
+    )
+    return policy(repeat)
+
+
+def _retry_lazily(
+    function: Callable[[], T], errors: Errors, build_policy: Callable[[], Retrying]
+) -> T:
+    """Call a function under a policy that is built, and tenacity imported, after a first error."""
+    try:
+        return function()
+    except errors as error:
+        first_errors = [error]
+
+    def repeat() -> T:
+        if first_errors:
+            raise first_errors.pop()  # of the call above, which counts as the first try
+        return function()
+
+    return build_policy()(repeat)
+
+
+def _return_last_result(state: RetryCallState) -> Any:
+    return state.outcome.result() if state.outcome else None
 
 
 def _build_wait(first_s: float, longest_s: float | None) -> WaitBaseT:

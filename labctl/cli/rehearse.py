@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from labctl.lifecycle.reclaim_drill import Drill
 
 with lazy_imports(__name__):
-    pass
+    from labctl.lifecycle import reclaim_drill
 
 
 @click.group("rehearse")

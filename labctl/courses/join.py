@@ -25,7 +25,7 @@ from labctl.errors import (
 )
 from labctl.errors.replies import decode_reply
 from labctl.events import Question, Reporter
-from labctl.lazy import lazy_imports
+from labctl.http_client import open_session, read_body
 from labctl.model import NAME_PATTERN, Endpoint, Value
 from labctl.providers.course import REQUEST as KEEPER_REQUEST
 from labctl.servers.connections import Connections
@@ -44,11 +44,6 @@ from labctl.wire.keeper import (
 )
 from labctl.wire.line_requests import encode_request
 from labctl.wire.verbs import Reply, Request, Verb
-
-with lazy_imports(__name__):
-    from http import client as http_client
-    from urllib import error as url_error
-    from urllib import request as url_request
 
 URL_S = 20.0
 MOST_ASSIGNMENTS, MOST_TEXT = 100, 64 * 1024
@@ -92,23 +87,21 @@ def fetch_join_file(place: str) -> bytes:
 
 def _download(place: str) -> bytes:
     try:
-        with url_request.urlopen(place, timeout=URL_S) as response:
+        with open_session() as session, session.get(place, timeout=URL_S, stream=True) as response:
             if not response.url.startswith(("https://", "http://127.0.0.1", "http://localhost")):
                 raise PolicyError(
                     f"{place} redirects to an address without https",
                     why=response.url[:200],
                     hint="ask your instructor for the file: labctl join FILE",
                 )
-            data: bytes = response.read(MOST_BYTES + 1)
-            return data
-    except url_error.HTTPError as error:
-        error.close()
-        raise NotFoundError(
-            f"no join file at {place}",
-            why=f"{error}",
-            hint="ask your instructor for another: labctl course invite",
-        ) from None
-    except (OSError, ValueError, http_client.HTTPException) as error:
+            if not response.ok:
+                raise NotFoundError(
+                    f"no join file at {place}",
+                    why=f"the server answered {response.status_code} {response.reason}",
+                    hint="ask your instructor for another: labctl course invite",
+                )
+            return read_body(response, MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
         raise ConnectError(
             f"{place} cannot be read",
             why=str(error),

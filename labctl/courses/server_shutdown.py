@@ -6,11 +6,11 @@ within the budget.
 
 from __future__ import annotations
 
-import time
 from typing import Literal
 
 from labctl.errors import LabError
 from labctl.model import Server
+from labctl.retry import poll_until
 from labctl.servers import guard
 from labctl.servers.context import LabContext
 from labctl.servers.watch_reports import parse_watch
@@ -43,21 +43,22 @@ def await_shutdown(context: LabContext, server: Server) -> Limit | None:
 
     A watchdog that is silent or was stopped is not waited for beyond the limit.
     """
-    limit: Limit | None = None
-    give_up = time.monotonic() + NEAR_S + context.saver_s / 2
-    while time.monotonic() < give_up:
+    watch = WatchRecord()
+
+    def is_decided() -> bool:
+        nonlocal watch
         try:
-            watch = guard.read_watchdog(context, server)
+            current = guard.read_watchdog(context, server)
         except LabError:
-            watch = None
-        if watch is not None:
-            if (now := LIMITS.get(watch.ending)) is not None:
-                return now
-            limit = LIMITS.get(watch.ends_by)
-            if _ends_in_s(watch) > 2 * NEAR_S:
-                return None
-        time.sleep(POLL_S)
-    return limit or "budget"
+            return False
+        watch = current or watch
+        return current is not None and (
+            current.ending in LIMITS or _ends_in_s(current) > 2 * NEAR_S
+        )
+
+    if poll_until(is_decided, pause_s=POLL_S, deadline_s=NEAR_S + context.saver_s / 2):
+        return LIMITS.get(watch.ending)
+    return LIMITS.get(watch.ends_by, "budget")
 
 
 def _ends_in_s(watch: WatchRecord) -> float:

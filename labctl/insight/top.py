@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -11,11 +10,11 @@ import msgspec
 from labctl.errors import CommandError, ConnectError
 from labctl.insight.telemetry import GpuSample
 from labctl.model import Server, Value
+from labctl.retry import ReconnectPolicy
 from labctl.runs.runs import refresh_address
 from labctl.servers.context import LabContext
 from labctl.wire.telemetry import TOP, TopRequest
 
-LONGEST_PAUSE_S = 10.0
 MOST_LINE_BYTES = 4 * 1024**2
 
 
@@ -122,7 +121,6 @@ def follow(
     *,
     interval_s: float = 1.0,
     on_cut: Callable[[ConnectError, float], None] = lambda error, pause_s: None,
-    pause: Callable[[float], None] = time.sleep,
 ) -> None:
     """Pass each sample to `on_sample` until that raises, or the user interrupts.
 
@@ -130,26 +128,27 @@ def follow(
     NotFoundError if the server is removed meanwhile; ConnectError if the first connection fails.
     """
     was_connected = False
-    pause_s = 0.5
 
     def receive(now: ServerMetrics) -> None:
-        nonlocal was_connected, pause_s
-        was_connected, pause_s = True, 0.5
+        nonlocal was_connected
+        was_connected = True
+        policy.reset()
         on_sample(now)
 
-    while True:
-        try:
-            _stream(context, context.get_server(), TopRequest(interval_s), receive)
-            raise CommandError(
-                "the labctl agent on the server ended unexpectedly", code=0, hint="labctl top"
-            )
-        except ConnectError as error:
-            if not was_connected:
-                raise
-            on_cut(error, pause_s)
-            refresh_address(context, context.get_server())
-        pause(pause_s)
-        pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+    def stream_samples() -> None:
+        _stream(context, context.get_server(), TopRequest(interval_s), receive)
+        raise CommandError(
+            "the labctl agent on the server ended unexpectedly", code=0, hint="labctl top"
+        )
+
+    def handle_cut(error: ConnectError, pause_s: float) -> None:
+        if not was_connected:
+            raise error
+        on_cut(error, pause_s)
+        refresh_address(context, context.get_server())
+
+    policy = ReconnectPolicy(ConnectError, on_cut=handle_cut)
+    policy(stream_samples)
 
 
 def _stream(

@@ -19,6 +19,7 @@ from labctl.lifecycle import home_files, reconcile, up
 from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.lifecycle.server_loss import PUT_DOWN
 from labctl.model import Resource, Server, Value
+from labctl.retry import poll_until
 from labctl.runs import outputs, runs
 from labctl.servers import adoption, attempts, disk_retention, end_server, kept_disks, power
 from labctl.servers.context import LabContext
@@ -158,11 +159,17 @@ def _find_server(context: LabContext, discard: bool) -> Server | None:
 
 def _await_unconfirmed(context: LabContext) -> Server | None:
     """Return the server of a create request whose reply was lost; it may take a while to appear."""
+    server: Server | None = None
+
+    def is_settled() -> bool:
+        nonlocal server
+        server = adoption.adopt(context)
+        return server is not None or not attempts.list_pending_attempts(context)
+
     if attempts.list_pending_attempts(context):
         context.reporter.emit(Step(name="checking whether an interrupted `up` created a server"))
-    while attempts.list_pending_attempts(context):
-        time.sleep(min(1.0, context.provider.settle_s))
-        if server := adoption.adopt(context):
+        poll_until(is_settled, pause_s=min(1.0, context.provider.settle_s))
+        if server is not None:
             return server
     for attempt in context.state.list_open_attempts(context.lab_id):
         if attempt.provider == context.provider.name:

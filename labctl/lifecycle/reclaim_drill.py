@@ -20,6 +20,7 @@ from labctl.events import Note, Question, Step
 from labctl.lifecycle import restore
 from labctl.lifecycle.recover import recover
 from labctl.model import Run, Server, Value
+from labctl.retry import poll_until
 from labctl.runs import runs
 from labctl.servers import disk_retention, guard
 from labctl.servers.accounts import ENDED
@@ -196,11 +197,13 @@ def _find_active_run(context: LabContext, run_id: str) -> Run:
 
 def _measure_speed(context: LabContext, monitor: _RunMonitor) -> None:
     """Poll the run for up to SPEED_WITHIN_S seconds, until three steps are sampled."""
+
+    def has_speed() -> bool:
+        monitor.poll()
+        return len(monitor.samples) >= 3
+
     with _step(context, "measuring the run's speed"):
-        until = time.monotonic() + SPEED_WITHIN_S
-        while len(monitor.samples) < 3 and time.monotonic() < until:
-            monitor.poll()
-            time.sleep(POLL_S)
+        poll_until(has_speed, pause_s=POLL_S, deadline_s=SPEED_WITHIN_S)
 
 
 def _require_consent(
@@ -264,13 +267,14 @@ def _reclaim(
 
 def _await_end(context: LabContext, server: Server) -> float:
     """Wait until the provider reports the server's end; return that Unix second."""
+
+    def has_ended() -> bool:
+        current = context.provider.find(server.id)
+        return current is None or current.state in ENDED
+
     with _step(context, "waiting for the server to end"):
-        until = time.monotonic() + GONE_WITHIN_S
-        while time.monotonic() < until:
-            current = context.provider.find(server.id)
-            if current is None or current.state in ENDED:
-                return time.time()
-            time.sleep(POLL_S)
+        if poll_until(has_ended, pause_s=POLL_S, deadline_s=GONE_WITHIN_S):
+            return time.time()
     raise BusyError(
         f"{server.id} still exists {GONE_WITHIN_S:.0f} s after it was reclaimed",
         hint="labctl status --refresh",
@@ -281,19 +285,21 @@ def _await_first_step(
     context: LabContext, server: Server, run_id: str
 ) -> tuple[float | None, float | None]:
     """Return (Unix second, step) of the run's first new step; Nones if it ended without one."""
+    monitor = _RunMonitor(context, server, run_id)
+
+    def read_first_step() -> tuple[float | None, float | None] | None:
+        with suppress(ConnectError):
+            run = monitor.poll()
+            at = run.progress_at
+            if at and run.started_at and at > run.started_at:
+                return monitor.to_local_time(at), run.progress.get("step")
+            if run.state in ("exited", "lost", "cancelled"):
+                return None, None
+        return None
+
     with _step(context, f"waiting for the first new step of {run_id}"):
-        monitor = _RunMonitor(context, server, run_id)
-        until = time.monotonic() + STEP_WITHIN_S
-        while time.monotonic() < until:
-            with suppress(ConnectError):
-                run = monitor.poll()
-                at = run.progress_at
-                if at and run.started_at and at > run.started_at:
-                    return monitor.to_local_time(at), run.progress.get("step")
-                if run.state in ("exited", "lost", "cancelled"):
-                    return None, None
-            time.sleep(POLL_S)
-    return None, None
+        step = poll_until(read_first_step, pause_s=POLL_S, deadline_s=STEP_WITHIN_S)
+    return step or (None, None)
 
 
 def _add_costs(result: Drill, monitor: _RunMonitor, old: Server, new: Server) -> Drill:

@@ -21,6 +21,7 @@ from typing import Any
 from labctl.errors import BusyError, LabError
 from labctl.events import Note
 from labctl.lazy import lazy_imports
+from labctl.retry import poll_until
 from labctl.servers.context import LabContext
 from labctl.state.ledgers import BACK, HANDED
 from labctl.stores import LabStore
@@ -176,13 +177,20 @@ def _lock_store(context: LabContext, run_id: str, wait: bool) -> Iterator[Recove
 def _await_lock(lock: RecoveryLock) -> None:
     """Wait until the lock is released, or its holder was silent for too long; then take it."""
     last, since = lock.read_record(), time.monotonic()
-    while lock.try_acquire():
-        time.sleep(POLL_S)
+
+    def acquire() -> bool:
+        nonlocal last, since
+        if not lock.try_acquire():
+            return True
         now = lock.read_record()
         if now != last:
             last, since = now, time.monotonic()
-        elif now is not None and time.monotonic() - since > STALE_S and lock.take_over(now):
-            return
+            return False
+        if now is None or time.monotonic() - since <= STALE_S:
+            return False
+        return lock.take_over(now)
+
+    poll_until(acquire, pause_s=POLL_S)
 
 
 def _holder(raw: bytes | None) -> str:

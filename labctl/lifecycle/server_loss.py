@@ -8,6 +8,7 @@ from contextlib import suppress
 from labctl.errors import ConnectError, LabError, PolicyError
 from labctl.events import Note, Step
 from labctl.model import Server, Value
+from labctl.retry import poll_until
 from labctl.runs import outputs
 from labctl.runs.runs import record_address
 from labctl.servers import accounts, adoption, attempts, disk_retention, end_server
@@ -126,12 +127,11 @@ def save_and_terminate(context: LabContext, run_id: str) -> None:
     if server is None or server.state in accounts.ENDED:
         _avoid_zone(context, recorded)
         return
-    reclaim = _fetch_reclaim(context, server)
-    if not reclaim:
+    if not _fetch_reclaim(context, server):
         return
     is_saved = False
     with suppress(ConnectError):  # the server ended early: what is saved by then is enough
-        is_saved = _await_shutdown(context, server, run_id, reclaim)
+        is_saved = _await_shutdown(context, server, run_id)
     _avoid_zone(context, server)
     end_server.end(context, [server], keep_disks=not is_saved)
 
@@ -155,9 +155,7 @@ def _fetch_reclaim(context: LabContext, server: Server) -> ReclaimRecord | None:
     return reclaim if reclaim and reclaim.kind == "interruption" else None
 
 
-def _await_shutdown(
-    context: LabContext, server: Server, run_id: str, reclaim: ReclaimRecord | None
-) -> bool:
+def _await_shutdown(context: LabContext, server: Server, run_id: str) -> bool:
     """Wait until the server's runs have ended and are mirrored; without a store, pull the run.
 
     Returns whether everything on the server is on this machine. With a store, that is False: if
@@ -165,9 +163,12 @@ def _await_shutdown(
     """
     name = "the server is being reclaimed; waiting for its runs to save and stop"
     context.reporter.emit(Step(name=name))
-    while reclaim and not reclaim.ready_at and time.time() < reclaim.ends_at:
-        time.sleep(POLL_S)
+
+    def is_over() -> bool:
         reclaim = _fetch_reclaim(context, server)
+        return reclaim is None or bool(reclaim.ready_at) or time.time() >= reclaim.ends_at
+
+    poll_until(is_over, pause_s=POLL_S)
     is_saved = False
     if not context.config.store:
         try:

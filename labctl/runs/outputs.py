@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from labctl.errors import BusyError, NotFoundError
+from labctl.errors import BusyError, LabError, NotFoundError
 from labctl.events import Note
 from labctl.model import Server
+from labctl.retry import ReconnectPolicy
 from labctl.runs import runs
 from labctl.servers.context import LabContext
 from labctl.sync import pull as transfer
@@ -109,24 +110,38 @@ def follow_outputs(
     Retries if the server does not answer, and switches to a replacement once it is on record.
     NotFoundError if the lab has no server at the start, or for RECOVERED_WITHIN_S seconds.
     """
-    pause_s, last_active_s = every_s, -math.inf
-    while True:
+    last_active_s, may_recover = -math.inf, False
+
+    def pull_round() -> PulledRun:
+        nonlocal may_recover
         may_recover = time.monotonic() - last_active_s < RECOVERED_WITHIN_S
-        try:
-            server = context.get_server()
-            (pulled,) = pull(context, server, [run_id])
-            pulled = add_left_files(context, server, pulled)
-        except (BusyError, NotFoundError) as error:
-            if isinstance(error, NotFoundError) and not may_recover:
-                raise
-            context.reporter.emit(Note(text=f"{error.what}; trying again", level="warning"))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        else:
-            on_round(pulled)
-            run, pause_s = runs.find_run(context, run_id), every_s
-            may_resume = may_recover and run.state == "lost" and not run.stopped_by
-            if not may_resume and (pulled.complete or run.has_ended):
-                return pulled
-            if not run.has_ended:
-                last_active_s = time.monotonic()
-        time.sleep(pause_s)
+        return _pull_run(context, run_id)
+
+    def handle_failure(error: LabError, pause_s: float) -> None:
+        if isinstance(error, NotFoundError) and not may_recover:
+            raise error
+        context.reporter.emit(Note(text=f"{error.what}; trying again", level="warning"))
+
+    policy = ReconnectPolicy(
+        (BusyError, NotFoundError),
+        on_cut=handle_failure,
+        pause_s=2 * every_s,
+        longest_pause_s=LONGEST_PAUSE_S,
+    )
+    while True:
+        pulled = policy(pull_round)
+        on_round(pulled)
+        run = runs.find_run(context, run_id)
+        may_resume = may_recover and run.state == "lost" and not run.stopped_by
+        if not may_resume and (pulled.complete or run.has_ended):
+            return pulled
+        if not run.has_ended:
+            last_active_s = time.monotonic()
+        time.sleep(every_s)
+
+
+def _pull_run(context: LabContext, run_id: str) -> PulledRun:
+    """Pull a run from the server that the lab has now."""
+    server = context.get_server()
+    (pulled,) = pull(context, server, [run_id])
+    return add_left_files(context, server, pulled)

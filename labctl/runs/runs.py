@@ -13,6 +13,7 @@ from labctl.config import copy_environment, read_secret_values
 from labctl.errors import ConnectError, HostKeyError, LabError, NotFoundError, UsageError
 from labctl.events import Note, Part, report_part
 from labctl.model import NAME_PATTERN, Run, RunState, Server
+from labctl.retry import ReconnectPolicy
 from labctl.runs import images, provenance
 from labctl.runs.environment import describe_install
 from labctl.servers.agent import AgentClient
@@ -34,8 +35,6 @@ from labctl.wire.runs import (
     StatusReply,
     StatusRequest,
 )
-
-LONGEST_PAUSE_S = 10.0
 
 
 def make_run_id() -> str:
@@ -201,40 +200,49 @@ def watch(
     and may raise to stop. It is called for a wrong host key, too, since a cloud gives the address
     of an ended server to another machine. Returns the run at the end of its log.
     """
-    log = _LogStream(on_log, offset)
-    pause_s, attempt = 0.5, ""
-    while True:
-        request = FollowRunRequest(
-            context.config.name,
-            context.lab_id,
-            run_id,
-            offset=log.offset,
-            tail=tail,
-            wait=follow,
-            attempt=attempt,
-        )
-        server = _find_current_server(context, server, run_id)
+    request = FollowRunRequest(context.config.name, context.lab_id, run_id, offset, tail, follow)
+    log = _FollowedLog(context, server, request, on_log)
+    if not follow:
+        return log.stream(on_connect=lambda: None)
 
-        def on_reply(reply: FollowRunOpening, server: Server = server) -> None:
-            nonlocal tail, pause_s, attempt
-            log.offset, tail, pause_s = reply.offset, 0, 0.5
+    def handle_cut(error: LabError, pause_s: float) -> None:
+        on_cut(context, log.server)
+        if isinstance(error, HostKeyError) and not has_moved(context, log.server):
+            raise error
+        text = f"{error.what}; the run is still active, reconnecting in {pause_s:g} s"
+        context.reporter.emit(Note(text=text, level="warning"))
+
+    policy = ReconnectPolicy((ConnectError, HostKeyError), on_cut=handle_cut)
+    return policy(lambda: log.stream(on_connect=policy.reset))
+
+
+class _FollowedLog(_LogStream):
+    """The log of a run that may move to another server; `stream` continues where it ended."""
+
+    def __init__(
+        self,
+        context: LabContext,
+        server: Server,
+        request: FollowRunRequest,
+        on_log: Callable[[bytes], None],
+    ) -> None:
+        super().__init__(on_log, request.offset)
+        self.server, self._context, self._request = server, context, request
+
+    def stream(self, *, on_connect: Callable[[], None]) -> Run:
+        """Pass on the log until it ends, and return the run."""
+        context = self._context
+        server = self.server = _find_current_server(context, self.server, self._request.run)
+
+        def on_reply(reply: FollowRunOpening) -> None:
+            on_connect()
+            self.offset = reply.offset
             attempt = record_run(context, server, reply.run).container
+            self._request = self._request._replace(tail=0, attempt=attempt)
 
-        try:
-            closing = context.open_agent(server).stream(
-                FOLLOW_RUN, request, on_reply=on_reply, on_bytes=log.feed
-            )
-        except (ConnectError, HostKeyError) as error:
-            if not follow:
-                raise
-            on_cut(context, server)
-            if isinstance(error, HostKeyError) and not has_moved(context, server):
-                raise
-            text = f"{error.what}; the run is still active, reconnecting in {pause_s:g} s"
-            context.reporter.emit(Note(text=text, level="warning"))
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-            continue
+        request = self._request._replace(offset=self.offset)
+        agent = context.open_agent(server)
+        closing = agent.stream(FOLLOW_RUN, request, on_reply=on_reply, on_bytes=self.feed)
         return record_run(context, server, closing.run)
 
 

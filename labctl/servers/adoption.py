@@ -11,6 +11,7 @@ import msgspec
 from labctl.errors import HostKeyError, LabError, PolicyError
 from labctl.model import Server
 from labctl.providers import Explains, Leasable
+from labctl.retry import poll_until
 from labctl.servers import accounts, cost
 from labctl.servers.context import LabContext
 from labctl.text import price_text
@@ -101,14 +102,13 @@ def _is_gone(context: LabContext, recorded: Server, alive: Server | None) -> boo
 
 def _find_recorded(context: LabContext, recorded: Server) -> Server | None:
     """Find a recorded server at its provider; HostKeyError if its host key is not pinned."""
-    deadline = recorded.created_at + context.provider.settle_s
-    while True:
-        shown = context.provider.find(recorded.id)
-        if shown is not None and shown.state not in accounts.ENDED:
-            break
-        if shown is not None or time.time() > deadline:
-            return None
-        time.sleep(POLL_S)
+    shown = poll_until(
+        lambda: context.provider.find(recorded.id),
+        pause_s=POLL_S,
+        deadline_s=recorded.created_at + context.provider.settle_s - time.time(),
+    )
+    if shown is None or shown.state in accounts.ENDED:
+        return None
     # Read again: another process may just have replaced the server's first host key.
     newest = context.state.get_server(recorded.id) or recorded
     pinned, presented = _host_keys(newest), _host_keys(shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import msgspec
 from labctl.errors import BusyError, LabError, ThrottledError
 from labctl.events import Step
 from labctl.model import Resource, Server, Value
-from labctl.retry import retry_on, retry_throttled_calls
+from labctl.retry import poll_until, retry_on, retry_throttled_calls
 from labctl.servers import accounts, disk_retention, disks, kept_disks
 from labctl.servers.context import LabContext
 from labctl.state.disks import is_expired
@@ -104,26 +105,33 @@ def _wait_for(context: LabContext, waiting: list[Server]) -> None:
 
     BusyError after GONE_DEADLINE_S.
     """
-    deadline = time.monotonic() + GONE_DEADLINE_S
-    pause_s = FIRST_PAUSE_S
     announce_at = time.monotonic() + 2.0
-    while waiting := _not_gone(context, waiting):
-        if time.monotonic() > deadline:
-            shown = context.provider.find(waiting[0].id)
-            if shown is not None:
-                context.state.save_server(context.assign_alias(shown, waiting[0]))
-            state = shown.state if shown else "not listed"
-            raise BusyError(
-                f"{context.provider.name} has not confirmed that {waiting[0].id} is terminated",
-                why=f"its last state is: {state}; until it is terminated it may cost money",
-                hint=context.subject.down,
-            )
-        if announce_at and time.monotonic() > announce_at:
+
+    def are_gone() -> bool:
+        nonlocal waiting, announce_at
+        waiting = _not_gone(context, waiting)
+        if waiting and time.monotonic() > announce_at:
             text = f"waiting for {context.provider.name} to confirm that it is terminated"
             context.reporter.emit(Step(name=text))
-            announce_at = 0.0
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            announce_at = math.inf
+        return not waiting
+
+    if poll_until(
+        are_gone,
+        pause_s=FIRST_PAUSE_S,
+        longest_pause_s=LONGEST_PAUSE_S,
+        deadline_s=GONE_DEADLINE_S,
+    ):
+        return
+    shown = context.provider.find(waiting[0].id)
+    if shown is not None:
+        context.state.save_server(context.assign_alias(shown, waiting[0]))
+    state = shown.state if shown else "not listed"
+    raise BusyError(
+        f"{context.provider.name} has not confirmed that {waiting[0].id} is terminated",
+        why=f"its last state is: {state}; until it is terminated it may cost money",
+        hint=context.subject.down,
+    )
 
 
 def _not_gone(context: LabContext, waiting: list[Server]) -> list[Server]:

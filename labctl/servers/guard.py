@@ -81,9 +81,8 @@ def arm(
 def _settle_disk(context: LabContext, server: Server, watch: WatchRecord | None) -> None:
     """Let the disk go with the server, or keep it past the watchdog's deadline."""
     if _can_lose_disk(context):
-        disk_retention.release(
-            context, server
-        )  # only now does its watchdog know who saves its results
+        # Only now does its watchdog know who saves its results.
+        disk_retention.release(context, server)
     elif disk_retention.is_kept(context, server):
         # Others may have extended the deadline.
         _keep_disk_past(context, server, deadlines.list_seconds_left(watch))

@@ -8,6 +8,7 @@ from pathlib import Path
 from labctl.errors import PolicyError
 from labctl.events import Note, Question, Step
 from labctl.model import ProviderAccount, Resource, Server, Value
+from labctl.retry import poll_until
 from labctl.servers import accounts, attempts, cost, disks, end_server
 from labctl.servers.context import LabContext
 from labctl.servers.open_costs import explain_open_costs
@@ -174,8 +175,10 @@ def _wait_for_attempts(context: LabContext, listed: Orphans) -> Orphans:
     if not attempts.list_pending_attempts(context, every_lab=True):
         return listed
     context.reporter.emit(Step(name="waiting for what an interrupted `up` may have created"))
-    while attempts.list_pending_attempts(context, every_lab=True):
-        time.sleep(min(1.0, context.provider.settle_s))
+    poll_until(
+        lambda: not attempts.list_pending_attempts(context, every_lab=True),
+        pause_s=min(1.0, context.provider.settle_s),
+    )
     return _list_shown(context)
 
 

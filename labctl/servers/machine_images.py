@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 
 from labctl.config import LabConfig
 from labctl.errors import BusyError, PolicyError, ProviderError
 from labctl.model import Server
 from labctl.providers import Bake, Provider, get_provider_class
+from labctl.retry import poll_until
 from labctl.text import duration_text
 
 READY_S = 3600.0
@@ -36,14 +35,18 @@ def make_image(provider: Provider, server: Server, name: str, tags: dict[str, st
     """Make an image of the server; return its id once other servers can boot from it."""
     baker = require_images(provider)
     image_id = baker.bake(server.id, name, tags)
-    deadline = time.monotonic() + READY_S
-    while (state := baker.get_image_state(image_id)) == "pending":
-        if time.monotonic() > deadline:
-            raise BusyError(
-                f"the image {image_id} is not ready after {duration_text(READY_S)}",
-                hint="labctl course bake   # again; labctl course bake --drop removes it",
-            )
-        time.sleep(POLL_S)
+    state = "pending"
+
+    def is_decided() -> bool:
+        nonlocal state
+        state = baker.get_image_state(image_id)
+        return state != "pending"
+
+    if not poll_until(is_decided, pause_s=POLL_S, deadline_s=READY_S):
+        raise BusyError(
+            f"the image {image_id} is not ready after {duration_text(READY_S)}",
+            hint="labctl course bake   # again; labctl course bake --drop removes it",
+        )
     if state != "ready":
         raise ProviderError(
             f"the image {image_id} cannot be used", why=state, hint="labctl course bake   # again"

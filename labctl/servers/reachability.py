@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from labctl.errors import (
     AuthenticationError,
     BusyError,
@@ -16,6 +14,7 @@ from labctl.errors import (
 from labctl.events import Note, Step
 from labctl.model import Server
 from labctl.providers import ConsoleSource
+from labctl.retry import poll_until
 from labctl.servers import deadlines, end_server
 from labctl.servers.accounts import ENDED
 from labctl.servers.adoption import is_fresh
@@ -64,27 +63,25 @@ def wait_until_reachable(context: LabContext, server: Server) -> tuple[Server, T
 def _wait_until_running(context: LabContext, server: Server) -> Server:
     """Wait until the server runs and its address and host key are known; start a stopped one."""
     start_if_stopped(context, server)
-    deadline = time.monotonic() + RUNNING_DEADLINE_S
     again = f"{context.subject.up} tries again; {context.subject.down} removes what is left"
-    while True:
+
+    def find_running() -> Server | None:
         shown = _find(context, server)
         if shown is None:
-            pass
-        elif shown.state == "running" and shown.endpoint.host_key and shown.endpoint.port:
-            running = context.assign_alias(shown, server)
-            context.state.save_server(running)
-            return running
-        elif shown.state in (*ENDED, "stopped") and server.state != "stopped":
-            raise ProviderError(
-                f"the server {server.id} stopped while it was starting",
-                hint=again,
-            )
-        if time.monotonic() > deadline:
-            raise ProviderError(
-                f"the server {server.id} did not start within {RUNNING_DEADLINE_S:.0f} s",
-                hint=again,
-            )
-        time.sleep(POLL_S)
+            return None
+        if shown.state in (*ENDED, "stopped") and server.state != "stopped":
+            raise ProviderError(f"the server {server.id} stopped while it was starting", hint=again)
+        is_ready = shown.state == "running" and shown.endpoint.host_key and shown.endpoint.port
+        return shown if is_ready else None
+
+    shown = poll_until(find_running, pause_s=POLL_S, deadline_s=RUNNING_DEADLINE_S)
+    if shown is None:
+        raise ProviderError(
+            f"the server {server.id} did not start within {RUNNING_DEADLINE_S:.0f} s", hint=again
+        )
+    running = context.assign_alias(shown, server)
+    context.state.save_server(running)
+    return running
 
 
 def _find(context: LabContext, server: Server) -> Server | None:

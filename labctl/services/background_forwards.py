@@ -16,19 +16,22 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from labctl import errors
 from labctl.errors import ConnectError, LabError, NotFoundError
+from labctl.errors.replies import as_reply, decode_reply
 from labctl.events import Event, Note, PolicyReporter, Reporter, SilentReporter
 from labctl.model import Forward, Service, Value
+from labctl.retry import poll_until
 from labctl.servers.agent import AgentClient
-from labctl.services.port_forward import FATAL, Forwarding, ForwardSpec, Refresh, build_url
+from labctl.services.port_forward import Forwarding, ForwardSpec, Refresh, build_url
 from labctl.services.services import ensure_service
 from labctl.transports.openssh import OpenSshTransport
+from labctl.wire.codec import MessageError, encode
 from labctl.wire.services import ServiceRequest
+from labctl.wire.verbs import ErrorReply
 
 if TYPE_CHECKING:
     from labctl.state import State
@@ -49,15 +52,11 @@ class BackgroundForwardSpec(Value, frozen=True, kw_only=True):
     refresh_argv: tuple[str, ...] = ()
 
 
-class _BackgroundForwardReply(Value, frozen=True):
-    """The reply of the process that holds a forward: its id and port, or the error."""
+class BackgroundForwardReply(NamedTuple):
+    """What the process that holds a forward replies, or an ErrorReply."""
 
-    pid: int = 0
-    local_port: int = 0
-    kind: str = ""
-    what: str = "the process of the background forward ended at once"
-    why: str = ""
-    hint: str = ""
+    pid: int
+    local_port: int
 
 
 def start_background_forward(spec: BackgroundForwardSpec, record: State) -> Forward:
@@ -66,11 +65,8 @@ def start_background_forward(spec: BackgroundForwardSpec, record: State) -> Forw
     The returned `url` contains the token; the record does not.
     """
     wanted = spec.forward
-    for running in list_forwards(record, wanted.server_id):
-        if running.service == wanted.service.name and wanted.local_port in (0, running.local_port):
-            return msgspec.structs.replace(
-                running, url=build_url(wanted.service, running.local_port)
-            )
+    if running := _find_running(record, wanted):
+        return msgspec.structs.replace(running, url=build_url(wanted.service, running.local_port))
     Path(spec.log_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     forward_id = secrets.token_hex(4)
     child = subprocess.Popen(
@@ -85,9 +81,7 @@ def start_background_forward(spec: BackgroundForwardSpec, record: State) -> Forw
             raise RuntimeError("the process has no pipes")
         request_pipe.write(msgspec.json.encode(spec) + b"\n")
         request_pipe.flush()
-        reply = msgspec.json.decode(reply_pipe.readline() or b"{}", type=_BackgroundForwardReply)
-        if not reply.pid:
-            raise _to_error(reply)
+        reply = _read_reply(reply_pipe)
         port = reply.local_port
         forward = Forward(
             id=forward_id,
@@ -106,11 +100,21 @@ def start_background_forward(spec: BackgroundForwardSpec, record: State) -> Forw
     return msgspec.structs.replace(forward, url=build_url(wanted.service, port))
 
 
-def _to_error(reply: _BackgroundForwardReply) -> LabError:
-    kind = getattr(errors, reply.kind, LabError)
-    error_type = kind if kind in (*FATAL, NotFoundError, ConnectError) else LabError
-    error: LabError = error_type(reply.what, why=reply.why, hint=reply.hint)
-    return error
+def _find_running(record: State, wanted: ForwardSpec) -> Forward | None:
+    """Find a background forward of this service whose port is `wanted.local_port`, or any for 0."""
+    for running in list_forwards(record, wanted.server_id):
+        if running.service == wanted.service.name and wanted.local_port in (0, running.local_port):
+            return running
+    return None
+
+
+def _read_reply(pipe: IO[bytes]) -> BackgroundForwardReply:
+    """Read the reply of the process that holds a forward; raises the error that it reports."""
+    try:
+        return decode_reply(BackgroundForwardReply, pipe.readline())
+    except MessageError as error:
+        what = "the process of the background forward ended at once"
+        raise LabError(what, why=str(error), hint="labctl forward") from error
 
 
 def list_forwards(record: State, server_id: str | None = None) -> list[Forward]:
@@ -154,12 +158,11 @@ def find_forwards(
 def stop_forward(record: State, forward: Forward) -> None:
     """End the process that holds a background forward, and its record. Touches no other process."""
     for number, patience_s in ((signal.SIGTERM, 8.0), (signal.SIGKILL, 2.0)):
-        deadline = time.monotonic() + patience_s
         with contextlib.suppress(ProcessLookupError):
             if is_ours(forward):
                 os.kill(forward.pid, number)
-        while is_ours(forward) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        if poll_until(lambda: not is_ours(forward), pause_s=0.05, deadline_s=patience_s):
+            break
     record.drop_forward(forward.id)
 
 
@@ -243,12 +246,9 @@ def main() -> int:
         try:
             forwarding.open()
         except LabError as error:
-            reply = _BackgroundForwardReply(
-                kind=type(error).__name__, what=error.what, why=error.why, hint=error.hint
-            )
-            _send(reply)
+            _send(as_reply(error))
             return error.exit_code
-        _send(_BackgroundForwardReply(pid=os.getpid(), local_port=forwarding.local_port))
+        _send(BackgroundForwardReply(pid=os.getpid(), local_port=forwarding.local_port))
         if sys.stdin.buffer.readline() != b"kept\n":
             return 1
         null = os.open(os.devnull, os.O_RDWR)
@@ -258,9 +258,9 @@ def main() -> int:
     return 0
 
 
-def _send(reply: _BackgroundForwardReply) -> None:
+def _send(reply: BackgroundForwardReply | ErrorReply) -> None:
     with contextlib.suppress(BrokenPipeError):
-        os.write(1, msgspec.json.encode(reply) + b"\n")
+        os.write(1, encode(reply).encode() + b"\n")
 
 
 if __name__ == "__main__":

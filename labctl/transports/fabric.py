@@ -19,16 +19,16 @@ import paramiko
 
 from labctl.model import Endpoint
 from labctl.parallel import on_cancel
-from labctl.shell import Command
 from labctl.transports import Body, RemoteShell, failures, iterate_blocks
-from labctl.transports.bounded_output import BoundedTransport
+from labctl.transports.bounded_output import BoundedTransport, Execution
 from labctl.transports.fabric_login import STEP_TIMEOUT_S, Login, log_in
 from labctl.transports.framing import MarkedOutputParser, frame
+from labctl.transports.sftp import open_sftp_client
 
 if TYPE_CHECKING:
     from labctl.transports.openssh import OpenSshTransport
 
-# sshd allows ten sessions on a connection; SFTP has one of them.
+# sshd allows ten sessions on a connection.
 MOST_CHANNELS = 8
 MOST_CHUNKS = 64
 _CHUNK_BYTES = 64 * 1024
@@ -42,8 +42,9 @@ PAUSE_S = 0.05
 class FabricTransport(BoundedTransport):
     """One connection, made by the first command and again after it was lost.
 
-    Threads may share it: at most 8 commands run at once, others wait. `known_hosts` is the user's
-    file, for the keys of jump hosts. `openssh` lends its connection to rsync.
+    Threads may share it: at most 8 commands and SFTP clients run at once, others wait.
+    `known_hosts` is the user's file, for the keys of jump hosts. `openssh` lends its connection to
+    rsync.
     """
 
     def __init__(
@@ -64,11 +65,13 @@ class FabricTransport(BoundedTransport):
 
     @contextmanager
     def open_sftp(self) -> Iterator[paramiko.SFTPClient]:
-        login = self._connect()
-        try:
-            yield login.connection.sftp()
-        except (paramiko.SSHException, EOFError) as error:
-            raise failures.make_link_lost_error(self.endpoint, str(error)) from error
+        with self._slots, self._open_channel() as channel:
+            try:
+                channel.invoke_subsystem("sftp")
+            except _NETWORK_ERRORS as error:
+                raise failures.make_link_lost_error(self.endpoint, str(error)) from error
+            with open_sftp_client(self.endpoint, channel) as client:
+                yield client
 
     def remote_shell(self) -> RemoteShell | None:
         return None if self._openssh is None else self._openssh.remote_shell()
@@ -99,25 +102,18 @@ class FabricTransport(BoundedTransport):
         except _NETWORK_ERRORS as error:
             raise failures.make_link_lost_error(self.endpoint, str(error)) from error
 
-    def _execute(
-        self,
-        line: Command | str,
-        stdin: Body,
-        timeout_s: float | None,
-        on_stdout: Callable[[bytes], None],
-        on_stderr: Callable[[bytes], None],
-    ) -> tuple[int, bytes]:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        framed = frame(line)
-        out = MarkedOutputParser(framed.mark, on_stdout)
-        err = MarkedOutputParser(framed.mark, on_stderr, twice=True)
+    def _execute(self, execution: Execution) -> tuple[int, bytes]:
+        deadline = execution.deadline
+        framed = frame(execution.line)
+        out = MarkedOutputParser(framed.mark, execution.on_stdout)
+        err = MarkedOutputParser(framed.mark, execution.on_stderr, twice=True)
         with self._slots, self._open_channel() as channel:
             try:
                 channel.exec_command(framed.line)
             except _NETWORK_ERRORS as error:
                 raise failures.make_link_lost_error(self.endpoint, str(error)) from error
             with on_cancel(channel.close):
-                body_errors = _send(channel, stdin)
+                body_errors = _send(channel, execution.stdin)
                 in_time = _drain(channel, out, err, deadline)
                 # The status comes after the output; -1 means that it is unknown.
                 in_time = in_time and channel.status_event.wait(_seconds_left(deadline))

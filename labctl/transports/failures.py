@@ -125,6 +125,14 @@ def make_timeout_error(endpoint: Endpoint) -> BusyError:
     )
 
 
+def make_silent_sftp_error(endpoint: Endpoint, silence_s: float) -> BusyError:
+    return BusyError(
+        f"{endpoint_text(endpoint)} did not answer an SFTP request within {silence_s:.0f} s",
+        why="its sshd answers, but the SFTP server that sshd starts does not",
+        hint=lambda subject: subject.status,
+    )
+
+
 def make_command_error(endpoint: Endpoint, line: str, code: int, stderr: str) -> CommandError:
     shown = line if len(line) <= 200 else line[:200] + "..."
     return CommandError(

@@ -16,9 +16,9 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from labctl.commands import ssh
 from labctl.config import copy_environment
@@ -27,9 +27,8 @@ from labctl.lazy import lazy_imports
 from labctl.model import Endpoint
 from labctl.parallel import on_cancel
 from labctl.retry import retry_rejected_logins
-from labctl.shell import Command
 from labctl.transports import Body, RemoteShell, failures, iterate_blocks
-from labctl.transports.bounded_output import BoundedTransport
+from labctl.transports.bounded_output import BoundedTransport, Execution
 from labctl.transports.framing import Frame, MarkedOutputParser, frame
 from labctl.transports.ssh_client import find_quick_login_options, runtime_dir
 
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 with lazy_imports(__name__):
     import tempfile
 
-    import paramiko
+    from labctl.transports import sftp
 
 LOGIN_TIMEOUT_S = 20.0
 _LOGIN_TIMED_OUT = f"the login took longer than {LOGIN_TIMEOUT_S:g} s"
@@ -87,13 +86,9 @@ class OpenSshTransport(BoundedTransport):
             process = subprocess.Popen(
                 words, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.DEVNULL
             )
-        # The client takes a channel, and needs no more of it than a socket and a name.
-        channel: Any = _SftpSocket(fileno=ours.detach())
         try:
-            with channel, contextlib.closing(paramiko.SFTPClient(channel)) as sftp:
-                yield sftp
-        except (paramiko.SSHException, EOFError) as error:
-            raise failures.make_link_lost_error(self.endpoint, str(error)) from error
+            with ours, sftp.open_sftp_client(self.endpoint, ours) as client:
+                yield client
         finally:
             process.terminate()
             process.wait()
@@ -104,34 +99,19 @@ class OpenSshTransport(BoundedTransport):
         if path and _is_listening(path):
             _spawn(ssh.build_control_argv(self._config, self._server_id, "exit", path), None).wait()
 
-    def _execute(
-        self,
-        line: Command | str,
-        stdin: Body,
-        timeout_s: float | None,
-        on_stdout: Callable[[bytes], None],
-        on_stderr: Callable[[bytes], None],
-    ) -> tuple[int, bytes]:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        return retry_rejected_logins(self._attempt, line, stdin, deadline, on_stdout, on_stderr)
+    def _execute(self, execution: Execution) -> tuple[int, bytes]:
+        return retry_rejected_logins(self._attempt, execution)
 
-    def _attempt(
-        self,
-        line: Command | str,
-        stdin: Body,
-        deadline: float | None,
-        on_stdout: Callable[[bytes], None],
-        on_stderr: Callable[[bytes], None],
-    ) -> tuple[int, bytes]:
-        framed = frame(line)
-        out = MarkedOutputParser(framed.mark, on_stdout)
-        err = MarkedOutputParser(framed.mark, on_stderr, twice=True)
+    def _attempt(self, execution: Execution) -> tuple[int, bytes]:
+        framed = frame(execution.line)
+        out = MarkedOutputParser(framed.mark, execution.on_stdout)
+        err = MarkedOutputParser(framed.mark, execution.on_stderr, twice=True)
         self._ensure_master()
         process = _spawn(self._argv(framed), subprocess.PIPE)
         with process:
             try:
                 with on_cancel(process.kill):
-                    if not _pump(process, stdin, (out, err), deadline):
+                    if not _pump(process, execution.stdin, (out, err), execution.deadline):
                         raise failures.make_timeout_error(self.endpoint)
                     code = process.wait()
             finally:
@@ -201,13 +181,6 @@ class OpenSshTransport(BoundedTransport):
                 process.kill()
                 process.wait()
         return failures.parse_ssh_error(self.endpoint, stderr.decode(errors="replace"))
-
-
-class _SftpSocket(socket.socket):
-    """A socket with the one method of a paramiko channel that its SFTP client calls beside."""
-
-    def get_name(self) -> str:
-        return "sftp"
 
 
 def _spawn(

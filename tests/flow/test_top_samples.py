@@ -78,13 +78,14 @@ def test_a_server_that_tells_nothing_is_an_error(lab: World) -> None:
             measure_now(context)
 
 
-def test_a_cut_link_is_told_and_taken_up_again(lab: World) -> None:
+def test_a_cut_link_is_told_and_taken_up_again(lab: World, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = LinkLostError("the link died")
     first = (HEAD + '{"at": 1.0, "cores": 2}\n{"at": 2.', lost)
     context = scripted(lab, first, ("", lost), said({"at": 3.0, "cores": 2}))
     seen: list[float] = []
     cuts: list[float] = []
     rested: list[float] = []
+    monkeypatch.setattr("time.sleep", rested.append)
 
     def sampled(now: ServerMetrics) -> None:
         seen.append(now.at)
@@ -96,19 +97,22 @@ def test_a_cut_link_is_told_and_taken_up_again(lab: World) -> None:
         cuts.append(pause_s)
 
     with pytest.raises(Enough):
-        follow(context, sampled, on_cut=cut, pause=rested.append)
+        follow(context, sampled, on_cut=cut)
     assert seen == [1.0, 3.0]
     assert cuts == rested == [0.5, 1.0]
 
 
-def test_a_server_that_was_removed_meanwhile_ends_it(lab: World) -> None:
+def test_a_server_that_was_removed_meanwhile_ends_it(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     context = scripted(lab, (HEAD + '{"at": 1.0, "cores": 2}\n', LinkLostError("gone")))
 
     def removed(pause_s: float) -> None:
         context.state.drop_server(context.get_server().id)
 
+    monkeypatch.setattr("time.sleep", removed)
     with pytest.raises(NotFoundError):
-        follow(context, lambda now: None, pause=removed)
+        follow(context, lambda now: None)
 
 
 def test_a_link_that_never_was_is_an_error(lab: World) -> None:

@@ -69,10 +69,21 @@ class StoreSshd:
 
 @contextmanager
 def store_sshd(folder: Path, gateway: Path | None = None) -> Iterator[StoreSshd]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = find_free_port()
     found = StoreSshd(folder, port, gateway or Path(ssh_gateway.__file__))
-    (folder / "sshd_config").write_text(CONFIG.format(port=port, folder=folder))
+    with run_sshd(folder, port):
+        yield found
+
+
+def find_free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+@contextmanager
+def run_sshd(folder: Path, port: int, more: str = "") -> Iterator[None]:
+    """An sshd for the keys that `folder` has; `more` are lines of its configuration."""
+    (folder / "sshd_config").write_text(CONFIG.format(port=port, folder=folder) + more)
     if os.getuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
     words: list[Any] = [SSHD, "-D", "-e", "-f", folder / "sshd_config"]
@@ -84,7 +95,7 @@ def store_sshd(folder: Path, gateway: Path | None = None) -> Iterator[StoreSshd]
             assert sshd.poll() is None, (folder / "sshd.log").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        yield found
+        yield
     finally:
         sshd.terminate()
         sshd.wait(120)

@@ -17,6 +17,7 @@ from own_certificate import make_certificate
 from labctl.agent.files import curl, fetch, fetch_https
 from labctl.agent.files.curl import BrokenError, StatusError, check_address, open_address
 from labctl.agent.files.fetch import DataSetFetch
+from labctl.agent.host import retry
 from labctl.agent.reply import Failure
 from labctl.wire.files import FetchedSet
 
@@ -103,7 +104,7 @@ def served(context: ssl.SSLContext | None = None) -> Iterator[Site]:
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr(fetch_https.time, "sleep", lambda s: None)
+    monkeypatch.setattr(retry.time, "sleep", lambda s: None)
     with served() as site:
         yield site
 

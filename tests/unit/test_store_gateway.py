@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import os
@@ -199,6 +200,29 @@ def test_of_many_that_swap_one_wins(tmp_path: Path) -> None:
         assert session.put("watch.json", b"x", expected="") == {"done": False}
         assert session.put("after", b"1") == {"done": True}
     assert list((tmp_path / ".incoming").iterdir()) == []
+
+
+@pytest.mark.parametrize("expected", [None, sha256(b"old")])
+def test_a_put_waits_for_a_swap_that_has_compared(tmp_path: Path, expected: str | None) -> None:
+    """This test holds the lock, as another session does between its comparison and its write."""
+    words = {} if expected is None else {"expected": expected}
+    with Session(tmp_path) as session, ThreadPoolExecutor(1) as threads:
+        assert session.put("watch.json", b"old") == {"done": True}
+        with (tmp_path / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            reply = threads.submit(session.put, "watch.json", b"new", **words)
+            while not is_waiting_for_lock(session.process.pid):
+                assert not reply.done(), reply.result()
+                time.sleep(0.01)
+            assert (tmp_path / "watch.json").read_bytes() == b"old"
+        assert reply.result(120) == {"done": True}
+        assert session.get("watch.json") == b"new"
+
+
+def is_waiting_for_lock(pid: int) -> bool:
+    """A line of a process that waits is `1: -> FLOCK ADVISORY WRITE pid ...`."""
+    waiting = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return any(words[1] == "->" and words[5] == str(pid) for words in waiting)
 
 
 def test_a_draft_that_another_session_publishes_meanwhile_stops_nobody(

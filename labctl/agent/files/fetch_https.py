@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import posixpath
 import shutil
-import time
 import urllib.parse
 
 from ...wire.codec import MessageError, from_json, to_json
@@ -12,6 +11,7 @@ from ...wire.containment import is_contained
 from ...wire.files import DownloadRecord, FetchedSet
 from ...wire.verbs import CONFIG_FILE, PUSH_COMMAND
 from ..host.paths import read_json, write_json
+from ..host.retry import retry_on
 from ..reply import Failure
 from .curl import RESUME, BrokenError, CurlResponse, StatusError, open_address
 from .fetch import DataSetFetch, check_room
@@ -73,10 +73,8 @@ def _file_name(address: str) -> str:
 def _download(dataset: DataSetFetch, record: DownloadRecord | None) -> DownloadRecord | None:
     """Download the body to staging and return its state; None if the data here is up to date."""
     dataset.staging.mkdir(parents=True, exist_ok=True)
-    message = "the response ended early"
-    for attempt in range(TRIES):
-        if attempt:
-            time.sleep(2.0 ** (attempt - 1))
+
+    def download() -> DownloadRecord | None:
         try:
             state = _try_download(dataset, record)
         except StatusError as error:
@@ -84,22 +82,22 @@ def _download(dataset: DataSetFetch, record: DownloadRecord | None) -> DownloadR
                 return None
             if error.status == 416:
                 _reset_staging(dataset)
-                continue
-            if error.status < 500 or attempt == TRIES - 1:
+                raise BrokenError(str(error)) from None
+            if error.status < 500:
                 raise describe_refusal(dataset.address, error) from None
-            message = str(error)
-            continue
-        except BrokenError as error:
-            message = str(error)
-            continue
+            raise
         if state is None or state.size == (dataset.staging / "body").stat().st_size:
             return state
-    raise Failure(
-        "link",
-        f"the download of {dataset.address} broke off {TRIES} times",
-        message,
-        RESUME,
-    )
+        raise BrokenError("the response ended early")
+
+    pauses_s = [2.0**number for number in range(TRIES - 1)]
+    try:
+        return retry_on((BrokenError, StatusError), download, pauses_s)
+    except StatusError as error:
+        raise describe_refusal(dataset.address, error) from None
+    except BrokenError as error:
+        what = f"the download of {dataset.address} broke off {TRIES} times"
+        raise Failure("link", what, str(error), RESUME) from None
 
 
 def _try_download(dataset: DataSetFetch, record: DownloadRecord | None) -> DownloadRecord | None:

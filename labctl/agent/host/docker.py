@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ...wire.verbs import SHOW_DOCKER
 from ..reply import Failure
 from .background import build_scope_words
+from .retry import repeat_pause, retry_on
 
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
 # seconds to wait for a daemon that is being restarted
 ATTEMPTS_S = 20.0
+PAUSE_S = 0.5
+
+
+class UnreachableEngineError(Failure):
+    """The Docker Engine is installed and does not accept connections."""
+
+    def __init__(self, why: str) -> None:
+        what = "the Docker Engine on the server does not answer"
+        super().__init__("engine", what, why, SHOW_DOCKER)
 
 
 def run_docker(*args: str, check: bool = True) -> CompletedProcess[str]:
     """Run one docker command. While the daemon does not answer, retry for ATTEMPTS_S."""
     import subprocess  # imported here: a run's start does not need it
 
-    deadline = time.monotonic() + ATTEMPTS_S
-    while True:
+    def run_once() -> CompletedProcess[str]:
         try:
             done = subprocess.run(
                 ["docker", *args], input="", capture_output=True, text=True, check=False
@@ -32,20 +40,11 @@ def run_docker(*args: str, check: bool = True) -> CompletedProcess[str]:
             what = "Docker is not installed on the server"
             raise Failure("engine", what, hint="labctl doctor") from None
         # The docker command exits with 1 for every error.
-        is_unreachable = (
-            done.returncode != 0 and "Cannot connect to the Docker daemon" in done.stderr
-        )
-        if is_unreachable and time.monotonic() < deadline:
-            time.sleep(0.5)
-            continue
-        break
-    if is_unreachable:
-        raise Failure(
-            "engine",
-            "the Docker Engine on the server does not answer",
-            done.stderr.strip(),
-            SHOW_DOCKER,
-        )
+        if done.returncode != 0 and "Cannot connect to the Docker daemon" in done.stderr:
+            raise UnreachableEngineError(done.stderr.strip())
+        return done
+
+    done = retry_on(UnreachableEngineError, run_once, repeat_pause(PAUSE_S, ATTEMPTS_S))
     if check and done.returncode != 0:
         raise Failure("docker", f"docker {args[0]} failed", done.stderr.strip()[-2000:])
     return done

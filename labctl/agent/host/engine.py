@@ -17,10 +17,9 @@ from typing import Any, Callable, Iterator
 from urllib.parse import quote
 
 from ...wire.codec import Message, MessageError, decode, from_json, to_json
-from ...wire.verbs import SHOW_DOCKER
 from ..broker.detection import LIMIT_KEY
 from ..reply import Failure
-from .docker import ATTEMPTS_S, run_docker
+from .docker import ATTEMPTS_S, PAUSE_S, UnreachableEngineError, run_docker
 from .engine_objects import (
     Container,
     ContainerRow,
@@ -31,11 +30,11 @@ from .engine_objects import (
     NewContainer,
     ProxySettings,
 )
+from .retry import repeat_pause, retry_on
 
 SOCKET = "unix:///var/run/docker.sock"
 # The newest API version used; an older engine gets its own version.
 NEWEST = (1, 44)
-PAUSE_S = 0.5
 # seconds after which an engine that has not answered counts as hung: a slow disk needs less
 ANSWER_S = 120.0
 _CHUNK = 256 * 1024
@@ -135,18 +134,28 @@ def read_archive(name: str, path: str) -> bytes:
 
 def _get_object(path: str) -> dict[str, Any] | None:
     """Get the object at `path`, None if it does not exist. Retries while the engine restarts."""
-    deadline = time.monotonic() + ATTEMPTS_S
-    while True:
+
+    def get() -> bytes:
         try:
-            body: dict[str, Any] = json.loads(call("GET", path))
-            return body
+            return call("GET", path)
         except EngineRequestError as refused:
             if 400 <= refused.status < 500:
-                return None
-            if refused.status or time.monotonic() >= deadline:
-                what = "the Docker Engine on the server failed"
-                raise Failure("engine", what, refused.message, "labctl doctor") from None
-        time.sleep(PAUSE_S)
+                return b"null"
+            if refused.status:
+                raise _make_engine_failure(refused) from None
+            raise
+
+    try:
+        content = retry_on(EngineRequestError, get, repeat_pause(PAUSE_S, ATTEMPTS_S))
+    except EngineRequestError as unanswered:
+        raise _make_engine_failure(unanswered) from None
+    body: dict[str, Any] | None = json.loads(content)
+    return body
+
+
+def _make_engine_failure(refused: EngineRequestError) -> Failure:
+    what = "the Docker Engine on the server failed"
+    return Failure("engine", what, refused.message, "labctl doctor")
 
 
 def call(method: str, path: str, body: object = None, timeout_s: float = ANSWER_S) -> bytes:
@@ -329,31 +338,25 @@ class ResponseStream:
 
 def _connect(socket_path: str) -> socket.socket:
     """Connect to the engine. While it is being restarted, retry for ATTEMPTS_S."""
-    deadline = time.monotonic() + ATTEMPTS_S
-    while True:
+
+    def connect() -> socket.socket:
         link = socket.socket(socket.AF_UNIX)
         link.settimeout(ANSWER_S)  # connect() blocks while a hung engine accepts no connection
         try:
             link.connect(socket_path)
-            return link
         except OSError as error:
             link.close()
             if isinstance(error, PermissionError):
                 what = "the account on the server is not allowed to use Docker"
                 raise Failure("engine", what, f"{socket_path}: {error}", "labctl doctor") from None
             run_docker("--version")  # raises at once if Docker is not installed
-            if time.monotonic() >= deadline:
-                raise _make_silence_failure(socket_path, error) from None
-        time.sleep(PAUSE_S)
+            raise
+        return link
 
-
-def _make_silence_failure(path: str, error: OSError) -> Failure:
-    return Failure(
-        "engine",
-        "the Docker Engine on the server does not answer",
-        f"{path}: {error.strerror}",
-        SHOW_DOCKER,
-    )
+    try:
+        return retry_on(OSError, connect, repeat_pause(PAUSE_S, ATTEMPTS_S))
+    except OSError as error:
+        raise UnreachableEngineError(f"{socket_path}: {error.strerror}") from None
 
 
 def read_settings() -> DockerSettings:

@@ -72,10 +72,10 @@ def put_file(request: Dict[str, Any], body: bytes) -> Dict[str, Any]:
     draft.chmod(0o600)
     path.parent.mkdir(parents=True, exist_ok=True)
     with LOCK.open("w") as lock:
-        if expected is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if (hash_file(path) if path.exists() else "") != expected:
-                return {"done": False}
+        # For every put: nothing may replace the file between a swap's check and its write.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if expected is not None and expected != (hash_file(path) if path.exists() else ""):
+            return {"done": False}
         draft.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     os.fsync(folder)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 from ..host.imds import Imds
+from ..host.retry import retry_on
 from .provider_notice import ReclaimNotice, parse_interruption, parse_rebalance
 
 # At boot the service may start late. Machines without one are tried three times, then left alone.
-PROBE_PAUSES_S = (0.0, 2.0, 10.0)
+PROBE_PAUSES_S = (2.0, 10.0)
 ACTION = "meta-data/spot/instance-action"
 REBALANCE = "meta-data/events/recommendations/rebalance"
 LIFE = "meta-data/instance-life-cycle"
@@ -21,14 +20,11 @@ def has_reclaim_notices(imds: Imds) -> bool:
 
     An on-demand machine gets no notices.
     """
-    for pause_s in PROBE_PAUSES_S:
-        time.sleep(pause_s)
-        try:
-            response = imds.get(LIFE)
-        except OSError:
-            continue
-        return response.status == 200 and response.body.strip() in MAY_BE_TAKEN
-    return False
+    try:
+        response = retry_on(OSError, lambda: imds.get(LIFE), PROBE_PAUSES_S)
+    except OSError:
+        return False
+    return response.status == 200 and response.body.strip() in MAY_BE_TAKEN
 
 
 def read_notices(imds: Imds) -> list[ReclaimNotice]:

@@ -7,6 +7,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from labctl.errors import BusyError, CapacityError, ConnectError, UsageError
+from labctl.http_client import open_session, read_body
 from labctl.lazy import lazy_imports
 from labctl.model import Value
 from labctl.providers.aws import tags
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from labctl.providers.aws.settings import AwsSettings
 
 with lazy_imports(__name__):
-    from http import client as http_client
-    from urllib import request as url_request
-
     from botocore import exceptions as boto_errors
 
 ADDRESS_TIMEOUT_S = 5.0
@@ -90,12 +88,15 @@ def find_caller_network(settings: AwsSettings) -> str:
 
     ConnectError if the address service does not answer.
     """
-    request = url_request.Request(settings.address_from, headers={"User-Agent": "labctl"})
     try:
-        with url_request.urlopen(request, timeout=ADDRESS_TIMEOUT_S) as response:
-            text = response.read(LONGEST_ADDRESS).decode("ascii").strip()
+        with (
+            open_session() as session,
+            session.get(settings.address_from, timeout=ADDRESS_TIMEOUT_S, stream=True) as response,
+        ):
+            response.raise_for_status()
+            text = read_body(response, LONGEST_ADDRESS).decode("ascii").strip()
         address = ip_address(text)
-    except (OSError, http_client.HTTPException, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise ConnectError(
             "this machine's own address could not be found",
             why=f"{settings.address_from}: {error}",
