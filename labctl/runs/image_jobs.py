@@ -173,13 +173,19 @@ def _load(job: ImageJob) -> None:
 
 
 def _save(job: ImageJob) -> None:
+    size_bytes, architecture = _inspect(job)
+    # An archive is a little larger than the files of its image: each has a header.
+    job.cache.make_room(int(size_bytes * 1.05))
+    with _receive(job.build_argv(f"exec docker save {job.reference}")) as blocks:
+        job.cache.add(job.reference, architecture, blocks)
+
+
+def _inspect(job: ImageJob) -> tuple[int, str]:
+    """Return the size and the architecture of the image on the server."""
     done = _run(job, _PRESENT + job.reference)
     _require(done, "the server no longer has the image")
     size, architecture = done.stdout.split()
-    # An archive is a little larger than the files of its image: each has a header.
-    job.cache.make_room(int(int(size) * 1.05))
-    with _receive(job.build_argv(f"exec docker save {job.reference}")) as blocks:
-        job.cache.add(job.reference, architecture, blocks)
+    return int(size), architecture
 
 
 @contextmanager
@@ -203,7 +209,8 @@ def _receive(argv: list[str]) -> Iterator[Iterator[bytes]]:
 
 
 def _push(job: ImageJob) -> None:
-    reference = image_sources.registry_reference(job.registry, job.reference)
+    _, architecture = _inspect(job)
+    reference = image_sources.registry_reference(job.registry, job.reference, architecture)
     tag = command("docker", "tag", job.reference, reference).render()
     push = command("docker", "push", "--quiet", reference).render()
     what = f"the server could not push it to {job.registry}; try `docker login` on the server"

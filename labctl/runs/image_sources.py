@@ -66,7 +66,7 @@ def load_built(context: LabContext, server: Server, remote: AgentClient, wanted:
             return True
     except TransferError as error:
         _note_failure(context, error)
-    return pull_built(context, remote, wanted)
+    return pull_built(context, server, remote, wanted)
 
 
 def load_archive(context: LabContext, server: Server, wanted: str) -> bool:
@@ -117,12 +117,16 @@ def send_archive(
     cache.mark_used(image)
 
 
-def pull_built(context: LabContext, remote: AgentClient, wanted: str) -> bool:
+def pull_built(context: LabContext, server: Server, remote: AgentClient, wanted: str) -> bool:
     """Pull a built image from the lab's registry; False without a registry or the image in it."""
-    registry = context.config.image.registry
+    registry, architecture = context.config.image.registry, find_architecture(context, server)
     if not registry:
         return False
-    reference = registry_reference(registry, wanted)
+    if not architecture:
+        text = f"labctl does not know the server's architecture, so it pulls nothing from {registry}"
+        context.reporter.emit(Note(text=text, level="warning"))
+        return False
+    reference = registry_reference(registry, wanted, architecture)
     closing = _pull_on_server(context, remote, reference, wanted)
     if closing.code != 0:
         text = f"the server could not pull {reference}: {'; '.join(closing.tail[-1:])}"
@@ -130,9 +134,13 @@ def pull_built(context: LabContext, remote: AgentClient, wanted: str) -> bool:
     return closing.code == 0
 
 
-def registry_reference(registry: str, wanted: str) -> str:
-    """Return the name of a built image in a registry, which has the same tag."""
-    return f"{registry}:{wanted.rpartition(':')[2]}"
+def registry_reference(registry: str, wanted: str, architecture: str) -> str:
+    """Return the name of a built image in a registry.
+
+    The architecture is part of the tag, so that images of two architectures do not replace each
+    other.
+    """
+    return f"{registry}:{wanted.rpartition(':')[2]}-{architecture}"
 
 
 def provide_image(context: LabContext, server: Server, remote: AgentClient, wanted: str) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lab_world import Recorded, World
@@ -28,7 +29,7 @@ from image_archives import cut, make_archive
 # Both programs stand for the server and for this machine; files in $ENGINE say what they have.
 SSH = 'for line; do :; done; [ ! -e "$ENGINE/dead" ] || exit 255; on_server=yes sh -c "$line"\n'
 DOCKER = """
-echo "${on_server:-here} $1 $2" >> "$ENGINE/calls"
+echo "${on_server:-here} $*" >> "$ENGINE/calls"
 case "$1 ${on_server:-here}" in
   "image here") cat "$ENGINE/here" 2>/dev/null ;;
   "image yes") cat "$ENGINE/there" 2>/dev/null ;;
@@ -37,6 +38,7 @@ case "$1 ${on_server:-here}" in
          [ ! -e "$ENGINE/full" ] ;;
 esac
 """
+PULLED = Turn({}, end={"code": 0, "tail": []})
 BUILT = Turn({"log": "/x"}, end={"code": 0, "tail": [], "log": "/x"})
 
 
@@ -53,6 +55,7 @@ class Sources:
         self.server = up.up(lab.context())
         self.context().save_facts(self.server, ServerFacts(arch="x86_64"))
         self.wanted = images.image_reference(self.context())
+        self.requests: list[dict[str, Any]] = []
         self.archive = make_archive(self.wanted)
         (engine / "archive").write_bytes(self.archive)
 
@@ -63,6 +66,16 @@ class Sources:
         if wire is not None:
             made.connections.__dict__["machine"] = wire
         return made
+
+    @property
+    def tag(self) -> str:
+        return self.wanted.rpartition(":")[2]
+
+    def name_registry(self, registry: str = "registry.example/labs") -> None:
+        """Let lab.yaml name a registry, which changes the image's name."""
+        text = f"lab: digits\nimage: {{build: ., registry: {registry}}}\n"
+        (self.lab.home / "lab" / "lab.yaml").write_text(text)
+        self.wanted = images.image_reference(self.context())
 
     @property
     def cache(self) -> ImageCache:
@@ -83,6 +96,7 @@ class Sources:
         remote = context.open_agent(self.server)
         images.ensure_image(context, self.server, remote, self.wanted)
         assert wire.turns == []
+        self.requests = [request for _, request in wire.asked[1:]]
         return [verb for verb, _ in wire.asked[1:]]
 
 
@@ -170,21 +184,42 @@ def test_a_lost_server_is_reported_with_the_next_command(sources: Sources) -> No
 
 
 def test_a_registry_comes_before_a_build(sources: Sources) -> None:
-    yaml = "lab: digits\nimage: {build: ., registry: registry.example/labs}\n"
-    (sources.lab.home / "lab" / "lab.yaml").write_text(yaml)
-    assert sources.ensure(Turn({}, end={"code": 0, "tail": []})) == ["pull-image"]
+    sources.name_registry()
+    assert sources.ensure(PULLED) == ["pull-image"]
     refused = Turn({}, end={"code": 1, "tail": ["manifest unknown"]})
     assert sources.ensure(refused, BUILT) == ["pull-image", "build"]
-    assert "could not pull registry.example/labs:" in sources.reporter.said
-    wait_for(lambda: "yes push --quiet" in sources.calls or sources.cache.take_failures())
+    reference = f"registry.example/labs:{sources.tag}-amd64"
+    assert f"the server could not pull {reference}: manifest unknown" in sources.reporter.said
+
+
+@pytest.mark.parametrize(("machine", "name"), [("x86_64", "amd64"), ("aarch64", "arm64")])
+def test_the_tag_in_a_registry_names_the_architecture(
+    sources: Sources, machine: str, name: str
+) -> None:
+    """Otherwise servers of two architectures would replace each other's image."""
+    sources.name_registry()
+    sources.context().save_facts(sources.server, ServerFacts(arch=machine))
+    (sources.engine / "there").write_text(f"2048 {name}\n")
+    refused = Turn({}, end={"code": 1, "tail": ["manifest unknown"]})
+    assert sources.ensure(refused, BUILT) == ["pull-image", "build"]
+    reference = f"registry.example/labs:{sources.tag}-{name}"
+    assert sources.requests[0] == {"reference": reference, "tag": sources.wanted}
+    wait_for(lambda: f"yes push --quiet {reference}" in sources.calls)
+    assert sources.cache.take_failures() == []
+
+
+def test_nothing_is_pulled_for_an_unknown_architecture(sources: Sources) -> None:
+    sources.name_registry()
+    sources.context().save_facts(sources.server, ServerFacts())
+    assert sources.ensure(BUILT) == ["build"]
+    assert "labctl does not know the server's architecture" in sources.reporter.said
 
 
 def test_a_registry_decides_only_for_labs_that_name_it(sources: Sources) -> None:
-    lab_file = sources.lab.home / "lab" / "lab.yaml"
     names = {sources.wanted}
     for registry in ("registry.example/labs", "other.example/labs"):
-        lab_file.write_text(f"lab: digits\nimage: {{build: ., registry: {registry}}}\n")
-        names.add(images.image_reference(sources.context()))
+        sources.name_registry(registry)
+        names.add(sources.wanted)
     assert len(names) == 3
 
 
@@ -204,7 +239,7 @@ def test_what_another_machine_built_is_not_kept(sources: Sources) -> None:
     assert sources.server.offer.price_usd_per_hour == 0
     assert sources.ensure(BUILT) == ["build"]
     image_jobs.wait_for_save(sources.context(), sources.wanted)
-    assert sources.calls == ["here image inspect"]
+    assert [call.split()[:3] for call in sources.calls] == [["here", "image", "inspect"]]
     assert sources.cache.list_images() == []
 
 
