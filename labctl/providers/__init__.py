@@ -31,6 +31,10 @@ from labctl.model import (
 )
 
 
+def _show_nothing(_text: str) -> None:
+    pass
+
+
 class ProviderContext(Value, frozen=True):
     """What a provider may know about this machine and its user. Paths are absolute.
 
@@ -45,7 +49,7 @@ class ProviderContext(Value, frozen=True):
     and returns an object with `ask` and `close`. `student_key` is the private key that courses
     know. `cache_dir` may be deleted at any time. `everywhere` searches every region, not only the
     configured ones; `regions` are searched in addition, because resources on record may be there.
-    `subject` is whose commands the provider's checks name.
+    `subject` is whose commands the provider's checks name. `note` shows a message to the user.
     """
 
     data_dir: Path
@@ -64,6 +68,7 @@ class ProviderContext(Value, frozen=True):
     talk: Callable[[Endpoint, str], Any] | None = None
     student_key: str = ""
     subject: Subject = LAB
+    note: Callable[[str], None] = _show_nothing
 
 
 class Provider(Protocol):
