@@ -111,8 +111,6 @@ class ReconnectPolicy(Generic[E]):
         return _retry_lazily(function, self._errors, self._build)
 
     def _build(self) -> Retrying:
-        import tenacity
-
         return tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(self._errors),
             wait=lambda state: self._pause_s,
@@ -143,7 +141,6 @@ def poll_until(
     results = [check()]
     if results[0]:
         return results[0]
-    import tenacity
 
     def repeat() -> T:
         return results.pop() if results else check()

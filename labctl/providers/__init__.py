@@ -37,6 +37,10 @@ with lazy_imports(__name__):
     from labctl.config import reader
 
 
+def _show_nothing(_text: str) -> None:
+    pass
+
+
 class ProviderContext(Value, frozen=True):
     """What a provider may know about this machine and its user. Paths are absolute.
 
@@ -51,7 +55,7 @@ class ProviderContext(Value, frozen=True):
     and returns an object with `ask` and `close`. `student_key` is the private key that courses
     know. `cache_dir` may be deleted at any time. `everywhere` searches every region, not only the
     configured ones; `regions` are searched in addition, because resources on record may be there.
-    `subject` is whose commands the provider's checks name.
+    `subject` is whose commands the provider's checks name. `note` shows a message to the user.
     """
 
     data_dir: Path
@@ -70,6 +74,7 @@ class ProviderContext(Value, frozen=True):
     talk: Callable[[Endpoint, str], Any] | None = None
     student_key: str = ""
     subject: Subject = LAB
+    note: Callable[[str], None] = _show_nothing
 
 
 class Provider(Protocol):

@@ -16,6 +16,7 @@ import os
 import shutil
 import tarfile
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -205,23 +206,23 @@ class ImageCache:
 
 
 def read_verified(path: Path, image: CachedImage) -> Iterator[bytes]:
-    """Yield an archive's blocks; DamagedArchiveError before the last one if its hash differs.
+    """Yield an archive's blocks; DamagedArchiveError before the last two if its hash differs.
 
     `docker load` needs the end of the archive, so it never accepts a damaged one, although the file
-    is read only once.
+    is read only once. The last block alone may be nothing but the zeros that end a tar file.
     """
-    digest, last = hashlib.sha256(), b""
+    digest, held = hashlib.sha256(), deque[bytes]()
     with path.open("rb") as file:
         while block := file.read(CHUNK_BYTES):
             digest.update(block)
-            if last:
-                yield last
-            last = block
+            held.append(block)
+            if len(held) > 2:
+                yield held.popleft()
     if digest.hexdigest() != image.sha256:
         raise DamagedArchiveError(
             f"{path} is damaged", why="its SHA-256 hash differs from its record"
         )
-    yield last
+    yield from held
 
 
 def _require_image(archive: Path, reference: str) -> None:

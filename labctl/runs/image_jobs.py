@@ -10,19 +10,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from labctl.commands.ssh import command_argv
-from labctl.errors import LabError, LinkLostError, TransferError
+from labctl.errors import LabError, LinkLostError, TransferError, assign_subject
+from labctl.errors.subject import LAB, Subject
 from labctl.events import Note
 from labctl.model import Server, Value
 from labctl.runs import image_sources
-from labctl.runs.image_cache import CHUNK_BYTES, ImageCache
+from labctl.runs.image_cache import ImageCache
 from labctl.servers.context import LabContext
 from labctl.shell import command, portable_line
 from labctl.state.locks import hold_lock
@@ -30,6 +31,11 @@ from labctl.state.locks import hold_lock
 _MODULE = "labctl.runs.image_jobs"
 # seconds that another process waits for an image that is being saved
 SAVE_S = 1800.0
+# What follows a failure that needs no command.
+_ADVICE = {
+    "load": "the next run gets it in another way",
+    "save": "labctl tries it again after the next build",
+}
 _PRESENT = "docker image inspect --format '{{.Size}} {{.Architecture}}' "
 
 
@@ -49,6 +55,7 @@ class ImageJob(Value, frozen=True):
     lock_file: str
     architecture: str = ""
     registry: str = ""
+    subject: Subject = LAB
 
     @property
     def cache(self) -> ImageCache:
@@ -124,6 +131,7 @@ def _make_job(
         lock_file=str(lock_file),
         architecture=image_sources.find_architecture(context, server),
         registry=registry,
+        subject=context.subject,
     )
 
 
@@ -144,70 +152,71 @@ def _start(job: ImageJob, *, ready: bool) -> None:
 
 
 def run_job(job: ImageJob) -> None:
-    """Do a job, and store its failure. `labctl run` reports a lost server, so a load does not."""
-    step = "loaded in advance" if job.action == "load" else "kept on this machine"
+    """Do a job, and store its failures."""
+    steps: list[tuple[str, Callable[[ImageJob], None]]] = []
+    if job.action == "load":
+        steps = [("loaded in advance", _load)]
+    if job.action == "save" and job.limit_bytes:
+        steps += [("kept on this machine", _save)]
+    if job.action == "save" and job.registry:
+        # Also an image that could not be kept is pushed.
+        steps += [(f"pushed to {job.registry}", _push)]
+    failures = [text for step, do in steps if (text := _try_step(job, step, do))]
+    if failures:
+        job.cache.record_failure(job.reference, "\n".join(failures))
+
+
+def _try_step(job: ImageJob, step: str, do: Callable[[ImageJob], None]) -> str:
+    """Do one step; return why it failed and what to type, "" if it succeeded."""
     try:
-        if job.action == "load":
-            with suppress(LinkLostError):
-                _load(job)
-            return
-        if job.limit_bytes:
-            _save(job)
-        if job.registry:
-            step = f"pushed to {job.registry}"
-            _push(job)
+        with assign_subject(job.subject):
+            do(job)
     except LabError as error:
-        _record(job, step, error)
+        return _describe_failure(job, step, error)
+    return ""
 
 
-def _record(job: ImageJob, step: str, error: LabError) -> None:
+def _describe_failure(job: ImageJob, step: str, error: LabError) -> str:
     why = f" ({error.why})" if error.why else ""
-    job.cache.record_failure(job.reference, f"{job.reference} was not {step}: {error.what}{why}")
+    hint = "; then ".join(error.hint.splitlines())
+    advice = f"next: {hint}" if hint else _ADVICE[job.action]
+    return f"{job.reference} was not {step}: {error.what}{why}; {advice}"
 
 
 def _load(job: ImageJob) -> None:
     image = job.cache.find(job.reference, job.architecture)
     if image is None or _run(job, _PRESENT + job.reference).returncode == 0:
         return
-    image_sources.send_archive(job.cache, image, job.build_argv(image_sources.LOAD))
+    with suppress(LinkLostError):  # `labctl run` reports a lost server
+        image_sources.send_archive(job.cache, image, job.build_argv(image_sources.LOAD))
 
 
 def _save(job: ImageJob) -> None:
-    done = _run(job, _PRESENT + job.reference)
-    _require(done, "the server no longer has the image")
-    size, architecture = done.stdout.split()
+    size_bytes, architecture = _inspect(job)
     # An archive is a little larger than the files of its image: each has a header.
-    job.cache.make_room(int(int(size) * 1.05))
-    with _receive(job.build_argv(f"exec docker save {job.reference}")) as blocks:
+    job.cache.make_room(int(size_bytes * 1.05))
+    argv = job.build_argv(f"exec docker save {job.reference}")
+    with image_sources.receive_blocks(argv) as blocks:
         job.cache.add(job.reference, architecture, blocks)
 
 
-@contextmanager
-def _receive(argv: list[str]) -> Iterator[Iterator[bytes]]:
-    """Run a command over ssh and yield its output, which raises at its end if the command fails."""
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
-
-        def read() -> Iterator[bytes]:
-            assert process.stdout is not None
-            while block := process.stdout.read(CHUNK_BYTES):
-                yield block
-            if process.wait() == image_sources.SSH_FAILED:
-                raise LinkLostError("lost the connection to the server")
-            if process.returncode:
-                raise TransferError(f"`docker save` ended with exit code {process.returncode}")
-
-        try:
-            yield read()
-        finally:
-            process.kill()
+def _inspect(job: ImageJob) -> tuple[int, str]:
+    """Return the size and the architecture of the image on the server."""
+    done = _run(job, _PRESENT + job.reference)
+    _require(done, "the server no longer has the image")
+    size, architecture = done.stdout.split()
+    return int(size), architecture
 
 
 def _push(job: ImageJob) -> None:
-    reference = image_sources.registry_reference(job.registry, job.reference)
+    _, architecture = _inspect(job)
+    reference = image_sources.registry_reference(job.registry, job.reference, architecture)
     tag = command("docker", "tag", job.reference, reference).render()
     push = command("docker", "push", "--quiet", reference).render()
-    what = f"the server could not push it to {job.registry}; try `docker login` on the server"
-    _require(_run(job, f"{tag} && {push}"), what)
+    # Only a build starts a push, so the user must repeat it after the login.
+    lines = (f"docker login {job.registry.partition('/')[0]}", f"docker push {reference}")
+    hint = "\n".join(job.subject.ssh(line) for line in lines)
+    _require(_run(job, f"{tag} && {push}"), "the server could not push it", hint)
 
 
 def _run(job: ImageJob, line: str) -> subprocess.CompletedProcess[str]:
@@ -217,11 +226,14 @@ def _run(job: ImageJob, line: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _require(done: subprocess.CompletedProcess[str], what: str) -> None:
+def _require(done: subprocess.CompletedProcess[str], what: str, hint: str = "") -> None:
+    output = done.stderr.strip()[-300:]
     if done.returncode == image_sources.SSH_FAILED:
-        raise LinkLostError("lost the connection to the server", why=done.stderr.strip()[-300:])
+        raise LinkLostError(
+            "lost the connection to the server", why=output, hint=lambda subject: subject.refresh
+        )
     if done.returncode:
-        raise TransferError(what, why=done.stderr.strip()[-300:])
+        raise TransferError(what, why=output, hint=hint)
 
 
 def main() -> None:

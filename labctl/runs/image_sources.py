@@ -5,12 +5,13 @@ The places are this machine's Docker Engine, the archives that this machine keep
 
 from __future__ import annotations
 
-import functools
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
 
 from labctl.commands.ssh import command_argv
 from labctl.errors import LabError, LinkLostError, TransferError
@@ -66,7 +67,7 @@ def load_built(context: LabContext, server: Server, remote: AgentClient, wanted:
             return True
     except TransferError as error:
         _note_failure(context, error)
-    return pull_built(context, remote, wanted)
+    return pull_built(context, server, remote, wanted)
 
 
 def load_archive(context: LabContext, server: Server, wanted: str) -> bool:
@@ -117,22 +118,32 @@ def send_archive(
     cache.mark_used(image)
 
 
-def pull_built(context: LabContext, remote: AgentClient, wanted: str) -> bool:
+def pull_built(context: LabContext, server: Server, remote: AgentClient, wanted: str) -> bool:
     """Pull a built image from the lab's registry; False without a registry or the image in it."""
-    registry = context.config.image.registry
+    registry, architecture = context.config.image.registry, find_architecture(context, server)
     if not registry:
         return False
-    reference = registry_reference(registry, wanted)
+    if not architecture:
+        text = f"the server's architecture is unknown, so it pulls nothing from {registry}"
+        next_step = f"; next: {context.subject.up}"
+        context.reporter.emit(Note(text=text + next_step, level="warning"))
+        return False
+    reference = registry_reference(registry, wanted, architecture)
     closing = _pull_on_server(context, remote, reference, wanted)
     if closing.code != 0:
+        login = context.subject.ssh(f"docker login {registry.partition('/')[0]}")
         text = f"the server could not pull {reference}: {'; '.join(closing.tail[-1:])}"
-        context.reporter.emit(Note(text=text))
+        context.reporter.emit(Note(text=f"{text}; if the registry needs a login: {login}"))
     return closing.code == 0
 
 
-def registry_reference(registry: str, wanted: str) -> str:
-    """Return the name of a built image in a registry, which has the same tag."""
-    return f"{registry}:{wanted.rpartition(':')[2]}"
+def registry_reference(registry: str, wanted: str, architecture: str) -> str:
+    """Return the name of a built image in a registry.
+
+    The architecture is part of the tag, so that images of two architectures do not replace each
+    other.
+    """
+    return f"{registry}:{wanted.rpartition(':')[2]}-{architecture}"
 
 
 def provide_image(context: LabContext, server: Server, remote: AgentClient, wanted: str) -> None:
@@ -175,15 +186,12 @@ def send_local_image(
     """Pipe `docker save` here into `docker load` there; False if this machine lacks the image.
 
     For labs without a container registry, and for images that exist only on this machine.
-    SlowLinkError if it would take longer than `most_s`.
+    SlowLinkError if it would take longer than `most_s`, TransferError if either engine fails.
     """
-    if not shutil.which("docker") or not shutil.which("ssh"):
+    local = _inspect_local_image(wanted)
+    if local is None:
         return False
-    inspect = ["docker", "image", "inspect", "--format", "{{.Size}} {{.Architecture}}", wanted]
-    inspected = subprocess.run(inspect, capture_output=True, text=True, check=False)
-    if inspected.returncode != 0:
-        return False
-    size, architecture = inspected.stdout.split()
+    size_bytes, architecture = local
     needed = find_architecture(context, server)
     if needed not in ("", architecture):
         text = f"{wanted} on this machine is for {architecture}; the server is {needed}"
@@ -193,22 +201,66 @@ def send_local_image(
     context.reporter.emit(Step(name=name))
     config = str(context.connections.config_path(server.id))
     load = command_argv(config, server.id, portable_line(LOAD))
-    with subprocess.Popen(["docker", "save", wanted], stdout=subprocess.PIPE) as save:
-        assert save.stdout is not None
-        blocks = iter(functools.partial(save.stdout.read, CHUNK_BYTES), b"")
-        try:
-            report = _progress(context, name, int(size))
-            send_blocks(load, pace(blocks, int(size), most_s, report))
-        except SlowLinkError:
-            save.kill()
-            raise
-        except TransferError as error:
-            save.kill()
-            raise LabError(
-                f"cannot send {wanted} to the server", why=error.why, hint="labctl doctor"
-            ) from error
+    try:
+        with receive_blocks(["docker", "save", wanted]) as blocks:
+            report = _progress(context, name, size_bytes)
+            send_blocks(load, pace(blocks, size_bytes, most_s, report))
+    except SlowLinkError:
+        raise
+    except TransferError as error:
+        why = f"{error.what}: {error.why}" if error.why else error.what
+        what = f"cannot send {wanted} to the server"
+        raise TransferError(what, why=why, hint="labctl doctor") from error
     context.reporter.emit(Step(name=name, done=True))
     return True
+
+
+def _inspect_local_image(wanted: str) -> tuple[int, str] | None:
+    """Return size and architecture of an image of this machine's engine; None if it lacks it."""
+    if not shutil.which("docker") or not shutil.which("ssh"):
+        return None
+    inspect = ["docker", "image", "inspect", "--format", "{{.Size}} {{.Architecture}}", wanted]
+    inspected = subprocess.run(inspect, capture_output=True, text=True, check=False)
+    if inspected.returncode != 0:
+        return None
+    size, architecture = inspected.stdout.split()
+    return int(size), architecture
+
+
+@contextmanager
+def receive_blocks(argv: list[str]) -> Iterator[Iterator[bytes]]:
+    """Run a `docker save`, perhaps over ssh, and yield its output.
+
+    If the command fails, the output ends with a TransferError, or a LinkLostError if ssh failed: a
+    reader of it never mistakes the first part of an archive for all of it.
+    """
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+        ) as process,
+    ):
+
+        def read() -> Iterator[bytes]:
+            assert process.stdout is not None
+            while block := process.stdout.read(CHUNK_BYTES):
+                yield block
+            if code := process.wait():
+                errors.seek(0)
+                _raise_save_error(code, errors.read().decode(errors="replace").strip()[-300:])
+
+        try:
+            yield read()
+        finally:
+            process.kill()
+
+
+def _raise_save_error(code: int, output: str) -> NoReturn:
+    if code == SSH_FAILED:
+        raise LinkLostError(
+            "lost the connection to the server", why=output, hint=lambda subject: subject.refresh
+        )
+    raise TransferError(f"`docker save` ended with exit code {code}", why=output)
 
 
 def send_blocks(argv: list[str], blocks: Iterable[bytes]) -> None:

@@ -147,6 +147,7 @@ class LabContext:
             talk=self.connections.open_line_channel,
             student_key=str(student_key(self.paths)),
             subject=self.subject,
+            note=lambda text: self.reporter.emit(Note(text=text)),
         )
 
     def _list_recorded_regions(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import bare_container
 import lab_servers
+import registry_container
 import sshd_container
 import store_lab
 import sync_lab
@@ -34,6 +35,7 @@ def build_small() -> None:
     store_lab.build_store_image()
     bare_container.build_image()
     lab_servers.small_image()
+    registry_container.build_image()
 
 
 def main() -> None:

@@ -1,111 +1,25 @@
-"""A built image comes from the nearest place that has it; this machine keeps what a server built.
-
-`ssh` and `docker` are small programs here, and the agent answers in turns; everything else is real.
-"""
+"""A built image comes from the nearest place that has it; this machine keeps a server's builds."""
 
 from __future__ import annotations
 
 import os
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lab_world import Recorded, World
-from test_run_start import Turn, Wire
+from image_engines import BUILT, PULLED, Sources, make_sources, wait_for
+from lab_world import World
+from test_run_start import Turn
 
 from labctl.errors import LinkLostError
 from labctl.lifecycle import up
 from labctl.model import ServerFacts
-from labctl.runs import image_jobs, image_sources, images
-from labctl.runs.image_cache import CachedImage, ImageCache
-from labctl.servers.context import LabContext
-
-sys.path.append(str(Path(__file__).parents[1] / "unit"))
-from image_archives import cut, make_archive
-
-# Both programs stand for the server and for this machine; files in $ENGINE say what they have.
-SSH = 'for line; do :; done; [ ! -e "$ENGINE/dead" ] || exit 255; on_server=yes sh -c "$line"\n'
-DOCKER = """
-echo "${on_server:-here} $1 $2" >> "$ENGINE/calls"
-case "$1 ${on_server:-here}" in
-  "image here") cat "$ENGINE/here" 2>/dev/null ;;
-  "image yes") cat "$ENGINE/there" 2>/dev/null ;;
-  save*) cat "$ENGINE/archive" ;;
-  load*) cat > "$ENGINE/loaded"; tail -c 512 "$ENGINE/loaded" | tr -d '\\0' | grep -q . && exit 1
-         [ ! -e "$ENGINE/full" ] ;;
-esac
-"""
-BUILT = Turn({"log": "/x"}, end={"code": 0, "tail": [], "log": "/x"})
-
-
-class Sources:
-    """A lab with a Dockerfile and a server without its image."""
-
-    def __init__(self, lab: World, engine: Path) -> None:
-        self.engine = engine
-        self.is_on_this_machine = False
-        self.reporter = Recorded()
-        (lab.home / "lab" / "Dockerfile").write_text("FROM scratch\n")
-        (lab.home / "lab" / "lab.yaml").write_text("lab: digits\nimage: {build: .}\n")
-        self.lab = lab
-        self.server = up.up(lab.context())
-        self.context().save_facts(self.server, ServerFacts(arch="x86_64"))
-        self.wanted = images.image_reference(self.context())
-        self.archive = make_archive(self.wanted)
-        (engine / "archive").write_bytes(self.archive)
-
-    def context(self, wire: Wire | None = None) -> LabContext:
-        made = self.lab.context(self.reporter)
-        if self.is_on_this_machine:
-            made.provider.on_this_machine = True  # type: ignore[attr-defined]
-        if wire is not None:
-            made.connections.__dict__["machine"] = wire
-        return made
-
-    @property
-    def cache(self) -> ImageCache:
-        return image_sources.open_cache(self.context())
-
-    @property
-    def calls(self) -> list[str]:
-        calls = self.engine / "calls"
-        return calls.read_text().splitlines() if calls.exists() else []
-
-    def keep(self, architecture: str = "amd64") -> CachedImage:
-        return self.cache.add(self.wanted, architecture, cut(self.archive))
-
-    def ensure(self, *turns: Turn) -> list[str]:
-        """Ensure the image; return the agent's verbs after the one that finds it absent."""
-        wire = Wire([Turn({"ids": {self.wanted: ""}}), *turns])
-        context = self.context(wire)
-        remote = context.open_agent(self.server)
-        images.ensure_image(context, self.server, remote, self.wanted)
-        assert wire.turns == []
-        return [verb for verb, _ in wire.asked[1:]]
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+from labctl.runs import image_jobs, images
+from labctl.runs.image_cache import ImageCache
 
 
 @pytest.fixture
 def sources(lab: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sources:
-    programs, engine = tmp_path / "bin", tmp_path / "engine"
-    for folder in (programs, engine):
-        folder.mkdir()
-    for name, script in (("ssh", SSH), ("docker", DOCKER)):
-        (programs / name).write_text(f"#!/bin/sh\n{script}")
-        (programs / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setenv("ENGINE", str(engine))
-    made = Sources(lab, engine)
-    monkeypatch.setenv("PYTHONPATH", str(Path(images.__file__).parents[2]))
-    return made
+    return make_sources(lab, tmp_path, monkeypatch)
 
 
 def test_the_local_engines_image_is_sent_first(sources: Sources) -> None:
@@ -170,21 +84,42 @@ def test_a_lost_server_is_reported_with_the_next_command(sources: Sources) -> No
 
 
 def test_a_registry_comes_before_a_build(sources: Sources) -> None:
-    yaml = "lab: digits\nimage: {build: ., registry: registry.example/labs}\n"
-    (sources.lab.home / "lab" / "lab.yaml").write_text(yaml)
-    assert sources.ensure(Turn({}, end={"code": 0, "tail": []})) == ["pull-image"]
+    sources.name_registry()
+    assert sources.ensure(PULLED) == ["pull-image"]
     refused = Turn({}, end={"code": 1, "tail": ["manifest unknown"]})
     assert sources.ensure(refused, BUILT) == ["pull-image", "build"]
-    assert "could not pull registry.example/labs:" in sources.reporter.said
-    wait_for(lambda: "yes push --quiet" in sources.calls or sources.cache.take_failures())
+    reference = f"registry.example/labs:{sources.tag}-amd64"
+    assert f"the server could not pull {reference}: manifest unknown" in sources.reporter.said
+
+
+@pytest.mark.parametrize(("machine", "name"), [("x86_64", "amd64"), ("aarch64", "arm64")])
+def test_the_tag_in_a_registry_names_the_architecture(
+    sources: Sources, machine: str, name: str
+) -> None:
+    """Otherwise servers of two architectures would replace each other's image."""
+    sources.name_registry()
+    sources.context().save_facts(sources.server, ServerFacts(arch=machine))
+    (sources.engine / "there").write_text(f"2048 {name}\n")
+    refused = Turn({}, end={"code": 1, "tail": ["manifest unknown"]})
+    assert sources.ensure(refused, BUILT) == ["pull-image", "build"]
+    reference = f"registry.example/labs:{sources.tag}-{name}"
+    assert sources.requests[0] == {"reference": reference, "tag": sources.wanted}
+    wait_for(lambda: f"yes push --quiet {reference}" in sources.calls)
+    assert sources.cache.take_failures() == []
+
+
+def test_nothing_is_pulled_for_an_unknown_architecture(sources: Sources) -> None:
+    sources.name_registry()
+    sources.context().save_facts(sources.server, ServerFacts())
+    assert sources.ensure(BUILT) == ["build"]
+    assert "the server's architecture is unknown" in sources.reporter.said
 
 
 def test_a_registry_decides_only_for_labs_that_name_it(sources: Sources) -> None:
-    lab_file = sources.lab.home / "lab" / "lab.yaml"
     names = {sources.wanted}
     for registry in ("registry.example/labs", "other.example/labs"):
-        lab_file.write_text(f"lab: digits\nimage: {{build: ., registry: {registry}}}\n")
-        names.add(images.image_reference(sources.context()))
+        sources.name_registry(registry)
+        names.add(sources.wanted)
     assert len(names) == 3
 
 
@@ -204,7 +139,7 @@ def test_what_another_machine_built_is_not_kept(sources: Sources) -> None:
     assert sources.server.offer.price_usd_per_hour == 0
     assert sources.ensure(BUILT) == ["build"]
     image_jobs.wait_for_save(sources.context(), sources.wanted)
-    assert sources.calls == ["here image inspect"]
+    assert [call.split()[:3] for call in sources.calls] == [["here", "image", "inspect"]]
     assert sources.cache.list_images() == []
 
 

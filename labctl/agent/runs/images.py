@@ -24,6 +24,7 @@ from ...wire.images import (
 from ...wire.verbs import PUSH_COMMAND, Empty
 from ..broker.detection import is_brokered
 from ..host import rootless
+from ..host.docker import run_docker
 from ..host.engine import inspect_image
 from ..host.paths import lab_dir, labctl_home, resolve_inside, run_dir, write_text
 from ..reply import Failure, send_closing_reply, send_reply
@@ -44,8 +45,23 @@ def pull(request: PullImageRequest) -> None:
     send_reply(Empty())
     code, lines = run_and_tee(["docker", "pull", request.reference], None)
     if code == 0 and request.tag:
-        code, lines = run_and_tee(["docker", "tag", request.reference, request.tag], None)
+        code, lines = _tag_pulled(request)
     send_closing_reply(BuildResult(code, tuple(lines[-8:])))
+
+
+def _tag_pulled(request: PullImageRequest) -> tuple[int, list[str]]:
+    """Tag a pulled image; refuse and untag one for another architecture.
+
+    The engine also pulls such an image, and its programs cannot start.
+    """
+    architecture = run_docker(
+        "image", "inspect", "--format", "{{.Architecture}}", request.reference
+    ).stdout.strip()
+    needed = run_docker("version", "--format", "{{.Server.Arch}}").stdout.strip()
+    if architecture != needed:
+        run_docker("image", "rm", request.reference, check=False)
+        return 1, [f"the image is for {architecture}, and the server needs {needed}"]
+    return run_and_tee(["docker", "tag", request.reference, request.tag], None)
 
 
 def build(request: BuildImageRequest) -> None:
@@ -139,6 +155,8 @@ def run_and_tee(words: list[str], log: Path | None) -> tuple[int, list[str]]:
     finally:
         if process.poll() is None:
             process.terminate()
+        if process.stdout:
+            process.stdout.close()
         if file:
             file.close()
 

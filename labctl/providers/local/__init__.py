@@ -215,9 +215,10 @@ class LocalProvider:
             )
 
         def fill(name: str, volume: str) -> None:
-            owner, wanted, progress = self.context.owner, request.image, self.context.progress
-            if wanted:
-                image_copy.copy_images(docker, server_image, owner, wanted, name, volume, progress)
+            if request.image:
+                image_copy.copy_images(
+                    docker, self.context, server_image, request.image, name, volume
+                )
 
         container = cache.claim(docker, self.context.owner, make, fill)
         try:

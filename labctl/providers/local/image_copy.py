@@ -8,7 +8,6 @@ copy has not started yet, so copying its files is enough.
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from labctl.lazy import lazy_imports
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
 
-    from labctl.providers.local.image import Progress
+    from labctl.providers import ProviderContext
 
 with lazy_imports(__name__):
     from docker import errors as docker_errors
@@ -41,14 +40,14 @@ _STEP = "images from another server on this machine"
 # others is read before what it names, and moved into place after it: the new engine finds whole
 # images or none. If an image was added or removed meanwhile, the script fails. A copy that is cut
 # off costs disk space only.
-_SCRIPT = f"""
+_SCRIPT = """
 set -eu
-copy() {{ cp -R --no-dereference --preserve=mode,ownership,timestamps,links,xattr "$@"; }}
-cd /from/image/overlay2
-bytes=$(awk '{{ sum += $1 }} END {{ printf "%.0f", sum }}' layerdb/sha256/*/size)
+copy() { cp -R --no-dereference --preserve=mode,ownership,timestamps,links,xattr "$@"; }
+cd /from/image/overlay2 || exit 10
+bytes=$(awk '{ sum += $1 } END { printf "%.0f", sum }' layerdb/sha256/*/size)
 free=$(($(stat -f -c '%a * %S' /to)))
-test "$bytes" -le {MOST_BYTES}
-test $((bytes + {SPARE_BYTES})) -le "$free"
+test "$bytes" -le "$MOST_BYTES" || exit 11
+test $((bytes + SPARE_BYTES)) -le "$free" || exit 12
 staged=/to/.copying
 trap 'rm -rf $staged' EXIT
 mkdir -p $staged/image/overlay2/layerdb $staged/overlay2
@@ -59,65 +58,92 @@ copy /from/overlay2/l $staged/overlay2/
 for layer in $(awk 1 $staged/image/overlay2/layerdb/sha256/*/cache-id); do
   copy "/from/overlay2/$layer" $staged/overlay2/
 done
-cmp repositories.json $staged/image/overlay2/repositories.json
+cmp repositories.json $staged/image/overlay2/repositories.json || exit 13
 mv $staged/overlay2 /to/
 mv $staged/image /to/
 """
+# Why the script ended, by its exit code.
+_REASONS = {
+    10: "its engine does not use the storage driver overlay2",
+    11: f"together they have more than {MOST_BYTES // 1024**3} GiB",
+    12: "the disk has too little space",
+    13: "an image was added or removed meanwhile",
+}
 
 
 def copy_images(
     docker: DockerClient,
+    context: ProviderContext,
     helper_image: str,
-    owner: str,
     reference: str,
     name: str,
     volume: str,
-    progress: Progress,
 ) -> None:
-    """Copy the images of a running server of `owner` that has the image `reference`.
+    """Copy the images of a running server of the owner that has the image `reference`.
 
     The copying container is called `name`, which claims `volume`. Without such a server, if another
-    process has the volume, or if the copy fails, there are no images in it.
+    process has the volume, or if the copy fails, there are no images in it. A note says why a copy
+    failed.
     """
-    source = _find_volume_with(docker, owner, reference)
+    source = _find_volume_with(docker, context.owner, reference)
     if not source:
         return
+    helper = _create_helper(docker, helper_image, context.owner, name, source, volume)
+    if helper is None:
+        return
+    context.progress(_STEP, 0, 1)
     try:
-        helper = _create_helper(docker, helper_image, owner, name, source, volume)
-    except docker_errors.APIError as error:
-        if error.status_code == engine.CONFLICT:
-            return
-        raise
-    progress(_STEP, 0, 1)
-    try:
-        if cache.is_only_user(docker, helper, volume):
-            helper.start()
-            with suppress(exceptions.RequestException):  # the time is over
-                helper.wait(timeout=LONGEST_S)
+        if cache.is_only_user(docker, helper, volume) and (failure := _run(helper)):
+            text = f"the images of another server were not copied: {failure}"
+            context.note(f"{text}. The first run loads or builds its image.")
     finally:
         helper.remove(force=True)
-        progress(_STEP, 1, 1)
+        context.progress(_STEP, 1, 1)
+
+
+def _run(helper: Container) -> str:
+    """Run the copying container; return why it failed, "" if it succeeded."""
+    helper.start()
+    try:
+        code = helper.wait(timeout=LONGEST_S)["StatusCode"]
+    except exceptions.RequestException:
+        return f"it took longer than {LONGEST_S} s"
+    if not code:
+        return ""
+    output = helper.logs(tail=1).decode(errors="replace").strip()
+    return _REASONS.get(code) or f"{output or 'no output'} (exit code {code})"
 
 
 def _create_helper(
     docker: DockerClient, image: str, owner: str, name: str, source: str, volume: str
-) -> Container:
-    """Create the copying container, with the labels by which a leftover of it is found."""
+) -> Container | None:
+    """Create the copying container, with the labels by which a leftover of it is found.
+
+    None if another process has a container of that name, and so the volume.
+    """
+    from docker.errors import APIError
+
     labels = {SERVER_LABEL: name, OWNER_LABEL: owner, CREATED_AT_LABEL: str(time.time())}
-    return docker.containers.create(
-        image,
-        ["-c", _SCRIPT],
-        name=name,
-        labels=labels,
-        entrypoint="sh",
-        network_mode="none",
-        # To copy the attributes "trusted.overlay.*", which mark directories as replaced.
-        cap_add=["SYS_ADMIN"],
-        volumes={
-            source: {"bind": "/from", "mode": "ro"},
-            volume: {"bind": "/to", "mode": "rw"},
-        },
-    )
+    try:
+        return docker.containers.create(
+            image,
+            ["-c", _SCRIPT],
+            name=name,
+            labels=labels,
+            entrypoint="sh",
+            environment={"MOST_BYTES": MOST_BYTES, "SPARE_BYTES": SPARE_BYTES},
+            network_mode="none",
+            # To copy the attributes "trusted.overlay.*", which mark directories as replaced.
+            cap_add=["SYS_ADMIN"],
+            volumes={
+                source: {"bind": "/from", "mode": "ro"},
+                volume: {"bind": "/to", "mode": "rw"},
+            },
+        )
+    except APIError as error:
+        if error.status_code == engine.CONFLICT:
+            return None
+        raise
 
 
 def _find_volume_with(docker: DockerClient, owner: str, reference: str) -> str:
