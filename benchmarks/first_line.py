@@ -7,6 +7,7 @@ image of its Dockerfile.
 from __future__ import annotations
 
 import json
+import secrets
 import subprocess
 import time
 from collections.abc import Generator
@@ -62,6 +63,11 @@ def _compare_second_labs(first: _LocalLab, second: _LocalLab, rounds: int) -> Co
         _remove_free_volumes()
         return second.run_on_new_server(f"beside-{number}")
 
+    def run_beside_with_free_volume(number: int) -> float:
+        _remove_free_volumes()
+        _add_empty_volume()
+        return second.run_on_new_server(f"free-{number}")
+
     def end_second(number: int) -> None:
         second.end_server()
 
@@ -74,10 +80,14 @@ def _compare_second_labs(first: _LocalLab, second: _LocalLab, rounds: int) -> Co
         first.end_server()
 
     after, beside = "after `down` of the first", "beside the first, right after `up`"
+    free = "beside the first, and a free volume lacks the image"
     limit = SECOND_LAB_LIMIT_S
     rows = [
         Row(after, run_after_down, limit=limit, against=after, after=end_second),
-        Row(beside, run_beside, limit=limit, against=beside, before=start_first, after=end_both),
+        *(
+            Row(name, measure, limit=limit, against=name, before=start_first, after=end_both)
+            for name, measure in ((beside, run_beside), (free, run_beside_with_free_volume))
+        ),
     ]
     return Comparison("a second lab with the same Dockerfile", rows, rounds)
 
@@ -172,6 +182,12 @@ class _Job:
 
     def compute_extra(self, number: int) -> float:
         return self._one_command_s - self._commands_s
+
+
+def _add_empty_volume() -> None:
+    name = f"labctl-cache-{secrets.token_hex(4)}"
+    command = ["docker", "volume", "create", "--label", f"{LABEL}={OWNER}", name]
+    subprocess.run(command, capture_output=True, check=True)
 
 
 def _remove_free_volumes() -> None:

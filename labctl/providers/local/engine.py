@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # HTTP status of the engine's API if another process has done or is doing the same.
 CONFLICT = 409
+NOT_FOUND = 404
 # Seconds for one reply of the engine; clearing a server's containers takes longest.
 TIMEOUT_S = 120
 

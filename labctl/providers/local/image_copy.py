@@ -8,16 +8,10 @@ copy has not started yet, so copying its files is enough.
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from labctl.providers.local import cache, engine
-from labctl.providers.local.container import (
-    CREATED_AT_LABEL,
-    OWNER_LABEL,
-    SERVER_LABEL,
-    list_labeled,
-)
+from labctl.providers.local.container import CREATED_AT_LABEL, OWNER_LABEL, SERVER_LABEL
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -64,36 +58,36 @@ def copy_images(
     docker: DockerClient,
     helper_image: str,
     owner: str,
-    reference: str,
+    source: str,
     name: str,
     volume: str,
     progress: Progress,
-) -> None:
-    """Copy the images of a running server of `owner` that has the image `reference`.
+) -> bool:
+    """Copy all images of the volume `source` to the new volume `volume`.
 
-    The copying container is called `name`, which claims `volume`. Without such a server, if another
-    process has the volume, or if the copy fails, there are no images in it.
+    The copying container is called `name`, which claims `volume`. If another process has the
+    volume, or if the copy fails, return False; there are no images in it then.
     """
     from docker.errors import APIError
     from requests.exceptions import RequestException
 
-    source = _find_volume_with(docker, owner, reference)
-    if not source:
-        return
     try:
         helper = _create_helper(docker, helper_image, owner, name, source, volume)
     except APIError as error:
         if error.status_code == engine.CONFLICT:
-            return
+            return False
         raise
     progress(_STEP, 0, 1)
     try:
-        if cache.is_only_user(docker, helper, volume):
-            helper.start()
-            with suppress(RequestException):  # the time is over
-                helper.wait(timeout=LONGEST_S)
+        if not cache.is_only_user(docker, helper, volume):
+            return False
+        helper.start()
+        return bool(helper.wait(timeout=LONGEST_S)["StatusCode"] == 0)
+    except RequestException:  # the time is over
+        return False
     finally:
-        helper.remove(force=True)
+        # v: the anonymous volume that the image declares
+        helper.remove(force=True, v=True)
         progress(_STEP, 1, 1)
 
 
@@ -116,18 +110,3 @@ def _create_helper(
             volume: {"bind": "/to", "mode": "rw"},
         },
     )
-
-
-def _find_volume_with(docker: DockerClient, owner: str, reference: str) -> str:
-    """Return the volume of a running server that has the image; "" without such a server."""
-    for server in list_labeled(docker, f"{OWNER_LABEL}={owner}"):
-        if cache.is_claim(server) or server.status != "running":
-            continue
-        if _has_image(server, reference):
-            return cache.get_volume(server)
-    return ""
-
-
-def _has_image(server: Container, reference: str) -> bool:
-    found = server.exec_run(["docker", "image", "inspect", reference])
-    return bool(found.exit_code == 0)
