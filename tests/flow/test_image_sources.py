@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lab_world import Recorded, World
@@ -20,6 +21,7 @@ from labctl.lifecycle import up
 from labctl.model import ServerFacts
 from labctl.runs import image_jobs, image_sources, images
 from labctl.runs.image_cache import CachedImage, ImageCache
+from labctl.servers import guard
 from labctl.servers.context import LabContext
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
@@ -217,11 +219,33 @@ def test_the_next_up_reports_why_an_image_was_not_kept(sources: Sources) -> None
     assert f"{sources.wanted} was not kept on this machine" in sources.reporter.said
 
 
-def test_up_starts_to_load_a_kept_image(sources: Sources) -> None:
+def test_up_starts_to_load_a_kept_image_before_it_arms_the_guards(
+    sources: Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sources.keep()
-    (sources.engine / "there").unlink(missing_ok=True)
+    arm = guard.arm
+
+    def arm_once_loaded(*arguments: Any, **options: Any) -> Any:
+        wait_for(lambda: (sources.engine / "loaded").exists())
+        return arm(*arguments, **options)
+
+    monkeypatch.setattr(guard, "arm", arm_once_loaded)
     up.up(sources.context())
     wait_for(lambda: (sources.engine / "loaded").exists())
     lock = images.lock_name(sources.server, sources.wanted)
     with sources.context().state.lock(lock, "test", wait_s=30):
         assert (sources.engine / "loaded").read_bytes() == sources.archive
+
+
+def test_a_load_that_cannot_start_is_reported_and_the_guards_are_armed(
+    sources: Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "Dockerfile")
+
+    armed: list[object] = []
+    monkeypatch.setattr(images, "start_load", fail)
+    monkeypatch.setattr(guard, "arm", lambda *_, **__: armed.append(1))
+    up.up(sources.context())
+    assert armed
+    assert "the image is not loaded in advance: [Errno 13]" in sources.reporter.said
