@@ -81,6 +81,38 @@ def test_a_new_server_loads_a_kept_image_and_builds_nothing(
     lab.labctl(*DOWN)
 
 
+def test_a_built_image_goes_to_the_lab_s_store_and_comes_from_there(
+    machines: Bed, small_image: str
+) -> None:
+    settings = {"LABCTL_SERVER_AWS_INSTANCE_PROFILE": "labctl-server"}
+    lab = machines.lab(LABCTL_BASE_IMAGE=small_image, **settings)
+    with (lab.root / "lab.yaml").open("a") as file:
+        file.write("image: {build: .}\nstore: s3://built/labs\n")
+    unique = secrets.token_hex(8)
+    dockerfile = f"ARG BASE\nFROM ${{BASE}}\nRUN echo {unique} > /unique\n"
+    (lab.root / "Dockerfile").write_text(dockerfile)
+    machines.client("s3").create_bucket(Bucket="built")
+    lab.labctl(*UP)
+    said = lab.labctl("run", "--", "cat", "/unique")
+    image = said.split("building the image (")[1].split(")")[0]
+    folder = f"labs/digits-{lab.id}/images/"
+
+    def list_keys() -> list[str]:
+        found = machines.client("s3").list_objects_v2(Bucket="built", Prefix=folder)
+        return [one["Key"] for one in found.get("Contents", [])]
+
+    wait_for(lambda: any(key.endswith(".json") for key in list_keys()))
+    (instance,) = machines.living()
+    remove = "docker rm -f $(docker ps -aq); docker rmi -f $(docker images -aq)"
+    assert machines.rehearsal.execute(instance, remove)[0] == 0
+    assert machines.rehearsal.execute(instance, f"docker image inspect {image}")[0] != 0
+    said = lab.labctl("run", "--", "cat", "/unique")
+    assert f"loading {image} from the store" in said
+    assert "building" not in said
+    assert unique in said
+    lab.labctl(*DOWN)
+
+
 def keep_built_image(lab: AwsLab, base: str) -> str:
     """Give the lab a Dockerfile whose image a `local` server has built, and this machine keeps."""
     with (lab.root / "lab.yaml").open("a") as file:

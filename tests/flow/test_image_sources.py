@@ -17,9 +17,10 @@ from lab_world import Recorded, World
 from test_run_start import Turn, Wire
 
 from labctl.errors import LinkLostError
+from labctl.events import Step
 from labctl.lifecycle import up
 from labctl.model import ServerFacts
-from labctl.runs import image_jobs, image_sources, images
+from labctl.runs import image_jobs, image_sources, images, stored_images
 from labctl.runs.image_cache import CachedImage, ImageCache
 from labctl.servers import guard
 from labctl.servers.context import LabContext
@@ -249,3 +250,52 @@ def test_a_load_that_cannot_start_is_reported_and_the_guards_are_armed(
     up.up(sources.context())
     assert armed
     assert "the image is not loaded in advance: [Errno 13]" in sources.reporter.said
+
+
+ID = f"sha256:{'1' * 64}"
+NOT_STORED = Turn({"why": "the store does not have it"})
+
+
+def use_store(sources: Sources) -> None:
+    yaml = "lab: digits\nimage: {build: .}\nstore: ssh://me@store.example/~/labs\n"
+    (sources.lab.home / "lab" / "lab.yaml").write_text(yaml)
+
+
+def build_and_store(sources: Sources) -> None:
+    use_store(sources)
+    built = Turn({"ids": {sources.wanted: ID}})
+    assert sources.ensure(BUILT, built, Turn({})) == ["build", "image", "store-image"]
+
+
+def test_an_image_that_the_lab_built_is_loaded_from_its_store(sources: Sources) -> None:
+    build_and_store(sources)
+    assert sources.ensure(Turn({"why": ""})) == ["load-image"]
+    steps = [event.name for event in sources.reporter.events if isinstance(event, Step)]
+    assert steps[-1] == f"loading {sources.wanted} from the store"
+
+
+def test_an_image_that_the_store_lacks_is_built_and_stored_again(sources: Sources) -> None:
+    build_and_store(sources)
+    again = Turn({"ids": {sources.wanted: ID}})
+    verbs = ["load-image", "build", "image", "store-image"]
+    assert sources.ensure(NOT_STORED, BUILT, again, Turn({})) == verbs
+    assert "was not loaded from the store: the store does not have it" in sources.reporter.said
+
+
+def test_a_store_is_not_asked_for_what_this_lab_has_not_built(sources: Sources) -> None:
+    use_store(sources)
+    context = sources.context()
+    detail = {"image": sources.wanted, "id": ID, "architecture": "amd64"}
+    context.state.record(stored_images.BUILT, lab_id="another", detail=detail)
+    other = {**detail, "architecture": "arm64"}
+    context.state.record(stored_images.BUILT, lab_id=context.lab_id, detail=other)
+    built = Turn({"ids": {sources.wanted: ID}})
+    assert sources.ensure(BUILT, built, Turn({})) == ["build", "image", "store-image"]
+
+
+def test_an_image_that_cannot_be_stored_costs_only_the_copy(sources: Sources) -> None:
+    use_store(sources)
+    failed = Turn({"error": {"kind": "store", "what": "the store is full"}})
+    assert sources.ensure(BUILT, failed) == ["build", "image"]
+    text = "is not kept in ssh://me@store.example/~/labs: the store is full"
+    assert text in sources.reporter.said
