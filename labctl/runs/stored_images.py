@@ -8,6 +8,7 @@ else can write to the store.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from labctl.errors import LabError, LinkLostError
 from labctl.events import Note, Step
@@ -37,7 +38,9 @@ def store_image(
 
     A failure only costs the copy, and is reported.
     """
-    if not context.config.store or not architecture:
+    # The image's history has the build arguments, and other people may read the store.
+    has_password = bool(urlsplit(context.config.package_index).username)
+    if not context.config.store or not architecture or has_password:
         return
     lab, lab_id = context.config.name, context.lab_id
     try:

@@ -299,3 +299,13 @@ def test_an_image_that_cannot_be_stored_costs_only_the_copy(sources: Sources) ->
     assert sources.ensure(BUILT, failed) == ["build", "image"]
     text = "is not kept in ssh://me@store.example/~/labs: the store is full"
     assert text in sources.reporter.said
+
+
+def test_an_image_with_a_password_in_its_history_is_not_stored(sources: Sources) -> None:
+    config = sources.lab.home / ".config" / "labctl" / "config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("package_index: https://me:secret@index.example/simple\n")
+    config.chmod(0o600)
+    use_store(sources)
+    sources.wanted = images.image_reference(sources.context())
+    assert sources.ensure(BUILT) == ["build"]

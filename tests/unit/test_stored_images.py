@@ -226,6 +226,15 @@ def test_a_disk_without_room_is_named(
         send(engine)
 
 
+def test_what_a_killed_process_left_is_removed(engine: Engine, store: Path, tmp_path: Path) -> None:
+    left = tmp_path / "labctl" / "digits" / ".labctl" / "send-image" / "draft"
+    left.parent.mkdir()
+    left.write_bytes(b"half of a layer")
+    send(engine)
+    assert not left.parent.exists()
+    assert load(engine) == ""
+
+
 def test_no_key_of_the_store_comes_from_a_name(engine: Engine, store: Path) -> None:
     request = LoadStoredImageRequest(**ABOUT, image_id="sha256:../../x", reference=NAME)
     assert "is not the id of an image" in images.load(request).why

@@ -19,7 +19,6 @@ import re
 import subprocess
 import sys
 import tarfile
-import tempfile
 import zlib
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +39,7 @@ from ..broker.detection import is_brokered
 from ..files.files import RESERVE_BYTES
 from ..host.background import build_scope_words
 from ..host.engine import inspect_image, inspect_image_document
-from ..host.paths import CHUNK, count_free_bytes, hash_file, lab_dir
+from ..host.paths import CHUNK, count_free_bytes, drop_tree, hash_file, lab_dir
 from ..program import PROGRAM
 from ..reply import Failure
 from .mirror import lower_priority
@@ -48,7 +47,7 @@ from .store import MirrorStore, StoreError, can_use_store, open_store, read_conf
 
 # The output of the last process that sent an image.
 LOG = "builds/store.log"
-_LOCK, _PREFIX = "images.lock", "sha256:"
+_PREFIX = "sha256:"
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 # bytes of an image's configuration; the largest are some hundred KiB
 _MOST_CONFIG_BYTES = 16 * 1024 * 1024
@@ -84,16 +83,13 @@ def send(request: StoreImageRequest) -> Empty:
     if not can_use_store(read_config(root).url):
         return rerun_with_boto3(SEND_STORED_IMAGE, request)
     lower_priority()
-    with (root / ".labctl" / _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            with _open(root, request) as store:
-                image_id = _parse_digest(request.image_id)
-                blobs = _send_blobs(root, store, image_id)
-                record = encode(StoredImageRecord(blobs))
-                store.write(_key(f"{image_id}.json"), record.encode())
-        except (StoreError, OSError, tarfile.TarError) as error:
-            raise Failure("store", "the image was not stored", str(error)) from None
+    try:
+        with _open_folder(root, "send-image") as folder, _open(root, request) as store:
+            image_id = _parse_digest(request.image_id)
+            record = encode(StoredImageRecord(_send_blobs(folder, store, image_id)))
+            store.write(_key(f"{image_id}.json"), record.encode())
+    except (StoreError, OSError, tarfile.TarError) as error:
+        raise Failure("store", "the image was not stored", str(error)) from None
     return Empty()
 
 
@@ -106,13 +102,27 @@ def load(request: LoadStoredImageRequest) -> LoadStoredImageReply:
     try:
         if not can_use_store(url):
             return rerun_with_boto3(LOAD_STORED_IMAGE, request)
-        with _open(root, request) as store:
-            _load(root, store, _parse_digest(request.image_id), request.reference)
+        with _open_folder(root, "load-image") as folder, _open(root, request) as store:
+            _load(folder, store, _parse_digest(request.image_id), request.reference)
     except Failure as failure:
         return LoadStoredImageReply(failure.report.why or failure.report.what)
     except (StoreError, OSError, EOFError, MessageError, ValueError, zlib.error) as error:
         return LoadStoredImageReply(str(error) or type(error).__name__)
     return LoadStoredImageReply("")
+
+
+@contextmanager
+def _open_folder(root: Path, name: str) -> Iterator[Path]:
+    """Yield an empty directory that one process at a time has; a killed one has left its files."""
+    folder = root / ".labctl" / name
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        drop_tree(folder)
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            drop_tree(folder)
 
 
 @contextmanager
@@ -135,25 +145,23 @@ def _parse_digest(text: object) -> str:
     return digest
 
 
-def _send_blobs(root: Path, store: MirrorStore, image_id: str) -> dict[str, StoredBlob]:
+def _send_blobs(folder: Path, store: MirrorStore, image_id: str) -> dict[str, StoredBlob]:
     """Send the image's configuration and layers one by one; return them by their hashes."""
     document = inspect_image_document(_PREFIX + image_id)
     if document is None:
         raise StoreError("the server no longer has the image")
-    _require_space(root, int(document["Size"]))
+    _require_space(folder, int(document["Size"]))
     wanted = {image_id, *map(_parse_digest, document["RootFS"]["Layers"])}
     sent: dict[str, StoredBlob] = {}
-    words = ["docker", "save", _PREFIX + image_id]
-    with tempfile.TemporaryDirectory(prefix="image-", dir=str(root / ".labctl")) as folder:
-        draft = Path(folder, "draft")
-        with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
-            assert process.stdout
-            for content, size in _iterate_files(process.stdout):
-                digest = _compress(content, draft)
-                if digest in wanted - sent.keys():
-                    blob = StoredBlob(draft.stat().st_size, hash_file(draft), size)
-                    store.send(_key(f"{digest}.gz"), draft, blob.size, blob.sha256)
-                    sent[digest] = blob
+    words, draft = ["docker", "save", _PREFIX + image_id], folder / "draft"
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        for content, size in _iterate_files(process.stdout):
+            digest = _compress(content, draft)
+            if digest in wanted - sent.keys():
+                blob = StoredBlob(draft.stat().st_size, hash_file(draft), size)
+                store.send(_key(f"{digest}.gz"), draft, blob.size, blob.sha256)
+                sent[digest] = blob
     if process.returncode or wanted - sent.keys():
         raise StoreError("`docker save` did not write all layers of the image")
     return sent
@@ -180,21 +188,20 @@ def _compress(content: IO[bytes], draft: Path) -> str:
     return digest.hexdigest()
 
 
-def _load(root: Path, store: MirrorStore, image_id: str, reference: str) -> None:
+def _load(folder: Path, store: MirrorStore, image_id: str, reference: str) -> None:
     content = store.read(_key(f"{image_id}.json"))
     if content is None:
         raise StoreError("the store does not have it")
     blobs = decode(StoredImageRecord, content).blobs
-    _require_space(root, sum(blob.size + blob.content_size for blob in blobs.values()))
-    with tempfile.TemporaryDirectory(prefix="image-", dir=str(root / ".labctl")) as folder:
-        config_file = _fetch(store, blobs, image_id, Path(folder))
-        layers = _read_layers(config_file.path)
-        parts = {digest: _fetch(store, blobs, digest, Path(folder)) for digest in {*layers}}
-        files = {f"{digest}.tar": parts[digest] for digest in parts}
-        files[f"{image_id}.json"] = config_file
-        names = [f"{digest}.tar" for digest in layers]
-        entry = {"Config": f"{image_id}.json", "RepoTags": [reference], "Layers": names}
-        _feed_engine(files, json.dumps([entry]).encode())
+    _require_space(folder, sum(blob.size + blob.content_size for blob in blobs.values()))
+    config_file = _fetch(store, blobs, image_id, folder)
+    layers = _read_layers(config_file.path)
+    parts = {digest: _fetch(store, blobs, digest, folder) for digest in {*layers}}
+    files = {f"{digest}.tar": parts[digest] for digest in parts}
+    files[f"{image_id}.json"] = config_file
+    names = [f"{digest}.tar" for digest in layers]
+    entry = {"Config": f"{image_id}.json", "RepoTags": [reference], "Layers": names}
+    _feed_engine(files, json.dumps([entry]).encode())
     image = inspect_image(reference)
     if image is None or image.Id != _PREFIX + image_id:
         raise StoreError("Docker did not load the image under its id")
@@ -256,6 +263,6 @@ def _make_member(name: str, size: int) -> tarfile.TarInfo:
     return member
 
 
-def _require_space(root: Path, size: int) -> None:
-    if count_free_bytes(root) < size + RESERVE_BYTES:
+def _require_space(folder: Path, size: int) -> None:
+    if count_free_bytes(folder) < size + RESERVE_BYTES:
         raise StoreError("the server's disk has no room for a copy of the image")
