@@ -55,6 +55,7 @@ VERBS = {
     "mirror-now": "mirror.mirror.mirror_now",
     "store-image": "mirror.images.start_send",
     "send-image": "mirror.images.send",
+    "start-load-image": "mirror.images.start_load",
     "load-image": "mirror.images.load",
     "restore-run": "mirror.restore.restore",
 }

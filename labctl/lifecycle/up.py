@@ -108,8 +108,10 @@ def _install(
     context.save_facts(server, facts)
     context.state.save_server(server)
     if loads_image:
-        _start_load(context, server)
+        _start_load(context, lambda: images.start_load(context, server))
     prepare_store(context, server)
+    if loads_image:
+        _start_load(context, lambda: images.start_stored_load(context, server))
     need = context.config.server.need
     left = attempts.budget_left_usd(context, need, but=server.id)
     watch = guard.arm(context, server, budget_left_usd=left, ceiling_s=need.max_ttl_s)
@@ -123,10 +125,10 @@ def _install(
     return server
 
 
-def _start_load(context: LabContext, server: Server) -> None:
+def _start_load(context: LabContext, start: Callable[[], None]) -> None:
     """Start to load the lab's image. A failure must not keep the guards from being armed."""
     try:
-        images.start_load(context, server)
+        start()
     except (LabError, OSError) as error:
         text = f"the image is not loaded in advance: {error}"
         context.reporter.emit(Note(text=text, level="warning"))

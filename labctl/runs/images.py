@@ -212,6 +212,15 @@ def start_load(context: LabContext, server: Server) -> None:
         image_jobs.start_load(context, server, wanted, lock_name(server, wanted))
 
 
+def start_stored_load(context: LabContext, server: Server) -> None:
+    """Start to load the lab's image from its store, unless this machine keeps it."""
+    wanted = find_wanted_image(context) if context.config.store else ""
+    architecture = image_sources.find_architecture(context, server)
+    if not wanted or image_sources.open_cache(context).find(wanted, architecture):
+        return
+    stored_images.start_load(context, context.open_agent(server), wanted, architecture)
+
+
 def _build(
     context: LabContext,
     server: Server,

@@ -16,6 +16,7 @@ from labctl.model import Server
 from labctl.wire.images import (
     FIND_IMAGES,
     LOAD_STORED_IMAGE,
+    START_LOAD_IMAGE,
     START_STORE_IMAGE,
     FindImagesRequest,
     LoadStoredImageRequest,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from labctl.servers.context import LabContext
 
 # Kind of the ledger entry of an image that a server has built.
-BUILT = "image built"
+BUILT_EVENT = "image built"
 LOAD_S = 3600.0
 
 
@@ -48,21 +49,26 @@ def store_image(
         if not image_id:
             return
         detail = {"image": wanted, "id": image_id, "architecture": architecture}
-        context.state.record(BUILT, lab_id=lab_id, server_id=server.id, detail=detail)
+        context.state.record(BUILT_EVENT, lab_id=lab_id, server_id=server.id, detail=detail)
         remote.call(START_STORE_IMAGE, StoreImageRequest(lab, lab_id, image_id))
     except LabError as error:
         text = f"{wanted} is not kept in {context.config.store}: {error.what}"
         context.reporter.emit(Note(text=text, level="warning"))
 
 
+def start_load(context: LabContext, remote: AgentClient, wanted: str, architecture: str) -> None:
+    """Have the server start to load an image of this lab from the store, in the background."""
+    if request := _make_request(context, wanted, architecture):
+        remote.call(START_LOAD_IMAGE, request)
+
+
 def load_stored(context: LabContext, remote: AgentClient, wanted: str, architecture: str) -> bool:
     """Have the server load an image of this lab from the store; return whether it has."""
-    image_id = _find_id(context, wanted, architecture)
-    if not context.config.store or not image_id:
+    request = _make_request(context, wanted, architecture)
+    if request is None:
         return False
     name = f"loading {wanted} from the store"
     context.reporter.emit(Step(name=name))
-    request = LoadStoredImageRequest(context.config.name, context.lab_id, image_id, wanted)
     try:
         why = remote.call(LOAD_STORED_IMAGE, request, timeout_s=LOAD_S).why
     except LinkLostError:
@@ -76,9 +82,19 @@ def load_stored(context: LabContext, remote: AgentClient, wanted: str, architect
     return True
 
 
+def _make_request(
+    context: LabContext, wanted: str, architecture: str
+) -> LoadStoredImageRequest | None:
+    """Return the request to load the image; None if the store cannot have it."""
+    image_id = _find_id(context, wanted, architecture) if context.config.store else ""
+    if not image_id:
+        return None
+    return LoadStoredImageRequest(context.config.name, context.lab_id, image_id, wanted)
+
+
 def _find_id(context: LabContext, wanted: str, architecture: str) -> str:
     """Return the id of the image as it was last built in this lab; "" if it was not."""
-    for entry in reversed(context.state.list_events(lab_id=context.lab_id, kind=BUILT)):
+    for entry in reversed(context.state.list_events(lab_id=context.lab_id, kind=BUILT_EVENT)):
         built = (entry.detail.get("image"), entry.detail.get("architecture"))
         if built == (wanted, architecture):
             return str(entry.detail.get("id", ""))

@@ -95,7 +95,8 @@ class LoadStoredImageReply(NamedTuple):
 FIND_IMAGES = Verb("image", FindImagesRequest, FindImagesReply)
 PULL_IMAGE = StreamingVerb("pull-image", PullImageRequest, Empty, BuildResult)
 BUILD_IMAGE = StreamingVerb("build", BuildImageRequest, BuildOpening, BuildResult)
-# The first starts the second in the background.
+# The verbs with START_ start the others in the background.
 START_STORE_IMAGE = Verb("store-image", StoreImageRequest, Empty)
 SEND_STORED_IMAGE = Verb("send-image", StoreImageRequest, Empty)
+START_LOAD_IMAGE = Verb("start-load-image", LoadStoredImageRequest, Empty)
 LOAD_STORED_IMAGE = Verb("load-image", LoadStoredImageRequest, LoadStoredImageReply)

@@ -104,12 +104,16 @@ def test_a_built_image_goes_to_the_lab_s_store_and_comes_from_there(
     wait_for(lambda: any(key.endswith(".json") for key in list_keys()))
     (instance,) = machines.living()
     remove = "docker rm -f $(docker ps -aq); docker rmi -f $(docker images -aq)"
+    inspect = f"docker image inspect {image}"
     assert machines.rehearsal.execute(instance, remove)[0] == 0
-    assert machines.rehearsal.execute(instance, f"docker image inspect {image}")[0] != 0
+    assert machines.rehearsal.execute(instance, inspect)[0] != 0
     said = lab.labctl("run", "--", "cat", "/unique")
     assert f"loading {image} from the store" in said
     assert "building" not in said
     assert unique in said
+    assert machines.rehearsal.execute(instance, remove)[0] == 0
+    lab.labctl(*UP)
+    wait_for(lambda: machines.rehearsal.execute(instance, inspect)[0] == 0)
     lab.labctl(*DOWN)
 
 

@@ -286,9 +286,9 @@ def test_a_store_is_not_asked_for_what_this_lab_has_not_built(sources: Sources) 
     use_store(sources)
     context = sources.context()
     detail = {"image": sources.wanted, "id": ID, "architecture": "amd64"}
-    context.state.record(stored_images.BUILT, lab_id="another", detail=detail)
+    context.state.record(stored_images.BUILT_EVENT, lab_id="another", detail=detail)
     other = {**detail, "architecture": "arm64"}
-    context.state.record(stored_images.BUILT, lab_id=context.lab_id, detail=other)
+    context.state.record(stored_images.BUILT_EVENT, lab_id=context.lab_id, detail=other)
     built = Turn({"ids": {sources.wanted: ID}})
     assert sources.ensure(BUILT, built, Turn({})) == ["build", "image", "store-image"]
 
@@ -309,3 +309,14 @@ def test_an_image_with_a_password_in_its_history_is_not_stored(sources: Sources)
     use_store(sources)
     sources.wanted = images.image_reference(sources.context())
     assert sources.ensure(BUILT) == ["build"]
+
+
+def test_up_has_the_server_load_from_the_store_what_this_machine_does_not_keep(
+    sources: Sources,
+) -> None:
+    build_and_store(sources)
+    wire = Wire([Turn({})])
+    images.start_stored_load(sources.context(wire), sources.server)
+    assert [verb for verb, _ in wire.asked] == ["start-load-image"]
+    sources.keep()
+    images.start_stored_load(sources.context(Wire([])), sources.server)

@@ -216,6 +216,13 @@ def test_an_engine_that_refuses_the_image_is_quoted(engine: Engine, store: Path)
     assert load(engine) == "`docker load` failed: no space"
 
 
+def test_an_image_that_is_there_is_not_loaded_again(engine: Engine, store: Path) -> None:
+    send(engine)
+    assert load(engine) == ""
+    blob(store, LAYERS[1]).unlink()
+    assert load(engine) == ""
+
+
 def test_a_disk_without_room_is_named(
     engine: Engine, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

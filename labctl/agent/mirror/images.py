@@ -34,7 +34,7 @@ from ...wire.images import (
     StoredImageRecord,
     StoreImageRequest,
 )
-from ...wire.verbs import Empty
+from ...wire.verbs import Empty, Reply, Request, Verb
 from ..broker.detection import is_brokered
 from ..files.files import RESERVE_BYTES
 from ..host.background import build_scope_words
@@ -45,8 +45,6 @@ from ..reply import Failure
 from .mirror import lower_priority
 from .store import MirrorStore, StoreError, can_use_store, open_store, read_config, rerun_with_boto3
 
-# The output of the last process that sent an image.
-LOG = "builds/store.log"
 _PREFIX = "sha256:"
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 # bytes of an image's configuration; the largest are some hundred KiB
@@ -54,18 +52,30 @@ _MOST_CONFIG_BYTES = 16 * 1024 * 1024
 
 
 def start_send(request: StoreImageRequest) -> Empty:
-    """Start to send an image, in a process that outlives this call.
+    """Start to send an image, in a process that outlives this call."""
+    return _start(SEND_STORED_IMAGE, request)
+
+
+def start_load(request: LoadStoredImageRequest) -> Empty:
+    """Start to load an image, in a process that outlives this call; another load waits for it."""
+    return _start(LOAD_STORED_IMAGE, request)
+
+
+def _start(
+    verb: Verb[Request, Reply], request: StoreImageRequest | LoadStoredImageRequest
+) -> Empty:
+    """Start a verb in the background, if this server has a store for images.
 
     An account that reaches the engine through a broker cannot read images of it.
     """
     root = lab_dir(request.lab, request.lab_id)
     if read_config(root).url and not is_brokered():
         program = [sys.executable, "-I", "-S", str(PROGRAM / "__main__.py")]
-        log = root / LOG
+        log = root / "builds" / f"{verb.name}.log"
         log.parent.mkdir(exist_ok=True)
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [*build_scope_words(), *program, SEND_STORED_IMAGE.name],
+                [*build_scope_words(), *program, verb.name],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -189,6 +199,8 @@ def _compress(content: IO[bytes], draft: Path) -> str:
 
 
 def _load(folder: Path, store: MirrorStore, image_id: str, reference: str) -> None:
+    if _has_image(reference, image_id):
+        return  # loaded while this call waited
     content = store.read(_key(f"{image_id}.json"))
     if content is None:
         raise StoreError("the store does not have it")
@@ -202,19 +214,25 @@ def _load(folder: Path, store: MirrorStore, image_id: str, reference: str) -> No
     names = [f"{digest}.tar" for digest in layers]
     entry = {"Config": f"{image_id}.json", "RepoTags": [reference], "Layers": names}
     _feed_engine(files, json.dumps([entry]).encode())
-    image = inspect_image(reference)
-    if image is None or image.Id != _PREFIX + image_id:
+    if not _has_image(reference, image_id):
         raise StoreError("Docker did not load the image under its id")
 
 
-class _Part(NamedTuple):
+def _has_image(reference: str, image_id: str) -> bool:
+    image = inspect_image(reference)
+    return image is not None and image.Id == _PREFIX + image_id
+
+
+class _FetchedBlob(NamedTuple):
     """A compressed file, and the size of its content."""
 
     path: Path
     size: int
 
 
-def _fetch(store: MirrorStore, blobs: dict[str, StoredBlob], digest: str, folder: Path) -> _Part:
+def _fetch(
+    store: MirrorStore, blobs: dict[str, StoredBlob], digest: str, folder: Path
+) -> _FetchedBlob:
     """Fetch a compressed part of the image; StoreError unless its content has this hash."""
     blob, path = blobs.get(digest), folder / digest
     if blob is None:
@@ -228,7 +246,7 @@ def _fetch(store: MirrorStore, blobs: dict[str, StoredBlob], digest: str, folder
             actual.update(block)
     if actual.hexdigest() != digest:
         raise StoreError(f"images/{digest}.gz in the store is damaged")
-    return _Part(path, size)
+    return _FetchedBlob(path, size)
 
 
 def _read_layers(path: Path) -> list[str]:
@@ -238,7 +256,7 @@ def _read_layers(path: Path) -> list[str]:
     return [_parse_digest(digest) for digest in config["rootfs"]["diff_ids"]]
 
 
-def _feed_engine(files: dict[str, _Part], manifest: bytes) -> None:
+def _feed_engine(files: dict[str, _FetchedBlob], manifest: bytes) -> None:
     """Pass an archive of these files to `docker load`."""
     words, pipe = ["docker", "load", "--quiet"], subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process:
