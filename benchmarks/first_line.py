@@ -6,27 +6,22 @@ image of its Dockerfile.
 
 from __future__ import annotations
 
-import json
+import secrets
 import subprocess
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks.lab_server import run_labctl
-from benchmarks.measure import Comparison, NotDoneError, Row, environment
+from benchmarks import cloud_image
+from benchmarks.measure import Comparison, Row
 from benchmarks.settings import Settings
+from benchmarks.timed_lab import OWNER, TimedLab, make_small_lab
 from labctl.providers.local.cache import LABEL
 
 TARGET, SECOND_LAB_LIMIT_S, JOB_LIMIT_S = 1.25, 15.0, 2.0
-# The volumes of servers belong to a user name. This one shares none with the user's own labs.
-OWNER = "labctl-bench"
 EXTRA = "what the one command takes longer"
 # One epoch: the rest of the training is not measured.
 TRAINING = ("python", "train.py", "--epochs", "1")
-# The lab without a training: 64 MiB that no other lab has.
-DOCKERFILE = "ARG BASE=debian:bookworm-slim\nFROM ${BASE}\nRUN head -c 64M /dev/urandom >/data\n"
 
 
 def compare(settings: Settings) -> Generator[Comparison]:
@@ -34,7 +29,7 @@ def compare(settings: Settings) -> Generator[Comparison]:
     rounds = settings.sizes.few
     home = settings.home / "first-line"
     home.mkdir()
-    make = _make_sample if settings.sizes.has_training else _make_small_lab
+    make = _make_sample if settings.sizes.has_training else make_small_lab
     first, second = make(home, "first"), make(home, "second")
     start = _Start(first)
     rows = [
@@ -50,9 +45,11 @@ def compare(settings: Settings) -> Generator[Comparison]:
     ]
     yield Comparison("one command for a job", rows, rounds)
     yield _compare_second_labs(first, second, rounds)
+    if settings.sizes.has_training:  # --quick has no time for servers of a cloud
+        yield from cloud_image.compare(home / "cloud", rounds)
 
 
-def _compare_second_labs(first: _LocalLab, second: _LocalLab, rounds: int) -> Comparison:
+def _compare_second_labs(first: TimedLab, second: TimedLab, rounds: int) -> Comparison:
     """Measure the time from `labctl run` to its first line in a lab with the same Dockerfile."""
 
     def run_after_down(number: int) -> float:
@@ -61,6 +58,11 @@ def _compare_second_labs(first: _LocalLab, second: _LocalLab, rounds: int) -> Co
     def run_beside(number: int) -> float:
         _remove_free_volumes()
         return second.run_on_new_server(f"beside-{number}")
+
+    def run_beside_with_free_volume(number: int) -> float:
+        _remove_free_volumes()
+        _add_empty_volume()
+        return second.run_on_new_server(f"free-{number}")
 
     def end_second(number: int) -> None:
         second.end_server()
@@ -74,62 +76,27 @@ def _compare_second_labs(first: _LocalLab, second: _LocalLab, rounds: int) -> Co
         first.end_server()
 
     after, beside = "after `down` of the first", "beside the first, right after `up`"
+    free = "beside the first, and a free volume lacks the image"
     limit = SECOND_LAB_LIMIT_S
     rows = [
         Row(after, run_after_down, limit=limit, against=after, after=end_second),
-        Row(beside, run_beside, limit=limit, against=beside, before=start_first, after=end_both),
+        *(
+            Row(name, measure, limit=limit, against=name, before=start_first, after=end_both)
+            for name, measure in ((beside, run_beside), (free, run_beside_with_free_volume))
+        ),
     ]
     return Comparison("a second lab with the same Dockerfile", rows, rounds)
 
 
-@dataclass(frozen=True)
-class _LocalLab:
-    home: Path
-    root: Path
-    command: tuple[str, ...]
-
-    def labctl(self, *words: str) -> str:
-        """Run labctl in the lab; return its standard output."""
-        return run_labctl(self.root, {**environment(self.home), "LOGNAME": OWNER}, *words)
-
-    def read_timings(self, *words: str, after: tuple[str, ...] = ()) -> dict[str, Any]:
-        printed = self.labctl(*words, "--timings", "--json", *after)
-        timings: dict[str, Any] = json.loads(printed)["timings"]
-        return timings
-
-    def run(self, run_id: str) -> dict[str, Any]:
-        timings = self.read_timings("run", "--id", run_id, after=("--", *self.command))
-        if "first line" not in {part["name"] for part in timings["parts"]}:
-            raise NotDoneError("the run printed nothing")
-        return timings
-
-    def run_on_new_server(self, run_id: str) -> float:
-        """Create a server, then return the seconds from `labctl run` to its first line."""
-        self.labctl("up", "--yes")
-        total_s: float = self.run(run_id)["total_s"]
-        return total_s
-
-    def end_server(self) -> None:
-        self.labctl("down", "--yes", "--discard")
-
-
-def _make_sample(home: Path, name: str) -> _LocalLab:
-    _LocalLab(home, home, ()).labctl("init", name, "--provider", "local")
-    return _LocalLab(home, home / name, TRAINING)
-
-
-def _make_small_lab(home: Path, name: str) -> _LocalLab:
-    root = home / name
-    root.mkdir()
-    (root / "Dockerfile").write_text(DOCKERFILE)
-    (root / "lab.yaml").write_text(f"lab: {name}\nimage: {{build: .}}\nrun: echo begun\n")
-    return _LocalLab(home, root, ("echo", "begun"))
+def _make_sample(home: Path, name: str) -> TimedLab:
+    TimedLab(home, home, ()).labctl("init", name, "--provider", "local")
+    return TimedLab(home, home / name, TRAINING)
 
 
 class _Start:
     """`up` and `run` on a server that did not exist before."""
 
-    def __init__(self, lab: _LocalLab) -> None:
+    def __init__(self, lab: TimedLab) -> None:
         self._lab = lab
         self.total_s = 0.0
 
@@ -150,7 +117,7 @@ class _Start:
 class _Job:
     """The same job as four commands, and as one."""
 
-    def __init__(self, lab: _LocalLab) -> None:
+    def __init__(self, lab: TimedLab) -> None:
         self._lab = lab
         self._commands_s = self._one_command_s = 0.0
 
@@ -172,6 +139,12 @@ class _Job:
 
     def compute_extra(self, number: int) -> float:
         return self._one_command_s - self._commands_s
+
+
+def _add_empty_volume() -> None:
+    name = f"labctl-cache-{secrets.token_hex(4)}"
+    command = ["docker", "volume", "create", "--label", f"{LABEL}={OWNER}", name]
+    subprocess.run(command, capture_output=True, check=True)
 
 
 def _remove_free_volumes() -> None:

@@ -53,6 +53,10 @@ VERBS = {
     "store-boto3": "mirror.boto3_python.install_boto3",
     "store-probe": "mirror.store.probe",
     "mirror-now": "mirror.mirror.mirror_now",
+    "store-image": "mirror.images.start_send",
+    "send-image": "mirror.images.send",
+    "start-load-image": "mirror.images.start_load",
+    "load-image": "mirror.images.load",
     "restore-run": "mirror.restore.restore",
 }
 STREAMING_VERBS = {
@@ -89,6 +93,7 @@ PASSIVE_VERBS = (
     "store-probe",
     "mirror-now",
     "mirror-serve",
+    "send-image",
     "broker",
 )
 

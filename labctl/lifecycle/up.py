@@ -63,10 +63,9 @@ def up(
 
 def use_server(context: LabContext, server: Server) -> Server:
     """Get the lab's server ready for runs, and check that it has what the lab needs."""
-    server = make_ready(context, server)
+    server = make_ready(context, server, loads_image=True)
     select_server_gpus(context, server)
     _note_missing_data(context, server)
-    images.start_load(context, server)
     return server
 
 
@@ -81,17 +80,22 @@ def _note_missing_data(context: LabContext, server: Server) -> None:
         context.reporter.emit(Note(text=text, level="warning"))
 
 
-def make_ready(context: LabContext, server: Server) -> Server:
-    """Wait for the machine and its sshd, then install what labctl needs on it."""
+def make_ready(context: LabContext, server: Server, *, loads_image: bool = False) -> Server:
+    """Wait for the machine and its sshd, then install what labctl needs on it.
+
+    With `loads_image`, start to load the lab's image as soon as the server has its Docker Engine.
+    """
     deadlines.note_declined(context, server)
     with report_part(context.reporter, "boot"):
         server, transport = wait_until_reachable(context, server)
     with report_part(context.reporter, "prepare"):
         server, transport = first_contact.replace_first_host_key(context, server, transport)
-        return _install(context, server, transport)
+        return _install(context, server, transport, loads_image=loads_image)
 
 
-def _install(context: LabContext, server: Server, transport: Transport) -> Server:
+def _install(
+    context: LabContext, server: Server, transport: Transport, *, loads_image: bool
+) -> Server:
     """Install what labctl needs on a machine that can be reached, and arm its guards."""
     facts = prepare(
         transport,
@@ -105,7 +109,11 @@ def _install(context: LabContext, server: Server, transport: Transport) -> Serve
     )
     context.save_facts(server, facts)
     context.state.save_server(server)
+    if loads_image:
+        _start_load(context, lambda: images.start_load(context, server))
     prepare_store(context, server)
+    if loads_image:
+        _start_load(context, lambda: images.start_stored_load(context, server))
     need = context.config.server.need
     left = attempts.budget_left_usd(context, need, but=server.id)
     watch = guard.arm(context, server, budget_left_usd=left, ceiling_s=need.max_ttl_s)
@@ -117,6 +125,15 @@ def _install(context: LabContext, server: Server, transport: Transport) -> Serve
     context.state.record("ready", lab_id=context.lab_id, server_id=server.id, detail=detail)
     disk_restore.restore(context, server)
     return server
+
+
+def _start_load(context: LabContext, start: Callable[[], None]) -> None:
+    """Start to load the lab's image. A failure must not keep the guards from being armed."""
+    try:
+        start()
+    except (LabError, OSError) as error:
+        text = f"the image is not loaded in advance: {error}"
+        context.reporter.emit(Note(text=text, level="warning"))
 
 
 def _is_boto3_needed(context: LabContext) -> bool:

@@ -1,6 +1,7 @@
 """Get an image onto a server without a build, from the nearest place that has it.
 
-The places are this machine's Docker Engine, the archives that this machine keeps, and a registry.
+The places are this machine's Docker Engine, the archives that this machine keeps, the lab's store,
+and a registry.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from labctl.commands.ssh import command_argv
 from labctl.errors import LabError, LinkLostError, TransferError
 from labctl.events import Note, Progress, Step
 from labctl.parallel import on_cancel
+from labctl.runs import stored_images
 from labctl.runs.build_output import PullLines, join_plain
 from labctl.runs.image_cache import (
     CHUNK_BYTES,
@@ -67,6 +69,9 @@ def load_built(context: LabContext, server: Server, remote: AgentClient, wanted:
             return True
     except TransferError as error:
         _note_failure(context, error)
+    architecture = find_architecture(context, server)
+    if stored_images.load_stored(context, remote, wanted, architecture):
+        return True
     return pull_built(context, server, remote, wanted)
 
 

@@ -12,7 +12,7 @@ from labctl.errors import BuildError
 from labctl.events import Step
 from labctl.lazy import lazy_imports
 from labctl.model import Server
-from labctl.runs import environment, image_jobs, image_sources
+from labctl.runs import environment, image_jobs, image_sources, stored_images
 from labctl.runs.build_output import BuildLines, join_plain
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
@@ -150,7 +150,8 @@ def ensure_image(
     """Make the image `wanted` present on the server, from the nearest place that has it.
 
     The places are the server, this machine's Docker Engine, the archives that this machine keeps,
-    and a registry. If none has it, the server builds it, unless the image is a reference.
+    the lab's store, and a registry. If none has it, the server builds it, unless the image is a
+    reference.
 
     A build uses the pushed code, or the code snapshot of the run `of_run`; `before_build` is called
     first. If another process already gets the same image for this server, wait for it.
@@ -215,6 +216,15 @@ def start_load(context: LabContext, server: Server) -> None:
         image_jobs.start_load(context, server, wanted, lock_name(server, wanted))
 
 
+def start_stored_load(context: LabContext, server: Server) -> None:
+    """Start to load the lab's image from its store, unless this machine keeps it."""
+    wanted = find_wanted_image(context) if context.config.store else ""
+    architecture = image_sources.find_architecture(context, server)
+    if not wanted or image_sources.open_cache(context).find(wanted, architecture):
+        return
+    stored_images.start_load(context, context.open_agent(server), wanted, architecture)
+
+
 def _build(
     context: LabContext,
     server: Server,
@@ -254,6 +264,8 @@ def _build(
             hint=context.subject.ssh(f"cat {closing.log}   # the full log"),
         )
     context.reporter.emit(Step(name=name, done=True, detail=wanted))
+    architecture = image_sources.find_architecture(context, server)
+    stored_images.store_image(context, server, remote, wanted, architecture)
 
 
 def push_wheelhouse(context: LabContext, server: Server, remote: AgentClient) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Dict, NamedTuple, Tuple
 
+from .codec import as_array
 from .verbs import Empty, StreamingVerb, Verb
 
 
@@ -53,6 +54,49 @@ class BuildResult(NamedTuple):
     log: str = ""
 
 
+class StoreImageRequest(NamedTuple):
+    """Send the image with this id to the lab's store."""
+
+    lab: str
+    lab_id: str
+    image_id: str
+
+
+@as_array
+class StoredBlob(NamedTuple):
+    """A part of a stored image: the size and hash of its compressed file, and its own size."""
+
+    size: int
+    sha256: str
+    content_size: int
+
+
+class StoredImageRecord(NamedTuple):
+    """An image in a store: its configuration and layers, by their SHA-256 hashes."""
+
+    blobs: Dict[str, StoredBlob]
+
+
+class LoadStoredImageRequest(NamedTuple):
+    """Load the image with this id from the lab's store, and name it `reference`."""
+
+    lab: str
+    lab_id: str
+    image_id: str
+    reference: str
+
+
+class LoadStoredImageReply(NamedTuple):
+    """Why the image was not loaded; "" if it was."""
+
+    why: str
+
+
 FIND_IMAGES = Verb("image", FindImagesRequest, FindImagesReply)
 PULL_IMAGE = StreamingVerb("pull-image", PullImageRequest, Empty, BuildResult)
 BUILD_IMAGE = StreamingVerb("build", BuildImageRequest, BuildOpening, BuildResult)
+# The verbs with START_ start the others in the background.
+START_STORE_IMAGE = Verb("store-image", StoreImageRequest, Empty)
+SEND_STORED_IMAGE = Verb("send-image", StoreImageRequest, Empty)
+START_LOAD_IMAGE = Verb("start-load-image", LoadStoredImageRequest, Empty)
+LOAD_STORED_IMAGE = Verb("load-image", LoadStoredImageRequest, LoadStoredImageReply)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import secrets
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,10 @@ from case import Case
 
 from labctl.errors import BuildError, ProviderError
 from labctl.model import Resource
-from labctl.providers.local import LocalProvider, LocalSettings, cache, engine, image
+from labctl.providers.local import LocalProvider, LocalSettings, cache, engine, image, volume_images
 from labctl.providers.local.container import make_server_id
 from labctl.providers.local.engine import make_unusable_error
+from labctl.providers.local.volume_images import list_volumes_with
 
 IMAGE_SOURCE = Path(__file__).parents[2] / "images" / "lab-server"
 
@@ -56,29 +60,119 @@ def test_claims_at_once_get_a_volume_each(local_provider: LocalProvider, server_
     assert len({volume for _, volume in claimed}) == 6
 
 
-@pytest.mark.engine
-def test_a_volume_that_is_being_filled_is_not_claimed(server_image: str) -> None:
-    owner = f"filling-{secrets.token_hex(4)}"
+@dataclass
+class Pool:
+    """The volumes of an owner that nobody else has."""
+
+    docker: Any
+    owner: str
+    image: str
+
+    def make(self, name: str, volume: str) -> Any:
+        return never_started(self.docker, self.image, name, volume)
+
+    def claim(self, *arguments: Any) -> Any:
+        return cache.claim(self.docker, self.owner, self.make, *arguments)
+
+    def add_volume(self, names: object = None) -> str:
+        """Add a volume; with `names`, an engine in it has listed them as those of its images."""
+        volume = f"labctl-cache-{self.owner}-{secrets.token_hex(4)}"
+        self.docker.volumes.create(volume, labels={cache.LABEL: self.owner})
+        if names is not None:
+            self.write_names(volume, json.dumps({"Repositories": names}))
+        return volume
+
+    def write_names(self, volume: str, text: str) -> None:
+        script = 'mkdir -p image/overlay2; printf "%s" "$0" > image/overlay2/repositories.json'
+        self.docker.containers.run(
+            self.image,
+            ["-c", script, text],
+            entrypoint="sh",
+            working_dir="/v",
+            volumes={volume: {"bind": "/v", "mode": "rw"}},
+            remove=True,
+        )
+
+    def list_with(self, reference: str) -> list[str]:
+        return list_volumes_with(self.docker, self.image, self.owner, reference)
+
+
+@pytest.fixture
+def pool(server_image: str) -> Iterator[Pool]:
+    owner = f"pool-{secrets.token_hex(4)}"
     with engine.connect() as docker:
-
-        def make(name: str, volume: str) -> Any:
-            return never_started(docker, server_image, name, volume)
-
-        def fill(name: str, volume: str) -> None:
-            helper = make(name, volume)
-            meanwhile = cache.claim(docker, owner, make)
-            claimed.append(cache.get_volume(meanwhile))
-            for container in (meanwhile, helper):
-                container.remove(force=True)
-            assert claimed != [volume]
-
-        claimed: list[str] = []
-        made = cache.claim(docker, owner, make, fill)
-        claimed.append(cache.get_volume(made))
-        made.remove(force=True)
-        assert len(claimed) == 2
-        for volume in cache.list_free_volumes(docker, owner):
+        yield Pool(docker, owner, server_image)
+        for volume in cache.list_volumes(docker, owner):
             docker.volumes.get(volume).remove()
+
+
+@pytest.mark.engine
+def test_a_volume_that_is_being_filled_is_not_claimed(pool: Pool) -> None:
+    def fill(name: str, volume: str) -> bool:
+        helper = pool.make(name, volume)
+        meanwhile = pool.claim()
+        claimed.append(cache.get_volume(meanwhile))
+        for container in (meanwhile, helper):
+            container.remove(force=True)
+        assert claimed != [volume]
+        return True
+
+    claimed: list[str] = []
+    made = pool.claim(["in use by another server"], fill)
+    claimed.append(cache.get_volume(made))
+    made.remove(force=True)
+    assert len(set(claimed)) == 2
+
+
+@pytest.mark.engine
+def test_a_free_volume_with_the_image_comes_before_older_ones(pool: Pool) -> None:
+    old, new = pool.add_volume(), pool.add_volume()
+    made = pool.claim([new], lambda name, volume: pytest.fail("a volume is free"))
+    assert cache.get_volume(made) == new
+    made.remove(force=True)
+    assert cache.list_volumes(pool.docker, pool.owner) == [old, new]
+
+
+@pytest.mark.engine
+def test_a_new_volume_is_filled_although_others_are_free(pool: Pool) -> None:
+    old = pool.add_volume()
+    made = pool.claim(["in use by another server"], lambda name, volume: True)
+    assert cache.get_volume(made) != old
+    made.remove(force=True)
+
+
+@pytest.mark.engine
+def test_a_volume_that_could_not_be_filled_does_not_stay(pool: Pool) -> None:
+    old = pool.add_volume()
+    made = pool.claim(["in use by another server"], lambda name, volume: False)
+    assert cache.get_volume(made) == old
+    assert cache.list_volumes(pool.docker, pool.owner) == [old]
+    made.remove(force=True)
+
+
+@pytest.mark.engine
+def test_volumes_are_found_by_the_images_in_them(pool: Pool) -> None:
+    digest = f"python@sha256:{'1' * 64}"
+    built = pool.add_volume({"labctl/built": {"labctl/built:0a": "sha256:1"}})
+    python = pool.add_volume({"python": {"python:latest": "sha256:2", digest: "sha256:2"}})
+    pool.add_volume()
+    pool.write_names(pool.add_volume(), '{"Repositories": {"labctl/built": {"labctl/bu')
+    assert pool.list_with("labctl/built:0a") == [built]
+    for name in ("python", "docker.io/library/python:latest", digest):
+        assert pool.list_with(name) == [python]
+    assert pool.list_with("labctl/built:0b") == []
+
+
+@pytest.mark.engine
+def test_volumes_whose_images_are_being_read_are_free(pool: Pool) -> None:
+    volume = pool.add_volume()
+    reader = volume_images._create_reader(pool.docker, pool.image, pool.owner, [volume])
+    try:
+        made = pool.claim()
+        assert cache.get_volume(made) == volume
+        made.remove(force=True)
+    finally:
+        reader.remove(force=True)
 
 
 @pytest.mark.engine

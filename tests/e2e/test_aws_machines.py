@@ -1,17 +1,20 @@
-"""Faults around machines that boot: a kill at each step of the first contact, keys, addresses."""
+"""Machines that boot: a kill at each step of the first contact, keys, addresses, kept images."""
 
 from __future__ import annotations
 
+import secrets
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from aws_bed import DOWN, ORPHANS, REGION, SSH_DEADLINE, UP, Bed
+from aws_bed import DOWN, ORPHANS, REGION, SSH_DEADLINE, UP, AwsLab, Bed
 from lab_servers import wait_for
 from msgspec.structs import replace
 from warm_labctl import COMMAND_S
 
+from labctl.runs import images
+from labctl.runs.image_cache import ImageCache
 from labctl.state import State
 
 pytest_plugins = ["aws_fixtures"]
@@ -53,6 +56,84 @@ def test_killed_at_each_step_of_the_first_contact(machines: Bed, tmp_path: Path)
     assert lab.json("status", "-r")["reachable"] is True
     # Nothing is known to be home, so this looks.
     lab.labctl("down", "--yes")
+
+
+def test_a_new_server_loads_a_kept_image_and_builds_nothing(
+    machines: Bed, small_image: str, tmp_path: Path
+) -> None:
+    lab = machines.lab()
+    image = keep_built_image(lab, small_image)
+    # The load goes on, whatever becomes of `up`: it has begun before the guards are armed.
+    lab.killed_before("INSERT INTO events guarded", tmp_path)
+    (instance,) = machines.living()
+    inspect = f"docker image inspect {image}"
+    wait_for(lambda: machines.rehearsal.execute(instance, inspect)[0] == 0)
+    lab.labctl(*UP)
+    said = lab.labctl("run")
+    assert "trained" in said
+    assert "building" not in said
+    remove = f"docker rm -f $(docker ps -aq); docker rmi -f {image}"
+    assert machines.rehearsal.execute(instance, remove)[0] == 0
+    said = lab.labctl("run")
+    assert "trained" in said
+    assert f"loading {image}" in said
+    assert "building" not in said
+    lab.labctl(*DOWN)
+
+
+def test_a_built_image_goes_to_the_lab_s_store_and_comes_from_there(
+    machines: Bed, small_image: str
+) -> None:
+    settings = {"LABCTL_SERVER_AWS_INSTANCE_PROFILE": "labctl-server"}
+    lab = machines.lab(LABCTL_BASE_IMAGE=small_image, **settings)
+    with (lab.root / "lab.yaml").open("a") as file:
+        file.write("image: {build: .}\nstore: s3://built/labs\n")
+    unique = secrets.token_hex(8)
+    dockerfile = f"ARG BASE\nFROM ${{BASE}}\nRUN echo {unique} > /unique\n"
+    (lab.root / "Dockerfile").write_text(dockerfile)
+    machines.client("s3").create_bucket(Bucket="built")
+    lab.labctl(*UP)
+    said = lab.labctl("run", "--", "cat", "/unique")
+    image = said.split("building the image (")[1].split(")")[0]
+    folder = f"labs/digits-{lab.id}/images/"
+
+    def list_keys() -> list[str]:
+        found = machines.client("s3").list_objects_v2(Bucket="built", Prefix=folder)
+        return [one["Key"] for one in found.get("Contents", [])]
+
+    wait_for(lambda: any(key.endswith(".json") for key in list_keys()))
+    (instance,) = machines.living()
+    remove = "docker rm -f $(docker ps -aq); docker rmi -f $(docker images -aq)"
+    inspect = f"docker image inspect {image}"
+    assert machines.rehearsal.execute(instance, remove)[0] == 0
+    assert machines.rehearsal.execute(instance, inspect)[0] != 0
+    said = lab.labctl("run", "--", "cat", "/unique")
+    assert f"loading {image} from the store" in said
+    assert "building" not in said
+    assert unique in said
+    assert machines.rehearsal.execute(instance, remove)[0] == 0
+    lab.labctl(*UP)
+    wait_for(lambda: machines.rehearsal.execute(instance, inspect)[0] == 0)
+    lab.labctl(*DOWN)
+
+
+def keep_built_image(lab: AwsLab, base: str) -> str:
+    """Give the lab a Dockerfile whose image a `local` server has built, and this machine keeps."""
+    with (lab.root / "lab.yaml").open("a") as file:
+        file.write("image: {build: .}\n")
+    # The server has no such base and cannot get it: it could not build the image.
+    (lab.root / "Dockerfile").write_text(f"FROM {base}\nENV UNIQUE={secrets.token_hex(8)}\n")
+    tag = images.content_hash(lab.root, {})[: images.DIGEST_DIGITS]
+    image = f"{images.BUILT}:{tag}"
+    build = ["docker", "build", "-q", "-t", image, str(lab.root)]
+    subprocess.run(build, check=True, capture_output=True)
+    inspect = ["docker", "image", "inspect", "--format", "{{.Architecture}}", image]
+    architecture = subprocess.run(inspect, check=True, capture_output=True, text=True).stdout
+    saved = subprocess.run(["docker", "save", image], check=True, capture_output=True).stdout
+    subprocess.run(["docker", "rmi", image], check=True, capture_output=True)
+    cache = ImageCache(Path(lab.environ["XDG_CACHE_HOME"]) / "labctl" / "images", 10**9)
+    cache.add(image, architecture.strip(), [saved])
+    return image
 
 
 PROGRAM = """\

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from image_engines import BUILT, PULLED, Sources, make_sources, wait_for
@@ -11,10 +12,12 @@ from lab_world import World
 from test_run_start import Turn
 
 from labctl.errors import LinkLostError
+from labctl.events import Step
 from labctl.lifecycle import up
 from labctl.model import ServerFacts
-from labctl.runs import image_jobs, images
+from labctl.runs import image_jobs, images, stored_images
 from labctl.runs.image_cache import ImageCache
+from labctl.servers import guard
 
 
 @pytest.fixture
@@ -152,11 +155,103 @@ def test_the_next_up_reports_why_an_image_was_not_kept(sources: Sources) -> None
     assert f"{sources.wanted} was not kept on this machine" in sources.reporter.said
 
 
-def test_up_starts_to_load_a_kept_image(sources: Sources) -> None:
+def test_up_starts_to_load_a_kept_image_before_it_arms_the_guards(
+    sources: Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sources.keep()
-    (sources.engine / "there").unlink(missing_ok=True)
+    arm = guard.arm
+
+    def arm_once_loaded(*arguments: Any, **options: Any) -> Any:
+        wait_for(lambda: (sources.engine / "loaded").exists())
+        return arm(*arguments, **options)
+
+    monkeypatch.setattr(guard, "arm", arm_once_loaded)
     up.up(sources.context())
     wait_for(lambda: (sources.engine / "loaded").exists())
     lock = images.lock_name(sources.server, sources.wanted)
     with sources.context().state.lock(lock, "test", wait_s=30):
         assert (sources.engine / "loaded").read_bytes() == sources.archive
+
+
+def test_a_load_that_cannot_start_is_reported_and_the_guards_are_armed(
+    sources: Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "Dockerfile")
+
+    armed: list[object] = []
+    monkeypatch.setattr(images, "start_load", fail)
+    monkeypatch.setattr(guard, "arm", lambda *_, **__: armed.append(1))
+    up.up(sources.context())
+    assert armed
+    assert "the image is not loaded in advance: [Errno 13]" in sources.reporter.said
+
+
+ID = f"sha256:{'1' * 64}"
+NOT_STORED = Turn({"why": "the store does not have it"})
+
+
+def use_store(sources: Sources) -> None:
+    yaml = "lab: digits\nimage: {build: .}\nstore: ssh://me@store.example/~/labs\n"
+    (sources.lab.home / "lab" / "lab.yaml").write_text(yaml)
+
+
+def build_and_store(sources: Sources) -> None:
+    use_store(sources)
+    built = Turn({"ids": {sources.wanted: ID}})
+    assert sources.ensure(BUILT, built, Turn({})) == ["build", "image", "store-image"]
+
+
+def test_an_image_that_the_lab_built_is_loaded_from_its_store(sources: Sources) -> None:
+    build_and_store(sources)
+    assert sources.ensure(Turn({"why": ""})) == ["load-image"]
+    steps = [event.name for event in sources.reporter.events if isinstance(event, Step)]
+    assert steps[-1] == f"loading {sources.wanted} from the store"
+
+
+def test_an_image_that_the_store_lacks_is_built_and_stored_again(sources: Sources) -> None:
+    build_and_store(sources)
+    again = Turn({"ids": {sources.wanted: ID}})
+    verbs = ["load-image", "build", "image", "store-image"]
+    assert sources.ensure(NOT_STORED, BUILT, again, Turn({})) == verbs
+    assert "was not loaded from the store: the store does not have it" in sources.reporter.said
+
+
+def test_a_store_is_not_asked_for_what_this_lab_has_not_built(sources: Sources) -> None:
+    use_store(sources)
+    context = sources.context()
+    detail = {"image": sources.wanted, "id": ID, "architecture": "amd64"}
+    context.state.record(stored_images.BUILT_EVENT, lab_id="another", detail=detail)
+    other = {**detail, "architecture": "arm64"}
+    context.state.record(stored_images.BUILT_EVENT, lab_id=context.lab_id, detail=other)
+    built = Turn({"ids": {sources.wanted: ID}})
+    assert sources.ensure(BUILT, built, Turn({})) == ["build", "image", "store-image"]
+
+
+def test_an_image_that_cannot_be_stored_costs_only_the_copy(sources: Sources) -> None:
+    use_store(sources)
+    failed = Turn({"error": {"kind": "store", "what": "the store is full"}})
+    assert sources.ensure(BUILT, failed) == ["build", "image"]
+    text = "is not kept in ssh://me@store.example/~/labs: the store is full"
+    assert text in sources.reporter.said
+
+
+def test_an_image_with_a_password_in_its_history_is_not_stored(sources: Sources) -> None:
+    config = sources.lab.home / ".config" / "labctl" / "config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("package_index: https://me:secret@index.example/simple\n")
+    config.chmod(0o600)
+    use_store(sources)
+    sources.wanted = images.image_reference(sources.context())
+    assert sources.ensure(BUILT) == ["build"]
+
+
+def test_up_has_the_server_load_from_the_store_what_this_machine_does_not_keep(
+    sources: Sources,
+) -> None:
+    build_and_store(sources)
+    wire = Wire([Turn({})])
+    images.start_stored_load(sources.context(wire), sources.server)
+    assert [verb for verb, _ in wire.asked] == ["start-load-image"]
+    sources.keep()
+    images.start_stored_load(sources.context(Wire([])), sources.server)

@@ -22,7 +22,7 @@ TRANSFER_BYTES_S = 1024.0
 TRANSFERS = ("rsync", "scp", "sftp-server", "tar", "sshd", "sshd-session", "python3", "python")
 OUR_PROGRAM = "/.cache/labctl/remote-"
 # Verbs of the agent that end by themselves: they count as work while they live.
-LASTING = ("build", "pull-image", "service-image", "service", "fetch", "start")
+LASTING = ("build", "pull-image", "load-image", "service-image", "service", "fetch", "start")
 TRANSFERRING = ("send", "hashes", "plan", "commit", "manifest", "edits")
 LEAST_UID = 1000
 TICKS_S = os.sysconf("SC_CLK_TCK")

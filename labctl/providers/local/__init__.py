@@ -28,7 +28,7 @@ from labctl.model import (
     Value,
 )
 from labctl.providers import ProviderContext
-from labctl.providers.local import cache, checks, engine, image, image_copy
+from labctl.providers.local import cache, checks, engine, image
 from labctl.providers.local.container import (
     OFFER,
     OWNER_LABEL,
@@ -47,6 +47,8 @@ from labctl.providers.local.container import (
     parse_server,
     start,
 )
+from labctl.providers.local.image_copy import copy_images
+from labctl.providers.local.volume_images import list_volumes_with
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -199,28 +201,7 @@ class LocalProvider:
 
     def _create_container(self, docker: DockerClient, request: CreateServerRequest) -> Container:
         """Create the container of this attempt under its own name, without starting it."""
-        server_image = self._ensure_image(docker)
-
-        def make(name: str, volume: str) -> Container:
-            return create(
-                docker,
-                server_image,
-                name,
-                volume,
-                request,
-                make_labels(request, self.context.owner),
-                capabilities=self.settings.extra_capabilities,
-                memory_bytes=self.settings.memory_bytes,
-                cpus=self.settings.cpus,
-            )
-
-        def fill(name: str, volume: str) -> None:
-            if request.image:
-                image_copy.copy_images(
-                    docker, self.context, server_image, request.image, name, volume
-                )
-
-        container = cache.claim(docker, self.context.owner, make, fill)
+        container = self._claim_volume(docker, request)
         try:
             if request.first_boot:
                 copy_first_boot_script(container, request.first_boot)
@@ -233,6 +214,31 @@ class LocalProvider:
             raise
         container.reload()
         return container
+
+    def _claim_volume(self, docker: DockerClient, request: CreateServerRequest) -> Container:
+        """Create the container under the name of its claim, with the best volume for its image."""
+        server_image = self._ensure_image(docker)
+        owner, wanted = self.context.owner, request.image
+        suitable = list_volumes_with(docker, server_image, owner, wanted) if wanted else []
+
+        def make(name: str, volume: str) -> Container:
+            return create(
+                docker,
+                server_image,
+                name,
+                volume,
+                request,
+                make_labels(request, owner),
+                capabilities=self.settings.extra_capabilities,
+                memory_bytes=self.settings.memory_bytes,
+                cpus=self.settings.cpus,
+            )
+
+        def fill(name: str, volume: str) -> bool:
+            source = suitable[0]
+            return copy_images(docker, self.context, server_image, source, name, volume)
+
+        return cache.claim(docker, owner, make, suitable, fill)
 
     def _ensure_image(self, docker: DockerClient) -> str:
         if self.settings.image:

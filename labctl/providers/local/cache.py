@@ -11,8 +11,7 @@ of the volume either still has the claim's name (so creating ours fails) or is s
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 from labctl.lazy import lazy_imports
@@ -26,38 +25,46 @@ with lazy_imports(__name__):
     from docker import errors as docker_errors
 
 LABEL = "labctl.cache"
+# A container with this label reads volumes and never starts, so it does not use them.
+READER_LABEL = "labctl.cache-reader"
 MOUNT_POINT = "/var/lib/docker"
-_SUFFIX = "-claim"
+CLAIM_SUFFIX = "-claim"
+
+
+def list_volumes(docker: DockerClient, owner: str) -> list[str]:
+    """List the owner's volumes, the oldest first: they hold the most."""
+    pool = docker.volumes.list(filters={"label": f"{LABEL}={owner}"})
+    return [volume.name for volume in sorted(pool, key=lambda v: (v.attrs["CreatedAt"], v.name))]
 
 
 def list_free_volumes(docker: DockerClient, owner: str) -> list[str]:
-    """List the owner's volumes that no container uses, the oldest first: they hold the most."""
+    """List the owner's volumes that no container uses, the oldest first."""
     used = {
         mount["Name"]
         for container in docker.containers.list(all=True, sparse=True)
         for mount in container.attrs["Mounts"]
-        if mount["Type"] == "volume"
+        if mount["Type"] == "volume" and not _is_reader(container)
     }
-    pool = docker.volumes.list(filters={"label": f"{LABEL}={owner}"})
-    unused = [volume for volume in pool if volume.name not in used]
-    return [volume.name for volume in sorted(unused, key=lambda v: (v.attrs["CreatedAt"], v.name))]
+    return [name for name in list_volumes(docker, owner) if name not in used]
 
 
 def claim(
     docker: DockerClient,
     owner: str,
     make: Callable[[str, str], Container],
-    fill: Callable[[str, str], None] = lambda name, volume: None,
+    suitable: Collection[str] = (),
+    fill: Callable[[str, str], bool] = lambda name, volume: False,
 ) -> Container:
     """Create a container with `make(name, volume)` that is the only one with its volume.
 
-    If no volume of the pool is free, `fill(name, volume)` may put images into a new one. It works
-    in a container of that name, so that no other process claims the volume meanwhile.
+    The first choice is a free volume among `suitable`. If all of those are in use,
+    `fill(name, volume)` may make a new one as good, and returns whether it has. It works in a
+    container of that name, so that no other process claims the volume meanwhile.
     """
     # Another process may be faster, even with a new volume; each time one of the two succeeds.
-    for volume in chain(list_free_volumes(docker, owner), _new_volumes(docker, owner, fill)):
+    for volume in _list_candidates(docker, owner, suitable, fill):
         try:
-            container = make(volume + _SUFFIX, volume)
+            container = make(volume + CLAIM_SUFFIX, volume)
         except docker_errors.APIError as error:
             if error.status_code == engine.CONFLICT:
                 continue
@@ -70,7 +77,7 @@ def claim(
 
 def is_claim(container: Container) -> bool:
     """Whether it has claimed its volume but is not a server yet."""
-    return str(container.name).endswith(_SUFFIX)
+    return str(container.name).endswith(CLAIM_SUFFIX)
 
 
 def get_volume(container: Container) -> str:
@@ -79,14 +86,34 @@ def get_volume(container: Container) -> str:
     return next((m["Name"] for m in mounts if m["Destination"] == MOUNT_POINT), "")
 
 
-def _new_volumes(
-    docker: DockerClient, owner: str, fill: Callable[[str, str], None]
+def _list_candidates(
+    docker: DockerClient,
+    owner: str,
+    suitable: Collection[str],
+    fill: Callable[[str, str], bool],
 ) -> Iterator[str]:
-    first = _create_volume(docker, owner)
-    fill(first + _SUFFIX, first)
-    yield first
+    free = list_free_volumes(docker, owner)
+    yield from (volume for volume in free if volume in suitable)
+    if suitable:
+        yield from _fill_new_volume(docker, owner, fill)
+    yield from (volume for volume in free if volume not in suitable)
     while True:
         yield _create_volume(docker, owner)
+
+
+def _fill_new_volume(
+    docker: DockerClient, owner: str, fill: Callable[[str, str], bool]
+) -> Iterator[str]:
+    volume = _create_volume(docker, owner)
+    if fill(volume + CLAIM_SUFFIX, volume):
+        yield volume
+        return
+    try:
+        docker.volumes.get(volume).remove()
+    except docker_errors.APIError as error:
+        # Another process has claimed the empty volume.
+        if error.status_code not in (engine.CONFLICT, engine.NOT_FOUND):
+            raise
 
 
 def _create_volume(docker: DockerClient, owner: str) -> str:
@@ -96,6 +123,10 @@ def _create_volume(docker: DockerClient, owner: str) -> str:
 
 
 def is_only_user(docker: DockerClient, container: Container, volume: str) -> bool:
-    """Whether no other container has the volume."""
+    """Whether no other container uses the volume."""
     users = docker.containers.list(all=True, sparse=True, filters={"volume": volume})
-    return all(user.id == container.id for user in users)
+    return all(user.id == container.id or _is_reader(user) for user in users)
+
+
+def _is_reader(listed: Container) -> bool:
+    return READER_LABEL in (listed.attrs["Labels"] or {})

@@ -25,6 +25,7 @@ with lazy_imports(__name__):
 
 # HTTP status of the engine's API if another process has done or is doing the same.
 CONFLICT = 409
+NOT_FOUND = 404
 # Seconds for one reply of the engine; clearing a server's containers takes longest.
 TIMEOUT_S = 120
 

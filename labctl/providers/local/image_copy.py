@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING
 
 from labctl.lazy import lazy_imports
 from labctl.providers.local import cache, engine
-from labctl.providers.local.container import (
-    CREATED_AT_LABEL,
-    OWNER_LABEL,
-    SERVER_LABEL,
-    list_labeled,
-)
+from labctl.providers.local.container import CREATED_AT_LABEL, OWNER_LABEL, SERVER_LABEL
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -75,29 +70,30 @@ def copy_images(
     docker: DockerClient,
     context: ProviderContext,
     helper_image: str,
-    reference: str,
+    source: str,
     name: str,
     volume: str,
-) -> None:
-    """Copy the images of a running server of the owner that has the image `reference`.
+) -> bool:
+    """Copy all images of the volume `source` to the new volume `volume`.
 
-    The copying container is called `name`, which claims `volume`. Without such a server, if another
-    process has the volume, or if the copy fails, there are no images in it. A note says why a copy
-    failed.
+    The copying container is called `name`, which claims `volume`. If another process has the
+    volume, or if the copy fails, return False; there are no images in it then. A note says why a
+    copy failed.
     """
-    source = _find_volume_with(docker, context.owner, reference)
-    if not source:
-        return
     helper = _create_helper(docker, helper_image, context.owner, name, source, volume)
     if helper is None:
-        return
+        return False
     context.progress(_STEP, 0, 1)
     try:
-        if cache.is_only_user(docker, helper, volume) and (failure := _run(helper)):
+        if not cache.is_only_user(docker, helper, volume):
+            return False
+        if failure := _run(helper):
             text = f"the images of another server were not copied: {failure}"
             context.note(f"{text}. The first run loads or builds its image.")
+        return not failure
     finally:
-        helper.remove(force=True)
+        # v: the anonymous volume that the image declares
+        helper.remove(force=True, v=True)
         context.progress(_STEP, 1, 1)
 
 
@@ -121,8 +117,6 @@ def _create_helper(
 
     None if another process has a container of that name, and so the volume.
     """
-    from docker.errors import APIError
-
     labels = {SERVER_LABEL: name, OWNER_LABEL: owner, CREATED_AT_LABEL: str(time.time())}
     try:
         return docker.containers.create(
@@ -140,22 +134,7 @@ def _create_helper(
                 volume: {"bind": "/to", "mode": "rw"},
             },
         )
-    except APIError as error:
+    except docker_errors.APIError as error:
         if error.status_code == engine.CONFLICT:
             return None
         raise
-
-
-def _find_volume_with(docker: DockerClient, owner: str, reference: str) -> str:
-    """Return the volume of a running server that has the image; "" without such a server."""
-    for server in list_labeled(docker, f"{OWNER_LABEL}={owner}"):
-        if cache.is_claim(server) or server.status != "running":
-            continue
-        if _has_image(server, reference):
-            return cache.get_volume(server)
-    return ""
-
-
-def _has_image(server: Container, reference: str) -> bool:
-    found = server.exec_run(["docker", "image", "inspect", reference])
-    return bool(found.exit_code == 0)
