@@ -9,6 +9,8 @@ class EvaluateRequest(NamedTuple):
     """Evaluate `checkpoint`, a path below the run or "" for all of its checkpoints.
 
     `gpus` is "" (no GPU), "all" or device UUIDs joined by commas. `deadline_s` 0 is one hour.
+    `program` is the text of the lab's evaluate.py, for a run whose code has none; "" if the lab has
+    none either.
     """
 
     lab: str
@@ -17,19 +19,25 @@ class EvaluateRequest(NamedTuple):
     checkpoint: str = ""
     gpus: str = ""
     deadline_s: float = 0.0
+    program: str = ""
 
 
 class EvaluateReply(NamedTuple):
     """The exit code of the program, and its last lines of output as `said`.
 
-    `evaluation` is the JSON value that it wrote, null if it wrote none. `code` is null if the
-    image `missing` is not on the server, so that nothing was run.
+    `evaluation` is the JSON value that it wrote, null if it wrote none, and `last_line` the last
+    line of its standard output. `code` is null if nothing was run: the image `missing` is not on
+    the server, or the run `lacks` an evaluate.py ("program") or "checkpoints". `used_program` says
+    that the request's program ran, because the run's code has none.
     """
 
     code: Optional[int] = None
     said: str = ""
     evaluation: object = None
     missing: str = ""
+    last_line: str = ""
+    lacks: str = ""
+    used_program: bool = False
 
 
 class SandboxLimits(NamedTuple):
