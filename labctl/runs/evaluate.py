@@ -39,9 +39,11 @@ from labctl.runs.pickle_check import refuse_pickles
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import select_gpus
 from labctl.shell import command
+from labctl.wire.checkpoints import fingerprint_checkpoints
 from labctl.wire.sandbox import EVALUATE, EvaluateReply, EvaluateRequest
 
 ON_SERVER = "evaluation-on-server.json"
+CHECKPOINTS = "checkpoints"
 # Seconds added to the evaluation's own limit, for the connection.
 LINK_S = 60.0
 SAME = 1e-9
@@ -83,7 +85,7 @@ def resolve_target(context: LabContext, which: str) -> EvaluationTarget:
         NAME_PATTERN.fullmatch(which) and context.state.get_run(context.lab_id, which)
     ):
         run = runs.find_run(context, which)
-        return EvaluationTarget(run=run, path="checkpoints", directory=runs_dir / run.id)
+        return EvaluationTarget(run=run, path=CHECKPOINTS, directory=runs_dir / run.id)
     for base in (Path.cwd(), context.config.root, runs_dir):
         path = (base / which).resolve()
         if path.is_dir() and path != runs_dir:
@@ -92,7 +94,7 @@ def resolve_target(context: LabContext, which: str) -> EvaluationTarget:
             run_id, *inner = path.relative_to(runs_dir).parts
             run = runs.find_run(context, run_id)
             return EvaluationTarget(
-                run=run, path="/".join(inner) or "checkpoints", directory=runs_dir / run_id
+                run=run, path="/".join(inner) or CHECKPOINTS, directory=runs_dir / run_id
             )
     latest = runs.find_run(context)
     if (runs_dir / latest.id / "checkpoints" / which).is_dir() and "/" not in which:
@@ -144,9 +146,12 @@ def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
         )
     context.reporter.emit(Step(name="evaluating"))
     staging = choice.directory / f".{FILE}.{secrets.token_hex(4)}"
+    fingerprints = fingerprint_checkpoints(choice.directory / CHECKPOINTS)
     try:
         script = run_script(context.config.root, path, staging)
-        evaluation = _parse(staging.read_bytes(), "here") if staging.is_file() else None
+        evaluation = None
+        if staging.is_file():
+            evaluation = _parse(staging.read_bytes(), "here", fingerprints)
     finally:
         staging.unlink(missing_ok=True)
     context.reporter.emit(Step(name="evaluating", done=True))
@@ -183,7 +188,9 @@ def evaluate_on_server(
         raise make_server_error(choice.run.id, choice.path, choice.directory, reply)
     evaluation = None
     if reply.evaluation:
-        evaluation = _parse(msgspec.json.encode(reply.evaluation), "server")
+        evaluation = _parse(
+            msgspec.json.encode(reply.evaluation), "server", reply.checkpoint_fingerprints
+        )
         script = _summarize(evaluation)
         choice.directory.mkdir(parents=True, exist_ok=True)
         _keep(choice.directory / ON_SERVER, evaluation)
@@ -280,9 +287,13 @@ def _has_files(directory: Path) -> bool:
     return any(names for _, _, names in os.walk(directory))
 
 
-def _parse(text: bytes, where: Literal["here", "server"]) -> Evaluation:
+def _parse(
+    text: bytes, where: Literal["here", "server"], fingerprints: dict[str, str]
+) -> Evaluation:
     evaluation = parse_evaluation(text, "the file that evaluate.py wrote")
-    return msgspec.structs.replace(evaluation, where=where, at=time.time())
+    return msgspec.structs.replace(
+        evaluation, where=where, at=time.time(), checkpoint_fingerprints=fingerprints
+    )
 
 
 def _keep(path: Path, evaluation: Evaluation) -> None:

@@ -1,6 +1,6 @@
 """Messages about programs in a sandbox: evaluations, and the grading of submissions."""
 
-from typing import NamedTuple, Optional, Tuple
+from typing import Dict, NamedTuple, Optional, Tuple
 
 from .verbs import LabRequest, Verb
 
@@ -28,7 +28,8 @@ class EvaluateReply(NamedTuple):
     `evaluation` is the JSON value that it wrote, null if it wrote none, and `last_line` the last
     line of its standard output. `code` is null if nothing was run: the image `missing` is not on
     the server, or the run `lacks` an evaluate.py ("program") or "checkpoints". `used_program` says
-    that the request's program ran, because the run's code has none.
+    that the request's program ran, because the run's code has none. `checkpoint_fingerprints` are
+    of the run's checkpoints when it began (wire/checkpoints.py).
     """
 
     code: Optional[int] = None
@@ -38,6 +39,7 @@ class EvaluateReply(NamedTuple):
     last_line: str = ""
     lacks: str = ""
     used_program: bool = False
+    checkpoint_fingerprints: Dict[str, str] = {}
 
 
 class SandboxLimits(NamedTuple):

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from lab_directory import DOCKERFILE, LabDirectory
+from lab_directory import DOCKERFILE, UNTIL_GO, LabDirectory, Process
 
 from labctl.runs.missing_model import EXAMPLE
 
@@ -48,6 +49,20 @@ tar -ch --exclude=test --exclude=config-* usr/bin/python3 usr/lib/python3.11 \\
   usr/lib/*/libexpat.so.1 usr/lib/*/libz.so.1 | tar -x -C $to
 printf 'FROM TAG\\nCOPY . /\\n' >$to/Dockerfile
 docker build -q -t with-python $to; rm -r $to
+"""
+HOST = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHost"
+SAVE = """\
+save() {
+    mkdir /lab/run/checkpoints/$1; cd /lab/run/checkpoints/$1
+    printf '\\020\\0\\0\\0\\0\\0\\0\\0{}              ' >w.safetensors; echo '{}' >manifest.json
+}"""
+EVALUATE_NEWEST = """\
+import json, os, sys
+from pathlib import Path
+body = {"checkpoint": max(os.listdir(sys.argv[1])), "classes": ["a", "b"], "items": 4}
+body |= {"confusion": [[2, 0], [1, 1]], "accuracy": 0.75}
+Path(os.environ["LABCTL_EVALUATION"]).write_text(json.dumps(body))
+print(json.dumps(body))
 """
 CODE = {
     "train.py": """\
@@ -130,9 +145,7 @@ def test_on_the_server_it_is_shut_in(lab: LabDirectory) -> None:
 
 def test_the_example_evaluates_as_printed(lab: LabDirectory) -> None:
     """A run without evaluate.py, and a model in the working directory: each hint leads on."""
-    lab.student(f"docker tag {lab.inspected('first')['Image']} without-python")
-    lab.student(COPY_PYTHON.replace("TAG", "without-python"))
-    with lab.holding("Dockerfile", "FROM with-python\n"), holding_code(lab):
+    with holding_python(lab), holding_code(lab):
         lab.run("printf weights >/lab/code/model.pth", "--id", "pth")
         with lab.holding("evaluate.py", EXAMPLE):
             none = lab.labctl("eval", "pth", "--on-server", code=4).stderr
@@ -146,6 +159,43 @@ def test_the_example_evaluates_as_printed(lab: LabDirectory) -> None:
             lab.run("printf weights >/lab/run/checkpoints/a.safetensors", "--id", "tensors")
     # The run's own evaluate.py: the lab has none any more.
     assert evaluate(lab, "tensors") == (0.75, "a.safetensors", 4)
+
+
+def test_submit_knows_what_is_older_than_what(
+    lab: LabDirectory, followed: Callable[[str, str], Process], tmp_path: Path
+) -> None:
+    """Evaluated, downloaded and reported in the middle of a run, which then ends."""
+    lab.labctl("receive", "init", str(tmp_path / "drop"))
+    words = ("assignment", str(tmp_path / "drop"), "hw3", "--at", "ssh://a@b", "--host-key", HOST)
+    assignment = lab.labctl("receive", *words).stdout
+    with (
+        holding_python(lab),
+        lab.holding("evaluate.py", EVALUATE_NEWEST),
+        lab.holding("assignment.yaml", assignment),
+    ):
+        process = followed("story", f"{SAVE}; save step-1; echo saved; {UNTIL_GO}; save step-2")
+        process.said("saved\n")
+        for command in ("eval --on-server", "pull", "report"):
+            lab.labctl(*command.split(), "story")
+        assert submit(lab)["stale"] == []
+        lab.let_go("story")
+        process.end(0)
+        (stale,) = submit(lab)["stale"]
+        assert stale.endswith("were downloaded before run story ended")
+        fresh = submit(lab, "--fresh")
+    assert (fresh["stale"], fresh["manifest"]["checkpoint"]) == ([], "step-2")
+
+
+def submit(lab: LabDirectory, *options: str) -> dict[str, Any]:
+    return lab.json("submit", "story", "--dry-run", *options)
+
+
+@contextmanager
+def holding_python(lab: LabDirectory) -> Iterator[None]:
+    lab.student(f"docker tag {lab.inspected('first')['Image']} without-python")
+    lab.student(COPY_PYTHON.replace("TAG", "without-python"))
+    with lab.holding("Dockerfile", "FROM with-python\n"):
+        yield
 
 
 def evaluate(lab: LabDirectory, which: str) -> tuple[float, str, int]:

@@ -11,6 +11,7 @@ from labctl.agent.host.engine_objects import Container, ContainerState, Image, N
 from labctl.agent.host.paths import lab_dir, write_json
 from labctl.agent.reply import Failure
 from labctl.agent.sandbox import evaluation, grading, sandbox
+from labctl.wire.checkpoints import fingerprint_checkpoints
 from labctl.wire.codec import to_json
 from labctl.wire.sandbox import (
     EvaluateReply,
@@ -101,11 +102,13 @@ def evaluate(checkpoint: str = "", gpus: str = "") -> EvaluateReply:
 
 def test_an_evaluation_reads_the_run_and_writes_its_result_alone(run: Path, engine: Engine) -> None:
     engine.result = b'{"accuracy": 0.5, "worst": [{"item": "1"}]}'
+    found = fingerprint_checkpoints(run / "checkpoints")
     assert evaluate() == EvaluateReply(
         code=0,
         said="printed\n",
         evaluation={"accuracy": 0.5, "worst": [{"item": "1"}]},
         last_line="printed",
+        checkpoint_fingerprints=found,
     )
     (body,) = engine.bodies
     host = body.HostConfig
@@ -126,7 +129,8 @@ def test_an_evaluation_reads_the_run_and_writes_its_result_alone(run: Path, engi
 )
 def test_what_is_no_result_ends_nothing(engine: Engine, result: bytes) -> None:
     engine.result, engine.code = result, 3
-    assert evaluate() == EvaluateReply(code=3, said="printed\n", last_line="printed")
+    reply = evaluate()
+    assert (reply.code, reply.said, reply.evaluation) == (3, "printed\n", None)
 
 
 def test_an_evaluation_without_its_image_or_checkpoint(

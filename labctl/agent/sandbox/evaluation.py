@@ -13,6 +13,7 @@ import os
 import time
 from pathlib import Path
 
+from ...wire.checkpoints import fingerprint_checkpoints
 from ...wire.runs import RunSpec
 from ...wire.sandbox import EvaluateReply, EvaluateRequest
 from ..host import engine
@@ -99,6 +100,7 @@ def _run_evaluation(
     name = name_container(root, directory.name)
     output_directory = directory / ".labctl" / f"evaluation-{os.urandom(4).hex()}"
     output_directory.mkdir()
+    fingerprints = fingerprint_checkpoints(directory / CHECKPOINTS)
     engine.remove_container(name)  # left behind by a killed call
     try:
         if request.program:
@@ -116,6 +118,7 @@ def _run_evaluation(
             _read_result(output_directory / OUT),
             last_line=_last_line(done.stdout),
             used_program=bool(request.program),
+            checkpoint_fingerprints=fingerprints,
         )
     finally:
         engine.remove_container(name)
