@@ -27,7 +27,7 @@ from labctl.cli.options import (
     yes_option,
 )
 from labctl.cli.own_command import EXAMPLE, OwnCommand
-from labctl.cli.plain_ssh import needs_tty, remote_line, replace_with_ssh
+from labctl.cli.plain_ssh import needs_tty, remote_line, replace_with_ssh, replace_with_start
 from labctl.cli.probe import confirm_after_probe
 from labctl.cli.run_options import RunOptions, require_compatible
 from labctl.cli.screen import print_json
@@ -204,8 +204,9 @@ def _start_and_follow(
         timeline.print_once()
     if options.tty and not run.has_ended:
         # A container that waits for its start is attached to before its command begins.
-        attach = "start --attach --interactive" if run.state == "starting" else "attach"
-        replace_with_ssh(lab.context, f"docker {attach} {run.container}")
+        if run.state == "starting":
+            replace_with_start(lab.context, run)
+        replace_with_ssh(lab.context, f"docker attach {run.container}")
     return run
 
 
