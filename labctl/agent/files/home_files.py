@@ -18,8 +18,9 @@ ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
 def list_home_files(request: HomeFilesRequest) -> HomeFilesReply:
     """List the regular files that appeared in the home directory since `since`.
 
-    No file is read: a home may hold 100 GB, and only what is downloaded needs a hash. Hidden names of the home directory itself, labctl's directories and environments of packages
-    are left out. Links are not followed.
+    No file is read: a home may hold 100 GB, and only what is downloaded needs a hash. Hidden names
+    of the home directory itself, labctl's directories and environments of packages are left out.
+    Links are not followed.
     """
     home = Path.home()
     files, skipped = [], []
