@@ -80,8 +80,8 @@ def _make_no_checkpoints_error(run: Run, where: str, follow: Command) -> LabErro
             what, why=needs, hint="save the model there in your code, then: labctl run"
         )
     pull = command("labctl", "pull", "--all", run.id)
-    where = ["--on-server"] if model.suffix.lower() in PICKLE_SUFFIXES else []
-    evaluate = command("labctl", "eval", *where, f"runs/{run.id}/{model.parent}")
+    options = ["--on-server"] if model.suffix.lower() in PICKLE_SUFFIXES else []
+    evaluate = command("labctl", "eval", *options, f"runs/{run.id}/{model.parent}")
     return NotFoundError(
         what, why=f"{needs}; this run wrote {model} instead", hint=pull.chain(evaluate).render()
     )
