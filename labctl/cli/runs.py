@@ -249,13 +249,14 @@ def find_exit_code(run: Run) -> int:
 def print_new_files(lab: Lab, run: Run) -> None:
     """Name the run's new files that a plain `labctl pull` leaves on the server.
 
-    After the lab's first run, also print the line of lab.yaml that would include them.
+    After the lab's first run that has some, also print the line of lab.yaml that would include them.
     """
     if not run.new_files:
         return
     names = names_text([clean(name) for name in run.new_files], 5)
     click.echo(f"new files outside outputs: {names} (labctl pull --all)", err=True)
-    if len(lab.context.state.list_runs(lab.id)) == 1:
+    others = (other for other in lab.context.state.list_runs(lab.id) if other.id != run.id)
+    if not any(other.new_files for other in others):
         from labctl.cli.results import print_outputs_line
 
         print_outputs_line(lab, run.new_files)
