@@ -40,6 +40,20 @@ echo {next} >&2
 exit 255
 """
 
+# Starts a container that was created before, with this terminal. If the engine refuses the start,
+# Docker exits with 1, as the user's command may. Its own messages are kept apart until then.
+_START = """\
+{{ refusal=$({start} 2>&1 >&3); code=$?; }} 3>&1
+case "$(docker inspect --format '{{{{.State.StartedAt}}}}' {container})" in
+0001-*) ;;
+*) [ -z "$refusal" ] || echo "$refusal" >&2; exit $code ;;
+esac
+echo {message} >&2
+echo "  $refusal" >&2
+echo {next} >&2
+exit 255
+"""
+
 
 class DeferredScreen:
     """A Reporter that creates the screen, which needs click, when there is something to show."""
@@ -151,6 +165,18 @@ def replace_with_exec(context: LabContext, run: Run, command: Sequence[str]) -> 
         next=render_words("  next: labctl status --refresh").render(),
     )
     replace_with_ssh(context, line, tty=tty)
+
+
+def replace_with_start(context: LabContext, run: Run) -> None:
+    """Replace this process with ssh that starts the container of `run`, attached to it."""
+    start = render_words("docker", "start", "--attach", "--interactive", run.container)
+    line = _START.format(
+        start=start.render(),
+        container=render_words(run.container).render(),
+        message=render_words(f"labctl: the container of run {run.id} did not start").render(),
+        next=render_words("  next: labctl doctor").render(),
+    )
+    replace_with_ssh(context, line)
 
 
 def replace_with_ssh(context: LabContext, line: str, *, tty: bool = True) -> None:

@@ -157,6 +157,15 @@ def _follow_outputs(lab: Lab, run: str, json_: bool) -> PulledRun:
     )
 
 
+def _print_example(ctx: click.Context, option: click.Parameter, is_given: bool) -> None:
+    """Print the example and exit: outside of a lab too."""
+    from labctl.runs.missing_model import EXAMPLE
+
+    if is_given:
+        click.echo(EXAMPLE, nl=False)
+        ctx.exit()
+
+
 @click.command("eval")
 @click.argument("checkpoint", default="", shell_complete=complete_runs)
 @click.option(
@@ -170,6 +179,14 @@ def _follow_outputs(lab: Lab, run: str, json_: bool) -> PulledRun:
     metavar="TIME",
     show_default=True,
     help="With --on-server: stop the evaluation after this long.",
+)
+@click.option(
+    "--example",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_example,
+    help="Print an evaluate.py to start from.",
 )
 @json_option
 @click.pass_context

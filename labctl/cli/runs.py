@@ -27,7 +27,7 @@ from labctl.cli.options import (
     yes_option,
 )
 from labctl.cli.own_command import EXAMPLE, OwnCommand
-from labctl.cli.plain_ssh import needs_tty, remote_line, replace_with_ssh
+from labctl.cli.plain_ssh import needs_tty, remote_line, replace_with_ssh, replace_with_start
 from labctl.cli.probe import confirm_after_probe
 from labctl.cli.run_options import RunOptions, require_compatible
 from labctl.cli.screen import print_json
@@ -204,8 +204,9 @@ def _start_and_follow(
         timeline.print_once()
     if options.tty and not run.has_ended:
         # A container that waits for its start is attached to before its command begins.
-        attach = "start --attach --interactive" if run.state == "starting" else "attach"
-        replace_with_ssh(lab.context, f"docker {attach} {run.container}")
+        if run.state == "starting":
+            replace_with_start(lab.context, run)
+        replace_with_ssh(lab.context, f"docker attach {run.container}")
     return run
 
 
@@ -248,13 +249,14 @@ def find_exit_code(run: Run) -> int:
 def print_new_files(lab: Lab, run: Run) -> None:
     """Name the run's new files that a plain `labctl pull` leaves on the server.
 
-    After the lab's first run, also print the line of lab.yaml that would include them.
+    After the lab's first run that has some, also print the line of lab.yaml that would include them.
     """
     if not run.new_files:
         return
     names = names_text([clean(name) for name in run.new_files], 5)
     click.echo(f"new files outside outputs: {names} (labctl pull --all)", err=True)
-    if len(lab.context.state.list_runs(lab.id)) == 1:
+    others = (other for other in lab.context.state.list_runs(lab.id) if other.id != run.id)
+    if not any(other.new_files for other in others):
         results.print_outputs_line(lab, run.new_files)
 
 

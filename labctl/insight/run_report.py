@@ -7,6 +7,7 @@ values are shown as not measured.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 import secrets
 import time
@@ -36,8 +37,11 @@ from labctl.runs.provenance import RunOrigin, ServerHardware
 from labctl.servers import cost
 from labctl.servers.context import LabContext
 from labctl.sync.local_results import RECORD
+from labctl.wire.checkpoints import fingerprint_files
 
 REPORT = "report.html"
+# The last line of a report.
+INPUTS_COMMENT = "<!-- labctl: written from {} -->"
 MOST_CHECKPOINTS = 1000
 LARGEST_MANIFEST = 1024**2
 T = TypeVar("T", bound=Value)
@@ -69,13 +73,23 @@ def write_report(
     """
     context.reporter.emit(Step(name="writing the report"))
     facts = collect_facts(context, run_id, version)
-    text = render(build_page(facts), context.paths.data_dir / "templates" / "report").encode()
+    inputs = fingerprint_inputs(context.config.root / "runs" / facts.run.id)
+    page = render(build_page(facts), context.paths.data_dir / "templates" / "report")
+    text = f"{page}\n{INPUTS_COMMENT.format(inputs)}\n".encode()
     file = out or context.config.root / "runs" / facts.run.id / REPORT
     _write(file, text)
     context.reporter.emit(Step(name="writing the report", done=True))
     for note in facts.notes:
         context.reporter.emit(Note(text=note, level="warning"))
     return Report(run=facts.run.id, file=str(file), bytes=len(text), lacks=_list_missing(facts))
+
+
+def fingerprint_inputs(home: Path) -> str:
+    """Return a fingerprint of the files that a report shows: the report says which it was."""
+    evaluation = home / FILE
+    text = evaluation.read_bytes() if evaluation.is_file() else b""
+    parts = [fingerprint_files(home / name) for name in ("checkpoints", "logs")]
+    return hashlib.sha256(" ".join(parts).encode() + text).hexdigest()[:16]
 
 
 def _write(file: Path, text: bytes) -> None:

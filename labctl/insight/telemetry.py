@@ -47,13 +47,27 @@ class GpuSample(Value, frozen=True):
     energy_j: Amount | None = None
 
 
+class OtherProgram(Value, frozen=True):
+    """A program beside a run. `run` is its run if it has one of the same account.
+
+    `gpus` are the UUIDs of those of the run's GPUs on which it computes too.
+    """
+
+    name: str
+    person: str = ""
+    run: str = ""
+    cpu_cores: Amount = 0.0
+    gpus: tuple[str, ...] = ()
+
+
 class Sample(Value, frozen=True):
     """One moment of a run's container. `at` is Unix time on the server's clock.
 
     `cpu_cores` is the number of cores busy since the previous sample, of `cores` that it may use.
     Disk and network are totals since the container's start. `attempt` counts the servers of a
     recovered run, from 1. `gpus` are those of the run. `host_cpu_cores` of the server's
-    `host_cores` were busy, with this run, and `other_runs` lived beside it.
+    `host_cores` were busy, with this run, and `other_runs` lived beside it. `others` are
+    the busiest programs beside the run, and those on its GPUs; earlier versions recorded none.
     """
 
     at: Amount
@@ -73,6 +87,7 @@ class Sample(Value, frozen=True):
     host_cores: Amount | None = None
     host_cpu_cores: Amount | None = None
     other_runs: Count | None = None
+    others: tuple[OtherProgram, ...] = ()
 
 
 def read_samples(path: Path) -> tuple[Sample, ...]:

@@ -27,6 +27,7 @@ from labctl.servers.open_costs import explain_open_costs
 from labctl.services import lab_services
 from labctl.stores import lab_store
 from labctl.sync import lab_files
+from labctl.sync.home_files import HomeFiles
 from labctl.sync.local_results import MissingFile
 from labctl.text import dollars_text, price_or_free_text
 
@@ -39,6 +40,10 @@ NAMED_AT_MOST = 20
 WAIT_S = 10.0
 PULL_AGAIN = (
     "labctl up && labctl pull\nlabctl down --discard   # instead, to delete the unsaved files"
+)
+DECIDE_ON_HOME = (
+    "labctl down   # asks about them\n"
+    "labctl up && labctl pull && labctl down --discard   # instead, to delete them"
 )
 FIX_FILES = (
     "labctl up && labctl ssh   # rename them or make them readable, then labctl down\n"
@@ -238,9 +243,9 @@ def _save(
     if server.state == "stopped":
         server = up.make_ready(context, server)
     home = None
+    if asks_for_home is not None:
+        home = _choose_home_files(context, server, asks_for_home)
     try:
-        if asks_for_home is not None:
-            home = home_files.choose_home_files(context, server, asks=asks_for_home)
         _end_work(context, server, running)
         pulled = outputs.pull(context, server, [], everything=True)
         edits = lab_files.save_edits(context, server)
@@ -261,6 +266,14 @@ def _save(
         edits=len(edits.saved),
         home_files=len(home.files) if home else 0,
     )
+
+
+def _choose_home_files(context: LabContext, server: Server, asks: bool) -> HomeFiles | None:
+    try:
+        return home_files.choose_home_files(context, server, asks=asks)
+    except LabError as error:
+        hint = DECIDE_ON_HOME if isinstance(error, PolicyError) else PULL_AGAIN
+        raise stop_and_keep_disk(context, server, error, hint=hint) from error
 
 
 def _end_work(context: LabContext, server: Server, running: list[str]) -> None:

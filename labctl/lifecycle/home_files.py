@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from labctl.events import Note, Question
+from labctl.errors import PolicyError
+from labctl.events import Note, Question, Step
 from labctl.model import Server
 from labctl.servers import adoption
 from labctl.servers.context import LabContext
@@ -14,6 +15,8 @@ from labctl.text import bytes_text
 from labctl.wire.verbs import LabRequest
 
 NAMED_AT_MOST = 5
+# About 15 minutes at 100 Mbit/s, on a server that may cost money all the while.
+LARGEST_UNASKED_BYTES = 10 * 1024**3
 # seconds that the clocks of server and provider may differ
 CLOCK_SLACK_S = 3600.0
 
@@ -21,16 +24,24 @@ CLOCK_SLACK_S = 3600.0
 def choose_home_files(context: LabContext, server: Server, *, asks: bool) -> HomeFiles | None:
     """Return the files to download before the server is removed; None without any.
 
-    With `asks` the user decides, without it all of them are chosen. A leased machine keeps its
-    files, so nothing is listed there.
+    With `asks` the user decides, without it all of them are chosen. More than LARGEST_UNASKED_BYTES
+    need a user who types the answer: PolicyError without one, because --yes means neither hours of
+    a download nor the loss of such files. A leased machine keeps its files, so nothing is listed.
     """
     if adoption.is_leased(context):
         return None
     remote = context.open_agent(server)
+    step = Step(name="listing the files in the server's home directory")
+    context.reporter.emit(step)
     listed = home_files.list_home_files(remote, server.created_at - CLOCK_SLACK_S)
+    context.reporter.emit(Step(name=step.name, done=True))
     if listed.skipped:
         text = f"deleted with the server, from its home directory: {_name_some(listed.skipped)}"
         context.reporter.emit(Note(text=text, level="warning"))
+    if _sum_bytes(listed) > LARGEST_UNASKED_BYTES:
+        if not asks or not _confirm(context, listed):
+            raise _make_large_error(listed)
+        return listed
     if not listed.files or (asks and not _confirm(context, listed)):
         return None
     return listed
@@ -48,16 +59,39 @@ def pull_home_files(context: LabContext, server: Server, listed: HomeFiles) -> P
 
 
 def _confirm(context: LabContext, listed: HomeFiles) -> bool:
-    count = "1 file" if len(listed.files) == 1 else f"{len(listed.files)} files"
-    size = bytes_text(sum(file.size for file in listed.files))
-    names = _name_some(tuple(file.path for file in listed.files))
-    decision = Question(
-        question=f"download {count} ({size}) to {SAVED}/?",
-        detail=f"Outside the lab, in the home directory of the server of {context.name}: {names}\n"
-        "Without a download, they are deleted with the server.",
-        default=True,
+    is_large = _sum_bytes(listed) > LARGEST_UNASKED_BYTES
+    without = "the server is kept" if is_large else "they are deleted with the server"
+    detail = (
+        f"Outside the lab, in the home directory of the server of {context.name}: "
+        f"{_name_files(listed)}\nWithout a download, {without}."
     )
-    return context.reporter.confirm(decision)
+    question = f"download {_describe_amount(listed)} to {SAVED}/?"
+    if is_large:
+        typed = "download"
+        question = f"{question} Type {typed} for yes"
+        return context.reporter.confirm(Question(question=question, detail=detail, typed=typed))
+    return context.reporter.confirm(Question(question=question, detail=detail, default=True))
+
+
+def _make_large_error(listed: HomeFiles) -> PolicyError:
+    return PolicyError(
+        f"the server's home directory has {_describe_amount(listed)} outside the lab: "
+        f"{_name_files(listed)}",
+        why=f"labctl downloads more than {bytes_text(LARGEST_UNASKED_BYTES)} only if you type so",
+    )
+
+
+def _describe_amount(listed: HomeFiles) -> str:
+    count = "1 file" if len(listed.files) == 1 else f"{len(listed.files)} files"
+    return f"{count} ({bytes_text(_sum_bytes(listed))})"
+
+
+def _sum_bytes(listed: HomeFiles) -> int:
+    return sum(file.size for file in listed.files)
+
+
+def _name_files(listed: HomeFiles) -> str:
+    return _name_some(tuple(file.path for file in listed.files))
 
 
 def _name_some(names: tuple[str, ...]) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import secrets
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,21 +17,33 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from labctl.config import copy_environment
 from labctl.config.installation import install_command
 from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.events import Note, Step
 from labctl.model import NAME_PATTERN, Run, Value
 from labctl.runs import images, runs
 from labctl.runs.evaluation import FILE, Evaluation, parse_evaluation, read_evaluation
-from labctl.runs.missing_model import make_no_checkpoints_error, make_no_script_error
+from labctl.runs.evaluation_script import (
+    SCRIPT,
+    ScriptResult,
+    make_server_error,
+    parse_last_line,
+    run_script,
+)
+from labctl.runs.missing_model import (
+    make_no_local_checkpoints_error,
+    make_no_script_error,
+    make_no_server_checkpoints_error,
+)
 from labctl.runs.pickle_check import refuse_pickles
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import select_gpus
 from labctl.shell import command
+from labctl.wire.checkpoints import fingerprint_checkpoints
 from labctl.wire.sandbox import EVALUATE, EvaluateReply, EvaluateRequest
 
 ON_SERVER = "evaluation-on-server.json"
+CHECKPOINTS = "checkpoints"
 # Seconds added to the evaluation's own limit, for the connection.
 LINK_S = 60.0
 SAME = 1e-9
@@ -73,7 +85,7 @@ def resolve_target(context: LabContext, which: str) -> EvaluationTarget:
         NAME_PATTERN.fullmatch(which) and context.state.get_run(context.lab_id, which)
     ):
         run = runs.find_run(context, which)
-        return EvaluationTarget(run=run, path="checkpoints", directory=runs_dir / run.id)
+        return EvaluationTarget(run=run, path=CHECKPOINTS, directory=runs_dir / run.id)
     for base in (Path.cwd(), context.config.root, runs_dir):
         path = (base / which).resolve()
         if path.is_dir() and path != runs_dir:
@@ -82,7 +94,7 @@ def resolve_target(context: LabContext, which: str) -> EvaluationTarget:
             run_id, *inner = path.relative_to(runs_dir).parts
             run = runs.find_run(context, run_id)
             return EvaluationTarget(
-                run=run, path="/".join(inner) or "checkpoints", directory=runs_dir / run_id
+                run=run, path="/".join(inner) or CHECKPOINTS, directory=runs_dir / run_id
             )
     latest = runs.find_run(context)
     if (runs_dir / latest.id / "checkpoints" / which).is_dir() and "/" not in which:
@@ -120,10 +132,10 @@ def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
     """
     choice = resolve_target(context, which)
     path = choice.directory / choice.path
-    if not (context.config.root / "evaluate.py").is_file():
+    if not (context.config.root / SCRIPT).is_file():
         raise make_no_script_error()
-    if not path.is_dir():
-        raise make_no_checkpoints_error(choice.run, choice.directory)
+    if not _has_files(path):
+        raise make_no_local_checkpoints_error(choice.run, choice.directory)
     on_server = command("labctl", "eval", "--on-server", *([which] if which else []))
     refuse_pickles(path, hint=f"{on_server}   # runs in a sandbox there, without network")
     if not can_evaluate_here():
@@ -134,9 +146,12 @@ def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
         )
     context.reporter.emit(Step(name="evaluating"))
     staging = choice.directory / f".{FILE}.{secrets.token_hex(4)}"
+    fingerprints = fingerprint_checkpoints(choice.directory / CHECKPOINTS)
     try:
-        last_line = _run_evaluate(context.config.root, path, staging)
-        evaluation = _parse(staging.read_bytes(), "here") if staging.is_file() else None
+        script = run_script(context.config.root, path, staging)
+        evaluation = None
+        if staging.is_file():
+            evaluation = _parse(staging.read_bytes(), "here", fingerprints)
     finally:
         staging.unlink(missing_ok=True)
     context.reporter.emit(Step(name="evaluating", done=True))
@@ -144,13 +159,12 @@ def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
         _report_no_details(context)
     else:
         _keep(choice.directory / FILE, evaluation)
-    checkpoint = evaluation.checkpoint if evaluation else last_line.checkpoint
+        script = _summarize(evaluation)
     return _compare(
         choice.run.id,
-        checkpoint,
-        here=evaluation.accuracy if evaluation else last_line.accuracy,
-        server=read_server_accuracy(choice.directory, checkpoint),
-        total=evaluation.items if evaluation else last_line.total,
+        script,
+        here=script.accuracy,
+        server=read_server_accuracy(choice.directory, script.checkpoint),
         evaluation=evaluation,
         file=str(choice.directory / FILE) if evaluation else "",
     )
@@ -161,11 +175,45 @@ def evaluate_on_server(
 ) -> EvaluationResult:
     """Evaluate on the server, with the run's own code and image; see agent/sandbox/evaluation.py.
 
-    Works without a pull. LabError with the last output if evaluate.py fails or writes no
-    evaluation.
+    Works without a pull. If the run's code has no evaluate.py, the lab's is used. LabError with the
+    last output if evaluate.py fails or reports no accuracy.
     """
     choice = resolve_target(context, which)
+    reply = _call_server(context, choice, time_limit_s)
+    if reply.used_program:
+        text = f"the code of run {choice.run.id} has no {SCRIPT}: this lab's was used"
+        context.reporter.emit(Note(text=text))
+    script = parse_last_line(reply.last_line)
+    if reply.code != 0 or not (reply.evaluation or script):
+        raise make_server_error(choice.run.id, choice.path, choice.directory, reply)
+    evaluation = None
+    if reply.evaluation:
+        evaluation = _parse(
+            msgspec.json.encode(reply.evaluation), "server", reply.checkpoint_fingerprints
+        )
+        script = _summarize(evaluation)
+        choice.directory.mkdir(parents=True, exist_ok=True)
+        _keep(choice.directory / ON_SERVER, evaluation)
+    else:
+        _report_no_details(context)
+    assert script is not None
+    here = read_local_accuracy(choice.directory, script.checkpoint)
+    if here is None and evaluation is not None:
+        _keep(choice.directory / FILE, evaluation)
+    return _compare(
+        choice.run.id,
+        script,
+        here=here,
+        server=script.accuracy,
+        evaluation=evaluation,
+        file=str(choice.directory / ON_SERVER) if evaluation else "",
+    )
+
+
+def _call_server(context: LabContext, choice: EvaluationTarget, time_limit_s: int) -> EvaluateReply:
+    """Run the evaluation there; NotFoundError if the run lacks a program or checkpoints."""
     server = context.get_server()
+    script = context.config.root / SCRIPT
     request = EvaluateRequest(
         lab=context.config.name,
         lab_id=context.lab_id,
@@ -173,6 +221,7 @@ def evaluate_on_server(
         checkpoint=choice.path,
         gpus=select_gpus(context.config.server.need, context.load_facts(server)),
         deadline_s=time_limit_s,
+        program=script.read_text(errors="replace") if script.is_file() else "",
     )
     remote = context.open_agent(server)
     name = "evaluating on the server"
@@ -182,23 +231,12 @@ def evaluate_on_server(
         images.ensure_image(context, server, remote, reply.missing, of_run=choice.run.id)
         reply = remote.call(EVALUATE, request, timeout_s=time_limit_s + LINK_S)
     context.reporter.emit(Step(name=name, done=True))
-    if reply.code != 0 or not reply.evaluation:
-        raise _make_server_error(choice.run.id, reply)
-    evaluation = _parse(msgspec.json.encode(reply.evaluation), "server")
-    choice.directory.mkdir(parents=True, exist_ok=True)
-    _keep(choice.directory / ON_SERVER, evaluation)
-    here = read_local_accuracy(choice.directory, evaluation.checkpoint)
-    if here is None:
-        _keep(choice.directory / FILE, evaluation)
-    return _compare(
-        choice.run.id,
-        evaluation.checkpoint,
-        here=here,
-        server=evaluation.accuracy,
-        total=evaluation.items,
-        evaluation=evaluation,
-        file=str(choice.directory / ON_SERVER),
-    )
+    if reply.lacks == "program":
+        raise make_no_script_error()
+    if reply.lacks:
+        runs.refresh(context, server, remote)
+        raise make_no_server_checkpoints_error(runs.find_run(context, choice.run.id))
+    return reply
 
 
 def read_local_accuracy(directory: Path, checkpoint: str) -> float | None:
@@ -221,29 +259,41 @@ def read_server_accuracy(directory: Path, checkpoint: str) -> float | None:
 
 def _compare(
     run: str,
-    checkpoint: str,
+    script: ScriptResult,
     *,
     here: float | None,
     server: float | None,
-    total: int,
     evaluation: Evaluation | None,
     file: str,
 ) -> EvaluationResult:
     return EvaluationResult(
         run=run,
-        checkpoint=checkpoint,
+        checkpoint=script.checkpoint,
         accuracy_local=here,
         accuracy_server=server,
-        total=total,
+        total=script.total,
         same=here is not None and server is not None and abs(here - server) < SAME,
         evaluation=evaluation,
         file=file,
     )
 
 
-def _parse(text: bytes, where: Literal["here", "server"]) -> Evaluation:
+def _summarize(evaluation: Evaluation) -> ScriptResult:
+    return ScriptResult(evaluation.accuracy, evaluation.checkpoint, evaluation.items)
+
+
+def _has_files(directory: Path) -> bool:
+    """Whether a file is at any depth in `directory`."""
+    return any(names for _, _, names in os.walk(directory))
+
+
+def _parse(
+    text: bytes, where: Literal["here", "server"], fingerprints: dict[str, str]
+) -> Evaluation:
     evaluation = parse_evaluation(text, "the file that evaluate.py wrote")
-    return msgspec.structs.replace(evaluation, where=where, at=time.time())
+    return msgspec.structs.replace(
+        evaluation, where=where, at=time.time(), checkpoint_fingerprints=fingerprints
+    )
 
 
 def _keep(path: Path, evaluation: Evaluation) -> None:
@@ -259,64 +309,9 @@ def _read(path: Path) -> Evaluation | None:
         return None
 
 
-class _LastLine(NamedTuple):
-    """The last line of evaluate.py. `total` is the number of items, 0 if it printed none."""
-
-    accuracy: float
-    checkpoint: str
-    total: int
-
-
-def _run_evaluate(root: Path, checkpoints: Path, out: Path) -> _LastLine:
-    """Run evaluate.py and return the JSON object on its last line."""
-    done = subprocess.run(
-        [sys.executable, "evaluate.py", str(checkpoints)],
-        cwd=root,
-        env={**copy_environment(), "LABCTL_EVALUATION": str(out)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    lines = done.stdout.strip().splitlines()
-    try:
-        body = json.loads(lines[-1])
-        accuracy = float(body["accuracy"])
-    except (IndexError, ValueError, KeyError, TypeError, OverflowError):
-        output = (done.stderr or done.stdout).strip()[-1500:]
-        raise LabError(
-            f"evaluate.py failed with exit code {done.returncode}"
-            if done.returncode
-            else "evaluate.py printed no accuracy",
-            why=output,
-            hint="fix evaluate.py, then: labctl eval",
-        ) from None
-    try:
-        total = int(body.get("total", 0))
-    except (ValueError, TypeError, OverflowError):
-        total = 0
-    return _LastLine(accuracy, str(body.get("checkpoint", "")), total)
-
-
 def _report_no_details(context: LabContext) -> None:
     text = "evaluate.py reported only its accuracy: the report will show no classes or mistakes"
     context.reporter.emit(Note(text=text))
-
-
-def _make_server_error(run_id: str, reply: EvaluateReply) -> LabError:
-    output = reply.said.strip()[-1500:]
-    if reply.code == 0:
-        return LabError(
-            "evaluate.py wrote no evaluation on the server",
-            why=f"it must write to the file named by LABCTL_EVALUATION\n{output}",
-            hint="see the sample project: labctl init digits",
-        )
-    return LabError(
-        f"evaluate.py failed on the server with exit code {reply.code}",
-        why=output,
-        hint=f"labctl eval {run_id}   # on this machine",
-    )
 
 
 class _RunMetrics(NamedTuple):

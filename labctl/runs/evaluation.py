@@ -45,6 +45,7 @@ class Evaluation(Value, frozen=True):
     the order of `classes`. `baseline_accuracy` is that of always predicting the training set's
     majority class; None if not computed. `where` is the machine that computed the evaluation.
     `worst` lists mistakes, the most confident first. Hashes are SHA-256 in hex, or "".
+    `checkpoint_fingerprints` are of all checkpoints that the run had then (wire/checkpoints.py).
     """
 
     checkpoint: str
@@ -62,6 +63,7 @@ class Evaluation(Value, frozen=True):
     device: str = ""
     at: float = 0.0
     worst: tuple[Mistake, ...] = ()
+    checkpoint_fingerprints: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def correct(self) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 from labctl.errors import LabError, NotFoundError
 from labctl.model import Run
-from labctl.shell import command
+from labctl.shell import Command, command
 
 MODEL_SUFFIXES = frozenset(
     (".ckpt", ".h5", ".joblib", ".keras", ".npz", ".onnx", ".pkl", ".pt", ".pth", ".safetensors")
@@ -17,13 +17,19 @@ PICKLE_SUFFIXES = frozenset((".ckpt", ".joblib", ".pkl", ".pt", ".pth"))
 EXAMPLE = """\
 import json, sys
 from pathlib import Path
-from safetensors.torch import load_file
+import torch
 from train import build_model, test_batches  # from your own code
 
-file = sorted(Path(sys.argv[1]).rglob("*.safetensors"))[-1]
-model = build_model()
-model.load_state_dict(load_file(file))
-right = [int(p == y) for x, ys in test_batches() for p, y in zip(model.eval()(x).argmax(1), ys)]
+kinds = (".safetensors", ".pth", ".pt", ".ckpt")
+file = sorted(p for p in Path(sys.argv[1]).rglob("*") if p.suffix in kinds)[-1]
+if file.suffix == ".safetensors":
+    from safetensors.torch import load_file
+    weights = load_file(file)
+else:
+    weights = torch.load(file, map_location="cpu", weights_only=True)
+model = build_model().eval()
+model.load_state_dict(weights)
+right = [int(p == y) for x, ys in test_batches() for p, y in zip(model(x).argmax(1), ys)]
 accuracy = sum(right) / len(right)
 print(json.dumps({"accuracy": accuracy, "total": len(right), "checkpoint": file.name}))
 """
@@ -38,23 +44,34 @@ def make_no_script_error() -> LabError:
     return NotFoundError(
         "this lab has no evaluate.py",
         why=f"{needs}\n\n{EXAMPLE}",
-        hint="write evaluate.py beside lab.yaml, then: labctl eval",
+        hint="labctl eval --example > evaluate.py   # beside lab.yaml; adapt it to your code\n"
+        "labctl eval",
     )
 
 
-def make_no_checkpoints_error(run: Run, home: Path) -> LabError:
+def make_no_local_checkpoints_error(run: Run, home: Path) -> LabError:
     """Make the error for a run that has no checkpoints on this machine."""
     if not home.is_dir():
         return NotFoundError(
             f"run {run.id} was not pulled to this machine",
             hint=command("labctl", "pull", run.id).render(),
         )
-    what = f"run {run.id} has no checkpoints on this machine"
+    follow = command("labctl", "pull", "--follow", run.id)
+    return _make_no_checkpoints_error(run, "this machine", follow)
+
+
+def make_no_server_checkpoints_error(run: Run) -> LabError:
+    """Make the error for a run that has saved no checkpoints on its server."""
+    return _make_no_checkpoints_error(run, "the server", command("labctl", "logs", "-f", run.id))
+
+
+def _make_no_checkpoints_error(run: Run, where: str, follow: Command) -> LabError:
+    what = f"run {run.id} has no checkpoints on {where}"
     if not run.has_ended:
         return NotFoundError(
             what,
             why="it has not ended (last known), and may save its first one later",
-            hint=command("labctl", "pull", "--follow", run.id).render(),
+            hint=follow.render(),
         )
     needs = "eval needs what the run saves in the directory $LABCTL_CHECKPOINT_DIR"
     model = _find_model_elsewhere(run)
@@ -63,8 +80,8 @@ def make_no_checkpoints_error(run: Run, home: Path) -> LabError:
             what, why=needs, hint="save the model there in your code, then: labctl run"
         )
     pull = command("labctl", "pull", "--all", run.id)
-    where = ["--on-server"] if model.suffix.lower() in PICKLE_SUFFIXES else []
-    evaluate = command("labctl", "eval", *where, f"runs/{run.id}/{model.parent}")
+    options = ["--on-server"] if model.suffix.lower() in PICKLE_SUFFIXES else []
+    evaluate = command("labctl", "eval", *options, f"runs/{run.id}/{model.parent}")
     return NotFoundError(
         what, why=f"{needs}; this run wrote {model} instead", hint=pull.chain(evaluate).render()
     )

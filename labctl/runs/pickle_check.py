@@ -23,6 +23,11 @@ def refuse_pickles(place: Path, hint: str) -> None:
             )
 
 
+def has_pickles(place: Path) -> bool:
+    """Whether `refuse_pickles` refuses a file at or below `place`."""
+    return any(describe_pickle(path) for path in _list_files(place))
+
+
 def describe_pickle(path: Path) -> str:
     """Say why a file must not be loaded here, as the end of a sentence; "" if it may be."""
     try:

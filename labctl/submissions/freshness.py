@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from labctl.errors import LabError, NotFoundError
 from labctl.events import Note
+from labctl.insight.run_report import INPUTS_COMMENT, fingerprint_inputs
 from labctl.model import Run
 from labctl.runs import outputs, runs
 from labctl.runs.evaluate import can_evaluate_here, evaluate, evaluate_on_server
 from labctl.runs.evaluation import FILE as EVALUATION
-from labctl.runs.evaluation import read_evaluation
+from labctl.runs.evaluation import Evaluation, read_evaluation
 from labctl.servers.context import LabContext
 from labctl.submissions.assignment import Assignment
 from labctl.submissions.run_files import CHECKPOINTS, LOGS, REPORT, read_pulled_run
 from labctl.sync.local_results import RECORD
+from labctl.sync.scan import hash_file
 from labctl.text import names_text
+from labctl.wire.checkpoints import fingerprint_checkpoints
 
 MOST_NAMED = 3
 
@@ -120,7 +123,7 @@ def _compare_evaluation(home: Path, checkpoint: str) -> Iterator[str]:
     except LabError:
         return
     at = evaluation.at or path.stat().st_mtime
-    newest = _find_newest(home / CHECKPOINTS)
+    newest = _find_newest(home / CHECKPOINTS, leave_out=_list_evaluated(home, evaluation))
     if newest.at > at:
         yield (
             f"the evaluation ({_time_text(at)}) is older than the checkpoint {newest.name} "
@@ -131,9 +134,26 @@ def _compare_evaluation(home: Path, checkpoint: str) -> Iterator[str]:
         yield f"the evaluation is of the checkpoint {name}, but {checkpoint} would be submitted"
 
 
+def _list_evaluated(home: Path, evaluation: Evaluation) -> set[str]:
+    """List the checkpoints that are as the evaluation found them, whenever they came here.
+
+    The server's are evaluated before a pull, and a copy of the project has new times.
+    """
+    current = fingerprint_checkpoints(home / CHECKPOINTS)
+    recorded = evaluation.checkpoint_fingerprints
+    same = {name for name, value in current.items() if recorded.get(name) == value}
+    if evaluation.checkpoint_sha256 and evaluation.checkpoint in current.keys() - same:
+        own = home / CHECKPOINTS / evaluation.checkpoint
+        files = [own, *own.rglob("*")]
+        hashes = (hash_file(file) for file in files if file.is_file() and not file.is_symlink())
+        if evaluation.checkpoint_sha256 in hashes:
+            same.add(evaluation.checkpoint)
+    return same
+
+
 def _compare_report(home: Path) -> Iterator[str]:
     path = home / REPORT
-    if not path.is_file():
+    if not path.is_file() or _is_written_from(path, home):
         return
     written_at = path.stat().st_mtime
     evaluation, newest = home / EVALUATION, _find_newest(home / CHECKPOINTS)
@@ -148,19 +168,27 @@ def _compare_report(home: Path) -> Iterator[str]:
             return
 
 
-def _find_newest(folder: Path) -> _Arrival:
+def _is_written_from(report: Path, home: Path) -> bool:
+    """Whether the report says that it was written from the files that are here now."""
+    comment = INPUTS_COMMENT.format(fingerprint_inputs(home)).encode()
+    with report.open("rb") as file:
+        file.seek(max(0, report.stat().st_size - 2 * len(comment)))
+        return comment in file.read()
+
+
+def _find_newest(folder: Path, leave_out: Collection[str] = ()) -> _Arrival:
     """Find the file that arrived last; an empty name and time 0 without files.
 
-    A download keeps the server's time of modification, so the time of the last status change says
-    when a file came to this machine.
+    `leave_out` are names at the top of `folder`. A download keeps the server's time of
+    modification, so the time of the last status change says when a file came to this machine.
     """
     newest = _Arrival("", 0.0)
     for place, _, names in os.walk(folder):
         for name in names:
             path = Path(place) / name
-            arrived_at = path.lstat().st_ctime
-            if arrived_at > newest.at:
-                newest = _Arrival(path.relative_to(folder).parts[0], arrived_at)
+            top, arrived_at = path.relative_to(folder).parts[0], path.lstat().st_ctime
+            if arrived_at > newest.at and top not in leave_out:
+                newest = _Arrival(top, arrived_at)
     return newest
 
 

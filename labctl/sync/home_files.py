@@ -37,11 +37,11 @@ def list_home_files(remote: AgentClient, since: float) -> HomeFiles:
     reply = remote.call(HOME_FILES, HomeFilesRequest(since), timeout_s=LONG_S)
     skipped = [f"{ascii(path)[1:-1]}: {reason}" for path, reason in reply.skipped]
     files = []
-    for path, size, sha256 in reply.files:
+    for path, size in reply.files:
         if problem := find_name_problem(path):
             skipped.append(f"{ascii(path)[1:-1]}: {problem}")
         else:
-            files.append(AnnouncedFile(path=path, size=size, sha256=sha256))
+            files.append(AnnouncedFile(path=path, size=size, sha256=""))
     return HomeFiles(
         root=reply.root, rsync_version=reply.rsync, files=tuple(files), skipped=tuple(skipped)
     )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import stat
+from pathlib import Path
 from typing import Iterable
 
 MANIFEST = "manifest.json"
@@ -21,3 +25,26 @@ def list_checkpoints(names: Iterable[str]) -> list[str]:
 def find_checkpoint(name: str, known: list[str]) -> str:
     """Return the one of these directories that has the file, "" for none."""
     return next((top for top in known if name.startswith(top)), "")
+
+
+def fingerprint_checkpoints(directory: Path) -> dict[str, str]:
+    """Return the fingerprint of each file and directory at the top of `directory`."""
+    if not directory.is_dir():
+        return {}
+    return {entry.name: fingerprint_files(entry) for entry in directory.iterdir()}
+
+
+def fingerprint_files(place: Path) -> str:
+    """Hash the names, sizes and times of the files at or below `place`; no file is read.
+
+    A download keeps the times, so both sides get the same result. Links are not followed.
+    """
+    files = [place]
+    files += [Path(folder, name) for folder, _, names in os.walk(place) for name in names]
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        status = file.lstat()
+        if stat.S_ISREG(status.st_mode):
+            row = (file.relative_to(place).as_posix(), status.st_size, int(status.st_mtime))
+            digest.update(repr(row).encode())
+    return digest.hexdigest()[:16]

@@ -125,7 +125,6 @@ class FilePart(NamedTuple):
 class HomeFile(NamedTuple):
     path: str
     size: int
-    sha256: str
 
 
 class HomeFilesRequest(NamedTuple):

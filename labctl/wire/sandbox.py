@@ -1,6 +1,6 @@
 """Messages about programs in a sandbox: evaluations, and the grading of submissions."""
 
-from typing import NamedTuple, Optional, Tuple
+from typing import Dict, NamedTuple, Optional, Tuple
 
 from .verbs import LabRequest, Verb
 
@@ -9,6 +9,8 @@ class EvaluateRequest(NamedTuple):
     """Evaluate `checkpoint`, a path below the run or "" for all of its checkpoints.
 
     `gpus` is "" (no GPU), "all" or device UUIDs joined by commas. `deadline_s` 0 is one hour.
+    `program` is the text of the lab's evaluate.py, for a run whose code has none; "" if the lab has
+    none either.
     """
 
     lab: str
@@ -17,19 +19,27 @@ class EvaluateRequest(NamedTuple):
     checkpoint: str = ""
     gpus: str = ""
     deadline_s: float = 0.0
+    program: str = ""
 
 
 class EvaluateReply(NamedTuple):
     """The exit code of the program, and its last lines of output as `said`.
 
-    `evaluation` is the JSON value that it wrote, null if it wrote none. `code` is null if the
-    image `missing` is not on the server, so that nothing was run.
+    `evaluation` is the JSON value that it wrote, null if it wrote none, and `last_line` the last
+    line of its standard output. `code` is null if nothing was run: the image `missing` is not on
+    the server, or the run `lacks` an evaluate.py ("program") or "checkpoints". `used_program` says
+    that the request's program ran, because the run's code has none. `checkpoint_fingerprints` are
+    of the run's checkpoints when it began (wire/checkpoints.py).
     """
 
     code: Optional[int] = None
     said: str = ""
     evaluation: object = None
     missing: str = ""
+    last_line: str = ""
+    lacks: str = ""
+    used_program: bool = False
+    checkpoint_fingerprints: Dict[str, str] = {}
 
 
 class SandboxLimits(NamedTuple):

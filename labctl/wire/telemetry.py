@@ -53,11 +53,25 @@ class ContainerUsageRecord(NamedTuple):
     processes: Optional[int] = None
 
 
+class OtherProgramRecord(NamedTuple):
+    """A program beside a run: its name without arguments, its account, and its run if it has one.
+
+    `gpus` are the UUIDs of those of the run's GPUs on which it computes too.
+    """
+
+    name: str
+    person: str = ""
+    run: str = ""
+    cpu_cores: float = 0.0
+    gpus: Tuple[str, ...] = ()
+
+
 class TelemetryRecord(NamedTuple):
     """A line of a run's telemetry.jsonl: the usage of its container. `at` is Unix time.
 
     `host_cpu_cores` of the server's `host_cores` were busy since the reading before, with this run.
-    `other_runs` counts the runs of the same account that lived beside it.
+    `other_runs` counts the runs of the same account that lived beside it. `others` are the busiest
+    programs that are not of the run, and those on its GPUs.
     """
 
     at: float
@@ -77,6 +91,7 @@ class TelemetryRecord(NamedTuple):
     host_cores: Optional[float] = None
     host_cpu_cores: Optional[float] = None
     other_runs: Optional[int] = None
+    others: Tuple[OtherProgramRecord, ...] = ()
 
 
 class TopRequest(NamedTuple):

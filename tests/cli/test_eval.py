@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,7 +52,8 @@ def test_a_lab_without_evaluate_py_gets_one_to_start_from(
     assert "this lab has no evaluate.py" in said.err
     for line in EXAMPLE.splitlines():
         assert line in said.err
-    assert "next: write evaluate.py beside lab.yaml, then: labctl eval" in said.err
+    assert "next: labctl eval --example > evaluate.py\n" in said.err
+    assert labctl("eval", "--example").out == EXAMPLE
 
 
 @pytest.mark.skipif(
@@ -59,7 +62,7 @@ def test_a_lab_without_evaluate_py_gets_one_to_start_from(
 def test_the_example_evaluates(labctl: Labctl, run: Run, home: Path) -> None:
     from safetensors.torch import save_file
 
-    (home / "digits" / "evaluate.py").write_text(EXAMPLE)
+    (home / "digits" / "evaluate.py").write_text(labctl("eval", "--example").out)
     (home / "digits" / "train.py").write_text(TRAIN)
     folder = home / "digits" / "runs" / "r1" / "checkpoints"
     folder.mkdir()
@@ -69,6 +72,31 @@ def test_the_example_evaluates(labctl: Labctl, run: Run, home: Path) -> None:
     result = json.loads(said.out)["evaluation"]
     assert (result["accuracy_local"], result["total"]) == (0.75, 4)
     assert result["checkpoint"] == "model.safetensors"
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="PyTorch is not installed: labctl[train]"
+)
+def test_the_example_loads_a_pickle_without_running_its_code(tmp_path: Path) -> None:
+    """`labctl eval` refuses the file here, so this is what the sandbox on the server does."""
+    import torch
+
+    for name, text in (("evaluate.py", EXAMPLE), ("train.py", TRAIN)):
+        (tmp_path / name).write_text(text)
+    words = [sys.executable, "evaluate.py", str(tmp_path)]
+    torch.save({}, tmp_path / "model.pth")
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["accuracy"] == 0.75
+    torch.save({"code": pytest.raises}, tmp_path / "model.pth")
+    refused = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "Weights only load failed" in refused.stderr
+
+
+def test_an_empty_directory_of_checkpoints_is_none(labctl: Labctl, run: Run, home: Path) -> None:
+    (home / "digits" / "runs" / "r1" / "checkpoints").mkdir()
+    said = labctl("eval")
+    assert said.code == 4
+    assert "run r1 has no checkpoints on this machine" in said.err
 
 
 def test_a_run_without_checkpoints_is_not_pulled_once_more(

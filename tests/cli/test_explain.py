@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 from labctl.config import ensure_lab_id, find_paths
 from labctl.model import Run
 from labctl.state import State
+from labctl.wire.codec import to_json
+from labctl.wire.telemetry import GpuRecord, OtherProgramRecord, TelemetryRecord
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from event_files import curve
@@ -157,3 +160,25 @@ def test_a_profile_is_shown_again_without_its_server(labctl: Any, logs: Path) ->
     assert "\x1b" not in said.out
     body = json.loads(labctl("profile", "profile-1", "--json").out)
     assert (body["run"], body["there"]) == ("profile-1", False)
+
+
+def test_on_a_busy_server_what_else_runs_there_is_named(labctl: Any, logs: Path) -> None:
+    others = (
+        OtherProgramRecord("stress", "bob", cpu_cores=4.0, gpus=("GPU-1",)),
+        OtherProgramRecord("python3", "alice", "second", 2.25),
+    )
+    line = TelemetryRecord(
+        at=0.0, attempt=1, cores=8.0, cpu_cores=1.0, host_cores=8.0, host_cpu_cores=7.6,
+        gpus=(GpuRecord(uuid="GPU-1", name="H100", use_percent=90.0),),
+        other_runs=1, others=others,
+    )  # fmt: skip
+    lines = [line._replace(at=1000.0 + 10 * number) for number in range(20)]
+    # As earlier versions wrote it.
+    lines[9:12] = [old._replace(others=()) for old in lines[9:12]]
+    text = "\n".join(json.dumps(to_json(one, drop_defaults=True)) for one in lines)
+    (logs / "telemetry.jsonl").write_text(text + "\n")
+    (logs / "run.log").write_text("epoch 1\n")
+    said = " ".join(labctl("explain", "night").out.split())
+    assert "other work took 6.6 of the server's 8 cores" in said
+    assert re.search(r"by stress \(bob\): 3\.\d cores, python3 \(run second\): 1\.\d cores", said)
+    assert "the run shared its GPU with stress (bob)" in said

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from labctl.cli.runs import print_new_files
@@ -68,12 +69,15 @@ def test_the_first_run_of_a_lab_suggests_the_line_of_lab_yaml(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lab = Lab.load(home / "digits", record_only=True)
+    crashed = Run(id="r0", lab_id=lab.id, server_id="s", state="exited", exit_code=1)
     run = Run(id="r1", lab_id=lab.id, server_id="s", state="exited", new_files=("code/model.pth",))
-    lab.context.state.save_run(run)
+    for ended in (crashed, run):
+        lab.context.state.save_run(ended)
     print_new_files(lab, run)
     assert "outputs: [checkpoints, logs, code/model.pth]" in capsys.readouterr().err
-    lab.context.state.save_run(Run(id="r2", lab_id=lab.id, server_id="s", state="exited"))
-    print_new_files(lab, run)
+    second = msgspec.structs.replace(run, id="r2")
+    lab.context.state.save_run(second)
+    print_new_files(lab, second)
     assert capsys.readouterr().err == (
         "new files outside outputs: code/model.pth (labctl pull --all)\n"
     )

@@ -25,6 +25,7 @@ from labctl.submissions import receipt
 from labctl.submissions.assignment import Assignment, load_assignment
 from labctl.submissions.bundle import inspect
 from labctl.submissions.receiver import Receiver
+from labctl.wire.checkpoints import fingerprint_checkpoints
 
 RUN = "1121-072825-af1b"
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHost"
@@ -568,6 +569,33 @@ def test_fresh_evaluates_and_reports_before_it_submits(
     assert result["stale"] == []
     assert result["manifest"]["checkpoint"] == "step-00000080"
     assert "<html" in (stale / "report.html").read_text()
+
+
+def test_results_that_were_copied_or_evaluated_before_their_download_are_up_to_date(
+    labctl: Labctl, stale: Path
+) -> None:
+    """What was evaluated and reported decides, and not when the files came to this machine."""
+    (stale / "run.json").unlink()
+    weights = next((stale / "checkpoints").glob("step-*40/*.safetensors"))
+    evaluation = json.loads((stale / "evaluation.json").read_text())
+    evaluation["checkpoint_fingerprints"] = fingerprint_checkpoints(stale / "checkpoints")
+    (stale / "evaluation.json").write_text(json.dumps(evaluation))
+    assert labctl("report", RUN).code == 0
+    for file in stale.rglob("*"):
+        file.chmod(0o700)
+    assert dry(labctl)["stale"] == []
+
+    os.utime(weights)
+    assert "is older than the checkpoint step-00000040" in dry(labctl)["stale"][0]
+    evaluation["checkpoint_sha256"] = hashlib.sha256(weights.read_bytes()).hexdigest()
+    (stale / "evaluation.json").write_text(json.dumps(evaluation))
+    assert not any(line.startswith("the evaluation (") for line in dry(labctl)["stale"])
+
+    (stale / "checkpoints" / "step-00000120").mkdir()
+    (stale / "checkpoints" / "step-00000120" / "model.safetensors").write_bytes(b"new")
+    stale_results = dry(labctl)["stale"]
+    assert "is older than the checkpoint step-00000120" in stale_results[0]
+    assert "the report (" in stale_results[1]
 
 
 def test_fresh_needs_the_server_for_files_that_are_not_final(labctl: Labctl, stale: Path) -> None:

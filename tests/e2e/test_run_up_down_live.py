@@ -82,11 +82,14 @@ def test_a_signal_keeps_run_and_server_and_the_next_job_removes_it(lab: LabDirec
     assert "interrupted (SIGTERM) while it followed night" in lab.labctl("status").stdout
     assert lab.seen("night")["state"] == "running"
     lab.let_go("night")
+    lab.student("mkdir papers && echo by hand >papers/notes.txt")
     done = lab.start(
         "run", "--down", "--id", "night", "--", "sh", "-c", f"{LEAVES_MODEL}; {UNTIL_GO}"
     )
     done.end(0)
     assert "run night found" in done.stderr
+    (copied,) = (lab.root / "server-home").glob("*/papers/notes.txt")
+    assert copied.read_text() == "by hand\n"
     assert read_model(lab, "night") == "weights\n"
     require_no_server(lab)
 

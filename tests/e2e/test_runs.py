@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from guide_session import GUIDE
-from lab_directory import TOKEN, UNTIL_GO, LabDirectory, Process
+from lab_directory import DOCKERFILE, TOKEN, UNTIL_GO, LabDirectory, Process
 from lab_servers import wait_for
 from transcripts import Session, make_program, replay
 
@@ -281,6 +281,17 @@ def test_a_short_command_with_a_terminal_loses_nothing(lab: LabDirectory) -> Non
         tty.said("a b")
         assert tty.popen.wait(120) == 4
     assert (lab.seen("brief")["state"], lab.seen("brief")["exit_code"]) == ("exited", 4)
+
+
+def test_a_refused_start_with_a_terminal_does_not_look_like_the_command(lab: LabDirectory) -> None:
+    broken = f"{DOCKERFILE}RUN mv /bin/sh /bin/shell\n"
+    words = ("run", "-it", "--id", "refused", "--", "true")
+    with lab.holding("Dockerfile", broken), lab.in_terminal(*words) as terminal:
+        assert terminal.popen.wait(120) == 255
+        text = terminal.shown.decode()
+    assert "labctl: the container of run refused did not start\r\n" in text
+    assert '"/bin/sh": ' in text
+    assert "next: labctl doctor" in text
 
 
 def test_a_killed_labctl_leaves_a_run_that_the_same_command_finds(

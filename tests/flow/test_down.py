@@ -58,6 +58,19 @@ def test_files_in_the_home_directory_are_offered_before_the_server_ends(
     assert saved == ["by hand"] * count
 
 
+def test_a_server_with_a_large_home_is_stopped_and_not_removed(
+    ready: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("labctl.lifecycle.home_files.LARGEST_UNASKED_BYTES", 3)
+    (ready.machine.home / "notes.txt").write_text("by hand")
+    with pytest.raises(PolicyError, match="was not removed") as caught:
+        end(ready, Recorded(answers=[True, False]))
+    assert "1 file (7 B) outside the lab: notes.txt" in caught.value.why
+    assert "its disk kept" in caught.value.why
+    assert caught.value.hint.startswith("labctl down ")
+    assert ready.cloud.calls == ["create", "stop"]
+
+
 def test_without_a_server_it_says_so_and_asks_nothing(lab: World) -> None:
     reporter = Recorded()
     assert end(lab, reporter) == DownResult()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from image_engines import BUILT, PULLED, Sources, make_sources, wait_for
 from lab_world import World
-from test_run_start import Turn
+from test_run_start import Turn, Wire
 
 from labctl.errors import LinkLostError
 from labctl.events import Step

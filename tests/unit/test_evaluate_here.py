@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from labctl.errors import LabError
-from labctl.runs.evaluate import _run_evaluate, read_server_accuracy
+from labctl.runs.evaluate import read_server_accuracy
+from labctl.runs.evaluation_script import run_script
 
 HUGE = '{"accuracy": 1' + "0" * 400 + "}"
 
 
 def run_program(root: Path, text: str) -> tuple[float, str, int]:
     (root / "evaluate.py").write_text(text)
-    return _run_evaluate(root, root, root / "out.json")
+    return run_script(root, root, root / "out.json")
 
 
 @pytest.mark.parametrize(

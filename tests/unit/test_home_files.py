@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from labctl.agent.files.home_files import list_home_files
+from labctl.errors import PolicyError
 from labctl.events import Note, PolicyReporter, Question
 from labctl.lifecycle.home_files import choose_home_files, pull_home_files
 from labctl.servers.agent import AgentClient
@@ -115,6 +116,20 @@ def test_nobody_is_asked_without_a_user_and_a_no_downloads_nothing(context: Any)
     assert context.reporter.questions == []
     context.reporter = Asking(answer=False)
     assert choose_home_files(context, server, asks=True) is None
+
+
+def test_a_large_home_is_neither_downloaded_nor_deleted_without_a_typed_answer(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("labctl.lifecycle.home_files.LARGEST_UNASKED_BYTES", 20)
+    server: Any = SimpleNamespace(created_at=time.time())
+    with pytest.raises(PolicyError, match=r"has 3 files \(30 B\) outside the lab: notes.txt"):
+        choose_home_files(context, server, asks=False)
+    assert choose_home_files(context, server, asks=True)
+    assert context.reporter.questions[0].typed == "download"
+    context.reporter = Asking(answer=False)
+    with pytest.raises(PolicyError):
+        choose_home_files(context, server, asks=True)
 
 
 def test_what_cannot_come_is_named(context: Any, machine: Path) -> None:

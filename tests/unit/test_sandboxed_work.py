@@ -11,6 +11,7 @@ from labctl.agent.host.engine_objects import Container, ContainerState, Image, N
 from labctl.agent.host.paths import lab_dir, write_json
 from labctl.agent.reply import Failure
 from labctl.agent.sandbox import evaluation, grading, sandbox
+from labctl.wire.checkpoints import fingerprint_checkpoints
 from labctl.wire.codec import to_json
 from labctl.wire.sandbox import (
     EvaluateReply,
@@ -48,6 +49,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("code", "checkpoints", ".labctl"):
         (directory / name).mkdir(parents=True)
     (directory / "code" / "evaluate.py").touch()
+    (directory / "checkpoints" / "model.pth").touch()
     spec = {
         "id": "night", "lab": "digits", "lab_id": LAB_ID, "command": ["python", "train.py"],
         "image": "digits:1", "env": {"SEED": "1"}, "secrets": ["TOKEN"], "outputs": ["logs"],
@@ -100,8 +102,13 @@ def evaluate(checkpoint: str = "", gpus: str = "") -> EvaluateReply:
 
 def test_an_evaluation_reads_the_run_and_writes_its_result_alone(run: Path, engine: Engine) -> None:
     engine.result = b'{"accuracy": 0.5, "worst": [{"item": "1"}]}'
+    found = fingerprint_checkpoints(run / "checkpoints")
     assert evaluate() == EvaluateReply(
-        code=0, said="printed\n", evaluation={"accuracy": 0.5, "worst": [{"item": "1"}]}
+        code=0,
+        said="printed\n",
+        evaluation={"accuracy": 0.5, "worst": [{"item": "1"}]},
+        last_line="printed",
+        checkpoint_fingerprints=found,
     )
     (body,) = engine.bodies
     host = body.HostConfig
@@ -122,7 +129,8 @@ def test_an_evaluation_reads_the_run_and_writes_its_result_alone(run: Path, engi
 )
 def test_what_is_no_result_ends_nothing(engine: Engine, result: bytes) -> None:
     engine.result, engine.code = result, 3
-    assert evaluate() == EvaluateReply(code=3, said="printed\n")
+    reply = evaluate()
+    assert (reply.code, reply.said, reply.evaluation) == (3, "printed\n", None)
 
 
 def test_an_evaluation_without_its_image_or_checkpoint(
@@ -132,6 +140,21 @@ def test_an_evaluation_without_its_image_or_checkpoint(
         evaluate("checkpoints/step-2")
     monkeypatch.setattr(evaluation.engine, "inspect_image", lambda reference: None)
     assert evaluate() == EvaluateReply(missing="digits:1")
+
+
+def test_an_evaluation_of_a_run_that_saved_nothing(run: Path, engine: Engine) -> None:
+    (run / "checkpoints" / "model.pth").unlink()
+    (run / "checkpoints" / "step-1").mkdir()
+    assert evaluate() == EvaluateReply(lacks="checkpoints")
+    assert not engine.bodies
+
+
+def test_the_labs_program_evaluates_a_run_whose_code_has_none(run: Path, engine: Engine) -> None:
+    (run / "code" / "evaluate.py").unlink()
+    assert evaluate() == EvaluateReply(lacks="program")
+    request = EvaluateRequest("digits", LAB_ID, "night", program="print(1)\n")
+    assert evaluation.evaluate(request).used_program
+    assert (engine.bodies[-1].Cmd or ())[-2] == "/lab/evaluation/evaluate.py"
 
 
 @pytest.fixture

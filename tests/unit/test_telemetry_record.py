@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from labctl.agent.host import telemetry
+from labctl.agent.host import other_programs, telemetry
 from labctl.agent.host.engine_objects import Container, MountPoint
 from labctl.agent.host.gpus import Gpus
-from labctl.agent.host.host_usage import HostUsageReader, load_psutil
+from labctl.agent.host.host_usage import HostUsageReader, ProcessDescription, load_psutil
+from labctl.agent.host.other_programs import OtherPrograms
 from labctl.agent.host.telemetry import (
     NAME,
     RecordedRun,
@@ -28,6 +32,8 @@ from labctl.wire.codec import to_json
 from labctl.wire.telemetry import ContainerUsageRecord, GpuRecord, TelemetryRecord
 from labctl.wire.verbs import Empty
 
+# Nothing is read of processes.
+NO_PROGRAMS = SimpleNamespace(refresh=lambda: None, list_beside=lambda *_: ())
 LINE = TelemetryRecord(at=1.0, attempt=1, cores=2.0)
 
 
@@ -102,7 +108,7 @@ def test_a_run_that_begins_while_the_recorder_ends_is_recorded(
     run_lists = [none, none, none, {"a": run}, {"a": run}, none, none, none, none]
     due: list[int] = []
     monkeypatch.setattr(telemetry, "list_recorded", lambda before: run_lists.pop(0))
-    monkeypatch.setattr(telemetry, "write_due", lambda runs, gpus, host: due.append(len(runs)))
+    monkeypatch.setattr(telemetry, "write_due", lambda runs, *readers: due.append(len(runs)))
     monkeypatch.setattr(telemetry, "probe_gpus", lambda runs: None)
     sessions_ended: list[str] = []
     monkeypatch.setattr(telemetry, "end_session", sessions_ended.append)
@@ -151,7 +157,7 @@ def test_a_line_is_due_every_ten_seconds_and_later_every_minute(
     for moment in (0, 5, 10, 15, 20, 6 * 3600 + 20, 6 * 3600 + 30, 6 * 3600 + 80):
         now[0] = 1000.0 + moment
         before = len(read_samples(tmp_path / "logs" / NAME))
-        write_due({"id": one}, Gpus(_no_library), host)
+        write_due({"id": one}, Gpus(_no_library), host, NO_PROGRAMS)
         if len(read_samples(tmp_path / "logs" / NAME)) > before:
             due.append(moment)
     assert due == [0, 10, 20, 6 * 3600 + 20, 6 * 3600 + 80]
@@ -159,13 +165,13 @@ def test_a_line_is_due_every_ten_seconds_and_later_every_minute(
 
 def test_an_ended_container_leaves_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = recorded(tmp_path, Readings(), monkeypatch)
-    write_due({"id": one}, Gpus(_no_library), host_reader(tmp_path))
+    write_due({"id": one}, Gpus(_no_library), host_reader(tmp_path), NO_PROGRAMS)
     assert not (tmp_path / "logs" / NAME).exists()
 
 
 def test_a_line_names_its_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = recorded(tmp_path, Readings(ContainerUsageRecord(2.0, 1.5, 7)), monkeypatch)
-    write_due({"id": one}, Gpus(_no_library), host_reader(tmp_path))
+    write_due({"id": one}, Gpus(_no_library), host_reader(tmp_path), NO_PROGRAMS)
     (sample,) = read_samples(tmp_path / "logs" / NAME)
     assert (sample.attempt, sample.cpu_cores, sample.memory_bytes) == (3, 1.5, 7)
     assert json.loads((tmp_path / "logs" / NAME).read_text()).keys() == {
@@ -187,11 +193,53 @@ def test_a_line_has_the_load_of_the_server_and_the_other_runs(
     two = recorded(tmp_path / "two", Readings(usage), monkeypatch)
     host = host_reader(tmp_path)
     host.read()
-    write_due({"1": one, "2": two}, Gpus(_no_library), host)
+    write_due({"1": one, "2": two}, Gpus(_no_library), host, NO_PROGRAMS)
     (sample,) = read_samples(tmp_path / "two" / "logs" / NAME)
     assert (sample.host_cores, sample.other_runs) == (os.cpu_count(), 1)
     assert sample.host_cpu_cores is not None
     assert sample.host_cpu_cores >= 0
+
+
+def test_the_programs_beside_a_run_are_named_without_their_arguments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(other_programs, "MOST_NAMED", 99)
+    programs = OtherPrograms(load_psutil(), Gpus(_no_library))
+    words = ["busy-beside", "-c", "while True: pass", "a secret"]
+    with subprocess.Popen(words, executable=sys.executable) as child:
+        deadline = time.monotonic() + 60
+        found = None
+        try:
+            while found is None:
+                assert time.monotonic() < deadline
+                programs.refresh()
+                others = programs.list_beside("the run's own container", (), {})
+                found = next((other for other in others if other.name == "busy-beside"), None)
+        finally:
+            child.kill()
+    assert found.person
+    assert found.cpu_cores > 0
+    assert "secret" not in repr(others)
+
+
+def test_of_other_programs_the_busiest_and_those_on_the_gpu_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    programs = OtherPrograms(load_psutil(), Gpus(_no_library))
+    rows = [("own", "train"), ("b", "make -j"), ("b", "make -k"), ("", "x"), ("", "y"), ("", "gpu")]
+    programs._processes = [
+        ProcessDescription(pid, "bob", command, container, 9.0 - pid, 0)
+        for pid, (container, command) in enumerate(rows)
+    ]
+    programs._on_gpus = {0: {"GPU-1"}, 4: {"GPU-2"}, 5: {"GPU-1"}}
+    found = programs.list_beside("own", ("GPU-1",), {"own": "night", "b": "second"})
+    assert [(other.name, other.run, other.gpus) for other in found] == [
+        ("make", "second", ()),
+        ("x", "", ()),
+        ("y", "", ()),
+        ("gpu", "", ("GPU-1",)),
+    ]
+    assert found[0].cpu_cores == 8.0 + 7.0
 
 
 def host_reader(disk: Path) -> HostUsageReader:

@@ -17,8 +17,13 @@ from .records import merge_records, read_records
 
 
 def hashes(request: PartsRequest) -> HashesReply:
-    """Hash parts of a run's files."""
+    """Hash parts of a run's files, or of files in the home directory."""
     base = _base_directory(request)
+    if request.home:
+        # Nothing about them is recorded: they are not labctl's.
+        paths = [(base / part.path, part.size) for part in request.parts]
+        current = [_hash(path, size, _stat(path)) for path, size in paths]
+        return HashesReply(tuple(record.sha256 if record else "" for record in current))
     path = base / HASHES
     cached = read_records(HashRecord, path)
     hashed = {
@@ -67,6 +72,15 @@ def _hash(path: Path, size: int, record: HashRecord | None) -> HashRecord | None
     except OSError:
         return None
     return hashed if _is_same(path, record) else None
+
+
+def _stat(path: Path) -> HashRecord | None:
+    """Return a record of the file as it is now, without a hash."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return HashRecord(size=status.st_size, mtime_ns=status.st_mtime_ns, sha256="")
 
 
 def _is_same(path: Path, record: HashRecord) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Iterator
 
 from ...wire.files import HomeFile, HomeFilesReply, HomeFilesRequest, SkippedFile
-from ..host.paths import hash_file, labctl_home
+from ..host.paths import labctl_home
 from .files import UNREADABLE, is_by_product, read_rsync_version
 
 # Marks of an environment of packages: thousands of files that can be installed again.
@@ -16,10 +16,11 @@ ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
 
 
 def list_home_files(request: HomeFilesRequest) -> HomeFilesReply:
-    """List the regular files that appeared in the home directory since `since`, with hashes.
+    """List the regular files that appeared in the home directory since `since`.
 
-    Hidden names of the home directory itself, labctl's directories and environments of packages
-    are left out. Links are not followed.
+    No file is read: a home may hold 100 GB, and only what is downloaded needs a hash. Hidden names
+    of the home directory itself, labctl's directories and environments of packages are left out.
+    Links are not followed.
     """
     home = Path.home()
     files, skipped = [], []
@@ -29,11 +30,13 @@ def list_home_files(request: HomeFilesRequest) -> HomeFilesReply:
             status = path.lstat()
             # A copy may keep its time of modification; the time of its change here is new.
             is_new = stat.S_ISREG(status.st_mode) and status.st_ctime >= request.since
-            if is_new and not is_by_product(name):
-                files.append(HomeFile(name, status.st_size, hash_file(path)))
         except FileNotFoundError:
             continue
-        except PermissionError:
+        if not is_new or is_by_product(name):
+            continue
+        if os.access(path, os.R_OK):
+            files.append(HomeFile(name, status.st_size))
+        else:
             skipped.append(SkippedFile(name, UNREADABLE))
     return HomeFilesReply(tuple(files), tuple(skipped), str(home), read_rsync_version())
 

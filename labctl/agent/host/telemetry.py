@@ -31,6 +31,7 @@ from .engine_objects import Container
 from .gpu_access import GpuProbe
 from .gpus import Gpus, select_given
 from .host_usage import HostUsageReader, load_psutil
+from .other_programs import OtherPrograms
 from .paths import labctl_home
 
 NAME = "telemetry.jsonl"
@@ -50,6 +51,7 @@ class RecordedRun:
 
     def __init__(self, container: Container) -> None:
         self.directory = Path(container.sources["/lab/run"])
+        self.container_id = container.Id
         self.usage_reader = ContainerUsageReader(container)
         self.attempt = int(container.Name.rpartition("-")[2])
         self.began_s = self.due_s = time.monotonic()
@@ -57,21 +59,26 @@ class RecordedRun:
         self.probe = GpuProbe(container, self.directory) if has_gpu else None
 
     def build_line(
-        self, gpus: list[GpuRecord], host: HostUsageRecord, other_runs: int
+        self,
+        gpus: list[GpuRecord],
+        host: HostUsageRecord,
+        programs: OtherPrograms,
+        runs: dict[str, str],
     ) -> TelemetryRecord | None:
-        """Measure the container; None once it has ended."""
+        """Measure the container; None once it has ended. `runs` are all runs, by container id."""
         usage = self.usage_reader.read()
         if usage is None:
             return None
+        given = [describe_gpu(gpu, gpus) for gpu in select_given(gpus, self.usage_reader.container)]
+        uuids = [gpu.uuid for gpu in given]
         return TelemetryRecord(
             at=round(time.time(), 3),
             attempt=self.attempt,
-            gpus=tuple(
-                describe_gpu(gpu, gpus) for gpu in select_given(gpus, self.usage_reader.container)
-            ),
+            gpus=tuple(given),
             host_cores=host.cores,
             host_cpu_cores=host.cpu_cores,
-            other_runs=other_runs,
+            other_runs=len(runs) - 1,
+            others=programs.list_beside(self.container_id, uuids, runs),
             **usage._asdict(),
         )
 
@@ -109,7 +116,9 @@ def record(request: Empty) -> None:
 
 def _record_until_idle() -> None:
     gpus = Gpus()
-    host = HostUsageReader(labctl_home(), load_psutil())
+    psutil = load_psutil()
+    host = HostUsageReader(labctl_home(), psutil)
+    programs = OtherPrograms(psutil, gpus)
     recorded: dict[str, RecordedRun] = {}
     empty = 0
     while True:
@@ -120,7 +129,7 @@ def _record_until_idle() -> None:
         empty = 0 if recorded else empty + 1
         if empty == PATIENCE:
             return
-        write_due(recorded, gpus, host)
+        write_due(recorded, gpus, host, programs)
         probe_gpus(recorded)
         time.sleep(max(0.1, POLL_S - (time.monotonic() - started)))
 
@@ -170,14 +179,18 @@ def list_running() -> list[str]:
     return [container.Id for container in engine.list_containers("labctl.run")]
 
 
-def write_due(recorded: dict[str, RecordedRun], gpus: Gpus, host: HostUsageReader) -> None:
+def write_due(
+    recorded: dict[str, RecordedRun], gpus: Gpus, host: HostUsageReader, programs: OtherPrograms
+) -> None:
     now = time.monotonic()
     due = [run for run in recorded.values() if run.due_s <= now + POLL_S / 2]
     if not due:
         return
     gpu_readings, host_usage = gpus.read(wait=True), host.read()
+    programs.refresh()
+    runs = {container_id: run.directory.name for container_id, run in recorded.items()}
     for run in due:
-        line = run.build_line(gpu_readings, host_usage, len(recorded) - 1)
+        line = run.build_line(gpu_readings, host_usage, programs, runs)
         every_s = LATER_S if now - run.began_s > LATER_AFTER_S else EVERY_S
         # A machine that was suspended does not make up for missed lines.
         run.due_s = run.due_s + every_s if run.due_s + every_s > now else now + every_s

@@ -13,6 +13,7 @@ import os
 import time
 from pathlib import Path
 
+from ...wire.checkpoints import fingerprint_checkpoints
 from ...wire.runs import RunSpec
 from ...wire.sandbox import EvaluateReply, EvaluateRequest
 from ..host import engine
@@ -34,15 +35,21 @@ from ..runs.run_state import require_run_directory
 from ..runs.spec import read_spec
 
 PROGRAM = "evaluate.py"
+CHECKPOINTS = "checkpoints"
 OUT = "evaluation.json"
 OUT_DIRECTORY = "/lab/evaluation"
 LONGEST_S = 3600.0
 LARGEST_BYTES = 32 * 1024 * 1024
 OUTPUT_LINES = "60"
+LONGEST_LINE = 6000
 # An evaluation has four levels. Converting a value of a thousand would end this process.
 MOST_LEVELS = 64
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
-PYTHON = 'command -v python >/dev/null && exec python "$@"; exec python3 "$@"'
+# A program that came with the request is in another directory than the code that it imports.
+PYTHON = """\
+export PYTHONPATH="/lab/code${PYTHONPATH:+:$PYTHONPATH}"
+command -v python >/dev/null && exec python "$@"; exec python3 "$@"
+"""
 
 
 def evaluate(request: EvaluateRequest) -> EvaluateReply:
@@ -52,13 +59,15 @@ def evaluate(request: EvaluateRequest) -> EvaluateReply:
     """
     directory = require_run_directory(request.lab, request.lab_id, request.run)
     spec = read_spec(directory)._replace(gpus=request.gpus)
-    if not (directory / "code" / PROGRAM).is_file():
-        what = f"the code of run {directory.name} has no {PROGRAM}"
-        why = "an evaluation on the server uses the run's own copy of the code"
-        raise Failure("missing", what, why, "write evaluate.py beside lab.yaml, then: labctl run")
-    checkpoint = request.checkpoint or "checkpoints"
-    if not resolve_inside(directory, checkpoint).is_dir():
-        raise Failure("missing", f"run {directory.name} has no {checkpoint} on this server")
+    has_own_program = (directory / "code" / PROGRAM).is_file()
+    if not has_own_program and not request.program:
+        return EvaluateReply(lacks="program")
+    checkpoint = request.checkpoint or CHECKPOINTS
+    if not _has_files(resolve_inside(directory, checkpoint)):
+        if checkpoint == CHECKPOINTS:
+            return EvaluateReply(lacks=CHECKPOINTS)
+        what = f"run {directory.name} has no {checkpoint} on this server"
+        raise Failure("missing", what, "", f"labctl eval --on-server {directory.name}")
     image_id = read_last_attempt(directory).image_id
     image = (engine.inspect_image(image_id) if image_id else None) or engine.inspect_image(
         spec.image
@@ -68,8 +77,17 @@ def evaluate(request: EvaluateRequest) -> EvaluateReply:
     with (directory / ".labctl" / "evaluation.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         root = lab_dir(request.lab, request.lab_id)
-        deadline_s = request.deadline_s or LONGEST_S
-        return _run_evaluation(root, directory, spec, image, checkpoint, deadline_s)
+        sent = request._replace(
+            checkpoint=checkpoint,
+            deadline_s=request.deadline_s or LONGEST_S,
+            program="" if has_own_program else request.program,
+        )
+        return _run_evaluation(root, directory, spec, image, sent)
+
+
+def _has_files(place: Path) -> bool:
+    """Whether a file is at any depth in `place`; links are not followed."""
+    return any(names for _, _, names in os.walk(place))
 
 
 def name_container(root: Path, run: str) -> str:
@@ -77,22 +95,31 @@ def name_container(root: Path, run: str) -> str:
 
 
 def _run_evaluation(
-    root: Path, directory: Path, spec: RunSpec, image: Image, checkpoint: str, deadline_s: float
+    root: Path, directory: Path, spec: RunSpec, image: Image, request: EvaluateRequest
 ) -> EvaluateReply:
     name = name_container(root, directory.name)
     output_directory = directory / ".labctl" / f"evaluation-{os.urandom(4).hex()}"
     output_directory.mkdir()
+    fingerprints = fingerprint_checkpoints(directory / CHECKPOINTS)
     engine.remove_container(name)  # left behind by a killed call
     try:
+        if request.program:
+            (output_directory / PROGRAM).write_text(request.program)
         engine.create_container(
             name,
-            build_evaluation_container(root, directory, spec, image, checkpoint, output_directory),
+            build_evaluation_container(root, directory, spec, image, request, output_directory),
         )
         engine.start_container(name)
-        code = _wait_for_exit(name, deadline_s)
+        code = _wait_for_exit(name, request.deadline_s)
         done = run_docker("logs", "--tail", OUTPUT_LINES, name, check=False)
-        output = (done.stdout + done.stderr)[-6000:]
-        return EvaluateReply(code, output, _read_result(output_directory / OUT))
+        return EvaluateReply(
+            code,
+            (done.stdout + done.stderr)[-6000:],
+            _read_result(output_directory / OUT),
+            last_line=_last_line(done.stdout),
+            used_program=bool(request.program),
+            checkpoint_fingerprints=fingerprints,
+        )
     finally:
         engine.remove_container(name)
         drop_tree(output_directory)
@@ -103,7 +130,7 @@ def build_evaluation_container(
     directory: Path,
     spec: RunSpec,
     image: Image,
-    checkpoint: str,
+    request: EvaluateRequest,
     output_directory: Path,
 ) -> NewContainer:
     mounts = [
@@ -128,7 +155,8 @@ def build_evaluation_container(
             mount._replace(ReadOnly=mount.Target != OUT_DIRECTORY) for mount in config.Mounts
         )
     )
-    words = ("/bin/sh", "-c", PYTHON, "evaluate", PROGRAM, f"/lab/run/{checkpoint}")
+    program = f"{OUT_DIRECTORY}/{PROGRAM}" if request.program else PROGRAM
+    words = ("/bin/sh", "-c", PYTHON, "evaluate", program, f"/lab/run/{request.checkpoint}")
     if image.config.Entrypoint:
         return container._replace(Cmd=words, HostConfig=config)
     return container._replace(Entrypoint=words[:1], Cmd=words[1:], HostConfig=config)
@@ -148,6 +176,11 @@ def _wait_for_exit(name: str, deadline_s: float) -> int:
             raise Failure("docker", what, "", "labctl eval --on-server --time-limit 4h")
         time.sleep(pause_s)
         pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+
+
+def _last_line(output: str) -> str:
+    lines = output.strip().splitlines()
+    return lines[-1][:LONGEST_LINE] if lines else ""
 
 
 def _read_result(path: Path) -> object:

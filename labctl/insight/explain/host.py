@@ -1,4 +1,4 @@
-"""The rule about other work on the server, which takes CPU time from the run.
+"""The rules about other work on the server, which takes the CPU or the GPU from the run.
 
 The thresholds (85% of the server's cores busy, a quarter of them with other work) are rules of
 thumb.
@@ -12,11 +12,14 @@ from labctl.insight.explain.evidence import Answer, Evidence, Finding, RunData, 
 from labctl.insight.explain.samples import drop_start, median_of
 from labctl.insight.explain.sources import LABCTL
 from labctl.insight.explain.wording import number
-from labctl.insight.telemetry import Sample
+from labctl.insight.telemetry import OtherProgram, Sample
 from labctl.model import Value
+from labctl.text import names_text
 
 BUSY = 0.85
 MUCH = 0.25
+LEAST_CORES = 0.1
+MOST_NAMED = 3
 
 
 class OtherLoad(Value, frozen=True):
@@ -61,6 +64,8 @@ def check_other_load(material: RunData) -> Iterator[Answer]:
     if load.other_runs:
         count = "1 other run" if load.other_runs == 1 else f"{load.other_runs} other runs"
         evidence.append(from_telemetry(f"{count} of this account at the same time (median)"))
+    if programs := _name_busiest(drop_start(material.samples)):
+        evidence.append(from_telemetry(f"most of it by {programs} (mean)"))
     yield Finding(
         rule="host-busy",
         level="problem",
@@ -73,4 +78,41 @@ def check_other_load(material: RunData) -> Iterator[Answer]:
     )
 
 
-RULES = (check_other_load,)
+def check_shared_gpu(material: RunData) -> Iterator[Answer]:
+    """Find other programs that computed on the run's GPU for at least half of its life."""
+    samples = [sample for sample in drop_start(material.samples) if sample.gpus]
+    times: dict[str, int] = {}
+    for sample in samples:
+        for name in {_name_program(program) for program in sample.others if program.gpus}:
+            times[name] = times.get(name, 0) + 1
+    names = sorted(name for name, count in times.items() if count >= len(samples) / 2)
+    if not names:
+        return
+    yield Finding(
+        rule="gpu-shared",
+        level="problem",
+        what=f"the run shared its GPU with {names_text(names, MOST_NAMED)}",
+        why="programs on one GPU take turns and share its memory, so each of them is slower",
+        evidence=(from_telemetry(f"in at least half of {len(samples)} samples"),),
+        next="labctl top   # shows what is on the GPU now",
+        source=LABCTL,
+    )
+
+
+def _name_busiest(samples: Sequence[Sample]) -> str:
+    """Name the programs with the most CPU time beside the run, each with its mean of busy cores."""
+    cores: dict[str, float] = {}
+    for sample in samples:
+        for program in sample.others:
+            name = _name_program(program)
+            cores[name] = cores.get(name, 0.0) + program.cpu_cores / len(samples)
+    busiest = sorted(cores.items(), key=lambda item: item[1], reverse=True)[:MOST_NAMED]
+    return ", ".join(f"{name}: {mean:.1f} cores" for name, mean in busiest if mean >= LEAST_CORES)
+
+
+def _name_program(program: OtherProgram) -> str:
+    owner = f"run {program.run}" if program.run else program.person
+    return f"{program.name} ({owner})" if owner else program.name
+
+
+RULES = (check_other_load, check_shared_gpu)

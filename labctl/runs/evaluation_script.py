@@ -1,0 +1,88 @@
+"""The lab's evaluate.py: run it on this machine, read its last line, and explain its failure."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from labctl.config import copy_environment
+from labctl.errors import LabError
+from labctl.runs.pickle_check import has_pickles
+from labctl.shell import command
+from labctl.wire.sandbox import EvaluateReply
+
+SCRIPT = "evaluate.py"
+SHOWN_CHARACTERS = 1500
+
+
+class ScriptResult(NamedTuple):
+    """What evaluate.py reports on its last line. `total` is 0 if it printed no number of items."""
+
+    accuracy: float
+    checkpoint: str
+    total: int
+
+
+def run_script(root: Path, checkpoints: Path, out: Path) -> ScriptResult:
+    """Run evaluate.py here; it may write details to `out`. LabError without an accuracy."""
+    done = subprocess.run(
+        [sys.executable, SCRIPT, str(checkpoints)],
+        cwd=root,
+        env={**copy_environment(), "LABCTL_EVALUATION": str(out)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    lines = done.stdout.strip().splitlines()
+    result = parse_last_line(lines[-1]) if lines else None
+    if result is None:
+        output = (done.stderr or done.stdout).strip()[-SHOWN_CHARACTERS:]
+        raise LabError(
+            f"evaluate.py failed with exit code {done.returncode}"
+            if done.returncode
+            else "evaluate.py printed no accuracy",
+            why=output,
+            hint="fix evaluate.py, then: labctl eval",
+        )
+    return result
+
+
+def parse_last_line(line: str) -> ScriptResult | None:
+    """Parse the JSON object that evaluate.py prints last; None if it has no accuracy."""
+    try:
+        body = json.loads(line)
+        accuracy = float(body["accuracy"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    try:
+        total = int(body.get("total", 0))
+    except (ValueError, TypeError, OverflowError):
+        total = 0
+    return ScriptResult(accuracy, str(body.get("checkpoint", "")), total)
+
+
+def make_server_error(run_id: str, path: str, directory: Path, reply: EvaluateReply) -> LabError:
+    """Make the error for an evaluate.py that failed on the server, or reported no accuracy.
+
+    The next step tries again with the script that was used, so it is never one that is refused: a
+    run keeps its own script, and pickles are not loaded on this machine.
+    """
+    local = directory / path
+    if reply.used_program:
+        again = command("labctl", "eval", "--on-server", f"runs/{run_id}/{path}")
+    elif local.is_dir() and not has_pickles(local):
+        again = command("labctl", "eval", f"runs/{run_id}/{path}")
+    else:
+        again = command("labctl", "run")
+    output = reply.said.strip()[-SHOWN_CHARACTERS:]
+    what = f"evaluate.py failed on the server with exit code {reply.code}"
+    if reply.code == 0:
+        what = "evaluate.py reported no accuracy on the server"
+        needs = 'its last line of output must be JSON, such as {"accuracy": 0.9}'
+        output = f"{needs}\n{output}"
+    return LabError(what, why=output, hint=f"fix evaluate.py, then: {again.render()}")
