@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,8 +22,9 @@ from labctl.cli.options import (
     yes_option,
 )
 from labctl.cli.screen import Screen, print_json
-from labctl.config import find_data_dir, load_lab
+from labctl.config import find_data_dir, find_lab, load_lab
 from labctl.errors import UsageError
+from labctl.events import Note
 from labctl.providers import list_provider_names
 from labctl.text import price_text
 
@@ -58,11 +60,12 @@ def init_command(ctx: click.Context, directory: Path | None, provider: str | Non
     """
     target = Path(ctx.find_root().obj or ".") / (directory or ".")
     if directory is None or (target.is_dir() and any(target.iterdir())):
-        _adopt(target, provider)
-        enter = f"  cd {directory}\n" if directory else ""
-        click.echo(
-            f"\nThe file explains each guess. Check it, then:\n\n{enter}  labctl up\n  labctl run"
-        )
+        has_program = _adopt(target, provider)
+        enter = f"  cd {shlex.quote(str(directory))}\n" if directory else ""
+        check = "Check it" if has_program else "Check it, name your program under run:"
+        click.echo(f"\nThe file explains each guess. {check}, then:\n\n{enter}  labctl up")
+        if has_program:
+            click.echo("  labctl run")
         return
     from labctl.lifecycle.sample_project import check_new_directory, create_project
 
@@ -72,11 +75,15 @@ def init_command(ctx: click.Context, directory: Path | None, provider: str | Non
     click.echo(f"{directory} is ready. Next:\n\n  cd {directory}\n  labctl up\n  labctl run")
 
 
-def _adopt(target: Path, provider: str | None) -> None:
-    """Write a lab.yaml for the code in `target`, and print what it sets."""
+def _adopt(target: Path, provider: str | None) -> bool:
+    """Write a lab.yaml for the code in `target`, print it, and return whether it has a program."""
     from labctl.lifecycle import lab_draft
 
     facts = lab_draft.scan_candidate(target)
+    outer = find_lab(target)
+    if outer != target:
+        text = f"{target.absolute()} is inside the lab {outer}. Commands that you type there will "
+        Screen().emit(Note(text=f"{text}use the new lab.", level="warning"))
     own = load_lab(target, overrides={"name": "new"}, needs_file=False)
     if provider is None and "server.provider" in own.origins:
         chosen = ""  # config.yaml or the environment says it
@@ -87,6 +94,7 @@ def _adopt(target: Path, provider: str | None) -> None:
     for line in files[-1].read_text(encoding="utf-8").splitlines():
         if line and not line.lstrip().startswith("#"):
             click.echo(f"  {clean(line)}")
+    return bool(facts.program.command)
 
 
 def _choose_provider(provider: str | None) -> str:

@@ -32,11 +32,19 @@ _ITEM = re.compile(r"^(\s*-\s+['\"]?|\s*)(.*?)(['\"]?\s*)$")
 
 
 class PackageProblem(Value, frozen=True):
-    """Why a file, or one line of it (0 for none), cannot go into an image."""
+    """Why a file, or one line of it (0 for none), cannot go into an image.
+
+    `reason` continues a sentence about the line; without a line, it is a sentence of its own.
+    """
 
     file: str
     line: int
-    message: str
+    reason: str
+
+    @property
+    def message(self) -> str:
+        where = f"line {self.line} of {quote(self.file)} " if self.line else ""
+        return f"{where}{self.reason}"
 
 
 class PackageList(Value, frozen=True):
@@ -112,10 +120,9 @@ class _PackageReader:
         self.files[name] = ""
         lines = []
         for number, line in enumerate((text or "").splitlines(), 1):
-            message, installed = self._read_line(name, directory, line)
-            if message:
-                message = f"line {number} of {quote(name)} {message}"
-                self.problems.append(PackageProblem(name, number, message))
+            reason, installed = self._read_line(name, directory, line)
+            if reason:
+                self.problems.append(PackageProblem(name, number, reason))
             lines.append(installed)
         self.files[name] = "".join(f"{line}\n" for line in lines)
 
@@ -150,8 +157,10 @@ class _PackageReader:
             return f"reads {quote(other)}, which is not in the lab; copy it there"
         if not (self.root / path).is_file():
             return f"reads {quote(other)}, and there is no file {quote(path)} in the lab"
+        before = len(self.problems)
         self.read_list(path, directory)
-        return ""
+        is_usable = len(self.problems) == before
+        return "" if is_usable else f"reads {quote(path)}, of which not all can be installed"
 
     def _add_code(self, directory: str, path: str, words: str) -> str:
         """Add the files that describe a project in the lab; return why it cannot be installed."""
