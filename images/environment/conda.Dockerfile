@@ -14,7 +14,7 @@ ARG PIP_NO_INDEX
 ARG CONDA_OVERRIDE_CUDA
 
 # For packages from repositories: "git", else empty.
-ARG GIT
+ARG GIT=""
 RUN set -eu; \
     if [ -n "${GIT}" ] && ! command -v git >/dev/null; then \
         apt-get update; \

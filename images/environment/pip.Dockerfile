@@ -45,7 +45,7 @@ RUN set -eu; \
 ENV VIRTUAL_ENV=/opt/venv PATH=/opt/venv/bin:${PATH}
 
 # For packages from repositories: "git", else empty.
-ARG GIT
+ARG GIT=""
 RUN set -eu; \
     if [ -n "${GIT}" ] && ! command -v git >/dev/null; then \
         apt-get update; \

@@ -54,6 +54,7 @@ class Sample(Value, frozen=True):
     Disk and network are totals since the container's start. `attempt` counts the servers of a
     recovered run, from 1. `gpus` are those of the run. `host_cpu_cores` of the server's
     `host_cores` were busy, with this run, and `other_runs` lived beside it.
+    `log_bytes` is the size of the run's log.
     """
 
     at: Amount
@@ -73,6 +74,7 @@ class Sample(Value, frozen=True):
     host_cores: Amount | None = None
     host_cpu_cores: Amount | None = None
     other_runs: Count | None = None
+    log_bytes: Count | None = None
 
 
 def read_samples(path: Path) -> tuple[Sample, ...]:

@@ -57,7 +57,8 @@ class TelemetryRecord(NamedTuple):
     """A line of a run's telemetry.jsonl: the usage of its container. `at` is Unix time.
 
     `host_cpu_cores` of the server's `host_cores` were busy since the reading before, with this run.
-    `other_runs` counts the runs of the same account that lived beside it.
+    `other_runs` counts the runs of the same account that lived beside it. `log_bytes` is the size
+    of the run's log.
     """
 
     at: float
@@ -77,6 +78,7 @@ class TelemetryRecord(NamedTuple):
     host_cores: Optional[float] = None
     host_cpu_cores: Optional[float] = None
     other_runs: Optional[int] = None
+    log_bytes: Optional[int] = None
 
 
 class TopRequest(NamedTuple):
