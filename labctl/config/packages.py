@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from pathlib import Path
-from typing import Any
 
 from labctl.config.document import quote
+from labctl.config.pyproject import Pyproject, parse_pyproject
 from labctl.model import Value
 from labctl.wire.containment import is_contained, is_inside
 
@@ -84,23 +83,6 @@ def find_problem(root: Path, name: str, extras: tuple[str, ...] = ()) -> str:
     """Return why the image cannot be built from this file; "" if nothing speaks against it."""
     problems = read_packages(root, name, extras).problems
     return problems[0].message if problems else ""
-
-
-def parse_pyproject(text: str) -> dict[str, Any]:
-    """Parse a pyproject.toml; {} if it is not valid."""
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        return {}
-
-
-def is_package(pyproject: dict[str, Any]) -> bool:
-    """Whether the project itself is installed, and not only what it depends on, as uv decides."""
-    poetry = pyproject.get("tool", {}).get("poetry", {})
-    dynamic = pyproject.get("project", {}).get("dynamic", ())
-    return ("build-system" in pyproject or "dependencies" in dynamic) and (
-        poetry.get("package-mode") is not False
-    )
 
 
 class _PackageReader:
@@ -195,24 +177,29 @@ class _PackageReader:
         text = self._read_text(name)
         if text is None:
             return
-        is_toml = Path(name).name == "pyproject.toml"
-        message = _find_problem_in_project(name, text, extras) if is_toml else ""
-        pyproject = parse_pyproject(text) if is_toml else {}
-        if message:
-            self.problems.append(PackageProblem(name, 0, message))
-        elif is_toml and not is_package(pyproject):
-            project = pyproject["project"]
-            optional = project.get("optional-dependencies", {})
-            lines = [*project.get("dependencies", ())]
-            lines += [line for extra in extras for line in optional[extra]]
+        pyproject = Pyproject()
+        if Path(name).name == "pyproject.toml":
+            try:
+                pyproject = parse_pyproject(text)
+                message = _find_problem_in_project(name, pyproject, extras)
+            except ValueError as error:
+                message = f"{quote(name)} is not valid: {error}"
+            if message:
+                self.problems.append(PackageProblem(name, 0, message))
+                return
+        if pyproject.project and not pyproject.is_package:
+            lines = [*pyproject.project.dependencies]
+            lines += [
+                line for extra in extras for line in pyproject.project.optional.get(extra, ())
+            ]
             self.files[GENERATED] = "".join(f"{line}\n" for line in lines)
-        else:
-            self.has_code = True
-            place = Path(name).parent
-            self._add_project_files(str(place))
-            directory = "." if place == Path() else f"./{place}"
-            chosen = f"[{','.join(extras)}]" if extras else ""
-            self.files[GENERATED] = f"-e {directory}{chosen}\n"
+            return
+        self.has_code = True
+        place = Path(name).parent
+        self._add_project_files(str(place))
+        directory = "." if place == Path() else f"./{place}"
+        chosen = f"[{','.join(extras)}]" if extras else ""
+        self.files[GENERATED] = f"-e {directory}{chosen}\n"
 
     def _read_text(self, name: str) -> str | None:
         """Read a text of the lab; None, and a problem, if that is not possible."""
@@ -232,19 +219,14 @@ class _PackageReader:
         return None
 
 
-def _find_problem_in_project(name: str, text: str, extras: tuple[str, ...]) -> str:
-    try:
-        pyproject = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        return f"{quote(name)} is not valid TOML: {error}"
-    project = pyproject.get("project")
-    if not isinstance(project, dict):
-        if is_package(pyproject):
+def _find_problem_in_project(name: str, pyproject: Pyproject, extras: tuple[str, ...]) -> str:
+    project = pyproject.project
+    if project is None:
+        if pyproject.is_package:
             return ""  # of poetry, or beside a setup.py: the build knows the extras
         return f"{quote(name)} has no [project] table, which lists dependencies"
-    optional = project.get("optional-dependencies", {})
-    missing = [extra for extra in extras if extra not in optional]
-    if missing and "optional-dependencies" not in project.get("dynamic", ()):
-        known = f"; it has {', '.join(optional)}" if optional else ""
+    missing = [extra for extra in extras if extra not in project.optional]
+    if missing and "optional-dependencies" not in project.dynamic:
+        known = f"; it has {', '.join(project.optional)}" if project.optional else ""
         return f"{quote(name)} has no extra {quote(missing[0])}{known}"
     return ""

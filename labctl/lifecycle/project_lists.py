@@ -5,9 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from labctl.config.packages import PROJECT_FILES, is_package, parse_pyproject, read_packages
+from labctl.config.packages import PROJECT_FILES, read_packages
+from labctl.config.pyproject import (
+    Dependencies,
+    Dependency,
+    Pipfile,
+    ProjectTable,
+    Pyproject,
+    parse_pipfile,
+    parse_pyproject,
+)
 from labctl.lifecycle.project_imports import read_source
 from labctl.model import Value
 
@@ -53,17 +61,31 @@ def choose_list(root: Path, packages: Sequence[str]) -> ListChoice:
         rejected.append((name, problems[0].message))
         if name.endswith(".txt") and not text and "/" not in name and problems[0].line:
             text, source = read_source(root / name), name  # its wrong lines become comments
-    for name, read in (("Pipfile", _read_pipfile), ("pyproject.toml", _read_poetry)):
-        if not text and (table := read(parse_pyproject(read_source(root / name)))):
+    for name, table in (
+        ("Pipfile", read_pipfile(root).packages),
+        ("pyproject.toml", read_pyproject(root).tool.poetry.dependencies),
+    ):
+        if not text and table:
             text, source = "".join(f"{line}\n" for line in convert_table(table)), name
     if not text and packages:
-        installed = ["-e ."] if is_package(_read_project_table(root)) else []
+        installed = ["-e ."] if read_pyproject(root).is_package else []
         text, source = "".join(f"{line}\n" for line in [*installed, *packages]), "the imports"
     return ListChoice(rejected=tuple(rejected), text=text, source=source)
 
 
-def _read_project_table(root: Path) -> dict[str, Any]:
-    return parse_pyproject(read_source(root / "pyproject.toml"))
+def read_pyproject(root: Path) -> Pyproject:
+    """Read a project's pyproject.toml; an empty one if there is none, or it is not valid."""
+    try:
+        return parse_pyproject(read_source(root / "pyproject.toml"))
+    except ValueError:
+        return Pyproject()
+
+
+def read_pipfile(root: Path) -> Pipfile:
+    try:
+        return parse_pipfile(read_source(root / "Pipfile"))
+    except ValueError:
+        return Pipfile()
 
 
 def _list_candidates(root: Path) -> Iterator[str]:
@@ -80,18 +102,25 @@ def _list_candidates(root: Path) -> Iterator[str]:
 
 def _has_packages(file: Path) -> bool:
     """Whether a file says anything of packages: many a pyproject.toml only configures tools."""
-    text = read_source(file)
     if file.name == "pyproject.toml":
-        pyproject = parse_pyproject(text)
-        project = pyproject.get("project", {})
+        pyproject = read_pyproject(file.parent)
+        project = pyproject.project or ProjectTable()
         return bool(
-            project.get("dependencies")
-            or project.get("dynamic")
-            or pyproject.get("tool", {}).get("poetry", {}).get("dependencies")
-        )
+            project.dependencies or project.dynamic or pyproject.tool.poetry.dependencies
+        ) or _is_broken(file)
+    text = read_source(file)
     if file.name == "setup.cfg":
         return "install_requires" in text
     return not file.name.endswith(CONDA) or bool(re.search(r"^dependencies:", text, re.MULTILINE))
+
+
+def _is_broken(pyproject: Path) -> bool:
+    """Whether a pyproject.toml is not valid, which a person wants to know."""
+    try:
+        parse_pyproject(read_source(pyproject))
+    except ValueError:
+        return True
+    return False
 
 
 def comment_out(root: Path, name: str) -> None:
@@ -113,17 +142,16 @@ def _choose_extras(
     """Return the extras of a pyproject.toml with packages that the code imports, and the others."""
     if file.name != "pyproject.toml":
         return (), ()
-    project = parse_pyproject(read_source(file)).get("project", {})
-    optional: dict[str, list[str]] = project.get("optional-dependencies", {})
+    project = read_pyproject(file.parent).project or ProjectTable()
     needed = {_parse_name(name) for name in packages}
-    needed -= {_parse_name(line) for line in project.get("dependencies", ())}
+    needed -= {_parse_name(line) for line in project.dependencies}
     chosen = []
-    for extra, lines in optional.items():
+    for extra, lines in project.optional.items():
         names = {_parse_name(line) for line in lines}
         if needed & names and not NOT_FOR_RUNS.search(extra.lower()):
             chosen.append(extra)
             needed -= names
-    return tuple(chosen), tuple(extra for extra in optional if extra not in chosen)
+    return tuple(chosen), tuple(extra for extra in project.optional if extra not in chosen)
 
 
 def _parse_name(requirement: str) -> str:
@@ -132,33 +160,23 @@ def _parse_name(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", match[0]).lower() if match else ""
 
 
-def _read_pipfile(pipfile: dict[str, Any]) -> dict[str, Any]:
-    return dict(pipfile.get("packages", {}))
-
-
-def _read_poetry(pyproject: dict[str, Any]) -> dict[str, Any]:
-    return dict(pyproject.get("tool", {}).get("poetry", {}).get("dependencies", {}))
-
-
-def convert_table(table: dict[str, Any]) -> list[str]:
+def convert_table(table: Dependencies) -> list[str]:
     """Return the dependencies of a Pipfile, or of poetry, as lines for pip."""
     lines = []
-    for name, spec in table.items():
-        first = spec[0] if isinstance(spec, list) and spec else spec
-        values = first if isinstance(first, dict) else {"version": str(first)}
+    for name, value in table.items():
+        first = value[0] if isinstance(value, list) and value else value
+        needed = first if isinstance(first, Dependency) else Dependency(version=str(first))
+        extras = f"[{','.join(needed.extras)}]" if needed.extras else ""
         if name.lower() == "python":
             continue
-        extras = f"[{','.join(values['extras'])}]" if values.get("extras") else ""
-        if "git" in values:
-            ref = next(
-                (values[key] for key in ("ref", "rev", "tag", "branch") if key in values), ""
-            )
+        if needed.git:
+            ref = needed.ref or needed.rev or needed.tag or needed.branch
             at = f"@{ref}" if ref else ""
-            lines.append(f"{name}{extras} @ git+{str(values['git']).removeprefix('git+')}{at}")
-        elif "path" in values:
-            lines.append(f"-e {values['path']}{extras}")
+            lines.append(f"{name}{extras} @ git+{needed.git.removeprefix('git+')}{at}")
+        elif needed.path:
+            lines.append(f"-e {needed.path}{extras}")
         else:
-            lines.append(f"{name}{extras}{_convert_version(str(values.get('version', '*')))}")
+            lines.append(f"{name}{extras}{_convert_version(needed.version)}")
     return lines
 
 

@@ -6,16 +6,20 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
 
-from labctl.config.packages import parse_pyproject
+from labctl.config.pyproject import ProjectTable
 from labctl.lifecycle.project_imports import (
     ModuleImports,
     list_packages,
     read_imports,
     read_source,
 )
-from labctl.lifecycle.project_lists import NOT_FOR_RUNS, ListChoice, choose_list
+from labctl.lifecycle.project_lists import (
+    NOT_FOR_RUNS,
+    ListChoice,
+    choose_list,
+    read_pyproject,
+)
 from labctl.model import Value
 
 # more files than this are not read: a home directory is not a project
@@ -38,7 +42,7 @@ PYTHONS = ("3.12", "3.11", "3.13", "3.10", "3.9")
 GPU_IMPORTS = {"torch", "tensorflow", "jax"}
 
 
-class Program(Value, frozen=True):
+class ProgramGuess(Value, frozen=True):
     """The command that probably trains, and why; () if none was found.
 
     `path` lists the directories of the project from which Python must import modules.
@@ -57,7 +61,7 @@ class ProjectFacts(Value, frozen=True):
     packages: ListChoice = ListChoice()
     python: str = ""
     python_source: str = ""
-    program: Program = Program()
+    program: ProgramGuess = ProgramGuess()
     imports: frozenset[str] = frozenset()
     data: tuple[str, ...] = ()
     sources: int = 0
@@ -113,20 +117,22 @@ def _list_files(root: Path) -> Iterator[str]:
 
 def _find_program(
     root: Path, names: list[str], imports: dict[str, ModuleImports], packages: ListChoice
-) -> Program:
+) -> ProgramGuess:
     """Return the likeliest program: an entry point of the project, a script, or a shell script."""
     entries = _list_entry_points(root) if packages.installs_project else []
     scripts = _rank_scripts(root, sorted(imports))
     shell = [name for name in names if SHELL_SCRIPT.fullmatch(name)]
     if entries and scripts[:1] != ["train.py"]:
         reason = "The project installs this program"
-        return Program(command=(entries[0],), reason=reason, others=(*entries[1:3], *scripts[:3]))
+        return ProgramGuess(
+            command=(entries[0],), reason=reason, others=(*entries[1:3], *scripts[:3])
+        )
     if not scripts:
         others = tuple(shell[1:4])
-        command = ("bash", shell[0]) if shell else ()
-        return Program(command=command, reason="The likeliest program", others=others)
+        command: tuple[str, ...] = ("bash", shell[0]) if shell else ()
+        return ProgramGuess(command=command, reason="The likeliest program", others=others)
     program = _choose_command(root, scripts[0], imports[scripts[0]])
-    return Program(
+    return ProgramGuess(
         command=program.command,
         reason="The likeliest program",
         others=(*scripts[1:4], *shell[:1]),
@@ -136,10 +142,10 @@ def _find_program(
 
 def _list_entry_points(root: Path) -> list[str]:
     """Return the programs that the project installs for training."""
-    pyproject = _read_pyproject(root)
-    poetry = pyproject.get("tool", {}).get("poetry", {})
-    programs = {**poetry.get("scripts", {}), **pyproject.get("project", {}).get("scripts", {})}
-    return [name for name in programs if "train" in name] or list(programs)[:1]
+    pyproject = read_pyproject(root)
+    project = pyproject.project or ProjectTable()
+    programs = [*project.scripts, *pyproject.tool.poetry.scripts]
+    return [name for name in programs if "train" in name] or programs[:1]
 
 
 def _rank_scripts(root: Path, sources: list[str]) -> list[str]:
@@ -158,7 +164,7 @@ def _rank_scripts(root: Path, sources: list[str]) -> list[str]:
     return ranked or (sources if len(sources) == 1 and sources != ["setup.py"] else [])
 
 
-def _choose_command(root: Path, script: str, imports: ModuleImports) -> Program:
+def _choose_command(root: Path, script: str, imports: ModuleImports) -> ProgramGuess:
     """Return the command that runs a script, with the directories that PYTHONPATH needs.
 
     A module that imports from its own package only works as `python -m`.
@@ -169,20 +175,16 @@ def _choose_command(root: Path, script: str, imports: ModuleImports) -> Program:
     module = ".".join(PurePosixPath(script).relative_to(base).with_suffix("").parts)
     if "." in module and (imports.is_relative or module.partition(".")[0] in imports.tops):
         path = () if base == PurePosixPath() else (str(base),)
-        return Program(command=("python", "-m", module), path=path)
+        return ProgramGuess(command=("python", "-m", module), path=path)
     own = str(PurePosixPath(script).parent)  # Python imports from there by itself
     missing = [top for top in imports.tops if not _has_module(root / own, top)]
     places = [place for place in (".", "src") if place != own]
     path = tuple(p for p in places if any(_has_module(root / p, top) for top in missing))
-    return Program(command=("python", script), path=path)
+    return ProgramGuess(command=("python", script), path=path)
 
 
 def _has_module(directory: Path, name: str) -> bool:
     return (directory / f"{name}.py").is_file() or any((directory / name).glob("*.py"))
-
-
-def _read_pyproject(root: Path) -> dict[str, Any]:
-    return parse_pyproject(read_source(root / "pyproject.toml"))
 
 
 def _find_python(root: Path) -> tuple[str, str]:
@@ -190,8 +192,8 @@ def _find_python(root: Path) -> tuple[str, str]:
     match = re.match(r"\s*(3\.\d{1,2})", read_source(root / ".python-version"))
     if match:
         return match[1], ".python-version"
-    wanted = _read_pyproject(root).get("project", {}).get("requires-python")
-    if isinstance(wanted, str):
+    wanted = (read_pyproject(root).project or ProjectTable()).python
+    if wanted:
         for version in PYTHONS:
             if _is_allowed(version, wanted):
                 return version, f"requires-python {wanted}"
