@@ -74,7 +74,7 @@ def choose_list(root: Path, packages: Sequence[str]) -> ListChoice:
 
 
 def read_pyproject(root: Path) -> Pyproject:
-    """Read a project's pyproject.toml; an empty one if there is none, or it is not valid."""
+    """Read a project's pyproject.toml. Without a valid one, its tables are empty."""
     try:
         return parse_pyproject(read_source(root / "pyproject.toml"))
     except ValueError:

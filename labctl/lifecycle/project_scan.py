@@ -174,8 +174,8 @@ def _choose_command(root: Path, script: str, imports: ModuleImports) -> ProgramG
         base = base.parent
     module = ".".join(PurePosixPath(script).relative_to(base).with_suffix("").parts)
     if "." in module and (imports.is_relative or module.partition(".")[0] in imports.tops):
-        path = () if base == PurePosixPath() else (str(base),)
-        return ProgramGuess(command=("python", "-m", module), path=path)
+        places = [str(base)] if base.name else []
+        return ProgramGuess(command=("python", "-m", module), path=tuple(places))
     own = str(PurePosixPath(script).parent)  # Python imports from there by itself
     missing = [top for top in imports.tops if not _has_module(root / own, top)]
     places = [place for place in (".", "src") if place != own]

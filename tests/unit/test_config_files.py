@@ -245,6 +245,7 @@ def test_the_light_names_do_not_load_the_heavy_ones() -> None:
         ("pyproject.toml", "[tool.poetry]\npackage-mode = false\n[build-system]\n", "no [project]"),
         ("pyproject.toml", "[project]\ndynamic = ['dependencies']\n", ""),
         ("pyproject.toml", "[project\n", "is not valid"),
+        ("pyproject.toml", "project = 'birds'\n", "Expected `object | null`, got `str`"),
         ("environment.yml", "dependencies:\n  - python=3.11\n  - pip: [torch]\n", ""),
         ("environment.yml", "dependencies:\n  - pip:\n    - -r base.txt\n", ""),
         ("environment.yml", "dependencies:\n  - pip:\n    - -r gone.txt\n", "line 3"),
