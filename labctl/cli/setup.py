@@ -29,6 +29,7 @@ from labctl.providers import list_provider_names
 from labctl.text import price_text
 
 if TYPE_CHECKING:
+    from labctl.lifecycle.project_scan import ProjectFacts
     from labctl.model import Server
 
 PROVIDERS = {
@@ -60,12 +61,17 @@ def init_command(ctx: click.Context, directory: Path | None, provider: str | Non
     """
     target = Path(ctx.find_root().obj or ".") / (directory or ".")
     if directory is None or (target.is_dir() and any(target.iterdir())):
-        has_program = _adopt(target, provider)
-        enter = f"  cd {shlex.quote(str(directory))}\n" if directory else ""
-        check = "Check it" if has_program else "Check it, name your program under run:"
-        click.echo(f"\nThe file explains each guess. {check}, then:\n\n{enter}  labctl up")
-        if has_program:
+        facts = _adopt(target, provider)
+        click.echo("\nThe file explains each guess. Check it, then:\n")
+        if directory:
+            click.echo(f"  cd {shlex.quote(str(directory))}")
+        click.echo("  labctl up")
+        if facts.program.command:
             click.echo("  labctl run")
+        elif facts.has_notebooks:
+            click.echo("  labctl forward jupyter")
+        else:
+            click.echo("\nNo program was found. Add yours as run: in lab.yaml.")
         return
     from labctl.lifecycle.sample_project import check_new_directory, create_project
 
@@ -75,8 +81,8 @@ def init_command(ctx: click.Context, directory: Path | None, provider: str | Non
     click.echo(f"{directory} is ready. Next:\n\n  cd {directory}\n  labctl up\n  labctl run")
 
 
-def _adopt(target: Path, provider: str | None) -> bool:
-    """Write a lab.yaml for the code in `target`, print it, and return whether it has a program."""
+def _adopt(target: Path, provider: str | None) -> ProjectFacts:
+    """Write a lab.yaml for the code in `target`, print what it sets, and return what was found."""
     from labctl.lifecycle import lab_draft
 
     facts = lab_draft.scan_candidate(target)
@@ -94,7 +100,7 @@ def _adopt(target: Path, provider: str | None) -> bool:
     for line in files[-1].read_text(encoding="utf-8").splitlines():
         if line and not line.lstrip().startswith("#"):
             click.echo(f"  {clean(line)}")
-    return bool(facts.program.command)
+    return facts
 
 
 def _choose_provider(provider: str | None) -> str:

@@ -58,8 +58,13 @@ class Pyproject(Value, frozen=True):
         return (self.build_system is not None or is_dynamic) and self.tool.poetry.is_package
 
 
+class PipfileRequirements(Value, frozen=True):
+    python_version: str = ""
+
+
 class Pipfile(Value, frozen=True):
     packages: Dependencies = msgspec.field(default_factory=dict)
+    requires: PipfileRequirements = PipfileRequirements()
 
 
 def parse_pyproject(text: str) -> Pyproject:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+
+import msgspec
 
 from labctl.model import Value
 
@@ -80,6 +83,15 @@ class ModuleImports(Value, frozen=True):
         return frozenset(name.partition(".")[0] for name in self.names)
 
 
+class _Cell(Value, frozen=True):
+    cell_type: str = ""
+    source: str | tuple[str, ...] = ""
+
+
+class _Notebook(Value, frozen=True):
+    cells: tuple[_Cell, ...] = ()
+
+
 def read_source(file: Path) -> str:
     """Return the text of a source file; "" if it cannot be read, or is too large for source."""
     try:
@@ -91,9 +103,10 @@ def read_source(file: Path) -> str:
 
 
 def read_imports(file: Path) -> ModuleImports:
-    """Return what a file imports; nothing if it is not valid Python."""
+    """Return what a module or notebook imports; nothing if it is not valid Python."""
     try:
-        tree = ast.parse(read_source(file))
+        text = read_source(file)
+        tree = ast.parse(_read_cells(text) if file.suffix == ".ipynb" else text)
     except (SyntaxError, ValueError, RecursionError):
         return ModuleImports()
     names: set[str] = set()
@@ -106,6 +119,19 @@ def read_imports(file: Path) -> ModuleImports:
             if node.module and not node.level:
                 names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return ModuleImports(names=frozenset(names), is_relative=is_relative)
+
+
+def _read_cells(notebook: str) -> str:
+    """Return the code of a notebook without IPython's own commands; ValueError if it is not one."""
+    cells = msgspec.json.decode(notebook, type=_Notebook).cells
+    lines = [
+        line
+        for cell in cells
+        if cell.cell_type == "code"
+        for line in "".join(cell.source).splitlines()
+        if not re.match(r"\s*[%!]", line)
+    ]
+    return "\n".join(lines)
 
 
 def list_packages(imports: Iterable[str], files: Iterable[str]) -> tuple[str, ...]:

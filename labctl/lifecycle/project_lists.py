@@ -176,11 +176,11 @@ def convert_table(table: Dependencies) -> list[str]:
         elif needed.path:
             lines.append(f"-e {needed.path}{extras}")
         else:
-            lines.append(f"{name}{extras}{_convert_version(needed.version)}")
+            lines.append(f"{name}{extras}{convert_version(needed.version)}")
     return lines
 
 
-def _convert_version(version: str) -> str:
+def convert_version(version: str) -> str:
     """Return a version of a Pipfile or of poetry as pip writes it: `^1.2` is `>=1.2,<2`."""
     if version == "*":
         return ""

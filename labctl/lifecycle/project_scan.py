@@ -18,6 +18,8 @@ from labctl.lifecycle.project_lists import (
     NOT_FOR_RUNS,
     ListChoice,
     choose_list,
+    convert_version,
+    read_pipfile,
     read_pyproject,
 )
 from labctl.model import Value
@@ -82,7 +84,8 @@ class ProjectFacts(Value, frozen=True):
 def scan_project(root: Path) -> ProjectFacts:
     """Look at the files of a directory."""
     names = sorted(_list_files(root))
-    imports = {name: read_imports(root / name) for name in names if name.endswith(".py")}
+    files = [name for name in names if name.endswith((".py", ".ipynb"))]
+    imports = {name: read_imports(root / name) for name in files}
     every = frozenset(module for each in imports.values() for module in each.names)
     python, python_source = _find_python(root)
     packages = choose_list(root, list_packages(every, names))
@@ -94,7 +97,7 @@ def scan_project(root: Path) -> ProjectFacts:
         program=_find_program(root, names, imports, packages),
         imports=frozenset(name.partition(".")[0] for name in every),
         data=tuple(name for name in DATA_NAMES if (root / name).is_dir()),
-        sources=len(imports),
+        sources=sum(name.endswith(".py") for name in files),
         has_notebooks=any(name.endswith(".ipynb") for name in names),
     )
 
@@ -120,7 +123,7 @@ def _find_program(
 ) -> ProgramGuess:
     """Return the likeliest program: an entry point of the project, a script, or a shell script."""
     entries = _list_entry_points(root) if packages.installs_project else []
-    scripts = _rank_scripts(root, sorted(imports))
+    scripts = _rank_scripts(root, [name for name in sorted(imports) if name.endswith(".py")])
     shell = [name for name in names if SHELL_SCRIPT.fullmatch(name)]
     if entries and scripts[:1] != ["train.py"]:
         reason = "The project installs this program"
@@ -192,12 +195,26 @@ def _find_python(root: Path) -> tuple[str, str]:
     match = re.match(r"\s*(3\.\d{1,2})", read_source(root / ".python-version"))
     if match:
         return match[1], ".python-version"
-    wanted = (read_pyproject(root).project or ProjectTable()).python
-    if wanted:
+    for wanted in _list_python_conditions(root):
         for version in PYTHONS:
             if _is_allowed(version, wanted):
                 return version, f"requires-python {wanted}"
     return "", ""
+
+
+def _list_python_conditions(root: Path) -> Iterator[str]:
+    """Yield the versions of Python that the project allows, such as `>=3.9,<3.13`."""
+    pyproject = read_pyproject(root)
+    if pyproject.project and pyproject.project.python:
+        yield pyproject.project.python
+    if isinstance(wanted := pyproject.tool.poetry.dependencies.get("python"), str):
+        yield convert_version(wanted)
+    if wanted := read_pipfile(root).requires.python_version:
+        yield f"=={wanted}"
+    for name in ("setup.py", "setup.cfg"):
+        match = re.search(r"python_requires\s*=\s*[\"']?([^\"'\n]+)", read_source(root / name))
+        if match:
+            yield match[1].strip()
 
 
 def _is_allowed(version: str, wanted: str) -> bool:

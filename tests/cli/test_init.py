@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from pathlib import Path
@@ -87,6 +88,7 @@ def adopt(labctl: Any, home: Path, files: dict[str, str]) -> LabConfig:
     lab = load_lab(root, environ={"HOME": str(home)})
     check_files(lab)
     assert ("labctl run" in said.out) == bool(lab.run)
+    assert ("No program was found" in said.out) == (not lab.run)
     return lab
 
 
@@ -327,8 +329,14 @@ def test_an_existing_lab_and_an_empty_directory_are_left_alone(labctl: Any, home
 def test_notebooks_alone_name_no_program(labctl: Any, home: Path) -> None:
     root = home / "notes"
     root.mkdir()
-    (root / "a.ipynb").write_text("{}")
-    assert labctl("init", str(root)).code == 0
+    code = ["%matplotlib inline\n", "!pip install torch\n", "import torch, cv2"]
+    cells = [{"cell_type": "markdown", "source": "def ("}, {"cell_type": "code", "source": code}]
+    (root / "a.ipynb").write_text(json.dumps({"cells": cells, "nbformat": 4}))
+    said = labctl("init", str(root))
+    assert (said.code, "labctl run" in said.out) == (0, False)
+    assert "labctl forward jupyter" in said.out
+    packages = (root / "requirements.txt").read_text().splitlines()[1:]
+    assert packages == ["opencv-python-headless", "torch"]
     assert "labctl forward jupyter" in (root / "lab.yaml").read_text()
     assert load_lab(root, environ={"HOME": str(home)}).run == ()
 
@@ -354,6 +362,21 @@ def test_hidden_and_installed_code_does_not_count(tmp_path: Path) -> None:
 )
 def test_requires_python(version: str, wanted: str, allowed: bool) -> None:
     assert _is_allowed(version, wanted) == allowed
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "python"),
+    [
+        ("Pipfile", "[requires]\npython_version = '3.10'\n[packages]\nsix = '*'\n", "3.10"),
+        ("pyproject.toml", POETRY.replace("^3.11", "~3.11"), "3.11"),
+        ("setup.py", "setup(name='a', python_requires='>=3.7,<3.12')\n", "3.11"),
+        ("setup.cfg", "[options]\npython_requires = <3.11\ninstall_requires = six\n", "3.10"),
+    ],
+)
+def test_every_kind_of_project_may_name_its_python(
+    labctl: Any, home: Path, file: str, text: str, python: str
+) -> None:
+    assert adopt(labctl, home, {file: text, "train.py": ""}).image.python == python
 
 
 class Terminal(io.StringIO):
