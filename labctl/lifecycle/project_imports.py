@@ -83,13 +83,13 @@ class ModuleImports(Value, frozen=True):
         return frozenset(name.partition(".")[0] for name in self.names)
 
 
-class _Cell(Value, frozen=True):
+class _NotebookCell(Value, frozen=True):
     cell_type: str = ""
     source: str | tuple[str, ...] = ""
 
 
-class _Notebook(Value, frozen=True):
-    cells: tuple[_Cell, ...] = ()
+class _NotebookFile(Value, frozen=True):
+    cells: tuple[_NotebookCell, ...] = ()
 
 
 def read_source(file: Path) -> str:
@@ -123,7 +123,7 @@ def read_imports(file: Path) -> ModuleImports:
 
 def _read_cells(notebook: str) -> str:
     """Return the code of a notebook without IPython's own commands; ValueError if it is not one."""
-    cells = msgspec.json.decode(notebook, type=_Notebook).cells
+    cells = msgspec.json.decode(notebook, type=_NotebookFile).cells
     lines = [
         line
         for cell in cells
