@@ -16,7 +16,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -120,19 +120,15 @@ def find_pythons() -> Iterator[str]:
             say(f"{name} is not installed here: not tried")
 
 
-def try_packages(python: str, packages: Sequence[Path], version: str) -> None:
-    """Use each package as a new user does, in an environment that has nothing else."""
+def try_package(python: str, package: Path, version: str) -> None:
+    """Use a package as a new user does, in an environment that has nothing else."""
     with tempfile.TemporaryDirectory(prefix="labctl-release-") as scratch:
         folder = Path(scratch)
         run([python, "-m", "venv", "venv"], folder)
         program = folder / "venv" / "bin" / "python"
-        options: list[str] = []
-        for package in packages:
-            run([str(program), "-m", "pip", "install", "-q", *options, str(package)], folder)
-            use_labctl(folder / package.name, program, version)
-            say(f"{package.name} works with {python}")
-            # The next one replaces it, with the same dependencies.
-            options = ["--no-deps", "--force-reinstall"]
+        run([str(program), "-m", "pip", "install", "-q", str(package)], folder)
+        use_labctl(folder / "home", program, version)
+    say(f"{package.name} works with {python}")
 
 
 def use_labctl(home: Path, program: Path, version: str) -> None:
@@ -190,7 +186,8 @@ def main() -> int:
     check_contents(wheel, sdist)
     pythons = list(find_pythons())
     for python in pythons:
-        try_packages(python, (wheel, sdist), version)
+        for package in (wheel, sdist):
+            try_package(python, package, version)
     if not options.no_demo:
         run_demo(pythons[0], wheel)
     say("everything works. To publish, type:")

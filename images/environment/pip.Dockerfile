@@ -1,5 +1,6 @@
 # The image of a lab with `image: {python: ..., requirements: ...}`: that Python and the packages of
-# one file (requirements.txt or pyproject.toml). labctl adds no code: it is mounted when a run starts.
+# requirements.txt or pyproject.toml. A run's code is mounted over /lab/code: projects below it are
+# installed in editable mode, so that the run imports its own copy.
 # The file uses only features of both Docker's classic builder and BuildKit.
 ARG BASE=python:3.12-slim
 FROM ${BASE}
@@ -43,19 +44,28 @@ RUN set -eu; \
     /opt/venv/bin/python -m ensurepip --default-pip >/dev/null
 ENV VIRTUAL_ENV=/opt/venv PATH=/opt/venv/bin:${PATH}
 
-# The best version of all indexes counts, as with pip. Compiled modules start faster: a run may not
-# write them.
-ARG FILE=requirements.txt
-COPY ${FILE} /opt/lab/
+# For packages from repositories: "git", else empty.
+ARG GIT=""
 RUN set -eu; \
-    export UV_SYSTEM_CERTS=1; \
+    if [ -n "${GIT}" ] && ! command -v git >/dev/null; then \
+        apt-get update; \
+        DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates git; \
+        rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/apt /var/log/dpkg.log; \
+    fi
+
+# The best version of all indexes counts, as with pip. Compiled modules start faster: a run may not
+# write them. A version that comes from git's tags is not known here: labctl sends no .git.
+ARG FILE=requirements.txt
+WORKDIR /lab/code
+COPY code/ /lab/code/
+RUN set -eu; \
+    export UV_SYSTEM_CERTS=1 SETUPTOOLS_SCM_PRETEND_VERSION=0; \
     /opt/uv/bin/uv pip install --no-cache --compile-bytecode --index-strategy unsafe-best-match \
         ${PIP_INDEX_URL:+--default-index "${PIP_INDEX_URL}"} \
         ${PIP_EXTRA_INDEX_URL:+--index "${PIP_EXTRA_INDEX_URL}"} \
         ${PIP_FIND_LINKS:+--find-links "${PIP_FIND_LINKS}"} \
         ${PIP_NO_INDEX:+--no-index} \
-        --requirements "/opt/lab/${FILE##*/}"
+        --requirements "/lab/code/${FILE}"
 
 # Logs appear at once, and Python writes no __pycache__ to the mounted code.
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-WORKDIR /lab/code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,13 +22,15 @@ from labctl.cli.options import (
     yes_option,
 )
 from labctl.cli.screen import Screen, print_json
-from labctl.config import DEFAULT_PROVIDER, find_data_dir, load_lab
+from labctl.config import DEFAULT_PROVIDER, find_data_dir, find_lab, load_lab
 from labctl.errors import UsageError
+from labctl.events import Note
 from labctl.lazy import lazy_imports
 from labctl.providers import describe_provider, list_provider_names
 from labctl.text import price_text
 
 if TYPE_CHECKING:
+    from labctl.lifecycle.project_scan import ProjectFacts
     from labctl.model import Server
 
 with lazy_imports(__name__):
@@ -55,11 +58,17 @@ def init_command(ctx: click.Context, directory: Path | None, provider: str | Non
     """
     target = Path(ctx.find_root().obj or ".") / (directory or ".")
     if directory is None or (target.is_dir() and any(target.iterdir())):
-        _adopt(target, provider)
-        enter = f"  cd {directory}\n" if directory else ""
-        click.echo(
-            f"\nThe file explains each guess. Check it, then:\n\n{enter}  labctl up\n  labctl run"
-        )
+        facts = _adopt(target, provider)
+        click.echo("\nThe file explains each guess. Check it, then:\n")
+        if directory:
+            click.echo(f"  cd {shlex.quote(str(directory))}")
+        click.echo("  labctl up")
+        if facts.program.command:
+            click.echo("  labctl run")
+        elif facts.has_notebooks:
+            click.echo("  labctl forward jupyter")
+        else:
+            click.echo("\nNo program was found. Add yours as run: in lab.yaml.")
         return
     sample_project.check_new_directory(target)  # before a question whose answer would be lost
     provider = _choose_provider(provider)
@@ -67,9 +76,13 @@ def init_command(ctx: click.Context, directory: Path | None, provider: str | Non
     click.echo(f"{directory} is ready. Next:\n\n  cd {directory}\n  labctl up\n  labctl run")
 
 
-def _adopt(target: Path, provider: str | None) -> None:
-    """Write a lab.yaml for the code in `target`, and print what it sets."""
+def _adopt(target: Path, provider: str | None) -> ProjectFacts:
+    """Write a lab.yaml for the code in `target`, print what it sets, and return what was found."""
     facts = lab_draft.scan_candidate(target)
+    outer = find_lab(target)
+    if outer != target:
+        text = f"{target.absolute()} is inside the lab {outer}. Commands that you type there will "
+        Screen().emit(Note(text=f"{text}use the new lab.", level="warning"))
     own = load_lab(target, overrides={"name": "new"}, needs_file=False)
     if provider is None and "server.provider" in own.origins:
         chosen = ""  # config.yaml or the environment says it
@@ -80,6 +93,7 @@ def _adopt(target: Path, provider: str | None) -> None:
     for line in files[-1].read_text(encoding="utf-8").splitlines():
         if line and not line.lstrip().startswith("#"):
             click.echo(f"  {clean(line)}")
+    return facts
 
 
 def _choose_provider(provider: str | None) -> str:

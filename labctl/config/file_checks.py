@@ -52,13 +52,10 @@ def _check_image(config: LabConfig) -> list[Problem]:
 def _check_packages(config: LabConfig) -> list[Problem]:
     name = config.image.environment_file
     key = "image.requirements" if config.image.requirements else "image.conda"
-    file = config.root / name
-    if not file.is_file():
+    if not (config.root / name).is_file():
         message = f"there is no file {quote(name)} in the lab"
-    elif not is_inside(file, config.root):
-        message = f"{quote(name)} leads out of the lab through a link"
     else:
-        message = find_problem(file)
+        message = find_problem(config.root, name, config.image.extras)
     return [Problem(key, config.lines.get(key, 0), message)] if message else []
 
 

@@ -359,6 +359,7 @@ class LabConfigReader:
                 build="" if is_environment else image.build or ".",
                 requirements=image.requirements,
                 python=(image.python or DEFAULT_PYTHON) if image.requirements else "",
+                extras=image.extras,
                 conda=image.conda,
                 args=image.args,
                 registry=image.registry,

@@ -10,6 +10,7 @@ import msgspec
 
 from labctl.config.document import quote
 from labctl.config.locations import parse_inside, parse_place, parse_source, parse_store
+from labctl.config.packages import PROJECT_FILES
 from labctl.config.reader import Parsed, PlainYaml
 from labctl.config.scalars import (
     parse_cpus,
@@ -72,9 +73,17 @@ def parse_packages_file(text: str) -> str:
 
 def parse_requirements(text: str) -> str:
     path = parse_packages_file(text)
-    if not path.endswith(".txt") and Path(path).name != "pyproject.toml":
-        raise ValueError(f"{quote(text)} is neither a requirements.txt nor a pyproject.toml")
+    if not path.endswith(".txt") and Path(path).name not in PROJECT_FILES:
+        raise ValueError(
+            f"{quote(text)} is neither a requirements.txt nor a pyproject.toml or setup.py"
+        )
     return path
+
+
+def parse_extra(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", text):
+        raise ValueError(f"{quote(text)} is not the name of an extra of a package")
+    return text
 
 
 def parse_conda_file(text: str) -> str:
@@ -139,14 +148,15 @@ class ImageConfig(Value, frozen=True):
     """One of `reference`, `build`, `requirements` and `conda`; the last three are built.
 
     `build` is a directory with a Dockerfile. `requirements` is a file for pip, with the version
-    `python`, and `conda` one for conda. All are relative to the lab. Built images are pulled from
-    the repository `registry` and pushed there, if it is not "".
+    `python` and a project's `extras`, and `conda` one for conda. All are relative to the lab. Built
+    images are pulled from the repository `registry` and pushed there, if it is not "".
     """
 
     reference: str = ""
     build: str = ""
     requirements: str = ""
     python: str = ""
+    extras: tuple[str, ...] = ()
     conda: str = ""
     args: dict[str, str] = msgspec.field(default_factory=dict)
     registry: str = ""
@@ -167,6 +177,7 @@ class ImageFile(Value, frozen=True):
     build: Annotated[str, Parsed(parse_inside)] = ""
     requirements: Annotated[str, Parsed(parse_requirements)] = ""
     python: Annotated[str, Parsed(parse_python)] = ""
+    extras: tuple[Annotated[str, Parsed(parse_extra)], ...] = ()
     conda: Annotated[str, Parsed(parse_conda_file)] = ""
     args: dict[EnvName, str] = msgspec.field(default_factory=dict)
     registry: Annotated[str, Parsed(parse_repository)] = ""
@@ -177,6 +188,10 @@ class ImageFile(Value, frozen=True):
             raise ValueError(f"{' and '.join(named)}: an image is made from one of them")
         if self.python and not self.requirements:
             raise ValueError("python goes with requirements; a Dockerfile or conda sets its own")
+        if self.extras and Path(self.requirements).name not in PROJECT_FILES:
+            raise ValueError(
+                "extras: these are parts of a project, so they go with requirements: pyproject.toml"
+            )
 
 
 class ServiceConfig(Value, frozen=True):

@@ -31,6 +31,8 @@ def _rows(config: LabConfig) -> Iterator[tuple[str, str]]:
         for key in ("build", "requirements", "python", "conda"):
             if text := getattr(config.image, key):
                 yield f"image.{key}", text
+        if config.image.extras:
+            yield "image.extras", ", ".join(config.image.extras)
         yield from ((f"image.args.{key}", text) for key, text in config.image.args.items())
         yield "image.registry", config.image.registry
     else:

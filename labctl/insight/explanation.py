@@ -16,6 +16,7 @@ from labctl.events import Note, Step
 from labctl.insight.explain.diagnosis import diagnose
 from labctl.insight.explain.ending import find_missing_file
 from labctl.insight.explain.evidence import Finding, IgnoredFile, MemoryFit, RunData, Unknown
+from labctl.insight.explain.installs import find_installs
 from labctl.insight.explain.memory import OutOfMemory, find_out_of_memory
 from labctl.insight.model_measurement import ModelSource, measure_model
 from labctl.insight.scalars import Flaw, Scalars, read_scalars
@@ -33,6 +34,8 @@ with lazy_imports(__name__):
     from labctl.insight import profile
 
 LOG_TAIL_BYTES = 256 * 1024
+# Runs install packages before they do anything else.
+LOG_HEAD_BYTES = 8 * 1024**2
 # Reading more bytes of event files than this takes about a second, so progress is shown.
 SLOW_BYTES = 4 * 1024**2
 # Memory of Python with PyTorch in a container, before it loads a model. An assumption.
@@ -108,6 +111,7 @@ def _load_material(context: LabContext, run: Run) -> RunData:
             is_distributed=any(DISTRIBUTED.search(text) for text in scripts),
             now=time.time(),
             ignored_file=_find_ignored_file(root, find_missing_file(log)),
+            installs=find_installs(_read_log_start(directory / "logs" / "run.log")),
         )
     except OSError as error:
         raise LabError(
@@ -138,6 +142,13 @@ def _read_log_end(path: Path) -> str:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
         return file.read(LOG_TAIL_BYTES).decode("utf-8", errors="replace")
+
+
+def _read_log_start(path: Path) -> bytes:
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return file.read(LOG_HEAD_BYTES)
 
 
 def _read_scripts(root: Path) -> dict[str, str]:

@@ -68,6 +68,7 @@ class Sample(Value, frozen=True):
     recovered run, from 1. `gpus` are those of the run. `host_cpu_cores` of the server's
     `host_cores` were busy, with this run, and `other_runs` lived beside it. `others` are
     the busiest programs beside the run, and those on its GPUs; earlier versions recorded none.
+    `log_bytes` is the size of the run's log.
     """
 
     at: Amount
@@ -88,6 +89,7 @@ class Sample(Value, frozen=True):
     host_cpu_cores: Amount | None = None
     other_runs: Count | None = None
     others: tuple[OtherProgram, ...] = ()
+    log_bytes: Count | None = None
 
 
 def read_samples(path: Path) -> tuple[Sample, ...]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from labctl.config import DEFAULT_PYTHON, LAB_FILE, clean_name
+from labctl.config.document import escape
 from labctl.errors import NotFoundError, PolicyError
+from labctl.lifecycle.project_lists import CONDA, comment_out
 from labctl.lifecycle.project_scan import GPU_IMPORTS, ProjectFacts, scan_project
-
-CONDA = (".yml", ".yaml")
 
 
 def scan_candidate(root: Path) -> ProjectFacts:
@@ -55,15 +56,26 @@ def require_writable(directory: Path) -> None:
 def adopt_project(root: Path, facts: ProjectFacts, provider: str) -> list[Path]:
     """Write a lab.yaml for the code in `root`; return the files written. Changes no existing file.
 
-    If nothing lists the packages that the code imports, write a requirements.txt too. Without
-    `provider`, the user's own configuration names one.
+    If no list of packages can be used, write one too. Without `provider`, the user's own
+    configuration names one.
     """
     written = []
-    if facts.packages and not (facts.has_dockerfile or facts.package_file):
-        written.append(_create(root / "requirements.txt", _draft_requirements(facts)))
-    name = clean_name(root.absolute().name)
-    written.append(_create(root / LAB_FILE, draft_lab_file(facts, name, provider)))
+    if facts.packages.text and not facts.has_dockerfile:
+        name = name_new_list(root)
+        source = facts.packages.source
+        head = f"# Written by labctl init from {source}. Check the names, add versions.\n"
+        written.append(_create(root / name, head + facts.packages.text))
+        comment_out(root, name)
+    else:
+        name = facts.packages.file
+    lab = clean_name(root.absolute().name)
+    written.append(_create(root / LAB_FILE, draft_lab_file(facts, lab, provider, name)))
     return written
+
+
+def name_new_list(root: Path) -> str:
+    """Return the name of a list of packages that labctl init writes."""
+    return "requirements-labctl.txt" if (root / "requirements.txt").exists() else "requirements.txt"
 
 
 def _create(file: Path, text: str) -> Path:
@@ -72,13 +84,8 @@ def _create(file: Path, text: str) -> Path:
     return file
 
 
-def _draft_requirements(facts: ProjectFacts) -> str:
-    head = "# Written by labctl init from the imports in the code. Check the names, add versions.\n"
-    return head + "".join(f"{name}\n" for name in facts.packages)
-
-
-def draft_lab_file(facts: ProjectFacts, name: str, provider: str) -> str:
-    """Return the text of a lab.yaml for these facts."""
+def draft_lab_file(facts: ProjectFacts, name: str, provider: str, packages: str) -> str:
+    """Return the text of a lab.yaml for these facts; `packages` is the list to install, or ""."""
     return "\n".join(
         [
             "# Written by labctl init from what it found in this directory. Check each guess.",
@@ -87,7 +94,7 @@ def draft_lab_file(facts: ProjectFacts, name: str, provider: str) -> str:
             "",
             *_draft_server(facts, provider),
             "",
-            *_draft_image(facts),
+            *_draft_image(facts, packages),
             "",
             *_draft_run(facts),
             "",
@@ -118,32 +125,56 @@ def _draft_server(facts: ProjectFacts, provider: str) -> list[str]:
     return [*lines, "  gpu: auto"]
 
 
-def _draft_image(facts: ProjectFacts) -> list[str]:
-    file = facts.package_file or ("requirements.txt" if facts.packages else "")
+def _draft_image(facts: ProjectFacts, file: str) -> list[str]:
     if facts.has_dockerfile:
         return ["# This directory has a Dockerfile.", "image: {build: .}"]
+    notes = [f"# Not {name}: {_one_line(reason)}." for name, reason in facts.packages.rejected]
     if file.endswith(CONDA):
-        return [f"# The packages of {file}, installed once.", f"image: {{conda: {file}}}"]
+        return [*notes, f"# The packages of {file}, installed once.", f"image: {{conda: {file}}}"]
     python = facts.python or DEFAULT_PYTHON
     source = f": {facts.python_source}" if facts.python_source else " is a guess"
     if not file:
         reason = "The code imports only Python's own modules." if facts.sources else ""
         note = f"# {reason or 'Nothing here lists packages.'} Python {python}{source}."
-        return [note, f"image: python:{python}-slim"]
-    return [
-        f"# The packages of {file}, installed once. Python {python}{source}.",
-        f'image: {{python: "{python}", requirements: {file}}}',
-    ]
+        return [*notes, note, f"image: python:{python}-slim"]
+    project = " and the project itself" if facts.packages.installs_project else ""
+    notes.append(f"# The packages of {file}{project}, installed once.")
+    notes.append(f"# Python {python}{source}.")
+    extras = facts.packages.extras
+    if extras:
+        notes.append(f"# The code imports packages of {_plural('the extra', extras)}.")
+    if facts.packages.other_extras:
+        notes.append(f"# Not installed: {_plural('the extra', facts.packages.other_extras)}.")
+    chosen = f", extras: [{', '.join(extras)}]" if extras else ""
+    return [*notes, f'image: {{python: "{python}", requirements: {file}{chosen}}}']
+
+
+def _plural(noun: str, names: Sequence[str]) -> str:
+    return f"{noun}{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+
+def _one_line(text: str) -> str:
+    return escape(" ".join(text.split()))
 
 
 def _draft_run(facts: ProjectFacts) -> list[str]:
-    if not facts.script:
+    program = facts.program
+    if not program.command:
         lines = ["# No program was found. For example:", "# run: python train.py"]
         if facts.has_notebooks:
             lines.append("# For the notebooks: labctl up, then labctl forward jupyter")
         return lines
-    others = f"; also found: {', '.join(facts.other_scripts)}" if facts.other_scripts else ""
-    return [f"# The likeliest program{others}.", f"run: [python, {_quote(facts.script)}]"]
+    others = f"; also found: {', '.join(program.others)}" if program.others else ""
+    words = [program.command[0], *map(_quote, program.command[1:])]
+    lines = [f"# {program.reason}{escape(others)}.", f"run: [{', '.join(words)}]"]
+    if program.path:
+        path = ":".join(f"/lab/code/{place}".removesuffix("/.") for place in program.path)
+        lines += [
+            "",
+            "# The program imports modules from there.",
+            f"env: {{PYTHONPATH: {_quote(path)}}}",
+        ]
+    return lines
 
 
 def _draft_data(facts: ProjectFacts) -> list[str]:

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
-import sys
-import tomllib
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from labctl.config.pyproject import ProjectTable
+from labctl.lifecycle.project_imports import (
+    ModuleImports,
+    list_packages,
+    read_imports,
+    read_source,
+)
+from labctl.lifecycle.project_lists import (
+    NOT_FOR_RUNS,
+    ListChoice,
+    choose_list,
+    convert_version,
+    read_pipfile,
+    read_pyproject,
+)
 from labctl.model import Value
 
 # more files than this are not read: a home directory is not a project
 MAX_FILES = 400
-MAX_SOURCE_BYTES = 1024 * 1024
-PACKAGE_FILES = ("environment.yml", "environment.yaml", "requirements.txt", "pyproject.toml")
 SCRIPTS = ("train.py", "main.py", "run.py", "src/train.py", "scripts/train.py", "src/main.py")
+SHELL_SCRIPT = re.compile(r"(scripts/)?(run_?)?train[^/]*\.sh|run\.sh")
 DATA_NAMES = ("data", "dataset", "datasets")
 SKIPPED = {
     ".git",
@@ -30,32 +41,29 @@ SKIPPED = {
     "tests",
 }
 PYTHONS = ("3.12", "3.11", "3.13", "3.10", "3.9")
-# import -> package, where the names differ
-PACKAGES = {
-    "PIL": "pillow",
-    "cv2": "opencv-python-headless",
-    "sklearn": "scikit-learn",
-    "skimage": "scikit-image",
-    "yaml": "PyYAML",
-    "pytorch_lightning": "pytorch-lightning",
-    "dotenv": "python-dotenv",
-}
 GPU_IMPORTS = {"torch", "tensorflow", "jax"}
 
 
-class ProjectFacts(Value, frozen=True):
-    """What was found. Paths are relative to the directory; "" or empty if nothing was found.
+class ProgramGuess(Value, frozen=True):
+    """The command that probably trains, and why; () if none was found.
 
-    `packages` are those that the code imports and that are neither Python's own nor the code's.
+    `path` lists the directories of the project from which Python must import modules.
     """
 
+    command: tuple[str, ...] = ()
+    reason: str = ""
+    others: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()
+
+
+class ProjectFacts(Value, frozen=True):
+    """What was found. Paths are relative to the directory; "" or empty if nothing was found."""
+
     has_dockerfile: bool = False
-    package_file: str = ""
+    packages: ListChoice = ListChoice()
     python: str = ""
     python_source: str = ""
-    script: str = ""
-    other_scripts: tuple[str, ...] = ()
-    packages: tuple[str, ...] = ()
+    program: ProgramGuess = ProgramGuess()
     imports: frozenset[str] = frozenset()
     data: tuple[str, ...] = ()
     sources: int = 0
@@ -63,27 +71,33 @@ class ProjectFacts(Value, frozen=True):
 
     @property
     def has_code(self) -> bool:
-        return bool(self.has_dockerfile or self.package_file or self.sources or self.has_notebooks)
+        return bool(
+            self.has_dockerfile
+            or self.packages.file
+            or self.packages.text
+            or self.sources
+            or self.has_notebooks
+            or self.program.command
+        )
 
 
 def scan_project(root: Path) -> ProjectFacts:
     """Look at the files of a directory."""
     names = sorted(_list_files(root))
-    sources = [name for name in names if name.endswith(".py")]
-    imports = frozenset(name for source in sources for name in _list_imports(root / source))
-    scripts = _rank_scripts(root, sources)
+    files = [name for name in names if name.endswith((".py", ".ipynb"))]
+    imports = {name: read_imports(root / name) for name in files}
+    every = frozenset(module for each in imports.values() for module in each.names)
     python, python_source = _find_python(root)
+    packages = choose_list(root, list_packages(every, names))
     return ProjectFacts(
         has_dockerfile=(root / "Dockerfile").is_file(),
-        package_file=_find_package_file(root),
+        packages=packages,
         python=python,
         python_source=python_source,
-        script=scripts[0] if scripts else "",
-        other_scripts=tuple(scripts[1:4]),
-        packages=_list_packages(imports, names),
-        imports=imports,
+        program=_find_program(root, names, imports, packages),
+        imports=frozenset(name.partition(".")[0] for name in every),
         data=tuple(name for name in DATA_NAMES if (root / name).is_dir()),
-        sources=len(sources),
+        sources=sum(name.endswith(".py") for name in files),
         has_notebooks=any(name.endswith(".ipynb") for name in names),
     )
 
@@ -104,34 +118,37 @@ def _list_files(root: Path) -> Iterator[str]:
                     return
 
 
-def _read_source(file: Path) -> str:
-    try:
-        if file.stat().st_size > MAX_SOURCE_BYTES:
-            return ""
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+def _find_program(
+    root: Path, names: list[str], imports: dict[str, ModuleImports], packages: ListChoice
+) -> ProgramGuess:
+    """Return the likeliest program: an entry point of the project, a script, or a shell script."""
+    entries = _list_entry_points(root) if packages.installs_project else []
+    scripts = _rank_scripts(root, [name for name in sorted(imports) if name.endswith(".py")])
+    shell = [name for name in names if SHELL_SCRIPT.fullmatch(name)]
+    if entries and scripts[:1] != ["train.py"]:
+        reason = "The project installs this program"
+        return ProgramGuess(
+            command=(entries[0],), reason=reason, others=(*entries[1:3], *scripts[:3])
+        )
+    if not scripts:
+        others = tuple(shell[1:4])
+        command: tuple[str, ...] = ("bash", shell[0]) if shell else ()
+        return ProgramGuess(command=command, reason="The likeliest program", others=others)
+    program = _choose_command(root, scripts[0], imports[scripts[0]])
+    return ProgramGuess(
+        command=program.command,
+        reason="The likeliest program",
+        others=(*scripts[1:4], *shell[:1]),
+        path=() if packages.installs_project else program.path,
+    )
 
 
-def _list_imports(file: Path) -> set[str]:
-    """Return the top modules that a file imports; none if it is not valid Python."""
-    try:
-        tree = ast.parse(_read_source(file))
-    except (SyntaxError, ValueError, RecursionError):
-        return set()
-    modules: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            modules |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            modules.add(node.module.partition(".")[0])
-    return modules
-
-
-def _list_packages(imports: frozenset[str], names: list[str]) -> tuple[str, ...]:
-    own = {part.removesuffix(".py") for name in names for part in Path(name).parts}
-    others = imports - own - sys.stdlib_module_names
-    return tuple(sorted({PACKAGES.get(name, name) for name in others}, key=str.lower))
+def _list_entry_points(root: Path) -> list[str]:
+    """Return the programs that the project installs for training."""
+    pyproject = read_pyproject(root)
+    project = pyproject.project or ProjectTable()
+    programs = [*project.scripts, *pyproject.tool.poetry.scripts]
+    return [name for name in programs if "train" in name] or programs[:1]
 
 
 def _rank_scripts(root: Path, sources: list[str]) -> list[str]:
@@ -141,40 +158,63 @@ def _rank_scripts(root: Path, sources: list[str]) -> list[str]:
     mains = [
         name
         for name in sources
-        if name not in known and name not in trains and "__main__" in _read_source(root / name)
+        if name not in known
+        and name not in trains
+        and not NOT_FOR_RUNS.search(name)
+        and "__main__" in read_source(root / name)
     ]
-    ranked = known + trains + mains
-    return ranked or (sources if len(sources) == 1 else [])
+    ranked = known + sorted(trains, key=lambda name: name.count("/")) + mains
+    return ranked or (sources if len(sources) == 1 and sources != ["setup.py"] else [])
 
 
-def _find_package_file(root: Path) -> str:
-    for name in PACKAGE_FILES:
-        file = root / name
-        if file.is_file() and (name != "pyproject.toml" or _read_project(file).get("dependencies")):
-            return name
-    return ""
+def _choose_command(root: Path, script: str, imports: ModuleImports) -> ProgramGuess:
+    """Return the command that runs a script, with the directories that PYTHONPATH needs.
+
+    A module that imports from its own package only works as `python -m`.
+    """
+    base = PurePosixPath(script).parent
+    while base.name and (root / base / "__init__.py").is_file():
+        base = base.parent
+    module = ".".join(PurePosixPath(script).relative_to(base).with_suffix("").parts)
+    if "." in module and (imports.is_relative or module.partition(".")[0] in imports.tops):
+        places = [str(base)] if base.name else []
+        return ProgramGuess(command=("python", "-m", module), path=tuple(places))
+    own = str(PurePosixPath(script).parent)  # Python imports from there by itself
+    missing = [top for top in imports.tops if not _has_module(root / own, top)]
+    places = [place for place in (".", "src") if place != own]
+    path = tuple(p for p in places if any(_has_module(root / p, top) for top in missing))
+    return ProgramGuess(command=("python", script), path=path)
 
 
-def _read_project(file: Path) -> dict[str, object]:
-    """Return the [project] table; {} without one, or if the file cannot be read."""
-    try:
-        project = tomllib.loads(_read_source(file)).get("project")
-    except tomllib.TOMLDecodeError:
-        return {}
-    return project if isinstance(project, dict) else {}
+def _has_module(directory: Path, name: str) -> bool:
+    return (directory / f"{name}.py").is_file() or any((directory / name).glob("*.py"))
 
 
 def _find_python(root: Path) -> tuple[str, str]:
     """Return the version of Python that the project names, and where; "" if it names none."""
-    match = re.match(r"\s*(3\.\d{1,2})", _read_source(root / ".python-version"))
+    match = re.match(r"\s*(3\.\d{1,2})", read_source(root / ".python-version"))
     if match:
         return match[1], ".python-version"
-    wanted = _read_project(root / "pyproject.toml").get("requires-python")
-    if isinstance(wanted, str):
+    for wanted in _list_python_conditions(root):
         for version in PYTHONS:
             if _is_allowed(version, wanted):
                 return version, f"requires-python {wanted}"
     return "", ""
+
+
+def _list_python_conditions(root: Path) -> Iterator[str]:
+    """Yield the versions of Python that the project allows, such as `>=3.9,<3.13`."""
+    pyproject = read_pyproject(root)
+    if pyproject.project and pyproject.project.python:
+        yield pyproject.project.python
+    if isinstance(wanted := pyproject.tool.poetry.dependencies.get("python"), str):
+        yield convert_version(wanted)
+    if wanted := read_pipfile(root).requires.python_version:
+        yield f"=={wanted}"
+    for name in ("setup.py", "setup.cfg"):
+        match = re.search(r"python_requires\s*=\s*[\"']?([^\"'\n]+)", read_source(root / name))
+        if match:
+            yield match[1].strip()
 
 
 def _is_allowed(version: str, wanted: str) -> bool:

@@ -1,6 +1,6 @@
-"""An image that is only a list of packages: its Dockerfile is labctl's own, its content one file.
+"""An image that is only a list of packages: its Dockerfile is labctl's own, its content the lists.
 
-The file goes to uv (requirements.txt, pyproject.toml) or micromamba (environment.yml) in the build.
+A list goes to uv (requirements.txt, pyproject.toml) or micromamba (environment.yml) in the build.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from labctl.config import ImageConfig, find_data_dir
+from labctl.config.packages import PackageList, read_packages
 from labctl.text import price_text
 
 _INSTALL = re.compile(r"\b(?:pip3?|conda|mamba)\s+install\b")
@@ -23,19 +24,26 @@ def read_dockerfile(image: ImageConfig) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def list_args(image: ImageConfig) -> dict[str, str]:
+def read_list(root: Path, image: ImageConfig) -> PackageList:
+    """Read the packages of the environment from the lab's files."""
+    return read_packages(root, image.environment_file, image.extras)
+
+
+def list_args(image: ImageConfig, packages: PackageList) -> dict[str, str]:
     """Return that Dockerfile's arguments, which lab.yaml and this machine may override."""
-    args = {"FILE": image.environment_file}
+    args = {"FILE": packages.entry}
+    if packages.needs_git:
+        args["GIT"] = "git"
     if image.requirements:
         args |= {"PYTHON": image.python, "BASE": f"python:{image.python}-slim"}
     return args
 
 
-def hash_environment(root: Path, image: ImageConfig, args: Mapping[str, str]) -> str:
-    """Hash the Dockerfile, the build arguments and the file with the packages."""
+def hash_environment(image: ImageConfig, packages: PackageList, args: Mapping[str, str]) -> str:
+    """Hash the Dockerfile, the build arguments and the lists, but no code: it is mounted later."""
     digest = hashlib.sha256(repr(sorted(args.items())).encode())
     digest.update(read_dockerfile(image).encode())
-    digest.update(b"\0" + (root / image.environment_file).read_bytes())
+    digest.update(repr(sorted(packages.files.items())).encode())
     return digest.hexdigest()
 
 

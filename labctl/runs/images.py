@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from labctl.config import ImageConfig
+from labctl.config.packages import PackageList
 from labctl.errors import BuildError
 from labctl.events import Step
 from labctl.lazy import lazy_imports
@@ -58,21 +59,21 @@ def image_reference(context: LabContext) -> str:
     image = context.config.image
     if image.reference:
         return image.reference
-    args = _list_all_args(context)
     if image.environment_file:
-        digest = environment.hash_environment(context.config.root, image, args)
-        return _name_image(digest, image)
+        packages = environment.read_list(context.config.root, image)
+        args = _list_all_args(context, packages)
+        return _name_image(environment.hash_environment(image, packages, args), image)
+    args = build_args(context, image)
     directory = context.config.root / image.build
     # Files that are never pushed cannot be in the image: a pull must not change the tag.
     absent = NEVER_AT_TOP if directory == context.config.root else frozenset[str]()
     return _name_image(content_hash(directory, args, absent), image)
 
 
-def _list_all_args(context: LabContext) -> dict[str, str]:
-    """Return the build arguments of the lab's own image."""
+def _list_all_args(context: LabContext, packages: PackageList) -> dict[str, str]:
+    """Return the build arguments of an image that is made of packages."""
     image = context.config.image
-    defaults = environment.list_args(image) if image.environment_file else {}
-    return {**defaults, **build_args(context, image)}
+    return {**environment.list_args(image, packages), **build_args(context, image)}
 
 
 def _name_image(digest: str, image: ImageConfig) -> str:
@@ -232,7 +233,6 @@ def _build(
     wanted: str,
     of_run: str,
 ) -> None:
-    image = context.config.image
     base = context.config.base_image
     if base and not has_image(remote, base):
         image_sources.provide_image(context, server, remote, base)
@@ -242,17 +242,7 @@ def _build(
     lines = BuildLines(context.reporter, name)
     closing = remote.stream(
         BUILD_IMAGE,
-        BuildImageRequest(
-            lab=context.config.name,
-            lab_id=context.lab_id,
-            directory=image.build,
-            tag=wanted,
-            run=of_run,
-            args=_list_all_args(context),
-            wheelhouse=bool(context.config.wheelhouse),
-            dockerfile=environment.read_dockerfile(image) if image.environment_file else "",
-            file=image.environment_file,
-        ),
+        _make_request(context, wanted, of_run),
         on_reply=lambda _: None,
         on_bytes=lines.feed,
     )
@@ -266,6 +256,28 @@ def _build(
     context.reporter.emit(Step(name=name, done=True, detail=wanted))
     architecture = image_sources.find_architecture(context, server)
     stored_images.store_image(context, server, remote, wanted, architecture)
+
+
+def _make_request(context: LabContext, wanted: str, of_run: str) -> BuildImageRequest:
+    image = context.config.image
+    request = BuildImageRequest(
+        lab=context.config.name,
+        lab_id=context.lab_id,
+        directory=image.build,
+        tag=wanted,
+        run=of_run,
+        args=build_args(context, image),
+        wheelhouse=bool(context.config.wheelhouse),
+    )
+    if not image.environment_file:
+        return request
+    packages = environment.read_list(context.config.root, image)
+    return request._replace(
+        args=_list_all_args(context, packages),
+        dockerfile=environment.read_dockerfile(image),
+        files=packages.files,
+        has_code=packages.has_code,
+    )
 
 
 def push_wheelhouse(context: LabContext, server: Server, remote: AgentClient) -> None:

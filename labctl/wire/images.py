@@ -26,7 +26,8 @@ class PullImageRequest(NamedTuple):
 class BuildImageRequest(NamedTuple):
     """Build `directory` of the lab's code, or of the code of the run `run`, as `tag`.
 
-    With `dockerfile`, its text, the build gets only the file `file` of that code.
+    With `dockerfile`, its text, the build gets only `files`, texts by their paths, and with
+    `has_code` the code of Python projects too.
     """
 
     lab: str
@@ -37,7 +38,8 @@ class BuildImageRequest(NamedTuple):
     run: str = ""
     wheelhouse: bool = False
     dockerfile: str = ""
-    file: str = ""
+    files: Dict[str, str] = {}
+    has_code: bool = False
 
 
 class BuildOpening(NamedTuple):

@@ -71,7 +71,8 @@ class TelemetryRecord(NamedTuple):
 
     `host_cpu_cores` of the server's `host_cores` were busy since the reading before, with this run.
     `other_runs` counts the runs of the same account that lived beside it. `others` are the busiest
-    programs that are not of the run, and those on its GPUs.
+    programs that are not of the run, and those on its GPUs. `log_bytes` is the size of the run's
+    log.
     """
 
     at: float
@@ -92,6 +93,7 @@ class TelemetryRecord(NamedTuple):
     host_cpu_cores: Optional[float] = None
     other_runs: Optional[int] = None
     others: Tuple[OtherProgramRecord, ...] = ()
+    log_bytes: Optional[int] = None
 
 
 class TopRequest(NamedTuple):

@@ -69,6 +69,22 @@ def test_what_is_wrong_comes_with_evidence_source_and_the_next_command(
     assert "\x1b" not in said.out
 
 
+def test_packages_that_a_script_installed_are_named_with_their_time(
+    labctl: Any, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if much was logged since."""
+    monkeypatch.setenv("COLUMNS", "120")
+    head = "Collecting torch\nSuccessfully installed mpmath-1.3.0 torch-2.8.0\n"
+    (logs / "run.log").write_text(head + "epoch 1: loss 2.3\n" * 40_000)
+    sizes = [0, 17, 17, 17, len(head) + 900]
+    lines = [f'{{"at":{1000 + 45 * n},"log_bytes":{size}}}\n' for n, size in enumerate(sizes)]
+    (logs / "telemetry.jsonl").write_text("".join(lines))
+    said = labctl("explain").out
+    assert "the run itself installed 2 packages, which took about 2 min" in said
+    assert "Successfully installed mpmath-1.3.0 torch-2.8.0 [logs/run.log]" in said
+    assert "requirements: requirements.txt}" in " ".join(said.split())
+
+
 def test_what_is_not_known_is_said_and_at_length_if_asked(labctl: Any, logs: Path) -> None:
     short, long = labctl("explain", "night").out, labctl("explain", "night", "--all").out
     for out in (short, long):

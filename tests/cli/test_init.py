@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from labctl.cli.exit_codes import run_and_exit
 from labctl.cli.groups import cli
-from labctl.config import check_files, load_lab
+from labctl.config import ImageConfig, LabConfig, check_files, load_lab
 from labctl.lifecycle.project_scan import _is_allowed, scan_project
 
 TRAIN = (
@@ -76,6 +77,235 @@ def test_what_lists_the_packages_is_used(
     assert (project / file).read_text() == text
 
 
+def adopt(labctl: Any, home: Path, files: dict[str, str]) -> LabConfig:
+    """Make a lab of these files, and check it as the next command does."""
+    root = home / "repository"
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    said = labctl("init", str(root))
+    assert said.code == 0, said.err
+    lab = load_lab(root, environ={"HOME": str(home)})
+    check_files(lab)
+    assert ("labctl run" in said.out) == bool(lab.run)
+    assert ("No program was found" in said.out) == (not lab.run)
+    return lab
+
+
+SETUP = "from setuptools import setup\nsetup()\n"
+PYPROJECT = """\
+[build-system]
+requires = ["setuptools"]
+[project]
+name = "birds"
+dynamic = ["version"]
+dependencies = ["torch>=2", "hydra_core"]
+[project.optional-dependencies]
+train = ["WandB>=0.1", "torchmetrics"]
+dev = ["pytest"]
+[project.scripts]
+birds-export = "birds.export:main"
+birds-train = "birds.train:main"
+"""
+POETRY = """\
+[tool.poetry]
+package-mode = false
+[tool.poetry.dependencies]
+python = "^3.11"
+torch = "^2.1"
+numpy = {version = "~1.26", extras = ["blas"]}
+timm = {git = "https://github.com/huggingface/timm.git", tag = "v1"}
+six = "*"
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "image"),
+    [
+        pytest.param(
+            {"requirements.txt": "-r requirements/base.txt\n-e .\n", "setup.py": SETUP,
+             "requirements/base.txt": "torch\n"},
+            ImageConfig(requirements="requirements.txt", python="3.12"),
+            id="other-list-and-editable",
+        ),
+        pytest.param(
+            {"requirements.txt": "-e git+https://github.com/openai/CLIP.git#egg=clip\n"
+             "--index-url https://x.org/simple\n--pre\n"},
+            ImageConfig(requirements="requirements.txt", python="3.12"),
+            id="git-and-index",
+        ),
+        pytest.param(
+            {"pyproject.toml": "[project]\nname='a'\ndynamic=['dependencies']\n",
+             "setup.py": SETUP},
+            ImageConfig(requirements="pyproject.toml", python="3.12"),
+            id="dynamic-dependencies",
+        ),
+        pytest.param(
+            {"pyproject.toml": "[tool.black]\n", "setup.py": SETUP},
+            ImageConfig(requirements="setup.py", python="3.12"),
+            id="setup.py",
+        ),
+        pytest.param(
+            {"pyproject.toml": "[build-system]\n[tool.poetry.dependencies]\ntorch = '^2'\n"},
+            ImageConfig(requirements="pyproject.toml", python="3.12"),
+            id="poetry",
+        ),
+        pytest.param(
+            {"requirements/train.txt": "torch\n", "requirements/dev.txt": "pytest\n"},
+            ImageConfig(requirements="requirements/train.txt", python="3.12"),
+            id="directory-of-lists",
+        ),
+        pytest.param(
+            {"environment.yml": "dependencies:\n- pip:\n  - -r requirements.txt\n  - -e .\n",
+             "requirements.txt": "timm\n", "setup.py": SETUP},
+            ImageConfig(conda="environment.yml"),
+            id="conda-with-pip",
+        ),
+    ],
+)  # fmt: skip
+def test_lists_of_public_repositories_are_accepted(
+    labctl: Any, home: Path, files: dict[str, str], image: ImageConfig
+) -> None:
+    assert adopt(labctl, home, files | {"train.py": "import torch\n"}).image == image
+
+
+def test_a_package_with_extras_and_programs(labctl: Any, home: Path) -> None:
+    files = {
+        "pyproject.toml": PYPROJECT,
+        "src/birds/__init__.py": "",
+        "src/birds/train.py": "import torch, hydra, wandb\nfrom . import net\n",
+    }
+    lab = adopt(labctl, home, files)
+    assert (lab.image.requirements, lab.image.extras) == ("pyproject.toml", ("train",))
+    assert (lab.run, lab.env) == (("birds-train",), {})
+    text = (lab.root / "lab.yaml").read_text()
+    assert "# The code imports packages of the extra train." in text
+    assert "# Not installed: the extra dev." in text
+    assert "also found: src/birds/train.py." in text
+
+
+@pytest.mark.parametrize(
+    ("files", "run", "path"),
+    [
+        ({"src/birds/train.py": "from .net import x\n", "src/birds/__init__.py": ""},
+         ("python", "-m", "birds.train"), "/lab/code/src"),
+        ({"scripts/train.py": "import birds\n", "birds/__init__.py": ""},
+         ("python", "scripts/train.py"), "/lab/code"),
+        ({"train.py": "import birds\n", "src/birds/__init__.py": ""},
+         ("python", "train.py"), "/lab/code/src"),
+        ({"src/train.py": "import net\n", "src/net.py": ""}, ("python", "src/train.py"), ""),
+        ({"train.sh": "torchrun x\n", "setup.py": SETUP}, ("bash", "train.sh"), ""),
+    ],
+)  # fmt: skip
+def test_the_program_finds_its_own_modules(
+    labctl: Any, home: Path, files: dict[str, str], run: tuple[str, ...], path: str
+) -> None:
+    lab = adopt(labctl, home, files)
+    assert (lab.run, lab.env.get("PYTHONPATH", "")) == (run, path)
+
+
+def test_a_list_that_cannot_be_used_is_replaced_by_another(labctl: Any, home: Path) -> None:
+    files = {
+        "environment.yml": "dependencies:\n- pip:\n  - -r ../all.txt\n",
+        "requirements.txt": "torch==2.8.0\n./wheels/a.whl\n",
+        "wheels/a.whl": "",
+        "pyproject.toml": "[project\n",
+        "train.py": "import torch\n",
+    }
+    lab = adopt(labctl, home, files)
+    assert lab.image.requirements == "requirements-labctl.txt"
+    assert (lab.root / "requirements.txt").read_text() == files["requirements.txt"]
+    assert (lab.root / "requirements-labctl.txt").read_text().splitlines()[1:] == [
+        "torch==2.8.0",
+        "# left out: it installs a file of this machine ('./wheels/a.whl'); "
+        "install the package from an index, or write a Dockerfile",
+        "# ./wheels/a.whl",
+    ]
+    text = (lab.root / "lab.yaml").read_text()
+    assert "# Not environment.yml: line 3 of 'environment.yml' reads '../all.txt'" in text
+    assert "# Not requirements.txt: line 2 of 'requirements.txt' installs a file" in text
+
+
+def test_a_list_in_another_encoding_is_replaced_by_the_imports(labctl: Any, home: Path) -> None:
+    root = home / "repository"
+    root.mkdir()
+    (root / "requirements.txt").write_bytes("torch\n".encode("utf-16"))
+    lab = adopt(labctl, home, {"train.py": "import torch\n"})
+    assert lab.image.requirements == "requirements-labctl.txt"
+    assert (root / "requirements-labctl.txt").read_text().splitlines()[1:] == ["torch"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "lines"),
+    [
+        (
+            "Pipfile",
+            '[packages]\ntorch = "==2.8"\nsix = "*"\nlib = {path = "../lib", editable = true}\n'
+            '[dev-packages]\npytest = "*"\n',
+            [
+                "torch==2.8",
+                "six",
+                "# left out: it installs code outside the lab ('-e ../lib'); copy it there",
+                "# -e ../lib",
+            ],
+        ),
+        (
+            "pyproject.toml",
+            POETRY,
+            [
+                "torch>=2.1,<3",
+                "numpy[blas]>=1.26,<1.27",
+                "timm @ git+https://github.com/huggingface/timm.git@v1",
+                "six",
+            ],
+        ),
+    ],
+)
+def test_lists_that_pip_cannot_read_are_converted(
+    labctl: Any, home: Path, file: str, text: str, lines: list[str]
+) -> None:
+    lab = adopt(labctl, home, {file: text, "train.py": ""})
+    head, *rest = (lab.root / "requirements.txt").read_text().splitlines()
+    assert (head.startswith(f"# Written by labctl init from {file}."), rest) == (True, lines)
+    assert lab.image.requirements == "requirements.txt"
+
+
+def test_imports_are_named_as_the_index_names_them(labctl: Any, home: Path) -> None:
+    code = (
+        "import bs4, git, hydra, faiss, umap, clip, apex, google.colab\n"
+        "from mpl_toolkits.mplot3d import Axes3D\nfrom google.cloud import storage\n"
+        "from google.protobuf import text_format\nfrom dateutil import parser\n"
+    )
+    lab = adopt(labctl, home, {"train.py": code})
+    assert (lab.root / "requirements.txt").read_text().splitlines()[1:] == [
+        "beautifulsoup4",
+        "clip @ git+https://github.com/openai/CLIP.git",
+        "faiss-cpu",
+        "GitPython",
+        "google-cloud-storage",
+        "hydra-core",
+        "matplotlib",
+        "protobuf",
+        "python-dateutil",
+        "umap-learn",
+    ]
+
+
+def test_code_inside_a_lab_becomes_a_lab_of_its_own(labctl: Any, home: Path) -> None:
+    inner = home / "digits" / "birds"
+    inner.mkdir()
+    (inner / "train.py").touch()
+    said = labctl("init", str(inner))
+    assert said.code == 0
+    assert f"{inner} is inside the lab {home / 'digits'}." in said.err
+    assert load_lab(inner, environ={"HOME": str(home)}).name == "birds"
+
+
+def test_code_without_a_program_says_so(labctl: Any, home: Path) -> None:
+    lab = adopt(labctl, home, {"net.py": "", "data.py": ""})
+    assert lab.run == ()
+
+
 def test_a_provider_of_the_users_own_is_not_written(labctl: Any, home: Path, project: Path) -> None:
     (home / ".config" / "labctl").mkdir(parents=True)
     (home / ".config" / "labctl" / "config.yaml").write_text("server: {provider: aws}\n")
@@ -99,8 +329,14 @@ def test_an_existing_lab_and_an_empty_directory_are_left_alone(labctl: Any, home
 def test_notebooks_alone_name_no_program(labctl: Any, home: Path) -> None:
     root = home / "notes"
     root.mkdir()
-    (root / "a.ipynb").write_text("{}")
-    assert labctl("init", str(root)).code == 0
+    code = ["%matplotlib inline\n", "!pip install torch\n", "import torch, cv2"]
+    cells = [{"cell_type": "markdown", "source": "def ("}, {"cell_type": "code", "source": code}]
+    (root / "a.ipynb").write_text(json.dumps({"cells": cells, "nbformat": 4}))
+    said = labctl("init", str(root))
+    assert (said.code, "labctl run" in said.out) == (0, False)
+    assert "labctl forward jupyter" in said.out
+    packages = (root / "requirements.txt").read_text().splitlines()[1:]
+    assert packages == ["opencv-python-headless", "torch"]
     assert "labctl forward jupyter" in (root / "lab.yaml").read_text()
     assert load_lab(root, environ={"HOME": str(home)}).run == ()
 
@@ -126,6 +362,21 @@ def test_hidden_and_installed_code_does_not_count(tmp_path: Path) -> None:
 )
 def test_requires_python(version: str, wanted: str, allowed: bool) -> None:
     assert _is_allowed(version, wanted) == allowed
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "python"),
+    [
+        ("Pipfile", "[requires]\npython_version = '3.10'\n[packages]\nsix = '*'\n", "3.10"),
+        ("pyproject.toml", POETRY.replace("^3.11", "~3.11"), "3.11"),
+        ("setup.py", "setup(name='a', python_requires='>=3.7,<3.12')\n", "3.11"),
+        ("setup.cfg", "[options]\npython_requires = <3.11\ninstall_requires = six\n", "3.10"),
+    ],
+)
+def test_every_kind_of_project_may_name_its_python(
+    labctl: Any, home: Path, file: str, text: str, python: str
+) -> None:
+    assert adopt(labctl, home, {file: text, "train.py": ""}).image.python == python
 
 
 class Terminal(io.StringIO):

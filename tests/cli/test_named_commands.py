@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import shlex
 import shutil
@@ -18,6 +19,7 @@ from click.testing import CliRunner
 import labctl.errors
 from labctl.cli.exit_codes import format_next
 from labctl.cli.groups import cli
+from labctl.wire import verbs
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "labctl").rglob("*.py"))
@@ -118,18 +120,72 @@ def fill_in(node: ast.expr) -> Iterator[str]:
         yield from fill_in(node.orelse)
 
 
-def list_next_lines(file: Path) -> Iterator[str]:
-    """Each line of a hint that the screen shows as a command of labctl."""
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.keyword):
-            name = node.arg or ""
+def fill_in_hint(node: ast.expr, constants: dict[str, ast.expr]) -> list[str]:
+    """The texts of a hint, which the agent also writes in parts; `constants` are the module's."""
+    if isinstance(node, ast.Starred):
+        return fill_in_hint(node.value, constants)
+    if isinstance(node, ast.IfExp):
+        return fill_in_hint(node.body, constants) + fill_in_hint(node.orelse, constants)
+    if isinstance(node, ast.Tuple):
+        parts = [fill_in_hint(part, constants) for part in node.elts]
+        return ["".join(texts) for texts in itertools.product(*parts)]
+    if isinstance(node, ast.Name):
+        part = getattr(verbs, node.id, None)
+        if isinstance(part, verbs.HintPart):
+            return [verbs.make_error("", "", hint=part).hint]
+        return fill_in_hint(constants[node.id], constants) if node.id in constants else ["X"]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "HintPart":
+        kinds, *texts = [list(fill_in(argument)) for argument in node.args]
+        parts_of_hint = itertools.product(kinds, *texts)
+        return [verbs.make_error("", "", hint=verbs.HintPart(*part)).hint for part in parts_of_hint]
+    return list(fill_in(node)) or ["X"]
+
+
+def list_hints(tree: ast.Module) -> Iterator[ast.expr]:
+    """Each expression of a module that is a hint, given by its name or by its position."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield from (word.value for word in node.keywords if word.arg in ("hint", "next", "fix"))
+            name = ast.unparse(node.func)
+            if name.rpartition(".")[2] in ("Failure", "make_error"):
+                yield from node.args[3:4]
+            elif name == "HintPart":
+                yield node
         elif isinstance(node, ast.Assign):
             name = ast.unparse(node.targets[0])
-        else:
-            continue
-        for text in fill_in(node.value):
             if name in ("hint", "next", "fix") or name.isupper():
-                yield from (line for line in format_next(text) if line.startswith("labctl "))
+                yield node.value
+
+
+def list_next_lines(file: Path) -> Iterator[str]:
+    """Each line of a hint that the screen shows as a command of labctl."""
+    tree = ast.parse(file.read_text())
+    constants = {
+        ast.unparse(node.targets[0]): node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+    }
+    for hint in list_hints(tree):
+        for text in fill_in_hint(hint, constants):
+            yield from (line for line in format_next(text) if line.startswith("labctl "))
+
+
+def test_hints_of_the_agent_are_found(tmp_path: Path) -> None:
+    """Those that have no name, and those in parts."""
+    file = tmp_path / "files.py"
+    file.write_text(
+        "FIX = ('correct data: in ', CONFIG_FILE)\n"
+        "raise Failure('missing', what, '', 'labctl pull   # then again')\n"
+        "raise Failure('missing', what, '', HintPart('ssh', f'ls {path}'))\n"
+        "raise Failure('missing', what, '', (HintPart('status', '--why'), '   # ', *FIX))\n"
+        "raise Failure('missing', what, '', UP_COMMAND)\n"
+    )
+    assert set(list_next_lines(file)) == {
+        "labctl pull",
+        "labctl ssh -- ls X",
+        "labctl status --why",
+        "labctl up",
+    }
 
 
 def test_no_command_is_shown_in_the_middle_of_a_sentence() -> None:

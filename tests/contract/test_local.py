@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -16,9 +20,17 @@ from case import Case
 
 from labctl.errors import BuildError, ProviderError
 from labctl.model import Resource
-from labctl.providers.local import LocalProvider, LocalSettings, cache, engine, image, volume_images
+from labctl.providers.local import (
+    LocalProvider,
+    LocalSettings,
+    cache,
+    checks,
+    engine,
+    image,
+    volume_images,
+)
 from labctl.providers.local.container import make_server_id
-from labctl.providers.local.engine import make_unusable_error
+from labctl.providers.local.engine import EngineInfo, make_unusable_error
 from labctl.providers.local.volume_images import list_volumes_with
 
 IMAGE_SOURCE = Path(__file__).parents[2] / "images" / "lab-server"
@@ -235,8 +247,20 @@ def test_caches_of_others_are_not_ours(local_provider: LocalProvider) -> None:
             assert volume.name in cache.list_free_volumes(docker, other)
             assert volume.name not in cache.list_free_volumes(docker, local_provider.context.owner)
             assert volume.name not in [found.id for found in local_provider.leftovers()]
+            assert list_removed_volumes("someone-else") == []
+            assert list_removed_volumes(other) == [volume.name]
         finally:
             volume.remove()
+
+
+def list_removed_volumes(owner: str) -> list[str]:
+    """The volumes that the command of `doctor` for a full disk names."""
+    info = EngineInfo(version="28.2.2", os="linux", root="/")
+    with patch.object(shutil, "disk_usage", return_value=SimpleNamespace(free=0)):
+        every = checks.list_engine_checks(info, built=True, owner=owner)
+    [command] = [check.next for check in every if check.name == "disk for images"]
+    words = ["sh", "-c", command.replace("docker volume rm", "echo")]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
 
 
 @pytest.mark.engine

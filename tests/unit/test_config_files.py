@@ -13,6 +13,7 @@ import pytest
 
 import labctl.config
 from labctl.config import LabConfig, check_files, ensure_lab_id, find_paths, load_lab, read_lab_id
+from labctl.config.packages import read_packages
 from labctl.errors import ConfigError, LabError, PolicyError, Problem
 
 
@@ -213,24 +214,55 @@ def test_the_light_names_do_not_load_the_heavy_ones() -> None:
     ("name", "text", "told"),
     [
         ("requirements.txt", "torch==2.8.0  # see -r other\n--index-url https://x.org\n", ""),
-        ("requirements.txt", "numpy\n-r base.txt\n", "line 2 of 'requirements.txt' reads another"),
-        ("requirements.txt", "-cconstraints.txt\n", "reads another file"),
-        ("requirements.txt", "-e .\n", "installs a directory ('-e .')"),
-        ("requirements.txt", ".[dev]\n", "installs a directory"),
-        ("requirements.txt", "./wheels/a.whl\n", "installs a directory"),
-        ("requirements.txt", "x @ file:///a\n", "installs a directory"),
+        ("requirements.txt", "-r base.txt\n-c https://x.org/c.txt\n--hash=sha256:0\n", ""),
+        ("requirements.txt", "-cgone.txt\n", "and there is no file 'gone.txt' in the lab"),
+        (
+            "requirements.txt",
+            "numpy\n-r ../base.txt\n",
+            "line 2 of 'requirements.txt' reads '../",
+        ),
+        ("requirements.txt", "--requirement=/base.txt\n", "which is not in the lab; copy it there"),
+        (
+            "requirements.txt",
+            "-r nested.txt\n",
+            "line 1 of 'nested.txt' installs code outsi",
+        ),
+        ("requirements.txt", "-e .\n", "has neither a pyproject.toml nor a setup.py"),
+        ("requirements.txt", "-e ./bird-lib[gpu]\n", ""),
+        ("requirements.txt", "./bird-lib[a,b] ; python_version > '3'\n", ""),
+        ("requirements.txt", "-e git+https://x.org/a.git#egg=a\na @ git+https://x.org/a\n", ""),
+        (
+            "requirements.txt",
+            "./wheels/a.whl\n",
+            "installs a file of this machine ('./wh",
+        ),
+        ("requirements.txt", "x @ file:///a\n", "installs code outside the lab ('x @ file:///a')"),
+        ("requirements.txt", "--find-links wheels\n", "set LABCTL_WHEELHOUSE"),
+        ("requirements.txt", "-f https://x.org/torch.html\n", ""),
         ("pyproject.toml", "[project]\nname = 'a'\ndependencies = ['torch']\n", ""),
         ("pyproject.toml", "[tool.poetry]\nname = 'a'\n", "has no [project] table"),
-        ("pyproject.toml", "[project]\ndynamic = ['dependencies']\n", "dynamic dependencies"),
-        ("pyproject.toml", "[project\n", "not valid TOML"),
+        ("pyproject.toml", "[tool.poetry]\nname = 'a'\n[build-system]\n", ""),
+        ("pyproject.toml", "[tool.poetry]\npackage-mode = false\n[build-system]\n", "no [project]"),
+        ("pyproject.toml", "[project]\ndynamic = ['dependencies']\n", ""),
+        ("pyproject.toml", "[project\n", "is not valid"),
+        ("pyproject.toml", "project = 'birds'\n", "Expected `object | null`, got `str`"),
         ("environment.yml", "dependencies:\n  - python=3.11\n  - pip: [torch]\n", ""),
-        ("environment.yml", "dependencies:\n  - pip:\n    - -r requirements.txt\n", "line 3"),
+        ("environment.yml", "dependencies:\n  - pip:\n    - -r base.txt\n", ""),
+        ("environment.yml", "dependencies:\n  - pip:\n    - -r gone.txt\n", "line 3"),
         ("requirements.txt", "#" * 1024 * 1024 + "#", "at most 1 MiB"),
     ],
 )
-def test_a_list_of_packages_is_one_file(root: Path, name: str, text: str, told: str) -> None:
+def test_what_an_image_cannot_install(root: Path, name: str, text: str, told: str) -> None:
     key = "conda" if name.endswith("yml") else "requirements"
-    (root / name).write_text(text)
+    for path, other in (
+        ("base.txt", "six\n-r base.txt\n"),
+        ("nested.txt", "-e ../elsewhere\n"),
+        ("bird-lib/setup.py", ""),
+        ("wheels/a.whl", ""),
+        (name, text),
+    ):
+        (root / path).parent.mkdir(exist_ok=True)
+        (root / path).write_text(other)
     lab = load(root, f"image: {{{key}: {name}}}\n")
     if told:
         (problem,) = file_problems(lab)
@@ -238,6 +270,52 @@ def test_a_list_of_packages_is_one_file(root: Path, name: str, text: str, told: 
         assert told in problem.message
     else:
         check_files(lab)
+
+
+def test_extras_are_those_of_the_project(root: Path) -> None:
+    (root / "pyproject.toml").write_text(
+        "[project]\nname = 'a'\ndependencies = ['six']\n"
+        "[project.optional-dependencies]\ntrain = ['torch']\n"
+    )
+    image = "image: {{requirements: pyproject.toml, extras: [{}]}}\n"
+    lab = load(root, image.format("train"))
+    check_files(lab)
+    packages = read_packages(root, "pyproject.toml", lab.image.extras)
+    assert (packages.files[packages.entry], packages.has_code) == ("six\ntorch\n", False)
+    (problem,) = file_problems(load(root, image.format("gpu")))
+    assert "'pyproject.toml' has no extra 'gpu'; it has train" in problem.message
+    with pytest.raises(ConfigError) as raised:
+        load(root, "image: {requirements: a.txt, extras: [train]}\n")
+    assert "they go with requirements: pyproject.toml" in raised.value.problems[0].message
+
+
+def test_the_build_gets_every_file_that_the_list_names(root: Path) -> None:
+    for path, text in (
+        ("deps/all.txt", "-r base.txt  # shared\n./lib[a]\n-e git+https://x.org/a#egg=a\n"),
+        ("deps/base.txt", "six\n"),
+        ("lib/setup.py", "setup()"),
+        ("lib/requirements.txt", "numpy\n"),
+        ("lib/lib.py", "import numpy"),
+    ):
+        (root / path).parent.mkdir(exist_ok=True)
+        (root / path).write_text(text)
+    packages = read_packages(root, "deps/all.txt")
+    assert packages.problems == ()
+    assert packages.files == {
+        "deps/all.txt": "-r base.txt  # shared\n-e ./lib[a]\ngit+https://x.org/a#egg=a\n",
+        "deps/base.txt": "six\n",
+        "lib/setup.py": "setup()",
+        "lib/requirements.txt": "numpy\n",
+    }
+    assert (packages.entry, packages.has_code, packages.needs_git) == ("deps/all.txt", True, True)
+
+
+def test_a_project_is_installed_in_place(root: Path) -> None:
+    (root / "setup.cfg").write_text("[metadata]\nname = a\n")
+    packages = read_packages(root, "setup.cfg", ("train", "viz"))
+    assert packages.files[packages.entry] == "-e .[train,viz]\n"
+    assert set(packages.files) == {packages.entry, "setup.cfg"}
+    assert (packages.has_code, packages.needs_git) == (True, False)
 
 
 def test_a_missing_list_of_packages(root: Path) -> None:

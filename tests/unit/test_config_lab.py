@@ -214,7 +214,7 @@ def test_everything_wrong_is_told_at_once_in_the_order_of_its_lines(lab_home: La
         ("image: {conda: a.yml, build: .}", "image", "made from one of them"),
         ("image: {requirements: a.txt, conda: b.yml}", "image", "made from one of them"),
         ("image: {python: '3.12'}", "image", "python goes with requirements"),
-        ("image: {requirements: setup.py}", "image.requirements", "neither a requirements.txt"),
+        ("image: {requirements: setup.sh}", "image.requirements", "neither a requirements.txt"),
         ("image: {requirements: ../r.txt}", "image.requirements", "is outside the lab"),
         ("image: {requirements: 'my list.txt'}", "image.requirements", "only letters"),
         ("image: {requirements: r.txt, python: '2.7'}", "image.python", "write 3.12"),

@@ -139,8 +139,8 @@ ERRORS: dict[str, tuple[Callable[[], LabError], str, str]] = {
     ),
     "agent, push": (
         lambda: agent_error(RESUME),
-        "labctl push  (resumes where it stopped)",
-        "labctl course up --only alice  (resumes where it stopped)",
+        "labctl push   # resumes where it stopped",
+        "labctl course up --only alice   # resumes where it stopped",
     ),
     "agent, no run": (
         lambda: agent_error(STATUS_COMMAND),

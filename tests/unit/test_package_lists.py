@@ -1,4 +1,4 @@
-"""An image of packages: its tag follows the file, and the build gets this file alone."""
+"""An image of packages: its tag follows the file, and the build gets the lists, not the code."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from labctl.runs.environment import (
     hash_environment,
     list_args,
     read_dockerfile,
+    read_list,
 )
 from labctl.wire.images import BuildImageRequest
 
@@ -28,38 +29,88 @@ def lab(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def hash_of(lab: Path, image: ImageConfig, **changes: str) -> str:
+    packages = read_list(lab, image)
+    return hash_environment(image, packages, {**list_args(image, packages), **changes})
+
+
 def test_the_tag_follows_the_packages_and_not_the_code(lab: Path) -> None:
-    args = list_args(PIP)
-    first = hash_environment(lab, PIP, args)
+    first = hash_of(lab, PIP)
     (lab / "train.py").write_text("y\n")
-    assert hash_environment(lab, PIP, args) == first
-    others = {hash_environment(lab, PIP, {**args, "BASE": "mine:1"})}
-    others.add(hash_environment(lab, PIP, {**args, "PYTHON": "3.12"}))
-    (lab / "deps" / "requirements.txt").write_text("torch\nnumpy\n")
-    others.add(hash_environment(lab, PIP, args))
-    assert len(others - {first}) == 3
+    assert hash_of(lab, PIP) == first
+    others = {hash_of(lab, PIP, BASE="mine:1"), hash_of(lab, PIP, PYTHON="3.12")}
+    (lab / "deps" / "requirements.txt").write_text("torch\n-r base.txt\n-e .\n")
+    (lab / "deps" / "base.txt").write_text("numpy\n")
+    (lab / "setup.py").write_text("setup()\n")
+    others.add(hash_of(lab, PIP))
+    (lab / "deps" / "base.txt").write_text("scipy\n")
+    others.add(hash_of(lab, PIP))
+    (lab / "setup.py").write_text("setup(name='a')\n")
+    others.add(hash_of(lab, PIP))
+    assert len(others - {first}) == 5
 
 
-def test_each_kind_has_its_dockerfile_and_arguments() -> None:
+def test_each_kind_has_its_dockerfile_and_arguments(lab: Path) -> None:
     conda = ImageConfig(conda="environment.yml")
+    (lab / "environment.yml").write_text("- pip:\n  - git+https://x.org/a\n")
     assert "micromamba create" in read_dockerfile(conda)
     assert "uv pip install" in read_dockerfile(PIP)
-    assert list_args(conda) == {"FILE": "environment.yml"}
-    assert list_args(PIP)["BASE"] == "python:3.11-slim"
+    assert list_args(conda, read_list(lab, conda)) == {"FILE": "environment.yml", "GIT": "git"}
+    assert list_args(PIP, read_list(lab, PIP)) == {
+        "FILE": "deps/requirements.txt",
+        "PYTHON": "3.11",
+        "BASE": "python:3.11-slim",
+    }
     for image in (PIP, conda):
-        for name in list_args(image):
+        for name in list_args(image, read_list(lab, image)):
             assert f"ARG {name}" in read_dockerfile(image)
 
 
-def test_the_build_gets_one_file_of_the_code(lab: Path, tmp_path: Path) -> None:
+def list_context(request: BuildImageRequest, lab: Path, target: Path) -> list[str]:
+    context = _write_context(request, lab, target)
+    return sorted(str(p.relative_to(context)) for p in context.rglob("*") if p.is_file())
+
+
+def test_the_build_gets_the_lists_and_no_other_code(lab: Path, tmp_path: Path) -> None:
     request = BuildImageRequest(
-        "digits", "0" * 12, "", "labctl/built:1", {}, dockerfile="FROM x\n", file=PIP.requirements
-    )
-    context = _write_context(request, lab, tmp_path / "context")
-    files = sorted(str(p.relative_to(context)) for p in context.rglob("*") if p.is_file())
-    assert files == ["Dockerfile", "deps/requirements.txt"]
-    with pytest.raises(Failure, match=r"gone\.txt is not in the lab's code"):
-        _write_context(request._replace(file="gone.txt"), lab, tmp_path / "context")
+        "digits", "0" * 12, "", "labctl/built:1", {}, dockerfile="FROM x\n",
+        files={"deps/requirements.txt": "torch\n"},
+    )  # fmt: skip
+    target = tmp_path / "context"
+    (target / "code").mkdir(parents=True)
+    (target / "code" / "before.txt").touch()
+    assert list_context(request, lab, target) == ["Dockerfile", "code/deps/requirements.txt"]
+    with pytest.raises(Failure):
+        _write_context(request._replace(files={"../x": ""}), lab, target)
+
+
+def test_a_project_that_is_installed_comes_with_its_modules_and_texts(
+    lab: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    target = tmp_path_factory.mktemp("context")
+    for name in ("pyproject.toml", "README.md", "LICENSE", "Dockerfile", "src/a/b.py", "src/a.csv"):
+        (lab / name).parent.mkdir(parents=True, exist_ok=True)
+        (lab / name).write_text("x")
+    for name in ("data/labels.txt", ".git/hook.py"):
+        (lab / name).parent.mkdir(parents=True, exist_ok=True)
+        (lab / name).write_text("x")
+    (lab / "link.py").symlink_to("train.py")
+    request = BuildImageRequest(
+        "digits", "0" * 12, "", "labctl/built:1", {}, dockerfile="FROM x\n",
+        files={"labctl-requirements.txt": "-e .\n"}, has_code=True,
+    )  # fmt: skip
+    names = list_context(request, lab, target)
+    assert [name.removeprefix("code/") for name in names] == [
+        "Dockerfile",
+        "Dockerfile",
+        "LICENSE",
+        "README.md",
+        "labctl-requirements.txt",
+        "pyproject.toml",
+        "src/a/b.py",
+        "train.py",
+    ]
+    assert (target / "Dockerfile").read_text() == "FROM x\n"
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,14 @@ def test_a_line_names_its_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     }
 
 
+def test_a_line_has_the_size_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = recorded(tmp_path, Readings(ContainerUsageRecord(2.0, 0.5)), monkeypatch)
+    (tmp_path / "logs" / "run.log").write_text("Collecting torch\n")
+    write_due({"id": one}, Gpus(_no_library), host_reader(tmp_path))
+    (sample,) = read_samples(tmp_path / "logs" / NAME)
+    assert sample.log_bytes == 17
+
+
 def test_a_line_has_the_load_of_the_server_and_the_other_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +204,7 @@ def test_a_line_has_the_load_of_the_server_and_the_other_runs(
     write_due({"1": one, "2": two}, Gpus(_no_library), host, NO_PROGRAMS)
     (sample,) = read_samples(tmp_path / "two" / "logs" / NAME)
     assert (sample.host_cores, sample.other_runs) == (os.cpu_count(), 1)
+    assert sample.log_bytes is None
     assert sample.host_cpu_cores is not None
     assert sample.host_cpu_cores >= 0
 

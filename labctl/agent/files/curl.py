@@ -20,7 +20,7 @@ from ..reply import Failure
 
 IDLE_S = 30
 # the next step after a broken transfer
-RESUME = (PUSH_COMMAND, "  (resumes where it stopped)")
+RESUME = (PUSH_COMMAND, "   # resumes where it stopped")
 MOST_HEADER_BYTES = 64 * 1024
 REDIRECTS = "10"
 OPTIONS = [

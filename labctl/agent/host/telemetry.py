@@ -78,9 +78,18 @@ class RecordedRun:
             host_cores=host.cores,
             host_cpu_cores=host.cpu_cores,
             other_runs=len(runs) - 1,
+            log_bytes=_measure_log(self.directory),
             others=programs.list_beside(self.container_id, uuids, runs),
             **usage._asdict(),
         )
+
+
+def _measure_log(run: Path) -> int | None:
+    """Return the size of a run's log, which says later when each of its lines was written."""
+    try:
+        return os.lstat(run / "logs" / "run.log").st_size
+    except OSError:
+        return None
 
 
 def describe_gpu(gpu: GpuRecord, gpus: list[GpuRecord]) -> GpuRecord:

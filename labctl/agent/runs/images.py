@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import functools
 import http.server
+import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -31,6 +33,11 @@ from ..reply import Failure, send_closing_reply, send_reply
 
 # Fixed, since the address is a build argument and so part of Docker's layer cache key.
 WHEELHOUSE_PORT = 8437
+# what the installation of a Python project reads
+PROJECT_FILES = {"pyproject.toml", "setup.py", "setup.cfg"}
+MODULES = (".py", ".pyi", ".typed")
+TEXTS = (".toml", ".cfg", ".txt", ".md", ".rst", ".in")
+MOST_TEXT_BYTES = 1024 * 1024
 FAILED_STEP = re.compile(r"^(Step \d+/\d+ : |#\d+ \[)")
 
 
@@ -92,16 +99,35 @@ def build(request: BuildImageRequest) -> None:
 
 
 def _write_context(request: BuildImageRequest, code: Path, target: Path) -> Path:
-    """Create the directory of a build that needs only one file of the code."""
-    source = resolve_inside(code, request.file)
-    if not source.is_file():
-        what = f"{request.file} is not in the lab's code on the server"
-        raise Failure("missing", what, ".labignore or .gitignore may exclude it", PUSH_COMMAND)
-    copy = resolve_inside(target, request.file)
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    copy.write_bytes(source.read_bytes())
+    """Create the directory of a build that needs lists of packages, and perhaps Python projects."""
+    if target.exists():
+        shutil.rmtree(str(target))
+    copy = target / "code"
+    copy.mkdir(parents=True)
+    names = _list_project_files(code) if request.has_code else ()
+    for name in names:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(str(code / name), str(copy / name))
+    for path, text in request.files.items():
+        file = resolve_inside(copy, path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, text)
     write_text(target / "Dockerfile", request.dockerfile)
     return target
+
+
+def _list_project_files(code: Path) -> Iterator[Path]:
+    """Yield the files that an editable installation may read: modules, and texts of projects."""
+    for folder, folders, names in os.walk(str(code)):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        is_project = not PROJECT_FILES.isdisjoint(names) or Path(folder).name == "requirements"
+        for name in names:
+            file = Path(folder) / name
+            is_text = is_project and (name.endswith(TEXTS) or "." not in name)
+            if not (name.endswith(MODULES) or is_text) or file.is_symlink():
+                continue
+            if file.is_file() and file.stat().st_size <= MOST_TEXT_BYTES:
+                yield file.relative_to(code)
 
 
 @contextmanager

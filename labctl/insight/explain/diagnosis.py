@@ -8,6 +8,7 @@ from labctl.insight.explain import (
     gpu,
     gpu_loss,
     host,
+    installs,
     learning,
     losses,
     memory,
@@ -25,6 +26,7 @@ RULES: tuple[Rule, ...] = (
     *host.RULES,
     *gpu.RULES,
     *data.RULES,
+    *installs.RULES,
     *learning.RULES,
 )
 ORDER = ("problem", "advice", "good")

@@ -81,12 +81,22 @@ class IgnoredFile(Value, frozen=True):
     directory: str = ""
 
 
+class PackageInstall(Value, frozen=True):
+    """An installation of packages in a run's log: its place there, and its last line."""
+
+    first_byte: int
+    last_byte: int
+    packages: int
+    line: str
+
+
 class RunData(Value, frozen=True):
     """Everything known about a run. Missing parts are empty.
 
     `log` is the end of its output. `options` are those that the lab's scripts accept ("--lr").
     `is_distributed` says whether these scripts can use several GPUs. `now` is Unix time, for an
-    active run. `fit` is set if memory ran out and the model could be built.
+    active run. `installs` are from the start of the log. `fit` is set if memory ran out and the
+    model could be built.
     """
 
     run: Run
@@ -98,6 +108,7 @@ class RunData(Value, frozen=True):
     now: float = 0.0
     fit: MemoryFit | None = None
     ignored_file: IgnoredFile | None = None
+    installs: tuple[PackageInstall, ...] = ()
 
 
 Rule = Callable[[RunData], Iterator[Answer]]

@@ -79,4 +79,5 @@ EARLY_STOPPING = Reference(
     url="https://www.deeplearningbook.org/contents/regularization.html",
 )
 LAB_FILE = Reference(title="labctl, the commented lab.yaml", url="docs/lab.yaml")
+LABCTL_IMAGES = Reference(title="labctl, images without a Dockerfile", url="docs/images.md")
 LABCTL = Reference(title="labctl, the rules of explain", url="docs/explain.md")

@@ -98,7 +98,9 @@ class LocalProvider:
         try:
             with engine.connect() as docker:
                 return checks.list_engine_checks(
-                    engine.inspect_engine(docker), built=image.has_image(docker, server_image)
+                    engine.inspect_engine(docker),
+                    built=image.has_image(docker, server_image),
+                    owner=self.context.owner,
                 )
         except EngineError as error:
             return checks.make_no_engine_checks(error)

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 
 from labctl.errors import EngineError
 from labctl.model import GIB, Check
+from labctl.providers.local import cache
 from labctl.providers.local.engine import EngineInfo
 from labctl.text import bytes_text
 
 LOW_DISK_BYTES = 10 * GIB
-# Removes the layers of ended servers, but none in use. The next `up` builds them again.
-FREE_LAYERS = "docker volume rm $(docker volume ls -q --filter label=labctl.cache)"
+# Removes the owner's layers of ended servers, but none in use. The next `up` builds them again.
+FREE_LAYERS = "docker volume rm $(docker volume ls -q --filter {label})"
 
 
-def list_engine_checks(info: EngineInfo, *, built: bool) -> list[Check]:
-    """Check a running engine by its `info`; `built` says whether the lab server image exists."""
+def list_engine_checks(info: EngineInfo, *, built: bool, owner: str) -> list[Check]:
+    """Check a running engine by its `info`; `built` says whether the lab server image exists.
+
+    The command that frees the disk removes the layers of `owner` only: others may share the engine.
+    """
     return [
         _check_engine(info),
         _check_cgroup(info.cgroup_version),
-        *_check_disk(info),
+        *_check_disk(info, owner),
         _check_image(built),
     ]
 
@@ -54,7 +59,7 @@ def _check_cgroup(version: str) -> Check:
     )
 
 
-def _check_disk(info: EngineInfo) -> list[Check]:
+def _check_disk(info: EngineInfo, owner: str) -> list[Check]:
     """Check the engine's disk; nothing if it is inaccessible (in Docker Desktop's own machine)."""
     root = Path(info.root)
     try:
@@ -62,12 +67,13 @@ def _check_disk(info: EngineInfo) -> list[Check]:
     except (FileNotFoundError, PermissionError):
         return []
     ok = free >= LOW_DISK_BYTES
+    label = shlex.quote(f"label={cache.LABEL}={owner}")
     return [
         Check(
             name="disk for images",
             ok=ok,
             detail=f"{bytes_text(free)} free in {root}",
-            next="" if ok else FREE_LAYERS,
+            next="" if ok else FREE_LAYERS.format(label=label),
         )
     ]
 

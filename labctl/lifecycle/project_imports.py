@@ -1,0 +1,154 @@
+"""The modules that a project's code imports, and the packages on PyPI that have them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from labctl.model import Value
+
+MAX_SOURCE_BYTES = 1024 * 1024
+# import -> package, where the names differ. "": PyPI has no package of this name that is meant.
+PACKAGES = {
+    "Bio": "biopython",
+    "Crypto": "pycryptodome",
+    "IPython": "ipython",
+    "OpenGL": "PyOpenGL",
+    "OpenSSL": "pyOpenSSL",
+    "PIL": "pillow",
+    "apex": "",
+    "attr": "attrs",
+    "bs4": "beautifulsoup4",
+    "clip": "clip @ git+https://github.com/openai/CLIP.git",
+    "community": "python-louvain",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "docx": "python-docx",
+    "dotenv": "python-dotenv",
+    "faiss": "faiss-cpu",
+    "fitz": "PyMuPDF",
+    "git": "GitPython",
+    "google.auth": "google-auth",
+    "google.cloud.bigquery": "google-cloud-bigquery",
+    "google.cloud.storage": "google-cloud-storage",
+    "google.colab": "",
+    "google.genai": "google-genai",
+    "google.generativeai": "google-generativeai",
+    "google.oauth2": "google-auth",
+    "google.protobuf": "protobuf",
+    "hydra": "hydra-core",
+    "imblearn": "imbalanced-learn",
+    "jwt": "PyJWT",
+    "lightning_fabric": "lightning-fabric",
+    "magic": "python-magic",
+    "mpl_toolkits": "matplotlib",
+    "osgeo": "GDAL",
+    "pkg_resources": "setuptools",
+    "pl_bolts": "lightning-bolts",
+    "pptx": "python-pptx",
+    "psycopg2": "psycopg2-binary",
+    "pynvml": "nvidia-ml-py",
+    "pytorch_lightning": "pytorch-lightning",
+    "ruamel": "ruamel.yaml",
+    "segment_anything": "segment-anything @ git+https://github.com/facebookresearch/"
+    "segment-anything.git",
+    "serial": "pyserial",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "skopt": "scikit-optimize",
+    "slugify": "python-slugify",
+    "sksurv": "scikit-survival",
+    "umap": "umap-learn",
+    "websocket": "websocket-client",
+    "yaml": "PyYAML",
+    "zmq": "pyzmq",
+}
+# Directories of modules of many packages: what they contain decides.
+NAMESPACES = frozenset({"google"})
+
+
+class ModuleImports(Value, frozen=True):
+    """What one file imports: full names, and whether it imports from its own package (`.x`)."""
+
+    names: frozenset[str] = frozenset()
+    is_relative: bool = False
+
+    @property
+    def tops(self) -> frozenset[str]:
+        return frozenset(name.partition(".")[0] for name in self.names)
+
+
+class _NotebookCell(Value, frozen=True):
+    cell_type: str = ""
+    source: str | tuple[str, ...] = ""
+
+
+class _NotebookFile(Value, frozen=True):
+    cells: tuple[_NotebookCell, ...] = ()
+
+
+def read_source(file: Path) -> str:
+    """Return the text of a source file; "" if it cannot be read, or is too large for source."""
+    try:
+        if file.stat().st_size > MAX_SOURCE_BYTES:
+            return ""
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def read_imports(file: Path) -> ModuleImports:
+    """Return what a module or notebook imports; nothing if it is not valid Python."""
+    try:
+        text = read_source(file)
+        tree = ast.parse(_read_cells(text) if file.suffix == ".ipynb" else text)
+    except (SyntaxError, ValueError, RecursionError):
+        return ModuleImports()
+    names: set[str] = set()
+    is_relative = False
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            is_relative = is_relative or bool(node.level)
+            if node.module and not node.level:
+                names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return ModuleImports(names=frozenset(names), is_relative=is_relative)
+
+
+def _read_cells(notebook: str) -> str:
+    """Return the code of a notebook without IPython's own commands; ValueError if it is not one."""
+    cells = msgspec.json.decode(notebook, type=_NotebookFile).cells
+    lines = [
+        line
+        for cell in cells
+        if cell.cell_type == "code"
+        for line in "".join(cell.source).splitlines()
+        if not re.match(r"\s*[%!]", line)
+    ]
+    return "\n".join(lines)
+
+
+def list_packages(imports: Iterable[str], files: Iterable[str]) -> tuple[str, ...]:
+    """Return the packages of full module names, without Python's own modules and the project's."""
+    own = {part.removesuffix(".py") for name in files for part in Path(name).parts}
+    packages = {
+        _find_package(name)
+        for name in imports
+        if name.partition(".")[0] not in own | sys.stdlib_module_names
+    }
+    return tuple(sorted(packages - {""}, key=str.lower))
+
+
+def _find_package(module: str) -> str:
+    parts = module.split(".")
+    for count in range(len(parts), 0, -1):
+        name = ".".join(parts[:count])
+        if name in PACKAGES:
+            return PACKAGES[name]
+    return "" if parts[0] in NAMESPACES else parts[0]
