@@ -27,6 +27,8 @@ from labctl.text import (
     duration_text,
     optional_text,
     price_or_free_text,
+    price_range_text,
+    price_text,
 )
 from labctl.wire.codec import to_json
 
@@ -69,14 +71,14 @@ def _print_offers(offers: Sequence[Offer], total: int) -> None:
             offer.type,
             _format_gpu(offer),
             offer.zone or "-",
-            f"{offer.price_usd_per_hour:.4f}" if offer.price_usd_per_hour else "free",
+            price_or_free_text(offer.price_usd_per_hour),
             _week_range_text(offer),
-            f"{offer.on_demand_usd_per_hour:.4f}" if offer.on_demand_usd_per_hour else "-",
+            optional_text(offer.on_demand_usd_per_hour or None, price_text),
             _market_text(offer),
         )
         for offer in offers
     ]
-    print_table(rows, ("TYPE", "GPU", "ZONE", "USD/H", "7 DAYS", "LIST", "MARKET"))
+    print_table(rows, ("TYPE", "GPU", "ZONE", "PRICE", "7 DAYS", "LIST", "MARKET"))
     oldest = min((offer.priced_at for offer in offers if offer.priced_at), default=0.0)
     notes = [f"prices {duration_text(time.time() - oldest)} old"] if oldest else []
     notes += [f"and {total - len(offers)} more: --all"] if total > len(offers) else []
@@ -93,7 +95,7 @@ def _format_gpu(offer: Offer) -> str:
 
 def _week_range_text(offer: Offer) -> str:
     low, high = offer.week_low_usd_per_hour, offer.week_high_usd_per_hour
-    return f"{low:.3f}-{high:.3f}" if low is not None and high is not None else "-"
+    return price_range_text(low, high) if low is not None and high is not None else "-"
 
 
 def _market_text(offer: Offer) -> str:
@@ -208,7 +210,7 @@ def _print_costs(costs: Costs, every_lab: bool) -> None:
 
 
 def _cost_text(usd: float | None) -> str:
-    return "?" if usd is None else dollars_text(usd) if usd else "nothing"
+    return "?" if usd is None else dollars_text(usd) if usd else "free"
 
 
 def _print_kept(disks: Sequence[KeptDisk]) -> None:

@@ -122,8 +122,8 @@ def _describe_state(run: Run) -> str:
         end = run.ended_at or run.seen_at
         elapsed = duration_text(end - run.started_at) if end > run.started_at else ""
     if run.has_ended:
-        return f"{run.summary or run.state}{f' after {elapsed}' if elapsed else ''}"
-    return f"{run.state}{f' for {elapsed}' if elapsed else ''}"
+        return f"{run.summary or run.state_text}{f' after {elapsed}' if elapsed else ''}"
+    return f"{run.state_text}{f' for {elapsed}' if elapsed else ''}"
 
 
 def _print_finding(finding: Finding) -> None:

@@ -24,7 +24,7 @@ from labctl.cli.screen import Screen, print_json
 from labctl.config import find_data_dir, load_lab
 from labctl.errors import UsageError
 from labctl.providers import list_provider_names
-from labctl.text import price_text
+from labctl.text import price_or_free_text
 
 if TYPE_CHECKING:
     from labctl.model import Server
@@ -155,7 +155,7 @@ def up_command(
 def print_ready(server: Server) -> None:
     """Print that the server is ready, its price, and what to do next."""
     price = server.offer.price_usd_per_hour
-    cost = price_text(price) if price else "costs nothing"
+    cost = price_or_free_text(price)
     click.echo(f"{server.alias} is ready ({server.provider}, {cost}).")
     click.echo("  labctl run        start the training")
     click.echo(f"  ssh {server.alias:<14}open a shell on the server")

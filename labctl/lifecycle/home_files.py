@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from labctl.events import Note, Question
+from labctl.events import Note, Question, report_wait
 from labctl.model import Server
 from labctl.servers import adoption
 from labctl.servers.context import LabContext
@@ -27,7 +27,8 @@ def choose_home_files(context: LabContext, server: Server, *, asks: bool) -> Hom
     if adoption.is_leased(context):
         return None
     remote = context.open_agent(server)
-    listed = home_files.list_home_files(remote, server.created_at - CLOCK_SLACK_S)
+    with report_wait(context.reporter, "reading the files in the server's home directory"):
+        listed = home_files.list_home_files(remote, server.created_at - CLOCK_SLACK_S)
     if listed.skipped:
         text = f"deleted with the server, from its home directory: {_name_some(listed.skipped)}"
         context.reporter.emit(Note(text=text, level="warning"))

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from labctl.errors import ConnectError
+from labctl.events import report_wait
 from labctl.model import Server, Value
 from labctl.servers.context import LabContext
 from labctl.servers.cost import spent_usd
@@ -58,7 +59,8 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
             from labctl.lifecycle.reconcile import merge_keeper_records
 
             keeper = merge_keeper_records(context)
-        with explain_open_costs(context):
+        waiting = report_wait(context.reporter, f"checking the server at {context.provider.name}")
+        with waiting, explain_open_costs(context):
             adopted = adopt(context)
             if adopted is not None and adopted.state == "running":
                 admit(context, adopted)
@@ -70,7 +72,8 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
 
         held_disks.renew(context, server)
         try:
-            machine = runs.refresh(context, server)
+            with report_wait(context.reporter, f"reading the runs on {server.alias}"):
+                machine = runs.refresh(context, server)
             reachable = True
             reported = parse_watch(machine.watch)
             record_watch(context, server, guard.watch(context, server) if why else reported)

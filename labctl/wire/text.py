@@ -69,3 +69,8 @@ def price_text(usd_per_hour: float) -> str:
         whole, _, decimals = f"{usd_per_hour:.4f}".partition(".")
         return f"${whole}.{decimals.rstrip('0').ljust(2, '0')}/h"
     return f"{dollars_text(usd_per_hour)}/h"
+
+
+def price_range_text(low_usd_per_hour: float, high_usd_per_hour: float) -> str:
+    """Write the lowest and the highest of a price per hour: $0.16-0.1925/h."""
+    return f"{price_text(low_usd_per_hour)[: -len('/h')]}-{price_text(high_usd_per_hour)[1:]}"
