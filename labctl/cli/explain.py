@@ -149,7 +149,10 @@ def _print_labeled(label: str, text: str, *, bold: bool = False, dim: bool = Fal
         # Commands are not wrapped: people copy them from the terminal as one line.
         for number, line in enumerate(format_next(text)):
             before = " " * len(start) if number else start
-            click.echo(before + click.style(line, bold=bold and number == 0))
+            if line.startswith("("):
+                _print_wrapped(line, first=before, indent=" " * (len(start) + 1))
+            else:
+                click.echo(before + click.style(line, bold=bold and number == 0))
         return
     _print_wrapped(text, first=start, indent=" " * len(start), dim=dim)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # What is printed about a forward that another process holds.
 _HOLDERS = {
     "background": "{0} is open in the background; to close it: labctl forward --stop {0}",
-    "terminal": "{0} is open in another terminal, until Ctrl-C there",
+    "terminal": "{0} is open in another terminal; Ctrl-C there closes it",
 }
 
 

@@ -30,7 +30,7 @@ def choose_home_files(context: LabContext, server: Server, *, asks: bool) -> Hom
     with report_wait(context.reporter, "reading the files in the server's home directory"):
         listed = home_files.list_home_files(remote, server.created_at - CLOCK_SLACK_S)
     if listed.skipped:
-        text = f"deleted with the server, from its home directory: {_name_some(listed.skipped)}"
+        text = f"not downloaded from the server's home directory, and deleted with it: {_name_some(listed.skipped)}"
         context.reporter.emit(Note(text=text, level="warning"))
     if not listed.files or (asks and not _confirm(context, listed)):
         return None
@@ -54,8 +54,8 @@ def _confirm(context: LabContext, listed: HomeFiles) -> bool:
     names = _name_some(tuple(file.path for file in listed.files))
     decision = Question(
         question=f"download {count} ({size}) to {SAVED}/?",
-        detail=f"Outside the lab, in the home directory of the server of {context.name}: {names}\n"
-        "Without a download, they are deleted with the server.",
+        detail=f"In the server's home directory, outside the lab {context.name}: {names}\n"
+        "If you do not download them, they are deleted with the server.",
         default=True,
     )
     return context.reporter.confirm(decision)

@@ -59,7 +59,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
             from labctl.lifecycle.reconcile import merge_keeper_records
 
             keeper = merge_keeper_records(context)
-        waiting = report_wait(context.reporter, f"checking the server at {context.provider.name}")
+        waiting = report_wait(context.reporter, f"checking the server ({context.provider.name})")
         with waiting, explain_open_costs(context):
             adopted = adopt(context)
             if adopted is not None and adopted.state == "running":

@@ -54,7 +54,7 @@ def sweep(context: LabContext, server_id: str = "") -> Removal:
     ours = [s for s in context.provider.servers() if s.lab_id == context.lab_id]
     ending = [s for s in ours if s.state == "ending"]
     _wait_for(context, ending)
-    with report_wait(context.reporter, f"checking what is left at {context.provider.name}"):
+    with report_wait(context.reporter, f"checking what is left ({context.provider.name})"):
         return _sweep_resources(context, server_id, [s for s in ours if s not in ending])
 
 

@@ -85,7 +85,7 @@ def _list_elsewhere(context: LabContext) -> dict[str, str]:
 
 
 def _list_shown(context: LabContext) -> Orphans:
-    text = f"listing what labctl created at {context.provider.name}"
+    text = f"listing what labctl created ({context.provider.name})"
     with report_wait(context.reporter, text), explain_open_costs(context, every_lab=True):
         servers = [one for one in context.provider.servers() if one.state != "terminated"]
         others = context.provider.leftovers()

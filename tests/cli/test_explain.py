@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from labctl.cli.explain import _print_labeled
 from labctl.config import ensure_lab_id, find_paths
 from labctl.model import Run
 from labctl.state import State
@@ -64,6 +65,20 @@ def test_what_is_wrong_comes_with_evidence_source_and_the_next_command(
     assert lines[-1] == "1 problem; start with: the loss became NaN at step 310"
     assert all(len(line) <= 80 for line in lines if "labctl run" not in line)
     assert "\x1b" not in said.out
+
+
+def test_the_note_of_a_command_is_wrapped_and_the_command_is_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    _print_labeled(
+        "next", "labctl run -- python train.py --lr 0.01   # then run one at a time, please"
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "  next    labctl run -- python train.py --lr 0.01",
+        "          (then run one at a time,",
+        "           please)",
+    ]
 
 
 def test_what_is_not_known_is_said_and_at_length_if_asked(labctl: Any, logs: Path) -> None:
