@@ -30,7 +30,8 @@ def choose_home_files(context: LabContext, server: Server, *, asks: bool) -> Hom
     with report_wait(context.reporter, "reading the files in the server's home directory"):
         listed = home_files.list_home_files(remote, server.created_at - CLOCK_SLACK_S)
     if listed.skipped:
-        text = f"not downloaded from the server's home directory, and deleted with it: {_name_some(listed.skipped)}"
+        names = _name_some(listed.skipped)
+        text = f"not downloaded from the server's home directory, and deleted with it: {names}"
         context.reporter.emit(Note(text=text, level="warning"))
     if not listed.files or (asks and not _confirm(context, listed)):
         return None

@@ -158,14 +158,10 @@ def _describe_gaps(lines: list[LedgerEntry], begin: LedgerEntry | None) -> str:
     `labctl cost --json` prints these sentences: programs may compare them.
     """
     if begin is None:
-        return "its price and start are not on record"
+        return "its price and beginning are not on record"
     if any(line.kind == "gone" for line in lines):
-        return "labctl noticed its end late: the hours count until then"
-    return (
-        ""
-        if begin.kind == "created"
-        else "known only from its tags: earlier stops are not deducted"
-    )
+        return "it ended unseen: the hours count until that was noticed"
+    return "" if begin.kind == "created" else "known from its tags: earlier stops are not counted"
 
 
 def record_start(state: State, server: Server, kind: str = "adopted") -> None:

@@ -71,9 +71,8 @@ def test_the_note_of_a_command_is_wrapped_and_the_command_is_not(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    _print_labeled(
-        "next", "labctl run -- python train.py --lr 0.01   # then run one at a time, please"
-    )
+    command = "labctl run -- python train.py --lr 0.01"
+    _print_labeled("next", f"{command}   # then run one at a time, please")
     assert capsys.readouterr().out.splitlines() == [
         "  next    labctl run -- python train.py --lr 0.01",
         "          (then run one at a time,",
