@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from labctl.wire.watchdog import WatchRecord
 
 MAX_OFFERS_SHOWN = 20
+# columns from which the table of offers has all its columns
+WIDE = 96
 
 
 @click.command("offers")
@@ -66,6 +69,8 @@ def offers_command(ctx: click.Context, /, all_: bool, json_: bool, **overrides: 
 
 
 def _print_offers(offers: Sequence[Offer], total: int) -> None:
+    # The market names the discount too, so a narrow screen does not need the list price.
+    is_wide = shutil.get_terminal_size((100, 24)).columns >= WIDE
     rows = [
         (
             offer.type,
@@ -73,12 +78,13 @@ def _print_offers(offers: Sequence[Offer], total: int) -> None:
             offer.zone or "-",
             price_or_free_text(offer.price_usd_per_hour),
             _week_range_text(offer),
-            optional_text(offer.on_demand_usd_per_hour or None, price_text),
+            *([_list_price_text(offer)] if is_wide else []),
             _market_text(offer),
         )
         for offer in offers
     ]
-    print_table(rows, ("TYPE", "GPU", "ZONE", "PRICE", "7 DAYS", "LIST", "MARKET"))
+    headings = ("TYPE", "GPU", "ZONE", "PRICE", "7 DAYS", *(["LIST"] if is_wide else []), "MARKET")
+    print_table(rows, headings)
     oldest = min((offer.priced_at for offer in offers if offer.priced_at), default=0.0)
     notes = [f"prices {duration_text(time.time() - oldest)} old"] if oldest else []
     notes += [f"and {total - len(offers)} more: --all"] if total > len(offers) else []
@@ -91,6 +97,10 @@ def _format_gpu(offer: Offer) -> str:
         return "-"
     count = f"{offer.gpu_count}x " if offer.gpu_count > 1 else ""
     return f"{count}{offer.gpu_name} {bytes_text(offer.gpu_memory_bytes)}"
+
+
+def _list_price_text(offer: Offer) -> str:
+    return optional_text(offer.on_demand_usd_per_hour or None, price_text)
 
 
 def _week_range_text(offer: Offer) -> str:
