@@ -200,8 +200,9 @@ class Screen:
             self.live = _make_progress_bars()
             self.live.start()
         if progress.name not in self.bars:
-            new_task = self.live.add_task("", total=None, amount="")
-            self.bars[progress.name] = Bar(new_task, time.monotonic(), clean(progress.name))
+            name = clean(progress.name)
+            new_task = self.live.add_task(name, total=None, amount="")
+            self.bars[progress.name] = Bar(new_task, time.monotonic(), name)
         bar = self.bars[progress.name]
         amount = _describe_amount(progress, time.monotonic() - bar.started_at)
         bar.detail = clean(progress.detail)
