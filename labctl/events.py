@@ -20,11 +20,15 @@ class Event(Value, frozen=True):
 
 
 class Step(Event, frozen=True):
-    """A named step that takes some time began (`done` False) or ended (`done` True)."""
+    """A named step that takes some time began (`done` False) or ended (`done` True).
+
+    A `brief` step is usually over at once: it is shown only if it lasts, and no line says its end.
+    """
 
     name: str
     done: bool = False
     detail: str = ""
+    brief: bool = False
 
 
 class Progress(Event, frozen=True):
@@ -103,6 +107,16 @@ def report_part(reporter: Reporter, name: str) -> Iterator[None]:
         yield
     finally:
         reporter.emit(Part(name=name, done=True))
+
+
+@contextmanager
+def report_wait(reporter: Reporter, name: str, detail: str = "") -> Iterator[None]:
+    """Report a brief Step around the block, which ends with it, however that ends."""
+    reporter.emit(Step(name=name, detail=detail, brief=True))
+    try:
+        yield
+    finally:
+        reporter.emit(Step(name=name, done=True, brief=True))
 
 
 class ConsentPolicy(Value, frozen=True):

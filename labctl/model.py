@@ -323,6 +323,11 @@ class Run(Value, frozen=True):
         return self.state in ("exited", "lost", "cancelled")
 
     @property
+    def state_text(self) -> str:
+        """The state for people, in American spelling; what is stored keeps its spelling."""
+        return "canceled" if self.state == "cancelled" else self.state
+
+    @property
     def is_auxiliary(self) -> bool:
         """Whether it profiles or probes the lab's command, and never counts as the latest run."""
         return self.id.startswith((PROFILE_PREFIX, PROBE_PREFIX))

@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from labctl.wire.text import bytes_text, dollars_text, duration_text, price_text, scale_text
+from labctl.wire.text import (
+    bytes_text,
+    dollars_text,
+    duration_text,
+    price_range_text,
+    price_text,
+    scale_text,
+)
 
 __all__ = [
     "bytes_text",
@@ -18,6 +25,7 @@ __all__ = [
     "names_text",
     "optional_text",
     "price_or_free_text",
+    "price_range_text",
     "price_text",
     "timing_text",
 ]

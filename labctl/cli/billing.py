@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ from labctl.text import (
     duration_text,
     optional_text,
     price_or_free_text,
+    price_range_text,
+    price_text,
 )
 from labctl.wire.codec import to_json
 
@@ -44,6 +47,8 @@ with lazy_imports(__name__):
     from labctl.servers import disks as server_disks
 
 MAX_OFFERS_SHOWN = 20
+# columns from which the table of offers has all its columns
+WIDE = 96
 
 
 @click.command("offers")
@@ -70,19 +75,22 @@ def offers_command(ctx: click.Context, /, all_: bool, json_: bool, **overrides: 
 
 
 def _print_offers(offers: Sequence[Offer], total: int) -> None:
+    # The market names the discount too, so a narrow screen does not need the list price.
+    is_wide = shutil.get_terminal_size((100, 24)).columns >= WIDE
     rows = [
         (
             offer.type,
             _format_gpu(offer),
             offer.zone or "-",
-            f"{offer.price_usd_per_hour:.4f}" if offer.price_usd_per_hour else "free",
+            price_or_free_text(offer.price_usd_per_hour),
             _week_range_text(offer),
-            f"{offer.on_demand_usd_per_hour:.4f}" if offer.on_demand_usd_per_hour else "-",
+            *([_list_price_text(offer)] if is_wide else []),
             _market_text(offer),
         )
         for offer in offers
     ]
-    print_table(rows, ("TYPE", "GPU", "ZONE", "USD/H", "7 DAYS", "LIST", "MARKET"))
+    headings = ("TYPE", "GPU", "ZONE", "PRICE", "7 DAYS", *(["LIST"] if is_wide else []), "MARKET")
+    print_table(rows, headings)
     oldest = min((offer.priced_at for offer in offers if offer.priced_at), default=0.0)
     notes = [f"prices {duration_text(time.time() - oldest)} old"] if oldest else []
     notes += [f"and {total - len(offers)} more: --all"] if total > len(offers) else []
@@ -97,9 +105,13 @@ def _format_gpu(offer: Offer) -> str:
     return f"{count}{offer.gpu_name} {bytes_text(offer.gpu_memory_bytes)}"
 
 
+def _list_price_text(offer: Offer) -> str:
+    return optional_text(offer.on_demand_usd_per_hour or None, price_text)
+
+
 def _week_range_text(offer: Offer) -> str:
     low, high = offer.week_low_usd_per_hour, offer.week_high_usd_per_hour
-    return f"{low:.3f}-{high:.3f}" if low is not None and high is not None else "-"
+    return price_range_text(low, high) if low is not None and high is not None else "-"
 
 
 def _market_text(offer: Offer) -> str:
@@ -208,7 +220,7 @@ def _print_costs(costs: Costs, every_lab: bool) -> None:
 
 
 def _cost_text(usd: float | None) -> str:
-    return "?" if usd is None else dollars_text(usd) if usd else "nothing"
+    return "?" if usd is None else dollars_text(usd) if usd else "free"
 
 
 def _print_kept(disks: Sequence[KeptDisk]) -> None:

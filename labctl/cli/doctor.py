@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 
 from labctl.cli.options import PROVIDER, json_option, open_lab
-from labctl.cli.screen import print_checks, print_json
+from labctl.cli.screen import Screen, print_checks, print_json
 from labctl.config import find_lab, find_paths
 from labctl.errors import ConfigError, LabError, UsageError
+from labctl.events import report_wait
 from labctl.lazy import lazy_imports
 from labctl.model import Check
 
@@ -76,11 +77,12 @@ def _write_report(ctx: click.Context, file: Path, checks: list[Check]) -> None:
 
 def _run_checks(ctx: click.Context, provider: str | None, *, quiet: bool) -> list[Check]:
     overrides = {"provider": provider} if provider else {}
-    checks = machine_checks.list_machine_checks(find_paths())
+    with report_wait(Screen(quiet=quiet), "checking this machine"):
+        checks = machine_checks.list_machine_checks(find_paths())
     try:
-        checks += doctor.list_lab_checks(
-            open_lab(ctx, quiet=quiet, overrides=overrides, needs_file=False).context
-        )
+        context = open_lab(ctx, quiet=quiet, overrides=overrides, needs_file=False).context
+        with report_wait(context.reporter, "checking the provider, the server and the keeper"):
+            checks += doctor.list_lab_checks(context)
     except ConfigError as error:
         checks.append(_describe_config_error(error))
     except LabError as error:

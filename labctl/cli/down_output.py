@@ -28,7 +28,10 @@ def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
     if result.unchecked:
         click.echo(f"{lab.config.name} has no server on record; nothing was removed.", err=err)
         click.echo(f"Its machines could not be checked: {result.unchecked}", err=err)
-        click.echo("If an interrupted up leased one of them, that lease ends by itself.", err=err)
+        click.echo(
+            "If an interrupted `labctl up` leased one of them, the lease expires by itself.",
+            err=err,
+        )
         return
     if result.pulled_files or result.saved_edits:
         edits = f", {_count_files(result.saved_edits, 'edited file')} to server-edits/"
@@ -49,10 +52,11 @@ def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
         print_disk_commands(err=err)
     if not is_billing(result):
         caches = [one for one in result.leftovers if one.kind == "cache"]
-        kept_caches = (
-            f" Image caches kept for the next up: {len(caches)} (labctl orphans)." if caches else ""
-        )
-        click.echo(f"Nothing is left running or billing.{kept_caches}", err=err)
+        click.echo("Nothing is left running or billing.", err=err)
+        if caches:
+            click.echo(
+                f"Image caches kept for the next up: {len(caches)} (labctl orphans)", err=err
+            )
 
 
 def _count_files(count: int, name: str = "file") -> str:

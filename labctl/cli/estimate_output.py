@@ -256,7 +256,7 @@ def _print_price(estimate: Estimate) -> None:
         if cost and cheapest.always_on_usd:
             cost += f", {dollars_text(cheapest.always_on_usd)} if always on"
         zone = f" in {cheapest.zone}" if cheapest.zone else ""
-        price = price if cheapest.price_usd_per_hour else "costs nothing"
+        price = price if cheapest.price_usd_per_hour else "free"
         print_text(f"The cheapest that fits: {cheapest.type}{zone} ({price}){cost}.")
     elif estimate.costs:
         print_text("It fits on none of the offers.")

@@ -10,7 +10,14 @@ import click
 
 from labctl.cli.exit_codes import clean
 from labctl.cli.screen import print_table
-from labctl.text import decimal_bytes_text, dollars_text, duration_text, optional_text, timing_text
+from labctl.text import (
+    decimal_bytes_text,
+    dollars_text,
+    duration_text,
+    optional_text,
+    price_or_free_text,
+    timing_text,
+)
 
 if TYPE_CHECKING:
     from labctl.estimate.fits import GpuFit
@@ -87,7 +94,7 @@ def print_costs(estimate: Estimate) -> None:
     best = {(cost.type, cost.spot): cost for cost in reversed(costs)}
     rows = [cost for cost in costs if best[cost.type, cost.spot] is cost][:MAX_COSTS]
     amounts = ("PER DAY", "PER MONTH", "ALWAYS ON") if month else ("TIME", "COST")
-    headings = ("TYPE", "GPU", "ZONE", "MARKET", "USD/H", *amounts)
+    headings = ("TYPE", "GPU", "ZONE", "MARKET", "PRICE", *amounts)
     print_table([_cost_cells(cost, month) for cost in rows], headings)
     if len(estimate.costs) > len(rows):
         print_text(f"and {len(estimate.costs) - len(rows)} more: --json")
@@ -102,7 +109,7 @@ def _cost_cells(cost: CostEstimate, month: bool) -> tuple[str, ...]:
         gpu,
         cost.zone or "-",
         market if cost.provider else "-",
-        f"{cost.price_usd_per_hour:.3f}",
+        price_or_free_text(cost.price_usd_per_hour),
         _hours_text(cost.hours),
         optional_text(cost.usd, dollars_text),
     )

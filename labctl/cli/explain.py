@@ -126,8 +126,8 @@ def _describe_state(run: Run) -> str:
         end = run.ended_at or run.seen_at
         elapsed = duration_text(end - run.started_at) if end > run.started_at else ""
     if run.has_ended:
-        return f"{run.summary or run.state}{f' after {elapsed}' if elapsed else ''}"
-    return f"{run.state}{f' for {elapsed}' if elapsed else ''}"
+        return f"{run.summary or run.state_text}{f' after {elapsed}' if elapsed else ''}"
+    return f"{run.state_text}{f' for {elapsed}' if elapsed else ''}"
 
 
 def _print_finding(finding: Finding) -> None:
@@ -154,7 +154,7 @@ def _print_labeled(label: str, text: str, *, bold: bool = False, dim: bool = Fal
         for number, line in enumerate(format_next(text)):
             before = " " * len(start) if number else start
             if line.startswith("("):
-                _print_wrapped(line, first=before, indent=f"{before} ")
+                _print_wrapped(line, first=before, indent=" " * (len(start) + 1))
             else:
                 click.echo(before + click.style(line, bold=bold and number == 0))
         return

@@ -27,7 +27,7 @@ with lazy_imports(__name__):
 # What is printed about a forward that another process holds.
 _HOLDERS = {
     "background": "{0} is open in the background; to close it: labctl forward --stop {0}",
-    "terminal": "{0} is open in another terminal, until Ctrl-C there",
+    "terminal": "{0} is open in another terminal; Ctrl-C there closes it",
 }
 
 
@@ -71,11 +71,13 @@ def forward_command(
     labctl forward --list
     labctl forward --stop
     """
-    if all_ and not (stop or list_):
+    if all_ and not stop:
         raise UsageError(
             "--all can only be used with --stop",
-            why="it selects the background forwards to stop",
-            hint="labctl forward --stop --all",
+            why="--list always includes the background forwards of all labs"
+            if list_
+            else "it selects the background forwards to stop",
+            hint="labctl forward --list" if list_ else "labctl forward --stop --all",
         )
     lab = open_lab(ctx, yes=yes, quiet=json_)
     if stop:

@@ -51,7 +51,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "submit": ("submit", "Submit and present", "Submit one verified bundle."),
     "receive": ("receive", "Teach", "Accept submissions and sign a receipt for each."),
     "course": ("course", "Teach", "Manage a course: roster, servers, grades and costs."),
-    "rehearse": ("rehearse", "Teach", "Simulate a cloud on this machine: no account, no cost."),
+    "rehearse": ("rehearse", "Teach", "Simulate a cloud on this machine: free, no account."),
     "completion": ("completion", "Other", "Make the Tab key complete labctl's command lines."),
     "config": ("settings", "Other", "Show every setting, its value and where it comes from."),
     "images": ("images", "Other", "List or remove the built images that this machine keeps."),

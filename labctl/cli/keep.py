@@ -266,4 +266,4 @@ def _list_labs(context: KeepContext, json_: bool) -> None:
 
 
 def _run_state(run: Any) -> str:
-    return run if isinstance(run, str) else f"{run.id} {run.state}"
+    return run if isinstance(run, str) else f"{run.id} {run.state_text}"

@@ -74,7 +74,7 @@ def require_program(call: str, command: Sequence[str]) -> None:
     if command and command[0].startswith("-"):
         raise UsageError(
             f"{command[0]} is not a program",
-            why="what follows `--` is a whole command: a program and its options",
+            why="the words after `--` must be a complete command: a program and its options",
             hint=f"{call} -- {_render(*EXAMPLE, *command)}",
         )
 

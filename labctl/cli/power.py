@@ -24,7 +24,7 @@ with lazy_imports(__name__):
 @json_option
 @click.pass_context
 def stop_command(ctx: click.Context, yes: bool, json_: bool) -> None:
-    """Stop the server and keep its disk: its computing costs nothing until `labctl start`.
+    """Stop the server and keep its disk: you pay only for the disk until `labctl start`.
 
     Active runs are canceled, after a confirmation. Results, data and images stay on the disk. Where
     the provider cannot stop servers, use `labctl down`.

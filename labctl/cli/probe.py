@@ -9,7 +9,7 @@ import click
 from labctl.cli.options import SCREEN, stop_drawing
 from labctl.cli.screen import print_json
 from labctl.events import Question
-from labctl.text import dollars_text, duration_text, timing_text
+from labctl.text import dollars_text, duration_text, price_or_free_text, timing_text
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
@@ -61,7 +61,7 @@ def estimate_text(estimate: ProbeResult) -> str:
     text = f"whole run will take {duration_text(estimate.time.seconds)}"
     offer = estimate.server.offer
     if not offer.price_usd_per_hour:
-        return f"{text} and costs nothing"
+        return f"{text}, free"
     return f"{text}, {dollars_text(estimate.usd)} on this {'spot ' if offer.spot else ''}offer"
 
 
@@ -100,14 +100,14 @@ def describe_estimate(estimate: ProbeResult) -> str:
 
 def offer_table_lines(rows: tuple[OfferComparison, ...]) -> list[str]:
     """Format a table of the whole run on other offers. The time of each row must be known."""
-    head = ("OTHER OFFER", "GPU", "USD/H", "TIME", "COST")
+    head = ("OTHER OFFER", "GPU", "PRICE", "TIME", "COST")
     cells = [head]
     for row in rows:
         offer = row.offer
         kind = f"{offer.type}{' spot' if offer.spot else ''}"
         gpu = f"{offer.gpu_count} x {offer.gpu_name}" if offer.gpu_count else "none"
         time, usd = duration_text(row.seconds or 0.0), dollars_text(row.usd or 0.0)
-        cells.append((kind, gpu, f"{offer.price_usd_per_hour:.4g}", time, usd))
+        cells.append((kind, gpu, price_or_free_text(offer.price_usd_per_hour), time, usd))
     widths = [max(len(cell[column]) for cell in cells) for column in range(len(head))]
     lines = ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)) for row in cells]
     return [line.rstrip() for line in lines]

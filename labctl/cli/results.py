@@ -142,7 +142,8 @@ def _describe_pull(pulled: PulledRun) -> str:
     rest = "everything is up to date." if pulled.complete else "more may follow."
     if pulled.complete and pulled.left:
         rest = "its outputs are up to date."
-    return f"runs/{pulled.run}: Downloaded {files} ({bytes_text(pulled.bytes)}); {rest}"
+    news = f"Downloaded {files} ({bytes_text(pulled.bytes)})" if pulled.files else "Nothing new"
+    return f"runs/{pulled.run}: {news}; {rest}"
 
 
 def _follow_outputs(lab: Lab, run: str, json_: bool) -> PulledRun:

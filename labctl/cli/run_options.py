@@ -57,7 +57,7 @@ def _require_terminal(options: RunOptions) -> None:
     if not sys.stdin.isatty():
         raise UsageError(
             "-it needs a terminal",
-            why="standard input is not one",
+            why="standard input is not a terminal",
             hint="labctl run --up" if options.up else "labctl run",
         )
 
@@ -65,7 +65,7 @@ def _require_terminal(options: RunOptions) -> None:
 def _make_recover_conflict_error() -> LabError:
     return UsageError(
         "--recover cannot be combined with --detach, -it or --no-push",
-        why="it follows the run, and keeps the code that it sends for a new server",
+        why="it follows the run, and keeps the code that it sent, for a new server",
         hint="labctl run --recover   # with --keeper HOST, --detach is allowed",
     )
 

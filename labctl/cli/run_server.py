@@ -27,7 +27,7 @@ from labctl.model import Run, Server
 from labctl.runs.probe import parse_amount
 from labctl.servers.open_costs import describe_open_costs
 from labctl.state.uses import hold_use
-from labctl.text import price_text
+from labctl.text import price_or_free_text
 
 if TYPE_CHECKING:
     from labctl.cli.run_options import RunOptions
@@ -128,7 +128,7 @@ def _start_server(lab: Lab, on_create: Callable[[Server], None]) -> None:
     """Do what `labctl up` does. The caller adds to an error what still costs money."""
     server = up(lab.context, explains_costs=False, on_create=on_create)
     price = server.offer.price_usd_per_hour
-    cost = price_text(price) if price else "costs nothing"
+    cost = price_or_free_text(price)
     _stop_drawing()
     click.echo(f"{server.alias} is ready ({server.provider}, {cost}).", err=True)
 
@@ -235,7 +235,7 @@ def _print_server_left(lab: Lab) -> None:
 def describe_cost(server: Server | None) -> str:
     """Write what the server costs per hour, or "free"."""
     price = server.offer.price_usd_per_hour if server else 0.0
-    return price_text(price) if price else "free"
+    return price_or_free_text(price)
 
 
 def note_interrupt(lab: Lab, run_id: str, interrupt: BaseException) -> None:

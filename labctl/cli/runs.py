@@ -13,7 +13,7 @@ import click
 
 from labctl.cli.completion_values import complete_files, complete_runs
 from labctl.cli.exit_codes import clean
-from labctl.cli.first_output import FirstOutputLine
+from labctl.cli.first_output import FirstOutputLine, describe_activity
 from labctl.cli.options import (
     SCREEN,
     SSH_AT_ONCE,
@@ -165,7 +165,9 @@ def _start_and_follow(
             return None
         push = options.recover  # the probe has just pushed it
 
-    waiting = FirstOutputLine(ctx.meta[SCREEN])
+    waiting = FirstOutputLine(
+        ctx.meta[SCREEN], lambda run_id: describe_activity(lab.top(), lab.id, run_id)
+    )
     follow = not options.detach and not options.tty
 
     def report_start(run: Run, found: bool) -> None:
@@ -175,7 +177,7 @@ def _start_and_follow(
             event = "found" if found else "started"
             click.echo(f"run {run.id} {event}: {clean(shlex.join(run.command))}", err=True)
             if follow:
-                waiting.start()
+                waiting.start(run.id)
 
     try:
         run = lab.run(

@@ -12,6 +12,7 @@ import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from threading import RLock, Timer
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,6 +38,9 @@ with lazy_imports(__name__):
 # Columns of "999 MiB of 1023 MiB, 1023 KiB/s", and of the spinner, the time and the gaps.
 _BYTES_WIDTH = 32
 _TIME_WIDTH = 13
+# seconds until a brief step is shown: drawing costs a short command more than it says, and a line
+# without a terminal stays
+WAIT_DELAY_S, PLAIN_WAIT_DELAY_S = 1.0, 10.0
 
 
 @dataclass
@@ -59,7 +63,7 @@ class Screen:
     """A Reporter that draws events on standard error and asks questions there.
 
     `bars` holds the bar of each progress, `begun` the start of each step in seconds of the
-    monotonic clock. Bars are removed when they are done.
+    monotonic clock, `waits` the timer of each brief step. Bars are removed when they are done.
     """
 
     def __init__(self, *, yes: bool = False, quiet: bool = False) -> None:
@@ -68,16 +72,20 @@ class Screen:
         self.live: Any = None
         self.bars: dict[str, Bar] = {}
         self.begun: dict[str, float] = {}
+        self.waits: dict[str, Timer] = {}
+        # The timers of brief steps draw from their own threads.
+        self._lock = RLock()
 
     def emit(self, event: Event) -> None:
-        if isinstance(event, Note):
-            self._print_note(event)
-        elif self.quiet:
-            return
-        elif isinstance(event, Step):
-            self._print_step(event)
-        elif isinstance(event, Progress):
-            self._update_progress(event)
+        with self._lock:
+            if isinstance(event, Note):
+                self._print_note(event)
+            elif self.quiet:
+                return
+            elif isinstance(event, Step):
+                (self._show_wait if event.brief else self._print_step)(event)
+            elif isinstance(event, Progress):
+                self._update_progress(event)
 
     def confirm(self, decision: Question) -> bool:
         """Ask a question. Without a terminal the answer is no, with a note on how to say yes."""
@@ -117,10 +125,14 @@ class Screen:
 
     def stop_drawing(self) -> None:
         """Remove live drawing from the screen before anything else writes there."""
-        if self.live is not None:
-            self.live.stop()
-            self.live = None
-            self.bars.clear()
+        with self._lock:
+            for timer in self.waits.values():
+                timer.cancel()
+            self.waits.clear()
+            if self.live is not None:
+                self.live.stop()
+                self.live = None
+                self.bars.clear()
 
     def print_data(self, text: str) -> None:
         """Print a line on standard output, above what is being drawn."""
@@ -148,7 +160,7 @@ class Screen:
         if not step.done:
             self.begun[step.name] = time.monotonic()
             if sys.stderr.isatty():
-                self._update_bar(Progress(name=step.name, done=0.0, total=0.0, unit="steps"))
+                self._draw_step(step)
             else:
                 self._print(f"  {clean(step.name)}")
             return
@@ -157,6 +169,30 @@ class Screen:
         detail = f" ({clean(step.detail)})" if step.detail else ""
         took = f"{took_s:.1f} s" if took_s < 120 else duration_text(took_s)
         self._print(f"{click.style('✓', fg='green')} {clean(step.name)}{detail} {took}")
+
+    def _draw_step(self, step: Step) -> None:
+        detail = step.detail
+        self._update_bar(Progress(name=step.name, done=0, total=0, unit="steps", detail=detail))
+
+    def _show_wait(self, step: Step) -> None:
+        """Show a brief step once it has lasted a moment, and remove it at its end."""
+        if step.done:
+            if timer := self.waits.pop(step.name, None):
+                timer.cancel()
+            self._remove_bar(step.name)
+        else:
+            delay_s = WAIT_DELAY_S if sys.stderr.isatty() else PLAIN_WAIT_DELAY_S
+            timer = Timer(delay_s, self._draw_wait, [step])
+            timer.daemon = True
+            self.waits[step.name] = timer
+            timer.start()
+
+    def _draw_wait(self, step: Step) -> None:
+        with self._lock:
+            if step.name in self.waits and sys.stderr.isatty():
+                self._draw_step(step)
+            elif step.name in self.waits:
+                self._print(f"  {clean(step.name)}")
 
     def _update_progress(self, progress: Progress) -> None:
         if not sys.stderr.isatty():
@@ -171,8 +207,9 @@ class Screen:
             self.live = _make_progress_bars()
             self.live.start()
         if progress.name not in self.bars:
-            new_task = self.live.add_task("", total=None, amount="")
-            self.bars[progress.name] = Bar(new_task, time.monotonic(), clean(progress.name))
+            name = clean(progress.name)
+            new_task = self.live.add_task(name, total=None, amount="")
+            self.bars[progress.name] = Bar(new_task, time.monotonic(), name)
         bar = self.bars[progress.name]
         amount = _describe_amount(progress, time.monotonic() - bar.started_at)
         bar.detail = clean(progress.detail)
@@ -196,7 +233,8 @@ class Screen:
             if self.bars:
                 self._fit_texts()
             else:
-                self.stop_drawing()
+                self.live.stop()
+                self.live = None
 
 
 def _describe_amount(progress: Progress, elapsed_s: float) -> str:

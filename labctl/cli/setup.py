@@ -27,7 +27,7 @@ from labctl.errors import UsageError
 from labctl.events import Note
 from labctl.lazy import lazy_imports
 from labctl.providers import describe_provider, list_provider_names
-from labctl.text import price_text
+from labctl.text import price_or_free_text
 
 if TYPE_CHECKING:
     from labctl.lifecycle.project_scan import ProjectFacts
@@ -164,7 +164,7 @@ def up_command(
 def print_ready(server: Server) -> None:
     """Print that the server is ready, its price, and what to do next."""
     price = server.offer.price_usd_per_hour
-    cost = price_text(price) if price else "costs nothing"
+    cost = price_or_free_text(price)
     click.echo(f"{server.alias} is ready ({server.provider}, {cost}).")
     click.echo("  labctl run        start the training")
     click.echo(f"  ssh {server.alias:<14}open a shell on the server")

@@ -108,7 +108,7 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
         click.echo(f"  {clean(status['why'])}")
     price = server.offer.price_usd_per_hour
     cost_usd = dollars_text(status["cost_usd"])
-    cost = f"{cost_usd} so far at {price_text(price)}" if price else "no cost"
+    cost = f"{cost_usd} so far at {price_text(price)}" if price else "free"
     click.echo(f"  up {duration_text(status['clocks']['up_s'])}, {cost}")
     _print_limits(status, price)
     interrupted: InterruptedDown | None = status["interrupted_down"]
@@ -200,7 +200,7 @@ def _print_runs(runs: list[Run], server: Server | None, now: float, ended: dict[
     def make_row(run: Run) -> tuple[str, ...]:
         if run.has_ended or _is_active(run, server):
             result = run.summary or shlex.join(run.command)
-            return run.id, run.state, _steps_text(run), _elapsed_text(run, now), result
+            return run.id, run.state_text, _steps_text(run), _elapsed_text(run, now), result
         elapsed = _elapsed_text(run, run.seen_at or now)
         why = ended.get(run.server_id)
         result = f"its server ended: {why}" if why else "its server ended for an unknown reason"

@@ -13,7 +13,7 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.top_history import BARS, History
 from labctl.insight.top import ContainerMetrics, GpuMetrics, ProcessMetrics, ServerMetrics
 from labctl.model import Server, Value
-from labctl.text import bytes_text, duration_text, price_text
+from labctl.text import bytes_text, duration_text, price_or_free_text
 
 # columns from which the wide layout is used
 WIDE = 120
@@ -66,7 +66,7 @@ def _render_head(now: ServerMetrics, about: About, width: int) -> Text:
     facts = [
         " ".join(filter(None, (server.provider, server.offer.type, server.offer.zone))),
         f"up {duration_text(now.at - server.created_at)}",
-        price_text(price) if price else "costs nothing",
+        price_or_free_text(price),
     ]
     text = Text().append(clean(server.alias), "bold").append(f"  {clean(', '.join(facts))}")
     clock = time.strftime("%H:%M:%S", time.localtime(now.at))

@@ -87,7 +87,8 @@ def profile(
     renew(context, server)
     _warn_of_others(context, server)
     lab_files.push(context, server, force=False)
-    return _load_profile(context, server, *_run(context, server, wanted))
+    amount = f"{warmup} steps of warm-up, then {steps}"
+    return _load_profile(context, server, *_run(context, server, wanted, amount))
 
 
 def _find_command(context: LabContext, run_id: str) -> tuple[str, ...]:
@@ -154,10 +155,10 @@ class _OutputTail:
             self.emit(Note(text=line, level="detail"))
 
 
-def _run(context: LabContext, server: Server, wanted: RunSpec) -> tuple[Run, str]:
+def _run(context: LabContext, server: Server, wanted: RunSpec, amount: str) -> tuple[Run, str]:
     """Run the profile to its end; return the run and the end of its output."""
     name = "profiling a few steps"
-    context.reporter.emit(Step(name=name))
+    context.reporter.emit(Step(name=name, detail=amount))
     tail = _OutputTail(context.reporter.emit)
     try:
         run = runs.start(

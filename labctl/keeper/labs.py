@@ -42,7 +42,7 @@ def make_log_reporter(notify: Report, name: str) -> PolicyReporter:
     def show(event: Event) -> None:
         if isinstance(event, Note) and event.level != "detail":
             notify(name, event.text)
-        elif isinstance(event, Step):
+        elif isinstance(event, Step) and not event.brief:
             detail = f" ({event.detail})" if event.detail else ""
             notify(name, f"{event.name}: done{detail}" if event.done else event.name)
 
@@ -265,7 +265,7 @@ def _open_runs(context: LabContext, kept_lab: KeptLab) -> list[str]:
 
 def _describe_states(context: LabContext, kept_lab: KeptLab) -> dict[str, str]:
     return {
-        run.id: run.summary or f"{run.state} on {run.server_id}"
+        run.id: run.summary or f"{run.state_text} on {run.server_id}"
         for run in _recorded_runs(context, kept_lab)
     }
 

@@ -78,7 +78,7 @@ def _check_lab_keeper(context: LabContext) -> list[Check]:
     """Check that the keeper that the lab was handed over to answers."""
     host = find_keeper(context)
     if not host:
-        detail = "no keeper watches over this lab; runs are recovered while this machine is on"
+        detail = "none; interrupted runs are recovered only while this machine is on"
         return [Check(name="keeper", ok=True, detail=detail)]
     try:
         info = KeeperHost(context, host).fetch_inventory()

@@ -14,7 +14,7 @@ from labctl.errors import (
     LabError,
     PolicyError,
 )
-from labctl.events import Note, Question, Step
+from labctl.events import Note, Question, Step, report_wait
 from labctl.lifecycle import home_files, reconcile, up
 from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.lifecycle.server_loss import PUT_DOWN
@@ -202,7 +202,8 @@ def _list_running(
     context: LabContext, server: Server, discard: bool, consent: Consent | None = None
 ) -> list[str]:
     try:
-        runs.refresh(context, server)
+        with report_wait(context.reporter, f"reading the runs on {server.alias}"):
+            runs.refresh(context, server)
     except LabError as error:
         if discard:
             return []
@@ -248,7 +249,8 @@ def _save(
     try:
         _end_work(context, server, running)
         pulled = outputs.pull(context, server, [], everything=True)
-        edits = lab_files.save_edits(context, server)
+        with report_wait(context.reporter, "looking for files that were edited on the server"):
+            edits = lab_files.save_edits(context, server)
         if home:
             home_files.pull_home_files(context, server, home)
         unsaved = [
@@ -282,13 +284,14 @@ def _end_work(context: LabContext, server: Server, running: list[str]) -> None:
         run, _ = runs.cancel(context, server, run_id, GRACE_S)
         context.reporter.emit(Note(text=f"{run.id}: {run.summary}"))
     # A file that a notebook saves after the pull would be lost with the server.
-    with suppress(EngineError):
+    with suppress(EngineError), report_wait(context.reporter, "stopping the services"):
         lab_services.stop_services(context, server)
 
 
 def _remove_containers(context: LabContext, server: Server) -> None:
     try:
-        lab_services.remove_containers(context, server)
+        with report_wait(context.reporter, "removing the lab's containers"):
+            lab_services.remove_containers(context, server)
     except EngineError:
         # A deleted machine loses its containers. A leased one must not pass them to the next user.
         if adoption.is_leased(context):

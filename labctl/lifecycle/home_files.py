@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from labctl.errors import PolicyError
-from labctl.events import Note, Question, Step
+from labctl.events import Note, Question, report_wait
 from labctl.model import Server
 from labctl.servers import adoption
 from labctl.servers.context import LabContext
@@ -31,12 +31,11 @@ def choose_home_files(context: LabContext, server: Server, *, asks: bool) -> Hom
     if adoption.is_leased(context):
         return None
     remote = context.open_agent(server)
-    step = Step(name="listing the files in the server's home directory")
-    context.reporter.emit(step)
-    listed = home_files.list_home_files(remote, server.created_at - CLOCK_SLACK_S)
-    context.reporter.emit(Step(name=step.name, done=True))
+    with report_wait(context.reporter, "reading the files in the server's home directory"):
+        listed = home_files.list_home_files(remote, server.created_at - CLOCK_SLACK_S)
     if listed.skipped:
-        text = f"deleted with the server, from its home directory: {_name_some(listed.skipped)}"
+        names = _name_some(listed.skipped)
+        text = f"not downloaded from the server's home directory, and deleted with it: {names}"
         context.reporter.emit(Note(text=text, level="warning"))
     if _sum_bytes(listed) > LARGEST_UNASKED_BYTES:
         if not asks or not _confirm(context, listed):
@@ -62,8 +61,8 @@ def _confirm(context: LabContext, listed: HomeFiles) -> bool:
     is_large = _sum_bytes(listed) > LARGEST_UNASKED_BYTES
     without = "the server is kept" if is_large else "they are deleted with the server"
     detail = (
-        f"Outside the lab, in the home directory of the server of {context.name}: "
-        f"{_name_files(listed)}\nWithout a download, {without}."
+        f"In the server's home directory, outside the lab {context.name}: {_name_files(listed)}\n"
+        f"If you do not download them, {without}."
     )
     question = f"download {_describe_amount(listed)} to {SAVED}/?"
     if is_large:

@@ -101,7 +101,8 @@ def _check(parcel: LabExport) -> str:
     """Return the lab's directory name; UsageError for another version or an invalid name."""
     if parcel.version != labctl_version():
         raise UsageError(
-            f"labctl here is {labctl_version()}, but the lab was exported by {parcel.version}",
+            f"this machine has labctl {labctl_version()}, "
+            f"but the lab was exported by {parcel.version}",
             hint=f"pipx install --force labctl=={parcel.version}",
         )
     try:

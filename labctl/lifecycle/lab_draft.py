@@ -115,7 +115,7 @@ def _draft_server(facts: ProjectFacts, provider: str) -> list[str]:
         lines.append(f"  provider: {provider}")
     else:
         lines.append(
-            "  # The provider is that of your own configuration: `labctl config` shows it."
+            "  # The provider comes from your own configuration; `labctl config` shows it."
         )
     used = sorted(GPU_IMPORTS & facts.imports)
     if used:

@@ -62,7 +62,7 @@ def _check_rsync() -> Check:
     if not shutil.which("rsync"):
         detail = "not found; without it, files are sent as one stream, which cannot be resumed"
         return Check(name="rsync", ok=True, warning=True, detail=detail, next=fix)
-    version = _read_first_line("rsync", "--version")
+    version = _read_first_line("rsync", "--version").removeprefix("rsync ")
     if not find_program().is_usable:
         detail = f"{version}: lacks options that labctl needs, so files are sent as one stream"
         return Check(name="rsync", ok=True, warning=True, detail=detail, next=fix)
@@ -73,7 +73,7 @@ def _read_first_line(*argv: str) -> str:
     """Return the first line that a program prints, on either stream."""
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     lines = (done.stdout or done.stderr).strip().splitlines()
-    return lines[0][:60] if lines else "no version"
+    return " ".join(lines[0].split())[:60] if lines else "no version"
 
 
 def _check_disk(home: Path) -> Check:

@@ -82,7 +82,7 @@ def _require_unused(
 ) -> None:
     uses = _list_uses(context, server, is_own=is_own)
     if server_id not in ("", server.id):
-        uses.append(f"it is a new server: the run was on {server_id}, which has ended")
+        uses.append(f"the run was on {server_id}, which has ended; this is a new server")
     if uses:
         raise ServerInUseError(
             f"{server.alias} was not removed", why="\n".join(uses), hint=context.subject.down

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from labctl.errors import ConnectError
+from labctl.events import report_wait
 from labctl.lazy import lazy_imports
 from labctl.model import Server, Value
 from labctl.servers.context import LabContext
@@ -60,7 +61,8 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     if refresh and server is not None and server.state == "running":
         disk_retention.renew(context, server)
         try:
-            machine = _query_server(context, server, why)
+            with report_wait(context.reporter, f"reading the runs on {server.alias}"):
+                machine = _query_server(context, server, why)
             reachable = True
         except ConnectError as error:
             reachable, failure = False, error.what
@@ -92,7 +94,8 @@ def _refresh_records(context: LabContext) -> str:
     keeper = ""
     if context.state.list_events(lab_id=context.lab_id, kind=ledgers.HANDED, limit=1):
         keeper = reconcile.merge_keeper_records(context)
-    with open_costs.explain_open_costs(context):
+    waiting = report_wait(context.reporter, f"checking the server ({context.provider.name})")
+    with waiting, open_costs.explain_open_costs(context):
         adopted = adoption.adopt(context)
         if adopted is not None and adopted.state == "running":
             firewall.admit(context, adopted)

@@ -13,7 +13,7 @@ from labctl.errors import (
     NotFoundError,
     PolicyError,
 )
-from labctl.events import Note, Question
+from labctl.events import Note, Question, report_wait
 from labctl.lifecycle import reconcile, up
 from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.model import Server, Value
@@ -67,7 +67,8 @@ def stop(context: LabContext) -> StopResult:
             _end_work(context, server, active)
         context.connections.close(server)
         until = time.time() + KEPT_S
-        power.stop_server(context, server, keep_until=until, usd_per_month=price)
+        with report_wait(context.reporter, f"stopping {server.alias}"):
+            power.stop_server(context, server, keep_until=until, usd_per_month=price)
         server = context.state.get_server(server.id) or server
         disk = find_stopped_disk(context.state, server)
         return StopResult(server=server, disk=disk, canceled=tuple(active or ()))
@@ -110,7 +111,8 @@ def _require_no_keeper(context: LabContext) -> None:
 def _list_active(context: LabContext, server: Server) -> list[str] | None:
     """List the active runs; None if the server does not answer, so that nobody knows."""
     try:
-        runs.refresh(context, server)
+        with report_wait(context.reporter, f"reading the runs on {server.alias}"):
+            runs.refresh(context, server)
     except HostKeyError:
         raise
     except LabError:
@@ -149,7 +151,7 @@ def _describe_price(server: Server, usd_per_month: float) -> str:
         return f"While it is stopped it costs {dollars_text(usd_per_month)} a month, for its disk."
     if server.offer.price_usd_per_hour:
         return f"{server.provider} shows no price for its disk, and may charge for it."
-    return "It costs nothing, running or stopped."
+    return "The server is free, running or stopped."
 
 
 def _end_work(context: LabContext, server: Server, active: list[str]) -> None:
@@ -157,7 +159,7 @@ def _end_work(context: LabContext, server: Server, active: list[str]) -> None:
     for run_id in active:
         run, _ = runs.cancel(context, server, run_id, GRACE_S)
         context.reporter.emit(Note(text=f"{run.id}: {run.summary}"))
-    with suppress(EngineError):
+    with suppress(EngineError), report_wait(context.reporter, "stopping the services"):
         lab_services.stop_services(context, server)
 
 

@@ -56,7 +56,7 @@ def up(
         except KeyboardInterrupt:
             raise InterruptError(
                 "interrupted while the server was being created",
-                why="the server may already exist and bill",
+                why="the server may already exist and cost money",
                 hint=f"{context.subject.up} to continue, or {context.subject.down} to remove it",
             ) from None
 

@@ -39,6 +39,7 @@ from labctl.runs.pickle_check import refuse_pickles
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import select_gpus
 from labctl.shell import command
+from labctl.text import duration_text
 from labctl.wire.checkpoints import fingerprint_checkpoints
 from labctl.wire.sandbox import EVALUATE, EvaluateReply, EvaluateRequest
 
@@ -144,7 +145,7 @@ def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
             why=f"evaluate.py runs with {sys.executable}",
             hint=f"labctl eval --on-server\n{install_command('train')}",
         )
-    context.reporter.emit(Step(name="evaluating"))
+    context.reporter.emit(Step(name="evaluating", detail=str(choice.path)))
     staging = choice.directory / f".{FILE}.{secrets.token_hex(4)}"
     fingerprints = fingerprint_checkpoints(choice.directory / CHECKPOINTS)
     try:
@@ -225,7 +226,7 @@ def _call_server(context: LabContext, choice: EvaluationTarget, time_limit_s: in
     )
     remote = context.open_agent(server)
     name = "evaluating on the server"
-    context.reporter.emit(Step(name=name))
+    context.reporter.emit(Step(name=name, detail=f"at most {duration_text(time_limit_s)}"))
     reply = remote.call(EVALUATE, request, timeout_s=time_limit_s + LINK_S)
     if reply.missing:
         images.ensure_image(context, server, remote, reply.missing, of_run=choice.run.id)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from labctl.errors import BusyError, LabError, NotFoundError
-from labctl.events import Note
+from labctl.events import Note, report_wait
 from labctl.model import Server
 from labctl.retry import ReconnectPolicy
 from labctl.runs import runs
@@ -89,7 +89,8 @@ def extend_outputs(outputs: Sequence[str], files: Sequence[str]) -> tuple[str, .
 def list_missing(context: LabContext, server: Server) -> tuple[MissingFile, ...]:
     """List the files of runs that are on the server but not on this machine's disk."""
     source = (context.open_agent(server), context.config.name, context.lab_id)
-    return transfer.verify(*source, [], context.config.root, everything=True)
+    with report_wait(context.reporter, "checking that all results are on this machine"):
+        return transfer.verify(*source, [], context.config.root, everything=True)
 
 
 def list_new_checkpoints(context: LabContext, server: Server, run_id: str) -> tuple[str, ...]:

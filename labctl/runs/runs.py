@@ -11,7 +11,7 @@ import msgspec
 
 from labctl.config import copy_environment, read_secret_values
 from labctl.errors import ConnectError, HostKeyError, LabError, NotFoundError, UsageError
-from labctl.events import Note, Part, report_part
+from labctl.events import Note, Part, report_part, report_wait
 from labctl.model import NAME_PATTERN, Run, RunState, Server
 from labctl.retry import ReconnectPolicy
 from labctl.runs import images, provenance
@@ -19,6 +19,7 @@ from labctl.runs.environment import describe_install
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import select_server_gpus
+from labctl.text import duration_text
 from labctl.wire.runs import (
     CANCEL_RUN,
     FOLLOW_RUN,
@@ -277,7 +278,9 @@ def cancel(context: LabContext, server: Server, run_id: str, grace_s: int) -> tu
     """Send SIGTERM, then SIGKILL after `grace_s` seconds; return (run, whether it had ended)."""
     remote = context.open_agent(server)
     request = CancelRunRequest(context.config.name, context.lab_id, run_id, grace_s)
-    reply = remote.call(CANCEL_RUN, request, timeout_s=grace_s + 60.0)
+    limit = f"at most {duration_text(grace_s)} for a checkpoint"
+    with report_wait(context.reporter, f"canceling {run_id}", limit):
+        reply = remote.call(CANCEL_RUN, request, timeout_s=grace_s + 60.0)
     return record_run(context, server, reply.run), reply.already
 
 

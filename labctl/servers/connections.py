@@ -264,7 +264,7 @@ class Connections:
             # Recorded while it starts, or stopped. Callers treat it like one that does not answer.
             raise ConnectError(
                 f"{alias} has no address",
-                why="its machine does not run, or has only begun to start",
+                why="its machine is not running, or is still starting",
                 hint=lambda subject: subject.up,
             )
         known_hosts = folder / "known_hosts"

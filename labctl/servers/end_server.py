@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,12 +10,13 @@ from typing import TypeVar
 import msgspec
 
 from labctl.errors import BusyError, LabError, ThrottledError
-from labctl.events import Step
+from labctl.events import report_wait
 from labctl.model import Resource, Server, Value
 from labctl.retry import poll_until, retry_on, retry_throttled_calls
 from labctl.servers import accounts, disk_retention, disks, kept_disks
 from labctl.servers.context import LabContext
 from labctl.state.disks import is_expired
+from labctl.text import duration_text, names_text
 
 T = TypeVar("T")
 # AWS takes several minutes to terminate some machines with GPUs.
@@ -54,7 +53,11 @@ def sweep(context: LabContext, server_id: str = "") -> Removal:
     ours = [s for s in context.provider.servers() if s.lab_id == context.lab_id]
     ending = [s for s in ours if s.state == "ending"]
     _wait_for(context, ending)
-    ours = [s for s in ours if s not in ending]
+    with report_wait(context.reporter, f"checking what is left ({context.provider.name})"):
+        return _sweep_resources(context, server_id, [s for s in ours if s not in ending])
+
+
+def _sweep_resources(context: LabContext, server_id: str, ours: list[Server]) -> Removal:
     survivors = tuple(s for s in ours if s.state != "terminated")
     if not survivors:
         resources = [r for r in context.provider.leftovers() if r.lab_id == context.lab_id]
@@ -90,7 +93,8 @@ def end(context: LabContext, servers: Iterable[Server], *, keep_disks: bool = Fa
         retry_throttled_calls()(context.provider.terminate, server.id)
         context.state.record("terminating", lab_id=server.lab_id, server_id=server.id)
 
-    _map_parallel(terminate, waiting)
+    with report_wait(context.reporter, f"removing {_name_servers(waiting)}"):
+        _map_parallel(terminate, waiting)
     _wait_for(context, waiting)
 
 
@@ -100,20 +104,27 @@ def _map_parallel(action: Callable[[Server], T], servers: list[Server]) -> list[
         return list(threads.map(action, servers))
 
 
+def _name_servers(servers: list[Server]) -> str:
+    return names_text([server.alias or server.id for server in servers], 3)
+
+
 def _wait_for(context: LabContext, waiting: list[Server]) -> None:
     """Wait until the provider confirms the end of each; repeat a request that it may have missed.
 
     BusyError after GONE_DEADLINE_S.
     """
-    announce_at = time.monotonic() + 2.0
+    if not waiting:
+        return
+    text = f"waiting for {context.provider.name} to end {_name_servers(waiting)}"
+    limit = f"at most {duration_text(GONE_DEADLINE_S)}"
+    with report_wait(context.reporter, text, limit):
+        _poll_until_gone(context, waiting)
 
+
+def _poll_until_gone(context: LabContext, waiting: list[Server]) -> None:
     def are_gone() -> bool:
-        nonlocal waiting, announce_at
+        nonlocal waiting
         waiting = _not_gone(context, waiting)
-        if waiting and time.monotonic() > announce_at:
-            text = f"waiting for {context.provider.name} to confirm that it is terminated"
-            context.reporter.emit(Step(name=text))
-            announce_at = math.inf
         return not waiting
 
     if poll_until(

@@ -27,4 +27,4 @@ def admit(context: LabContext, server: Server) -> None:
     if not isinstance(context.provider, Firewall):
         return
     if address := context.provider.admit(server.id):
-        context.reporter.emit(Note(text=f"ssh is open to {address} and to no other address"))
+        context.reporter.emit(Note(text=f"SSH is open to {address} only"))

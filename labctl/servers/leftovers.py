@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from labctl.errors import PolicyError
-from labctl.events import Note, Question, Step
+from labctl.events import Note, Question, Step, report_wait
 from labctl.model import ProviderAccount, Resource, Server, Value
 from labctl.retry import poll_until
 from labctl.servers import accounts, attempts, cost, disks, end_server
@@ -86,7 +86,8 @@ def _list_elsewhere(context: LabContext) -> dict[str, str]:
 
 
 def _list_shown(context: LabContext) -> Orphans:
-    with explain_open_costs(context, every_lab=True):
+    text = f"listing what labctl created ({context.provider.name})"
+    with report_wait(context.reporter, text), explain_open_costs(context, every_lab=True):
         servers = [one for one in context.provider.servers() if one.state != "terminated"]
         others = context.provider.leftovers()
     disks.record_shown(context, others, None)

@@ -21,6 +21,7 @@ from labctl.servers.adoption import is_fresh
 from labctl.servers.context import LabContext
 from labctl.servers.firewall import admit
 from labctl.servers.power import start_if_stopped
+from labctl.text import duration_text
 from labctl.transports import Transport
 
 CONSOLE_LINES = 15
@@ -37,7 +38,8 @@ def wait_until_reachable(context: LabContext, server: Server) -> tuple[Server, T
     """
     fresh = is_fresh(context, server)
     try:
-        context.reporter.emit(Step(name="connecting over SSH"))
+        limit = f"at most {duration_text(RUNNING_DEADLINE_S + SSH_DEADLINE_S)}"
+        context.reporter.emit(Step(name="connecting over SSH", detail=limit))
         server = _wait_until_running(context, server)
         deadlines.set_first_timer(context, server)
         if not fresh:

@@ -282,7 +282,8 @@ def _make_silent_error(service: Service) -> ConnectError:
     return ConnectError(
         f"nothing listens on port {service.port} of the server",
         why="the next command lists the ports that are open there\n"
-        "a program inside a run has none: add it to services: in lab.yaml, with command and port",
+        "a program inside a run has no port on the server: add it to services: in lab.yaml, "
+        "with command and port",
         hint="labctl ssh -- ss -ltn",
     )
 

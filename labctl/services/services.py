@@ -13,6 +13,7 @@ from labctl.events import Note, Reporter, Step
 from labctl.model import Service
 from labctl.runs.build_output import BuildLines, join_plain
 from labctl.servers.agent import AgentClient
+from labctl.text import duration_text
 from labctl.wire.services import (
     BUILD_SERVICE_IMAGE,
     LIST_SERVICES,
@@ -52,9 +53,9 @@ def ensure_service(
     if not wanted.command and not ours:
         return Service(name=wanted.name, port=wanted.port)
     step = f"starting {wanted.name}"
-    reporter.emit(Step(name=step))
     request = _add_files(wanted)
     timeout_s = START_TIMEOUT_S + wanted.deadline_s
+    reporter.emit(Step(name=step, detail=f"at most {duration_text(timeout_s)}"))
 
     def start() -> ServiceReply:
         return remote.call(START_SERVICE, request, timeout_s=timeout_s)

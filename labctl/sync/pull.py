@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from labctl.errors import PolicyError, TransferError
-from labctl.events import Reporter
+from labctl.events import Reporter, report_wait
 from labctl.model import NAME_PATTERN, Run, Value
 from labctl.servers.agent import AgentClient
 from labctl.sync.downloads import AnnouncedFile, Download
@@ -95,7 +95,8 @@ def pull(
     )
     record_by_id = {record.id: record for record in records}
     with hold_transfers(lab_root, "pull", reporter, wait_s=wait_s):
-        runs = _fetch_manifest(remote, request._replace(quick=True), run_ids)
+        with report_wait(reporter, "listing the results on the server"):
+            runs = _fetch_manifest(remote, request._replace(quick=True), run_ids)
         return PullResult(
             runs=tuple(
                 _Pull(remote, request, name, lab_root, reporter).run(

@@ -110,7 +110,7 @@ class ActionForms:
         except LabError as error:
             return await self._redirect_with_message(request, key, "bad", _error_text(error))
         event = f"Run {run} had already ended" if had_ended else f"Run {run} was canceled"
-        message = f"{event}: {ended_run.summary or ended_run.state}."
+        message = f"{event}: {ended_run.summary or ended_run.state_text}."
         return await self._redirect_with_message(request, key, "good", message)
 
     async def _redirect_with_message(

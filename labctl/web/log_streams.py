@@ -141,7 +141,9 @@ class _SharedLog:
                 self._append(b"".join(blocks), has_gap=reading.began_anew != gaps_before)
                 if reading.run.has_ended:
                     self.ended = True
-                    self.state = reading.run.summary or f"the run has ended: {reading.run.state}"
+                    self.state = (
+                        reading.run.summary or f"the run has ended: {reading.run.state_text}"
+                    )
                 else:
                     self.state = ""
             except ConnectError as error:

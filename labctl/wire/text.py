@@ -69,3 +69,10 @@ def price_text(usd_per_hour: float) -> str:
         whole, _, decimals = f"{usd_per_hour:.4f}".partition(".")
         return f"${whole}.{decimals.rstrip('0').ljust(2, '0')}/h"
     return f"{dollars_text(usd_per_hour)}/h"
+
+
+def price_range_text(low_usd_per_hour: float, high_usd_per_hour: float) -> str:
+    """Write the lowest and the highest of a price per hour: $0.16-0.21/h, in cents from 10 up."""
+    write = dollars_text if low_usd_per_hour >= 0.1 else price_text
+    low, high = (write(usd).replace("/h", "") for usd in (low_usd_per_hour, high_usd_per_hour))
+    return f"{low}-{high.replace('$', '')}/h"

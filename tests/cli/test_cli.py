@@ -224,6 +224,22 @@ def test_status_draws_names_that_cannot_steer_a_terminal(labctl: Any, home: Path
     assert "night" in said.out
 
 
+def test_status_calls_a_free_server_free_and_a_canceled_run_canceled(
+    labctl: Any, home: Path
+) -> None:
+    server = kept(home)
+    offer = msgspec.structs.replace(server.offer, price_usd_per_hour=0.0)
+    lab = Lab.load(".")
+    lab.context.state.save_server(msgspec.structs.replace(server, offer=offer))
+    run = Run(id="night", lab_id=lab.id, server_id=server.id, state="cancelled", summary="stopped")
+    lab.context.state.save_run(run)
+    lab.context.state.close()
+    lines = labctl("status").out.splitlines()
+    assert lines[1].endswith(", free")
+    assert next(line.split()[:2] for line in lines if "night" in line) == ["night", "canceled"]
+    assert json.loads(labctl("status", "--json").out)["runs"][0]["state"] == "cancelled"
+
+
 def test_a_stopped_server_is_the_last_known_state_only_without_refresh(
     labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

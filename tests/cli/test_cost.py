@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 from labctl import Lab
+from labctl.cli.billing import _print_offers
+from labctl.cli.estimate_tables import _cost_cells
+from labctl.insight.estimate import CostEstimate
 from labctl.model import Endpoint, Offer, Server
 
 
 @pytest.mark.parametrize(
     ("price", "shown", "total"),
     [
-        (0.0, ["2 d", "free", "nothing"], "total: nothing"),
+        (0.0, ["2 d", "free", "free"], "total: free"),
         (0.19, ["2 d", "$0.19/h", "$9.12"], "total: $9.12"),
     ],
 )
@@ -40,3 +43,38 @@ def test_a_free_server_has_no_amounts(
     row = lines[1].replace("2 d, up", "2 d").split("  ")
     assert [cell.strip() for cell in row if cell.strip()][2:5] == shown
     assert lines[-1] == total
+
+
+def test_offers_and_estimates_write_a_price_in_one_form(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer = Offer(
+        provider="aws", type="g4dn", price_usd_per_hour=0.1749, on_demand_usd_per_hour=0.526,
+        week_low_usd_per_hour=0.16, week_high_usd_per_hour=0.2093, spot=True,
+    )  # fmt: skip
+    free = Offer(provider="local", type="container")
+    monkeypatch.setenv("COLUMNS", "120")
+    _print_offers([offer, free], 2)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[3:6] == ["$0.1749/h", "$0.16-0.21/h", "$0.526/h"]
+    assert lines[2].split()[3:6] == ["free", "-", "-"]
+    cost = CostEstimate(
+        provider="aws", type="g4dn", zone="", spot=True, gpu="T4", gpu_count=1, servers=1,
+        gpu_memory_bytes=0, price_usd_per_hour=0.1749, fits=True, hours=None, usd=None,
+    )  # fmt: skip
+    assert _cost_cells(cost, False)[4] == "$0.1749/h"
+
+
+def test_offers_fit_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer = Offer(
+        provider="aws", type="g4dn.12xlarge", zone="us-east-1a", gpu_name="A10G", gpu_count=1,
+        gpu_memory_bytes=24 * 10**9, price_usd_per_hour=0.4186, on_demand_usd_per_hour=1.006,
+        week_low_usd_per_hour=0.3229, week_high_usd_per_hour=0.4225, spot=True,
+    )  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "80")
+    _print_offers([offer], 1)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1].endswith("$0.4186/h  $0.32-0.42/h  spot -58%")

@@ -207,7 +207,7 @@ def test_the_report_has_no_secrets(
     assert "wrote report.txt" in done.err
     report = (home / "digits" / "report.txt").read_text()
     assert [text for text in (*HIDDEN, "dave", str(home)) if text in report] == []
-    assert "ok       rsync: rsync" in report
+    assert "ok       rsync: version" in report
     assert "credentials: " in report
     assert "The key <" in report, "the answer of AWS is in the report, masked"
 

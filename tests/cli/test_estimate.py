@@ -103,7 +103,7 @@ def test_requests_a_day(labctl: Any) -> None:
 def test_no_gpu_needed_for_trees(labctl: Any) -> None:
     said = labctl("estimate", "--kind", "trees", "--rows", "100k", "--columns", "50")
     assert "No GPU needed: trees" in said.out
-    assert "container (costs nothing)" in said.out
+    assert "container (free)" in said.out
 
 
 def test_it_works_outside_of_any_lab(labctl: Any, home: Path) -> None:

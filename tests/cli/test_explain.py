@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from labctl.cli.explain import _print_labeled
 from labctl.config import ensure_lab_id, find_paths
 from labctl.model import Run
 from labctl.state import State
@@ -83,6 +84,19 @@ def test_packages_that_a_script_installed_are_named_with_their_time(
     assert "the run itself installed 2 packages, which took about 2 min" in said
     assert "Successfully installed mpmath-1.3.0 torch-2.8.0 [logs/run.log]" in said
     assert "requirements: requirements.txt}" in " ".join(said.split())
+
+
+def test_the_note_of_a_command_is_wrapped_and_the_command_is_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    command = "labctl run -- python train.py --lr 0.01"
+    _print_labeled("next", f"{command}   # then run one at a time, please")
+    assert capsys.readouterr().out.splitlines() == [
+        "  next    labctl run -- python train.py --lr 0.01",
+        "          (then run one at a time,",
+        "           please)",
+    ]
 
 
 def test_what_is_not_known_is_said_and_at_length_if_asked(labctl: Any, logs: Path) -> None:

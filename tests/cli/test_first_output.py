@@ -5,12 +5,16 @@ from __future__ import annotations
 import io
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
 
-from labctl.cli import first_output
-from labctl.cli.first_output import WAITING, FirstOutputLine
+from labctl.cli import first_output, screen
+from labctl.cli.first_output import WAITING, FirstOutputLine, describe_activity
 from labctl.cli.screen import Screen
+from labctl.errors import ConnectError
+from labctl.events import Note, report_wait
+from labctl.insight.top import GpuMetrics, RunNow, ServerMetrics
 
 
 class Terminal(io.StringIO):
@@ -18,20 +22,31 @@ class Terminal(io.StringIO):
         return True
 
 
-def show(monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO) -> tuple[str, list[bytes]]:
+def wait_for(text: str, stderr: io.StringIO) -> None:
+    deadline = time.monotonic() + 20
+    while text not in stderr.getvalue() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def show(
+    monkeypatch: pytest.MonkeyPatch,
+    stderr: io.StringIO,
+    describe: Callable[[str], str] = lambda run_id: "",
+    expected: str = WAITING,
+) -> tuple[str, list[bytes]]:
     """Wait for the first output of a run for a moment; return what was drawn, and the log."""
-    monkeypatch.setattr(first_output, "DELAY_S", 0.01)
+    monkeypatch.setattr(screen, "WAIT_DELAY_S", 0.01)
+    monkeypatch.setattr(first_output, "EVERY_S", 0.05)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", stderr)
     log: list[bytes] = []
-    line = FirstOutputLine(screen := Screen())
+    line = FirstOutputLine(drawn := Screen(), describe)
     on_log = line.watch_log(log.append)
-    line.start()
-    deadline = time.monotonic() + (20 if stderr.isatty() else 0.2)
-    while WAITING not in stderr.getvalue() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    line.start("night")
+    if stderr.isatty():
+        wait_for(expected, stderr)
     on_log(b"epoch 1\n")
-    assert screen.live is None
+    assert drawn.live is None
     line.stop()
     return stderr.getvalue(), log
 
@@ -43,5 +58,67 @@ def test_a_terminal_shows_that_the_run_has_no_output_yet(monkeypatch: pytest.Mon
     assert log == [b"epoch 1\n"]
 
 
-def test_elsewhere_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert show(monkeypatch, io.StringIO()) == ("", [b"epoch 1\n"])
+def test_it_shows_what_the_run_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, _ = show(monkeypatch, Terminal(), lambda run_id: f"{run_id} uses 0.9", "night uses 0.9")
+    assert f"{WAITING}: night uses 0.9" in drawn
+
+
+def test_a_server_that_does_not_answer_is_not_measured_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(run_id: str) -> str:
+        measured.append(run_id)
+        raise ConnectError("no route")
+
+    measured: list[str] = []
+    monkeypatch.setattr(first_output, "EVERY_S", 0.0)
+    FirstOutputLine(Screen(), fail)._measure("night")
+    assert measured == ["night"]
+
+
+def test_elsewhere_nothing_is_shown_or_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+    describe = lambda run_id: measured.append(run_id) or ""  # type: ignore[func-returns-value]  # noqa: E731
+    assert show(monkeypatch, io.StringIO(), describe) == ("", [b"epoch 1\n"])
+    assert measured == []
+
+
+def test_an_activity_names_what_was_measured() -> None:
+    run = RunNow(
+        name="c", run="night", lab_id="0f1e", cpu_cores=0.94, memory_bytes=120 * 1024**2,
+        gpus=("GPU-1",),
+    )  # fmt: skip
+    card = GpuMetrics(uuid="GPU-1", use_percent=35.0)
+    now = ServerMetrics(at=0.0, cores=4, gpus=(card,), runs=(run,))
+    text = "0.9 cores busy, 120 MiB of memory, GPU 35% busy"
+    assert describe_activity(now, "0f1e", "night") == text
+    assert describe_activity(now, "0f1e", "other") == "its container is starting"
+
+
+def test_a_wait_is_shown_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "WAIT_DELAY_S", 0.01)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", stderr := Terminal())
+    drawn = Screen()
+    with report_wait(drawn, "removing digits", "at most 5 min"):
+        wait_for("removing digits: at most 5 min", stderr)
+    assert "removing digits: at most 5 min" in stderr.getvalue()
+    assert (drawn.live, drawn.waits) == (None, {})
+    assert "✓" not in stderr.getvalue()
+
+
+def test_a_short_wait_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr := Terminal())
+    with report_wait(Screen(), "removing digits"):
+        pass
+    assert stderr.getvalue() == ""
+
+
+def test_without_a_terminal_a_long_wait_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "PLAIN_WAIT_DELAY_S", 0.01)
+    monkeypatch.setattr(sys, "stderr", stderr := io.StringIO())
+    drawn = Screen()
+    with report_wait(drawn, "removing digits"):
+        wait_for("removing digits", stderr)
+    drawn.emit(Note(text="removed"))
+    assert stderr.getvalue() == "  removing digits\nremoved\n"

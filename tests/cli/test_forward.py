@@ -9,10 +9,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from labctl import Lab
-from labctl.model import Endpoint, Forward, Offer, Server
+from labctl.model import Endpoint, Forward, Offer, Server, Service
 
 
 def put_server_on_record(lab: Lab, server_id: str, name: str, lab_id: str) -> None:
@@ -103,3 +104,30 @@ def test_all_without_stop_is_refused(labctl: Any, home: Path) -> None:
     refused = labctl("forward", "--all", "tensorboard")
     assert refused.code == 2
     assert "next: labctl forward --stop --all" in refused.err
+
+
+def test_the_list_is_of_all_labs_already(labctl: Any, home: Path) -> None:
+    refused = labctl("forward", "--list", "--all")
+    assert refused.code == 2
+    assert "--list always includes the background forwards of all labs" in refused.err
+    assert "next: labctl forward --list\n" in refused.err
+
+
+def test_the_list_shows_the_token_that_opens_jupyter(
+    labctl: Any, held: dict[str, subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab.load(".")
+    (forward,) = lab.context.state.list_forwards("box-1")
+    url = "http://127.0.0.1:8888/lab"
+    jupyter = msgspec.structs.replace(forward, service="jupyter", url=url)
+    lab.context.state.save_forward(jupyter)
+    lab.context.state.close()
+    service = Service(name="jupyter", port=8888, token="0f1e2d3c")
+    monkeypatch.setattr(
+        "labctl.services.several_forwards.list_services", lambda remote, lab, lab_id: [service]
+    )
+    monkeypatch.setattr("labctl.servers.context.LabContext.open_agent", lambda self, server: None)
+    rows = labctl("forward", "--list").out.splitlines()
+    assert rows[1].endswith(f" jupyter  {url}?token=0f1e2d3c")
+    listed = json.loads(labctl("forward", "--list", "--json").out)["forwards"]
+    assert listed[0]["url"] == f"{url}?token=0f1e2d3c"

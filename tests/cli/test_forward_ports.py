@@ -180,7 +180,7 @@ def test_a_second_forward_finds_that_of_another_terminal(start: Start, labctl: A
         line = first.read_line()
         again = labctl("forward", port)
         assert (again.code, again.out) == (0, f"{line}\n")
-        assert again.err == f"{port} is open in another terminal, until Ctrl-C there\n"
+        assert again.err == f"{port} is open in another terminal; Ctrl-C there closes it\n"
         other = find_free_port(0)
         third = start(port, "--port", str(other))
         assert third.read_line() == f"{port}: http://127.0.0.1:{other}/"

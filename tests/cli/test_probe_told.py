@@ -67,7 +67,7 @@ def test_the_question_is_one_line() -> None:
         "$0.31 on this offer"
     )
     free = msgspec.structs.replace(SERVER, offer=Offer(provider="local", type="container"))
-    assert estimate_text(msgspec.structs.replace(FOUND, server=free)).endswith("and costs nothing")
+    assert estimate_text(msgspec.structs.replace(FOUND, server=free)).endswith("47 min, free")
 
 
 def test_the_details_say_how_it_was_measured_and_fit_a_narrow_terminal() -> None:
@@ -78,7 +78,8 @@ def test_the_details_say_how_it_was_measured_and_fit_a_narrow_terminal() -> None
         "between 44 min and 51 min, $0.29 and $0.34; startup takes 21 s",
         "the server's ttl ends it before that",
         "g4dn.xlarge",
-        "0.41",
+        "$0.3956/h",
+        "$0.41",
         "1 x T4",
         "the time on the other offers is unknown: labctl offers",
     ):

@@ -44,6 +44,12 @@ def test_a_file_left_on_the_server_is_named_with_the_command_for_it(
     )
 
 
+def test_a_pull_without_news_says_so(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = PulledRun(run="r1", directory="runs/r1", complete=True)
+    monkeypatch.setattr(Lab, "pull", lambda *_, **__: [result])
+    assert labctl("pull").out == "runs/r1: Nothing new; everything is up to date.\n"
+
+
 def test_of_many_files_the_directories_are_suggested(
     labctl: Labctl, pulled: Callable[..., None], home: Path
 ) -> None:

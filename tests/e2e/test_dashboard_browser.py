@@ -208,11 +208,11 @@ def test_a_run_is_cancelled_after_a_confirmation(page: Page, browser: Browser, l
         page.get_by_role("link", name="Cancel").click()
         page.get_by_role("button", name="Cancel the run").click()
         expect(page.locator(".said")).to_contain_text("was canceled", timeout=PAGE_MS)
-        expect(row.locator(".run")).to_have_text("cancelled", timeout=PAGE_MS)
+        expect(row.locator(".run")).to_have_text("canceled", timeout=PAGE_MS)
     context = build_seat_context(live.staff, live.staff.folder.find_seat("alice"))
     wait_for(lambda: runs.refresh(context, live.server) and runs.find_run(context, RUN).has_ended)
     assert runs.find_run(context, RUN).state == "cancelled"
-    expect(page.locator("#runs")).to_contain_text("cancelled", timeout=PAGE_MS)
+    expect(page.locator("#runs")).to_contain_text("canceled", timeout=PAGE_MS)
     expect(page.locator("#log-state")).not_to_be_empty(timeout=PAGE_MS)
     page.goto(f"{base}seats/{live.key}/runs/{RUN}/cancel")
     page.get_by_role("button", name="Cancel the run").click()

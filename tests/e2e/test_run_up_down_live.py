@@ -32,7 +32,13 @@ def start_job(lab: LabDirectory, run: str, *options: str) -> Process:
     return process
 
 
+def read_ssh_config(lab: LabDirectory) -> str:
+    """The ssh_config of the lab's user, who has no other lab."""
+    return (Path(lab.environ["HOME"]) / ".ssh" / "config").read_text()
+
+
 def require_no_server(lab: LabDirectory) -> None:
+    assert "Include" not in read_ssh_config(lab)
     assert lab.json("status", "--refresh")["server"] is None
     # Other labs of this machine may have servers.
     servers = lab.json("orphans", code=None)["orphans"]["servers"]
@@ -74,6 +80,7 @@ def test_the_last_of_two_jobs_ends_the_server(lab: LabDirectory) -> None:
 
 def test_a_signal_keeps_run_and_server_and_the_next_job_removes_it(lab: LabDirectory) -> None:
     job = start_job(lab, "night", "--up", "--down")
+    assert "Include" in read_ssh_config(lab)
     lab.server_id = lab.json("status")["server"]["id"]
     job.popen.send_signal(signal.SIGTERM)
     job.end(130)

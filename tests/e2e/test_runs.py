@@ -157,7 +157,7 @@ def _quoted(word: str) -> str:
 
 def test_out_of_memory_is_told_with_limit_and_peak(lab: LabDirectory) -> None:
     done = lab.labctl("run", "--", "perl", "-e", "$x = 'a' x 300_000_000", code=137)
-    assert "out of memory: killed at its limit of 0.09 GiB (peak 0.09 GiB)" in done.stderr
+    assert "out of memory: killed at its limit of 91.6 MiB (peak 91." in done.stderr
     (found,) = [f for f in lab.json("explain")["findings"] if f["level"] == "problem"]
     assert (found["rule"], found["evidence"][0]["of"]) == ("out-of-memory", "the run's record")
 
@@ -249,17 +249,34 @@ def test_the_session_beside_a_run_can_be_killed_and_comes_back(
     assert (after["Running"], after["Pid"]) == (True, before["Pid"])
     inside = lab.labctl("exec", "seen", "--", "sh", "-c", "echo $LABCTL_RUN_ID; exit 5", code=5)
     assert inside.stdout == "seen\n"
+    shown = f"pgrep -af {lab.place('seen')}/logs/run.log || true"
+    assert "tail" in lab.student(shown)
     lab.let_go("seen")
     assert process.end(0).stdout == lab.log("seen")
+    lab.seen("seen")  # the agent ends the session when it notices that the run has ended
+    wait_for(lambda: "labctl-seen" not in lab.student("tmux ls 2>&1", check=False))
+    wait_for(lambda: "tail" not in lab.student(shown))
+    wait_for(lambda: lab.student("pgrep -x top || true") == "")
 
 
 def _attach_and_leave(lab: LabDirectory, run: str) -> None:
     """`labctl attach` in a terminal of its own, left with Ctrl-b d."""
     with lab.in_terminal("attach", run) as terminal:
+        terminal.said(f"The session of run {run}. Leave it with Ctrl-b d; the run continues.")
         shown = f"tmux list-clients -t =labctl-{run} 2>/dev/null"
         wait_for(lambda: lab.student(shown, check=False))
         terminal.type("\x02d")
         assert terminal.popen.wait(120) == 0
+
+
+def test_top_in_a_terminal_lists_its_keys_and_quits(lab: LabDirectory) -> None:
+    with lab.in_terminal("top") as terminal:
+        terminal.said("processor")
+        terminal.said("? lists the keys")
+        terminal.type("?")
+        terminal.said("q or Ctrl-C: quit")
+        terminal.type("q")
+        assert terminal.popen.wait(60) == 0
 
 
 def test_a_run_with_a_terminal_asks_and_is_answered(lab: LabDirectory) -> None:

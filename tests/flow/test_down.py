@@ -12,7 +12,7 @@ import pytest
 from lab_world import LAB_ID, Cloud, Recorded, World, unreachable, world
 
 from labctl.errors import BusyError, HostKeyError, NotFoundError, PolicyError, ThrottledError
-from labctl.events import Event, Progress
+from labctl.events import Event, Progress, Step
 from labctl.lifecycle import up
 from labctl.lifecycle.down import DownResult, down
 from labctl.model import Resource
@@ -69,6 +69,28 @@ def test_a_server_with_a_large_home_is_stopped_and_not_removed(
     assert "its disk kept" in caught.value.why
     assert caught.value.hint.startswith("labctl down ")
     assert ready.cloud.calls == ["create", "stop"]
+
+
+def test_every_wait_of_down_is_named_and_ends(ready: World) -> None:
+    ready.machine.run_with("night", **{"model.pt": "weights"})
+    reporter = Recorded()
+    removed = end(ready, reporter).removed
+    assert removed not in ready.cloud.machines
+    waits = [event for event in reporter.events if isinstance(event, Step) and event.brief]
+    begun = [wait.name for wait in waits if not wait.done]
+    assert begun == [
+        "reading the runs on digits",
+        "reading the files in the server's home directory",
+        "stopping the services",
+        "listing the results on the server",
+        "looking for files that were edited on the server",
+        "checking that all results are on this machine",
+        "removing the lab's containers",
+        "removing digits",
+        "waiting for cloud to end digits",
+        "checking what is left (cloud)",
+    ]
+    assert sorted(wait.name for wait in waits if wait.done) == sorted(begun)
 
 
 def test_without_a_server_it_says_so_and_asks_nothing(lab: World) -> None:

@@ -138,5 +138,5 @@ def test_what_cannot_come_is_named(context: Any, machine: Path) -> None:
     choose_home_files(context, server, asks=False)
     [note] = context.reporter.notes
     assert note.startswith(
-        "deleted with the server, from its home directory: bad\\nname: a control"
+        "not downloaded from the server's home directory, and deleted with it: bad\\nname: a"
     )

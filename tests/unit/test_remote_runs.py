@@ -376,12 +376,12 @@ def test_an_image_that_is_not_there_claims_nothing(root: Path) -> None:
         (143, {}, True, "canceled (SIGTERM)"),
         (0, {}, True, "canceled (exit code 0)"),
         (0, {"oom_kills": 1}, False, "done"),
-        (1, {"oom_kills": 2}, False, "out of memory: killed at its limit of 2.00 GiB"),
+        (1, {"oom_kills": 2}, False, "out of memory: killed at its limit of 2.0 GiB"),
         (
             137,
             {"oom_kills": 1, "peak_memory_bytes": GIB},
             True,
-            "out of memory: killed at its limit of 2.00 GiB (peak 1.00 GiB)",
+            "out of memory: killed at its limit of 2.0 GiB (peak 1.0 GiB)",
         ),
     ],
 )

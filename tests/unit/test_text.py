@@ -11,6 +11,7 @@ from labctl.text import (
     decimal_bytes_text,
     dollars_text,
     duration_text,
+    price_range_text,
     price_text,
     timing_text,
 )
@@ -134,3 +135,9 @@ def test_dollars_have_cents(usd: float, text: str) -> None:
 )
 def test_a_low_price_has_more_digits(usd_per_hour: float, text: str) -> None:
     assert price_text(usd_per_hour) == text
+
+
+def test_a_range_of_prices_has_the_form_of_a_price() -> None:
+    assert price_range_text(0.1642, 0.2087) == "$0.16-0.21/h"
+    assert price_range_text(0.0316, 0.101) == "$0.0316-0.101/h"
+    assert price_range_text(2.4, 3) == "$2.40-3.00/h"

@@ -20,6 +20,7 @@ from ...wire.runs import (
     StatusReply,
     StatusRequest,
 )
+from ...wire.text import bytes_text
 from ...wire.verbs import STATUS_COMMAND
 from ..broker.detection import LEASE
 from ..host.docker import end_session, run_docker
@@ -49,7 +50,6 @@ from .secrets_tmpfs import remove_secrets as drop_secrets
 from .spec import read_spec
 
 IGNORED_NEW = ("__pycache__", ".ipynb_checkpoints", ".git", ".labctl")
-GIB = 1024**3
 LEAST_ROOM_BYTES = 1024**2
 PROGRESS = "logs/progress.json"
 LARGEST_PROGRESS = 1e300
@@ -279,9 +279,9 @@ def describe_exit(
     """Describe in words how a run ended. `memory_bytes` is its limit, 0 for none."""
     if oom_kills > 0 and code != 0:
         limit_text = (
-            f"its limit of {memory_bytes / GIB:.2f} GiB" if memory_bytes else "the server's memory"
+            f"its limit of {bytes_text(memory_bytes)}" if memory_bytes else "the server's memory"
         )
-        peak_text = f" (peak {peak_memory_bytes / GIB:.2f} GiB)" if peak_memory_bytes else ""
+        peak_text = f" (peak {bytes_text(peak_memory_bytes)})" if peak_memory_bytes else ""
         return f"out of memory: killed at {limit_text}{peak_text}"
     if cancelled:
         ending = find_signal_name(code - 128) if code > 128 else ""

@@ -62,7 +62,7 @@ THROTTLES = {
     "power": (
         "gpu-throttled-by-power",
         "its clock is reduced by its power limit",
-        "it draws the most power that it may; that is normal for dense computation, and costs only "
+        "it draws as much power as it may; that is normal for dense computation, and costs only "
         "as much speed as the clock drops",
         "nothing is wrong with the code; a GPU with a higher limit is faster: labctl offers",
     ),

@@ -59,7 +59,7 @@ def check_other_load(material: RunData) -> Iterator[Answer]:
     cores = number(load.host_cores)
     evidence: list[Evidence] = [
         from_telemetry(f"the server: {load.busy_cores:.1f} of {cores} cores busy (median)"),
-        from_telemetry(f"of these, {load.other_cores:.1f} cores were not busy with this run"),
+        from_telemetry(f"{load.other_cores:.1f} of these cores were busy with other work"),
     ]
     if load.other_runs:
         count = "1 other run" if load.other_runs == 1 else f"{load.other_runs} other runs"
@@ -72,7 +72,7 @@ def check_other_load(material: RunData) -> Iterator[Answer]:
         what=f"other work took {load.other_cores:.1f} of the server's {cores} cores",
         why="the run shares the CPU with it, so loading data and computing take longer",
         evidence=tuple(evidence),
-        next="labctl top   # shows what runs there now; then run one at a time, or on another "
+        next="labctl top   # shows what runs there now; then run one job at a time, or use another "
         "server",
         source=LABCTL,
     )

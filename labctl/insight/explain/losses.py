@@ -87,8 +87,8 @@ def _make_not_finite_finding(material: RunData, series: Series, bad: int) -> Fin
             rule="loss-nan-from-the-start",
             level="problem",
             what=f"the loss is {name} from its first point",
-            why="the learning rate is hardly the cause: look for NaN in the data, log(0) or a "
-            "division by zero in the loss, or numbers too large for fp16",
+            why="the learning rate is probably not the cause: look for NaN in the data, log(0) or "
+            "a division by zero in the loss, or numbers too large for fp16",
             evidence=(
                 from_events(f"{series.tag}: {name} at step {step}, the first that was logged"),
             ),

@@ -206,7 +206,7 @@ def _tiles(facts: ReportFacts, used: Utilization) -> tuple[Tile, ...]:
     run, bill = facts.run, facts.bill
     took_s = run.ended_at - run.started_at if run.ended_at and run.started_at else None
     price = bill.price_usd_per_hour
-    rate = "" if price is None else f"at {price_text(price)}" if price else "free of charge"
+    rate = "" if price is None else f"at {price_text(price)}" if price else "free"
     return (
         Tile(
             name="Run time",
