@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import time
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ import msgspec
 import pytest
 from lab_world import LAB_ID, Cloud, Recorded, World, world
 
-from labctl.errors import BusyError, NotFoundError, ProviderError
+from labctl.errors import BusyError, NotFoundError, ProviderError, TransferError
 from labctl.lifecycle import disk_restore, up
 from labctl.lifecycle.down import down
 from labctl.lifecycle.status import read_status
 from labctl.model import Need, Offer, Resource
+from labctl.runs.saved_copies import pull_from_keeper
 from labctl.servers import cost, disks, kept_disks
 from labctl.servers import leftovers as orphans
 from labctl.servers.context import LabContext
@@ -280,3 +282,9 @@ def test_down_takes_expired_disks_along(lab: World) -> None:
     reporter = Recorded()
     assert down(lab.context(reporter), discard=False).leftovers == (DISK,)
     assert "removed the kept disk vol-2: expired on" in reporter.said
+
+
+def test_a_keepers_copy_that_ends_too_early_is_pulled_again(lab: World) -> None:
+    with pytest.raises(TransferError, match="not fully received") as raised:
+        pull_from_keeper(lab.context(), "night", {}, io.BytesIO(bytes(100)), None)
+    assert (raised.value.why, raised.value.hint) == ("it is truncated", "labctl pull   # again")
