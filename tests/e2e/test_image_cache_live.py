@@ -120,6 +120,25 @@ def test_a_damaged_archive_is_refused_and_the_image_built(labs: TwoLabs) -> None
     wait_for(lambda: labs.second.json("images")["images"])
 
 
+@pytest.mark.long
+def test_a_server_that_ends_while_an_image_loads_loses_nothing(labs: TwoLabs) -> None:
+    lab = labs.second
+    labs.forget_image(lab)
+    run = lab.start("run", "--yes", "--", "cat", "/owner")
+    run.said(f"loading {labs.image}")
+    # Stopped, so that the load cannot end before the server does.
+    wait_for(lambda: lab.sh("pkill -STOP -f '^docker load' && echo stopped", check=False))
+    subprocess.run(["docker", "rm", "-f", lab.server_id], check=True, capture_output=True)
+    run.end(255)
+    assert "lost the connection to the server while sending an image" in run.stderr
+    assert "labctl status --refresh, then labctl up" in run.stderr
+    assert labs.archive().exists()
+    lab.server_id = lab.json("up", "--yes")["server"]["id"]
+    ran = lab.labctl("run", "--yes", "--", "cat", "/owner")
+    assert ran.stdout.strip() == lab.environ["LOGNAME"]
+    assert "building" not in ran.stderr
+
+
 def test_a_built_image_is_pushed_to_the_registry_and_pulled_from_it(labs: TwoLabs) -> None:
     host = registry_container.HOST
     # A base image of 2 MB, since what this test does with it takes long for a large one.

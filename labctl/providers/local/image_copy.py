@@ -125,7 +125,7 @@ def _create_helper(
             name=name,
             labels=labels,
             entrypoint="sh",
-            environment={"MOST_BYTES": MOST_BYTES, "SPARE_BYTES": SPARE_BYTES},
+            environment={"MOST_BYTES": str(MOST_BYTES), "SPARE_BYTES": str(SPARE_BYTES)},
             network_mode="none",
             # To copy the attributes "trusted.overlay.*", which mark directories as replaced.
             cap_add=["SYS_ADMIN"],
