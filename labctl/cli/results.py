@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from labctl.sync.pull import PulledRun
 
 with lazy_imports(__name__):
-    from labctl.runs import evaluate, runs
+    from labctl.runs import evaluate, missing_model, runs
     from labctl.runs import outputs as run_outputs
     from labctl.sync import lab_files
 
@@ -160,10 +160,8 @@ def _follow_outputs(lab: Lab, run: str, json_: bool) -> PulledRun:
 
 def _print_example(ctx: click.Context, option: click.Parameter, is_given: bool) -> None:
     """Print the example and exit: outside of a lab too."""
-    from labctl.runs.missing_model import EXAMPLE
-
     if is_given:
-        click.echo(EXAMPLE, nl=False)
+        click.echo(missing_model.EXAMPLE, nl=False)
         ctx.exit()
 
 

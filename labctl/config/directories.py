@@ -6,7 +6,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from labctl.lazy import lazy_imports
 from labctl.model import Value
+
+with lazy_imports(__name__):
+    import getpass
 
 
 class Paths(Value, frozen=True):
@@ -58,8 +62,6 @@ def copy_environment() -> dict[str, str]:
 
 def find_user_name() -> str:
     """Return the name of the user of this process."""
-    import getpass
-
     return getpass.getuser()
 
 

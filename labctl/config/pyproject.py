@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from labctl.lazy import lazy_imports
 from labctl.model import Value
+
+with lazy_imports(__name__):
+    import tomllib
 
 
 class Dependency(Value, frozen=True):
@@ -69,13 +73,9 @@ class Pipfile(Value, frozen=True):
 
 def parse_pyproject(text: str) -> Pyproject:
     """Parse a pyproject.toml; ValueError if it is not valid."""
-    import tomllib
-
     return msgspec.convert(tomllib.loads(text), Pyproject)
 
 
 def parse_pipfile(text: str) -> Pipfile:
     """Parse a Pipfile; ValueError if it is not valid."""
-    import tomllib
-
     return msgspec.convert(tomllib.loads(text), Pipfile)

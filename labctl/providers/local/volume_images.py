@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 with lazy_imports(__name__):
     from docker import errors as docker_errors
+    from docker import utils as docker_utils
 
 # The names of an engine's images, below its directory; of the storage driver that labctl's own
 # server image uses. A volume without this file counts as one without images.
@@ -78,8 +79,6 @@ def _read_names(reader: Container, volume: str) -> set[str]:
 
 def _complete_name(reference: str) -> str:
     """Return the name under which an engine lists the image: with a tag, without Docker Hub's."""
-    from docker.utils import parse_repository_tag
-
-    repository, tag = parse_repository_tag(reference)
+    repository, tag = docker_utils.parse_repository_tag(reference)
     short = repository.removeprefix("docker.io/").removeprefix("library/")
     return f"{short}{'@' if ':' in (tag or '') else ':'}{tag or 'latest'}"
