@@ -123,5 +123,5 @@ def _print_orphans(orphans: Orphans, everyone: bool) -> None:
 
 
 def _print_others_count(count: int) -> None:
-    servers = "1 server" if count == 1 else f"{count} servers"
-    click.echo(f"not listed: {servers} of other users; labctl orphans --everyone", err=True)
+    others = "1 server of another user is" if count == 1 else f"{count} servers of other users are"
+    click.echo(f"{others} not listed; to list all: labctl orphans --everyone", err=True)

@@ -23,7 +23,7 @@ def list_lab_checks(context: LabContext) -> list[Check]:
     providers = [*_check_provider(context), *list_unused_provider_checks(context)]
     if not context.config.path.exists():
         start = "labctl init digits && cd digits"
-        return [*providers, Check(name="lab", ok=True, detail="none here", next=start)]
+        return [*providers, Check(name="lab", ok=True, detail="none in this directory", next=start)]
     return [
         *providers,
         *_check_server(context),

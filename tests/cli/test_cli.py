@@ -429,7 +429,9 @@ def test_orphans_counts_the_servers_of_others_and_lists_them_only_when_asked(
     monkeypatch.setattr(LocalProvider, "leftovers", lambda self: [])
     said = labctl("orphans", "--terminate", "--yes")
     assert (said.code, said.out) == (0, "Found nothing that labctl created for you.\n")
-    assert "not listed: 1 server of other users; labctl orphans --everyone" in said.err
+    assert (
+        "1 server of another user is not listed; to list all: labctl orphans --everyone" in said.err
+    )
     assert json.loads(labctl("orphans", "--json").out)["orphans"]["others"] == []
     said = labctl("orphans", "--everyone", "--terminate", "--yes")
     assert "to terminate the servers of ann, type ann: no (not a terminal" in said.err

@@ -281,7 +281,7 @@ def test_a_server_that_somebody_started_since_stays(
 
     job.run(NONE, work)
     assert job.world.cloud.calls == ["create", "terminate", "create"]
-    assert "it is a new server" in capsys.readouterr().err
+    assert "this is a new server" in capsys.readouterr().err
 
 
 def test_another_active_run_keeps_the_server(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
