@@ -251,8 +251,7 @@ def find_exit_code(run: Run) -> int:
 def print_new_files(lab: Lab, run: Run) -> None:
     """Name the run's new files that a plain `labctl pull` leaves on the server.
 
-    After the lab's first run that has some, also print the line of lab.yaml that would include
-    them.
+    After the first run of the lab that has some, also print the line of lab.yaml for them.
     """
     if not run.new_files:
         return

@@ -45,6 +45,6 @@ def fingerprint_files(place: Path) -> str:
     for file in sorted(files):
         status = file.lstat()
         if stat.S_ISREG(status.st_mode):
-            row = (file.relative_to(place).as_posix(), status.st_size, int(status.st_mtime))
+            row = (file.relative_to(place).as_posix(), status.st_size, status.st_mtime_ns)
             digest.update(repr(row).encode())
     return digest.hexdigest()[:16]

@@ -585,7 +585,7 @@ def test_results_that_were_copied_or_evaluated_before_their_download_are_up_to_d
         file.chmod(0o700)
     assert dry(labctl)["stale"] == []
 
-    os.utime(weights)
+    os.utime(weights, (1e9, 1e9))
     assert "is older than the checkpoint step-00000040" in dry(labctl)["stale"][0]
     evaluation["checkpoint_sha256"] = hashlib.sha256(weights.read_bytes()).hexdigest()
     (stale / "evaluation.json").write_text(json.dumps(evaluation))

@@ -134,7 +134,10 @@ class Terminal:
         os.write(self.keyboard, text.encode())
 
     def said(self, text: str, deadline_s: float = COMMAND_S) -> None:
-        wait_for(lambda: text.encode() in self.shown, deadline_s)
+        try:
+            wait_for(lambda: text.encode() in self.shown, deadline_s)
+        except AssertionError as late:
+            raise AssertionError(f"{late}: {text!r} in {self.shown.decode()!r}") from None
 
 
 @dataclass

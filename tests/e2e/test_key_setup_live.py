@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import StartLabServer
+from lab_directory import make_lab
+from lab_servers import inside
 from sshd_container import Sshd
 
 from labctl import Lab
@@ -113,3 +116,39 @@ def test_sshd_may_ask_for_the_password_as_a_question(restarted: Sshd) -> None:
     with pytest.raises(LabError, match="asks for more than a password"):
         authorize_key(endpoint, Secret(PASSWORD), "ssh-ed25519 AAAAexpired me")
     restarted.sh("chage -d -1 student")
+
+
+def test_up_in_a_terminal_sets_up_the_key_and_makes_the_machine_ready(
+    start_lab_server: StartLabServer, tmp_path: Path, base_image: str
+) -> None:
+    machine = start_lab_server("lectures")
+    code, text = inside(
+        machine.server.id,
+        f"echo 'student:{PASSWORD}' | chpasswd && rm /home/student/.ssh/authorized_keys &&"
+        " sed -i 's/^PasswordAuthentication no/PasswordAuthentication yes/' /etc/ssh/sshd_config &&"
+        " pkill -o -HUP -x sshd",
+        user="root",
+    )
+    assert code == 0, text
+    lab = make_lab(tmp_path, "lectures", base_image)
+    key = tmp_path / "home" / ".ssh" / "id_ed25519"
+    make_key(key)
+    port = machine.endpoint.port
+    host = f"{{host: 127.0.0.1, port: {port}, user: student, identity: {key}}}"
+    (lab.root / "lab.yaml").write_text(
+        f"lab: lectures\nserver: {{provider: static, static: {{hosts: [{host}]}}}}\n"
+    )
+    answers = {
+        "approve this lab.yaml?": "y",
+        "Is this its host key?": "y",
+        "now? [Y/n]": "y",
+        "'s password: ": PASSWORD,
+    }
+    with lab.in_terminal("up") as terminal:
+        for question, answer in answers.items():
+            terminal.said(question, 60)
+            terminal.type(f"{answer}\n")
+        assert terminal.popen.wait(120) == 0, terminal.shown.decode()
+    assert PASSWORD.encode() not in terminal.shown
+    assert lab.json("status", "--refresh")["server"]["state"] == "running"
+    lab.labctl("down", "--yes", "--discard")
